@@ -1,0 +1,7 @@
+//! Mountain keeps a Linux host's network *steady*: the worst 1% of packets close to the median.
+//!
+//! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.
+
+pub mod measure;
+pub mod netlink;
+pub mod steer;

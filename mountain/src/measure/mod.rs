@@ -1,0 +1,1 @@
+//! Measuring paths: probes with kernel timestamps and their far end.

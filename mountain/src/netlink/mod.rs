@@ -1,0 +1,1 @@
+//! What the kernel's routing tables say, read and followed by rtnetlink.

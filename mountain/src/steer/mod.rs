@@ -1,0 +1,3 @@
+//! Keeping each flow on the steadiest path.
+
+pub mod topology;

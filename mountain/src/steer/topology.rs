@@ -1,0 +1,106 @@
+//! Plain data that describes what can be steered: paths, groups and what must be left alone.
+//!
+//! `netlink` fills it from the kernel, `steer::policy` decides over it, `bpf` writes it to the maps.
+//! Nothing in here touches the system.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+/// Most paths in one group; the BPF program's loops and bit masks are sized by it.
+pub const MAX_GROUP_PATHS: usize = 16;
+/// Most paths on one host, over all groups and both families.
+pub const MAX_PATHS: usize = 64;
+/// Most groups on one host.
+pub const MAX_GROUPS: usize = 64;
+
+/// What identifies a path: a next hop of the kernel's routing table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct PathKey {
+    /// Index of the device the next hop leaves by.
+    pub ifindex: u32,
+    /// Gateway, or `None` for a next hop that is on the link itself. May be of the other family
+    /// than the route (RFC 5549: IPv4 over an IPv6 next hop).
+    pub gateway: Option<IpAddr>,
+    /// Family of the routes that use it: true for IPv6.
+    pub ipv6: bool,
+}
+
+/// One path: a (device, gateway) pair that at least one multipath route offers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Path {
+    pub key: PathKey,
+    /// Name of the device, e.g. `eth0`.
+    pub ifname: String,
+    /// The first global address on the device of the path's family: source of our probes.
+    pub source: Option<IpAddr>,
+    /// MTU of the device, in bytes of the network layer.
+    pub mtu: u32,
+    /// Whether frames on the device carry Ethernet headers (ARPHRD_ETHER). Others cannot be
+    /// redirected to or from (field: `bpf_redirect_neigh` drops silently there).
+    pub ethernet: bool,
+    /// Device administratively up with carrier, and the next hop neither dead nor linkdown.
+    pub up: bool,
+    /// Link-layer address of the gateway while the kernel's neighbour entry is usable
+    /// (REACHABLE, STALE, DELAY, PROBE, PERMANENT, NOARP); `None` otherwise.
+    pub gateway_mac: Option<[u8; 6]>,
+}
+
+/// One path of a group with its route weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Member {
+    /// Index into [`Topology::paths`].
+    pub path: usize,
+    /// Route weight, 1..=256 (the kernel stores it minus one).
+    pub weight: u16,
+}
+
+/// Prefixes that share one set of next hops in one table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// Routing table (254 is `main`).
+    pub table: u32,
+    /// Destination prefixes of the multipath routes that have exactly these members.
+    pub prefixes: Vec<IpNet>,
+    /// At most [`MAX_GROUP_PATHS`]; sorted by path index.
+    pub members: Vec<Member>,
+}
+
+/// An ip rule that may choose another table than a group's. A packet that matches one was not
+/// routed by the group's route, so it is left alone. An unset field matches everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Selector {
+    pub priority: u32,
+    /// `not ...`: applies to what the fields do *not* match.
+    pub invert: bool,
+    /// (mark, mask)
+    pub fwmark: Option<(u32, u32)>,
+    pub src: Option<IpNet>,
+    pub dst: Option<IpNet>,
+    pub iif: Option<u32>,
+    /// First and last uid.
+    pub uid: Option<(u32, u32)>,
+    pub ipproto: Option<u8>,
+    pub sport: Option<(u16, u16)>,
+    pub dport: Option<(u16, u16)>,
+    pub tos: Option<u8>,
+    pub ipv6: bool,
+}
+
+/// Everything the steering needs to know of the kernel's routing, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Topology {
+    pub paths: Vec<Path>,
+    pub groups: Vec<Group>,
+    /// Routes of the groups' tables that are not multipath ones of ours: a destination inside
+    /// one of them that is more specific than a group's prefix is not ours.
+    pub not_ours: Vec<IpNet>,
+    /// ip rules that come before the groups' tables are looked up, without those that only
+    /// choose `local` or the group's own table.
+    pub selectors: Vec<Selector>,
+    /// Addresses on the paths' devices: packets from them belong to one uplink and stay.
+    pub pinned_sources: Vec<IpAddr>,
+    /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
+    pub skipped: Vec<String>,
+}
