@@ -49,7 +49,7 @@ static __always_inline void mtn_average_update(struct mtn_average *avg, __u64 by
 		mtn_average_interval(avg, 0, k);
 }
 
-static __noinline int mtn_average_merge(__u32 path, __u64 start, __u64 now, __u32 n_cpus,
+__noinline int mtn_average_merge(__u32 path, __u64 start, __u64 now, __u32 n_cpus,
 					__u32 k)
 {
 	struct mtn_average *avg;

@@ -52,7 +52,7 @@ static __always_inline bool mtn_has_ports(__u8 proto)
  * Ports of the quoted packet at @off, swapped: key of the flow it arrived on, seen from here.
  * Leaves the key as it is, and returns false, when too little is quoted.
  */
-static __noinline int mtn_parse_quoted(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 off)
+__noinline int mtn_parse_quoted(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 off)
 {
 	struct mtn_flow_key key = {};
 	__u16 ports[2];
@@ -163,7 +163,7 @@ static __always_inline int mtn_parse_ipv4(struct __sk_buff *skb, struct mtn_pkt 
 	return mtn_parse_transport(skb, pkt, off);
 }
 
-static __noinline int mtn_parse_ipv6_ext(struct __sk_buff *skb, struct mtn_pkt *pkt, __u8 proto)
+__noinline int mtn_parse_ipv6_ext(struct __sk_buff *skb, struct mtn_pkt *pkt, __u8 proto)
 {
 	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr);
 	int i;

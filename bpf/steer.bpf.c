@@ -154,6 +154,43 @@ static __always_inline void mtn_count(__u32 stat)
 		(*n)++;
 }
 
+/*
+ * An element by an index that was checked before; the mask is for the verifier, which loses track
+ * of the check, and the barrier keeps the compiler from dropping it.
+ */
+static __always_inline struct mtn_path *mtn_path_at(__u32 id)
+{
+	barrier_var(id);
+	return &paths[id & (MTN_MAX_PATHS - 1)];
+}
+
+static __always_inline struct mtn_group *mtn_group_at(__u32 id)
+{
+	barrier_var(id);
+	return &groups[id & (MTN_MAX_GROUPS - 1)];
+}
+
+/* The verdict about a group, read at once. */
+static __always_inline __u64 mtn_masks_of(__u32 group)
+{
+	barrier_var(group);
+	return group_masks[group & (MTN_MAX_GROUPS - 1)].word;
+}
+
+/* The member of @g that @path is, or MTN_NO_MEMBER. */
+static __always_inline __u32 mtn_member(const struct mtn_group *g, __u32 path)
+{
+	barrier_var(path);
+	return g->member_of[path & (MTN_MAX_PATHS - 1)];
+}
+
+/* The path id of the @member-th member of @g. */
+static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 member)
+{
+	barrier_var(member);
+	return g->path[member & (MTN_MAX_MEMBERS - 1)];
+}
+
 /* The path a packet is on: its device and the link-layer address the kernel wrote. */
 static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, bool ipv6)
 {
@@ -187,7 +224,7 @@ static __always_inline bool mtn_in_prefix(const __u32 *addr, const __u32 *net, c
 }
 
 /* Did an ip rule that looks up another table select this packet? */
-static __noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt)
+__noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt)
 {
 	__u32 uid = bpf_get_socket_uid(skb);
 	__u32 i;
@@ -254,7 +291,7 @@ static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
  * Member that the flow hashes to among those in @mask, or MTN_NO_MEMBER. The argmax baseline
  * takes the one with the highest (ema_load + ema_time_delta) * cost, as originally published.
  */
-static __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode)
+__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode)
 {
 	__u64 best_score = mode == MTN_MODE_ARGMAX_LOAD ? 0 : ~0ULL;
 	__u32 best = MTN_NO_MEMBER, i;
@@ -262,27 +299,27 @@ static __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mo
 
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_NO_MEMBER;
-	g = &groups[group];
+	g = mtn_group_at(group);
 	bpf_for(i, 0, g->n_members) {
 		__u64 score;
 		__u32 path;
 
 		if (i >= MTN_MAX_MEMBERS)
 			break;
-		path = g->path[i];
+		path = mtn_member_path(g, i);
 		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS)
 			continue;
 		if (mode == MTN_MODE_ARGMAX_LOAD) {
 			struct mtn_average *a = &averages[path];
 
-			score = (a->ema_load + a->ema_time_delta) * paths[path].cost_weight;
+			score = (a->ema_load + a->ema_time_delta) * mtn_path_at(path)->cost_weight;
 			if (best == MTN_NO_MEMBER || score > best_score) {
 				best_score = score;
 				best = i;
 			}
 			continue;
 		}
-		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ paths[path].salt)) *
+		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
 			g->inv_weight[i];
 		if (best == MTN_NO_MEMBER || score < best_score) {
 			best_score = score;
@@ -313,7 +350,7 @@ static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn
 }
 
 /* The path that a known flow takes with this packet; moves the flow if it may and should. */
-static __noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __u64 now)
+__noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __u64 now)
 {
 	union mtn_masks masks;
 	struct mtn_group *g;
@@ -326,30 +363,30 @@ static __noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *f
 	group = flow->group;
 	if (group >= MTN_MAX_GROUPS || from >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;
-	g = &groups[group];
-	masks.word = group_masks[group].word;
+	g = mtn_group_at(group);
+	masks.word = mtn_masks_of(group);
 	may = flow->class == MTN_CLASS_BULK ? masks.bulk : masks.latency;
 	if (config.mode == MTN_MODE_ARGMAX_LOAD)
 		may = masks.alive;
-	member = g->member_of[from];
+	member = mtn_member(g, from);
 	if (member < MTN_MAX_MEMBERS && (may & masks.alive & (1U << member)))
 		return from;
 
 	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
 	if (member >= MTN_MAX_MEMBERS)
 		return from;
-	to = g->path[member];
+	to = mtn_member_path(g, member);
 	if (to >= MTN_MAX_PATHS || to == from)
 		return from;
 
-	member = g->member_of[from];
+	member = mtn_member(g, from);
 	if (member >= MTN_MAX_MEMBERS || !(masks.alive & (1U << member))) {
 		reason = MTN_MOVE_DEAD;
 	} else if (flow->class == MTN_CLASS_LATENCY && (masks.ejected & (1U << member))) {
 		reason = MTN_MOVE_EJECTED;
 	} else {
-		__u32 max_us = paths[from].delay_max_us, min_us = paths[to].delay_min_us;
-		__u64 barred = g->barred_since_ns[member];
+		__u32 max_us = mtn_path_at(from)->delay_max_us, min_us = mtn_path_at(to)->delay_min_us;
+		__u64 barred = g->barred_since_ns[member & (MTN_MAX_MEMBERS - 1)];
 
 		need_us = (max_us > min_us ? max_us - min_us : 0) + config.margin_us;
 		if (now - flow->last_ns >= need_us * 1000)
@@ -397,7 +434,7 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
  * A flow that is not in the table, or in it from an older topology: find its group and path.
  * Returns the path id, or MTN_MAX_PATHS when it is not ours.
  */
-static __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 *group_out)
+__noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 *group_out)
 {
 	__u32 group, member, may;
 	union mtn_masks masks;
@@ -413,11 +450,11 @@ static __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now,
 		return MTN_MAX_PATHS;
 	}
 	*group_out = group;
-	g = &groups[group];
-	member = g->member_of[here];
+	g = mtn_group_at(group);
+	member = mtn_member(g, here);
 	if (member >= MTN_MAX_MEMBERS)
 		return MTN_MAX_PATHS;	/* another table sent it here */
-	masks.word = group_masks[group].word;
+	masks.word = mtn_masks_of(group);
 	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency;
 	if (!may) {
 		mtn_count(MTN_STAT_PASS_NO_PATH);
@@ -433,7 +470,7 @@ static __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now,
 	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode);
 	if (member >= MTN_MAX_MEMBERS)
 		return here;
-	return g->path[member];
+	return mtn_member_path(g, member);
 }
 
 /* Can @skb, now on @here, leave by @to instead? */
@@ -486,7 +523,7 @@ static __always_inline void mtn_frag_key(const struct mtn_pkt *pkt, struct mtn_f
 }
 
 /* Path of a fragment that is not the first, or MTN_MAX_PATHS. */
-static __noinline int mtn_frag_path(struct mtn_pkt *pkt)
+__noinline int mtn_frag_path(struct mtn_pkt *pkt)
 {
 	struct mtn_frag_key key = {};
 	struct mtn_frag *frag;
@@ -498,7 +535,7 @@ static __noinline int mtn_frag_path(struct mtn_pkt *pkt)
 	return frag ? frag->path : MTN_MAX_PATHS;
 }
 
-static __noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
+__noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
 {
 	struct mtn_frag_key key = {};
 	struct mtn_frag frag = { .path = path };
@@ -540,7 +577,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		flow->group = group;
 		flow->generation = config.generation;
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
-		    groups[group].member_of[was] >= MTN_MAX_MEMBERS)
+		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS)
 			flow->path = path;
 		path = mtn_flow_next(&pkt->key, flow, now);
 		mtn_flow_account(flow, skb, pkt->dsfield, now);
@@ -616,12 +653,12 @@ int steer(struct __sk_buff *skb)
 	to = mtn_path_for(skb, &pkt, here, now);
 	if (to >= MTN_MAX_PATHS)
 		goto pass;
-	if (to != here && !mtn_can_redirect(skb, &pkt, &paths[here], &paths[to]))
+	if (to != here && !mtn_can_redirect(skb, &pkt, mtn_path_at(here), mtn_path_at(to)))
 		to = here;
 	if (pkt.flags & MTN_PKT_FRAG_FIRST)
 		mtn_frag_remember(&pkt, to);
 	if (to != here)
-		return mtn_redirect(skb, to, &paths[to]);
+		return mtn_redirect(skb, to, mtn_path_at(to));
 pass:
 	mtn_account(here, skb->len, packets, now, config.n_cpus, config.k_factor);
 	return TC_ACT_UNSPEC;
