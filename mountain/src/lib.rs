@@ -3,6 +3,10 @@
 //! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.
 
 pub mod bpf;
+pub mod check;
+pub mod cli;
+pub mod config;
+pub mod daemon;
 pub mod measure;
 pub mod netlink;
 pub mod steer;

@@ -1,1 +1,7 @@
-fn main() {}
+//! `mountain`: command line.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    mountain::cli::main()
+}

@@ -1,0 +1,323 @@
+//! The command line: what each command does, and what it says when it cannot.
+
+use std::fs::File;
+use std::io::{IsTerminal, Read, Seek, SeekFrom};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use clap::{Args, Parser, Subcommand};
+use ipnet::IpNet;
+use serde_json::Value;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::Config;
+use crate::daemon::runtime::{Request, RunDir};
+use crate::daemon::{self, status_text, PolicyName};
+use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
+use crate::netlink::Filter;
+
+/// Read when `--config` is not given and it exists.
+const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
+/// How long `up` waits for the daemon to answer, and `down` for it to end.
+const START_TIMEOUT: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Keeps this host's network steady: measures the paths that the routing table offers and keeps
+/// each flow on the steadiest one.
+///
+/// Start with `mountain check`, then `mountain up`. `mountain down` undoes everything.
+#[derive(Parser)]
+#[command(name = "mountain", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Cmd,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    /// Start steering the multipath routes of this host (of this network namespace)
+    ///
+    /// Finds multipath routes by itself (`ip route ... nexthop ... nexthop ...` and nexthop
+    /// groups, IPv4 and IPv6), measures their paths, and moves flows away from paths that turn
+    /// bad. Changes no route: a BPF program on the paths' devices overrides the choice among next
+    /// hops, and is gone when the daemon is, however it ends.
+    Up(Up),
+    /// Stop steering and detach everything
+    Down,
+    /// Show the paths, what is measured on them and who uses them
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the last decisions: when, what, why, and whether they proved right
+    Explain {
+        /// How many
+        #[arg(long, short = 'n', default_value_t = 20)]
+        last: usize,
+        /// Show moves of single flows instead of decisions about paths
+        #[arg(long)]
+        moves: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell whether this host can be steered, what would be adopted, and what is in the way
+    Check {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Answer the UDP probes of another host's mountain, so that it can tell directions apart
+    Reflect {
+        /// Address and port to listen on, may be given several times [default: loopback only]
+        #[arg(long, value_name = "ADDR:PORT")]
+        listen: Vec<SocketAddr>,
+    },
+    /// Switch the running daemon to another policy: mountain, or a baseline to compare with
+    Policy {
+        /// mountain | ecmp (the kernel's own choice) | min-rtt | argmax-load
+        name: String,
+    },
+}
+
+#[derive(Args)]
+struct Up {
+    /// Steer only multipath routes inside this prefix; may be given several times
+    #[arg(long, value_name = "PREFIX")]
+    route: Vec<IpNet>,
+    /// Measure, decide and explain, but attach nothing (stays in the foreground)
+    #[arg(long)]
+    dry_run: bool,
+    /// Configuration file [default: /etc/mountain/mountain.toml if it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Do not go to the background; log to the terminal
+    #[arg(long)]
+    foreground: bool,
+    /// Start even when there is no multipath route yet, and wait for one
+    #[arg(long)]
+    wait: bool,
+}
+
+/// Parses the arguments, runs the command, prints an error if there is one.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("mountain: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Cmd) -> Result<ExitCode> {
+    match command {
+        Cmd::Up(up) => up.run()?,
+        Cmd::Down => down()?,
+        Cmd::Status { json } => {
+            let status = ask(&Request::Status)?;
+            print(&status, json, status_text);
+        }
+        Cmd::Explain { last, moves: true, json: _ } => {
+            print(&ask(&Request::Moves { last })?, true, |_| String::new());
+        }
+        Cmd::Explain { last, moves: false, json } => {
+            print(&ask(&Request::Explain { last })?, json, daemon::explain_text);
+        }
+        Cmd::Check { json } => return check(json),
+        Cmd::Reflect { listen } => reflect(listen)?,
+        Cmd::Policy { name } => {
+            PolicyName::parse(&name)?;
+            ask(&Request::Policy { name })?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(value: &Value, json: bool, text: impl Fn(&Value) -> String) {
+    if json {
+        println!("{value:#}");
+    } else {
+        print!("{}", text(value));
+    }
+}
+
+fn ask(request: &Request) -> Result<Value> {
+    need_root()?;
+    match RunDir::of_this_namespace()?.ask(request)? {
+        Some(value) => Ok(value),
+        None => bail!("mountain is not running in this network namespace: start it with `mountain up`"),
+    }
+}
+
+fn need_root() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("this needs root: try again with sudo");
+    }
+    Ok(())
+}
+
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+impl Up {
+    fn run(self) -> Result<()> {
+        need_root()?;
+        let mut config = self.load_config()?;
+        if !self.route.is_empty() {
+            config.steer.routes = self.route.clone();
+        }
+        if self.foreground || self.dry_run {
+            return self.run_here(config);
+        }
+        self.run_in_background()
+    }
+
+    fn load_config(&self) -> Result<Config> {
+        match &self.config {
+            Some(file) => Ok(Config::load(file)?),
+            None if Path::new(DEFAULT_CONFIG).exists() => Ok(Config::load(Path::new(DEFAULT_CONFIG))?),
+            None => Ok(Config::default()),
+        }
+    }
+
+    fn run_here(&self, config: Config) -> Result<()> {
+        log_to_stderr();
+        let options = daemon::Options {
+            filter: Filter { routes: config.steer.routes.clone() },
+            dry_run: self.dry_run,
+            wait: self.wait,
+        };
+        runtime()?.block_on(daemon::run(config, options, || {
+            tracing::info!("running; `mountain status` shows the paths, `mountain down` stops");
+        }))
+    }
+
+    /// Starts this program again as the daemon and waits until it answers or ends.
+    fn run_in_background(&self) -> Result<()> {
+        let run_dir = RunDir::of_this_namespace()?;
+        if run_dir.is_running()? {
+            bail!("mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it");
+        }
+        std::fs::create_dir_all(run_dir.path())
+            .with_context(|| format!("cannot make {}", run_dir.path().display()))?;
+        let log = File::create(run_dir.log()).context("cannot write the log")?;
+        // Kept open: the daemon removes its folder when it fails.
+        let mut said = File::open(run_dir.log())?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["up", "--foreground"]).stdin(Stdio::null());
+        for route in &self.route {
+            command.arg("--route").arg(route.to_string());
+        }
+        if let Some(file) = &self.config {
+            command.arg("--config").arg(std::path::absolute(file)?);
+        }
+        if self.wait {
+            command.arg("--wait");
+        }
+        command.stdout(log.try_clone()?).stderr(log).current_dir("/");
+        // SAFETY: setsid is async-signal-safe and has no other effect on this process.
+        unsafe {
+            command.pre_exec(|| {
+                nix::unistd::setsid()?;
+                Ok(())
+            });
+        }
+        let child = command.spawn().context("cannot start the daemon")?;
+        let status = wait_ready(child, &run_dir, &mut said)?;
+        print!("{}", status_text(&status));
+        println!("\nmountain runs in the background; log: {}", run_dir.log().display());
+        Ok(())
+    }
+}
+
+fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Value> {
+    let end = Instant::now() + START_TIMEOUT;
+    loop {
+        if let Ok(Some(status)) = run_dir.ask(&Request::Status) {
+            return Ok(status);
+        }
+        if child.try_wait()?.is_some() {
+            let mut text = String::new();
+            said.seek(SeekFrom::Start(0))?;
+            said.read_to_string(&mut text)?;
+            let text = text.trim_end();
+            let last = text.rsplit_once("mountain: ").map_or(text, |(_, last)| last);
+            bail!("{last}");
+        }
+        if Instant::now() > end {
+            let _ = child.kill();
+            bail!("the daemon did not get ready within {} s", START_TIMEOUT.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn down() -> Result<()> {
+    need_root()?;
+    let run_dir = RunDir::of_this_namespace()?;
+    match run_dir.ask(&Request::Stop)? {
+        Some(_) => {
+            if !run_dir.wait_gone(STOP_TIMEOUT)? {
+                bail!("the daemon did not end within {} s", STOP_TIMEOUT.as_secs());
+            }
+            println!("mountain is down; the kernel's own routing decides again");
+        }
+        None if run_dir.is_running()? => bail!("the daemon runs but does not answer: end its process"),
+        None => {
+            // Nothing is attached without a process; only files can be left over.
+            run_dir.remove();
+            println!("mountain was not running; nothing is attached");
+        }
+    }
+    Ok(())
+}
+
+fn check(json: bool) -> Result<ExitCode> {
+    let report = crate::check::check();
+    if json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        report.print(std::io::stdout().is_terminal());
+    }
+    Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
+    log_to_stderr();
+    let listen = if listen.is_empty() { DEFAULT_LISTEN.to_vec() } else { listen };
+    runtime()?.block_on(async {
+        let mut reflectors = Vec::new();
+        for address in listen {
+            let reflector = Reflector::bind(address, Limits::default())
+                .with_context(|| format!("cannot listen on {address}"))?;
+            tracing::info!("answering probes on {}", reflector.local_addr()?);
+            reflectors.push(reflector);
+        }
+        let all = reflectors.iter_mut().map(|r| Box::pin(r.run()));
+        tokio::select! {
+            (ended, ..) = futures::future::select_all(all) => {
+                ended.context("a socket failed")?;
+            }
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        Ok(())
+    })
+}

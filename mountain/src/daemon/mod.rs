@@ -1,0 +1,453 @@
+//! The daemon behind `mountain up`: measures, decides, writes the verdict to the kernel.
+//!
+//! One thread, one loop. Answers to probes are read before anything else, so that a pause of the
+//! process is not mistaken for a late path; then netlink changes, then timers and requests.
+//! Whatever is attached is owned by [`Steer`] and goes with it, also by `kill -9`.
+
+mod ids;
+mod report;
+pub mod runtime;
+mod server;
+mod topology;
+
+pub use report::{explain_text, status_text};
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use tokio::signal::unix::{signal, SignalKind};
+use tokio::time::{interval, MissedTickBehavior};
+use tracing::{info, warn};
+
+use crate::bpf::flows::{Move, MoveLog};
+use crate::bpf::{self, Masks, Mode, Settings, Steer};
+use crate::config::Config;
+use crate::measure::probe::{Answer, Prober};
+use crate::netlink::{self, Change, Filter, Monitor};
+use crate::steer::policy::{self, Event, Policy};
+use crate::steer::topology::{Topology, MAX_PATHS};
+use runtime::RunDir;
+use topology::Paths;
+
+/// How often the policy looks at the clock.
+const TICK: Duration = Duration::from_millis(10);
+/// How often rates are taken and single moves are collected.
+const RATES: Duration = Duration::from_millis(100);
+/// A neighbour entry may be missing for so long before its path counts as down: the kernel resolves
+/// it again within a round trip of the link when traffic goes on.
+const NEIGHBOUR_GRACE: Duration = Duration::from_millis(100);
+/// After attaching or a change of mode, flows first seen stay where the kernel has them.
+const ADOPT_MS: u64 = 2_000;
+/// Single moves that are kept for `explain`.
+const MOVES_KEPT: usize = 10_000;
+
+/// How `mountain up` was asked to run.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub filter: Filter,
+    /// Decide and explain, attach nothing.
+    pub dry_run: bool,
+    /// Stay when there is no multipath route, and wait for one.
+    pub wait: bool,
+}
+
+/// Who decides, as `mountain policy` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyName {
+    /// The steadiest path (the product).
+    Mountain,
+    /// Baseline: the kernel's own choice.
+    Ecmp,
+    /// Baseline: the path with the lowest median RTT.
+    MinRtt,
+    /// Baseline: the originally published rule.
+    ArgmaxLoad,
+}
+
+impl PolicyName {
+    pub const ALL: [(&'static str, PolicyName); 4] = [
+        ("mountain", Self::Mountain),
+        ("ecmp", Self::Ecmp),
+        ("min-rtt", Self::MinRtt),
+        ("argmax-load", Self::ArgmaxLoad),
+    ];
+
+    pub fn parse(name: &str) -> Result<Self> {
+        match Self::ALL.iter().find(|(n, _)| *n == name) {
+            Some((_, p)) => Ok(*p),
+            None => bail!(
+                "there is no policy {name:?}; known are {}",
+                Self::ALL.map(|(n, _)| n).join(", ")
+            ),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, p)| *p == self).expect("all are listed").0
+    }
+}
+
+/// Traffic of a path at the last look, for its rate.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    bytes: u64,
+    at_us: u64,
+    /// bit/s over the last [`RATES`].
+    bps: f64,
+}
+
+struct Daemon {
+    config: Config,
+    options: Options,
+    started: Instant,
+    policy_name: PolicyName,
+    policy: Policy,
+    prober: Prober,
+    paths: Paths,
+    steer: Option<Steer>,
+    move_log: Option<MoveLog>,
+    moves: VecDeque<Move>,
+    rates: BTreeMap<usize, Rate>,
+    /// Paths whose neighbour entry is missing, and since when.
+    unresolved: BTreeMap<usize, Instant>,
+    seq: u64,
+    said_unanswered: [bool; MAX_PATHS],
+    stop: bool,
+}
+
+/// Microseconds of CLOCK_MONOTONIC: the clock of the policy.
+fn now_us() -> u64 {
+    bpf::now_ns() / 1000
+}
+
+/// Runs until it is told to stop. `ready` is called once the control socket answers.
+pub async fn run(config: Config, options: Options, ready: impl FnOnce()) -> Result<()> {
+    let run_dir = RunDir::of_this_namespace()?;
+    let Some(_lock) = run_dir.lock()? else {
+        bail!("mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it");
+    };
+    let result = run_locked(config, options, &run_dir, ready).await;
+    run_dir.remove();
+    result
+}
+
+async fn run_locked(
+    config: Config,
+    options: Options,
+    run_dir: &RunDir,
+    ready: impl FnOnce(),
+) -> Result<()> {
+    // Listening before reading: a change in between is seen as a change.
+    let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
+    let topology = netlink::read_topology(&options.filter).await?;
+    if topology.groups.is_empty() && !options.wait {
+        bail!("{}", no_groups(&topology));
+    }
+    let mut server = server::Server::bind(run_dir)?;
+    let mut daemon = Daemon::new(config, options)?;
+    daemon.adopt(topology)?;
+    ready();
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut probes = ticker(daemon.probe_period());
+    let mut ticks = ticker(TICK);
+    let mut rates = ticker(RATES);
+    while !daemon.stop {
+        tokio::select! {
+            biased;
+            answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
+            change = monitor.next() => daemon.changed(change).await,
+            _ = probes.tick() => daemon.send_probe(),
+            _ = ticks.tick() => daemon.tick(),
+            _ = rates.tick() => daemon.take_rates(),
+            (request, reply) = server.next() => {
+                let response = daemon.respond(request);
+                let _ = reply.send(response);
+                probes = ticker(daemon.probe_period());
+            }
+            _ = terminate.recv() => daemon.stop = true,
+            _ = interrupt.recv() => daemon.stop = true,
+        }
+        let period = daemon.probe_period();
+        if period != probes.period() {
+            probes = ticker(period);
+        }
+    }
+    info!("stopping: detaching from all devices");
+    // Give the last answer time to leave before the socket closes.
+    server.finish().await;
+    Ok(())
+}
+
+/// A timer that does not make up for missed ticks: a burst of probes measures itself.
+fn ticker(period: Duration) -> tokio::time::Interval {
+    let mut t = interval(period);
+    t.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    t
+}
+
+fn no_groups(topology: &Topology) -> String {
+    let mut text = String::from(
+        "no multipath route to steer: `ip route` shows no route with several `nexthop`s that can be adopted.\n\
+         `mountain check` tells more; with --wait, mountain waits for one.",
+    );
+    for reason in &topology.skipped {
+        text += &format!("\n  - {reason}");
+    }
+    text
+}
+
+impl Daemon {
+    fn new(config: Config, options: Options) -> Result<Self> {
+        let s = &config.steer;
+        let steer = if options.dry_run {
+            None
+        } else {
+            Some(Steer::load(&Settings {
+                hash_seed: rand::random(),
+                k_factor: s.k_factor,
+                margin_us: s.flowlet_margin_us,
+                force_after_ms: s.force_after_ms,
+                window_ms: s.class_window_ms,
+                latency_below_bps: s.latency_below_bps,
+                bulk_above_bps: s.bulk_above_bps,
+                flow_entries: s.flow_table_entries,
+            })?)
+        };
+        let move_log = steer.as_ref().map(|s| MoveLog::new(s.move_map())).transpose()?;
+        Ok(Self {
+            policy: Policy::new(s, Vec::new(), Vec::new(), rand::random()),
+            prober: Prober::new(&[])?,
+            paths: Paths::default(),
+            started: Instant::now(),
+            policy_name: PolicyName::Mountain,
+            steer,
+            move_log,
+            moves: VecDeque::new(),
+            rates: BTreeMap::new(),
+            unresolved: BTreeMap::new(),
+            seq: 0,
+            said_unanswered: [false; MAX_PATHS],
+            stop: false,
+            config,
+            options,
+        })
+    }
+
+    /// Time between two probes of any path: their interval spread over the paths.
+    fn probe_period(&self) -> Duration {
+        let n = self.paths.probed().len().max(1) as u32;
+        Duration::from_millis(self.config.steer.probe_interval_ms) / n
+    }
+
+    fn send_probe(&mut self) {
+        let probed = self.paths.probed();
+        if probed.is_empty() {
+            return;
+        }
+        let path = probed[(self.seq % probed.len() as u64) as usize];
+        let seq = self.seq;
+        self.seq += 1;
+        let at_us = now_us();
+        match self.prober.send(path, seq) {
+            Ok(()) => self.policy.event(Event::Sent { path, seq, at_us }),
+            Err(e) => {
+                tracing::debug!(path = self.paths.name(path), "probe not sent: {e}");
+                self.policy.event(Event::SendFailed { path, seq, at_us });
+            }
+        }
+    }
+
+    fn answered(&mut self, a: &Answer) {
+        self.policy.event(Event::Answered {
+            path: a.path,
+            seq: a.seq,
+            at_us: now_us(),
+            rtt_us: a.rtt_us,
+            delay_us: a.delay_us,
+        });
+    }
+
+    async fn changed(&mut self, change: Change) {
+        match change {
+            Change::Link { ifindex, up, deleted } => {
+                for path in self.paths.on_device(ifindex) {
+                    self.usable(path, up, if deleted { "device deleted" } else { "carrier" });
+                }
+                if deleted {
+                    if let Some(steer) = &mut self.steer {
+                        steer.forget(ifindex);
+                    }
+                }
+                self.reread().await;
+            }
+            Change::Neighbour { ifindex, addr, usable, mac } => {
+                for path in self.paths.by_gateway(ifindex, addr) {
+                    self.neighbour(path, if usable { mac } else { None }).await;
+                }
+            }
+            Change::Routing | Change::Overrun => self.reread().await,
+        }
+        self.tick();
+    }
+
+    fn usable(&mut self, path: usize, usable: bool, why: &'static str) {
+        self.policy.event(Event::Usable { path, at_us: now_us(), usable, why });
+    }
+
+    async fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
+        if self.paths.set_mac(path, mac) {
+            self.write_path(path);
+        }
+        if mac.is_some() {
+            if self.unresolved.remove(&path).is_some() {
+                self.usable(path, true, "neighbour resolved");
+            }
+        } else if !self.unresolved.contains_key(&path) {
+            self.unresolved.insert(path, Instant::now());
+            self.resolve(path).await;
+        }
+    }
+
+    /// Asks the kernel to resolve a path's gateway.
+    async fn resolve(&mut self, path: usize) {
+        if let Some((ifindex, gateway)) = self.paths.gateway(path) {
+            if let Err(e) = netlink::resolve_neighbour(ifindex, gateway).await {
+                tracing::debug!(path = self.paths.name(path), "cannot resolve the gateway: {e:#}");
+            }
+        }
+    }
+
+    async fn reread(&mut self) {
+        let read = match netlink::read_topology(&self.options.filter).await {
+            Ok(topology) => self.adopt(topology),
+            Err(e) => Err(e),
+        };
+        if let Err(e) = read {
+            warn!("keeping the paths as they were: {e:#}");
+        }
+        let missing: Vec<usize> = self.unresolved.keys().copied().collect();
+        for path in missing {
+            self.resolve(path).await;
+        }
+    }
+
+    fn write_path(&mut self, path: usize) {
+        if let (Some(steer), Some(config)) = (&mut self.steer, self.paths.path_config(path)) {
+            if let Err(e) = steer.set_path(path, &config) {
+                warn!("{e:#}");
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        let late: Vec<usize> = self
+            .unresolved
+            .iter()
+            .filter(|(_, since)| now - **since >= NEIGHBOUR_GRACE)
+            .map(|(path, _)| *path)
+            .collect();
+        for path in late {
+            self.usable(path, false, "gateway not resolved");
+        }
+        if let Some(verdict) = self.policy.tick(now_us()) {
+            tracing::debug!(?verdict, "verdict");
+        }
+        self.write_verdict();
+    }
+
+    /// Writes the masks that the present policy gives each group.
+    fn write_verdict(&mut self) {
+        let Some(steer) = &mut self.steer else { return };
+        let verdict = self.policy.current();
+        for (i, g) in verdict.groups.iter().enumerate() {
+            let masks = Masks {
+                latency: g.latency,
+                bulk: g.bulk,
+                alive: g.alive,
+                ejected: g.ejected,
+            };
+            if self.paths.masks_changed(i, masks) {
+                steer.set_masks(i, masks);
+            }
+        }
+    }
+
+    fn take_rates(&mut self) {
+        let at_us = now_us();
+        if let Some(steer) = &mut self.steer {
+            for path in self.paths.ids() {
+                let Ok(traffic) = steer.traffic(path) else { continue };
+                let rate = self.rates.entry(path).or_default();
+                if rate.at_us != 0 && at_us > rate.at_us {
+                    let bits = (traffic.bytes - rate.bytes) as f64 * 8.0;
+                    rate.bps = bits * 1e6 / (at_us - rate.at_us) as f64;
+                    self.policy.event(Event::Egress { path, at_us, rate_bps: rate.bps });
+                }
+                (rate.bytes, rate.at_us) = (traffic.bytes, at_us);
+            }
+            for (path, delays) in self.policy.path_delays(at_us).iter().enumerate() {
+                steer.set_delays(path, delays.recent_max_us, delays.min_us);
+            }
+        }
+        if let Some(log) = &self.move_log {
+            match log.drain() {
+                Ok(moves) => self.moves.extend(moves),
+                Err(e) => warn!("cannot read the log of moves: {e:#}"),
+            }
+            let surplus = self.moves.len().saturating_sub(MOVES_KEPT);
+            self.moves.drain(..surplus);
+        }
+        self.say_unanswered();
+    }
+
+    /// Says once when a path's probes stay unanswered altogether, and when that is over.
+    fn say_unanswered(&mut self) {
+        const PATIENCE: u64 = 60;
+        for path in self.paths.probed() {
+            let stats = self.prober.stats(path);
+            let silent = stats.answered == 0 && stats.sent >= PATIENCE;
+            if silent != self.said_unanswered[path] {
+                self.said_unanswered[path] = silent;
+                let name = self.paths.name(path);
+                let target = self.paths.target_text(path);
+                if silent {
+                    warn!(
+                        "path {name}: none of {} probes to {target} was answered; \
+                         set another `probe_target` if it does not answer pings",
+                        stats.sent
+                    );
+                } else {
+                    info!("path {name}: {target} answers now");
+                }
+            }
+        }
+    }
+
+    fn set_policy(&mut self, name: PolicyName) {
+        self.policy_name = name;
+        self.policy.set_objective(
+            match name {
+                PolicyName::MinRtt => policy::Mode::MinRtt,
+                _ => policy::Mode::Mountain,
+            },
+            now_us(),
+        );
+        if let Some(steer) = &mut self.steer {
+            steer.set_mode(mode_of(name), ADOPT_MS);
+        }
+        info!("policy: {}", name.name());
+        self.tick();
+    }
+}
+
+fn mode_of(name: PolicyName) -> Mode {
+    match name {
+        PolicyName::Ecmp => Mode::Pass,
+        PolicyName::ArgmaxLoad => Mode::ArgmaxLoad,
+        PolicyName::Mountain | PolicyName::MinRtt => Mode::Steer,
+    }
+}

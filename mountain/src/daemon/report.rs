@@ -1,0 +1,196 @@
+//! Answers to requests, and their text for people.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use serde_json::{json, Value};
+
+use super::runtime::{Request, Response};
+use super::{now_us, Daemon, PolicyName};
+use crate::bpf::flows::{self, Class};
+use crate::bpf::now_ns;
+
+/// A flow counts as live when it sent a packet within this.
+const LIVE_NS: u64 = 10_000_000_000;
+
+impl Daemon {
+    pub(super) fn respond(&mut self, request: Request) -> Response {
+        let answer = match request {
+            Request::Status => self.status(),
+            Request::Explain { last } => Ok(self.explain(last)),
+            Request::Moves { last } => Ok(self.last_moves(last)),
+            Request::Policy { name } => self.switch(&name),
+            Request::Stop => {
+                self.stop = true;
+                Ok(json!({ "stopping": true }))
+            }
+        };
+        match answer {
+            Ok(value) => Response::Ok(value),
+            Err(e) => Response::Error(format!("{e:#}")),
+        }
+    }
+
+    fn switch(&mut self, name: &str) -> Result<Value> {
+        let policy = PolicyName::parse(name)?;
+        self.set_policy(policy);
+        Ok(json!({ "policy": policy.name() }))
+    }
+
+    fn status(&self) -> Result<Value> {
+        let now = now_us();
+        let statuses = self.policy.status(now);
+        let live = match &self.steer {
+            Some(s) => flows::dump(s.flow_map(), now_ns().saturating_sub(LIVE_NS)),
+            None => Vec::new(),
+        };
+        let mut paths = Vec::new();
+        for id in self.paths.ids() {
+            let path = self.paths.path(id).expect("listed");
+            let probes = self.prober.stats(id);
+            let mut value = serde_json::to_value(statuses.get(id))?;
+            let of_class = |class| live.iter().filter(|f| f.path == id && f.class == class).count();
+            let extra = json!({
+                "id": id,
+                "device": path.ifname,
+                "gateway": path.key.gateway,
+                "ipv6": path.key.ipv6,
+                "up": path.up,
+                "gateway_resolved": path.gateway_mac.is_some(),
+                "probe_target": self.paths.target_text(id),
+                "probes": { "sent": probes.sent, "answered": probes.answered,
+                            "ignored": probes.ignored, "last_error": probes.last_error },
+                "flows": { "latency": of_class(Class::Latency), "bulk": of_class(Class::Bulk) },
+                "rate_bps": self.rates.get(&id).map_or(0.0, |r| r.bps),
+                "traffic": self.steer.as_ref().map(|s| s.traffic(id)).transpose()?,
+                "averages": self.steer.as_ref().map(|s| {
+                    let (load, delta) = s.averages(id);
+                    json!({ "ema_load_bytes_per_s": load, "ema_time_delta_bytes_per_s": delta })
+                }),
+            });
+            if let (Value::Object(v), Value::Object(e)) = (&mut value, extra) {
+                v.extend(e);
+            }
+            paths.push(value);
+        }
+        let verdict = self.policy.current();
+        let groups: Vec<Value> = self
+            .paths
+            .topology()
+            .groups
+            .iter()
+            .enumerate()
+            .map(|(i, g)| {
+                let members: Vec<_> = g
+                    .members
+                    .iter()
+                    .filter_map(|m| Some(json!({ "path": self.paths.id(m.path)?, "weight": m.weight })))
+                    .collect();
+                json!({ "table": g.table, "prefixes": g.prefixes, "members": members,
+                        "verdict": verdict.groups.get(i) })
+            })
+            .collect();
+        Ok(json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "policy": self.policy_name.name(),
+            "dry_run": self.options.dry_run,
+            "uptime_s": self.started.elapsed().as_secs_f64(),
+            "groups": groups,
+            "paths": paths,
+            "counters": self.steer.as_ref().map(|s| s.stats()).transpose()?,
+            "skipped": self.paths.topology().skipped,
+        }))
+    }
+
+    fn explain(&self, last: usize) -> Value {
+        let all: Vec<_> = self.policy.decisions().collect();
+        json!({
+            "now_us": now_us(),
+            "decisions": &all[all.len().saturating_sub(last)..],
+        })
+    }
+
+    fn last_moves(&self, last: usize) -> Value {
+        let from = self.moves.len().saturating_sub(last);
+        json!({ "moves": self.moves.range(from..).collect::<Vec<_>>() })
+    }
+}
+
+/// `mountain status` for people.
+pub fn status_text(v: &Value) -> String {
+    let mut out = String::new();
+    let text = |v: &Value| v.as_str().unwrap_or("-").to_string();
+    let _ = writeln!(
+        out,
+        "mountain {} (pid {}), policy {}{}, up {:.0} s",
+        text(&v["version"]),
+        v["pid"],
+        text(&v["policy"]),
+        if v["dry_run"] == true { " (dry run: nothing is attached)" } else { "" },
+        v["uptime_s"].as_f64().unwrap_or(0.0)
+    );
+    let empty = Vec::new();
+    let list = |v: &Value| v.as_array().unwrap_or(&empty).clone();
+    for (i, g) in list(&v["groups"]).iter().enumerate() {
+        let prefixes: Vec<_> = list(&g["prefixes"]).iter().map(text).collect();
+        let _ = writeln!(out, "\ngroup {i}: {} (table {})", prefixes.join(", "), g["table"]);
+        let _ = writeln!(
+            out,
+            "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>11} {:>9}  why",
+            "path", "state", "p50 ms", "p95 ms", "cost ms", "loss", "flows l/b", "Mbit/s"
+        );
+        for m in list(&g["members"]) {
+            let Some(p) = list(&v["paths"]).into_iter().find(|p| p["id"] == m["path"]) else {
+                continue;
+            };
+            let ms = |key: &str| {
+                p[key].as_f64().map_or("-".into(), |us| format!("{:.1}", us / 1000.0))
+            };
+            let _ = writeln!(
+                out,
+                "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>11} {:>9.2}  {}",
+                text(&p["name"]),
+                text(&p["state"]),
+                ms("p50_us"),
+                ms("p95_us"),
+                ms("cost_us"),
+                p["loss"].as_f64().map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
+                format!("{}/{}", p["flows"]["latency"], p["flows"]["bulk"]),
+                p["rate_bps"].as_f64().unwrap_or(0.0) / 1e6,
+                text(&p["reason"])
+            );
+        }
+    }
+    for s in list(&v["skipped"]) {
+        let _ = writeln!(out, "not adopted: {}", text(&s));
+    }
+    out
+}
+
+/// `mountain explain` for people.
+pub fn explain_text(v: &Value) -> String {
+    let mut out = String::new();
+    let now = v["now_us"].as_f64().unwrap_or(0.0);
+    let Some(decisions) = v["decisions"].as_array().filter(|d| !d.is_empty()) else {
+        return "no decision yet: no path has changed its state\n".into();
+    };
+    for d in decisions {
+        let ago = (now - d["at_us"].as_f64().unwrap_or(now)) / 1e6;
+        let text = |key: &str| d[key].as_str().unwrap_or("-").to_string();
+        let _ = writeln!(
+            out,
+            "{ago:8.1} s ago  {}: {} -> {}\n    why:    {}\n    proved: {}",
+            text("name"),
+            text("from"),
+            text("to"),
+            text("why"),
+            match &d["outcome"] {
+                Value::Null => "not known yet".to_string(),
+                Value::String(s) => s.clone(),
+                other => other["text"].as_str().map_or_else(|| other.to_string(), String::from),
+            }
+        );
+    }
+    out
+}

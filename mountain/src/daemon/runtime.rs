@@ -1,0 +1,136 @@
+//! Where a running daemon is found: its folder, lock and control socket.
+//!
+//! Everything is per network namespace, by its inode: `/run` is shared between namespaces, routes
+//! are not. The lock is the kernel's (flock), so it never outlives the process, however that ends.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail, Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Parent of the folders, one per network namespace.
+const BASE: &str = "/run/mountain";
+/// How long a client waits for the daemon's answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a client asks for; one line of JSON.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(tag = "cmd", rename_all = "kebab-case")]
+pub enum Request {
+    Status,
+    /// The last `last` decisions.
+    Explain { last: usize },
+    /// Switch to another policy.
+    Policy { name: String },
+    /// The last `last` moves of single flows.
+    Moves { last: usize },
+    /// Detach everything and end.
+    Stop,
+}
+
+/// What the daemon answers; one line of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Response {
+    Ok(Value),
+    Error(String),
+}
+
+/// The folder of this network namespace's daemon.
+#[derive(Clone, Debug)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// Of the namespace that the calling thread is in.
+    pub fn of_this_namespace() -> Result<Self> {
+        let inode = fs::metadata("/proc/thread-self/ns/net")
+            .context("cannot tell which network namespace this is: is /proc mounted?")?
+            .ino();
+        Ok(Self(Path::new(BASE).join(format!("net-{inode}"))))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.0.join("log")
+    }
+
+    /// Takes the lock that only one daemon of a namespace can hold; `None` when another has it.
+    pub fn lock(&self) -> Result<Option<Flock<File>>> {
+        fs::create_dir_all(&self.0)
+            .with_context(|| format!("cannot make {}: run as root", self.0.display()))?;
+        fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700))?;
+        let path = self.0.join("lock");
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .with_context(|| format!("cannot open {}: run as root", path.display()))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Some(lock)),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, e)) => Err(e).context("cannot lock"),
+        }
+    }
+
+    /// Whether a daemon runs in this namespace. Makes nothing.
+    pub fn is_running(&self) -> Result<bool> {
+        Ok(self.0.join("lock").exists() && self.lock()?.is_none())
+    }
+
+    /// Removes the folder; for the holder of the lock, or to clear up after one that was killed.
+    pub fn remove(&self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+
+    /// Asks the daemon. `None` when there is none.
+    pub fn ask(&self, request: &Request) -> Result<Option<Value>> {
+        let mut stream = match UnixStream::connect(self.socket()) {
+            Ok(stream) => stream,
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                bail!("only root may talk to the daemon: try again with sudo")
+            }
+            // A socket file without a listener is left over from a daemon that was killed.
+            Err(_) => return Ok(None),
+        };
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        stream.write_all(line.as_bytes())?;
+        let mut answer = String::new();
+        BufReader::new(stream)
+            .read_line(&mut answer)
+            .context("the daemon does not answer")?;
+        match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
+            Response::Ok(value) => Ok(Some(value)),
+            Response::Error(text) => Err(anyhow!(text)),
+        }
+    }
+
+    /// Waits until no daemon holds the lock. Returns whether that came true.
+    pub fn wait_gone(&self, limit: Duration) -> Result<bool> {
+        let end = Instant::now() + limit;
+        while self.is_running()? {
+            if Instant::now() > end {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,316 @@
+//! From what netlink reads to what policy, prober and BPF program work on.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use tracing::{info, warn};
+
+use super::{ids::PathIds, Daemon, ADOPT_MS};
+use crate::bpf::{GroupConfig, Masks, PathConfig};
+use crate::config::Config;
+use crate::measure::probe::{ProbePath, Target};
+use crate::steer::policy::PathInput;
+use crate::steer::rendezvous::{inv_weight, path_salt};
+use crate::steer::topology::{Path, Topology};
+
+/// The paths in use, by id, and the topology they come from.
+#[derive(Default)]
+pub struct Paths {
+    ids: PathIds,
+    /// Path id of each entry of `topology.paths`; `None` beyond the supported number.
+    id_of: Vec<Option<usize>>,
+    by_id: BTreeMap<usize, Known>,
+    topology: Topology,
+    masks: Vec<Option<Masks>>,
+}
+
+/// A path with what the configuration says about it.
+struct Known {
+    path: Path,
+    name: String,
+    capacity_bps: Option<u64>,
+    power_cost_us: f64,
+    target: Option<Target>,
+    cost_weight: u32,
+}
+
+impl Paths {
+    pub fn any(&self) -> bool {
+        !self.by_id.is_empty()
+    }
+
+    pub fn ids(&self) -> Vec<usize> {
+        self.by_id.keys().copied().collect()
+    }
+
+    /// Ids of the paths that can be probed.
+    pub fn probed(&self) -> Vec<usize> {
+        self.by_id.iter().filter(|(_, k)| k.target.is_some()).map(|(id, _)| *id).collect()
+    }
+
+    pub fn name(&self, id: usize) -> &str {
+        self.by_id.get(&id).map_or("?", |k| &k.name)
+    }
+
+    pub fn target_text(&self, id: usize) -> String {
+        match self.by_id.get(&id).and_then(|k| k.target) {
+            Some(Target::Icmp(ip)) => ip.to_string(),
+            Some(Target::Reflector(addr)) => format!("{addr} (reflector)"),
+            None => "nothing".into(),
+        }
+    }
+
+    pub fn path(&self, id: usize) -> Option<&Path> {
+        self.by_id.get(&id).map(|k| &k.path)
+    }
+
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The path id of an entry of [`Topology::paths`].
+    pub fn id(&self, index: usize) -> Option<usize> {
+        self.id_of.get(index).copied().flatten()
+    }
+
+    pub fn on_device(&self, ifindex: u32) -> Vec<usize> {
+        self.matching(|p| p.key.ifindex == ifindex)
+    }
+
+    pub fn by_gateway(&self, ifindex: u32, addr: IpAddr) -> Vec<usize> {
+        self.matching(|p| p.key.ifindex == ifindex && p.key.gateway == Some(addr))
+    }
+
+    fn matching(&self, test: impl Fn(&Path) -> bool) -> Vec<usize> {
+        self.by_id.iter().filter(|(_, k)| test(&k.path)).map(|(id, _)| *id).collect()
+    }
+
+    pub fn gateway(&self, id: usize) -> Option<(u32, IpAddr)> {
+        let key = self.path(id)?.key;
+        Some((key.ifindex, key.gateway?))
+    }
+
+    /// Notes a gateway's address; returns whether that changed anything.
+    pub fn set_mac(&mut self, id: usize, mac: Option<[u8; 6]>) -> bool {
+        match self.by_id.get_mut(&id) {
+            Some(k) if k.path.gateway_mac != mac => {
+                k.path.gateway_mac = mac;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub fn path_config(&self, id: usize) -> Option<PathConfig> {
+        let k = self.by_id.get(&id)?;
+        let p = &k.path;
+        Some(PathConfig {
+            ifindex: p.key.ifindex,
+            mtu: p.mtu,
+            ipv6: p.key.ipv6,
+            gateway: p.key.gateway?,
+            mac: p.gateway_mac,
+            ethernet: p.ethernet,
+            salt: path_salt(format!("{} via {:?}", p.ifname, p.key.gateway).as_bytes()),
+            cost_weight: k.cost_weight,
+        })
+    }
+
+    /// Remembers the masks of a group; returns whether they differ from the last ones.
+    pub fn masks_changed(&mut self, group: usize, masks: Masks) -> bool {
+        match self.masks.get_mut(group) {
+            Some(known) if *known != Some(masks) => {
+                *known = Some(masks);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn replace(&mut self, topology: Topology, config: &Config) {
+        let keys: Vec<_> = topology.paths.iter().map(|p| p.key).collect();
+        self.id_of = self.ids.assign(&keys);
+        self.by_id = topology
+            .paths
+            .iter()
+            .zip(&self.id_of)
+            .filter_map(|(path, id)| Some((((*id)?), known(path, config))))
+            .collect();
+        self.masks = vec![None; topology.groups.len()];
+        self.topology = topology;
+    }
+
+    /// Path ids and weights of each group, without paths that got no id.
+    fn groups(&self) -> Vec<GroupConfig> {
+        self.topology
+            .groups
+            .iter()
+            .map(|g| GroupConfig {
+                members: g
+                    .members
+                    .iter()
+                    .filter_map(|m| Some((self.id(m.path)?, inv_weight(m.weight))))
+                    .collect(),
+                prefixes: g.prefixes.clone(),
+            })
+            .collect()
+    }
+}
+
+fn known(path: &Path, config: &Config) -> Known {
+    let entry = config.path(&path.ifname, path.key.gateway);
+    Known {
+        path: path.clone(),
+        name: entry.and_then(|e| e.name.clone()).unwrap_or_else(|| path.ifname.clone()),
+        capacity_bps: entry.and_then(|e| e.capacity_bps()),
+        power_cost_us: entry.map_or(0.0, |e| e.power_cost_us),
+        target: entry
+            .and_then(|e| e.target(path.key.ipv6))
+            .or(path.key.gateway.map(Target::Icmp)),
+        cost_weight: entry.and_then(|e| e.cost_weight).unwrap_or(config.steer.cost_weight),
+    }
+}
+
+impl Daemon {
+    /// Makes a reading of the kernel's routing what is steered from now on.
+    pub(super) fn adopt(&mut self, topology: Topology) -> Result<()> {
+        let same_routing = !self.paths.topology.groups.is_empty()
+            && self.paths.topology.groups == topology.groups
+            && keys(&self.paths.topology) == keys(&topology);
+        let unchanged = self.paths.topology == topology;
+        if unchanged && self.paths.any() {
+            return Ok(());
+        }
+        let first = !self.paths.any();
+        self.paths.replace(topology, &self.config);
+        if !same_routing {
+            self.say_groups();
+        }
+
+        let groups = self.paths.groups();
+        let n_ids = self.paths.ids().last().map_or(0, |id| id + 1);
+        let inputs = (0..n_ids).map(|id| self.path_input(id)).collect();
+        self.policy.set_topology(
+            groups.iter().map(|g| g.members.iter().map(|(id, _)| *id).collect()).collect(),
+            inputs,
+        );
+        self.point_prober(n_ids)?;
+
+        if let Some(steer) = &mut self.steer {
+            let devices: Vec<u32> = {
+                let mut d: Vec<u32> =
+                    self.paths.by_id.values().map(|k| k.path.key.ifindex).collect();
+                d.sort();
+                d.dedup();
+                d
+            };
+            for id in self.paths.by_id.keys().copied().collect::<Vec<_>>() {
+                if let Some(config) = self.paths.path_config(id) {
+                    steer.set_path(id, &config)?;
+                }
+            }
+            let t = &self.paths.topology;
+            steer
+                .set_topology(&groups, &t.not_ours, &t.selectors, &t.pinned_sources)
+                .context("writing the routes to the kernel's tables")?;
+            if !same_routing {
+                steer.set_mode(super::mode_of(self.policy_name), ADOPT_MS);
+            }
+            steer.attach_to(&devices)?;
+        }
+        for id in self.paths.ids() {
+            let path = self.paths.path(id).expect("listed");
+            let (up, resolved) = (path.up, path.gateway_mac.is_some());
+            if up || !first {
+                self.usable(id, up, "carrier");
+            }
+            if resolved {
+                self.unresolved.remove(&id);
+            } else {
+                self.unresolved.entry(id).or_insert_with(std::time::Instant::now);
+            }
+        }
+        self.unresolved.retain(|id, _| self.paths.path(*id).is_some());
+        self.tick();
+        Ok(())
+    }
+
+    fn path_input(&self, id: usize) -> PathInput {
+        match self.paths.by_id.get(&id) {
+            Some(k) => PathInput {
+                name: k.name.clone(),
+                power_cost_us: k.power_cost_us,
+                capacity_bps: k.capacity_bps,
+            },
+            None => PathInput { name: format!("(gone {id})"), power_cost_us: 0.0, capacity_bps: None },
+        }
+    }
+
+    /// Points the prober at the paths; those that did not change keep their sockets.
+    fn point_prober(&mut self, n_ids: usize) -> Result<()> {
+        for id in 0..n_ids {
+            let wanted = self.paths.by_id.get(&id).map(|k| ProbePath {
+                ifname: k.path.ifname.clone(),
+                ifindex: k.path.key.ifindex,
+                source: k.path.source.filter(|s| {
+                    k.target.is_some_and(|t| target_is_ipv6(t) == s.is_ipv6())
+                }),
+                target: k.target.unwrap_or(Target::Icmp(IpAddr::from([127, 0, 0, 1]))),
+            });
+            let known = self.prober.paths().nth(id).cloned();
+            match wanted {
+                Some(w) if known.as_ref() == Some(&w) => {}
+                Some(w) => self.prober.set_path(id, w)?,
+                None if known.is_none() => {
+                    // A hole in the ids: something must stand there, and is never sent to.
+                    let idle = ProbePath {
+                        ifname: "lo".into(),
+                        ifindex: 1,
+                        source: None,
+                        target: Target::Icmp(IpAddr::from([127, 0, 0, 1])),
+                    };
+                    self.prober.set_path(id, idle)?;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn say_groups(&self) {
+        let t = &self.paths.topology;
+        for (i, g) in t.groups.iter().enumerate() {
+            let prefixes: Vec<_> = g.prefixes.iter().map(|p| p.to_string()).collect();
+            let members: Vec<_> = g
+                .members
+                .iter()
+                .filter_map(|m| self.paths.id(m.path))
+                .map(|id| self.paths.name(id))
+                .collect();
+            info!(
+                "group {i}: {} (table {}) by {}",
+                prefixes.join(", "),
+                g.table,
+                members.join(", ")
+            );
+        }
+        if t.groups.is_empty() {
+            warn!("no multipath route to steer: waiting for one");
+        }
+        for reason in &t.skipped {
+            info!("not adopted: {reason}");
+        }
+    }
+}
+
+fn target_is_ipv6(target: Target) -> bool {
+    match target {
+        Target::Icmp(ip) => ip.is_ipv6(),
+        Target::Reflector(addr) => addr.is_ipv6(),
+    }
+}
+
+fn keys(t: &Topology) -> Vec<crate::steer::topology::PathKey> {
+    t.paths.iter().map(|p| p.key).collect()
+}
