@@ -1,1 +1,17 @@
 //! Measuring paths: probes with kernel timestamps and their far end.
+//!
+//! - [`timestamp`]: SO_TIMESTAMPING on any datagram or raw socket.
+//! - [`wire`]: the packets on the wire (ICMP echo, UDP probes of `mountain reflect`).
+//! - [`oneway`]: variation of each direction's delay without synchronised clocks.
+//! - [`probe`]: the sender for all paths of a host.
+//! - [`reflect`]: the far end of the UDP probes.
+//! - [`stats`]: the rows of every table, and block-bootstrap intervals.
+//!
+//! Method and sources: docs/measuring.md.
+
+pub mod oneway;
+pub mod probe;
+pub mod reflect;
+pub mod stats;
+pub mod timestamp;
+pub mod wire;

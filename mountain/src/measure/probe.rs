@@ -1,0 +1,792 @@
+//! Probes for all paths of a host: ICMP echo, or UDP to a `mountain reflect`.
+//!
+//! Each path has a socket of its own, bound to the path's device and, where given, source
+//! address, so that routing cannot send the probe elsewhere and the BPF program can tell it is
+//! ours. RTTs are the difference of two kernel timestamps: how late the process reads an answer
+//! does not count. An answer counts only if it comes from the target over the path's device,
+//! carries the random nonce of a probe still waiting, and is the first one to that probe.
+//!
+//! Method and formulas: docs/measuring.md.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tokio::io::unix::AsyncFd;
+
+use super::oneway::OneWay;
+use super::timestamp::{self, ErrorEvent, Received, Stamping};
+use super::wire::{self, ProbeId, Reflected};
+
+/// After this an answer is no longer waited for.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most probes of one path that are waited for at a time.
+const MAX_WAITING: usize = 16_384;
+/// Kernel RTT may exceed the steady clock's by so much through slewing before it is disbelieved.
+const CLOCK_SLACK_NS: i64 = 1_000_000;
+
+/// Where probes go and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// ICMP echo to this address; a link-local one is taken to be on the path's device.
+    Icmp(IpAddr),
+    /// UDP probes to a `mountain reflect`.
+    Reflector(SocketAddr),
+}
+
+impl Target {
+    /// The address probed; a link-local one gets `ifindex` as its scope.
+    fn address(self, ifindex: u32) -> SocketAddr {
+        match self {
+            Target::Icmp(ip) => with_scope(SocketAddr::new(ip, 0), ifindex),
+            Target::Reflector(address) => with_scope(address, ifindex),
+        }
+    }
+}
+
+fn with_scope(address: SocketAddr, ifindex: u32) -> SocketAddr {
+    match address {
+        SocketAddr::V6(a) if a.ip().is_unicast_link_local() && a.scope_id() == 0 => {
+            SocketAddrV6::new(*a.ip(), a.port(), a.flowinfo(), ifindex).into()
+        }
+        other => other,
+    }
+}
+
+/// One path to probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbePath {
+    /// Device that the probes leave and the answers arrive by.
+    pub ifname: String,
+    /// Its index. Looked up anew by name when the socket has to be opened again, as a device that
+    /// was deleted and re-created has another.
+    pub ifindex: u32,
+    /// Source address; `None` lets the kernel choose.
+    pub source: Option<IpAddr>,
+    pub target: Target,
+}
+
+/// A valid answer to one probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Index of the path.
+    pub path: usize,
+    /// As given to [`Prober::send`].
+    pub seq: u64,
+    /// Kernel receive stamp − kernel transmit stamp, without the time spent inside the reflector.
+    pub rtt_us: u32,
+    /// From before the send call until the answer was read, by the steady clock: what an
+    /// application feels.
+    pub user_rtt_us: u32,
+    /// Variation above the minimum of the last minute on the way out; reflector only, and `None`
+    /// while it cannot be told from the backward one (see [`super::oneway`]).
+    pub forward_us: Option<u32>,
+    /// Likewise on the way back.
+    pub backward_us: Option<u32>,
+    /// Time the probe waited in the host's own queueing discipline; not part of `rtt_us`.
+    pub queue_us: Option<u32>,
+    /// The delay to judge the path by: minimum RTT + forward variation where known, else RTT;
+    /// plus `queue_us`.
+    pub delay_us: u32,
+    /// Whether both of our stamps are the kernel's. If not (a driver that does not stamp, or a
+    /// clock set under way), `rtt_us` includes the process's own delays.
+    pub kernel_stamps: bool,
+    /// Hop limit and TOS byte of the answer as it arrived.
+    pub hop_limit: Option<u8>,
+    pub tos: Option<u8>,
+    /// What the reflector reported.
+    pub reflected: Option<Reflected>,
+}
+
+/// What went on on one path since it was set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathStats {
+    pub sent: u64,
+    pub answered: u64,
+    /// Further answers to a probe already answered.
+    pub duplicates: u64,
+    /// Packets that answer none of our waiting probes: foreign, forged, replayed, too late.
+    pub ignored: u64,
+    /// ICMP errors and local failures (unresolved neighbour) after a send.
+    pub unreachable: u64,
+    /// Sends that failed at once, openings of the socket included.
+    pub send_errors: u64,
+    /// Answers whose RTT had to be taken without a kernel stamp.
+    pub unstamped: u64,
+    /// Last failure, in words.
+    pub last_error: Option<String>,
+}
+
+/// Why a prober cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error("ICMP probes need raw sockets: run as root or with CAP_NET_RAW")]
+    Permission,
+    #[error("path {path} ({ifname}): source {source_address} and target {target} are of different families")]
+    Family {
+        path: usize,
+        ifname: String,
+        source_address: IpAddr,
+        target: IpAddr,
+    },
+}
+
+/// Sends probes and collects answers, for all paths of the host, without blocking.
+///
+/// Make and use it inside a tokio runtime with I/O enabled. A path whose socket cannot be opened
+/// (device missing, no route) is no error at first: each [`Prober::send`] tries again and says
+/// what is wrong.
+pub struct Prober {
+    paths: Vec<Endpoint>,
+    /// Path to be asked first for an answer, so that none starves.
+    turn: usize,
+    /// Zero of the steady clock for the one-way filter.
+    epoch: Instant,
+}
+
+impl Prober {
+    pub fn new(paths: &[ProbePath]) -> Result<Self, ProbeError> {
+        let mut prober = Self {
+            paths: Vec::new(),
+            turn: 0,
+            epoch: Instant::now(),
+        };
+        for path in paths {
+            prober.set_path(prober.paths.len(), path.clone())?;
+        }
+        Ok(prober)
+    }
+
+    /// Replaces path `index`, or appends one if `index` is their number. Probes of the old one
+    /// are forgotten.
+    ///
+    /// # Panics
+    /// If `index` is beyond that.
+    pub fn set_path(&mut self, index: usize, path: ProbePath) -> Result<(), ProbeError> {
+        let target = path.target.address(0).ip();
+        if let Some(source) = path.source.filter(|s| s.is_ipv4() != target.is_ipv4()) {
+            let ifname = path.ifname;
+            return Err(ProbeError::Family {
+                path: index,
+                ifname,
+                source_address: source,
+                target,
+            });
+        }
+        let mut endpoint = Endpoint::new(path);
+        if let Err(error) = endpoint.open() {
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                return Err(ProbeError::Permission);
+            }
+        }
+        if index == self.paths.len() {
+            self.paths.push(endpoint);
+        } else {
+            self.paths[index] = endpoint;
+        }
+        Ok(())
+    }
+
+    /// Sends a probe on a path; `seq` comes back in its [`Answer`].
+    ///
+    /// # Errors
+    /// What opening the socket or send(2) failed with, such as ENODEV for a device that is gone
+    /// or ENETUNREACH without a route. The next call tries again.
+    pub fn send(&mut self, path: usize, seq: u64) -> io::Result<()> {
+        let endpoint = self.paths.get_mut(path).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("there is no path {path}"),
+            )
+        })?;
+        endpoint.send(seq).inspect_err(|error| {
+            endpoint.stats.send_errors += 1;
+            endpoint.stats.last_error = Some(error.to_string());
+        })
+    }
+
+    /// Waits for the next valid answer on any path. Cancel-safe: nothing is lost when the future
+    /// is dropped. Never returns while no probe is answered.
+    pub async fn recv(&mut self) -> Answer {
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// [`Prober::recv`] for hand-written futures.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
+        let count = self.paths.len();
+        for path in (0..count).map(|n| (self.turn + n) % count) {
+            if let Poll::Ready(mut answer) = self.paths[path].poll_answer(cx, self.epoch) {
+                answer.path = path;
+                self.turn = (path + 1) % count;
+                return Poll::Ready(answer);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Counters of a path.
+    pub fn stats(&self, path: usize) -> &PathStats {
+        &self.paths[path].stats
+    }
+
+    /// The paths, as set.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &ProbePath> {
+        self.paths.iter().map(|e| &e.path)
+    }
+
+    /// The one-way filter of a path: minimum RTT, drift, clock steps. Empty for ICMP.
+    pub fn one_way(&self, path: usize) -> &OneWay {
+        &self.paths[path].one_way
+    }
+}
+
+/// A probe whose answer may still come.
+#[derive(Debug)]
+struct Waiting {
+    seq: u64,
+    nonce: u64,
+    sent: Instant,
+    sent_real_ns: u64,
+    sched_ns: Option<u64>,
+    tx_ns: Option<u64>,
+    answered: bool,
+}
+
+struct Open {
+    fd: AsyncFd<Socket>,
+    /// ICMP identifier, random.
+    ident: u16,
+    /// Probe index that the kernel's packet number 0 stands for.
+    first_index: u64,
+}
+
+struct Endpoint {
+    path: ProbePath,
+    open: Option<Open>,
+    /// In the order sent: entry n is probe `front + n`.
+    waiting: VecDeque<Waiting>,
+    front: u64,
+    one_way: OneWay,
+    stats: PathStats,
+}
+
+const STAMPING: Stamping = Stamping {
+    rx: true,
+    tx: true,
+    tx_sched: true,
+    hardware: false,
+};
+
+impl Endpoint {
+    fn new(path: ProbePath) -> Self {
+        Self {
+            path,
+            open: None,
+            waiting: VecDeque::new(),
+            // Not 0, so that an index alone tells nothing about an earlier run.
+            front: u64::from(rand::random::<u32>()),
+            one_way: OneWay::new(),
+            stats: PathStats::default(),
+        }
+    }
+
+    fn next_index(&self) -> u64 {
+        self.front + self.waiting.len() as u64
+    }
+
+    fn open(&mut self) -> io::Result<&Open> {
+        if self.open.is_none() {
+            self.path.ifindex = nix::net::if_::if_nametoindex(self.path.ifname.as_str())?;
+            let socket = open_socket(&self.path)?;
+            self.open = Some(Open {
+                fd: timestamp::watch(socket)?,
+                ident: rand::random(),
+                first_index: self.next_index(),
+            });
+        }
+        Ok(self.open.as_ref().expect("just opened"))
+    }
+
+    fn send(&mut self, seq: u64) -> io::Result<()> {
+        self.expire();
+        self.open()?;
+        self.drain_errors();
+        let id = ProbeId {
+            nonce: rand::random(),
+            index: self.next_index(),
+        };
+        let open = self.open.as_ref().expect("opened above");
+        // An ICMP error that is still pending would make send fail without sending.
+        let _ = open.fd.get_ref().take_error();
+        let (sent_real_ns, sent) = (timestamp::realtime_ns(), Instant::now());
+        let result = match self.path.target {
+            Target::Icmp(ip) => {
+                open.fd
+                    .get_ref()
+                    .send(&wire::echo_request(ip.is_ipv6(), open.ident, id))
+            }
+            Target::Reflector(_) => {
+                let mut packet = [0; wire::PROBE_LEN];
+                wire::write_request(&mut packet, id);
+                open.fd.get_ref().send(&packet)
+            }
+        };
+        if let Err(error) = result {
+            self.after_failed_send(&error);
+            return Err(error);
+        }
+        self.stats.sent += 1;
+        self.waiting.push_back(Waiting {
+            seq,
+            nonce: id.nonce,
+            sent,
+            sent_real_ns,
+            sched_ns: None,
+            tx_ns: None,
+            answered: false,
+        });
+        Ok(())
+    }
+
+    fn expire(&mut self) {
+        while self
+            .waiting
+            .front()
+            .is_some_and(|w| self.waiting.len() >= MAX_WAITING || w.sent.elapsed() > ANSWER_TIMEOUT)
+        {
+            self.waiting.pop_front();
+            self.front += 1;
+        }
+    }
+
+    /// Whether a failed send has used up a packet number depends on how far it got and on the
+    /// kernel version, so the count is restarted; and a socket that may be bound to a device or
+    /// address that is gone is given up.
+    fn after_failed_send(&mut self, error: &io::Error) {
+        let next = self.next_index();
+        let passing = matches!(
+            error.raw_os_error(),
+            Some(
+                libc::EAGAIN
+                    | libc::ENOBUFS
+                    | libc::ECONNREFUSED
+                    | libc::EHOSTUNREACH
+                    | libc::ENETDOWN
+                    | libc::EPERM
+            )
+        );
+        if let Some(open) = self.open.as_mut().filter(|_| passing) {
+            open.first_index = next;
+            let fd = open.fd.get_ref();
+            let restarted = timestamp::set_stamping(fd, Stamping::default())
+                .and_then(|()| timestamp::set_stamping(fd, STAMPING));
+            if restarted.is_ok() {
+                return;
+            }
+        }
+        self.open = None;
+    }
+
+    /// Takes in transmit stamps and ICMP errors.
+    fn drain_errors(&mut self) {
+        let Some(open) = &self.open else { return };
+        while let Ok(Some(event)) = timestamp::receive_error(open.fd.get_ref()) {
+            match event {
+                ErrorEvent::Sent {
+                    id,
+                    tx_ns: Some(ns),
+                    ..
+                } => {
+                    stamp(&mut self.waiting, self.front, open.first_index, id, |w| {
+                        if ns >= w.sent_real_ns {
+                            w.tx_ns = Some(ns);
+                        }
+                    });
+                }
+                ErrorEvent::Scheduled { id, tx_ns } => {
+                    stamp(&mut self.waiting, self.front, open.first_index, id, |w| {
+                        if tx_ns >= w.sent_real_ns {
+                            w.sched_ns = Some(tx_ns);
+                        }
+                    });
+                }
+                ErrorEvent::Unreachable { errno, from } => {
+                    self.stats.unreachable += 1;
+                    let what = io::Error::from_raw_os_error(errno);
+                    self.stats.last_error = Some(match from {
+                        Some(from) => format!("{from} says: {what}"),
+                        None => what.to_string(),
+                    });
+                }
+                ErrorEvent::Sent { tx_ns: None, .. } | ErrorEvent::Other => {}
+            }
+        }
+    }
+
+    fn poll_answer(&mut self, cx: &mut Context<'_>, epoch: Instant) -> Poll<Answer> {
+        loop {
+            let Some(open) = &self.open else {
+                return Poll::Pending;
+            };
+            let mut guard = match open.fd.poll_read_ready(cx) {
+                Poll::Ready(Ok(guard)) => guard,
+                // An error means that the runtime is shutting down: nobody waits any more.
+                Poll::Ready(Err(_)) | Poll::Pending => return Poll::Pending,
+            };
+            let mut buffer = [0; 256];
+            let received = match timestamp::receive(open.fd.get_ref(), &mut buffer) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    guard.clear_ready();
+                    continue;
+                }
+                // A pending ICMP error; reading it has cleared it, and its text is on the error
+                // queue.
+                Err(_) => {
+                    drop(guard);
+                    self.drain_errors();
+                    continue;
+                }
+            };
+            let (now, now_real_ns) = (Instant::now(), timestamp::realtime_ns());
+            drop(guard);
+            let packet = &buffer[..received.len];
+            match self.answer(packet, &received, now, now_real_ns, epoch) {
+                Some(answer) => return Poll::Ready(answer),
+                None => self.stats.ignored += 1,
+            }
+        }
+    }
+
+    /// Checks a packet and makes an answer of it, all but the path's index.
+    fn answer(
+        &mut self,
+        packet: &[u8],
+        received: &Received,
+        now: Instant,
+        now_real_ns: u64,
+        epoch: Instant,
+    ) -> Option<Answer> {
+        let open = self.open.as_ref()?;
+        let expected = self.path.target.address(self.path.ifindex);
+        let from = received.from?;
+        if from.ip() != expected.ip() || received.ifindex.is_some_and(|i| i != self.path.ifindex) {
+            return None;
+        }
+        let (id, reflected) = match self.path.target {
+            Target::Icmp(ip) => (
+                wire::parse_echo_reply(ip.is_ipv6(), packet, open.ident)?,
+                None,
+            ),
+            Target::Reflector(_) => {
+                let (id, reflected) = wire::parse_reply(packet)?;
+                (from.port() == expected.port()).then_some((id, Some(reflected)))?
+            }
+        };
+        // The transmit stamp was queued before the packet left, so it is there by now.
+        self.drain_errors();
+        let at = usize::try_from(id.index.checked_sub(self.front)?).ok()?;
+        let waiting = self.waiting.get_mut(at).filter(|w| w.nonce == id.nonce)?;
+        if std::mem::replace(&mut waiting.answered, true) {
+            self.stats.duplicates += 1;
+            return None;
+        }
+        self.stats.answered += 1;
+        let at_ns = waiting.sent.duration_since(epoch).as_nanos() as u64;
+        let times = Times {
+            user_ns: now.duration_since(waiting.sent).as_nanos() as i64,
+            t1_user: waiting.sent_real_ns,
+            sched: waiting.sched_ns,
+            t1: waiting.tx_ns,
+            t4: received.rx_ns,
+            t4_user: now_real_ns,
+            reflected: reflected.map(|r| (r.received_ns, r.sent_ns)),
+        };
+        let figures = times.evaluate(at_ns, &mut self.one_way);
+        self.stats.unstamped += u64::from(!figures.kernel_stamps);
+        Some(Answer {
+            path: 0,
+            seq: waiting.seq,
+            rtt_us: figures.rtt_us,
+            user_rtt_us: to_us(times.user_ns),
+            forward_us: figures.forward_us,
+            backward_us: figures.backward_us,
+            queue_us: figures.queue_us,
+            delay_us: figures.delay_us,
+            kernel_stamps: figures.kernel_stamps,
+            hop_limit: received.hop_limit,
+            tos: received.tos,
+            reflected,
+        })
+    }
+}
+
+/// Applies `set` to the probe that the kernel's packet number `id` stands for.
+fn stamp(
+    waiting: &mut VecDeque<Waiting>,
+    front: u64,
+    first_index: u64,
+    id: u32,
+    set: impl FnOnce(&mut Waiting),
+) {
+    // The number wraps at 2^32: of the indices that end alike, take the one that is waiting.
+    let behind = (first_index as u32)
+        .wrapping_add(id)
+        .wrapping_sub(front as u32);
+    if let Some(probe) = waiting.get_mut(behind as usize) {
+        set(probe);
+    }
+}
+
+fn to_us(ns: i64) -> u32 {
+    u32::try_from((ns.max(0) + 500) / 1000).unwrap_or(u32::MAX)
+}
+
+/// All stamps of one probe, ns.
+struct Times {
+    /// Whole way by the steady clock in user space.
+    user_ns: i64,
+    t1_user: u64,
+    sched: Option<u64>,
+    t1: Option<u64>,
+    t4: Option<u64>,
+    t4_user: u64,
+    /// T2 and T3 by the reflector's clock.
+    reflected: Option<(u64, u64)>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Figures {
+    rtt_us: u32,
+    forward_us: Option<u32>,
+    backward_us: Option<u32>,
+    queue_us: Option<u32>,
+    delay_us: u32,
+    kernel_stamps: bool,
+}
+
+impl Times {
+    fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> Figures {
+        let t1 = self.t1.or(self.sched).unwrap_or(self.t1_user);
+        let t4 = self.t4.unwrap_or(self.t4_user);
+        let whole = t4.wrapping_sub(t1) as i64;
+        // Nothing can take longer in the kernel than seen from outside: if it seems so, our
+        // clock was set under way.
+        let plausible = (0..=self.user_ns.saturating_add(CLOCK_SLACK_NS)).contains(&whole);
+        let whole = if plausible { whole } else { self.user_ns };
+        let residence = self
+            .reflected
+            .map(|(t2, t3)| t3.wrapping_sub(t2) as i64)
+            .filter(|ns| (0..=whole).contains(ns));
+        let rtt_us = to_us(whole - residence.unwrap_or(0));
+        let variation = match (self.reflected, residence) {
+            (Some((t2, t3)), Some(_)) if plausible => one_way.push(
+                at_ns,
+                t2.wrapping_sub(t1) as i64,
+                t4.wrapping_sub(t3) as i64,
+            ),
+            _ => None,
+        };
+        let queue_us = self
+            .t1
+            .zip(self.sched)
+            .map(|(t1, s)| to_us(t1.wrapping_sub(s) as i64));
+        // Minimum and variation are of different moments, so their sum can exceed this RTT.
+        let delay = variation
+            .zip(one_way.min_rtt_us())
+            .map_or(rtt_us, |(v, min)| {
+                min.saturating_add(v.forward_us).min(rtt_us)
+            });
+        Figures {
+            rtt_us,
+            forward_us: variation.map(|v| v.forward_us),
+            backward_us: variation.map(|v| v.backward_us),
+            queue_us,
+            delay_us: delay.saturating_add(queue_us.unwrap_or(0)),
+            kernel_stamps: plausible && self.t1.is_some() && self.t4.is_some(),
+        }
+    }
+}
+
+/// A non-blocking socket on the path's device, bound and connected, with stamping on.
+fn open_socket(path: &ProbePath) -> io::Result<Socket> {
+    let target = path.target.address(path.ifindex);
+    let ipv6 = target.is_ipv6();
+    let domain = Domain::for_address(target);
+    let socket = match path.target {
+        Target::Icmp(_) => {
+            let protocol = if ipv6 {
+                Protocol::ICMPV6
+            } else {
+                Protocol::ICMPV4
+            };
+            let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
+            let only_replies = if ipv6 {
+                let mut blocked = [u32::MAX; 8];
+                blocked[129 / 32] &= !(1 << (129 % 32));
+                timestamp::set_option(&socket, libc::IPPROTO_ICMPV6, ICMP_FILTER, blocked)
+            } else {
+                timestamp::set_option(&socket, libc::SOL_RAW, ICMP_FILTER, !1u32)
+            };
+            only_replies?;
+            socket
+        }
+        Target::Reflector(_) => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
+    };
+    socket.set_nonblocking(true)?;
+    socket.bind_device(Some(path.ifname.as_bytes()))?;
+    timestamp::set_details(&socket, ipv6, true)?;
+    timestamp::set_stamping(&socket, STAMPING)?;
+    if let Some(source) = path.source {
+        let source = with_scope(SocketAddr::new(source, 0), path.ifindex);
+        socket.bind(&SockAddr::from(source))?;
+    }
+    // Connected, the kernel drops what comes from elsewhere and reports ICMP errors.
+    socket.connect(&SockAddr::from(target))?;
+    Ok(socket)
+}
+
+/// linux/icmp.h and linux/icmpv6.h: 1 on both levels; a bit set blocks the type.
+const ICMP_FILTER: libc::c_int = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times() -> Times {
+        Times {
+            user_ns: 30_000_000,
+            t1_user: 1_000_000_000,
+            sched: Some(1_000_100_000),
+            t1: Some(1_002_100_000),
+            t4: Some(1_022_100_000),
+            t4_user: 1_030_000_000,
+            reflected: None,
+        }
+    }
+
+    #[test]
+    fn rtt_is_between_kernel_stamps_and_delay_adds_the_own_queue() {
+        let got = times().evaluate(0, &mut OneWay::new());
+        assert_eq!(
+            got,
+            Figures {
+                rtt_us: 20_000,
+                forward_us: None,
+                backward_us: None,
+                queue_us: Some(2_000),
+                delay_us: 22_000,
+                kernel_stamps: true,
+            }
+        );
+    }
+
+    #[test]
+    fn residence_is_taken_off_and_directions_told_apart() {
+        let mut filter = OneWay::new();
+        let offset = 5_000_000_000_000;
+        let t2 = 1_012_100_000 + offset;
+        let quiet = Times {
+            reflected: Some((t2, t2 + 4_000_000)),
+            ..times()
+        };
+        let got = quiet.evaluate(0, &mut filter);
+        assert_eq!(
+            (got.rtt_us, got.forward_us, got.backward_us),
+            (16_000, Some(0), Some(0))
+        );
+        let slow = Times {
+            reflected: Some((t2 + 300_000_000, t2 + 300_000_000)),
+            t4: Some(1_318_100_000),
+            user_ns: 330_000_000,
+            ..times()
+        };
+        let got = slow.evaluate(50_000_000, &mut filter);
+        assert_eq!(got.rtt_us, 316_000);
+        assert_eq!((got.forward_us, got.backward_us), (Some(300_000), Some(0)));
+        assert_eq!(got.delay_us, 318_000);
+    }
+
+    #[test]
+    fn a_clock_set_under_way_falls_back_to_the_steady_clock() {
+        for t4 in [900_000_000, 9_000_000_000] {
+            let got = Times {
+                t4: Some(t4),
+                ..times()
+            }
+            .evaluate(0, &mut OneWay::new());
+            assert_eq!((got.rtt_us, got.kernel_stamps), (30_000, false));
+        }
+    }
+
+    #[test]
+    fn without_a_driver_stamp_the_next_best_one_is_used() {
+        let got = Times {
+            t1: None,
+            ..times()
+        }
+        .evaluate(0, &mut OneWay::new());
+        assert_eq!(
+            (got.rtt_us, got.queue_us, got.kernel_stamps),
+            (22_000, None, false)
+        );
+        let got = Times {
+            t1: None,
+            sched: None,
+            ..times()
+        }
+        .evaluate(0, &mut OneWay::new());
+        assert_eq!(
+            (got.rtt_us, got.delay_us, got.kernel_stamps),
+            (22_100, 22_100, false)
+        );
+    }
+
+    #[test]
+    fn a_reflector_with_nonsense_stamps_costs_only_the_directions() {
+        for reflected in [(u64::MAX, 0), (0, u64::MAX), (7, 1)] {
+            let times = Times {
+                reflected: Some(reflected),
+                ..times()
+            };
+            let got = times.evaluate(0, &mut OneWay::new());
+            let rtt = if reflected == (u64::MAX, 0) {
+                20_000
+            } else {
+                got.rtt_us
+            };
+            assert_eq!(got.rtt_us, rtt);
+            assert!(got.rtt_us <= 20_000 && got.delay_us <= 22_000, "{got:?}");
+        }
+    }
+
+    #[test]
+    fn packet_numbers_find_their_probe_across_the_wrap() {
+        let probe = |seq| Waiting {
+            seq,
+            nonce: 0,
+            sent: Instant::now(),
+            sent_real_ns: 0,
+            sched_ns: None,
+            tx_ns: None,
+            answered: false,
+        };
+        let mut waiting: VecDeque<_> = (0..3).map(probe).collect();
+        let first_index = 100;
+        let front = first_index + u64::from(u32::MAX);
+        stamp(&mut waiting, front, first_index, u32::MAX, |w| {
+            w.tx_ns = Some(1)
+        });
+        stamp(&mut waiting, front, first_index, 0, |w| w.tx_ns = Some(2));
+        stamp(&mut waiting, front, first_index, 2, |w| w.tx_ns = Some(9));
+        stamp(&mut waiting, front, first_index, u32::MAX - 1, |w| {
+            w.tx_ns = Some(9)
+        });
+        let got: Vec<_> = waiting.iter().map(|w| w.tx_ns).collect();
+        assert_eq!(got, [Some(1), Some(2), None]);
+    }
+}

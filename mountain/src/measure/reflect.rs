@@ -1,0 +1,468 @@
+//! The far end of UDP probes: `mountain reflect`.
+//!
+//! Answers each valid request (format: [`super::wire`]) with its kernel receive stamp and the
+//! time of sending, from the address and over the device it was reached at, with the request's
+//! DSCP. A reply is as long as its request, each source has a rate limit, and replies are never
+//! answered, so it is of no use for amplification or loops. It listens where it is told to;
+//! the default is loopback only.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::hash::Hash;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::time::Instant;
+
+use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tokio::io::unix::AsyncFd;
+
+use super::timestamp::{self, Received, Stamping};
+use super::wire::{self, Reflected};
+
+/// Where it listens unless told otherwise: both loopback addresses, one [`Reflector`] each.
+pub const DEFAULT_LISTEN: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), wire::DEFAULT_PORT),
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), wire::DEFAULT_PORT),
+];
+
+/// Longest request that is answered, bytes of payload: an Ethernet jumbo frame's.
+const MAX_PROBE_LEN: usize = 9_000;
+/// After so many packets in a row other tasks get a turn.
+const BATCH: usize = 64;
+/// So many failures of recvmsg in a row mean that the socket is broken.
+const MAX_FAILURES: u32 = 100;
+
+/// How much is answered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Sustained replies per second to one source: an IPv4 address or an IPv6 /64. The default,
+    /// 1000, allows 50 paths at 50 ms or one `mountain ping` at 1 ms.
+    pub source_per_s: f64,
+    /// Replies per second in total.
+    pub total_per_s: f64,
+    /// Seconds' worth of replies that may come in a burst.
+    pub burst_s: f64,
+    /// Sources remembered.
+    pub sources: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            source_per_s: 1_000.0,
+            total_per_s: 20_000.0,
+            burst_s: 0.2,
+            sources: 8_192,
+        }
+    }
+}
+
+/// Counters, readable while the reflector runs.
+#[derive(Debug, Default)]
+pub struct ReflectStats {
+    /// Requests answered.
+    pub answered: AtomicU64,
+    /// Packets that are no requests.
+    pub junk: AtomicU64,
+    /// Requests dropped by a rate limit.
+    pub limited: AtomicU64,
+    /// Replies that the kernel would not send.
+    pub failed: AtomicU64,
+}
+
+/// One listening socket.
+pub struct Reflector {
+    fd: AsyncFd<Socket>,
+    answerer: Answerer,
+}
+
+impl Reflector {
+    /// Listens on `address`; an IPv6 one, `[::]` included, takes IPv6 only. Call it inside a
+    /// tokio runtime.
+    pub fn bind(address: SocketAddr, limits: Limits) -> io::Result<Self> {
+        let ipv6 = address.is_ipv6();
+        let domain = Domain::for_address(address);
+        let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_nonblocking(true)?;
+        if ipv6 {
+            socket.set_only_v6(true)?;
+        }
+        timestamp::set_details(&socket, ipv6, false)?;
+        timestamp::set_stamping(
+            &socket,
+            Stamping {
+                rx: true,
+                ..Stamping::default()
+            },
+        )?;
+        socket.bind(&SockAddr::from(address))?;
+        Ok(Self {
+            fd: timestamp::watch(socket)?,
+            answerer: Answerer::new(limits, Instant::now()),
+        })
+    }
+
+    /// The address it listens on, with the port that was chosen if 0 was asked for.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        let address = self.fd.get_ref().local_addr()?;
+        address
+            .as_socket()
+            .ok_or_else(|| io::Error::other("not an IP socket"))
+    }
+
+    /// Counters; they stay readable after the reflector is dropped.
+    pub fn stats(&self) -> Arc<ReflectStats> {
+        self.answerer.stats.clone()
+    }
+
+    /// Answers until the future is dropped.
+    ///
+    /// # Errors
+    /// Only if the socket itself keeps failing.
+    pub async fn run(&mut self) -> io::Result<Infallible> {
+        let mut buffer = vec![0; MAX_PROBE_LEN];
+        let mut failures = 0;
+        loop {
+            let mut guard = self.fd.readable().await?;
+            for _ in 0..BATCH {
+                let socket = self.fd.get_ref();
+                match timestamp::receive(socket, &mut buffer) {
+                    Ok(received) => {
+                        failures = 0;
+                        self.answerer.handle(socket, &mut buffer, &received);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        guard.clear_ready();
+                        break;
+                    }
+                    Err(error) => {
+                        failures += 1;
+                        if failures > MAX_FAILURES {
+                            return Err(error);
+                        }
+                    }
+                }
+            }
+            drop(guard);
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Everything but the socket.
+struct Answerer {
+    limits: Limits,
+    total: Bucket,
+    sources: Recent<IpAddr, Bucket>,
+    counts: Recent<SocketAddr, u32>,
+    stats: Arc<ReflectStats>,
+}
+
+impl Answerer {
+    fn new(limits: Limits, now: Instant) -> Self {
+        Self {
+            limits,
+            total: Bucket::new(now),
+            sources: Recent::new(limits.sources),
+            counts: Recent::new(limits.sources),
+            stats: Arc::default(),
+        }
+    }
+
+    fn handle(&mut self, socket: &Socket, buffer: &mut [u8], received: &Received) {
+        let Some((from, local, ifindex)) = self.accept(buffer, received, Instant::now()) else {
+            return;
+        };
+        let packet = &mut buffer[..received.len];
+        let count = self.counts.entry(from, || 0);
+        *count = count.wrapping_add(1);
+        let mut reflected = Reflected {
+            received_ns: 0,
+            sent_ns: 0,
+            count: *count,
+            hop_limit: received.hop_limit,
+            tos: received.tos.unwrap_or(0),
+        };
+        reflected.sent_ns = timestamp::realtime_ns();
+        // The very first packets may come without a stamp.
+        reflected.received_ns = received.rx_ns.unwrap_or(reflected.sent_ns);
+        wire::make_reply(packet, reflected);
+        let outcome = match send_from(socket, packet, from, local, ifindex, reflected.tos) {
+            Ok(_) => &self.stats.answered,
+            Err(_) => &self.stats.failed,
+        };
+        outcome.fetch_add(1, Relaxed);
+    }
+
+    /// Whether to answer: (whom, from which address, over which device).
+    fn accept(
+        &mut self,
+        buffer: &[u8],
+        received: &Received,
+        now: Instant,
+    ) -> Option<(SocketAddr, IpAddr, u32)> {
+        let addresses = received.from.zip(received.local).zip(received.ifindex);
+        // A truncated request cannot be answered at its own length; one to a broadcast or
+        // multicast address would make many answer one.
+        let valid = !received.truncated
+            && received.destination == received.local
+            && wire::parse_request(&buffer[..received.len]).is_some();
+        let Some(((from, local), ifindex)) = addresses.filter(|((f, _), _)| valid && f.port() != 0)
+        else {
+            self.stats.junk.fetch_add(1, Relaxed);
+            return None;
+        };
+        let Limits {
+            source_per_s,
+            total_per_s,
+            burst_s,
+            ..
+        } = self.limits;
+        let source = self
+            .sources
+            .entry(source_key(from.ip()), || Bucket::new(now));
+        // The source's own limit first: one greedy source must not use up the total.
+        if !(source.take(now, source_per_s, burst_s) && self.total.take(now, total_per_s, burst_s))
+        {
+            self.stats.limited.fetch_add(1, Relaxed);
+            return None;
+        }
+        Some((from, local, ifindex))
+    }
+}
+
+/// An IPv6 host can use any address of its /64, so that is one source.
+fn source_key(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
+    }
+}
+
+/// Sends with the given source address, device and DSCP (the ECN bits stay 0).
+fn send_from(
+    socket: &Socket,
+    packet: &[u8],
+    to: SocketAddr,
+    local: IpAddr,
+    ifindex: u32,
+    tos: u8,
+) -> io::Result<usize> {
+    let dscp = tos & 0xfc;
+    let iov = [IoSlice::new(packet)];
+    let to = SockaddrStorage::from(to);
+    let fd = socket.as_raw_fd();
+    let flags = MsgFlags::MSG_DONTWAIT;
+    let sent = match local {
+        IpAddr::V4(v4) => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: ifindex as libc::c_int,
+                ipi_spec_dst: libc::in_addr {
+                    s_addr: u32::from(v4).to_be(),
+                },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            let control = [
+                ControlMessage::Ipv4PacketInfo(&info),
+                ControlMessage::Ipv4Tos(&dscp),
+            ];
+            sendmsg(fd, &iov, &control, flags, Some(&to))
+        }
+        IpAddr::V6(v6) => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr {
+                    s6_addr: v6.octets(),
+                },
+                ipi6_ifindex: ifindex,
+            };
+            let class = i32::from(dscp);
+            let control = [
+                ControlMessage::Ipv6PacketInfo(&info),
+                ControlMessage::Ipv6TClass(&class),
+            ];
+            sendmsg(fd, &iov, &control, flags, Some(&to))
+        }
+    };
+    Ok(sent?)
+}
+
+/// A token bucket whose rate is passed in, so that it is two words.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    /// Tokens used up, at time `at`; 0 is full.
+    used: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn new(now: Instant) -> Self {
+        Self { used: 0.0, at: now }
+    }
+
+    /// Takes a token if there is one.
+    fn take(&mut self, now: Instant, per_s: f64, burst_s: f64) -> bool {
+        let refill = now.saturating_duration_since(self.at).as_secs_f64() * per_s;
+        self.used = (self.used - refill).max(0.0);
+        self.at = now;
+        let free = self.used + 1.0 <= (per_s * burst_s).max(1.0);
+        self.used += f64::from(u8::from(free));
+        free
+    }
+}
+
+/// A map that remembers between `capacity`/2 and `capacity` most recently used keys, in constant
+/// time: when the young half is full it becomes the old half, whose entries are forgotten unless
+/// used again. Forged sources can thus neither fill the memory nor lock anyone out.
+struct Recent<K, V> {
+    young: HashMap<K, V>,
+    old: HashMap<K, V>,
+    capacity: usize,
+}
+
+impl<K: Hash + Eq, V> Recent<K, V> {
+    fn new(capacity: usize) -> Self {
+        Self {
+            young: HashMap::new(),
+            old: HashMap::new(),
+            capacity,
+        }
+    }
+
+    fn entry(&mut self, key: K, new: impl FnOnce() -> V) -> &mut V {
+        if self.young.len() >= (self.capacity / 2).max(1) && !self.young.contains_key(&key) {
+            self.old = std::mem::take(&mut self.young);
+        }
+        let old = &mut self.old;
+        match self.young.entry(key) {
+            std::collections::hash_map::Entry::Occupied(found) => found.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                let value = old.remove(place.key()).unwrap_or_else(new);
+                place.insert(value)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::wire::{ProbeId, PROBE_LEN};
+    use std::time::Duration;
+
+    fn request() -> [u8; PROBE_LEN] {
+        let mut packet = [0; PROBE_LEN];
+        wire::write_request(&mut packet, ProbeId { nonce: 1, index: 2 });
+        packet
+    }
+
+    fn received(from: &str) -> Received {
+        let local = Some("192.0.2.1".parse().unwrap());
+        Received {
+            len: PROBE_LEN,
+            from: Some(from.parse().unwrap()),
+            ifindex: Some(3),
+            destination: local,
+            local,
+            ..Received::default()
+        }
+    }
+
+    #[test]
+    fn a_source_is_limited_and_others_are_not() {
+        let now = Instant::now();
+        let limits = Limits {
+            source_per_s: 100.0,
+            burst_s: 0.1,
+            ..Limits::default()
+        };
+        let mut answerer = Answerer::new(limits, now);
+        let mut accepted = |from: &str, at_ms: u64| {
+            let at = now + Duration::from_millis(at_ms);
+            usize::from(answerer.accept(&request(), &received(from), at).is_some())
+        };
+        let burst: usize = (0..50)
+            .map(|n| accepted(&format!("198.51.100.1:{}", 1000 + n), 0))
+            .sum();
+        assert_eq!(burst, 10, "the limit is per address, whatever the port");
+        assert_eq!(accepted("198.51.100.2:1000", 0), 1);
+        let second: usize = (0..1000)
+            .map(|ms| accepted("198.51.100.1:1000", 1 + ms))
+            .sum();
+        assert!((99..=101).contains(&second), "{second}");
+        let v6: usize = (0..50)
+            .map(|n| accepted(&format!("[2001:db8::{n:x}]:5"), 2000))
+            .sum();
+        assert_eq!(v6, 10, "a /64 is one source");
+        assert_eq!(accepted("[2001:db8:0:1::1]:5", 2000), 1);
+        assert_eq!(
+            answerer.stats.limited.load(Relaxed),
+            (40 + 1000 - second + 40) as u64
+        );
+    }
+
+    #[test]
+    fn the_total_is_limited() {
+        let now = Instant::now();
+        let limits = Limits {
+            total_per_s: 50.0,
+            burst_s: 0.1,
+            ..Limits::default()
+        };
+        let mut answerer = Answerer::new(limits, now);
+        let got = (0..200)
+            .filter(|n| {
+                let from = received(&format!("198.51.100.{n}:9"));
+                answerer.accept(&request(), &from, now).is_some()
+            })
+            .count();
+        assert_eq!(got, 5);
+    }
+
+    #[test]
+    fn junk_is_counted_not_answered() {
+        let now = Instant::now();
+        let mut answerer = Answerer::new(Limits::default(), now);
+        let good = received("198.51.100.1:7");
+        let broadcast = Received {
+            destination: Some("192.0.2.255".parse().unwrap()),
+            ..good.clone()
+        };
+        let short = Received {
+            len: PROBE_LEN - 1,
+            ..good.clone()
+        };
+        let truncated = Received {
+            truncated: true,
+            ..good.clone()
+        };
+        let port_0 = received("198.51.100.1:0");
+        for bad in [&broadcast, &short, &truncated, &port_0] {
+            assert_eq!(answerer.accept(&request(), bad, now), None);
+        }
+        let mut reply = request();
+        reply[5] = 2;
+        assert_eq!(
+            answerer.accept(&reply, &good, now),
+            None,
+            "replies are never answered"
+        );
+        assert_eq!(answerer.stats.junk.load(Relaxed), 5);
+        assert!(answerer.accept(&request(), &good, now).is_some());
+    }
+
+    #[test]
+    fn memory_is_bounded_and_recent_keys_stay() {
+        let mut map = Recent::new(100);
+        for n in 0..10_000u32 {
+            *map.entry(n, || 0) += 1;
+            *map.entry(u32::MAX, || 0) += 1;
+            assert!(map.young.len() + map.old.len() <= 100);
+        }
+        assert_eq!(*map.entry(u32::MAX, || 0), 10_000, "in use all the time");
+        assert_eq!(*map.entry(1, || 0), 0, "forgotten");
+    }
+}

@@ -1,0 +1,456 @@
+//! Kernel timestamps of packets (SO_TIMESTAMPING) on UDP, ping and raw sockets.
+//!
+//! All times are ns since the epoch as the kernel gives them: CLOCK_REALTIME for software stamps,
+//! the network card's clock for hardware ones. Receive stamps come with the packet; transmit
+//! stamps come on the socket's error queue with a number (OPT_ID) that counts the packets of the
+//! socket, from 0, without the packet itself (OPT_TSONLY).
+//! Source: Documentation/networking/timestamping.rst of the kernel.
+
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, RawFd};
+
+use nix::sys::socket::{
+    recvmsg, ControlMessageOwned, MsgFlags, RecvMsg, SockaddrStorage, Timestamps,
+};
+use nix::sys::time::TimeSpec;
+use socket2::Socket;
+use tokio::io::unix::AsyncFd;
+
+/// What to have stamped on a socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamping {
+    /// Stamp received packets as they enter the network stack.
+    pub rx: bool,
+    /// Stamp sent packets as they are handed to the driver.
+    pub tx: bool,
+    /// Stamp sent packets also before they enter the queueing discipline; the difference to the
+    /// `tx` stamp is the time spent in the host's own queue.
+    pub tx_sched: bool,
+    /// Also ask for the network card's own stamps. They come only where the device offers them
+    /// and its stamping is switched on.
+    pub hardware: bool,
+}
+
+impl Stamping {
+    fn flags(self) -> libc::c_uint {
+        let mut flags = 0;
+        if self.rx {
+            flags |= libc::SOF_TIMESTAMPING_RX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE;
+        }
+        if self.tx {
+            flags |= libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE;
+        }
+        if self.tx_sched {
+            flags |= libc::SOF_TIMESTAMPING_TX_SCHED | libc::SOF_TIMESTAMPING_SOFTWARE;
+        }
+        if self.hardware {
+            flags |= libc::SOF_TIMESTAMPING_RAW_HARDWARE;
+            if self.rx {
+                flags |= libc::SOF_TIMESTAMPING_RX_HARDWARE;
+            }
+            if self.tx {
+                flags |= libc::SOF_TIMESTAMPING_TX_HARDWARE | libc::SOF_TIMESTAMPING_OPT_TX_SWHW;
+            }
+        }
+        if self.tx || self.tx_sched {
+            flags |= libc::SOF_TIMESTAMPING_OPT_ID | libc::SOF_TIMESTAMPING_OPT_TSONLY;
+        }
+        flags
+    }
+}
+
+/// Switches stamping on (or, with the default value, off). Going from no transmit stamps to some
+/// restarts the socket's packet count at 0.
+pub fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
+    set_option(
+        fd,
+        libc::SOL_SOCKET,
+        libc::SO_TIMESTAMPING,
+        stamping.flags() as libc::c_int,
+    )
+}
+
+/// Asks for what else [`receive`] reports: arrival device and destination address, hop limit and
+/// DSCP/ECN byte; and for ICMP errors on the error queue.
+pub fn set_details(fd: &impl AsRawFd, ipv6: bool, icmp_errors: bool) -> io::Result<()> {
+    if ipv6 {
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+        set_option(
+            fd,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_RECVERR,
+            libc::c_int::from(icmp_errors),
+        )
+    } else {
+        set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+        set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+        set_option(
+            fd,
+            libc::IPPROTO_IP,
+            libc::IP_RECVERR,
+            libc::c_int::from(icmp_errors),
+        )
+    }
+}
+
+/// setsockopt(2) with a plain value, for options that the safe crates do not have.
+pub(super) fn set_option<T: Copy>(
+    fd: &impl AsRawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: T,
+) -> io::Result<()> {
+    // SAFETY: `value` lives through the call and its true size is passed.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Has the tokio runtime watch a socket.
+pub(super) fn watch(socket: Socket) -> io::Result<AsyncFd<Socket>> {
+    // SAFETY: a `Socket` owns its descriptor and always returns the same one; it is closed only
+    // when the `AsyncFd`, which then owns it, has deregistered it.
+    unsafe { AsyncFd::register(socket) }.map_err(io::Error::from)
+}
+
+/// CLOCK_REALTIME in ns since the epoch: the clock of the software stamps.
+pub fn realtime_ns() -> u64 {
+    let now = std::time::SystemTime::now();
+    // Before 1970 every stamp is meaningless anyway; 0 keeps the callers' plausibility checks.
+    now.duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos() as u64)
+}
+
+/// A received packet's metadata; the payload is in the caller's buffer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes in the buffer.
+    pub len: usize,
+    /// The packet was longer than the buffer.
+    pub truncated: bool,
+    /// Sender; the port is 0 on raw sockets.
+    pub from: Option<SocketAddr>,
+    /// Software receive stamp, ns since the epoch.
+    pub rx_ns: Option<u64>,
+    /// Hardware receive stamp, ns of the card's clock.
+    pub rx_hw_ns: Option<u64>,
+    /// Device it arrived on.
+    pub ifindex: Option<u32>,
+    /// Address in its destination field.
+    pub destination: Option<IpAddr>,
+    /// Our own address to answer from (differs from `destination` for broadcast).
+    pub local: Option<IpAddr>,
+    /// TTL or hop limit as it arrived.
+    pub hop_limit: Option<u8>,
+    /// TOS or traffic class byte as it arrived.
+    pub tos: Option<u8>,
+}
+
+/// Receives one packet with its stamps, without blocking. Errors are recvmsg(2)'s;
+/// `WouldBlock` when there is none.
+pub fn receive(fd: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Received> {
+    let mut control = Control::EMPTY;
+    let mut iov = [IoSliceMut::new(buffer)];
+    let message = recv(
+        fd.as_raw_fd(),
+        &mut iov,
+        &mut control,
+        MsgFlags::MSG_DONTWAIT,
+    )?;
+    let mut received = Received {
+        len: message.bytes,
+        truncated: message.flags.contains(MsgFlags::MSG_TRUNC),
+        from: message.address.as_ref().and_then(socket_addr),
+        ..Received::default()
+    };
+    for cmsg in message.cmsgs()? {
+        match cmsg {
+            ControlMessageOwned::ScmTimestampsns(stamps) => {
+                (received.rx_ns, received.rx_hw_ns) = split(&stamps);
+            }
+            ControlMessageOwned::Ipv4PacketInfo(info) => {
+                received.ifindex = Some(info.ipi_ifindex as u32);
+                received.destination = Some(IpAddr::V4(u32::from_be(info.ipi_addr.s_addr).into()));
+                received.local = Some(IpAddr::V4(u32::from_be(info.ipi_spec_dst.s_addr).into()));
+            }
+            ControlMessageOwned::Ipv6PacketInfo(info) => {
+                let address = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+                received.ifindex = Some(info.ipi6_ifindex);
+                received.destination = Some(address.into());
+                received.local = (!address.is_multicast()).then_some(address.into());
+            }
+            ControlMessageOwned::Ipv4Ttl(v) | ControlMessageOwned::Ipv6HopLimit(v) => {
+                received.hop_limit = u8::try_from(v).ok();
+            }
+            ControlMessageOwned::Ipv4Tos(v) => received.tos = Some(v),
+            ControlMessageOwned::Ipv6TClass(v) => received.tos = u8::try_from(v).ok(),
+            _ => {}
+        }
+    }
+    Ok(received)
+}
+
+/// One entry of a socket's error queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ErrorEvent {
+    /// A sent packet was handed to the driver. `id` counts the socket's packets from 0, modulo
+    /// 2^32.
+    Sent {
+        id: u32,
+        tx_ns: Option<u64>,
+        tx_hw_ns: Option<u64>,
+    },
+    /// A sent packet reached the queueing discipline.
+    Scheduled { id: u32, tx_ns: u64 },
+    /// An ICMP error, or a local one such as an unresolved neighbour, as an errno value.
+    Unreachable { errno: i32, from: Option<IpAddr> },
+    /// Something that was not asked for (zero-copy completions, TCP acknowledgements, ...).
+    Other,
+}
+
+/// Takes one entry off the error queue; `None` when it is empty.
+pub fn receive_error(fd: &impl AsRawFd) -> io::Result<Option<ErrorEvent>> {
+    // ICMP errors carry the offending packet; only its length matters here.
+    let mut sink = [0u8; 64];
+    let mut control = Control::EMPTY;
+    let mut iov = [IoSliceMut::new(&mut sink)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_ERRQUEUE;
+    let message = match recv(fd.as_raw_fd(), &mut iov, &mut control, flags) {
+        Ok(message) => message,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut stamps = (None, None);
+    let mut failure = None;
+    for cmsg in message.cmsgs()? {
+        match cmsg {
+            ControlMessageOwned::ScmTimestampsns(s) => stamps = split(&s),
+            ControlMessageOwned::Ipv4RecvErr(error, from) => {
+                let from = from.map(|a| IpAddr::V4(u32::from_be(a.sin_addr.s_addr).into()));
+                failure = Some((error, from));
+            }
+            ControlMessageOwned::Ipv6RecvErr(error, from) => {
+                let from = from.map(|a| IpAddr::V6(a.sin6_addr.s6_addr.into()));
+                failure = Some((error, from));
+            }
+            _ => {}
+        }
+    }
+    let Some((error, from)) = failure else {
+        return Ok(Some(ErrorEvent::Other));
+    };
+    Ok(Some(match error.ee_origin {
+        libc::SO_EE_ORIGIN_TIMESTAMPING => match (error.ee_info, stamps) {
+            (SCM_TSTAMP_SND, (tx_ns, tx_hw_ns)) => ErrorEvent::Sent {
+                id: error.ee_data,
+                tx_ns,
+                tx_hw_ns,
+            },
+            (SCM_TSTAMP_SCHED, (Some(tx_ns), _)) => ErrorEvent::Scheduled {
+                id: error.ee_data,
+                tx_ns,
+            },
+            _ => ErrorEvent::Other,
+        },
+        libc::SO_EE_ORIGIN_LOCAL => ErrorEvent::Unreachable {
+            errno: error.ee_errno as i32,
+            from: None,
+        },
+        libc::SO_EE_ORIGIN_ICMP | libc::SO_EE_ORIGIN_ICMP6 => ErrorEvent::Unreachable {
+            errno: error.ee_errno as i32,
+            from: from.filter(|a| !a.is_unspecified()),
+        },
+        _ => ErrorEvent::Other,
+    }))
+}
+
+// linux/errqueue.h; the libc crate does not have them.
+const SCM_TSTAMP_SND: u32 = 0;
+const SCM_TSTAMP_SCHED: u32 = 1;
+
+/// Room for all control messages that [`set_stamping`] and [`set_details`] can switch on (about
+/// 200 bytes), aligned as the headers in it must be.
+#[repr(align(8))]
+struct Control([u8; 512]);
+
+impl Control {
+    const EMPTY: Self = Self([0; 512]);
+}
+
+fn recv<'a, 'outer, 'inner>(
+    fd: RawFd,
+    iov: &'outer mut [IoSliceMut<'inner>],
+    control: &'a mut Control,
+    flags: MsgFlags,
+) -> io::Result<RecvMsg<'a, 'outer, SockaddrStorage>>
+where
+    'inner: 'outer,
+{
+    Ok(recvmsg::<SockaddrStorage>(
+        fd,
+        iov,
+        Some(&mut control.0),
+        flags,
+    )?)
+}
+
+/// (software, hardware) stamp; the kernel leaves the absent one zero.
+fn split(stamps: &Timestamps) -> (Option<u64>, Option<u64>) {
+    let ns = |t: &TimeSpec| {
+        let ns = t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64;
+        (ns != 0).then_some(ns)
+    };
+    (ns(&stamps.system), ns(&stamps.hw_raw))
+}
+
+fn socket_addr(address: &SockaddrStorage) -> Option<SocketAddr> {
+    if let Some(v4) = address.as_sockaddr_in() {
+        return Some(SocketAddrV4::new(v4.ip(), v4.port()).into());
+    }
+    let v6 = address.as_sockaddr_in6()?;
+    Some(SocketAddrV6::new(v6.ip(), v6.port(), v6.flowinfo(), v6.scope_id()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
+    fn pair() -> (UdpSocket, UdpSocket) {
+        let a = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let b = UdpSocket::bind("127.0.0.1:0").unwrap();
+        a.connect(b.local_addr().unwrap()).unwrap();
+        (a, b)
+    }
+
+    const ALL: Stamping = Stamping {
+        rx: true,
+        tx: true,
+        tx_sched: true,
+        hardware: true,
+    };
+
+    #[test]
+    fn both_stamps_are_between_the_user_clocks_and_in_order() {
+        let (a, b) = pair();
+        set_stamping(&a, ALL).unwrap();
+        set_stamping(&b, ALL).unwrap();
+        set_details(&b, false, true).unwrap();
+        // The first packets after switching on may be stamped late: the kernel's switch is lazy.
+        std::thread::sleep(Duration::from_millis(20));
+        let before = realtime_ns();
+        a.send(b"x").unwrap();
+        a.send(b"yz").unwrap();
+        let after = realtime_ns();
+        std::thread::sleep(Duration::from_millis(20));
+        let mut buffer = [0; 16];
+        let first = receive(&b, &mut buffer).unwrap();
+        assert_eq!((first.len, first.from), (1, Some(a.local_addr().unwrap())));
+        assert_eq!(first.destination, Some("127.0.0.1".parse().unwrap()));
+        assert_eq!(first.ifindex, Some(1));
+        assert_eq!((first.hop_limit, first.tos), (Some(64), Some(0)));
+        assert!(!first.truncated);
+        let rx = first.rx_ns.unwrap();
+        assert!(before <= rx && rx <= after, "{before} {rx} {after}");
+        let mut events = Vec::new();
+        while let Some(event) = receive_error(&a).unwrap() {
+            events.push(event);
+        }
+        let sent: Vec<(u32, u64)> = events
+            .iter()
+            .filter_map(|e| match e {
+                ErrorEvent::Sent { id, tx_ns, .. } => Some((*id, tx_ns.unwrap())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(
+            sent.iter().map(|s| s.0).collect::<Vec<_>>(),
+            [0, 1],
+            "{events:?}"
+        );
+        let scheduled = events
+            .iter()
+            .filter(|e| matches!(e, ErrorEvent::Scheduled { .. }))
+            .count();
+        assert_eq!(scheduled, 2, "{events:?}");
+        assert!(
+            before <= sent[0].1 && sent[0].1 <= rx,
+            "{before} {sent:?} {rx}"
+        );
+    }
+
+    #[test]
+    fn without_stamping_there_are_none() {
+        let (a, b) = pair();
+        a.send(b"x").unwrap();
+        let got = receive(&b, &mut [0; 16]).unwrap();
+        assert_eq!((got.rx_ns, got.rx_hw_ns, got.ifindex), (None, None, None));
+        assert_eq!(receive_error(&a).unwrap(), None);
+        let empty = receive(&b, &mut [0; 16]).unwrap_err();
+        assert_eq!(empty.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn switching_off_and_on_restarts_the_count() {
+        let (a, b) = pair();
+        set_stamping(&a, ALL).unwrap();
+        a.send(b"x").unwrap();
+        while receive_error(&a).unwrap().is_some() {}
+        set_stamping(&a, Stamping::default()).unwrap();
+        a.send(b"x").unwrap();
+        set_stamping(&a, ALL).unwrap();
+        a.send(b"x").unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let mut ids = Vec::new();
+        while let Some(event) = receive_error(&a).unwrap() {
+            if let ErrorEvent::Sent { id, .. } = event {
+                ids.push(id);
+            }
+        }
+        assert_eq!(ids, [0]);
+        drop(b);
+    }
+
+    #[test]
+    fn a_closed_port_is_reported() {
+        let (a, b) = pair();
+        set_details(&a, false, true).unwrap();
+        drop(b);
+        a.send(b"x").unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let event = receive_error(&a).unwrap();
+        let from = Some("127.0.0.1".parse().unwrap());
+        assert_eq!(
+            event,
+            Some(ErrorEvent::Unreachable {
+                errno: libc::ECONNREFUSED,
+                from
+            })
+        );
+    }
+
+    #[test]
+    fn a_long_packet_is_truncated_not_overrun() {
+        let (a, b) = pair();
+        a.send(&[7; 100]).unwrap();
+        let mut buffer = [0; 16];
+        let got = receive(&b, &mut buffer).unwrap();
+        assert_eq!((got.len, got.truncated), (16, true));
+    }
+}
