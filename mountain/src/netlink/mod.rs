@@ -1,1 +1,89 @@
 //! What the kernel's routing tables say, read and followed by rtnetlink.
+//!
+//! [`read_topology`] dumps routes, nexthop objects, rules, links, addresses and neighbours of the
+//! caller's network namespace and condenses them into a [`Topology`]; [`Monitor`] reports what
+//! changes afterwards. Make the monitor first and read second, so that no change falls between.
+//!
+//! Theory of operation. `wire` speaks the netlink framing, `snapshot` decodes the few attributes
+//! needed into plain data, `rules` walks the policy rules as the kernel does, and `build` decides
+//! what is a group, what is left alone and why. The last two are pure functions. Attributes are
+//! picked one by one instead of decoding whole messages with `netlink-packet-route`, because there
+//! one attribute of a newer kernel, or an encapsulation inside a multipath next hop, makes the
+//! whole message unreadable, and a route that is silently missing here would be a route whose
+//! traffic is moved by mistake.
+
+mod build;
+mod monitor;
+mod rules;
+mod snapshot;
+mod wire;
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+
+use crate::steer::topology::Topology;
+
+pub use monitor::{Change, Monitor};
+
+/// Which multipath routes to adopt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Adopt only routes whose prefix equals or lies in one of these; empty: all.
+    pub routes: Vec<IpNet>,
+}
+
+impl Filter {
+    fn admits(&self, prefix: &IpNet) -> bool {
+        self.routes.is_empty() || self.routes.iter().any(|wanted| wanted.contains(prefix))
+    }
+}
+
+/// How often a dump that changed while it was read is read again before it is taken as it is
+/// (the monitor reports the change anyway).
+const CONSISTENT_TRIES: usize = 5;
+
+/// Reads the routing state of the calling thread's network namespace.
+///
+/// Blocks for the time of seven kernel dumps: about a millisecond on an ordinary host, a second or
+/// more with a full Internet routing table.
+///
+/// # Errors
+/// When the kernel refuses a netlink socket or a dump. Reading needs no privileges.
+pub fn read_topology_blocking(filter: &Filter) -> Result<Topology> {
+    let mut socket = wire::Socket::open().context("cannot open an rtnetlink socket")?;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let (snapshot, consistent) = snapshot::read(&mut socket)?;
+        if consistent || tries == CONSISTENT_TRIES {
+            return Ok(build::build(&snapshot, filter));
+        }
+    }
+}
+
+/// Like [`read_topology_blocking`], on tokio's pool for blocking work so that the caller's other
+/// tasks go on. The pool's threads live in the namespace of the thread that started them.
+///
+/// # Errors
+/// As [`read_topology_blocking`].
+pub async fn read_topology(filter: &Filter) -> Result<Topology> {
+    let filter = filter.clone();
+    tokio::task::spawn_blocking(move || read_topology_blocking(&filter))
+        .await
+        .context("reading the routing state was interrupted")?
+}
+
+/// Asks the kernel to resolve `gateway` on the device now, or to check that it still answers, as if
+/// a packet were to be sent to it. The entry made is an ordinary one that the kernel collects when
+/// it goes unused; entries an administrator made permanent are left alone.
+///
+/// # Errors
+/// When the device does not exist or has no neighbours, or without CAP_NET_ADMIN.
+pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
+    // One request answered from kernel memory: not worth a thread of its own.
+    wire::Socket::open()
+        .and_then(|mut socket| snapshot::use_neighbour(&mut socket, ifindex, gateway))
+        .with_context(|| format!("cannot resolve {gateway} on device {ifindex}"))
+}

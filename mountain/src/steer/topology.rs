@@ -33,7 +33,8 @@ pub struct Path {
     pub key: PathKey,
     /// Name of the device, e.g. `eth0`.
     pub ifname: String,
-    /// The first global address on the device of the path's family: source of our probes.
+    /// Source of our probes: a global address on the device of the path's family, preferably one
+    /// on the gateway's subnet; a link-local one where there is no other.
     pub source: Option<IpAddr>,
     /// MTU of the device, in bytes of the network layer.
     pub mtu: u32,
@@ -71,6 +72,9 @@ pub struct Group {
 /// routed by the group's route, so it is left alone. An unset field matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Selector {
+    /// Table of the groups that the rule takes packets from; those of other tables are not
+    /// concerned.
+    pub table: u32,
     pub priority: u32,
     /// `not ...`: applies to what the fields do *not* match.
     pub invert: bool,
@@ -78,6 +82,7 @@ pub struct Selector {
     pub fwmark: Option<(u32, u32)>,
     pub src: Option<IpNet>,
     pub dst: Option<IpNet>,
+    /// Device the packet came in by; 1 (`lo`) for packets of local sockets.
     pub iif: Option<u32>,
     /// First and last uid.
     pub uid: Option<(u32, u32)>,
@@ -93,8 +98,10 @@ pub struct Selector {
 pub struct Topology {
     pub paths: Vec<Path>,
     pub groups: Vec<Group>,
-    /// Routes of the groups' tables that are not multipath ones of ours: a destination inside
-    /// one of them that is more specific than a group's prefix is not ours.
+    /// Routes of the groups' tables, and of tables looked up before them (`local`), that are not
+    /// multipath ones of ours and lie inside a group's prefix: a destination in one of them is not
+    /// ours unless a group's prefix is more specific still. Sorted; entries that another one
+    /// already covers are left out.
     pub not_ours: Vec<IpNet>,
     /// ip rules that come before the groups' tables are looked up, without those that only
     /// choose `local` or the group's own table.
@@ -103,4 +110,18 @@ pub struct Topology {
     pub pinned_sources: Vec<IpAddr>,
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
     pub skipped: Vec<String>,
+}
+
+impl Selector {
+    /// Whether it has no condition at all, so that it matches every packet (none if inverted).
+    pub fn is_unconditional(&self) -> bool {
+        let bare = Self {
+            table: self.table,
+            priority: self.priority,
+            invert: self.invert,
+            ipv6: self.ipv6,
+            ..Self::default()
+        };
+        *self == bare
+    }
 }

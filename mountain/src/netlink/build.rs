@@ -1,0 +1,416 @@
+//! From the kernel's routing state to paths and groups. Pure: no system calls.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::rules::{self, Reach};
+use super::snapshot::{Link, NextHop, Route, Snapshot, UNICAST};
+use super::Filter;
+use crate::steer::topology::{
+    Group, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
+};
+
+const TABLE_MAIN: u32 = 254;
+
+/// Condenses a snapshot.
+pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
+    let mut builder = Builder::new(snapshot);
+    let mut candidates: Vec<&Route> = snapshot
+        .routes
+        .iter()
+        .filter(|route| route.multipath && route.kind == UNICAST)
+        .collect();
+    // The main table first: where tables overlap, it is the one that most packets use.
+    candidates.sort_by_key(|route| {
+        (
+            is_ipv6(&route.prefix),
+            route.table != TABLE_MAIN,
+            route.table,
+            route.prefix,
+            route.metric,
+        )
+    });
+    for route in candidates {
+        let adopted = if filter.admits(&route.prefix) {
+            builder.adopt(route)
+        } else {
+            Err("not among the routes asked for".to_owned())
+        };
+        if let Err(reason) = adopted {
+            builder.skip(route, &reason);
+        }
+    }
+    builder.finish()
+}
+
+struct Builder<'a> {
+    snapshot: &'a Snapshot,
+    topology: Topology,
+    path_index: HashMap<PathKey, usize>,
+    /// How the packets come to each table, by family.
+    reaches: BTreeMap<(bool, u32), Result<Reach, String>>,
+    /// Positions of the routes with each prefix in a table.
+    by_prefix: HashMap<(u32, IpNet), Vec<usize>>,
+    adopted: Vec<(u32, IpNet)>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(snapshot: &'a Snapshot) -> Self {
+        let mut by_prefix: HashMap<_, Vec<usize>> = HashMap::new();
+        for (position, route) in snapshot.routes.iter().enumerate() {
+            by_prefix
+                .entry((route.table, route.prefix))
+                .or_default()
+                .push(position);
+        }
+        Self {
+            snapshot,
+            topology: Topology::default(),
+            path_index: HashMap::new(),
+            reaches: BTreeMap::new(),
+            by_prefix,
+            adopted: Vec::new(),
+        }
+    }
+
+    fn skip(&mut self, route: &Route, reason: &str) {
+        let table = match route.table {
+            TABLE_MAIN => String::new(),
+            other => format!(" (table {other})"),
+        };
+        let metric = match route.metric {
+            0 => String::new(),
+            other => format!(" metric {other}"),
+        };
+        self.topology
+            .skipped
+            .push(format!("{}{metric}{table}: {reason}", route.prefix));
+    }
+
+    /// Makes the route's prefix part of a group, or says why not.
+    fn adopt(&mut self, route: &Route) -> Result<(), String> {
+        if route.source.is_some() {
+            return Err("chosen by source address".to_owned());
+        }
+        if route.tos != 0 {
+            return Err(format!("only for TOS {:#04x}", route.tos));
+        }
+        self.check_precedence(route)?;
+        self.check_rules(route)?;
+        let hops = self.usable_hops(route)?;
+
+        let new_paths = hops
+            .iter()
+            .filter(|hop| !self.path_index.contains_key(&key(hop, route)))
+            .count();
+        if self.topology.paths.len() + new_paths > MAX_PATHS {
+            return Err(format!("more than {MAX_PATHS} paths on this host"));
+        }
+        let full = self.topology.groups.len() >= MAX_GROUPS;
+        let known_paths = self.topology.paths.len();
+        let members = self.members(&hops, route);
+        let ipv6 = is_ipv6(&route.prefix);
+        let known = self.topology.groups.iter_mut().find(|group| {
+            group.table == route.table
+                && group.members == members
+                && group.prefixes.first().map(is_ipv6) == Some(ipv6)
+        });
+        match known {
+            Some(group) => group.prefixes.push(route.prefix),
+            None if full => {
+                self.topology.paths.truncate(known_paths);
+                self.path_index.retain(|_, index| *index < known_paths);
+                return Err(format!("more than {MAX_GROUPS} groups on this host"));
+            }
+            None => self.topology.groups.push(Group {
+                table: route.table,
+                prefixes: vec![route.prefix],
+                members,
+            }),
+        }
+        self.adopted.push((route.table, route.prefix));
+        Ok(())
+    }
+
+    /// Whether the kernel uses this route for all packets to its prefix.
+    fn check_precedence(&self, route: &Route) -> Result<(), String> {
+        let same = &self.by_prefix[&(route.table, route.prefix)];
+        for other in same.iter().map(|position| &self.snapshot.routes[*position]) {
+            if std::ptr::eq(other, route) || is_conditional(other) {
+                continue;
+            }
+            if other.metric < route.metric {
+                return Err(format!("a route with metric {} comes first", other.metric));
+            }
+            if other.metric == route.metric {
+                return Err("another route has the same prefix and metric".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the routing rules lead packets to this route.
+    fn check_rules(&mut self, route: &Route) -> Result<(), String> {
+        let ipv6 = is_ipv6(&route.prefix);
+        let snapshot = self.snapshot;
+        let reach = self
+            .reaches
+            .entry((ipv6, route.table))
+            .or_insert_with(|| rules::reach(snapshot, route.table, ipv6))
+            .as_ref()
+            .map_err(Clone::clone)?;
+        for other in earlier_routes(snapshot, reach) {
+            if other.prefix.contains(&route.prefix) && !is_conditional(other) {
+                return Err(format!(
+                    "{} in table {}, looked up first, hides it",
+                    other.prefix, other.table
+                ));
+            }
+        }
+        // Destinations alone tell groups apart, so two tables cannot both have one for the same.
+        let overlap = self.adopted.iter().find(|(table, prefix)| {
+            *table != route.table
+                && (prefix.contains(&route.prefix) || route.prefix.contains(prefix))
+        });
+        match overlap {
+            Some((table, prefix)) => Err(format!("overlaps {prefix} of table {table}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The next hops that can be paths, equal ones merged.
+    fn usable_hops(&mut self, route: &Route) -> Result<Vec<NextHop>, String> {
+        let mut hops: Vec<NextHop> = Vec::new();
+        for hop in &route.hops {
+            if hop.encapsulated {
+                return Err("a next hop encapsulates its packets".to_owned());
+            }
+            if hop.blackhole {
+                return Err("a next hop is a blackhole".to_owned());
+            }
+            let same = hops
+                .iter_mut()
+                .find(|other| (other.ifindex, other.gateway) == (hop.ifindex, hop.gateway));
+            match same {
+                Some(other) => {
+                    other.weight = other.weight.saturating_add(hop.weight);
+                    other.dead &= hop.dead;
+                }
+                None => hops.push(hop.clone()),
+            }
+        }
+        if hops.len() < 2 {
+            return Err("fewer than two different next hops".to_owned());
+        }
+
+        let mut reasons = Vec::new();
+        hops.retain(|hop| match self.snapshot.links.get(&hop.ifindex) {
+            None => {
+                reasons.push(format!("next hop on device {} is gone", hop.ifindex));
+                false
+            }
+            Some(link) if hop.gateway.is_none() => {
+                reasons.push(format!(
+                    "next hop on {} has no gateway: its neighbours cannot be known in advance",
+                    link.ifname
+                ));
+                false
+            }
+            Some(_) => true,
+        });
+        if hops.len() < 2 {
+            return Err(reasons.join("; "));
+        }
+        if hops.len() > MAX_GROUP_PATHS {
+            return Err(format!(
+                "{} next hops, at most {MAX_GROUP_PATHS} are handled",
+                hops.len()
+            ));
+        }
+        for reason in reasons {
+            self.skip(route, &format!("{reason}; the others are used"));
+        }
+        Ok(hops)
+    }
+
+    /// Indexes of the next hops' paths, made if new, with weights of at most 256.
+    fn members(&mut self, hops: &[NextHop], route: &Route) -> Vec<Member> {
+        let heaviest = hops.iter().map(|hop| hop.weight).max().unwrap_or(1);
+        let mut members: Vec<Member> = hops
+            .iter()
+            .map(|hop| Member {
+                path: self.path(hop, route),
+                weight: scaled_weight(hop.weight, heaviest),
+            })
+            .collect();
+        members.sort_by_key(|member| member.path);
+        members
+    }
+
+    fn path(&mut self, hop: &NextHop, route: &Route) -> usize {
+        let key = key(hop, route);
+        let link = &self.snapshot.links[&hop.ifindex];
+        if let Some(&index) = self.path_index.get(&key) {
+            // Alive if any route says so: a route may lag behind the link's state.
+            self.topology.paths[index].up |= link.up && !hop.dead;
+            return index;
+        }
+        let index = self.topology.paths.len();
+        self.topology.paths.push(self.new_path(key, link, hop));
+        self.path_index.insert(key, index);
+        index
+    }
+
+    fn new_path(&self, key: PathKey, link: &Link, hop: &NextHop) -> Path {
+        Path {
+            key,
+            ifname: link.ifname.clone(),
+            source: source_address(self.snapshot, &key),
+            mtu: link.mtu,
+            ethernet: link.ethernet,
+            up: link.up && !hop.dead,
+            gateway_mac: key
+                .gateway
+                .and_then(|gateway| self.snapshot.neighbours.get(&(key.ifindex, gateway)))
+                .copied(),
+        }
+    }
+
+    fn finish(mut self) -> Topology {
+        let mut others = BTreeSet::new();
+        let mut selectors = Vec::new();
+        for (&(ipv6, table), reach) in &self.reaches {
+            let ours: Vec<IpNet> = self
+                .adopted
+                .iter()
+                .filter(|(t, prefix)| *t == table && is_ipv6(prefix) == ipv6)
+                .map(|(_, prefix)| *prefix)
+                .collect();
+            let (Ok(reach), false) = (reach, ours.is_empty()) else {
+                continue;
+            };
+            selectors.extend(reach.selectors.iter().cloned());
+            let own = self
+                .snapshot
+                .routes
+                .iter()
+                .filter(|route| route.table == table && is_ipv6(&route.prefix) == ipv6);
+            for route in own.chain(earlier_routes(self.snapshot, reach)) {
+                if ours.contains(&route.prefix) {
+                    if is_conditional(route) {
+                        selectors.push(Selector {
+                            table,
+                            dst: Some(route.prefix),
+                            src: route.source,
+                            tos: Some(route.tos).filter(|tos| *tos != 0),
+                            ipv6,
+                            ..Selector::default()
+                        });
+                    }
+                } else if ours.iter().any(|prefix| prefix.contains(&route.prefix)) {
+                    others.insert(route.prefix);
+                }
+            }
+        }
+        let devices: BTreeSet<u32> = self
+            .topology
+            .paths
+            .iter()
+            .map(|path| path.key.ifindex)
+            .collect();
+        let pinned: BTreeSet<IpAddr> = self
+            .snapshot
+            .addresses
+            .iter()
+            .filter(|address| devices.contains(&address.ifindex))
+            .map(|address| address.address)
+            .collect();
+        self.topology.pinned_sources = pinned.into_iter().collect();
+        self.topology.not_ours = minimal(&others, &self.adopted);
+        self.topology.selectors = selectors;
+        self.topology
+    }
+}
+
+fn key(hop: &NextHop, route: &Route) -> PathKey {
+    PathKey {
+        ifindex: hop.ifindex,
+        gateway: hop.gateway,
+        ipv6: is_ipv6(&route.prefix),
+    }
+}
+
+/// Routes that packets meet in tables before the group's own.
+fn earlier_routes<'a>(
+    snapshot: &'a Snapshot,
+    reach: &'a Reach,
+) -> impl Iterator<Item = &'a Route> + 'a {
+    snapshot.routes.iter().filter(|route| {
+        reach.earlier.iter().any(|(table, ignored_up_to)| {
+            route.table == *table
+                && ignored_up_to.is_none_or(|length| u32::from(route.prefix.prefix_len()) > length)
+        })
+    })
+}
+
+/// Whether the route holds for some of the packets to its prefix only.
+fn is_conditional(route: &Route) -> bool {
+    route.tos != 0 || route.source.is_some()
+}
+
+fn is_ipv6(prefix: &IpNet) -> bool {
+    matches!(prefix, IpNet::V6(_))
+}
+
+/// Weights beyond 256 (kernels from 6.12 allow 65536) are scaled down alike.
+fn scaled_weight(weight: u16, heaviest: u16) -> u16 {
+    if heaviest <= 256 {
+        return weight;
+    }
+    let scaled = u32::from(weight) * 256 / u32::from(heaviest);
+    scaled.clamp(1, 256) as u16
+}
+
+/// The address our probes of a path are sent from.
+fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
+    let on_gateways_subnet = |subnet: &Option<IpNet>| match (subnet, &path.gateway) {
+        (Some(subnet), Some(gateway)) => subnet.contains(gateway),
+        _ => false,
+    };
+    snapshot
+        .addresses
+        .iter()
+        .filter(|a| a.ifindex == path.ifindex && a.address.is_ipv6() == path.ipv6)
+        // The first of the best: min_by_key returns the first of equals.
+        .min_by_key(|a| (!a.global, a.second_choice, !on_gateways_subnet(&a.subnet)))
+        .map(|a| a.address)
+}
+
+/// Drops prefixes whose nearest enclosing prefix, ours or not, is itself one of `others`.
+fn minimal(others: &BTreeSet<IpNet>, adopted: &[(u32, IpNet)]) -> Vec<IpNet> {
+    // Sorted by address, then length: an enclosing prefix comes before what it encloses.
+    let mut all: Vec<(IpNet, bool)> = adopted.iter().map(|(_, prefix)| (*prefix, true)).collect();
+    all.extend(others.iter().map(|prefix| (*prefix, false)));
+    all.sort();
+    let mut enclosing: Vec<(IpNet, bool)> = Vec::new();
+    let mut kept = Vec::new();
+    for (prefix, ours) in all {
+        while enclosing
+            .last()
+            .is_some_and(|(outer, _)| !outer.contains(&prefix))
+        {
+            enclosing.pop();
+        }
+        let redundant = !ours && enclosing.last().is_some_and(|(_, ours)| !ours);
+        if redundant {
+            continue;
+        }
+        if !ours {
+            kept.push(prefix);
+        }
+        enclosing.push((prefix, ours));
+    }
+    kept
+}

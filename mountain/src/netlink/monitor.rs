@@ -1,0 +1,222 @@
+//! Following the kernel's routing state by netlink multicast.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use netlink_sys::{protocols::NETLINK_ROUTE, AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use tokio::time::{timeout_at, Instant};
+
+use super::snapshot;
+use super::wire;
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_DELNEIGH: u16 = 29;
+
+/// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
+/// NEXTHOP.
+const GROUPS: [u32; 9] = [1, 3, 5, 7, 8, 9, 11, 19, 32];
+
+/// Longest time for which changes that are not urgent are gathered.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// Receive buffer: room for several thousand events between two reads.
+const BUFFER_BYTES: u32 = 1 << 20;
+
+/// Something that happened to the routing state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A device changed. `up`: administratively up with carrier.
+    Link {
+        ifindex: u32,
+        up: bool,
+        deleted: bool,
+    },
+    /// A neighbour entry changed. `usable`: the kernel would send to it without asking first;
+    /// `mac`: its Ethernet address while usable.
+    Neighbour {
+        ifindex: u32,
+        addr: IpAddr,
+        usable: bool,
+        mac: Option<[u8; 6]>,
+    },
+    /// Anything else, also properties of links: read the topology again.
+    Routing,
+    /// Events were lost, or the socket failed: read the topology again.
+    Overrun,
+}
+
+impl Change {
+    /// Whether a path may just have broken.
+    fn is_urgent(&self) -> bool {
+        matches!(
+            self,
+            Self::Link { up: false, .. } | Self::Neighbour { usable: false, .. }
+        )
+    }
+
+    /// Whether `self` makes an earlier `other` void.
+    fn replaces(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Link { ifindex: a, .. }, Self::Link { ifindex: b, .. }) => a == b,
+            (
+                Self::Neighbour {
+                    ifindex: a,
+                    addr: x,
+                    ..
+                },
+                Self::Neighbour {
+                    ifindex: b,
+                    addr: y,
+                    ..
+                },
+            ) => (a, x) == (b, y),
+            (Self::Routing, Self::Routing) => true,
+            _ => false,
+        }
+    }
+}
+
+/// The stream of changes of one network namespace: the one of the thread that made it.
+///
+/// Changes are gathered for up to 10 ms, the last state of each link and neighbour wins; a link
+/// that goes down and a neighbour that becomes unusable are passed on at once. Every event is
+/// passed on, also those that repeat what is known.
+pub struct Monitor {
+    socket: TokioSocket,
+    ready: VecDeque<Change>,
+    gathered: Vec<Change>,
+    gathered_until: Option<Instant>,
+}
+
+impl Monitor {
+    /// Subscribes; to be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When the kernel refuses the socket. Needs no privileges.
+    pub fn new() -> io::Result<Self> {
+        let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+        let mask = GROUPS.iter().fold(0, |mask, group| mask | 1 << (group - 1));
+        // The default of about 200 kB is the fall-back where the kernel allows no more.
+        let _ = socket.socket_ref().set_rx_buf_sz(BUFFER_BYTES);
+        socket.socket_mut().bind(&SocketAddr::new(0, mask))?;
+        Ok(Self {
+            socket,
+            ready: VecDeque::new(),
+            gathered: Vec::new(),
+            gathered_until: None,
+        })
+    }
+
+    /// Waits for the next change. Cancel safe: nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Change {
+        loop {
+            if let Some(change) = self.ready.pop_front() {
+                return change;
+            }
+            // Checked besides the time-out, which does not fire while the socket stays readable.
+            if self.gathered_until.is_some_and(|end| Instant::now() >= end) {
+                self.release();
+                continue;
+            }
+            let received = match self.gathered_until {
+                None => self.socket.recv_from_full().await,
+                Some(end) => match timeout_at(end, self.socket.recv_from_full()).await {
+                    Ok(received) => received,
+                    Err(_) => continue,
+                },
+            };
+            match received {
+                // Only the kernel (port 0) may speak here.
+                Ok((datagram, from)) if from.port_number() == 0 => self.digest(&datagram),
+                Ok(_) => {}
+                Err(error) => return self.overrun(&error).await,
+            }
+        }
+    }
+
+    fn release(&mut self) {
+        self.gathered_until = None;
+        // Links and neighbours first, so that a re-read comes after what it makes up for.
+        self.gathered
+            .sort_by_key(|change| matches!(change, Change::Routing));
+        self.ready.extend(self.gathered.drain(..));
+    }
+
+    fn digest(&mut self, datagram: &[u8]) {
+        for message in wire::messages(datagram) {
+            for change in changes_of(message.message_type(), message.payload()) {
+                self.gathered.retain(|earlier| !change.replaces(earlier));
+                if change.is_urgent() {
+                    self.ready.push_back(change);
+                } else {
+                    self.gathered.push(change);
+                    self.gathered_until
+                        .get_or_insert_with(|| Instant::now() + GATHER);
+                }
+            }
+        }
+    }
+
+    /// Events were lost: what is still queued is older than the state that will be read next.
+    async fn overrun(&mut self, error: &io::Error) -> Change {
+        if error.raw_os_error() == Some(libc::ENOBUFS) {
+            tracing::debug!("routing events were lost, reading the state again");
+            loop {
+                match self.socket.socket_ref().recv_from_full() {
+                    Ok(_) => {}
+                    Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                    Err(_) => break,
+                }
+            }
+        } else {
+            tracing::warn!(%error, "cannot receive routing events");
+            // A socket that fails for good must not keep the caller reading without pause.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        self.ready.clear();
+        self.gathered.clear();
+        self.gathered_until = None;
+        Change::Overrun
+    }
+}
+
+fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
+    match kind {
+        RTM_NEWLINK | RTM_DELLINK => match snapshot::decode_link_head(payload) {
+            None => Vec::new(),
+            Some(link) => {
+                let deleted = kind == RTM_DELLINK;
+                vec![
+                    Change::Link {
+                        ifindex: link.ifindex,
+                        up: link.up && !deleted,
+                        deleted,
+                    },
+                    // IPv4 routes change with their links without an event of their own.
+                    Change::Routing,
+                ]
+            }
+        },
+        RTM_NEWNEIGH | RTM_DELNEIGH => match snapshot::decode_neighbour(payload) {
+            None => Vec::new(),
+            Some(neighbour) => {
+                let usable = kind == RTM_NEWNEIGH && neighbour.usable();
+                vec![Change::Neighbour {
+                    ifindex: neighbour.ifindex,
+                    addr: neighbour.address,
+                    usable,
+                    mac: neighbour.usable_mac().filter(|_| usable),
+                }]
+            }
+        },
+        // Cached exceptions come and go with traffic.
+        RTM_NEWROUTE | RTM_DELROUTE if snapshot::is_cached_route(payload) => Vec::new(),
+        _ => vec![Change::Routing],
+    }
+}

@@ -1,0 +1,630 @@
+//! The kernel's routing state as plain data, decoded attribute by attribute.
+//!
+//! Formats: linux/rtnetlink.h, if_link.h, if_addr.h, neighbour.h, nexthop.h, fib_rules.h.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+
+use super::wire::{self, push_attribute, Attributes, Socket};
+
+const RTM_GETLINK: u16 = 18;
+const RTM_GETADDR: u16 = 22;
+const RTM_GETROUTE: u16 = 26;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_GETNEIGH: u16 = 30;
+const RTM_GETRULE: u16 = 34;
+const RTM_GETNEXTHOP: u16 = 106;
+
+const AF_INET: u8 = libc::AF_INET as u8;
+const AF_INET6: u8 = libc::AF_INET6 as u8;
+
+/// Type of an ordinary route (RTN_UNICAST).
+pub(super) const UNICAST: u8 = 1;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Snapshot {
+    pub links: BTreeMap<u32, Link>,
+    pub addresses: Vec<Address>,
+    /// Link-layer addresses of the neighbours that are usable.
+    pub neighbours: HashMap<(u32, IpAddr), [u8; 6]>,
+    pub routes: Vec<Route>,
+    /// In the order in which the kernel looks them up.
+    pub rules: Vec<Rule>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Link {
+    pub ifname: String,
+    pub up: bool,
+    pub mtu: u32,
+    pub ethernet: bool,
+    /// Device this one is a port of.
+    pub master: Option<u32>,
+    /// Routing table of a VRF device.
+    pub vrf_table: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Address {
+    pub ifindex: u32,
+    pub address: IpAddr,
+    /// Prefix of the link the address is on (of the peer on point-to-point links).
+    pub subnet: Option<IpNet>,
+    pub global: bool,
+    /// Not to be used as a source while there is another: secondary (IPv4), temporary,
+    /// deprecated, tentative or duplicate (IPv6).
+    pub second_choice: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    pub table: u32,
+    pub prefix: IpNet,
+    pub source: Option<IpNet>,
+    pub tos: u8,
+    /// Lower is preferred.
+    pub metric: u32,
+    pub kind: u8,
+    /// Made of several next hops by RTA_MULTIPATH or a nexthop group, even if only one is left.
+    pub multipath: bool,
+    pub hops: Vec<NextHop>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NextHop {
+    pub ifindex: u32,
+    pub gateway: Option<IpAddr>,
+    pub weight: u16,
+    /// Dead or without carrier.
+    pub dead: bool,
+    pub encapsulated: bool,
+    pub blackhole: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Table(u32),
+    L3mdev,
+    Goto(u32),
+    Nothing,
+    /// Blackhole, unreachable, prohibit.
+    Drop,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Rule {
+    pub ipv6: bool,
+    pub priority: u32,
+    pub action: Action,
+    pub invert: bool,
+    /// Routes not longer than this are ignored (`suppress_prefixlength`).
+    pub suppress_length: Option<u32>,
+    /// Routes over devices of a group are ignored (`suppress_ifgroup`).
+    pub suppress_group: bool,
+    pub fwmark: Option<(u32, u32)>,
+    pub src: Option<IpNet>,
+    pub dst: Option<IpNet>,
+    /// Index of the device packets came in by, 1 for local ones; `u32::MAX` if it does not exist.
+    pub iif: Option<u32>,
+    pub oif: bool,
+    pub uid: Option<(u32, u32)>,
+    pub ipproto: Option<u8>,
+    pub sport: Option<(u16, u16)>,
+    pub dport: Option<(u16, u16)>,
+    pub tos: Option<u8>,
+    /// Has a condition that cannot be followed, such as a tunnel id.
+    pub opaque: bool,
+}
+
+/// Reads everything. The flag is false when something changed during a dump.
+pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
+    let mut snapshot = Snapshot::default();
+    let mut consistent = true;
+    let mut indexes = HashMap::new();
+
+    consistent &= socket
+        .dump(RTM_GETLINK, &[0; 16], |_, payload| {
+            if let Some((ifindex, link)) = decode_link(payload) {
+                indexes.insert(link.ifname.clone(), ifindex);
+                snapshot.links.insert(ifindex, link);
+            }
+        })
+        .context("cannot list the network devices")?;
+    consistent &= socket
+        .dump(RTM_GETADDR, &[0; 8], |_, payload| {
+            snapshot.addresses.extend(decode_address(payload));
+        })
+        .context("cannot list the addresses")?;
+    consistent &= socket
+        .dump(RTM_GETNEIGH, &[0; 12], |_, payload| {
+            if let Some(neighbour) = decode_neighbour(payload) {
+                if let Some(mac) = neighbour.usable_mac() {
+                    snapshot
+                        .neighbours
+                        .insert((neighbour.ifindex, neighbour.address), mac);
+                }
+            }
+        })
+        .context("cannot list the neighbours")?;
+
+    let mut objects = HashMap::new();
+    let dumped = socket.dump(RTM_GETNEXTHOP, &[0; 8], |_, payload| {
+        objects.extend(decode_nexthop_object(payload));
+    });
+    consistent &= match dumped {
+        // Kernels built without nexthop objects have none to list.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => true,
+        other => other.context("cannot list the nexthop objects")?,
+    };
+
+    for family in [AF_INET, AF_INET6] {
+        let mut header = [0; 12];
+        header[0] = family;
+        consistent &= absent_family(
+            family,
+            socket.dump(RTM_GETROUTE, &header, |_, payload| {
+                snapshot.routes.extend(decode_route(payload, &objects));
+            }),
+        )
+        .context("cannot list the routes")?;
+        consistent &= absent_family(
+            family,
+            socket.dump(RTM_GETRULE, &header, |_, payload| {
+                snapshot.rules.extend(decode_rule(payload, &indexes));
+            }),
+        )
+        .context("cannot list the routing rules")?;
+    }
+    snapshot.rules.sort_by_key(|rule| rule.priority);
+    Ok((snapshot, consistent))
+}
+
+/// A kernel without IPv6 (or without policy rules) refuses the dump: nothing is there to read.
+fn absent_family(family: u8, dumped: io::Result<bool>) -> io::Result<bool> {
+    match dumped {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)
+            ) =>
+        {
+            tracing::debug!(family, "the kernel has no such routing state");
+            Ok(true)
+        }
+        other => other,
+    }
+}
+
+/// Message family, device index and flags of a link message: what events need.
+pub(super) struct LinkHead {
+    pub ifindex: u32,
+    pub up: bool,
+}
+
+pub(super) fn decode_link_head(payload: &[u8]) -> Option<LinkHead> {
+    // struct ifinfomsg: family, pad, type (2), index (4), flags (4), change (4). Bridges report
+    // their ports with their own family; those are no news about the device.
+    if *payload.first()? != libc::AF_UNSPEC as u8 {
+        return None;
+    }
+    let flags = u32_at(payload, 8)?;
+    const UP: u32 = libc::IFF_UP as u32 | libc::IFF_RUNNING as u32 | libc::IFF_LOWER_UP as u32;
+    Some(LinkHead {
+        ifindex: u32_at(payload, 4)?,
+        up: flags & UP == UP,
+    })
+}
+
+fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
+    const IFLA_IFNAME: u16 = 3;
+    const IFLA_MTU: u16 = 4;
+    const IFLA_MASTER: u16 = 10;
+    const IFLA_LINKINFO: u16 = 18;
+    const IFLA_INFO_KIND: u16 = 1;
+    const IFLA_INFO_DATA: u16 = 2;
+    const IFLA_VRF_TABLE: u16 = 1;
+
+    let head = decode_link_head(payload)?;
+    let attributes = Attributes::after(payload, 16);
+    let device_type = u16::from_ne_bytes(*payload.get(2..)?.first_chunk()?);
+    let vrf_table = attributes.get(IFLA_LINKINFO).and_then(|info| {
+        let info = Attributes::after(info, 0);
+        if info.string(IFLA_INFO_KIND)? != "vrf" {
+            return None;
+        }
+        Attributes::after(info.get(IFLA_INFO_DATA)?, 0).u32(IFLA_VRF_TABLE)
+    });
+    Some((
+        head.ifindex,
+        Link {
+            ifname: attributes.string(IFLA_IFNAME)?,
+            up: head.up,
+            mtu: attributes.u32(IFLA_MTU)?,
+            ethernet: device_type == libc::ARPHRD_ETHER,
+            master: attributes.u32(IFLA_MASTER),
+            vrf_table,
+        },
+    ))
+}
+
+fn decode_address(payload: &[u8]) -> Option<Address> {
+    const IFA_ADDRESS: u16 = 1;
+    const IFA_LOCAL: u16 = 2;
+    const IFA_FLAGS: u16 = 8;
+    // IFA_F_SECONDARY (temporary for IPv6), DADFAILED, DEPRECATED, TENTATIVE.
+    const SECOND_CHOICE: u32 = 0x01 | 0x08 | 0x20 | 0x40;
+
+    // struct ifaddrmsg: family, prefix length, flags, scope, index (4)
+    let &[_, prefix_length, flags, scope] = payload.first_chunk()?;
+    let attributes = Attributes::after(payload, 8);
+    let on_link = attributes.ip(IFA_ADDRESS);
+    let flags = attributes.u32(IFA_FLAGS).unwrap_or(flags.into());
+    Some(Address {
+        ifindex: u32_at(payload, 4)?,
+        address: attributes.ip(IFA_LOCAL).or(on_link)?,
+        subnet: on_link.and_then(|ip| IpNet::new(ip, prefix_length).ok().map(|net| net.trunc())),
+        global: scope == libc::RT_SCOPE_UNIVERSE,
+        second_choice: flags & SECOND_CHOICE != 0,
+    })
+}
+
+/// A neighbour entry of IPv4 or IPv6.
+pub(super) struct Neighbour {
+    pub ifindex: u32,
+    pub address: IpAddr,
+    state: u16,
+    mac: Option<[u8; 6]>,
+}
+
+const NUD_REACHABLE: u16 = 0x02;
+const NUD_STALE: u16 = 0x04;
+const NUD_DELAY: u16 = 0x08;
+const NUD_PROBE: u16 = 0x10;
+const NUD_NOARP: u16 = 0x40;
+const NUD_PERMANENT: u16 = 0x80;
+const NUD_USABLE: u16 =
+    NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_PROBE | NUD_NOARP | NUD_PERMANENT;
+const NDA_DST: u16 = 1;
+
+impl Neighbour {
+    pub(super) fn usable(&self) -> bool {
+        self.state & NUD_USABLE != 0
+    }
+
+    pub(super) fn usable_mac(&self) -> Option<[u8; 6]> {
+        self.mac.filter(|_| self.usable())
+    }
+}
+
+pub(super) fn decode_neighbour(payload: &[u8]) -> Option<Neighbour> {
+    const NDA_LLADDR: u16 = 2;
+    const NTF_PROXY: u8 = 0x08;
+
+    // struct ndmsg: family, pad (3), index (4), state (2), flags, type
+    let family = *payload.first()?;
+    if !matches!(family, AF_INET | AF_INET6) || payload.get(10)? & NTF_PROXY != 0 {
+        return None;
+    }
+    let attributes = Attributes::after(payload, 12);
+    Some(Neighbour {
+        ifindex: u32_at(payload, 4)?,
+        address: attributes.ip(NDA_DST)?,
+        state: u16::from_ne_bytes(*payload.get(8..)?.first_chunk()?),
+        mac: attributes
+            .get(NDA_LLADDR)
+            .and_then(|address| address.try_into().ok()),
+    })
+}
+
+/// Makes the kernel resolve or confirm a neighbour, see [`super::resolve_neighbour`].
+pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) -> io::Result<()> {
+    const NTF_USE: u8 = 0x01;
+    const NLM_F_CREATE: u16 = 0x400;
+
+    let body = |state: u16, flags: u8| {
+        let family = if address.is_ipv6() { AF_INET6 } else { AF_INET };
+        let mut body = vec![family, 0, 0, 0];
+        body.extend_from_slice(&ifindex.to_ne_bytes());
+        body.extend_from_slice(&state.to_ne_bytes());
+        body.extend_from_slice(&[flags, 0]);
+        push_attribute(&mut body, NDA_DST, &wire::ip_bytes(address));
+        body
+    };
+    // NTF_USE takes the permanence away from an entry that an administrator made: look first.
+    match socket.request(RTM_GETNEIGH, 0, &body(0, 0)) {
+        Ok(Some(found)) => {
+            let fixed = decode_neighbour(&found)
+                .is_some_and(|entry| entry.state & (NUD_PERMANENT | NUD_NOARP) != 0);
+            if fixed {
+                return Ok(());
+            }
+        }
+        Ok(None) => {}
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) => return Err(error),
+    }
+    socket
+        .request(RTM_NEWNEIGH, NLM_F_CREATE, &body(0, NTF_USE))
+        .map(|_| ())
+}
+
+const RTNH_F_DEAD: u32 = 1;
+const RTNH_F_LINKDOWN: u32 = 16;
+
+/// A nexthop object: one next hop, or a group of ids with weights.
+enum NextHopObject {
+    Single(NextHop),
+    Group(Vec<(u32, u16)>),
+}
+
+fn decode_nexthop_object(payload: &[u8]) -> Option<(u32, NextHopObject)> {
+    const NHA_ID: u16 = 1;
+    const NHA_GROUP: u16 = 2;
+    const NHA_BLACKHOLE: u16 = 4;
+    const NHA_OIF: u16 = 5;
+    const NHA_GATEWAY: u16 = 6;
+    const NHA_ENCAP_TYPE: u16 = 7;
+    const NHA_FDB: u16 = 11;
+    const NHA_OP_FLAGS: u16 = 14;
+    /// The kernel vouches that the reserved bytes of group entries are not garbage.
+    const RESERVED_IS_CLEAN: u32 = 1 << 31;
+
+    // struct nhmsg: family, scope, protocol, reserved, flags (4)
+    let flags = u32_at(payload, 4)?;
+    let attributes = Attributes::after(payload, 8);
+    let id = attributes.u32(NHA_ID)?;
+    if attributes.has(NHA_FDB) {
+        return None; // for VXLAN forwarding, never used by routes
+    }
+    if let Some(group) = attributes.get(NHA_GROUP) {
+        let wide = attributes.u32(NHA_OP_FLAGS).unwrap_or(0) & RESERVED_IS_CLEAN != 0;
+        let members = group
+            .chunks_exact(8)
+            .filter_map(|entry| {
+                // struct nexthop_grp: id (4), weight − 1, its high byte, reserved (2)
+                let high = if wide { entry[5] } else { 0 };
+                let weight = u16::from_be_bytes([high, entry[4]]).saturating_add(1);
+                Some((u32_at(entry, 0)?, weight))
+            })
+            .collect();
+        return Some((id, NextHopObject::Group(members)));
+    }
+    Some((
+        id,
+        NextHopObject::Single(NextHop {
+            ifindex: attributes.u32(NHA_OIF).unwrap_or(0),
+            gateway: attributes.ip(NHA_GATEWAY),
+            weight: 1,
+            dead: flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN) != 0,
+            encapsulated: attributes.has(NHA_ENCAP_TYPE),
+            blackhole: attributes.has(NHA_BLACKHOLE),
+        }),
+    ))
+}
+
+fn resolve_object(id: u32, objects: &HashMap<u32, NextHopObject>) -> (bool, Vec<NextHop>) {
+    match objects.get(&id) {
+        None => (false, Vec::new()),
+        Some(NextHopObject::Single(hop)) => (false, vec![hop.clone()]),
+        Some(NextHopObject::Group(members)) => {
+            let hops = members.iter().filter_map(|(id, weight)| {
+                // The kernel refuses groups inside groups, so one level is all there is.
+                let Some(NextHopObject::Single(hop)) = objects.get(id) else {
+                    return None;
+                };
+                Some(NextHop {
+                    weight: *weight,
+                    ..hop.clone()
+                })
+            });
+            (true, hops.collect())
+        }
+    }
+}
+
+/// Whether a route message is about a cached exception (such as a learned path MTU), not a route.
+pub(super) fn is_cached_route(payload: &[u8]) -> bool {
+    const RTM_F_CLONED: u32 = 0x200;
+    u32_at(payload, 8).is_some_and(|flags| flags & RTM_F_CLONED != 0)
+}
+
+fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option<Route> {
+    const RTA_DST: u16 = 1;
+    const RTA_SRC: u16 = 2;
+    const RTA_PRIORITY: u16 = 6;
+    const RTA_MULTIPATH: u16 = 9;
+    const RTA_TABLE: u16 = 15;
+    const RTA_NH_ID: u16 = 30;
+
+    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
+    let &[family, dst_length, src_length, tos, table, _, _, kind] = payload.first_chunk()?;
+    if !matches!(family, AF_INET | AF_INET6) || is_cached_route(payload) {
+        return None;
+    }
+    let attributes = Attributes::after(payload, 12);
+    let (multipath, hops) = if let Some(id) = attributes.u32(RTA_NH_ID) {
+        resolve_object(id, objects)
+    } else if let Some(hops) = attributes.get(RTA_MULTIPATH) {
+        (true, decode_multipath(hops))
+    } else {
+        let flags = u32_at(payload, 8)?;
+        (false, vec![decode_hop(&attributes, None, 0, flags)])
+    };
+    Some(Route {
+        table: attributes.u32(RTA_TABLE).unwrap_or(table.into()),
+        prefix: network(family, attributes.ip(RTA_DST), dst_length)?,
+        source: match src_length {
+            0 => None,
+            length => network(family, attributes.ip(RTA_SRC), length),
+        },
+        tos,
+        metric: attributes.u32(RTA_PRIORITY).unwrap_or(0),
+        kind,
+        multipath,
+        hops,
+    })
+}
+
+fn decode_multipath(mut bytes: &[u8]) -> Vec<NextHop> {
+    let mut hops = Vec::new();
+    // struct rtnexthop: length (2), flags, weight − 1, index (4), attributes
+    while let Some(&[low, high, flags, weight]) = bytes.first_chunk() {
+        let length = usize::from(u16::from_ne_bytes([low, high]));
+        let Some((hop, ifindex)) = bytes
+            .get(..length)
+            .and_then(|hop| Some((hop, u32_at(hop, 4)?)))
+        else {
+            break;
+        };
+        hops.push(decode_hop(
+            &Attributes::after(hop, 8),
+            Some(ifindex),
+            weight,
+            flags.into(),
+        ));
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+    }
+    hops
+}
+
+fn decode_hop(
+    attributes: &Attributes<'_>,
+    ifindex: Option<u32>,
+    weight_minus_one: u8,
+    flags: u32,
+) -> NextHop {
+    const RTA_OIF: u16 = 4;
+    const RTA_GATEWAY: u16 = 5;
+    const RTA_VIA: u16 = 18;
+    const RTA_ENCAP_TYPE: u16 = 21;
+    NextHop {
+        ifindex: ifindex.or(attributes.u32(RTA_OIF)).unwrap_or(0),
+        // struct rtvia: family (2), address
+        gateway: attributes
+            .ip(RTA_GATEWAY)
+            .or_else(|| wire::ip(attributes.get(RTA_VIA)?.get(2..)?)),
+        weight: u16::from(weight_minus_one) + 1,
+        dead: flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN) != 0,
+        encapsulated: attributes.has(RTA_ENCAP_TYPE),
+        blackhole: false,
+    }
+}
+
+fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
+    const FRA_DST: u16 = 1;
+    const FRA_SRC: u16 = 2;
+    const FRA_IIFNAME: u16 = 3;
+    const FRA_GOTO: u16 = 4;
+    const FRA_PRIORITY: u16 = 6;
+    const FRA_FWMARK: u16 = 10;
+    const FRA_TUN_ID: u16 = 12;
+    const FRA_SUPPRESS_IFGROUP: u16 = 13;
+    const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
+    const FRA_TABLE: u16 = 15;
+    const FRA_FWMASK: u16 = 16;
+    const FRA_OIFNAME: u16 = 17;
+    const FRA_L3MDEV: u16 = 19;
+    const FRA_UID_RANGE: u16 = 20;
+    const FRA_IP_PROTO: u16 = 22;
+    const FRA_SPORT_RANGE: u16 = 23;
+    const FRA_DPORT_RANGE: u16 = 24;
+    const FRA_DSCP: u16 = 25;
+    const FRA_FLOWLABEL: u16 = 26;
+    const FRA_SPORT_MASK: u16 = 28;
+    const FRA_DPORT_MASK: u16 = 29;
+    const FRA_DSCP_MASK: u16 = 30;
+    const FR_ACT_TO_TBL: u8 = 1;
+    const FR_ACT_GOTO: u8 = 2;
+    const FR_ACT_NOP: u8 = 3;
+    const FIB_RULE_INVERT: u32 = 0x02;
+    const FIB_RULE_UNRESOLVED: u32 = 0x04;
+    /// "No limit" in the suppressing attributes.
+    const NONE: u32 = u32::MAX;
+
+    // struct fib_rule_hdr: family, dst_len, src_len, tos, table, reserved (2), action, flags (4)
+    let &[family, dst_length, src_length, tos, table, _, _, action] = payload.first_chunk()?;
+    if !matches!(family, AF_INET | AF_INET6) {
+        return None;
+    }
+    let flags = u32_at(payload, 8)?;
+    let attributes = Attributes::after(payload, 12);
+    let action = if attributes.u8(FRA_L3MDEV).unwrap_or(0) != 0 {
+        Action::L3mdev
+    } else {
+        match action {
+            FR_ACT_TO_TBL => Action::Table(attributes.u32(FRA_TABLE).unwrap_or(table.into())),
+            FR_ACT_GOTO if flags & FIB_RULE_UNRESOLVED == 0 => {
+                Action::Goto(attributes.u32(FRA_GOTO)?)
+            }
+            FR_ACT_GOTO | FR_ACT_NOP => Action::Nothing,
+            _ => Action::Drop,
+        }
+    };
+    let fwmark = match (attributes.u32(FRA_FWMARK), attributes.u32(FRA_FWMASK)) {
+        (None, None) | (_, Some(0)) => None,
+        (mark, mask) => Some((mark.unwrap_or(0), mask.unwrap_or(u32::MAX))),
+    };
+    // Port masks of all ones come with every single-port rule on newer kernels and say nothing.
+    let mask_is_not = |kind, all_ones: u16| {
+        attributes
+            .get(kind)
+            .is_some_and(|mask| mask != all_ones.to_ne_bytes())
+    };
+    let prefix = |length: u8, kind| match length {
+        0 => None,
+        length => network(family, attributes.ip(kind), length),
+    };
+    Some(Rule {
+        ipv6: family == AF_INET6,
+        priority: attributes.u32(FRA_PRIORITY).unwrap_or(0),
+        action,
+        invert: flags & FIB_RULE_INVERT != 0,
+        suppress_length: attributes
+            .u32(FRA_SUPPRESS_PREFIXLEN)
+            .filter(|length| *length != NONE),
+        suppress_group: attributes
+            .u32(FRA_SUPPRESS_IFGROUP)
+            .is_some_and(|group| group != NONE),
+        fwmark,
+        src: prefix(src_length, FRA_SRC),
+        dst: prefix(dst_length, FRA_DST),
+        iif: attributes
+            .string(FRA_IIFNAME)
+            .map(|name| indexes.get(&name).copied().unwrap_or(u32::MAX)),
+        oif: attributes.has(FRA_OIFNAME),
+        uid: attributes.u32_pair(FRA_UID_RANGE),
+        ipproto: attributes.u8(FRA_IP_PROTO),
+        sport: attributes.u16_pair(FRA_SPORT_RANGE),
+        dport: attributes.u16_pair(FRA_DPORT_RANGE),
+        tos: match attributes.u8(FRA_DSCP) {
+            Some(dscp) => Some(dscp << 2),
+            None => Some(tos).filter(|tos| *tos != 0),
+        },
+        opaque: attributes.has(FRA_TUN_ID)
+            || mask_is_not(FRA_SPORT_MASK, 0xffff)
+            || mask_is_not(FRA_DPORT_MASK, 0xffff)
+            || attributes.u8(FRA_DSCP_MASK).is_some_and(|m| m != 0x3f)
+            || attributes.has(FRA_FLOWLABEL)
+            || attributes.highest() > FRA_DSCP_MASK,
+    })
+}
+
+fn network(family: u8, address: Option<IpAddr>, length: u8) -> Option<IpNet> {
+    let address = address.unwrap_or(if family == AF_INET6 {
+        std::net::Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        std::net::Ipv4Addr::UNSPECIFIED.into()
+    });
+    IpNet::new(address, length).ok().map(|net| net.trunc())
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes
+        .get(offset..)?
+        .first_chunk()
+        .map(|b| u32::from_ne_bytes(*b))
+}

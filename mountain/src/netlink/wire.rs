@@ -1,0 +1,250 @@
+//! Netlink framing: requests, dumps and attributes over one socket.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_packet_core::{
+    NetlinkBuffer, NlasIterator, NLA_HEADER_SIZE, NLMSG_DONE, NLMSG_ERROR, NLM_F_ACK, NLM_F_DUMP,
+    NLM_F_DUMP_INTR, NLM_F_REQUEST,
+};
+use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
+
+/// Length of `struct nlmsghdr`.
+const HEADER_LEN: usize = 16;
+
+/// A blocking rtnetlink socket in the namespace of the thread that opened it.
+pub(super) struct Socket {
+    socket: netlink_sys::Socket,
+    sequence: u32,
+}
+
+impl Socket {
+    pub(super) fn open() -> io::Result<Self> {
+        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        // Without it, IPv4 route dumps contain cached exceptions and header fields are ignored.
+        socket.set_netlink_get_strict_chk(true)?;
+        Ok(Self {
+            socket,
+            sequence: 0,
+        })
+    }
+
+    /// Dumps all objects of one kind; `each` gets the message type and its payload. False: the
+    /// objects changed meanwhile, so that the dump may lack some.
+    pub(super) fn dump(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        mut each: impl FnMut(u16, &[u8]),
+    ) -> io::Result<bool> {
+        self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, header)?;
+        let mut consistent = true;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            for message in messages(&datagram) {
+                if message.sequence_number() != self.sequence {
+                    continue;
+                }
+                consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
+                match message.message_type() {
+                    NLMSG_DONE => {
+                        // The kernel reports a dump that failed half way in the end message.
+                        return errno(message.payload()).map(|()| consistent);
+                    }
+                    NLMSG_ERROR => return errno(message.payload()).map(|()| consistent),
+                    kind => each(kind, message.payload()),
+                }
+            }
+        }
+    }
+
+    /// Sends one request and returns the payload of the object in the answer, if there is one.
+    pub(super) fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: &[u8],
+    ) -> io::Result<Option<Vec<u8>>> {
+        self.send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, body)?;
+        let mut answer = None;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            for message in messages(&datagram) {
+                if message.sequence_number() != self.sequence {
+                    continue;
+                }
+                if message.message_type() == NLMSG_ERROR {
+                    return errno(message.payload()).map(|()| answer);
+                }
+                answer = Some(message.payload().to_vec());
+            }
+        }
+    }
+
+    fn send(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+        self.sequence += 1;
+        let mut message = Vec::with_capacity(HEADER_LEN + body.len());
+        message.extend_from_slice(&((HEADER_LEN + body.len()) as u32).to_ne_bytes());
+        message.extend_from_slice(&kind.to_ne_bytes());
+        message.extend_from_slice(&flags.to_ne_bytes());
+        message.extend_from_slice(&self.sequence.to_ne_bytes());
+        message.extend_from_slice(&0u32.to_ne_bytes());
+        message.extend_from_slice(body);
+        self.socket.send(&message, 0).map(|_| ())
+    }
+}
+
+/// The messages of one datagram; stops at the first malformed one.
+pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let message = NetlinkBuffer::new_checked(rest).ok()?;
+        let aligned = (message.length() as usize).next_multiple_of(4);
+        rest = rest.get(aligned..).unwrap_or(&[]);
+        Some(message)
+    })
+}
+
+/// The negative errno that opens an error or end message; 0 and an absent one are success.
+fn errno(payload: &[u8]) -> io::Result<()> {
+    match payload.first_chunk() {
+        Some(code) => match i32::from_ne_bytes(*code) {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+        },
+        None => Ok(()),
+    }
+}
+
+/// Appends an attribute, padded to four bytes.
+pub(super) fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    message.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(value);
+    message.resize(message.len().next_multiple_of(4), 0);
+}
+
+/// The attributes of a message, found by their kind.
+pub(super) struct Attributes<'a>(Vec<(u16, &'a [u8])>);
+
+impl<'a> Attributes<'a> {
+    /// The attributes that follow a header of `skip` bytes.
+    pub(super) fn after(payload: &'a [u8], skip: usize) -> Self {
+        let bytes = payload.get(skip..).unwrap_or(&[]);
+        Self(
+            NlasIterator::new(bytes)
+                .map_while(Result::ok)
+                .map(|attribute| {
+                    let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+                    (kind, &attribute.into_inner()[NLA_HEADER_SIZE..length])
+                })
+                .collect(),
+        )
+    }
+
+    pub(super) fn get(&self, kind: u16) -> Option<&'a [u8]> {
+        self.0
+            .iter()
+            .find(|(found, _)| *found == kind)
+            .map(|(_, value)| *value)
+    }
+
+    pub(super) fn has(&self, kind: u16) -> bool {
+        self.get(kind).is_some()
+    }
+
+    /// The highest kind there is: beyond the known ones, something is not understood.
+    pub(super) fn highest(&self) -> u16 {
+        self.0.iter().map(|(kind, _)| *kind).max().unwrap_or(0)
+    }
+
+    pub(super) fn u32(&self, kind: u16) -> Option<u32> {
+        self.get(kind)?
+            .first_chunk()
+            .map(|b| u32::from_ne_bytes(*b))
+    }
+
+    pub(super) fn u8(&self, kind: u16) -> Option<u8> {
+        self.get(kind)?.first().copied()
+    }
+
+    /// Two integers of host byte order: a port range.
+    pub(super) fn u16_pair(&self, kind: u16) -> Option<(u16, u16)> {
+        let value: &[u8; 4] = self.get(kind)?.first_chunk()?;
+        let [a, b, c, d] = *value;
+        Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
+    }
+
+    /// Two integers of host byte order: a user id range.
+    pub(super) fn u32_pair(&self, kind: u16) -> Option<(u32, u32)> {
+        let value = self.get(kind)?;
+        let first = value.first_chunk()?;
+        let last = value.get(4..)?.first_chunk()?;
+        Some((u32::from_ne_bytes(*first), u32::from_ne_bytes(*last)))
+    }
+
+    pub(super) fn ip(&self, kind: u16) -> Option<IpAddr> {
+        ip(self.get(kind)?)
+    }
+
+    /// A string with or without its final NUL.
+    pub(super) fn string(&self, kind: u16) -> Option<String> {
+        let value = self.get(kind)?;
+        let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
+        Some(String::from_utf8_lossy(&value[..end]).into_owned())
+    }
+}
+
+/// An address of 4 or 16 bytes.
+pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => Some(Ipv4Addr::from(*bytes.first_chunk::<4>()?).into()),
+        16 => Some(Ipv6Addr::from(*bytes.first_chunk::<16>()?).into()),
+        _ => None,
+    }
+}
+
+/// The bytes of an address as netlink carries them.
+pub(super) fn ip_bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_found_and_malformed_ones_end_the_list() {
+        let mut message = vec![9; 8];
+        push_attribute(&mut message, 3, b"eth0\0");
+        push_attribute(&mut message, 5, &7u32.to_ne_bytes());
+        message.extend_from_slice(&[200, 0, 6, 0]); // claims 200 bytes, has none
+        let attributes = Attributes::after(&message, 8);
+        assert_eq!(attributes.string(3).as_deref(), Some("eth0"));
+        assert_eq!(attributes.u32(5), Some(7));
+        assert!(!attributes.has(6));
+        assert_eq!(attributes.ip(3), None, "five bytes are no address");
+    }
+
+    #[test]
+    fn truncated_datagrams_end_without_panic() {
+        let mut message = 20u32.to_ne_bytes().to_vec();
+        message.extend_from_slice(&[0; 16]);
+        assert_eq!(messages(&message).count(), 1);
+        for length in 0..message.len() {
+            assert_eq!(messages(&message[..length]).count(), 0, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn errors_of_the_kernel_are_errors() {
+        assert!(errno(&0i32.to_ne_bytes()).is_ok());
+        let error = errno(&(-libc::ENODEV).to_ne_bytes()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+}
