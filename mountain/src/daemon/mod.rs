@@ -39,6 +39,8 @@ const RATES: Duration = Duration::from_millis(100);
 const NEIGHBOUR_GRACE: Duration = Duration::from_millis(100);
 /// After attaching or a change of mode, flows first seen stay where the kernel has them.
 const ADOPT_MS: u64 = 2_000;
+/// Window over which a flow's class is settled.
+const CLASS_WINDOW_MS: u64 = 1_000;
 /// Single moves that are kept for `explain`.
 const MOVES_KEPT: usize = 10_000;
 
@@ -209,8 +211,8 @@ impl Daemon {
                 hash_seed: rand::random(),
                 k_factor: s.k_factor,
                 margin_us: s.flowlet_margin_us,
-                force_after_ms: s.force_after_ms,
-                window_ms: s.class_window_ms,
+                force_after_ms: s.force_after_ms.into(),
+                window_ms: CLASS_WINDOW_MS,
                 latency_below_bps: s.latency_below_bps,
                 bulk_above_bps: s.bulk_above_bps,
                 flow_entries: s.flow_table_entries,
@@ -218,7 +220,7 @@ impl Daemon {
         };
         let move_log = steer.as_ref().map(|s| MoveLog::new(s.move_map())).transpose()?;
         Ok(Self {
-            policy: Policy::new(s, Vec::new(), Vec::new(), rand::random()),
+            policy: Policy::new(&config.steer, Vec::new(), Vec::new(), rand::random()),
             prober: Prober::new(&[])?,
             paths: Paths::default(),
             started: Instant::now(),
@@ -239,7 +241,7 @@ impl Daemon {
     /// Time between two probes of any path: their interval spread over the paths.
     fn probe_period(&self) -> Duration {
         let n = self.paths.probed().len().max(1) as u32;
-        Duration::from_millis(self.config.steer.probe_interval_ms) / n
+        Duration::from_millis(self.config.steer.probe_interval_ms.into()) / n
     }
 
     fn send_probe(&mut self) {
@@ -390,7 +392,8 @@ impl Daemon {
                 (rate.bytes, rate.at_us) = (traffic.bytes, at_us);
             }
             for (path, delays) in self.policy.path_delays(at_us).iter().enumerate() {
-                steer.set_delays(path, delays.recent_max_us, delays.min_us);
+                let us = |v: u64| u32::try_from(v).unwrap_or(u32::MAX);
+                steer.set_delays(path, us(delays.recent_max_us), us(delays.min_us));
             }
         }
         if let Some(log) = &self.move_log {

@@ -48,7 +48,7 @@ impl Daemon {
         for id in self.paths.ids() {
             let path = self.paths.path(id).expect("listed");
             let probes = self.prober.stats(id);
-            let mut value = serde_json::to_value(statuses.get(id))?;
+            let mut value = serde_json::to_value(statuses.iter().find(|s| s.path == id))?;
             let of_class = |class| live.iter().filter(|f| f.path == id && f.class == class).count();
             let extra = json!({
                 "id": id,
@@ -185,12 +185,22 @@ pub fn explain_text(v: &Value) -> String {
             text("from"),
             text("to"),
             text("why"),
-            match &d["outcome"] {
-                Value::Null => "not known yet".to_string(),
-                Value::String(s) => s.clone(),
-                other => other["text"].as_str().map_or_else(|| other.to_string(), String::from),
-            }
+            outcome_text(&d["outcome"])
         );
     }
     out
+}
+
+/// What the probes of the two seconds after a decision showed.
+fn outcome_text(v: &Value) -> String {
+    if v.is_null() {
+        return "not known yet".into();
+    }
+    let ms = |key: &str| v[key].as_f64().map_or("unanswered".into(), |us| format!("{:.1} ms", us / 1000.0));
+    let verdict = match v["right"].as_bool() {
+        Some(true) => "right",
+        Some(false) => "not needed",
+        None => "undecided",
+    };
+    format!("{verdict}: p95 after it {}, of the others {}", ms("path_p95_us"), ms("others_p95_us"))
 }

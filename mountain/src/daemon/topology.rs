@@ -168,7 +168,7 @@ fn known(path: &Path, config: &Config) -> Known {
         target: entry
             .and_then(|e| e.target(path.key.ipv6))
             .or(path.key.gateway.map(Target::Icmp)),
-        cost_weight: entry.and_then(|e| e.cost_weight).unwrap_or(config.steer.cost_weight),
+        cost_weight: config.steer.cost_weight,
     }
 }
 
@@ -254,7 +254,7 @@ impl Daemon {
                 ifname: k.path.ifname.clone(),
                 ifindex: k.path.key.ifindex,
                 source: k.path.source.filter(|s| {
-                    k.target.is_some_and(|t| target_is_ipv6(t) == s.is_ipv6())
+                    k.target.is_some_and(|t| t.is_ipv6() == s.is_ipv6())
                 }),
                 target: k.target.unwrap_or(Target::Icmp(IpAddr::from([127, 0, 0, 1]))),
             });
@@ -301,13 +301,6 @@ impl Daemon {
         for reason in &t.skipped {
             info!("not adopted: {reason}");
         }
-    }
-}
-
-fn target_is_ipv6(target: Target) -> bool {
-    match target {
-        Target::Icmp(ip) => ip.is_ipv6(),
-        Target::Reflector(addr) => addr.is_ipv6(),
     }
 }
 

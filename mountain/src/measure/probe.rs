@@ -39,6 +39,11 @@ pub enum Target {
 }
 
 impl Target {
+    /// Whether the target is an IPv6 address.
+    pub fn is_ipv6(self) -> bool {
+        self.address(0).is_ipv6()
+    }
+
     /// The address probed; a link-local one gets `ifindex` as its scope.
     fn address(self, ifindex: u32) -> SocketAddr {
         match self {

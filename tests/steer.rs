@@ -1,0 +1,237 @@
+//! `mountain up` end to end: it moves traffic, leaves alone what it must, and undoes everything.
+
+mod support;
+
+use std::time::Duration;
+
+use support::*;
+
+const FLOWS: usize = 20;
+/// Flows first seen sooner after attaching stay where the kernel has them.
+const SETTLE: Duration = Duration::from_millis(2500);
+
+/// Path that a path's name stands for in the status.
+fn state(net: &Net, name: &str, ipv6: bool) -> String {
+    let status = net.client.status();
+    let paths = status["paths"].as_array().unwrap();
+    let path = paths
+        .iter()
+        .find(|p| p["device"] == name && p["ipv6"] == ipv6)
+        .unwrap_or_else(|| panic!("no path {name} in {status:#}"));
+    path["state"].as_str().unwrap_or("-").to_string()
+}
+
+fn wait_good(net: &Net) {
+    for (dev, v6) in [("u0", false), ("u1", false), ("u0", true), ("u1", true)] {
+        wait_until(&format!("{dev} is good"), LEAVE, || state(net, dev, v6) == "good");
+    }
+}
+
+fn leaves_a_black_hole(server: &str) {
+    let net = Net::new();
+    net.up();
+    wait_good(&net);
+    std::thread::sleep(SETTLE);
+    let traffic = Traffic::start(&net, server, FLOWS);
+    let before = traffic.during(Duration::from_millis(500));
+    assert!(before.by_path[0] > 0 && before.by_path[1] > 0, "both paths are used: {before:?}");
+    assert_eq!(before.reordered, 0, "{before:?}");
+
+    net.blackhole(1);
+    std::thread::sleep(Duration::from_millis(1000));
+    let after = traffic.during(Duration::from_millis(500));
+    assert_eq!(after.by_path[1], 0, "nothing goes into the black hole: {after:?}");
+    assert!(after.by_path[0] + 50 >= after.sent, "and nothing is lost: {after:?}");
+    let explain = net.client.mountain_ok("explain");
+    assert!(explain.contains("u1"), "the decision is explained: {explain}");
+
+    net.client.mountain_ok("down");
+    let plain = traffic.during(Duration::from_millis(500));
+    assert!(plain.arrived() < plain.sent * 9 / 10, "without mountain it is lost: {plain:?}");
+}
+
+#[test]
+fn flows_leave_a_black_hole() {
+    leaves_a_black_hole(SERVER4);
+}
+
+#[test]
+fn flows_leave_a_black_hole_by_ipv6() {
+    leaves_a_black_hole(SERVER6);
+}
+
+#[test]
+fn a_healthy_host_sees_no_loss_no_reordering_and_no_decision() {
+    let net = Net::new();
+    let traffic = Traffic::start(&net, SERVER4, FLOWS);
+    net.up();
+    std::thread::sleep(Duration::from_secs(4));
+    net.client.mountain_ok("down");
+    let all = traffic.finish();
+    assert_eq!(all.arrived(), all.sent, "{all:?}");
+    assert_eq!(all.reordered, 0, "{all:?}");
+}
+
+#[test]
+fn up_then_down_leaves_the_host_as_it_was() {
+    let net = Net::new();
+    // Resolve what pings resolve, so that neighbours do not differ for that reason.
+    for a in ["10.30.0.2", "10.30.1.2", "fd30:0::2", "fd30:1::2"] {
+        net.client.run(&format!("ping -c 1 -W 1 {a}"));
+    }
+    let before = net.client.fingerprint();
+    net.up();
+    std::thread::sleep(Duration::from_millis(500));
+    net.client.mountain_ok("down");
+    assert_eq!(net.client.fingerprint(), before);
+}
+
+#[test]
+fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
+    let net = Net::new();
+    net.up();
+    wait_good(&net);
+    let traffic = Traffic::start(&net, SERVER4, FLOWS);
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = nix::unistd::Pid::from_raw(net.pid());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let during = traffic.during(Duration::from_secs(1));
+    assert!(during.arrived() + 50 >= during.sent, "traffic goes on: {during:?}");
+    let said = net.client.mountain_fails("status");
+    assert!(said.contains("not running"), "{said}");
+
+    net.up();
+    wait_good(&net);
+    net.client.mountain_ok("down");
+    // `down` after a kill has nothing to undo, and says so.
+    net.up();
+    let pid = nix::unistd::Pid::from_raw(net.pid());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    wait_until("the process is gone", LEAVE, || {
+        net.client.mountain_ok("down").contains("not running")
+    });
+    let all = traffic.finish();
+    assert_eq!(all.arrived(), all.sent, "{all:?}");
+}
+
+#[test]
+fn sockets_that_chose_their_uplink_stay() {
+    let net = Net::new();
+    net.up();
+    wait_good(&net);
+    std::thread::sleep(SETTLE);
+    net.blackhole(1);
+    wait_until("u1 is left", LEAVE, || state(&net, "u1", false) != "good");
+    // The black hole is real for who insists on it.
+    for bind in ["%u1", "10.30.1.1"] {
+        let net_path = if bind == "%u1" { bind } else { "10.30.1.1" };
+        if bind == "10.30.1.1" {
+            // A pinned source may be hashed to either path: send it by u1 with a host route.
+            net.client.ip("rule add from 10.30.1.1 lookup 77 priority 100");
+            net.client.ip("route add default via 10.30.1.2 dev u1 table 77");
+        }
+        let traffic = Traffic::start_from(&net, SERVER4, 4, Some(net_path));
+        let counts = traffic.during(Duration::from_millis(400));
+        assert!(counts.sent > 100, "{counts:?}");
+        assert_eq!(counts.arrived(), 0, "{bind} stays on its uplink: {counts:?}");
+    }
+}
+
+#[test]
+fn an_fwmark_rule_keeps_its_route() {
+    let net = Net::new();
+    net.client.ip("rule add fwmark 0xca6c lookup 88 priority 90");
+    net.client.ip("route add default via 10.30.1.2 dev u1 table 88");
+    net.up();
+    wait_good(&net);
+    net.blackhole(1);
+    wait_until("u1 is left", LEAVE, || state(&net, "u1", false) != "good");
+    let ping = net.client.command("ping").args(["-c", "3", "-i", "0.1", "-W", "1", "-m", "51820", SERVER4]).output();
+    assert!(!ping.unwrap().status.success(), "marked packets stay on u1, into the black hole");
+    net.client.run(&format!("ping -c 3 -i 0.1 -W 1 {SERVER4}"));
+}
+
+#[test]
+fn a_more_specific_route_is_not_ours() {
+    let net = Net::new();
+    net.server.ip("addr add 10.98.1.77/32 dev lo");
+    net.client.ip("route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1");
+    net.up();
+    wait_good(&net);
+    net.blackhole(1);
+    wait_until("u1 is left", LEAVE, || state(&net, "u1", false) != "good");
+    let ping = net.client.command("ping").args(["-c", "3", "-i", "0.1", "-W", "1", "10.98.1.77"]).output();
+    assert!(!ping.unwrap().status.success(), "the more specific route stays on u1");
+    net.client.run(&format!("ping -c 3 -i 0.1 -W 1 {SERVER4}"));
+}
+
+#[test]
+fn large_packets_keep_working_when_the_other_path_is_smaller() {
+    let net = Net::new();
+    net.client.ip("link set u0 mtu 1280");
+    net.up();
+    wait_good(&net);
+    std::thread::sleep(SETTLE);
+    net.blackhole(0);
+    wait_until("u0 is left", LEAVE, || state(&net, "u0", false) != "good");
+    // 1,400 bytes fit u1 only; whatever the kernel chose, small ones must arrive.
+    net.client.run(&format!("ping -c 5 -i 0.1 -W 1 -s 56 {SERVER4}"));
+    net.no_blackhole();
+    net.blackhole(1);
+    wait_until("u1 is left", Duration::from_secs(20), || state(&net, "u1", false) != "good");
+    net.no_blackhole();
+    // DF pings that do not fit u0 pass by u1 as the kernel sent them, or draw its own error.
+    let out = net.client.command("ping").args(["-M", "do", "-s", "1372", "-c", "10", "-i", "0.05", "-W", "1", SERVER4]).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() || text.contains("too long") || text.contains("Frag"), "{text}");
+}
+
+#[test]
+fn neighbour_flush_under_traffic_loses_nothing() {
+    let net = Net::new();
+    net.up();
+    wait_good(&net);
+    std::thread::sleep(SETTLE);
+    let traffic = Traffic::start(&net, SERVER4, FLOWS);
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(200));
+        net.client.ip("neigh flush dev u0");
+        net.client.ip("neigh flush dev u1");
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let all = traffic.finish();
+    assert_eq!(all.arrived(), all.sent, "{all:?}");
+}
+
+#[test]
+fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
+    let net = Net::new();
+    net.up();
+    wait_good(&net);
+    let traffic = Traffic::start(&net, SERVER4, FLOWS);
+    net.client.ip("link del u1");
+    std::thread::sleep(Duration::from_millis(500));
+    let alone = traffic.during(Duration::from_millis(500));
+    assert_eq!(alone.arrived(), alone.by_path[0], "{alone:?}");
+    assert!(alone.arrived() + 50 >= alone.sent, "{alone:?}");
+    net.join(1);
+    net.multipath();
+    wait_good(&net);
+}
+
+#[test]
+fn a_link_flap_moves_traffic_at_once() {
+    let net = Net::new();
+    net.up();
+    wait_good(&net);
+    std::thread::sleep(SETTLE);
+    let traffic = Traffic::start(&net, SERVER4, FLOWS);
+    std::thread::sleep(Duration::from_millis(300));
+    net.server.ip("link set s1 down");
+    std::thread::sleep(Duration::from_millis(300));
+    let down = traffic.during(Duration::from_millis(500));
+    assert_eq!(down.by_path[1], 0, "{down:?}");
+    assert!(down.arrived() + 50 >= down.sent, "{down:?}");
+    net.server.ip("link set s1 up");
+    wait_until("u1 is used again", Duration::from_secs(15), || state(&net, "u1", false) == "good");
+}

@@ -1,0 +1,443 @@
+//! A client and a server namespace joined by two paths, and traffic between them.
+//!
+//! ```text
+//!   client  u0 10.30.0.1 ---- 10.30.0.2 s0  server
+//!           u1 10.30.1.1 ---- 10.30.1.2 s1
+//!           lo 10.98.0.1      10.98.1.1 lo
+//! ```
+//!
+//! Likewise fd30:<i>::/64 and fd98:<0|1>::1. Everything has a name of its own and goes in `Drop`.
+
+#![allow(dead_code)]
+
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::sched::{setns, CloneFlags};
+use serde_json::Value;
+
+pub const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
+pub const SERVER4: &str = "10.98.1.1";
+pub const SERVER6: &str = "fd98:1::1";
+pub const CLIENT4: &str = "10.98.0.1";
+/// Well over the 300 ms that leaving a dead path may take.
+pub const LEAVE: Duration = Duration::from_secs(3);
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+fn ok(what: &str, output: io::Result<Output>) -> String {
+    let output = output.unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(
+        output.status.success(),
+        "{what}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A network namespace, removed when dropped.
+pub struct Ns {
+    pub name: String,
+}
+
+impl Ns {
+    pub fn new(role: &str) -> Self {
+        assert!(nix::unistd::geteuid().is_root(), "these tests make network namespaces: run them as root");
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("mtt-{}-{n}-{role}", std::process::id());
+        ok("ip netns add", Command::new("ip").args(["netns", "add", &name]).output());
+        let ns = Self { name };
+        ns.ip("link set lo up");
+        ns
+    }
+
+    pub fn path(&self) -> String {
+        format!("/run/netns/{}", self.name)
+    }
+
+    /// Runs `ip` in the namespace; the arguments are split at blanks.
+    pub fn ip(&self, args: &str) -> String {
+        let output = Command::new("ip").args(["-n", &self.name]).args(args.split_whitespace()).output();
+        ok(&format!("ip {args}"), output)
+    }
+
+    pub fn try_ip(&self, args: &str) -> bool {
+        let output = Command::new("ip").args(["-n", &self.name]).args(args.split_whitespace()).output();
+        output.is_ok_and(|o| o.status.success())
+    }
+
+    /// A command in the namespace (not in a mount namespace of its own, as `ip netns exec` makes).
+    pub fn command(&self, program: &str) -> Command {
+        let mut c = Command::new("nsenter");
+        c.arg(format!("--net={}", self.path())).arg(program);
+        c
+    }
+
+    pub fn run(&self, line: &str) -> String {
+        let mut words = line.split_whitespace();
+        let output = self.command(words.next().unwrap()).args(words).output();
+        ok(line, output)
+    }
+
+    pub fn sysctl(&self, key: &str, value: &str) {
+        self.run(&format!("sysctl -qw {key}={value}"));
+    }
+
+    /// Runs `f` on a thread inside the namespace.
+    pub fn spawn<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        let file = File::open(self.path()).expect("the namespace exists");
+        thread::spawn(move || {
+            setns(&file, CloneFlags::CLONE_NEWNET).expect("setns");
+            f()
+        })
+    }
+
+    pub fn with<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
+        self.spawn(f).join().expect("no panic inside the namespace")
+    }
+
+    pub fn mountain(&self, args: &str) -> Output {
+        self.command(MOUNTAIN).args(args.split_whitespace()).stdin(Stdio::null()).output().unwrap()
+    }
+
+    pub fn mountain_ok(&self, args: &str) -> String {
+        ok(&format!("mountain {args}"), Ok(self.mountain(args)))
+    }
+
+    /// What `mountain` says when it fails.
+    pub fn mountain_fails(&self, args: &str) -> String {
+        let output = self.mountain(args);
+        assert!(!output.status.success(), "mountain {args} should fail");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    pub fn status(&self) -> Value {
+        serde_json::from_str(&self.mountain_ok("status --json")).expect("status is JSON")
+    }
+
+    /// Everything that `up` and `down` must leave as it was.
+    pub fn fingerprint(&self) -> String {
+        let mut out = String::new();
+        for args in ["-4 route show table all", "-6 route show table all", "rule", "-6 rule", "nexthop", "-d link"] {
+            out += &self.ip(args);
+        }
+        for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
+            out += &self.run(line);
+        }
+        // Neighbours without their states, which change by themselves.
+        for line in self.ip("neigh").lines() {
+            out += line.split(" lladdr").next().unwrap_or(line);
+            out.push('\n');
+        }
+        out
+    }
+}
+
+impl Drop for Ns {
+    fn drop(&mut self) {
+        let _ = self.command(MOUNTAIN).arg("down").output();
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+    }
+}
+
+/// The two hosts.
+pub struct Net {
+    pub client: Ns,
+    pub server: Ns,
+    processes: Vec<Child>,
+}
+
+impl Net {
+    pub fn new() -> Self {
+        let net = Self { client: Ns::new("c"), server: Ns::new("s"), processes: Vec::new() };
+        for i in 0..2 {
+            net.join(i);
+        }
+        net.client.ip("addr add 10.98.0.1/32 dev lo");
+        net.client.ip("addr add fd98:0::1/128 dev lo");
+        net.server.ip("addr add 10.98.1.1/32 dev lo");
+        net.server.ip("addr add fd98:1::1/128 dev lo");
+        net.client.sysctl("net.ipv4.fib_multipath_hash_policy", "1");
+        net.client.sysctl("net.ipv6.fib_multipath_hash_policy", "1");
+        net.multipath();
+        net.server.ip("route add 10.98.0.0/24 via 10.30.0.1");
+        net.server.ip("-6 route add fd98:0::/64 via fd30:0::1");
+        net
+    }
+
+    /// Joins the hosts by path `i`.
+    pub fn join(&self, i: u32) {
+        let (c, s) = (&self.client, &self.server);
+        c.ip(&format!("link add u{i} type veth peer name s{i} netns {}", s.name));
+        for (ns, dev, n) in [(c, "u", 1), (s, "s", 2)] {
+            ns.ip(&format!("addr add 10.30.{i}.{n}/24 dev {dev}{i}"));
+            ns.ip(&format!("addr add fd30:{i}::{n}/64 dev {dev}{i} nodad"));
+            ns.ip(&format!("link set {dev}{i} up"));
+        }
+        s.sysctl(&format!("net.ipv4.conf.s{i}.rp_filter"), "0");
+        s.sysctl("net.ipv4.conf.all.rp_filter", "0");
+    }
+
+    /// The client's multipath routes to the server, both families.
+    pub fn multipath(&self) {
+        self.client.ip(
+            "route replace 10.98.1.0/24 src 10.98.0.1 \
+             nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1",
+        );
+        self.client.ip(
+            "-6 route replace fd98:1::/64 src fd98:0::1 \
+             nexthop via fd30:0::2 dev u0 nexthop via fd30:1::2 dev u1",
+        );
+    }
+
+    pub fn up(&self) {
+        self.client.mountain_ok("up");
+    }
+
+    /// Drops everything that arrives at the server by path `i`: a silent black hole.
+    pub fn blackhole(&self, i: u32) {
+        self.server.run("nft add table inet hole");
+        self.server.run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
+        self.server.run(&format!("nft add rule inet hole in iifname s{i} drop"));
+    }
+
+    pub fn no_blackhole(&self) {
+        self.server.run("nft delete table inet hole");
+    }
+
+    /// Process id of the client's daemon.
+    pub fn pid(&self) -> i32 {
+        self.client.status()["pid"].as_i64().unwrap() as i32
+    }
+
+    /// Starts `mountain` in the client with its messages collected.
+    pub fn start(&mut self, args: &str) -> File {
+        let file = tempfile::tempfile().unwrap();
+        let child = self
+            .client
+            .command(MOUNTAIN)
+            .args(args.split_whitespace())
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        self.processes.push(child);
+        file
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for p in &mut self.processes {
+            let _ = p.kill();
+            let _ = p.wait();
+        }
+    }
+}
+
+/// Waits until `test` holds; panics after `limit`.
+pub fn wait_until(what: &str, limit: Duration, mut test: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
+    while !test() {
+        assert!(Instant::now() < end, "not within {limit:?}: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What became of the packets of [`Traffic`].
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    pub sent: u32,
+    /// Arrived at the server, by path.
+    pub by_path: [u32; 2],
+    /// Arrived after a later packet of the same flow.
+    pub reordered: u32,
+}
+
+impl Counts {
+    pub fn arrived(&self) -> u32 {
+        self.by_path.iter().sum()
+    }
+
+    pub fn since(&self, before: &Counts) -> Counts {
+        Counts {
+            sent: self.sent - before.sent,
+            by_path: [0, 1].map(|i| self.by_path[i] - before.by_path[i]),
+            reordered: self.reordered - before.reordered,
+        }
+    }
+}
+
+/// UDP flows from the client to the server, one packet of each every 5 ms; the server counts by
+/// the device they came in on.
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU32>,
+    counts: Arc<[AtomicU32; 3]>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+const PORT: u16 = 7000;
+
+impl Traffic {
+    pub fn start(net: &Net, server: &str, flows: usize) -> Self {
+        Self::start_from(net, server, flows, None)
+    }
+
+    /// Flows whose sockets are bound to `source` (an address) or, with `%`, to a device.
+    pub fn start_from(net: &Net, server: &str, flows: usize, bind: Option<&str>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let sent = Arc::new(AtomicU32::new(0));
+        let counts: Arc<[AtomicU32; 3]> = Arc::default();
+        let server: IpAddr = server.parse().unwrap();
+        let (ready_tx, ready) = std::sync::mpsc::channel();
+        let receive = {
+            let (stop, counts) = (Arc::clone(&stop), Arc::clone(&counts));
+            net.server.spawn(move || {
+                let socket = UdpSocket::bind((server, PORT)).expect("bind the server");
+                ready_tx.send(()).unwrap();
+                receive(&socket, &stop, &counts);
+            })
+        };
+        ready.recv_timeout(Duration::from_secs(5)).expect("the server listens");
+        let bind = bind.map(String::from);
+        let send = {
+            let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
+            net.client.spawn(move || send(server, flows, bind.as_deref(), &stop, &sent))
+        };
+        Self { stop, sent, counts, threads: vec![receive, send] }
+    }
+
+    /// Now, after packets on their way have arrived.
+    pub fn counts(&self) -> Counts {
+        let sent = self.sent.load(Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(30));
+        let c = |i: usize| self.counts[i].load(Ordering::SeqCst);
+        Counts { sent, by_path: [c(0), c(1)], reordered: c(2) }
+    }
+
+    /// What happens from now on for `d`.
+    pub fn during(&self, d: Duration) -> Counts {
+        let before = self.counts();
+        thread::sleep(d);
+        self.counts().since(&before)
+    }
+
+    /// Ends the traffic and returns everything: `sent` is then exact.
+    pub fn finish(mut self) -> Counts {
+        self.stop.store(true, Ordering::SeqCst);
+        for t in self.threads.drain(..).rev() {
+            t.join().expect("traffic thread");
+        }
+        self.counts()
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for t in self.threads.drain(..) {
+            let _ = t.join();
+        }
+    }
+}
+
+fn send(server: IpAddr, flows: usize, bind: Option<&str>, stop: &AtomicBool, sent: &AtomicU32) {
+    let any = if server.is_ipv6() { "::" } else { "0.0.0.0" };
+    let sockets: Vec<UdpSocket> = (0..flows)
+        .map(|_| {
+            let source = bind.filter(|b| !b.contains('%')).unwrap_or(any);
+            let s = UdpSocket::bind((source.parse::<IpAddr>().unwrap(), 0)).expect("bind");
+            if let Some(dev) = bind.and_then(|b| b.strip_prefix('%')) {
+                nix::sys::socket::setsockopt(
+                    &s,
+                    nix::sys::socket::sockopt::BindToDevice,
+                    &std::ffi::OsString::from(dev),
+                )
+                .expect("SO_BINDTODEVICE");
+            }
+            s.connect((server, PORT)).expect("a route to the server");
+            s
+        })
+        .collect();
+    let mut seq = 0u32;
+    let mut next = Instant::now();
+    while !stop.load(Ordering::SeqCst) {
+        for (flow, s) in sockets.iter().enumerate() {
+            let mut packet = [0; 64];
+            packet[..4].copy_from_slice(&(flow as u32).to_be_bytes());
+            packet[4..8].copy_from_slice(&seq.to_be_bytes());
+            if s.send(&packet).is_ok() {
+                sent.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        seq += 1;
+        next += Duration::from_millis(5);
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &[AtomicU32; 3]) {
+    use nix::sys::socket::{recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage};
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let v6 = socket.local_addr().unwrap().is_ipv6();
+    if v6 {
+        setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
+    } else {
+        setsockopt(socket, sockopt::Ipv4PacketInfo, &true).unwrap();
+    }
+    let devices: Vec<i32> = (0..2)
+        .map(|i| nix::net::if_::if_nametoindex(format!("s{i}").as_str()).unwrap_or(0) as i32)
+        .collect();
+    let mut last: Vec<u32> = Vec::new();
+    let mut quiet = 0;
+    while quiet < 3 {
+        let mut buffer = [0; 128];
+        let mut iov = [io::IoSliceMut::new(&mut buffer)];
+        let mut space = nix::cmsg_space!(libc::in6_pktinfo);
+        let Ok(message) = recvmsg::<SockaddrStorage>(
+            socket.as_raw_fd(),
+            &mut iov,
+            Some(&mut space),
+            MsgFlags::empty(),
+        ) else {
+            quiet = if stop.load(Ordering::SeqCst) { quiet + 1 } else { 0 };
+            continue;
+        };
+        let ifindex = message
+            .cmsgs()
+            .unwrap()
+            .find_map(|c| match c {
+                ControlMessageOwned::Ipv4PacketInfo(p) => Some(p.ipi_ifindex),
+                ControlMessageOwned::Ipv6PacketInfo(p) => Some(p.ipi6_ifindex as i32),
+                _ => None,
+            })
+            .unwrap_or(0);
+        let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());
+        let (flow, seq) = (word(0) as usize, word(4));
+        // Devices made anew have another index: whatever is not s0 is s1 then.
+        let path = usize::from(devices[0] != ifindex);
+        counts[path].fetch_add(1, Ordering::SeqCst);
+        if last.len() <= flow {
+            last.resize(flow + 1, 0);
+        }
+        if seq < last[flow] {
+            counts[2].fetch_add(1, Ordering::SeqCst);
+        }
+        last[flow] = last[flow].max(seq);
+    }
+}
+
+/// Address with port of a text.
+pub fn socket_addr(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().unwrap(), port)
+}
