@@ -23,7 +23,9 @@ fn state(net: &Net, name: &str, ipv6: bool) -> String {
 
 fn wait_good(net: &Net) {
     for (dev, v6) in [("u0", false), ("u1", false), ("u0", true), ("u1", true)] {
-        wait_until(&format!("{dev} is good"), LEAVE, || state(net, dev, v6) == "good");
+        wait_until(&format!("{dev} is good"), LEAVE, || {
+            state(net, dev, v6) == "good"
+        });
     }
 }
 
@@ -34,20 +36,35 @@ fn leaves_a_black_hole(server: &str) {
     std::thread::sleep(SETTLE);
     let traffic = Traffic::start(&net, server, FLOWS);
     let before = traffic.during(Duration::from_millis(500));
-    assert!(before.by_path[0] > 0 && before.by_path[1] > 0, "both paths are used: {before:?}");
+    assert!(
+        before.by_path[0] > 0 && before.by_path[1] > 0,
+        "both paths are used: {before:?}"
+    );
     assert_eq!(before.reordered, 0, "{before:?}");
 
     net.blackhole(1);
     std::thread::sleep(Duration::from_millis(1000));
     let after = traffic.during(Duration::from_millis(500));
-    assert_eq!(after.by_path[1], 0, "nothing goes into the black hole: {after:?}");
-    assert!(after.by_path[0] + 50 >= after.sent, "and nothing is lost: {after:?}");
+    assert_eq!(
+        after.by_path[1], 0,
+        "nothing goes into the black hole: {after:?}"
+    );
+    assert!(
+        after.by_path[0] + 50 >= after.sent,
+        "and nothing is lost: {after:?}"
+    );
     let explain = net.client.mountain_ok("explain");
-    assert!(explain.contains("u1"), "the decision is explained: {explain}");
+    assert!(
+        explain.contains("u1"),
+        "the decision is explained: {explain}"
+    );
 
     net.client.mountain_ok("down");
     let plain = traffic.during(Duration::from_millis(500));
-    assert!(plain.arrived() < plain.sent * 9 / 10, "without mountain it is lost: {plain:?}");
+    assert!(
+        plain.arrived() < plain.sent * 9 / 10,
+        "without mountain it is lost: {plain:?}"
+    );
 }
 
 #[test]
@@ -96,7 +113,10 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
     let pid = nix::unistd::Pid::from_raw(net.pid());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
     let during = traffic.during(Duration::from_secs(1));
-    assert!(during.arrived() + 50 >= during.sent, "traffic goes on: {during:?}");
+    assert!(
+        during.arrived() + 50 >= during.sent,
+        "traffic goes on: {during:?}"
+    );
     let said = net.client.mountain_fails("status");
     assert!(said.contains("not running"), "{said}");
 
@@ -127,27 +147,42 @@ fn sockets_that_chose_their_uplink_stay() {
         let net_path = if bind == "%u1" { bind } else { "10.30.1.1" };
         if bind == "10.30.1.1" {
             // A pinned source may be hashed to either path: send it by u1 with a host route.
-            net.client.ip("rule add from 10.30.1.1 lookup 77 priority 100");
-            net.client.ip("route add default via 10.30.1.2 dev u1 table 77");
+            net.client
+                .ip("rule add from 10.30.1.1 lookup 77 priority 100");
+            net.client
+                .ip("route add default via 10.30.1.2 dev u1 table 77");
         }
         let traffic = Traffic::start_from(&net, SERVER4, 4, Some(net_path));
         let counts = traffic.during(Duration::from_millis(400));
         assert!(counts.sent > 100, "{counts:?}");
-        assert_eq!(counts.arrived(), 0, "{bind} stays on its uplink: {counts:?}");
+        assert_eq!(
+            counts.arrived(),
+            0,
+            "{bind} stays on its uplink: {counts:?}"
+        );
     }
 }
 
 #[test]
 fn an_fwmark_rule_keeps_its_route() {
     let net = Net::new();
-    net.client.ip("rule add fwmark 0xca6c lookup 88 priority 90");
-    net.client.ip("route add default via 10.30.1.2 dev u1 table 88");
+    net.client
+        .ip("rule add fwmark 0xca6c lookup 88 priority 90");
+    net.client
+        .ip("route add default via 10.30.1.2 dev u1 table 88");
     net.up();
     wait_good(&net);
     net.blackhole(1);
     wait_until("u1 is left", LEAVE, || state(&net, "u1", false) != "good");
-    let ping = net.client.command("ping").args(["-c", "3", "-i", "0.1", "-W", "1", "-m", "51820", SERVER4]).output();
-    assert!(!ping.unwrap().status.success(), "marked packets stay on u1, into the black hole");
+    let ping = net
+        .client
+        .command("ping")
+        .args(["-c", "3", "-i", "0.1", "-W", "1", "-m", "51820", SERVER4])
+        .output();
+    assert!(
+        !ping.unwrap().status.success(),
+        "marked packets stay on u1, into the black hole"
+    );
     net.client.run(&format!("ping -c 3 -i 0.1 -W 1 {SERVER4}"));
 }
 
@@ -155,13 +190,21 @@ fn an_fwmark_rule_keeps_its_route() {
 fn a_more_specific_route_is_not_ours() {
     let net = Net::new();
     net.server.ip("addr add 10.98.1.77/32 dev lo");
-    net.client.ip("route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1");
+    net.client
+        .ip("route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1");
     net.up();
     wait_good(&net);
     net.blackhole(1);
     wait_until("u1 is left", LEAVE, || state(&net, "u1", false) != "good");
-    let ping = net.client.command("ping").args(["-c", "3", "-i", "0.1", "-W", "1", "10.98.1.77"]).output();
-    assert!(!ping.unwrap().status.success(), "the more specific route stays on u1");
+    let ping = net
+        .client
+        .command("ping")
+        .args(["-c", "3", "-i", "0.1", "-W", "1", "10.98.1.77"])
+        .output();
+    assert!(
+        !ping.unwrap().status.success(),
+        "the more specific route stays on u1"
+    );
     net.client.run(&format!("ping -c 3 -i 0.1 -W 1 {SERVER4}"));
 }
 
@@ -175,15 +218,29 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
     net.blackhole(0);
     wait_until("u0 is left", LEAVE, || state(&net, "u0", false) != "good");
     // 1,400 bytes fit u1 only; whatever the kernel chose, small ones must arrive.
-    net.client.run(&format!("ping -c 5 -i 0.1 -W 1 -s 56 {SERVER4}"));
+    net.client
+        .run(&format!("ping -c 5 -i 0.1 -W 1 -s 56 {SERVER4}"));
     net.no_blackhole();
     net.blackhole(1);
-    wait_until("u1 is left", Duration::from_secs(20), || state(&net, "u1", false) != "good");
+    wait_until("u1 is left", Duration::from_secs(20), || {
+        state(&net, "u1", false) != "good"
+    });
     net.no_blackhole();
     // DF pings that do not fit u0 pass by u1 as the kernel sent them, or draw its own error.
-    let out = net.client.command("ping").args(["-M", "do", "-s", "1372", "-c", "10", "-i", "0.05", "-W", "1", SERVER4]).output().unwrap();
-    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() || text.contains("too long") || text.contains("Frag"), "{text}");
+    let out = net
+        .client
+        .command("ping")
+        .args([
+            "-M", "do", "-s", "1372", "-c", "10", "-i", "0.05", "-W", "1", SERVER4,
+        ])
+        .output()
+        .unwrap();
+    let text =
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(
+        out.status.success() || text.contains("too long") || text.contains("Frag"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -233,5 +290,7 @@ fn a_link_flap_moves_traffic_at_once() {
     assert_eq!(down.by_path[1], 0, "{down:?}");
     assert!(down.arrived() + 50 >= down.sent, "{down:?}");
     net.server.ip("link set s1 up");
-    wait_until("u1 is used again", Duration::from_secs(15), || state(&net, "u1", false) == "good");
+    wait_until("u1 is used again", Duration::from_secs(15), || {
+        state(&net, "u1", false) == "good"
+    });
 }

@@ -124,11 +124,23 @@ fn run(command: Cmd) -> Result<ExitCode> {
             let status = ask(&Request::Status)?;
             print(&status, json, status_text);
         }
-        Cmd::Explain { last, moves: true, json: _ } => {
+        Cmd::Explain {
+            last,
+            moves: true,
+            json: _,
+        } => {
             print(&ask(&Request::Moves { last })?, true, |_| String::new());
         }
-        Cmd::Explain { last, moves: false, json } => {
-            print(&ask(&Request::Explain { last })?, json, daemon::explain_text);
+        Cmd::Explain {
+            last,
+            moves: false,
+            json,
+        } => {
+            print(
+                &ask(&Request::Explain { last })?,
+                json,
+                daemon::explain_text,
+            );
         }
         Cmd::Check { json } => return check(json),
         Cmd::Reflect { listen } => reflect(listen)?,
@@ -152,7 +164,9 @@ fn ask(request: &Request) -> Result<Value> {
     need_root()?;
     match RunDir::of_this_namespace()?.ask(request)? {
         Some(value) => Ok(value),
-        None => bail!("mountain is not running in this network namespace: start it with `mountain up`"),
+        None => {
+            bail!("mountain is not running in this network namespace: start it with `mountain up`")
+        }
     }
 }
 
@@ -174,7 +188,9 @@ fn log_to_stderr() {
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?)
 }
 
 impl Up {
@@ -193,7 +209,9 @@ impl Up {
     fn load_config(&self) -> Result<Config> {
         match &self.config {
             Some(file) => Ok(Config::load(file)?),
-            None if Path::new(DEFAULT_CONFIG).exists() => Ok(Config::load(Path::new(DEFAULT_CONFIG))?),
+            None if Path::new(DEFAULT_CONFIG).exists() => {
+                Ok(Config::load(Path::new(DEFAULT_CONFIG))?)
+            }
             None => Ok(Config::default()),
         }
     }
@@ -201,7 +219,9 @@ impl Up {
     fn run_here(&self, config: Config) -> Result<()> {
         log_to_stderr();
         let options = daemon::Options {
-            filter: Filter { routes: config.steer.routes.clone() },
+            filter: Filter {
+                routes: config.steer.routes.clone(),
+            },
             dry_run: self.dry_run,
             wait: self.wait,
         };
@@ -232,7 +252,10 @@ impl Up {
         if self.wait {
             command.arg("--wait");
         }
-        command.stdout(log.try_clone()?).stderr(log).current_dir("/");
+        command
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .current_dir("/");
         // SAFETY: setsid is async-signal-safe and has no other effect on this process.
         unsafe {
             command.pre_exec(|| {
@@ -243,7 +266,10 @@ impl Up {
         let child = command.spawn().context("cannot start the daemon")?;
         let status = wait_ready(child, &run_dir, &mut said)?;
         print!("{}", status_text(&status));
-        println!("\nmountain runs in the background; log: {}", run_dir.log().display());
+        println!(
+            "\nmountain runs in the background; log: {}",
+            run_dir.log().display()
+        );
         Ok(())
     }
 }
@@ -259,12 +285,17 @@ fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Val
             said.seek(SeekFrom::Start(0))?;
             said.read_to_string(&mut text)?;
             let text = text.trim_end();
-            let last = text.rsplit_once("mountain: ").map_or(text, |(_, last)| last);
+            let last = text
+                .rsplit_once("mountain: ")
+                .map_or(text, |(_, last)| last);
             bail!("{last}");
         }
         if Instant::now() > end {
             let _ = child.kill();
-            bail!("the daemon did not get ready within {} s", START_TIMEOUT.as_secs());
+            bail!(
+                "the daemon did not get ready within {} s",
+                START_TIMEOUT.as_secs()
+            );
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -280,7 +311,9 @@ fn down() -> Result<()> {
             }
             println!("mountain is down; the kernel's own routing decides again");
         }
-        None if run_dir.is_running()? => bail!("the daemon runs but does not answer: end its process"),
+        None if run_dir.is_running()? => {
+            bail!("the daemon runs but does not answer: end its process")
+        }
         None => {
             // Nothing is attached without a process; only files can be left over.
             run_dir.remove();
@@ -297,12 +330,20 @@ fn check(json: bool) -> Result<ExitCode> {
     } else {
         report.print(std::io::stdout().is_terminal());
     }
-    Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if report.failed() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
     log_to_stderr();
-    let listen = if listen.is_empty() { DEFAULT_LISTEN.to_vec() } else { listen };
+    let listen = if listen.is_empty() {
+        DEFAULT_LISTEN.to_vec()
+    } else {
+        listen
+    };
     runtime()?.block_on(async {
         let mut reflectors = Vec::new();
         for address in listen {

@@ -50,10 +50,16 @@ pub struct Ns {
 
 impl Ns {
     pub fn new(role: &str) -> Self {
-        assert!(nix::unistd::geteuid().is_root(), "these tests make network namespaces: run them as root");
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "these tests make network namespaces: run them as root"
+        );
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("mtt-{}-{n}-{role}", std::process::id());
-        ok("ip netns add", Command::new("ip").args(["netns", "add", &name]).output());
+        ok(
+            "ip netns add",
+            Command::new("ip").args(["netns", "add", &name]).output(),
+        );
         let ns = Self { name };
         ns.ip("link set lo up");
         ns
@@ -65,12 +71,18 @@ impl Ns {
 
     /// Runs `ip` in the namespace; the arguments are split at blanks.
     pub fn ip(&self, args: &str) -> String {
-        let output = Command::new("ip").args(["-n", &self.name]).args(args.split_whitespace()).output();
+        let output = Command::new("ip")
+            .args(["-n", &self.name])
+            .args(args.split_whitespace())
+            .output();
         ok(&format!("ip {args}"), output)
     }
 
     pub fn try_ip(&self, args: &str) -> bool {
-        let output = Command::new("ip").args(["-n", &self.name]).args(args.split_whitespace()).output();
+        let output = Command::new("ip")
+            .args(["-n", &self.name])
+            .args(args.split_whitespace())
+            .output();
         output.is_ok_and(|o| o.status.success())
     }
 
@@ -92,7 +104,10 @@ impl Ns {
     }
 
     /// Runs `f` on a thread inside the namespace.
-    pub fn spawn<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
         let file = File::open(self.path()).expect("the namespace exists");
         thread::spawn(move || {
             setns(&file, CloneFlags::CLONE_NEWNET).expect("setns");
@@ -105,7 +120,11 @@ impl Ns {
     }
 
     pub fn mountain(&self, args: &str) -> Output {
-        self.command(MOUNTAIN).args(args.split_whitespace()).stdin(Stdio::null()).output().unwrap()
+        self.command(MOUNTAIN)
+            .args(args.split_whitespace())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     }
 
     pub fn mountain_ok(&self, args: &str) -> String {
@@ -126,7 +145,14 @@ impl Ns {
     /// Everything that `up` and `down` must leave as it was.
     pub fn fingerprint(&self) -> String {
         let mut out = String::new();
-        for args in ["-4 route show table all", "-6 route show table all", "rule", "-6 rule", "nexthop", "-d link"] {
+        for args in [
+            "-4 route show table all",
+            "-6 route show table all",
+            "rule",
+            "-6 rule",
+            "nexthop",
+            "-d link",
+        ] {
             out += &self.ip(args);
         }
         for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
@@ -144,7 +170,9 @@ impl Ns {
 impl Drop for Ns {
     fn drop(&mut self) {
         let _ = self.command(MOUNTAIN).arg("down").output();
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
     }
 }
 
@@ -157,7 +185,11 @@ pub struct Net {
 
 impl Net {
     pub fn new() -> Self {
-        let net = Self { client: Ns::new("c"), server: Ns::new("s"), processes: Vec::new() };
+        let net = Self {
+            client: Ns::new("c"),
+            server: Ns::new("s"),
+            processes: Vec::new(),
+        };
         for i in 0..2 {
             net.join(i);
         }
@@ -176,7 +208,10 @@ impl Net {
     /// Joins the hosts by path `i`.
     pub fn join(&self, i: u32) {
         let (c, s) = (&self.client, &self.server);
-        c.ip(&format!("link add u{i} type veth peer name s{i} netns {}", s.name));
+        c.ip(&format!(
+            "link add u{i} type veth peer name s{i} netns {}",
+            s.name
+        ));
         for (ns, dev, n) in [(c, "u", 1), (s, "s", 2)] {
             ns.ip(&format!("addr add 10.30.{i}.{n}/24 dev {dev}{i}"));
             ns.ip(&format!("addr add fd30:{i}::{n}/64 dev {dev}{i} nodad"));
@@ -188,14 +223,10 @@ impl Net {
 
     /// The client's multipath routes to the server, both families.
     pub fn multipath(&self) {
-        self.client.ip(
-            "route replace 10.98.1.0/24 src 10.98.0.1 \
-             nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1",
-        );
-        self.client.ip(
-            "-6 route replace fd98:1::/64 src fd98:0::1 \
-             nexthop via fd30:0::2 dev u0 nexthop via fd30:1::2 dev u1",
-        );
+        self.client.ip("route replace 10.98.1.0/24 src 10.98.0.1 \
+             nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+        self.client.ip("-6 route replace fd98:1::/64 src fd98:0::1 \
+             nexthop via fd30:0::2 dev u0 nexthop via fd30:1::2 dev u1");
     }
 
     pub fn up(&self) {
@@ -205,8 +236,10 @@ impl Net {
     /// Drops everything that arrives at the server by path `i`: a silent black hole.
     pub fn blackhole(&self, i: u32) {
         self.server.run("nft add table inet hole");
-        self.server.run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
-        self.server.run(&format!("nft add rule inet hole in iifname s{i} drop"));
+        self.server
+            .run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
+        self.server
+            .run(&format!("nft add rule inet hole in iifname s{i} drop"));
     }
 
     pub fn no_blackhole(&self) {
@@ -308,13 +341,21 @@ impl Traffic {
                 receive(&socket, &stop, &counts);
             })
         };
-        ready.recv_timeout(Duration::from_secs(5)).expect("the server listens");
+        ready
+            .recv_timeout(Duration::from_secs(5))
+            .expect("the server listens");
         let bind = bind.map(String::from);
         let send = {
             let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
-            net.client.spawn(move || send(server, flows, bind.as_deref(), &stop, &sent))
+            net.client
+                .spawn(move || send(server, flows, bind.as_deref(), &stop, &sent))
         };
-        Self { stop, sent, counts, threads: vec![receive, send] }
+        Self {
+            stop,
+            sent,
+            counts,
+            threads: vec![receive, send],
+        }
     }
 
     /// Now, after packets on their way have arrived.
@@ -322,7 +363,11 @@ impl Traffic {
         let sent = self.sent.load(Ordering::SeqCst);
         thread::sleep(Duration::from_millis(30));
         let c = |i: usize| self.counts[i].load(Ordering::SeqCst);
-        Counts { sent, by_path: [c(0), c(1)], reordered: c(2) }
+        Counts {
+            sent,
+            by_path: [c(0), c(1)],
+            reordered: c(2),
+        }
     }
 
     /// What happens from now on for `d`.
@@ -387,8 +432,12 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, stop: &AtomicBool, sen
 }
 
 fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &[AtomicU32; 3]) {
-    use nix::sys::socket::{recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage};
-    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    use nix::sys::socket::{
+        recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage,
+    };
+    socket
+        .set_read_timeout(Some(Duration::from_millis(20)))
+        .unwrap();
     let v6 = socket.local_addr().unwrap().is_ipv6();
     if v6 {
         setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
@@ -410,7 +459,11 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &[AtomicU32; 3]) {
             Some(&mut space),
             MsgFlags::empty(),
         ) else {
-            quiet = if stop.load(Ordering::SeqCst) { quiet + 1 } else { 0 };
+            quiet = if stop.load(Ordering::SeqCst) {
+                quiet + 1
+            } else {
+                0
+            };
             continue;
         };
         let ifindex = message

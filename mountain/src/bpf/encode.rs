@@ -44,7 +44,11 @@ pub fn words(words: &[u32]) -> Vec<u8> {
 pub fn dest((prefix, group): &(IpNet, u32)) -> (Vec<u8>, Vec<u8>) {
     let mut key = u32::from(prefix.prefix_len()).to_ne_bytes().to_vec();
     let net = words(&addr(prefix.network()));
-    key.extend_from_slice(if matches!(prefix, IpNet::V4(_)) { &net[..4] } else { &net });
+    key.extend_from_slice(if matches!(prefix, IpNet::V4(_)) {
+        &net[..4]
+    } else {
+        &net
+    });
     (key, group.to_ne_bytes().to_vec())
 }
 
@@ -60,7 +64,11 @@ pub fn path(p: &PathConfig) -> types::mtn_path {
         ifindex: p.ifindex,
         mtu: p.mtu,
         salt: p.salt,
-        gw_family: if p.gateway.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET } as u32,
+        gw_family: if p.gateway.is_ipv6() {
+            libc::AF_INET6
+        } else {
+            libc::AF_INET
+        } as u32,
         gw: addr(p.gateway),
         mac: p.mac.unwrap_or_default(),
         flags,
@@ -72,7 +80,10 @@ pub fn path(p: &PathConfig) -> types::mtn_path {
 
 pub fn group(g: &GroupConfig) -> Result<types::mtn_group> {
     if g.members.len() > MAX_GROUP_PATHS {
-        bail!("{} paths in one group, at most {MAX_GROUP_PATHS} are supported", g.members.len());
+        bail!(
+            "{} paths in one group, at most {MAX_GROUP_PATHS} are supported",
+            g.members.len()
+        );
     }
     let mut out = types::mtn_group {
         n_members: g.members.len() as u32,

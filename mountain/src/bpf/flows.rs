@@ -66,7 +66,8 @@ pub struct Flow {
 /// Reads a plain struct of the program from the bytes of a map or ring buffer.
 fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
     // SAFETY: T is one of the program's structs, integers only, so any bytes are a valid value.
-    (bytes.len() >= size_of::<T>()).then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+    (bytes.len() >= size_of::<T>())
+        .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
 }
 
 /// All flows with a packet since `since_ns`.
@@ -157,7 +158,10 @@ impl MoveLog {
             }
             0
         })?;
-        Ok(Self { ring: builder.build()?, seen })
+        Ok(Self {
+            ring: builder.build()?,
+            seen,
+        })
     }
 
     /// Moves since the last call.

@@ -137,7 +137,8 @@ impl Steer {
     /// Loads the program into the kernel, attached to nothing.
     pub fn load(settings: &Settings) -> Result<Self> {
         // One object for the life of the process: the skeleton borrows it.
-        let object: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
+        let object: &'static mut MaybeUninit<OpenObject> =
+            Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = skel::SteerSkelBuilder::default()
             .open(object)
             .context("opening the BPF object")?;
@@ -145,7 +146,10 @@ impl Steer {
         let skel = open.load().context(
             "the kernel refused the steering program: `mountain check` tells what is missing",
         )?;
-        let mut steer = Self { links: BTreeMap::new(), skel };
+        let mut steer = Self {
+            links: BTreeMap::new(),
+            skel,
+        };
         let bytes = |bps: u64| bps / 8 * settings.window_ms / 1000;
         let n_cpus = libbpf_rs::num_possible_cpus()? as u32;
         let bss = steer.bss();
@@ -165,11 +169,19 @@ impl Steer {
     }
 
     fn bss(&mut self) -> &mut types::bss {
-        self.skel.maps.bss_data.as_deref_mut().expect("the object has a .bss")
+        self.skel
+            .maps
+            .bss_data
+            .as_deref_mut()
+            .expect("the object has a .bss")
     }
 
     fn bss_ref(&self) -> &types::bss {
-        self.skel.maps.bss_data.as_deref().expect("the object has a .bss")
+        self.skel
+            .maps
+            .bss_data
+            .as_deref()
+            .expect("the object has a .bss")
     }
 
     /// Attaches to the tcx egress of a device. Does nothing when it is attached already.
@@ -183,9 +195,8 @@ impl Steer {
         };
         let prog = self.skel.progs.steer.as_libbpf_object();
         // SAFETY: the program is loaded and outlives the call, the options live on the stack.
-        let link = unsafe {
-            libbpf_sys::bpf_program__attach_tcx(prog.as_ptr(), ifindex as i32, &opts)
-        };
+        let link =
+            unsafe { libbpf_sys::bpf_program__attach_tcx(prog.as_ptr(), ifindex as i32, &opts) };
         let link = ptr::NonNull::new(link)
             .ok_or_else(std::io::Error::last_os_error)
             .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
@@ -257,7 +268,10 @@ impl Steer {
         pinned: &[IpAddr],
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
-            bail!("{} groups of paths, at most {MAX_GROUPS} are supported", groups.len());
+            bail!(
+                "{} groups of paths, at most {MAX_GROUPS} are supported",
+                groups.len()
+            );
         }
         let selectors = selectors.iter().map(encode::selector).collect::<Vec<_>>();
         let bss = self.bss();
@@ -283,13 +297,16 @@ impl Steer {
             .flat_map(|(i, g)| g.prefixes.iter().map(move |p| (*p, i as u32)));
         let mut dests: BTreeMap<IpNet, u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
         dests.extend(ours);
-        let (v4, v6): (Vec<_>, Vec<_>) =
-            dests.into_iter().partition(|(p, _)| matches!(p, IpNet::V4(_)));
+        let (v4, v6): (Vec<_>, Vec<_>) = dests
+            .into_iter()
+            .partition(|(p, _)| matches!(p, IpNet::V4(_)));
         sync(&self.skel.maps.dest4, v4.iter().map(encode::dest))?;
         sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))?;
         sync(
             &self.skel.maps.pinned,
-            pinned.iter().map(|a| (encode::words(&encode::addr(*a)), vec![1])),
+            pinned
+                .iter()
+                .map(|a| (encode::words(&encode::addr(*a)), vec![1])),
         )?;
         let config = &mut self.bss().config;
         // SAFETY: as in `set_mode`.
@@ -387,7 +404,8 @@ impl Steer {
 fn sync(map: &impl MapCore, entries: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<()> {
     let entries: BTreeMap<Vec<u8>, Vec<u8>> = entries.collect();
     for (key, value) in &entries {
-        map.update(key, value, MapFlags::ANY).context("a BPF table is full")?;
+        map.update(key, value, MapFlags::ANY)
+            .context("a BPF table is full")?;
     }
     let stale: Vec<Vec<u8>> = map.keys().filter(|k| !entries.contains_key(k)).collect();
     for key in stale {

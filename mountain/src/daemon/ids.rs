@@ -24,7 +24,9 @@ impl PathIds {
                 self.used[id] = self.reading;
             }
         }
-        keys.iter().map(|key| self.find(key).or_else(|| self.add(*key))).collect()
+        keys.iter()
+            .map(|key| self.find(key).or_else(|| self.add(*key)))
+            .collect()
     }
 
     fn find(&self, key: &PathKey) -> Option<usize> {
@@ -52,7 +54,11 @@ mod tests {
     use super::*;
 
     fn key(n: u32) -> PathKey {
-        PathKey { ifindex: n, gateway: None, ipv6: false }
+        PathKey {
+            ifindex: n,
+            gateway: None,
+            ipv6: false,
+        }
     }
 
     #[test]
@@ -69,7 +75,11 @@ mod tests {
         let all: Vec<PathKey> = (0..MAX_PATHS as u32).map(key).collect();
         ids.assign(&all);
         assert_eq!(ids.assign(&all[1..]).len(), MAX_PATHS - 1);
-        assert_eq!(ids.assign(&[key(1000)]), [Some(0)], "id 0 went unused first");
+        assert_eq!(
+            ids.assign(&[key(1000)]),
+            [Some(0)],
+            "id 0 went unused first"
+        );
         let mut many = all.clone();
         many.push(key(2000));
         let given = ids.assign(&many);

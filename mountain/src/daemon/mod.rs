@@ -86,7 +86,11 @@ impl PolicyName {
     }
 
     pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, p)| *p == self).expect("all are listed").0
+        Self::ALL
+            .iter()
+            .find(|(_, p)| *p == self)
+            .expect("all are listed")
+            .0
     }
 }
 
@@ -218,7 +222,10 @@ impl Daemon {
                 flow_entries: s.flow_table_entries,
             })?)
         };
-        let move_log = steer.as_ref().map(|s| MoveLog::new(s.move_map())).transpose()?;
+        let move_log = steer
+            .as_ref()
+            .map(|s| MoveLog::new(s.move_map()))
+            .transpose()?;
         Ok(Self {
             policy: Policy::new(&config.steer, Vec::new(), Vec::new(), rand::random()),
             prober: Prober::new(&[])?,
@@ -274,7 +281,11 @@ impl Daemon {
 
     async fn changed(&mut self, change: Change) {
         match change {
-            Change::Link { ifindex, up, deleted } => {
+            Change::Link {
+                ifindex,
+                up,
+                deleted,
+            } => {
                 for path in self.paths.on_device(ifindex) {
                     self.usable(path, up, if deleted { "device deleted" } else { "carrier" });
                 }
@@ -285,7 +296,12 @@ impl Daemon {
                 }
                 self.reread().await;
             }
-            Change::Neighbour { ifindex, addr, usable, mac } => {
+            Change::Neighbour {
+                ifindex,
+                addr,
+                usable,
+                mac,
+            } => {
                 for path in self.paths.by_gateway(ifindex, addr) {
                     self.neighbour(path, if usable { mac } else { None }).await;
                 }
@@ -296,7 +312,12 @@ impl Daemon {
     }
 
     fn usable(&mut self, path: usize, usable: bool, why: &'static str) {
-        self.policy.event(Event::Usable { path, at_us: now_us(), usable, why });
+        self.policy.event(Event::Usable {
+            path,
+            at_us: now_us(),
+            usable,
+            why,
+        });
     }
 
     async fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
@@ -317,7 +338,10 @@ impl Daemon {
     async fn resolve(&mut self, path: usize) {
         if let Some((ifindex, gateway)) = self.paths.gateway(path) {
             if let Err(e) = netlink::resolve_neighbour(ifindex, gateway).await {
-                tracing::debug!(path = self.paths.name(path), "cannot resolve the gateway: {e:#}");
+                tracing::debug!(
+                    path = self.paths.name(path),
+                    "cannot resolve the gateway: {e:#}"
+                );
             }
         }
     }
@@ -382,12 +406,18 @@ impl Daemon {
         let at_us = now_us();
         if let Some(steer) = &mut self.steer {
             for path in self.paths.ids() {
-                let Ok(traffic) = steer.traffic(path) else { continue };
+                let Ok(traffic) = steer.traffic(path) else {
+                    continue;
+                };
                 let rate = self.rates.entry(path).or_default();
                 if rate.at_us != 0 && at_us > rate.at_us {
                     let bits = (traffic.bytes - rate.bytes) as f64 * 8.0;
                     rate.bps = bits * 1e6 / (at_us - rate.at_us) as f64;
-                    self.policy.event(Event::Egress { path, at_us, rate_bps: rate.bps });
+                    self.policy.event(Event::Egress {
+                        path,
+                        at_us,
+                        rate_bps: rate.bps,
+                    });
                 }
                 (rate.bytes, rate.at_us) = (traffic.bytes, at_us);
             }

@@ -49,7 +49,11 @@ impl Daemon {
             let path = self.paths.path(id).expect("listed");
             let probes = self.prober.stats(id);
             let mut value = serde_json::to_value(statuses.iter().find(|s| s.path == id))?;
-            let of_class = |class| live.iter().filter(|f| f.path == id && f.class == class).count();
+            let of_class = |class| {
+                live.iter()
+                    .filter(|f| f.path == id && f.class == class)
+                    .count()
+            };
             let extra = json!({
                 "id": id,
                 "device": path.ifname,
@@ -84,7 +88,9 @@ impl Daemon {
                 let members: Vec<_> = g
                     .members
                     .iter()
-                    .filter_map(|m| Some(json!({ "path": self.paths.id(m.path)?, "weight": m.weight })))
+                    .filter_map(|m| {
+                        Some(json!({ "path": self.paths.id(m.path)?, "weight": m.weight }))
+                    })
                     .collect();
                 json!({ "table": g.table, "prefixes": g.prefixes, "members": members,
                         "verdict": verdict.groups.get(i) })
@@ -127,14 +133,23 @@ pub fn status_text(v: &Value) -> String {
         text(&v["version"]),
         v["pid"],
         text(&v["policy"]),
-        if v["dry_run"] == true { " (dry run: nothing is attached)" } else { "" },
+        if v["dry_run"] == true {
+            " (dry run: nothing is attached)"
+        } else {
+            ""
+        },
         v["uptime_s"].as_f64().unwrap_or(0.0)
     );
     let empty = Vec::new();
     let list = |v: &Value| v.as_array().unwrap_or(&empty).clone();
     for (i, g) in list(&v["groups"]).iter().enumerate() {
         let prefixes: Vec<_> = list(&g["prefixes"]).iter().map(text).collect();
-        let _ = writeln!(out, "\ngroup {i}: {} (table {})", prefixes.join(", "), g["table"]);
+        let _ = writeln!(
+            out,
+            "\ngroup {i}: {} (table {})",
+            prefixes.join(", "),
+            g["table"]
+        );
         let _ = writeln!(
             out,
             "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>11} {:>9}  why",
@@ -145,7 +160,9 @@ pub fn status_text(v: &Value) -> String {
                 continue;
             };
             let ms = |key: &str| {
-                p[key].as_f64().map_or("-".into(), |us| format!("{:.1}", us / 1000.0))
+                p[key]
+                    .as_f64()
+                    .map_or("-".into(), |us| format!("{:.1}", us / 1000.0))
             };
             let _ = writeln!(
                 out,
@@ -155,7 +172,9 @@ pub fn status_text(v: &Value) -> String {
                 ms("p50_us"),
                 ms("p95_us"),
                 ms("cost_us"),
-                p["loss"].as_f64().map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
+                p["loss"]
+                    .as_f64()
+                    .map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
                 format!("{}/{}", p["flows"]["latency"], p["flows"]["bulk"]),
                 p["rate_bps"].as_f64().unwrap_or(0.0) / 1e6,
                 text(&p["reason"])
@@ -196,11 +215,19 @@ fn outcome_text(v: &Value) -> String {
     if v.is_null() {
         return "not known yet".into();
     }
-    let ms = |key: &str| v[key].as_f64().map_or("unanswered".into(), |us| format!("{:.1} ms", us / 1000.0));
+    let ms = |key: &str| {
+        v[key]
+            .as_f64()
+            .map_or("unanswered".into(), |us| format!("{:.1} ms", us / 1000.0))
+    };
     let verdict = match v["right"].as_bool() {
         Some(true) => "right",
         Some(false) => "not needed",
         None => "undecided",
     };
-    format!("{verdict}: p95 after it {}, of the others {}", ms("path_p95_us"), ms("others_p95_us"))
+    format!(
+        "{verdict}: p95 after it {}, of the others {}",
+        ms("path_p95_us"),
+        ms("others_p95_us")
+    )
 }

@@ -26,11 +26,17 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub enum Request {
     Status,
     /// The last `last` decisions.
-    Explain { last: usize },
+    Explain {
+        last: usize,
+    },
     /// Switch to another policy.
-    Policy { name: String },
+    Policy {
+        name: String,
+    },
     /// The last `last` moves of single flows.
-    Moves { last: usize },
+    Moves {
+        last: usize,
+    },
     /// Detach everything and end.
     Stop,
 }

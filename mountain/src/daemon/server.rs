@@ -29,8 +29,8 @@ impl Server {
         let path = run_dir.socket();
         // Left over from a daemon that was killed: we hold the lock, so nobody listens on it.
         let _ = fs::remove_file(&path);
-        let listener =
-            UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let listener = UnixListener::bind(&path)
+            .with_context(|| format!("cannot listen on {}", path.display()))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         let (sender, requests) = mpsc::channel(16);
         let accept = tokio::spawn(async move {

@@ -46,7 +46,11 @@ impl Paths {
 
     /// Ids of the paths that can be probed.
     pub fn probed(&self) -> Vec<usize> {
-        self.by_id.iter().filter(|(_, k)| k.target.is_some()).map(|(id, _)| *id).collect()
+        self.by_id
+            .iter()
+            .filter(|(_, k)| k.target.is_some())
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     pub fn name(&self, id: usize) -> &str {
@@ -83,7 +87,11 @@ impl Paths {
     }
 
     fn matching(&self, test: impl Fn(&Path) -> bool) -> Vec<usize> {
-        self.by_id.iter().filter(|(_, k)| test(&k.path)).map(|(id, _)| *id).collect()
+        self.by_id
+            .iter()
+            .filter(|(_, k)| test(&k.path))
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     pub fn gateway(&self, id: usize) -> Option<(u32, IpAddr)> {
@@ -162,7 +170,9 @@ fn known(path: &Path, config: &Config) -> Known {
     let entry = config.path(&path.ifname, path.key.gateway);
     Known {
         path: path.clone(),
-        name: entry.and_then(|e| e.name.clone()).unwrap_or_else(|| path.ifname.clone()),
+        name: entry
+            .and_then(|e| e.name.clone())
+            .unwrap_or_else(|| path.ifname.clone()),
         capacity_bps: entry.and_then(|e| e.capacity_bps()),
         power_cost_us: entry.map_or(0.0, |e| e.power_cost_us),
         target: entry
@@ -192,15 +202,22 @@ impl Daemon {
         let n_ids = self.paths.ids().last().map_or(0, |id| id + 1);
         let inputs = (0..n_ids).map(|id| self.path_input(id)).collect();
         self.policy.set_topology(
-            groups.iter().map(|g| g.members.iter().map(|(id, _)| *id).collect()).collect(),
+            groups
+                .iter()
+                .map(|g| g.members.iter().map(|(id, _)| *id).collect())
+                .collect(),
             inputs,
         );
         self.point_prober(n_ids)?;
 
         if let Some(steer) = &mut self.steer {
             let devices: Vec<u32> = {
-                let mut d: Vec<u32> =
-                    self.paths.by_id.values().map(|k| k.path.key.ifindex).collect();
+                let mut d: Vec<u32> = self
+                    .paths
+                    .by_id
+                    .values()
+                    .map(|k| k.path.key.ifindex)
+                    .collect();
                 d.sort();
                 d.dedup();
                 d
@@ -228,10 +245,13 @@ impl Daemon {
             if resolved {
                 self.unresolved.remove(&id);
             } else {
-                self.unresolved.entry(id).or_insert_with(std::time::Instant::now);
+                self.unresolved
+                    .entry(id)
+                    .or_insert_with(std::time::Instant::now);
             }
         }
-        self.unresolved.retain(|id, _| self.paths.path(*id).is_some());
+        self.unresolved
+            .retain(|id, _| self.paths.path(*id).is_some());
         self.tick();
         Ok(())
     }
@@ -243,7 +263,11 @@ impl Daemon {
                 power_cost_us: k.power_cost_us,
                 capacity_bps: k.capacity_bps,
             },
-            None => PathInput { name: format!("(gone {id})"), power_cost_us: 0.0, capacity_bps: None },
+            None => PathInput {
+                name: format!("(gone {id})"),
+                power_cost_us: 0.0,
+                capacity_bps: None,
+            },
         }
     }
 
@@ -253,10 +277,13 @@ impl Daemon {
             let wanted = self.paths.by_id.get(&id).map(|k| ProbePath {
                 ifname: k.path.ifname.clone(),
                 ifindex: k.path.key.ifindex,
-                source: k.path.source.filter(|s| {
-                    k.target.is_some_and(|t| t.is_ipv6() == s.is_ipv6())
-                }),
-                target: k.target.unwrap_or(Target::Icmp(IpAddr::from([127, 0, 0, 1]))),
+                source: k
+                    .path
+                    .source
+                    .filter(|s| k.target.is_some_and(|t| t.is_ipv6() == s.is_ipv6())),
+                target: k
+                    .target
+                    .unwrap_or(Target::Icmp(IpAddr::from([127, 0, 0, 1]))),
             });
             let known = self.prober.paths().nth(id).cloned();
             match wanted {

@@ -1,5 +1,13 @@
 //! Keeping each flow on the steadiest path.
 
 pub mod averages;
+pub mod cost;
+pub mod ejection;
+pub mod explain;
+pub mod policy;
+#[cfg(test)]
+mod policy_tests;
 pub mod rendezvous;
+pub mod selfload;
 pub mod topology;
+pub mod window;

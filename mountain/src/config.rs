@@ -1,0 +1,482 @@
+//! The configuration file `mountain.toml`.
+//!
+//! Every key is optional; the default of each stands in the comment of its field, and again,
+//! commented out, in `packaging/mountain.toml`, which a test holds against this. Unknown keys,
+//! values of the wrong type and values out of range are errors that name file, line and key.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use toml::de::{DeTable, DeValue};
+
+use crate::measure::probe::Target;
+use crate::steer::cost::{Band, Objective, Weights};
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub steer: SteerConfig,
+    /// One `[[path]]` table per path that needs more than what is found by itself.
+    pub path: Vec<PathConfig>,
+}
+
+/// `[steer]`: how paths are measured and chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SteerConfig {
+    /// What to optimise: `jitter`, `latency`, `throughput` or `power`. Default `jitter`.
+    pub objective: Objective,
+    /// Weight of p95 − p50, 0..=1. Default: that of the objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jitter_weight: Option<f64>,
+    /// What a loss of 100% would cost, in µs. Default: that of the objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_weight_us: Option<f64>,
+    /// Only multipath routes inside these prefixes are steered. Default: all (empty).
+    pub routes: Vec<IpNet>,
+    /// Time between two probes of a path, 5..=1000 ms. Default 50.
+    pub probe_interval_ms: u32,
+    /// How far back probes count, 1..=120 s. Default 10.
+    pub window_s: f64,
+    /// Time in which the weight of a probe halves, 0.1..=120 s. Default 2.
+    pub half_life_s: f64,
+    /// Cost differences below this never move traffic, in µs, 0..=1000000. Default 2000.
+    pub equivalence_band_us: f64,
+    /// ... nor those below this share of the best cost, in percent, 0..=100. Default 10.
+    pub equivalence_band_percent: f64,
+    /// A path is left when this many ... Default 3.
+    pub beyond_count: usize,
+    /// ... of this many latest probes were beyond the best path's p95 plus the band, 1..=32.
+    /// Default 6.
+    pub beyond_of: usize,
+    /// A path is left when this many probes in a row were lost, 1..=32. Default 3.
+    pub lost_in_row: usize,
+    /// A probe is lost at the age of twice the path's p95, but not before this, 10..=10000 ms.
+    /// Default 60.
+    pub lost_min_ms: u32,
+    /// How long a path must be good before it is used again, the first time; doubled with each
+    /// flap, 0.1..=3600 s. Default 3.
+    pub hold_min_s: f64,
+    /// Longest such time, 0.1..=3600 s; as much good behaviour halves the next one. Default 60.
+    pub hold_max_s: f64,
+    /// Random part added to each hold so that hosts do not return together, in percent of it,
+    /// 0..=100. Default 25.
+    pub hold_spread_percent: f64,
+    /// A flow is of class `latency` below this rate over 1 s, in bit/s. Default 1500000.
+    pub latency_below_bps: u64,
+    /// A flow is of class `bulk` above this rate, in bit/s. Default 3000000.
+    pub bulk_above_bps: u64,
+    /// Added to the flowlet gap, the pause after which a flow can move without reordering, in µs,
+    /// 0..=1000000. Default 1000.
+    pub flowlet_margin_us: u32,
+    /// A flow without such a pause is moved off a path that it may not use after this long, in ms,
+    /// 0..=600000. Default 2000.
+    pub force_after_ms: u32,
+    /// Entries of the flow table, 1024..=16777216; take 1.3 times the flows expected. Default 131072.
+    pub flow_table_entries: u32,
+    /// Weight of the newest interval in the two load averages, 0..=1024 (1024 = no memory).
+    /// Default 512.
+    pub k_factor: u32,
+    /// Cost factor of the published rule (policy `argmax-load`, a baseline), 1..=1000000. Default 100.
+    pub cost_weight: u32,
+}
+
+impl Default for SteerConfig {
+    fn default() -> Self {
+        SteerConfig {
+            objective: Objective::Jitter,
+            jitter_weight: None,
+            loss_weight_us: None,
+            routes: Vec::new(),
+            probe_interval_ms: 50,
+            window_s: 10.0,
+            half_life_s: 2.0,
+            equivalence_band_us: 2000.0,
+            equivalence_band_percent: 10.0,
+            beyond_count: 3,
+            beyond_of: 6,
+            lost_in_row: 3,
+            lost_min_ms: 60,
+            hold_min_s: 3.0,
+            hold_max_s: 60.0,
+            hold_spread_percent: 25.0,
+            latency_below_bps: 1_500_000,
+            bulk_above_bps: 3_000_000,
+            flowlet_margin_us: 1000,
+            force_after_ms: 2000,
+            flow_table_entries: 131_072,
+            k_factor: 512,
+            cost_weight: 100,
+        }
+    }
+}
+
+impl SteerConfig {
+    /// The objective's weights with those given replaced.
+    pub fn weights(&self) -> Weights {
+        let preset = self.objective.weights();
+        Weights {
+            jitter: self.jitter_weight.unwrap_or(preset.jitter),
+            loss_us: self.loss_weight_us.unwrap_or(preset.loss_us),
+            ..preset
+        }
+    }
+
+    pub fn band(&self) -> Band {
+        Band {
+            floor_us: self.equivalence_band_us,
+            percent: self.equivalence_band_percent,
+        }
+    }
+
+    /// Window length in µs.
+    pub fn window_us(&self) -> u64 {
+        (self.window_s * 1e6) as u64
+    }
+
+    /// Half-life in µs.
+    pub fn half_life_us(&self) -> u64 {
+        (self.half_life_s * 1e6) as u64
+    }
+
+    /// Shortest and longest hold in µs.
+    pub fn hold_us(&self) -> (u64, u64) {
+        (
+            (self.hold_min_s * 1e6) as u64,
+            (self.hold_max_s * 1e6) as u64,
+        )
+    }
+
+    /// The first value out of range: its key and what is wrong with it.
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let float = |key, v: f64, min: f64, max: f64| match v {
+            v if (min..=max).contains(&v) => Ok(()),
+            _ => Err((key, format!("{v} is not within {min}..={max}"))),
+        };
+        let int = |key, v: u64, min: u64, max: u64| match v {
+            v if (min..=max).contains(&v) => Ok(()),
+            _ => Err((key, format!("{v} is not within {min}..={max}"))),
+        };
+        float("jitter_weight", self.jitter_weight.unwrap_or(0.0), 0.0, 1.0)?;
+        float(
+            "loss_weight_us",
+            self.loss_weight_us.unwrap_or(0.0),
+            0.0,
+            1e9,
+        )?;
+        int("probe_interval_ms", self.probe_interval_ms.into(), 5, 1000)?;
+        float("window_s", self.window_s, 1.0, 120.0)?;
+        float("half_life_s", self.half_life_s, 0.1, 120.0)?;
+        float("equivalence_band_us", self.equivalence_band_us, 0.0, 1e6)?;
+        float(
+            "equivalence_band_percent",
+            self.equivalence_band_percent,
+            0.0,
+            100.0,
+        )?;
+        int("beyond_of", self.beyond_of as u64, 1, 32)?;
+        int(
+            "beyond_count",
+            self.beyond_count as u64,
+            1,
+            self.beyond_of as u64,
+        )?;
+        int("lost_in_row", self.lost_in_row as u64, 1, 32)?;
+        int("lost_min_ms", self.lost_min_ms.into(), 10, 10_000)?;
+        float("hold_min_s", self.hold_min_s, 0.1, 3600.0)?;
+        float("hold_max_s", self.hold_max_s, 0.1, 3600.0)?;
+        if self.hold_max_s < self.hold_min_s {
+            let text = format!(
+                "{} is less than hold_min_s ({})",
+                self.hold_max_s, self.hold_min_s
+            );
+            return Err(("hold_max_s", text));
+        }
+        int(
+            "flowlet_margin_us",
+            self.flowlet_margin_us.into(),
+            0,
+            1_000_000,
+        )?;
+        int("force_after_ms", self.force_after_ms.into(), 0, 600_000)?;
+        float("hold_spread_percent", self.hold_spread_percent, 0.0, 100.0)?;
+        int("latency_below_bps", self.latency_below_bps, 1, u64::MAX)?;
+        if self.bulk_above_bps < self.latency_below_bps {
+            let text = format!(
+                "{} is less than latency_below_bps ({})",
+                self.bulk_above_bps, self.latency_below_bps
+            );
+            return Err(("bulk_above_bps", text));
+        }
+        int(
+            "flow_table_entries",
+            self.flow_table_entries.into(),
+            1024,
+            1 << 24,
+        )?;
+        int("k_factor", self.k_factor.into(), 0, 1024)?;
+        int("cost_weight", self.cost_weight.into(), 1, 1_000_000)
+    }
+}
+
+/// `[[path]]`: what is known of one path. It applies to the paths on `dev` (and of `gateway`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathConfig {
+    /// Device of the path. Required.
+    pub dev: String,
+    /// Its gateway, where one device has several. Default: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+    /// How the path is called in `status` and `explain`. Default: the device's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What the path can carry, in Mbit/s; tells our own load from foreign load. Default: unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_mbit: Option<f64>,
+    /// Handicap of the path in µs of cost. Default 0.
+    #[serde(default)]
+    pub power_cost_us: f64,
+    /// Where probes go: an address (ICMP echo), or address:port of a `mountain reflect`, which
+    /// tells the directions apart. Default: the gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe_target: Option<ProbeTarget>,
+}
+
+impl PathConfig {
+    /// Capacity in bit/s.
+    pub fn capacity_bps(&self) -> Option<u64> {
+        self.capacity_mbit.map(|m| (m * 1e6) as u64)
+    }
+
+    /// The probe target, if it is of the path's family.
+    pub fn target(&self, ipv6: bool) -> Option<Target> {
+        let target = match self.probe_target? {
+            ProbeTarget::Echo(ip) => Target::Icmp(ip),
+            ProbeTarget::Reflector(address) => Target::Reflector(address),
+        };
+        (target.is_ipv6() == ipv6).then_some(target)
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.dev.is_empty() || self.dev.len() > 15 {
+            return Err(("dev", format!("{:?} is no device name", self.dev)));
+        }
+        if let Some(m) = self.capacity_mbit {
+            if !(0.001..=1e6).contains(&m) {
+                return Err((
+                    "capacity_mbit",
+                    format!("{m} is not within 0.001..=1000000"),
+                ));
+            }
+        }
+        if !(0.0..=1e9).contains(&self.power_cost_us) {
+            let text = format!("{} is not within 0..=1000000000", self.power_cost_us);
+            return Err(("power_cost_us", text));
+        }
+        Ok(())
+    }
+}
+
+/// `192.0.2.1`, `2001:db8::1` (echo) or `192.0.2.1:8610`, `[2001:db8::1]:8610` (reflector).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ProbeTarget {
+    Echo(IpAddr),
+    Reflector(SocketAddr),
+}
+
+impl TryFrom<String> for ProbeTarget {
+    type Error = String;
+    fn try_from(s: String) -> Result<Self, String> {
+        if let Ok(ip) = s.parse() {
+            return Ok(ProbeTarget::Echo(ip));
+        }
+        match s.parse::<SocketAddr>() {
+            Ok(a) if a.port() != 0 => Ok(ProbeTarget::Reflector(a)),
+            _ => Err(format!("{s:?} is neither an IP address nor address:port")),
+        }
+    }
+}
+
+impl From<ProbeTarget> for String {
+    fn from(t: ProbeTarget) -> String {
+        match t {
+            ProbeTarget::Echo(ip) => ip.to_string(),
+            ProbeTarget::Reflector(a) => a.to_string(),
+        }
+    }
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{}: {source}", file.display())]
+    Read {
+        file: PathBuf,
+        source: std::io::Error,
+    },
+    /// `key` is the dotted name, e.g. `steer.window_s` or `path[1].dev`; empty when the file is
+    /// not even TOML and the line names none.
+    #[error("{}:{line}: {}{message}", file.display(), prefix(key))]
+    Bad {
+        file: PathBuf,
+        line: usize,
+        key: String,
+        message: String,
+    },
+}
+
+fn prefix(key: &str) -> String {
+    if key.is_empty() {
+        String::new()
+    } else {
+        format!("{key}: ")
+    }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn load(file: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(file).map_err(|source| ConfigError::Read {
+            file: file.to_owned(),
+            source,
+        })?;
+        Config::parse(&text, file)
+    }
+
+    /// The table for a path: the one that names its gateway before one that fits any.
+    pub fn path(&self, dev: &str, gateway: Option<IpAddr>) -> Option<&PathConfig> {
+        let on_dev = || self.path.iter().filter(|p| p.dev == dev);
+        on_dev()
+            .find(|p| p.gateway.is_some() && p.gateway == gateway)
+            .or_else(|| on_dev().find(|p| p.gateway.is_none()))
+    }
+
+    /// Parses and checks `text`; `file` only appears in errors.
+    pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigError> {
+        let bad = |offset: usize, key: String, message: String| ConfigError::Bad {
+            file: file.to_owned(),
+            line: text[..offset.min(text.len())].matches('\n').count() + 1,
+            key,
+            message,
+        };
+        let config: Config = toml::from_str(text).map_err(|e| {
+            let offset = e.span().map_or(0, |s| s.start);
+            bad(offset, key_at(text, offset), e.message().to_owned())
+        })?;
+        config.check().map_err(|(table, key, message)| {
+            let (offset, name) = locate(text, table, key);
+            bad(offset, name, message)
+        })?;
+        Ok(config)
+    }
+
+    /// The first value out of range: index of its `[[path]]` table (`None`: `[steer]`), key, why.
+    fn check(&self) -> Result<(), (Option<usize>, &'static str, String)> {
+        self.steer
+            .check()
+            .map_err(|(key, text)| (None, key, text))?;
+        for (i, path) in self.path.iter().enumerate() {
+            path.check().map_err(|(key, text)| (Some(i), key, text))?;
+            let same = |p: &PathConfig| p.dev == path.dev && p.gateway == path.gateway;
+            if self.path[..i].iter().any(same) {
+                let text = format!("a second table for {:?} and this gateway", path.dev);
+                return Err((Some(i), "dev", text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where `key` stands: offset and dotted name. Falls back to the table when it is not written.
+fn locate(text: &str, path: Option<usize>, key: &str) -> (usize, String) {
+    let name = path.map_or(format!("steer.{key}"), |i| format!("path[{i}].{key}"));
+    let mut offset = 0;
+    if let Ok(root) = DeTable::parse(text) {
+        let table = match path {
+            None => root.get_ref().get("steer"),
+            Some(i) => root.get_ref().get("path").and_then(|p| match p.get_ref() {
+                DeValue::Array(a) => a.get(i),
+                _ => None,
+            }),
+        };
+        if let Some(table) = table {
+            offset = table.span().start;
+            if let DeValue::Table(t) = table.get_ref() {
+                offset = t.get(key).map_or(offset, |v| v.span().start);
+            }
+        }
+    }
+    (offset, name)
+}
+
+/// Dotted name of the innermost key whose value or name covers `offset`; where the file is no
+/// valid TOML, what stands before the `=` of that line.
+fn key_at(text: &str, offset: usize) -> String {
+    let from_line = || {
+        let start = text[..offset.min(text.len())]
+            .rfind('\n')
+            .map_or(0, |i| i + 1);
+        let line = text[start..].lines().next().unwrap_or("");
+        line.split_once('=')
+            .map_or(String::new(), |(key, _)| key.trim().to_owned())
+    };
+    match DeTable::parse(text) {
+        Ok(root) => {
+            let mut name = Vec::new();
+            descend(root.get_ref(), offset, &mut name);
+            match name.is_empty() {
+                true => from_line(),
+                false => name.join(""),
+            }
+        }
+        Err(_) => from_line(),
+    }
+}
+
+/// Appends the parts of the dotted name of the key at `offset` to `name`.
+fn descend(table: &DeTable, offset: usize, name: &mut Vec<String>) {
+    let dot = if name.is_empty() { "" } else { "." };
+    for (key, value) in table.iter() {
+        if key.span().contains(&offset) && !matches!(value.get_ref(), DeValue::Table(_)) {
+            name.push(format!("{dot}{}", key.get_ref()));
+            return;
+        }
+        match value.get_ref() {
+            DeValue::Table(inner) => {
+                let mark = name.len();
+                name.push(format!("{dot}{}", key.get_ref()));
+                descend(inner, offset, name);
+                if name.len() > mark + 1
+                    || value.span().contains(&offset)
+                    || key.span().contains(&offset)
+                {
+                    return;
+                }
+                name.truncate(mark);
+            }
+            DeValue::Array(items) => {
+                let mark = name.len();
+                for (i, item) in items.iter().enumerate() {
+                    name.push(format!("{dot}{}[{i}]", key.get_ref()));
+                    if let DeValue::Table(inner) = item.get_ref() {
+                        descend(inner, offset, name);
+                    }
+                    if name.len() > mark + 1 || item.span().contains(&offset) {
+                        return;
+                    }
+                    name.truncate(mark);
+                }
+            }
+            _ if value.span().contains(&offset) => {
+                name.push(format!("{dot}{}", key.get_ref()));
+                return;
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Every decision with its reasons, and afterwards whether it was right.
+
+use std::collections::VecDeque;
+
+use serde::Serialize;
+
+use super::ejection::Cause;
+use super::selfload::{Judgement, Load};
+
+/// Decisions kept.
+pub const KEPT: usize = 1000;
+/// How long after a decision its outcome is judged.
+pub const JUDGED_AFTER_US: u64 = 2_000_000;
+
+/// What a path may be used for within a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Use {
+    /// Both classes.
+    All,
+    /// Bulk flows only: the delay is their own doing.
+    BulkOnly,
+    /// Nothing, unless every other path is worse.
+    Nothing,
+    /// Everything although it is not good: the least bad one.
+    LeastBad,
+}
+
+/// What a decision rests on; delays in µs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Grounds {
+    pub cause: Option<Cause>,
+    /// Cost of the path and of the best one, `None` while too little is known.
+    pub cost_us: Option<f64>,
+    pub best_cost_us: Option<f64>,
+    pub best: Option<String>,
+    /// A probe slower than this is beyond.
+    pub threshold_us: Option<f64>,
+    pub band_us: Option<f64>,
+    pub p50_us: f64,
+    pub p95_us: f64,
+    pub loss: f64,
+    pub samples: usize,
+    /// The latest probes, newest first: delay, or age while unanswered; `None`: lost.
+    pub latest_us: Vec<Option<u64>>,
+    /// How many of them are beyond.
+    pub beyond: usize,
+    /// How long the path must be good before it is used again.
+    pub hold_us: Option<u64>,
+    /// Ejections that were not forgotten yet.
+    pub flaps: u32,
+    pub load: Option<Judgement>,
+}
+
+/// What the probes showed in the two seconds after a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// p95 of the probes on the path; `None` when there were none.
+    pub path_p95_us: Option<f64>,
+    /// The lowest p95 of the group's other usable paths.
+    pub others_p95_us: Option<f64>,
+    /// Leaving was right when the path stayed worse than the others by the band or more, using
+    /// it when it did not. `None` when there was nothing to compare.
+    pub right: Option<bool>,
+}
+
+/// One change of what a path is used for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Decision {
+    pub at_us: u64,
+    pub path: usize,
+    pub name: String,
+    pub group: usize,
+    pub from: Use,
+    pub to: Use,
+    pub why: String,
+    pub grounds: Grounds,
+    pub outcome: Option<Outcome>,
+}
+
+/// State of a path in one group, for `status`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PathStatus {
+    pub path: usize,
+    pub name: String,
+    pub group: usize,
+    /// `unknown`, `good`, `ejected` (bad now), `held` (good again, waiting), `dead`.
+    pub state: &'static str,
+    pub used_for: Use,
+    pub cost_us: Option<f64>,
+    pub p50_us: f64,
+    pub p95_us: f64,
+    pub loss: f64,
+    pub samples: usize,
+    /// Whether delays are of the forward direction only (a reflector answers).
+    pub forward_only: bool,
+    pub reason: String,
+    /// Time left until the path may be used again if it stays good.
+    pub hold_remaining_us: Option<u64>,
+    pub flaps: u32,
+    pub load: Option<Load>,
+}
+
+/// The last [`KEPT`] decisions.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    ring: VecDeque<Decision>,
+}
+
+impl Log {
+    pub fn push(&mut self, d: Decision) {
+        if self.ring.len() == KEPT {
+            self.ring.pop_front();
+        }
+        self.ring.push_back(d);
+    }
+
+    /// Oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Decision> {
+        self.ring.iter()
+    }
+
+    /// Decisions whose outcome is due.
+    pub fn due(&mut self, now_us: u64) -> impl Iterator<Item = &mut Decision> {
+        self.ring
+            .iter_mut()
+            .rev()
+            .take_while(move |d| d.at_us + 4 * JUDGED_AFTER_US > now_us)
+            .filter(move |d| d.outcome.is_none() && d.at_us + JUDGED_AFTER_US <= now_us)
+    }
+}
+
+/// p95 of unsorted delays, nearest rank.
+pub fn p95(mut delays: Vec<u64>) -> Option<f64> {
+    delays.sort_unstable();
+    let rank = (delays.len() * 95).div_ceil(100);
+    delays.get(rank.checked_sub(1)?).map(|d| *d as f64)
+}
+
+/// Milliseconds with one decimal, for texts.
+pub fn ms(us: f64) -> String {
+    format!("{:.1} ms", us / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision(at_us: u64) -> Decision {
+        Decision {
+            at_us,
+            path: 0,
+            name: "a".into(),
+            group: 0,
+            from: Use::All,
+            to: Use::Nothing,
+            why: String::new(),
+            grounds: Grounds::default(),
+            outcome: None,
+        }
+    }
+
+    #[test]
+    fn keeps_the_last_thousand() {
+        let mut log = Log::default();
+        (0..1500).for_each(|i| log.push(decision(i)));
+        let kept: Vec<u64> = log.iter().map(|d| d.at_us).collect();
+        assert_eq!((kept.len(), kept[0], kept[999]), (KEPT, 500, 1499));
+    }
+
+    #[test]
+    fn outcomes_are_due_once_after_two_seconds() {
+        let mut log = Log::default();
+        log.push(decision(1_000_000));
+        assert_eq!(log.due(2_999_999).count(), 0);
+        for d in log.due(3_000_000) {
+            d.outcome = Some(Outcome {
+                path_p95_us: None,
+                others_p95_us: None,
+                right: None,
+            });
+        }
+        assert_eq!(log.due(3_000_001).count(), 0);
+        assert!(log.iter().all(|d| d.outcome.is_some()));
+    }
+
+    #[test]
+    fn nearest_rank() {
+        assert_eq!(p95(vec![]), None);
+        assert_eq!(p95(vec![7]), Some(7.0));
+        assert_eq!(p95((1..=100).rev().collect()), Some(95.0));
+    }
+}

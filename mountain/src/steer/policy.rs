@@ -1,0 +1,884 @@
+//! Which paths each class of flows may use: a pure function of the events fed to it.
+//!
+//! Nothing here reads a clock or touches the system; times are µs of one monotonic clock. The
+//! rules and their constants are described in docs/steering.md.
+
+use rand::rngs::StdRng;
+use rand::SeedableRng;
+use serde::Serialize;
+
+use super::cost::{cost_us, Band, Weights};
+use super::ejection::{evidence, step_us, Cause, Evidence, Hold, Out};
+use super::explain::{ms, p95, Decision, Grounds, Log, Outcome, PathStatus, Use, JUDGED_AFTER_US};
+use super::selfload::{Judgement, Load, SelfLoad};
+use super::topology::MAX_GROUP_PATHS;
+use super::window::{Stats, Window};
+use crate::config::SteerConfig;
+
+/// Probes before which a path is neither good nor bad.
+const KNOWN: usize = 5;
+/// Probes before which a path is no yardstick for others.
+const YARDSTICK: usize = 10;
+/// Probes before which its cost is not held against a path.
+const COSTED: usize = 20;
+/// Without a tick for longer than this our own clock (or scheduling) is in doubt ...
+const HICCUP_US: u64 = 100_000;
+/// ... and for this long after, ages of unanswered probes say nothing.
+const GRACE_US: u64 = 50_000;
+/// A path that lost its latest probes is dead when nothing was answered for this long.
+const DEAD_US: u64 = 300_000;
+/// A jump of the delay is at least this high.
+const JUMP_US: f64 = 10_000.0;
+/// An *own load* verdict is not reviewed for jumps before this age: its queue is still growing.
+const REVIEW_US: u64 = 3_000_000;
+/// How far back the largest delay counts for the flowlet gap.
+const RECENT_US: u64 = 3_000_000;
+/// An ejection can be taken back by late answers for this long.
+const REFUTABLE_US: u64 = 5_000_000;
+
+/// What is known beforehand of a path; its index is the path's id.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathInput {
+    pub name: String,
+    /// Handicap in µs of cost.
+    pub power_cost_us: f64,
+    /// What it can carry, in bit/s.
+    pub capacity_bps: Option<u64>,
+}
+
+/// What happened, in order of time. `seq` numbers a path's probes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    Sent {
+        path: usize,
+        seq: u64,
+        at_us: u64,
+    },
+    /// `delay_us` is what is judged: the forward delay where a reflector tells it apart (smallest
+    /// RTT plus forward variation), else the RTT.
+    Answered {
+        path: usize,
+        seq: u64,
+        at_us: u64,
+        rtt_us: u32,
+        delay_us: u32,
+    },
+    /// A probe could not be sent: counts as lost at once.
+    SendFailed {
+        path: usize,
+        seq: u64,
+        at_us: u64,
+    },
+    /// Carrier, neighbour or next hop came or went.
+    Usable {
+        path: usize,
+        at_us: u64,
+        usable: bool,
+        why: &'static str,
+    },
+    /// Our own egress rate on the path, about every 100 ms, in bit/s.
+    Egress {
+        path: usize,
+        at_us: u64,
+        rate_bps: f64,
+    },
+}
+
+/// What is optimised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// All of the rules.
+    #[default]
+    Mountain,
+    /// Baseline: the path with the lowest median alone, without hysteresis.
+    MinRtt,
+}
+
+/// Which of a group's paths each class may use; bit i is the group's i-th path. 0: no path is
+/// known good, the kernel decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GroupVerdict {
+    pub latency: u16,
+    pub bulk: u16,
+    /// Paths that deliver at all; flows leave the others at once.
+    pub alive: u16,
+    /// Paths whose latest probes were late or lost: latency flows leave them at once, since a late
+    /// packet is a lost packet to them. Paths that are merely dear are left without reordering.
+    pub ejected: u16,
+}
+
+/// One [`GroupVerdict`] per group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    pub groups: Vec<GroupVerdict>,
+}
+
+/// What the flowlet gap is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PathDelays {
+    /// Largest delay of the last seconds, unanswered probes included; 0 when nothing is known.
+    pub recent_max_us: u64,
+    /// Smallest delay within the window; 0 when nothing is known.
+    pub min_us: u64,
+}
+
+struct Path {
+    input: PathInput,
+    window: Window,
+    stats: Stats,
+    dirty: bool,
+    stats_at_us: u64,
+    usable: bool,
+    why_unusable: &'static str,
+    last_answer_us: Option<u64>,
+    forward_only: bool,
+    load: SelfLoad,
+}
+
+impl Path {
+    fn new(cfg: &SteerConfig, input: PathInput) -> Self {
+        Path {
+            load: SelfLoad::new(input.capacity_bps),
+            input,
+            window: Window::new(
+                cfg.window_us(),
+                cfg.half_life_us(),
+                u64::from(cfg.lost_min_ms) * 1000,
+            ),
+            stats: Stats::default(),
+            dirty: false,
+            stats_at_us: 0,
+            usable: true,
+            why_unusable: "",
+            last_answer_us: None,
+            forward_only: false,
+        }
+    }
+
+    /// Cost, once there are `least` probes.
+    fn cost(&self, w: &Weights, least: usize) -> Option<f64> {
+        let s = &self.stats;
+        (s.settled >= least && s.answered > 0)
+            .then(|| cost_us(w, s.p50_us, s.p95_us, s.loss, self.input.power_cost_us))
+    }
+
+    /// Delivers as far as we know.
+    fn alive(&self, now_us: u64, lost_in_row: usize) -> bool {
+        if !self.usable || (self.stats.answered == 0 && self.stats.lost > 0) {
+            return false;
+        }
+        let silent = self
+            .last_answer_us
+            .is_none_or(|t| now_us.saturating_sub(t) >= DEAD_US);
+        !(silent && self.window.lost_in_row() >= lost_in_row)
+    }
+
+    /// Delay a packet sent now would meet as far as we know; `u64::MAX` when we know nothing.
+    fn present_us(&self, now_us: u64) -> u64 {
+        match self.window.present(now_us) {
+            (Some(delay), waiting) => delay.max(waiting),
+            (None, _) => u64::MAX,
+        }
+    }
+}
+
+/// A path within a group.
+struct Member {
+    path: usize,
+    out: Option<Out>,
+    /// Too many of the latest probes beyond; stays until at most a third as many are.
+    bad: bool,
+    hold: Hold,
+    load: Option<Judgement>,
+    seen: Evidence,
+    used: Use,
+}
+
+struct Group {
+    members: Vec<Member>,
+    /// The member used while none is eligible.
+    least_bad: Option<usize>,
+    /// Yardstick of the last evaluation.
+    best: Option<usize>,
+    threshold_us: Option<f64>,
+}
+
+/// The decisions of one host.
+pub struct Policy {
+    cfg: SteerConfig,
+    weights: Weights,
+    band: Band,
+    paths: Vec<Path>,
+    groups: Vec<Group>,
+    mode: Mode,
+    rng: StdRng,
+    verdict: Verdict,
+    log: Log,
+    last_tick_us: Option<u64>,
+    grace_until_us: u64,
+}
+
+impl Policy {
+    /// `groups`: the path ids of each group, at most [`MAX_GROUP_PATHS`] of them. The same seed
+    /// and events give the same decisions.
+    pub fn new(
+        cfg: &SteerConfig,
+        groups: Vec<Vec<usize>>,
+        paths: Vec<PathInput>,
+        seed: u64,
+    ) -> Self {
+        let mut policy = Policy {
+            weights: cfg.weights(),
+            band: cfg.band(),
+            cfg: cfg.clone(),
+            paths: Vec::new(),
+            groups: Vec::new(),
+            mode: Mode::Mountain,
+            rng: StdRng::seed_from_u64(seed),
+            verdict: Verdict::default(),
+            log: Log::default(),
+            last_tick_us: None,
+            grace_until_us: 0,
+        };
+        policy.set_topology(groups, paths);
+        policy
+    }
+
+    /// Other groups and paths from now on. A path keeps what was measured when its id and name are
+    /// the same as before, and its standing in a group when it was in one.
+    pub fn set_topology(&mut self, groups: Vec<Vec<usize>>, paths: Vec<PathInput>) {
+        let mut known: Vec<Option<Path>> = self.paths.drain(..).map(Some).collect();
+        self.paths = paths
+            .into_iter()
+            .enumerate()
+            .map(
+                |(id, input)| match known.get_mut(id).and_then(Option::take) {
+                    Some(path) if path.input == input => path,
+                    _ => Path::new(&self.cfg, input),
+                },
+            )
+            .collect();
+        let mut members: Vec<Member> = std::mem::take(&mut self.groups)
+            .into_iter()
+            .flat_map(|g| g.members)
+            .collect();
+        let hold = Hold::new(self.cfg.hold_us(), self.cfg.hold_spread_percent / 100.0);
+        self.groups = groups
+            .into_iter()
+            .map(|ids| Group {
+                members: ids
+                    .into_iter()
+                    .take(MAX_GROUP_PATHS)
+                    .map(|path| match members.iter().position(|m| m.path == path) {
+                        Some(at) => members.swap_remove(at),
+                        None => Member {
+                            path,
+                            out: None,
+                            bad: false,
+                            hold: hold.clone(),
+                            load: None,
+                            seen: Evidence::default(),
+                            used: Use::All,
+                        },
+                    })
+                    .collect(),
+                least_bad: None,
+                best: None,
+                threshold_us: None,
+            })
+            .collect();
+        let all = |g: &Group| ((1u32 << g.members.len()) - 1) as u16;
+        self.verdict.groups = self
+            .groups
+            .iter()
+            .map(|g| GroupVerdict {
+                latency: all(g),
+                bulk: all(g),
+                alive: all(g),
+                ejected: 0,
+            })
+            .collect();
+    }
+
+    /// Takes in what happened. Events of unknown paths are ignored.
+    pub fn event(&mut self, e: Event) {
+        let (Event::Sent { path, .. }
+        | Event::Answered { path, .. }
+        | Event::SendFailed { path, .. }
+        | Event::Usable { path, .. }
+        | Event::Egress { path, .. }) = e;
+        let Some(p) = self.paths.get_mut(path) else {
+            return;
+        };
+        match e {
+            Event::Sent { seq, at_us, .. } => p.window.sent(seq, at_us),
+            Event::Answered {
+                seq,
+                at_us,
+                rtt_us,
+                delay_us,
+                ..
+            } => {
+                if p.window.answered(seq, rtt_us, delay_us) {
+                    p.last_answer_us = Some(p.last_answer_us.map_or(at_us, |t| t.max(at_us)));
+                    p.forward_only |= rtt_us != delay_us;
+                }
+            }
+            Event::SendFailed { seq, at_us, .. } => p.window.failed(seq, at_us),
+            Event::Usable { usable, why, .. } => {
+                if p.usable && !usable {
+                    // What was measured before says nothing of what comes back.
+                    p.window.clear();
+                    p.last_answer_us = None;
+                }
+                p.usable = usable;
+                p.why_unusable = why;
+            }
+            Event::Egress {
+                at_us, rate_bps, ..
+            } => {
+                p.load.egress(at_us, rate_bps);
+                return;
+            }
+        }
+        p.dirty = true;
+    }
+
+    /// Decides as of `now_us`. Call it at least every 10 ms and after each batch of events;
+    /// returns the verdict when it changed.
+    pub fn tick(&mut self, now_us: u64) -> Option<Verdict> {
+        if self
+            .last_tick_us
+            .is_some_and(|t| now_us.saturating_sub(t) > HICCUP_US)
+        {
+            self.grace_until_us = now_us + GRACE_US;
+        }
+        self.last_tick_us = Some(now_us);
+        let judge_age = now_us >= self.grace_until_us;
+        for p in &mut self.paths {
+            // Weights change by a thirtieth in 100 ms: no need to sort at each tick.
+            if p.window.expire(now_us, judge_age) || p.dirty || now_us >= p.stats_at_us + 100_000 {
+                p.stats = p.window.stats(now_us);
+                p.stats_at_us = now_us;
+                p.dirty = false;
+            }
+        }
+        let mut verdict = Verdict {
+            groups: Vec::with_capacity(self.groups.len()),
+        };
+        for g in 0..self.groups.len() {
+            self.measure(g, now_us, judge_age);
+            for m in 0..self.groups[g].members.len() {
+                self.transition(g, m, now_us);
+            }
+            let v = self.choose(g, now_us);
+            self.record(g, v, now_us);
+            verdict.groups.push(v);
+        }
+        self.judge_outcomes(now_us);
+        if verdict == self.verdict {
+            return None;
+        }
+        self.verdict = verdict.clone();
+        Some(verdict)
+    }
+
+    /// The verdict of the last tick; before the first one everything is left to the kernel's
+    /// choice among all paths.
+    pub fn current(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// The last decisions, oldest first.
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.log.iter()
+    }
+
+    /// Switches between the product and the baseline; takes effect at the next tick.
+    pub fn set_objective(&mut self, mode: Mode, _now_us: u64) {
+        self.mode = mode;
+        for g in &mut self.groups {
+            g.least_bad = None;
+        }
+    }
+
+    /// Delays of each path, for the flowlet gap.
+    pub fn path_delays(&self, now_us: u64) -> Vec<PathDelays> {
+        self.paths
+            .iter()
+            .map(|p| {
+                let (max, _) = p
+                    .window
+                    .max_between(now_us.saturating_sub(RECENT_US), now_us + 1);
+                let (_, waiting) = p.window.present(now_us);
+                PathDelays {
+                    recent_max_us: max.max(waiting),
+                    min_us: p.window.min_us().unwrap_or(0),
+                }
+            })
+            .collect()
+    }
+
+    fn alive(&self, path: usize, now_us: u64) -> bool {
+        self.paths[path].alive(now_us, self.cfg.lost_in_row)
+    }
+
+    /// Finds the group's yardstick and judges every member's latest probes by it.
+    fn measure(&mut self, g: usize, now_us: u64, judge_age: bool) {
+        let best = self.best(g, now_us, YARDSTICK);
+        let group = &mut self.groups[g];
+        group.best = best.map(|b| group.members[b].path);
+        group.threshold_us = group.best.map(|b| {
+            let ordinary = self.paths[b].stats.ordinary_us();
+            ordinary + self.band.width_us(ordinary)
+        });
+        let (count, of) = (self.cfg.beyond_count, self.cfg.beyond_of);
+        for m in &mut group.members {
+            let p = &self.paths[m.path];
+            let limit = group.threshold_us.unwrap_or(f64::INFINITY);
+            m.seen = evidence(&p.window, now_us, limit, of, judge_age);
+            let beyond = m.seen.beyond.len();
+            let known = p.stats.settled >= KNOWN;
+            m.bad = known
+                && (beyond >= count
+                    || (m.bad && beyond > count / 3)
+                    || p.window.lost_in_row() >= self.cfg.lost_in_row);
+        }
+    }
+
+    /// The cheapest member among those in use, else among all that live.
+    fn best(&self, g: usize, now_us: u64, least: usize) -> Option<usize> {
+        let members = &self.groups[g].members;
+        let cheapest = |out: bool| {
+            (0..members.len())
+                .filter(|m| members[*m].out.is_some() == out)
+                .filter(|m| self.alive(members[*m].path, now_us))
+                .filter_map(|m| Some((m, self.paths[members[m].path].cost(&self.weights, least)?)))
+                .min_by(|a, b| a.1.total_cmp(&b.1))
+                .map(|(m, _)| m)
+        };
+        cheapest(false).or_else(|| cheapest(true))
+    }
+
+    /// Whether another member is clearly better at this moment. When all are late at once the
+    /// cause is common (or ourselves), and leaving one of them helps nobody.
+    fn better_exists(&self, g: usize, m: usize, now_us: u64) -> bool {
+        let group = &self.groups[g];
+        let present = self.paths[group.members[m].path].present_us(now_us) as f64;
+        let limit = group.threshold_us.unwrap_or(f64::INFINITY);
+        group.members.iter().enumerate().any(|(i, other)| {
+            let p = &self.paths[other.path];
+            let (Some(delay), waiting) = p.window.present(now_us) else {
+                return false;
+            };
+            let delay = delay as f64;
+            i != m
+                && self.alive(other.path, now_us)
+                && waiting as f64 <= limit.max(delay)
+                && (delay <= limit || delay + self.band.clear_us(delay) < present)
+        })
+    }
+
+    /// Lets one path leave or come back.
+    fn transition(&mut self, g: usize, m: usize, now_us: u64) {
+        let best_cost = self
+            .best(g, now_us, COSTED)
+            .and_then(|b| self.paths[self.groups[g].members[b].path].cost(&self.weights, COSTED));
+        let better = self.better_exists(g, m, now_us);
+        let member = &self.groups[g].members[m];
+        let path = &self.paths[member.path];
+        let alive = path.alive(now_us, self.cfg.lost_in_row);
+        let over = match (path.cost(&self.weights, COSTED), best_cost) {
+            (Some(c), Some(b)) => (c - b) / self.band.width_us(b).max(1.0),
+            _ => 0.0,
+        };
+        let bad = member.bad;
+        let cause = if !path.usable {
+            Some(Cause::Link)
+        } else if bad && better && path.window.lost_in_row() >= self.cfg.lost_in_row {
+            Some(Cause::Lost)
+        } else if bad && better {
+            Some(Cause::Late)
+        } else if over > 1.0 {
+            Some(Cause::Cost)
+        } else {
+            None
+        };
+        let known = path.stats.settled >= KNOWN && path.stats.answered > 0;
+        match (self.groups[g].members[m].out.is_some(), cause) {
+            (false, Some(cause)) => self.leave(g, m, cause, now_us),
+            (false, None) => {
+                if bad {
+                    self.groups[g].members[m].hold.bad(now_us);
+                }
+            }
+            (true, _) => {
+                let count = self.cfg.beyond_count;
+                let member = &mut self.groups[g].members[m];
+                let Some(out) = member.out.as_mut() else {
+                    return;
+                };
+                let window = &self.paths[member.path].window;
+                if now_us < out.since_us + REFUTABLE_US
+                    && !bad
+                    && alive
+                    && out.refuted(window, count)
+                {
+                    member.hold = out.hold_before.clone();
+                    member.out = None;
+                    member.load = None;
+                    return;
+                }
+                out.observe(
+                    now_us,
+                    alive && known && !bad,
+                    &mut member.hold,
+                    &mut self.rng,
+                );
+                let back = out.remaining_us(now_us) == Some(0) && over <= 0.5;
+                if back {
+                    member.out = None;
+                    member.load = None;
+                } else if bad && member.load.as_ref().is_some_and(|l| l.load == Load::Own) {
+                    let own_for = now_us - out.since_us;
+                    self.review(g, m, own_for, now_us);
+                }
+            }
+        }
+    }
+
+    fn leave(&mut self, g: usize, m: usize, cause: Cause, now_us: u64) {
+        let threshold_us = self.groups[g].threshold_us.unwrap_or(f64::INFINITY);
+        let member = &mut self.groups[g].members[m];
+        let path = &self.paths[member.path];
+        let hold_before = member.hold.clone();
+        let hold = member.hold.flap(now_us);
+        let against = match cause {
+            Cause::Late | Cause::Lost => member.seen.beyond.clone(),
+            Cause::Link | Cause::Cost => Vec::new(),
+        };
+        member.out = Some(Out {
+            cause,
+            since_us: now_us,
+            hold_us: member.hold.spread(hold, &mut self.rng),
+            good_since_us: None,
+            against,
+            threshold_us,
+            hold_before,
+        });
+        let onset = member
+            .seen
+            .onset_us
+            .unwrap_or(now_us.saturating_sub(1_000_000));
+        let jump = (2.0 * self.band.width_us(path.stats.p50_us)).max(JUMP_US);
+        member.load = match cause {
+            Cause::Link | Cause::Lost => None,
+            Cause::Late | Cause::Cost => Some(path.load.judge(
+                now_us,
+                onset,
+                member.seen.jump_us as f64 >= jump,
+            )),
+        };
+    }
+
+    /// Looks again at a path whose delay was taken for our own doing.
+    fn review(&mut self, g: usize, m: usize, own_for_us: u64, now_us: u64) {
+        let member = &mut self.groups[g].members[m];
+        let path = &self.paths[member.path];
+        let least = (self.band.clear_us(path.stats.p50_us)).max(2.0 * JUMP_US);
+        let jumped = own_for_us >= REVIEW_US && step_us(&path.window, now_us) as f64 >= least;
+        if let Some(j) = path.load.review(now_us, jumped) {
+            member.load = Some(j);
+        }
+    }
+
+    /// Masks of one group.
+    fn choose(&mut self, g: usize, now_us: u64) -> GroupVerdict {
+        let mut v = GroupVerdict::default();
+        let (mut own, mut fair, mut ejected) = (0u16, 0u16, 0u16);
+        for (i, m) in self.groups[g].members.iter().enumerate() {
+            if !self.alive(m.path, now_us) {
+                continue;
+            }
+            let bit = 1 << i;
+            v.alive |= bit;
+            if m.out.is_none() {
+                v.latency |= bit;
+            }
+            if m.load.as_ref().is_some_and(|l| l.load == Load::Own) {
+                own |= bit;
+            }
+            if !m.bad {
+                fair |= bit;
+            }
+            if m.bad
+                || m.out
+                    .as_ref()
+                    .is_some_and(|o| matches!(o.cause, Cause::Late | Cause::Lost))
+            {
+                ejected |= bit;
+            }
+        }
+        if self.mode == Mode::MinRtt {
+            return self.lowest_median(g, v.alive);
+        }
+        v.bulk = v.latency | own;
+        v.ejected = ejected & !v.latency;
+        if v.latency != 0 {
+            self.groups[g].least_bad = None;
+            return v;
+        }
+        let choice = self.least_bad(g, v.alive, now_us);
+        self.groups[g].least_bad = choice;
+        let bit = choice.map_or(0, |c| 1 << c);
+        v.latency = bit;
+        v.ejected = ejected & !bit;
+        v.bulk |= fair & v.alive;
+        if v.bulk == 0 {
+            v.bulk = bit;
+        }
+        v
+    }
+
+    fn lowest_median(&self, g: usize, alive: u16) -> GroupVerdict {
+        let members = &self.groups[g].members;
+        let mask = (0..members.len())
+            .filter(|i| alive & (1 << i) != 0)
+            .filter(|i| self.paths[members[*i].path].stats.answered > 0)
+            .min_by(|a, b| {
+                let p50 = |i: usize| self.paths[members[i].path].stats.p50_us;
+                p50(*a).total_cmp(&p50(*b))
+            })
+            .map_or(alive, |i| 1 << i);
+        GroupVerdict {
+            latency: mask,
+            bulk: mask,
+            alive,
+            ejected: 0,
+        }
+    }
+
+    /// With no eligible path: the one that is best at this moment, left only for a clear
+    /// advantage. A single probe decides, as every path here has a bad name already and waiting
+    /// for three would cost more than a needless move.
+    fn least_bad(&self, g: usize, alive: u16, now_us: u64) -> Option<usize> {
+        let members = &self.groups[g].members;
+        let path = |i: usize| &self.paths[members[i].path];
+        let candidates = || (0..members.len()).filter(|i| alive & (1 << i) != 0);
+        let lowest = candidates().min_by_key(|i| path(*i).present_us(now_us))?;
+        let low = path(lowest).present_us(now_us) as f64;
+        let usual = path(lowest).stats.ordinary_us() - path(lowest).stats.p50_us;
+        let near = low + self.band.clear_us(low).max(usual + self.band.width_us(low));
+        let close = |i: &usize| path(*i).present_us(now_us) as f64 <= near;
+        match self.groups[g].least_bad {
+            Some(current) if candidates().any(|i| i == current) && close(&current) => Some(current),
+            _ => candidates().filter(close).min_by(|a, b| {
+                let cost = |i: usize| path(i).cost(&self.weights, 1).unwrap_or(f64::INFINITY);
+                cost(*a).total_cmp(&cost(*b))
+            }),
+        }
+    }
+
+    /// Logs what changed for each path.
+    fn record(&mut self, g: usize, v: GroupVerdict, now_us: u64) {
+        for m in 0..self.groups[g].members.len() {
+            let bit = 1 << m;
+            let member = &self.groups[g].members[m];
+            let to = match (v.latency & bit != 0, v.bulk & bit != 0) {
+                (true, _) if self.groups[g].least_bad == Some(m) => Use::LeastBad,
+                (true, _) => Use::All,
+                (false, true) => Use::BulkOnly,
+                (false, false) => Use::Nothing,
+            };
+            if to == member.used {
+                continue;
+            }
+            let grounds = self.grounds(g, m, now_us);
+            let why = self.why(g, m, to, &grounds, now_us);
+            let path = member.path;
+            self.log.push(Decision {
+                at_us: now_us,
+                path,
+                name: self.paths[path].input.name.clone(),
+                group: g,
+                from: member.used,
+                to,
+                why,
+                grounds,
+                outcome: None,
+            });
+            self.groups[g].members[m].used = to;
+        }
+    }
+
+    fn grounds(&self, g: usize, m: usize, now_us: u64) -> Grounds {
+        let group = &self.groups[g];
+        let member = &group.members[m];
+        let path = &self.paths[member.path];
+        let best = group.best.map(|b| &self.paths[b]);
+        let best_cost = best.and_then(|b| b.cost(&self.weights, 1));
+        Grounds {
+            cause: match &member.out {
+                Some(out) => Some(out.cause),
+                None if !self.alive(member.path, now_us) => Some(Cause::Lost),
+                None => None,
+            },
+            cost_us: path.cost(&self.weights, 1),
+            best_cost_us: best_cost,
+            best: best.map(|b| b.input.name.clone()),
+            threshold_us: group.threshold_us,
+            band_us: best_cost.map(|c| self.band.width_us(c)),
+            p50_us: path.stats.p50_us,
+            p95_us: path.stats.p95_us,
+            loss: path.stats.loss,
+            samples: path.stats.settled,
+            latest_us: member.seen.latest_us.clone(),
+            beyond: member.seen.beyond.len(),
+            hold_us: member.out.as_ref().map(|o| o.hold_us),
+            flaps: member.hold.flaps(),
+            load: member.load.clone(),
+        }
+    }
+
+    fn why(&self, g: usize, m: usize, to: Use, gr: &Grounds, _now_us: u64) -> String {
+        let name = &self.paths[self.groups[g].members[m].path].input.name;
+        let usable = self.paths[self.groups[g].members[m].path].usable;
+        let cost = |c: Option<f64>| c.map_or("unknown".into(), ms);
+        if self.mode == Mode::MinRtt {
+            return format!("min-rtt: median of {name} {}", ms(gr.p50_us));
+        }
+        let mut text = match (to, gr.cause) {
+            (Use::LeastBad, _) => format!(
+                "no path is good; {name} is the least bad now (latest {})",
+                latest(&gr.latest_us)
+            ),
+            (Use::All, None) => {
+                format!(
+                    "{name} is good: cost {}, best {}",
+                    cost(gr.cost_us),
+                    cost(gr.best_cost_us)
+                )
+            }
+            (_, Some(Cause::Link)) if !usable => format!(
+                "{name} is down: {}",
+                self.paths[self.groups[g].members[m].path].why_unusable
+            ),
+            (_, Some(Cause::Link)) => format!("{name} was down and is held"),
+            (_, Some(Cause::Lost)) => format!("{name} lost its latest probes"),
+            (_, Some(Cause::Late)) => format!(
+                "{} of the latest {} probes of {name} beyond {} (best path {} plus band): {}",
+                gr.beyond,
+                gr.latest_us.len(),
+                cost(gr.threshold_us),
+                gr.best.as_deref().unwrap_or("unknown"),
+                latest(&gr.latest_us)
+            ),
+            (_, Some(Cause::Cost)) => format!(
+                "{name} costs {} (p50 {}, p95 {}, loss {:.1}%), the best {} plus band {}",
+                cost(gr.cost_us),
+                ms(gr.p50_us),
+                ms(gr.p95_us),
+                gr.loss * 100.0,
+                cost(gr.best_cost_us),
+                cost(gr.band_us)
+            ),
+            (_, None) => format!("{name} is not the best of what is left"),
+        };
+        if let (Use::BulkOnly | Use::Nothing, Some(j)) = (to, &gr.load) {
+            text += &format!(
+                "; {} load: {} ({:.1} of {:.1} Mbit/s)",
+                if j.load == Load::Own {
+                    "own"
+                } else {
+                    "foreign"
+                },
+                j.why,
+                j.rate_bps / 1e6,
+                j.reference_bps / 1e6
+            );
+        }
+        if let (Some(hold), true) = (gr.hold_us, to != Use::All) {
+            text += &format!(
+                "; back after {:.1} s of good probes (flap {})",
+                hold as f64 / 1e6,
+                gr.flaps
+            );
+        }
+        text
+    }
+
+    /// Compares, two seconds after a decision, the path with the others.
+    fn judge_outcomes(&mut self, now_us: u64) {
+        for d in self.log.due(now_us) {
+            let (from, to) = (d.at_us, d.at_us + JUDGED_AFTER_US);
+            let after = |path: usize| p95(self.paths[path].window.between(from, to).collect());
+            let path_p95_us = after(d.path);
+            let others_p95_us = self.groups[d.group]
+                .members
+                .iter()
+                .filter(|m| m.path != d.path && self.paths[m.path].usable)
+                .filter_map(|m| after(m.path))
+                .min_by(f64::total_cmp);
+            let usable = self.paths[d.path].usable;
+            let right = match (path_p95_us, others_p95_us) {
+                (Some(p), Some(o)) => {
+                    let worse = p > o + self.band.width_us(o);
+                    Some(worse != matches!(d.to, Use::All | Use::LeastBad))
+                }
+                (None, Some(_)) if !usable => Some(d.to == Use::Nothing),
+                _ => None,
+            };
+            d.outcome = Some(Outcome {
+                path_p95_us,
+                others_p95_us,
+                right,
+            });
+        }
+    }
+
+    /// State of every path in every group.
+    pub fn status(&self, now_us: u64) -> Vec<PathStatus> {
+        let mut all = Vec::new();
+        for (g, group) in self.groups.iter().enumerate() {
+            for (m, member) in group.members.iter().enumerate() {
+                let path = &self.paths[member.path];
+                let gr = self.grounds(g, m, now_us);
+                let state = match &member.out {
+                    _ if !self.alive(member.path, now_us) => "dead",
+                    Some(out) if out.good_since_us.is_some() => "held",
+                    Some(_) => "ejected",
+                    None if path.stats.settled < KNOWN => "unknown",
+                    None => "good",
+                };
+                all.push(PathStatus {
+                    path: member.path,
+                    name: path.input.name.clone(),
+                    group: g,
+                    state,
+                    used_for: member.used,
+                    cost_us: gr.cost_us,
+                    p50_us: gr.p50_us,
+                    p95_us: gr.p95_us,
+                    loss: gr.loss,
+                    samples: gr.samples,
+                    forward_only: path.forward_only,
+                    reason: self.why(g, m, member.used, &gr, now_us),
+                    hold_remaining_us: member.out.as_ref().and_then(|o| o.remaining_us(now_us)),
+                    flaps: gr.flaps,
+                    load: member.load.as_ref().map(|l| l.load),
+                });
+            }
+        }
+        all
+    }
+}
+
+/// "20.1, 55.0, lost ms", newest first.
+fn latest(probes: &[Option<u64>]) -> String {
+    let texts: Vec<String> = probes
+        .iter()
+        .map(|p| p.map_or("lost".into(), |us| format!("{:.1}", us as f64 / 1000.0)))
+        .collect();
+    format!("{} ms", texts.join(", "))
+}

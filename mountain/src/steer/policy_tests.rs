@@ -1,0 +1,658 @@
+//! The policy against simulated paths.
+
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::explain::Use;
+use super::policy::*;
+use super::rendezvous;
+use crate::config::SteerConfig;
+
+const MS: u64 = 1_000;
+const S: u64 = 1_000_000;
+const TICK: u64 = 10 * MS;
+const FLOWS: u32 = 24;
+
+/// What a simulated path does with a probe or packet sent at a time: (forward delay as judged,
+/// RTT), or `None`: lost.
+type Model<'a> = Box<dyn FnMut(u64) -> Option<(u32, u32)> + 'a>;
+
+struct Sim<'a> {
+    policy: Policy,
+    models: Vec<Model<'a>>,
+    now: u64,
+    seq: u64,
+    interval: u64,
+    flight: Vec<(u64, Event)>,
+    verdicts: Vec<(u64, Verdict)>,
+}
+
+impl<'a> Sim<'a> {
+    fn new(models: Vec<Model<'a>>, seed: u64) -> Self {
+        let n = models.len();
+        Sim::with(models, vec![(0..n).collect()], seed)
+    }
+
+    fn with(models: Vec<Model<'a>>, groups: Vec<Vec<usize>>, seed: u64) -> Self {
+        let paths = (0..models.len())
+            .map(|i| PathInput {
+                name: format!("p{i}"),
+                power_cost_us: 0.0,
+                capacity_bps: None,
+            })
+            .collect();
+        Sim {
+            policy: Policy::new(&SteerConfig::default(), groups, paths, seed),
+            models,
+            now: S,
+            seq: 0,
+            interval: 50 * MS,
+            flight: Vec::new(),
+            verdicts: Vec::new(),
+        }
+    }
+
+    fn mask(&self) -> GroupVerdict {
+        self.policy.current().groups[0]
+    }
+
+    /// Runs to `until`, calling `each` after every tick.
+    fn run(&mut self, until: u64, mut each: impl FnMut(&mut Self)) {
+        while self.now < until {
+            self.now += TICK;
+            let now = self.now;
+            self.flight.sort_by_key(|f| f.0);
+            while self.flight.first().is_some_and(|f| f.0 <= now) {
+                let (_, e) = self.flight.remove(0);
+                self.policy.event(e);
+            }
+            for path in 0..self.models.len() {
+                // Probes of different paths are not sent at the same moment.
+                let phase = path as u64 * self.interval / self.models.len() as u64 / TICK * TICK;
+                if now % self.interval == phase {
+                    self.seq += 1;
+                    let seq = self.seq;
+                    self.policy.event(Event::Sent {
+                        path,
+                        seq,
+                        at_us: now,
+                    });
+                    if let Some((delay_us, rtt_us)) = (self.models[path])(now) {
+                        let at_us = now + u64::from(rtt_us);
+                        let e = Event::Answered {
+                            path,
+                            seq,
+                            at_us,
+                            rtt_us,
+                            delay_us,
+                        };
+                        self.flight.push((at_us, e));
+                    }
+                }
+            }
+            if let Some(v) = self.policy.tick(now) {
+                self.verdicts.push((now, v));
+            }
+            each(self);
+        }
+    }
+
+    fn explain(&self) -> String {
+        let lines: Vec<String> = self
+            .policy
+            .decisions()
+            .map(|d| {
+                format!(
+                    "{:.2} s {:?} -> {:?}: {}",
+                    d.at_us as f64 / 1e6,
+                    d.from,
+                    d.to,
+                    d.why
+                )
+            })
+            .collect();
+        lines.join("\n")
+    }
+}
+
+/// 20 ms ± 2 ms.
+fn noise(rng: &mut StdRng) -> u32 {
+    rng.random_range(18_000..=22_000)
+}
+
+fn same(d: u32) -> Option<(u32, u32)> {
+    Some((d, d))
+}
+
+fn noisy<'a>(seed: u64) -> Model<'a> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    Box::new(move |_| same(noise(&mut rng)))
+}
+
+/// Noise plus what `extra` adds at a time.
+fn shaped<'a>(seed: u64, extra: impl Fn(u64) -> u32 + 'a) -> Model<'a> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    Box::new(move |t| same(noise(&mut rng) + extra(t)))
+}
+
+/// Spikes: (start, end, height), Poisson with the mean gap, uniform lengths and heights.
+fn spikes(seed: u64, until: u64, length: std::ops::Range<u64>) -> Vec<(u64, u64, u32)> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut all = Vec::new();
+    let mut t = 0u64;
+    while t < until {
+        t += (-(1.0 - rng.random::<f64>()).ln() * 3e6) as u64;
+        let end = t + rng.random_range(length.clone());
+        all.push((t, end, rng.random_range(40_000..=200_000)));
+        t = end;
+    }
+    all
+}
+
+fn height(spikes: &[(u64, u64, u32)], t: u64) -> u32 {
+    spikes
+        .iter()
+        .find(|s| (s.0..s.1).contains(&t))
+        .map_or(0, |s| s.2)
+}
+
+fn p99(mut d: Vec<u32>) -> f64 {
+    d.sort_unstable();
+    f64::from(d[(d.len() * 99).div_ceil(100) - 1])
+}
+
+/// p99 of game packets: (mountain, ecmp, oracle), and the number of verdicts.
+fn spiky(
+    a: &[(u64, u64, u32)],
+    b: &[(u64, u64, u32)],
+    seed: u64,
+    until: u64,
+) -> (f64, f64, f64, usize) {
+    let mut sim = Sim::new(
+        vec![
+            shaped(seed, |t| height(a, t)),
+            shaped(seed + 1, |t| height(b, t)),
+        ],
+        seed,
+    );
+    let mut rng = StdRng::seed_from_u64(seed + 2);
+    let salts = [rendezvous::path_salt(b"a"), rendezvous::path_salt(b"b")];
+    let inv = [rendezvous::inv_weight(1); 2];
+    let (mut ours, mut ecmp, mut oracle) = (vec![], vec![], vec![]);
+    sim.run(until, |s| {
+        if s.now < 6 * S {
+            return;
+        }
+        let delays = [
+            noise(&mut rng) + height(a, s.now),
+            noise(&mut rng) + height(b, s.now),
+        ];
+        for flow in 0..FLOWS {
+            let hash = rendezvous::fmix32(flow);
+            let take = |m| rendezvous::choose(hash, &salts, &inv, m);
+            ours.push(delays[take(s.mask().latency).expect("a path is chosen")]);
+            ecmp.push(delays[take(3).unwrap()]);
+        }
+        oracle.push(*delays.iter().min().unwrap());
+    });
+    (p99(ours), p99(ecmp), p99(oracle), sim.verdicts.len())
+}
+
+#[test]
+fn noise_on_equal_paths_never_moves_anything_in_five_minutes() {
+    for seed in 0..20 {
+        let mut sim = Sim::new(vec![noisy(seed * 2), noisy(seed * 2 + 1)], seed);
+        sim.run(301 * S, |_| {});
+        assert!(sim.verdicts.is_empty(), "seed {seed}:\n{}", sim.explain());
+        assert_eq!(
+            sim.mask(),
+            GroupVerdict {
+                latency: 3,
+                bulk: 3,
+                alive: 3
+            }
+        );
+    }
+}
+
+#[test]
+fn a_step_is_left_within_200_ms() {
+    let mut worst = 0;
+    for seed in 0..60u64 {
+        for extra in [30_000, 300_000] {
+            let onset = 10 * S + seed * 1_700;
+            let step = shaped(seed, move |t| if t >= onset { extra } else { 0 });
+            let mut sim = Sim::new(vec![step, noisy(seed + 1000)], seed);
+            let mut left = None;
+            sim.run(12 * S, |s| {
+                if s.mask().latency == 0b10 && left.is_none() {
+                    left = Some(s.now);
+                }
+            });
+            let took = left.unwrap_or_else(|| panic!("seed {seed}: never left")) - onset;
+            worst = worst.max(took);
+            assert_eq!(sim.mask().latency, 0b10);
+            assert_eq!(
+                sim.mask().alive,
+                0b11,
+                "late is not dead:\n{}",
+                sim.explain()
+            );
+        }
+    }
+    assert!(worst <= 200 * MS, "{worst} us");
+}
+
+#[test]
+fn a_silent_drop_is_left_within_200_ms_and_then_dead() {
+    for seed in 0..30u64 {
+        let onset = 10 * S + seed * 1_700;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let drop: Model = Box::new(move |t| (t < onset).then(|| noise(&mut rng)).and_then(same));
+        let mut sim = Sim::new(vec![drop, noisy(seed + 1000)], seed);
+        let (mut left, mut dead) = (None, None);
+        sim.run(40 * S, |s| {
+            if s.mask().latency == 0b10 {
+                left.get_or_insert(s.now);
+            }
+            if s.mask().alive == 0b10 {
+                dead.get_or_insert(s.now);
+            }
+            if s.now > 11 * S {
+                assert_eq!(
+                    s.mask(),
+                    GroupVerdict {
+                        latency: 2,
+                        bulk: 2,
+                        alive: 2
+                    }
+                );
+            }
+        });
+        assert!(left.unwrap() - onset <= 200 * MS);
+        assert!(dead.unwrap() - onset <= 500 * MS);
+    }
+}
+
+#[test]
+fn an_outlier_or_two_do_not_eject_and_three_do() {
+    for n in 1..=3u64 {
+        for height in [40_000, 400_000] {
+            let burst = move |t: u64| {
+                if (10 * S..10 * S + n * 50 * MS).contains(&t) {
+                    height
+                } else {
+                    0
+                }
+            };
+            let mut sim = Sim::new(vec![shaped(1, burst), noisy(2)], 1);
+            sim.run(20 * S, |_| {});
+            assert_eq!(
+                sim.verdicts.is_empty(),
+                n < 3,
+                "{n} of {height}:\n{}",
+                sim.explain()
+            );
+        }
+        let mut rng = StdRng::seed_from_u64(3);
+        let lost: Model = Box::new(move |t| {
+            let gone = (10 * S..10 * S + n * 50 * MS).contains(&t);
+            (!gone).then(|| noise(&mut rng)).and_then(same)
+        });
+        let mut sim = Sim::new(vec![lost, noisy(4)], 1);
+        sim.run(20 * S, |_| {});
+        assert_eq!(
+            sim.verdicts.is_empty(),
+            n < 3,
+            "{n} lost:\n{}",
+            sim.explain()
+        );
+    }
+}
+
+#[test]
+fn spikes_on_one_path_are_avoided() {
+    for seed in [11, 22, 33] {
+        let a = spikes(seed, 120 * S, 100 * MS..600 * MS);
+        let (ours, ecmp, oracle, _) = spiky(&a, &[], seed, 120 * S);
+        assert!(ours <= ecmp / 4.0, "seed {seed}: {ours} ecmp {ecmp}");
+        assert!(ours <= 1.25 * oracle, "seed {seed}: {ours} oracle {oracle}");
+    }
+}
+
+#[test]
+fn spikes_on_both_paths() {
+    let mut all = Vec::new();
+    for seed in [101, 202, 303, 404, 505, 606] {
+        let a = spikes(seed, 300 * S, 100 * MS..600 * MS);
+        let b = spikes(seed + 1, 300 * S, 100 * MS..600 * MS);
+        let (ours, ecmp, oracle, verdicts) = spiky(&a, &b, seed, 300 * S);
+        all.push((ours / oracle, ours / ecmp, verdicts));
+    }
+    println!("{all:?}");
+    assert!(all.iter().all(|r| r.1 <= 1.0), "worse than ecmp: {all:?}");
+    assert!(
+        all.iter().all(|r| r.0 <= 2.0),
+        "more than twice the oracle: {all:?}"
+    );
+}
+
+#[test]
+fn short_spikes_make_nothing_worse() {
+    for seed in [7, 8, 9] {
+        for both in [false, true] {
+            let a = spikes(seed, 120 * S, 20 * MS..100 * MS);
+            let b = if both {
+                spikes(seed + 50, 120 * S, 20 * MS..100 * MS)
+            } else {
+                vec![]
+            };
+            let (ours, ecmp, _, _) = spiky(&a, &b, seed, 120 * S);
+            assert!(
+                ours <= 1.02 * ecmp,
+                "seed {seed}, both {both}: {ours} ecmp {ecmp}"
+            );
+        }
+    }
+}
+
+#[test]
+fn holds_bound_the_switches_of_a_flapping_path() {
+    // Bad for 1 s of every 5 s, for 10 minutes.
+    let flap = shaped(1, |t| if t % (5 * S) < S { 100_000 } else { 0 });
+    let mut sim = Sim::new(vec![flap, noisy(2)], 1);
+    sim.run(600 * S, |_| {});
+    // Without a hold 240; the doubling leaves a handful.
+    assert!((2..=12).contains(&sim.verdicts.len()), "{}", sim.explain());
+}
+
+#[test]
+fn a_path_comes_back_after_its_hold_and_not_before() {
+    for seed in 0..10 {
+        let bad = shaped(seed, |t| {
+            if (10 * S..11 * S).contains(&t) {
+                100_000
+            } else {
+                0
+            }
+        });
+        let mut sim = Sim::new(vec![bad, noisy(seed + 100)], seed);
+        sim.run(13 * S + 900 * MS, |_| {});
+        assert_eq!(sim.mask().latency, 0b10, "held for 3 s of good probes");
+        sim.run(25 * S, |_| {});
+        assert_eq!(sim.mask().latency, 0b11, "{}", sim.explain());
+        assert!(sim.policy.status(sim.now).iter().all(|p| p.state == "good"));
+    }
+}
+
+#[test]
+fn late_answers_that_show_a_fine_forward_delay_take_the_ejection_back() {
+    // The way back turns slow by 200 ms; forward nothing changes.
+    let mut rng = StdRng::seed_from_u64(1);
+    let back: Model = Box::new(move |t| {
+        let d = noise(&mut rng);
+        Some((d, if t >= 10 * S { d + 200_000 } else { d }))
+    });
+    let mut sim = Sim::new(vec![back, noisy(2)], 1);
+    let mut away = 0;
+    sim.run(60 * S, |s| away += u64::from(s.mask().latency != 3) * TICK);
+    assert_eq!(sim.mask().latency, 3, "{}", sim.explain());
+    assert!(away < 500 * MS, "{away} us away:\n{}", sim.explain());
+    assert!(sim.policy.status(sim.now).iter().all(|p| p.flaps == 0));
+}
+
+#[test]
+fn a_hiccup_of_our_own_ejects_nothing() {
+    for stall in [150 * MS, 500 * MS, 3 * S] {
+        let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
+        sim.run(10 * S, |_| {});
+        // Neither ticks nor probes; answers wait in the socket.
+        sim.now = (sim.now + stall) / (50 * MS) * (50 * MS);
+        sim.run(20 * S, |_| {});
+        assert!(sim.verdicts.is_empty(), "{stall}:\n{}", sim.explain());
+    }
+    // Ticks go on, but every answer is 300 ms late on all paths (stuck in a queue we share).
+    for seed in 0..20 {
+        let late = |t: u64| {
+            if (10 * S..10 * S + 300 * MS).contains(&t) {
+                (10 * S + 300 * MS - t) as u32
+            } else {
+                0
+            }
+        };
+        let mut sim = Sim::new(vec![shaped(seed, late), shaped(seed + 100, late)], seed);
+        sim.run(20 * S, |_| {});
+        assert!(sim.verdicts.is_empty(), "seed {seed}:\n{}", sim.explain());
+    }
+}
+
+#[test]
+fn all_paths_down_leaves_it_to_the_kernel_and_back_at_once() {
+    let gone = |seed| -> Model {
+        let mut rng = StdRng::seed_from_u64(seed);
+        Box::new(move |t| {
+            (!(10 * S..15 * S).contains(&t))
+                .then(|| noise(&mut rng))
+                .and_then(same)
+        })
+    };
+    let mut sim = Sim::new(vec![gone(1), gone(2)], 1);
+    sim.run(11 * S, |_| {});
+    assert_eq!(sim.mask(), GroupVerdict::default());
+    sim.run(15 * S + 200 * MS, |_| {});
+    assert_ne!(sim.mask().latency, 0, "{}", sim.explain());
+}
+
+#[test]
+fn link_down_is_left_at_the_next_tick_and_held_after() {
+    let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
+    sim.run(10 * S, |_| {});
+    let now = sim.now;
+    sim.policy.event(Event::Usable {
+        path: 0,
+        at_us: now,
+        usable: false,
+        why: "no carrier",
+    });
+    let v = sim.policy.tick(now + MS).expect("changed");
+    assert_eq!(
+        v.groups[0],
+        GroupVerdict {
+            latency: 2,
+            bulk: 2,
+            alive: 2
+        }
+    );
+    assert!(sim
+        .policy
+        .decisions()
+        .last()
+        .unwrap()
+        .why
+        .contains("no carrier"));
+    sim.run(12 * S, |_| {});
+    let now = sim.now;
+    sim.policy.event(Event::Usable {
+        path: 0,
+        at_us: now,
+        usable: true,
+        why: "",
+    });
+    sim.run(14 * S, |_| {});
+    assert_eq!(
+        sim.mask(),
+        GroupVerdict {
+            latency: 2,
+            bulk: 2,
+            alive: 3
+        }
+    );
+    sim.run(20 * S, |_| {});
+    assert_eq!(sim.mask().latency, 3, "{}", sim.explain());
+}
+
+#[test]
+fn bulk_stays_with_its_own_queue_and_leaves_a_foreign_one() {
+    // From 10 s on a queue of 150 ms grows on path 0 within half a second.
+    let queue = |t: u64| (t.saturating_sub(10 * S).min(S / 2) * 3 / 10) as u32;
+    for (ours, bulk) in [(true, 0b11), (false, 0b10)] {
+        let mut sim = Sim::new(vec![shaped(1, queue), noisy(2)], 1);
+        sim.run(30 * S, |s| {
+            if s.now % (100 * MS) == 0 {
+                let full = ours && s.now >= 10 * S - 100 * MS;
+                let rate_bps = if full { 29e6 } else { 1.4e6 };
+                s.policy.event(Event::Egress {
+                    path: 0,
+                    at_us: s.now,
+                    rate_bps,
+                });
+            }
+            if s.now > 10 * S + 500 * MS {
+                assert_eq!(s.mask().latency, 0b10);
+                assert_eq!(s.mask().bulk, bulk, "ours {ours}:\n{}", s.explain());
+            }
+        });
+        let d = sim.policy.decisions().next().unwrap();
+        assert_eq!(d.to, if ours { Use::BulkOnly } else { Use::Nothing });
+        assert_eq!(d.outcome.unwrap().right, Some(true));
+    }
+}
+
+#[test]
+fn min_rtt_takes_the_lowest_median_alone() {
+    let mut sim = Sim::new(vec![shaped(1, |_| 1_000), noisy(2)], 1);
+    sim.policy.set_objective(Mode::MinRtt, 0);
+    sim.run(10 * S, |_| {});
+    assert_eq!(
+        sim.mask(),
+        GroupVerdict {
+            latency: 2,
+            bulk: 2,
+            alive: 3
+        }
+    );
+    sim.policy.set_objective(Mode::Mountain, sim.now);
+    sim.run(11 * S, |_| {});
+    assert_eq!(sim.mask().latency, 3);
+}
+
+#[test]
+fn every_decision_is_explained_and_judged() {
+    let bad = shaped(1, |t| {
+        if (10 * S..30 * S).contains(&t) {
+            100_000
+        } else {
+            0
+        }
+    });
+    let mut sim = Sim::new(vec![bad, noisy(2)], 1);
+    sim.run(60 * S, |_| {});
+    let all: Vec<_> = sim.policy.decisions().collect();
+    assert_eq!(all.len(), 2, "{}", sim.explain());
+    assert!(
+        all[0]
+            .why
+            .starts_with("3 of the latest 6 probes of p0 beyond 2"),
+        "{}",
+        all[0].why
+    );
+    assert_eq!(
+        (all[0].from, all[0].to, all[0].grounds.beyond),
+        (Use::All, Use::Nothing, 3)
+    );
+    assert!(
+        all[1].why.starts_with("p0 is good: cost 2"),
+        "{}",
+        all[1].why
+    );
+    assert!(
+        all.iter()
+            .all(|d| d.outcome.and_then(|o| o.right) == Some(true)),
+        "{all:?}"
+    );
+    let json = serde_json::to_value(all[0]).unwrap();
+    assert_eq!(json["grounds"]["cause"], "late");
+    assert_eq!(json["to"], "nothing");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Whatever the samples, as long as all lie within one band nothing moves.
+    #[test]
+    fn samples_inside_the_band_cause_no_switch(
+        base in 1_000u32..400_000,
+        seed: u64,
+        paths in 2usize..5,
+        parts in prop::collection::vec((0u32..=100, 0u32..=100, 1usize..80), 1..12),
+    ) {
+        let band = 2_000.max(base / 10);
+        let models = (0..paths).map(|i| {
+            let mut rng = StdRng::seed_from_u64(seed ^ i as u64);
+            let parts = parts.clone();
+            let mut n = 0;
+            let model: Model = Box::new(move |_| {
+                // Stretches with a distribution of their own, shifted against those of the others.
+                n += 1;
+                let (a, b, _) = parts[(n / parts[(i + n / 80) % parts.len()].2 + i) % parts.len()];
+                let percent = rng.random_range(a.min(b)..=a.max(b));
+                same(base + (u64::from(band) * u64::from(percent) / 100) as u32)
+            });
+            model
+        }).collect();
+        let mut sim = Sim::new(models, seed);
+        sim.run(30 * S, |_| {});
+        prop_assert!(sim.verdicts.is_empty(), "{}", sim.explain());
+    }
+
+    /// Any mixture of delays, losses and link events: a living path is always chosen, never a
+    /// path whose probes are all lost, and a mask is empty only when nothing lives.
+    #[test]
+    fn one_path_is_always_chosen_and_never_a_silent_one(
+        seed: u64,
+        paths in 2usize..5,
+        silent in 0usize..5,
+        stretches in prop::collection::vec((0u32..300_000, 0u32..100_000, 0u32..=100, 1u64..4), 2..10),
+    ) {
+        let models = (0..paths).map(|i| {
+            let mut rng = StdRng::seed_from_u64(seed ^ i as u64);
+            let stretches = stretches.clone();
+            let model: Model = Box::new(move |t| {
+                let (base, jitter, loss, len) = stretches[(t / S + i as u64) as usize % stretches.len()];
+                let loss = if t / S % len == 0 { loss } else { 0 };
+                let lost = i == silent || rng.random_range(0..100) < loss;
+                (!lost).then(|| 1_000 + base + rng.random_range(0..=jitter)).and_then(same)
+            });
+            model
+        }).collect();
+        let mut sim = Sim::new(models, seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        sim.run(40 * S, |s| {
+            if rng.random_range(0..500) == 0 {
+                let (path, usable) = (rng.random_range(0..paths), rng.random());
+                s.policy.event(Event::Usable { path, at_us: s.now, usable, why: "test" });
+            }
+            let v = s.mask();
+            assert_eq!(v.latency & !v.alive, 0);
+            assert_eq!(v.bulk & !v.alive, 0);
+            assert!((v.latency == 0) == (v.alive == 0) && (v.bulk == 0) == (v.alive == 0), "{v:?}");
+            let settled = s.now >= 3 * S;
+            if settled && silent < paths && s.policy.status(s.now)[silent].samples > 0 {
+                assert_eq!(v.alive >> silent & 1, 0, "{v:?}");
+            }
+        });
+    }
+
+    /// The same events and seed give the same decisions.
+    #[test]
+    fn decisions_are_reproducible(seed in 0u64..1000) {
+        let run = || {
+            let a = spikes(seed, 30 * S, 100 * MS..600 * MS);
+            let mut sim = Sim::new(vec![shaped(seed, |t| height(&a, t)), noisy(seed + 1)], seed);
+            sim.run(30 * S, |_| {});
+            sim.explain()
+        };
+        prop_assert_eq!(run(), run());
+    }
+}
