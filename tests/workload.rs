@@ -253,9 +253,15 @@ fn bound_flows_keep_their_device_and_dscp_is_set() {
     }
     .voip();
     assert_eq!((cfg.rate_hz, cfg.payload_bytes), (50.0, 160));
+    // A bound socket hears only its own device: the answers have to come back there.
+    ip(&format!(
+        "-n {} route replace 10.99.0.1 via 10.77.1.1 src 10.99.1.1",
+        net.server
+    ));
     // Count EF packets at the server; anything else on this port stays at zero.
-    let rules = "table ip t { chain c { type filter hook input priority 0; \
-                 udp dport 7003 ip dscp ef counter; udp dport 7003 ip dscp != ef counter; } }";
+    let rules = "add table ip t; add chain ip t c { type filter hook input priority 0; }; \
+                 add rule ip t c udp dport 7003 ip dscp ef counter; \
+                 add rule ip t c udp dport 7003 ip dscp != ef counter";
     let ns = format!("--net=/run/netns/{}", net.server);
     let nft = Command::new("nsenter")
         .args([&ns, "nft", rules])
@@ -323,11 +329,7 @@ fn lost_answers_do_not_hide_the_path() {
     let net = Net::new();
     net.route("via 10.77.1.2");
     ip(&format!(
-        "-n {} route add blackhole 10.99.0.1 metric 0",
-        net.server
-    ));
-    ip(&format!(
-        "-n {} route del 10.99.0.1 nexthop via 10.77.0.1 nexthop via 10.77.1.1",
+        "-n {} route replace blackhole 10.99.0.1",
         net.server
     ));
     let running = game::start(net.game(false, 7005)).unwrap();
