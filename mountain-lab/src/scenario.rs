@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
+use mountain_lab::result::CheckSpec;
 use serde::{Deserialize, Serialize};
 
 /// One experiment. Unknown keys are errors.
@@ -31,9 +32,6 @@ pub struct Scenario {
     /// Run the product on the server too (needs `replies = "free"`).
     #[serde(default)]
     pub both_ends: bool,
-    /// A packet later than the best path's median by this much counts as late.
-    #[serde(default = "defaults::late_ms")]
-    pub late_ms: f64,
     /// Lines of the product's configuration file, as they are; `[[path]]` sections excluded.
     #[serde(default)]
     pub product_config: String,
@@ -203,48 +201,12 @@ pub struct WorkloadSpec {
     pub path: Option<String>,
 }
 
-/// A figure that the result has to meet.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct CheckSpec {
-    pub name: String,
-    /// Whose metric; default `mountain`.
-    #[serde(default = "defaults::policy")]
-    pub policy: Policy,
-    pub metric: String,
-    pub op: Op,
-    pub limit: f64,
-    /// Divide by this policy's metric (`oracle` is one) before comparing.
-    pub reference: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
-pub enum Op {
-    #[serde(rename = "<=")]
-    AtMost,
-    #[serde(rename = ">=")]
-    AtLeast,
-}
-
-impl Op {
-    pub fn text(self) -> &'static str {
-        match self {
-            Op::AtMost => "<=",
-            Op::AtLeast => ">=",
-        }
-    }
-}
-
 mod defaults {
-    use super::Policy;
     pub fn discard_seconds() -> f64 {
         5.0
     }
     pub fn repeats() -> u32 {
         5
-    }
-    pub fn late_ms() -> f64 {
-        50.0
     }
     pub fn delay_ms() -> f64 {
         10.0
@@ -266,9 +228,6 @@ mod defaults {
     }
     pub fn payload_bytes() -> usize {
         100
-    }
-    pub fn policy() -> Policy {
-        Policy::Mountain
     }
 }
 
@@ -431,17 +390,16 @@ impl Scenario {
         }
         for (i, c) in self.checks.iter().enumerate() {
             let known = |r: &str| r == "oracle" || self.policies.iter().any(|p| p.name() == r);
-            if c.reference.as_deref().is_some_and(|r| !known(r)) {
-                return fail(
-                    format!("check[{i}].reference"),
-                    "is neither oracle nor a policy of this scenario",
-                );
-            }
-            if !self.policies.contains(&c.policy) {
-                return fail(
-                    format!("check[{i}].policy"),
-                    "is not among the policies of this scenario",
-                );
+            for (k, policy) in [
+                ("policy", Some(&c.policy)),
+                ("reference", c.reference.as_ref()),
+            ] {
+                if policy.is_some_and(|p| !known(p)) {
+                    return fail(
+                        format!("check[{i}].{k}"),
+                        "is neither oracle nor a policy of this scenario",
+                    );
+                }
             }
         }
         Ok(())

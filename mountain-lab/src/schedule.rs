@@ -41,6 +41,20 @@ impl Event {
     }
 }
 
+/// Way of one packet and its answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trip {
+    pub out: usize,
+    pub forward_us: u32,
+    pub backward_us: u32,
+}
+
+impl Trip {
+    pub fn rtt_us(&self) -> u32 {
+        self.forward_us + self.backward_us
+    }
+}
+
 /// The schedule of one repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
@@ -114,24 +128,28 @@ impl Schedule {
         })
     }
 
-    /// RTT in µs of a packet sent at `t_us` on a path and answered on another, without queueing;
-    /// `None` when it would be dropped.
-    pub fn rtt_us(&self, out: usize, back: usize, t_us: i64) -> Option<u32> {
-        let there = self.delay_us(out, true, t_us);
-        let t_back = t_us + i64::from(there);
+    /// One-way delays of a packet sent at `t_us` on path `out` and answered on `back`, without
+    /// queueing; `None` when it would be dropped.
+    pub fn trip(&self, out: usize, back: usize, t_us: i64) -> Option<Trip> {
+        let forward_us = self.delay_us(out, true, t_us);
+        let t_back = t_us + i64::from(forward_us);
         if self.drops(out, true, t_us) || self.drops(back, false, t_back) {
             return None;
         }
-        Some(there + self.delay_us(back, false, t_back))
+        Some(Trip {
+            out,
+            forward_us,
+            backward_us: self.delay_us(back, false, t_back),
+        })
     }
 
-    /// The least RTT that a policy which knows the future could have had at `t_us`.
+    /// The fastest trip that a policy which knows the paths could have had at `t_us`.
     /// `reply(path)` lists the paths that answers may take.
-    pub fn oracle_us(&self, t_us: i64, reply: impl Fn(usize) -> Vec<usize>) -> Option<u32> {
+    pub fn oracle(&self, t_us: i64, reply: impl Fn(usize) -> Vec<usize>) -> Option<Trip> {
         (0..self.delays.len())
             .flat_map(|out| reply(out).into_iter().map(move |back| (out, back)))
-            .filter_map(|(out, back)| self.rtt_us(out, back, t_us))
-            .min()
+            .filter_map(|(out, back)| self.trip(out, back, t_us))
+            .min_by_key(Trip::rtt_us)
     }
 
     /// Events whose path has to be left, in time order.
@@ -246,13 +264,13 @@ mod tests {
     fn noise_keeps_the_rtt_within_two_milliseconds() {
         let q = Schedule::generate(&scenario(""), 1, 0);
         let rtts: Vec<u32> = (0..65_000)
-            .map(|ms| q.rtt_us(0, 0, ms * 1000).unwrap())
+            .map(|ms| q.trip(0, 0, ms * 1000).unwrap().rtt_us())
             .collect();
         let (min, max) = (*rtts.iter().min().unwrap(), *rtts.iter().max().unwrap());
         assert!((18_000..18_400).contains(&min), "{min}");
         assert!((21_600..=22_000).contains(&max), "{max}");
-        assert_eq!(q.rtt_us(0, 0, -1), Some(20_000));
-        assert_eq!(q.rtt_us(0, 0, 100_000_000), Some(20_000));
+        assert_eq!(q.trip(0, 0, -1).unwrap().rtt_us(), 20_000);
+        assert_eq!(q.trip(0, 0, 100_000_000).unwrap().rtt_us(), 20_000);
     }
 
     #[test]
@@ -285,7 +303,7 @@ mod tests {
         for ms in 1..60_000i64 {
             let leave = |ms: i64| ms * 1000 + i64::from(q.delay_us(0, true, ms * 1000));
             assert!(leave(ms) >= leave(ms - 1), "at {ms} ms");
-            let best = q.oracle_us(ms * 1000, |p| vec![p]).unwrap();
+            let best = q.oracle(ms * 1000, |p| vec![p]).unwrap().rtt_us();
             assert!(best <= 22_000, "{best} at {ms} ms");
         }
     }
@@ -300,9 +318,9 @@ mod tests {
         assert!(onsets.len() >= 5, "{onsets:?}");
         for e in onsets {
             assert!(q.drops(e.path, true, e.start_us) && !q.drops(e.path, true, e.end_us));
-            assert_eq!(q.rtt_us(e.path, e.path, e.start_us), None);
+            assert_eq!(q.trip(e.path, e.path, e.start_us), None);
             assert!(!q.drops(1 - e.path, true, e.start_us));
-            assert!(q.oracle_us(e.start_us, |p| vec![p]).is_some());
+            assert_eq!(q.oracle(e.start_us, |p| vec![p]).unwrap().out, 1 - e.path);
         }
     }
 }
