@@ -269,7 +269,7 @@ mod tests {
         let (min, max) = (*rtts.iter().min().unwrap(), *rtts.iter().max().unwrap());
         assert!((18_000..18_400).contains(&min), "{min}");
         assert!((21_600..=22_000).contains(&max), "{max}");
-        assert_eq!(q.trip(0, 0, -1).unwrap().rtt_us(), 20_000);
+        assert_eq!(q.trip(0, 0, -1_000_000).unwrap().rtt_us(), 20_000);
         assert_eq!(q.trip(0, 0, 100_000_000).unwrap().rtt_us(), 20_000);
     }
 
