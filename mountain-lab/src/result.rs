@@ -479,20 +479,22 @@ pub fn row_label(name: &str) -> String {
         .replace('_', " ")
 }
 
-/// `median [lo-hi] unit n=…` of a metric as a table shows it.
-pub fn cell(metric: &Metric) -> String {
+/// A metric as a table shows it: the figure with its unit, and interval and n.
+pub fn cell_parts(metric: &Metric) -> (String, String) {
     let (unit, factor) = shown_unit(&metric.unit);
-    let mut text = format!("{} {unit}", number(metric.median * factor));
+    let figure = format!("{} {unit}", number(metric.median * factor));
+    let mut detail = String::new();
     if metric.lo != metric.hi {
-        let _ = write!(
-            text,
-            " [{}-{}]",
-            number(metric.lo * factor),
-            number(metric.hi * factor)
-        );
+        let (lo, hi) = (number(metric.lo * factor), number(metric.hi * factor));
+        let _ = write!(detail, "[{lo}-{hi}] ");
     }
-    let _ = write!(text, " n={}", metric.n);
-    text
+    let _ = write!(detail, "n={}", metric.n);
+    (figure, detail)
+}
+
+fn cell(metric: &Metric) -> String {
+    let (figure, detail) = cell_parts(metric);
+    format!("{figure} {detail}")
 }
 
 /// Three significant digits without an exponent.
