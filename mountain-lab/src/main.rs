@@ -1,1 +1,127 @@
-fn main() {}
+//! `mountain-lab`: experiments on emulated paths that compare policies in one run.
+
+mod emulator;
+mod hosts;
+mod netns;
+mod policy_ctl;
+mod run;
+mod scenario;
+mod schedule;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use scenario::{Policy, Scenario};
+
+/// Set by SIGINT and SIGTERM; the run ends at the next look, and everything is removed.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+#[derive(Parser)]
+#[command(
+    name = "mountain-lab",
+    version,
+    about = "Compare path policies on emulated paths"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the scenarios.
+    List,
+    /// Run a scenario: by its name, or a file of your own.
+    Run(RunArgs),
+    /// Remove what a killed run left behind.
+    Clean,
+    /// The emulator's process, started by `run` in a namespace of its own.
+    #[command(hide = true)]
+    Emulate,
+}
+
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// Name of a scenario (see `list`) or a path to a .toml file.
+    scenario: String,
+    /// Policies to compare instead of the scenario's.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    policies: Vec<Policy>,
+    /// Repeats instead of the scenario's.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: Option<u32>,
+    /// Decides every random event of the run.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where result.json, index.html and the raw samples go.
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+    /// A third of the seconds, at most 2 repeats: to see whether it works, not to claim anything.
+    #[arg(long)]
+    quick: bool,
+    /// Exit with 1 when a figure of the scenario is missed.
+    #[arg(long)]
+    check: bool,
+}
+
+fn main() -> ExitCode {
+    catch_signals();
+    match dispatch(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("mountain-lab: {error:#}");
+            ExitCode::from(if STOP.load(Ordering::Relaxed) { 130 } else { 2 })
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        Command::List => {
+            let all = Scenario::list()?;
+            let width = all.iter().map(|s| s.name.len()).max().unwrap_or(0);
+            for s in all {
+                println!("{:width$}  {}", s.name, s.description);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Run(args) => run::run(&args),
+        Command::Clean => {
+            let names = netns::clean()?;
+            for name in &names {
+                println!("removed {name}");
+            }
+            if names.is_empty() {
+                println!("nothing to remove");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Emulate => emulator::child_main().map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// A handler, not a mask: a mask would be inherited by the programs that the lab starts.
+fn catch_signals() {
+    use nix::sys::signal::{sigaction, SaFlags, SigAction, SigHandler, SigSet, Signal};
+    extern "C" fn stop(_: i32) {
+        STOP.store(true, Ordering::Relaxed);
+    }
+    let action = SigAction::new(
+        SigHandler::Handler(stop),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        // SAFETY: the handler only stores to an atomic.
+        let _ = unsafe { sigaction(signal, &action) };
+    }
+}
+
+/// Whether the user wants the run to end.
+fn stopped() -> bool {
+    STOP.load(Ordering::Relaxed)
+}

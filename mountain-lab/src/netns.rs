@@ -1,0 +1,228 @@
+//! Network namespaces of the lab: made with `ip netns`, named after the process that made them,
+//! removed when their value is dropped and by [`clean`] when that process is gone.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{bail, ensure, Context, Result};
+
+/// All namespaces of the lab start with this: `mtl-<pid>-<n>-<role>`.
+pub const PREFIX: &str = "mtl-";
+const RUN_DIR: &str = "/run/netns";
+
+/// A namespace that this process made.
+#[derive(Debug)]
+pub struct Netns {
+    name: String,
+}
+
+impl Netns {
+    /// Makes the namespace `mtl-<pid>-<n>-<role>` and brings its `lo` up. Needs root.
+    pub fn create(role: &str) -> Result<Self> {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        ensure!(
+            nix::unistd::Uid::effective().is_root(),
+            "network namespaces need root: use sudo"
+        );
+        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{n}-{role}", std::process::id());
+        run("ip", ["netns", "add", &name])?;
+        let ns = Netns { name };
+        ns.ip(["link", "set", "lo", "up"])?;
+        Ok(ns)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file that setns(2) takes.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(RUN_DIR).join(&self.name)
+    }
+
+    /// `ip -n THIS args...`; fails with what `ip` said.
+    pub fn ip<I, S>(&self, args: I) -> Result<String>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let mut command = Command::new("ip");
+        command.args(["-n", &self.name]).args(args);
+        output(command)
+    }
+
+    /// A command that will run inside. Not `ip netns exec`, which also gives it a private mount
+    /// namespace, in which the BPF file system and cgroups are others. It dies with this process.
+    pub fn command<S: AsRef<OsStr>>(&self, program: S) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.path().display()))
+            .arg("--")
+            .arg(program);
+        die_with_parent(&mut command);
+        command
+    }
+
+    /// Runs a program inside to its end; fails with what it said.
+    pub fn run<I, S>(&self, program: &str, args: I) -> Result<String>
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let mut command = self.command(program);
+        command.args(args);
+        output(command)
+    }
+
+    /// Runs `f` inside, on a thread of its own (setns changes the calling thread).
+    pub fn enter<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let file = File::open(self.path())?;
+        std::thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    nix::sched::setns(&file, nix::sched::CloneFlags::CLONE_NEWNET)?;
+                    f()
+                })
+                .join()
+                .unwrap_or_else(|_| bail!("a thread in the namespace panicked"))
+        })
+    }
+
+    /// Writes sysctls of the namespace: (path below /proc/sys, value).
+    pub fn sysctl(&self, settings: &[(&str, &str)]) -> Result<()> {
+        self.enter(|| {
+            for (key, value) in settings {
+                let path = format!("/proc/sys/{key}");
+                fs::write(&path, value).with_context(|| format!("{path} = {value}"))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        // Its devices go with it. Nothing useful can be done when this fails; `clean` will retry.
+        let _ = run("ip", ["netns", "del", &self.name]);
+    }
+}
+
+/// Makes the kernel kill the child when the thread that spawned it ends, and keeps the terminal's
+/// Ctrl-C from it: the lab stops its children itself, in order.
+pub fn die_with_parent(command: &mut Command) {
+    command.process_group(0);
+    // SAFETY: prctl is async-signal-safe and touches only the new process.
+    unsafe {
+        command.pre_exec(|| {
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
+            Ok(())
+        });
+    }
+}
+
+/// Runs a program to its end; fails with its arguments and what it said.
+pub fn run<I, S>(program: &str, args: I) -> Result<String>
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<OsStr>,
+{
+    let mut command = Command::new(program);
+    command.args(args);
+    output(command)
+}
+
+fn output(mut command: Command) -> Result<String> {
+    let shown = format!("{command:?}").replace('"', "");
+    let out = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {shown}: is the program installed?"))?;
+    if !out.status.success() {
+        bail!(
+            "{shown}: {}: {}",
+            out.status,
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Names of lab namespaces on this machine whose process is gone.
+pub fn orphans() -> Result<Vec<String>> {
+    let entries = match fs::read_dir(RUN_DIR) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(e) => return Err(e).context(RUN_DIR),
+    };
+    let mut names: Vec<String> = entries
+        .filter_map(|e| e.ok()?.file_name().into_string().ok())
+        .filter(|name| owner(name).is_some_and(|pid| !is_alive(pid)))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Removes what lab processes left behind that were killed. Returns the names.
+pub fn clean() -> Result<Vec<String>> {
+    let names = orphans()?;
+    for name in &names {
+        run("ip", ["netns", "del", name])?;
+    }
+    Ok(names)
+}
+
+fn owner(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+}
+
+/// Whether the process still runs and is one of ours: a pid may since belong to another program.
+fn is_alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| {
+        // The binary, and the test binaries that use this module.
+        ["mountain", "lab-", "workload-"]
+            .iter()
+            .any(|p| comm.starts_with(p))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owner_is_read_from_the_name() {
+        assert_eq!(owner("mtl-123-0-client"), Some(123));
+        assert_eq!(owner("mtl-x-0-client"), None);
+        assert_eq!(owner("other-123-0"), None);
+    }
+
+    #[test]
+    fn a_namespace_disappears_with_its_value() {
+        let ns = Netns::create("drop").unwrap();
+        let path = ns.path();
+        assert!(path.exists());
+        ns.sysctl(&[("net/ipv4/ip_forward", "1")]).unwrap();
+        assert_eq!(
+            ns.run("cat", ["/proc/sys/net/ipv4/ip_forward"])
+                .unwrap()
+                .trim(),
+            "1"
+        );
+        let error = ns
+            .ip(["link", "set", "nonesuch", "up"])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("nonesuch"), "{error}");
+        assert!(
+            !orphans().unwrap().contains(&ns.name().to_string()),
+            "its process is alive"
+        );
+        drop(ns);
+        assert!(!path.exists());
+    }
+}

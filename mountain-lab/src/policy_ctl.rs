@@ -1,0 +1,195 @@
+//! The product under test, run as a user would: a subprocess in the steering host's namespace,
+//! told by its own command line which policy to follow.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::netns::{die_with_parent, Netns};
+use crate::scenario::Policy;
+
+/// How long the product may take until `mountain status` works.
+const START_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long it may take to undo what it did.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The product on one host. Not running while the policy is [`Policy::None`].
+pub struct Product<'a> {
+    ns: &'a Netns,
+    binary: PathBuf,
+    config: PathBuf,
+    log: PathBuf,
+    /// Arguments of `mountain up` besides the configuration.
+    child: Option<Child>,
+}
+
+impl<'a> Product<'a> {
+    /// `config` is the text of its configuration file; it and the log are kept in `out`.
+    pub fn new(ns: &'a Netns, role: &str, config: &str, out: &Path) -> Result<Self> {
+        let path = out.join(format!("mountain-{role}.toml"));
+        std::fs::write(&path, config).with_context(|| path.display().to_string())?;
+        let log = out.join(format!("mountain-{role}.log"));
+        // A log of an earlier run would be mistaken for this one's.
+        let _ = std::fs::remove_file(&log);
+        Ok(Product {
+            ns,
+            binary: binary()?,
+            config: path,
+            log,
+            child: None,
+        })
+    }
+
+    /// Switches to a policy, starting or stopping the product when needed.
+    pub fn apply(&mut self, policy: Policy) -> Result<()> {
+        if policy == Policy::None {
+            return self.stop();
+        }
+        if self.child.is_none() {
+            self.start()?;
+        }
+        self.tell(&["policy", policy.name()]).map(drop)
+    }
+
+    /// `mountain status --json` or another query; `null` while it is not running.
+    pub fn query(&mut self, what: &[&str]) -> Result<Value> {
+        let Some(child) = self.child.as_mut() else {
+            return Ok(Value::Null);
+        };
+        if let Some(status) = child.try_wait()? {
+            bail!(
+                "mountain ended during the run: {status}; see {}",
+                self.log.display()
+            );
+        }
+        let text = self.tell(what)?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("output of mountain {}", what.join(" ")))
+    }
+
+    /// CPU seconds used so far by the running process.
+    pub fn cpu_seconds(&self) -> Option<f64> {
+        crate::emulator::cpu_seconds(self.child.as_ref()?.id())
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        let mut command = self.ns.command(&self.binary);
+        command
+            .args(["up", "--foreground", "--config"])
+            .arg(&self.config);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        die_with_parent(&mut command);
+        self.child = Some(
+            command
+                .spawn()
+                .with_context(|| self.binary.display().to_string())?,
+        );
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            let error = match self.query(&["status", "--json"]) {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let gone = self
+                .child
+                .as_mut()
+                .is_some_and(|c| !matches!(c.try_wait(), Ok(None)));
+            if gone || Instant::now() > deadline {
+                self.child.take().map(|mut c| c.kill());
+                let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+                bail!("mountain did not start: {error:#}\n{}", log.trim_end());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Asks it to end, as systemd would, and waits for it.
+    fn stop(&mut self) -> Result<()> {
+        let Some(mut child) = self.child.take() else {
+            return Ok(());
+        };
+        let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while Instant::now() < deadline {
+            if child.try_wait()?.is_some() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child.kill()?;
+        child.wait()?;
+        bail!("mountain did not end within {STOP_TIMEOUT:?} of SIGTERM")
+    }
+
+    fn tell(&self, args: &[&str]) -> Result<String> {
+        let mut command: Command = self.ns.command(&self.binary);
+        let out = command.args(args).stdin(Stdio::null()).output()?;
+        ensure!(
+            out.status.success(),
+            "mountain {}: {}: {}",
+            args.join(" "),
+            out.status,
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    }
+}
+
+impl Drop for Product<'_> {
+    fn drop(&mut self) {
+        let _ = self.stop();
+    }
+}
+
+/// A `mountain reflect` on one host: the far end of the product's UDP probes.
+pub struct Reflector(Child);
+
+impl Reflector {
+    pub fn start(ns: &Netns, out: &Path) -> Result<Self> {
+        let log = File::create(out.join("mountain-reflect.log"))?;
+        let mut command = ns.command(binary()?);
+        command
+            .arg("reflect")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        die_with_parent(&mut command);
+        let mut child = command.spawn()?;
+        std::thread::sleep(Duration::from_millis(200));
+        if let Some(status) = child.try_wait()? {
+            bail!("mountain reflect ended at once: {status}");
+        }
+        Ok(Reflector(child))
+    }
+}
+
+impl Drop for Reflector {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// $MOUNTAIN_BIN, or the binary beside this one.
+fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("MOUNTAIN_BIN") {
+        return Ok(path.into());
+    }
+    let path = std::env::current_exe()?.with_file_name("mountain");
+    ensure!(
+        path.exists(),
+        "{} does not exist: build it, or set MOUNTAIN_BIN",
+        path.display()
+    );
+    Ok(path)
+}

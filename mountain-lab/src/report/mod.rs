@@ -1,0 +1,100 @@
+//! The report: one self-contained HTML page and the raw samples beside it.
+//!
+//! The page needs no network and no script: the plots are inline SVG, coloured by style sheet so
+//! that they follow the reader's light or dark setting.
+
+mod page;
+mod plots;
+mod series;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::result::{write_atomically, RunResult};
+use crate::workload::game::Packet;
+
+/// Name of the page inside the output directory.
+pub const PAGE_NAME: &str = "index.html";
+/// Name of the raw samples inside the output directory.
+pub const SAMPLES_NAME: &str = "samples.csv";
+
+/// The packets of one policy in one repeat.
+#[derive(Debug, Clone, Default)]
+pub struct Segment {
+    /// Policy, as in the result. `oracle` is drawn as the bound.
+    pub policy: String,
+    /// The repeat, from 0.
+    pub repeat: u32,
+    /// Time 0 of the segment, `CLOCK_MONOTONIC`: its schedule starts here.
+    pub start_ns: u64,
+    /// The packets that count (those of the first seconds after a change left out).
+    pub packets: Vec<Packet>,
+}
+
+/// Something the emulator did to a path, shaded in the time-line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PathEvent {
+    /// The repeat whose schedule holds it.
+    pub repeat: u32,
+    /// From the segment's time 0.
+    pub from_ns: u64,
+    /// From the segment's time 0.
+    pub until_ns: u64,
+    /// Index of the path.
+    pub path: u8,
+    /// `spike`, `degrade`, `blackhole`...
+    pub kind: String,
+}
+
+/// What the plots are drawn from.
+#[derive(Debug, Clone, Default)]
+pub struct Samples {
+    /// All segments that are not void.
+    pub segments: Vec<Segment>,
+    /// What happened to the paths.
+    pub events: Vec<PathEvent>,
+    /// Names of the paths by index.
+    pub paths: Vec<String>,
+}
+
+/// Writes `dir/index.html` and `dir/samples.csv`; returns the page's path.
+pub fn write_html(result: &RunResult, samples: &Samples, dir: &Path) -> Result<PathBuf> {
+    let page = dir.join(PAGE_NAME);
+    write_atomically(&dir.join(SAMPLES_NAME), csv(samples).as_bytes())?;
+    write_atomically(&page, page::render(result, samples)?.as_bytes())?;
+    Ok(page)
+}
+
+/// The raw samples, one line a packet; empty cells where there is no value.
+fn csv(samples: &Samples) -> String {
+    let mut out = String::from(
+        "policy,repeat,flow,seq,t_us,rtt_us,user_rtt_us,forward_us,backward_us,path,reordered,late_us\n",
+    );
+    let cell = |v: Option<u32>| v.map_or_else(String::new, |v| v.to_string());
+    for segment in &samples.segments {
+        for p in &segment.packets {
+            let t_us = p.sent_ns.saturating_sub(segment.start_ns) / 1_000;
+            let _ = writeln!(
+                out,
+                "{},{},{},{},{t_us},{},{},{},{},{},{},{}",
+                segment.policy,
+                segment.repeat,
+                p.flow,
+                p.seq,
+                cell(p.rtt_us),
+                cell(p.user_rtt_us),
+                cell(p.forward_us),
+                cell(p.backward_us),
+                cell(p.path.map(u32::from)),
+                u8::from(p.reordered),
+                p.late_us
+            );
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,561 @@
+//! The result file that every lab and bench command writes, its checks, and its plain-text table.
+//!
+//! The schema is documented in `docs/result-schema.md`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{ensure, Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::workload::metrics::Figures;
+use crate::workload::stats::{bootstrap_median, median};
+
+/// Value of `schema` in every file this version writes.
+pub const SCHEMA: &str = "mountain-result/1";
+/// Name of the file inside the output directory.
+pub const FILE_NAME: &str = "result.json";
+
+/// One figure of one policy over the repeats of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metric {
+    /// `us`, `ratio`, `count`, `bps`, `ns`...
+    pub unit: String,
+    /// Median over the repeats; NaN (`null` in the file) without any.
+    #[serde(deserialize_with = "nan_from_null")]
+    pub median: f64,
+    /// Lower end of the 95% interval of the median.
+    #[serde(deserialize_with = "nan_from_null")]
+    pub lo: f64,
+    /// Upper end of it.
+    #[serde(deserialize_with = "nan_from_null")]
+    pub hi: f64,
+    /// Samples (packets, onsets, flows) behind all repeats together.
+    pub n: u64,
+    /// The figure of each repeat, `None` where the repeat was void or had no such figure.
+    pub values: Vec<Option<f64>>,
+}
+
+impl Metric {
+    /// Median and bootstrap interval over `values`, one a repeat, from `n` samples in all.
+    pub fn of_repeats(unit: &str, values: Vec<Option<f64>>, n: u64, seed: u64) -> Self {
+        let present: Vec<f64> = values.iter().copied().flatten().collect();
+        let (lo, hi) = bootstrap_median(&present, seed);
+        Metric {
+            unit: unit.to_owned(),
+            median: median(&present),
+            lo,
+            hi,
+            n,
+            values,
+        }
+    }
+
+    /// A figure that was taken once.
+    pub fn single(unit: &str, value: f64, n: u64) -> Self {
+        let values = vec![Some(value)];
+        Metric {
+            unit: unit.to_owned(),
+            median: value,
+            lo: value,
+            hi: value,
+            n,
+            values,
+        }
+    }
+
+    /// The same with another interval, such as a block bootstrap's of a run with one repeat.
+    pub fn with_interval(self, (lo, hi): (f64, f64)) -> Self {
+        Metric { lo, hi, ..self }
+    }
+}
+
+/// Metrics by name.
+pub type Metrics = BTreeMap<String, Metric>;
+
+/// A segment that does not count.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VoidRun {
+    /// The policy that ran.
+    pub policy: String,
+    /// The repeat, from 0.
+    pub repeat: u32,
+    /// What was past which limit.
+    pub reason: String,
+}
+
+/// How a figure and its limit compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// At most.
+    #[serde(rename = "<=")]
+    AtMost,
+    /// At least.
+    #[serde(rename = ">=")]
+    AtLeast,
+}
+
+impl Op {
+    fn holds(self, figure: f64, limit: f64) -> bool {
+        match self {
+            Op::AtMost => figure <= limit,
+            Op::AtLeast => figure >= limit,
+        }
+    }
+
+    fn sign(self) -> &'static str {
+        match self {
+            Op::AtMost => "<=",
+            Op::AtLeast => ">=",
+        }
+    }
+}
+
+/// A figure that a scenario promises, as written in its file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckSpec {
+    /// Name in messages; by default made of the other members.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// The policy checked.
+    pub policy: String,
+    /// The metric checked.
+    pub metric: String,
+    /// `<=` or `>=`.
+    pub op: Op,
+    /// Limit of the metric, or of its ratio to the reference's.
+    pub limit: f64,
+    /// Policy (or `oracle`) by whose figure of the same repeat the metric is divided.
+    #[serde(default)]
+    pub reference: Option<String>,
+}
+
+/// A promised figure and what became of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Check {
+    /// What is checked, for people.
+    pub name: String,
+    /// What was measured; absent if it could not be.
+    pub figure: Option<f64>,
+    /// What was promised.
+    pub limit: f64,
+    /// How the two compare.
+    pub op: Op,
+    /// The policy the figure is relative to.
+    pub reference: Option<String>,
+    /// `null`: not measured, for example because all runs were void.
+    pub met: Option<bool>,
+}
+
+impl Check {
+    /// Compares `figure` with `limit`; a figure that is not a number was not measured.
+    pub fn new(
+        name: &str,
+        figure: Option<f64>,
+        op: Op,
+        limit: f64,
+        reference: Option<&str>,
+    ) -> Self {
+        let figure = figure.filter(|f| f.is_finite());
+        Check {
+            name: name.to_owned(),
+            figure,
+            limit,
+            op,
+            reference: reference.map(str::to_owned),
+            met: figure.map(|f| op.holds(f, limit)),
+        }
+    }
+}
+
+impl std::fmt::Display for Check {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let verdict = match self.met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "not measured",
+        };
+        write!(f, "{}: ", self.name)?;
+        match self.figure {
+            Some(figure) => write!(f, "{}", number(figure))?,
+            None => write!(f, "?")?,
+        }
+        if let Some(reference) = &self.reference {
+            write!(f, " x {reference}")?;
+        }
+        write!(
+            f,
+            ", limit {} {}: {verdict}",
+            self.op.sign(),
+            number(self.limit)
+        )
+    }
+}
+
+/// Everything one command measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunResult {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The command line that repeats the run.
+    pub command: String,
+    /// Version of this program.
+    pub version: String,
+    /// Commit of the source tree it ran in, if it ran in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub git: Option<String>,
+    /// Release and version of the kernel.
+    pub kernel: String,
+    /// Model and number of the processors.
+    pub cpu: String,
+    /// Start, RFC 3339, UTC.
+    pub started: String,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Repeats asked for; void ones included.
+    pub repeats: u32,
+    /// Name of the scenario or bench.
+    pub scenario: String,
+    /// Segments that do not count.
+    #[serde(default)]
+    pub void: Vec<VoidRun>,
+    /// Per policy and metric. `oracle` stands here like a policy.
+    pub policies: BTreeMap<String, Metrics>,
+    /// Promised figures.
+    #[serde(default)]
+    pub checks: Vec<Check>,
+    /// The emulator's own error and CPU use.
+    #[serde(default)]
+    pub emulator: Metrics,
+    /// Whatever else a reader needs to judge the figures: parameters, sysctls, generator health.
+    #[serde(default)]
+    pub environment: BTreeMap<String, Value>,
+}
+
+impl RunResult {
+    /// An empty result of a run that starts now on this machine.
+    pub fn new(scenario: &str, command: &str, seed: u64, repeats: u32) -> Self {
+        RunResult {
+            schema: SCHEMA.to_owned(),
+            command: command.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            git: machine::git(),
+            kernel: machine::kernel(),
+            cpu: machine::cpu(),
+            started: machine::utc_now(),
+            seed,
+            repeats,
+            scenario: scenario.to_owned(),
+            void: Vec::new(),
+            policies: BTreeMap::new(),
+            checks: Vec::new(),
+            emulator: Metrics::new(),
+            environment: BTreeMap::new(),
+        }
+    }
+
+    /// Adds the figures of one `repeat` (from 0, not void) of `policy` to its metrics.
+    ///
+    /// Median and interval are those of all repeats added so far. Adding a repeat twice replaces
+    /// its value.
+    pub fn add(&mut self, policy: &str, repeat: u32, figures: &Figures) {
+        let seed = self.seed;
+        let metrics = self.policies.entry(policy.to_owned()).or_default();
+        for (name, figure) in figures {
+            let (mut values, n) = metrics
+                .remove(name)
+                .map_or_else(Default::default, |old| (old.values, old.n));
+            let repeat = repeat as usize;
+            values.resize(values.len().max(repeat + 1), None);
+            values[repeat] = Some(figure.value);
+            let metric = Metric::of_repeats(figure.unit, values, n + figure.n, seed);
+            metrics.insert(name.clone(), metric);
+        }
+    }
+
+    /// A metric of a policy.
+    pub fn metric(&self, policy: &str, name: &str) -> Option<&Metric> {
+        self.policies.get(policy)?.get(name)
+    }
+
+    /// Compares the promised figures with the measured ones; call after the last repeat.
+    ///
+    /// With a reference the figure is the median over repeats of the ratio within each repeat:
+    /// both saw the same schedule there. A repeat in which either was void does not count.
+    pub fn evaluate(&mut self, specs: &[CheckSpec]) {
+        let checks: Vec<Check> = specs
+            .iter()
+            .map(|spec| {
+                let name = spec
+                    .name
+                    .clone()
+                    .unwrap_or_else(|| format!("{} of {}", spec.metric, spec.policy));
+                let reference = spec.reference.as_deref();
+                Check::new(&name, self.figure(spec), spec.op, spec.limit, reference)
+            })
+            .collect();
+        self.checks.extend(checks);
+    }
+
+    fn figure(&self, spec: &CheckSpec) -> Option<f64> {
+        let metric = self.metric(&spec.policy, &spec.metric)?;
+        let Some(reference) = &spec.reference else {
+            return Some(metric.median);
+        };
+        let reference = self.metric(reference, &spec.metric)?;
+        let pairs = metric.values.iter().zip(&reference.values);
+        Some(median(
+            &pairs
+                .filter_map(|(a, b)| Some((*a)? / (*b)?))
+                .collect::<Vec<_>>(),
+        ))
+    }
+
+    /// The checks that were not met or not measured; the first error to show to the user.
+    pub fn check(&self) -> Result<(), Vec<Check>> {
+        let missed: Vec<Check> = self
+            .checks
+            .iter()
+            .filter(|c| c.met != Some(true))
+            .cloned()
+            .collect();
+        if missed.is_empty() {
+            Ok(())
+        } else {
+            Err(missed)
+        }
+    }
+
+    /// Writes `dir/result.json`: completely or not at all.
+    pub fn write(&self, dir: &Path) -> Result<PathBuf> {
+        let path = dir.join(FILE_NAME);
+        let text = serde_json::to_string_pretty(self).context("cannot encode the result")?;
+        write_atomically(&path, text.as_bytes())?;
+        Ok(path)
+    }
+
+    /// Reads a result file; another schema or an unknown member is an error.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let value: Value = serde_json::from_str(&text)
+            .with_context(|| format!("{} is no JSON", path.display()))?;
+        let schema = value
+            .get("schema")
+            .and_then(Value::as_str)
+            .unwrap_or("none");
+        ensure!(
+            schema == SCHEMA,
+            "{}: schema is {schema}, this program reads {SCHEMA}",
+            path.display()
+        );
+        serde_json::from_value(value).with_context(|| format!("malformed {}", path.display()))
+    }
+
+    /// The plain-text table: a row a metric, a column a policy, then checks, void runs, emulator.
+    pub fn table(&self) -> String {
+        let mut out = format!(
+            "{}: {} repeats, seed {}; median [95% interval] over repeats\n\n",
+            self.scenario, self.repeats, self.seed
+        );
+        let columns = self.columns();
+        let mut rows = vec![std::iter::once(String::new())
+            .chain(columns.clone())
+            .collect()];
+        for name in self.rows() {
+            let mut row = vec![row_label(&name)];
+            row.extend(
+                columns
+                    .iter()
+                    .map(|p| self.metric(p, &name).map_or("-".into(), cell)),
+            );
+            rows.push(row);
+        }
+        out.push_str(&align(&rows));
+        if !self.emulator.is_empty() {
+            out.push_str("\nemulator\n");
+            let rows: Vec<Vec<String>> = self
+                .emulator
+                .iter()
+                .map(|(n, m)| vec![row_label(n), cell(m)])
+                .collect();
+            out.push_str(&align(&rows));
+        }
+        for void in &self.void {
+            let _ = writeln!(
+                out,
+                "void: {} repeat {}: {}",
+                void.policy, void.repeat, void.reason
+            );
+        }
+        if !self.checks.is_empty() {
+            out.push('\n');
+        }
+        for check in &self.checks {
+            let _ = writeln!(out, "{check}");
+        }
+        out
+    }
+
+    /// Policies in the order of the table: the plain kernel first, the bound last.
+    pub fn columns(&self) -> Vec<String> {
+        let rank = |name: &str| match name {
+            "none" => 0,
+            "ecmp" => 1,
+            "mountain" => 3,
+            "oracle" => 4,
+            _ => 2,
+        };
+        let mut names: Vec<String> = self.policies.keys().cloned().collect();
+        names.sort_by_key(|name| (rank(name), name.clone()));
+        names
+    }
+
+    /// Metric names in the order of the table: the known ones first, as a reader asks for them.
+    pub fn rows(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for name in self.policies.values().flat_map(|m| m.keys()) {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+        names.sort_by_key(|name| {
+            let rank = ROW_ORDER
+                .iter()
+                .position(|r| r == name)
+                .unwrap_or(ROW_ORDER.len());
+            (rank, name.clone())
+        });
+        names
+    }
+}
+
+/// JSON has no NaN: it is written as `null`.
+fn nan_from_null<'de, D: serde::Deserializer<'de>>(value: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(value)?.unwrap_or(f64::NAN))
+}
+
+const ROW_ORDER: [&str; 15] = [
+    "rtt_p50_us",
+    "rtt_p95_us",
+    "rtt_p99_us",
+    "rtt_p999_us",
+    "rtt_max_us",
+    "pdv_us",
+    "forward_p99_us",
+    "backward_p99_us",
+    "late",
+    "loss",
+    "late_or_lost",
+    "reordered",
+    "leave_p50_us",
+    "leave_p95_us",
+    "leave_max_us",
+];
+
+/// The unit a table shows for a unit of the file, and the factor to it.
+fn shown_unit(unit: &str) -> (&str, f64) {
+    match unit {
+        "us" => ("ms", 1e-3),
+        "ratio" => ("%", 100.0),
+        "bps" => ("Mbit/s", 1e-6),
+        other => (other, 1.0),
+    }
+}
+
+/// Label of a metric: its name with the unit the table shows.
+pub fn row_label(name: &str) -> String {
+    name.strip_suffix("_us")
+        .or(name.strip_suffix("_bps"))
+        .unwrap_or(name)
+        .replace('_', " ")
+}
+
+/// A metric as a table shows it: the figure with its unit, and interval and n.
+pub fn cell_parts(metric: &Metric) -> (String, String) {
+    let (unit, factor) = shown_unit(&metric.unit);
+    let figure = format!("{} {unit}", number(metric.median * factor));
+    let mut detail = String::new();
+    if metric.lo != metric.hi {
+        let (lo, hi) = (number(metric.lo * factor), number(metric.hi * factor));
+        let _ = write!(detail, "[{lo}-{hi}] ");
+    }
+    let _ = write!(detail, "n={}", metric.n);
+    (figure, detail)
+}
+
+fn cell(metric: &Metric) -> String {
+    let (figure, detail) = cell_parts(metric);
+    format!("{figure} {detail}")
+}
+
+/// Three significant digits without an exponent.
+fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "?".to_owned();
+    }
+    let digits = if value == 0.0 {
+        0
+    } else {
+        value.abs().log10().floor() as i32
+    };
+    let decimals = if value.fract() == 0.0 {
+        0
+    } else {
+        (2 - digits).clamp(0, 6) as usize
+    };
+    format!("{value:.decimals$}")
+}
+
+fn align(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| {
+        rows.iter()
+            .filter_map(|r| r.get(c))
+            .map(|s| s.len())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (text, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{text:<width$}  ");
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// Writes `bytes` to `path` by way of a temporary file beside it, so that no reader sees half.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let write = || -> Result<()> {
+        std::fs::create_dir_all(dir)?;
+        let mut file = tempfile::NamedTempFile::new_in(dir)?;
+        file.write_all(bytes)?;
+        // The temporary file is private by default; a report is for everyone.
+        use std::os::unix::fs::PermissionsExt;
+        file.as_file()
+            .set_permissions(std::fs::Permissions::from_mode(0o644))?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+mod machine;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,548 @@
+//! Runs a scenario: policies in turn within one run, the same schedule for all of a repeat.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use mountain_lab::result::{Metric, RunResult, VoidRun};
+use mountain_lab::workload::game::{self, GameConfig, Health, Packet};
+use mountain_lab::workload::metrics::{
+    flow_moves, game_figures, leave_figures, time_to_leave, Figure, Figures, Leave, Onset,
+};
+use mountain_lab::workload::stats::median;
+use serde_json::Value;
+
+use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
+use crate::hosts::{Hosts, REFERENCE};
+use crate::policy_ctl::{Product, Reflector};
+use crate::scenario::{EventKind, Policy, Replies, Scenario, WorkloadKind, WorkloadSpec};
+use crate::schedule::Schedule;
+use crate::{stopped, RunArgs};
+
+/// First port of the workloads: one per workload, the reference flow's before them.
+const PORT: u16 = 7000;
+/// Packets a second on the reference path.
+const REFERENCE_HZ: f64 = 100.0;
+/// A segment whose emulator error is beyond these does not count.
+const MAX_ERROR_P99_US: u32 = 2_000;
+const MAX_REFERENCE_LOSS: f64 = 0.001;
+/// The same when the traffic generator missed more than this share of its sending times.
+const MAX_SKIPPED: f64 = 0.001;
+/// How often a void segment is run again.
+const RETRIES: u32 = 2;
+
+/// How far the emulator was from what it should have done, on the idle reference path.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct EmulatorError {
+    pub n: usize,
+    pub p50_us: u32,
+    pub p99_us: u32,
+    pub max_us: u32,
+    pub loss: f64,
+    /// CPU cores that the emulator used.
+    pub cores: f64,
+}
+
+/// What one policy did in one repeat.
+pub struct Segment {
+    pub repeat: u32,
+    pub policy: Policy,
+    /// CLOCK_MONOTONIC at time 0 of the schedule.
+    pub start_ns: u64,
+    /// Packets of the game workloads, those of the discarded part too: an onset at the start of
+    /// the measured part has to know where the flows were before.
+    pub packets: Vec<Packet>,
+    /// The measured part, CLOCK_MONOTONIC.
+    pub measured: Range<u64>,
+    pub health: Health,
+    pub error: EmulatorError,
+    /// Share of all CPUs that was busy, 0 to 1.
+    pub cpu_busy: f64,
+    pub product_cores: Option<f64>,
+    pub status: Value,
+    pub explain: Value,
+}
+
+impl Segment {
+    /// Why this segment does not count.
+    fn void(&self) -> Option<String> {
+        let e = &self.error;
+        if e.n == 0 {
+            return Some("no packet on the reference path".into());
+        }
+        if e.p99_us > MAX_ERROR_P99_US {
+            return Some(format!(
+                "emulator error p99 {} µs > {MAX_ERROR_P99_US} µs",
+                e.p99_us
+            ));
+        }
+        if e.loss > MAX_REFERENCE_LOSS {
+            return Some(format!("emulator lost {:.2}% by itself", e.loss * 100.0));
+        }
+        let skipped = self.health.skipped as f64 / (self.health.sent.max(1)) as f64;
+        if skipped > MAX_SKIPPED {
+            return Some(format!(
+                "the generator missed {:.2}% of its packets",
+                skipped * 100.0
+            ));
+        }
+        None
+    }
+}
+
+/// `mountain-lab run`.
+pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    let scenario = adjusted(args)?;
+    std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let bar = progress(&scenario);
+    bar.set_message("building hosts");
+    let hosts = Hosts::build(&scenario)?;
+    let mut emulator = Emulator::start(&hosts, &scenario, args.seed)?;
+    let mut product = Product::new(
+        hosts.steering(),
+        "client",
+        &product_config(&scenario, &hosts, false),
+        &args.out,
+    )?;
+    let mut far = if scenario.both_ends {
+        let config = product_config(&scenario, &hosts, true);
+        Some(Product::new(&hosts.server, "server", &config, &args.out)?)
+    } else {
+        None
+    };
+    let _reflectors = if scenario.both_ends {
+        vec![
+            Reflector::start(&hosts.server, &args.out)?,
+            Reflector::start(&hosts.client, &args.out)?,
+        ]
+    } else {
+        vec![]
+    };
+
+    let mut segments = vec![];
+    let mut voids: Vec<VoidRun> = vec![];
+    for repeat in 0..scenario.repeats {
+        let n = scenario.policies.len();
+        for i in 0..n {
+            // Another order each time, so that a trend over the run favours nobody.
+            let policy = scenario.policies[(i + repeat as usize) % n];
+            let mut attempt = 0;
+            loop {
+                bar.set_message(format!(
+                    "repeat {}/{} {}",
+                    repeat + 1,
+                    scenario.repeats,
+                    policy.name()
+                ));
+                product.apply(policy)?;
+                if let Some(far) = &mut far {
+                    far.apply(policy)?;
+                }
+                let before = bar.position();
+                let segment = run_segment(
+                    &scenario,
+                    &hosts,
+                    &mut emulator,
+                    &mut product,
+                    repeat,
+                    policy,
+                    &bar,
+                )?;
+                let Some(reason) = segment.void() else {
+                    segments.push(segment);
+                    break;
+                };
+                voids.push(VoidRun {
+                    policy: policy.name().into(),
+                    repeat,
+                    reason,
+                });
+                attempt += 1;
+                if attempt > RETRIES {
+                    // Without this policy the repeat is no comparison.
+                    segments.retain(|s: &Segment| s.repeat != repeat);
+                    break;
+                }
+                bar.set_position(before);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    drop((product, far, emulator));
+    finish(args, &scenario, &segments, voids)
+}
+
+/// The scenario with the command line's changes.
+fn adjusted(args: &RunArgs) -> Result<Scenario> {
+    let mut scenario = Scenario::find(&args.scenario)?;
+    if !args.policies.is_empty() {
+        scenario.policies = args.policies.clone();
+        let there = |p: &str| p == "oracle" || scenario.policies.iter().any(|q| q.name() == p);
+        scenario
+            .checks
+            .retain(|c| there(&c.policy) && c.reference.as_deref().is_none_or(there));
+    }
+    if args.quick {
+        scenario.seconds = (scenario.seconds / 3.0).max(2.0);
+        scenario.repeats = scenario.repeats.min(2);
+    }
+    if let Some(repeat) = args.repeat {
+        scenario.repeats = repeat;
+    }
+    Ok(scenario)
+}
+
+fn progress(scenario: &Scenario) -> ProgressBar {
+    let segments = u64::from(scenario.repeats) * scenario.policies.len() as u64;
+    let bar = ProgressBar::new(segments * (scenario.segment_seconds() * 10.0) as u64);
+    let style = ProgressStyle::with_template("{prefix} [{bar:40}] {percent}% {msg} (left: {eta})")
+        .expect("a literal template");
+    bar.set_style(style.progress_chars("=> "));
+    bar.set_prefix(scenario.name.clone());
+    bar
+}
+
+/// The scenario's configuration of the product, with the hosts' names filled in:
+/// `{gateway0}` is the far end of path 0, `{dev0}` the own device.
+fn product_config(scenario: &Scenario, hosts: &Hosts, server: bool) -> String {
+    let mut text = scenario.product_config.clone();
+    for i in 0..scenario.paths.len() {
+        let (gateway, device) = if server {
+            (hosts.client_gateway(i), format!("s{i}"))
+        } else {
+            (hosts.gateway(i), format!("u{i}"))
+        };
+        text = text.replace(&format!("{{gateway{i}}}"), &gateway.to_string());
+        text = text.replace(&format!("{{dev{i}}}"), &device);
+    }
+    text
+}
+
+fn run_segment(
+    scenario: &Scenario,
+    hosts: &Hosts,
+    emulator: &mut Emulator,
+    product: &mut Product,
+    repeat: u32,
+    policy: Policy,
+    bar: &ProgressBar,
+) -> Result<Segment> {
+    let start_ns = monotonic_ns() + 300_000_000;
+    emulator.play(repeat, start_ns)?;
+    ensure!(
+        monotonic_ns() < start_ns,
+        "the machine is too slow: the schedule came late"
+    );
+    wait_until(start_ns, None)?;
+    let (cpu, emulator_cpu, product_cpu) =
+        (busy_ticks()?, emulator.cpu_seconds(), product.cpu_seconds());
+    let reference = game::start(reference_config(hosts))?;
+    let mut games = vec![];
+    for (i, workload) in scenario.workloads.iter().enumerate() {
+        match workload.kind {
+            WorkloadKind::Game => games.push(game::start(game_config(hosts, workload, i))?),
+            kind => bail!("workload {kind:?} is not there yet"),
+        }
+    }
+    let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
+    let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
+    wait_until(end_ns, Some((bar, start_ns)))?;
+
+    let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
+    let (busy, all) = busy_ticks()?;
+    let (status, explain) = (
+        product.query(&["status", "--json"])?,
+        product.query(&["explain", "--json"])?,
+    );
+    let emulator_cores = (emulator.cpu_seconds() - emulator_cpu) / seconds;
+    let product_cores = product
+        .cpu_seconds()
+        .zip(product_cpu)
+        .map(|(now, then)| (now - then) / seconds);
+    let reference = reference.stop()?;
+    let (mut packets, mut health) = (vec![], Health::default());
+    for (i, game) in games.into_iter().enumerate() {
+        let (mut own, h) = game.finish()?;
+        // Flows of several workloads keep apart.
+        let first: u16 = scenario.workloads[..i].iter().map(|w| w.flows as u16).sum();
+        own.iter_mut().for_each(|p| p.flow += first);
+        packets.extend(own);
+        health.sent += h.sent;
+        health.skipped += h.skipped;
+        health.late += h.late;
+        health.late_max_us = health.late_max_us.max(h.late_max_us);
+    }
+    let measured = from_ns..end_ns;
+    let mut error = emulator_error(reference.iter().filter(|p| measured.contains(&p.sent_ns)));
+    error.cores = emulator_cores;
+    Ok(Segment {
+        repeat,
+        policy,
+        start_ns,
+        packets,
+        measured,
+        health,
+        error,
+        cpu_busy: (busy - cpu.0) as f64 / (all - cpu.1).max(1) as f64,
+        product_cores,
+        status,
+        explain,
+    })
+}
+
+fn game_config(hosts: &Hosts, workload: &WorkloadSpec, i: usize) -> GameConfig {
+    GameConfig {
+        client_ns: hosts.client.path(),
+        server_ns: hosts.server.path(),
+        client_addr: hosts.client_addr(),
+        server_addr: hosts.server_addr(),
+        port: PORT + 1 + i as u16,
+        flows: workload.flows,
+        rate_hz: workload.rate_hz,
+        payload_bytes: workload.payload_bytes,
+        dscp: workload.dscp,
+        bind_dev: None,
+        paths: hosts.server_devices(),
+    }
+}
+
+fn reference_config(hosts: &Hosts) -> GameConfig {
+    let (client_addr, server_addr) = hosts.reference_addrs();
+    GameConfig {
+        client_ns: hosts.steering().path(),
+        server_ns: hosts.server.path(),
+        client_addr,
+        server_addr,
+        port: PORT,
+        flows: 1,
+        rate_hz: REFERENCE_HZ,
+        payload_bytes: 100,
+        dscp: None,
+        bind_dev: Some(format!("u{REFERENCE}")),
+        paths: vec![format!("s{REFERENCE}")],
+    }
+}
+
+fn emulator_error<'a>(packets: impl Iterator<Item = &'a Packet>) -> EmulatorError {
+    let (mut errors, mut lost) = (vec![], 0);
+    for packet in packets {
+        match packet.rtt_us {
+            Some(rtt) => errors.push(rtt.abs_diff(2 * REFERENCE_DELAY_US)),
+            None => lost += 1,
+        }
+    }
+    errors.sort_unstable();
+    let n = errors.len();
+    let at = |q: f64| {
+        errors
+            .get(((n.max(1) - 1) as f64 * q).ceil() as usize)
+            .copied()
+            .unwrap_or(0)
+    };
+    EmulatorError {
+        n,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        max_us: at(1.0),
+        loss: f64::from(lost) / (n as f64 + f64::from(lost)).max(1.0),
+        cores: 0.0,
+    }
+}
+
+/// Turns segments into figures, checks them, writes everything.
+fn finish(
+    args: &RunArgs,
+    scenario: &Scenario,
+    segments: &[Segment],
+    voids: Vec<VoidRun>,
+) -> Result<ExitCode> {
+    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let mut result = RunResult::new(&scenario.name, &command, args.seed, scenario.repeats);
+    result.void = voids;
+    let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
+    for repeat in 0..scenario.repeats {
+        let schedule = Schedule::generate(scenario, args.seed, repeat);
+        let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
+        let Some(first) = own.first() else { continue };
+        let oracle = oracle_packets(first, scenario, &schedule);
+        let rtts: Vec<f64> = oracle
+            .iter()
+            .filter_map(|p| p.rtt_us)
+            .map(f64::from)
+            .collect();
+        let best = median(&rtts);
+        result.add(
+            "oracle",
+            repeat,
+            &game_figures(&oracle, best, scenario.paths.len()),
+        );
+        for segment in own {
+            result.add(
+                segment.policy.name(),
+                repeat,
+                &figures(segment, best, scenario),
+            );
+            let all = leaves.entry(segment.policy).or_default();
+            all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.packets, o)));
+        }
+    }
+    for (policy, leaves) in &leaves {
+        if leaves.is_empty() {
+            continue;
+        }
+        let metrics = result.policies.entry(policy.name().into()).or_default();
+        // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
+        for (name, f) in leave_figures(leaves) {
+            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        }
+    }
+    emulator_metrics(&mut result, segments, args.seed);
+    result
+        .environment
+        .insert("scenario".into(), serde_json::to_value(scenario)?);
+    let details = segments.iter().map(|s| {
+        serde_json::json!({
+            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.health,
+            "emulator": s.error, "cpu_busy": s.cpu_busy, "product_cores": s.product_cores,
+            "status": s.status, "explain": s.explain,
+        })
+    });
+    result
+        .environment
+        .insert("segments".into(), details.collect());
+    result.evaluate(&scenario.checks);
+    let path = result.write(&args.out)?;
+    print!("{}", result.table());
+    println!("written: {}", path.display());
+    ensure!(
+        !segments.is_empty(),
+        "every repeat was void: {}",
+        result.void[0].reason
+    );
+    match result.check() {
+        Err(missed) if args.check => {
+            for check in missed {
+                eprintln!("missed: {check}");
+            }
+            Ok(ExitCode::from(1))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn figures(segment: &Segment, best_median_us: f64, scenario: &Scenario) -> Figures {
+    let packets: Vec<Packet> = segment
+        .packets
+        .iter()
+        .filter(|p| segment.measured.contains(&p.sent_ns))
+        .copied()
+        .collect();
+    let mut figures = game_figures(&packets, best_median_us, scenario.paths.len());
+    let mut put = |name: &str, unit, value, n| {
+        figures.insert(name.into(), Figure { unit, value, n });
+    };
+    put(
+        "moves",
+        "count",
+        flow_moves(&packets) as f64,
+        packets.len() as u64,
+    );
+    if let Some(cores) = segment.product_cores {
+        put("product_cpu", "ratio", cores, 1);
+    }
+    figures
+}
+
+/// What a policy that knew the paths would have had: the same sending times, the best path.
+fn oracle_packets(segment: &Segment, scenario: &Scenario, schedule: &Schedule) -> Vec<Packet> {
+    let paths = scenario.paths.len();
+    let reply = |out: usize| match scenario.replies {
+        Replies::SamePath => vec![out],
+        Replies::OtherPath => vec![(out + 1) % paths],
+        Replies::Free => (0..paths).collect(),
+    };
+    let measured = segment
+        .packets
+        .iter()
+        .filter(|p| segment.measured.contains(&p.sent_ns));
+    measured
+        .map(|p| {
+            let t_us = (p.sent_ns as i64 - segment.start_ns as i64) / 1000;
+            let trip = schedule.oracle(t_us, reply);
+            Packet {
+                flow: p.flow,
+                seq: p.seq,
+                sent_ns: p.sent_ns,
+                rtt_us: trip.map(|t| t.rtt_us()),
+                forward_us: trip.map(|t| t.forward_us),
+                backward_us: trip.map(|t| t.backward_us),
+                path: trip.map(|t| t.out as u8),
+                ..Packet::default()
+            }
+        })
+        .collect()
+}
+
+fn onsets<'a>(segment: &'a Segment, schedule: &'a Schedule) -> impl Iterator<Item = Onset> + 'a {
+    let at = |t_us: i64| (segment.start_ns as i64 + t_us * 1000) as u64;
+    schedule.onsets().map(move |e| Onset {
+        at_ns: at(e.start_us),
+        until_ns: at(e.end_us).min(segment.measured.end),
+        path: e.path as u8,
+        blackhole: e.kind == EventKind::Blackhole,
+    })
+}
+
+fn emulator_metrics(result: &mut RunResult, segments: &[Segment], seed: u64) {
+    type Get = fn(&Segment) -> f64;
+    let all: [(&str, &str, Get); 6] = [
+        ("error_p50_us", "us", |s| s.error.p50_us.into()),
+        ("error_p99_us", "us", |s| s.error.p99_us.into()),
+        ("error_max_us", "us", |s| s.error.max_us.into()),
+        ("loss", "ratio", |s| s.error.loss),
+        ("cpu", "ratio", |s| s.error.cores),
+        ("machine_busy", "ratio", |s| s.cpu_busy),
+    ];
+    let n = segments.iter().map(|s| s.error.n as u64).sum();
+    for (name, unit, get) in all {
+        let values = segments.iter().map(|s| Some(get(s))).collect();
+        result
+            .emulator
+            .insert(name.into(), Metric::of_repeats(unit, values, n, seed));
+    }
+}
+
+/// Sleeps until a moment of CLOCK_MONOTONIC, moving the bar; fails when the user stops the run.
+fn wait_until(end_ns: u64, bar: Option<(&ProgressBar, u64)>) -> Result<()> {
+    let position = bar.map(|(bar, _)| bar.position()).unwrap_or(0);
+    loop {
+        ensure!(!stopped(), "stopped");
+        let now = monotonic_ns();
+        if let Some((bar, start_ns)) = bar {
+            bar.set_position(position + now.min(end_ns).saturating_sub(start_ns) / 100_000_000);
+        }
+        if now >= end_ns {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_nanos((end_ns - now).min(100_000_000)));
+    }
+}
+
+/// Busy and all CPU ticks of the machine since boot (proc(5), /proc/stat, first line).
+fn busy_ticks() -> Result<(u64, u64)> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().context("/proc/stat is empty")?;
+    let ticks: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .filter_map(|t| t.parse().ok())
+        .collect();
+    ensure!(ticks.len() == 8, "/proc/stat: {line}");
+    let all: u64 = ticks.iter().sum();
+    // Idle and waiting for I/O.
+    Ok((all - ticks[3] - ticks[4], all))
+}

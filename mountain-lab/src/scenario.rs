@@ -1,0 +1,561 @@
+//! Scenario files: what the paths do, what traffic runs, which policies are compared, and which
+//! figures the result has to meet. A user copies one of `scenarios/*.toml` and changes it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+use mountain_lab::result::CheckSpec;
+use serde::{Deserialize, Serialize};
+
+/// One experiment. Unknown keys are errors.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    pub name: String,
+    pub description: String,
+    /// Measured seconds of each segment (one policy, one repeat).
+    pub seconds: f64,
+    /// Seconds thrown away after each change of policy.
+    #[serde(default = "defaults::discard_seconds")]
+    pub discard_seconds: f64,
+    /// How often every policy runs; each repeat has a schedule of its own, the same for all.
+    #[serde(default = "defaults::repeats")]
+    pub repeats: u32,
+    /// Policies to compare, in the order of the table.
+    pub policies: Vec<Policy>,
+    #[serde(default)]
+    pub family: Family,
+    #[serde(default)]
+    pub topology: Topology,
+    #[serde(default)]
+    pub replies: Replies,
+    /// Run the product on the server too (needs `replies = "free"`).
+    #[serde(default)]
+    pub both_ends: bool,
+    /// Lines of the product's configuration file, as they are; `[[path]]` sections excluded.
+    #[serde(default)]
+    pub product_config: String,
+    #[serde(rename = "path")]
+    pub paths: Vec<PathSpec>,
+    #[serde(rename = "event", default)]
+    pub events: Vec<EventSpec>,
+    #[serde(rename = "workload")]
+    pub workloads: Vec<WorkloadSpec>,
+    #[serde(rename = "check", default)]
+    pub checks: Vec<CheckSpec>,
+}
+
+/// Who chooses the path.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Deserialize,
+    Serialize,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// The product is not running at all: the kernel's own multipath.
+    None,
+    /// The product runs and passes everything: its own cost.
+    Ecmp,
+    Mountain,
+    MinRtt,
+    ArgmaxLoad,
+}
+
+impl Policy {
+    /// As in scenario files and on the product's command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::None => "none",
+            Policy::Ecmp => "ecmp",
+            Policy::Mountain => "mountain",
+            Policy::MinRtt => "min-rtt",
+            Policy::ArgmaxLoad => "argmax-load",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    #[default]
+    Ipv4,
+    Ipv6,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// The client has the paths.
+    #[default]
+    Direct,
+    /// A router between client and paths has them.
+    Forward,
+}
+
+/// Which path the server answers on.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replies {
+    /// The one that the flow's last packet came by.
+    #[default]
+    SamePath,
+    /// The next one.
+    OtherPath,
+    /// The server's own multipath route decides.
+    Free,
+}
+
+/// An emulated path; both directions are alike. Delays are one-way.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathSpec {
+    pub name: String,
+    #[serde(default = "defaults::delay_ms")]
+    pub delay_ms: f64,
+    /// Uniform, plus or minus, drawn anew every few milliseconds, per direction.
+    #[serde(default = "defaults::noise_ms")]
+    pub noise_ms: f64,
+    #[serde(default = "defaults::rate_mbit")]
+    pub rate_mbit: f64,
+    /// Drop-tail queue before the rate limit, in 1000 bytes.
+    #[serde(default = "defaults::queue_kb")]
+    pub queue_kb: f64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// Extra delay; starts are a Poisson process.
+    Spike,
+    /// Extra delay; onsets at random moments, never overlapping. Time to leave is measured.
+    Degrade,
+    /// Every packet is dropped; otherwise as `degrade`.
+    Blackhole,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// From the client to the server.
+    #[default]
+    Forward,
+    Backward,
+    Both,
+}
+
+/// Something that happens to a path again and again.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventSpec {
+    pub kind: EventKind,
+    /// Name of a path, or `random`: drawn for each event.
+    pub path: String,
+    /// Mean time from start to start (spike) or from end to next onset.
+    pub every_s: f64,
+    /// Shortest and longest.
+    pub length_ms: [f64; 2],
+    /// Least and most extra one-way delay; not for `blackhole`.
+    #[serde(default)]
+    pub height_ms: [f64; 2],
+    #[serde(default)]
+    pub direction: Direction,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkloadKind {
+    /// UDP echo: `rate_hz` packets a second per flow, kernel timestamps.
+    Game,
+    /// TCP from client to server as fast as it goes, or at `rate_mbit` a flow.
+    Bulk,
+    /// TCP request and response in turn.
+    RequestResponse,
+    /// New short flows, `rate_hz` a second.
+    Short,
+    /// UDP from another host at `rate_mbit` over `path`.
+    Foreign,
+}
+
+/// Traffic of one kind. Keys that a kind does not use may not be set.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadSpec {
+    pub kind: WorkloadKind,
+    #[serde(default = "defaults::flows")]
+    pub flows: u32,
+    #[serde(default = "defaults::rate_hz")]
+    pub rate_hz: f64,
+    #[serde(default = "defaults::payload_bytes")]
+    pub payload_bytes: usize,
+    pub dscp: Option<u8>,
+    pub rate_mbit: Option<f64>,
+    pub path: Option<String>,
+}
+
+mod defaults {
+    pub fn discard_seconds() -> f64 {
+        5.0
+    }
+    pub fn repeats() -> u32 {
+        5
+    }
+    pub fn delay_ms() -> f64 {
+        10.0
+    }
+    pub fn noise_ms() -> f64 {
+        1.0
+    }
+    pub fn rate_mbit() -> f64 {
+        30.0
+    }
+    pub fn queue_kb() -> f64 {
+        150.0
+    }
+    pub fn flows() -> u32 {
+        20
+    }
+    pub fn rate_hz() -> f64 {
+        60.0
+    }
+    pub fn payload_bytes() -> usize {
+        100
+    }
+}
+
+impl Scenario {
+    /// Reads a scenario; an error names the file, the line and the key.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        Self::parse(&text, &path.display().to_string())
+    }
+
+    /// Finds a scenario by file name or by its name in the scenario folders.
+    pub fn find(name: &str) -> Result<Self> {
+        let direct = Path::new(name);
+        if direct.extension().is_some() || direct.exists() {
+            return Self::load(direct);
+        }
+        let folders = folders();
+        match folders
+            .iter()
+            .map(|f| f.join(format!("{name}.toml")))
+            .find(|p| p.exists())
+        {
+            Some(path) => Self::load(&path),
+            None => {
+                let known: Vec<String> = Self::list()?.into_iter().map(|s| s.name).collect();
+                bail!("no scenario named {name}; there are: {}", known.join(", "))
+            }
+        }
+    }
+
+    /// All scenarios in the scenario folders, by name.
+    pub fn list() -> Result<Vec<Self>> {
+        let mut found: Vec<Scenario> = vec![];
+        for folder in folders() {
+            for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+                let path = entry?.path();
+                if path.extension().is_some_and(|e| e == "toml") {
+                    found.push(Self::load(&path)?);
+                }
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        found.dedup_by(|a, b| a.name == b.name);
+        Ok(found)
+    }
+
+    /// Parses and validates. `file` is for error messages.
+    pub fn parse(text: &str, file: &str) -> Result<Self> {
+        let scenario: Scenario = toml::from_str(text)
+            .map_err(|e| anyhow::anyhow!("{file}:{}", line_and_message(text, &e)))?;
+        scenario.validate().map_err(|(key, what)| {
+            anyhow::anyhow!(
+                "{file}:{}: {key}: {what}",
+                line_of_key(text, &key).unwrap_or(1)
+            )
+        })?;
+        Ok(scenario)
+    }
+
+    /// The path that foreign load shares, if there is any.
+    pub fn foreign_path(&self) -> Option<usize> {
+        let w = self
+            .workloads
+            .iter()
+            .find(|w| w.kind == WorkloadKind::Foreign)?;
+        self.path_index(w.path.as_deref()?)
+    }
+
+    pub fn path_index(&self, name: &str) -> Option<usize> {
+        self.paths.iter().position(|p| p.name == name)
+    }
+
+    /// Seconds of one segment, with what is thrown away.
+    pub fn segment_seconds(&self) -> f64 {
+        self.discard_seconds + self.seconds
+    }
+
+    /// The key at fault (`event[1].length_ms`) and what is wrong with it.
+    fn validate(&self) -> Result<(), (String, String)> {
+        let fail = |key: String, what: &str| Err((key, what.to_string()));
+        if !(2..=8).contains(&self.paths.len()) {
+            return fail("path".into(), "there have to be 2 to 8");
+        }
+        if self.policies.is_empty() {
+            return fail("policies".into(), "at least one is needed");
+        }
+        for (key, value, least, most) in [
+            ("seconds", self.seconds, 1.0, 3600.0),
+            ("discard_seconds", self.discard_seconds, 0.0, 60.0),
+            ("repeats", f64::from(self.repeats), 1.0, 1000.0),
+        ] {
+            if !(least..=most).contains(&value) {
+                return fail(key.into(), &format!("{value} is not in {least}..={most}"));
+            }
+        }
+        if self.both_ends && self.replies != Replies::Free {
+            return fail("both_ends".into(), "needs replies = \"free\"");
+        }
+        for (i, p) in self.paths.iter().enumerate() {
+            let key = |k: &str| format!("path[{i}].{k}");
+            if self.path_index(&p.name) != Some(i) || p.name == "random" || p.name.is_empty() {
+                return fail(
+                    key("name"),
+                    "has to be unique, not empty and not \"random\"",
+                );
+            }
+            if !(0.1..=1000.0).contains(&p.rate_mbit) {
+                return fail(key("rate_mbit"), "is not in 0.1..=1000");
+            }
+            if !(p.noise_ms >= 0.0 && p.delay_ms >= p.noise_ms && p.delay_ms <= 10_000.0) {
+                return fail(
+                    key("delay_ms"),
+                    "has to be at least noise_ms and at most 10000",
+                );
+            }
+            if !(2.0..=100_000.0).contains(&p.queue_kb) {
+                return fail(key("queue_kb"), "is not in 2..=100000");
+            }
+        }
+        for (i, e) in self.events.iter().enumerate() {
+            let key = |k: &str| format!("event[{i}].{k}");
+            if e.path != "random" && self.path_index(&e.path).is_none() {
+                return fail(key("path"), &format!("there is no path named {}", e.path));
+            }
+            if !(e.every_s > 0.0 && e.every_s <= 3600.0) {
+                return fail(key("every_s"), "has to be above 0 and at most 3600");
+            }
+            if !(e.length_ms[0] > 0.0 && e.length_ms[0] <= e.length_ms[1]) {
+                return fail(key("length_ms"), "has to be [shortest, longest], above 0");
+            }
+            let needs_height = e.kind != EventKind::Blackhole;
+            if !(e.height_ms[0] >= 0.0 && e.height_ms[0] <= e.height_ms[1])
+                || needs_height != (e.height_ms[1] > 0.0)
+            {
+                return fail(
+                    key("height_ms"),
+                    "has to be [least, most], and absent for a blackhole",
+                );
+            }
+        }
+        for (i, w) in self.workloads.iter().enumerate() {
+            let key = |k: &str| format!("workload[{i}].{k}");
+            if !(1..=10_000).contains(&w.flows) {
+                return fail(key("flows"), "is not in 1..=10000");
+            }
+            if w.kind == WorkloadKind::Foreign {
+                let known = w
+                    .path
+                    .as_deref()
+                    .is_some_and(|p| self.path_index(p).is_some());
+                if !known {
+                    return fail(key("path"), "foreign load needs the name of a path");
+                }
+                if w.rate_mbit.is_none() {
+                    return fail(key("rate_mbit"), "foreign load needs a rate");
+                }
+            } else if w.path.is_some() {
+                return fail(key("path"), "only foreign load is bound to a path");
+            }
+        }
+        for (i, c) in self.checks.iter().enumerate() {
+            let known = |r: &str| r == "oracle" || self.policies.iter().any(|p| p.name() == r);
+            for (k, policy) in [
+                ("policy", Some(&c.policy)),
+                ("reference", c.reference.as_ref()),
+            ] {
+                if policy.is_some_and(|p| !known(p)) {
+                    return fail(
+                        format!("check[{i}].{k}"),
+                        "is neither oracle nor a policy of this scenario",
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where scenarios are looked for: $MOUNTAIN_SCENARIOS, the source tree's, and the installed ones.
+fn folders() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = std::env::var_os("MOUNTAIN_SCENARIOS")
+        .map(PathBuf::from)
+        .into_iter()
+        .collect();
+    folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios"));
+    folders.push("/usr/share/mountain/scenarios".into());
+    folders.retain(|f| f.is_dir());
+    folders
+}
+
+fn line_and_message(text: &str, error: &toml::de::Error) -> String {
+    let line = error.span().map_or(1, |span| line_at(text, span.start));
+    // The first line of serde's message names the key; the rest repeats the source text.
+    let key = error
+        .span()
+        .and_then(|s| text.get(s))
+        .and_then(|s| s.lines().next())
+        .unwrap_or("");
+    format!(
+        "{line}: {} (at `{key}`)",
+        error.message().replace('\n', " ")
+    )
+}
+
+fn line_at(text: &str, offset: usize) -> usize {
+    text.as_bytes()[..offset.min(text.len())]
+        .iter()
+        .filter(|&&b| b == b'\n')
+        .count()
+        + 1
+}
+
+/// Line of a key such as `seconds` or `event[1].path`, or of the section that lacks it.
+fn line_of_key(text: &str, key: &str) -> Option<usize> {
+    let (section, name) = match key.split_once('.') {
+        Some((section, name)) => (Some(section), name),
+        None => (None, key),
+    };
+    let mut first = None;
+    let mut inside = section.is_none();
+    let mut seen = 0;
+    let (table, index) = match section.and_then(|s| s.strip_suffix(']')?.split_once('[')) {
+        Some((table, index)) => (format!("[[{table}]]"), index.parse::<usize>().ok()? + 1),
+        None => (String::new(), 0),
+    };
+    for (i, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.starts_with('[') {
+            if line.starts_with(&table) && section.is_some() {
+                seen += 1;
+            }
+            inside = section.is_some() && seen == index;
+            if inside && first.is_none() {
+                first = Some(i + 1);
+            }
+        } else if inside && line.split('=').next().is_some_and(|k| k.trim() == name) {
+            return Some(i + 1);
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"name = "x"
+description = "y"
+seconds = 3
+policies = ["none"]
+[[path]]
+name = "a"
+[[path]]
+name = "b"
+rate_mbit = 10
+[[event]]
+kind = "spike"
+path = "a"
+every_s = 3
+length_ms = [100, 600]
+height_ms = [40, 200]
+[[workload]]
+kind = "game"
+"#;
+
+    fn error(text: &str) -> String {
+        Scenario::parse(text, "my.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        let s = Scenario::parse(GOOD, "my.toml").unwrap();
+        assert_eq!((s.paths[0].delay_ms, s.paths[1].rate_mbit), (10.0, 10.0));
+        assert_eq!((s.workloads[0].flows, s.segment_seconds()), (20, 8.0));
+    }
+
+    #[test]
+    fn errors_name_file_line_and_key() {
+        let e = error(&GOOD.replace("rate_mbit", "rate_mbits"));
+        assert!(
+            e.starts_with("my.toml:9: ") && e.contains("rate_mbits"),
+            "{e}"
+        );
+        let e = error(&GOOD.replace("every_s = 3", "every_s = \"often\""));
+        assert!(e.starts_with("my.toml:13: ") && e.contains("often"), "{e}");
+        let e = error(&GOOD.replace("path = \"a\"", "path = \"c\""));
+        assert!(
+            e.starts_with("my.toml:12: event[0].path: ") && e.contains("named c"),
+            "{e}"
+        );
+        let e = error(&GOOD.replace("rate_mbit = 10", "rate_mbit = 0"));
+        assert!(e.starts_with("my.toml:9: path[1].rate_mbit: "), "{e}");
+        let e = error(&GOOD.replace("height_ms = [40, 200]\n", ""));
+        assert!(e.starts_with("my.toml:10: event[0].height_ms: "), "{e}");
+        let e = error(&GOOD.replace("seconds = 3", "seconds = 0"));
+        assert!(e.starts_with("my.toml:3: seconds: "), "{e}");
+        let e = error("name = \"x\"\nseconds = = 3\n");
+        assert!(e.starts_with("my.toml:2: "), "{e}");
+    }
+
+    #[test]
+    fn all_shipped_scenarios_are_valid_and_named_after_their_file() {
+        let all = Scenario::list().unwrap();
+        let names: Vec<&str> = all.iter().map(|s| s.name.as_str()).collect();
+        for name in [
+            "asym",
+            "blackhole",
+            "both-ends",
+            "bufferbloat",
+            "bufferbloat-foreign",
+            "degrade-30",
+            "degrade-300",
+            "flap",
+            "forward",
+            "ipv6",
+            "moves",
+            "overload",
+            "spiky",
+            "spiky-both",
+            "spiky-short",
+            "steady",
+        ] {
+            assert!(names.contains(&name), "{name} is missing of {names:?}");
+            assert_eq!(Scenario::find(name).unwrap().name, name);
+        }
+        assert!(Scenario::find("nonesuch")
+            .unwrap_err()
+            .to_string()
+            .contains("spiky-both"));
+    }
+}

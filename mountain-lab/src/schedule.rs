@@ -1,0 +1,326 @@
+//! What each path does at each moment, drawn from a seed before the run: the emulator replays it,
+//! the oracle reads it, and every policy of a repeat meets the same one.
+//!
+//! Delays are kept on a grid of one millisecond, as they are *felt*: a packet cannot overtake the
+//! one before it, so after a spike the delay falls by at most one millisecond per millisecond. This
+//! makes the delay of a packet independent of what other traffic there is.
+
+use rand::RngExt;
+use rand_distr::{Distribution, Exp};
+use rand_pcg::Pcg64;
+
+use crate::scenario::{Direction, EventKind, EventSpec, PathSpec, Scenario};
+
+/// How often the noise is drawn anew.
+const NOISE_STEP_MS: usize = 5;
+/// No onset this close to the end: whether a path was left shows in the second after it.
+const ONSET_MARGIN_US: i64 = 1_500_000;
+
+/// One thing that happens to one path. Times are since the start of the segment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Event {
+    pub path: usize,
+    pub kind: EventKind,
+    pub direction: Direction,
+    pub start_us: i64,
+    pub end_us: i64,
+    pub height_us: u32,
+}
+
+impl Event {
+    fn touches(&self, forward: bool) -> bool {
+        match self.direction {
+            Direction::Both => true,
+            Direction::Forward => forward,
+            Direction::Backward => !forward,
+        }
+    }
+
+    fn covers(&self, t_us: i64) -> bool {
+        (self.start_us..self.end_us).contains(&t_us)
+    }
+}
+
+/// Way of one packet and its answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trip {
+    pub out: usize,
+    pub forward_us: u32,
+    pub backward_us: u32,
+}
+
+impl Trip {
+    pub fn rtt_us(&self) -> u32 {
+        self.forward_us + self.backward_us
+    }
+}
+
+/// The schedule of one repeat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    pub events: Vec<Event>,
+    /// Per path: felt one-way delay in µs at each millisecond, forward and backward.
+    delays: Vec<[Vec<u32>; 2]>,
+    base_us: Vec<u32>,
+}
+
+impl Schedule {
+    /// Draws the schedule of a repeat. Same scenario, seed and repeat: same schedule.
+    pub fn generate(scenario: &Scenario, seed: u64, repeat: u32) -> Self {
+        let length_us = (scenario.segment_seconds() * 1e6) as i64;
+        // One generator per purpose, so that adding an event does not change the noise.
+        let rng = |purpose: u64| {
+            Pcg64::new(
+                u128::from(seed) << 64 | u128::from(repeat),
+                u128::from(purpose) << 1 | 1,
+            )
+        };
+        let mut events: Vec<Event> = scenario
+            .events
+            .iter()
+            .enumerate()
+            .flat_map(|(i, spec)| draw(spec, scenario, length_us, &mut rng(1000 + i as u64)))
+            .collect();
+        events.sort_by_key(|e| (e.start_us, e.path));
+        let delays = (0..scenario.paths.len())
+            .map(|path| {
+                [true, false].map(|forward| {
+                    let purpose = path as u64 * 2 + u64::from(forward);
+                    let mut rng = rng(purpose);
+                    let own = events
+                        .iter()
+                        .filter(|e| e.path == path && e.touches(forward));
+                    felt_delays(&scenario.paths[path], own, length_us, &mut rng)
+                })
+            })
+            .collect();
+        let base_us = scenario
+            .paths
+            .iter()
+            .map(|p| (p.delay_ms * 1e3) as u32)
+            .collect();
+        Schedule {
+            events,
+            delays,
+            base_us,
+        }
+    }
+
+    /// One-way delay of a packet that enters the path at `t_us`; before and after the schedule the
+    /// configured one without noise.
+    pub fn delay_us(&self, path: usize, forward: bool, t_us: i64) -> u32 {
+        let grid = &self.delays[path][usize::from(!forward)];
+        usize::try_from(t_us.div_euclid(1000))
+            .ok()
+            .and_then(|i| grid.get(i).copied())
+            .unwrap_or(self.base_us[path])
+    }
+
+    /// Number of paths.
+    pub fn paths(&self) -> usize {
+        self.delays.len()
+    }
+
+    /// Whether a packet that enters the path at `t_us` is dropped.
+    pub fn drops(&self, path: usize, forward: bool, t_us: i64) -> bool {
+        self.events.iter().any(|e| {
+            e.kind == EventKind::Blackhole && e.path == path && e.touches(forward) && e.covers(t_us)
+        })
+    }
+
+    /// One-way delays of a packet sent at `t_us` on path `out` and answered on `back`, without
+    /// queueing; `None` when it would be dropped.
+    pub fn trip(&self, out: usize, back: usize, t_us: i64) -> Option<Trip> {
+        let forward_us = self.delay_us(out, true, t_us);
+        let t_back = t_us + i64::from(forward_us);
+        if self.drops(out, true, t_us) || self.drops(back, false, t_back) {
+            return None;
+        }
+        Some(Trip {
+            out,
+            forward_us,
+            backward_us: self.delay_us(back, false, t_back),
+        })
+    }
+
+    /// The fastest trip that a policy which knows the paths could have had at `t_us`.
+    /// `reply(path)` lists the paths that answers may take.
+    pub fn oracle(&self, t_us: i64, reply: impl Fn(usize) -> Vec<usize>) -> Option<Trip> {
+        (0..self.delays.len())
+            .flat_map(|out| reply(out).into_iter().map(move |back| (out, back)))
+            .filter_map(|(out, back)| self.trip(out, back, t_us))
+            .min_by_key(Trip::rtt_us)
+    }
+
+    /// Events whose path has to be left, in time order.
+    pub fn onsets(&self) -> impl Iterator<Item = &Event> {
+        self.events.iter().filter(|e| e.kind != EventKind::Spike)
+    }
+}
+
+fn draw(spec: &EventSpec, scenario: &Scenario, length_us: i64, rng: &mut Pcg64) -> Vec<Event> {
+    let every_us = spec.every_s * 1e6;
+    let mut events = vec![];
+    let mut t = match spec.kind {
+        EventKind::Spike => exponential(every_us, rng),
+        // The first onset falls anywhere in the first interval of the measured part.
+        _ => (scenario.discard_seconds * 1e6 + rng.random_range(0.0..=every_us)) as i64,
+    };
+    loop {
+        let length = (between(spec.length_ms, rng) * 1e3) as i64;
+        let path = match scenario.path_index(&spec.path) {
+            Some(path) => path,
+            None => rng.random_range(0..scenario.paths.len()),
+        };
+        let height_us = (between(spec.height_ms, rng) * 1e3) as u32;
+        let margin = if spec.kind == EventKind::Spike {
+            0
+        } else {
+            ONSET_MARGIN_US
+        };
+        if t + margin >= length_us {
+            return events;
+        }
+        let (kind, direction) = (spec.kind, spec.direction);
+        events.push(Event {
+            path,
+            kind,
+            direction,
+            start_us: t,
+            end_us: t + length,
+            height_us,
+        });
+        t += match spec.kind {
+            EventKind::Spike => exponential(every_us, rng),
+            _ => length + (every_us * rng.random_range(0.5..=1.5)) as i64,
+        };
+    }
+}
+
+fn exponential(mean_us: f64, rng: &mut Pcg64) -> i64 {
+    let exp = Exp::new(1.0 / mean_us).expect("a positive mean, by validation");
+    exp.sample(rng) as i64
+}
+
+fn between(range: [f64; 2], rng: &mut Pcg64) -> f64 {
+    rng.random_range(range[0]..=range[1])
+}
+
+fn felt_delays<'a>(
+    spec: &PathSpec,
+    events: impl Iterator<Item = &'a Event> + Clone,
+    length_us: i64,
+    rng: &mut Pcg64,
+) -> Vec<u32> {
+    let (base, noise) = (spec.delay_ms * 1e3, spec.noise_ms * 1e3);
+    let mut shift = 0.0;
+    let mut felt: Vec<u32> = Vec::with_capacity((length_us / 1000) as usize);
+    for i in 0..(length_us / 1000) as usize {
+        if i % NOISE_STEP_MS == 0 {
+            shift = rng.random_range(-noise..=noise);
+        }
+        let t_us = i as i64 * 1000;
+        let extra = events
+            .clone()
+            .filter(|e| e.covers(t_us))
+            .map(|e| e.height_us)
+            .max()
+            .unwrap_or(0);
+        let own = (base + shift) as u32 + extra;
+        // First in, first out: not before the packet of a millisecond ago.
+        felt.push(own.max(felt.last().map_or(0, |last| last.saturating_sub(1000))));
+    }
+    felt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scenario(events: &str) -> Scenario {
+        let text = format!(
+            "name='x'\ndescription='y'\nseconds=60\npolicies=['none']\n[[path]]\nname='a'\n\
+             [[path]]\nname='b'\n{events}\n[[workload]]\nkind='game'\n"
+        );
+        Scenario::parse(&text, "test").unwrap()
+    }
+
+    const SPIKES: &str =
+        "[[event]]\nkind='spike'\npath='a'\nevery_s=3\nlength_ms=[100,600]\nheight_ms=[40,200]\n";
+
+    #[test]
+    fn the_seed_and_the_repeat_decide_everything() {
+        let s = scenario(SPIKES);
+        let first = Schedule::generate(&s, 7, 0);
+        assert_eq!(first, Schedule::generate(&s, 7, 0));
+        assert_ne!(first.events, Schedule::generate(&s, 7, 1).events);
+        assert_ne!(first.events, Schedule::generate(&s, 8, 0).events);
+        // Noise stays when an event is added.
+        let quiet = Schedule::generate(&scenario(""), 7, 0);
+        assert_eq!(quiet.delays[1], first.delays[1]);
+    }
+
+    #[test]
+    fn noise_keeps_the_rtt_within_two_milliseconds() {
+        let q = Schedule::generate(&scenario(""), 1, 0);
+        let rtts: Vec<u32> = (0..65_000)
+            .map(|ms| q.trip(0, 0, ms * 1000).unwrap().rtt_us())
+            .collect();
+        let (min, max) = (*rtts.iter().min().unwrap(), *rtts.iter().max().unwrap());
+        assert!((18_000..18_400).contains(&min), "{min}");
+        assert!((21_600..=22_000).contains(&max), "{max}");
+        assert_eq!(q.trip(0, 0, -1_000_000).unwrap().rtt_us(), 20_000);
+        assert_eq!(q.trip(0, 0, 100_000_000).unwrap().rtt_us(), 20_000);
+    }
+
+    #[test]
+    fn spikes_have_the_asked_rate_and_size_and_only_their_direction() {
+        let s = scenario(SPIKES);
+        let mut count = 0;
+        for repeat in 0..50 {
+            for e in Schedule::generate(&s, 3, repeat).events {
+                count += 1;
+                assert!(
+                    (100_000..=600_000).contains(&(e.end_us - e.start_us)),
+                    "{e:?}"
+                );
+                assert!((40_000..=200_000).contains(&e.height_us), "{e:?}");
+                assert_eq!(e.path, 0);
+            }
+        }
+        // 50 × 65 s, one every 3 s: 1083 expected, standard deviation 33.
+        assert!((950..1220).contains(&count), "{count}");
+        let q = Schedule::generate(&s, 3, 0);
+        let t = q.events[0].start_us + 1000;
+        assert!(q.delay_us(0, true, t) > 48_000);
+        assert!(q.delay_us(0, false, t) < 11_001);
+        assert!(q.delay_us(1, true, t) < 11_001);
+    }
+
+    #[test]
+    fn packets_never_overtake_and_the_oracle_avoids_the_spike() {
+        let q = Schedule::generate(&scenario(SPIKES), 5, 0);
+        for ms in 1..60_000i64 {
+            let leave = |ms: i64| ms * 1000 + i64::from(q.delay_us(0, true, ms * 1000));
+            assert!(leave(ms) >= leave(ms - 1), "at {ms} ms");
+            let best = q.oracle(ms * 1000, |p| vec![p]).unwrap().rtt_us();
+            assert!(best <= 22_000, "{best} at {ms} ms");
+        }
+    }
+
+    #[test]
+    fn blackholes_drop_and_the_oracle_goes_elsewhere() {
+        let s = scenario(
+            "[[event]]\nkind='blackhole'\npath='random'\nevery_s=5\nlength_ms=[2000,2000]\n",
+        );
+        let q = Schedule::generate(&s, 11, 0);
+        let onsets: Vec<_> = q.onsets().collect();
+        assert!(onsets.len() >= 5, "{onsets:?}");
+        for e in onsets {
+            assert!(q.drops(e.path, true, e.start_us) && !q.drops(e.path, true, e.end_us));
+            assert_eq!(q.trip(e.path, e.path, e.start_us), None);
+            assert!(!q.drops(1 - e.path, true, e.start_us));
+            assert_eq!(q.oracle(e.start_us, |p| vec![p]).unwrap().out, 1 - e.path);
+        }
+    }
+}

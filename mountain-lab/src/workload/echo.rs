@@ -1,0 +1,354 @@
+//! The UDP echo server: answers from the address it was reached at and says on which path the
+//! datagram came in and how long it stayed here, so that the round-trip time holds no scheduling of
+//! the server.
+
+use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::socket::{
+    recvmsg, sendmsg, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage,
+};
+use socket2::{Socket, Type};
+
+use super::sys;
+
+/// First bytes of every datagram of ours; anything else is not answered.
+const MAGIC: u32 = 0x6d74_6e31;
+/// Path index of a datagram that came in by none of the given devices.
+pub const UNKNOWN_PATH: u8 = 255;
+/// Bytes of the header below; no payload may be smaller.
+pub const HEADER_BYTES: usize = 36;
+
+/// What a datagram carries; the client writes the first four, the server adds the others.
+///
+/// Big endian: magic u32, run u32, seq u32, flow u16, path u8, flags u8 (bit 0: reordered),
+/// residence_ns u64, arrival_ns u64 (`CLOCK_REALTIME`), reserved u32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Random number of one run: datagrams of an earlier one are strays.
+    pub run: u32,
+    /// Flow within the run.
+    pub flow: u16,
+    /// Number of the datagram within its flow, from 0.
+    pub seq: u32,
+    /// Index of the ingress device, or [`UNKNOWN_PATH`].
+    pub path: u8,
+    /// A higher number of this flow had arrived before.
+    pub reordered: bool,
+    /// From the kernel's receive timestamp to just before the answer was sent.
+    pub residence_ns: u64,
+    /// The kernel's receive timestamp (`CLOCK_REALTIME`).
+    pub arrival_ns: u64,
+}
+
+impl Header {
+    /// A client's header: the server's members are empty.
+    pub fn request(run: u32, flow: u16, seq: u32) -> Self {
+        Header {
+            run,
+            flow,
+            seq,
+            path: UNKNOWN_PATH,
+            reordered: false,
+            residence_ns: 0,
+            arrival_ns: 0,
+        }
+    }
+
+    /// Writes the header to the start of `buf`, which holds at least [`HEADER_BYTES`].
+    pub fn write(&self, buf: &mut [u8]) {
+        buf[0..4].copy_from_slice(&MAGIC.to_be_bytes());
+        buf[4..8].copy_from_slice(&self.run.to_be_bytes());
+        buf[8..12].copy_from_slice(&self.seq.to_be_bytes());
+        buf[12..14].copy_from_slice(&self.flow.to_be_bytes());
+        buf[14] = self.path;
+        buf[15] = u8::from(self.reordered);
+        buf[16..24].copy_from_slice(&self.residence_ns.to_be_bytes());
+        buf[24..32].copy_from_slice(&self.arrival_ns.to_be_bytes());
+        buf[32..36].fill(0);
+    }
+
+    /// Reads a header; `None` if the datagram is too short or not ours.
+    pub fn read(buf: &[u8]) -> Option<Self> {
+        let word = |at: usize| {
+            buf.get(at..at + 4)
+                .map(|b| u32::from_be_bytes(b.try_into().unwrap()))
+        };
+        let long = |at: usize| {
+            buf.get(at..at + 8)
+                .map(|b| u64::from_be_bytes(b.try_into().unwrap()))
+        };
+        if buf.len() < HEADER_BYTES || word(0)? != MAGIC {
+            return None;
+        }
+        Some(Header {
+            run: word(4)?,
+            seq: word(8)?,
+            flow: u16::from_be_bytes([buf[12], buf[13]]),
+            path: buf[14],
+            reordered: buf[15] & 1 != 0,
+            residence_ns: long(16)?,
+            arrival_ns: long(24)?,
+        })
+    }
+}
+
+/// One datagram that reached the server, answered or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// The header with the server's members filled in.
+    pub header: Header,
+    /// Source port it came from.
+    pub client_port: u16,
+}
+
+/// A running echo server. Dropping it ends the thread.
+pub struct EchoServer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Option<()>>>,
+    arrivals: Receiver<Arrival>,
+}
+
+impl EchoServer {
+    /// Starts a server in `netns` on `port`, on all addresses of the family of `addr`.
+    ///
+    /// `paths` are the devices of this namespace; the index in it is the path reported.
+    pub fn start(netns: &Path, addr: IpAddr, port: u16, paths: &[String]) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tx, arrivals) = mpsc::channel();
+        let set_up = {
+            let paths = paths.to_vec();
+            move || -> Result<(Socket, PathIndex)> {
+                let socket = open(addr, port)
+                    .with_context(|| format!("cannot open the echo server on UDP port {port}"))?;
+                Ok((socket, PathIndex::new(paths)))
+            }
+        };
+        let thread = sys::spawn_in("echo-server", netns, set_up, {
+            let stop = Arc::clone(&stop);
+            move |(socket, paths)| serve(&socket, paths, &stop, &tx)
+        })?;
+        Ok(EchoServer {
+            stop,
+            thread: Some(thread),
+            arrivals,
+        })
+    }
+
+    /// The datagrams that arrived since the last call.
+    pub fn arrivals(&self) -> impl Iterator<Item = Arrival> + '_ {
+        self.arrivals.try_iter()
+    }
+}
+
+impl Drop for EchoServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Device index → path index. Devices come and go, so an unknown index is looked up again.
+pub struct PathIndex {
+    names: Vec<String>,
+    by_index: HashMap<u32, u8>,
+}
+
+impl PathIndex {
+    /// For the devices `names` of the calling thread's namespace.
+    pub fn new(names: Vec<String>) -> Self {
+        let mut paths = PathIndex {
+            names,
+            by_index: HashMap::new(),
+        };
+        paths.refresh();
+        paths
+    }
+
+    fn refresh(&mut self) {
+        self.by_index = self
+            .names
+            .iter()
+            .enumerate()
+            .map(|(path, name)| (sys::device_index(name), path as u8))
+            .filter(|(index, _)| *index != 0)
+            .collect();
+    }
+
+    /// The path of device `index`, or [`UNKNOWN_PATH`]. The answer for an unknown one is remembered.
+    pub fn path(&mut self, index: u32) -> u8 {
+        if let Some(path) = self.by_index.get(&index) {
+            return *path;
+        }
+        self.refresh();
+        *self.by_index.entry(index).or_insert(UNKNOWN_PATH)
+    }
+}
+
+fn open(addr: IpAddr, port: u16) -> Result<Socket> {
+    let any: IpAddr = if addr.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let socket = sys::socket_for(any, Type::DGRAM)?;
+    if any.is_ipv6() {
+        socket.set_only_v6(true)?;
+        sys::set_int_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    } else {
+        sys::set_int_option(&socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    }
+    sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+    // A full buffer here would look like loss on the path; FORCE ignores rmem_max (needs root).
+    let _ = sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20);
+    socket.bind(&SocketAddr::new(any, port).into())?;
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    Ok(socket)
+}
+
+fn serve(socket: &Socket, mut paths: PathIndex, stop: &AtomicBool, arrivals: &Sender<Arrival>) {
+    sys::raise_priority();
+    let mut highest: HashMap<(u32, u16), u32> = HashMap::new();
+    let mut buf = [0u8; 2048];
+    let mut control = nix::cmsg_space!(libc::in6_pktinfo, nix::sys::time::TimeSpec);
+    while !stop.load(Ordering::Relaxed) {
+        let Some(datagram) = receive(socket, &mut buf, &mut control) else {
+            continue;
+        };
+        let Some(mut header) = Header::read(&buf[..datagram.len]) else {
+            continue;
+        };
+        let seen = highest
+            .entry((header.run, header.flow))
+            .or_insert(header.seq);
+        header.reordered = header.seq < *seen;
+        *seen = header.seq.max(*seen);
+        header.path = paths.path(datagram.device);
+        header.arrival_ns = datagram.arrival_ns;
+        header.residence_ns = sys::realtime_ns().saturating_sub(datagram.arrival_ns);
+        header.write(&mut buf);
+        // An answer that cannot be sent (no route back) is a lost packet for the client to count.
+        let _ = answer(socket, &buf[..datagram.len], &datagram);
+        let _ = arrivals.send(Arrival {
+            header,
+            client_port: datagram.from_port,
+        });
+    }
+}
+
+struct Datagram {
+    len: usize,
+    from: SockaddrStorage,
+    from_port: u16,
+    device: u32,
+    arrival_ns: u64,
+    local: Option<IpAddr>,
+}
+
+fn receive(socket: &Socket, buf: &mut [u8], control: &mut Vec<u8>) -> Option<Datagram> {
+    let mut iov = [IoSliceMut::new(buf)];
+    let message = recvmsg::<SockaddrStorage>(
+        socket.as_raw_fd(),
+        &mut iov,
+        Some(control),
+        MsgFlags::empty(),
+    )
+    .ok()?;
+    let from = message.address?;
+    let from_port = from
+        .as_sockaddr_in()
+        .map(|a| a.port())
+        .or_else(|| from.as_sockaddr_in6().map(|a| a.port()))?;
+    let mut datagram = Datagram {
+        len: message.bytes,
+        from,
+        from_port,
+        device: 0,
+        arrival_ns: sys::realtime_ns(),
+        local: None,
+    };
+    for item in message.cmsgs().ok()? {
+        match item {
+            ControlMessageOwned::ScmTimestampns(t) => {
+                datagram.arrival_ns = t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64;
+            }
+            ControlMessageOwned::Ipv4PacketInfo(info) => {
+                datagram.device = info.ipi_ifindex as u32;
+                datagram.local =
+                    Some(Ipv4Addr::from(u32::from_be(info.ipi_spec_dst.s_addr)).into());
+            }
+            ControlMessageOwned::Ipv6PacketInfo(info) => {
+                datagram.device = info.ipi6_ifindex;
+                datagram.local = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+            }
+            _ => {}
+        }
+    }
+    Some(datagram)
+}
+
+fn answer(socket: &Socket, payload: &[u8], to: &Datagram) -> nix::Result<usize> {
+    let iov = [IoSlice::new(payload)];
+    let fd = socket.as_raw_fd();
+    // Interface index 0: the routing of this namespace chooses the way back, only the source
+    // address is given.
+    match to.local {
+        Some(IpAddr::V4(local)) => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: libc::in_addr {
+                    s_addr: u32::from(local).to_be(),
+                },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            let control = [ControlMessage::Ipv4PacketInfo(&info)];
+            sendmsg(fd, &iov, &control, MsgFlags::empty(), Some(&to.from))
+        }
+        Some(IpAddr::V6(local)) => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr {
+                    s6_addr: local.octets(),
+                },
+                ipi6_ifindex: 0,
+            };
+            let control = [ControlMessage::Ipv6PacketInfo(&info)];
+            sendmsg(fd, &iov, &control, MsgFlags::empty(), Some(&to.from))
+        }
+        None => sendmsg(fd, &iov, &[], MsgFlags::empty(), Some(&to.from)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_survives_the_wire_and_strangers_are_refused() {
+        let header = Header {
+            run: 0xdead_beef,
+            flow: 513,
+            seq: 70_000,
+            path: 1,
+            reordered: true,
+            residence_ns: 12_345,
+            arrival_ns: 1_700_000_000_123_456_789,
+        };
+        let mut buf = [0u8; 64];
+        header.write(&mut buf);
+        assert_eq!(Header::read(&buf), Some(header));
+        assert_eq!(Header::read(&buf[..HEADER_BYTES - 1]), None, "too short");
+        buf[0] ^= 1;
+        assert_eq!(Header::read(&buf), None, "wrong magic");
+    }
+}

@@ -1,0 +1,580 @@
+//! Game-like traffic: many thin UDP flows with a steady packet rate, each echoed by the server.
+//!
+//! Round-trip times come from the kernel's software timestamps at both ends of the client's stack,
+//! less the residence time the server states; a scheduling hiccup of this process is no jitter of the
+//! path. The same generator with 50 packets/s of 160 bytes and DSCP EF is VoIP-like
+//! ([`GameConfig::voip`]).
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::{ensure, Context, Result};
+use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags, SockaddrStorage};
+use serde::Serialize;
+use socket2::{Socket, Type};
+
+use super::echo::{EchoServer, Header, HEADER_BYTES, UNKNOWN_PATH};
+use super::sys;
+
+/// An answer that comes later than this counts as lost.
+pub const LINGER_NS: u64 = 1_000_000_000;
+/// DSCP "expedited forwarding" (RFC 3246).
+pub const DSCP_EF: u8 = 46;
+
+/// What to send, from where to where.
+#[derive(Debug, Clone)]
+pub struct GameConfig {
+    /// Network namespace of the client, such as `/run/netns/client`.
+    pub client_ns: PathBuf,
+    /// Network namespace of the server.
+    pub server_ns: PathBuf,
+    /// Source address of all flows.
+    pub client_addr: IpAddr,
+    /// Address the flows are sent to; the server listens on all of its family.
+    pub server_addr: IpAddr,
+    /// UDP port of the server.
+    pub port: u16,
+    /// Number of flows, each with its own socket and source port.
+    pub flows: u32,
+    /// Packets per second and flow.
+    pub rate_hz: f64,
+    /// UDP payload, at least [`HEADER_BYTES`].
+    pub payload_bytes: usize,
+    /// DSCP of the client's packets.
+    pub dscp: Option<u8>,
+    /// Device the client's sockets are bound to (SO_BINDTODEVICE).
+    pub bind_dev: Option<String>,
+    /// Devices of the server's namespace; the index in here is the path of a packet.
+    pub paths: Vec<String>,
+}
+
+impl GameConfig {
+    /// This configuration with the packet rate, size and DSCP of a VoIP call.
+    pub fn voip(self) -> Self {
+        GameConfig {
+            rate_hz: 50.0,
+            payload_bytes: 160,
+            dscp: Some(DSCP_EF),
+            ..self
+        }
+    }
+}
+
+/// What became of one packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Packet {
+    /// Flow, from 0.
+    pub flow: u16,
+    /// Number within the flow, from 0 and without gaps.
+    pub seq: u32,
+    /// When it was sent, `CLOCK_MONOTONIC`.
+    pub sent_ns: u64,
+    /// Round-trip time by kernel timestamps without the server's residence; `None`: lost.
+    pub rtt_us: Option<u32>,
+    /// Round-trip time as the sending program saw it, the server's residence included.
+    pub user_rtt_us: Option<u32>,
+    /// Ingress path at the server; `None`: it did not arrive there (or by a device not listed).
+    pub path: Option<u8>,
+    /// A packet of this flow with a higher number reached the server before.
+    pub reordered: bool,
+    /// One-way delay to the server by kernel timestamps.
+    pub forward_us: Option<u32>,
+    /// One-way delay of the answer by kernel timestamps.
+    pub backward_us: Option<u32>,
+    /// How much later than planned the generator sent it.
+    pub late_us: u32,
+}
+
+/// How well the generator itself kept its plan.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Health {
+    /// Packets handed to the kernel or refused by it.
+    pub sent: u64,
+    /// Packets the kernel refused to send; they count as lost.
+    pub send_errors: u64,
+    /// Sending times that passed while the generator was stalled; never counted as packets.
+    pub skipped: u64,
+    /// Packets sent more than 1 ms late.
+    pub late: u64,
+    /// The worst lateness.
+    pub late_max_us: u64,
+    /// Answered packets without a kernel transmit timestamp: the clock before `send` stood in.
+    pub unstamped: u64,
+    /// Whether real-time priority was permitted.
+    pub realtime: bool,
+}
+
+#[derive(Default)]
+struct Counters {
+    sent: AtomicU64,
+    send_errors: AtomicU64,
+    skipped: AtomicU64,
+    late: AtomicU64,
+    late_max_us: AtomicU64,
+    unstamped: AtomicU64,
+    realtime: AtomicBool,
+}
+
+#[derive(Default)]
+struct Control {
+    /// No more packets; end when the last one is settled.
+    stop: AtomicBool,
+    /// End now.
+    abort: AtomicBool,
+}
+
+/// Running flows.
+pub struct Running {
+    server: EchoServer,
+    client: Option<JoinHandle<Option<()>>>,
+    settled: Receiver<Packet>,
+    arrived: HashMap<(u16, u32), (Option<u8>, bool, u64)>,
+    run: u32,
+    control: Arc<Control>,
+    counters: Arc<Counters>,
+}
+
+/// Starts the server, then the flows. Any error of either is returned and nothing runs.
+pub fn start(cfg: GameConfig) -> Result<Running> {
+    ensure!(
+        cfg.flows > 0 && cfg.flows <= 20_000,
+        "flows = {}: must be 1..=20000",
+        cfg.flows
+    );
+    ensure!(
+        cfg.rate_hz > 0.0,
+        "rate_hz = {}: must be above 0",
+        cfg.rate_hz
+    );
+    ensure!(
+        (HEADER_BYTES..=1472).contains(&cfg.payload_bytes),
+        "payload_bytes = {}: must be {HEADER_BYTES}..=1472",
+        cfg.payload_bytes
+    );
+    let server = EchoServer::start(&cfg.server_ns, cfg.server_addr, cfg.port, &cfg.paths)?;
+    let run = rand::random();
+    let control = Arc::new(Control::default());
+    let counters = Arc::new(Counters::default());
+    let (tx, settled) = mpsc::channel();
+    let netns = cfg.client_ns.clone();
+    let client = {
+        let (control, counters) = (Arc::clone(&control), Arc::clone(&counters));
+        sys::spawn_in(
+            "game-client",
+            &netns,
+            move || Client::open(cfg, run),
+            move |client| client.run(&control, &counters, &tx),
+        )?
+    };
+    let arrived = HashMap::new();
+    Ok(Running {
+        server,
+        client: Some(client),
+        settled,
+        arrived,
+        run,
+        control,
+        counters,
+    })
+}
+
+impl Running {
+    /// The packets settled (answered or given up) since the last call, in the order they were sent
+    /// within each flow. A packet is settled [`LINGER_NS`] after it was sent.
+    pub fn drain(&mut self) -> Vec<Packet> {
+        let mut packets: Vec<Packet> = self.settled.try_iter().collect();
+        for arrival in self.server.arrivals().filter(|a| a.header.run == self.run) {
+            let header = arrival.header;
+            let path = Some(header.path).filter(|p| *p != UNKNOWN_PATH);
+            self.arrived.insert(
+                (header.flow, header.seq),
+                (path, header.reordered, header.arrival_ns),
+            );
+        }
+        for packet in &mut packets {
+            // The answer of this one may be lost while the packet itself arrived: the server knows.
+            let arrival = self.arrived.remove(&(packet.flow, packet.seq));
+            if let (None, Some((path, reordered, _))) = (packet.rtt_us, arrival) {
+                packet.path = path;
+                packet.reordered = reordered;
+            }
+        }
+        packets
+    }
+
+    /// How well the generator has kept its plan so far.
+    pub fn health(&self) -> Health {
+        let c = &self.counters;
+        Health {
+            sent: c.sent.load(Ordering::Relaxed),
+            send_errors: c.send_errors.load(Ordering::Relaxed),
+            skipped: c.skipped.load(Ordering::Relaxed),
+            late: c.late.load(Ordering::Relaxed),
+            late_max_us: c.late_max_us.load(Ordering::Relaxed),
+            unstamped: c.unstamped.load(Ordering::Relaxed),
+            realtime: c.realtime.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Stops sending, waits for stragglers (up to 1 s) and returns all packets not drained yet.
+    pub fn stop(self) -> Result<Vec<Packet>> {
+        self.finish().map(|(packets, _)| packets)
+    }
+
+    /// Like [`Running::stop`], and says how well the generator kept its plan.
+    pub fn finish(mut self) -> Result<(Vec<Packet>, Health)> {
+        self.control.stop.store(true, Ordering::Relaxed);
+        if let Some(client) = self.client.take() {
+            sys::join(client)?;
+        }
+        let packets = self.drain();
+        Ok((packets, self.health()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.control.abort.store(true, Ordering::Relaxed);
+        if let Some(client) = self.client.take() {
+            let _ = client.join();
+        }
+    }
+}
+
+struct Reply {
+    user_ns: u64,
+    kernel_ns: u64,
+    header: Header,
+}
+
+struct Slot {
+    sent_ns: u64,
+    /// `CLOCK_REALTIME` before `send`, replaced by the kernel's transmit timestamp.
+    transmit_ns: u64,
+    stamped: bool,
+    late_us: u32,
+    reply: Option<Reply>,
+}
+
+struct Flow {
+    socket: Socket,
+    /// Packets not settled yet; the first has the number `first`.
+    slots: VecDeque<Slot>,
+    first: u32,
+    /// Number of the packet whose transmit timestamp has id 0.
+    id_base: u32,
+}
+
+impl Flow {
+    fn next_seq(&self) -> u32 {
+        self.first + self.slots.len() as u32
+    }
+
+    fn slot(&mut self, seq: u32) -> Option<&mut Slot> {
+        self.slots.get_mut(seq.checked_sub(self.first)? as usize)
+    }
+}
+
+struct Client {
+    flows: Vec<Flow>,
+    run: u32,
+    payload: Vec<u8>,
+    rate_hz: f64,
+}
+
+impl Client {
+    fn open(cfg: GameConfig, run: u32) -> Result<Self> {
+        let flows = (0..cfg.flows)
+            .map(|n| {
+                let socket = open_flow(&cfg).with_context(|| format!("cannot open flow {n}"))?;
+                Ok(Flow {
+                    socket,
+                    slots: VecDeque::new(),
+                    first: 0,
+                    id_base: 0,
+                })
+            })
+            .collect::<Result<_>>()?;
+        let payload = vec![0; cfg.payload_bytes];
+        Ok(Client {
+            flows,
+            run,
+            payload,
+            rate_hz: cfg.rate_hz,
+        })
+    }
+
+    fn run(mut self, control: &Control, counters: &Counters, settled: &Sender<Packet>) {
+        counters
+            .realtime
+            .store(sys::raise_priority(), Ordering::Relaxed);
+        sys::tighten_timer_slack();
+        let mut fds: Vec<libc::pollfd> = self
+            .flows
+            .iter()
+            .map(|f| libc::pollfd {
+                fd: f.socket.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        // The flows take turns, so that their packets are spread evenly over the period.
+        let step_ns = 1e9 / (self.rate_hz * self.flows.len() as f64);
+        let period_ns = 1e9 / self.rate_hz;
+        let start_ns = sys::monotonic_ns() + 1_000_000;
+        let due = |turn: u64| start_ns + (turn as f64 * step_ns) as u64;
+        let mut turn = 0u64;
+        while !control.abort.load(Ordering::Relaxed) {
+            let stopping = control.stop.load(Ordering::Relaxed);
+            let mut now = sys::monotonic_ns();
+            while !stopping && due(turn) <= now {
+                let late_ns = now - due(turn);
+                if late_ns as f64 > period_ns {
+                    // A burst to catch up would measure the stall of this thread: leave it out.
+                    let skip = (late_ns as f64 / step_ns) as u64;
+                    counters.skipped.fetch_add(skip, Ordering::Relaxed);
+                    turn += skip;
+                    continue;
+                }
+                let flow = (turn % self.flows.len() as u64) as usize;
+                self.send(flow, (late_ns / 1_000) as u32, counters);
+                turn += 1;
+                now = sys::monotonic_ns();
+            }
+            self.settle(now, counters, settled);
+            if stopping && self.flows.iter().all(|f| f.slots.is_empty()) {
+                break;
+            }
+            let wake = if stopping {
+                now + 20_000_000
+            } else {
+                due(turn).min(now + 20_000_000)
+            };
+            sys::wait(&mut fds, wake.saturating_sub(sys::monotonic_ns()));
+            for (flow, fd) in self.flows.iter_mut().zip(&fds) {
+                if fd.revents & libc::POLLERR != 0 {
+                    read_timestamps(flow);
+                }
+                if fd.revents != 0 {
+                    read_replies(flow, self.run);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, index: usize, late_us: u32, counters: &Counters) {
+        let flow = &mut self.flows[index];
+        let seq = flow.next_seq();
+        Header::request(self.run, index as u16, seq).write(&mut self.payload);
+        let slot = Slot {
+            sent_ns: sys::monotonic_ns(),
+            transmit_ns: sys::realtime_ns(),
+            stamped: false,
+            late_us,
+            reply: None,
+        };
+        flow.slots.push_back(slot);
+        // A pending ICMP error is reported instead of sending; the second attempt sends.
+        let sent = flow
+            .socket
+            .send(&self.payload)
+            .or_else(|_| flow.socket.send(&self.payload));
+        if sent.is_err() {
+            counters.send_errors.fetch_add(1, Ordering::Relaxed);
+            // Whether a failed send consumed a timestamp id depends on where it failed: collect
+            // what is there, then count anew from the next packet.
+            read_timestamps(flow);
+            flow.id_base = flow.next_seq();
+            let _ = set_timestamping(&flow.socket, false)
+                .and_then(|()| set_timestamping(&flow.socket, true));
+        }
+        counters.sent.fetch_add(1, Ordering::Relaxed);
+        counters
+            .late_max_us
+            .fetch_max(u64::from(late_us), Ordering::Relaxed);
+        if late_us > 1_000 {
+            counters.late.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn settle(&mut self, now: u64, counters: &Counters, settled: &Sender<Packet>) {
+        for (index, flow) in self.flows.iter_mut().enumerate() {
+            while flow
+                .slots
+                .front()
+                .is_some_and(|s| s.sent_ns + LINGER_NS <= now)
+            {
+                // A slot that old gets its last chance: its answer may be in the socket already.
+                if flow.slots.front().is_some_and(|s| s.reply.is_none()) {
+                    read_timestamps(flow);
+                    read_replies(flow, self.run);
+                }
+                let Some(slot) = flow.slots.pop_front() else {
+                    break;
+                };
+                if slot.reply.is_some() && !slot.stamped {
+                    counters.unstamped.fetch_add(1, Ordering::Relaxed);
+                }
+                let _ = settled.send(packet_of(index as u16, flow.first, &slot));
+                flow.first += 1;
+            }
+        }
+    }
+}
+
+fn packet_of(flow: u16, seq: u32, slot: &Slot) -> Packet {
+    let mut packet = Packet {
+        flow,
+        seq,
+        sent_ns: slot.sent_ns,
+        late_us: slot.late_us,
+        ..Packet::default()
+    };
+    if let Some(Reply {
+        user_ns,
+        kernel_ns,
+        header,
+    }) = &slot.reply
+    {
+        let user = user_ns.saturating_sub(slot.sent_ns);
+        let residence = header.residence_ns;
+        // A step of the wall clock between the stamps makes nonsense of them; the monotonic pair
+        // remains.
+        let kernel = kernel_ns
+            .checked_sub(slot.transmit_ns)
+            .and_then(|t| t.checked_sub(residence))
+            .filter(|t| *t <= user)
+            .unwrap_or(user.saturating_sub(residence));
+        packet.rtt_us = Some((kernel / 1_000) as u32);
+        packet.user_rtt_us = Some((user / 1_000) as u32);
+        packet.forward_us = header
+            .arrival_ns
+            .checked_sub(slot.transmit_ns)
+            .map(|t| (t / 1_000) as u32);
+        packet.backward_us = kernel_ns
+            .checked_sub(header.arrival_ns + residence)
+            .map(|t| (t / 1_000) as u32);
+        packet.path = Some(header.path).filter(|p| *p != UNKNOWN_PATH);
+        packet.reordered = header.reordered;
+    }
+    packet
+}
+
+fn open_flow(cfg: &GameConfig) -> Result<Socket> {
+    let socket = sys::socket_for(cfg.client_addr, Type::DGRAM)?;
+    socket.set_nonblocking(true)?;
+    if let Some(device) = &cfg.bind_dev {
+        socket
+            .bind_device(Some(device.as_bytes()))
+            .with_context(|| format!("cannot bind to device {device}"))?;
+    }
+    if let Some(dscp) = cfg.dscp {
+        sys::set_dscp(&socket, cfg.client_addr, dscp)?;
+    }
+    socket
+        .bind(&SocketAddr::new(cfg.client_addr, 0).into())
+        .with_context(|| format!("cannot bind to {}", cfg.client_addr))?;
+    socket
+        .connect(&SocketAddr::new(cfg.server_addr, cfg.port).into())
+        .with_context(|| format!("no route to {}", cfg.server_addr))?;
+    set_timestamping(&socket, true)?;
+    Ok(socket)
+}
+
+fn set_timestamping(socket: &Socket, on: bool) -> io::Result<()> {
+    let flags = libc::SOF_TIMESTAMPING_TX_SOFTWARE
+        | libc::SOF_TIMESTAMPING_RX_SOFTWARE
+        | libc::SOF_TIMESTAMPING_SOFTWARE
+        | libc::SOF_TIMESTAMPING_OPT_ID
+        | libc::SOF_TIMESTAMPING_OPT_TSONLY;
+    let flags = if on { flags } else { 0 };
+    sys::set_int_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, flags)
+}
+
+/// Takes all transmit timestamps from the socket's error queue.
+fn read_timestamps(flow: &mut Flow) {
+    let mut control = nix::cmsg_space!([u8; 128], [u8; 64]);
+    loop {
+        let mut buf = [0u8; 64];
+        let mut iov = [IoSliceMut::new(&mut buf)];
+        let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+        let fd = flow.socket.as_raw_fd();
+        let Ok(message) = recvmsg::<SockaddrStorage>(fd, &mut iov, Some(&mut control), flags)
+        else {
+            return;
+        };
+        let (mut id, mut stamp) = (None, None);
+        for item in message.cmsgs().into_iter().flatten() {
+            match item {
+                ControlMessageOwned::ScmTimestampsns(t) => stamp = Some(t.system),
+                ControlMessageOwned::Ipv4RecvErr(e, _) | ControlMessageOwned::Ipv6RecvErr(e, _)
+                    if e.ee_origin == libc::SO_EE_ORIGIN_TIMESTAMPING =>
+                {
+                    id = Some(e.ee_data);
+                }
+                _ => {}
+            }
+        }
+        if let (Some(id), Some(stamp)) = (id, stamp) {
+            let seq = flow.id_base.wrapping_add(id);
+            if let Some(slot) = flow.slot(seq) {
+                slot.transmit_ns = stamp.tv_sec() as u64 * 1_000_000_000 + stamp.tv_nsec() as u64;
+                slot.stamped = true;
+            }
+        }
+    }
+}
+
+/// Takes all answers from the socket.
+fn read_replies(flow: &mut Flow, run: u32) {
+    let mut control = nix::cmsg_space!([u8; 64]);
+    let mut errors = 0;
+    while errors < 16 {
+        let mut buf = [0u8; 2048];
+        let mut iov = [IoSliceMut::new(&mut buf)];
+        let fd = flow.socket.as_raw_fd();
+        let received =
+            recvmsg::<SockaddrStorage>(fd, &mut iov, Some(&mut control), MsgFlags::MSG_DONTWAIT);
+        let (len, kernel) = match received {
+            Ok(message) => {
+                let stamp = message
+                    .cmsgs()
+                    .into_iter()
+                    .flatten()
+                    .find_map(|item| match item {
+                        ControlMessageOwned::ScmTimestampsns(t) => Some(t.system),
+                        _ => None,
+                    });
+                (message.bytes, stamp)
+            }
+            Err(nix::errno::Errno::EAGAIN) => return,
+            // A queued ICMP error: the packet concerned stays unanswered. Reading it clears it.
+            Err(_) => {
+                errors += 1;
+                continue;
+            }
+        };
+        let user_ns = sys::monotonic_ns();
+        let Some(header) = Header::read(&buf[..len]).filter(|h| h.run == run) else {
+            continue;
+        };
+        let kernel_ns = kernel.map_or_else(sys::realtime_ns, |t| {
+            t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
+        });
+        if let Some(slot) = flow.slot(header.seq) {
+            // The first answer counts, a duplicate does not improve or worsen it.
+            slot.reply.get_or_insert(Reply {
+                user_ns,
+                kernel_ns,
+                header,
+            });
+        }
+    }
+}

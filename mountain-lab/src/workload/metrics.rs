@@ -1,0 +1,506 @@
+//! Figures computed from packets: pure functions over plain data.
+//!
+//! A percentile is over *answered* packets, so a policy could look better by losing its slow ones;
+//! that is why loss and the share of late *or lost* packets always stand beside it.
+
+use std::collections::BTreeMap;
+
+use super::game::Packet;
+use super::stats::{block_bootstrap_percentile, percentile};
+
+/// A packet is late when its RTT exceeds the best path's median by more than this.
+pub const LATE_OVER_US: u32 = 50_000;
+/// p99.9 is reported from this many answered packets on: 20 of them lie beyond it then.
+pub const P999_FROM: usize = 20_000;
+/// A path counts as left when for this long no packet went there.
+pub const CLEAR_NS: u64 = 1_000_000_000;
+/// Block length of [`rtt_interval`]: well above the memory of a queue or a spike of 600 ms.
+const BLOCK_NS: u64 = 2_000_000_000;
+
+/// One figure of one run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    /// Unit: `us`, `ratio`, `count`, `bps`.
+    pub unit: &'static str,
+    /// The figure.
+    pub value: f64,
+    /// Number of samples (packets, onsets) behind it.
+    pub n: u64,
+}
+
+/// Figures by name.
+pub type Figures = BTreeMap<String, Figure>;
+
+/// All per-packet figures of one segment.
+///
+/// `best_median_us` is the median RTT of the best path (of the oracle, or as emulated); `paths` the
+/// number of paths. Names: `rtt_{p50,p95,p99,p999,max}_us`, `pdv_us` (p99 − p50, RFC 5481 with the
+/// median as reference), `{forward,backward}_p99_us`, `loss`, `late`, `late_or_lost`, `reordered`,
+/// `share_path<i>` (of the packets that arrived), `packets`. Percentiles are absent without any
+/// answered packet, shares without any arrival.
+pub fn game_figures(packets: &[Packet], best_median_us: f64, paths: usize) -> Figures {
+    let mut figures = Figures::new();
+    let mut put = |name: &str, unit, value: f64, n: usize| {
+        figures.insert(
+            name.to_owned(),
+            Figure {
+                unit,
+                value,
+                n: n as u64,
+            },
+        );
+    };
+    let sent = packets.len();
+    put("packets", "count", sent as f64, sent);
+    if sent == 0 {
+        return figures;
+    }
+    let mut rtts: Vec<u32> = packets.iter().filter_map(|p| p.rtt_us).collect();
+    let answered = rtts.len();
+    if let (Some(p50), Some(p99)) = (percentile(&mut rtts, 0.5), percentile(&mut rtts, 0.99)) {
+        put("rtt_p50_us", "us", f64::from(p50), answered);
+        put("rtt_p99_us", "us", f64::from(p99), answered);
+        put("pdv_us", "us", f64::from(p99 - p50), answered);
+        for (name, q) in [("rtt_p95_us", 0.95), ("rtt_max_us", 1.0)] {
+            put(
+                name,
+                "us",
+                percentile(&mut rtts, q).map_or(f64::NAN, f64::from),
+                answered,
+            );
+        }
+        if answered >= P999_FROM {
+            let p999 = percentile(&mut rtts, 0.999).map_or(f64::NAN, f64::from);
+            put("rtt_p999_us", "us", p999, answered);
+        }
+    }
+    type Delay = fn(&Packet) -> Option<u32>;
+    let one_way: [(&str, Delay); 2] = [
+        ("forward_p99_us", |p| p.forward_us),
+        ("backward_p99_us", |p| p.backward_us),
+    ];
+    for (name, delay) in one_way {
+        let mut delays: Vec<u32> = packets.iter().filter_map(delay).collect();
+        if let Some(p99) = percentile(&mut delays, 0.99) {
+            put(name, "us", f64::from(p99), delays.len());
+        }
+    }
+    let late_over = best_median_us + f64::from(LATE_OVER_US);
+    let late = rtts.iter().filter(|r| f64::from(**r) > late_over).count();
+    let lost = sent - answered;
+    put("loss", "ratio", lost as f64 / sent as f64, sent);
+    put("late", "ratio", late as f64 / sent as f64, sent);
+    put(
+        "late_or_lost",
+        "ratio",
+        (late + lost) as f64 / sent as f64,
+        sent,
+    );
+    put(
+        "reordered",
+        "count",
+        packets.iter().filter(|p| p.reordered).count() as f64,
+        sent,
+    );
+    for (name, share, arrived) in shares(packets, paths) {
+        put(&name, "ratio", share, arrived);
+    }
+    figures
+}
+
+fn shares(packets: &[Packet], paths: usize) -> Vec<(String, f64, usize)> {
+    let arrived = packets.iter().filter(|p| p.path.is_some()).count();
+    if arrived == 0 {
+        return Vec::new();
+    }
+    (0..paths)
+        .map(|path| {
+            let here = packets
+                .iter()
+                .filter(|p| p.path == Some(path as u8))
+                .count();
+            (
+                format!("share_path{path}"),
+                here as f64 / arrived as f64,
+                arrived,
+            )
+        })
+        .collect()
+}
+
+/// 95% interval of an RTT percentile within one segment, by resampling blocks of 2 s.
+pub fn rtt_interval(packets: &[Packet], q: f64, seed: u64) -> (f64, f64) {
+    let Some(start_ns) = packets.iter().map(|p| p.sent_ns).min() else {
+        return (f64::NAN, f64::NAN);
+    };
+    let mut blocks: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    for packet in packets {
+        if let Some(rtt) = packet.rtt_us {
+            blocks
+                .entry((packet.sent_ns - start_ns) / BLOCK_NS)
+                .or_default()
+                .push(rtt);
+        }
+    }
+    block_bootstrap_percentile(&blocks.into_values().collect::<Vec<_>>(), q, seed)
+}
+
+/// The best that any choice of paths could have given to the same sending times.
+///
+/// `best_rtt_us(sent_ns)` is the RTT of the path that is best for a packet sent then. The result
+/// goes through [`game_figures`] like any policy's packets.
+pub fn oracle_packets(packets: &[Packet], best_rtt_us: impl Fn(u64) -> f64) -> Vec<Packet> {
+    packets
+        .iter()
+        .map(|p| Packet {
+            flow: p.flow,
+            seq: p.seq,
+            sent_ns: p.sent_ns,
+            rtt_us: Some(best_rtt_us(p.sent_ns).round() as u32),
+            ..Packet::default()
+        })
+        .collect()
+}
+
+/// A path turning bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Onset {
+    /// When it turned bad, `CLOCK_MONOTONIC`.
+    pub at_ns: u64,
+    /// When it became good again (or the segment ended).
+    pub until_ns: u64,
+    /// Index of the path.
+    pub path: u8,
+    /// The path swallows packets: one that arrived nowhere after the onset was sent on it.
+    pub blackhole: bool,
+}
+
+/// What a policy did about an [`Onset`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    /// No packet was on the path in the second before: nothing to leave, no merit either.
+    NotThere,
+    /// All packets of the following [`CLEAR_NS`] were off the path, this long after the onset.
+    Left(u64),
+    /// Packets still went there when the path became good again, this long after the onset; or
+    /// too little of the bad time was left to tell.
+    Stayed(u64),
+}
+
+/// How long after `onset` the packets had left its path. `packets` in any order.
+pub fn time_to_leave(packets: &[Packet], onset: Onset) -> Leave {
+    let here = |p: &&Packet| p.path == Some(onset.path);
+    let before = onset.at_ns.saturating_sub(CLEAR_NS)..onset.at_ns;
+    if !packets
+        .iter()
+        .filter(here)
+        .any(|p| before.contains(&p.sent_ns))
+    {
+        return Leave::NotThere;
+    }
+    let bad = onset.at_ns..onset.until_ns;
+    let mut on_path: Vec<u64> = packets
+        .iter()
+        .filter(|p| bad.contains(&p.sent_ns))
+        .filter(|p| here(p) || (onset.blackhole && p.path.is_none() && p.rtt_us.is_none()))
+        .map(|p| p.sent_ns)
+        .collect();
+    on_path.sort_unstable();
+    let mut left_ns = onset.at_ns;
+    for sent_ns in on_path {
+        if sent_ns >= left_ns + CLEAR_NS {
+            break;
+        }
+        left_ns = sent_ns + 1;
+    }
+    if left_ns + CLEAR_NS <= onset.until_ns {
+        Leave::Left(left_ns - onset.at_ns)
+    } else {
+        Leave::Stayed(onset.until_ns - onset.at_ns)
+    }
+}
+
+/// `leave_p50_us`, `leave_p95_us`, `leave_max_us` and `stayed` over the onsets of all segments.
+///
+/// An onset whose path was never left counts with the whole bad time (it is at least that); one at
+/// which the policy was elsewhere already does not count.
+pub fn leave_figures(leaves: &[Leave]) -> Figures {
+    let mut times: Vec<u32> = leaves
+        .iter()
+        .filter_map(|leave| match leave {
+            Leave::NotThere => None,
+            Leave::Left(ns) | Leave::Stayed(ns) => Some((ns / 1_000) as u32),
+        })
+        .collect();
+    let n = times.len() as u64;
+    let stayed = leaves
+        .iter()
+        .filter(|l| matches!(l, Leave::Stayed(_)))
+        .count();
+    let mut figures = Figures::new();
+    for (name, q) in [
+        ("leave_p50_us", 0.5),
+        ("leave_p95_us", 0.95),
+        ("leave_max_us", 1.0),
+    ] {
+        if let Some(value) = percentile(&mut times, q) {
+            figures.insert(
+                name.to_owned(),
+                Figure {
+                    unit: "us",
+                    value: f64::from(value),
+                    n,
+                },
+            );
+        }
+    }
+    figures.insert(
+        "stayed".to_owned(),
+        Figure {
+            unit: "count",
+            value: stayed as f64,
+            n,
+        },
+    );
+    figures
+}
+
+/// How often flows changed their path: over all flows, from one arrived packet to the next sent.
+pub fn flow_moves(packets: &[Packet]) -> u64 {
+    let mut arrived: Vec<&Packet> = packets.iter().filter(|p| p.path.is_some()).collect();
+    arrived.sort_unstable_by_key(|p| (p.flow, p.seq));
+    arrived
+        .windows(2)
+        .filter(|w| w[0].flow == w[1].flow && w[0].path != w[1].path)
+        .count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn packet(seq: u32, sent_ms: u64, rtt_us: Option<u32>, path: Option<u8>) -> Packet {
+        Packet {
+            seq,
+            sent_ns: sent_ms * MS,
+            rtt_us,
+            path,
+            ..Packet::default()
+        }
+    }
+
+    fn value(figures: &Figures, name: &str) -> f64 {
+        figures
+            .get(name)
+            .unwrap_or_else(|| panic!("no {name} in {figures:?}"))
+            .value
+    }
+
+    #[test]
+    fn figures_of_known_packets() {
+        let mut packets: Vec<Packet> = (0..100)
+            .map(|i| packet(i, u64::from(i), Some(20_000 + i), Some(0)))
+            .collect();
+        packets[10].rtt_us = Some(70_001); // 50 ms above the best path's median is not late yet
+        packets[11].rtt_us = Some(70_000);
+        packets[12] = Packet {
+            rtt_us: None,
+            path: None,
+            ..packets[12]
+        };
+        packets[13] = Packet {
+            rtt_us: None,
+            path: Some(1),
+            reordered: true,
+            ..packets[13]
+        };
+        let figures = game_figures(&packets, 20_000.0, 2);
+        assert_eq!(value(&figures, "packets"), 100.0);
+        assert_eq!(value(&figures, "rtt_max_us"), 70_001.0);
+        assert_eq!(value(&figures, "late"), 0.01);
+        assert_eq!(value(&figures, "loss"), 0.02);
+        assert_eq!(value(&figures, "late_or_lost"), 0.03);
+        assert_eq!(value(&figures, "reordered"), 1.0);
+        assert_eq!(value(&figures, "share_path0"), 98.0 / 99.0);
+        assert_eq!(value(&figures, "share_path1"), 1.0 / 99.0);
+        assert_eq!(
+            figures["rtt_p99_us"],
+            Figure {
+                unit: "us",
+                value: 70_001.0,
+                n: 98
+            }
+        );
+        let pdv = value(&figures, "rtt_p99_us") - value(&figures, "rtt_p50_us");
+        assert_eq!(value(&figures, "pdv_us"), pdv);
+        assert!(
+            !figures.contains_key("rtt_p999_us"),
+            "too few packets for p99.9"
+        );
+    }
+
+    #[test]
+    fn nothing_answered_gives_loss_and_no_percentile() {
+        let figures = game_figures(&[packet(0, 0, None, None)], 20_000.0, 2);
+        assert_eq!(value(&figures, "loss"), 1.0);
+        assert!(!figures.contains_key("rtt_p99_us"), "{figures:?}");
+        assert!(!figures.contains_key("share_path0"), "{figures:?}");
+        assert_eq!(game_figures(&[], 0.0, 2).len(), 1, "only packets = 0");
+    }
+
+    #[test]
+    fn p999_from_20_000_packets() {
+        let packets: Vec<Packet> = (0..20_000)
+            .map(|i| packet(i, u64::from(i), Some(i + 1), Some(0)))
+            .collect();
+        assert_eq!(
+            value(&game_figures(&packets, 0.0, 1), "rtt_p999_us"),
+            19_980.0
+        );
+        assert!(!game_figures(&packets[1..], 0.0, 1).contains_key("rtt_p999_us"));
+    }
+
+    fn onset(blackhole: bool) -> Onset {
+        Onset {
+            at_ns: 10_000 * MS,
+            until_ns: 14_000 * MS,
+            path: 1,
+            blackhole,
+        }
+    }
+
+    /// A packet every 10 ms from 9 s to 15 s, on path 1 until `move_ms`, later on path 0.
+    fn moving(move_ms: u64) -> Vec<Packet> {
+        (900..1500)
+            .map(|i| {
+                packet(
+                    i,
+                    u64::from(i) * 10,
+                    Some(1),
+                    Some(u8::from(u64::from(i) * 10 < move_ms)),
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn time_until_the_last_packet_on_the_bad_path() {
+        // The last packet there is sent at 10.19 s.
+        assert_eq!(
+            time_to_leave(&moving(10_200), onset(false)),
+            Leave::Left(190 * MS + 1)
+        );
+        assert_eq!(time_to_leave(&moving(9_000), onset(false)), Leave::NotThere);
+        assert_eq!(
+            time_to_leave(&moving(20_000), onset(false)),
+            Leave::Stayed(4_000 * MS)
+        );
+        // Left 0.5 s before the end of the bad time: a whole clear second cannot be shown.
+        assert_eq!(
+            time_to_leave(&moving(13_500), onset(false)),
+            Leave::Stayed(4_000 * MS)
+        );
+    }
+
+    #[test]
+    fn one_straggler_within_a_second_defers_leaving_a_later_return_does_not() {
+        let mut packets = moving(10_200);
+        packets.push(packet(0, 10_900, Some(1), Some(1)));
+        assert_eq!(
+            time_to_leave(&packets, onset(false)),
+            Leave::Left(900 * MS + 1)
+        );
+        let mut packets = moving(10_200);
+        packets.push(packet(0, 11_300, Some(1), Some(1)));
+        assert_eq!(
+            time_to_leave(&packets, onset(false)),
+            Leave::Left(190 * MS + 1)
+        );
+    }
+
+    #[test]
+    fn packets_that_vanish_were_in_the_blackhole() {
+        let mut packets = moving(10_200);
+        for p in packets
+            .iter_mut()
+            .filter(|p| (10_000 * MS..10_300 * MS).contains(&p.sent_ns))
+        {
+            (p.rtt_us, p.path) = (None, None);
+        }
+        assert_eq!(
+            time_to_leave(&packets, onset(true)),
+            Leave::Left(290 * MS + 1)
+        );
+        assert_eq!(
+            time_to_leave(&packets, onset(false)),
+            Leave::Left(0),
+            "loss of another cause"
+        );
+    }
+
+    #[test]
+    fn leave_figures_pool_onsets() {
+        let mut leaves = vec![Leave::Left(100 * MS); 18];
+        leaves.extend([
+            Leave::Left(250 * MS),
+            Leave::Stayed(4_000 * MS),
+            Leave::NotThere,
+        ]);
+        let figures = leave_figures(&leaves);
+        assert_eq!(
+            figures["leave_p95_us"],
+            Figure {
+                unit: "us",
+                value: 250_000.0,
+                n: 20
+            }
+        );
+        assert_eq!(value(&figures, "leave_p50_us"), 100_000.0);
+        assert_eq!(value(&figures, "leave_max_us"), 4_000_000.0);
+        assert_eq!(value(&figures, "stayed"), 1.0);
+        assert!(!leave_figures(&[Leave::NotThere]).contains_key("leave_p95_us"));
+    }
+
+    #[test]
+    fn moves_are_counted_per_flow() {
+        let mut packets = moving(10_200);
+        assert_eq!(flow_moves(&packets), 1);
+        packets.extend(moving(9_000).into_iter().map(|p| Packet { flow: 1, ..p }));
+        assert_eq!(
+            flow_moves(&packets),
+            1,
+            "two flows on different paths are no move"
+        );
+    }
+
+    #[test]
+    fn oracle_keeps_the_sending_times() {
+        let oracle = oracle_packets(
+            &moving(10_200),
+            |ns| if ns < 10_000 * MS { 1.0 } else { 2.4 },
+        );
+        assert_eq!(oracle.len(), 600);
+        assert_eq!(oracle[0].rtt_us, Some(1));
+        assert_eq!(oracle[599].rtt_us, Some(2));
+    }
+
+    #[test]
+    fn interval_within_a_run_holds_the_percentile() {
+        let packets: Vec<Packet> = (0..3000)
+            .map(|i| {
+                packet(
+                    i,
+                    u64::from(i) * 10,
+                    Some(20_000 + (i * 7919) % 2_000),
+                    Some(0),
+                )
+            })
+            .collect();
+        let p99 = value(&game_figures(&packets, 0.0, 1), "rtt_p99_us");
+        let (lo, hi) = rtt_interval(&packets, 0.99, 5);
+        assert!(lo <= p99 && p99 <= hi && hi - lo < 100.0, "{lo} {p99} {hi}");
+        assert!(rtt_interval(&[], 0.99, 5).0.is_nan());
+    }
+}

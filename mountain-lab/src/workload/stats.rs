@@ -1,0 +1,143 @@
+//! Percentiles and bootstrap intervals.
+
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+/// Resamples behind an interval: the 2.5% and 97.5% points are then settled by 25 values each.
+const RESAMPLES: usize = 1_000;
+
+/// The smallest value such that at least the share `q` (0 to 1) of the values is not above it
+/// (nearest rank: always one of the values). Reorders `values`; `None` if there are none.
+pub fn percentile(values: &mut [u32], q: f64) -> Option<u32> {
+    let rank = ((q * values.len() as f64).ceil() as usize).clamp(1, values.len().max(1));
+    if values.is_empty() {
+        return None;
+    }
+    Some(*values.select_nth_unstable(rank - 1).1)
+}
+
+/// The median; of an even number of values the mean of the middle two. NaN if there are none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let mid = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 0 => (sorted[mid - 1] + sorted[mid]) / 2.0,
+        _ => sorted[mid],
+    }
+}
+
+/// 95% percentile-bootstrap interval of the median over independent repeats.
+///
+/// Efron, "Bootstrap methods: another look at the jackknife", 1979. One value gives an interval of
+/// no width: that is not certainty, which is why every table shows the number of repeats.
+pub fn bootstrap_median(values: &[f64], seed: u64) -> (f64, f64) {
+    bootstrap(values.len(), seed, |pick| {
+        median(&pick.iter().map(|i| values[*i]).collect::<Vec<_>>())
+    })
+}
+
+/// 95% interval of the percentile `q` within *one* run, by resampling whole blocks.
+///
+/// Packets near each other in time saw the same queue, so single packets must not be resampled as
+/// if they were independent; blocks longer than that memory may be (Künsch, 1989). Block `i` holds
+/// the values of one stretch of time.
+pub fn block_bootstrap_percentile(blocks: &[Vec<u32>], q: f64, seed: u64) -> (f64, f64) {
+    let mut pool: Vec<u32> = Vec::new();
+    bootstrap(blocks.len(), seed, |pick| {
+        pool.clear();
+        pick.iter().for_each(|i| pool.extend(&blocks[*i]));
+        percentile(&mut pool, q).map_or(f64::NAN, f64::from)
+    })
+}
+
+/// 2.5% and 97.5% points of `statistic` over resamples of `n` indices with replacement.
+fn bootstrap(n: usize, seed: u64, mut statistic: impl FnMut(&[usize]) -> f64) -> (f64, f64) {
+    if n == 0 {
+        return (f64::NAN, f64::NAN);
+    }
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    // One index can be drawn in one way only.
+    let resamples = if n == 1 { 1 } else { RESAMPLES };
+    let mut pick = vec![0; n];
+    let mut figures: Vec<f64> = (0..resamples)
+        .map(|_| {
+            pick.fill_with(|| rng.random_range(0..n));
+            statistic(&pick)
+        })
+        .filter(|f| !f.is_nan())
+        .collect();
+    figures.sort_by(f64::total_cmp);
+    let at = |q: f64| {
+        let last = figures.len().saturating_sub(1) as f64;
+        figures
+            .get((q * last).round() as usize)
+            .copied()
+            .unwrap_or(f64::NAN)
+    };
+    (at(0.025), at(0.975))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_rank() {
+        let mut values: Vec<u32> = (1..=100).rev().collect();
+        assert_eq!(percentile(&mut values, 0.5), Some(50));
+        assert_eq!(percentile(&mut values, 0.99), Some(99));
+        assert_eq!(percentile(&mut values, 0.991), Some(100));
+        assert_eq!(percentile(&mut values, 1.0), Some(100));
+        assert_eq!(percentile(&mut values, 0.0), Some(1));
+        assert_eq!(percentile(&mut [7], 0.999), Some(7));
+        assert_eq!(percentile(&mut [], 0.5), None);
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn interval_of_the_median_covers_it_and_shrinks_with_repeats() {
+        let values = |n: usize| {
+            (0..n)
+                .map(|i| ((i * 7919) % 1000) as f64)
+                .collect::<Vec<_>>()
+        };
+        let (lo, hi) = bootstrap_median(&values(10), 1);
+        let (lo_many, hi_many) = bootstrap_median(&values(1000), 1);
+        let middle = median(&values(1000));
+        assert!(
+            lo_many < middle && middle < hi_many,
+            "{lo_many} {middle} {hi_many}"
+        );
+        assert!(
+            hi_many - lo_many < (hi - lo) / 3.0,
+            "{lo}..{hi} against {lo_many}..{hi_many}"
+        );
+        assert_eq!(bootstrap_median(&[5.0], 1), (5.0, 5.0));
+        assert!(bootstrap_median(&[], 1).0.is_nan());
+        assert_eq!(
+            bootstrap_median(&values(10), 9),
+            bootstrap_median(&values(10), 9),
+            "seeded"
+        );
+    }
+
+    #[test]
+    fn blocks_keep_dependence() {
+        // One second out of ten was slow. Resampling packets would give a sharp interval of the
+        // median share; by blocks p95 is anything from "no slow second" to "several".
+        let mut blocks = vec![vec![20u32; 100]; 10];
+        blocks[3] = vec![200; 100];
+        let (lo, hi) = block_bootstrap_percentile(&blocks, 0.95, 3);
+        assert_eq!((lo, hi), (20.0, 200.0));
+        let (lo, hi) = block_bootstrap_percentile(&blocks, 0.5, 3);
+        assert_eq!((lo, hi), (20.0, 20.0));
+    }
+}

@@ -1,0 +1,188 @@
+//! Small wrappers around the system calls that the workloads share.
+
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread::{Builder, JoinHandle};
+
+use anyhow::{anyhow, Context, Result};
+use nix::sched::{setns, CloneFlags};
+use nix::time::{clock_gettime, ClockId};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Real-time priority of the generators: the lowest range, below an emulator that has to be exact.
+const RT_PRIORITY: i32 = 5;
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    clock_ns(ClockId::CLOCK_MONOTONIC)
+}
+
+/// `CLOCK_REALTIME` in nanoseconds: the clock of the kernel's software packet timestamps.
+pub fn realtime_ns() -> u64 {
+    clock_ns(ClockId::CLOCK_REALTIME)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    // These two clocks exist on every Linux, so the call cannot fail.
+    let now = clock_gettime(clock).expect("clock_gettime");
+    now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
+}
+
+/// Moves the calling *thread* into the network namespace bound at `path`.
+pub fn enter_netns(path: &Path) -> Result<()> {
+    let file = File::open(path)
+        .with_context(|| format!("cannot open the network namespace {}", path.display()))?;
+    setns(file, CloneFlags::CLONE_NEWNET)
+        .with_context(|| format!("cannot enter the network namespace {}", path.display()))
+}
+
+/// Gives the calling thread a low real-time priority so that ordinary load does not delay it.
+///
+/// Returns whether the kernel allowed it. Running without is legal: lateness is recorded anyway.
+pub fn raise_priority() -> bool {
+    let param = libc::sched_param {
+        sched_priority: RT_PRIORITY,
+    };
+    // SAFETY: pid 0 is the calling thread and `param` lives across the call.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &param) == 0 }
+}
+
+/// Makes `poll` and `sleep` of the calling thread wake on time (the default slack is 50 µs).
+pub fn tighten_timer_slack() {
+    // SAFETY: PR_SET_TIMERSLACK takes one integer and touches only the calling thread.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000usize) };
+}
+
+/// Starts a thread that first runs `set_up` inside `netns` and then `body` with what that returned.
+///
+/// Errors of `set_up` are returned here, so that a workload either starts completely or not at all.
+pub fn spawn_in<S, T>(
+    name: &str,
+    netns: &Path,
+    set_up: impl FnOnce() -> Result<S> + Send + 'static,
+    body: impl FnOnce(S) -> T + Send + 'static,
+) -> Result<JoinHandle<Option<T>>>
+where
+    T: Send + 'static,
+{
+    let netns = netns.to_owned();
+    let (ready_tx, ready_rx) = mpsc::sync_channel::<Result<()>>(1);
+    let thread = Builder::new().name(name.to_owned()).spawn(move || {
+        match enter_netns(&netns).and_then(|()| set_up()) {
+            Ok(state) => {
+                let _ = ready_tx.send(Ok(()));
+                drop(ready_tx);
+                Some(body(state))
+            }
+            Err(error) => {
+                let _ = ready_tx.send(Err(error));
+                None
+            }
+        }
+    })?;
+    match ready_rx.recv() {
+        Ok(Ok(())) => Ok(thread),
+        Ok(Err(error)) => {
+            let _ = thread.join();
+            Err(error)
+        }
+        Err(_) => Err(anyhow!("thread {name} ended before it was ready")),
+    }
+}
+
+/// Runs `body` inside `netns` on a thread of its own and returns what it returned.
+pub fn run_in<T: Send>(netns: &Path, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                enter_netns(netns)?;
+                body()
+            })
+            .join()
+            .map_err(|_| anyhow!("thread in {} panicked", netns.display()))?
+    })
+}
+
+/// Joins a thread made by [`spawn_in`]; a panic of that thread becomes an error.
+pub fn join<T>(thread: JoinHandle<Option<T>>) -> Result<T> {
+    let name = thread.thread().name().unwrap_or("?").to_owned();
+    thread
+        .join()
+        .ok()
+        .flatten()
+        .ok_or_else(|| anyhow!("thread {name} panicked"))
+}
+
+/// A UDP or TCP socket of the family of `addr`.
+pub fn socket_for(addr: IpAddr, kind: Type) -> io::Result<Socket> {
+    let domain = if addr.is_ipv4() {
+        Domain::IPV4
+    } else {
+        Domain::IPV6
+    };
+    let protocol = if kind == Type::DGRAM {
+        Protocol::UDP
+    } else {
+        Protocol::TCP
+    };
+    Socket::new(domain, kind, Some(protocol))
+}
+
+/// Sets the DSCP of everything the socket sends.
+pub fn set_dscp(socket: &Socket, addr: IpAddr, dscp: u8) -> io::Result<()> {
+    let tos = u32::from(dscp) << 2;
+    if addr.is_ipv4() {
+        socket.set_tos_v4(tos)
+    } else {
+        socket.set_tclass_v6(tos)
+    }
+}
+
+/// `setsockopt` with an `int` value.
+pub fn set_int_option(socket: &Socket, level: i32, name: i32, value: u32) -> io::Result<()> {
+    // SAFETY: the pointer and length describe `value`, which outlives the call.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(&value).cast(),
+            size_of::<u32>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Waits until one of `fds` is ready or `timeout_ns` have passed.
+pub fn wait(fds: &mut [libc::pollfd], timeout_ns: u64) {
+    let timeout = libc::timespec {
+        tv_sec: (timeout_ns / 1_000_000_000) as i64,
+        tv_nsec: (timeout_ns % 1_000_000_000) as i64,
+    };
+    // SAFETY: `fds` and `timeout` are valid for the call. An error (EINTR) is the same as a timeout
+    // to the callers: they look at the clock and at every socket with `revents` set.
+    let ready = unsafe {
+        libc::ppoll(
+            fds.as_mut_ptr(),
+            fds.len() as libc::nfds_t,
+            &timeout,
+            std::ptr::null(),
+        )
+    };
+    if ready <= 0 {
+        fds.iter_mut().for_each(|fd| fd.revents = 0);
+    }
+}
+
+/// Index of the device `name` in the calling thread's namespace, or 0 if there is none.
+pub fn device_index(name: &str) -> u32 {
+    nix::net::if_::if_nametoindex(name).unwrap_or(0)
+}

@@ -1,0 +1,410 @@
+//! The traffic generators between two network namespaces joined by plain veth pairs.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use mountain_lab::workload::echo::{EchoServer, Header};
+use mountain_lab::workload::game::{self, GameConfig, Packet};
+use mountain_lab::workload::sys;
+
+static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+/// A client and a server namespace joined by two veth pairs c0–s0 and c1–s1, removed on drop.
+struct Net {
+    client: String,
+    server: String,
+}
+
+impl Net {
+    fn new() -> Self {
+        assert_eq!(
+            unsafe { libc::geteuid() },
+            0,
+            "this test makes network namespaces: run as root"
+        );
+        let id = format!(
+            "{}-{}",
+            std::process::id(),
+            COUNTER.fetch_add(1, Ordering::Relaxed)
+        );
+        let net = Net {
+            client: format!("mtw-c-{id}"),
+            server: format!("mtw-s-{id}"),
+        };
+        let (c, s) = (&net.client, &net.server);
+        ip(&format!("netns add {c}"));
+        ip(&format!("netns add {s}"));
+        for ns in [c, s] {
+            ip(&format!("-n {ns} link set lo up"));
+            // Duplicate address detection would delay the first IPv6 packet by a second or two.
+            ns_sysctl(ns, "ipv6/conf/all/accept_dad", "0");
+            ns_sysctl(ns, "ipv6/conf/default/accept_dad", "0");
+            ns_sysctl(ns, "ipv4/fib_multipath_hash_policy", "1");
+            ns_sysctl(ns, "ipv6/fib_multipath_hash_policy", "1");
+        }
+        for i in 0..2 {
+            ip(&format!(
+                "-n {c} link add c{i} type veth peer name s{i} netns {s}"
+            ));
+            for (ns, dev, host) in [(c, format!("c{i}"), 1), (s, format!("s{i}"), 2)] {
+                ip(&format!(
+                    "-n {ns} address add 10.77.{i}.{host}/24 dev {dev}"
+                ));
+                ip(&format!(
+                    "-n {ns} address add fd77:{i}::{host}/64 dev {dev} nodad"
+                ));
+                ip(&format!("-n {ns} link set {dev} up"));
+            }
+        }
+        for (ns, host) in [(c, 0), (s, 1)] {
+            ip(&format!("-n {ns} address add 10.99.{host}.1/32 dev lo"));
+            ip(&format!("-n {ns} address add fd99::{host}:1/128 dev lo"));
+        }
+        ip(&format!(
+            "-n {s} route add 10.99.0.1 src 10.99.1.1 nexthop via 10.77.0.1 nexthop via 10.77.1.1"
+        ));
+        ip(&format!("-n {s} -6 route add fd99::0:1 src fd99::1:1 nexthop via fd77:0::1 nexthop via fd77:1::1"));
+        net.route("nexthop via 10.77.0.2 nexthop via 10.77.1.2");
+        ip(&format!("-n {c} -6 route add fd99::1:1 src fd99::0:1 nexthop via fd77:0::2 nexthop via fd77:1::2"));
+        net
+    }
+
+    /// (Re)places the client's IPv4 route to the server's service address.
+    fn route(&self, hops: &str) {
+        ip(&format!(
+            "-n {} route replace 10.99.1.1 src 10.99.0.1 {hops}",
+            self.client
+        ));
+    }
+
+    fn client_ns(&self) -> PathBuf {
+        PathBuf::from(format!("/run/netns/{}", self.client))
+    }
+
+    fn server_ns(&self) -> PathBuf {
+        PathBuf::from(format!("/run/netns/{}", self.server))
+    }
+
+    fn game(&self, v6: bool, port: u16) -> GameConfig {
+        let (client_addr, server_addr) = addresses(v6);
+        GameConfig {
+            client_ns: self.client_ns(),
+            server_ns: self.server_ns(),
+            client_addr,
+            server_addr,
+            port,
+            flows: 20,
+            rate_hz: 60.0,
+            payload_bytes: 100,
+            dscp: None,
+            bind_dev: None,
+            paths: vec!["s0".into(), "s1".into()],
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for ns in [&self.client, &self.server] {
+            let _ = Command::new("ip").args(["netns", "del", ns]).status();
+        }
+    }
+}
+
+fn addresses(v6: bool) -> (IpAddr, IpAddr) {
+    if v6 {
+        ("fd99::0:1".parse().unwrap(), "fd99::1:1".parse().unwrap())
+    } else {
+        ("10.99.0.1".parse().unwrap(), "10.99.1.1".parse().unwrap())
+    }
+}
+
+fn ip(args: &str) {
+    let output = Command::new("ip")
+        .args(args.split(' '))
+        .output()
+        .expect("ip");
+    assert!(
+        output.status.success(),
+        "ip {args}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Writes a sysctl of the namespace `ns`; /proc/sys/net shows that of the reading process.
+fn ns_sysctl(ns: &str, key: &str, value: &str) {
+    let ns = format!("--net=/run/netns/{ns}");
+    let write = format!("echo {value} > /proc/sys/net/{key}");
+    let status = Command::new("nsenter")
+        .args([&ns, "sh", "-c", &write])
+        .status()
+        .expect("nsenter");
+    assert!(status.success(), "{key} = {value}");
+}
+
+fn median(mut values: Vec<u32>) -> u32 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+fn assert_all_answered(packets: &[Packet], flows: u16, at_least: usize) {
+    assert!(packets.len() >= at_least, "only {} packets", packets.len());
+    let lost: Vec<_> = packets.iter().filter(|p| p.rtt_us.is_none()).collect();
+    assert!(
+        lost.is_empty(),
+        "{} of {} lost, first {:?}",
+        lost.len(),
+        packets.len(),
+        lost[0]
+    );
+    for flow in 0..flows {
+        let mut seqs: Vec<u32> = packets
+            .iter()
+            .filter(|p| p.flow == flow)
+            .map(|p| p.seq)
+            .collect();
+        seqs.sort_unstable();
+        assert!(
+            seqs.iter().copied().eq(0..seqs.len() as u32),
+            "flow {flow} has gaps: {seqs:?}"
+        );
+        assert!(!seqs.is_empty(), "flow {flow} sent nothing");
+    }
+}
+
+#[test]
+fn game_flows_are_answered_with_small_round_trip_times() {
+    let net = Net::new();
+    for v6 in [false, true] {
+        let running = game::start(net.game(v6, 7001)).unwrap();
+        sleep(Duration::from_secs(2));
+        let (packets, health) = running.finish().unwrap();
+        assert_all_answered(&packets, 20, 2_000);
+        let rtt = median(packets.iter().map(|p| p.rtt_us.unwrap()).collect());
+        assert!(rtt < 1_000, "v6 {v6}: median RTT over veth {rtt} us");
+        for p in &packets {
+            let (rtt, user) = (p.rtt_us.unwrap(), p.user_rtt_us.unwrap());
+            assert!(rtt <= user, "kernel RTT above the program's: {p:?}");
+            let sum = p.forward_us.unwrap() + p.backward_us.unwrap();
+            assert!(
+                sum.abs_diff(rtt) <= 2,
+                "one-way delays do not add up: {p:?}"
+            );
+            assert!(!p.reordered, "{p:?}");
+        }
+        assert_eq!(health.send_errors, 0);
+        assert_eq!(
+            health.unstamped, 0,
+            "v6 {v6}: kernel transmit timestamps are missing"
+        );
+        assert_eq!(health.sent, packets.len() as u64);
+        // Twenty flows over two paths: all on one has a probability of 2e-6.
+        for path in [0, 1] {
+            assert!(
+                packets.iter().any(|p| p.path == Some(path)),
+                "v6 {v6}: no flow on {path}"
+            );
+        }
+        let moved = (0..20).any(|flow| {
+            let mut paths = packets.iter().filter(|p| p.flow == flow).map(|p| p.path);
+            let first = paths.next().unwrap();
+            paths.any(|p| p != first)
+        });
+        assert!(!moved, "a flow changed its path over a static route");
+    }
+}
+
+#[test]
+fn path_index_follows_the_route() {
+    let net = Net::new();
+    net.route("via 10.77.1.2");
+    let mut running = game::start(net.game(false, 7002)).unwrap();
+    sleep(Duration::from_millis(500));
+    let moved_ns = sys::monotonic_ns();
+    net.route("via 10.77.0.2");
+    let settled_ns = sys::monotonic_ns() + 100_000_000;
+    sleep(Duration::from_millis(1_200));
+    let early = running.drain();
+    assert!(
+        early.iter().any(|p| p.sent_ns < moved_ns),
+        "drain gave nothing from the first phase"
+    );
+    let mut packets = early;
+    packets.extend(running.stop().unwrap());
+    assert_all_answered(&packets, 20, 1_000);
+    let before = packets.iter().filter(|p| p.sent_ns < moved_ns);
+    assert!(before.clone().count() > 200);
+    assert!(before.clone().all(|p| p.path == Some(1)), "before the move");
+    let after = packets.iter().filter(|p| p.sent_ns > settled_ns);
+    assert!(after.clone().count() > 500);
+    assert!(after.clone().all(|p| p.path == Some(0)), "after the move");
+}
+
+#[test]
+fn bound_flows_keep_their_device_and_dscp_is_set() {
+    let net = Net::new();
+    let cfg = GameConfig {
+        bind_dev: Some("c1".into()),
+        ..net.game(false, 7003)
+    }
+    .voip();
+    assert_eq!((cfg.rate_hz, cfg.payload_bytes), (50.0, 160));
+    // A bound socket hears only its own device: the answers have to come back there.
+    ip(&format!(
+        "-n {} route replace 10.99.0.1 via 10.77.1.1 src 10.99.1.1",
+        net.server
+    ));
+    // Count EF packets at the server; anything else on this port stays at zero.
+    let rules = "add table ip t; add chain ip t c { type filter hook input priority 0; }; \
+                 add rule ip t c udp dport 7003 ip dscp ef counter; \
+                 add rule ip t c udp dport 7003 ip dscp != ef counter";
+    let ns = format!("--net=/run/netns/{}", net.server);
+    let nft = Command::new("nsenter")
+        .args([&ns, "nft", rules])
+        .status()
+        .unwrap();
+    assert!(nft.success());
+    let running = game::start(cfg).unwrap();
+    sleep(Duration::from_millis(500));
+    let packets = running.stop().unwrap();
+    assert_all_answered(&packets, 20, 300);
+    assert!(packets.iter().all(|p| p.path == Some(1)));
+    let list = Command::new("nsenter")
+        .args([&ns, "nft", "list", "table", "ip", "t"])
+        .output();
+    let list = String::from_utf8(list.unwrap().stdout).unwrap();
+    let counts: Vec<u64> = list
+        .lines()
+        .filter_map(|l| l.split("packets ").nth(1)?.split(' ').next()?.parse().ok())
+        .collect();
+    assert_eq!(counts, [packets.len() as u64, 0], "EF, other\n{list}");
+}
+
+#[test]
+fn blackhole_is_loss_and_not_a_stalled_generator() {
+    let net = Net::new();
+    net.route("via 10.77.0.2");
+    let running = game::start(net.game(false, 7004)).unwrap();
+    sleep(Duration::from_millis(600));
+    let from_ns = sys::monotonic_ns();
+    ip(&format!("-n {} link set s0 down", net.server));
+    let from_settled_ns = sys::monotonic_ns();
+    sleep(Duration::from_millis(600));
+    let (packets, health) = running.finish().unwrap();
+    let before: Vec<_> = packets
+        .iter()
+        .filter(|p| p.sent_ns + 20_000_000 < from_ns)
+        .collect();
+    assert!(before.len() > 300);
+    assert!(
+        before.iter().all(|p| p.rtt_us.is_some()),
+        "lost before the blackhole"
+    );
+    let after: Vec<_> = packets
+        .iter()
+        .filter(|p| p.sent_ns > from_settled_ns)
+        .collect();
+    assert!(
+        after.len() > 300,
+        "the generator stopped sending: {}",
+        after.len()
+    );
+    assert!(
+        after.iter().all(|p| p.rtt_us.is_none() && p.path.is_none()),
+        "answered in the dark"
+    );
+    assert_eq!(
+        health.sent,
+        packets.len() as u64,
+        "every packet sent is accounted for"
+    );
+}
+
+#[test]
+fn lost_answers_do_not_hide_the_path() {
+    let net = Net::new();
+    net.route("via 10.77.1.2");
+    ip(&format!(
+        "-n {} route replace blackhole 10.99.0.1",
+        net.server
+    ));
+    let running = game::start(net.game(false, 7005)).unwrap();
+    sleep(Duration::from_millis(300));
+    let packets = running.stop().unwrap();
+    assert!(packets.len() > 200);
+    assert!(
+        packets.iter().all(|p| p.rtt_us.is_none()),
+        "there is no way back"
+    );
+    assert!(
+        packets.iter().all(|p| p.path == Some(1)),
+        "the server saw them all on s1"
+    );
+}
+
+#[test]
+fn server_sees_reordering() {
+    let net = Net::new();
+    let paths = ["s0".to_string(), "s1".to_string()];
+    let (_, server_addr) = addresses(false);
+    let server = EchoServer::start(&net.server_ns(), server_addr, 7006, &paths).unwrap();
+    let echoes = sys::run_in(&net.client_ns(), || {
+        let socket = UdpSocket::bind("10.99.0.1:0")?;
+        socket.connect(SocketAddr::new(server_addr, 7006))?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.send(b"not one of ours, must stay unanswered")?;
+        let mut echoes = Vec::new();
+        for (flow, seq) in [(0, 0), (0, 2), (0, 1), (0, 3), (1, 0), (0, 3)] {
+            let mut buf = [0u8; 100];
+            Header::request(7, flow, seq).write(&mut buf);
+            socket.send(&buf)?;
+            let len = socket.recv(&mut buf)?;
+            echoes.push(Header::read(&buf[..len]).expect("an echo with our header"));
+        }
+        Ok(echoes)
+    })
+    .unwrap();
+    let reordered: Vec<_> = echoes
+        .iter()
+        .map(|h| (h.flow, h.seq, h.reordered))
+        .collect();
+    let expected = [
+        (0, 0, false),
+        (0, 2, false),
+        (0, 1, true),
+        (0, 3, false),
+        (1, 0, false),
+        (0, 3, false),
+    ];
+    assert_eq!(reordered, expected);
+    assert_eq!(server.arrivals().count(), 6, "the stranger is no arrival");
+}
+
+#[test]
+fn wrong_configurations_are_refused_at_start() {
+    let net = Net::new();
+    let start = |change: &dyn Fn(&mut GameConfig)| {
+        let mut cfg = net.game(false, 7007);
+        change(&mut cfg);
+        match game::start(cfg) {
+            Ok(_) => panic!("started"),
+            Err(error) => format!("{error:#}"),
+        }
+    };
+    assert!(start(&|c| c.payload_bytes = 8).contains("payload_bytes = 8"));
+    assert!(start(&|c| c.flows = 0).contains("flows = 0"));
+    assert!(start(&|c| c.client_ns = "/run/netns/none".into()).contains("/run/netns/none"));
+    assert!(start(&|c| c.bind_dev = Some("none".into())).contains("none"));
+    assert!(start(&|c| c.client_addr = "10.1.2.3".parse().unwrap()).contains("10.1.2.3"));
+    // The port of the failed starts is free again.
+    let began = Instant::now();
+    drop(game::start(net.game(false, 7007)).unwrap());
+    assert!(
+        began.elapsed() < Duration::from_millis(900),
+        "drop does not wait for stragglers"
+    );
+}
