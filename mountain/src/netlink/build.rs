@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::nexthop::NextHop;
 use super::rules::{self, Reach};
-use super::snapshot::{Link, NextHop, Route, Snapshot, UNICAST};
+use super::snapshot::{Link, Route, Snapshot, UNICAST};
 use super::Filter;
 use crate::steer::topology::{
     Group, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
@@ -20,7 +21,7 @@ pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
     let mut candidates: Vec<&Route> = snapshot
         .routes
         .iter()
-        .filter(|route| route.multipath && route.kind == UNICAST)
+        .filter(|route| route.multipath)
         .collect();
     // The main table first: where tables overlap, it is the one that most packets use.
     candidates.sort_by_key(|route| {
@@ -91,6 +92,12 @@ impl<'a> Builder<'a> {
 
     /// Makes the route's prefix part of a group, or says why not.
     fn adopt(&mut self, route: &Route) -> Result<(), String> {
+        if route.hops.iter().any(|hop| hop.blackhole) {
+            return Err("a next hop is a blackhole".to_owned());
+        }
+        if route.kind != UNICAST {
+            return Err(format!("not a unicast route (type {})", route.kind));
+        }
         if route.source.is_some() {
             return Err("chosen by source address".to_owned());
         }
@@ -186,9 +193,6 @@ impl<'a> Builder<'a> {
         for hop in &route.hops {
             if hop.encapsulated {
                 return Err("a next hop encapsulates its packets".to_owned());
-            }
-            if hop.blackhole {
-                return Err("a next hop is a blackhole".to_owned());
             }
             let same = hops
                 .iter_mut()

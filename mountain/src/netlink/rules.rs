@@ -21,7 +21,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
     let mut reach = Reach::default();
     // A rule with conditions that leads to the table: the packets it does not match go elsewhere,
     // unless a later rule brings them here too.
-    let mut conditional: Option<(&Rule, usize)> = None;
+    let mut conditional: Option<(&Rule, usize, usize)> = None;
     let mut several = false;
     let mut resume_at = 0;
 
@@ -41,7 +41,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
             (Action::Table(other), Match::All) if other == table => return Ok(reach),
             (Action::Table(other), Match::Some) if other == table => {
                 several |= conditional.is_some();
-                conditional.get_or_insert((rule, reach.selectors.len()));
+                conditional.get_or_insert((rule, reach.selectors.len(), reach.earlier.len()));
             }
             (Action::Table(other), _) if is_empty(snapshot, other, ipv6) => {}
             (Action::Table(other), Match::All) => {
@@ -56,12 +56,13 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
         Some(_) if several => Err(format!(
             "several routing rules with conditions look table {table} up"
         )),
-        Some((rule, _)) if rule.opaque => Err(format!(
+        Some((rule, ..)) if rule.opaque => Err(format!(
             "the routing rule {} that looks table {table} up has conditions that cannot be followed",
             rule.priority
         )),
-        Some((rule, before)) => {
-            reach.selectors.truncate(before);
+        Some((rule, selectors_before, tables_before)) => {
+            reach.selectors.truncate(selectors_before);
+            reach.earlier.truncate(tables_before);
             let mut others = selector(rule, table);
             others.invert = !others.invert;
             reach.selectors.push(others);
