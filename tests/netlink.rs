@@ -908,20 +908,26 @@ fn bursts_are_gathered_and_bad_news_is_not() {
             "{changes} changes from 200 events"
         );
 
-        // Both events are in the queue: the link's comes first, without waiting for 10 ms.
-        host.ip("route add 10.91.0.0/16 via 10.0.0.2");
-        host.ip("link set u1 down");
-        let start = Instant::now();
-        let first = monitor.next().await;
-        assert!(
-            matches!(first, Change::Link { ifindex, up: false, deleted: false } if ifindex == u1),
-            "{first:?}"
-        );
-        assert!(
-            start.elapsed() < Duration::from_millis(8),
-            "{:?}",
-            start.elapsed()
-        );
+        // A route and a link event are in the queue: the link's comes first, and without the 10 ms
+        // of gathering. Load on the machine can delay any one try, so the quickest counts.
+        let mut quickest = Duration::MAX;
+        for n in 0..8 {
+            host.ip("link set u1 up");
+            quiet(&mut monitor).await;
+            host.ip(&format!("route add 10.91.{n}.0/24 via 10.0.0.2"));
+            host.ip("link set u1 down");
+            let start = Instant::now();
+            let first = monitor.next().await;
+            assert!(
+                matches!(first, Change::Link { ifindex, up: false, deleted: false } if ifindex == u1),
+                "{first:?}"
+            );
+            quickest = quickest.min(start.elapsed());
+            if quickest < Duration::from_millis(8) {
+                break;
+            }
+        }
+        assert!(quickest < Duration::from_millis(8), "{quickest:?}");
         until(&mut monitor, |c| *c == Change::Routing).await;
     });
 }
