@@ -4,6 +4,8 @@
 mod netns;
 
 use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use mountain::check::{check, check_with, Item, Level, Report};
 use mountain::netlink::Filter;
@@ -155,6 +157,96 @@ fn other_programs_and_devices_without_headers_are_named() {
     item(&report, "paths", "t0 has no Ethernet headers");
     item(&report, "paths", "t0 is down or has no carrier");
     assert!(items(&report, "programs").is_empty());
+
+    let with_program = host.within(async || {
+        let _link = attach_to_egress("u0");
+        check()
+    });
+    let found = item(&with_program, "programs", "tcx egress of u0: stranger");
+    assert_eq!(found.level, Level::Warn);
+    assert!(
+        items(&check_in(&net), "programs").is_empty(),
+        "gone with its link"
+    );
+}
+
+/// A program called `stranger` that passes every packet; detached when the value goes away.
+fn attach_to_egress(ifname: &str) -> OwnedFd {
+    let instruction = |code, immediate| libbpf_sys::bpf_insn {
+        code,
+        imm: immediate,
+        ..Default::default()
+    };
+    // r0 = TCX_NEXT (-1); exit
+    let program = [instruction(0xb7, -1), instruction(0x95, 0)];
+    let index = nix::net::if_::if_nametoindex(ifname).unwrap();
+    // SAFETY: the pointers are to values that live through the calls; the descriptors are new.
+    unsafe {
+        let fd = libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
+            c"stranger".as_ptr(),
+            c"GPL".as_ptr(),
+            program.as_ptr(),
+            program.len() as libbpf_sys::size_t,
+            std::ptr::null_mut(),
+        );
+        assert!(fd >= 0, "cannot load: {fd}");
+        let fd = OwnedFd::from_raw_fd(fd);
+        let link = libbpf_sys::bpf_link_create(
+            fd.as_raw_fd(),
+            index as i32,
+            libbpf_sys::BPF_TCX_EGRESS,
+            std::ptr::null(),
+        );
+        assert!(link >= 0, "cannot attach: {link}");
+        OwnedFd::from_raw_fd(link)
+    }
+}
+
+/// What `rp_filter` findings rest on: with the strict filter, packets from a source that the
+/// multipath route leads to are accepted from either uplink, others only from their own.
+#[test]
+fn the_strict_filter_accepts_every_path_of_a_multipath_route() {
+    let net = Net::with_default();
+    let (host, far) = (&net.host, &net.far);
+    host.sysctl("ipv4/conf/all/rp_filter", "1");
+    host.ip("addr add 192.0.2.1/32 dev lo");
+    host.ip("route add 198.51.100.0/24 via 10.0.0.2");
+    for source in ["203.0.113.1", "198.51.100.1"] {
+        far.ip(&format!("addr add {source}/32 dev lo"));
+    }
+    // The last row is the one that the filter drops; what comes after it shows that it was.
+    let sent = [
+        (0, "203.0.113.1"),
+        (1, "203.0.113.1"),
+        (0, "198.51.100.1"),
+        (1, "198.51.100.1"),
+        (0, "203.0.113.1"),
+    ];
+    let receiver = host.within(async || {
+        let socket = UdpSocket::bind("192.0.2.1:7000").unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(2)))
+            .unwrap();
+        socket
+    });
+    for (n, (uplink, source)) in sent.iter().enumerate() {
+        far.ip(&format!("route replace 192.0.2.1/32 via 10.0.{uplink}.1"));
+        far.within(async || {
+            let socket = UdpSocket::bind((*source, 0)).unwrap();
+            socket.send_to(&[n as u8], "192.0.2.1:7000").unwrap();
+        });
+    }
+    let mut received = Vec::new();
+    while received.last() != Some(&4) {
+        let mut byte = [0];
+        receiver
+            .recv(&mut byte)
+            .unwrap_or_else(|e| panic!("after {received:?}: {e}"));
+        received.push(byte[0]);
+    }
+    received.sort();
+    assert_eq!(received, [0, 1, 2, 4]);
 }
 
 #[test]

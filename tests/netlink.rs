@@ -4,7 +4,7 @@
 mod netns;
 
 use ipnet::IpNet;
-use mountain::steer::topology::{Selector, Topology};
+use mountain::steer::topology::{Member, Selector, Topology};
 use netns::{addr, hop, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6};
 
 #[track_caller]
@@ -573,4 +573,51 @@ fn a_device_without_ethernet_headers_is_marked() {
         [("u0", true, true), ("t0", false, false)],
         "nobody holds the tun open"
     );
+}
+
+#[test]
+fn links_that_go_down_stay_in_routes_but_leave_nexthop_groups() {
+    let net = Net::new(3);
+    let host = &net.host;
+    host.ip(&format!("route add default {TWO_HOPS}"));
+    host.ip(&format!("-6 route add default {TWO_HOPS_V6}"));
+    for n in 0..3 {
+        host.ip(&format!("nexthop add id {} via 10.0.{n}.2 dev u{n}", n + 1));
+    }
+    host.ip("nexthop add id 10 group 1/2/3");
+    host.ip("route add 10.80.0.0/16 nhid 10");
+    net.wait_up();
+    let states = || -> Vec<Vec<(String, bool)>> {
+        let topology = host.topology();
+        let state = |member: &Member| {
+            let path = &topology.paths[member.path];
+            (path.ifname.clone(), path.up)
+        };
+        let groups = topology.groups.iter();
+        groups
+            .map(|group| group.members.iter().map(state).collect())
+            .collect()
+    };
+    let named = |states: &[(&str, bool)]| -> Vec<(String, bool)> {
+        states
+            .iter()
+            .map(|(n, up)| ((*n).to_owned(), *up))
+            .collect()
+    };
+    let all_up = [("u0", true), ("u1", true)];
+    let three_up = [("u0", true), ("u1", true), ("u2", true)];
+    assert_eq!(states(), [named(&all_up), named(&three_up), named(&all_up)]);
+
+    host.ip("link set u1 down");
+    let u1_down = [("u0", true), ("u1", false)];
+    let u1_gone = [("u0", true), ("u2", true)];
+    assert_eq!(
+        states(),
+        [named(&u1_down), named(&u1_gone), named(&u1_down)]
+    );
+
+    host.ip("link set u1 up");
+    net.wait_up();
+    // The kernel does not bring the nexthop object back.
+    assert_eq!(states(), [named(&all_up), named(&u1_gone), named(&all_up)]);
 }
