@@ -418,3 +418,72 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &[(u32, IpNet)]) -> Vec<IpNet> {
     }
     kept
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn heavy_weights_are_scaled_together() {
+        assert_eq!(scaled_weight(256, 256), 256);
+        assert_eq!(scaled_weight(3, 255), 3);
+        assert_eq!(scaled_weight(1000, 1000), 256);
+        assert_eq!(scaled_weight(500, 1000), 128);
+        assert_eq!(scaled_weight(1, 1000), 1, "never without any traffic");
+    }
+
+    fn prefix() -> impl Strategy<Value = IpNet> {
+        // Few bits and many lengths, so that prefixes nest and coincide.
+        (0u32..16, 0u8..=8).prop_map(|(high, length)| {
+            let net = IpNet::new(Ipv4Addr::from(high << 26).into(), length).unwrap();
+            net.trunc()
+        })
+    }
+
+    /// Whether the longest prefix that holds the address is one of the adopted.
+    fn ours(address: IpAddr, adopted: &[(u32, IpNet)], others: &[IpNet]) -> bool {
+        let longest = |prefixes: &mut dyn Iterator<Item = &IpNet>| {
+            let holding = prefixes.filter(|prefix| prefix.contains(&address));
+            holding.map(IpNet::prefix_len).max()
+        };
+        let adopted = longest(&mut adopted.iter().map(|(_, prefix)| prefix));
+        adopted > longest(&mut others.iter())
+    }
+
+    proptest! {
+        #[test]
+        fn leaving_out_what_is_covered_changes_no_decision(
+            adopted in prop::collection::vec(prefix(), 1..6),
+            others in prop::collection::btree_set(prefix(), 0..12),
+        ) {
+            let adopted: Vec<_> = adopted.into_iter().map(|prefix| (254, prefix)).collect();
+            // As in `finish`: a prefix is a group's or not, never both.
+            let others: BTreeSet<_> = others
+                .into_iter()
+                .filter(|other| adopted.iter().all(|(_, prefix)| prefix != other))
+                .collect();
+            let all: Vec<_> = others.iter().copied().collect();
+            let kept = minimal(&others, &adopted);
+            for high in 0u32..=255 {
+                let address = IpAddr::from(Ipv4Addr::from(high << 24 | 1));
+                prop_assert_eq!(
+                    ours(address, &adopted, &all),
+                    ours(address, &adopted, &kept),
+                    "{} with {:?}", address, kept
+                );
+            }
+            for (i, prefix) in kept.iter().enumerate() {
+                let mut without = kept.clone();
+                without.remove(i);
+                prop_assert!(others.contains(prefix));
+                let covered = without.iter().any(|outer| {
+                    outer.contains(prefix)
+                        && !adopted.iter().any(|(_, a)| outer.contains(a) && a.contains(prefix))
+                });
+                prop_assert!(!covered, "{} is redundant in {:?}", prefix, kept);
+            }
+        }
+    }
+}
