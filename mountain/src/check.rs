@@ -1,12 +1,508 @@
+//! `mountain check`: is this host able, what would be steered, and what stands in the way.
+//!
+//! Reads only. The one thing it asks of the kernel beyond reading is the route look-up that
+//! `connect` of a UDP socket makes, which sends nothing.
+
+mod sockets;
+
+use std::fmt::Display;
+use std::fs;
+use std::io::{self, Write};
+
+use ipnet::IpNet;
 use serde::Serialize;
-#[derive(Serialize)]
-pub struct Report;
-impl Report {
-    pub fn failed(&self) -> bool {
-        false
-    }
-    pub fn print(&self, _: bool) {}
+
+use crate::netlink::{self, Filter};
+use crate::steer::topology::{Group, Topology};
+
+/// Oldest kernel with tcx, the hook the steering program is attached to.
+const OLDEST_KERNEL: (u32, u32) = (6, 6);
+
+/// Programs of this project at a hook are no news.
+const OWN_PROGRAMS: &str = "mountain";
+
+/// How a finding is to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Works, but less well than it could, or only for some traffic.
+    Warn,
+    /// Steering cannot work like this.
+    Fail,
 }
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Item {
+    /// What was looked at: `kernel`, `routes`, `rp_filter`...
+    pub name: String,
+    pub level: Level,
+    /// What was found.
+    pub what: String,
+    /// What to do about it; empty when there is nothing to do.
+    pub todo: String,
+}
+
+/// All findings, in the order in which they were looked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    pub items: Vec<Item>,
+}
+
+impl Report {
+    /// The worst level found.
+    pub fn worst(&self) -> Level {
+        let levels = self.items.iter().map(|item| item.level);
+        levels.max().unwrap_or(Level::Ok)
+    }
+
+    /// Prints one line for each finding (✓, !, ✗), with what to do below; `colour` for terminals.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn print(&self, out: &mut impl Write, colour: bool) -> io::Result<()> {
+        let width = self.items.iter().map(|item| item.name.len()).max();
+        let width = width.unwrap_or(0);
+        for item in &self.items {
+            let (sign, code) = match item.level {
+                Level::Ok => ("✓", "32"),
+                Level::Warn => ("!", "33"),
+                Level::Fail => ("✗", "31"),
+            };
+            let sign = match colour {
+                true => format!("\x1b[{code}m{sign}\x1b[0m"),
+                false => sign.to_owned(),
+            };
+            writeln!(out, "{sign} {:width$}  {}", item.name, item.what)?;
+            if !item.todo.is_empty() {
+                writeln!(out, "  {:width$}  → {}", "", item.todo)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a finding.
+    pub fn push(&mut self, name: &str, level: Level, what: impl Display, todo: impl Display) {
+        self.items.push(Item {
+            name: name.to_owned(),
+            level,
+            what: what.to_string(),
+            todo: todo.to_string(),
+        });
+    }
+
+    fn ok(&mut self, name: &str, what: impl Display) {
+        self.push(name, Level::Ok, what, "");
+    }
+
+    fn warn(&mut self, name: &str, what: impl Display, todo: impl Display) {
+        self.push(name, Level::Warn, what, todo);
+    }
+
+    fn fail(&mut self, name: &str, what: impl Display, todo: impl Display) {
+        self.push(name, Level::Fail, what, todo);
+    }
+}
+
+/// Loads the steering program and attaches it to the topology's devices for a moment, for
+/// [`check_with`]; returns what to say when that worked.
+pub type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
+
+/// Checks the calling thread's network namespace for all its multipath routes, without loading
+/// anything.
 pub fn check() -> Report {
-    Report
+    check_with(&Filter::default(), None)
+}
+
+/// Checks the calling thread's network namespace for the routes that `filter` admits, and whether
+/// the program can be loaded if `try_load` is given.
+pub fn check_with(filter: &Filter, try_load: Option<TryLoad<'_>>) -> Report {
+    let mut report = Report::default();
+    check_privileges(&mut report);
+    check_kernel(&mut report);
+    let topology = match netlink::read_topology_blocking(filter) {
+        Ok(topology) => topology,
+        Err(error) => {
+            report.fail("routes", format!("cannot be read: {error:#}"), "");
+            return report;
+        }
+    };
+    if let Some(try_load) = try_load {
+        match try_load(&topology) {
+            Ok(what) => report.ok("program", what),
+            Err(error) => report.fail("program", format!("cannot be loaded: {error:#}"), ""),
+        }
+    }
+    check_routes(&mut report, &topology);
+    if topology.groups.is_empty() {
+        return report;
+    }
+    check_paths(&mut report, &topology);
+    check_other_programs(&mut report, &topology);
+    check_sysctls(&mut report, &topology);
+    sockets::check_new(&mut report, &topology);
+    sockets::check_live(&mut report, &topology);
+    report
+}
+
+fn check_privileges(report: &mut Report) {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0);
+    match missing_capabilities(effective).as_slice() {
+        [] => report.ok("privileges", "all that are needed"),
+        missing => report.fail(
+            "privileges",
+            format!("missing: {}", missing.join(", ")),
+            "run as root (sudo)",
+        ),
+    }
+}
+
+/// What a process with these effective capabilities (a bit mask) lacks.
+fn missing_capabilities(effective: u64) -> Vec<&'static str> {
+    // Numbers from linux/capability.h.
+    let has = |number: u32| effective & (1 << number) != 0;
+    let admin = has(21);
+    let mut missing = Vec::new();
+    if !has(12) {
+        missing.push("CAP_NET_ADMIN");
+    }
+    if !has(13) {
+        missing.push("CAP_NET_RAW");
+    }
+    if !has(39) && !admin {
+        missing.push("CAP_BPF");
+    }
+    if !has(38) && !admin {
+        missing.push("CAP_PERFMON");
+    }
+    missing
+}
+
+fn check_kernel(report: &mut Report) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    let (major, minor) = OLDEST_KERNEL;
+    match kernel_version(release) {
+        Some(version) if version >= OLDEST_KERNEL => report.ok("kernel", release),
+        Some(_) => report.fail(
+            "kernel",
+            format!("{release} is older than {major}.{minor} and has no tcx hook"),
+            "install a newer kernel; on Debian 12: apt install -t bookworm-backports linux-image-amd64",
+        ),
+        None => report.warn(
+            "kernel",
+            format!("version '{release}' is not understood"),
+            format!("make sure that it is {major}.{minor} or newer"),
+        ),
+    }
+    if fs::metadata("/sys/kernel/btf/vmlinux").is_ok() {
+        report.ok("BTF", "the kernel describes its types");
+    } else {
+        report.fail(
+            "BTF",
+            "/sys/kernel/btf/vmlinux is missing",
+            "use a kernel with CONFIG_DEBUG_INFO_BTF=y, and mount /sys",
+        );
+    }
+}
+
+/// Major and minor of a release such as `6.12.48+deb13-amd64`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let major = numbers.next()?.parse().ok()?;
+    let minor = numbers.next()?.parse().ok()?;
+    Some((major, minor))
+}
+
+fn check_routes(report: &mut Report, topology: &Topology) {
+    for group in &topology.groups {
+        report.ok("routes", describe(group, topology));
+    }
+    if topology.groups.is_empty() {
+        report.fail(
+            "routes",
+            "no multipath route that can be steered",
+            "ip route replace default nexthop via GATEWAY1 dev DEV1 nexthop via GATEWAY2 dev DEV2",
+        );
+    } else {
+        let (others, rules) = (topology.not_ours.len(), topology.selectors.len());
+        if others + rules > 0 {
+            report.ok(
+                "left alone",
+                format!("traffic of {others} more specific routes and {rules} routing rules"),
+            );
+        }
+    }
+    for reason in &topology.skipped {
+        report.warn("skipped", reason, "");
+    }
+}
+
+/// A group in words: prefixes and next hops with weights.
+fn describe(group: &Group, topology: &Topology) -> String {
+    const SHOWN: usize = 3;
+    let mut prefixes: Vec<String> = group.prefixes.iter().map(IpNet::to_string).collect();
+    if prefixes.len() > SHOWN {
+        let rest = prefixes.split_off(SHOWN).len();
+        prefixes.push(format!("{rest} more"));
+    }
+    let hops: Vec<String> = group
+        .members
+        .iter()
+        .map(|member| {
+            let path = &topology.paths[member.path];
+            let gateway = path.key.gateway.map(|g| g.to_string()).unwrap_or_default();
+            format!("{} via {gateway} (weight {})", path.ifname, member.weight)
+        })
+        .collect();
+    let table = match group.table {
+        254 => String::new(),
+        other => format!(" in table {other}"),
+    };
+    format!("{}{table}: {}", prefixes.join(", "), hops.join(", "))
+}
+
+fn check_paths(report: &mut Report, topology: &Topology) {
+    for path in &topology.paths {
+        let gateway = path.key.gateway.map(|g| g.to_string()).unwrap_or_default();
+        let name = &path.ifname;
+        if !path.ethernet {
+            report.warn(
+                "paths",
+                format!(
+                    "{name} has no Ethernet headers: running flows cannot be moved to or from it"
+                ),
+                "",
+            );
+        }
+        if !path.up {
+            report.warn("paths", format!("{name} is down or has no carrier"), "");
+        } else if path.ethernet && path.gateway_mac.is_none() {
+            report.warn(
+                "paths",
+                format!("gateway {gateway} on {name} is not resolved at the moment"),
+                format!("see whether it answers: ping -I {name} {gateway}"),
+            );
+        }
+        if path.source.is_none() {
+            report.warn(
+                "paths",
+                format!("{name} has no address to probe {gateway} from"),
+                format!("give {name} an address of its own"),
+            );
+        }
+    }
+    for group in &topology.groups {
+        let paths = || group.members.iter().map(|m| &topology.paths[m.path]);
+        let smallest = paths().min_by_key(|path| path.mtu);
+        let largest = paths().max_by_key(|path| path.mtu);
+        if let (Some(small), Some(large)) = (smallest, largest) {
+            if small.mtu != large.mtu {
+                report.warn(
+                    "mtu",
+                    format!(
+                        "{} carries {} bytes, {} only {}: larger packets are not moved there",
+                        large.ifname, large.mtu, small.ifname, small.mtu
+                    ),
+                    "",
+                );
+            }
+        }
+    }
+}
+
+fn check_other_programs(report: &mut Report, topology: &Topology) {
+    for (ifindex, ifname) in devices(topology) {
+        let names = match tcx_egress_programs(ifindex) {
+            Ok(names) => names,
+            // Without privileges the list is closed; that was reported above.
+            Err(_) => continue,
+        };
+        let others: Vec<String> = names
+            .into_iter()
+            .filter(|name| !name.starts_with(OWN_PROGRAMS))
+            .collect();
+        if !others.is_empty() {
+            report.warn(
+                "programs",
+                format!(
+                    "other BPF programs at tcx egress of {ifname}: {}",
+                    others.join(", ")
+                ),
+                "packets that they drop or redirect are not steered",
+            );
+        }
+    }
+}
+
+/// Names of the programs at the tcx egress hook of a device.
+fn tcx_egress_programs(ifindex: u32) -> io::Result<Vec<String>> {
+    let mut ids = [0u32; 64];
+    let mut options = libbpf_sys::bpf_prog_query_opts {
+        sz: std::mem::size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
+        prog_ids: ids.as_mut_ptr(),
+        ..Default::default()
+    };
+    options.__bindgen_anon_1.count = ids.len() as u32;
+    let target = i32::try_from(ifindex).map_err(io::Error::other)?;
+    // SAFETY: `options` and the array it points to live through the call, which writes at most
+    // `count` ids.
+    let status = unsafe {
+        libbpf_sys::bpf_prog_query_opts(target, libbpf_sys::BPF_TCX_EGRESS, &mut options)
+    };
+    if status < 0 {
+        return Err(io::Error::from_raw_os_error(-status));
+    }
+    // SAFETY: both members of the union are one u32.
+    let count = unsafe { options.__bindgen_anon_1.count } as usize;
+    let found = &ids[..count.min(ids.len())];
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(libbpf_rs::query::ProgInfoIter::default()
+        .filter(|program| found.contains(&program.id))
+        .map(|program| program.name.to_string_lossy().into_owned())
+        .collect())
+}
+
+fn check_sysctls(report: &mut Report, topology: &Topology) {
+    for (ipv6, family) in [(false, "ipv4"), (true, "ipv6")] {
+        if !topology.paths.iter().any(|path| path.key.ipv6 == ipv6) {
+            continue;
+        }
+        let key = format!("net.{family}.fib_multipath_hash_policy");
+        match sysctl(&key) {
+            Some(0) => report.warn(
+                "hash policy",
+                format!("{key} = 0: all flows between two hosts start on one path"),
+                format!("sysctl -w {key}=1 spreads them by port"),
+            ),
+            Some(value) => report.ok("hash policy", format!("{key} = {value}")),
+            None => report.warn("hash policy", format!("{key} cannot be read"), ""),
+        }
+    }
+    let ipv4_groups = || topology.groups.iter().filter(|group| !is_ipv6(group));
+    if ipv4_groups().next().is_some() {
+        for (_, ifname) in devices(topology) {
+            check_rp_filter(
+                report,
+                &ifname,
+                ipv4_groups().all(|group| group.table == 254),
+            );
+        }
+    }
+    let forwards = |key| sysctl(key).unwrap_or(0) != 0;
+    if forwards("net.ipv4.ip_forward") || forwards("net.ipv6.conf.all.forwarding") {
+        report.ok(
+            "forwarding",
+            "this host is a router: forwarded flows are steered too",
+        );
+    } else {
+        report.ok(
+            "forwarding",
+            "off: flows of this host's own sockets are steered",
+        );
+    }
+}
+
+/// The larger of the value for all devices and the device's own counts. A strict filter takes a
+/// packet when any next hop of the route back to its source leaves by the device it came in by
+/// (`fib_info_nh_uses_dev`), so it does not harm multipath routes as such.
+fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
+    let own = sysctl(&format!("net.ipv4.conf.{ifname}.rp_filter"));
+    let all = sysctl("net.ipv4.conf.all.rp_filter");
+    match own.max(all) {
+        Some(1) if !main_table => report.warn(
+            "rp_filter",
+            format!("{ifname}: strict, and the multipath route is not in the main table: replies may be dropped"),
+            format!("sysctl -w net.ipv4.conf.{ifname}.rp_filter=2"),
+        ),
+        Some(1) => report.ok(
+            "rp_filter",
+            format!("{ifname}: strict; replies are accepted on every path of their multipath route"),
+        ),
+        Some(2) => report.ok("rp_filter", format!("{ifname}: loose")),
+        _ => report.ok("rp_filter", format!("{ifname}: off")),
+    }
+}
+
+fn sysctl(key: &str) -> Option<u32> {
+    // A device's name may hold dots; the parts around it do not.
+    let path = match key.strip_prefix("net.ipv4.conf.") {
+        Some(rest) => {
+            let (device, name) = rest.rsplit_once('.')?;
+            format!("net/ipv4/conf/{device}/{name}")
+        }
+        None => key.replace('.', "/"),
+    };
+    let text = fs::read_to_string(format!("/proc/sys/{path}")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Devices of the paths, each once.
+fn devices(topology: &Topology) -> Vec<(u32, String)> {
+    let mut devices: Vec<(u32, String)> = topology
+        .paths
+        .iter()
+        .map(|path| (path.key.ifindex, path.ifname.clone()))
+        .collect();
+    devices.sort();
+    devices.dedup();
+    devices
+}
+
+fn is_ipv6(group: &Group) -> bool {
+    matches!(group.prefixes.first(), Some(IpNet::V6(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert_eq!(kernel_version("6.12.48+deb13-amd64"), Some((6, 12)));
+        assert_eq!(kernel_version("6.6-rc1"), Some((6, 6)));
+        assert_eq!(kernel_version("linux"), None);
+        assert!(kernel_version("6.1.0-13-amd64").unwrap() < OLDEST_KERNEL);
+    }
+
+    #[test]
+    fn capabilities() {
+        let needed: u64 = 1 << 12 | 1 << 13;
+        assert!(missing_capabilities(u64::MAX).is_empty());
+        assert!(missing_capabilities(needed | 1 << 21).is_empty());
+        assert!(missing_capabilities(needed | 1 << 38 | 1 << 39).is_empty());
+        assert_eq!(missing_capabilities(needed | 1 << 39), ["CAP_PERFMON"]);
+        assert_eq!(missing_capabilities(0).len(), 4);
+    }
+
+    #[test]
+    fn printing() {
+        let mut report = Report::default();
+        report.ok("kernel", "6.12");
+        report.warn("mtu", "differs", "look");
+        assert_eq!(report.worst(), Level::Warn);
+        let mut plain = Vec::new();
+        report.print(&mut plain, false).unwrap();
+        assert_eq!(
+            String::from_utf8(plain).unwrap(),
+            "✓ kernel  6.12\n! mtu     differs\n          → look\n"
+        );
+        let mut coloured = Vec::new();
+        report.print(&mut coloured, true).unwrap();
+        assert!(String::from_utf8(coloured)
+            .unwrap()
+            .starts_with("\x1b[32m✓\x1b[0m kernel"));
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["items"][1]["level"], "warn");
+        assert_eq!(json["items"][1]["todo"], "look");
+    }
 }

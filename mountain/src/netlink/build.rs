@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::nexthop::NextHop;
 use super::rules::{self, Reach};
-use super::snapshot::{Link, NextHop, Route, Snapshot, UNICAST};
+use super::snapshot::{Link, Route, Snapshot, UNICAST};
 use super::Filter;
 use crate::steer::topology::{
     Group, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
@@ -20,7 +21,7 @@ pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
     let mut candidates: Vec<&Route> = snapshot
         .routes
         .iter()
-        .filter(|route| route.multipath && route.kind == UNICAST)
+        .filter(|route| route.multipath)
         .collect();
     // The main table first: where tables overlap, it is the one that most packets use.
     candidates.sort_by_key(|route| {
@@ -91,6 +92,12 @@ impl<'a> Builder<'a> {
 
     /// Makes the route's prefix part of a group, or says why not.
     fn adopt(&mut self, route: &Route) -> Result<(), String> {
+        if route.hops.iter().any(|hop| hop.blackhole) {
+            return Err("a next hop is a blackhole".to_owned());
+        }
+        if route.kind != UNICAST {
+            return Err(format!("not a unicast route (type {})", route.kind));
+        }
         if route.source.is_some() {
             return Err("chosen by source address".to_owned());
         }
@@ -186,9 +193,6 @@ impl<'a> Builder<'a> {
         for hop in &route.hops {
             if hop.encapsulated {
                 return Err("a next hop encapsulates its packets".to_owned());
-            }
-            if hop.blackhole {
-                return Err("a next hop is a blackhole".to_owned());
             }
             let same = hops
                 .iter_mut()
@@ -413,4 +417,73 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &[(u32, IpNet)]) -> Vec<IpNet> {
         enclosing.push((prefix, ours));
     }
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn heavy_weights_are_scaled_together() {
+        assert_eq!(scaled_weight(256, 256), 256);
+        assert_eq!(scaled_weight(3, 255), 3);
+        assert_eq!(scaled_weight(1000, 1000), 256);
+        assert_eq!(scaled_weight(500, 1000), 128);
+        assert_eq!(scaled_weight(1, 1000), 1, "never without any traffic");
+    }
+
+    fn prefix() -> impl Strategy<Value = IpNet> {
+        // Few bits and many lengths, so that prefixes nest and coincide.
+        (0u32..16, 0u8..=8).prop_map(|(high, length)| {
+            let net = IpNet::new(Ipv4Addr::from(high << 26).into(), length).unwrap();
+            net.trunc()
+        })
+    }
+
+    /// Whether the longest prefix that holds the address is one of the adopted.
+    fn ours(address: IpAddr, adopted: &[(u32, IpNet)], others: &[IpNet]) -> bool {
+        let longest = |prefixes: &mut dyn Iterator<Item = &IpNet>| {
+            let holding = prefixes.filter(|prefix| prefix.contains(&address));
+            holding.map(IpNet::prefix_len).max()
+        };
+        let adopted = longest(&mut adopted.iter().map(|(_, prefix)| prefix));
+        adopted > longest(&mut others.iter())
+    }
+
+    proptest! {
+        #[test]
+        fn leaving_out_what_is_covered_changes_no_decision(
+            adopted in prop::collection::vec(prefix(), 1..6),
+            others in prop::collection::btree_set(prefix(), 0..12),
+        ) {
+            let adopted: Vec<_> = adopted.into_iter().map(|prefix| (254, prefix)).collect();
+            // As in `finish`: a prefix is a group's or not, never both.
+            let others: BTreeSet<_> = others
+                .into_iter()
+                .filter(|other| adopted.iter().all(|(_, prefix)| prefix != other))
+                .collect();
+            let all: Vec<_> = others.iter().copied().collect();
+            let kept = minimal(&others, &adopted);
+            for high in 0u32..=255 {
+                let address = IpAddr::from(Ipv4Addr::from(high << 24 | 1));
+                prop_assert_eq!(
+                    ours(address, &adopted, &all),
+                    ours(address, &adopted, &kept),
+                    "{} with {:?}", address, kept
+                );
+            }
+            for (i, prefix) in kept.iter().enumerate() {
+                let mut without = kept.clone();
+                without.remove(i);
+                prop_assert!(others.contains(prefix));
+                let covered = without.iter().any(|outer| {
+                    outer.contains(prefix)
+                        && !adopted.iter().any(|(_, a)| outer.contains(a) && a.contains(prefix))
+                });
+                prop_assert!(!covered, "{} is redundant in {:?}", prefix, kept);
+            }
+        }
+    }
 }

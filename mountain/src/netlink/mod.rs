@@ -5,7 +5,7 @@
 //! changes afterwards. Make the monitor first and read second, so that no change falls between.
 //!
 //! Theory of operation. `wire` speaks the netlink framing, `snapshot` decodes the few attributes
-//! needed into plain data, `rules` walks the policy rules as the kernel does, and `build` decides
+//! needed into plain data (`nexthop`: those of next hops), `rules` walks the policy rules as the kernel does, and `build` decides
 //! what is a group, what is left alone and why. The last two are pure functions. Attributes are
 //! picked one by one instead of decoding whole messages with `netlink-packet-route`, because there
 //! one attribute of a newer kernel, or an encapsulation inside a multipath next hop, makes the
@@ -14,6 +14,7 @@
 
 mod build;
 mod monitor;
+mod nexthop;
 mod rules;
 mod snapshot;
 mod wire;

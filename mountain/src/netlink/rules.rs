@@ -21,7 +21,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
     let mut reach = Reach::default();
     // A rule with conditions that leads to the table: the packets it does not match go elsewhere,
     // unless a later rule brings them here too.
-    let mut conditional: Option<(&Rule, usize)> = None;
+    let mut conditional: Option<(&Rule, usize, usize)> = None;
     let mut several = false;
     let mut resume_at = 0;
 
@@ -41,7 +41,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
             (Action::Table(other), Match::All) if other == table => return Ok(reach),
             (Action::Table(other), Match::Some) if other == table => {
                 several |= conditional.is_some();
-                conditional.get_or_insert((rule, reach.selectors.len()));
+                conditional.get_or_insert((rule, reach.selectors.len(), reach.earlier.len()));
             }
             (Action::Table(other), _) if is_empty(snapshot, other, ipv6) => {}
             (Action::Table(other), Match::All) => {
@@ -56,12 +56,13 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
         Some(_) if several => Err(format!(
             "several routing rules with conditions look table {table} up"
         )),
-        Some((rule, _)) if rule.opaque => Err(format!(
+        Some((rule, ..)) if rule.opaque => Err(format!(
             "the routing rule {} that looks table {table} up has conditions that cannot be followed",
             rule.priority
         )),
-        Some((rule, before)) => {
-            reach.selectors.truncate(before);
+        Some((rule, selectors_before, tables_before)) => {
+            reach.selectors.truncate(selectors_before);
+            reach.earlier.truncate(tables_before);
             let mut others = selector(rule, table);
             others.invert = !others.invert;
             reach.selectors.push(others);
@@ -144,4 +145,129 @@ fn is_empty(snapshot: &Snapshot, table: u32, ipv6: bool) -> bool {
 
 fn is_ipv6(route: &super::snapshot::Route) -> bool {
     matches!(route.prefix, ipnet::IpNet::V6(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::snapshot::{Link, Route};
+    use super::*;
+
+    fn rule(priority: u32, action: Action) -> Rule {
+        Rule {
+            ipv6: false,
+            priority,
+            action,
+            invert: false,
+            suppress_length: None,
+            suppress_group: false,
+            fwmark: None,
+            src: None,
+            dst: None,
+            iif: None,
+            oif: false,
+            uid: None,
+            ipproto: None,
+            sport: None,
+            dport: None,
+            tos: None,
+            opaque: false,
+        }
+    }
+
+    fn snapshot(rules: Vec<Rule>) -> Snapshot {
+        let route = |table| Route {
+            table,
+            prefix: "0.0.0.0/0".parse().unwrap(),
+            source: None,
+            tos: 0,
+            metric: 0,
+            kind: 1,
+            multipath: false,
+            hops: Vec::new(),
+        };
+        Snapshot {
+            routes: vec![route(254), route(100)],
+            rules,
+            ..Snapshot::default()
+        }
+    }
+
+    #[test]
+    fn packets_that_come_in_by_a_vrf_are_not_ours() {
+        let mut snapshot = snapshot(vec![
+            rule(1000, Action::L3mdev),
+            rule(32766, Action::Table(254)),
+        ]);
+        let link = |master, vrf_table| Link {
+            master,
+            vrf_table,
+            ..Link::default()
+        };
+        snapshot.links = [
+            (2, link(None, Some(100))), // the VRF
+            (3, link(Some(2), None)),   // its port
+            (4, link(Some(5), None)),   // a bridge's port
+            (5, link(None, None)),
+        ]
+        .into();
+        let reach = reach(&snapshot, 254, false).unwrap();
+        let devices: Vec<_> = reach.selectors.iter().map(|s| s.iif).collect();
+        assert_eq!(devices, [Some(2), Some(3)]);
+        let vrfs_own = super::reach(&snapshot, 100, false).unwrap_err();
+        assert!(vrfs_own.contains("no routing rule"), "{vrfs_own}");
+    }
+
+    #[test]
+    fn conditions_that_cannot_be_followed_exclude_too_much_rather_than_too_little() {
+        let opaque = |invert| Rule {
+            opaque: true,
+            invert,
+            src: Some("10.0.0.0/8".parse().unwrap()),
+            ..rule(10, Action::Table(100))
+        };
+        let selectors = |rule| {
+            let snapshot = snapshot(vec![rule, self::rule(32766, Action::Table(254))]);
+            reach(&snapshot, 254, false).unwrap().selectors
+        };
+        let followed = selectors(opaque(false));
+        assert_eq!(followed[0].src, Some("10.0.0.0/8".parse().unwrap()));
+        let inverted = selectors(opaque(true));
+        assert!(inverted[0].is_unconditional() && !inverted[0].invert);
+        let reason = reach(&snapshot(vec![opaque(false)]), 100, false).unwrap_err();
+        assert!(reason.contains("cannot be followed"), "{reason}");
+    }
+
+    #[test]
+    fn inverted_rules_without_conditions_and_device_bound_ones() {
+        let never = [
+            Rule {
+                invert: true,
+                ..rule(10, Action::Table(100))
+            },
+            Rule {
+                oif: true,
+                ..rule(11, Action::Table(100))
+            },
+            Rule {
+                iif: Some(u32::MAX),
+                ..rule(12, Action::Table(100))
+            },
+            rule(13, Action::Nothing),
+            rule(32766, Action::Table(254)),
+        ];
+        let reach_never = reach(&snapshot(never.to_vec()), 254, false).unwrap();
+        assert!(reach_never.selectors.is_empty() && reach_never.earlier.is_empty());
+
+        let always = Rule {
+            oif: true,
+            invert: true,
+            ..rule(10, Action::Table(100))
+        };
+        let rules = vec![always, rule(32766, Action::Table(254))];
+        let reach_always = reach(&snapshot(rules), 254, false).unwrap();
+        assert_eq!(reach_always.earlier, [(100, None)]);
+
+        let dropped = vec![rule(5, Action::Drop), rule(32766, Action::Table(254))];
+        assert!(reach(&snapshot(dropped), 254, false).is_err());
+    }
 }

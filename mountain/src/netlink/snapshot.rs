@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
+use super::nexthop::{self, NextHop, NextHopObject};
 use super::wire::{self, push_attribute, Attributes, Socket};
 
 const RTM_GETLINK: u16 = 18;
@@ -72,17 +73,6 @@ pub(super) struct Route {
     /// Made of several next hops by RTA_MULTIPATH or a nexthop group, even if only one is left.
     pub multipath: bool,
     pub hops: Vec<NextHop>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NextHop {
-    pub ifindex: u32,
-    pub gateway: Option<IpAddr>,
-    pub weight: u16,
-    /// Dead or without carrier.
-    pub dead: bool,
-    pub encapsulated: bool,
-    pub blackhole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +143,7 @@ pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
 
     let mut objects = HashMap::new();
     let dumped = socket.dump(RTM_GETNEXTHOP, &[0; 8], |_, payload| {
-        objects.extend(decode_nexthop_object(payload));
+        objects.extend(nexthop::decode_object(payload));
     });
     consistent &= match dumped {
         // Kernels built without nexthop objects have none to list.
@@ -272,7 +262,7 @@ fn decode_address(payload: &[u8]) -> Option<Address> {
     })
 }
 
-/// A neighbour entry of IPv4 or IPv6.
+/// A unicast neighbour entry of IPv4 or IPv6.
 pub(super) struct Neighbour {
     pub ifindex: u32,
     pub address: IpAddr,
@@ -310,9 +300,12 @@ pub(super) fn decode_neighbour(payload: &[u8]) -> Option<Neighbour> {
         return None;
     }
     let attributes = Attributes::after(payload, 12);
+    let address = attributes
+        .ip(NDA_DST)
+        .filter(|address| !address.is_multicast())?;
     Some(Neighbour {
         ifindex: u32_at(payload, 4)?,
-        address: attributes.ip(NDA_DST)?,
+        address,
         state: u16::from_ne_bytes(*payload.get(8..)?.first_chunk()?),
         mac: attributes
             .get(NDA_LLADDR)
@@ -352,80 +345,6 @@ pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) 
         .map(|_| ())
 }
 
-const RTNH_F_DEAD: u32 = 1;
-const RTNH_F_LINKDOWN: u32 = 16;
-
-/// A nexthop object: one next hop, or a group of ids with weights.
-enum NextHopObject {
-    Single(NextHop),
-    Group(Vec<(u32, u16)>),
-}
-
-fn decode_nexthop_object(payload: &[u8]) -> Option<(u32, NextHopObject)> {
-    const NHA_ID: u16 = 1;
-    const NHA_GROUP: u16 = 2;
-    const NHA_BLACKHOLE: u16 = 4;
-    const NHA_OIF: u16 = 5;
-    const NHA_GATEWAY: u16 = 6;
-    const NHA_ENCAP_TYPE: u16 = 7;
-    const NHA_FDB: u16 = 11;
-    const NHA_OP_FLAGS: u16 = 14;
-    /// The kernel vouches that the reserved bytes of group entries are not garbage.
-    const RESERVED_IS_CLEAN: u32 = 1 << 31;
-
-    // struct nhmsg: family, scope, protocol, reserved, flags (4)
-    let flags = u32_at(payload, 4)?;
-    let attributes = Attributes::after(payload, 8);
-    let id = attributes.u32(NHA_ID)?;
-    if attributes.has(NHA_FDB) {
-        return None; // for VXLAN forwarding, never used by routes
-    }
-    if let Some(group) = attributes.get(NHA_GROUP) {
-        let wide = attributes.u32(NHA_OP_FLAGS).unwrap_or(0) & RESERVED_IS_CLEAN != 0;
-        let members = group
-            .chunks_exact(8)
-            .filter_map(|entry| {
-                // struct nexthop_grp: id (4), weight − 1, its high byte, reserved (2)
-                let high = if wide { entry[5] } else { 0 };
-                let weight = u16::from_be_bytes([high, entry[4]]).saturating_add(1);
-                Some((u32_at(entry, 0)?, weight))
-            })
-            .collect();
-        return Some((id, NextHopObject::Group(members)));
-    }
-    Some((
-        id,
-        NextHopObject::Single(NextHop {
-            ifindex: attributes.u32(NHA_OIF).unwrap_or(0),
-            gateway: attributes.ip(NHA_GATEWAY),
-            weight: 1,
-            dead: flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN) != 0,
-            encapsulated: attributes.has(NHA_ENCAP_TYPE),
-            blackhole: attributes.has(NHA_BLACKHOLE),
-        }),
-    ))
-}
-
-fn resolve_object(id: u32, objects: &HashMap<u32, NextHopObject>) -> (bool, Vec<NextHop>) {
-    match objects.get(&id) {
-        None => (false, Vec::new()),
-        Some(NextHopObject::Single(hop)) => (false, vec![hop.clone()]),
-        Some(NextHopObject::Group(members)) => {
-            let hops = members.iter().filter_map(|(id, weight)| {
-                // The kernel refuses groups inside groups, so one level is all there is.
-                let Some(NextHopObject::Single(hop)) = objects.get(id) else {
-                    return None;
-                };
-                Some(NextHop {
-                    weight: *weight,
-                    ..hop.clone()
-                })
-            });
-            (true, hops.collect())
-        }
-    }
-}
-
 /// Whether a route message is about a cached exception (such as a learned path MTU), not a route.
 pub(super) fn is_cached_route(payload: &[u8]) -> bool {
     const RTM_F_CLONED: u32 = 0x200;
@@ -447,12 +366,15 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
     }
     let attributes = Attributes::after(payload, 12);
     let (multipath, hops) = if let Some(id) = attributes.u32(RTA_NH_ID) {
-        resolve_object(id, objects)
+        nexthop::resolve(id, objects)
     } else if let Some(hops) = attributes.get(RTA_MULTIPATH) {
-        (true, decode_multipath(hops))
+        (true, nexthop::decode_multipath(hops))
     } else {
         let flags = u32_at(payload, 8)?;
-        (false, vec![decode_hop(&attributes, None, 0, flags)])
+        (
+            false,
+            vec![nexthop::decode_hop(&attributes, None, 0, flags)],
+        )
     };
     Some(Route {
         table: attributes.u32(RTA_TABLE).unwrap_or(table.into()),
@@ -467,51 +389,6 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
         multipath,
         hops,
     })
-}
-
-fn decode_multipath(mut bytes: &[u8]) -> Vec<NextHop> {
-    let mut hops = Vec::new();
-    // struct rtnexthop: length (2), flags, weight − 1, index (4), attributes
-    while let Some(&[low, high, flags, weight]) = bytes.first_chunk() {
-        let length = usize::from(u16::from_ne_bytes([low, high]));
-        let Some((hop, ifindex)) = bytes
-            .get(..length)
-            .and_then(|hop| Some((hop, u32_at(hop, 4)?)))
-        else {
-            break;
-        };
-        hops.push(decode_hop(
-            &Attributes::after(hop, 8),
-            Some(ifindex),
-            weight,
-            flags.into(),
-        ));
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-    }
-    hops
-}
-
-fn decode_hop(
-    attributes: &Attributes<'_>,
-    ifindex: Option<u32>,
-    weight_minus_one: u8,
-    flags: u32,
-) -> NextHop {
-    const RTA_OIF: u16 = 4;
-    const RTA_GATEWAY: u16 = 5;
-    const RTA_VIA: u16 = 18;
-    const RTA_ENCAP_TYPE: u16 = 21;
-    NextHop {
-        ifindex: ifindex.or(attributes.u32(RTA_OIF)).unwrap_or(0),
-        // struct rtvia: family (2), address
-        gateway: attributes
-            .ip(RTA_GATEWAY)
-            .or_else(|| wire::ip(attributes.get(RTA_VIA)?.get(2..)?)),
-        weight: u16::from(weight_minus_one) + 1,
-        dead: flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN) != 0,
-        encapsulated: attributes.has(RTA_ENCAP_TYPE),
-        blackhole: false,
-    }
 }
 
 fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
@@ -622,7 +499,7 @@ fn network(family: u8, address: Option<IpAddr>, length: u8) -> Option<IpNet> {
     IpNet::new(address, length).ok().map(|net| net.trunc())
 }
 
-fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes
         .get(offset..)?
         .first_chunk()

@@ -1,0 +1,206 @@
+//! Network namespaces for tests, removed with the value that made them. Needs root.
+
+// Each test program uses some of it.
+#![allow(dead_code)]
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use mountain::netlink::{read_topology, Filter};
+use mountain::steer::topology::{Member, Topology};
+use nix::sched::{setns, CloneFlags};
+
+/// A network namespace that goes away with the value.
+pub struct Namespace {
+    pub name: String,
+}
+
+impl Namespace {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "this test makes network namespaces: run it as root (sudo make test)"
+        );
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("mtnl-{}-{count}", std::process::id());
+        run("ip", &["netns", "add", &name]);
+        let namespace = Self { name };
+        namespace.ip("link set lo up");
+        // Duplicate address detection would hold IPv6 back for a second or two.
+        namespace.sysctl("ipv6/conf/default/accept_dad", "0");
+        namespace
+    }
+
+    /// Runs one `ip` command inside.
+    pub fn ip(&self, command: &str) {
+        let mut arguments = vec!["-n", &self.name];
+        arguments.extend(command.split_whitespace());
+        run("ip", &arguments);
+    }
+
+    /// Runs an `ip` command that this kernel may lack; says whether it worked.
+    pub fn try_ip(&self, command: &str) -> bool {
+        let output = Command::new("ip")
+            .args(["-n", &self.name])
+            .args(command.split_whitespace())
+            .output()
+            .expect("ip runs");
+        output.status.success()
+    }
+
+    /// Runs `work` on a thread of its own inside the namespace, with a tokio runtime.
+    pub fn within<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                let file = fs::File::open(format!("/run/netns/{}", self.name)).unwrap();
+                setns(file.as_fd(), CloneFlags::CLONE_NEWNET).unwrap();
+                tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .unwrap()
+                    .block_on(work())
+            });
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// What is read of the routing state.
+    pub fn topology(&self) -> Topology {
+        self.filtered(&[])
+    }
+
+    /// The same for some routes only.
+    pub fn filtered(&self, routes: &[&str]) -> Topology {
+        let filter = Filter {
+            routes: routes.iter().map(|route| prefix(route)).collect(),
+        };
+        self.within(async || read_topology(&filter).await.unwrap())
+    }
+
+    pub fn index(&self, ifname: &str) -> u32 {
+        self.within(async || nix::net::if_::if_nametoindex(ifname).unwrap())
+    }
+
+    pub fn sysctl(&self, path: &str, value: &str) {
+        self.within(async || fs::write(format!("/proc/sys/net/{path}"), value).unwrap());
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .status();
+    }
+}
+
+pub fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A host with uplinks u0.. joined to a far end by veth: 10.0.N.1/24 and fd00:N::1/64, the far
+/// end has .2 and ::2.
+pub struct Net {
+    pub host: Namespace,
+    pub far: Namespace,
+}
+
+impl Net {
+    pub fn new(uplinks: u32) -> Self {
+        let net = Self {
+            host: Namespace::new(),
+            far: Namespace::new(),
+        };
+        for n in 0..uplinks {
+            net.add_uplink(n);
+        }
+        net
+    }
+
+    pub fn add_uplink(&self, n: u32) {
+        let far = &self.far.name;
+        self.host.ip(&format!(
+            "link add u{n} type veth peer name p{n} netns {far}"
+        ));
+        for (side, device, host) in [(&self.far, "p", 2), (&self.host, "u", 1)] {
+            side.ip(&format!("addr add 10.0.{n}.{host}/24 dev {device}{n}"));
+            side.ip(&format!(
+                "addr add fd00:{n}::{host}/64 dev {device}{n} nodad"
+            ));
+            side.ip(&format!("link set {device}{n} up"));
+        }
+    }
+
+    /// Waits until the uplinks count as up: the kernel's link watch takes up to a second when
+    /// other links changed just before.
+    pub fn wait_up(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let output = Command::new("ip")
+                .args(["-n", &self.host.name, "-o", "link", "show", "type", "veth"])
+                .output()
+                .unwrap();
+            let links = String::from_utf8(output.stdout).unwrap();
+            if links.lines().all(|link| link.contains("state UP")) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{links}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A multipath default over u0 (weight 1) and u1 (weight 3).
+    pub fn with_default() -> Self {
+        let net = Self::new(2);
+        net.host.ip(&format!("route add default {TWO_HOPS}"));
+        net
+    }
+}
+
+pub const TWO_HOPS: &str = "nexthop via 10.0.0.2 dev u0 nexthop via 10.0.1.2 dev u1 weight 3";
+pub const TWO_HOPS_V6: &str =
+    "nexthop via fd00:0::2 dev u0 weight 200 nexthop via fd00:1::2 dev u1";
+
+pub fn prefix(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+pub fn addr(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+pub fn nets(texts: &[&str]) -> Vec<IpNet> {
+    texts.iter().map(|text| prefix(text)).collect()
+}
+
+/// (device, gateway, weight) of each member of group `g`.
+pub fn hops(topology: &Topology, g: usize) -> Vec<(String, IpAddr, u16)> {
+    let group = &topology.groups[g];
+    let hop = |member: &Member| {
+        let path = &topology.paths[member.path];
+        (
+            path.ifname.clone(),
+            path.key.gateway.unwrap(),
+            member.weight,
+        )
+    };
+    group.members.iter().map(hop).collect()
+}
+
+pub fn hop(ifname: &str, gateway: &str, weight: u16) -> (String, IpAddr, u16) {
+    (ifname.to_owned(), addr(gateway), weight)
+}
