@@ -5,13 +5,15 @@
 //! - [`oneway`]: variation of each direction's delay without synchronised clocks.
 //! - [`probe`]: the sender for all paths of a host.
 //! - [`reflect`]: the far end of the UDP probes.
-//! - [`stats`]: the rows of every table, and block-bootstrap intervals.
+//! - [`stats`]: the rows of every table; [`bootstrap`]: block-bootstrap intervals.
 //!
 //! Method and sources: docs/measuring.md.
 
+pub mod bootstrap;
 pub mod oneway;
 pub mod probe;
 pub mod reflect;
 pub mod stats;
 pub mod timestamp;
+mod timing;
 pub mod wire;

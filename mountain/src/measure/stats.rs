@@ -1,1 +1,370 @@
-//! placeholder
+//! The rows of every table of delays. Pure; delays are in µs. Intervals: [`super::bootstrap`].
+//!
+//! Definitions and sources: docs/measuring.md.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// From so many samples on P99.9 is shown: 20 of them lie beyond it.
+pub const P999_FROM: usize = 20_000;
+
+/// One answered probe.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// Number in the order of sending.
+    pub seq: u64,
+    pub rtt_us: f64,
+}
+
+/// Figures of the delays themselves, µs; they exist from one sample on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Delays {
+    pub min: f64,
+    pub avg: f64,
+    pub median: f64,
+    pub p95: f64,
+    pub p99: f64,
+    /// From [`P999_FROM`] samples on.
+    pub p999: Option<f64>,
+    pub max: f64,
+    /// Standard deviation with n − 1; 0 for one sample.
+    pub stdev: f64,
+    /// As ping(8) prints it: √(mean of squares − square of mean), so with n.
+    pub mdev: f64,
+    /// RFC 3550 section 6.4.1 (gain 1/16) over the RTTs in order of arrival, its last value.
+    pub jitter: f64,
+}
+
+impl Delays {
+    /// Max − min.
+    pub fn range(&self) -> f64 {
+        self.max - self.min
+    }
+
+    /// Delay variation, p99 − p50.
+    pub fn pdv(&self) -> f64 {
+        self.p99 - self.median
+    }
+}
+
+/// How many samples exceeded a threshold.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Over {
+    pub threshold_us: f64,
+    pub count: u64,
+}
+
+/// Everything a table shows of one series of probes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    pub sent: u64,
+    /// Answers, duplicates not counted.
+    pub count: u64,
+    /// Answers that came after one to a later probe (RFC 4737).
+    pub reordered: u64,
+    /// `None` without any answer.
+    pub delays: Option<Delays>,
+    pub over: Vec<Over>,
+}
+
+/// How to print a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    Count,
+    Microseconds,
+    Percent,
+}
+
+/// One line of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub name: String,
+    /// `None` where there are too few samples.
+    pub value: Option<f64>,
+    pub unit: Unit,
+}
+
+impl fmt::Display for Row {
+    /// The value alone: ms with three places, percent with two, counts whole, – for none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match (self.value, self.unit) {
+            (None, _) => "–".into(),
+            (Some(v), Unit::Count) => format!("{v:.0}"),
+            (Some(v), Unit::Microseconds) => format!("{:.3} ms", v / 1e3),
+            (Some(v), Unit::Percent) => format!("{v:.2} %"),
+        };
+        f.pad(&text)
+    }
+}
+
+impl Table {
+    /// Evaluates `replies`, in order of arrival, of `sent` probes. Further replies to the same
+    /// probe must have been left out. With no `thresholds_us` they are chosen:
+    /// [`choose_thresholds`].
+    pub fn new(sent: u64, replies: &[Reply], thresholds_us: &[f64]) -> Self {
+        let mut sorted: Vec<f64> = replies.iter().map(|r| r.rtt_us).collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let delays = (!sorted.is_empty()).then(|| delays(replies, &sorted));
+        let chosen;
+        let thresholds_us = match (&delays, thresholds_us) {
+            (Some(delays), []) => {
+                chosen = choose_thresholds(delays.median);
+                &chosen[..]
+            }
+            _ => thresholds_us,
+        };
+        let over = thresholds_us.iter().map(|&threshold_us| {
+            let at_most = sorted.partition_point(|&v| v <= threshold_us);
+            Over {
+                threshold_us,
+                count: (sorted.len() - at_most) as u64,
+            }
+        });
+        Self {
+            sent,
+            count: replies.len() as u64,
+            reordered: reordered(replies),
+            over: over.collect(),
+            delays,
+        }
+    }
+
+    pub fn lost(&self) -> u64 {
+        self.sent.saturating_sub(self.count)
+    }
+
+    /// Lost ÷ sent; 0 if nothing was sent.
+    pub fn loss(&self) -> f64 {
+        self.lost() as f64 / self.sent.max(1) as f64
+    }
+
+    /// The rows, the same everywhere and in this order.
+    pub fn rows(&self) -> Vec<Row> {
+        let us = |name: &str, value: fn(&Delays) -> Option<f64>| Row {
+            name: name.into(),
+            value: self.delays.as_ref().and_then(value),
+            unit: Unit::Microseconds,
+        };
+        let count = |name: String, n: u64| Row {
+            name,
+            value: Some(n as f64),
+            unit: Unit::Count,
+        };
+        let mut rows = vec![
+            count("Count".into(), self.count),
+            us("Min", |d| Some(d.min)),
+            us("Avg", |d| Some(d.avg)),
+            us("Median", |d| Some(d.median)),
+            us("P95", |d| Some(d.p95)),
+            us("P99", |d| Some(d.p99)),
+            us("P99.9", |d| d.p999),
+            us("Max", |d| Some(d.max)),
+            us("Max−Min", |d| Some(d.range())),
+            us("Stdev", |d| Some(d.stdev)),
+            us("mdev", |d| Some(d.mdev)),
+            us("PDV", |d| Some(d.pdv())),
+            us("Jitter", |d| Some(d.jitter)),
+            Row {
+                name: "Loss".into(),
+                value: (self.sent > 0).then_some(self.loss() * 100.0),
+                unit: Unit::Percent,
+            },
+            count("Reordered".into(), self.reordered),
+        ];
+        rows.extend(
+            self.over
+                .iter()
+                .map(|o| count(format!("> {} ms", o.threshold_us / 1e3), o.count)),
+        );
+        rows
+    }
+}
+
+fn delays(replies: &[Reply], sorted: &[f64]) -> Delays {
+    let n = sorted.len() as f64;
+    let avg = sorted.iter().sum::<f64>() / n;
+    // Two passes: the textbook one-pass formula cancels badly for small spreads.
+    let squares: f64 = sorted.iter().map(|v| (v - avg).powi(2)).sum();
+    let jitter = replies.windows(2).fold(0.0, |jitter, pair| {
+        jitter + ((pair[1].rtt_us - pair[0].rtt_us).abs() - jitter) / 16.0
+    });
+    let q = |p| quantile(sorted, p).expect("not empty");
+    Delays {
+        min: sorted[0],
+        avg,
+        median: q(0.5),
+        p95: q(0.95),
+        p99: q(0.99),
+        p999: (sorted.len() >= P999_FROM).then(|| q(0.999)),
+        max: sorted[sorted.len() - 1],
+        stdev: (squares / (n - 1.0).max(1.0)).sqrt(),
+        mdev: (squares / n).sqrt(),
+        jitter,
+    }
+}
+
+/// RFC 4737: an arrival is reordered when a later-sent packet has arrived before it.
+fn reordered(replies: &[Reply]) -> u64 {
+    let mut next = 0;
+    let mut count = 0;
+    for reply in replies {
+        if reply.seq < next {
+            count += 1;
+        } else {
+            next = reply.seq + 1;
+        }
+    }
+    count
+}
+
+/// The `p` quantile of ascending values, interpolated (Hyndman and Fan's type 7, the default of R
+/// and NumPy); `None` if there are none.
+pub fn quantile(sorted: &[f64], p: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    let at = p.clamp(0.0, 1.0) * last as f64;
+    let below = (at.floor() as usize).min(last);
+    let above = (below + 1).min(last);
+    Some(sorted[below] + (sorted[above] - sorted[below]) * (at - below as f64))
+}
+
+/// Three round numbers (1–2–5 series) from 1.5 × the median up, µs.
+pub fn choose_thresholds(median_us: f64) -> [f64; 3] {
+    let least = (median_us * 1.5).max(1.0);
+    let decade = 10f64.powf(least.log10().floor());
+    let series = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0].map(|m| m * decade);
+    // A power of ten may come out a hair too low or high.
+    let from = series
+        .iter()
+        .position(|&v| v >= least * (1.0 - 1e-9))
+        .unwrap_or(3)
+        .min(4);
+    [series[from], series[from + 1], series[from + 2]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replies(rtts: &[f64]) -> Vec<Reply> {
+        rtts.iter()
+            .enumerate()
+            .map(|(n, &rtt_us)| Reply {
+                seq: n as u64,
+                rtt_us,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_small_table_by_hand() {
+        let table = Table::new(6, &replies(&[10.0, 20.0, 30.0, 40.0, 100.0]), &[30.0, 99.0]);
+        let d = table.delays.as_ref().unwrap();
+        assert_eq!((d.min, d.avg, d.median, d.max), (10.0, 40.0, 30.0, 100.0));
+        // Type 7: 0.95·4 = 3.8 → 40 + 0.8·60.
+        assert!((d.p95 - 88.0).abs() < 1e-9 && (d.p99 - 97.6).abs() < 1e-9);
+        assert_eq!(d.p999, None);
+        assert_eq!(d.range(), 90.0);
+        assert!((d.pdv() - 67.6).abs() < 1e-9);
+        assert!((d.stdev - 1250f64.sqrt()).abs() < 1e-9);
+        assert!((d.mdev - 1000f64.sqrt()).abs() < 1e-9);
+        // 10·(1 − (15/16)³)·(15/16) + 60/16
+        let jitter = 10.0 * (1.0 - 0.9375f64.powi(3)) * 0.9375 + 3.75;
+        assert!((d.jitter - jitter).abs() < 1e-9, "{} {jitter}", d.jitter);
+        assert_eq!(table.lost(), 1);
+        assert!((table.loss() - 1.0 / 6.0).abs() < 1e-12);
+        let over: Vec<_> = table.over.iter().map(|o| o.count).collect();
+        assert_eq!(over, [2, 1], "strictly over");
+    }
+
+    #[test]
+    fn rows_are_named_ordered_and_printed() {
+        let table = Table::new(4, &replies(&[1500.0, 2500.0, 1500.0]), &[2000.0]);
+        let rows = table.rows();
+        let names: Vec<_> = rows.iter().map(|r| r.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "Count",
+                "Min",
+                "Avg",
+                "Median",
+                "P95",
+                "P99",
+                "P99.9",
+                "Max",
+                "Max−Min",
+                "Stdev",
+                "mdev",
+                "PDV",
+                "Jitter",
+                "Loss",
+                "Reordered",
+                "> 2 ms"
+            ]
+        );
+        let text: Vec<_> = rows.iter().map(Row::to_string).collect();
+        assert_eq!(text[..4], ["3", "1.500 ms", "1.833 ms", "1.500 ms"]);
+        assert_eq!(text[6], "–");
+        assert_eq!(text[13..], ["25.00 %", "0", "1"]);
+        assert_eq!(format!("{:>6}", rows[0]), "     3");
+    }
+
+    #[test]
+    fn no_answers_and_nothing_sent() {
+        let table = Table::new(3, &[], &[5.0]);
+        assert_eq!((table.delays.clone(), table.loss()), (None, 1.0));
+        assert_eq!(
+            table.over,
+            [Over {
+                threshold_us: 5.0,
+                count: 0
+            }]
+        );
+        assert_eq!(table.rows()[3].to_string(), "–");
+        let table = Table::new(0, &[], &[]);
+        assert_eq!(table.loss(), 0.0);
+        assert_eq!(table.rows()[13].value, None, "no loss rate of nothing");
+        assert_eq!(table.rows().len(), 15);
+    }
+
+    #[test]
+    fn one_sample_has_no_spread() {
+        let d = Table::new(1, &replies(&[7.0]), &[]).delays.unwrap();
+        assert_eq!((d.stdev, d.mdev, d.jitter, d.p99), (0.0, 0.0, 0.0, 7.0));
+    }
+
+    #[test]
+    fn p999_appears_at_twenty_thousand() {
+        let rtts: Vec<f64> = (0..P999_FROM).map(|n| n as f64).collect();
+        let p999 = |rtts: &[f64]| Table::new(0, &replies(rtts), &[]).delays.unwrap().p999;
+        assert_eq!(p999(&rtts[1..]), None);
+        assert!((p999(&rtts).unwrap() - 0.999 * 19_999.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn reordering_follows_rfc_4737() {
+        let of = |seqs: &[u64]| {
+            let list: Vec<_> = seqs.iter().map(|&seq| Reply { seq, rtt_us: 1.0 }).collect();
+            Table::new(10, &list, &[]).reordered
+        };
+        assert_eq!(of(&[0, 1, 2, 5, 9]), 0, "gaps are loss");
+        assert_eq!(of(&[0, 3, 1, 2, 4]), 2, "both that were overtaken");
+        assert_eq!(of(&[4, 3, 2]), 2);
+    }
+
+    #[test]
+    fn chosen_thresholds_are_round_and_above_the_median() {
+        assert_eq!(
+            choose_thresholds(20_000.0),
+            [50_000.0, 100_000.0, 200_000.0]
+        );
+        assert_eq!(choose_thresholds(300.0), [500.0, 1_000.0, 2_000.0]);
+        assert_eq!(choose_thresholds(700.0), [2_000.0, 5_000.0, 10_000.0]);
+        assert_eq!(choose_thresholds(0.0), [1.0, 2.0, 5.0]);
+        for median in [1.0, 6.7, 33.0, 66.666_666, 1e5, 6.6e6] {
+            let t = choose_thresholds(median);
+            assert!(t[0] >= median * 1.49 && t[0] <= median * 4.0 && t[0] < t[1] && t[1] < t[2]);
+        }
+    }
+}

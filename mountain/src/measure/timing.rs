@@ -1,0 +1,191 @@
+//! From the stamps of one probe to its figures. Pure.
+
+use super::oneway::OneWay;
+
+/// Kernel RTT may exceed the steady clock's by so much through slewing before it is disbelieved.
+const CLOCK_SLACK_NS: i64 = 1_000_000;
+
+/// ns to whole µs, rounded; negative is 0.
+pub(super) fn to_us(ns: i64) -> u32 {
+    u32::try_from((ns.max(0) + 500) / 1000).unwrap_or(u32::MAX)
+}
+
+/// All stamps of one probe, ns.
+pub(super) struct Times {
+    /// Whole way by the steady clock in user space.
+    pub(super) user_ns: i64,
+    pub(super) t1_user: u64,
+    pub(super) sched: Option<u64>,
+    pub(super) t1: Option<u64>,
+    pub(super) t4: Option<u64>,
+    pub(super) t4_user: u64,
+    /// T2 and T3 by the reflector's clock.
+    pub(super) reflected: Option<(u64, u64)>,
+}
+
+/// What [`super::probe::Answer`] reports of them.
+#[derive(Debug, PartialEq)]
+pub(super) struct Figures {
+    pub(super) rtt_us: u32,
+    pub(super) forward_us: Option<u32>,
+    pub(super) backward_us: Option<u32>,
+    pub(super) queue_us: Option<u32>,
+    pub(super) delay_us: u32,
+    pub(super) kernel_stamps: bool,
+}
+
+impl Times {
+    /// RTT, queue and variation; feeds `one_way`, whose clock `at_ns` is.
+    pub(super) fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> Figures {
+        let t1 = self.t1.or(self.sched).unwrap_or(self.t1_user);
+        let t4 = self.t4.unwrap_or(self.t4_user);
+        let whole = t4.wrapping_sub(t1) as i64;
+        // Nothing can take longer in the kernel than seen from outside: if it seems so, our
+        // clock was set under way.
+        let plausible = (0..=self.user_ns.saturating_add(CLOCK_SLACK_NS)).contains(&whole);
+        let whole = if plausible { whole } else { self.user_ns };
+        let residence = self
+            .reflected
+            .map(|(t2, t3)| t3.wrapping_sub(t2) as i64)
+            .filter(|ns| (0..=whole).contains(ns));
+        let rtt_us = to_us(whole - residence.unwrap_or(0));
+        let variation = match (self.reflected, residence) {
+            (Some((t2, t3)), Some(_)) if plausible => one_way.push(
+                at_ns,
+                t2.wrapping_sub(t1) as i64,
+                t4.wrapping_sub(t3) as i64,
+            ),
+            _ => None,
+        };
+        let queue_us = self
+            .t1
+            .zip(self.sched)
+            .map(|(t1, s)| to_us(t1.wrapping_sub(s) as i64));
+        // Minimum and variation are of different moments, so their sum can exceed this RTT.
+        let delay = variation
+            .zip(one_way.min_rtt_us())
+            .map_or(rtt_us, |(v, min)| {
+                min.saturating_add(v.forward_us).min(rtt_us)
+            });
+        Figures {
+            rtt_us,
+            forward_us: variation.map(|v| v.forward_us),
+            backward_us: variation.map(|v| v.backward_us),
+            queue_us,
+            delay_us: delay.saturating_add(queue_us.unwrap_or(0)),
+            kernel_stamps: plausible && self.t1.is_some() && self.t4.is_some(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times() -> Times {
+        Times {
+            user_ns: 30_000_000,
+            t1_user: 1_000_000_000,
+            sched: Some(1_000_100_000),
+            t1: Some(1_002_100_000),
+            t4: Some(1_022_100_000),
+            t4_user: 1_030_000_000,
+            reflected: None,
+        }
+    }
+
+    #[test]
+    fn rtt_is_between_kernel_stamps_and_delay_adds_the_own_queue() {
+        let got = times().evaluate(0, &mut OneWay::new());
+        assert_eq!(
+            got,
+            Figures {
+                rtt_us: 20_000,
+                forward_us: None,
+                backward_us: None,
+                queue_us: Some(2_000),
+                delay_us: 22_000,
+                kernel_stamps: true,
+            }
+        );
+    }
+
+    #[test]
+    fn residence_is_taken_off_and_directions_told_apart() {
+        let mut filter = OneWay::new();
+        let offset = 5_000_000_000_000;
+        let t2 = 1_012_100_000 + offset;
+        let quiet = Times {
+            reflected: Some((t2, t2 + 4_000_000)),
+            ..times()
+        };
+        let got = quiet.evaluate(0, &mut filter);
+        assert_eq!(
+            (got.rtt_us, got.forward_us, got.backward_us),
+            (16_000, Some(0), Some(0))
+        );
+        let slow = Times {
+            reflected: Some((t2 + 300_000_000, t2 + 300_000_000)),
+            t4: Some(1_318_100_000),
+            user_ns: 330_000_000,
+            ..times()
+        };
+        let got = slow.evaluate(50_000_000, &mut filter);
+        assert_eq!(got.rtt_us, 316_000);
+        assert_eq!((got.forward_us, got.backward_us), (Some(300_000), Some(0)));
+        assert_eq!(got.delay_us, 318_000);
+    }
+
+    #[test]
+    fn a_clock_set_under_way_falls_back_to_the_steady_clock() {
+        for t4 in [900_000_000, 9_000_000_000] {
+            let got = Times {
+                t4: Some(t4),
+                ..times()
+            }
+            .evaluate(0, &mut OneWay::new());
+            assert_eq!((got.rtt_us, got.kernel_stamps), (30_000, false));
+        }
+    }
+
+    #[test]
+    fn without_a_driver_stamp_the_next_best_one_is_used() {
+        let got = Times {
+            t1: None,
+            ..times()
+        }
+        .evaluate(0, &mut OneWay::new());
+        assert_eq!(
+            (got.rtt_us, got.queue_us, got.kernel_stamps),
+            (22_000, None, false)
+        );
+        let got = Times {
+            t1: None,
+            sched: None,
+            ..times()
+        }
+        .evaluate(0, &mut OneWay::new());
+        assert_eq!(
+            (got.rtt_us, got.delay_us, got.kernel_stamps),
+            (22_100, 22_100, false)
+        );
+    }
+
+    #[test]
+    fn a_reflector_with_nonsense_stamps_costs_only_the_directions() {
+        for reflected in [(u64::MAX, 0), (0, u64::MAX), (7, 1)] {
+            let times = Times {
+                reflected: Some(reflected),
+                ..times()
+            };
+            let got = times.evaluate(0, &mut OneWay::new());
+            let rtt = if reflected == (u64::MAX, 0) {
+                20_000
+            } else {
+                got.rtt_us
+            };
+            assert_eq!(got.rtt_us, rtt);
+            assert!(got.rtt_us <= 20_000 && got.delay_us <= 22_000, "{got:?}");
+        }
+    }
+}
