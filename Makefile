@@ -1,0 +1,63 @@
+# Everything a user or a contributor runs, one line each: `make help`.
+# The recipes are scripts/*; this file only says what comes before what.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+# make bench SCENARIOS="spiky steady" ARGS="--seed 7"
+SCENARIOS ?=
+ARGS ?=
+
+CARGO = scripts/cargo
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup setup-test root build demo test bench lint check install uninstall deb clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PREFIX=$(PREFIX) and DESTDIR= apply to install and uninstall."
+
+setup: ## install what building and the lab need (apt; Rust only if too old)
+	@scripts/setup
+
+setup-test:
+	@scripts/setup --test
+
+# Asked first, so that nobody waits for a build to be told.
+root:
+	@[ "$$(id -u)" -eq 0 ] || { echo "This makes network namespaces and loads BPF programs," \
+		"which needs root. Please run: sudo make $(MAKECMDGOALS)" >&2; exit 1; }
+
+build: ## build target/release/mountain and mountain-lab
+	$(CARGO) build --release --locked --workspace
+
+demo: root setup build ## (root) compare policies on two emulated uplinks, write report/index.html
+	@scripts/demo $(ARGS)
+
+test: root setup-test lint build ## (root) lint, build and run every test
+	@scripts/test $(ARGS)
+
+bench: root setup build ## (root) run every scenario against its figures, into out/bench/
+	@scripts/bench $(SCENARIOS) -- $(ARGS)
+
+lint: ## formatting, clippy and shellcheck, warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@if command -v shellcheck >/dev/null; then \
+		shellcheck -x scripts/* packaging/build-deb .ci/run; \
+	else echo "shellcheck is not installed: scripts not checked"; fi
+
+check: lint ## the same as lint: what needs no root
+
+install: build ## install the program, systemd units, completions and sample configuration
+	@packaging/install "$(DESTDIR)" "$(PREFIX)"
+
+uninstall: ## remove what install put there; your configuration stays
+	@packaging/install --remove "$(DESTDIR)" "$(PREFIX)"
+
+deb: build ## build a Debian package into out/
+	@packaging/build-deb
+
+clean: ## remove build results, reports and bench results
+	rm -rf target report out
