@@ -58,6 +58,8 @@ struct bpf_iter_num {
 
 #define AF_INET		2
 #define AF_INET6	10
+#define LOOPBACK_IFINDEX	1
+#define DSCP_MASK	0xfc	/* of the DS field; the rest is ECN's */
 
 #include "intf.h"
 #include "parse.h"
@@ -226,6 +228,8 @@ static __always_inline bool mtn_in_prefix(const __u32 *addr, const __u32 *net, c
 /* Did an ip rule that looks up another table select this packet? */
 __noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt)
 {
+	/* To ip rules, what the host itself sends came in by lo. */
+	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
 	__u32 uid = bpf_get_socket_uid(skb);
 	__u32 i;
 
@@ -243,12 +247,12 @@ __noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt
 		match = (skb->mark & s->mark_mask) == s->mark &&
 			mtn_in_prefix(pkt->key.saddr, s->src, s->src_mask) &&
 			mtn_in_prefix(pkt->key.daddr, s->dst, s->dst_mask) &&
-			(!s->iif || s->iif == skb->ingress_ifindex) &&
+			(!s->iif || s->iif == iif) &&
 			uid >= s->uid_first && uid <= s->uid_last &&
 			(!s->ipproto || s->ipproto == pkt->key.proto) &&
 			mtn_in_range(pkt->key.sport, s->sport_first, s->sport_last) &&
 			mtn_in_range(pkt->key.dport, s->dport_first, s->dport_last) &&
-			(!s->tos || s->tos == pkt->dsfield);
+			(!s->tos || !((s->tos ^ pkt->dsfield) & DSCP_MASK));
 		if (match != !!s->invert)
 			return 1;
 	}
