@@ -372,8 +372,9 @@ __noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __
 	may = flow->class == MTN_CLASS_BULK ? masks.bulk : masks.latency;
 	if (config.mode == MTN_MODE_ARGMAX_LOAD)
 		may = masks.alive;
+	may &= masks.alive;
 	member = mtn_member(g, from);
-	if (member < MTN_MAX_MEMBERS && (may & masks.alive & (1U << member)))
+	if (member < MTN_MAX_MEMBERS && (may & (1U << member)))
 		return from;
 
 	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
@@ -459,7 +460,7 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	if (member >= MTN_MAX_MEMBERS)
 		return MTN_MAX_PATHS;	/* another table sent it here */
 	masks.word = mtn_masks_of(group);
-	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency;
+	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency & masks.alive;
 	if (!may) {
 		mtn_count(MTN_STAT_PASS_NO_PATH);
 		return here;
