@@ -489,7 +489,12 @@ static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_p
 		mtn_count(MTN_STAT_PASS_NEIGH);
 		return false;
 	}
-	l3_len = skb->gso_size ? skb->gso_size + pkt->hdr_len : skb->len - ETH_HLEN;
+	if (!skb->gso_size)
+		l3_len = skb->len - ETH_HLEN;
+	else if (pkt->key.proto == IPPROTO_TCP || to->mtu >= here->mtu)
+		l3_len = skb->gso_size + pkt->hdr_len;
+	else
+		l3_len = to->mtu + 1;	/* a tunnel's inner headers are not known here */
 	if (l3_len > to->mtu) {
 		mtn_count(MTN_STAT_PASS_MTU);
 		return false;
