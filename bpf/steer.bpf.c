@@ -441,13 +441,15 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
  */
 __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 *group_out)
 {
+	struct mtn_flow_key *key;
 	__u32 group, member, may;
 	union mtn_masks masks;
 	struct mtn_group *g;
 
 	if (!pkt || !group_out)
 		return MTN_MAX_PATHS;
-	group = mtn_group_of(&pkt->key);
+	key = pkt->flags & MTN_PKT_ICMP_ERROR ? &pkt->quoted : &pkt->key;
+	group = mtn_group_of(key);
 	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;
 	if (mtn_is_pinned(&pkt->key)) {
@@ -472,7 +474,7 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	if (pkt->key.proto == IPPROTO_TCP && !(pkt->flags & MTN_PKT_SYN) &&
 	    now >= config.grace_until_ns)
 		mtn_count(MTN_STAT_FLOW_UNTRACKED);
-	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode);
+	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
 	if (member >= MTN_MAX_MEMBERS)
 		return here;
 	return mtn_member_path(g, member);
@@ -568,17 +570,27 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (pkt->flags & MTN_PKT_FRAG_LATER)
 		return mtn_frag_path(pkt);
 
+	if (pkt->flags & MTN_PKT_ICMP_ERROR) {
+		/* It has a source of its own, and is no packet of the flow that it follows. */
+		if (mtn_is_pinned(&pkt->key)) {
+			mtn_count(MTN_STAT_PASS_PINNED);
+			return MTN_MAX_PATHS;
+		}
+		flow = bpf_map_lookup_elem(&flows, &pkt->quoted);
+		if (flow && flow->generation == config.generation)
+			return flow->path;
+		return mtn_flow_start(pkt, here, now, &group);
+	}
+
 	flow = bpf_map_lookup_elem(&flows, &pkt->key);
 	if (flow && flow->generation == config.generation) {
-		if (pkt->flags & MTN_PKT_ICMP_ERROR)
-			return flow->path;
 		path = mtn_flow_next(&pkt->key, flow, now);
 		mtn_flow_account(flow, skb, pkt->dsfield, now);
 		return path;
 	}
 
 	path = mtn_flow_start(pkt, here, now, &group);
-	if (path >= MTN_MAX_PATHS || (pkt->flags & MTN_PKT_ICMP_ERROR))
+	if (path >= MTN_MAX_PATHS)
 		return path;
 	if (flow) {
 		/* The topology changed: the flow stays if its path is still in its group. */
