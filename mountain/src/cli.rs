@@ -1,5 +1,6 @@
 //! The command line: what each command does, and what it says when it cannot.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
@@ -14,11 +15,14 @@ use ipnet::IpNet;
 use serde_json::Value;
 use tracing_subscriber::EnvFilter;
 
+use crate::bpf::Steer;
+use crate::check;
 use crate::config::Config;
 use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::netlink::Filter;
+use crate::steer::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
 const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
@@ -324,17 +328,22 @@ fn down() -> Result<()> {
 }
 
 fn check(json: bool) -> Result<ExitCode> {
-    let report = crate::check::check();
+    let report = check::check_with(&Filter::default(), Some(&try_load));
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        report.print(std::io::stdout().is_terminal());
+        report.print(&mut std::io::stdout(), std::io::stdout().is_terminal())?;
     }
-    Ok(if report.failed() {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    let failed = report.worst() == check::Level::Fail;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Loads the program and attaches it, passing everything, for as long as this takes.
+fn try_load(topology: &Topology) -> Result<String> {
+    let mut steer = Steer::load(&daemon::settings(&Config::default()))?;
+    let devices: BTreeSet<u32> = topology.paths.iter().map(|p| p.key.ifindex).collect();
+    devices.iter().try_for_each(|&ifindex| steer.attach(ifindex))?;
+    Ok(format!("the steering program loads and attaches to {} devices", devices.len()))
 }
 
 fn reflect(listen: Vec<SocketAddr>) -> Result<()> {

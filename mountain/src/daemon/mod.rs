@@ -207,21 +207,7 @@ fn no_groups(topology: &Topology) -> String {
 
 impl Daemon {
     fn new(config: Config, options: Options) -> Result<Self> {
-        let s = &config.steer;
-        let steer = if options.dry_run {
-            None
-        } else {
-            Some(Steer::load(&Settings {
-                hash_seed: rand::random(),
-                k_factor: s.k_factor,
-                margin_us: s.flowlet_margin_us,
-                force_after_ms: s.force_after_ms.into(),
-                window_ms: CLASS_WINDOW_MS,
-                latency_below_bps: s.latency_below_bps,
-                bulk_above_bps: s.bulk_above_bps,
-                flow_entries: s.flow_table_entries,
-            })?)
-        };
+        let steer = if options.dry_run { None } else { Some(Steer::load(&settings(&config))?) };
         let move_log = steer
             .as_ref()
             .map(|s| MoveLog::new(s.move_map()))
@@ -474,6 +460,21 @@ impl Daemon {
         }
         info!("policy: {}", name.name());
         self.tick();
+    }
+}
+
+/// The data plane's part of the configuration.
+pub fn settings(config: &Config) -> Settings {
+    let s = &config.steer;
+    Settings {
+        hash_seed: rand::random(),
+        k_factor: s.k_factor,
+        margin_us: s.flowlet_margin_us,
+        force_after_ms: s.force_after_ms.into(),
+        window_ms: CLASS_WINDOW_MS,
+        latency_below_bps: s.latency_below_bps,
+        bulk_above_bps: s.bulk_above_bps,
+        flow_entries: s.flow_table_entries,
     }
 }
 
