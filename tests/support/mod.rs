@@ -62,6 +62,8 @@ impl Ns {
         );
         let ns = Self { name };
         ns.ip("link set lo up");
+        // Duplicate address detection would hold IPv6 back for a second or two.
+        ns.sysctl("net.ipv6.conf.default.accept_dad", "0");
         ns
     }
 

@@ -37,6 +37,8 @@ const RATES: Duration = Duration::from_millis(100);
 /// A neighbour entry may be missing for so long before its path counts as down: the kernel resolves
 /// it again within a round trip of the link when traffic goes on.
 const NEIGHBOUR_GRACE: Duration = Duration::from_millis(100);
+/// A gateway whose entry keeps failing is resolved from scratch this often.
+const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 /// After attaching or a change of mode, flows first seen stay where the kernel has them.
 const ADOPT_MS: u64 = 2_000;
 /// Window over which a flow's class is settled.
@@ -117,6 +119,8 @@ struct Daemon {
     rates: BTreeMap<usize, Rate>,
     /// Paths whose neighbour entry is missing, and since when.
     unresolved: BTreeMap<usize, Instant>,
+    /// When each path's gateway was last resolved from scratch.
+    resolved_at: BTreeMap<usize, Instant>,
     seq: u64,
     said_unanswered: [bool; MAX_PATHS],
     stop: bool,
@@ -153,6 +157,7 @@ async fn run_locked(
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
     daemon.adopt(topology)?;
+    daemon.resolve_missing().await;
     ready();
 
     let mut terminate = signal(SignalKind::terminate())?;
@@ -223,6 +228,7 @@ impl Daemon {
             moves: VecDeque::new(),
             rates: BTreeMap::new(),
             unresolved: BTreeMap::new(),
+            resolved_at: BTreeMap::new(),
             seq: 0,
             said_unanswered: [false; MAX_PATHS],
             stop: false,
@@ -307,17 +313,36 @@ impl Daemon {
     }
 
     async fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
+        let Some(mac) = mac else {
+            self.neighbour_lost(path).await;
+            return;
+        };
         if self.paths.set_mac(path, mac) {
             self.write_path(path);
         }
-        if mac.is_some() {
-            if self.unresolved.remove(&path).is_some() {
-                self.usable(path, true, "neighbour resolved");
-            }
-        } else if !self.unresolved.contains_key(&path) {
-            self.unresolved.insert(path, Instant::now());
-            self.resolve(path).await;
+        if self.unresolved.remove(&path).is_some() {
+            self.usable(path, true, "gateway resolved");
         }
+    }
+
+    /// A gateway's entry was flushed or did not answer. Its last address is put back, so that
+    /// packets which the kernel sends there go on to reach the egress and can be steered; whether
+    /// the path still carries any is for the probes to say. Now and then the gateway is resolved
+    /// from scratch instead, in case it has another address now.
+    async fn neighbour_lost(&mut self, path: usize) {
+        let known = self.paths.path(path).and_then(|p| p.gateway_mac);
+        let fresh = self.resolved_at.get(&path).is_some_and(|t| t.elapsed() < RESOLVE_AGAIN);
+        if let (Some(mac), Some((ifindex, gateway)), true) = (known, self.paths.gateway(path), fresh) {
+            if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac).await {
+                tracing::debug!(path = self.paths.name(path), "{e:#}");
+            }
+            return;
+        }
+        self.resolved_at.insert(path, Instant::now());
+        if known.is_none() {
+            self.unresolved.entry(path).or_insert_with(Instant::now);
+        }
+        self.resolve(path).await;
     }
 
     /// Asks the kernel to resolve a path's gateway.
@@ -340,9 +365,12 @@ impl Daemon {
         if let Err(e) = read {
             warn!("keeping the paths as they were: {e:#}");
         }
-        let missing: Vec<usize> = self.unresolved.keys().copied().collect();
-        for path in missing {
-            self.resolve(path).await;
+        self.resolve_missing().await;
+    }
+
+    async fn resolve_missing(&mut self) {
+        for path in self.paths.without_entry() {
+            self.neighbour_lost(path).await;
         }
     }
 

@@ -100,14 +100,23 @@ impl Paths {
     }
 
     /// Notes a gateway's address; returns whether that changed anything.
-    pub fn set_mac(&mut self, id: usize, mac: Option<[u8; 6]>) -> bool {
+    pub fn set_mac(&mut self, id: usize, mac: [u8; 6]) -> bool {
         match self.by_id.get_mut(&id) {
-            Some(k) if k.path.gateway_mac != mac => {
-                k.path.gateway_mac = mac;
+            Some(k) if k.path.gateway_mac != Some(mac) => {
+                k.path.gateway_mac = Some(mac);
                 true
             }
             _ => false,
         }
+    }
+
+    /// Paths whose gateway had no usable neighbour entry at the last reading.
+    pub fn without_entry(&self) -> Vec<usize> {
+        let topology = &self.topology;
+        (0..topology.paths.len())
+            .filter(|&i| topology.paths[i].gateway_mac.is_none())
+            .filter_map(|i| self.id(i))
+            .collect()
     }
 
     pub fn path_config(&self, id: usize) -> Option<PathConfig> {
@@ -139,12 +148,15 @@ impl Paths {
     fn replace(&mut self, topology: Topology, config: &Config) {
         let keys: Vec<_> = topology.paths.iter().map(|p| p.key).collect();
         self.id_of = self.ids.assign(&keys);
-        self.by_id = topology
-            .paths
-            .iter()
-            .zip(&self.id_of)
-            .filter_map(|(path, id)| Some((((*id)?), known(path, config))))
-            .collect();
+        let before = std::mem::take(&mut self.by_id);
+        for (path, id) in topology.paths.iter().zip(&self.id_of) {
+            let Some(id) = *id else { continue };
+            let mut known = known(path, config);
+            // A gateway keeps its last address while its entry is gone, see `neighbour_lost`.
+            let last = before.get(&id).filter(|b| b.path.key == path.key);
+            known.path.gateway_mac = path.gateway_mac.or(last.and_then(|l| l.path.gateway_mac));
+            self.by_id.insert(id, known);
+        }
         self.masks = vec![None; topology.groups.len()];
         self.topology = topology;
     }
@@ -237,17 +249,9 @@ impl Daemon {
             steer.attach_to(&devices)?;
         }
         for id in self.paths.ids() {
-            let path = self.paths.path(id).expect("listed");
-            let (up, resolved) = (path.up, path.gateway_mac.is_some());
-            if up || !first {
+            let up = self.paths.path(id).is_some_and(|p| p.up);
+            if !up || !first {
                 self.usable(id, up, "carrier");
-            }
-            if resolved {
-                self.unresolved.remove(&id);
-            } else {
-                self.unresolved
-                    .entry(id)
-                    .or_insert_with(std::time::Instant::now);
             }
         }
         self.unresolved

@@ -88,3 +88,18 @@ pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
         .and_then(|mut socket| snapshot::use_neighbour(&mut socket, ifindex, gateway))
         .with_context(|| format!("cannot resolve {gateway} on device {ifindex}"))
 }
+
+/// Puts the last known Ethernet address of a gateway back as an ordinary stale entry, which the
+/// kernel verifies in use and collects when it goes unused.
+///
+/// A packet that the kernel routed to a gateway without a usable entry waits in the entry's queue
+/// and never reaches the device's egress, where it could be steered to a path that works. Sockets
+/// cache their route, so no routing setting helps these.
+///
+/// # Errors
+/// When the device is gone, or without CAP_NET_ADMIN.
+pub async fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
+    wire::Socket::open()
+        .and_then(|mut socket| snapshot::keep_neighbour(&mut socket, ifindex, gateway, mac))
+        .with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
+}

@@ -291,7 +291,6 @@ impl Neighbour {
 }
 
 pub(super) fn decode_neighbour(payload: &[u8]) -> Option<Neighbour> {
-    const NDA_LLADDR: u16 = 2;
     const NTF_PROXY: u8 = 0x08;
 
     // struct ndmsg: family, pad (3), index (4), state (2), flags, type
@@ -313,22 +312,27 @@ pub(super) fn decode_neighbour(payload: &[u8]) -> Option<Neighbour> {
     })
 }
 
+const NDA_LLADDR: u16 = 2;
+const NLM_F_REPLACE: u16 = 0x100;
+const NLM_F_CREATE: u16 = 0x400;
+
+/// An ndmsg about one neighbour.
+fn neighbour_message(ifindex: u32, address: IpAddr, state: u16, flags: u8) -> Vec<u8> {
+    let family = if address.is_ipv6() { AF_INET6 } else { AF_INET };
+    let mut body = vec![family, 0, 0, 0];
+    body.extend_from_slice(&ifindex.to_ne_bytes());
+    body.extend_from_slice(&state.to_ne_bytes());
+    body.extend_from_slice(&[flags, 0]);
+    push_attribute(&mut body, NDA_DST, &wire::ip_bytes(address));
+    body
+}
+
 /// Makes the kernel resolve or confirm a neighbour, see [`super::resolve_neighbour`].
 pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) -> io::Result<()> {
     const NTF_USE: u8 = 0x01;
-    const NLM_F_CREATE: u16 = 0x400;
 
-    let body = |state: u16, flags: u8| {
-        let family = if address.is_ipv6() { AF_INET6 } else { AF_INET };
-        let mut body = vec![family, 0, 0, 0];
-        body.extend_from_slice(&ifindex.to_ne_bytes());
-        body.extend_from_slice(&state.to_ne_bytes());
-        body.extend_from_slice(&[flags, 0]);
-        push_attribute(&mut body, NDA_DST, &wire::ip_bytes(address));
-        body
-    };
     // NTF_USE takes the permanence away from an entry that an administrator made: look first.
-    match socket.request(RTM_GETNEIGH, 0, &body(0, 0)) {
+    match socket.request(RTM_GETNEIGH, 0, &neighbour_message(ifindex, address, 0, 0)) {
         Ok(Some(found)) => {
             let fixed = decode_neighbour(&found)
                 .is_some_and(|entry| entry.state & (NUD_PERMANENT | NUD_NOARP) != 0);
@@ -340,9 +344,20 @@ pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) 
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
         Err(error) => return Err(error),
     }
-    socket
-        .request(RTM_NEWNEIGH, NLM_F_CREATE, &body(0, NTF_USE))
-        .map(|_| ())
+    let message = neighbour_message(ifindex, address, 0, NTF_USE);
+    socket.request(RTM_NEWNEIGH, NLM_F_CREATE, &message).map(|_| ())
+}
+
+/// Puts a neighbour's last known address back as a stale entry, see [`super::keep_neighbour`].
+pub(super) fn keep_neighbour(
+    socket: &mut Socket,
+    ifindex: u32,
+    address: IpAddr,
+    mac: [u8; 6],
+) -> io::Result<()> {
+    let mut message = neighbour_message(ifindex, address, NUD_STALE, 0);
+    push_attribute(&mut message, NDA_LLADDR, &mac);
+    socket.request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message).map(|_| ())
 }
 
 /// Whether a route message is about a cached exception (such as a learned path MTU), not a route.
