@@ -119,9 +119,12 @@ impl RunDir {
         line.push('\n');
         stream.write_all(line.as_bytes())?;
         let mut answer = String::new();
-        BufReader::new(stream)
-            .read_line(&mut answer)
-            .context("the daemon does not answer")?;
+        match BufReader::new(stream).read_line(&mut answer) {
+            // It ended in between.
+            Ok(0) => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+            other => other.context("the daemon does not answer")?,
+        };
         match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
             Response::Ok(value) => Ok(Some(value)),
             Response::Error(text) => Err(anyhow!(text)),
