@@ -255,13 +255,11 @@ impl<'a> Builder<'a> {
 
     fn path(&mut self, hop: &NextHop, route: &Route) -> usize {
         let key = key(hop, route);
-        let link = &self.snapshot.links[&hop.ifindex];
         if let Some(&index) = self.path_index.get(&key) {
-            // Alive if any route says so: a route may lag behind the link's state.
-            self.topology.paths[index].up |= link.up && !hop.dead;
             return index;
         }
         let index = self.topology.paths.len();
+        let link = &self.snapshot.links[&hop.ifindex];
         self.topology.paths.push(self.new_path(key, link, hop));
         self.path_index.insert(key, index);
         index
