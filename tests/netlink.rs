@@ -511,7 +511,7 @@ fn routes_with_conditions_beside_the_group() {
 
 #[test]
 fn probes_have_the_best_source_address() {
-    let net = Net::new(2);
+    let net = Net::new(3);
     net.host.ip("link add u7 type veth peer name p7");
     net.host.ip("link set p7 up");
     net.host.ip("link set u7 up");
@@ -524,8 +524,11 @@ fn probes_have_the_best_source_address() {
     net.host
         .ip("route add default nexthop via 10.0.7.2 dev u7 nexthop via 10.0.0.2 dev u0");
     net.host
-        .ip("-6 route add default nexthop via fe80::2 dev u7 nexthop via fe80::2 dev u0");
+        .ip("-6 route add default nexthop via fe80::2 dev u7 nexthop via fe80::2 dev u0 nexthop via fe80::2 dev u2");
     net.host.ip("-6 addr del fd00:0::1/64 dev u0");
+    // On u7 the deprecated address is the older, on u2 the newer one.
+    net.host
+        .ip("-6 addr add fd00:2::7/64 dev u2 nodad preferred_lft 0");
     let topology = net.host.topology();
     let source = |ifname: &str, ipv6: bool| {
         let found = topology
@@ -547,6 +550,7 @@ fn probes_have_the_best_source_address() {
         addr("fd00:7::3"),
         "not the deprecated one"
     );
+    assert_eq!(source("u2", true), addr("fd00:2::1"));
     assert!(
         source("u0", true).to_string().starts_with("fe80:"),
         "better than none"

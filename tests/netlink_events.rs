@@ -211,8 +211,12 @@ fn lost_events_are_reported_and_do_not_hang() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), batch).unwrap();
         host.ip(&format!("-batch {}", file.path().display()));
-        let (seen, _) = until(&mut monitor, |c| *c == Change::Overrun).await;
+        let (seen, elapsed) = until(&mut monitor, |c| *c == Change::Overrun).await;
         assert!(seen.len() <= 3, "{seen:?}");
+        assert!(elapsed < Duration::from_millis(700), "{elapsed:?}");
+        // What was still queued is older than what is read now, and gone.
+        let stale = tokio::time::timeout(Duration::from_millis(100), monitor.next()).await;
+        assert!(stale.is_err(), "{stale:?}");
         let topology = read_topology(&Filter::default()).await.unwrap();
         assert!(
             topology.not_ours.len() > 20_000,

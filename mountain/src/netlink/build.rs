@@ -1,6 +1,6 @@
 //! From the kernel's routing state to paths and groups. Pure: no system calls.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -15,7 +15,11 @@ use crate::steer::topology::{
 
 const TABLE_MAIN: u32 = 254;
 
-/// Condenses a snapshot.
+/// Most reasons kept; a router with a million routes must not fill the memory with them.
+const MAX_REASONS: usize = 200;
+
+/// Condenses a snapshot. Takes time in proportion to the number of routes, which is a million and
+/// more on some routers.
 pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
     let mut builder = Builder::new(snapshot);
     let mut candidates: Vec<&Route> = snapshot
@@ -51,10 +55,19 @@ struct Builder<'a> {
     topology: Topology,
     path_index: HashMap<PathKey, usize>,
     /// How the packets come to each table, by family.
-    reaches: BTreeMap<(bool, u32), Result<Reach, String>>,
+    approaches: BTreeMap<(bool, u32), Result<Approach, String>>,
     /// Positions of the routes with each prefix in a table.
     by_prefix: HashMap<(u32, IpNet), Vec<usize>>,
-    adopted: Vec<(u32, IpNet)>,
+    /// Prefixes of the groups with their tables.
+    adopted: BTreeMap<IpNet, u32>,
+    reasons_left_out: usize,
+}
+
+/// The look-ups before a group's table, and where their routes lead.
+struct Approach {
+    reach: Reach,
+    /// Routes for all packets to these prefixes, with the table.
+    earlier: HashMap<IpNet, u32>,
 }
 
 impl<'a> Builder<'a> {
@@ -70,13 +83,18 @@ impl<'a> Builder<'a> {
             snapshot,
             topology: Topology::default(),
             path_index: HashMap::new(),
-            reaches: BTreeMap::new(),
+            approaches: BTreeMap::new(),
             by_prefix,
-            adopted: Vec::new(),
+            adopted: BTreeMap::new(),
+            reasons_left_out: 0,
         }
     }
 
     fn skip(&mut self, route: &Route, reason: &str) {
+        if self.topology.skipped.len() >= MAX_REASONS {
+            self.reasons_left_out += 1;
+            return;
+        }
         let table = match route.table {
             TABLE_MAIN => String::new(),
             other => format!(" (table {other})"),
@@ -137,7 +155,7 @@ impl<'a> Builder<'a> {
                 members,
             }),
         }
-        self.adopted.push((route.table, route.prefix));
+        self.adopted.insert(route.prefix, route.table);
         Ok(())
     }
 
@@ -162,27 +180,30 @@ impl<'a> Builder<'a> {
     fn check_rules(&mut self, route: &Route) -> Result<(), String> {
         let ipv6 = is_ipv6(&route.prefix);
         let snapshot = self.snapshot;
-        let reach = self
-            .reaches
+        let approach = self
+            .approaches
             .entry((ipv6, route.table))
-            .or_insert_with(|| rules::reach(snapshot, route.table, ipv6))
+            .or_insert_with(|| approach(snapshot, route.table, ipv6))
             .as_ref()
             .map_err(Clone::clone)?;
-        for other in earlier_routes(snapshot, reach) {
-            if other.prefix.contains(&route.prefix) && !is_conditional(other) {
-                return Err(format!(
-                    "{} in table {}, looked up first, hides it",
-                    other.prefix, other.table
-                ));
-            }
+        let hiding =
+            enclosing(route.prefix).find_map(|outer| Some((outer, approach.earlier.get(&outer)?)));
+        if let Some((prefix, table)) = hiding {
+            return Err(format!(
+                "{prefix} in table {table}, looked up first, hides it"
+            ));
         }
         // Destinations alone tell groups apart, so two tables cannot both have one for the same.
-        let overlap = self.adopted.iter().find(|(table, prefix)| {
-            *table != route.table
-                && (prefix.contains(&route.prefix) || route.prefix.contains(prefix))
-        });
-        match overlap {
-            Some((table, prefix)) => Err(format!("overlaps {prefix} of table {table}")),
+        let outer = enclosing(route.prefix).find_map(|outer| self.adopted.get_key_value(&outer));
+        let inner = || {
+            let following = self.adopted.range(route.prefix..);
+            following
+                .take_while(|(prefix, _)| route.prefix.contains(*prefix))
+                .find(|(_, table)| **table != route.table)
+        };
+        let outer = outer.filter(|(_, table)| **table != route.table);
+        match outer.or_else(inner) {
+            Some((prefix, table)) => Err(format!("overlaps {prefix} of table {table}")),
             None => Ok(()),
         }
     }
@@ -255,13 +276,11 @@ impl<'a> Builder<'a> {
 
     fn path(&mut self, hop: &NextHop, route: &Route) -> usize {
         let key = key(hop, route);
-        let link = &self.snapshot.links[&hop.ifindex];
         if let Some(&index) = self.path_index.get(&key) {
-            // Alive if any route says so: a route may lag behind the link's state.
-            self.topology.paths[index].up |= link.up && !hop.dead;
             return index;
         }
         let index = self.topology.paths.len();
+        let link = &self.snapshot.links[&hop.ifindex];
         self.topology.paths.push(self.new_path(key, link, hop));
         self.path_index.insert(key, index);
         index
@@ -285,23 +304,23 @@ impl<'a> Builder<'a> {
     fn finish(mut self) -> Topology {
         let mut others = BTreeSet::new();
         let mut selectors = Vec::new();
-        for (&(ipv6, table), reach) in &self.reaches {
-            let ours: Vec<IpNet> = self
+        for (&(ipv6, table), approach) in &self.approaches {
+            let ours: HashSet<IpNet> = self
                 .adopted
                 .iter()
-                .filter(|(t, prefix)| *t == table && is_ipv6(prefix) == ipv6)
-                .map(|(_, prefix)| *prefix)
+                .filter(|(prefix, t)| **t == table && is_ipv6(prefix) == ipv6)
+                .map(|(prefix, _)| *prefix)
                 .collect();
-            let (Ok(reach), false) = (reach, ours.is_empty()) else {
+            let (Ok(approach), false) = (approach, ours.is_empty()) else {
                 continue;
             };
-            selectors.extend(reach.selectors.iter().cloned());
+            selectors.extend(approach.reach.selectors.iter().cloned());
             let own = self
                 .snapshot
                 .routes
                 .iter()
                 .filter(|route| route.table == table && is_ipv6(&route.prefix) == ipv6);
-            for route in own.chain(earlier_routes(self.snapshot, reach)) {
+            for route in own.chain(earlier_routes(self.snapshot, &approach.reach)) {
                 if ours.contains(&route.prefix) {
                     if is_conditional(route) {
                         selectors.push(Selector {
@@ -313,7 +332,7 @@ impl<'a> Builder<'a> {
                             ..Selector::default()
                         });
                     }
-                } else if ours.iter().any(|prefix| prefix.contains(&route.prefix)) {
+                } else if enclosing(route.prefix).any(|outer| ours.contains(&outer)) {
                     others.insert(route.prefix);
                 }
             }
@@ -334,6 +353,10 @@ impl<'a> Builder<'a> {
         self.topology.pinned_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;
+        if self.reasons_left_out > 0 {
+            let more = format!("{} more routes", self.reasons_left_out);
+            self.topology.skipped.push(more);
+        }
         self.topology
     }
 }
@@ -344,6 +367,20 @@ fn key(hop: &NextHop, route: &Route) -> PathKey {
         gateway: hop.gateway,
         ipv6: is_ipv6(&route.prefix),
     }
+}
+
+/// The prefix itself and all that enclose it, the longest first.
+fn enclosing(prefix: IpNet) -> impl Iterator<Item = IpNet> {
+    std::iter::successors(Some(prefix), IpNet::supernet)
+}
+
+fn approach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Approach, String> {
+    let reach = rules::reach(snapshot, table, ipv6)?;
+    let earlier = earlier_routes(snapshot, &reach)
+        .filter(|route| !is_conditional(route))
+        .map(|route| (route.prefix, route.table))
+        .collect();
+    Ok(Approach { reach, earlier })
 }
 
 /// Routes that packets meet in tables before the group's own.
@@ -393,9 +430,9 @@ fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
 }
 
 /// Drops prefixes whose nearest enclosing prefix, ours or not, is itself one of `others`.
-fn minimal(others: &BTreeSet<IpNet>, adopted: &[(u32, IpNet)]) -> Vec<IpNet> {
+fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNet> {
     // Sorted by address, then length: an enclosing prefix comes before what it encloses.
-    let mut all: Vec<(IpNet, bool)> = adopted.iter().map(|(_, prefix)| (*prefix, true)).collect();
+    let mut all: Vec<(IpNet, bool)> = adopted.keys().map(|prefix| (*prefix, true)).collect();
     all.extend(others.iter().map(|prefix| (*prefix, false)));
     all.sort();
     let mut enclosing: Vec<(IpNet, bool)> = Vec::new();
@@ -420,70 +457,4 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &[(u32, IpNet)]) -> Vec<IpNet> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::net::Ipv4Addr;
-
-    #[test]
-    fn heavy_weights_are_scaled_together() {
-        assert_eq!(scaled_weight(256, 256), 256);
-        assert_eq!(scaled_weight(3, 255), 3);
-        assert_eq!(scaled_weight(1000, 1000), 256);
-        assert_eq!(scaled_weight(500, 1000), 128);
-        assert_eq!(scaled_weight(1, 1000), 1, "never without any traffic");
-    }
-
-    fn prefix() -> impl Strategy<Value = IpNet> {
-        // Few bits and many lengths, so that prefixes nest and coincide.
-        (0u32..16, 0u8..=8).prop_map(|(high, length)| {
-            let net = IpNet::new(Ipv4Addr::from(high << 26).into(), length).unwrap();
-            net.trunc()
-        })
-    }
-
-    /// Whether the longest prefix that holds the address is one of the adopted.
-    fn ours(address: IpAddr, adopted: &[(u32, IpNet)], others: &[IpNet]) -> bool {
-        let longest = |prefixes: &mut dyn Iterator<Item = &IpNet>| {
-            let holding = prefixes.filter(|prefix| prefix.contains(&address));
-            holding.map(IpNet::prefix_len).max()
-        };
-        let adopted = longest(&mut adopted.iter().map(|(_, prefix)| prefix));
-        adopted > longest(&mut others.iter())
-    }
-
-    proptest! {
-        #[test]
-        fn leaving_out_what_is_covered_changes_no_decision(
-            adopted in prop::collection::vec(prefix(), 1..6),
-            others in prop::collection::btree_set(prefix(), 0..12),
-        ) {
-            let adopted: Vec<_> = adopted.into_iter().map(|prefix| (254, prefix)).collect();
-            // As in `finish`: a prefix is a group's or not, never both.
-            let others: BTreeSet<_> = others
-                .into_iter()
-                .filter(|other| adopted.iter().all(|(_, prefix)| prefix != other))
-                .collect();
-            let all: Vec<_> = others.iter().copied().collect();
-            let kept = minimal(&others, &adopted);
-            for high in 0u32..=255 {
-                let address = IpAddr::from(Ipv4Addr::from(high << 24 | 1));
-                prop_assert_eq!(
-                    ours(address, &adopted, &all),
-                    ours(address, &adopted, &kept),
-                    "{} with {:?}", address, kept
-                );
-            }
-            for (i, prefix) in kept.iter().enumerate() {
-                let mut without = kept.clone();
-                without.remove(i);
-                prop_assert!(others.contains(prefix));
-                let covered = without.iter().any(|outer| {
-                    outer.contains(prefix)
-                        && !adopted.iter().any(|(_, a)| outer.contains(a) && a.contains(prefix))
-                });
-                prop_assert!(!covered, "{} is redundant in {:?}", prefix, kept);
-            }
-        }
-    }
-}
+mod tests;

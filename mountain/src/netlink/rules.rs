@@ -154,23 +154,9 @@ mod tests {
 
     fn rule(priority: u32, action: Action) -> Rule {
         Rule {
-            ipv6: false,
             priority,
             action,
-            invert: false,
-            suppress_length: None,
-            suppress_group: false,
-            fwmark: None,
-            src: None,
-            dst: None,
-            iif: None,
-            oif: false,
-            uid: None,
-            ipproto: None,
-            sport: None,
-            dport: None,
-            tos: None,
-            opaque: false,
+            ..Rule::default()
         }
     }
 

@@ -75,17 +75,18 @@ pub(super) struct Route {
     pub hops: Vec<NextHop>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Action {
     Table(u32),
     L3mdev,
     Goto(u32),
+    #[default]
     Nothing,
     /// Blackhole, unreachable, prohibit.
     Drop,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Rule {
     pub ipv6: bool,
     pub priority: u32,

@@ -1,0 +1,178 @@
+use super::*;
+use crate::netlink::snapshot::{Action, Rule};
+use proptest::prelude::*;
+use std::net::Ipv4Addr;
+
+#[test]
+fn heavy_weights_are_scaled_together() {
+    assert_eq!(scaled_weight(256, 256), 256);
+    assert_eq!(scaled_weight(3, 255), 3);
+    assert_eq!(scaled_weight(1000, 1000), 256);
+    assert_eq!(scaled_weight(500, 1000), 128);
+    assert_eq!(scaled_weight(1, 1000), 1, "never without any traffic");
+}
+
+fn route(table: u32, prefix: &str, devices: &[u32]) -> Route {
+    let hop = |ifindex: &u32| NextHop {
+        ifindex: *ifindex,
+        gateway: Some(Ipv4Addr::new(10, 0, 0, 2).into()),
+        weight: 1,
+        ..NextHop::default()
+    };
+    Route {
+        table,
+        prefix: prefix.parse().unwrap(),
+        source: None,
+        tos: 0,
+        metric: 0,
+        kind: UNICAST,
+        multipath: devices.len() > 1,
+        hops: devices.iter().map(hop).collect(),
+    }
+}
+
+fn look_up(priority: u32, table: u32) -> Rule {
+    Rule {
+        priority,
+        action: Action::Table(table),
+        ..Rule::default()
+    }
+}
+
+fn with_rules(rules: Vec<Rule>) -> Snapshot {
+    Snapshot {
+        rules,
+        ..Snapshot::default()
+    }
+}
+
+#[test]
+fn a_full_routing_table_takes_seconds_not_hours() {
+    let mut snapshot = with_rules(vec![look_up(0, 255), look_up(10, 254)]);
+    for ifindex in 2..5 {
+        snapshot.links.insert(ifindex, Link::default());
+    }
+    for n in 0..30_000 {
+        let prefix = format!("{}.{}.{}.0/24", 11 + n / 65536, n / 256 % 256, n % 256);
+        // A third each: ours, ours with other members, not multipath.
+        let devices: &[u32] = [&[2, 3][..], &[2, 4], &[3]][n % 3];
+        snapshot.routes.push(route(254, &prefix, devices));
+        snapshot
+            .routes
+            .push(route(255, &prefix.replace(".0/24", ".1/32"), &[1]));
+    }
+    let start = std::time::Instant::now();
+    let topology = build(&snapshot, &Filter::default());
+    let elapsed = start.elapsed();
+    let sizes: Vec<_> = topology.groups.iter().map(|g| g.prefixes.len()).collect();
+    assert_eq!(sizes, [10_000, 10_000]);
+    assert_eq!(
+        topology.not_ours.len(),
+        20_000,
+        "local addresses inside them"
+    );
+    assert!(elapsed.as_secs() < 20, "{elapsed:?}");
+
+    let filter = Filter {
+        routes: vec!["10.0.0.0/8".parse().unwrap()],
+    };
+    let nothing = build(&snapshot, &filter);
+    assert_eq!(nothing.groups, []);
+    assert_eq!(nothing.skipped.len(), MAX_REASONS + 1);
+    assert_eq!(nothing.skipped[MAX_REASONS], "19800 more routes");
+}
+
+#[test]
+fn more_groups_than_fit_are_refused_without_leaving_paths_behind() {
+    let mut snapshot = with_rules(vec![look_up(10, 254)]);
+    let groups = MAX_GROUPS as u32 + 1;
+    for n in 0..groups {
+        snapshot.links.insert(2, Link::default());
+        // The last group needs a new path.
+        let device = if n + 1 < groups { 3 } else { 4 };
+        snapshot.links.insert(device, Link::default());
+        let mut route = route(254, &format!("10.{n}.0.0/16"), &[2, device]);
+        route.hops[0].weight = n as u16 + 1;
+        snapshot.routes.push(route);
+    }
+    let topology = build(&snapshot, &Filter::default());
+    assert_eq!(topology.groups.len(), MAX_GROUPS);
+    assert_eq!(topology.paths.len(), 2);
+    assert_eq!(topology.skipped.len(), 1);
+    assert!(
+        topology.skipped[0].contains("more than 64 groups"),
+        "{:?}",
+        topology.skipped
+    );
+
+    let mut snapshot = with_rules(vec![look_up(10, 254)]);
+    for n in 0..=MAX_PATHS as u32 / 2 {
+        let devices = [2 * n + 2, 2 * n + 3];
+        snapshot
+            .links
+            .extend(devices.map(|device| (device, Link::default())));
+        snapshot
+            .routes
+            .push(route(254, &format!("10.{n}.0.0/16"), &devices));
+    }
+    let topology = build(&snapshot, &Filter::default());
+    assert_eq!(topology.paths.len(), MAX_PATHS);
+    assert!(
+        topology.skipped[0].contains("more than 64 paths"),
+        "{:?}",
+        topology.skipped
+    );
+}
+
+fn prefix() -> impl Strategy<Value = IpNet> {
+    // Few bits and many lengths, so that prefixes nest and coincide.
+    (0u32..16, 0u8..=8).prop_map(|(high, length)| {
+        let net = IpNet::new(Ipv4Addr::from(high << 26).into(), length).unwrap();
+        net.trunc()
+    })
+}
+
+/// Whether the longest prefix that holds the address is one of the adopted.
+fn ours(address: IpAddr, adopted: &BTreeMap<IpNet, u32>, others: &[IpNet]) -> bool {
+    let longest = |prefixes: &mut dyn Iterator<Item = &IpNet>| {
+        let holding = prefixes.filter(|prefix| prefix.contains(&address));
+        holding.map(IpNet::prefix_len).max()
+    };
+    let adopted = longest(&mut adopted.keys());
+    adopted > longest(&mut others.iter())
+}
+
+proptest! {
+    #[test]
+    fn leaving_out_what_is_covered_changes_no_decision(
+        adopted in prop::collection::vec(prefix(), 1..6),
+        others in prop::collection::btree_set(prefix(), 0..12),
+    ) {
+        let adopted: BTreeMap<_, _> = adopted.into_iter().map(|prefix| (prefix, 254)).collect();
+        // As in `finish`: a prefix is a group's or not, never both.
+        let others: BTreeSet<_> = others
+            .into_iter()
+            .filter(|other| !adopted.contains_key(other))
+            .collect();
+        let all: Vec<_> = others.iter().copied().collect();
+        let kept = minimal(&others, &adopted);
+        for high in 0u32..=255 {
+            let address = IpAddr::from(Ipv4Addr::from(high << 24 | 1));
+            prop_assert_eq!(
+                ours(address, &adopted, &all),
+                ours(address, &adopted, &kept),
+                "{} with {:?}", address, kept
+            );
+        }
+        for (i, prefix) in kept.iter().enumerate() {
+            let mut without = kept.clone();
+            without.remove(i);
+            prop_assert!(others.contains(prefix));
+            let covered = without.iter().any(|outer| {
+                outer.contains(prefix)
+                    && !adopted.keys().any(|a| outer.contains(a) && a.contains(prefix))
+            });
+            prop_assert!(!covered, "{} is redundant in {:?}", prefix, kept);
+        }
+    }
+}
