@@ -27,6 +27,8 @@ use super::wire::{self, ProbeId, Reflected};
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most probes of one path that are waited for at a time.
 const MAX_WAITING: usize = 16_384;
+/// Failures of recvmsg in a row after which a socket is given up.
+const MAX_FAILURES: u32 = 64;
 
 /// Where probes go and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +49,10 @@ impl Target {
     }
 }
 
+/// A link-local address on the device; any other scope could not work on a socket bound to it.
 fn with_scope(address: SocketAddr, ifindex: u32) -> SocketAddr {
     match address {
-        SocketAddr::V6(a) if a.ip().is_unicast_link_local() && a.scope_id() == 0 => {
+        SocketAddr::V6(a) if a.ip().is_unicast_link_local() => {
             SocketAddrV6::new(*a.ip(), a.port(), a.flowinfo(), ifindex).into()
         }
         other => other,
@@ -178,7 +181,8 @@ impl Prober {
         }
         let mut endpoint = Endpoint::new(path);
         if let Err(error) = endpoint.open() {
-            if error.kind() == io::ErrorKind::PermissionDenied {
+            // Not EACCES: that is connect(2)'s word for a `prohibit` route.
+            if error.raw_os_error() == Some(libc::EPERM) {
                 return Err(ProbeError::Permission);
             }
         }
@@ -427,6 +431,7 @@ impl Endpoint {
     }
 
     fn poll_answer(&mut self, cx: &mut Context<'_>, epoch: Instant) -> Poll<Answer> {
+        let mut failures = 0;
         loop {
             let Some(open) = &self.open else {
                 return Poll::Pending;
@@ -444,10 +449,15 @@ impl Endpoint {
                     continue;
                 }
                 // A pending ICMP error; reading it has cleared it, and its text is on the error
-                // queue.
-                Err(_) => {
+                // queue. Whatever keeps failing is a broken socket: the next send opens another.
+                Err(error) => {
                     drop(guard);
                     self.drain_errors();
+                    failures += 1;
+                    if failures >= MAX_FAILURES {
+                        self.stats.last_error = Some(error.to_string());
+                        self.open = None;
+                    }
                     continue;
                 }
             };
