@@ -15,10 +15,11 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 
 use super::oneway::OneWay;
+use super::socket::{self, Kind};
 use super::timestamp::{self, ErrorEvent, Received, Stamping};
 use super::timing::{to_us, Times};
 use super::wire::{self, ProbeId, Reflected};
@@ -551,46 +552,18 @@ fn stamp(
     }
 }
 
-/// A non-blocking socket on the path's device, bound and connected, with stamping on.
+/// A socket for the path as it is now.
 fn open_socket(path: &ProbePath) -> io::Result<Socket> {
-    let target = path.target.address(path.ifindex);
-    let ipv6 = target.is_ipv6();
-    let domain = Domain::for_address(target);
-    let socket = match path.target {
-        Target::Icmp(_) => {
-            let protocol = if ipv6 {
-                Protocol::ICMPV6
-            } else {
-                Protocol::ICMPV4
-            };
-            let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
-            let only_replies = if ipv6 {
-                let mut blocked = [u32::MAX; 8];
-                blocked[129 / 32] &= !(1 << (129 % 32));
-                timestamp::set_option(&socket, libc::IPPROTO_ICMPV6, ICMP_FILTER, blocked)
-            } else {
-                timestamp::set_option(&socket, libc::SOL_RAW, ICMP_FILTER, !1u32)
-            };
-            only_replies?;
-            socket
-        }
-        Target::Reflector(_) => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
+    let kind = match path.target {
+        Target::Icmp(_) => Kind::IcmpEcho,
+        Target::Reflector(_) => Kind::Udp,
     };
-    socket.set_nonblocking(true)?;
-    socket.bind_device(Some(path.ifname.as_bytes()))?;
-    timestamp::set_details(&socket, ipv6, true)?;
-    timestamp::set_stamping(&socket, STAMPING)?;
-    if let Some(source) = path.source {
-        let source = with_scope(SocketAddr::new(source, 0), path.ifindex);
-        socket.bind(&SockAddr::from(source))?;
-    }
-    // Connected, the kernel drops what comes from elsewhere and reports ICMP errors.
-    socket.connect(&SockAddr::from(target))?;
-    Ok(socket)
+    let source = path
+        .source
+        .map(|s| with_scope(SocketAddr::new(s, 0), path.ifindex));
+    let target = path.target.address(path.ifindex);
+    socket::open(kind, Some(&path.ifname), source, target, STAMPING)
 }
-
-/// linux/icmp.h and linux/icmpv6.h: 1 on both levels; a bit set blocks the type.
-const ICMP_FILTER: libc::c_int = 1;
 
 #[cfg(test)]
 mod tests {
