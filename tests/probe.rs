@@ -259,7 +259,7 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
         let stats = prober.stats(0);
         assert_eq!(
             (stats.answered, stats.duplicates, stats.ignored),
-            (1, 1, 8),
+            (1, 1, 7),
             "{stats:?}"
         );
     });
@@ -445,11 +445,10 @@ fn eight_paths_at_twenty_probes_a_second_cost_little_cpu() {
         }
         let cpu = thread_cpu() - cpu_before;
         assert!(answered + 8 >= sent, "{answered} of {sent}");
-        assert_eq!(
-            prober.stats(0).ignored,
-            prober.stats(0).answered * 3,
-            "siblings' answers"
-        );
+        // Answers to the three siblings with the same target are filtered out in the kernel; by
+        // chance, two in 65,536, two paths may share an identifier.
+        let stats = prober.stats(0);
+        assert!(stats.ignored <= stats.answered, "{stats:?}");
         cpu.as_secs_f64() / start.elapsed().as_secs_f64()
     });
     println!("{:.2}% of a CPU", share * 100.0);

@@ -305,10 +305,11 @@ impl Endpoint {
     fn open(&mut self) -> io::Result<&Open> {
         if self.open.is_none() {
             self.path.ifindex = nix::net::if_::if_nametoindex(self.path.ifname.as_str())?;
-            let socket = open_socket(&self.path)?;
+            let ident = rand::random();
+            let socket = open_socket(&self.path, ident)?;
             self.open = Some(Open {
                 fd: timestamp::watch(socket)?,
-                ident: rand::random(),
+                ident,
                 first_index: self.next_index(),
             });
         }
@@ -553,9 +554,9 @@ fn stamp(
 }
 
 /// A socket for the path as it is now.
-fn open_socket(path: &ProbePath) -> io::Result<Socket> {
+fn open_socket(path: &ProbePath, ident: u16) -> io::Result<Socket> {
     let kind = match path.target {
-        Target::Icmp(_) => Kind::IcmpEcho,
+        Target::Icmp(_) => Kind::IcmpEcho { ident },
         Target::Reflector(_) => Kind::Udp,
     };
     let source = path
