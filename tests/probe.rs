@@ -395,6 +395,64 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
 }
 
 #[test]
+fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
+    let net = Net::new();
+    let tbf = "qdisc add dev c0 root tbf rate 1mbit burst 2000 limit 20000";
+    let out = Command::new("tc")
+        .args(["-n", &net.client])
+        .args(tbf.split(' '))
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
+    let address = reflector.address.to_string();
+    net.client(move || async move {
+        let mut prober = Prober::new(&[icmp("c0", "192.0.2.2"), udp("c0", &address)]).unwrap();
+        let filler = UdpSocket::bind("192.0.2.1:0").unwrap();
+        for path in [0, 1] {
+            check_quick(&exchange(&mut prober, path, 5).await);
+            // 10 kB at 1 Mbit/s: 80 ms of queue.
+            for _ in 0..7 {
+                filler.send_to(&[0; 1400], "192.0.2.2:9").unwrap();
+            }
+            prober.send(path, 1).unwrap();
+            let answer = answer_within(&mut prober, Duration::from_secs(1))
+                .await
+                .unwrap();
+            let queue_us = answer.queue_us.unwrap();
+            assert!((40_000..200_000).contains(&queue_us), "{answer:?}");
+            assert!(answer.rtt_us < 20_000, "{answer:?}");
+            assert!(answer.delay_us >= queue_us, "{answer:?}");
+
+            // Full: the send fails, after it has used up a packet number or not.
+            for _ in 0..30 {
+                let _ = filler.send_to(&[0; 1400], "192.0.2.2:9");
+            }
+            for _ in 0..40 {
+                let _ = filler.send_to(&[0; 10], "192.0.2.2:9");
+            }
+            let error = (0..30).find_map(|seq| prober.send(path, seq).err());
+            assert_eq!(error.expect("no room").raw_os_error(), Some(libc::ENOBUFS));
+            while answer_within(&mut prober, Duration::from_millis(300))
+                .await
+                .is_some()
+            {}
+            // The right stamps again: a wrong one would show as RTT or queue of other probes.
+            let answers = exchange(&mut prober, path, 8).await;
+            check_quick(&answers);
+            assert!(
+                answers.iter().all(|a| a.queue_us.unwrap() < 10_000),
+                "{answers:?}"
+            );
+        }
+    });
+}
+
+#[test]
 fn dropping_a_waiting_receive_loses_no_answer() {
     let net = Net::new();
     net.client(|| async {
