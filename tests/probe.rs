@@ -1,224 +1,17 @@
-//! Probes and reflector over veth pairs between network namespaces. Needs root.
+//! Probes over veth pairs between network namespaces. Needs root.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{mpsc, Arc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
-use mountain::measure::reflect::{Limits, Reflector};
+use mountain::measure::probe::{Prober, Target};
 use mountain::measure::wire::{self, ProbeId, Reflected};
-use rand::{Rng, RngExt, SeedableRng};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// Two namespaces, "client" and "server", joined by two veth pairs: c0–s0 (192.0.2.0/25,
-/// 2001:db8:0::/64, fe80::c, fe80::d) and c1–s1 (192.0.2.128/25).
-struct Net {
-    client: String,
-    server: String,
-}
-
-impl Net {
-    fn new() -> Self {
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "this test makes namespaces: run it as root"
-        );
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
-        let net = Net {
-            client: format!("mtp-c{id}"),
-            server: format!("mtp-s{id}"),
-        };
-        let (c, s) = (&net.client, &net.server);
-        ip(&format!("netns add {c}"));
-        ip(&format!("netns add {s}"));
-        ip(&format!("-n {c} link set lo up"));
-        ip(&format!("-n {s} link set lo up"));
-        net.link(0);
-        net.link(1);
-        net
-    }
-
-    fn link(&self, n: u32) {
-        let (c, s) = (&self.client, &self.server);
-        ip(&format!(
-            "-n {c} link add c{n} type veth peer name s{n} netns {s}"
-        ));
-        let (host_c, host_s) = (1 + n * 128, 2 + n * 128);
-        for (ns, dev, host, local) in [(c, 'c', host_c, 'c'), (s, 's', host_s, 'd')] {
-            ip(&format!("-n {ns} link set {dev}{n} addrgenmode none"));
-            ip(&format!("-n {ns} link set {dev}{n} up"));
-            ip(&format!("-n {ns} addr add 192.0.2.{host}/25 dev {dev}{n}"));
-            ip(&format!(
-                "-n {ns} addr add 2001:db8:0:{n}::{local}/64 dev {dev}{n} nodad"
-            ));
-            ip(&format!(
-                "-n {ns} addr add fe80::{local}/64 dev {dev}{n} nodad"
-            ));
-        }
-    }
-
-    /// Runs `job` on a thread of its own inside a namespace.
-    fn spawn<T: Send + 'static>(
-        name: &str,
-        job: impl FnOnce() -> T + Send + 'static,
-    ) -> JoinHandle<T> {
-        let file = std::fs::File::open(format!("/run/netns/{name}")).unwrap();
-        std::thread::spawn(move || {
-            nix::sched::setns(file.as_fd(), nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-            job()
-        })
-    }
-
-    /// Runs an async `job` in the client's namespace and hands on its panic.
-    fn client<T, F>(&self, job: impl FnOnce() -> F + Send + 'static) -> T
-    where
-        T: Send + 'static,
-        F: std::future::Future<Output = T>,
-    {
-        finish(Self::spawn(&self.client, || runtime().block_on(job())))
-    }
-
-    /// A reflector in the server's namespace that runs until the value is dropped.
-    fn reflector(&self, listen: &str, start_late: Duration) -> RunningReflector {
-        let listen: SocketAddr = listen.parse().unwrap();
-        let (ready, wait) = mpsc::channel();
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let thread = Self::spawn(&self.server, move || {
-            runtime().block_on(async {
-                let mut reflector = Reflector::bind(listen, Limits::default()).unwrap();
-                ready
-                    .send((reflector.local_addr().unwrap(), reflector.stats()))
-                    .unwrap();
-                std::thread::sleep(start_late);
-                tokio::select! {
-                    end = reflector.run() => panic!("the reflector ended: {end:?}"),
-                    _ = stopped => {}
-                }
-            })
-        });
-        let (address, stats) = wait.recv().unwrap();
-        RunningReflector {
-            address,
-            stats,
-            stop: Some(stop),
-            thread: Some(thread),
-        }
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        for ns in [&self.client, &self.server] {
-            let _ = Command::new("ip").args(["netns", "del", ns]).status();
-        }
-    }
-}
-
-struct RunningReflector {
-    address: SocketAddr,
-    stats: Arc<mountain::measure::reflect::ReflectStats>,
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for RunningReflector {
-    fn drop(&mut self) {
-        let _ = self.stop.take().unwrap().send(());
-        let result = self.thread.take().unwrap().join();
-        assert!(
-            result.is_ok() || std::thread::panicking(),
-            "the reflector panicked"
-        );
-    }
-}
-
-fn ip(args: &str) {
-    let out = Command::new("ip")
-        .args(args.split_whitespace())
-        .output()
-        .unwrap();
-    assert!(
-        out.status.success(),
-        "ip {args}: {}",
-        String::from_utf8_lossy(&out.stderr)
-    );
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-}
-
-fn finish<T>(thread: JoinHandle<T>) -> T {
-    thread
-        .join()
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn path(dev: &str, source: Option<&str>, target: Target) -> ProbePath {
-    // The index is filled in when the socket is opened.
-    let source = source.map(|s| s.parse().unwrap());
-    ProbePath {
-        ifname: dev.into(),
-        ifindex: 0,
-        source,
-        target,
-    }
-}
-
-fn icmp(dev: &str, target: &str) -> ProbePath {
-    path(dev, None, Target::Icmp(target.parse().unwrap()))
-}
-
-fn udp(dev: &str, target: &str) -> ProbePath {
-    path(dev, None, Target::Reflector(target.parse().unwrap()))
-}
-
-async fn answer_within(prober: &mut Prober, limit: Duration) -> Option<Answer> {
-    tokio::time::timeout(limit, prober.recv()).await.ok()
-}
-
-/// Sends `count` probes 5 ms apart, each after the last was answered.
-async fn exchange(prober: &mut Prober, path: usize, count: u64) -> Vec<Answer> {
-    let mut answers = Vec::new();
-    for seq in 0..count {
-        prober.send(path, 1000 + seq).unwrap();
-        let answer = answer_within(prober, Duration::from_secs(2)).await;
-        let answer = answer.unwrap_or_else(|| panic!("no answer: {:?}", prober.stats(path)));
-        assert_eq!((answer.path, answer.seq), (path, 1000 + seq));
-        answers.push(answer);
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    answers
-}
-
-fn median(mut values: Vec<u32>) -> u32 {
-    values.sort_unstable();
-    values[values.len() / 2]
-}
-
-fn check_quick(answers: &[Answer]) {
-    let rtt = median(answers.iter().map(|a| a.rtt_us).collect());
-    let user = median(answers.iter().map(|a| a.user_rtt_us).collect());
-    assert!(rtt > 0 && rtt < 1000, "kernel RTT {rtt} µs");
-    assert!(
-        user >= rtt,
-        "user RTT {user} µs below the kernel's {rtt} µs"
-    );
-    for answer in answers {
-        assert!(answer.kernel_stamps, "{answer:?}");
-        assert!(answer.user_rtt_us >= answer.rtt_us, "{answer:?}");
-        assert!(answer.queue_us.is_some(), "{answer:?}");
-    }
-}
+mod probe_net;
+use probe_net::*;
 
 #[test]
 fn icmp_rtt_over_veth_is_below_a_millisecond_for_both_families_and_link_local() {
@@ -280,121 +73,6 @@ fn a_receiver_that_sleeps_does_not_inflate_the_rtt() {
             assert!(rtt < 5_000, "path {path}: {rtt} µs");
         }
     });
-}
-
-#[test]
-fn the_reflector_gives_both_directions_over_both_families() {
-    let net = Net::new();
-    for listen in ["192.0.2.2:0", "[2001:db8::d]:0", "0.0.0.0:0", "[::]:0"] {
-        let reflector = net.reflector(listen, Duration::ZERO);
-        let ip = if listen.starts_with('[') {
-            "[2001:db8::d]"
-        } else {
-            "192.0.2.2"
-        };
-        let address = format!("{ip}:{}", reflector.address.port());
-        net.client(move || async move {
-            let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
-            let answers = exchange(&mut prober, 0, 20).await;
-            check_quick(&answers);
-            for (n, answer) in answers.iter().enumerate() {
-                let reflected = answer.reflected.unwrap();
-                assert_eq!(reflected.count, n as u32 + 1);
-                assert_eq!((reflected.hop_limit, reflected.tos), (Some(64), 0));
-                assert!(reflected.sent_ns >= reflected.received_ns);
-            }
-            let forward = median(answers.iter().map(|a| a.forward_us.unwrap()).collect());
-            let backward = median(answers.iter().map(|a| a.backward_us.unwrap()).collect());
-            assert!(forward < 1000 && backward < 1000, "{forward} {backward}");
-            assert!(prober.one_way(0).min_rtt_us().unwrap() < 1000);
-        });
-        let answered = reflector.stats.answered.load(Relaxed);
-        assert!(
-            (19..=20).contains(&answered),
-            "the last may not be counted yet: {answered}"
-        );
-    }
-}
-
-#[test]
-fn time_inside_a_slow_reflector_is_taken_off() {
-    let net = Net::new();
-    let reflector = net.reflector("192.0.2.2:0", Duration::from_millis(200));
-    let address = reflector.address.to_string();
-    net.client(move || async move {
-        let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
-        prober.send(0, 1).unwrap();
-        let answer = answer_within(&mut prober, Duration::from_secs(2))
-            .await
-            .unwrap();
-        // The namespace took a moment to enter, hence not the whole 200 ms.
-        assert!(answer.user_rtt_us > 100_000, "{answer:?}");
-        assert!(answer.rtt_us < 10_000, "{answer:?}");
-    });
-}
-
-/// Passes datagrams between the client and `to`, holding each back for a while.
-fn relay(
-    net: &Net,
-    to: SocketAddr,
-    forward: Duration,
-    backward: Duration,
-) -> (SocketAddr, Arc<AtomicBool>, JoinHandle<()>) {
-    let slow = Arc::new(AtomicBool::new(false));
-    let active = slow.clone();
-    let (ready, wait) = mpsc::channel();
-    let thread = Net::spawn(&net.server, move || {
-        let near = UdpSocket::bind("192.0.2.2:0").unwrap();
-        let far = UdpSocket::bind("192.0.2.2:0").unwrap();
-        near.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        ready.send(near.local_addr().unwrap()).unwrap();
-        let mut buffer = [0; 2000];
-        // Ends when the client has been silent for two seconds.
-        while let Ok((len, client)) = near.recv_from(&mut buffer) {
-            let hold = |time| {
-                if active.load(Relaxed) {
-                    std::thread::sleep(time);
-                }
-            };
-            hold(forward);
-            far.send_to(&buffer[..len], to).unwrap();
-            let (len, _) = far.recv_from(&mut buffer).unwrap();
-            hold(backward);
-            near.send_to(&buffer[..len], client).unwrap();
-        }
-    });
-    (wait.recv().unwrap(), slow, thread)
-}
-
-#[test]
-fn a_delay_of_one_direction_shows_in_that_direction() {
-    let net = Net::new();
-    let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
-    for (forward, backward) in [(30, 0), (0, 30)] {
-        let ms = Duration::from_millis;
-        let (address, slow, thread) = relay(&net, reflector.address, ms(forward), ms(backward));
-        net.client(move || async move {
-            let mut prober = Prober::new(&[udp("c0", &address.to_string())]).unwrap();
-            exchange(&mut prober, 0, 30).await;
-            slow.store(true, Relaxed);
-            let answers = exchange(&mut prober, 0, 15).await;
-            let got_forward = median(answers.iter().map(|a| a.forward_us.unwrap()).collect());
-            let got_backward = median(answers.iter().map(|a| a.backward_us.unwrap()).collect());
-            let delay = median(answers.iter().map(|a| a.delay_us).collect());
-            let near = |got: u32, want: u64| (f64::from(got) - want as f64 * 1e3).abs() < 5e3;
-            assert!(
-                near(got_forward, forward),
-                "forward {got_forward} µs, not {forward} ms"
-            );
-            assert!(
-                near(got_backward, backward),
-                "backward {got_backward} µs, not {backward} ms"
-            );
-            assert!(near(delay, forward), "delay {delay} µs counts forward only");
-        });
-        finish(thread);
-    }
 }
 
 /// What a hostile responder does with each request.
@@ -581,23 +259,11 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
         let stats = prober.stats(0);
         assert_eq!(
             (stats.answered, stats.duplicates, stats.ignored),
-            (1, 1, 8),
+            (1, 1, 7),
             "{stats:?}"
         );
     });
     finish(thread);
-}
-
-fn sysctl(ns: &str, setting: &str) {
-    let out = Command::new("ip")
-        .args(["netns", "exec", ns, "sysctl", "-qw", setting])
-        .output();
-    let out = out.unwrap();
-    assert!(
-        out.status.success(),
-        "{setting}: {}",
-        String::from_utf8_lossy(&out.stderr)
-    );
 }
 
 #[test]
@@ -729,97 +395,61 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
 }
 
 #[test]
-fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
+fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
     let net = Net::new();
-    let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
-    let address = SocketAddr::from(([192, 0, 2, 2], reflector.address.port()));
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
-    let requests = finish(Net::spawn(&net.client, move || {
-        let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
-        let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_millis(500)))
-            .unwrap();
-        for _ in 0..100 {
-            let mut junk = vec![0; rng.random_range(0..3000)];
-            rng.fill_bytes(&mut junk);
-            if rng.random_bool(0.5) && junk.len() > 6 {
-                // Looks right as far as the kind, which is not a request's.
-                junk[..5].copy_from_slice(b"MNTP\x01");
-                junk[5] = rng.random_range(2..=255);
-            }
-            socket.send_to(&junk, address).unwrap();
-        }
-        let mut requests = 0;
-        for len in [48, 49, 100, 1400, 1472, 8000] {
-            let mut packet = vec![0; len];
-            wire::write_request(
-                &mut packet,
-                ProbeId {
-                    nonce: 7,
-                    index: len as u64,
-                },
-            );
-            socket.send_to(&packet, address).unwrap();
-            requests += 1;
-            let mut buffer = [0; 10_000];
-            let (got, from) = socket
-                .recv_from(&mut buffer)
-                .expect("an answer, not to junk");
-            assert_eq!((got, from), (len, address));
-            let (id, reflected) = wire::parse_reply(&buffer[..got]).unwrap();
-            assert_eq!(id.index, len as u64);
-            assert_eq!(reflected.count, requests);
-        }
-        u64::from(requests)
-    }));
-    assert_eq!(reflector.stats.junk.load(Relaxed), 100);
-    // The last one is counted just after it is sent.
-    let start = Instant::now();
-    while reflector.stats.answered.load(Relaxed) != requests {
-        assert!(
-            start.elapsed() < Duration::from_secs(1),
-            "{:?}",
-            reflector.stats
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-#[test]
-fn replies_come_from_the_address_and_device_that_were_asked() {
-    let net = Net::new();
-    ip(&format!("-n {} addr add 192.0.2.3/25 dev s0", net.server));
-    ip(&format!(
-        "-n {} addr add 198.51.100.9/32 dev lo",
-        net.server
-    ));
-    ip(&format!(
-        "-n {} route add 198.51.100.9 via 192.0.2.130 dev c1",
-        net.client
-    ));
-    let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
-    let port = reflector.address.port();
+    let tbf = "qdisc add dev c0 root tbf rate 1mbit burst 2000 limit 20000";
+    let out = Command::new("tc")
+        .args(["-n", &net.client])
+        .args(tbf.split(' '))
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
+    let address = reflector.address.to_string();
     net.client(move || async move {
-        // The second address of a device; and the same far address over the second device, from
-        // the first one's address, for which the server's own route would be s0.
-        let to = |ip: &str| Target::Reflector(format!("{ip}:{port}").parse().unwrap());
-        let paths = [
-            path("c0", None, to("192.0.2.3")),
-            path("c1", Some("192.0.2.129"), to("198.51.100.9")),
-        ];
-        let mut prober = Prober::new(&paths).unwrap();
-        for n in 0..2 {
-            check_quick(&exchange(&mut prober, n, 5).await);
+        let mut prober = Prober::new(&[icmp("c0", "192.0.2.2"), udp("c0", &address)]).unwrap();
+        let filler = UdpSocket::bind("192.0.2.1:0").unwrap();
+        for path in [0, 1] {
+            check_quick(&exchange(&mut prober, path, 5).await);
+            // 10 kB at 1 Mbit/s: 80 ms of queue.
+            for _ in 0..7 {
+                filler.send_to(&[0; 1400], "192.0.2.2:9").unwrap();
+            }
+            prober.send(path, 1).unwrap();
+            let answer = answer_within(&mut prober, Duration::from_secs(1))
+                .await
+                .unwrap();
+            let queue_us = answer.queue_us.unwrap();
+            assert!((40_000..200_000).contains(&queue_us), "{answer:?}");
+            assert!(answer.rtt_us < 20_000, "{answer:?}");
+            assert!(answer.delay_us >= queue_us, "{answer:?}");
+
+            // Full: the send fails, after it has used up a packet number or not.
+            for _ in 0..30 {
+                let _ = filler.send_to(&[0; 1400], "192.0.2.2:9");
+            }
+            for _ in 0..40 {
+                let _ = filler.send_to(&[0; 10], "192.0.2.2:9");
+            }
+            let error = (0..30).find_map(|seq| prober.send(path, seq).err());
+            assert_eq!(error.expect("no room").raw_os_error(), Some(libc::ENOBUFS));
+            while answer_within(&mut prober, Duration::from_millis(300))
+                .await
+                .is_some()
+            {}
+            // The right stamps again: a wrong one would show as RTT or queue of other probes.
+            let answers = exchange(&mut prober, path, 8).await;
+            check_quick(&answers);
+            assert!(
+                answers.iter().all(|a| a.queue_us.unwrap() < 10_000),
+                "{answers:?}"
+            );
         }
     });
-}
-
-#[test]
-fn the_default_reflector_listens_on_loopback_only() {
-    let listen = mountain::measure::reflect::DEFAULT_LISTEN;
-    assert!(listen.iter().all(|a| a.ip().is_loopback()), "{listen:?}");
 }
 
 #[test]
@@ -873,11 +503,10 @@ fn eight_paths_at_twenty_probes_a_second_cost_little_cpu() {
         }
         let cpu = thread_cpu() - cpu_before;
         assert!(answered + 8 >= sent, "{answered} of {sent}");
-        assert_eq!(
-            prober.stats(0).ignored,
-            prober.stats(0).answered * 3,
-            "siblings' answers"
-        );
+        // Answers to the three siblings with the same target are filtered out in the kernel; by
+        // chance, two in 65,536, two paths may share an identifier.
+        let stats = prober.stats(0);
+        assert!(stats.ignored <= stats.answered, "{stats:?}");
         cpu.as_secs_f64() / start.elapsed().as_secs_f64()
     });
     println!("{:.2}% of a CPU", share * 100.0);
@@ -887,4 +516,18 @@ fn eight_paths_at_twenty_probes_a_second_cost_little_cpu() {
 fn thread_cpu() -> Duration {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
     time.into()
+}
+
+#[test]
+fn without_the_capability_the_error_names_it() {
+    let net = Net::new();
+    let error = finish(Net::spawn(&net.client, || {
+        // The bare system call, so that only this thread loses its privileges.
+        // SAFETY: changes credentials only.
+        let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };
+        assert_eq!(rc, 0);
+        runtime().block_on(async { Prober::new(&[icmp("c0", "192.0.2.2")]).err() })
+    }));
+    let text = error.expect("no raw sockets for nobody").to_string();
+    assert!(text.contains("CAP_NET_RAW"), "{text}");
 }

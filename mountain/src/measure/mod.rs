@@ -1,5 +1,6 @@
 //! Measuring paths: probes with kernel timestamps and their far end.
 //!
+//! - [`socket`]: ICMP and UDP sockets with everything switched on.
 //! - [`timestamp`]: SO_TIMESTAMPING on any datagram or raw socket.
 //! - [`wire`]: the packets on the wire (ICMP echo, UDP probes of `mountain reflect`).
 //! - [`oneway`]: variation of each direction's delay without synchronised clocks.
@@ -13,6 +14,7 @@ pub mod bootstrap;
 pub mod oneway;
 pub mod probe;
 pub mod reflect;
+pub mod socket;
 pub mod stats;
 pub mod timestamp;
 mod timing;

@@ -487,4 +487,24 @@ mod tests {
             filter.push(t, f, b);
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_comes_the_excess_is_finite_and_the_lowest_is_none(
+            samples in proptest::collection::vec((0u64..2_000, -500i64..500, -500i64..500), 1..300),
+        ) {
+            let mut filter = OneWay::new();
+            let mut at_ns = 0;
+            for (gap_ms, f_ms, b_ms) in samples {
+                at_ns += gap_ms * 1_000_000;
+                let got = filter.push(at_ns, f_ms * 1_000_000, b_ms * 1_000_000);
+                // A difference of at most 1 s, plus the largest drift over the window.
+                let most = 1_000_000 + 130_000;
+                if let Some(v) = got {
+                    assert!(v.forward_us <= most && v.backward_us <= most, "{v:?}");
+                }
+                assert!(filter.drift_ppm().abs() <= 1_000.0);
+            }
+        }
+    }
 }

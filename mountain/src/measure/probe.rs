@@ -15,10 +15,11 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 
 use super::oneway::OneWay;
+use super::socket::{self, Kind};
 use super::timestamp::{self, ErrorEvent, Received, Stamping};
 use super::timing::{to_us, Times};
 use super::wire::{self, ProbeId, Reflected};
@@ -27,6 +28,8 @@ use super::wire::{self, ProbeId, Reflected};
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most probes of one path that are waited for at a time.
 const MAX_WAITING: usize = 16_384;
+/// Failures of recvmsg in a row after which a socket is given up.
+const MAX_FAILURES: u32 = 64;
 
 /// Where probes go and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +55,10 @@ impl Target {
     }
 }
 
+/// A link-local address on the device; any other scope could not work on a socket bound to it.
 fn with_scope(address: SocketAddr, ifindex: u32) -> SocketAddr {
     match address {
-        SocketAddr::V6(a) if a.ip().is_unicast_link_local() && a.scope_id() == 0 => {
+        SocketAddr::V6(a) if a.ip().is_unicast_link_local() => {
             SocketAddrV6::new(*a.ip(), a.port(), a.flowinfo(), ifindex).into()
         }
         other => other,
@@ -183,7 +187,8 @@ impl Prober {
         }
         let mut endpoint = Endpoint::new(path);
         if let Err(error) = endpoint.open() {
-            if error.kind() == io::ErrorKind::PermissionDenied {
+            // Not EACCES: that is connect(2)'s word for a `prohibit` route.
+            if error.raw_os_error() == Some(libc::EPERM) {
                 return Err(ProbeError::Permission);
             }
         }
@@ -305,10 +310,11 @@ impl Endpoint {
     fn open(&mut self) -> io::Result<&Open> {
         if self.open.is_none() {
             self.path.ifindex = nix::net::if_::if_nametoindex(self.path.ifname.as_str())?;
-            let socket = open_socket(&self.path)?;
+            let ident = rand::random();
+            let socket = open_socket(&self.path, ident)?;
             self.open = Some(Open {
                 fd: timestamp::watch(socket)?,
-                ident: rand::random(),
+                ident,
                 first_index: self.next_index(),
             });
         }
@@ -432,6 +438,7 @@ impl Endpoint {
     }
 
     fn poll_answer(&mut self, cx: &mut Context<'_>, epoch: Instant) -> Poll<Answer> {
+        let mut failures = 0;
         loop {
             let Some(open) = &self.open else {
                 return Poll::Pending;
@@ -449,10 +456,15 @@ impl Endpoint {
                     continue;
                 }
                 // A pending ICMP error; reading it has cleared it, and its text is on the error
-                // queue.
-                Err(_) => {
+                // queue. Whatever keeps failing is a broken socket: the next send opens another.
+                Err(error) => {
                     drop(guard);
                     self.drain_errors();
+                    failures += 1;
+                    if failures >= MAX_FAILURES {
+                        self.stats.last_error = Some(error.to_string());
+                        self.open = None;
+                    }
                     continue;
                 }
             };
@@ -546,46 +558,18 @@ fn stamp(
     }
 }
 
-/// A non-blocking socket on the path's device, bound and connected, with stamping on.
-fn open_socket(path: &ProbePath) -> io::Result<Socket> {
-    let target = path.target.address(path.ifindex);
-    let ipv6 = target.is_ipv6();
-    let domain = Domain::for_address(target);
-    let socket = match path.target {
-        Target::Icmp(_) => {
-            let protocol = if ipv6 {
-                Protocol::ICMPV6
-            } else {
-                Protocol::ICMPV4
-            };
-            let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
-            let only_replies = if ipv6 {
-                let mut blocked = [u32::MAX; 8];
-                blocked[129 / 32] &= !(1 << (129 % 32));
-                timestamp::set_option(&socket, libc::IPPROTO_ICMPV6, ICMP_FILTER, blocked)
-            } else {
-                timestamp::set_option(&socket, libc::SOL_RAW, ICMP_FILTER, !1u32)
-            };
-            only_replies?;
-            socket
-        }
-        Target::Reflector(_) => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
+/// A socket for the path as it is now.
+fn open_socket(path: &ProbePath, ident: u16) -> io::Result<Socket> {
+    let kind = match path.target {
+        Target::Icmp(_) => Kind::IcmpEcho { ident },
+        Target::Reflector(_) => Kind::Udp,
     };
-    socket.set_nonblocking(true)?;
-    socket.bind_device(Some(path.ifname.as_bytes()))?;
-    timestamp::set_details(&socket, ipv6, true)?;
-    timestamp::set_stamping(&socket, STAMPING)?;
-    if let Some(source) = path.source {
-        let source = with_scope(SocketAddr::new(source, 0), path.ifindex);
-        socket.bind(&SockAddr::from(source))?;
-    }
-    // Connected, the kernel drops what comes from elsewhere and reports ICMP errors.
-    socket.connect(&SockAddr::from(target))?;
-    Ok(socket)
+    let source = path
+        .source
+        .map(|s| with_scope(SocketAddr::new(s, 0), path.ifindex));
+    let target = path.target.address(path.ifindex);
+    socket::open(kind, Some(&path.ifname), source, target, STAMPING)
 }
-
-/// linux/icmp.h and linux/icmpv6.h: 1 on both levels; a bit set blocks the type.
-const ICMP_FILTER: libc::c_int = 1;
 
 #[cfg(test)]
 mod tests {

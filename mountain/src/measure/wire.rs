@@ -255,4 +255,26 @@ mod tests {
         );
         assert_eq!(checksum(&[0x01]), !0x0100);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_the_parsers_panic(bytes: Vec<u8>, ident: u16, ipv6: bool) {
+            // Nobody guesses magic and version at random.
+            assert_eq!(parse_request(&bytes), None);
+            assert_eq!(parse_reply(&bytes), None);
+            parse_echo_reply(ipv6, &bytes, ident);
+        }
+
+        #[test]
+        fn a_probe_that_is_changed_anywhere_before_the_reply_fields_is_another(
+            nonce: u64, index: u64, at in 0usize..24, flip in 1u8..,
+        ) {
+            let id = ProbeId { nonce, index };
+            let mut packet = [0; PROBE_LEN];
+            write_request(&mut packet, id);
+            packet[at] ^= flip;
+            // Bytes 6 and 7 are the reply's.
+            assert_eq!(parse_request(&packet) == Some(id), (6..8).contains(&at));
+        }
+    }
 }

@@ -1,0 +1,233 @@
+//! What the tests of probes and reflector share: two namespaces, and threads inside them.
+
+// Each test binary uses its part.
+#![allow(dead_code)]
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{mpsc, Arc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
+use mountain::measure::reflect::{Limits, ReflectStats, Reflector};
+
+/// Two namespaces, "client" and "server", joined by two veth pairs: c0–s0 (192.0.2.0/25,
+/// 2001:db8:0::/64, fe80::c, fe80::d) and c1–s1 (192.0.2.128/25).
+pub struct Net {
+    pub client: String,
+    pub server: String,
+}
+
+impl Net {
+    pub fn new() -> Self {
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "this test makes namespaces: run it as root"
+        );
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let net = Net {
+            client: format!("mtp-c{id}"),
+            server: format!("mtp-s{id}"),
+        };
+        let (c, s) = (&net.client, &net.server);
+        ip(&format!("netns add {c}"));
+        ip(&format!("netns add {s}"));
+        ip(&format!("-n {c} link set lo up"));
+        ip(&format!("-n {s} link set lo up"));
+        net.link(0);
+        net.link(1);
+        net
+    }
+
+    pub fn link(&self, n: u32) {
+        let (c, s) = (&self.client, &self.server);
+        ip(&format!(
+            "-n {c} link add c{n} type veth peer name s{n} netns {s}"
+        ));
+        let (host_c, host_s) = (1 + n * 128, 2 + n * 128);
+        for (ns, dev, host, local) in [(c, 'c', host_c, 'c'), (s, 's', host_s, 'd')] {
+            ip(&format!("-n {ns} link set {dev}{n} addrgenmode none"));
+            ip(&format!("-n {ns} link set {dev}{n} up"));
+            ip(&format!("-n {ns} addr add 192.0.2.{host}/25 dev {dev}{n}"));
+            ip(&format!(
+                "-n {ns} addr add 2001:db8:0:{n}::{local}/64 dev {dev}{n} nodad"
+            ));
+            ip(&format!(
+                "-n {ns} addr add fe80::{local}/64 dev {dev}{n} nodad"
+            ));
+        }
+    }
+
+    /// Runs `job` on a thread of its own inside a namespace.
+    pub fn spawn<T: Send + 'static>(
+        name: &str,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let file = std::fs::File::open(format!("/run/netns/{name}")).unwrap();
+        std::thread::spawn(move || {
+            nix::sched::setns(file.as_fd(), nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            job()
+        })
+    }
+
+    /// Runs an async `job` in the client's namespace and hands on its panic.
+    pub fn client<T, F>(&self, job: impl FnOnce() -> F + Send + 'static) -> T
+    where
+        T: Send + 'static,
+        F: std::future::Future<Output = T>,
+    {
+        finish(Self::spawn(&self.client, || runtime().block_on(job())))
+    }
+
+    /// A reflector in the server's namespace that runs until the value is dropped.
+    pub fn reflector(&self, listen: &str, start_late: Duration) -> RunningReflector {
+        let listen: SocketAddr = listen.parse().unwrap();
+        let (ready, wait) = mpsc::channel();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = Self::spawn(&self.server, move || {
+            runtime().block_on(async {
+                let mut reflector = Reflector::bind(listen, Limits::default()).unwrap();
+                ready
+                    .send((reflector.local_addr().unwrap(), reflector.stats()))
+                    .unwrap();
+                std::thread::sleep(start_late);
+                tokio::select! {
+                    end = reflector.run() => panic!("the reflector ended: {end:?}"),
+                    _ = stopped => {}
+                }
+            })
+        });
+        let (address, stats) = wait.recv().unwrap();
+        RunningReflector {
+            address,
+            stats,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for ns in [&self.client, &self.server] {
+            let _ = Command::new("ip").args(["netns", "del", ns]).status();
+        }
+    }
+}
+
+pub struct RunningReflector {
+    pub address: SocketAddr,
+    pub stats: Arc<ReflectStats>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for RunningReflector {
+    fn drop(&mut self) {
+        let _ = self.stop.take().unwrap().send(());
+        let result = self.thread.take().unwrap().join();
+        assert!(
+            result.is_ok() || std::thread::panicking(),
+            "the reflector panicked"
+        );
+    }
+}
+
+pub fn ip(args: &str) {
+    let out = Command::new("ip")
+        .args(args.split_whitespace())
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "ip {args}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+pub fn finish<T>(thread: JoinHandle<T>) -> T {
+    thread
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+pub fn path(dev: &str, source: Option<&str>, target: Target) -> ProbePath {
+    // The index is filled in when the socket is opened.
+    let source = source.map(|s| s.parse().unwrap());
+    ProbePath {
+        ifname: dev.into(),
+        ifindex: 0,
+        source,
+        target,
+    }
+}
+
+pub fn icmp(dev: &str, target: &str) -> ProbePath {
+    path(dev, None, Target::Icmp(target.parse().unwrap()))
+}
+
+pub fn udp(dev: &str, target: &str) -> ProbePath {
+    path(dev, None, Target::Reflector(target.parse().unwrap()))
+}
+
+pub async fn answer_within(prober: &mut Prober, limit: Duration) -> Option<Answer> {
+    tokio::time::timeout(limit, prober.recv()).await.ok()
+}
+
+/// Sends `count` probes 5 ms apart, each after the last was answered.
+pub async fn exchange(prober: &mut Prober, path: usize, count: u64) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    for seq in 0..count {
+        prober.send(path, 1000 + seq).unwrap();
+        let answer = answer_within(prober, Duration::from_secs(2)).await;
+        let answer = answer.unwrap_or_else(|| panic!("no answer: {:?}", prober.stats(path)));
+        assert_eq!((answer.path, answer.seq), (path, 1000 + seq));
+        answers.push(answer);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    answers
+}
+
+pub fn median(mut values: Vec<u32>) -> u32 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+pub fn check_quick(answers: &[Answer]) {
+    let rtt = median(answers.iter().map(|a| a.rtt_us).collect());
+    let user = median(answers.iter().map(|a| a.user_rtt_us).collect());
+    assert!(rtt > 0 && rtt < 1000, "kernel RTT {rtt} µs");
+    assert!(
+        user >= rtt,
+        "user RTT {user} µs below the kernel's {rtt} µs"
+    );
+    // The kernel switches receive stamps on lazily: the first packets may come without.
+    for answer in answers.iter().skip(3) {
+        assert!(answer.kernel_stamps, "{answer:?}");
+        assert!(answer.user_rtt_us >= answer.rtt_us, "{answer:?}");
+        assert!(answer.queue_us.is_some(), "{answer:?}");
+    }
+}
+
+pub fn sysctl(ns: &str, setting: &str) {
+    let out = Command::new("ip")
+        .args(["netns", "exec", ns, "sysctl", "-qw", setting])
+        .output();
+    let out = out.unwrap();
+    assert!(
+        out.status.success(),
+        "{setting}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
