@@ -1,6 +1,7 @@
 //! `mountain-lab`: experiments on emulated paths that compare policies in one run.
 
 mod emulator;
+mod evaluate;
 mod hosts;
 mod netns;
 mod policy_ctl;

@@ -2,6 +2,7 @@
 //! told by its own command line which policy to follow.
 
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use serde_json::Value;
 use crate::netns::{die_with_parent, Netns};
 use crate::scenario::Policy;
 
+/// UDP port of the lab's reflectors; scenarios name it in `probe_target`.
+pub const REFLECT_PORT: u16 = 8610;
 /// How long the product may take until `mountain status` works.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long it may take to undo what it did.
@@ -25,7 +28,6 @@ pub struct Product<'a> {
     binary: PathBuf,
     config: PathBuf,
     log: PathBuf,
-    /// Arguments of `mountain up` besides the configuration.
     child: Option<Child>,
 }
 
@@ -155,11 +157,16 @@ impl Drop for Product<'_> {
 pub struct Reflector(Child);
 
 impl Reflector {
-    pub fn start(ns: &Netns, out: &Path) -> Result<Self> {
-        let log = File::create(out.join("mountain-reflect.log"))?;
+    /// Listens on `addrs`, at [`REFLECT_PORT`].
+    pub fn start(ns: &Netns, role: &str, addrs: &[IpAddr], out: &Path) -> Result<Self> {
+        let log = File::create(out.join(format!("mountain-reflect-{role}.log")))?;
         let mut command = ns.command(binary()?);
+        command.arg("reflect");
+        for addr in addrs {
+            let listen = SocketAddr::new(*addr, REFLECT_PORT).to_string();
+            command.args(["--listen", &listen]);
+        }
         command
-            .arg("reflect")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);

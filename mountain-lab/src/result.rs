@@ -467,22 +467,26 @@ fn shown_unit(unit: &str) -> (&str, f64) {
         "us" => ("ms", 1e-3),
         "ratio" => ("%", 100.0),
         "bps" => ("Mbit/s", 1e-6),
+        "count" => ("", 1.0),
         other => (other, 1.0),
     }
 }
 
-/// Label of a metric: its name with the unit the table shows.
+/// Label of a metric: its name without the unit, which stands beside the figure.
 pub fn row_label(name: &str) -> String {
-    name.strip_suffix("_us")
+    let stem = name
+        .strip_suffix("_us")
         .or(name.strip_suffix("_bps"))
-        .unwrap_or(name)
-        .replace('_', " ")
+        .unwrap_or(name);
+    stem.replace("p999", "p99.9").replace('_', " ")
 }
 
 /// A metric as a table shows it: the figure with its unit, and interval and n.
 pub fn cell_parts(metric: &Metric) -> (String, String) {
     let (unit, factor) = shown_unit(&metric.unit);
-    let figure = format!("{} {unit}", number(metric.median * factor));
+    let figure = format!("{} {unit}", number(metric.median * factor))
+        .trim_end()
+        .to_owned();
     let mut detail = String::new();
     if metric.lo != metric.hi {
         let (lo, hi) = (number(metric.lo * factor), number(metric.hi * factor));

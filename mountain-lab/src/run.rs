@@ -1,36 +1,27 @@
 //! Runs a scenario: policies in turn within one run, the same schedule for all of a repeat.
 
-use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use mountain_lab::result::{Metric, RunResult, VoidRun};
+use mountain_lab::result::VoidRun;
 use mountain_lab::workload::game::{self, GameConfig, Health, Packet};
-use mountain_lab::workload::metrics::{
-    flow_moves, game_figures, leave_figures, time_to_leave, Figure, Figures, Leave, Onset,
-};
-use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
 use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
+use crate::evaluate;
 use crate::hosts::{Hosts, REFERENCE};
 use crate::policy_ctl::{Product, Reflector};
-use crate::scenario::{EventKind, Policy, Replies, Scenario, WorkloadKind, WorkloadSpec};
-use crate::schedule::Schedule;
+use crate::scenario::{Limits, Policy, Scenario, WorkloadKind, WorkloadSpec};
 use crate::{stopped, RunArgs};
 
 /// First port of the workloads: one per workload, the reference flow's before them.
 const PORT: u16 = 7000;
 /// Packets a second on the reference path.
 const REFERENCE_HZ: f64 = 100.0;
-/// A segment whose emulator error is beyond these does not count.
-const MAX_ERROR_P99_US: u32 = 2_000;
-const MAX_REFERENCE_LOSS: f64 = 0.001;
-/// The same when the traffic generator missed more than this share of its sending times.
-const MAX_SKIPPED: f64 = 0.001;
 /// How often a void segment is run again.
 const RETRIES: u32 = 2;
 
@@ -68,22 +59,24 @@ pub struct Segment {
 
 impl Segment {
     /// Why this segment does not count.
-    fn void(&self) -> Option<String> {
+    fn void(&self, limits: &Limits) -> Option<String> {
         let e = &self.error;
         if e.n == 0 {
             return Some("no packet on the reference path".into());
         }
-        if e.p99_us > MAX_ERROR_P99_US {
+        let error_ms = f64::from(e.p99_us) / 1e3;
+        if error_ms > limits.error_p99_ms {
+            let limit = limits.error_p99_ms;
+            return Some(format!("emulator error p99 {error_ms:.2} ms > {limit} ms"));
+        }
+        if e.loss > limits.reference_loss {
             return Some(format!(
-                "emulator error p99 {} µs > {MAX_ERROR_P99_US} µs",
-                e.p99_us
+                "the emulator lost {:.2}% by itself",
+                e.loss * 100.0
             ));
         }
-        if e.loss > MAX_REFERENCE_LOSS {
-            return Some(format!("emulator lost {:.2}% by itself", e.loss * 100.0));
-        }
-        let skipped = self.health.skipped as f64 / (self.health.sent.max(1)) as f64;
-        if skipped > MAX_SKIPPED {
+        let skipped = self.health.skipped as f64 / self.health.sent.max(1) as f64;
+        if skipped > limits.skipped {
             return Some(format!(
                 "the generator missed {:.2}% of its packets",
                 skipped * 100.0
@@ -114,9 +107,12 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         None
     };
     let _reflectors = if scenario.both_ends {
+        let paths = 0..scenario.paths.len();
+        let far: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
+        let near: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
         vec![
-            Reflector::start(&hosts.server, &args.out)?,
-            Reflector::start(&hosts.client, &args.out)?,
+            Reflector::start(&hosts.server, "server", &far, &args.out)?,
+            Reflector::start(hosts.steering(), "client", &near, &args.out)?,
         ]
     } else {
         vec![]
@@ -151,7 +147,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
                     policy,
                     &bar,
                 )?;
-                let Some(reason) = segment.void() else {
+                let Some(reason) = segment.void(&scenario.limits) else {
                     segments.push(segment);
                     break;
                 };
@@ -172,7 +168,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     bar.finish_and_clear();
     drop((product, far, emulator));
-    finish(args, &scenario, &segments, voids)
+    evaluate::finish(args, &scenario, &segments, voids)
 }
 
 /// The scenario with the command line's changes.
@@ -255,7 +251,7 @@ fn run_segment(
     let (busy, all) = busy_ticks()?;
     let (status, explain) = (
         product.query(&["status", "--json"])?,
-        product.query(&["explain", "--json"])?,
+        product.query(&["explain", "--last", "1000", "--json"])?,
     );
     let emulator_cores = (emulator.cpu_seconds() - emulator_cpu) / seconds;
     let product_cores = product
@@ -349,169 +345,6 @@ fn emulator_error<'a>(packets: impl Iterator<Item = &'a Packet>) -> EmulatorErro
         max_us: at(1.0),
         loss: f64::from(lost) / (n as f64 + f64::from(lost)).max(1.0),
         cores: 0.0,
-    }
-}
-
-/// Turns segments into figures, checks them, writes everything.
-fn finish(
-    args: &RunArgs,
-    scenario: &Scenario,
-    segments: &[Segment],
-    voids: Vec<VoidRun>,
-) -> Result<ExitCode> {
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let mut result = RunResult::new(&scenario.name, &command, args.seed, scenario.repeats);
-    result.void = voids;
-    let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
-    for repeat in 0..scenario.repeats {
-        let schedule = Schedule::generate(scenario, args.seed, repeat);
-        let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
-        let Some(first) = own.first() else { continue };
-        let oracle = oracle_packets(first, scenario, &schedule);
-        let rtts: Vec<f64> = oracle
-            .iter()
-            .filter_map(|p| p.rtt_us)
-            .map(f64::from)
-            .collect();
-        let best = median(&rtts);
-        result.add(
-            "oracle",
-            repeat,
-            &game_figures(&oracle, best, scenario.paths.len()),
-        );
-        for segment in own {
-            result.add(
-                segment.policy.name(),
-                repeat,
-                &figures(segment, best, scenario),
-            );
-            let all = leaves.entry(segment.policy).or_default();
-            all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.packets, o)));
-        }
-    }
-    for (policy, leaves) in &leaves {
-        if leaves.is_empty() {
-            continue;
-        }
-        let metrics = result.policies.entry(policy.name().into()).or_default();
-        // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
-        for (name, f) in leave_figures(leaves) {
-            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
-        }
-    }
-    emulator_metrics(&mut result, segments, args.seed);
-    result
-        .environment
-        .insert("scenario".into(), serde_json::to_value(scenario)?);
-    let details = segments.iter().map(|s| {
-        serde_json::json!({
-            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.health,
-            "emulator": s.error, "cpu_busy": s.cpu_busy, "product_cores": s.product_cores,
-            "status": s.status, "explain": s.explain,
-        })
-    });
-    result
-        .environment
-        .insert("segments".into(), details.collect());
-    result.evaluate(&scenario.checks);
-    let path = result.write(&args.out)?;
-    print!("{}", result.table());
-    println!("written: {}", path.display());
-    ensure!(
-        !segments.is_empty(),
-        "every repeat was void: {}",
-        result.void[0].reason
-    );
-    match result.check() {
-        Err(missed) if args.check => {
-            for check in missed {
-                eprintln!("missed: {check}");
-            }
-            Ok(ExitCode::from(1))
-        }
-        _ => Ok(ExitCode::SUCCESS),
-    }
-}
-
-fn figures(segment: &Segment, best_median_us: f64, scenario: &Scenario) -> Figures {
-    let packets: Vec<Packet> = segment
-        .packets
-        .iter()
-        .filter(|p| segment.measured.contains(&p.sent_ns))
-        .copied()
-        .collect();
-    let mut figures = game_figures(&packets, best_median_us, scenario.paths.len());
-    let mut put = |name: &str, unit, value, n| {
-        figures.insert(name.into(), Figure { unit, value, n });
-    };
-    put(
-        "moves",
-        "count",
-        flow_moves(&packets) as f64,
-        packets.len() as u64,
-    );
-    if let Some(cores) = segment.product_cores {
-        put("product_cpu", "ratio", cores, 1);
-    }
-    figures
-}
-
-/// What a policy that knew the paths would have had: the same sending times, the best path.
-fn oracle_packets(segment: &Segment, scenario: &Scenario, schedule: &Schedule) -> Vec<Packet> {
-    let paths = scenario.paths.len();
-    let reply = |out: usize| match scenario.replies {
-        Replies::SamePath => vec![out],
-        Replies::OtherPath => vec![(out + 1) % paths],
-        Replies::Free => (0..paths).collect(),
-    };
-    let measured = segment
-        .packets
-        .iter()
-        .filter(|p| segment.measured.contains(&p.sent_ns));
-    measured
-        .map(|p| {
-            let t_us = (p.sent_ns as i64 - segment.start_ns as i64) / 1000;
-            let trip = schedule.oracle(t_us, reply);
-            Packet {
-                flow: p.flow,
-                seq: p.seq,
-                sent_ns: p.sent_ns,
-                rtt_us: trip.map(|t| t.rtt_us()),
-                forward_us: trip.map(|t| t.forward_us),
-                backward_us: trip.map(|t| t.backward_us),
-                path: trip.map(|t| t.out as u8),
-                ..Packet::default()
-            }
-        })
-        .collect()
-}
-
-fn onsets<'a>(segment: &'a Segment, schedule: &'a Schedule) -> impl Iterator<Item = Onset> + 'a {
-    let at = |t_us: i64| (segment.start_ns as i64 + t_us * 1000) as u64;
-    schedule.onsets().map(move |e| Onset {
-        at_ns: at(e.start_us),
-        until_ns: at(e.end_us).min(segment.measured.end),
-        path: e.path as u8,
-        blackhole: e.kind == EventKind::Blackhole,
-    })
-}
-
-fn emulator_metrics(result: &mut RunResult, segments: &[Segment], seed: u64) {
-    type Get = fn(&Segment) -> f64;
-    let all: [(&str, &str, Get); 6] = [
-        ("error_p50_us", "us", |s| s.error.p50_us.into()),
-        ("error_p99_us", "us", |s| s.error.p99_us.into()),
-        ("error_max_us", "us", |s| s.error.max_us.into()),
-        ("loss", "ratio", |s| s.error.loss),
-        ("cpu", "ratio", |s| s.error.cores),
-        ("machine_busy", "ratio", |s| s.cpu_busy),
-    ];
-    let n = segments.iter().map(|s| s.error.n as u64).sum();
-    for (name, unit, get) in all {
-        let values = segments.iter().map(|s| Some(get(s))).collect();
-        result
-            .emulator
-            .insert(name.into(), Metric::of_repeats(unit, values, n, seed));
     }
 }
 

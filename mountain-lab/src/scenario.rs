@@ -35,6 +35,8 @@ pub struct Scenario {
     /// Lines of the product's configuration file, as they are; `[[path]]` sections excluded.
     #[serde(default)]
     pub product_config: String,
+    #[serde(default)]
+    pub limits: Limits,
     #[serde(rename = "path")]
     pub paths: Vec<PathSpec>,
     #[serde(rename = "event", default)]
@@ -114,6 +116,28 @@ pub enum Replies {
     Free,
 }
 
+/// A segment beyond one of these is void: it says more about the machine than about the policy.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// 99th percentile of the emulator's own error, in RTT, on the idle reference path.
+    pub error_p99_ms: f64,
+    /// Share of packets lost on the reference path, where nothing should be.
+    pub reference_loss: f64,
+    /// Share of its sending times that the traffic generator missed.
+    pub skipped: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            error_p99_ms: 2.0,
+            reference_loss: 0.001,
+            skipped: 0.001,
+        }
+    }
+}
+
 /// An emulated path; both directions are alike. Delays are one-way.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -140,6 +164,17 @@ pub enum EventKind {
     Degrade,
     /// Every packet is dropped; otherwise as `degrade`.
     Blackhole,
+}
+
+impl EventKind {
+    /// As in scenario files.
+    pub fn name(self) -> &'static str {
+        match self {
+            EventKind::Spike => "spike",
+            EventKind::Degrade => "degrade",
+            EventKind::Blackhole => "blackhole",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
@@ -318,6 +353,14 @@ impl Scenario {
             ("seconds", self.seconds, 1.0, 3600.0),
             ("discard_seconds", self.discard_seconds, 0.0, 60.0),
             ("repeats", f64::from(self.repeats), 1.0, 1000.0),
+            ("limits.error_p99_ms", self.limits.error_p99_ms, 0.0, 1000.0),
+            (
+                "limits.reference_loss",
+                self.limits.reference_loss,
+                0.0,
+                1.0,
+            ),
+            ("limits.skipped", self.limits.skipped, 0.0, 1.0),
         ] {
             if !(least..=most).contains(&value) {
                 return fail(key.into(), &format!("{value} is not in {least}..={most}"));

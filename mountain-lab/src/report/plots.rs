@@ -159,6 +159,11 @@ pub fn distribution(
     })
 }
 
+/// A number without superfluous decimals: 20, 0.5.
+fn plain(value: &f64) -> String {
+    format!("{}", (value * 1e3).round() / 1e3)
+}
+
 fn percent(share: &f64) -> String {
     // Powers of ten down to one in a million without noise such as 0.09999.
     let text = format!("{:.4}", share * 100.0);
@@ -182,6 +187,7 @@ where
         .axis_style(INK)
         .label_style(("sans-serif", 13).into_font().color(&INK))
         .axis_desc_style(("sans-serif", 13).into_font().color(&INK))
+        .x_label_formatter(&plain)
         .y_label_formatter(&percent)
         .draw()
         .map_err(text)
@@ -236,6 +242,7 @@ pub fn timeline(plot: &Timeline, label: &str) -> Result<String> {
             .label_style(("sans-serif", 13).into_font().color(&INK))
             .axis_desc_style(("sans-serif", 13).into_font().color(&INK))
             .x_label_formatter(&|s| format!("{s} s"))
+            .y_label_formatter(&plain)
             .draw()
             .map_err(text)?;
         let bins = series::timeline(plot.segment, plot.until_ns, BINS);

@@ -1,0 +1,292 @@
+//! From what was collected to what is claimed: figures, checks, result file, page.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::process::ExitCode;
+
+use anyhow::{ensure, Result};
+use mountain_lab::report::{write_html, PathEvent, Samples};
+use mountain_lab::result::{Metric, RunResult, VoidRun};
+use mountain_lab::workload::game::Packet;
+use mountain_lab::workload::metrics::{
+    flow_moves, game_figures, leave_figures, time_to_leave, Figure, Figures, Leave, Onset,
+};
+use mountain_lab::workload::stats::median;
+use serde_json::Value;
+
+use crate::run::Segment;
+use crate::scenario::{EventKind, Policy, Replies, Scenario};
+use crate::schedule::{Event, Schedule};
+use crate::RunArgs;
+
+/// A flow without an answer for this long counts as lost.
+const LOST_AFTER_NS: u64 = 2_000_000_000;
+
+/// Turns segments into figures, checks them, writes everything.
+pub fn finish(
+    args: &RunArgs,
+    scenario: &Scenario,
+    segments: &[Segment],
+    voids: Vec<VoidRun>,
+) -> Result<ExitCode> {
+    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let mut result = RunResult::new(&scenario.name, &command, args.seed, scenario.repeats);
+    result.void = voids;
+    let mut samples = Samples {
+        paths: scenario.paths.iter().map(|p| p.name.clone()).collect(),
+        ..Samples::default()
+    };
+    let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
+    for repeat in 0..scenario.repeats {
+        let schedule = Schedule::generate(scenario, args.seed, repeat);
+        let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
+        let Some(first) = own.first() else { continue };
+        let oracle = oracle_packets(first, scenario, &schedule);
+        let rtts: Vec<f64> = oracle
+            .iter()
+            .filter_map(|p| p.rtt_us)
+            .map(f64::from)
+            .collect();
+        let best = median(&rtts);
+        samples
+            .events
+            .extend(schedule.events.iter().map(|e| path_event(repeat, e)));
+        result.add(
+            "oracle",
+            repeat,
+            &game_figures(&oracle, best, scenario.paths.len()),
+        );
+        samples.segments.push(drawn("oracle", first, oracle));
+        for segment in own {
+            let packets = measured(segment);
+            let name = segment.policy.name();
+            result.add(name, repeat, &figures(segment, &packets, best, scenario));
+            samples.segments.push(drawn(name, segment, packets));
+            let all = leaves.entry(segment.policy).or_default();
+            all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.packets, o)));
+        }
+    }
+    for (policy, leaves) in &leaves {
+        if leaves.is_empty() {
+            continue;
+        }
+        let metrics = result.policies.entry(policy.name().into()).or_default();
+        // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
+        for (name, f) in leave_figures(leaves) {
+            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        }
+    }
+    emulator_metrics(&mut result, segments, args.seed);
+    result
+        .environment
+        .insert("scenario".into(), serde_json::to_value(scenario)?);
+    let details = segments.iter().map(|s| {
+        serde_json::json!({
+            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.health,
+            "emulator": s.error, "cpu_busy": s.cpu_busy, "product_cores": s.product_cores,
+            "status": s.status, "explain": s.explain,
+        })
+    });
+    result
+        .environment
+        .insert("segments".into(), details.collect());
+    result.evaluate(&scenario.checks);
+    let path = result.write(&args.out)?;
+    let page = write_html(&result, &samples, &args.out)?;
+    print!("{}", result.table());
+    println!("\nwritten: {} and {}", path.display(), page.display());
+    ensure!(
+        !segments.is_empty(),
+        "every repeat was void: {}",
+        result.void[0].reason
+    );
+    match result.check() {
+        Err(missed) if args.check => {
+            for check in missed {
+                eprintln!("missed: {check}");
+            }
+            Ok(ExitCode::from(1))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// The packets of the measured part.
+fn measured(segment: &Segment) -> Vec<Packet> {
+    let inside = |p: &&Packet| segment.measured.contains(&p.sent_ns);
+    segment.packets.iter().filter(inside).copied().collect()
+}
+
+fn drawn(policy: &str, segment: &Segment, packets: Vec<Packet>) -> mountain_lab::report::Segment {
+    let (policy, repeat, start_ns) = (policy.into(), segment.repeat, segment.start_ns);
+    mountain_lab::report::Segment {
+        policy,
+        repeat,
+        start_ns,
+        packets,
+    }
+}
+
+fn path_event(repeat: u32, event: &Event) -> PathEvent {
+    PathEvent {
+        repeat,
+        from_ns: event.start_us as u64 * 1000,
+        until_ns: event.end_us as u64 * 1000,
+        path: event.path as u8,
+        kind: event.kind.name().into(),
+    }
+}
+
+fn figures(
+    segment: &Segment,
+    packets: &[Packet],
+    best_median_us: f64,
+    scenario: &Scenario,
+) -> Figures {
+    let mut figures = game_figures(packets, best_median_us, scenario.paths.len());
+    let mut put = |name: &str, unit, value, n| {
+        figures.insert(name.into(), Figure { unit, value, n });
+    };
+    put(
+        "moves",
+        "count",
+        flow_moves(packets) as f64,
+        packets.len() as u64,
+    );
+    let (lost, flows) = flows_lost(packets, &segment.measured);
+    put("flows_lost", "count", lost as f64, flows);
+    if let Some(cores) = segment.product_cores {
+        put("product_cpu", "ratio", cores, 1);
+    }
+    if let Some(n) = switches(
+        &segment.explain,
+        segment.measured.end - segment.measured.start,
+    ) {
+        put("switches", "count", n as f64, n);
+    }
+    figures
+}
+
+/// Flows that had no answer for [`LOST_AFTER_NS`] or more, and how many flows there were.
+fn flows_lost(packets: &[Packet], measured: &Range<u64>) -> (u64, u64) {
+    let mut answered: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
+    for p in packets {
+        let times = answered
+            .entry(p.flow)
+            .or_insert_with(|| vec![measured.start]);
+        if p.rtt_us.is_some() {
+            times.push(p.sent_ns);
+        }
+    }
+    let flows = answered.len() as u64;
+    let silent = answered.into_values().filter(|times| {
+        let mut times = times.clone();
+        times.push(measured.end);
+        times.sort_unstable();
+        times.windows(2).any(|w| w[1] - w[0] >= LOST_AFTER_NS)
+    });
+    (silent.count() as u64, flows)
+}
+
+/// Decisions of the product about its paths in the last `span_ns`, from `explain --json`.
+fn switches(explain: &Value, span_ns: u64) -> Option<u64> {
+    let now_us = explain["now_us"].as_f64()?;
+    let since_us = now_us - span_ns as f64 / 1e3;
+    let decisions = explain["decisions"].as_array()?;
+    let recent = decisions
+        .iter()
+        .filter(|d| d["at_us"].as_f64().is_some_and(|t| t >= since_us));
+    Some(recent.count() as u64)
+}
+
+/// What a policy that knew the paths would have had: the same sending times, the best path.
+fn oracle_packets(segment: &Segment, scenario: &Scenario, schedule: &Schedule) -> Vec<Packet> {
+    let paths = scenario.paths.len();
+    let reply = |out: usize| match scenario.replies {
+        Replies::SamePath => vec![out],
+        Replies::OtherPath => vec![(out + 1) % paths],
+        Replies::Free => (0..paths).collect(),
+    };
+    measured(segment)
+        .iter()
+        .map(|p| {
+            let t_us = (p.sent_ns as i64 - segment.start_ns as i64) / 1000;
+            let trip = schedule.oracle(t_us, reply);
+            Packet {
+                flow: p.flow,
+                seq: p.seq,
+                sent_ns: p.sent_ns,
+                rtt_us: trip.map(|t| t.rtt_us()),
+                forward_us: trip.map(|t| t.forward_us),
+                backward_us: trip.map(|t| t.backward_us),
+                path: trip.map(|t| t.out as u8),
+                ..Packet::default()
+            }
+        })
+        .collect()
+}
+
+fn onsets<'a>(segment: &'a Segment, schedule: &'a Schedule) -> impl Iterator<Item = Onset> + 'a {
+    let at = |t_us: i64| (segment.start_ns as i64 + t_us * 1000) as u64;
+    schedule.onsets().map(move |e| Onset {
+        at_ns: at(e.start_us),
+        until_ns: at(e.end_us).min(segment.measured.end),
+        path: e.path as u8,
+        blackhole: e.kind == EventKind::Blackhole,
+    })
+}
+
+fn emulator_metrics(result: &mut RunResult, segments: &[Segment], seed: u64) {
+    type Get = fn(&Segment) -> f64;
+    let all: [(&str, &str, Get); 6] = [
+        ("error_p50_us", "us", |s| s.error.p50_us.into()),
+        ("error_p99_us", "us", |s| s.error.p99_us.into()),
+        ("error_max_us", "us", |s| s.error.max_us.into()),
+        ("loss", "ratio", |s| s.error.loss),
+        ("cpu", "ratio", |s| s.error.cores),
+        ("machine_busy", "ratio", |s| s.cpu_busy),
+    ];
+    let n = segments.iter().map(|s| s.error.n as u64).sum();
+    for (name, unit, get) in all {
+        let values = segments.iter().map(|s| Some(get(s))).collect();
+        result
+            .emulator
+            .insert(name.into(), Metric::of_repeats(unit, values, n, seed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_flow_is_lost_when_it_is_silent_for_two_seconds() {
+        let packet = |flow, s: f64, answered: bool| Packet {
+            flow,
+            sent_ns: (s * 1e9) as u64,
+            rtt_us: answered.then_some(20_000),
+            ..Packet::default()
+        };
+        // Flow 0: answered all the time. Flow 1: silent from 1 s on. Flow 2: a gap of 1.5 s.
+        let packets: Vec<Packet> = (0..10)
+            .flat_map(|i| {
+                let s = f64::from(i) * 0.5;
+                [
+                    packet(0, s, true),
+                    packet(1, s, s <= 1.0),
+                    packet(2, s, s != 2.0 && s != 2.5),
+                ]
+            })
+            .collect();
+        assert_eq!(flows_lost(&packets, &(0..5_000_000_000)), (1, 3));
+    }
+
+    #[test]
+    fn only_decisions_of_the_measured_part_count_as_switches() {
+        let explain = json!({ "now_us": 10e6, "decisions": [
+            { "at_us": 1e6 }, { "at_us": 6e6 }, { "at_us": 9e6 } ] });
+        assert_eq!(switches(&explain, 5_000_000_000), Some(2));
+        assert_eq!(switches(&Value::Null, 5_000_000_000), None);
+    }
+}

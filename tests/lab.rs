@@ -1,0 +1,277 @@
+//! The lab end to end: small scenarios through the program a user calls. Needs root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use mountain_lab::result::RunResult;
+
+/// One lab at a time: each of them measures, and all of them together would only measure the CPU.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Limits that a busy machine does not exceed: these tests look at coarse effects.
+const COARSE: &str = "[limits]\nerror_p99_ms = 50\nreference_loss = 0.2\nskipped = 0.5\n";
+
+struct Lab {
+    dir: tempfile::TempDir,
+    _alone: std::sync::MutexGuard<'static, ()>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "these tests need root: run `sudo make test`"
+        );
+        let alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        Lab {
+            dir: tempfile::tempdir().unwrap(),
+            _alone: alone,
+        }
+    }
+
+    /// A scenario of 3 s (0.5 s discarded), policy `none`, two paths, plus the given sections.
+    fn scenario(&self, top: &str, sections: &str) -> PathBuf {
+        let file = self.dir.path().join("mini.toml");
+        let text = format!(
+            "name = \"mini\"\ndescription = \"test\"\nseconds = 3\ndiscard_seconds = 0.5\n\
+             repeats = 1\npolicies = [\"none\"]\n{top}\n{COARSE}{sections}\n"
+        );
+        fs::write(&file, text).unwrap();
+        file
+    }
+
+    fn command(&self, args: &[&str], scenario: &Path) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mountain-lab"));
+        command
+            .arg("run")
+            .arg(scenario)
+            .args(["--seed", "7", "--out"])
+            .arg(self.dir.path());
+        command
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, args: &[&str], scenario: &Path) -> (Output, u32) {
+        let child = self.command(args, scenario).spawn().unwrap();
+        let pid = child.id();
+        (child.wait_with_output().unwrap(), pid)
+    }
+
+    fn result(&self, args: &[&str], scenario: &Path) -> RunResult {
+        let (output, _) = self.run(args, scenario);
+        assert!(output.status.success(), "{}", text(&output));
+        RunResult::read(&self.dir.path().join("result.json")).unwrap()
+    }
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(err)
+    )
+}
+
+fn median(result: &RunResult, metric: &str) -> f64 {
+    let metric = result.metric("none", metric);
+    metric
+        .unwrap_or_else(|| panic!("{metric:?} is missing"))
+        .median
+}
+
+/// Namespaces that a lab process made.
+fn namespaces(pid: u32) -> Vec<String> {
+    let prefix = format!("mtl-{pid}-");
+    let Ok(entries) = fs::read_dir("/run/netns") else {
+        return vec![];
+    };
+    let names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
+    names.filter(|n| n.starts_with(&prefix)).collect()
+}
+
+const TWO_PATHS: &str = "[[path]]\nname = \"a\"\n[[path]]\nname = \"b\"\n";
+const GAME: &str = "[[workload]]\nkind = \"game\"\nflows = 20\nrate_hz = 30\n";
+
+#[test]
+fn a_small_scenario_runs_end_to_end_and_leaves_nothing() {
+    let lab = Lab::new();
+    let scenario = lab.scenario("", &format!("{TWO_PATHS}{GAME}"));
+    let (output, pid) = lab.run(&[], &scenario);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(namespaces(pid), Vec::<String>::new());
+    assert!(text(&output).contains("rtt p99"), "{}", text(&output));
+
+    let result = RunResult::read(&lab.dir.path().join("result.json")).unwrap();
+    // 20 flows, 30 packets a second, 3 s.
+    let packets = median(&result, "packets");
+    assert!((1700.0..=1810.0).contains(&packets), "{packets} packets");
+    let p50 = median(&result, "rtt_p50_us");
+    assert!((19_000.0..26_000.0).contains(&p50), "{p50} µs");
+    assert_eq!(median(&result, "flows_lost"), 0.0);
+    let shares = median(&result, "share_path0") + median(&result, "share_path1");
+    assert!((shares - 1.0).abs() < 1e-9, "{shares}");
+    let best = result.metric("oracle", "rtt_p99_us").unwrap().median;
+    assert!((18_000.0..=22_000.0).contains(&best), "{best} µs");
+    assert!(result.emulator["error_p99_us"].median < 50_000.0);
+    assert!(fs::read_to_string(lab.dir.path().join("index.html"))
+        .unwrap()
+        .contains("mini"));
+    assert!(lab.dir.path().join("samples.csv").exists());
+}
+
+#[test]
+fn the_same_over_ipv6_and_through_a_router() {
+    let lab = Lab::new();
+    let scenario = lab.scenario(
+        "family = \"ipv6\"\ntopology = \"forward\"",
+        &format!("{TWO_PATHS}{GAME}"),
+    );
+    let result = lab.result(&[], &scenario);
+    let p50 = median(&result, "rtt_p50_us");
+    assert!((19_000.0..26_000.0).contains(&p50), "{p50} µs");
+    assert!(median(&result, "loss") < 0.01);
+    // 20 flows by hash: all on one path has a chance of one in 500,000.
+    let share = median(&result, "share_path0");
+    assert!(share > 0.0 && share < 1.0, "{share}");
+}
+
+#[test]
+fn replies_take_the_path_that_the_scenario_says() {
+    let lab = Lab::new();
+    // One way 10 ms on path a, 30 ms on path b.
+    let paths = "[[path]]\nname = \"a\"\n[[path]]\nname = \"b\"\ndelay_ms = 30\n";
+    let same = lab.scenario("", &format!("{paths}{GAME}"));
+    let result = lab.result(&[], &same);
+    // 20 ms or 60 ms, nothing between.
+    assert!(median(&result, "rtt_max_us") > 55_000.0);
+    let best = result.metric("oracle", "rtt_max_us").unwrap().median;
+    assert!(best <= 22_000.0, "{best} µs");
+
+    let other = lab.scenario("replies = \"other-path\"", &format!("{paths}{GAME}"));
+    let result = lab.result(&[], &other);
+    let (p50, p95) = (median(&result, "rtt_p50_us"), median(&result, "rtt_p95_us"));
+    assert!(
+        (38_000.0..50_000.0).contains(&p50) && p95 < 55_000.0,
+        "{p50} µs, {p95} µs"
+    );
+    let best = result.metric("oracle", "rtt_p50_us").unwrap().median;
+    assert!((38_000.0..42_000.0).contains(&best), "{best} µs");
+}
+
+#[test]
+fn a_blackhole_drops_and_a_missed_check_is_named() {
+    let lab = Lab::new();
+    let check = "[[check]]\nname = \"nothing is lost\"\npolicy = \"none\"\nmetric = \"loss\"\n\
+                 op = \"<=\"\nlimit = 0.001\n";
+    let event = "[[event]]\nkind = \"blackhole\"\npath = \"a\"\nevery_s = 0.2\n\
+                 length_ms = [5000, 5000]\n";
+    let scenario = lab.scenario("", &format!("{TWO_PATHS}{event}{GAME}{check}"));
+    let (output, _) = lab.run(&["--check"], &scenario);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(
+        text(&output).contains("nothing is lost"),
+        "{}",
+        text(&output)
+    );
+    let result = RunResult::read(&lab.dir.path().join("result.json")).unwrap();
+    // From at most 0.2 s on everything on path a is lost; 20 flows by hash are on both paths.
+    let loss = median(&result, "loss");
+    assert!(loss > 0.05 && loss < 0.98, "{loss}");
+    assert!(median(&result, "flows_lost") > 0.0);
+    assert_eq!(median(&result, "stayed"), 1.0);
+    assert_eq!(result.metric("oracle", "loss").unwrap().median, 0.0);
+
+    // Without --check the same result is no failure.
+    let (output, _) = lab.run(&[], &scenario);
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn the_rate_limit_and_the_queue_hold() {
+    let lab = Lab::new();
+    // 1 Mbit/s and 25 kB of queue are 200 ms. 20 flows × 40/s × 1028 bytes are 6.6 Mbit/s.
+    let path = "rate_mbit = 1\nqueue_kb = 25\n";
+    let scenario = lab.scenario(
+        "",
+        &format!(
+            "[[path]]\nname = \"a\"\n{path}[[path]]\nname = \"b\"\n{path}\
+             [[workload]]\nkind = \"game\"\nflows = 20\nrate_hz = 40\npayload_bytes = 1000\n"
+        ),
+    );
+    let result = lab.result(&[], &scenario);
+    // At most 2 of 6.6 Mbit/s pass; then the queue is full, and it is as long as it should be.
+    let loss = median(&result, "loss");
+    assert!((0.6..0.9).contains(&loss), "{loss}");
+    let forward = median(&result, "forward_p99_us");
+    assert!((195_000.0..260_000.0).contains(&forward), "{forward} µs");
+}
+
+#[test]
+fn a_malformed_scenario_names_line_and_key() {
+    let lab = Lab::new();
+    let scenario = lab.scenario("famly = \"ipv6\"", &format!("{TWO_PATHS}{GAME}"));
+    let (output, _) = lab.run(&[], &scenario);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output);
+    assert!(
+        said.contains("mini.toml:7: ") && said.contains("famly"),
+        "{said}"
+    );
+    let (output, _) = lab.run(&[], Path::new("nonesuch"));
+    assert!(
+        text(&output).contains("there are: asym"),
+        "{}",
+        text(&output)
+    );
+}
+
+fn start_and_wait_for_namespaces(lab: &Lab) -> Child {
+    let scenario = lab.scenario("", &format!("{TWO_PATHS}{GAME}"));
+    let child = lab.command(&["--repeat", "50"], &scenario).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // client, server, emulator; and 2 s more, in which the emulator starts
+    while namespaces(child.id()).len() < 3 {
+        assert!(Instant::now() < deadline, "no namespaces after 20 s");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    child
+}
+
+#[test]
+fn clean_removes_what_a_killed_run_left_and_nothing_else() {
+    let lab = Lab::new();
+    let mut child = start_and_wait_for_namespaces(&lab);
+    let clean = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mountain-lab"));
+        let output = command.arg("clean").output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        text(&output)
+    };
+    let own = format!("mtl-{}-", child.id());
+    assert!(!clean().contains(&own), "it still runs");
+    assert_eq!(namespaces(child.id()).len(), 3);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(namespaces(child.id()).len(), 3);
+    assert!(clean().contains(&own));
+    assert_eq!(namespaces(child.id()), Vec::<String>::new());
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing() {
+    let lab = Lab::new();
+    let mut child = start_and_wait_for_namespaces(&lab);
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(namespaces(child.id()), Vec::<String>::new());
+}
