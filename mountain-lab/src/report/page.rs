@@ -11,6 +11,8 @@ use super::plots::{self, hex, Line, Share, Timeline};
 use super::{series, PathEvent, Samples, Segment};
 
 const TEMPLATE: &str = include_str!("template.html");
+type Points = Vec<(f64, f64)>;
+
 const HISTOGRAM_BINS: usize = 100;
 
 /// Each colour name of the plots with its value on light and on dark ground. Policies and paths are
@@ -90,7 +92,7 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
             .map(|g| format!(" ({g})"))
             .unwrap_or_default()
     );
-    let parts: [(&str, String); 19] = [
+    let parts: [(&str, String); 18] = [
         ("title", escape(&format!("Scenario {}", result.scenario))),
         ("subtitle", escape(&subtitle)),
         ("light", light),
@@ -109,7 +111,6 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
         ("void", void(result)),
         ("environment", environment(result)),
         ("command", escape(&result.command)),
-        ("", String::new()),
     ];
     Ok(fill(TEMPLATE, &parts))
 }
@@ -332,7 +333,7 @@ fn distributions(
         let none = "<p>No packet was answered.</p>".to_owned();
         return Ok((none.clone(), none.clone(), none));
     }
-    let lines = |points: &dyn Fn(&[u32]) -> Vec<(f64, f64)>| -> Vec<Line> {
+    let lines = |points: &dyn Fn(&[u32]) -> Points| -> Vec<Line> {
         sorted
             .iter()
             .map(|(colour, r)| Line {
