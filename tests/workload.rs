@@ -278,3 +278,36 @@ fn wrong_configurations_are_refused_at_start() {
         "drop does not wait for stragglers"
     );
 }
+
+#[test]
+fn refused_packets_are_lost_and_timestamps_stay_aligned() {
+    let net = Net::new();
+    net.route("via 10.77.0.2");
+    let running = game::start(net.game(false, 7008)).unwrap();
+    sleep(Duration::from_millis(300));
+    // The device's routes vanish with it: sending fails with "network is unreachable".
+    let down_ns = sys::monotonic_ns();
+    ip(&format!("-n {} link set c0 down", net.client));
+    sleep(Duration::from_millis(300));
+    ip(&format!("-n {} link set c0 up", net.client));
+    net.route("via 10.77.0.2");
+    sleep(Duration::from_millis(200));
+    let up_ns = sys::monotonic_ns();
+    sleep(Duration::from_millis(400));
+    let (packets, health) = running.finish().unwrap();
+    assert!(health.send_errors > 200, "{health:?}");
+    assert_eq!(health.sent, packets.len() as u64);
+    assert_eq!(health.unstamped, 0, "{health:?}");
+    let refused = packets
+        .iter()
+        .filter(|p| p.sent_ns > down_ns && p.rtt_us.is_none())
+        .count();
+    assert!(refused as u64 >= health.send_errors, "{refused} {health:?}");
+    let after: Vec<_> = packets.iter().filter(|p| p.sent_ns > up_ns).collect();
+    assert!(after.len() > 300);
+    for p in after {
+        // A timestamp of another packet would be wrong by a multiple of 16 ms.
+        let (rtt, forward) = (p.rtt_us.expect("answered again"), p.forward_us.unwrap());
+        assert!(forward <= rtt && rtt < 8_000, "{p:?}");
+    }
+}
