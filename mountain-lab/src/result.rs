@@ -443,7 +443,7 @@ fn nan_from_null<'de, D: serde::Deserializer<'de>>(value: D) -> Result<f64, D::E
     Ok(Option::<f64>::deserialize(value)?.unwrap_or(f64::NAN))
 }
 
-const ROW_ORDER: [&str; 15] = [
+const ROW_ORDER: [&str; 22] = [
     "rtt_p50_us",
     "rtt_p95_us",
     "rtt_p99_us",
@@ -456,9 +456,16 @@ const ROW_ORDER: [&str; 15] = [
     "loss",
     "late_or_lost",
     "reordered",
+    "share_path0",
+    "share_path1",
+    "share_path2",
     "leave_p50_us",
     "leave_p95_us",
     "leave_max_us",
+    "stayed",
+    "switches",
+    "moves",
+    "goodput_bps",
 ];
 
 /// The unit a table shows for a unit of the file, and the factor to it.

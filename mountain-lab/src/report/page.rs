@@ -11,6 +11,8 @@ use super::plots::{self, hex, Line, Share, Timeline};
 use super::{series, PathEvent, Samples, Segment};
 
 const TEMPLATE: &str = include_str!("template.html");
+type Points = Vec<(f64, f64)>;
+
 const HISTOGRAM_BINS: usize = 100;
 
 /// Each colour name of the plots with its value on light and on dark ground. Policies and paths are
@@ -90,7 +92,7 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
             .map(|g| format!(" ({g})"))
             .unwrap_or_default()
     );
-    let parts: [(&str, String); 19] = [
+    let parts: [(&str, String); 18] = [
         ("title", escape(&format!("Scenario {}", result.scenario))),
         ("subtitle", escape(&subtitle)),
         ("light", light),
@@ -109,7 +111,6 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
         ("void", void(result)),
         ("environment", environment(result)),
         ("command", escape(&result.command)),
-        ("", String::new()),
     ];
     Ok(fill(TEMPLATE, &parts))
 }
@@ -306,11 +307,32 @@ fn environment(result: &RunResult) -> String {
             out,
             "<tr><th scope=\"row\">{}</th><td class=\"wrap\">{}</td></tr>",
             escape(&name),
-            escape(&value)
+            shortened(&value)
         );
     }
     out.push_str("</tbody></table>");
     out
+}
+
+/// A long value folded up, and cut where result.json is the better place to read it.
+fn shortened(value: &str) -> String {
+    const FOLD: usize = 200;
+    const CUT: usize = 4_000;
+    if value.chars().count() <= FOLD {
+        return escape(value);
+    }
+    let start: String = value.chars().take(80).collect();
+    let body: String = value.chars().take(CUT).collect();
+    let more = if body.len() < value.len() {
+        " … (all of it in result.json)"
+    } else {
+        ""
+    };
+    format!(
+        "<details><summary>{} …</summary>{}{more}</details>",
+        escape(&start),
+        escape(&body)
+    )
 }
 
 fn distributions(
@@ -332,7 +354,7 @@ fn distributions(
         let none = "<p>No packet was answered.</p>".to_owned();
         return Ok((none.clone(), none.clone(), none));
     }
-    let lines = |points: &dyn Fn(&[u32]) -> Vec<(f64, f64)>| -> Vec<Line> {
+    let lines = |points: &dyn Fn(&[u32]) -> Points| -> Vec<Line> {
         sorted
             .iter()
             .map(|(colour, r)| Line {
@@ -412,11 +434,9 @@ fn timelines(samples: &Samples, drawn: &[String], columns: &[String]) -> Result<
             .iter()
             .flat_map(|s| s.packets.iter().map(move |p| (s, p)))
     };
-    let until_ns = packets()
-        .map(|(s, p)| p.sent_ns.saturating_sub(s.start_ns))
-        .max()
-        .unwrap_or(0)
-        .max(1);
+    let times = || packets().map(|(s, p)| p.sent_ns.saturating_sub(s.start_ns));
+    let from_ns = times().min().unwrap_or(0);
+    let until_ns = times().max().unwrap_or(0).max(from_ns + 1);
     let max_us = packets()
         .filter_map(|(_, p)| p.rtt_us)
         .max()
@@ -427,7 +447,7 @@ fn timelines(samples: &Samples, drawn: &[String], columns: &[String]) -> Result<
             segment,
             colour: plots::policy_colour(&segment.policy, columns),
             events: &events,
-            until_ns,
+            span: from_ns..until_ns,
             max_ms: f64::from(max_us) / 1e3 * 1.05,
             paths: samples.paths.len(),
         };
@@ -450,6 +470,15 @@ mod tests {
     fn filled_text_is_not_filled_again() {
         let parts = [("a", "{{b}}".to_owned()), ("b", "no".to_owned())];
         assert_eq!(fill("<{{a}}|{{b}}|{{unknown}}>", &parts), "<{{b}}|no|>");
+    }
+
+    #[test]
+    fn long_values_are_folded_and_cut() {
+        assert_eq!(shortened("<20>"), "&lt;20&gt;");
+        let folded = shortened(&"ä".repeat(300));
+        assert!(folded.starts_with("<details>") && !folded.contains("result.json"));
+        let cut = shortened(&"ä".repeat(100_000));
+        assert!(cut.contains("result.json") && cut.len() < 10_000);
     }
 
     #[test]

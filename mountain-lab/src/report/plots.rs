@@ -3,6 +3,8 @@
 //! Colours here are only *names*: the page's style sheet maps each to a light and a dark value by
 //! attribute selectors, which win over the attributes plotters writes.
 
+use std::ops::Range;
+
 use anyhow::{anyhow, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -201,8 +203,8 @@ pub struct Timeline<'a> {
     pub colour: RGBColor,
     /// What happened to the paths in this repeat.
     pub events: &'a [PathEvent],
-    /// Right end of the time axis, from the segment's start.
-    pub until_ns: u64,
+    /// The time axis, from the segment's start, ns.
+    pub span: Range<u64>,
     /// Upper end of the RTT axis, the same for all policies.
     pub max_ms: f64,
     /// Number of paths.
@@ -213,23 +215,27 @@ pub struct Timeline<'a> {
 /// with the share of each path below.
 pub fn timeline(plot: &Timeline, label: &str) -> Result<String> {
     draw(250, label, |root| {
-        let until_s = plot.until_ns as f64 / 1e9;
+        let (from_s, until_s) = (plot.span.start as f64 / 1e9, plot.span.end as f64 / 1e9);
         let (upper, lower) = root.split_vertically(206);
         let mut chart = ChartBuilder::on(&upper)
             .margin_top(8)
             .margin_right(20)
             .x_label_area_size(22)
             .y_label_area_size(LEFT)
-            .build_cartesian_2d(0.0..until_s, 0.0..plot.max_ms)
+            .build_cartesian_2d(from_s..until_s, 0.0..plot.max_ms)
             .map_err(text)?;
         let shade = |event: &PathEvent| {
             let colour = EVENTS[usize::from(event.path) % EVENTS.len()];
             let (from, until) = (event.from_ns as f64 / 1e9, event.until_ns as f64 / 1e9);
             // A spike of a few milliseconds still has to be seen.
-            let until = until.max(from + until_s / 900.0).min(until_s);
+            let until = until.max(from + (until_s - from_s) / 900.0).min(until_s);
+            let from = from.max(from_s);
             Rectangle::new([(from, 0.0), (until, plot.max_ms)], colour.filled())
         };
-        let visible = plot.events.iter().filter(|e| e.from_ns < plot.until_ns);
+        let visible = plot
+            .events
+            .iter()
+            .filter(|e| e.from_ns < plot.span.end && e.until_ns >= plot.span.start);
         chart.draw_series(visible.map(shade)).map_err(text)?;
         chart
             .configure_mesh()
@@ -245,8 +251,8 @@ pub fn timeline(plot: &Timeline, label: &str) -> Result<String> {
             .y_label_formatter(&plain)
             .draw()
             .map_err(text)?;
-        let bins = series::timeline(plot.segment, plot.until_ns, BINS);
-        for run in unbroken(&bins, until_s * 3.0 / BINS as f64) {
+        let bins = series::timeline(plot.segment, &plot.span, BINS);
+        for run in unbroken(&bins, (until_s - from_s) * 3.0 / BINS as f64) {
             let top = run.iter().map(|b| (b.at_s, b.max_ms.min(plot.max_ms)));
             let bottom = run
                 .iter()
@@ -289,7 +295,7 @@ fn strip(plot: &Timeline, area: &Area) -> Result<()> {
         .set_label_area_size(LabelAreaPosition::Left, LEFT)
         .build_cartesian_2d(0.0..STRIP_BINS as f64, 0.0..1.0)
         .map_err(text)?;
-    let bins = series::shares(plot.segment, plot.until_ns, STRIP_BINS, plot.paths);
+    let bins = series::shares(plot.segment, &plot.span, STRIP_BINS, plot.paths);
     let mut boxes = Vec::new();
     for (i, bin) in bins.iter().enumerate() {
         let total = f64::from(bin.arrived.iter().sum::<u32>() + bin.lost);

@@ -1,5 +1,7 @@
 //! From packets to the few points that a plot can show: pure functions.
 
+use std::ops::Range;
+
 use crate::workload::game::Packet;
 
 use super::Segment;
@@ -17,12 +19,23 @@ pub struct Bin {
     pub max_ms: f64,
 }
 
-/// RTT over time in `bins` bins up to `until_ns`; bins without an answer are left out.
-pub fn timeline(segment: &Segment, until_ns: u64, bins: usize) -> Vec<Bin> {
-    let width_ns = (until_ns / bins as u64).max(1);
+/// Rounded up, so that the end of the span falls into the last bin.
+fn width(span: &Range<u64>, bins: usize) -> u64 {
+    (span.end.saturating_sub(span.start))
+        .div_ceil(bins as u64)
+        .max(1)
+}
+
+/// RTT over time in `bins` equal bins of `span`, which counts from the segment's start; bins without
+/// an answer are left out.
+pub fn timeline(segment: &Segment, span: &Range<u64>, bins: usize) -> Vec<Bin> {
+    let width_ns = width(span, bins);
     let mut rtts: Vec<Vec<u32>> = vec![Vec::new(); bins];
     for p in &segment.packets {
-        let bin = (p.sent_ns.saturating_sub(segment.start_ns) / width_ns) as usize;
+        let Some(at_ns) = p.sent_ns.checked_sub(segment.start_ns + span.start) else {
+            continue;
+        };
+        let bin = (at_ns / width_ns) as usize;
         if let (Some(rtt), true) = (p.rtt_us, bin < bins) {
             rtts[bin].push(rtt);
         }
@@ -34,7 +47,7 @@ pub fn timeline(segment: &Segment, until_ns: u64, bins: usize) -> Vec<Bin> {
         .map(|(i, r)| {
             r.sort_unstable();
             Bin {
-                at_s: (i as f64 + 0.5) * width_ns as f64 / 1e9,
+                at_s: (span.start as f64 + (i as f64 + 0.5) * width_ns as f64) / 1e9,
                 min_ms: ms(r[0]),
                 mid_ms: ms(r[r.len() / 2]),
                 max_ms: ms(r[r.len() - 1]),
@@ -52,9 +65,9 @@ pub struct Shares {
     pub lost: u32,
 }
 
-/// Path shares over time in `bins` bins up to `until_ns`.
-pub fn shares(segment: &Segment, until_ns: u64, bins: usize, paths: usize) -> Vec<Shares> {
-    let width_ns = (until_ns / bins as u64).max(1);
+/// Path shares over time in `bins` equal bins of `span`, which counts from the segment's start.
+pub fn shares(segment: &Segment, span: &Range<u64>, bins: usize, paths: usize) -> Vec<Shares> {
+    let width_ns = width(span, bins);
     let mut out = vec![
         Shares {
             arrived: vec![0; paths],
@@ -63,7 +76,10 @@ pub fn shares(segment: &Segment, until_ns: u64, bins: usize, paths: usize) -> Ve
         bins
     ];
     for p in &segment.packets {
-        let bin = (p.sent_ns.saturating_sub(segment.start_ns) / width_ns) as usize;
+        let Some(at_ns) = p.sent_ns.checked_sub(segment.start_ns + span.start) else {
+            continue;
+        };
+        let bin = (at_ns / width_ns) as usize;
         let Some(bin) = out.get_mut(bin) else {
             continue;
         };
@@ -169,7 +185,7 @@ mod tests {
         let mut points: Vec<_> = (0..1000).map(|ms| (ms, Some(20_000), Some(0))).collect();
         points[550].1 = Some(240_000);
         points[551].1 = Some(1_000);
-        let bins = timeline(&segment(&points), 1_000_000_000, 10);
+        let bins = timeline(&segment(&points), &(0..1_000_000_000), 10);
         assert_eq!(bins.len(), 10);
         let worst = Bin {
             at_s: 0.55,
@@ -182,10 +198,19 @@ mod tests {
     }
 
     #[test]
+    fn a_span_that_starts_later_leaves_out_what_was_before() {
+        let points: Vec<_> = (0..1000).map(|ms| (ms, Some(20_000), Some(0))).collect();
+        let bins = timeline(&segment(&points), &(500_000_000..1_000_000_000), 5);
+        assert_eq!((bins.len(), bins[0].at_s), (5, 0.55));
+        let shares = shares(&segment(&points), &(500_000_000..1_000_000_000), 5, 1);
+        assert_eq!(shares.iter().map(|s| s.arrived[0]).sum::<u32>(), 500);
+    }
+
+    #[test]
     fn bins_without_answers_are_gaps() {
         let bins = timeline(
             &segment(&[(50, Some(9), None), (250, None, None)]),
-            300_000_000,
+            &(0..300_000_000),
             3,
         );
         assert_eq!(bins.len(), 1);
@@ -199,7 +224,7 @@ mod tests {
             (2, None, None),
             (99, Some(1), Some(1)),
         ];
-        let bins = shares(&segment(&points), 100_000_000, 2, 2);
+        let bins = shares(&segment(&points), &(0..100_000_000), 2, 2);
         assert_eq!(
             bins[0],
             Shares {

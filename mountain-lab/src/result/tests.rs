@@ -185,6 +185,6 @@ fn table_shows_policies_side_by_side() {
 
 #[test]
 fn numbers_have_three_digits() {
-    let shown = [0.0, 1234.5, 12.345, 0.01234, 40.0, -3.14159, f64::NAN].map(number);
-    assert_eq!(shown, ["0", "1234", "12.3", "0.0123", "40", "-3.14", "?"]);
+    let shown = [0.0, 1234.5, 12.345, 0.01234, 40.0, -2.712, f64::NAN].map(number);
+    assert_eq!(shown, ["0", "1234", "12.3", "0.0123", "40", "-2.71", "?"]);
 }

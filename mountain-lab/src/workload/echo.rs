@@ -256,7 +256,7 @@ struct Datagram {
     local: Option<IpAddr>,
 }
 
-fn receive(socket: &Socket, buf: &mut [u8], control: &mut Vec<u8>) -> Option<Datagram> {
+fn receive(socket: &Socket, buf: &mut [u8], control: &mut [u8]) -> Option<Datagram> {
     let mut iov = [IoSliceMut::new(buf)];
     let message = recvmsg::<SockaddrStorage>(
         socket.as_raw_fd(),

@@ -261,7 +261,7 @@ fn watch(
     (traces, dropped(socket))
 }
 
-fn receive(socket: &Socket, buf: &mut [u8], control: &mut Vec<u8>) -> Option<(usize, u32, u64)> {
+fn receive(socket: &Socket, buf: &mut [u8], control: &mut [u8]) -> Option<(usize, u32, u64)> {
     let mut iov = [io::IoSliceMut::new(buf)];
     let fd = socket.as_raw_fd();
     let message =
