@@ -41,12 +41,8 @@ test: root setup-test lint build ## (root) lint, build and run every test
 bench: root setup build ## (root) run every scenario against its figures, into out/bench/
 	@scripts/bench $(SCENARIOS) -- $(ARGS)
 
-lint: ## formatting, clippy and shellcheck, warnings are errors
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	@if command -v shellcheck >/dev/null; then \
-		shellcheck -x scripts/* packaging/build-deb .ci/run; \
-	else echo "shellcheck is not installed: scripts not checked"; fi
+lint: ## formatting, clippy and shellcheck
+	@scripts/lint
 
 check: lint ## the same as lint: what needs no root
 
