@@ -18,7 +18,7 @@ use crate::config::SteerConfig;
 /// Probes before which a path is neither good nor bad.
 const KNOWN: usize = 5;
 /// Probes before which a path is no yardstick for others.
-const YARDSTICK: usize = 10;
+const YARDSTICK: usize = 20;
 /// Probes before which its cost is not held against a path.
 const COSTED: usize = 20;
 /// Without a tick for longer than this our own clock (or scheduling) is in doubt ...

@@ -204,7 +204,7 @@ fn noise_on_equal_paths_never_moves_anything_in_five_minutes() {
     // Five minutes for some seeds; the first seconds, with their few samples, for many.
     for (seed, until) in (0..4)
         .map(|s| (s, 301 * S))
-        .chain((10..60).map(|s| (s, 8 * S)))
+        .chain((10..110).map(|s| (s, 5 * S)))
     {
         let mut sim = Sim::new(vec![noisy(seed * 2), noisy(seed * 2 + 1)], seed);
         sim.run(until, |_| {});
@@ -326,9 +326,10 @@ fn spikes_on_one_path_are_avoided() {
     }
 }
 
-/// Runs several seeds and pools their packets: p99 of a single run rests on few spikes.
-fn pooled(length: std::ops::Range<u64>, both: bool) -> (f64, f64, f64) {
-    let (mut ours, mut ecmp, mut oracle) = (vec![], vec![], vec![]);
+/// Runs several seeds and pools their packets, as p99 of a single run rests on few spikes: for
+/// mountain, ecmp and the oracle, p99 and the share of packets that are 30 ms late or more.
+fn pooled(length: std::ops::Range<u64>, both: bool) -> [(f64, f64); 3] {
+    let mut all = [vec![], vec![], vec![]];
     let until = 100 * S;
     for seed in [101, 202, 303, 404] {
         let a = spikes(seed, until, length.clone());
@@ -338,27 +339,38 @@ fn pooled(length: std::ops::Range<u64>, both: bool) -> (f64, f64, f64) {
             vec![]
         };
         let r = spiky(&a, &b, seed, until);
-        ours.extend(r.0);
-        ecmp.extend(r.1);
-        oracle.extend(r.2);
+        all[0].extend(r.0);
+        all[1].extend(r.1);
+        all[2].extend(r.2);
     }
-    let all = (p99(ours), p99(ecmp), p99(oracle));
-    println!("both {both}, {length:?}: (ours, ecmp, oracle) {all:?}");
-    all
+    let figures = all.map(|d| {
+        let late = d.iter().filter(|d| **d > 50_000).count() as f64 / d.len() as f64;
+        (p99(d), late)
+    });
+    println!("both {both}, {length:?}: mountain, ecmp, oracle {figures:?}");
+    figures
 }
 
 #[test]
 fn spikes_on_both_paths() {
-    let (ours, ecmp, oracle) = pooled(100 * MS..600 * MS, true);
-    assert!(ours <= ecmp, "{ours} ecmp {ecmp}");
-    assert!(ours <= 2.0 * oracle, "{ours} oracle {oracle}");
+    // Each path spikes 10% of the time, so both do 1% of it: the oracle's own p99 stands on the
+    // edge between none and half of the heights, and the share of late packets says more.
+    let [ours, ecmp, oracle] = pooled(100 * MS..600 * MS, true);
+    assert!(ours.0 <= 0.85 * ecmp.0, "{ours:?} ecmp {ecmp:?}");
+    assert!(
+        ours.1 - oracle.1 <= 0.25 * (ecmp.1 - oracle.1),
+        "{ours:?} {ecmp:?} {oracle:?}"
+    );
 }
 
 #[test]
 fn short_spikes_make_nothing_worse() {
     for both in [false, true] {
-        let (ours, ecmp, _) = pooled(20 * MS..100 * MS, both);
-        assert!(ours <= ecmp, "both {both}: {ours} ecmp {ecmp}");
+        let [ours, ecmp, _] = pooled(20 * MS..100 * MS, both);
+        assert!(
+            ours.0 <= ecmp.0 && ours.1 <= ecmp.1,
+            "both {both}: {ours:?} ecmp {ecmp:?}"
+        );
     }
 }
 
@@ -630,7 +642,7 @@ proptest! {
             let stretches = stretches.clone();
             let model: Model = Box::new(move |t| {
                 let (base, jitter, loss, len) = stretches[(t / S + i as u64) as usize % stretches.len()];
-                let loss = if t / S % len == 0 { loss } else { 0 };
+                let loss = if (t / S).is_multiple_of(len) { loss } else { 0 };
                 let lost = i == silent || rng.random_range(0..100) < loss;
                 (!lost).then(|| 1_000 + base + rng.random_range(0..=jitter)).and_then(same)
             });

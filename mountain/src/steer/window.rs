@@ -13,6 +13,9 @@ const FREE_LOSSES: f64 = 2.0;
 /// two of them would be 5%.
 const FREE_OUTLIERS: usize = 2;
 
+/// Probes before which the upper quartile is not relied on.
+const QUARTILE_NEEDS: usize = 40;
+
 /// What became of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -50,11 +53,16 @@ pub struct Stats {
 
 impl Stats {
     /// The delay up to which a probe is ordinary for this path: p95, yet no further above the
-    /// median than four times the upper quartile is. Seldom spikes inflate p95 as soon as they
+    /// median than five times the upper quartile is. Seldom spikes inflate p95 as soon as they
     /// take 5% of the time, which would hide the next spike; the quartile withstands up to 25%.
+    /// Of few probes the quartile says too little.
     pub fn ordinary_us(&self) -> f64 {
-        self.p95_us
-            .min(self.p50_us + 4.0 * (self.p75_us - self.p50_us))
+        match self.settled {
+            0..QUARTILE_NEEDS => self.p95_us,
+            _ => self
+                .p95_us
+                .min(self.p50_us + 5.0 * (self.p75_us - self.p50_us)),
+        }
     }
 }
 
