@@ -95,7 +95,13 @@ fn up_then_down_leaves_the_host_as_it_was() {
     // Resolve what pings resolve, so that neighbours do not differ for that reason.
     for a in ["10.30.0.2", "10.30.1.2", "fd30:0::2", "fd30:1::2"] {
         wait_until("the gateway answers", LEAVE, || {
-            net.client.command("ping").args(["-c", "1", "-W", "1", a]).output().unwrap().status.success()
+            net.client
+                .command("ping")
+                .args(["-c", "1", "-W", "1", a])
+                .output()
+                .unwrap()
+                .status
+                .success()
         });
     }
     let before = net.client.fingerprint();

@@ -335,15 +335,24 @@ fn check(json: bool) -> Result<ExitCode> {
         report.print(&mut std::io::stdout(), std::io::stdout().is_terminal())?;
     }
     let failed = report.worst() == check::Level::Fail;
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Loads the program and attaches it, passing everything, for as long as this takes.
 fn try_load(topology: &Topology) -> Result<String> {
     let mut steer = Steer::load(&daemon::settings(&Config::default()))?;
     let devices: BTreeSet<u32> = topology.paths.iter().map(|p| p.key.ifindex).collect();
-    devices.iter().try_for_each(|&ifindex| steer.attach(ifindex))?;
-    Ok(format!("the steering program loads and attaches to {} devices", devices.len()))
+    devices
+        .iter()
+        .try_for_each(|&ifindex| steer.attach(ifindex))?;
+    Ok(format!(
+        "the steering program loads and attaches to {} devices",
+        devices.len()
+    ))
 }
 
 fn reflect(listen: Vec<SocketAddr>) -> Result<()> {

@@ -212,7 +212,11 @@ fn no_groups(topology: &Topology) -> String {
 
 impl Daemon {
     fn new(config: Config, options: Options) -> Result<Self> {
-        let steer = if options.dry_run { None } else { Some(Steer::load(&settings(&config))?) };
+        let steer = if options.dry_run {
+            None
+        } else {
+            Some(Steer::load(&settings(&config))?)
+        };
         let move_log = steer
             .as_ref()
             .map(|s| MoveLog::new(s.move_map()))
@@ -331,8 +335,13 @@ impl Daemon {
     /// from scratch instead, in case it has another address now.
     async fn neighbour_lost(&mut self, path: usize) {
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
-        let fresh = self.resolved_at.get(&path).is_some_and(|t| t.elapsed() < RESOLVE_AGAIN);
-        if let (Some(mac), Some((ifindex, gateway)), true) = (known, self.paths.gateway(path), fresh) {
+        let fresh = self
+            .resolved_at
+            .get(&path)
+            .is_some_and(|t| t.elapsed() < RESOLVE_AGAIN);
+        if let (Some(mac), Some((ifindex, gateway)), true) =
+            (known, self.paths.gateway(path), fresh)
+        {
             if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac).await {
                 tracing::debug!(path = self.paths.name(path), "{e:#}");
             }

@@ -346,7 +346,9 @@ pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) 
         Err(error) => return Err(error),
     }
     let message = neighbour_message(ifindex, address, 0, NTF_USE);
-    socket.request(RTM_NEWNEIGH, NLM_F_CREATE, &message).map(|_| ())
+    socket
+        .request(RTM_NEWNEIGH, NLM_F_CREATE, &message)
+        .map(|_| ())
 }
 
 /// Puts a neighbour's last known address back as a stale entry, see [`super::keep_neighbour`].
@@ -358,7 +360,9 @@ pub(super) fn keep_neighbour(
 ) -> io::Result<()> {
     let mut message = neighbour_message(ifindex, address, NUD_STALE, 0);
     push_attribute(&mut message, NDA_LLADDR, &mac);
-    socket.request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message).map(|_| ())
+    socket
+        .request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)
+        .map(|_| ())
 }
 
 /// Whether a route message is about a cached exception (such as a learned path MTU), not a route.

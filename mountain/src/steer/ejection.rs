@@ -33,6 +33,8 @@ pub struct Evidence {
     pub latest_us: Vec<Option<u64>>,
     /// Numbers of those that are beyond, newest first.
     pub beyond: Vec<u64>,
+    /// Whether the newest probe that says anything is beyond: a path is not left for what is over.
+    pub newest_beyond: bool,
     /// Rise from the largest of the three probes before the oldest beyond one to that one.
     pub jump_us: u64,
     /// When the oldest beyond one was sent.
@@ -65,6 +67,7 @@ pub fn evidence(
         if e.latest_us.len() < of {
             e.latest_us.push(seen);
             if seen.is_none() || value as f64 > threshold_us {
+                e.newest_beyond |= e.latest_us.len() == 1;
                 e.beyond.push(p.seq);
                 e.onset_us = Some(p.sent_us);
                 first = value;
@@ -125,6 +128,14 @@ impl Hold {
     /// Doublings in force.
     pub fn flaps(&self) -> u32 {
         self.level.map_or(0, |l| l + 1)
+    }
+
+    /// Doublings in force at `now_us`, less what good behaviour has taken back: 0 for a path
+    /// without a bad name.
+    pub fn flaps_at(&self, now_us: u64) -> u32 {
+        let forgotten = now_us.saturating_sub(self.last_bad_us) / self.max_us.max(1);
+        self.flaps()
+            .saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX))
     }
 
     /// Notes that the path is bad: good behaviour counts from here.
@@ -306,6 +317,10 @@ mod tests {
         assert_eq!(e.beyond, [102, 100], "the second is only 10 ms old");
         assert_eq!(&e.latest_us[..3], [None, Some(60_000), Some(20_000)]);
         assert_eq!((e.onset_us, e.jump_us), (Some(now), 40_000));
+        assert!(e.newest_beyond);
+        assert!(
+            !evidence(&window(&[20_000, 90_000, 20_000]).0, at, 24_000.0, 6, true).newest_beyond
+        );
         assert_eq!(
             evidence(&w, at, 24_000.0, 6, false).beyond,
             [102],

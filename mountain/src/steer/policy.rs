@@ -18,7 +18,7 @@ use crate::config::SteerConfig;
 /// Probes before which a path is neither good nor bad.
 const KNOWN: usize = 5;
 /// Probes before which a path is no yardstick for others.
-const YARDSTICK: usize = 10;
+const YARDSTICK: usize = 20;
 /// Probes before which its cost is not held against a path.
 const COSTED: usize = 20;
 /// Without a tick for longer than this our own clock (or scheduling) is in doubt ...
@@ -26,7 +26,12 @@ const HICCUP_US: u64 = 100_000;
 /// ... and for this long after, ages of unanswered probes say nothing.
 const GRACE_US: u64 = 50_000;
 /// A path that lost its latest probes is dead when nothing was answered for this long.
-const DEAD_US: u64 = 300_000;
+const DEAD_US: u64 = 500_000;
+/// A path must cost too much for this long: cost is the slow signal, and while a common cause
+/// makes all paths dearer they do not all do so at the same tick.
+const COSTLY_US: u64 = 500_000;
+/// While no path is good, probes follow one another this much faster, as a single one decides.
+const FASTER: u64 = 5;
 /// A jump of the delay is at least this high.
 const JUMP_US: f64 = 10_000.0;
 /// An *own load* verdict is not reviewed for jumps before this age: its queue is still growing.
@@ -187,6 +192,8 @@ impl Path {
 struct Member {
     path: usize,
     out: Option<Out>,
+    /// Since when it costs more than the best path plus the band.
+    costly_since_us: Option<u64>,
     /// Too many of the latest probes beyond; stays until at most a third as many are.
     bad: bool,
     hold: Hold,
@@ -275,6 +282,7 @@ impl Policy {
                         None => Member {
                             path,
                             out: None,
+                            costly_since_us: None,
                             bad: false,
                             hold: hold.clone(),
                             load: None,
@@ -312,7 +320,10 @@ impl Policy {
             return;
         };
         match e {
-            Event::Sent { seq, at_us, .. } => p.window.sent(seq, at_us),
+            Event::Sent { seq, at_us, .. } => {
+                p.window.sent(seq, at_us);
+                return;
+            }
             Event::Answered {
                 seq,
                 at_us,
@@ -420,6 +431,23 @@ impl Policy {
             .collect()
     }
 
+    /// How often to probe a path now: the configured interval, a fifth of it (at least 10 ms)
+    /// while at most one of a group's paths is eligible and that one has flapped lately, when a
+    /// single probe decides.
+    pub fn probe_interval_us(&self, path: usize) -> u64 {
+        let usual = u64::from(self.cfg.probe_interval_ms) * 1000;
+        let now_us = self.last_tick_us.unwrap_or(0);
+        let hurry = |(g, v): (&Group, &GroupVerdict)| {
+            (g.least_bad.is_some() || self.lone(g, *v, now_us).is_some())
+                && g.members.len() > 1
+                && g.members.iter().any(|m| m.path == path)
+        };
+        match self.groups.iter().zip(&self.verdict.groups).any(hurry) {
+            true => (usual / FASTER).max(10_000).min(usual),
+            false => usual,
+        }
+    }
+
     fn alive(&self, path: usize, now_us: u64) -> bool {
         self.paths[path].alive(now_us, self.cfg.lost_in_row)
     }
@@ -462,21 +490,30 @@ impl Policy {
     }
 
     /// Whether another member is clearly better at this moment. When all are late at once the
-    /// cause is common (or ourselves), and leaving one of them helps nobody.
+    /// cause is common (or ourselves), and leaving one of them helps nobody: a path that has just
+    /// been bad itself must have been better for its latest three probes.
     fn better_exists(&self, g: usize, m: usize, now_us: u64) -> bool {
         let group = &self.groups[g];
-        let present = self.paths[group.members[m].path].present_us(now_us) as f64;
         let limit = group.threshold_us.unwrap_or(f64::INFINITY);
+        let latest = |m: &Member| -> Vec<f64> {
+            let three = m.seen.latest_us.iter().take(3);
+            three
+                .map(|l| l.map_or(f64::INFINITY, |us| us as f64))
+                .collect()
+        };
+        let mut mine = latest(&group.members[m]);
+        mine.sort_by(f64::total_cmp);
+        let median = mine.get(mine.len() / 2).copied().unwrap_or(0.0);
         group.members.iter().enumerate().any(|(i, other)| {
-            let p = &self.paths[other.path];
-            let (Some(delay), waiting) = p.window.present(now_us) else {
+            let (Some(delay), waiting) = self.paths[other.path].window.present(now_us) else {
                 return false;
             };
             let delay = delay as f64;
+            let worst = latest(other).into_iter().fold(delay, f64::max);
             i != m
                 && self.alive(other.path, now_us)
                 && waiting as f64 <= limit.max(delay)
-                && (delay <= limit || delay + self.band.clear_us(delay) < present)
+                && ((delay <= limit && !other.bad) || worst + self.band.clear_us(worst) < median)
         })
     }
 
@@ -494,18 +531,24 @@ impl Policy {
             _ => 0.0,
         };
         let bad = member.bad;
+        let lost = path.window.lost_in_row() >= self.cfg.lost_in_row;
+        let late = member.seen.beyond.len() >= self.cfg.beyond_count;
+        let now_bad = bad && member.seen.newest_beyond && (late || lost) && better;
+        let since = (over > 1.0).then(|| member.costly_since_us.unwrap_or(now_us));
+        let costly = since.is_some_and(|t| now_us >= t + COSTLY_US);
         let cause = if !path.usable {
             Some(Cause::Link)
-        } else if bad && better && path.window.lost_in_row() >= self.cfg.lost_in_row {
+        } else if now_bad && lost {
             Some(Cause::Lost)
-        } else if bad && better {
+        } else if now_bad {
             Some(Cause::Late)
-        } else if over > 1.0 {
+        } else if costly {
             Some(Cause::Cost)
         } else {
             None
         };
         let known = path.stats.settled >= KNOWN && path.stats.answered > 0;
+        self.groups[g].members[m].costly_since_us = since;
         match (self.groups[g].members[m].out.is_some(), cause) {
             (false, Some(cause)) => self.leave(g, m, cause, now_us),
             (false, None) => {
@@ -624,8 +667,9 @@ impl Policy {
             return self.lowest_median(g, v.alive);
         }
         v.bulk = v.latency | own;
-        v.ejected = ejected & !v.latency;
-        if v.latency != 0 {
+        let doubtful = self.doubtful(g, v, now_us);
+        if v.latency != 0 && !doubtful {
+            v.ejected = ejected & !v.latency;
             self.groups[g].least_bad = None;
             return v;
         }
@@ -633,12 +677,35 @@ impl Policy {
         self.groups[g].least_bad = choice;
         let bit = choice.map_or(0, |c| 1 << c);
         v.latency = bit;
-        v.ejected = ejected & !bit;
-        v.bulk |= fair & v.alive;
+        // The least bad path is the one that is early now: waiting for a flowlet on another would
+        // outlast the advantage.
+        v.ejected = v.alive & !bit;
+        if !doubtful {
+            v.bulk |= fair;
+        }
         if v.bulk == 0 {
             v.bulk = bit;
         }
         v
+    }
+
+    /// Whether the only eligible path has a bad name and is late right now. Then it is treated
+    /// like the others: the best one of the moment is used until this one is on time again.
+    fn doubtful(&self, g: usize, v: GroupVerdict, now_us: u64) -> bool {
+        let Some(m) = self.lone(&self.groups[g], v, now_us) else {
+            return false;
+        };
+        let present = self.paths[self.groups[g].members[m].path].present_us(now_us);
+        present as f64 > self.groups[g].threshold_us.unwrap_or(f64::INFINITY)
+    }
+
+    /// The only eligible member, when others live and it has flapped not long ago.
+    fn lone(&self, group: &Group, v: GroupVerdict, now_us: u64) -> Option<usize> {
+        let m = v.latency.trailing_zeros() as usize;
+        (v.latency.count_ones() == 1
+            && v.alive != v.latency
+            && group.members[m].hold.flaps_at(now_us) > 0)
+            .then_some(m)
     }
 
     fn lowest_median(&self, g: usize, alive: u16) -> GroupVerdict {

@@ -12,7 +12,7 @@ use crate::config::SteerConfig;
 const MS: u64 = 1_000;
 const S: u64 = 1_000_000;
 const TICK: u64 = 10 * MS;
-const FLOWS: u32 = 24;
+const FLOWS: u32 = 8;
 
 /// What a simulated path does with a probe or packet sent at a time: (forward delay as judged,
 /// RTT), or `None`: lost.
@@ -23,7 +23,6 @@ struct Sim<'a> {
     models: Vec<Model<'a>>,
     now: u64,
     seq: u64,
-    interval: u64,
     flight: Vec<(u64, Event)>,
     verdicts: Vec<(u64, Verdict)>,
 }
@@ -47,7 +46,6 @@ impl<'a> Sim<'a> {
             models,
             now: S,
             seq: 0,
-            interval: 50 * MS,
             flight: Vec::new(),
             verdicts: Vec::new(),
         }
@@ -69,8 +67,9 @@ impl<'a> Sim<'a> {
             }
             for path in 0..self.models.len() {
                 // Probes of different paths are not sent at the same moment.
-                let phase = path as u64 * self.interval / self.models.len() as u64 / TICK * TICK;
-                if now % self.interval == phase {
+                let interval = self.policy.probe_interval_us(path);
+                let phase = path as u64 * interval / self.models.len() as u64 / TICK * TICK;
+                if now % interval == phase {
                     self.seq += 1;
                     let seq = self.seq;
                     self.policy.event(Event::Sent {
@@ -162,13 +161,13 @@ fn p99(mut d: Vec<u32>) -> f64 {
     f64::from(d[(d.len() * 99).div_ceil(100) - 1])
 }
 
-/// p99 of game packets: (mountain, ecmp, oracle), and the number of verdicts.
+/// Delays of game packets: (mountain, ecmp, oracle).
 fn spiky(
     a: &[(u64, u64, u32)],
     b: &[(u64, u64, u32)],
     seed: u64,
     until: u64,
-) -> (f64, f64, f64, usize) {
+) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
     let mut sim = Sim::new(
         vec![
             shaped(seed, |t| height(a, t)),
@@ -196,14 +195,19 @@ fn spiky(
         }
         oracle.push(*delays.iter().min().unwrap());
     });
-    (p99(ours), p99(ecmp), p99(oracle), sim.verdicts.len())
+    drop(sim);
+    (ours, ecmp, oracle)
 }
 
 #[test]
 fn noise_on_equal_paths_never_moves_anything_in_five_minutes() {
-    for seed in 0..20 {
+    // Five minutes for some seeds; the first seconds, with their few samples, for many.
+    for (seed, until) in (0..4)
+        .map(|s| (s, 301 * S))
+        .chain((10..110).map(|s| (s, 5 * S)))
+    {
         let mut sim = Sim::new(vec![noisy(seed * 2), noisy(seed * 2 + 1)], seed);
-        sim.run(301 * S, |_| {});
+        sim.run(until, |_| {});
         assert!(sim.verdicts.is_empty(), "seed {seed}:\n{}", sim.explain());
         assert_eq!(
             sim.mask(),
@@ -219,9 +223,9 @@ fn noise_on_equal_paths_never_moves_anything_in_five_minutes() {
 #[test]
 fn a_step_is_left_within_200_ms() {
     let mut worst = 0;
-    for seed in 0..60u64 {
+    for seed in 0..20u64 {
         for extra in [30_000, 300_000] {
-            let onset = 10 * S + seed * 1_700;
+            let onset = 10 * S + seed * 3_700;
             let step = shaped(seed, move |t| if t >= onset { extra } else { 0 });
             let mut sim = Sim::new(vec![step, noisy(seed + 1000)], seed);
             let mut left = None;
@@ -246,13 +250,13 @@ fn a_step_is_left_within_200_ms() {
 
 #[test]
 fn a_silent_drop_is_left_within_200_ms_and_then_dead() {
-    for seed in 0..30u64 {
-        let onset = 10 * S + seed * 1_700;
+    for seed in 0..10u64 {
+        let onset = 10 * S + seed * 3_700;
         let mut rng = StdRng::seed_from_u64(seed);
         let drop: Model = Box::new(move |t| (t < onset).then(|| noise(&mut rng)).and_then(same));
         let mut sim = Sim::new(vec![drop, noisy(seed + 1000)], seed);
         let (mut left, mut dead) = (None, None);
-        sim.run(40 * S, |s| {
+        sim.run(25 * S, |s| {
             if s.mask().latency == 0b10 {
                 left.get_or_insert(s.now);
             }
@@ -271,7 +275,7 @@ fn a_silent_drop_is_left_within_200_ms_and_then_dead() {
             }
         });
         assert!(left.unwrap() - onset <= 200 * MS);
-        assert!(dead.unwrap() - onset <= 500 * MS);
+        assert!(dead.unwrap() - onset <= 600 * MS);
     }
 }
 
@@ -313,63 +317,81 @@ fn an_outlier_or_two_do_not_eject_and_three_do() {
 
 #[test]
 fn spikes_on_one_path_are_avoided() {
-    for seed in [11, 22, 33] {
-        let a = spikes(seed, 120 * S, 100 * MS..600 * MS);
-        let (ours, ecmp, oracle, _) = spiky(&a, &[], seed, 120 * S);
+    for seed in [11, 22] {
+        let a = spikes(seed, 90 * S, 100 * MS..600 * MS);
+        let r = spiky(&a, &[], seed, 90 * S);
+        let (ours, ecmp, oracle) = (p99(r.0), p99(r.1), p99(r.2));
         assert!(ours <= ecmp / 4.0, "seed {seed}: {ours} ecmp {ecmp}");
         assert!(ours <= 1.25 * oracle, "seed {seed}: {ours} oracle {oracle}");
     }
 }
 
+/// Runs several seeds and pools their packets, as p99 of a single run rests on few spikes: for
+/// mountain, ecmp and the oracle, p99 and the share of packets that are 30 ms late or more.
+fn pooled(length: std::ops::Range<u64>, both: bool) -> [(f64, f64); 3] {
+    let mut all = [vec![], vec![], vec![]];
+    let until = 100 * S;
+    for seed in [101, 202, 303, 404] {
+        let a = spikes(seed, until, length.clone());
+        let b = if both {
+            spikes(seed + 50, until, length.clone())
+        } else {
+            vec![]
+        };
+        let r = spiky(&a, &b, seed, until);
+        all[0].extend(r.0);
+        all[1].extend(r.1);
+        all[2].extend(r.2);
+    }
+    let figures = all.map(|d| {
+        let late = d.iter().filter(|d| **d > 50_000).count() as f64 / d.len() as f64;
+        (p99(d), late)
+    });
+    println!("both {both}, {length:?}: mountain, ecmp, oracle {figures:?}");
+    figures
+}
+
 #[test]
 fn spikes_on_both_paths() {
-    let mut all = Vec::new();
-    for seed in [101, 202, 303, 404, 505, 606] {
-        let a = spikes(seed, 300 * S, 100 * MS..600 * MS);
-        let b = spikes(seed + 1, 300 * S, 100 * MS..600 * MS);
-        let (ours, ecmp, oracle, verdicts) = spiky(&a, &b, seed, 300 * S);
-        all.push((ours / oracle, ours / ecmp, verdicts));
-    }
-    println!("{all:?}");
-    assert!(all.iter().all(|r| r.1 <= 1.0), "worse than ecmp: {all:?}");
+    // Each path spikes 10% of the time, so both do 1% of it: the oracle's own p99 stands on the
+    // edge between none and half of the heights, and the share of late packets says more.
+    let [ours, ecmp, oracle] = pooled(100 * MS..600 * MS, true);
+    assert!(ours.0 <= 0.85 * ecmp.0, "{ours:?} ecmp {ecmp:?}");
     assert!(
-        all.iter().all(|r| r.0 <= 2.0),
-        "more than twice the oracle: {all:?}"
+        ours.1 - oracle.1 <= 0.25 * (ecmp.1 - oracle.1),
+        "{ours:?} {ecmp:?} {oracle:?}"
     );
 }
 
 #[test]
 fn short_spikes_make_nothing_worse() {
-    for seed in [7, 8, 9] {
-        for both in [false, true] {
-            let a = spikes(seed, 120 * S, 20 * MS..100 * MS);
-            let b = if both {
-                spikes(seed + 50, 120 * S, 20 * MS..100 * MS)
-            } else {
-                vec![]
-            };
-            let (ours, ecmp, _, _) = spiky(&a, &b, seed, 120 * S);
-            assert!(
-                ours <= 1.02 * ecmp,
-                "seed {seed}, both {both}: {ours} ecmp {ecmp}"
-            );
-        }
+    for both in [false, true] {
+        let [ours, ecmp, _] = pooled(20 * MS..100 * MS, both);
+        assert!(
+            ours.0 <= ecmp.0 && ours.1 <= ecmp.1,
+            "both {both}: {ours:?} ecmp {ecmp:?}"
+        );
     }
 }
 
 #[test]
 fn holds_bound_the_switches_of_a_flapping_path() {
-    // Bad for 1 s of every 5 s, for 10 minutes.
-    let flap = shaped(1, |t| if t % (5 * S) < S { 100_000 } else { 0 });
+    // Bad for 200 ms of every 10 s, for 5 minutes: without doubling it would return 30 times.
+    let flap = shaped(1, |t| if t % (10 * S) < 200 * MS { 100_000 } else { 0 });
     let mut sim = Sim::new(vec![flap, noisy(2)], 1);
-    sim.run(600 * S, |_| {});
-    // Without a hold 240; the doubling leaves a handful.
-    assert!((2..=12).contains(&sim.verdicts.len()), "{}", sim.explain());
+    sim.run(300 * S, |_| {});
+    assert!((3..=6).contains(&sim.verdicts.len()), "{}", sim.explain());
+    let status = sim.policy.status(sim.now);
+    assert_eq!(
+        (status[0].state, status[0].used_for),
+        ("held", Use::Nothing)
+    );
+    assert!(status[0].hold_remaining_us > Some(48 * S), "{status:?}");
 }
 
 #[test]
 fn a_path_comes_back_after_its_hold_and_not_before() {
-    for seed in 0..10 {
+    for seed in 0..3 {
         let bad = shaped(seed, |t| {
             if (10 * S..11 * S).contains(&t) {
                 100_000
@@ -413,7 +435,7 @@ fn a_hiccup_of_our_own_ejects_nothing() {
         assert!(sim.verdicts.is_empty(), "{stall}:\n{}", sim.explain());
     }
     // Ticks go on, but every answer is 300 ms late on all paths (stuck in a queue we share).
-    for seed in 0..20 {
+    for seed in 0..5 {
         let late = |t: u64| {
             if (10 * S..10 * S + 300 * MS).contains(&t) {
                 (10 * S + 300 * MS - t) as u32
@@ -577,7 +599,7 @@ fn every_decision_is_explained_and_judged() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     /// Whatever the samples, as long as all lie within one band nothing moves.
     #[test]
@@ -620,7 +642,7 @@ proptest! {
             let stretches = stretches.clone();
             let model: Model = Box::new(move |t| {
                 let (base, jitter, loss, len) = stretches[(t / S + i as u64) as usize % stretches.len()];
-                let loss = if t / S % len == 0 { loss } else { 0 };
+                let loss = if (t / S).is_multiple_of(len) { loss } else { 0 };
                 let lost = i == silent || rng.random_range(0..100) < loss;
                 (!lost).then(|| 1_000 + base + rng.random_range(0..=jitter)).and_then(same)
             });
@@ -628,7 +650,7 @@ proptest! {
         }).collect();
         let mut sim = Sim::new(models, seed);
         let mut rng = StdRng::seed_from_u64(seed);
-        sim.run(40 * S, |s| {
+        sim.run(25 * S, |s| {
             if rng.random_range(0..500) == 0 {
                 let (path, usable) = (rng.random_range(0..paths), rng.random());
                 s.policy.event(Event::Usable { path, at_us: s.now, usable, why: "test" });

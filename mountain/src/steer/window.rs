@@ -13,6 +13,9 @@ const FREE_LOSSES: f64 = 2.0;
 /// two of them would be 5%.
 const FREE_OUTLIERS: usize = 2;
 
+/// Probes before which the upper quartile is not relied on.
+const QUARTILE_NEEDS: usize = 40;
+
 /// What became of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -50,11 +53,16 @@ pub struct Stats {
 
 impl Stats {
     /// The delay up to which a probe is ordinary for this path: p95, yet no further above the
-    /// median than four times the upper quartile is. Seldom spikes inflate p95 as soon as they
+    /// median than five times the upper quartile is. Seldom spikes inflate p95 as soon as they
     /// take 5% of the time, which would hide the next spike; the quartile withstands up to 25%.
+    /// Of few probes the quartile says too little.
     pub fn ordinary_us(&self) -> f64 {
-        self.p95_us
-            .min(self.p50_us + 4.0 * (self.p75_us - self.p50_us))
+        match self.settled {
+            0..QUARTILE_NEEDS => self.p95_us,
+            _ => self
+                .p95_us
+                .min(self.p50_us + 5.0 * (self.p75_us - self.p50_us)),
+        }
     }
 }
 
@@ -65,8 +73,9 @@ pub struct Window {
     length_us: u64,
     half_life_us: f64,
     lost_min_us: u64,
-    /// The last known p95, kept while the path is silent.
-    last_p95_us: Option<f64>,
+    /// The last known p95 of the answers, kept while the path is silent. Lost probes must not
+    /// enter: they would raise the age at which the next ones are lost, without end.
+    answered_p95_us: Option<f64>,
 }
 
 impl Window {
@@ -78,7 +87,7 @@ impl Window {
             length_us,
             half_life_us: half_life_us as f64,
             lost_min_us,
-            last_p95_us: None,
+            answered_p95_us: None,
         }
     }
 
@@ -130,7 +139,7 @@ impl Window {
     /// Forgets everything: what was measured before a link went down says nothing after it.
     pub fn clear(&mut self) {
         self.probes.clear();
-        self.last_p95_us = None;
+        self.answered_p95_us = None;
     }
 
     fn find(&mut self, seq: u64) -> Option<&mut Probe> {
@@ -138,14 +147,13 @@ impl Window {
     }
 
     /// Drops what is older than the window. With `judge`, pending probes that are old enough
-    /// become lost (not while our own clock is in doubt). Returns whether anything changed.
+    /// become lost (not while our own clock is in doubt). Returns whether any did.
     pub fn expire(&mut self, now_us: u64, judge: bool) -> bool {
         let oldest = now_us.saturating_sub(self.length_us);
-        let before = self.probes.len();
         while self.probes.front().is_some_and(|p| p.sent_us < oldest) {
             self.probes.pop_front();
         }
-        let mut changed = self.probes.len() != before;
+        let mut changed = false;
         if judge {
             let limit = self.lost_age_us();
             for p in self.probes.iter_mut() {
@@ -162,7 +170,7 @@ impl Window {
 
     /// Age at which an unanswered probe counts as lost.
     pub fn lost_age_us(&self) -> u64 {
-        match self.last_p95_us {
+        match self.answered_p95_us {
             Some(p95) => self.lost_min_us.max((2.0 * p95) as u64 + self.excess_us()),
             None => self.lost_min_us.max(FIRST_LOST_AGE_US),
         }
@@ -279,8 +287,17 @@ impl Window {
         let third = delays[s.settled.saturating_sub(1 + FREE_OUTLIERS)].0;
         s.p95_us = s.p95_us.min(f64::from(third)).max(s.p50_us);
         s.loss = ((lost - FREE_LOSSES) / total).max(0.0);
-        if s.answered > 0 {
-            self.last_p95_us = Some(s.p95_us);
+        if s.answered > 0 && s.lost == 0 {
+            self.answered_p95_us = Some(s.p95_us);
+        } else if s.answered > 0 {
+            let mut answered: Vec<(u32, f64)> = Vec::with_capacity(s.answered);
+            for p in &self.probes {
+                if let Fate::Answered { delay_us, .. } = p.fate {
+                    answered.push((delay_us, weight(p.sent_us)));
+                }
+            }
+            answered.sort_unstable_by_key(|d| d.0);
+            self.answered_p95_us = Some(quantiles(&answered, total - lost, [0.95])[0]);
         }
         s
     }
@@ -349,9 +366,9 @@ mod tests {
     fn old_probes_leave_the_window() {
         let mut w = window();
         fill(&mut w, [10_000, 20_000]);
-        assert!(w.expire(10_020_000, true));
+        assert!(!w.expire(10_020_000, true), "nothing was lost");
         assert_eq!(w.stats(10_020_000).p50_us, 20_000.0);
-        assert!(w.expire(10_060_000, true));
+        assert!(!w.expire(10_060_000, true));
         assert_eq!(w.stats(10_060_000).settled, 0);
     }
 
@@ -379,6 +396,20 @@ mod tests {
         assert!(!w.answered(1000, 1, 1), "a second answer is a replay");
         assert!(!w.answered(77_777, 1, 1), "unknown number");
         assert_eq!(w.excess_us(), 70_000);
+    }
+
+    #[test]
+    fn losses_do_not_raise_the_age_of_loss() {
+        let mut w = window();
+        let mut now = fill(&mut w, (0..100).map(|_| 20_000));
+        for i in 0..150 {
+            now += 50_000;
+            w.sent(1000 + i, now);
+            w.expire(now, true);
+            w.stats(now);
+        }
+        assert_eq!(w.lost_age_us(), 60_000);
+        assert_eq!(w.lost_in_row(), 148, "all but the two youngest");
     }
 
     #[test]
