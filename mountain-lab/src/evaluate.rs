@@ -11,6 +11,7 @@ use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::metrics::{
     flow_moves, game_figures, leave_figures, time_to_leave, Figure, Figures, Leave, Onset,
 };
+use mountain_lab::workload::short;
 use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
@@ -21,6 +22,9 @@ use crate::RunArgs;
 
 /// A flow without an answer for this long counts as lost.
 const LOST_AFTER_NS: u64 = 2_000_000_000;
+
+/// A bulk flow should have left a path that turned bad after this long.
+const LEAVE_WITHIN_NS: u64 = 3_000_000_000;
 
 /// Turns segments into figures, checks them, writes everything.
 pub fn finish(
@@ -37,6 +41,7 @@ pub fn finish(
         ..Samples::default()
     };
     let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
+    let mut bulk_leaves = leaves.clone();
     for repeat in 0..scenario.repeats {
         let schedule = Schedule::generate(scenario, args.seed, repeat);
         let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
@@ -63,17 +68,21 @@ pub fn finish(
             result.add(name, repeat, &figures(segment, &packets, best, scenario));
             samples.segments.push(drawn(name, segment, packets));
             let all = leaves.entry(segment.policy).or_default();
-            all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.packets, o)));
+            all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
+            bulk_leaves.entry(segment.policy).or_default().extend(bulk_leave(segment, &schedule));
         }
     }
-    for (policy, leaves) in &leaves {
-        if leaves.is_empty() {
-            continue;
-        }
+    // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
+    for (policy, leaves) in leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {
         let metrics = result.policies.entry(policy.name().into()).or_default();
-        // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
         for (name, f) in leave_figures(leaves) {
             metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        }
+    }
+    for (policy, leaves) in &bulk_leaves {
+        if let Some(f) = left_in_time(leaves) {
+            let metrics = result.policies.entry(policy.name().into()).or_default();
+            metrics.insert("bulk_left_3s".into(), Metric::single(f.unit, f.value, f.n));
         }
     }
     emulator_metrics(&mut result, segments, args.seed);
@@ -82,9 +91,9 @@ pub fn finish(
         .insert("scenario".into(), serde_json::to_value(scenario)?);
     let details = segments.iter().map(|s| {
         serde_json::json!({
-            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.health,
+            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.seen.health,
             "emulator": s.error, "cpu_busy": s.cpu_busy, "product_cores": s.product_cores,
-            "status": s.status, "explain": s.explain,
+            "status": s.status, "explain": s.explain, "foreign": s.seen.loads,
         })
     });
     result
@@ -114,7 +123,7 @@ pub fn finish(
 /// The packets of the measured part.
 fn measured(segment: &Segment) -> Vec<Packet> {
     let inside = |p: &&Packet| segment.measured.contains(&p.sent_ns);
-    segment.packets.iter().filter(inside).copied().collect()
+    segment.seen.packets.iter().filter(inside).copied().collect()
 }
 
 fn drawn(policy: &str, segment: &Segment, packets: Vec<Packet>) -> mountain_lab::report::Segment {
@@ -164,7 +173,88 @@ fn figures(
     ) {
         put("switches", "count", n as f64, n);
     }
+    bulk_figures(segment, scenario.paths.len(), &mut put);
     figures
+}
+
+/// Goodput, share of the bytes per path, and reordering of the TCP flows; share of short flows.
+fn bulk_figures(
+    segment: &Segment,
+    paths: usize,
+    put: &mut impl FnMut(&str, &'static str, f64, u64),
+) {
+    let seen = &segment.seen;
+    let flows = || seen.bulks.iter().flat_map(|b| &b.flows);
+    let n = flows().count() as u64;
+    if let Some(goodput) = seen.goodput_bps(&segment.measured) {
+        put("goodput_bps", "bps", goodput, n);
+        put("bulk_failed", "count", flows().filter(|f| f.error.is_some()).count() as f64, n);
+        let unobserved: u64 = seen.bulks.iter().map(|b| b.unobserved).sum();
+        put("bulk_unobserved", "count", unobserved as f64, n);
+        let bytes_on = |path: Option<u8>| -> u64 {
+            let visits = flows().flat_map(|f| &f.trace.visits);
+            let counted = visits.filter(|v| v.last_ns >= segment.measured.start);
+            counted.filter(|v| path.is_none() || v.path == path).map(|v| v.bytes).sum()
+        };
+        let all = bytes_on(None);
+        for path in 0..paths {
+            let share = bytes_on(Some(path as u8)) as f64 / all.max(1) as f64;
+            put(&format!("bulk_share_path{path}"), "ratio", share, n);
+        }
+        let moves: usize = flows().map(|f| f.trace.moves()).sum();
+        put("bulk_moves", "count", moves as f64, n);
+        let reordered: usize = seen.bulks.iter().map(|b| b.reordered_by_moves()).sum();
+        put("bulk_reordered", "count", reordered as f64, n);
+        let (unforced, forced) = reordered_by_kind(segment);
+        if segment.moves.is_array() {
+            put("bulk_reordered_unforced", "count", unforced as f64, n);
+            put("bulk_reordered_forced", "count", forced as f64, n);
+        }
+    }
+    if !seen.shorts.is_empty() {
+        let n = seen.shorts.len() as u64;
+        for (path, share) in short::shares(&seen.shorts, paths).into_iter().enumerate() {
+            put(&format!("short_share_path{path}"), "ratio", share, n);
+        }
+    }
+}
+
+/// Segments overtaken by a move of their flow: those within a second after a move that did not wait
+/// for a pause in the flow (`mountain explain --moves`), and all others.
+fn reordered_by_kind(segment: &Segment) -> (u64, u64) {
+    let empty = vec![];
+    let moves = segment.moves.as_array().unwrap_or(&empty);
+    let port = |m: &Value| -> Option<u16> { m["key"]["source"].as_str()?.rsplit(':').next()?.parse().ok() };
+    let forced: Vec<(u16, u64)> = moves
+        .iter()
+        .filter(|m| m["reason"].as_str().is_some_and(|r| !r.eq_ignore_ascii_case("flowlet")))
+        .filter_map(|m| Some((port(m)?, m["at_ns"].as_u64()?)))
+        .collect();
+    let (mut unforced_count, mut forced_count) = (0, 0);
+    for flow in segment.seen.bulks.iter().flat_map(|b| &b.flows) {
+        for r in flow.trace.reorderings.iter().filter(|r| r.across_paths) {
+            let near = |at: u64| (at..at + 1_000_000_000).contains(&r.at_ns);
+            if forced.iter().any(|&(p, at)| p == flow.client_port && near(at)) {
+                forced_count += 1;
+            } else {
+                unforced_count += 1;
+            }
+        }
+    }
+    (unforced_count, forced_count)
+}
+
+fn bulk_leave(segment: &Segment, schedule: &Schedule) -> Vec<Leave> {
+    let flows = || segment.seen.bulks.iter().flat_map(|b| &b.flows);
+    onsets(segment, schedule).flat_map(|o| flows().map(move |f| f.time_to_leave(o))).collect()
+}
+
+/// Share of the flows on a path that turned bad that had left it in time.
+fn left_in_time(leaves: &[Leave]) -> Option<Figure> {
+    let there = leaves.iter().filter(|l| !matches!(l, Leave::NotThere)).count();
+    let left = leaves.iter().filter(|l| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS));
+    let share = left.count() as f64 / there as f64;
+    (there > 0).then_some(Figure { unit: "ratio", value: share, n: there as u64 })
 }
 
 /// Flows that had no answer for [`LOST_AFTER_NS`] or more, and how many flows there were.

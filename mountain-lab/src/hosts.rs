@@ -131,6 +131,11 @@ impl Hosts {
         self.link_addr(i, End::Client)
     }
 
+    /// Address of the foreign load's host on the path that it shares.
+    pub fn foreign_addr(&self, path: usize) -> IpAddr {
+        self.link_addr(path, End::Foreign)
+    }
+
     /// Names of the server's devices, in path order.
     pub fn server_devices(&self) -> Vec<String> {
         (0..self.paths).map(|i| format!("s{i}")).collect()

@@ -8,6 +8,7 @@ mod policy_ctl;
 mod run;
 mod scenario;
 mod schedule;
+mod traffic;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,6 +72,7 @@ pub struct RunArgs {
 
 fn main() -> ExitCode {
     catch_signals();
+    raise_file_limit();
     match dispatch(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
@@ -119,6 +121,18 @@ fn catch_signals() {
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // SAFETY: the handler only stores to an atomic.
         let _ = unsafe { sigaction(signal, &action) };
+    }
+}
+
+/// Every flow is a socket; the usual soft limit is 1024. Failing that, opening one will tell.
+fn raise_file_limit() {
+    // SAFETY: plain system calls on a valid struct.
+    unsafe {
+        let mut limit = std::mem::zeroed::<libc::rlimit>();
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
     }
 }
 

@@ -5,23 +5,20 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use mountain_lab::result::VoidRun;
-use mountain_lab::workload::game::{self, GameConfig, Health, Packet};
+use mountain_lab::workload::game::Packet;
 use serde_json::Value;
 
 use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
 use crate::evaluate;
-use crate::hosts::{Hosts, REFERENCE};
+use crate::hosts::Hosts;
 use crate::policy_ctl::{Product, Reflector};
-use crate::scenario::{Limits, Policy, Scenario, WorkloadKind, WorkloadSpec};
+use crate::scenario::{Limits, Policy, Scenario};
+use crate::traffic::{Observed, Traffic};
 use crate::{stopped, RunArgs};
 
-/// First port of the workloads: one per workload, the reference flow's before them.
-const PORT: u16 = 7000;
-/// Packets a second on the reference path.
-const REFERENCE_HZ: f64 = 100.0;
 /// How often a void segment is run again.
 const RETRIES: u32 = 2;
 
@@ -43,18 +40,19 @@ pub struct Segment {
     pub policy: Policy,
     /// CLOCK_MONOTONIC at time 0 of the schedule.
     pub start_ns: u64,
-    /// Packets of the game workloads, those of the discarded part too: an onset at the start of
-    /// the measured part has to know where the flows were before.
-    pub packets: Vec<Packet>,
+    /// What the traffic saw, in the discarded part too: an onset at the start of the measured part
+    /// has to know where the flows were before.
+    pub seen: Observed,
     /// The measured part, CLOCK_MONOTONIC.
     pub measured: Range<u64>,
-    pub health: Health,
     pub error: EmulatorError,
     /// Share of all CPUs that was busy, 0 to 1.
     pub cpu_busy: f64,
     pub product_cores: Option<f64>,
     pub status: Value,
     pub explain: Value,
+    /// The product's last moves of single flows.
+    pub moves: Value,
 }
 
 impl Segment {
@@ -75,7 +73,8 @@ impl Segment {
                 e.loss * 100.0
             ));
         }
-        let skipped = self.health.skipped as f64 / self.health.sent.max(1) as f64;
+        let health = &self.seen.health;
+        let skipped = health.skipped as f64 / health.sent.max(1) as f64;
         if skipped > limits.skipped {
             return Some(format!(
                 "the generator missed {:.2}% of its packets",
@@ -235,91 +234,40 @@ fn run_segment(
     wait_until(start_ns, None)?;
     let (cpu, emulator_cpu, product_cpu) =
         (busy_ticks()?, emulator.cpu_seconds(), product.cpu_seconds());
-    let reference = game::start(reference_config(hosts))?;
-    let mut games = vec![];
-    for (i, workload) in scenario.workloads.iter().enumerate() {
-        match workload.kind {
-            WorkloadKind::Game => games.push(game::start(game_config(hosts, workload, i))?),
-            kind => bail!("workload {kind:?} is not there yet"),
-        }
-    }
+    let traffic = Traffic::start(scenario, hosts)?;
     let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
     let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
     wait_until(end_ns, Some((bar, start_ns)))?;
 
     let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
     let (busy, all) = busy_ticks()?;
-    let (status, explain) = (
+    let (status, explain, moves) = (
         product.query(&["status", "--json"])?,
         product.query(&["explain", "--last", "1000", "--json"])?,
+        product.query(&["explain", "--moves", "--last", "10000", "--json"])?,
     );
     let emulator_cores = (emulator.cpu_seconds() - emulator_cpu) / seconds;
     let product_cores = product
         .cpu_seconds()
         .zip(product_cpu)
         .map(|(now, then)| (now - then) / seconds);
-    let reference = reference.stop()?;
-    let (mut packets, mut health) = (vec![], Health::default());
-    for (i, game) in games.into_iter().enumerate() {
-        let (mut own, h) = game.finish()?;
-        // Flows of several workloads keep apart.
-        let first: u16 = scenario.workloads[..i].iter().map(|w| w.flows as u16).sum();
-        own.iter_mut().for_each(|p| p.flow += first);
-        packets.extend(own);
-        health.sent += h.sent;
-        health.skipped += h.skipped;
-        health.late += h.late;
-        health.late_max_us = health.late_max_us.max(h.late_max_us);
-    }
+    let seen = traffic.stop()?;
     let measured = from_ns..end_ns;
-    let mut error = emulator_error(reference.iter().filter(|p| measured.contains(&p.sent_ns)));
+    let mut error = emulator_error(seen.reference.iter().filter(|p| measured.contains(&p.sent_ns)));
     error.cores = emulator_cores;
     Ok(Segment {
         repeat,
         policy,
         start_ns,
-        packets,
+        seen,
         measured,
-        health,
         error,
         cpu_busy: (busy - cpu.0) as f64 / (all - cpu.1).max(1) as f64,
         product_cores,
         status,
         explain,
+        moves: moves["moves"].clone(),
     })
-}
-
-fn game_config(hosts: &Hosts, workload: &WorkloadSpec, i: usize) -> GameConfig {
-    GameConfig {
-        client_ns: hosts.client.path(),
-        server_ns: hosts.server.path(),
-        client_addr: hosts.client_addr(),
-        server_addr: hosts.server_addr(),
-        port: PORT + 1 + i as u16,
-        flows: workload.flows,
-        rate_hz: workload.rate_hz,
-        payload_bytes: workload.payload_bytes,
-        dscp: workload.dscp,
-        bind_dev: None,
-        paths: hosts.server_devices(),
-    }
-}
-
-fn reference_config(hosts: &Hosts) -> GameConfig {
-    let (client_addr, server_addr) = hosts.reference_addrs();
-    GameConfig {
-        client_ns: hosts.steering().path(),
-        server_ns: hosts.server.path(),
-        client_addr,
-        server_addr,
-        port: PORT,
-        flows: 1,
-        rate_hz: REFERENCE_HZ,
-        payload_bytes: 100,
-        dscp: None,
-        bind_dev: Some(format!("u{REFERENCE}")),
-        paths: vec![format!("s{REFERENCE}")],
-    }
 }
 
 fn emulator_error<'a>(packets: impl Iterator<Item = &'a Packet>) -> EmulatorError {

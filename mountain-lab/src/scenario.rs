@@ -232,6 +232,9 @@ pub struct WorkloadSpec {
     #[serde(default = "defaults::payload_bytes")]
     pub payload_bytes: usize,
     pub dscp: Option<u8>,
+    /// TCP congestion control, named so that the machine's default does not decide the result.
+    #[serde(default = "defaults::congestion")]
+    pub congestion: String,
     pub rate_mbit: Option<f64>,
     pub path: Option<String>,
 }
@@ -260,6 +263,9 @@ mod defaults {
     }
     pub fn rate_hz() -> f64 {
         60.0
+    }
+    pub fn congestion() -> String {
+        "cubic".into()
     }
     pub fn payload_bytes() -> usize {
         100
