@@ -29,9 +29,9 @@ fn palette() -> Vec<(RGBColor, &'static str, &'static str)> {
         ("#e6f0dc", "#2b3b1f"),
     ];
     let paths = [
-        ("#b98a5e", "#c79b70"),
-        ("#5e86b9", "#7ba4d9"),
-        ("#7fa650", "#9cc56a"),
+        ("#a8662a", "#d9a06a"),
+        ("#3f74b5", "#7ba9e6"),
+        ("#5f8f2e", "#9cc56a"),
         ("#a06fb0", "#bd8ccd"),
         ("#8d8d8d", "#a8a8a8"),
         ("#4aa3a3", "#63c4c4"),
@@ -81,9 +81,10 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
     let (tail, cdf, histogram) = distributions(samples, &drawn, &columns)?;
     let (timelines, note) = timelines(samples, &drawn, &columns)?;
     let subtitle = format!(
-        "{} · {} repeats · seed {} · mountain {}{}",
+        "{} · {} repeat{} · seed {} · mountain {}{}",
         result.started,
         result.repeats,
+        if result.repeats == 1 { "" } else { "s" },
         result.seed,
         result.version,
         result
@@ -456,7 +457,7 @@ fn timelines(samples: &Samples, drawn: &[String], columns: &[String]) -> Result<
         let _ = write!(out, "<h3>{name}</h3><figure>{svg}</figure>");
     }
     let note = format!(
-        "Repeat {repeat}. Line: median of all flows; band: fastest to slowest packet; gaps: nothing \
+        "Repeat {repeat}. Lines: median of the packets on each path; band: fastest to slowest packet; gaps: nothing \
          was answered. Shaded: what the emulator did to a path. Strip: share of packets per path."
     );
     Ok((out, note))

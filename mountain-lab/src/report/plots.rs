@@ -211,7 +211,7 @@ pub struct Timeline<'a> {
     pub paths: usize,
 }
 
-/// RTT over time (line: median of a bin, band: smallest to largest), events shaded, and a strip
+/// RTT over time (lines: median of a bin per path, band: smallest to largest), events shaded, and a strip
 /// with the share of each path below.
 pub fn timeline(plot: &Timeline, label: &str) -> Result<String> {
     draw(250, label, |root| {
@@ -251,26 +251,42 @@ pub fn timeline(plot: &Timeline, label: &str) -> Result<String> {
             .y_label_formatter(&plain)
             .draw()
             .map_err(text)?;
-        let bins = series::timeline(plot.segment, &plot.span, BINS);
-        for run in unbroken(&bins, (until_s - from_s) * 3.0 / BINS as f64) {
+        let gap_s = (until_s - from_s) * 3.0 / BINS as f64;
+        let bins = series::timeline(plot.segment, &plot.span, BINS, |_| true);
+        for run in unbroken(&bins, gap_s) {
             let top = run.iter().map(|b| (b.at_s, b.max_ms.min(plot.max_ms)));
             let bottom = run
                 .iter()
                 .rev()
                 .map(|b| (b.at_s, b.min_ms.min(plot.max_ms)));
             let band: Vec<(f64, f64)> = top.chain(bottom).collect();
-            let polygon = Polygon::new(band.clone(), plot.colour.mix(0.35).filled());
+            let polygon = Polygon::new(band.clone(), INK.mix(0.15).filled());
             chart.draw_series(std::iter::once(polygon)).map_err(text)?;
             // A band of no height (one packet a bin) would be invisible without an outline.
-            let outline = PathElement::new(band, plot.colour.mix(0.5).stroke_width(1));
+            let outline = PathElement::new(band, INK.mix(0.35).stroke_width(1));
             chart.draw_series(std::iter::once(outline)).map_err(text)?;
-            let middle = run.iter().map(|b| (b.at_s, b.mid_ms.min(plot.max_ms)));
-            chart
-                .draw_series(LineSeries::new(middle, plot.colour.stroke_width(2)))
-                .map_err(text)?;
+        }
+        // One line a path: the median over two paths of which one is slow would be either.
+        for (path, colour) in lines(plot) {
+            let bins = series::timeline(plot.segment, &plot.span, BINS, |p| p.path == path);
+            for run in unbroken(&bins, gap_s) {
+                let middle = run.iter().map(|b| (b.at_s, b.mid_ms.min(plot.max_ms)));
+                chart
+                    .draw_series(LineSeries::new(middle, colour.stroke_width(2)))
+                    .map_err(text)?;
+            }
         }
         strip(plot, &lower)
     })
+}
+
+/// The paths that the answered packets took, with their colours; the policy's for an unknown path.
+fn lines(plot: &Timeline) -> Vec<(Option<u8>, RGBColor)> {
+    let answered = || plot.segment.packets.iter().filter(|p| p.rtt_us.is_some());
+    std::iter::once((None, plot.colour))
+        .chain((0..plot.paths).map(|i| (Some(i as u8), PATHS[i % PATHS.len()])))
+        .filter(|(path, _)| answered().any(|p| p.path == *path))
+        .collect()
 }
 
 /// Splits where more than `gap_s` passed without an answer: a line across would invent data.

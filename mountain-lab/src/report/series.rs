@@ -26,12 +26,17 @@ fn width(span: &Range<u64>, bins: usize) -> u64 {
         .max(1)
 }
 
-/// RTT over time in `bins` equal bins of `span`, which counts from the segment's start; bins without
-/// an answer are left out.
-pub fn timeline(segment: &Segment, span: &Range<u64>, bins: usize) -> Vec<Bin> {
+/// RTT over time, of the packets that `counts` takes, in `bins` equal bins of `span`, which counts from
+/// the segment's start; bins without an answer are left out.
+pub fn timeline(
+    segment: &Segment,
+    span: &Range<u64>,
+    bins: usize,
+    counts: impl Fn(&Packet) -> bool,
+) -> Vec<Bin> {
     let width_ns = width(span, bins);
     let mut rtts: Vec<Vec<u32>> = vec![Vec::new(); bins];
-    for p in &segment.packets {
+    for p in segment.packets.iter().filter(|p| counts(p)) {
         let Some(at_ns) = p.sent_ns.checked_sub(segment.start_ns + span.start) else {
             continue;
         };
@@ -185,7 +190,7 @@ mod tests {
         let mut points: Vec<_> = (0..1000).map(|ms| (ms, Some(20_000), Some(0))).collect();
         points[550].1 = Some(240_000);
         points[551].1 = Some(1_000);
-        let bins = timeline(&segment(&points), &(0..1_000_000_000), 10);
+        let bins = timeline(&segment(&points), &(0..1_000_000_000), 10, |_| true);
         assert_eq!(bins.len(), 10);
         let worst = Bin {
             at_s: 0.55,
@@ -195,12 +200,18 @@ mod tests {
         };
         assert_eq!(bins[5], worst);
         assert_eq!(bins[4].max_ms, 20.0);
+        let other = timeline(&segment(&points), &(0..1_000_000_000), 10, |p| {
+            p.path == Some(1)
+        });
+        assert!(other.is_empty());
     }
 
     #[test]
     fn a_span_that_starts_later_leaves_out_what_was_before() {
         let points: Vec<_> = (0..1000).map(|ms| (ms, Some(20_000), Some(0))).collect();
-        let bins = timeline(&segment(&points), &(500_000_000..1_000_000_000), 5);
+        let bins = timeline(&segment(&points), &(500_000_000..1_000_000_000), 5, |_| {
+            true
+        });
         assert_eq!((bins.len(), bins[0].at_s), (5, 0.55));
         let shares = shares(&segment(&points), &(500_000_000..1_000_000_000), 5, 1);
         assert_eq!(shares.iter().map(|s| s.arrived[0]).sum::<u32>(), 500);
@@ -212,6 +223,7 @@ mod tests {
             &segment(&[(50, Some(9), None), (250, None, None)]),
             &(0..300_000_000),
             3,
+            |_| true,
         );
         assert_eq!(bins.len(), 1);
     }

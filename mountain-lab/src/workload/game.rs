@@ -21,6 +21,7 @@ use serde::Serialize;
 use socket2::{Socket, Type};
 
 use super::echo::{EchoServer, Header, HEADER_BYTES, UNKNOWN_PATH};
+use super::plan::Plan;
 use super::sys;
 
 /// An answer that comes later than this counts as lost.
@@ -325,37 +326,28 @@ impl Client {
                 revents: 0,
             })
             .collect();
-        // The flows take turns, so that their packets are spread evenly over the period.
-        let step_ns = 1e9 / (self.rate_hz * self.flows.len() as f64);
-        let period_ns = 1e9 / self.rate_hz;
-        let start_ns = sys::monotonic_ns() + 1_000_000;
-        let due = |turn: u64| start_ns + (turn as f64 * step_ns) as u64;
-        let mut turn = 0u64;
+        let mut plan = Plan::new(
+            sys::monotonic_ns() + 1_000_000,
+            self.flows.len(),
+            self.rate_hz,
+        );
         while !control.abort.load(Ordering::Relaxed) {
             let stopping = control.stop.load(Ordering::Relaxed);
             let mut now = sys::monotonic_ns();
-            while !stopping && due(turn) <= now {
-                let late_ns = now - due(turn);
-                if late_ns as f64 > period_ns {
-                    // A burst to catch up would measure the stall of this thread: leave it out.
-                    let skip = (late_ns as f64 / step_ns) as u64;
-                    counters.skipped.fetch_add(skip, Ordering::Relaxed);
-                    turn += skip;
-                    continue;
-                }
-                let flow = (turn % self.flows.len() as u64) as usize;
-                self.send(flow, (late_ns / 1_000) as u32, counters);
-                turn += 1;
+            while let Some(due) = (!stopping).then(|| plan.due(now)).flatten() {
+                counters.skipped.fetch_add(due.skipped, Ordering::Relaxed);
+                self.send(due.flow, (due.late_ns / 1_000) as u32, counters);
                 now = sys::monotonic_ns();
             }
             self.settle(now, counters, settled);
             if stopping && self.flows.iter().all(|f| f.slots.is_empty()) {
                 break;
             }
+            let at_most = now + 20_000_000;
             let wake = if stopping {
-                now + 20_000_000
+                at_most
             } else {
-                due(turn).min(now + 20_000_000)
+                plan.next_ns().min(at_most)
             };
             sys::wait(&mut fds, wake.saturating_sub(sys::monotonic_ns()));
             for (flow, fd) in self.flows.iter_mut().zip(&fds) {

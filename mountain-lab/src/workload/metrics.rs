@@ -225,13 +225,7 @@ pub fn time_to_leave(packets: &[Packet], onset: Onset) -> Leave {
 /// An onset whose path was never left counts with the whole bad time (it is at least that); one at
 /// which the policy was elsewhere already does not count.
 pub fn leave_figures(leaves: &[Leave]) -> Figures {
-    let mut times: Vec<u32> = leaves
-        .iter()
-        .filter_map(|leave| match leave {
-            Leave::NotThere => None,
-            Leave::Left(ns) | Leave::Stayed(ns) => Some((ns / 1_000) as u32),
-        })
-        .collect();
+    let mut times = leave_times(leaves);
     let n = times.len() as u64;
     let stayed = leaves
         .iter()
@@ -263,6 +257,22 @@ pub fn leave_figures(leaves: &[Leave]) -> Figures {
         },
     );
     figures
+}
+
+/// 95% interval of a percentile of the leave times, by resampling onsets: they are independent.
+pub fn leave_interval(leaves: &[Leave], q: f64, seed: u64) -> (f64, f64) {
+    let onsets: Vec<Vec<u32>> = leave_times(leaves).into_iter().map(|t| vec![t]).collect();
+    block_bootstrap_percentile(&onsets, q, seed)
+}
+
+fn leave_times(leaves: &[Leave]) -> Vec<u32> {
+    leaves
+        .iter()
+        .filter_map(|leave| match leave {
+            Leave::NotThere => None,
+            Leave::Left(ns) | Leave::Stayed(ns) => Some((ns / 1_000) as u32),
+        })
+        .collect()
 }
 
 /// How often flows changed their path: over all flows, from one arrived packet to the next sent.
@@ -460,6 +470,8 @@ mod tests {
         assert_eq!(value(&figures, "leave_p50_us"), 100_000.0);
         assert_eq!(value(&figures, "leave_max_us"), 4_000_000.0);
         assert_eq!(value(&figures, "stayed"), 1.0);
+        let (lo, hi) = leave_interval(&leaves, 0.95, 1);
+        assert!(lo <= 250_000.0 && hi == 4_000_000.0, "{lo} {hi}");
         assert!(!leave_figures(&[Leave::NotThere]).contains_key("leave_p95_us"));
     }
 

@@ -9,6 +9,7 @@ pub mod echo;
 pub mod game;
 pub mod load;
 pub mod metrics;
+pub mod plan;
 pub mod sequence;
 pub mod short;
 pub mod sniff;
