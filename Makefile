@@ -11,7 +11,7 @@ CARGO = scripts/cargo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test root build demo test bench lint check install uninstall deb clean
+.PHONY: help setup setup-test preflight build demo test bench lint check install uninstall deb clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,21 +24,19 @@ setup: ## install what building and the lab need (apt; Rust only if too old)
 setup-test:
 	@scripts/setup --test
 
-# Asked first, so that nobody waits for a build to be told.
-root:
-	@[ "$$(id -u)" -eq 0 ] || { echo "This makes network namespaces and loads BPF programs," \
-		"which needs root. Please run: sudo make $(MAKECMDGOALS)" >&2; exit 1; }
+preflight:
+	@scripts/preflight $(MAKECMDGOALS)
 
 build: ## build target/release/mountain and mountain-lab
 	$(CARGO) build --release --locked --workspace
 
-demo: root setup build ## (root) compare policies on two emulated uplinks, write report/index.html
+demo: preflight setup build ## (root) compare policies on two emulated uplinks, write report/index.html
 	@scripts/demo $(ARGS)
 
-test: root setup-test lint build ## (root) lint, build and run every test
+test: preflight setup-test lint build ## (root) lint, build and run every test
 	@scripts/test $(ARGS)
 
-bench: root setup build ## (root) run every scenario against its figures, into out/bench/
+bench: preflight setup build ## (root) run every scenario against its figures, into out/bench/
 	@scripts/bench $(SCENARIOS) -- $(ARGS)
 
 lint: ## formatting, clippy and shellcheck
