@@ -1,1 +1,49 @@
-fn main() {}
+//! Compiles bpf/*.bpf.c and generates their Rust skeletons.
+
+use std::{env, path::PathBuf, process::Command};
+
+use anyhow::{bail, Context, Result};
+use libbpf_cargo::SkeletonBuilder;
+
+/// The newest clang there is: 14 and later compile the programs, newer ones make better code.
+const CLANGS: [&str; 9] = [
+    "clang-21", "clang-20", "clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14",
+    "clang",
+];
+
+fn clang() -> Result<String> {
+    println!("cargo:rerun-if-env-changed=CLANG");
+    if let Ok(clang) = env::var("CLANG") {
+        return Ok(clang);
+    }
+    for clang in CLANGS {
+        if Command::new(clang)
+            .arg("--version")
+            .output()
+            .is_ok_and(|o| o.status.success())
+        {
+            return Ok(clang.to_string());
+        }
+    }
+    bail!("no clang found: `sudo scripts/setup` installs one, or name one in $CLANG")
+}
+
+fn main() -> Result<()> {
+    let bpf = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../bpf");
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let arch = env::var("CARGO_CFG_TARGET_ARCH")?;
+    println!("cargo:rerun-if-changed={}", bpf.display());
+    SkeletonBuilder::new()
+        .source(bpf.join("steer.bpf.c"))
+        .clang(clang()?)
+        .clang_args([
+            "-Wall".into(),
+            "-Werror".into(),
+            "-mcpu=v3".into(),
+            // Debian keeps <asm/types.h> in the multiarch folder, which `-target bpf` does not search.
+            format!("-I/usr/include/{arch}-linux-gnu"),
+        ])
+        .build_and_generate(out.join("steer.skel.rs"))
+        .context("compiling bpf/steer.bpf.c")?;
+    Ok(())
+}

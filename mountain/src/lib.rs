@@ -2,6 +2,7 @@
 //!
 //! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.
 
+pub mod bpf;
 pub mod measure;
 pub mod netlink;
 pub mod steer;

@@ -1,3 +1,5 @@
 //! Keeping each flow on the steadiest path.
 
+pub mod averages;
+pub mod rendezvous;
 pub mod topology;

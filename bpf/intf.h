@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the steering program and user space share: limits, configuration, counters.
+ *
+ * Included by steer.bpf.c; the Rust twins are in mountain/src/bpf/. Structures in global variables
+ * reach Rust through the skeleton, the map keys and values are repeated there with size checks.
+ */
+#ifndef MOUNTAIN_INTF_H
+#define MOUNTAIN_INTF_H
+
+#define MTN_MAX_PATHS		64	/* on one host, over all groups */
+#define MTN_MAX_GROUPS		64
+#define MTN_MAX_MEMBERS		16	/* paths in one group: bits of a __u16 mask */
+#define MTN_MAX_SELECTORS	16
+#define MTN_NO_MEMBER		0xff
+
+/* The averages (docs/steering.md): interval and scale of K. */
+#define MTN_AVG_INTERVAL_NS	10000000ULL
+#define MTN_AVG_SCALE		1024ULL
+#define MTN_AVG_CATCH_UP	64ULL
+
+enum mtn_mode {
+	MTN_MODE_PASS = 0,		/* baseline "ecmp": account, never move */
+	MTN_MODE_STEER = 1,		/* the masks of group_masks decide */
+	MTN_MODE_ARGMAX_LOAD = 2,	/* baseline: highest (ema_load + ema_time_delta) * cost */
+};
+
+enum mtn_class {
+	MTN_CLASS_LATENCY = 0,
+	MTN_CLASS_BULK = 1,
+};
+
+enum mtn_path_flags {
+	MTN_PATH_ETHERNET = 1 << 0,	/* frames carry Ethernet headers */
+	MTN_PATH_NEIGH_VALID = 1 << 1,	/* the gateway's neighbour entry is usable */
+};
+
+/* Why a packet or flow was treated as it was; index of the `stats` map. */
+enum mtn_stat {
+	MTN_STAT_REDIRECTED,		/* packets sent by another path than the kernel's */
+	MTN_STAT_FLOW_NEW,
+	MTN_STAT_FLOW_ADOPTED,		/* seen first in the grace time: left where it was */
+	MTN_STAT_FLOW_UNTRACKED,	/* TCP without SYN after the grace time: likely evicted */
+	MTN_STAT_MOVE_FLOWLET,
+	MTN_STAT_MOVE_EJECTED,
+	MTN_STAT_MOVE_DEAD,
+	MTN_STAT_MOVE_FORCED,
+	MTN_STAT_PASS_BOUND,		/* the socket is bound to a device */
+	MTN_STAT_PASS_SELECTOR,		/* an ip rule outside the group's table */
+	MTN_STAT_PASS_PINNED,		/* the source address belongs to one uplink */
+	MTN_STAT_PASS_DEST,		/* multicast, broadcast, link-local */
+	MTN_STAT_PASS_MTU,		/* larger than the chosen path's MTU */
+	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, or no Ethernet */
+	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
+	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated, fragment without its first */
+	MTN_STAT_MAX,
+};
+
+enum mtn_move_reason {
+	MTN_MOVE_FLOWLET = 0,	/* after a gap that makes reordering impossible */
+	MTN_MOVE_EJECTED = 1,	/* latency flow, path ejected: at once */
+	MTN_MOVE_DEAD = 2,	/* path dead: at once */
+	MTN_MOVE_FORCED = 3,	/* no flowlet within force_after_ns */
+};
+
+/* One next hop. Written by user space, read by every run of the program. */
+struct mtn_path {
+	__u32 ifindex;
+	__u32 mtu;		/* network layer bytes */
+	__u32 salt;		/* of the path in rendezvous hashing */
+	__u32 gw_family;	/* AF_INET or AF_INET6 */
+	__u32 gw[4];		/* network byte order, IPv4 in gw[0] */
+	__u8 mac[6];		/* link-layer address of the gateway */
+	__u8 flags;		/* enum mtn_path_flags */
+	__u8 ipv6;		/* family of the routes that use it */
+	__u32 delay_max_us;	/* recent maximum of the path's delay */
+	__u32 delay_min_us;	/* minimum over the window */
+	__u32 cost_weight;	/* of the argmax-load baseline */
+};
+
+/*
+ * The verdict about one group: one aligned 64-bit word, so that a run of the program never sees
+ * half of one. Bit i stands for the group's i-th member.
+ */
+union mtn_masks {
+	struct {
+		__u16 latency;	/* eligible for latency flows */
+		__u16 bulk;	/* eligible for bulk flows */
+		__u16 alive;	/* carrier, neighbour and probes say it carries packets */
+		__u16 ejected;	/* latency flows leave at once, not at the next flowlet */
+	};
+	__u64 word;
+};
+
+struct mtn_group {
+	__u32 n_members;
+	__u32 pad;
+	__u8 path[MTN_MAX_MEMBERS];		/* path id of each member */
+	__u8 member_of[MTN_MAX_PATHS];		/* inverse; MTN_NO_MEMBER */
+	__u32 inv_weight[MTN_MAX_MEMBERS];	/* see rendezvous.h */
+	__u64 barred_since_ns[MTN_MAX_MEMBERS];	/* since when bulk may not use it; 0: it may */
+};
+
+/* An ip rule that may have routed a packet by another table. Fields unset match everything. */
+struct mtn_selector {
+	__u32 mark, mark_mask;
+	__u32 src[4], src_mask[4];	/* as in the flow key */
+	__u32 dst[4], dst_mask[4];
+	__u32 iif;			/* 0: any */
+	__u32 uid_first, uid_last;	/* 0..0xffffffff: any */
+	__u16 sport_first, sport_last;	/* host byte order */
+	__u16 dport_first, dport_last;
+	__u8 ipproto;			/* 0: any */
+	__u8 tos;			/* 0: any */
+	__u8 ipv6;
+	__u8 invert;
+};
+
+struct mtn_config {
+	__u32 mode;		/* enum mtn_mode */
+	__u32 generation;	/* of the topology: flows of an older one look their group up anew */
+	__u32 n_paths;
+	__u32 n_selectors;
+	__u32 hash_seed;
+	__u32 k_factor;		/* 0..1024 */
+	__u32 n_cpus;
+	__u32 margin_us;	/* added to the flowlet gap */
+	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
+	__u64 force_after_ns;	/* a bulk flow without a flowlet is moved after this long */
+	__u64 window_ns;	/* of the classification */
+	__u64 latency_below;	/* bytes in a window below which a flow may become latency */
+	__u64 bulk_above;	/* bytes in a window above which a flow is bulk */
+};
+
+struct mtn_flow_key {
+	__u32 saddr[4];		/* network byte order, IPv4 in [0] */
+	__u32 daddr[4];
+	__u16 sport;		/* network byte order; ICMP echo: the identifier */
+	__u16 dport;
+	__u8 proto;
+	__u8 ipv6;
+	__u16 pad;
+};
+
+struct mtn_flow {
+	__u64 last_ns;
+	__u64 window_start_ns;
+	__u32 window_bytes;
+	__u32 rate_bps;		/* of the last full window, bit/s, saturating */
+	__u32 generation;
+	__u16 moves;
+	__u8 group;
+	__u8 path;		/* path id */
+	__u8 class;		/* enum mtn_class */
+	__u8 big;		/* a super-packet was seen in this window */
+	__u8 pad[6];
+};
+
+/* All fragments of a datagram follow its first one, which alone has ports. */
+struct mtn_frag_key {
+	__u32 saddr[4];
+	__u32 daddr[4];
+	__u32 id;
+	__u8 proto;
+	__u8 ipv6;
+	__u16 pad;
+};
+
+struct mtn_frag {
+	__u8 group;
+	__u8 path;
+	__u16 pad;
+};
+
+struct mtn_traffic {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* Per path; `start_ns` is the claim that lets one CPU merge an interval. */
+struct mtn_average {
+	__u64 start_ns;		/* of the interval under way */
+	__u64 total_bytes;	/* merged so far */
+	__u64 ema_load;		/* B/s */
+	__u64 ema_time_delta;	/* B/s */
+};
+
+struct mtn_move {
+	__u64 at_ns;
+	__u64 gap_us;		/* since the flow's previous packet */
+	__u64 need_us;		/* the flowlet gap that it had to exceed */
+	struct mtn_flow_key key;
+	__u8 from;		/* path ids */
+	__u8 to;
+	__u8 reason;		/* enum mtn_move_reason */
+	__u8 class;
+	__u32 pad;
+};
+
+/* What the first run tells the second one, on the path that was chosen, on the same CPU. */
+struct mtn_handover {
+	__u32 ifindex;		/* 0: none */
+	__u32 len;
+	__u32 path;
+	__u32 pad;
+};
+
+#endif

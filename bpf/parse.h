@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * From a packet at tcx egress to its flow key.
+ *
+ * Fragments: only the first one has ports; it is flagged so that the others can follow it.
+ * ICMP errors quote the packet they are about, which came in on the flow that runs the other way:
+ * their key is that flow's, so that they travel with it.
+ */
+#ifndef MOUNTAIN_PARSE_H
+#define MOUNTAIN_PARSE_H
+
+#define MTN_PKT_FRAG_FIRST	(1 << 0)
+#define MTN_PKT_FRAG_LATER	(1 << 1)
+#define MTN_PKT_ICMP_ERROR	(1 << 2)
+#define MTN_PKT_SYN		(1 << 3)
+
+/* RFC 8200: hop-by-hop, routing, fragment, destination options twice; one spare. */
+#define MTN_MAX_EXT_HDRS	6
+
+/* RFC 792; <linux/icmp.h> of user space drags the C library in. */
+#define ICMP_DEST_UNREACH	3
+#define ICMP_SOURCE_QUENCH	4
+#define ICMP_REDIRECT		5
+#define ICMP_TIME_EXCEEDED	11
+#define ICMP_PARAMETERPROB	12
+
+#define IP_MF			0x2000
+#define IP_OFFSET		0x1fff
+
+struct mtn_pkt {
+	struct mtn_flow_key key;
+	__u32 frag_id;
+	__u32 hdr_len;		/* network and transport headers, bytes */
+	__u8 flags;		/* MTN_PKT_* */
+	__u8 dsfield;
+	__u16 pad;
+};
+
+static __always_inline bool mtn_icmp_is_error(__u8 type)
+{
+	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
+	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
+}
+
+static __always_inline bool mtn_has_ports(__u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_UDPLITE ||
+	       proto == IPPROTO_SCTP || proto == IPPROTO_DCCP;
+}
+
+/*
+ * Ports of the quoted packet at @off, swapped: key of the flow it arrived on, seen from here.
+ * Leaves the key as it is, and returns false, when too little is quoted.
+ */
+__noinline int mtn_parse_quoted(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 off)
+{
+	struct mtn_flow_key key = {};
+	__u16 ports[2];
+	__u8 proto;
+
+	if (!pkt)
+		return 0;
+	if (pkt->key.ipv6) {
+		struct ipv6hdr ip6;
+
+		if (bpf_skb_load_bytes(skb, off, &ip6, sizeof(ip6)))
+			return 0;
+		__builtin_memcpy(key.saddr, &ip6.daddr, 16);
+		__builtin_memcpy(key.daddr, &ip6.saddr, 16);
+		proto = ip6.nexthdr;
+		key.ipv6 = 1;
+		off += sizeof(ip6);
+	} else {
+		struct iphdr ip;
+
+		if (bpf_skb_load_bytes(skb, off, &ip, sizeof(ip)))
+			return 0;
+		if (ip.version != 4 || ip.ihl < 5 || (ip.frag_off & bpf_htons(IP_OFFSET)))
+			return 0;
+		key.saddr[0] = ip.daddr;
+		key.daddr[0] = ip.saddr;
+		proto = ip.protocol;
+		off += ip.ihl * 4;
+	}
+	if (!mtn_has_ports(proto) || bpf_skb_load_bytes(skb, off, ports, sizeof(ports)))
+		return 0;
+	key.proto = proto;
+	key.sport = ports[1];
+	key.dport = ports[0];
+	pkt->key = key;
+	pkt->flags |= MTN_PKT_ICMP_ERROR;
+	return 1;
+}
+
+/* Transport header at @off of a packet that is no later fragment. */
+static __always_inline int mtn_parse_transport(struct __sk_buff *skb, struct mtn_pkt *pkt,
+					       __u32 off)
+{
+	__u8 proto = pkt->key.proto;
+
+	if (proto == IPPROTO_TCP) {
+		struct tcphdr tcp;
+
+		if (bpf_skb_load_bytes(skb, off, &tcp, sizeof(tcp)))
+			return -1;
+		pkt->key.sport = tcp.source;
+		pkt->key.dport = tcp.dest;
+		if (tcp.syn)
+			pkt->flags |= MTN_PKT_SYN;
+		pkt->hdr_len = off - ETH_HLEN + tcp.doff * 4;
+		return 0;
+	}
+	if (mtn_has_ports(proto)) {
+		__u16 ports[2];
+
+		if (bpf_skb_load_bytes(skb, off, ports, sizeof(ports)))
+			return -1;
+		pkt->key.sport = ports[0];
+		pkt->key.dport = ports[1];
+		pkt->hdr_len = off - ETH_HLEN + 8;
+		return 0;
+	}
+	pkt->hdr_len = off - ETH_HLEN;
+	if (proto == IPPROTO_ICMP || proto == IPPROTO_ICMPV6) {
+		/* type, code, checksum, then the identifier of an echo */
+		__u8 icmp[8];
+		bool v6 = proto == IPPROTO_ICMPV6;
+
+		if (bpf_skb_load_bytes(skb, off, icmp, sizeof(icmp)))
+			return -1;
+		/* RFC 4443: ICMPv6 errors are the types below 128. */
+		if (v6 ? icmp[0] < 128 : mtn_icmp_is_error(icmp[0]))
+			mtn_parse_quoted(skb, pkt, off + 8);
+		else
+			__builtin_memcpy(&pkt->key.sport, icmp + 4, 2);
+	}
+	return 0;
+}
+
+static __always_inline int mtn_parse_ipv4(struct __sk_buff *skb, struct mtn_pkt *pkt)
+{
+	struct iphdr ip;
+	__u32 off;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		return -1;
+	if (ip.version != 4 || ip.ihl < 5)
+		return -1;
+	off = ETH_HLEN + ip.ihl * 4;
+	pkt->key.saddr[0] = ip.saddr;
+	pkt->key.daddr[0] = ip.daddr;
+	pkt->key.proto = ip.protocol;
+	pkt->dsfield = ip.tos;
+	pkt->hdr_len = off - ETH_HLEN;
+	if (ip.frag_off & bpf_htons(IP_MF | IP_OFFSET)) {
+		pkt->frag_id = ip.id;
+		if (ip.frag_off & bpf_htons(IP_OFFSET)) {
+			pkt->flags |= MTN_PKT_FRAG_LATER;
+			return 0;
+		}
+		pkt->flags |= MTN_PKT_FRAG_FIRST;
+	}
+	return mtn_parse_transport(skb, pkt, off);
+}
+
+__noinline int mtn_parse_ipv6_ext(struct __sk_buff *skb, struct mtn_pkt *pkt, __u8 proto)
+{
+	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr);
+	int i;
+
+	if (!pkt)
+		return -1;
+	for (i = 0; i < MTN_MAX_EXT_HDRS; i++) {
+		__u8 ext[8];	/* next header, length in 8 bytes beyond the first, ... */
+
+		if (proto != IPPROTO_HOPOPTS && proto != IPPROTO_ROUTING &&
+		    proto != IPPROTO_FRAGMENT && proto != IPPROTO_DSTOPTS)
+			break;
+		if (bpf_skb_load_bytes(skb, off, ext, sizeof(ext)))
+			return -1;
+		if (proto == IPPROTO_FRAGMENT) {
+			__u16 frag_off;
+
+			__builtin_memcpy(&frag_off, ext + 2, 2);
+			__builtin_memcpy(&pkt->frag_id, ext + 4, 4);
+			pkt->key.proto = ext[0];
+			if (frag_off & bpf_htons(0xfff8)) {
+				pkt->flags |= MTN_PKT_FRAG_LATER;
+				pkt->hdr_len = off + 8 - ETH_HLEN;
+				return 0;
+			}
+			/* An atomic fragment (RFC 6946) is whole: no M flag, offset 0. */
+			if (frag_off & bpf_htons(1))
+				pkt->flags |= MTN_PKT_FRAG_FIRST;
+			off += 8;
+		} else {
+			off += ((__u32)ext[1] + 1) * 8;
+		}
+		proto = ext[0];
+	}
+	pkt->key.proto = proto;
+	return mtn_parse_transport(skb, pkt, off);
+}
+
+static __always_inline int mtn_parse_ipv6(struct __sk_buff *skb, struct mtn_pkt *pkt)
+{
+	struct ipv6hdr ip6;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip6, sizeof(ip6)))
+		return -1;
+	if (ip6.version != 6)
+		return -1;
+	__builtin_memcpy(pkt->key.saddr, &ip6.saddr, 16);
+	__builtin_memcpy(pkt->key.daddr, &ip6.daddr, 16);
+	pkt->key.ipv6 = 1;
+	pkt->key.proto = ip6.nexthdr;
+	pkt->dsfield = (ip6.priority << 4) | (ip6.flow_lbl[0] >> 4);
+	if (ip6.nexthdr == IPPROTO_HOPOPTS || ip6.nexthdr == IPPROTO_ROUTING ||
+	    ip6.nexthdr == IPPROTO_FRAGMENT || ip6.nexthdr == IPPROTO_DSTOPTS)
+		return mtn_parse_ipv6_ext(skb, pkt, ip6.nexthdr);
+	return mtn_parse_transport(skb, pkt, ETH_HLEN + sizeof(ip6));
+}
+
+/* Fills the zeroed @pkt. Returns -1 for what is not IP as this program understands it. */
+static __always_inline int mtn_parse(struct __sk_buff *skb, struct mtn_pkt *pkt)
+{
+	if (skb->vlan_present)
+		return -1;
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return mtn_parse_ipv4(skb, pkt);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return mtn_parse_ipv6(skb, pkt);
+	return -1;
+}
+
+/* Multicast, limited broadcast, loopback, unspecified and link-local destinations stay. */
+static __always_inline bool mtn_dest_is_local(const struct mtn_flow_key *key)
+{
+	__u32 first = bpf_ntohl(key->daddr[0]);
+
+	if (key->ipv6)
+		return (first >> 24) == 0xff || (first & 0xffc00000) == 0xfe800000 ||
+		       (!key->daddr[0] && !key->daddr[1] && !key->daddr[2] &&
+			bpf_ntohl(key->daddr[3]) <= 1);
+	return (first >> 28) == 0xe || first == 0xffffffff || (first >> 24) == 127 ||
+	       (first >> 24) == 0 || (first >> 16) == 0xa9fe;
+}
+
+#endif

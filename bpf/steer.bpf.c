@@ -1,0 +1,668 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * steer: keep each flow on the steadiest of the paths that the routing table offers.
+ *
+ * Theory of operation
+ * ===================
+ *
+ * The program sits at tcx egress of every device that a multipath route uses. There the kernel has
+ * chosen a next hop and written its link-layer address, so device and destination MAC tell which
+ * path a packet is on. User space (the daemon) measures the paths and writes, per group of paths,
+ * which of them each class of traffic may use (union mtn_masks). This program finds a packet's
+ * flow, keeps the flow on its path while it may, and otherwise moves it so that its packets
+ * cannot overtake each other. Everything it does not understand passes as the kernel sent it.
+ *
+ *   packet -> handed over to this path by the run before? -> account, pass     (second run)
+ *          -> on a known path? to a steerable destination? socket not bound?
+ *             not chosen by another ip rule?                     no -> pass
+ *          -> flow in the table?
+ *               yes: keep, or move (mtn_flow_next), update time and class
+ *               no:  group by destination (LPM; a more specific route is "not ours"), source not
+ *                    pinned to one uplink -> choose by weighted rendezvous hashing
+ *          -> chosen path is this one -> account, pass
+ *          -> else bpf_redirect_neigh() to the chosen path's device, if its neighbour is known
+ *             valid, the packet fits its MTU and both devices speak Ethernet; else account, pass
+ *
+ * When a flow may leave its path:
+ *   - path dead: with this packet;
+ *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it);
+ *   - path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
+ *     recent maximum delay of the old path - minimum delay of the new one + margin, which makes
+ *     reordering impossible (FLARE, LetFlow); or after force_after_ns without such a gap.
+ *
+ * Why there are no loops: a redirected packet enters the chosen device's egress, and so this
+ * program, on the same CPU before anything else can run there (softirqs are off). The first run
+ * leaves a note for it (`handover`), and a run that finds its note never redirects.
+ *
+ * Concurrency: two CPUs may work on one flow at a time; its fields are plain stores, and the worst
+ * outcome is one packet more on the old path. The verdict on a group is one 64-bit word.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/version.h>
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
+/* Debian 12's headers are older than the kernels that this program runs on. */
+struct bpf_iter_num {
+	__u64 __opaque[1];
+} __attribute__((aligned(8)));
+#endif
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+#define AF_INET		2
+#define AF_INET6	10
+
+#include "intf.h"
+#include "parse.h"
+#include "averages.h"
+#include "rendezvous.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+struct mtn_config config;
+struct mtn_path paths[MTN_MAX_PATHS];
+struct mtn_group groups[MTN_MAX_GROUPS];
+volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
+struct mtn_selector selectors[MTN_MAX_SELECTORS];
+
+/* Value of the destination tries: a group, or MTN_NOT_OURS. */
+#define MTN_NOT_OURS	0xffffffff
+
+struct mtn_lpm4_key {
+	__u32 prefixlen;
+	__u32 addr;
+};
+
+struct mtn_lpm6_key {
+	__u32 prefixlen;
+	__u32 addr[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mtn_lpm4_key);
+	__type(value, __u32);
+} dest4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mtn_lpm6_key);
+	__type(value, __u32);
+} dest6 SEC(".maps");
+
+/* Source addresses that belong to one uplink (IPv4 in the first word). */
+struct mtn_addr {
+	__u32 addr[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct mtn_addr);
+	__type(value, __u8);
+} pinned SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);	/* user space sets the configured size */
+	__type(key, struct mtn_flow_key);
+	__type(value, struct mtn_flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct mtn_frag_key);
+	__type(value, struct mtn_frag);
+} frags SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct mtn_handover);
+} handover SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MTN_STAT_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} stats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} moves SEC(".maps");
+
+static __always_inline void mtn_count(__u32 stat)
+{
+	__u64 *n = bpf_map_lookup_elem(&stats, &stat);
+
+	if (n)
+		(*n)++;
+}
+
+/*
+ * An element by an index that was checked before; the mask is for the verifier, which loses track
+ * of the check, and the barrier keeps the compiler from dropping it.
+ */
+static __always_inline struct mtn_path *mtn_path_at(__u32 id)
+{
+	barrier_var(id);
+	return &paths[id & (MTN_MAX_PATHS - 1)];
+}
+
+static __always_inline struct mtn_group *mtn_group_at(__u32 id)
+{
+	barrier_var(id);
+	return &groups[id & (MTN_MAX_GROUPS - 1)];
+}
+
+/* The verdict about a group, read at once. */
+static __always_inline __u64 mtn_masks_of(__u32 group)
+{
+	barrier_var(group);
+	return group_masks[group & (MTN_MAX_GROUPS - 1)].word;
+}
+
+/* The member of @g that @path is, or MTN_NO_MEMBER. */
+static __always_inline __u32 mtn_member(const struct mtn_group *g, __u32 path)
+{
+	barrier_var(path);
+	return g->member_of[path & (MTN_MAX_PATHS - 1)];
+}
+
+/* The path id of the @member-th member of @g. */
+static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 member)
+{
+	barrier_var(member);
+	return g->path[member & (MTN_MAX_MEMBERS - 1)];
+}
+
+/* The path a packet is on: its device and the link-layer address the kernel wrote. */
+static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, bool ipv6)
+{
+	__u8 mac[ETH_ALEN];
+	__u32 i;
+
+	if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
+		return MTN_MAX_PATHS;
+	for (i = 0; i < MTN_MAX_PATHS && i < config.n_paths; i++) {
+		struct mtn_path *p = &paths[i];
+
+		if (p->ifindex == skb->ifindex && p->ipv6 == ipv6 &&
+		    (p->flags & MTN_PATH_NEIGH_VALID) &&
+		    !__builtin_memcmp(p->mac, mac, sizeof(mac)))
+			return i;
+	}
+	return MTN_MAX_PATHS;
+}
+
+static __always_inline bool mtn_in_range(__u16 port_be, __u16 first, __u16 last)
+{
+	__u16 port = bpf_ntohs(port_be);
+
+	return port >= first && port <= last;
+}
+
+static __always_inline bool mtn_in_prefix(const __u32 *addr, const __u32 *net, const __u32 *mask)
+{
+	return !(((addr[0] ^ net[0]) & mask[0]) | ((addr[1] ^ net[1]) & mask[1]) |
+		 ((addr[2] ^ net[2]) & mask[2]) | ((addr[3] ^ net[3]) & mask[3]));
+}
+
+/* Did an ip rule that looks up another table select this packet? */
+__noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt)
+{
+	__u32 uid = bpf_get_socket_uid(skb);
+	__u32 i;
+
+	if (!pkt)
+		return 0;
+	bpf_for(i, 0, config.n_selectors) {
+		struct mtn_selector *s;
+		bool match;
+
+		if (i >= MTN_MAX_SELECTORS)
+			break;
+		s = &selectors[i];
+		if (s->ipv6 != pkt->key.ipv6)
+			continue;
+		match = (skb->mark & s->mark_mask) == s->mark &&
+			mtn_in_prefix(pkt->key.saddr, s->src, s->src_mask) &&
+			mtn_in_prefix(pkt->key.daddr, s->dst, s->dst_mask) &&
+			(!s->iif || s->iif == skb->ingress_ifindex) &&
+			uid >= s->uid_first && uid <= s->uid_last &&
+			(!s->ipproto || s->ipproto == pkt->key.proto) &&
+			mtn_in_range(pkt->key.sport, s->sport_first, s->sport_last) &&
+			mtn_in_range(pkt->key.dport, s->dport_first, s->dport_last) &&
+			(!s->tos || s->tos == pkt->dsfield);
+		if (match != !!s->invert)
+			return 1;
+	}
+	return 0;
+}
+
+/* The group of a destination, or MTN_NOT_OURS. */
+static __always_inline __u32 mtn_group_of(const struct mtn_flow_key *key)
+{
+	__u32 *group;
+
+	if (key->ipv6) {
+		struct mtn_lpm6_key k = { .prefixlen = 128 };
+
+		__builtin_memcpy(k.addr, key->daddr, 16);
+		group = bpf_map_lookup_elem(&dest6, &k);
+	} else {
+		struct mtn_lpm4_key k = { .prefixlen = 32, .addr = key->daddr[0] };
+
+		group = bpf_map_lookup_elem(&dest4, &k);
+	}
+	return group ? *group : MTN_NOT_OURS;
+}
+
+static __always_inline bool mtn_is_pinned(const struct mtn_flow_key *key)
+{
+	struct mtn_addr src;
+
+	__builtin_memcpy(src.addr, key->saddr, 16);
+	return bpf_map_lookup_elem(&pinned, &src);
+}
+
+/* DSCP EF, AF41..AF43 and CS4 and up ask for low latency (RFC 4594). */
+static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
+{
+	return dsfield >> 2 >= 32;
+}
+
+/*
+ * Member that the flow hashes to among those in @mask, or MTN_NO_MEMBER. The argmax baseline
+ * takes the one with the highest (ema_load + ema_time_delta) * cost, as originally published.
+ */
+__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode)
+{
+	__u64 best_score = mode == MTN_MODE_ARGMAX_LOAD ? 0 : ~0ULL;
+	__u32 best = MTN_NO_MEMBER, i;
+	struct mtn_group *g;
+
+	if (group >= MTN_MAX_GROUPS)
+		return MTN_NO_MEMBER;
+	g = mtn_group_at(group);
+	bpf_for(i, 0, g->n_members) {
+		__u64 score;
+		__u32 path;
+
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		path = mtn_member_path(g, i);
+		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS)
+			continue;
+		if (mode == MTN_MODE_ARGMAX_LOAD) {
+			struct mtn_average *a = &averages[path];
+
+			score = (a->ema_load + a->ema_time_delta) * mtn_path_at(path)->cost_weight;
+			if (best == MTN_NO_MEMBER || score > best_score) {
+				best_score = score;
+				best = i;
+			}
+			continue;
+		}
+		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+			g->inv_weight[i];
+		if (best == MTN_NO_MEMBER || score < best_score) {
+			best_score = score;
+			best = i;
+		}
+	}
+	return best;
+}
+
+static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn_flow *flow,
+					    __u32 to, __u32 reason, __u64 now, __u64 need_us)
+{
+	struct mtn_move *m = bpf_ringbuf_reserve(&moves, sizeof(*m), 0);
+
+	mtn_count(MTN_STAT_MOVE_FLOWLET + reason);
+	if (!m)
+		return;
+	m->at_ns = now;
+	m->gap_us = (now - flow->last_ns) / 1000;
+	m->need_us = need_us;
+	m->key = *key;
+	m->from = flow->path;
+	m->to = to;
+	m->reason = reason;
+	m->class = flow->class;
+	m->pad = 0;
+	bpf_ringbuf_submit(m, 0);
+}
+
+/* The path that a known flow takes with this packet; moves the flow if it may and should. */
+__noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __u64 now)
+{
+	union mtn_masks masks;
+	struct mtn_group *g;
+	__u32 group, from, to, may, reason, member;
+	__u64 need_us = 0;
+
+	if (!key || !flow)
+		return MTN_MAX_PATHS;
+	from = flow->path;
+	group = flow->group;
+	if (group >= MTN_MAX_GROUPS || from >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	g = mtn_group_at(group);
+	masks.word = mtn_masks_of(group);
+	may = flow->class == MTN_CLASS_BULK ? masks.bulk : masks.latency;
+	if (config.mode == MTN_MODE_ARGMAX_LOAD)
+		may = masks.alive;
+	member = mtn_member(g, from);
+	if (member < MTN_MAX_MEMBERS && (may & masks.alive & (1U << member)))
+		return from;
+
+	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
+	if (member >= MTN_MAX_MEMBERS)
+		return from;
+	to = mtn_member_path(g, member);
+	if (to >= MTN_MAX_PATHS || to == from)
+		return from;
+
+	member = mtn_member(g, from);
+	if (member >= MTN_MAX_MEMBERS || !(masks.alive & (1U << member))) {
+		reason = MTN_MOVE_DEAD;
+	} else if (flow->class == MTN_CLASS_LATENCY && (masks.ejected & (1U << member))) {
+		reason = MTN_MOVE_EJECTED;
+	} else {
+		__u32 max_us = mtn_path_at(from)->delay_max_us, min_us = mtn_path_at(to)->delay_min_us;
+		__u64 barred = g->barred_since_ns[member & (MTN_MAX_MEMBERS - 1)];
+
+		need_us = (max_us > min_us ? max_us - min_us : 0) + config.margin_us;
+		if (now - flow->last_ns >= need_us * 1000)
+			reason = MTN_MOVE_FLOWLET;
+		else if (barred && now > barred && now - barred >= config.force_after_ns)
+			reason = MTN_MOVE_FORCED;
+		else
+			return from;
+	}
+	mtn_report_move(key, flow, to, reason, now, need_us);
+	flow->path = to;
+	flow->moves++;
+	return to;
+}
+
+/* Accounts a packet to its flow and, once a window, settles the flow's class. */
+static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_buff *skb,
+					     __u8 dsfield, __u64 now)
+{
+	__u64 elapsed = now - flow->window_start_ns;
+
+	flow->last_ns = now;
+	flow->window_bytes += skb->len;
+	if (skb->gso_segs > 1)
+		flow->big = 1;
+	if (mtn_dscp_is_latency(dsfield)) {
+		flow->class = MTN_CLASS_LATENCY;
+	} else if (flow->window_bytes > config.bulk_above && elapsed <= config.window_ns) {
+		/* The window is not over, but nothing can lower its bytes. */
+		flow->class = MTN_CLASS_BULK;
+	}
+	if (elapsed < config.window_ns)
+		return;
+	/* A window that began before a pause says nothing about the rate now: only whole ones. */
+	if (flow->window_bytes < config.latency_below && !flow->big)
+		flow->class = MTN_CLASS_LATENCY;
+	flow->rate_bps = elapsed > 0xffffffffULL ? 0 :
+		(__u64)flow->window_bytes * 8000000ULL / (elapsed / 1000 + 1);
+	flow->window_start_ns = now;
+	flow->window_bytes = 0;
+	flow->big = 0;
+}
+
+/*
+ * A flow that is not in the table, or in it from an older topology: find its group and path.
+ * Returns the path id, or MTN_MAX_PATHS when it is not ours.
+ */
+__noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 *group_out)
+{
+	__u32 group, member, may;
+	union mtn_masks masks;
+	struct mtn_group *g;
+
+	if (!pkt || !group_out)
+		return MTN_MAX_PATHS;
+	group = mtn_group_of(&pkt->key);
+	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	if (mtn_is_pinned(&pkt->key)) {
+		mtn_count(MTN_STAT_PASS_PINNED);
+		return MTN_MAX_PATHS;
+	}
+	*group_out = group;
+	g = mtn_group_at(group);
+	member = mtn_member(g, here);
+	if (member >= MTN_MAX_MEMBERS)
+		return MTN_MAX_PATHS;	/* another table sent it here */
+	masks.word = mtn_masks_of(group);
+	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency;
+	if (!may) {
+		mtn_count(MTN_STAT_PASS_NO_PATH);
+		return here;
+	}
+	if (now < config.grace_until_ns && (may & (1U << member))) {
+		mtn_count(MTN_STAT_FLOW_ADOPTED);
+		return here;
+	}
+	if (pkt->key.proto == IPPROTO_TCP && !(pkt->flags & MTN_PKT_SYN) &&
+	    now >= config.grace_until_ns)
+		mtn_count(MTN_STAT_FLOW_UNTRACKED);
+	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode);
+	if (member >= MTN_MAX_MEMBERS)
+		return here;
+	return mtn_member_path(g, member);
+}
+
+/* Can @skb, now on @here, leave by @to instead? */
+static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_pkt *pkt,
+					     struct mtn_path *here, struct mtn_path *to)
+{
+	__u32 l3_len;
+
+	if (!(to->flags & MTN_PATH_NEIGH_VALID) || !(to->flags & MTN_PATH_ETHERNET) ||
+	    !(here->flags & MTN_PATH_ETHERNET)) {
+		mtn_count(MTN_STAT_PASS_NEIGH);
+		return false;
+	}
+	l3_len = skb->gso_size ? skb->gso_size + pkt->hdr_len : skb->len - ETH_HLEN;
+	if (l3_len > to->mtu) {
+		mtn_count(MTN_STAT_PASS_MTU);
+		return false;
+	}
+	return true;
+}
+
+static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struct mtn_path *to)
+{
+	struct bpf_redir_neigh nh = { .nh_family = to->gw_family };
+	struct mtn_handover *note;
+	__u32 zero = 0;
+
+	note = bpf_map_lookup_elem(&handover, &zero);
+	if (!note)
+		return TC_ACT_UNSPEC;
+	if (to->gw_family == AF_INET6)
+		__builtin_memcpy(nh.ipv6_nh, to->gw, 16);
+	else
+		nh.ipv4_nh = to->gw[0];
+	note->ifindex = to->ifindex;
+	note->len = skb->len;
+	note->path = path;
+	mtn_count(MTN_STAT_REDIRECTED);
+	return bpf_redirect_neigh(to->ifindex, &nh, sizeof(nh), 0);
+}
+
+/* RFC 791: unique per addresses and protocol; RFC 8200: per addresses. */
+static __always_inline void mtn_frag_key(const struct mtn_pkt *pkt, struct mtn_frag_key *key)
+{
+	__builtin_memcpy(key->saddr, pkt->key.saddr, 16);
+	__builtin_memcpy(key->daddr, pkt->key.daddr, 16);
+	key->id = pkt->frag_id;
+	key->proto = pkt->key.ipv6 ? 0 : pkt->key.proto;
+	key->ipv6 = pkt->key.ipv6;
+}
+
+/* Path of a fragment that is not the first, or MTN_MAX_PATHS. */
+__noinline int mtn_frag_path(struct mtn_pkt *pkt)
+{
+	struct mtn_frag_key key = {};
+	struct mtn_frag *frag;
+
+	if (!pkt)
+		return MTN_MAX_PATHS;
+	mtn_frag_key(pkt, &key);
+	frag = bpf_map_lookup_elem(&frags, &key);
+	return frag ? frag->path : MTN_MAX_PATHS;
+}
+
+__noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
+{
+	struct mtn_frag_key key = {};
+	struct mtn_frag frag = { .path = path };
+
+	if (!pkt)
+		return 0;
+	mtn_frag_key(pkt, &key);
+	bpf_map_update_elem(&frags, &key, &frag, BPF_ANY);
+	return 0;
+}
+
+/* The path that @pkt should take, or MTN_MAX_PATHS for "not ours". */
+static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 here,
+					  __u64 now)
+{
+	struct mtn_flow *flow;
+	struct mtn_flow fresh = {};
+	__u32 path, group = 0;
+
+	if (pkt->flags & MTN_PKT_FRAG_LATER)
+		return mtn_frag_path(pkt);
+
+	flow = bpf_map_lookup_elem(&flows, &pkt->key);
+	if (flow && flow->generation == config.generation) {
+		if (pkt->flags & MTN_PKT_ICMP_ERROR)
+			return flow->path;
+		path = mtn_flow_next(&pkt->key, flow, now);
+		mtn_flow_account(flow, skb, pkt->dsfield, now);
+		return path;
+	}
+
+	path = mtn_flow_start(pkt, here, now, &group);
+	if (path >= MTN_MAX_PATHS || (pkt->flags & MTN_PKT_ICMP_ERROR))
+		return path;
+	if (flow) {
+		/* The topology changed: the flow stays if its path is still in its group. */
+		__u32 was = flow->path;
+
+		flow->group = group;
+		flow->generation = config.generation;
+		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
+		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS)
+			flow->path = path;
+		path = mtn_flow_next(&pkt->key, flow, now);
+		mtn_flow_account(flow, skb, pkt->dsfield, now);
+		return path;
+	}
+	fresh.last_ns = now;
+	fresh.window_start_ns = now;
+	fresh.window_bytes = skb->len;
+	fresh.generation = config.generation;
+	fresh.group = group;
+	fresh.path = path;
+	fresh.class = MTN_CLASS_LATENCY;
+	mtn_count(MTN_STAT_FLOW_NEW);
+	bpf_map_update_elem(&flows, &pkt->key, &fresh, BPF_ANY);
+	return path;
+}
+
+static __always_inline bool mtn_is_bound(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	return sk && sk->bound_dev_if;
+}
+
+SEC("tcx/egress")
+int steer(struct __sk_buff *skb)
+{
+	struct mtn_handover *note;
+	struct mtn_pkt pkt = {};
+	__u32 zero = 0, here, to, packets;
+	__u64 now;
+
+	packets = skb->gso_segs > 1 ? skb->gso_segs : 1;
+	now = bpf_ktime_get_ns();
+
+	note = bpf_map_lookup_elem(&handover, &zero);
+	if (note && note->ifindex) {
+		bool mine = note->ifindex == skb->ifindex && note->len == skb->len;
+
+		note->ifindex = 0;
+		if (mine) {
+			mtn_account(note->path, skb->len, packets, now, config.n_cpus,
+				    config.k_factor);
+			return TC_ACT_UNSPEC;
+		}
+	}
+
+	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
+		return TC_ACT_UNSPEC;
+	here = mtn_path_here(skb, skb->protocol == bpf_htons(ETH_P_IPV6));
+	if (here >= MTN_MAX_PATHS)
+		return TC_ACT_UNSPEC;
+	to = here;
+	if (config.mode == MTN_MODE_PASS)
+		goto pass;
+	if (mtn_is_bound(skb)) {
+		mtn_count(MTN_STAT_PASS_BOUND);
+		goto pass;
+	}
+	if (mtn_parse(skb, &pkt)) {
+		mtn_count(MTN_STAT_PASS_PARSE);
+		goto pass;
+	}
+	if (mtn_dest_is_local(&pkt.key)) {
+		mtn_count(MTN_STAT_PASS_DEST);
+		goto pass;
+	}
+	if (config.n_selectors && mtn_selected_elsewhere(skb, &pkt)) {
+		mtn_count(MTN_STAT_PASS_SELECTOR);
+		goto pass;
+	}
+
+	to = mtn_path_for(skb, &pkt, here, now);
+	if (to >= MTN_MAX_PATHS)
+		goto pass;
+	if (to != here && !mtn_can_redirect(skb, &pkt, mtn_path_at(here), mtn_path_at(to)))
+		to = here;
+	if (pkt.flags & MTN_PKT_FRAG_FIRST)
+		mtn_frag_remember(&pkt, to);
+	if (to != here)
+		return mtn_redirect(skb, to, mtn_path_at(to));
+pass:
+	mtn_account(here, skb->len, packets, now, config.n_cpus, config.k_factor);
+	return TC_ACT_UNSPEC;
+}
+
+/* Types that only user space reads reach the skeleton through a variable that mentions them. */
+struct mtn_move unused_move;

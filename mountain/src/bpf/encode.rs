@@ -1,0 +1,119 @@
+//! From the project's types to the program's (bpf/intf.h).
+
+use std::net::IpAddr;
+
+use anyhow::{bail, Result};
+use ipnet::IpNet;
+
+use super::{types, GroupConfig, PathConfig};
+use crate::steer::topology::{Selector, MAX_GROUP_PATHS, MAX_PATHS};
+
+const PATH_ETHERNET: u8 = 1 << 0;
+const PATH_NEIGH_VALID: u8 = 1 << 1;
+const NO_MEMBER: u8 = 0xff;
+
+/// An address in four words of network byte order, IPv4 in the first.
+pub fn addr(a: IpAddr) -> [u32; 4] {
+    match a {
+        IpAddr::V4(a) => [u32::from_ne_bytes(a.octets()), 0, 0, 0],
+        IpAddr::V6(a) => {
+            let o = a.octets();
+            std::array::from_fn(|i| u32::from_ne_bytes(o[i * 4..i * 4 + 4].try_into().unwrap()))
+        }
+    }
+}
+
+/// The address that four words stand for.
+pub fn to_addr(words: [u32; 4], ipv6: bool) -> IpAddr {
+    if !ipv6 {
+        return IpAddr::V4(words[0].to_ne_bytes().into());
+    }
+    let mut o = [0; 16];
+    for (chunk, word) in o.chunks_mut(4).zip(words) {
+        chunk.copy_from_slice(&word.to_ne_bytes());
+    }
+    IpAddr::V6(o.into())
+}
+
+/// Words as the bytes of a map key.
+pub fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_ne_bytes()).collect()
+}
+
+/// Key and value of a destination trie.
+pub fn dest((prefix, group): &(IpNet, u32)) -> (Vec<u8>, Vec<u8>) {
+    let mut key = u32::from(prefix.prefix_len()).to_ne_bytes().to_vec();
+    let net = words(&addr(prefix.network()));
+    key.extend_from_slice(if matches!(prefix, IpNet::V4(_)) { &net[..4] } else { &net });
+    (key, group.to_ne_bytes().to_vec())
+}
+
+pub fn path(p: &PathConfig) -> types::mtn_path {
+    let mut flags = 0;
+    if p.ethernet {
+        flags |= PATH_ETHERNET;
+    }
+    if p.mac.is_some() {
+        flags |= PATH_NEIGH_VALID;
+    }
+    types::mtn_path {
+        ifindex: p.ifindex,
+        mtu: p.mtu,
+        salt: p.salt,
+        gw_family: if p.gateway.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET } as u32,
+        gw: addr(p.gateway),
+        mac: p.mac.unwrap_or_default(),
+        flags,
+        ipv6: p.ipv6.into(),
+        cost_weight: p.cost_weight,
+        ..Default::default()
+    }
+}
+
+pub fn group(g: &GroupConfig) -> Result<types::mtn_group> {
+    if g.members.len() > MAX_GROUP_PATHS {
+        bail!("{} paths in one group, at most {MAX_GROUP_PATHS} are supported", g.members.len());
+    }
+    let mut out = types::mtn_group {
+        n_members: g.members.len() as u32,
+        member_of: [NO_MEMBER; MAX_PATHS],
+        ..Default::default()
+    };
+    for (i, (path, inv_weight)) in g.members.iter().enumerate() {
+        out.path[i] = *path as u8;
+        out.member_of[*path] = i as u8;
+        out.inv_weight[i] = *inv_weight;
+    }
+    Ok(out)
+}
+
+fn prefix(p: Option<IpNet>) -> ([u32; 4], [u32; 4]) {
+    p.map_or_else(Default::default, |p| (addr(p.network()), addr(p.netmask())))
+}
+
+pub fn selector(s: &Selector) -> types::mtn_selector {
+    let (mark, mark_mask) = s.fwmark.unwrap_or_default();
+    let ((src, src_mask), (dst, dst_mask)) = (prefix(s.src), prefix(s.dst));
+    let (uid_first, uid_last) = s.uid.unwrap_or((0, u32::MAX));
+    let (sport_first, sport_last) = s.sport.unwrap_or((0, u16::MAX));
+    let (dport_first, dport_last) = s.dport.unwrap_or((0, u16::MAX));
+    types::mtn_selector {
+        mark: mark & mark_mask,
+        mark_mask,
+        src,
+        src_mask,
+        dst,
+        dst_mask,
+        iif: s.iif.unwrap_or(0),
+        uid_first,
+        uid_last,
+        sport_first,
+        sport_last,
+        dport_first,
+        dport_last,
+        ipproto: s.ipproto.unwrap_or(0),
+        tos: s.tos.unwrap_or(0),
+        ipv6: s.ipv6.into(),
+        invert: s.invert.into(),
+    }
+}

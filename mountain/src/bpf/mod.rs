@@ -1,0 +1,397 @@
+//! The steering program in the kernel: loading, attaching, configuring, reading.
+//!
+//! [`Steer`] owns everything: when it is dropped, or its process dies, the kernel detaches the
+//! program and packets take the kernel's own choice again.
+
+mod skel {
+    #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
+    include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
+}
+mod encode;
+pub mod flows;
+
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::ptr;
+
+use anyhow::{anyhow, bail, Context, Result};
+use ipnet::IpNet;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
+use serde::Serialize;
+
+use crate::steer::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+pub use skel::types;
+
+/// Value of the destination tries for "not ours".
+const NOT_OURS: u32 = u32::MAX;
+
+/// Who decides where flows go; `mtn_mode` in bpf/intf.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Count, never move: the kernel's own ECMP.
+    Pass = 0,
+    /// The verdict of the policy.
+    Steer = 1,
+    /// The originally published rule: highest (ema_load + ema_time_delta) · cost.
+    ArgmaxLoad = 2,
+}
+
+/// One path as the program needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathConfig {
+    pub ifindex: u32,
+    /// Network-layer bytes.
+    pub mtu: u32,
+    pub ipv6: bool,
+    pub gateway: IpAddr,
+    /// `None` while the neighbour entry is not usable: nothing is sent there.
+    pub mac: Option<[u8; 6]>,
+    pub ethernet: bool,
+    /// Of the path in rendezvous hashing.
+    pub salt: u32,
+    /// Of the argmax-load baseline.
+    pub cost_weight: u32,
+}
+
+/// A group: path ids and their [`crate::steer::rendezvous::inv_weight`]s, and the prefixes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    pub members: Vec<(usize, u32)>,
+    pub prefixes: Vec<IpNet>,
+}
+
+/// Which of a group's members each class may use; bit i is the i-th member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Masks {
+    pub latency: u16,
+    pub bulk: u16,
+    pub alive: u16,
+    pub ejected: u16,
+}
+
+/// Settings of the data plane that hold for all groups.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub hash_seed: u32,
+    /// K of the two averages, 0..=1024.
+    pub k_factor: u32,
+    /// Added to every flowlet gap, in µs.
+    pub margin_us: u32,
+    /// A bulk flow that offers no flowlet is moved after this long, in ms.
+    pub force_after_ms: u64,
+    /// Window of the classification, in ms.
+    pub window_ms: u64,
+    /// A flow below this many bit/s over a window is a latency flow.
+    pub latency_below_bps: u64,
+    /// A flow above this many bit/s over a window is a bulk flow.
+    pub bulk_above_bps: u64,
+    /// Entries of the flow table.
+    pub flow_entries: u32,
+}
+
+/// Packets and bytes sent by a path since the program was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// Names of the counters, in the order of `mtn_stat` in bpf/intf.h.
+pub const STAT_NAMES: [&str; 16] = [
+    "redirected",
+    "flow_new",
+    "flow_adopted",
+    "flow_untracked",
+    "move_flowlet",
+    "move_ejected",
+    "move_dead",
+    "move_forced",
+    "pass_bound",
+    "pass_selector",
+    "pass_pinned",
+    "pass_dest",
+    "pass_mtu",
+    "pass_neigh",
+    "pass_no_path",
+    "pass_parse",
+];
+
+/// The loaded program with its links.
+pub struct Steer {
+    // Links before the skeleton: fields drop in order, and the program goes last.
+    links: BTreeMap<u32, Link>,
+    skel: skel::SteerSkel<'static>,
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`.
+pub fn now_ns() -> u64 {
+    let t = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .expect("CLOCK_MONOTONIC exists on Linux");
+    t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
+}
+
+impl Steer {
+    /// Loads the program into the kernel, attached to nothing.
+    pub fn load(settings: &Settings) -> Result<Self> {
+        // One object for the life of the process: the skeleton borrows it.
+        let object: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = skel::SteerSkelBuilder::default()
+            .open(object)
+            .context("opening the BPF object")?;
+        open.maps.flows.set_max_entries(settings.flow_entries)?;
+        let skel = open.load().context(
+            "the kernel refused the steering program: `mountain check` tells what is missing",
+        )?;
+        let mut steer = Self { links: BTreeMap::new(), skel };
+        let bytes = |bps: u64| bps / 8 * settings.window_ms / 1000;
+        let n_cpus = libbpf_rs::num_possible_cpus()? as u32;
+        let bss = steer.bss();
+        bss.config = types::mtn_config {
+            mode: Mode::Pass as u32,
+            hash_seed: settings.hash_seed,
+            k_factor: settings.k_factor.min(1024),
+            n_cpus,
+            margin_us: settings.margin_us,
+            force_after_ns: settings.force_after_ms * 1_000_000,
+            window_ns: settings.window_ms * 1_000_000,
+            latency_below: bytes(settings.latency_below_bps),
+            bulk_above: bytes(settings.bulk_above_bps),
+            ..Default::default()
+        };
+        Ok(steer)
+    }
+
+    fn bss(&mut self) -> &mut types::bss {
+        self.skel.maps.bss_data.as_deref_mut().expect("the object has a .bss")
+    }
+
+    fn bss_ref(&self) -> &types::bss {
+        self.skel.maps.bss_data.as_deref().expect("the object has a .bss")
+    }
+
+    /// Attaches to the tcx egress of a device. Does nothing when it is attached already.
+    pub fn attach(&mut self, ifindex: u32) -> Result<()> {
+        if self.links.contains_key(&ifindex) {
+            return Ok(());
+        }
+        let opts = libbpf_sys::bpf_tcx_opts {
+            sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
+            ..Default::default()
+        };
+        let prog = self.skel.progs.steer.as_libbpf_object();
+        // SAFETY: the program is loaded and outlives the call, the options live on the stack.
+        let link = unsafe {
+            libbpf_sys::bpf_program__attach_tcx(prog.as_ptr(), ifindex as i32, &opts)
+        };
+        let link = ptr::NonNull::new(link)
+            .ok_or_else(std::io::Error::last_os_error)
+            .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
+        // SAFETY: libbpf returned a link that nobody else owns.
+        self.links.insert(ifindex, unsafe { Link::from_ptr(link) });
+        Ok(())
+    }
+
+    /// Attaches to exactly these devices. A device that is gone takes its link along.
+    pub fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
+        self.links.retain(|ifindex, _| ifindexes.contains(ifindex));
+        ifindexes.iter().try_for_each(|&i| self.attach(i))
+    }
+
+    /// Forgets the link of a device that was deleted, so that a new one of that index attaches.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.links.remove(&ifindex);
+    }
+
+    /// Devices the program is attached to.
+    pub fn attached(&self) -> impl Iterator<Item = u32> + '_ {
+        self.links.keys().copied()
+    }
+
+    /// Switches the mode. Flows that are first seen in the `grace_ms` after it stay where the
+    /// kernel has them, since their last packet is unknown.
+    pub fn set_mode(&mut self, mode: Mode, grace_ms: u64) {
+        let config = &mut self.bss().config;
+        // SAFETY: aligned fields of live mapped memory that the program reads concurrently.
+        unsafe {
+            ptr::write_volatile(&mut config.grace_until_ns, now_ns() + grace_ms * 1_000_000);
+            ptr::write_volatile(&mut config.mode, mode as u32);
+        }
+    }
+
+    /// Writes a path. Ids are stable: an id is not reused for another next hop.
+    pub fn set_path(&mut self, id: usize, path: &PathConfig) -> Result<()> {
+        if id >= MAX_PATHS {
+            bail!("path {id} is beyond the {MAX_PATHS} paths of a host");
+        }
+        let bss = self.bss();
+        let mut new = encode::path(path);
+        let old = &mut bss.paths[id];
+        (new.delay_max_us, new.delay_min_us) = (old.delay_max_us, old.delay_min_us);
+        if path.mac.is_none() {
+            // The flag first: no run may see the flag with a half-written address.
+            // SAFETY: as in `set_mode`.
+            unsafe { ptr::write_volatile(&mut old.flags, new.flags) };
+        }
+        *old = new;
+        bss.config.n_paths = bss.config.n_paths.max(id as u32 + 1);
+        Ok(())
+    }
+
+    /// Writes what bounds the flowlet gap: a path's recent maximum and its minimum delay, in µs.
+    pub fn set_delays(&mut self, id: usize, max_us: u32, min_us: u32) {
+        if let Some(path) = self.bss().paths.get_mut(id) {
+            (path.delay_max_us, path.delay_min_us) = (max_us, min_us);
+        }
+    }
+
+    /// Replaces groups, their destinations, what is not ours, pinned sources and ip rules.
+    /// The masks start empty (the kernel decides) until [`Steer::set_masks`].
+    pub fn set_topology(
+        &mut self,
+        groups: &[GroupConfig],
+        not_ours: &[IpNet],
+        selectors: &[Selector],
+        pinned: &[IpAddr],
+    ) -> Result<()> {
+        if groups.len() > MAX_GROUPS {
+            bail!("{} groups of paths, at most {MAX_GROUPS} are supported", groups.len());
+        }
+        let selectors = selectors.iter().map(encode::selector).collect::<Vec<_>>();
+        let bss = self.bss();
+        if selectors.len() > bss.selectors.len() {
+            bail!(
+                "{} ip rules to look out for, at most {} are supported",
+                selectors.len(),
+                bss.selectors.len()
+            );
+        }
+        for i in 0..MAX_GROUPS {
+            bss.group_masks[i].word = 0;
+        }
+        for (i, group) in groups.iter().enumerate() {
+            bss.groups[i] = encode::group(group)?;
+        }
+        bss.selectors[..selectors.len()].copy_from_slice(&selectors);
+        bss.config.n_selectors = selectors.len() as u32;
+
+        let ours = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(i, g)| g.prefixes.iter().map(move |p| (*p, i as u32)));
+        let mut dests: BTreeMap<IpNet, u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
+        dests.extend(ours);
+        let (v4, v6): (Vec<_>, Vec<_>) =
+            dests.into_iter().partition(|(p, _)| matches!(p, IpNet::V4(_)));
+        sync(&self.skel.maps.dest4, v4.iter().map(encode::dest))?;
+        sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))?;
+        sync(
+            &self.skel.maps.pinned,
+            pinned.iter().map(|a| (encode::words(&encode::addr(*a)), vec![1])),
+        )?;
+        let config = &mut self.bss().config;
+        // SAFETY: as in `set_mode`.
+        unsafe { ptr::write_volatile(&mut config.generation, config.generation.wrapping_add(1)) };
+        Ok(())
+    }
+
+    /// Writes the verdict about a group. Members whose bulk bit goes away are stamped with now:
+    /// the time from which a forced move counts.
+    pub fn set_masks(&mut self, group: usize, masks: Masks) {
+        let now = now_ns();
+        let bss = self.bss();
+        let g = &mut bss.groups[group];
+        for i in 0..(g.n_members as usize).min(MAX_GROUP_PATHS) {
+            let barred = (masks.bulk & masks.latency) & (1 << i) == 0;
+            match (barred, g.barred_since_ns[i]) {
+                (true, 0) => g.barred_since_ns[i] = now,
+                (false, _) => g.barred_since_ns[i] = 0,
+                _ => {}
+            }
+        }
+        let word = types::mtn_masks {
+            __anon_mtn_masks_1: types::__anon_mtn_masks_1 {
+                latency: masks.latency,
+                bulk: masks.bulk,
+                alive: masks.alive,
+                ejected: masks.ejected,
+            },
+        };
+        // SAFETY: both members of the union are 64 plain bits; the store is aligned.
+        unsafe { ptr::write_volatile(&mut bss.group_masks[group].word, word.word) };
+    }
+
+    /// Traffic sent by a path, summed over the CPUs.
+    pub fn traffic(&self, path: usize) -> Result<Traffic> {
+        let key = (path as u32).to_ne_bytes();
+        let cpus = self
+            .skel
+            .maps
+            .traffic
+            .lookup_percpu(&key, MapFlags::ANY)?
+            .ok_or_else(|| anyhow!("path {path} has no counters"))?;
+        let word = |b: &[u8], at: usize| u64::from_ne_bytes(b[at..at + 8].try_into().unwrap());
+        Ok(cpus.iter().fold(Traffic::default(), |t, cpu| Traffic {
+            packets: t.packets + word(cpu, 0),
+            bytes: t.bytes + word(cpu, 8),
+        }))
+    }
+
+    /// The two averages of a path, (ema_load, ema_time_delta) in B/s, as of its last packet.
+    pub fn averages(&self, path: usize) -> (u64, u64) {
+        let a = self.bss_ref().averages[path];
+        (a.ema_load, a.ema_time_delta)
+    }
+
+    /// The program's counters by name.
+    pub fn stats(&self) -> Result<BTreeMap<&'static str, u64>> {
+        STAT_NAMES
+            .iter()
+            .enumerate()
+            .map(|(i, name)| {
+                let cpus = self
+                    .skel
+                    .maps
+                    .stats
+                    .lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY)?
+                    .unwrap_or_default();
+                let sum = cpus
+                    .iter()
+                    .map(|c| u64::from_ne_bytes(c[..8].try_into().unwrap()))
+                    .sum();
+                Ok((*name, sum))
+            })
+            .collect()
+    }
+
+    /// The map of flows, for [`flows`].
+    pub fn flow_map(&self) -> &impl MapCore {
+        &self.skel.maps.flows
+    }
+
+    /// The ring buffer of moves, for [`flows::MoveLog`].
+    pub fn move_map(&self) -> &impl MapCore {
+        &self.skel.maps.moves
+    }
+
+    /// Descriptor of the program, for BPF_PROG_RUN in tests.
+    pub fn program(&self) -> &impl AsFd {
+        &self.skel.progs.steer
+    }
+}
+
+/// Makes a map hold exactly `entries`: adds and replaces first, so that no look-up finds less
+/// than both the old and the new state have in common.
+fn sync(map: &impl MapCore, entries: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<()> {
+    let entries: BTreeMap<Vec<u8>, Vec<u8>> = entries.collect();
+    for (key, value) in &entries {
+        map.update(key, value, MapFlags::ANY).context("a BPF table is full")?;
+    }
+    let stale: Vec<Vec<u8>> = map.keys().filter(|k| !entries.contains_key(k)).collect();
+    for key in stale {
+        map.delete(&key)?;
+    }
+    Ok(())
+}
