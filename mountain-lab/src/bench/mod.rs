@@ -40,7 +40,7 @@ pub struct CostArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Measure only these parts.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Tcp, Part::Table])]
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Repeat, Part::Tcp, Part::Table])]
     only: Vec<Part>,
 }
 
@@ -48,6 +48,8 @@ pub struct CostArgs {
 enum Part {
     /// Time per run at 1,000 flows.
     Run,
+    /// Time per run of one packet by BPF_PROG_RUN.
+    Repeat,
     /// TCP throughput with and without.
     Tcp,
     /// Large flow tables, eviction.
@@ -77,7 +79,7 @@ impl Plan {
         if quick {
             Plan {
                 seed,
-                repeats: 3,
+                repeats: 5,
                 segment: Duration::from_millis(200),
                 warm_up: Duration::from_millis(100),
                 prog_runs: 100_000,
@@ -169,6 +171,9 @@ fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
     if only.contains(&Part::Run) {
         eprintln!("time per run under traffic");
         m.times = Some(run_time::under_traffic(rig, plan).context("time per run")?);
+    }
+    if only.contains(&Part::Repeat) {
+        eprintln!("time per run, the same packet again and again");
         m.repeated = run_time::repeated(plan).context("BPF_PROG_RUN")?;
     }
     if only.contains(&Part::Tcp) {
