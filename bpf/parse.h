@@ -4,7 +4,7 @@
  *
  * Fragments: only the first one has ports; it is flagged so that the others can follow it.
  * ICMP errors quote the packet they are about, which came in on the flow that runs the other way:
- * their key is that flow's, so that they travel with it.
+ * that flow's key is found as well, so that they can travel with it.
  */
 #ifndef MOUNTAIN_PARSE_H
 #define MOUNTAIN_PARSE_H
@@ -34,7 +34,8 @@ struct mtn_ports {
 };
 
 struct mtn_pkt {
-	struct mtn_flow_key key;
+	struct mtn_flow_key key;	/* of the packet itself */
+	struct mtn_flow_key quoted;	/* MTN_PKT_ICMP_ERROR: of the flow that it is about */
 	__u32 frag_id;
 	__u32 hdr_len;		/* network and transport headers, bytes */
 	__u8 flags;		/* MTN_PKT_* */
@@ -71,8 +72,9 @@ static __always_inline bool mtn_has_ports(__u8 proto)
 }
 
 /*
- * Ports of the quoted packet at @off, swapped: key of the flow it arrived on, seen from here.
- * Leaves the key as it is, and returns false, when too little is quoted.
+ * The packet quoted at @off, addresses and ports swapped: key of the flow it arrived on, seen from
+ * here. No flow is found when too little is quoted, or when the error goes to another host than
+ * the one that sent what it quotes.
  */
 __noinline int mtn_parse_quoted(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 off)
 {
@@ -106,10 +108,13 @@ __noinline int mtn_parse_quoted(struct __sk_buff *skb, struct mtn_pkt *pkt, __u3
 	}
 	if (!mtn_has_ports(proto) || bpf_skb_load_bytes(skb, off, ports, sizeof(ports)))
 		return 0;
+	if (key.daddr[0] != pkt->key.daddr[0] || key.daddr[1] != pkt->key.daddr[1] ||
+	    key.daddr[2] != pkt->key.daddr[2] || key.daddr[3] != pkt->key.daddr[3])
+		return 0;
 	key.proto = proto;
 	key.sport = ports[1];
 	key.dport = ports[0];
-	pkt->key = key;
+	pkt->quoted = key;
 	pkt->flags |= MTN_PKT_ICMP_ERROR;
 	return 1;
 }

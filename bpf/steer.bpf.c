@@ -58,6 +58,8 @@ struct bpf_iter_num {
 
 #define AF_INET		2
 #define AF_INET6	10
+#define LOOPBACK_IFINDEX	1
+#define DSCP_MASK	0xfc	/* of the DS field; the rest is ECN's */
 
 #include "intf.h"
 #include "parse.h"
@@ -231,6 +233,8 @@ static __always_inline bool mtn_in_prefix(const __u32 *addr, const __u32 *net, c
 /* Did an ip rule that looks up another table select this packet? */
 __noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt)
 {
+	/* To ip rules, what the host itself sends came in by lo. */
+	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
 	__u32 uid = bpf_get_socket_uid(skb);
 	__u32 i;
 
@@ -248,12 +252,12 @@ __noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt
 		match = (skb->mark & s->mark_mask) == s->mark &&
 			mtn_in_prefix(pkt->key.saddr, s->src, s->src_mask) &&
 			mtn_in_prefix(pkt->key.daddr, s->dst, s->dst_mask) &&
-			(!s->iif || s->iif == skb->ingress_ifindex) &&
+			(!s->iif || s->iif == iif) &&
 			uid >= s->uid_first && uid <= s->uid_last &&
 			(!s->ipproto || s->ipproto == pkt->key.proto) &&
 			mtn_in_range(pkt->key.sport, s->sport_first, s->sport_last) &&
 			mtn_in_range(pkt->key.dport, s->dport_first, s->dport_last) &&
-			(!s->tos || s->tos == pkt->dsfield);
+			(!s->tos || !((s->tos ^ pkt->dsfield) & DSCP_MASK));
 		if (match != !!s->invert)
 			return 1;
 	}
@@ -373,8 +377,9 @@ __noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __
 	may = flow->class == MTN_CLASS_BULK ? masks.bulk : masks.latency;
 	if (config.mode == MTN_MODE_ARGMAX_LOAD)
 		may = masks.alive;
+	may &= masks.alive;
 	member = mtn_member(g, from);
-	if (member < MTN_MAX_MEMBERS && (may & masks.alive & (1U << member)))
+	if (member < MTN_MAX_MEMBERS && (may & (1U << member)))
 		return from;
 
 	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
@@ -441,13 +446,15 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
  */
 __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 *group_out)
 {
+	struct mtn_flow_key *key;
 	__u32 group, member, may;
 	union mtn_masks masks;
 	struct mtn_group *g;
 
 	if (!pkt || !group_out)
 		return MTN_MAX_PATHS;
-	group = mtn_group_of(&pkt->key);
+	key = pkt->flags & MTN_PKT_ICMP_ERROR ? &pkt->quoted : &pkt->key;
+	group = mtn_group_of(key);
 	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;
 	if (mtn_is_pinned(&pkt->key)) {
@@ -460,7 +467,7 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	if (member >= MTN_MAX_MEMBERS)
 		return MTN_MAX_PATHS;	/* another table sent it here */
 	masks.word = mtn_masks_of(group);
-	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency;
+	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency & masks.alive;
 	if (!may) {
 		mtn_count(MTN_STAT_PASS_NO_PATH);
 		return here;
@@ -472,7 +479,7 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	if (pkt->key.proto == IPPROTO_TCP && !(pkt->flags & MTN_PKT_SYN) &&
 	    now >= config.grace_until_ns)
 		mtn_count(MTN_STAT_FLOW_UNTRACKED);
-	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode);
+	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
 	if (member >= MTN_MAX_MEMBERS)
 		return here;
 	return mtn_member_path(g, member);
@@ -489,7 +496,12 @@ static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_p
 		mtn_count(MTN_STAT_PASS_NEIGH);
 		return false;
 	}
-	l3_len = skb->gso_size ? skb->gso_size + pkt->hdr_len : skb->len - ETH_HLEN;
+	if (!skb->gso_size)
+		l3_len = skb->len - ETH_HLEN;
+	else if (pkt->key.proto == IPPROTO_TCP || to->mtu >= here->mtu)
+		l3_len = skb->gso_size + pkt->hdr_len;
+	else
+		l3_len = to->mtu + 1;	/* a tunnel's inner headers are not known here */
 	if (l3_len > to->mtu) {
 		mtn_count(MTN_STAT_PASS_MTU);
 		return false;
@@ -563,17 +575,27 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (pkt->flags & MTN_PKT_FRAG_LATER)
 		return mtn_frag_path(pkt);
 
+	if (pkt->flags & MTN_PKT_ICMP_ERROR) {
+		/* It has a source of its own, and is no packet of the flow that it follows. */
+		if (mtn_is_pinned(&pkt->key)) {
+			mtn_count(MTN_STAT_PASS_PINNED);
+			return MTN_MAX_PATHS;
+		}
+		flow = bpf_map_lookup_elem(&flows, &pkt->quoted);
+		if (flow && flow->generation == config.generation)
+			return flow->path;
+		return mtn_flow_start(pkt, here, now, &group);
+	}
+
 	flow = bpf_map_lookup_elem(&flows, &pkt->key);
 	if (flow && flow->generation == config.generation) {
-		if (pkt->flags & MTN_PKT_ICMP_ERROR)
-			return flow->path;
 		path = mtn_flow_next(&pkt->key, flow, now);
 		mtn_flow_account(flow, skb, pkt->dsfield, now);
 		return path;
 	}
 
 	path = mtn_flow_start(pkt, here, now, &group);
-	if (path >= MTN_MAX_PATHS || (pkt->flags & MTN_PKT_ICMP_ERROR))
+	if (path >= MTN_MAX_PATHS)
 		return path;
 	if (flow) {
 		/* The topology changed: the flow stays if its path is still in its group. */

@@ -29,21 +29,35 @@ fn clang() -> Result<String> {
 }
 
 fn main() -> Result<()> {
-    let bpf = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../bpf");
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("..");
+    let (bpf, test) = (root.join("bpf"), root.join("tests/bpf/averages_test.bpf.c"));
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let arch = env::var("CARGO_CFG_TARGET_ARCH")?;
     println!("cargo:rerun-if-changed={}", bpf.display());
+    println!("cargo:rerun-if-changed={}", test.display());
+    let clang = clang()?;
+    let args = [
+        "-Wall".into(),
+        "-Werror".into(),
+        "-mcpu=v3".into(),
+        // Debian keeps <asm/types.h> in the multiarch folder, which `-target bpf` does not search.
+        format!("-I/usr/include/{arch}-linux-gnu"),
+    ];
     SkeletonBuilder::new()
         .source(bpf.join("steer.bpf.c"))
-        .clang(clang()?)
-        .clang_args([
-            "-Wall".into(),
-            "-Werror".into(),
-            "-mcpu=v3".into(),
-            // Debian keeps <asm/types.h> in the multiarch folder, which `-target bpf` does not search.
-            format!("-I/usr/include/{arch}-linux-gnu"),
-        ])
+        .clang(&clang)
+        .clang_args(args.clone())
         .build_and_generate(out.join("steer.skel.rs"))
         .context("compiling bpf/steer.bpf.c")?;
+    // For tests/bpf_averages.rs; not there where only the sources of the binary are packaged.
+    if test.exists() {
+        SkeletonBuilder::new()
+            .source(&test)
+            .obj(out.join("averages_test.bpf.o"))
+            .clang(&clang)
+            .clang_args(args)
+            .build()
+            .context("compiling tests/bpf/averages_test.bpf.c")?;
+    }
     Ok(())
 }

@@ -94,6 +94,17 @@ pub const fn fmix32(mut h: u32) -> u32 {
     h ^ (h >> 16)
 }
 
+/// Hash of a flow, as `mtn_flow_hash` in `bpf/rendezvous.h`: MurmurHash3's body over the words of
+/// `struct mtn_flow_key`, then its finalizer. A word is four bytes of the key as they lie in memory.
+pub fn flow_hash(key: &[u32; 10], seed: u32) -> u32 {
+    let h = key.iter().fold(seed, |h, word| {
+        let k = word.wrapping_mul(0xcc9e_2d51).rotate_left(15);
+        let h = h ^ k.wrapping_mul(0x1b87_3593);
+        h.rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64)
+    });
+    fmix32(h ^ size_of_val(key) as u32)
+}
+
 /// Salt of the path known by `name` (any stable text or bytes, e.g. device and gateway): FNV-1a,
 /// then [`fmix32`]. It must not depend on the order of the paths, or adding one would move the
 /// flows of the others.
@@ -268,6 +279,11 @@ mod tests {
     #[test]
     fn fixed_choices() {
         assert_eq!(fmix32(1), 0x514e_28b7);
+        // Ten zero words are 40 zero bytes; the words 'a'..'j' tell their order apart.
+        assert_eq!(flow_hash(&[0; 10], 0), murmur3(&[0; 40], 0));
+        let letters = std::array::from_fn(|i| b'a' as u32 + i as u32);
+        let bytes: Vec<u8> = letters.iter().flat_map(|w: &u32| w.to_le_bytes()).collect();
+        assert_eq!(flow_hash(&letters, 7), murmur3(&bytes, 7));
         assert_eq!(path_salt(b""), fmix32(0x811c_9dc5));
         assert_eq!(
             (inv_weight(1), inv_weight(256), inv_weight(0)),
@@ -280,6 +296,21 @@ mod tests {
         assert_eq!(got, FIXED);
         let sum = (0..1000).fold(0u64, |s, k| s.wrapping_add(score(k, 7, inv_weight(100))));
         assert_eq!(sum, 1_970_305_217_977_140_920);
+    }
+
+    /// MurmurHash3_x86_32 of whole words, written from its definition.
+    fn murmur3(bytes: &[u8], seed: u32) -> u32 {
+        let mut h = seed;
+        for w in bytes.chunks_exact(4) {
+            let mut k = u32::from_le_bytes(w.try_into().unwrap());
+            k = k.wrapping_mul(0xcc9e_2d51);
+            k = (k << 15) | (k >> 17);
+            k = k.wrapping_mul(0x1b87_3593);
+            h ^= k;
+            h = (h << 13) | (h >> 19);
+            h = h.wrapping_mul(5).wrapping_add(0xe654_6b64);
+        }
+        fmix32(h ^ bytes.len() as u32)
     }
 
     const FIXED: [usize; 24] = [

@@ -1,0 +1,1040 @@
+//! What the steering program makes of every kind of packet, through BPF_PROG_RUN.
+//!
+//! In a fresh [`Rig`] only the paths by u1 are eligible: a packet that is steered and came by u0
+//! is redirected to u1; one that is not stays on u0. `Rig::send` checks that no byte changes,
+//! that redirect and handover note agree, that the second run passes, and the byte accounts.
+
+mod bpf;
+
+use std::net::SocketAddr;
+
+use bpf::packets::*;
+use bpf::{in_netns, only, rig_path, settings, Ctx, Note, Rig, BOTH, PASS, REDIRECT};
+use mountain::bpf::flows::{Class, FlowKey};
+use mountain::bpf::{Masks, Mode};
+use mountain::steer::topology::Selector;
+
+fn key(ip: &Ip, sport: u16, dport: u16, proto: u8) -> FlowKey {
+    FlowKey {
+        source: SocketAddr::new(ip.src, sport),
+        destination: SocketAddr::new(ip.dst, dport),
+        proto,
+    }
+}
+
+/// Packets that are steered: name, packet, key of the flow, whether it counts as new to the table
+/// in the middle of a connection.
+fn steered() -> Vec<(String, Ip, FlowKey, bool)> {
+    let mut list = vec![];
+    for v6 in [false, true] {
+        let mut add = |name: &str, ip: Ip, sport, dport, proto, midway| {
+            let k = key(&ip, sport, dport, proto);
+            list.push((
+                format!("{name}, IPv{}", if v6 { 6 } else { 4 }),
+                ip,
+                k,
+                midway,
+            ));
+        };
+        let (icmp_proto, request, reply) = if v6 { (ICMPV6, 128, 129) } else { (ICMP, 8, 0) };
+        let ip = |proto, l4| Ip::new(v6, proto, l4);
+        add("UDP", ip(UDP, udp(4000, 53, 20)), 4000, 53, UDP, false);
+        add(
+            "UDP without payload",
+            ip(UDP, udp(1, 65535, 0)),
+            1,
+            65535,
+            UDP,
+            false,
+        );
+        for proto in [UDPLITE, SCTP, DCCP] {
+            add("ports first", ip(proto, udp(7, 8, 30)), 7, 8, proto, false);
+        }
+        add("SYN", ip(TCP, tcp(5000, 80, SYN, 0)), 5000, 80, TCP, false);
+        add(
+            "SYN ACK",
+            ip(TCP, tcp(80, 5000, SYN | ACK, 0)),
+            80,
+            5000,
+            TCP,
+            false,
+        );
+        add(
+            "ACK",
+            ip(TCP, tcp(5001, 443, ACK, 100)),
+            5001,
+            443,
+            TCP,
+            true,
+        );
+        add("RST", ip(TCP, tcp(5002, 443, 4, 0)), 5002, 443, TCP, true);
+        add(
+            "echo",
+            ip(icmp_proto, icmp(request, 77, b"x")),
+            77u16,
+            0,
+            icmp_proto,
+            false,
+        );
+        add(
+            "echo reply",
+            ip(icmp_proto, icmp(reply, 78, b"")),
+            78,
+            0,
+            icmp_proto,
+            false,
+        );
+        for proto in [GRE, ESP, IPIP, 41, 253] {
+            add("tunnel", ip(proto, vec![0x45; 60]), 0, 0, proto, false);
+        }
+    }
+    for words in [1, 4, 10] {
+        let ip = Ip {
+            options: vec![1; words * 4],
+            ..Ip::v4(UDP, udp(10, 20, 5))
+        };
+        list.push((
+            format!("{words} words of options"),
+            ip.clone(),
+            key(&ip, 10, 20, UDP),
+            false,
+        ));
+    }
+    let tcp6 = || Ip::v6(TCP, tcp(1234, 22, SYN, 0));
+    let (six, fourteen) = (
+        &[1, 4, 0, 0, 0, 0],
+        &[1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    );
+    for (name, ip) in [
+        ("hop-by-hop", tcp6().ext(HOPOPTS, six)),
+        ("routing", tcp6().ext(ROUTING, fourteen)),
+        ("destination options", tcp6().ext(DSTOPTS, fourteen)),
+        ("atomic fragment", tcp6().ext(FRAGMENT, &[0, 0, 1, 2, 3, 4])),
+        (
+            "all of RFC 8200",
+            tcp6()
+                .ext(HOPOPTS, six)
+                .ext(DSTOPTS, six)
+                .ext(ROUTING, fourteen)
+                .ext(FRAGMENT, &[0, 0, 1, 2, 3, 4])
+                .ext(DSTOPTS, six),
+        ),
+    ] {
+        let k = key(&ip, 1234, 22, TCP);
+        list.push((format!("{name}, IPv6"), ip, k, false));
+    }
+    // More extension headers than any standard asks for: still steered, by addresses.
+    let many = (0..7).fold(tcp6(), |ip, _| ip.ext(DSTOPTS, six));
+    list.push((
+        "seven extension headers".into(),
+        many.clone(),
+        key(&many, 0, 0, DSTOPTS),
+        false,
+    ));
+    list
+}
+
+#[test]
+fn packets_of_every_kind_are_steered() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        for (name, ip, key, midway) in steered() {
+            rig.clear_flows();
+            let counted = rig.counted(|| {
+                assert_eq!(rig.send(0, &ip.on(0)), 1, "{name}: not moved");
+            });
+            let mut want = vec![("flow_new", 1), ("redirected", 1)];
+            if midway {
+                want.insert(1, ("flow_untracked", 1));
+            }
+            assert_eq!(counted, want, "{name}");
+            let flow = rig.flow();
+            assert_eq!(flow.key, key, "{name}");
+            let v6 = ip.src.is_ipv6() as usize;
+            assert_eq!((flow.group, flow.path), (v6, 1 + 2 * v6), "{name}");
+            assert_eq!((flow.class, flow.moves), (Class::Latency, 0), "{name}");
+            // The next packet finds the flow; what is on its path already stays there.
+            let counted = rig.counted(|| {
+                assert_eq!(rig.send(0, &ip.on(0)), 1, "{name}");
+                assert_eq!(rig.send(1, &ip.on(1)), 1, "{name}");
+            });
+            assert_eq!(counted, [("redirected", 1)], "{name}");
+            assert_eq!(rig.flow().key, key, "{name}");
+        }
+        // The same packets, told to stay: the masks decide, not the packets.
+        rig.masks(only(0));
+        for (name, ip, _, _) in steered() {
+            rig.clear_flows();
+            assert_eq!(
+                rig.send(0, &ip.on(0)),
+                0,
+                "{name}: moved though u0 is the path"
+            );
+            assert_eq!(rig.send(1, &ip.on(1)), 0, "{name}: not moved back");
+        }
+    });
+}
+
+#[test]
+fn the_note_tells_the_second_run() {
+    in_netns(|| {
+        let rig = Rig::new(&settings());
+        let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
+        let note = Note {
+            ifindex: rig.ifindex[1],
+            len: packet.len() as u32,
+            path: 1,
+        };
+        let first = rig.run(0, &packet, Ctx::default());
+        assert_eq!((first.action, first.note), (REDIRECT, Some(note)));
+        // A stranger in between, on the same CPU: takes the stale note away, and is judged
+        // by itself.
+        let longer = Ip::v4(UDP, udp(1, 2, 31)).on(0);
+        let second = rig.run(0, &longer, Ctx::default());
+        let fresh = Note {
+            len: longer.len() as u32,
+            ..note
+        };
+        assert_eq!((second.action, second.note), (REDIRECT, Some(fresh)));
+        rig.clear_note();
+
+        // No note: arriving on u1 again is a first run, and passes since u1 is right.
+        assert_eq!(rig.send(1, &Ip::v4(UDP, udp(1, 2, 30)).on(1)), 1);
+    });
+}
+
+#[test]
+fn a_second_run_never_redirects() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
+        assert_eq!(rig.run(0, &packet, Ctx::default()).action, REDIRECT);
+        // The verdict turns round between the two runs: still no loop.
+        rig.masks(Masks {
+            ejected: 0b10,
+            ..only(0)
+        });
+        let mut moved = packet.clone();
+        moved[..6].copy_from_slice(&MACS[1]);
+        let second = rig.run(1, &moved, Ctx::default());
+        assert_eq!((second.action, second.note), (PASS, None));
+        // As a first run the same packet would go back: the note made the difference.
+        assert_eq!(rig.send(1, &moved), 0);
+    });
+}
+
+#[test]
+fn what_is_not_ours_passes() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        let ip4 = || Ip::v4(UDP, udp(1, 2, 10));
+        let ip6 = || Ip::v6(UDP, udp(1, 2, 10));
+        let control = |rig: &Rig, what: &str| {
+            assert_eq!(
+                rig.send(0, &ip4().on(0)),
+                1,
+                "{what}: the control does not move"
+            );
+            assert_eq!(
+                rig.send(0, &ip6().on(0)),
+                1,
+                "{what}: the control does not move"
+            );
+        };
+        control(&rig, "start");
+        let dest = [
+            "224.0.0.251",
+            "239.255.255.250",
+            "255.255.255.255",
+            "169.254.1.1",
+            "127.0.0.1",
+            "0.0.0.0",
+            "ff02::fb",
+            "ff0e::1",
+            "fe80::1",
+            "febf::1",
+            "::1",
+            "::",
+        ];
+        let with = |dst: &str| {
+            if dst.contains(':') {
+                ip6().to(dst)
+            } else {
+                ip4().to(dst)
+            }
+        };
+        for dst in dest {
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &with(dst).on(0)), 0, "{dst}"));
+            assert_eq!(counted, [("pass_dest", 1)], "{dst}");
+        }
+        // Just outside of those ranges.
+        for dst in [
+            "223.255.255.255",
+            "240.0.0.1",
+            "169.253.255.255",
+            "128.0.0.1",
+            "1.0.0.0",
+            "fec0::1",
+            "fe7f::1",
+            "::2",
+            "1::1",
+        ] {
+            assert_eq!(rig.send(0, &with(dst).on(0)), 1, "{dst}");
+        }
+        // Routes of their own, and their neighbours in the address space.
+        for (dst, to) in [
+            ("10.9.0.1", 0),
+            ("10.9.255.255", 0),
+            ("10.10.0.0", 1),
+            ("10.8.255.255", 1),
+            ("2001:db8:9::1", 0),
+            ("2001:db8:9:ffff::1", 0),
+            ("2001:db8:a::1", 1),
+        ] {
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &with(dst).on(0)), to, "{dst}"));
+            assert_eq!(counted.is_empty(), to == 0, "{dst}: {counted:?}");
+        }
+        // Sources that belong to one uplink, and their neighbours.
+        for (ip, to) in [
+            (ip4().from("10.0.0.77"), 0),
+            (ip4().from("10.0.0.78"), 1),
+            (ip6().from("2001:db8::77"), 0),
+            (ip6().from("2001:db8::78"), 1),
+        ] {
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &ip.on(0)), to, "{}", ip.src));
+            assert_eq!(
+                counted.contains(&("pass_pinned", 1)),
+                to == 0,
+                "{counted:?}"
+            );
+        }
+        // A next hop that is not the group's.
+        let mut other = ip4().on(0);
+        other[5] ^= 1;
+        assert_eq!(rig.counted(|| assert_eq!(rig.send(0, &other), 0)), []);
+        // u1's gateway seen on u0, and the other way round.
+        assert_eq!(rig.send(0, &ip4().on(1)), 0);
+        assert_eq!(rig.send(1, &ip4().on(0)), 1);
+        // Neither IPv4 nor IPv6, tagged, or of a wrong version inside.
+        let l3 = ip4().l3();
+        let mut vlan = vec![0, 42, 8, 0];
+        vlan.extend(&l3);
+        for (ethertype, payload) in [
+            (0x8100, &vlan[..]),
+            (0x88a8, &vlan),
+            (0x0806, &l3),
+            (0x8847, &l3),
+        ] {
+            let packet = frame(MACS[0], ethertype, payload);
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &packet), 0));
+            assert_eq!(counted, [], "{ethertype:#x}");
+        }
+        for version in [0u8, 5, 6, 15] {
+            let mut packet = ip4().on(0);
+            packet[14] = version << 4 | 5;
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &packet), 0));
+            assert_eq!(counted, [("pass_parse", 1)], "version {version}");
+        }
+        for ihl in 0u8..5 {
+            let mut packet = ip4().on(0);
+            packet[14] = 0x40 | ihl;
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &packet), 0));
+            assert_eq!(counted, [("pass_parse", 1)], "header of {ihl} words");
+        }
+        let mut packet = ip6().on(0);
+        packet[14] = 0x40;
+        assert_eq!(
+            rig.counted(|| assert_eq!(rig.send(0, &packet), 0)),
+            [("pass_parse", 1)]
+        );
+        control(&rig, "end");
+        // Told to account only.
+        rig.steer.set_mode(Mode::Pass, 0);
+        assert_eq!(rig.counted(|| assert_eq!(rig.send(0, &ip4().on(0)), 0)), []);
+    });
+}
+
+#[test]
+fn truncated_packets_pass() {
+    in_netns(|| {
+        let rig = Rig::new(&settings());
+        let quoted = Ip {
+            src: DST4,
+            dst: SRC4,
+            ..Ip::v4(UDP, udp(53, 4000, 0))
+        }
+        .l3();
+        // Packet and the length from which it is understood.
+        for (ip, enough) in [
+            (Ip::v4(UDP, udp(1, 2, 8)), 14 + 20 + 4),
+            (
+                Ip {
+                    options: vec![1; 12],
+                    ..Ip::v4(UDP, udp(1, 2, 8))
+                },
+                14 + 32 + 4,
+            ),
+            (Ip::v4(TCP, tcp(1, 2, SYN, 8)), 14 + 20 + 20),
+            (Ip::v4(ICMP, icmp(8, 9, b"abc")), 14 + 20 + 8),
+            (Ip::v4(ICMP, icmp(3, 0, &quoted)), 14 + 20 + 8),
+            (Ip::v4(ESP, vec![0; 20]), 14 + 20),
+            (Ip::v6(UDP, udp(1, 2, 8)), 14 + 40 + 4),
+            (Ip::v6(TCP, tcp(1, 2, SYN, 8)), 14 + 40 + 20),
+            (Ip::v6(ICMPV6, icmp(128, 9, b"abc")), 14 + 40 + 8),
+            (
+                Ip::v6(UDP, udp(1, 2, 8)).ext(HOPOPTS, &[1, 4, 0, 0, 0, 0]),
+                14 + 48 + 4,
+            ),
+            (
+                Ip::v6(TCP, tcp(1, 2, SYN, 8))
+                    .ext(ROUTING, &[0; 14])
+                    .ext(FRAGMENT, &[0, 0, 0, 0, 0, 9]),
+                14 + 40 + 16 + 8 + 20,
+            ),
+        ] {
+            let whole = ip.on(0);
+            let header = 14 + if ip.src.is_ipv6() { 40 } else { 20 };
+            let mut run = 0;
+            for len in 14..=whole.len() {
+                rig.clear_flows();
+                let mut out = vec![0; whole.len()];
+                let one = bpf::prog_run(
+                    &rig.steer,
+                    rig.ifindex[0],
+                    &whole[..len],
+                    Ctx::default(),
+                    1,
+                    &mut out,
+                );
+                rig.clear_note();
+                match one {
+                    // The kernel runs no program on less than a network header.
+                    Err(e) => assert!(len < header, "{len} of {ip:?}: {e}"),
+                    Ok(_) => {
+                        run += 1;
+                        let counted = rig.counted(|| {
+                            let to = rig.send(0, &whole[..len]);
+                            assert_eq!(to, (len >= enough) as usize, "{len} bytes of {ip:?}");
+                        });
+                        let want = if len < enough {
+                            "pass_parse"
+                        } else {
+                            "redirected"
+                        };
+                        assert!(counted.contains(&(want, 1)), "{len} of {ip:?}: {counted:?}");
+                    }
+                }
+            }
+            assert!(run > whole.len() - header, "only {run} lengths were tried");
+        }
+    });
+}
+
+/// The fragments of one datagram, on u0: the first with ports and more to come, then a later one.
+fn fragments(v6: bool, id: u16, sport: u16) -> [Ip; 2] {
+    let body = || udp(sport, 2, 16);
+    if v6 {
+        let id = [0xab, 0xcd, (id >> 8) as u8, id as u8];
+        let ext = |off: u16| [&off.to_be_bytes()[..], &id].concat();
+        [
+            Ip::v6(UDP, body()).ext(FRAGMENT, &ext(1)),
+            Ip::v6(UDP, vec![9; 24]).ext(FRAGMENT, &ext(24)),
+        ]
+    } else {
+        [
+            Ip {
+                id,
+                frag: 0x2000,
+                ..Ip::v4(UDP, body())
+            },
+            Ip {
+                id,
+                frag: 3,
+                ..Ip::v4(UDP, vec![9; 24])
+            },
+        ]
+    }
+}
+
+#[test]
+fn fragments_follow_the_first() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        for v6 in [false, true] {
+            rig.masks(only(1));
+            let [first, later] = fragments(v6, 100, 1);
+            assert_eq!(
+                rig.send(0, &later.on(0)),
+                0,
+                "a later fragment without its first moved"
+            );
+            assert_eq!(rig.flows().len(), 0, "a later fragment made a flow");
+            assert_eq!(rig.send(0, &first.on(0)), 1);
+            assert_eq!(rig.flow().key, key(&first, 1, 2, UDP));
+            assert_eq!(rig.send(0, &later.on(0)), 1, "did not follow");
+            // The last one of three, and one that the kernel sent by u1.
+            assert_eq!(rig.send(0, &later.on(0)), 1);
+            assert_eq!(rig.send(1, &later.on(1)), 1);
+            assert_eq!(rig.flows().len(), 1, "a later fragment made a flow");
+
+            // Another datagram's id, and the same id between other addresses.
+            assert_eq!(rig.send(0, &fragments(v6, 101, 1)[1].on(0)), 0);
+            let from = if v6 { "2001:db8::3" } else { "10.0.0.3" };
+            assert_eq!(rig.send(0, &later.clone().from(from).on(0)), 0);
+
+            // They follow back as well; and stay together while the flow itself moves on.
+            rig.masks(Masks {
+                ejected: 0b10,
+                ..only(0)
+            });
+            assert_eq!(rig.send(1, &later.on(1)), 1, "torn from its datagram");
+            let [first, later] = fragments(v6, 102, 1);
+            assert_eq!(rig.send(1, &first.on(1)), 0);
+            assert_eq!(rig.send(1, &later.on(1)), 0);
+            rig.clear_flows();
+        }
+        // IPv4 ids are per protocol (RFC 791).
+        rig.masks(only(1));
+        let [first, later] = fragments(false, 200, 1);
+        assert_eq!(rig.send(0, &first.on(0)), 1);
+        assert_eq!(
+            rig.send(
+                0,
+                &Ip {
+                    proto: TCP,
+                    ..later
+                }
+                .on(0)
+            ),
+            0
+        );
+        // The first fragment of what is not ours leaves nothing to follow.
+        let [first, later] = fragments(false, 201, 1).map(|f| f.to("10.9.0.1"));
+        assert_eq!(rig.send(0, &first.on(0)), 0);
+        assert_eq!(rig.send(0, &later.on(0)), 0);
+    });
+}
+
+/// An ICMP error from `ip`'s destination's side about a packet of the flow that comes in.
+fn error(flow: &Ip, kind: u8, quoted_l4: usize) -> Ip {
+    let v6 = flow.src.is_ipv6();
+    let mut l4 = flow.l4.clone();
+    // The packet that came in: addresses and ports swapped.
+    l4[..4].rotate_left(2);
+    l4.truncate(quoted_l4);
+    let quoted = Ip {
+        src: flow.dst,
+        dst: flow.src,
+        l4,
+        ..flow.clone()
+    }
+    .l3();
+    let proto = if v6 { ICMPV6 } else { ICMP };
+    Ip {
+        proto,
+        l4: icmp(kind, 0, &quoted),
+        ext: vec![],
+        options: vec![],
+        frag: 0,
+        ..flow.clone()
+    }
+}
+
+#[test]
+fn icmp_errors_follow_the_flow_they_are_about() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        for v6 in [false, true] {
+            let kinds: &[u8] = if v6 {
+                &[1, 2, 3, 4]
+            } else {
+                &[3, 4, 5, 11, 12]
+            };
+            for flow in [
+                Ip::new(v6, UDP, udp(40, 50, 9)),
+                Ip::new(v6, TCP, tcp(41, 51, SYN, 0)),
+            ] {
+                rig.clear_flows();
+                rig.masks(only(1));
+                assert_eq!(rig.send(0, &flow.on(0)), 1);
+                // From now on new flows stay on u0; the flow has had no gap and stays on u1.
+                rig.masks(Masks {
+                    ejected: 0,
+                    ..only(0)
+                });
+                rig.steer.set_delays(1 + 2 * v6 as usize, 10_000_000, 0);
+                for &kind in kinds {
+                    assert_eq!(rig.send(0, &error(&flow, kind, 8).on(0)), 1, "type {kind}");
+                }
+                assert_eq!(rig.flows().len(), 1, "an error made a flow");
+                assert_eq!(rig.flow().moves, 0);
+                // Control: not an error, too little quoted, about another flow.
+                let stays = [
+                    Ip {
+                        l4: icmp(if v6 { 128 } else { 13 }, 0, &[]),
+                        ..error(&flow, 3, 8)
+                    },
+                    error(&flow, kinds[0], 3),
+                    error(
+                        &Ip {
+                            l4: udp(42, 50, 9),
+                            ..flow.clone()
+                        },
+                        kinds[0],
+                        8,
+                    ),
+                ];
+                for ip in stays {
+                    assert_eq!(rig.send(0, &ip.on(0)), 0, "{ip:?}");
+                    assert_eq!(rig.send(1, &ip.on(1)), 0, "{ip:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn icmp_errors_are_judged_by_their_own_header() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        for v6 in [false, true] {
+            let flow = Ip::new(v6, UDP, udp(40, 50, 9));
+            let kind = if v6 { 1 } else { 3 };
+            let (pinned, other) = if v6 {
+                ("2001:db8::77", "2001:db8:5::5")
+            } else {
+                ("10.0.0.77", "10.5.5.5")
+            };
+            rig.topology(&[]);
+            rig.masks(only(1));
+            assert_eq!(rig.send(0, &flow.on(0)), 1);
+            assert_eq!(
+                rig.send(0, &error(&flow, kind, 8).on(0)),
+                1,
+                "the control stays"
+            );
+            // A router on the way answers from another address: that is fine.
+            let source = if v6 { "2001:db8::99" } else { "10.0.0.99" };
+            assert_eq!(rig.send(0, &error(&flow, kind, 8).from(source).on(0)), 1);
+            // ... unless that address belongs to the uplink.
+            let counted = rig.counted(|| {
+                assert_eq!(rig.send(0, &error(&flow, kind, 8).from(pinned).on(0)), 0);
+            });
+            assert_eq!(counted, [("pass_pinned", 1)]);
+            // Quoting a flow with somebody else than the one the error goes to is a forgery.
+            rig.masks(only(0));
+            rig.steer.set_delays(1 + 2 * v6 as usize, 10_000_000, 0);
+            assert_eq!(
+                rig.send(0, &error(&flow, kind, 8).on(0)),
+                1,
+                "the control stays"
+            );
+            assert_eq!(rig.send(0, &error(&flow, kind, 8).to(other).on(0)), 0);
+            // Rules and special destinations look at the packet, not at what it quotes.
+            let rule = |ipproto| Selector {
+                ipproto: Some(ipproto),
+                ipv6: v6,
+                ..Default::default()
+            };
+            rig.topology(&[rule(if v6 { ICMPV6 } else { ICMP })]);
+            rig.masks(only(1));
+            assert_eq!(
+                rig.send(0, &error(&flow, kind, 8).on(0)),
+                0,
+                "a rule for ICMP"
+            );
+            assert_eq!(rig.send(0, &flow.on(0)), 1, "a rule for ICMP");
+            rig.topology(&[rule(UDP)]);
+            rig.masks(only(1));
+            assert_eq!(
+                rig.send(0, &error(&flow, kind, 8).on(0)),
+                1,
+                "a rule for UDP"
+            );
+            // An error about a TCP connection is no sign of an evicted flow.
+            let tcp = Ip::new(v6, TCP, tcp(1, 2, ACK, 0));
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &error(&tcp, kind, 8).on(0)), 1));
+            assert_eq!(counted, [("redirected", 1)]);
+        }
+    });
+}
+
+#[test]
+fn ip_rules_keep_their_packets() {
+    let base = Selector::default;
+    let udp4 = |sport, dport| Ip::v4(UDP, udp(sport, dport, 5));
+    let ctx = |mark| Ctx {
+        mark,
+        ..Ctx::default()
+    };
+    // Selector, then packets with mark and whether the rule (of another table) takes them.
+    type Case = (&'static str, Selector, Vec<(Ip, Ctx, bool)>);
+    let cases: Vec<Case> = vec![
+        (
+            "mark",
+            Selector {
+                fwmark: Some((0x51, !0)),
+                ..base()
+            },
+            vec![
+                (udp4(1, 2), ctx(0x51), true),
+                (udp4(1, 2), ctx(0), false),
+                (udp4(1, 2), ctx(0x151), false),
+                (Ip::v6(UDP, udp(1, 2, 5)), ctx(0x51), false),
+            ],
+        ),
+        (
+            "mark with mask",
+            Selector {
+                fwmark: Some((0xff01, 0xff)),
+                ..base()
+            },
+            vec![
+                (udp4(1, 2), ctx(0x701), true),
+                (udp4(1, 2), ctx(0x702), false),
+            ],
+        ),
+        (
+            // wg-quick: not fwmark 0xca6c table 51820
+            "not mark",
+            Selector {
+                fwmark: Some((0xca6c, !0)),
+                invert: true,
+                ..base()
+            },
+            vec![
+                (udp4(1, 2), ctx(0), true),
+                (udp4(1, 2), ctx(0xca6c), false),
+                (Ip::v6(UDP, udp(1, 2, 5)), ctx(0), false),
+            ],
+        ),
+        (
+            "source",
+            Selector {
+                src: Some("10.0.0.0/30".parse().unwrap()),
+                ..base()
+            },
+            vec![
+                (udp4(1, 2), ctx(0), true),
+                (udp4(1, 2).from("10.0.0.4"), ctx(0), false),
+            ],
+        ),
+        (
+            "IPv6 source",
+            Selector {
+                src: Some("2001:db8::/127".parse().unwrap()),
+                ipv6: true,
+                ..base()
+            },
+            vec![
+                (Ip::v6(UDP, udp(1, 2, 5)).from("2001:db8::1"), ctx(0), true),
+                (Ip::v6(UDP, udp(1, 2, 5)), ctx(0), false),
+                (udp4(1, 2), ctx(0), false),
+            ],
+        ),
+        (
+            "destination",
+            Selector {
+                dst: Some("10.1.2.0/24".parse().unwrap()),
+                ..base()
+            },
+            vec![
+                (udp4(1, 2), ctx(0), true),
+                (udp4(1, 2).to("10.1.3.0"), ctx(0), false),
+            ],
+        ),
+        (
+            "uid",
+            Selector {
+                uid: Some((0, 10)),
+                ..base()
+            },
+            vec![(udp4(1, 2), ctx(0), true)],
+        ),
+        (
+            "uid of others",
+            Selector {
+                uid: Some((1, u32::MAX)),
+                ..base()
+            },
+            vec![(udp4(1, 2), ctx(0), false)],
+        ),
+        (
+            "source ports",
+            Selector {
+                sport: Some((1000, 2000)),
+                ipproto: Some(UDP),
+                ..base()
+            },
+            vec![
+                (udp4(999, 2), ctx(0), false),
+                (udp4(1000, 2), ctx(0), true),
+                (udp4(2000, 2), ctx(0), true),
+                (udp4(2001, 2), ctx(0), false),
+                (Ip::v4(TCP, tcp(1500, 2, SYN, 0)), ctx(0), false),
+            ],
+        ),
+        (
+            "destination port",
+            Selector {
+                dport: Some((853, 853)),
+                ..base()
+            },
+            vec![
+                (udp4(853, 854), ctx(0), false),
+                (udp4(1, 853), ctx(0), true),
+            ],
+        ),
+        (
+            "protocol",
+            Selector {
+                ipproto: Some(TCP),
+                ..base()
+            },
+            vec![
+                (Ip::v4(TCP, tcp(1, 2, SYN, 0)), ctx(0), true),
+                (udp4(1, 2), ctx(0), false),
+            ],
+        ),
+        (
+            // The kernel compares the DSCP; the two ECN bits are TCP's own affair.
+            "type of service",
+            Selector {
+                tos: Some(0x10),
+                ..base()
+            },
+            vec![
+                (
+                    Ip {
+                        dsfield: 0x10,
+                        ..udp4(1, 2)
+                    },
+                    ctx(0),
+                    true,
+                ),
+                (
+                    Ip {
+                        dsfield: 0x12,
+                        ..udp4(1, 2)
+                    },
+                    ctx(0),
+                    true,
+                ),
+                (
+                    Ip {
+                        dsfield: 0x20,
+                        ..udp4(1, 2)
+                    },
+                    ctx(0),
+                    false,
+                ),
+                (udp4(1, 2), ctx(0), false),
+            ],
+        ),
+        (
+            "ingress device",
+            Selector {
+                iif: Some(77),
+                ..base()
+            },
+            vec![
+                (
+                    udp4(1, 2),
+                    Ctx {
+                        ingress_ifindex: 77,
+                        ..ctx(0)
+                    },
+                    true,
+                ),
+                (
+                    udp4(1, 2),
+                    Ctx {
+                        ingress_ifindex: 78,
+                        ..ctx(0)
+                    },
+                    false,
+                ),
+                (udp4(1, 2), ctx(0), false),
+            ],
+        ),
+        (
+            // To the kernel's rules, what the host itself sends came in by lo.
+            "iif lo",
+            Selector {
+                iif: Some(1),
+                ..base()
+            },
+            vec![
+                (udp4(1, 2), ctx(0), true),
+                (
+                    udp4(1, 2),
+                    Ctx {
+                        ingress_ifindex: 78,
+                        ..ctx(0)
+                    },
+                    false,
+                ),
+            ],
+        ),
+    ];
+    in_netns(move || {
+        let mut rig = Rig::new(&settings());
+        for (name, selector, packets) in cases {
+            rig.topology(&[
+                Selector {
+                    fwmark: Some((0xdead, !0)),
+                    ..base()
+                },
+                selector,
+            ]);
+            rig.masks(only(1));
+            for (ip, ctx, taken) in packets {
+                rig.clear_flows();
+                let counted = rig.counted(|| {
+                    let to = rig.send_ctx(0, &ip.on(0), ctx);
+                    assert_eq!(to, !taken as usize, "{name}: {ctx:?} {ip:?}");
+                });
+                assert_eq!(counted.contains(&("pass_selector", 1)), taken, "{name}");
+            }
+        }
+        // Gone again, all of them.
+        rig.topology(&[]);
+        rig.masks(only(1));
+        let counted = rig.counted(|| {
+            assert_eq!(
+                rig.send_ctx(0, &Ip::v4(UDP, udp(1, 853, 5)).on(0), ctx(0xdead)),
+                1
+            );
+        });
+        assert!(counted.contains(&("redirected", 1)));
+    });
+}
+
+#[test]
+fn packets_that_do_not_fit_the_other_path_pass() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        let len = |n: usize| Ip::v4(UDP, udp(1, 2, n - 28)).on(0);
+        let gso = |gso_size| Ctx {
+            gso_segs: 2,
+            gso_size,
+            ..Ctx::default()
+        };
+        let try_all = |rig: &Rig, mtu: usize| {
+            for (n, to) in [(mtu - 1, 1), (mtu, 1), (mtu + 1, 0)] {
+                let counted = rig.counted(|| assert_eq!(rig.send(0, &len(n)), to, "{n}/{mtu}"));
+                assert_eq!(
+                    counted.contains(&("pass_mtu", 1)),
+                    to == 0,
+                    "{n}/{mtu}: {counted:?}"
+                );
+            }
+            // A super-packet's segments count, with 20 + 32 (TCP) or 20 + 8 (UDP) of headers.
+            let tcp = Ip::v4(TCP, tcp(1, 2, SYN, 2 * mtu)).on(0);
+            let udp = Ip::v4(UDP, udp(3, 4, 2 * mtu)).on(0);
+            for (packet, headers) in [(&tcp, 52), (&udp, 28)] {
+                let fits = (mtu - headers) as u32;
+                // UDP may be a tunnel, whose inner headers come on top.
+                let to = (headers == 52 || mtu == 1500) as usize;
+                assert_eq!(rig.send_ctx(0, packet, gso(fits)), to, "gso {fits}/{mtu}");
+                assert_eq!(
+                    rig.send_ctx(0, packet, gso(fits + 1)),
+                    0,
+                    "gso {}/{mtu}",
+                    fits + 1
+                );
+            }
+            let tcp6 = Ip::v6(TCP, bpf::packets::tcp(1, 2, SYN, 2 * mtu)).on(0);
+            assert_eq!(rig.send_ctx(0, &tcp6, gso(mtu as u32 - 72)), 1);
+            assert_eq!(rig.send_ctx(0, &tcp6, gso(mtu as u32 - 71)), 0);
+        };
+        try_all(&rig, 1500);
+        for id in [1, 3] {
+            let path = mountain::bpf::PathConfig {
+                mtu: 1280,
+                ..rig_path(id, rig.ifindex)
+            };
+            rig.steer.set_path(id, &path).unwrap();
+        }
+        try_all(&rig, 1280);
+        // Headers inside a tunnel are not looked at: its super-packets move only to an MTU
+        // that is no smaller than the one they are on.
+        let tunnel = Ip::v4(GRE, vec![0; 2500]).on(0);
+        assert_eq!(rig.send_ctx(0, &tunnel, gso(1000)), 0);
+        rig.steer.set_path(1, &rig_path(1, rig.ifindex)).unwrap();
+        assert_eq!(rig.send_ctx(0, &tunnel, gso(1000)), 1);
+    });
+}
+
+#[test]
+fn paths_that_cannot_take_the_packet_get_none() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
+        let good = rig_path(1, rig.ifindex);
+        for (name, path) in [
+            (
+                "neighbour",
+                mountain::bpf::PathConfig {
+                    mac: None,
+                    ..good.clone()
+                },
+            ),
+            (
+                "not Ethernet",
+                mountain::bpf::PathConfig {
+                    ethernet: false,
+                    ..good.clone()
+                },
+            ),
+        ] {
+            assert_eq!(rig.send(0, &packet), 1, "{name}: the control does not move");
+            rig.steer.set_path(1, &path).unwrap();
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &packet), 0, "{name}"));
+            assert_eq!(counted, [("pass_neigh", 1)], "{name}");
+            rig.steer.set_path(1, &good).unwrap();
+            assert_eq!(rig.send(0, &packet), 1, "{name}: not again");
+        }
+        // From a device without Ethernet headers nothing moves either.
+        let from = mountain::bpf::PathConfig {
+            ethernet: false,
+            ..rig_path(0, rig.ifindex)
+        };
+        rig.steer.set_path(0, &from).unwrap();
+        assert_eq!(rig.send(0, &packet), 0);
+    });
+}
+
+#[test]
+fn no_verdict_no_steering() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        let packet = |port| Ip::v4(UDP, udp(port, 2, 30));
+        rig.masks(Masks::default());
+        for port in 0..50 {
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &packet(port).on(0)), 0));
+            assert!(counted.contains(&("pass_no_path", 1)), "{counted:?}");
+            assert_eq!(rig.send(1, &packet(port + 100).on(1)), 1);
+        }
+        // Eligible, but none of them alive: the same.
+        rig.clear_flows();
+        rig.masks(Masks { alive: 0, ..BOTH });
+        for port in 0..50 {
+            assert_eq!(rig.send(0, &packet(port).on(0)), 0, "sent to a dead path");
+            assert_eq!(
+                rig.send(1, &packet(port + 100).on(1)),
+                1,
+                "sent to a dead path"
+            );
+        }
+        // Only the living one of two eligible.
+        rig.clear_flows();
+        rig.masks(Masks {
+            alive: 0b10,
+            ..BOTH
+        });
+        for port in 0..50 {
+            assert_eq!(rig.send(0, &packet(port).on(0)), 1, "stays on a dead path");
+        }
+    });
+}
