@@ -27,6 +27,12 @@
 #define IP_MF			0x2000
 #define IP_OFFSET		0x1fff
 
+/* What the headers of all transports with ports begin with. */
+struct mtn_ports {
+	__be16 source;
+	__be16 dest;
+};
+
 struct mtn_pkt {
 	struct mtn_flow_key key;	/* of the packet itself */
 	struct mtn_flow_key quoted;	/* MTN_PKT_ICMP_ERROR: of the flow that it is about */
@@ -36,6 +42,22 @@ struct mtn_pkt {
 	__u8 dsfield;
 	__u16 pad;
 };
+
+/*
+ * Copies *@to from @off of the packet; returns non-zero beyond its end. Headers are nearly always in
+ * the linear part, where they can be read in place; @off must have an upper bound the verifier sees.
+ */
+#define mtn_load(skb, off, to)								\
+({											\
+	void *__at = (void *)(long)(skb)->data + (off);					\
+	int __ret = 0;									\
+											\
+	if (__at + sizeof(*(to)) <= (void *)(long)(skb)->data_end)			\
+		*(to) = *(typeof(to))__at;						\
+	else										\
+		__ret = bpf_skb_load_bytes(skb, off, to, sizeof(*(to)));		\
+	__ret;										\
+})
 
 static __always_inline bool mtn_icmp_is_error(__u8 type)
 {
@@ -106,7 +128,7 @@ static __always_inline int mtn_parse_transport(struct __sk_buff *skb, struct mtn
 	if (proto == IPPROTO_TCP) {
 		struct tcphdr tcp;
 
-		if (bpf_skb_load_bytes(skb, off, &tcp, sizeof(tcp)))
+		if (mtn_load(skb, off, &tcp))
 			return -1;
 		pkt->key.sport = tcp.source;
 		pkt->key.dport = tcp.dest;
@@ -116,12 +138,12 @@ static __always_inline int mtn_parse_transport(struct __sk_buff *skb, struct mtn
 		return 0;
 	}
 	if (mtn_has_ports(proto)) {
-		__u16 ports[2];
+		struct mtn_ports ports;
 
-		if (bpf_skb_load_bytes(skb, off, ports, sizeof(ports)))
+		if (mtn_load(skb, off, &ports))
 			return -1;
-		pkt->key.sport = ports[0];
-		pkt->key.dport = ports[1];
+		pkt->key.sport = ports.source;
+		pkt->key.dport = ports.dest;
 		pkt->hdr_len = off - ETH_HLEN + 8;
 		return 0;
 	}
@@ -147,7 +169,7 @@ static __always_inline int mtn_parse_ipv4(struct __sk_buff *skb, struct mtn_pkt 
 	struct iphdr ip;
 	__u32 off;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+	if (mtn_load(skb, ETH_HLEN, &ip))
 		return -1;
 	if (ip.version != 4 || ip.ihl < 5)
 		return -1;
@@ -211,7 +233,7 @@ static __always_inline int mtn_parse_ipv6(struct __sk_buff *skb, struct mtn_pkt 
 {
 	struct ipv6hdr ip6;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip6, sizeof(ip6)))
+	if (mtn_load(skb, ETH_HLEN, &ip6))
 		return -1;
 	if (ip6.version != 6)
 		return -1;

@@ -193,20 +193,25 @@ static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 me
 	return g->path[member & (MTN_MAX_MEMBERS - 1)];
 }
 
+/* Aligned as in memory it is not, which the kernels' packet access allows: no loads byte by byte. */
+struct mtn_mac {
+	__u16 word[3];
+};
+
 /* The path a packet is on: its device and the link-layer address the kernel wrote. */
 static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, bool ipv6)
 {
-	__u8 mac[ETH_ALEN];
+	struct mtn_mac mac;
 	__u32 i;
 
-	if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
+	if (mtn_load(skb, 0, &mac))
 		return MTN_MAX_PATHS;
 	for (i = 0; i < MTN_MAX_PATHS && i < config.n_paths; i++) {
 		struct mtn_path *p = &paths[i];
 
 		if (p->ifindex == skb->ifindex && p->ipv6 == ipv6 &&
 		    (p->flags & MTN_PATH_NEIGH_VALID) &&
-		    !__builtin_memcmp(p->mac, mac, sizeof(mac)))
+		    !__builtin_memcmp(p->mac, &mac, sizeof(mac)))
 			return i;
 	}
 	return MTN_MAX_PATHS;

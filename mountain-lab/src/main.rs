@@ -1,5 +1,6 @@
 //! `mountain-lab`: experiments on emulated paths that compare policies in one run.
 
+mod bench;
 mod emulator;
 mod evaluate;
 mod hosts;
@@ -39,6 +40,8 @@ enum Command {
     List,
     /// Run a scenario: by its name, or a file of your own.
     Run(RunArgs),
+    /// Measure what steering costs: time per run, TCP throughput, large flow tables.
+    Cost(bench::CostArgs),
     /// Remove what a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
@@ -93,6 +96,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Run(args) => run::run(&args),
+        Command::Cost(args) => bench::cost(&args),
         Command::Clean => {
             let names = netns::clean()?;
             for name in &names {

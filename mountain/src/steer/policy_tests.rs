@@ -214,7 +214,8 @@ fn noise_on_equal_paths_never_moves_anything_in_five_minutes() {
             GroupVerdict {
                 latency: 3,
                 bulk: 3,
-                alive: 3
+                alive: 3,
+                ejected: 0,
             }
         );
     }
@@ -269,7 +270,8 @@ fn a_silent_drop_is_left_within_200_ms_and_then_dead() {
                     GroupVerdict {
                         latency: 2,
                         bulk: 2,
-                        alive: 2
+                        alive: 2,
+                        ejected: 0,
                     }
                 );
             }
@@ -483,7 +485,8 @@ fn link_down_is_left_at_the_next_tick_and_held_after() {
         GroupVerdict {
             latency: 2,
             bulk: 2,
-            alive: 2
+            alive: 2,
+            ejected: 0,
         }
     );
     assert!(sim
@@ -507,7 +510,8 @@ fn link_down_is_left_at_the_next_tick_and_held_after() {
         GroupVerdict {
             latency: 2,
             bulk: 2,
-            alive: 3
+            alive: 3,
+            ejected: 0,
         }
     );
     sim.run(20 * S, |_| {});
@@ -551,7 +555,8 @@ fn min_rtt_takes_the_lowest_median_alone() {
         GroupVerdict {
             latency: 2,
             bulk: 2,
-            alive: 3
+            alive: 3,
+            ejected: 0,
         }
     );
     sim.policy.set_objective(Mode::Mountain, sim.now);

@@ -1,0 +1,348 @@
+//! `mountain-lab cost`: what steering costs. Method: docs/cost.md.
+
+mod kernel;
+mod rig;
+mod run_time;
+mod table;
+mod tcp;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::workload::stats::{bootstrap_median, median};
+use serde_json::json;
+
+use rig::{Rig, Verdict};
+use run_time::{Segment, Times, SEGMENTS};
+use table::{Eviction, SizeTimes};
+use tcp::Pair;
+
+/// Limits of the checks.
+const MAX_RUN_NS: f64 = 150.0;
+const MIN_TCP_RATIO: f64 = 0.97;
+const MAX_ZIPF_RATIO: f64 = 2.0;
+
+#[derive(clap::Args)]
+pub struct CostArgs {
+    /// Shorter, fewer repeats, a smaller table: to see whether it works, not to claim anything.
+    #[arg(long)]
+    quick: bool,
+    /// Where result.json goes.
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+    /// Exit with 1 when a figure is missed.
+    #[arg(long)]
+    check: bool,
+    /// Decides every random choice.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Measure only these parts.
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Repeat, Part::Tcp, Part::Table])]
+    only: Vec<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Time per run at 1,000 flows.
+    Run,
+    /// Time per run of one packet by BPF_PROG_RUN.
+    Repeat,
+    /// TCP throughput with and without.
+    Tcp,
+    /// Large flow tables, eviction.
+    Table,
+}
+
+/// How long and how often.
+pub struct Plan {
+    seed: u64,
+    /// Of the time per run.
+    repeats: u32,
+    segment: Duration,
+    warm_up: Duration,
+    /// Runs of one BPF_PROG_RUN.
+    prog_runs: i32,
+    pairs: u32,
+    /// Measured part of one TCP connection.
+    tcp: Duration,
+    /// Flows in the large table, and runs of each distribution.
+    entries: u32,
+    table_runs: u64,
+    eviction_rounds: u32,
+}
+
+impl Plan {
+    fn new(quick: bool, seed: u64) -> Self {
+        if quick {
+            Plan {
+                seed,
+                repeats: 5,
+                segment: Duration::from_millis(200),
+                warm_up: Duration::from_millis(100),
+                prog_runs: 100_000,
+                pairs: 5,
+                tcp: Duration::from_millis(500),
+                entries: 50_000,
+                table_runs: 100_000,
+                eviction_rounds: 2,
+            }
+        } else {
+            Plan {
+                seed,
+                repeats: 15,
+                segment: Duration::from_secs(1),
+                warm_up: Duration::from_millis(200),
+                prog_runs: 1_000_000,
+                pairs: 15,
+                tcp: Duration::from_secs(2),
+                entries: 1_000_000,
+                table_runs: 1_000_000,
+                eviction_rounds: 3,
+            }
+        }
+    }
+}
+
+/// What was measured, before it is put into a result.
+#[derive(Default)]
+struct Measured {
+    times: Option<Times>,
+    repeated: std::collections::BTreeMap<Segment, Vec<f64>>,
+    tcp: Vec<(Verdict, Vec<Pair>)>,
+    sizes: Option<SizeTimes>,
+    evictions: Vec<Eviction>,
+}
+
+/// `mountain-lab cost`.
+pub fn cost(args: &CostArgs) -> Result<ExitCode> {
+    let plan = Plan::new(args.quick, args.seed);
+    let mut result = RunResult::new("cost", &command(args), args.seed, plan.repeats);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    result
+        .environment
+        .insert("loadavg_before".into(), json!(load.trim()));
+    let (start, busy) = (Instant::now(), foreign_ticks());
+    let rig = Rig::build()?;
+    let measured = rig.client.enter(|| measure(&rig, &plan, &args.only))?;
+    if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
+        let cores = after.saturating_sub(before) as f64 / 100.0 / start.elapsed().as_secs_f64();
+        // Whoever else computes here takes caches and processors from what is measured.
+        result
+            .environment
+            .insert("foreign_cpu_cores".into(), json!(cores));
+    }
+    result.environment.insert("quick".into(), json!(args.quick));
+    fill(&mut result, &measured, &plan);
+    write(&result, &args.out)?;
+    Ok(match result.check() {
+        Err(missed) if args.check => {
+            missed.iter().for_each(|m| eprintln!("missed: {m}"));
+            ExitCode::from(1)
+        }
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+fn command(args: &CostArgs) -> String {
+    let quick = if args.quick { " --quick" } else { "" };
+    let only: Vec<String> = args
+        .only
+        .iter()
+        .map(|p| format!("{p:?}").to_lowercase())
+        .collect();
+    format!(
+        "mountain-lab cost{quick} --seed {} --only {}",
+        args.seed,
+        only.join(",")
+    )
+}
+
+fn write(result: &RunResult, out: &Path) -> Result<()> {
+    print!("{}", result.table());
+    println!("{}", result.write(out)?.display());
+    Ok(())
+}
+
+fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
+    let mut m = Measured::default();
+    if only.contains(&Part::Run) {
+        eprintln!("time per run under traffic");
+        m.times = Some(run_time::under_traffic(rig, plan).context("time per run")?);
+    }
+    if only.contains(&Part::Repeat) {
+        eprintln!("time per run, the same packet again and again");
+        m.repeated = run_time::repeated(plan).context("BPF_PROG_RUN")?;
+    }
+    if only.contains(&Part::Tcp) {
+        for verdict in [Verdict::Stay, Verdict::Moved] {
+            eprintln!("TCP throughput, flow: {verdict:?}");
+            let pairs = tcp::pairs(rig, plan, verdict).context("TCP throughput")?;
+            m.tcp.push((verdict, pairs));
+        }
+    }
+    if only.contains(&Part::Table) {
+        eprintln!("flow table of {} entries", plan.entries);
+        m.sizes = Some(table::size(plan).context("large flow table")?);
+        eprintln!("eviction");
+        for live_share in [0.75, 1.5] {
+            m.evictions
+                .push(table::eviction(plan, live_share).context("eviction")?);
+        }
+    }
+    Ok(m)
+}
+
+fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
+    let seed = plan.seed;
+    let mut put = |policy: &str, name: &str, metric: Metric| {
+        result
+            .policies
+            .entry(policy.into())
+            .or_default()
+            .insert(name.into(), metric);
+    };
+    let of = |unit: &str, values: &[f64], n: u64| {
+        Metric::of_repeats(unit, values.iter().copied().map(Some).collect(), n, seed)
+    };
+    let mut checks = vec![];
+    let mut limit = |name: &str, figure: f64, op, limit| {
+        checks.push(Check::new(name, Some(figure), op, limit, None));
+    };
+
+    if let Some(times) = &m.times {
+        for segment in SEGMENTS {
+            let (ns, n) = &times[&segment];
+            put(policy(segment), column(segment), of("ns", ns, *n));
+        }
+        let (first, moved) = (&times[&Segment::FirstRun], &times[&Segment::Moved]);
+        // Of the same repeat: both saw the same machine.
+        let second: Vec<f64> = moved
+            .0
+            .iter()
+            .zip(&first.0)
+            .map(|(both, one)| both - one)
+            .collect();
+        put("moved", "second_run_ns", of("ns", &second, moved.1));
+        let at = |s: Segment| median(&times[&s].0);
+        limit(
+            "ns per run, ecmp mode",
+            at(Segment::Ecmp),
+            Op::AtMost,
+            MAX_RUN_NS,
+        );
+        limit(
+            "ns per run, packet stays",
+            at(Segment::Stay),
+            Op::AtMost,
+            MAX_RUN_NS,
+        );
+        limit(
+            "ns of a moved packet's first run",
+            median(&first.0),
+            Op::AtMost,
+            MAX_RUN_NS,
+        );
+        limit(
+            "ns of a moved packet's second run",
+            median(&second),
+            Op::AtMost,
+            MAX_RUN_NS,
+        );
+    }
+    for (segment, ns) in &m.repeated {
+        let n = plan.prog_runs as u64 * ns.len() as u64;
+        let name = if *segment == Segment::FirstRun {
+            "prog_run_first_ns"
+        } else {
+            "prog_run_ns"
+        };
+        put(policy(*segment), name, of("ns", ns, n));
+    }
+    for (verdict, pairs) in &m.tcp {
+        let column = if *verdict == Verdict::Moved {
+            "moved"
+        } else {
+            "stay"
+        };
+        let each = |f: fn(&Pair) -> f64| pairs.iter().map(f).collect::<Vec<_>>();
+        let n = pairs.len() as u64;
+        let ratio = each(|p| p.with_bps / p.without_bps);
+        put(
+            "none",
+            &format!("tcp_{column}_pairs_bps"),
+            of("bps", &each(|p| p.without_bps), n),
+        );
+        put(
+            column,
+            "tcp_goodput_bps",
+            of("bps", &each(|p| p.with_bps), n),
+        );
+        put(column, "tcp_ratio", of("x", &ratio, n));
+        let (lo, hi) = bootstrap_median(&ratio, seed);
+        let name = format!("TCP throughput with / without, flow {column} [{lo:.3}-{hi:.3}] n={n}");
+        limit(&name, median(&ratio), Op::AtLeast, MIN_TCP_RATIO);
+    }
+    if let Some(t) = &m.sizes {
+        let n = t.batch * t.small.len() as u64;
+        for (name, ns) in [
+            ("small", &t.small),
+            ("zipf", &t.zipf),
+            ("uniform", &t.uniform),
+        ] {
+            put("stay", &format!("table_{name}_ns"), of("ns", ns, n));
+        }
+        let ratio = median(&t.zipf) / median(&t.small);
+        let name = format!("ns per run, Zipf over {} flows / 1000 flows", plan.entries);
+        limit(&name, ratio, Op::AtMost, MAX_ZIPF_RATIO);
+    }
+    for e in &m.evictions {
+        let name = format!(
+            "live flows on another path, {} live in {} entries",
+            e.live, e.entries
+        );
+        limit(&name, e.changed as f64, Op::AtMost, 0.0);
+    }
+    result
+        .environment
+        .insert("eviction".into(), json!(m.evictions));
+    result.checks = checks;
+}
+
+/// What a segment is called in the result.
+fn policy(segment: Segment) -> &'static str {
+    match segment {
+        Segment::Empty => "empty program",
+        Segment::Ecmp => "ecmp",
+        Segment::Stay => "stay",
+        Segment::FirstRun | Segment::Moved => "moved",
+    }
+}
+
+fn column(segment: Segment) -> &'static str {
+    match segment {
+        Segment::FirstRun => "first_run_ns",
+        Segment::Moved => "both_runs_ns",
+        _ => "run_ns",
+    }
+}
+
+/// 1/100 s that all processors were busy with anything but this process, since boot.
+fn foreign_ticks() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let all: Vec<u64> = stat
+        .lines()
+        .next()?
+        .split_whitespace()
+        .skip(1)
+        .map_while(|f| f.parse().ok())
+        .collect();
+    // user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+    let busy: u64 = [0, 1, 2, 5, 6, 7].iter().filter_map(|i| all.get(*i)).sum();
+    let own = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let own: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
+    let own: u64 = own.get(11)?.parse::<u64>().ok()? + own.get(12)?.parse::<u64>().ok()?;
+    Some(busy.saturating_sub(own))
+}

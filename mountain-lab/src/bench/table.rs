@@ -1,0 +1,169 @@
+//! The flow table when it is large: time per run, and what eviction does to live flows.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use anyhow::{bail, ensure, Context, Result};
+use mountain::bpf::Steer;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use rand_pcg::Pcg64Mcg;
+use serde::Serialize;
+
+use super::kernel::{prog_run, RunTimeStats, Runs, PASS, REDIRECT};
+use super::rig::{self, Verdict, CLIENT};
+use super::run_time::FLOWS;
+use super::Plan;
+use crate::stopped;
+
+/// How many entries the table has per flow expected (docs/steering.md).
+const HEADROOM: f64 = 1.3;
+/// Runs between two looks at the statistics: one slow batch is an outlier, not a mean.
+const BATCH: u64 = 50_000;
+
+/// Packets of chosen flows, one BPF_PROG_RUN each.
+struct Feeder<'a> {
+    program: BorrowedFd<'a>,
+    uplink: u32,
+    packet: Vec<u8>,
+}
+
+impl<'a> Feeder<'a> {
+    fn new(steer: &'a Steer) -> Result<Self> {
+        Ok(Feeder {
+            program: steer.program().as_fd(),
+            uplink: rig::uplinks()?[0],
+            packet: rig::packet(CLIENT, 0),
+        })
+    }
+
+    /// One packet of flow `i` on path 0; the path it was given.
+    fn send(&mut self, i: u32) -> Result<u8> {
+        rig::become_flow(&mut self.packet, i);
+        match prog_run(self.program, &self.packet, self.uplink, 1)?.0 {
+            PASS => Ok(0),
+            REDIRECT => Ok(1),
+            other => bail!("action {other} for flow {i}"),
+        }
+    }
+
+    /// Mean ns per run of each batch over `runs` packets of flows that `next` names.
+    fn time(&mut self, runs: u64, mut next: impl FnMut() -> u32) -> Result<Vec<f64>> {
+        let mut means = vec![];
+        for _ in 0..runs.div_ceil(BATCH) {
+            ensure!(!stopped(), "interrupted");
+            let before = Runs::of(self.program)?;
+            for _ in 0..BATCH {
+                self.send(next())?;
+            }
+            let batch = Runs::of(self.program)?.since(before);
+            ensure!(
+                batch.count == BATCH,
+                "{} runs counted of {BATCH}",
+                batch.count
+            );
+            means.push(batch.mean_ns());
+        }
+        Ok(means)
+    }
+}
+
+/// ns per run of each batch. All by one packet per BPF_PROG_RUN, so that they compare.
+#[derive(Debug)]
+pub struct SizeTimes {
+    /// 1,000 flows, in a table of the same size.
+    pub small: Vec<f64>,
+    /// All flows live, their packets distributed by Zipf's law with exponent 1.
+    pub zipf: Vec<f64>,
+    /// All flows live, every one as likely.
+    pub uniform: Vec<f64>,
+    pub batch: u64,
+}
+
+/// Measures with `plan.entries` flows in the table. Call in the client's namespace.
+pub fn size(plan: &Plan) -> Result<SizeTimes> {
+    let n = plan.entries;
+    let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32)?;
+    rig::set(&mut steer, Verdict::Stay);
+    let mut feeder = Feeder::new(&steer)?;
+    let mut rng = Pcg64Mcg::seed_from_u64(plan.seed);
+    let _stats = RunTimeStats::enable()?;
+    let few = FLOWS as u32;
+    for i in 0..few {
+        feeder.send(i)?;
+    }
+    let small = feeder.time(plan.table_runs, || rng.random_range(0..few))?;
+    for i in few..n {
+        feeder.send(i)?;
+    }
+    let new = counter(&steer, "flow_new")?;
+    let zipf_law = Zipf::new(f64::from(n), 1.0).context("Zipf's law")?;
+    let zipf = feeder.time(plan.table_runs, || zipf_law.sample(&mut rng) as u32 - 1)?;
+    let uniform = feeder.time(plan.table_runs, || rng.random_range(0..n))?;
+    let evicted = counter(&steer, "flow_new")? - new;
+    // Else the figures would be those of flow starts, or of a smaller table.
+    ensure!(
+        evicted * 1_000 <= plan.table_runs,
+        "{evicted} of {n} flows were no longer in the table"
+    );
+    Ok(SizeTimes {
+        small,
+        zipf,
+        uniform,
+        batch: BATCH,
+    })
+}
+
+/// What became of live flows while dead ones churned through the table.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Eviction {
+    pub entries: u32,
+    pub live: u32,
+    /// Flows of one packet each that came in between.
+    pub dead: u32,
+    pub rounds: u32,
+    /// Packets of live flows that found no entry.
+    pub evicted: u64,
+    /// Live flows that were given another path than before.
+    pub changed: u64,
+    /// Live flows on path 1: both paths have to be in use for a change to show.
+    pub on_path_1: u64,
+}
+
+/// Fills a table of `plan.entries` with `live_share` times as many live flows that may use both
+/// paths, and then sends one packet of each live flow per round, with a new flow after each. A
+/// share above 1 makes sure that live flows are evicted. Call in the client's namespace.
+pub fn eviction(plan: &Plan, live_share: f64) -> Result<Eviction> {
+    let live = (f64::from(plan.entries) * live_share) as u32;
+    let mut steer = rig::steer(plan.entries)?;
+    rig::set(&mut steer, Verdict::Both);
+    let mut feeder = Feeder::new(&steer)?;
+    let paths = (0..live)
+        .map(|i| feeder.send(i))
+        .collect::<Result<Vec<_>>>()?;
+    let mut seen = Eviction {
+        entries: plan.entries,
+        live,
+        rounds: plan.eviction_rounds,
+        on_path_1: paths.iter().map(|p| u64::from(*p)).sum(),
+        ..Default::default()
+    };
+    let new = counter(&steer, "flow_new")?;
+    for _ in 0..seen.rounds {
+        for i in 0..live {
+            seen.changed += u64::from(feeder.send(i)? != paths[i as usize]);
+            feeder.send(live + seen.dead)?;
+            seen.dead += 1;
+        }
+        ensure!(!stopped(), "interrupted");
+    }
+    seen.evicted = counter(&steer, "flow_new")? - new - u64::from(seen.dead);
+    Ok(seen)
+}
+
+fn counter(steer: &Steer, name: &str) -> Result<u64> {
+    steer
+        .stats()?
+        .get(name)
+        .copied()
+        .with_context(|| format!("no counter {name}"))
+}

@@ -1,0 +1,84 @@
+//! `mountain-lab cost` measures what it says and writes it. Content only: timing is the bench's.
+
+use std::process::Command;
+
+use mountain_lab::result::RunResult;
+
+#[test]
+fn quick_cost_has_every_figure() {
+    assert!(
+        nix::unistd::Uid::effective().is_root(),
+        "this test needs root: run it with sudo"
+    );
+    let out = tempfile::tempdir().unwrap();
+    let run = Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
+        .args(["cost", "--quick", "--out"])
+        .arg(out.path())
+        .output()
+        .unwrap();
+    assert!(
+        run.status.success(),
+        "{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+
+    let result = RunResult::read(&out.path().join("result.json")).unwrap();
+    assert_eq!(result.scenario, "cost");
+    for (policy, metric) in [
+        ("empty program", "run_ns"),
+        ("empty program", "prog_run_ns"),
+        ("ecmp", "run_ns"),
+        ("stay", "run_ns"),
+        ("stay", "prog_run_ns"),
+        ("moved", "first_run_ns"),
+        ("moved", "second_run_ns"),
+        ("moved", "both_runs_ns"),
+        ("stay", "tcp_ratio"),
+        ("moved", "tcp_ratio"),
+        ("stay", "table_small_ns"),
+        ("stay", "table_zipf_ns"),
+        ("stay", "table_uniform_ns"),
+    ] {
+        let m = result
+            .metric(policy, metric)
+            .unwrap_or_else(|| panic!("{policy} {metric}"));
+        assert!(
+            m.median > 0.0 && m.lo <= m.median && m.median <= m.hi,
+            "{policy} {metric}: {m:?}"
+        );
+        assert!(m.n >= 5, "{policy} {metric}: {m:?}");
+    }
+    assert_eq!(result.checks.len(), 9, "{:#?}", result.checks);
+    assert!(
+        result.checks.iter().all(|c| c.figure.is_some()),
+        "{:#?}",
+        result.checks
+    );
+
+    // What was counted, not timed: these hold on any machine.
+    let evictions = result.environment["eviction"].as_array().unwrap();
+    let get = |i: usize, name: &str| evictions[i][name].as_u64().unwrap();
+    assert_eq!(evictions.len(), 2);
+    for i in 0..2 {
+        assert_eq!(get(i, "changed"), 0, "{evictions:#?}");
+        let share = get(i, "on_path_1") as f64 / get(i, "live") as f64;
+        assert!(
+            (0.45..0.55).contains(&share),
+            "both paths in use: {evictions:#?}"
+        );
+    }
+    assert!(
+        get(1, "evicted") > get(1, "live") / 10,
+        "overfull, so eviction happens: {evictions:#?}"
+    );
+}
+
+#[test]
+fn unknown_part_is_refused() {
+    let run = Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
+        .args(["cost", "--only", "nonesuch"])
+        .output()
+        .unwrap();
+    assert!(!run.status.success());
+    assert!(String::from_utf8_lossy(&run.stderr).contains("nonesuch"));
+}
