@@ -491,15 +491,19 @@ impl Policy {
 
     /// Lets one path leave or come back.
     fn transition(&mut self, g: usize, m: usize, now_us: u64) {
-        let best_cost = self
-            .best(g, now_us, COSTED)
-            .and_then(|b| self.paths[self.groups[g].members[b].path].cost(&self.weights, COSTED));
+        let yardstick = self.best(g, now_us, COSTED).and_then(|b| {
+            let best = &self.paths[self.groups[g].members[b].path];
+            let cost = best.cost(&self.weights, COSTED)?;
+            // Where the best path itself has a tail, tails of that size do not tell paths apart.
+            let tail = best.stats.p95_us - best.stats.ordinary_us();
+            Some((cost, self.band.width_us(cost).max(tail)))
+        });
         let better = self.better_exists(g, m, now_us);
         let member = &self.groups[g].members[m];
         let path = &self.paths[member.path];
         let alive = path.alive(now_us, self.cfg.lost_in_row);
-        let over = match (path.cost(&self.weights, COSTED), best_cost) {
-            (Some(c), Some(b)) => (c - b) / self.band.width_us(b).max(1.0),
+        let over = match (path.cost(&self.weights, COSTED), yardstick) {
+            (Some(cost), Some((best, band))) => (cost - best) / band.max(1.0),
             _ => 0.0,
         };
         let bad = member.bad;
