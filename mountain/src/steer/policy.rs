@@ -9,11 +9,13 @@ use serde::Serialize;
 
 use super::cost::{cost_us, Band, Weights};
 use super::ejection::{evidence, step_us, Cause, Evidence, Hold, Out};
-use super::explain::{ms, p95, Decision, Grounds, Log, Outcome, PathStatus, Use, JUDGED_AFTER_US};
+use super::explain::{Decision, Log, Use};
 use super::selfload::{Judgement, Load, SelfLoad};
 use super::topology::MAX_GROUP_PATHS;
 use super::window::{Stats, Window};
 use crate::config::SteerConfig;
+
+mod report;
 
 /// Probes before which a path is neither good nor bad.
 const KNOWN: usize = 5;
@@ -519,15 +521,19 @@ impl Policy {
 
     /// Lets one path leave or come back.
     fn transition(&mut self, g: usize, m: usize, now_us: u64) {
-        let best_cost = self
-            .best(g, now_us, COSTED)
-            .and_then(|b| self.paths[self.groups[g].members[b].path].cost(&self.weights, COSTED));
+        let yardstick = self.best(g, now_us, COSTED).and_then(|b| {
+            let best = &self.paths[self.groups[g].members[b].path];
+            let cost = best.cost(&self.weights, COSTED)?;
+            // Where the best path itself has a tail, tails of that size do not tell paths apart.
+            let tail = best.stats.p95_us - best.stats.ordinary_us();
+            Some((cost, self.band.width_us(cost).max(tail)))
+        });
         let better = self.better_exists(g, m, now_us);
         let member = &self.groups[g].members[m];
         let path = &self.paths[member.path];
         let alive = path.alive(now_us, self.cfg.lost_in_row);
-        let over = match (path.cost(&self.weights, COSTED), best_cost) {
-            (Some(c), Some(b)) => (c - b) / self.band.width_us(b).max(1.0),
+        let over = match (path.cost(&self.weights, COSTED), yardstick) {
+            (Some(cost), Some((best, band))) => (cost - best) / band.max(1.0),
             _ => 0.0,
         };
         let bad = member.bad;
@@ -746,206 +752,4 @@ impl Policy {
             }),
         }
     }
-
-    /// Logs what changed for each path.
-    fn record(&mut self, g: usize, v: GroupVerdict, now_us: u64) {
-        for m in 0..self.groups[g].members.len() {
-            let bit = 1 << m;
-            let member = &self.groups[g].members[m];
-            let to = match (v.latency & bit != 0, v.bulk & bit != 0) {
-                (true, _) if self.groups[g].least_bad == Some(m) => Use::LeastBad,
-                (true, _) => Use::All,
-                (false, true) => Use::BulkOnly,
-                (false, false) => Use::Nothing,
-            };
-            if to == member.used {
-                continue;
-            }
-            let grounds = self.grounds(g, m, now_us);
-            let why = self.why(g, m, to, &grounds, now_us);
-            let path = member.path;
-            self.log.push(Decision {
-                at_us: now_us,
-                path,
-                name: self.paths[path].input.name.clone(),
-                group: g,
-                from: member.used,
-                to,
-                why,
-                grounds,
-                outcome: None,
-            });
-            self.groups[g].members[m].used = to;
-        }
-    }
-
-    fn grounds(&self, g: usize, m: usize, now_us: u64) -> Grounds {
-        let group = &self.groups[g];
-        let member = &group.members[m];
-        let path = &self.paths[member.path];
-        let best = group.best.map(|b| &self.paths[b]);
-        let best_cost = best.and_then(|b| b.cost(&self.weights, 1));
-        Grounds {
-            cause: match &member.out {
-                Some(out) => Some(out.cause),
-                None if !self.alive(member.path, now_us) => Some(Cause::Lost),
-                None => None,
-            },
-            cost_us: path.cost(&self.weights, 1),
-            best_cost_us: best_cost,
-            best: best.map(|b| b.input.name.clone()),
-            threshold_us: group.threshold_us,
-            band_us: best_cost.map(|c| self.band.width_us(c)),
-            p50_us: path.stats.p50_us,
-            p95_us: path.stats.p95_us,
-            loss: path.stats.loss,
-            samples: path.stats.settled,
-            latest_us: member.seen.latest_us.clone(),
-            beyond: member.seen.beyond.len(),
-            hold_us: member.out.as_ref().map(|o| o.hold_us),
-            flaps: member.hold.flaps(),
-            load: member.load.clone(),
-        }
-    }
-
-    fn why(&self, g: usize, m: usize, to: Use, gr: &Grounds, _now_us: u64) -> String {
-        let name = &self.paths[self.groups[g].members[m].path].input.name;
-        let usable = self.paths[self.groups[g].members[m].path].usable;
-        let cost = |c: Option<f64>| c.map_or("unknown".into(), ms);
-        if self.mode == Mode::MinRtt {
-            return format!("min-rtt: median of {name} {}", ms(gr.p50_us));
-        }
-        let mut text = match (to, gr.cause) {
-            (Use::LeastBad, _) => format!(
-                "no path is good; {name} is the least bad now (latest {})",
-                latest(&gr.latest_us)
-            ),
-            (Use::All, None) => {
-                format!(
-                    "{name} is good: cost {}, best {}",
-                    cost(gr.cost_us),
-                    cost(gr.best_cost_us)
-                )
-            }
-            (_, Some(Cause::Link)) if !usable => format!(
-                "{name} is down: {}",
-                self.paths[self.groups[g].members[m].path].why_unusable
-            ),
-            (_, Some(Cause::Link)) => format!("{name} was down and is held"),
-            (_, Some(Cause::Lost)) => format!("{name} lost its latest probes"),
-            (_, Some(Cause::Late)) => format!(
-                "{} of the latest {} probes of {name} beyond {} (best path {} plus band): {}",
-                gr.beyond,
-                gr.latest_us.len(),
-                cost(gr.threshold_us),
-                gr.best.as_deref().unwrap_or("unknown"),
-                latest(&gr.latest_us)
-            ),
-            (_, Some(Cause::Cost)) => format!(
-                "{name} costs {} (p50 {}, p95 {}, loss {:.1}%), the best {} plus band {}",
-                cost(gr.cost_us),
-                ms(gr.p50_us),
-                ms(gr.p95_us),
-                gr.loss * 100.0,
-                cost(gr.best_cost_us),
-                cost(gr.band_us)
-            ),
-            (_, None) => format!("{name} is not the best of what is left"),
-        };
-        if let (Use::BulkOnly | Use::Nothing, Some(j)) = (to, &gr.load) {
-            text += &format!(
-                "; {} load: {} ({:.1} of {:.1} Mbit/s)",
-                if j.load == Load::Own {
-                    "own"
-                } else {
-                    "foreign"
-                },
-                j.why,
-                j.rate_bps / 1e6,
-                j.reference_bps / 1e6
-            );
-        }
-        if let (Some(hold), true) = (gr.hold_us, to != Use::All) {
-            text += &format!(
-                "; back after {:.1} s of good probes (flap {})",
-                hold as f64 / 1e6,
-                gr.flaps
-            );
-        }
-        text
-    }
-
-    /// Compares, two seconds after a decision, the path with the others.
-    fn judge_outcomes(&mut self, now_us: u64) {
-        for d in self.log.due(now_us) {
-            let (from, to) = (d.at_us, d.at_us + JUDGED_AFTER_US);
-            let after = |path: usize| p95(self.paths[path].window.between(from, to).collect());
-            let path_p95_us = after(d.path);
-            let others_p95_us = self.groups[d.group]
-                .members
-                .iter()
-                .filter(|m| m.path != d.path && self.paths[m.path].usable)
-                .filter_map(|m| after(m.path))
-                .min_by(f64::total_cmp);
-            let usable = self.paths[d.path].usable;
-            let right = match (path_p95_us, others_p95_us) {
-                (Some(p), Some(o)) => {
-                    let worse = p > o + self.band.width_us(o);
-                    Some(worse != matches!(d.to, Use::All | Use::LeastBad))
-                }
-                (None, Some(_)) if !usable => Some(d.to == Use::Nothing),
-                _ => None,
-            };
-            d.outcome = Some(Outcome {
-                path_p95_us,
-                others_p95_us,
-                right,
-            });
-        }
-    }
-
-    /// State of every path in every group.
-    pub fn status(&self, now_us: u64) -> Vec<PathStatus> {
-        let mut all = Vec::new();
-        for (g, group) in self.groups.iter().enumerate() {
-            for (m, member) in group.members.iter().enumerate() {
-                let path = &self.paths[member.path];
-                let gr = self.grounds(g, m, now_us);
-                let state = match &member.out {
-                    _ if !self.alive(member.path, now_us) => "dead",
-                    Some(out) if out.good_since_us.is_some() => "held",
-                    Some(_) => "ejected",
-                    None if path.stats.settled < KNOWN => "unknown",
-                    None => "good",
-                };
-                all.push(PathStatus {
-                    path: member.path,
-                    name: path.input.name.clone(),
-                    group: g,
-                    state,
-                    used_for: member.used,
-                    cost_us: gr.cost_us,
-                    p50_us: gr.p50_us,
-                    p95_us: gr.p95_us,
-                    loss: gr.loss,
-                    samples: gr.samples,
-                    forward_only: path.forward_only,
-                    reason: self.why(g, m, member.used, &gr, now_us),
-                    hold_remaining_us: member.out.as_ref().and_then(|o| o.remaining_us(now_us)),
-                    flaps: gr.flaps,
-                    load: member.load.as_ref().map(|l| l.load),
-                });
-            }
-        }
-        all
-    }
-}
-
-/// "20.1, 55.0, lost ms", newest first.
-fn latest(probes: &[Option<u64>]) -> String {
-    let texts: Vec<String> = probes
-        .iter()
-        .map(|p| p.map_or("lost".into(), |us| format!("{:.1}", us as f64 / 1000.0)))
-        .collect();
-    format!("{} ms", texts.join(", "))
 }
