@@ -69,7 +69,10 @@ pub fn finish(
             samples.segments.push(drawn(name, segment, packets));
             let all = leaves.entry(segment.policy).or_default();
             all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
-            bulk_leaves.entry(segment.policy).or_default().extend(bulk_leave(segment, &schedule));
+            bulk_leaves
+                .entry(segment.policy)
+                .or_default()
+                .extend(bulk_leave(segment, &schedule));
         }
     }
     // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
@@ -123,7 +126,13 @@ pub fn finish(
 /// The packets of the measured part.
 fn measured(segment: &Segment) -> Vec<Packet> {
     let inside = |p: &&Packet| segment.measured.contains(&p.sent_ns);
-    segment.seen.packets.iter().filter(inside).copied().collect()
+    segment
+        .seen
+        .packets
+        .iter()
+        .filter(inside)
+        .copied()
+        .collect()
 }
 
 fn drawn(policy: &str, segment: &Segment, packets: Vec<Packet>) -> mountain_lab::report::Segment {
@@ -188,13 +197,21 @@ fn bulk_figures(
     let n = flows().count() as u64;
     if let Some(goodput) = seen.goodput_bps(&segment.measured) {
         put("goodput_bps", "bps", goodput, n);
-        put("bulk_failed", "count", flows().filter(|f| f.error.is_some()).count() as f64, n);
+        put(
+            "bulk_failed",
+            "count",
+            flows().filter(|f| f.error.is_some()).count() as f64,
+            n,
+        );
         let unobserved: u64 = seen.bulks.iter().map(|b| b.unobserved).sum();
         put("bulk_unobserved", "count", unobserved as f64, n);
         let bytes_on = |path: Option<u8>| -> u64 {
             let visits = flows().flat_map(|f| &f.trace.visits);
             let counted = visits.filter(|v| v.last_ns >= segment.measured.start);
-            counted.filter(|v| path.is_none() || v.path == path).map(|v| v.bytes).sum()
+            counted
+                .filter(|v| path.is_none() || v.path == path)
+                .map(|v| v.bytes)
+                .sum()
         };
         let all = bytes_on(None);
         for path in 0..paths {
@@ -224,17 +241,31 @@ fn bulk_figures(
 fn reordered_by_kind(segment: &Segment) -> (u64, u64) {
     let empty = vec![];
     let moves = segment.moves.as_array().unwrap_or(&empty);
-    let port = |m: &Value| -> Option<u16> { m["key"]["source"].as_str()?.rsplit(':').next()?.parse().ok() };
+    let port = |m: &Value| -> Option<u16> {
+        m["key"]["source"]
+            .as_str()?
+            .rsplit(':')
+            .next()?
+            .parse()
+            .ok()
+    };
     let forced: Vec<(u16, u64)> = moves
         .iter()
-        .filter(|m| m["reason"].as_str().is_some_and(|r| !r.eq_ignore_ascii_case("flowlet")))
+        .filter(|m| {
+            m["reason"]
+                .as_str()
+                .is_some_and(|r| !r.eq_ignore_ascii_case("flowlet"))
+        })
         .filter_map(|m| Some((port(m)?, m["at_ns"].as_u64()?)))
         .collect();
     let (mut unforced_count, mut forced_count) = (0, 0);
     for flow in segment.seen.bulks.iter().flat_map(|b| &b.flows) {
         for r in flow.trace.reorderings.iter().filter(|r| r.across_paths) {
             let near = |at: u64| (at..at + 1_000_000_000).contains(&r.at_ns);
-            if forced.iter().any(|&(p, at)| p == flow.client_port && near(at)) {
+            if forced
+                .iter()
+                .any(|&(p, at)| p == flow.client_port && near(at))
+            {
                 forced_count += 1;
             } else {
                 unforced_count += 1;
@@ -246,15 +277,26 @@ fn reordered_by_kind(segment: &Segment) -> (u64, u64) {
 
 fn bulk_leave(segment: &Segment, schedule: &Schedule) -> Vec<Leave> {
     let flows = || segment.seen.bulks.iter().flat_map(|b| &b.flows);
-    onsets(segment, schedule).flat_map(|o| flows().map(move |f| f.time_to_leave(o))).collect()
+    onsets(segment, schedule)
+        .flat_map(|o| flows().map(move |f| f.time_to_leave(o)))
+        .collect()
 }
 
 /// Share of the flows on a path that turned bad that had left it in time.
 fn left_in_time(leaves: &[Leave]) -> Option<Figure> {
-    let there = leaves.iter().filter(|l| !matches!(l, Leave::NotThere)).count();
-    let left = leaves.iter().filter(|l| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS));
+    let there = leaves
+        .iter()
+        .filter(|l| !matches!(l, Leave::NotThere))
+        .count();
+    let left = leaves
+        .iter()
+        .filter(|l| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS));
     let share = left.count() as f64 / there as f64;
-    (there > 0).then_some(Figure { unit: "ratio", value: share, n: there as u64 })
+    (there > 0).then_some(Figure {
+        unit: "ratio",
+        value: share,
+        n: there as u64,
+    })
 }
 
 /// Flows that had no answer for [`LOST_AFTER_NS`] or more, and how many flows there were.

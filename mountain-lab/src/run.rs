@@ -253,7 +253,11 @@ fn run_segment(
         .map(|(now, then)| (now - then) / seconds);
     let seen = traffic.stop()?;
     let measured = from_ns..end_ns;
-    let mut error = emulator_error(seen.reference.iter().filter(|p| measured.contains(&p.sent_ns)));
+    let mut error = emulator_error(
+        seen.reference
+            .iter()
+            .filter(|p| measured.contains(&p.sent_ns)),
+    );
     error.cores = emulator_cores;
     Ok(Segment {
         repeat,

@@ -62,15 +62,17 @@ impl Traffic {
             let port = PORT + 1 + i as u16;
             match w.kind {
                 WorkloadKind::Game => {
-                    traffic.games.push((flow, game::start(game_config(hosts, w, port))?));
+                    traffic
+                        .games
+                        .push((flow, game::start(game_config(hosts, w, port))?));
                     flow += w.flows as u16;
                 }
-                WorkloadKind::Bulk | WorkloadKind::RequestResponse => {
-                    traffic.bulks.push(bulk::start(bulk_config(scenario, hosts, w, port))?)
-                }
-                WorkloadKind::Short => {
-                    traffic.shorts.push(short::start(short_config(hosts, w, port))?)
-                }
+                WorkloadKind::Bulk | WorkloadKind::RequestResponse => traffic
+                    .bulks
+                    .push(bulk::start(bulk_config(scenario, hosts, w, port))?),
+                WorkloadKind::Short => traffic
+                    .shorts
+                    .push(short::start(short_config(hosts, w, port))?),
                 WorkloadKind::Foreign => {
                     if let Some(config) = load_config(scenario, hosts, w, port) {
                         traffic.loads.push(load::start(config)?);
@@ -115,7 +117,12 @@ impl Traffic {
 impl Observed {
     /// Payload that bulk flows delivered, bit/s; `None` without such flows.
     pub fn goodput_bps(&self, measured: &Range<u64>) -> Option<f64> {
-        let sum = || self.bulks.iter().map(|b| b.goodput_bps(measured.start, measured.end)).sum();
+        let sum = || {
+            self.bulks
+                .iter()
+                .map(|b| b.goodput_bps(measured.start, measured.end))
+                .sum()
+        };
         (!self.bulks.is_empty()).then(sum)
     }
 }
@@ -154,7 +161,11 @@ fn game_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> GameConfig 
 }
 
 fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) -> BulkConfig {
-    let one_way_ms = scenario.paths.iter().map(|p| p.delay_ms - p.noise_ms).fold(1e9, f64::min);
+    let one_way_ms = scenario
+        .paths
+        .iter()
+        .map(|p| p.delay_ms - p.noise_ms)
+        .fold(1e9, f64::min);
     BulkConfig {
         client_ns: hosts.client.path(),
         server_ns: hosts.server.path(),
@@ -168,7 +179,9 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
                 response_bytes: RESPONSE_BYTES,
                 think_ms: THINK_MS,
             },
-            (_, Some(rate)) => Pattern::Paced { rate_bps: (rate * 1e6) as u64 },
+            (_, Some(rate)) => Pattern::Paced {
+                rate_bps: (rate * 1e6) as u64,
+            },
             (_, None) => Pattern::Saturating,
         },
         congestion: Some(w.congestion.clone()),
