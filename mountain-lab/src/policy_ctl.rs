@@ -41,7 +41,7 @@ impl<'a> Product<'a> {
         let _ = std::fs::remove_file(&log);
         Ok(Product {
             ns,
-            binary: binary()?,
+            binary: PathBuf::new(),
             config: path,
             log,
             child: None,
@@ -81,6 +81,8 @@ impl<'a> Product<'a> {
     }
 
     fn start(&mut self) -> Result<()> {
+        // Not before it is needed: the policy `none` does without the product.
+        self.binary = binary()?;
         let log = File::options().create(true).append(true).open(&self.log)?;
         let mut command = self.ns.command(&self.binary);
         command

@@ -282,7 +282,7 @@ impl Scenario {
     /// Finds a scenario by file name or by its name in the scenario folders.
     pub fn find(name: &str) -> Result<Self> {
         let direct = Path::new(name);
-        if direct.extension().is_some() || direct.exists() {
+        if direct.extension().is_some() || direct.is_file() {
             return Self::load(direct);
         }
         let folders = folders();
