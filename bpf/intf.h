@@ -203,6 +203,7 @@ struct mtn_handover {
 	__u32 len;
 	__u32 path;
 	__u32 pad;
+	__u64 at_ns;		/* when the first run was: reading a clock is dear */
 };
 
 #endif

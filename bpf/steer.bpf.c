@@ -509,7 +509,8 @@ static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_p
 	return true;
 }
 
-static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struct mtn_path *to)
+static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struct mtn_path *to,
+					__u64 now)
 {
 	struct bpf_redir_neigh nh = { .nh_family = to->gw_family };
 	struct mtn_handover *note;
@@ -525,6 +526,7 @@ static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struc
 	note->ifindex = to->ifindex;
 	note->len = skb->len;
 	note->path = path;
+	note->at_ns = now;
 	mtn_count(MTN_STAT_REDIRECTED);
 	return bpf_redirect_neigh(to->ifindex, &nh, sizeof(nh), 0);
 }
@@ -638,7 +640,6 @@ int steer(struct __sk_buff *skb)
 	__u64 now;
 
 	packets = skb->gso_segs > 1 ? skb->gso_segs : 1;
-	now = bpf_ktime_get_ns();
 
 	note = bpf_map_lookup_elem(&handover, &zero);
 	if (note && note->ifindex) {
@@ -646,7 +647,7 @@ int steer(struct __sk_buff *skb)
 
 		note->ifindex = 0;
 		if (mine) {
-			mtn_account(note->path, skb->len, packets, now, config.n_cpus,
+			mtn_account(note->path, skb->len, packets, note->at_ns, config.n_cpus,
 				    config.k_factor);
 			return TC_ACT_UNSPEC;
 		}
@@ -658,6 +659,7 @@ int steer(struct __sk_buff *skb)
 	if (here >= MTN_MAX_PATHS)
 		return TC_ACT_UNSPEC;
 	to = here;
+	now = bpf_ktime_get_ns();
 	if (config.mode == MTN_MODE_PASS)
 		goto pass;
 	if (mtn_is_bound(skb)) {
@@ -685,7 +687,7 @@ int steer(struct __sk_buff *skb)
 	if (pkt.flags & MTN_PKT_FRAG_FIRST)
 		mtn_frag_remember(&pkt, to);
 	if (to != here)
-		return mtn_redirect(skb, to, mtn_path_at(to));
+		return mtn_redirect(skb, to, mtn_path_at(to), now);
 pass:
 	mtn_account(here, skb->len, packets, now, config.n_cpus, config.k_factor);
 	return TC_ACT_UNSPEC;
