@@ -51,7 +51,6 @@ fn udp_moves_without_loss_or_reordering() {
             let mut sources: Vec<Source> = (0..16)
                 .map(|_| Source::new(client(v6), sink.addr))
                 .collect();
-            // Some of them connected, as most clients, some not, which route each packet anew.
             for member in [0, 1, 0, 1] {
                 masks(&mut steer, only(member));
                 sleep(ms(3)); // the flowlet gap is the margin, 1 ms

@@ -259,7 +259,7 @@ fn receive(socket: &UdpSocket, devs: &[u32; 2]) -> Option<Seen> {
         .unwrap()
         .find_map(|c| match c {
             ControlMessageOwned::Ipv4PacketInfo(i) => Some(i.ipi_ifindex as u32),
-            ControlMessageOwned::Ipv6PacketInfo(i) => Some(i.ipi6_ifindex as u32),
+            ControlMessageOwned::Ipv6PacketInfo(i) => Some(i.ipi6_ifindex),
             _ => None,
         })
         .expect("packet info");
