@@ -90,7 +90,7 @@ fn new_flows_go_where_rendezvous_says() {
                 prefixes: vec![prefix.parse().unwrap()],
             };
             rig.steer
-                .set_topology(&[group.clone()], &[], &[], &[])
+                .set_topology(std::slice::from_ref(&group), &[], &[], &[])
                 .unwrap();
             let all = ((1u32 << n) - 1) as u16;
             let mut mask = rng.random::<u16>() & all;
