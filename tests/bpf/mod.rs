@@ -2,6 +2,7 @@
 //! program loaded over hand-written paths, and BPF_PROG_RUN with its outcome.
 #![allow(dead_code)] // Each test binary uses its own part.
 
+pub mod net;
 pub mod packets;
 
 use std::net::IpAddr;

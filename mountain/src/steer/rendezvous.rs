@@ -304,10 +304,10 @@ mod tests {
         for w in bytes.chunks_exact(4) {
             let mut k = u32::from_le_bytes(w.try_into().unwrap());
             k = k.wrapping_mul(0xcc9e_2d51);
-            k = (k << 15) | (k >> 17);
+            k = k.rotate_left(15);
             k = k.wrapping_mul(0x1b87_3593);
             h ^= k;
-            h = (h << 13) | (h >> 19);
+            h = h.rotate_left(13);
             h = h.wrapping_mul(5).wrapping_add(0xe654_6b64);
         }
         fmix32(h ^ bytes.len() as u32)
