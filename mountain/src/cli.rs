@@ -10,9 +10,10 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use ipnet::IpNet;
 use serde_json::Value;
+use tokio::signal::unix::{signal, SignalKind};
 use tracing_subscriber::EnvFilter;
 
 use crate::bpf::Steer;
@@ -82,6 +83,8 @@ enum Cmd {
         #[arg(long, value_name = "ADDR:PORT")]
         listen: Vec<SocketAddr>,
     },
+    /// Print the completions of a shell, for its completion folder
+    Completions { shell: clap_complete::Shell },
     /// Switch the running daemon to another policy: mountain, or a baseline to compare with
     Policy {
         /// mountain | ecmp (the kernel's own choice) | min-rtt | argmax-load
@@ -148,6 +151,9 @@ fn run(command: Cmd) -> Result<ExitCode> {
         }
         Cmd::Check { json } => return check(json),
         Cmd::Reflect { listen } => reflect(listen)?,
+        Cmd::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "mountain", &mut std::io::stdout());
+        }
         Cmd::Policy { name } => {
             PolicyName::parse(&name)?;
             ask(&Request::Policy { name })?;
@@ -363,6 +369,7 @@ fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
         listen
     };
     runtime()?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
         let mut reflectors = Vec::new();
         for address in listen {
             let reflector = Reflector::bind(address, Limits::default())
@@ -376,6 +383,7 @@ fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
                 ended.context("a socket failed")?;
             }
             _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
         }
         Ok(())
     })

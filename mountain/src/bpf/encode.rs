@@ -90,6 +90,9 @@ pub fn group(g: &GroupConfig) -> Result<types::mtn_group> {
         member_of: [NO_MEMBER; MAX_PATHS],
         ..Default::default()
     };
+    if let Some((path, _)) = g.members.iter().find(|(path, _)| *path >= MAX_PATHS) {
+        bail!("path {path} is beyond the {MAX_PATHS} paths of a host");
+    }
     for (i, (path, inv_weight)) in g.members.iter().enumerate() {
         out.path[i] = *path as u8;
         out.member_of[*path] = i as u8;

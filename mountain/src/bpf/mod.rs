@@ -136,6 +136,10 @@ pub fn now_ns() -> u64 {
 impl Steer {
     /// Loads the program into the kernel, attached to nothing.
     pub fn load(settings: &Settings) -> Result<Self> {
+        // The verifier's log is long and for developers: MOUNTAIN_LOG=debug shows it.
+        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
+            tracing::debug!(target: "libbpf", "{}", text.trim_end());
+        })));
         // One object for the life of the process: the skeleton borrows it.
         let object: &'static mut MaybeUninit<OpenObject> =
             Box::leak(Box::new(MaybeUninit::uninit()));

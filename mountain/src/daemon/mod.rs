@@ -122,6 +122,8 @@ struct Daemon {
     /// When each path's gateway was last resolved from scratch.
     resolved_at: BTreeMap<usize, Instant>,
     seq: u64,
+    /// When each path was last probed.
+    probed_at: BTreeMap<usize, Instant>,
     said_unanswered: [bool; MAX_PATHS],
     stop: bool,
 }
@@ -157,33 +159,29 @@ async fn run_locked(
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
     daemon.adopt(topology)?;
+    daemon.say_unknown_devices();
     daemon.resolve_missing().await;
     ready();
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut probes = ticker(daemon.probe_period());
     let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
     while !daemon.stop {
+        let due = daemon.next_probe();
         tokio::select! {
             biased;
             answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
             change = monitor.next() => daemon.changed(change).await,
-            _ = probes.tick() => daemon.send_probe(),
+            _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
             _ = ticks.tick() => daemon.tick(),
             _ = rates.tick() => daemon.take_rates(),
             (request, reply) = server.next() => {
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
-                probes = ticker(daemon.probe_period());
             }
             _ = terminate.recv() => daemon.stop = true,
             _ = interrupt.recv() => daemon.stop = true,
-        }
-        let period = daemon.probe_period();
-        if period != probes.period() {
-            probes = ticker(period);
         }
     }
     info!("stopping: detaching from all devices");
@@ -234,6 +232,7 @@ impl Daemon {
             unresolved: BTreeMap::new(),
             resolved_at: BTreeMap::new(),
             seq: 0,
+            probed_at: BTreeMap::new(),
             said_unanswered: [false; MAX_PATHS],
             stop: false,
             config,
@@ -241,18 +240,30 @@ impl Daemon {
         })
     }
 
-    /// Time between two probes of any path: their interval spread over the paths.
-    fn probe_period(&self) -> Duration {
-        let n = self.paths.probed().len().max(1) as u32;
-        Duration::from_millis(self.config.steer.probe_interval_ms.into()) / n
+    /// When the next probe of `path` is due.
+    fn probe_due(&self, path: usize) -> Instant {
+        let interval = Duration::from_micros(self.policy.probe_interval_us(path));
+        self.probed_at.get(&path).map_or_else(Instant::now, |at| *at + interval)
     }
 
-    fn send_probe(&mut self) {
-        let probed = self.paths.probed();
-        if probed.is_empty() {
-            return;
+    /// When the next probe of any path is due.
+    fn next_probe(&self) -> Instant {
+        let due = self.paths.probed().into_iter().map(|path| self.probe_due(path)).min();
+        due.unwrap_or_else(|| Instant::now() + TICK)
+    }
+
+    fn send_probes(&mut self) {
+        let now = Instant::now();
+        for path in self.paths.probed() {
+            if self.probe_due(path) <= now {
+                // Not made up for when late: a burst of probes measures itself.
+                self.probed_at.insert(path, now);
+                self.send_probe(path);
+            }
         }
-        let path = probed[(self.seq % probed.len() as u64) as usize];
+    }
+
+    fn send_probe(&mut self, path: usize) {
         let seq = self.seq;
         self.seq += 1;
         let at_us = now_us();
@@ -458,6 +469,24 @@ impl Daemon {
             self.moves.drain(..surplus);
         }
         self.say_unanswered();
+    }
+
+    /// Says which `[[path]]` tables of the configuration fit no path.
+    fn say_unknown_devices(&self) {
+        for entry in &self.config.path {
+            let fits = |id: &usize| {
+                let path = self.paths.path(*id).expect("listed");
+                path.ifname == entry.dev
+                    && entry.gateway.is_none_or(|g| path.key.gateway == Some(g))
+            };
+            if !self.paths.ids().iter().any(fits) {
+                let gateway = entry.gateway.map_or(String::new(), |g| format!(" via {g}"));
+                warn!(
+                    "the configuration names a path on {}{gateway}, but no adopted route uses it",
+                    entry.dev
+                );
+            }
+        }
     }
 
     /// Says once when a path's probes stay unanswered altogether, and when that is over.

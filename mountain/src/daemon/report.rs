@@ -148,7 +148,7 @@ pub fn status_text(v: &Value) -> String {
             out,
             "\ngroup {i}: {} (table {})",
             prefixes.join(", "),
-            g["table"]
+            table_name(&g["table"])
         );
         let _ = writeln!(
             out,
@@ -230,4 +230,14 @@ fn outcome_text(v: &Value) -> String {
         ms("path_p95_us"),
         ms("others_p95_us")
     )
+}
+
+/// The kernel's own routing tables by name (<linux/rtnetlink.h>).
+fn table_name(v: &Value) -> String {
+    match v.as_u64() {
+        Some(253) => "default".into(),
+        Some(254) => "main".into(),
+        Some(255) => "local".into(),
+        _ => v.to_string(),
+    }
 }
