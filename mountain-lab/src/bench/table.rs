@@ -118,6 +118,9 @@ pub fn size(plan: &Plan) -> Result<SizeTimes> {
 pub struct Eviction {
     pub entries: u32,
     pub live: u32,
+    /// The flows began while only path 1 was eligible, so that half of them are on a path which
+    /// the hash would not choose now.
+    pub held: bool,
     /// Flows of one packet each that came in between.
     pub dead: u32,
     pub rounds: u32,
@@ -132,17 +135,25 @@ pub struct Eviction {
 /// Fills a table of `plan.entries` with `live_share` times as many live flows that may use both
 /// paths, and then sends one packet of each live flow per round, with a new flow after each. A
 /// share above 1 makes sure that live flows are evicted. Call in the client's namespace.
-pub fn eviction(plan: &Plan, live_share: f64) -> Result<Eviction> {
+pub fn eviction(plan: &Plan, live_share: f64, held: bool) -> Result<Eviction> {
     let live = (f64::from(plan.entries) * live_share) as u32;
     let mut steer = rig::steer(plan.entries)?;
+    rig::set(
+        &mut steer,
+        if held { Verdict::Moved } else { Verdict::Both },
+    );
+    let paths = {
+        let mut feeder = Feeder::new(&steer)?;
+        (0..live)
+            .map(|i| feeder.send(i))
+            .collect::<Result<Vec<_>>>()?
+    };
     rig::set(&mut steer, Verdict::Both);
     let mut feeder = Feeder::new(&steer)?;
-    let paths = (0..live)
-        .map(|i| feeder.send(i))
-        .collect::<Result<Vec<_>>>()?;
     let mut seen = Eviction {
         entries: plan.entries,
         live,
+        held,
         rounds: plan.eviction_rounds,
         on_path_1: paths.iter().map(|p| u64::from(*p)).sum(),
         ..Default::default()
