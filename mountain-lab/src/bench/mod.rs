@@ -87,7 +87,7 @@ impl Plan {
                 tcp: Duration::from_millis(500),
                 entries: 50_000,
                 table_runs: 100_000,
-                eviction_rounds: 2,
+                eviction_rounds: 8,
             }
         } else {
             Plan {
@@ -100,7 +100,7 @@ impl Plan {
                 tcp: Duration::from_secs(2),
                 entries: 1_000_000,
                 table_runs: 1_000_000,
-                eviction_rounds: 3,
+                eviction_rounds: 8,
             }
         }
     }
