@@ -29,9 +29,9 @@ fn quick_cost_has_every_figure() {
         ("empty program", "prog_run_ns"),
         ("ecmp", "run_ns"),
         ("stay", "run_ns"),
+        ("stay", "net_run_ns"),
         ("stay", "prog_run_ns"),
         ("moved", "first_run_ns"),
-        ("moved", "second_run_ns"),
         ("moved", "both_runs_ns"),
         ("stay", "tcp_ratio"),
         ("moved", "tcp_ratio"),
@@ -48,7 +48,11 @@ fn quick_cost_has_every_figure() {
         );
         assert!(m.n >= 5, "{policy} {metric}: {m:?}");
     }
-    assert_eq!(result.checks.len(), 9, "{:#?}", result.checks);
+    // A difference of two noisy figures: may be anything, but not absent.
+    assert!(result
+        .metric("moved", "second_run_ns")
+        .is_some_and(|m| m.median.is_finite()));
+    assert_eq!(result.checks.len(), 10, "{:#?}", result.checks);
     assert!(
         result.checks.iter().all(|c| c.figure.is_some()),
         "{:#?}",
@@ -58,7 +62,7 @@ fn quick_cost_has_every_figure() {
     // What was counted, not timed: these hold on any machine.
     let evictions = result.environment["eviction"].as_array().unwrap();
     let get = |i: usize, name: &str| evictions[i][name].as_u64().unwrap();
-    assert_eq!(evictions.len(), 2);
+    assert_eq!(evictions.len(), 3);
     for i in 0..2 {
         assert_eq!(get(i, "changed"), 0, "{evictions:#?}");
         let share = get(i, "on_path_1") as f64 / get(i, "live") as f64;
@@ -67,6 +71,7 @@ fn quick_cost_has_every_figure() {
             "both paths in use: {evictions:#?}"
         );
     }
+    assert_eq!(get(2, "on_path_1"), get(2, "live"), "{evictions:#?}");
     assert!(
         get(1, "evicted") > get(1, "live") / 10,
         "overfull, so eviction happens: {evictions:#?}"

@@ -20,6 +20,10 @@ const HEADROOM: f64 = 1.3;
 /// Runs between two looks at the statistics: one slow batch is an outlier, not a mean.
 const BATCH: u64 = 50_000;
 
+/// Packets of live flows per dead one. Between two packets of a live flow come 0.75·N others and
+/// 0.125·N dead ones: the N least recently used ones never include it.
+const LIVE_PER_DEAD: u32 = 6;
+
 /// Packets of chosen flows, one BPF_PROG_RUN each.
 struct Feeder<'a> {
     program: BorrowedFd<'a>,
@@ -118,31 +122,42 @@ pub fn size(plan: &Plan) -> Result<SizeTimes> {
 pub struct Eviction {
     pub entries: u32,
     pub live: u32,
+    /// The flows began while only path 1 was eligible, so that half of them are on a path which
+    /// the hash would not choose now.
+    pub held: bool,
     /// Flows of one packet each that came in between.
     pub dead: u32,
     pub rounds: u32,
     /// Packets of live flows that found no entry.
     pub evicted: u64,
-    /// Live flows that were given another path than before.
+    /// How often a live flow was given another path than with its packet before.
     pub changed: u64,
     /// Live flows on path 1: both paths have to be in use for a change to show.
     pub on_path_1: u64,
 }
 
 /// Fills a table of `plan.entries` with `live_share` times as many live flows that may use both
-/// paths, and then sends one packet of each live flow per round, with a new flow after each. A
+/// paths, and then sends one packet of each live flow per round, with a new flow after every sixth. A
 /// share above 1 makes sure that live flows are evicted. Call in the client's namespace.
-pub fn eviction(plan: &Plan, live_share: f64) -> Result<Eviction> {
+pub fn eviction(plan: &Plan, live_share: f64, held: bool) -> Result<Eviction> {
     let live = (f64::from(plan.entries) * live_share) as u32;
     let mut steer = rig::steer(plan.entries)?;
+    rig::set(
+        &mut steer,
+        if held { Verdict::Moved } else { Verdict::Both },
+    );
+    let mut paths = {
+        let mut feeder = Feeder::new(&steer)?;
+        (0..live)
+            .map(|i| feeder.send(i))
+            .collect::<Result<Vec<_>>>()?
+    };
     rig::set(&mut steer, Verdict::Both);
     let mut feeder = Feeder::new(&steer)?;
-    let paths = (0..live)
-        .map(|i| feeder.send(i))
-        .collect::<Result<Vec<_>>>()?;
     let mut seen = Eviction {
         entries: plan.entries,
         live,
+        held,
         rounds: plan.eviction_rounds,
         on_path_1: paths.iter().map(|p| u64::from(*p)).sum(),
         ..Default::default()
@@ -150,9 +165,14 @@ pub fn eviction(plan: &Plan, live_share: f64) -> Result<Eviction> {
     let new = counter(&steer, "flow_new")?;
     for _ in 0..seen.rounds {
         for i in 0..live {
-            seen.changed += u64::from(feeder.send(i)? != paths[i as usize]);
-            feeder.send(live + seen.dead)?;
-            seen.dead += 1;
+            let path = feeder.send(i)?;
+            if path != std::mem::replace(&mut paths[i as usize], path) {
+                seen.changed += 1;
+            }
+            if i % LIVE_PER_DEAD == 0 {
+                feeder.send(live + seen.dead)?;
+                seen.dead += 1;
+            }
         }
         ensure!(!stopped(), "interrupted");
     }
