@@ -14,6 +14,9 @@
 #define MTN_MAX_SELECTORS	16
 #define MTN_NO_MEMBER		0xff
 
+/* Of `mountain reflect` (mountain/src/measure/wire.rs): its replies stay on the probe's path. */
+#define MTN_REFLECT_PORT	8629
+
 /* The averages (docs/steering.md): interval and scale of K. */
 #define MTN_AVG_INTERVAL_NS	10000000ULL
 #define MTN_AVG_SCALE		1024ULL
@@ -153,7 +156,8 @@ struct mtn_flow {
 	__u8 path;		/* path id */
 	__u8 class;		/* enum mtn_class */
 	__u8 big;		/* a super-packet was seen in this window */
-	__u8 pad[6];
+	__u16 l3_len_max;	/* largest packet so far, network layer bytes */
+	__u8 pad[4];
 };
 
 /* All fragments of a datagram follow its first one, which alone has ports. */

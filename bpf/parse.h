@@ -38,6 +38,7 @@ struct mtn_pkt {
 	struct mtn_flow_key quoted;	/* MTN_PKT_ICMP_ERROR: of the flow that it is about */
 	__u32 frag_id;
 	__u32 hdr_len;		/* network and transport headers, bytes */
+	__u32 l3_len;		/* of the largest packet on the wire, set by the program */
 	__u8 flags;		/* MTN_PKT_* */
 	__u8 dsfield;
 	__u16 pad;

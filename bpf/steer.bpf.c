@@ -297,10 +297,11 @@ static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
 }
 
 /*
- * Member that the flow hashes to among those in @mask, or MTN_NO_MEMBER. The argmax baseline
+ * Member that the flow hashes to among those in @mask whose MTU is @l3_len at least, or
+ * MTN_NO_MEMBER. The argmax baseline
  * takes the one with the highest (ema_load + ema_time_delta) * cost, as originally published.
  */
-__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode)
+__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode, __u32 l3_len)
 {
 	__u64 best_score = mode == MTN_MODE_ARGMAX_LOAD ? 0 : ~0ULL;
 	__u32 best = MTN_NO_MEMBER, i;
@@ -316,7 +317,8 @@ __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode)
 		if (i >= MTN_MAX_MEMBERS)
 			break;
 		path = mtn_member_path(g, i);
-		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS)
+		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS ||
+		    mtn_path_at(path)->mtu < l3_len)
 			continue;
 		if (mode == MTN_MODE_ARGMAX_LOAD) {
 			struct mtn_average *a = &averages[path];
@@ -359,15 +361,18 @@ static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn
 }
 
 /* The path that a known flow takes with this packet; moves the flow if it may and should. */
-__noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __u64 now)
+__noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u64 now)
 {
 	union mtn_masks masks;
 	struct mtn_group *g;
 	__u32 group, from, to, may, reason, member;
 	__u64 need_us = 0;
+	bool fits;
 
-	if (!key || !flow)
+	if (!pkt || !flow)
 		return MTN_MAX_PATHS;
+	if (pkt->l3_len > flow->l3_len_max)
+		flow->l3_len_max = pkt->l3_len;
 	from = flow->path;
 	group = flow->group;
 	if (group >= MTN_MAX_GROUPS || from >= MTN_MAX_PATHS)
@@ -379,10 +384,12 @@ __noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __
 		may = masks.alive;
 	may &= masks.alive;
 	member = mtn_member(g, from);
-	if (member < MTN_MAX_MEMBERS && (may & (1U << member)))
+	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
+	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits)
 		return from;
 
-	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
+	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode,
+			    flow->l3_len_max);
 	if (member >= MTN_MAX_MEMBERS)
 		return from;
 	to = mtn_member_path(g, member);
@@ -394,6 +401,9 @@ __noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __
 		reason = MTN_MOVE_DEAD;
 	} else if (flow->class == MTN_CLASS_LATENCY && (masks.ejected & (1U << member))) {
 		reason = MTN_MOVE_EJECTED;
+	} else if (!fits) {
+		/* Its large packets pass by the kernel's path already: keep the small ones with them. */
+		reason = MTN_MOVE_FORCED;
 	} else {
 		__u32 max_us = mtn_path_at(from)->delay_max_us, min_us = mtn_path_at(to)->delay_min_us;
 		__u64 barred = g->barred_since_ns[member & (MTN_MAX_MEMBERS - 1)];
@@ -406,15 +416,26 @@ __noinline int mtn_flow_next(struct mtn_flow_key *key, struct mtn_flow *flow, __
 		else
 			return from;
 	}
-	mtn_report_move(key, flow, to, reason, now, need_us);
+	mtn_report_move(&pkt->key, flow, to, reason, now, need_us);
 	flow->path = to;
 	flow->moves++;
 	return to;
 }
 
+/* Network layer bytes of @skb's largest packet on the wire; it is on @here now. */
+static __always_inline __u32 mtn_l3_len(struct __sk_buff *skb, const struct mtn_pkt *pkt,
+					const struct mtn_path *here)
+{
+	if (!skb->gso_size)
+		return skb->len - ETH_HLEN;
+	if (pkt->key.proto == IPPROTO_TCP)
+		return skb->gso_size + pkt->hdr_len;
+	return here->mtu;	/* a tunnel's inner headers are not known here */
+}
+
 /* Accounts a packet to its flow and, once a window, settles the flow's class. */
 static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_buff *skb,
-					     __u8 dsfield, __u64 now)
+					     const struct mtn_pkt *pkt, __u64 now)
 {
 	__u64 elapsed = now - flow->window_start_ns;
 
@@ -422,7 +443,7 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 	flow->window_bytes += skb->len;
 	if (skb->gso_segs > 1)
 		flow->big = 1;
-	if (mtn_dscp_is_latency(dsfield)) {
+	if (mtn_dscp_is_latency(pkt->dsfield)) {
 		flow->class = MTN_CLASS_LATENCY;
 	} else if (flow->window_bytes > config.bulk_above && elapsed <= config.window_ns) {
 		/* The window is not over, but nothing can lower its bytes. */
@@ -457,6 +478,8 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	group = mtn_group_of(key);
 	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;
+	if (pkt->key.proto == IPPROTO_UDP && pkt->key.sport == bpf_htons(MTN_REFLECT_PORT))
+		return MTN_MAX_PATHS;
 	if (mtn_is_pinned(&pkt->key)) {
 		mtn_count(MTN_STAT_PASS_PINNED);
 		return MTN_MAX_PATHS;
@@ -479,7 +502,8 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	if (pkt->key.proto == IPPROTO_TCP && !(pkt->flags & MTN_PKT_SYN) &&
 	    now >= config.grace_until_ns)
 		mtn_count(MTN_STAT_FLOW_UNTRACKED);
-	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode);
+	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode,
+			    pkt->l3_len);
 	if (member >= MTN_MAX_MEMBERS)
 		return here;
 	return mtn_member_path(g, member);
@@ -489,20 +513,12 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_pkt *pkt,
 					     struct mtn_path *here, struct mtn_path *to)
 {
-	__u32 l3_len;
-
 	if (!(to->flags & MTN_PATH_NEIGH_VALID) || !(to->flags & MTN_PATH_ETHERNET) ||
 	    !(here->flags & MTN_PATH_ETHERNET)) {
 		mtn_count(MTN_STAT_PASS_NEIGH);
 		return false;
 	}
-	if (!skb->gso_size)
-		l3_len = skb->len - ETH_HLEN;
-	else if (pkt->key.proto == IPPROTO_TCP || to->mtu >= here->mtu)
-		l3_len = skb->gso_size + pkt->hdr_len;
-	else
-		l3_len = to->mtu + 1;	/* a tunnel's inner headers are not known here */
-	if (l3_len > to->mtu) {
+	if (pkt->l3_len > to->mtu) {
 		mtn_count(MTN_STAT_PASS_MTU);
 		return false;
 	}
@@ -591,8 +607,8 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 
 	flow = bpf_map_lookup_elem(&flows, &pkt->key);
 	if (flow && flow->generation == config.generation) {
-		path = mtn_flow_next(&pkt->key, flow, now);
-		mtn_flow_account(flow, skb, pkt->dsfield, now);
+		path = mtn_flow_next(pkt, flow, now);
+		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
 
@@ -608,8 +624,8 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
 		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS)
 			flow->path = path;
-		path = mtn_flow_next(&pkt->key, flow, now);
-		mtn_flow_account(flow, skb, pkt->dsfield, now);
+		path = mtn_flow_next(pkt, flow, now);
+		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
 	fresh.last_ns = now;
@@ -619,6 +635,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	fresh.group = group;
 	fresh.path = path;
 	fresh.class = MTN_CLASS_LATENCY;
+	fresh.l3_len_max = pkt->l3_len;
 	mtn_count(MTN_STAT_FLOW_NEW);
 	bpf_map_update_elem(&flows, &pkt->key, &fresh, BPF_ANY);
 	return path;
@@ -632,7 +649,7 @@ static __always_inline bool mtn_is_bound(struct __sk_buff *skb)
 }
 
 SEC("tcx/egress")
-int steer(struct __sk_buff *skb)
+int mountain_steer(struct __sk_buff *skb)
 {
 	struct mtn_handover *note;
 	struct mtn_pkt pkt = {};
@@ -679,6 +696,7 @@ int steer(struct __sk_buff *skb)
 		goto pass;
 	}
 
+	pkt.l3_len = mtn_l3_len(skb, &pkt, mtn_path_at(here));
 	to = mtn_path_for(skb, &pkt, here, now);
 	if (to >= MTN_MAX_PATHS)
 		goto pass;

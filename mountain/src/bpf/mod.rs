@@ -197,7 +197,7 @@ impl Steer {
             sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
             ..Default::default()
         };
-        let prog = self.skel.progs.steer.as_libbpf_object();
+        let prog = self.skel.progs.mountain_steer.as_libbpf_object();
         // SAFETY: the program is loaded and outlives the call, the options live on the stack.
         let link =
             unsafe { libbpf_sys::bpf_program__attach_tcx(prog.as_ptr(), ifindex as i32, &opts) };
@@ -399,7 +399,7 @@ impl Steer {
 
     /// Descriptor of the program, for BPF_PROG_RUN in tests.
     pub fn program(&self) -> &impl AsFd {
-        &self.skel.progs.steer
+        &self.skel.progs.mountain_steer
     }
 }
 
