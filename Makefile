@@ -33,7 +33,7 @@ build: ## build target/release/mountain and mountain-lab
 demo: preflight setup build ## (root) compare policies on two emulated uplinks, write report/index.html
 	@scripts/demo $(ARGS)
 
-test: preflight setup-test lint build ## (root) lint, build and run every test
+test: preflight setup-test lint ## (root) lint, build and run every test
 	@scripts/test $(ARGS)
 
 bench: preflight setup build ## (root) run every scenario against its figures, into out/bench/

@@ -52,7 +52,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_SELECTOR,		/* an ip rule outside the group's table */
 	MTN_STAT_PASS_PINNED,		/* the source address belongs to one uplink */
 	MTN_STAT_PASS_DEST,		/* multicast, broadcast, link-local */
-	MTN_STAT_PASS_MTU,		/* larger than the chosen path's MTU */
+	MTN_STAT_PASS_MTU,		/* larger than the MTU of every eligible path */
 	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, or no Ethernet */
 	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
 	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated, fragment without its first */

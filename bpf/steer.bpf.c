@@ -390,8 +390,11 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u64 n
 
 	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode,
 			    flow->l3_len_max);
-	if (member >= MTN_MAX_MEMBERS)
+	if (member >= MTN_MAX_MEMBERS) {
+		if (may)
+			mtn_count(MTN_STAT_PASS_MTU);
 		return from;
+	}
 	to = mtn_member_path(g, member);
 	if (to >= MTN_MAX_PATHS || to == from)
 		return from;
@@ -426,11 +429,12 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u64 n
 static __always_inline __u32 mtn_l3_len(struct __sk_buff *skb, const struct mtn_pkt *pkt,
 					const struct mtn_path *here)
 {
+	__u32 len = skb->gso_size + pkt->hdr_len;
+
 	if (!skb->gso_size)
 		return skb->len - ETH_HLEN;
-	if (pkt->key.proto == IPPROTO_TCP)
-		return skb->gso_size + pkt->hdr_len;
-	return here->mtu;	/* a tunnel's inner headers are not known here */
+	/* A tunnel's inner headers are not known here, but it fits where it is. */
+	return pkt->key.proto == IPPROTO_TCP || len > here->mtu ? len : here->mtu;
 }
 
 /* Accounts a packet to its flow and, once a window, settles the flow's class. */
@@ -504,8 +508,10 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 		mtn_count(MTN_STAT_FLOW_UNTRACKED);
 	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode,
 			    pkt->l3_len);
-	if (member >= MTN_MAX_MEMBERS)
+	if (member >= MTN_MAX_MEMBERS) {
+		mtn_count(MTN_STAT_PASS_MTU);
 		return here;
+	}
 	return mtn_member_path(g, member);
 }
 
@@ -518,11 +524,7 @@ static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_p
 		mtn_count(MTN_STAT_PASS_NEIGH);
 		return false;
 	}
-	if (pkt->l3_len > to->mtu) {
-		mtn_count(MTN_STAT_PASS_MTU);
-		return false;
-	}
-	return true;
+	return pkt->l3_len <= to->mtu;
 }
 
 static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struct mtn_path *to,

@@ -396,7 +396,8 @@ fn ip_rules_keep_their_packets() {
 fn packets_that_do_not_fit_the_other_path_pass() {
     in_netns(|| {
         let mut rig = Rig::new(&settings());
-        let len = |n: usize| Ip::v4(UDP, udp(1, 2, n - 28)).on(0);
+        // A flow remembers its largest packet: each MTU is tried with flows of its own.
+        let len = |n: usize, mtu: usize| Ip::v4(UDP, udp(mtu as u16, 2, n - 28)).on(0);
         let gso = |gso_size| Ctx {
             gso_segs: 2,
             gso_size,
@@ -404,7 +405,8 @@ fn packets_that_do_not_fit_the_other_path_pass() {
         };
         let try_all = |rig: &Rig, mtu: usize| {
             for (n, to) in [(mtu - 1, 1), (mtu, 1), (mtu + 1, 0)] {
-                let counted = rig.counted(|| assert_eq!(rig.send(0, &len(n)), to, "{n}/{mtu}"));
+                let counted =
+                    rig.counted(|| assert_eq!(rig.send(0, &len(n, mtu)), to, "{n}/{mtu}"));
                 assert_eq!(
                     counted.contains(&("pass_mtu", 1)),
                     to == 0,
@@ -412,8 +414,8 @@ fn packets_that_do_not_fit_the_other_path_pass() {
                 );
             }
             // A super-packet's segments count, with 20 + 32 (TCP) or 20 + 8 (UDP) of headers.
-            let tcp = Ip::v4(TCP, tcp(1, 2, SYN, 2 * mtu)).on(0);
-            let udp = Ip::v4(UDP, udp(3, 4, 2 * mtu)).on(0);
+            let tcp = Ip::v4(TCP, tcp(mtu as u16, 2, SYN, 2 * mtu)).on(0);
+            let udp = Ip::v4(UDP, udp(mtu as u16, 4, 2 * mtu)).on(0);
             for (packet, headers) in [(&tcp, 52), (&udp, 28)] {
                 let fits = (mtu - headers) as u32;
                 // UDP may be a tunnel, whose inner headers come on top.
@@ -426,7 +428,7 @@ fn packets_that_do_not_fit_the_other_path_pass() {
                     fits + 1
                 );
             }
-            let tcp6 = Ip::v6(TCP, bpf::packets::tcp(1, 2, SYN, 2 * mtu)).on(0);
+            let tcp6 = Ip::v6(TCP, bpf::packets::tcp(mtu as u16, 2, SYN, 2 * mtu)).on(0);
             assert_eq!(rig.send_ctx(0, &tcp6, gso(mtu as u32 - 72)), 1);
             assert_eq!(rig.send_ctx(0, &tcp6, gso(mtu as u32 - 71)), 0);
         };
@@ -444,7 +446,8 @@ fn packets_that_do_not_fit_the_other_path_pass() {
         let tunnel = Ip::v4(GRE, vec![0; 2500]).on(0);
         assert_eq!(rig.send_ctx(0, &tunnel, gso(1000)), 0);
         rig.steer.set_path(1, &rig_path(1, rig.ifindex)).unwrap();
-        assert_eq!(rig.send_ctx(0, &tunnel, gso(1000)), 1);
+        let other = Ip::v4(ESP, vec![0; 2500]).on(0);
+        assert_eq!(rig.send_ctx(0, &other, gso(1000)), 1);
     });
 }
 

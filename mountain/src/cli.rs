@@ -152,7 +152,12 @@ fn run(command: Cmd) -> Result<ExitCode> {
         Cmd::Check { json } => return check(json),
         Cmd::Reflect { listen } => reflect(listen)?,
         Cmd::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "mountain", &mut std::io::stdout());
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "mountain",
+                &mut std::io::stdout(),
+            );
         }
         Cmd::Policy { name } => {
             PolicyName::parse(&name)?;
@@ -321,7 +326,8 @@ fn down() -> Result<()> {
             }
             println!("mountain is down; the kernel's own routing decides again");
         }
-        None if run_dir.is_running()? => {
+        // One that was just killed holds its lock until it is gone.
+        None if !run_dir.wait_gone(STOP_TIMEOUT)? => {
             bail!("the daemon runs but does not answer: end its process")
         }
         None => {

@@ -34,9 +34,9 @@ use topology::Paths;
 const TICK: Duration = Duration::from_millis(10);
 /// How often rates are taken and single moves are collected.
 const RATES: Duration = Duration::from_millis(100);
-/// A neighbour entry may be missing for so long before its path counts as down: the kernel resolves
-/// it again within a round trip of the link when traffic goes on.
-const NEIGHBOUR_GRACE: Duration = Duration::from_millis(100);
+/// A gateway that was never resolved may take so long before its path counts as down: the kernel
+/// asks once a second.
+const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
 /// A gateway whose entry keeps failing is resolved from scratch this often.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 /// After attaching or a change of mode, flows first seen stay where the kernel has them.
@@ -240,15 +240,22 @@ impl Daemon {
         })
     }
 
-    /// When the next probe of `path` is due.
+    /// When the next probe of `path` is due; in the past for one that was never probed.
     fn probe_due(&self, path: usize) -> Instant {
         let interval = Duration::from_micros(self.policy.probe_interval_us(path));
-        self.probed_at.get(&path).map_or_else(Instant::now, |at| *at + interval)
+        self.probed_at
+            .get(&path)
+            .map_or(self.started, |at| *at + interval)
     }
 
     /// When the next probe of any path is due.
     fn next_probe(&self) -> Instant {
-        let due = self.paths.probed().into_iter().map(|path| self.probe_due(path)).min();
+        let due = self
+            .paths
+            .probed()
+            .into_iter()
+            .map(|path| self.probe_due(path))
+            .min();
         due.unwrap_or_else(|| Instant::now() + TICK)
     }
 
