@@ -122,6 +122,8 @@ struct Daemon {
     /// When each path's gateway was last resolved from scratch.
     resolved_at: BTreeMap<usize, Instant>,
     seq: u64,
+    /// Time of the last decision that was logged.
+    decided_us: u64,
     /// When each path was last probed.
     probed_at: BTreeMap<usize, Instant>,
     said_unanswered: [bool; MAX_PATHS],
@@ -232,6 +234,7 @@ impl Daemon {
             unresolved: BTreeMap::new(),
             resolved_at: BTreeMap::new(),
             seq: 0,
+            decided_us: 0,
             probed_at: BTreeMap::new(),
             said_unanswered: [false; MAX_PATHS],
             stop: false,
@@ -420,8 +423,13 @@ impl Daemon {
         for path in late {
             self.usable(path, false, "gateway not resolved");
         }
+        let before = self.decided_us;
         if let Some(verdict) = self.policy.tick(now_us()) {
             tracing::debug!(?verdict, "verdict");
+            for d in self.policy.decisions().filter(|d| d.at_us > before) {
+                info!("{}: {:?} -> {:?}: {}", d.name, d.from, d.to, d.why);
+                self.decided_us = d.at_us;
+            }
         }
         self.write_verdict();
     }
