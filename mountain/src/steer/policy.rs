@@ -674,14 +674,18 @@ impl Policy {
         }
         v.bulk = v.latency | own;
         let doubtful = self.doubtful(g, v, now_us);
-        if v.latency != 0 && !doubtful {
+        let choice = match v.latency != 0 && !doubtful {
+            true => None,
+            false => self.least_bad(g, v.alive, now_us),
+        };
+        let bit = choice.map_or(0, |c| 1 << c);
+        // A doubtful path that is still the best of the moment stays what it is: eligible.
+        if v.latency != 0 && (!doubtful || bit == v.latency) {
             v.ejected = ejected & !v.latency;
             self.groups[g].least_bad = None;
             return v;
         }
-        let choice = self.least_bad(g, v.alive, now_us);
         self.groups[g].least_bad = choice;
-        let bit = choice.map_or(0, |c| 1 << c);
         v.latency = bit;
         // The least bad path is the one that is early now: waiting for a flowlet on another would
         // outlast the advantage.
