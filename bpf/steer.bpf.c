@@ -58,13 +58,12 @@ struct bpf_iter_num {
 
 #define AF_INET		2
 #define AF_INET6	10
-#define LOOPBACK_IFINDEX	1
-#define DSCP_MASK	0xfc	/* of the DS field; the rest is ECN's */
 
 #include "intf.h"
 #include "parse.h"
 #include "averages.h"
 #include "rendezvous.h"
+#include "fragments.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -72,7 +71,8 @@ struct mtn_config config;
 struct mtn_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
-struct mtn_selector selectors[MTN_MAX_SELECTORS];
+
+#include "selectors.h"
 
 /* Value of the destination tries: a group, or MTN_NOT_OURS. */
 #define MTN_NOT_OURS	0xffffffff
@@ -121,13 +121,6 @@ struct {
 	__type(key, struct mtn_flow_key);
 	__type(value, struct mtn_flow);
 } flows SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct mtn_frag_key);
-	__type(value, struct mtn_frag);
-} frags SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -215,53 +208,6 @@ static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, bool ipv6)
 			return i;
 	}
 	return MTN_MAX_PATHS;
-}
-
-static __always_inline bool mtn_in_range(__u16 port_be, __u16 first, __u16 last)
-{
-	__u16 port = bpf_ntohs(port_be);
-
-	return port >= first && port <= last;
-}
-
-static __always_inline bool mtn_in_prefix(const __u32 *addr, const __u32 *net, const __u32 *mask)
-{
-	return !(((addr[0] ^ net[0]) & mask[0]) | ((addr[1] ^ net[1]) & mask[1]) |
-		 ((addr[2] ^ net[2]) & mask[2]) | ((addr[3] ^ net[3]) & mask[3]));
-}
-
-/* Did an ip rule that looks up another table select this packet? */
-__noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt)
-{
-	/* To ip rules, what the host itself sends came in by lo. */
-	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
-	__u32 uid = bpf_get_socket_uid(skb);
-	__u32 i;
-
-	if (!pkt)
-		return 0;
-	bpf_for(i, 0, config.n_selectors) {
-		struct mtn_selector *s;
-		bool match;
-
-		if (i >= MTN_MAX_SELECTORS)
-			break;
-		s = &selectors[i];
-		if (s->ipv6 != pkt->key.ipv6)
-			continue;
-		match = (skb->mark & s->mark_mask) == s->mark &&
-			mtn_in_prefix(pkt->key.saddr, s->src, s->src_mask) &&
-			mtn_in_prefix(pkt->key.daddr, s->dst, s->dst_mask) &&
-			(!s->iif || s->iif == iif) &&
-			uid >= s->uid_first && uid <= s->uid_last &&
-			(!s->ipproto || s->ipproto == pkt->key.proto) &&
-			mtn_in_range(pkt->key.sport, s->sport_first, s->sport_last) &&
-			mtn_in_range(pkt->key.dport, s->dport_first, s->dport_last) &&
-			(!s->tos || !((s->tos ^ pkt->dsfield) & DSCP_MASK));
-		if (match != !!s->invert)
-			return 1;
-	}
-	return 0;
 }
 
 /* The group of a destination, or MTN_NOT_OURS. */
@@ -547,41 +493,6 @@ static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struc
 	note->at_ns = now;
 	mtn_count(MTN_STAT_REDIRECTED);
 	return bpf_redirect_neigh(to->ifindex, &nh, sizeof(nh), 0);
-}
-
-/* RFC 791: unique per addresses and protocol; RFC 8200: per addresses. */
-static __always_inline void mtn_frag_key(const struct mtn_pkt *pkt, struct mtn_frag_key *key)
-{
-	__builtin_memcpy(key->saddr, pkt->key.saddr, 16);
-	__builtin_memcpy(key->daddr, pkt->key.daddr, 16);
-	key->id = pkt->frag_id;
-	key->proto = pkt->key.ipv6 ? 0 : pkt->key.proto;
-	key->ipv6 = pkt->key.ipv6;
-}
-
-/* Path of a fragment that is not the first, or MTN_MAX_PATHS. */
-__noinline int mtn_frag_path(struct mtn_pkt *pkt)
-{
-	struct mtn_frag_key key = {};
-	struct mtn_frag *frag;
-
-	if (!pkt)
-		return MTN_MAX_PATHS;
-	mtn_frag_key(pkt, &key);
-	frag = bpf_map_lookup_elem(&frags, &key);
-	return frag ? frag->path : MTN_MAX_PATHS;
-}
-
-__noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
-{
-	struct mtn_frag_key key = {};
-	struct mtn_frag frag = { .path = path };
-
-	if (!pkt)
-		return 0;
-	mtn_frag_key(pkt, &key);
-	bpf_map_update_elem(&frags, &key, &frag, BPF_ANY);
-	return 0;
 }
 
 /* The path that @pkt should take, or MTN_MAX_PATHS for "not ours". */

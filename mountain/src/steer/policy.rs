@@ -15,6 +15,7 @@ use super::topology::MAX_GROUP_PATHS;
 use super::window::{Stats, Window};
 use crate::config::SteerConfig;
 
+mod choose;
 mod report;
 
 /// Probes before which a path is neither good nor bad.
@@ -38,6 +39,9 @@ const FASTER: u64 = 5;
 const JUMP_US: f64 = 10_000.0;
 /// An *own load* verdict is not reviewed for jumps before this age: its queue is still growing.
 const REVIEW_US: u64 = 3_000_000;
+/// A *foreign load* verdict may turn into *own load* for this long: less than `force_after_ms`, so
+/// that bulk flows are still where they were.
+const UNDECIDED_US: u64 = 1_500_000;
 /// How far back the largest delay counts for the flowlet gap.
 const RECENT_US: u64 = 3_000_000;
 /// An ejection can be taken back by late answers for this long.
@@ -190,6 +194,15 @@ impl Path {
     }
 }
 
+/// One rise of a path's delay.
+struct Episode {
+    /// When it was noticed.
+    began_us: u64,
+    onset_us: u64,
+    /// How much the delay leapt from one probe to the next.
+    jump_us: u64,
+}
+
 /// A path within a group.
 struct Member {
     path: usize,
@@ -200,6 +213,8 @@ struct Member {
     bad: bool,
     hold: Hold,
     load: Option<Judgement>,
+    /// The rise of the delay that `load` is about.
+    episode: Option<Episode>,
     seen: Evidence,
     used: Use,
 }
@@ -288,6 +303,7 @@ impl Policy {
                             bad: false,
                             hold: hold.clone(),
                             load: None,
+                            episode: None,
                             seen: Evidence::default(),
                             used: Use::All,
                         },
@@ -579,6 +595,8 @@ impl Policy {
                     member.load = None;
                     return;
                 }
+                // Bad again after it had recovered: whose doing it is this time is open.
+                let relapsed = bad && out.good_since_us.is_some();
                 out.observe(
                     now_us,
                     alive && known && !bad,
@@ -586,11 +604,15 @@ impl Policy {
                     &mut self.rng,
                 );
                 let back = out.remaining_us(now_us) == Some(0) && over <= 0.5;
+                let own_for = now_us - out.since_us;
                 if back {
                     member.out = None;
                     member.load = None;
-                } else if bad && member.load.as_ref().is_some_and(|l| l.load == Load::Own) {
-                    let own_for = now_us - out.since_us;
+                } else if relapsed {
+                    self.blame(g, m, now_us);
+                } else if bad && self.undecided(g, m, now_us) {
+                    self.judge_load(g, m, now_us);
+                } else if bad && self.own_load(g, m) {
                     self.review(g, m, own_for, now_us);
                 }
             }
@@ -600,7 +622,6 @@ impl Policy {
     fn leave(&mut self, g: usize, m: usize, cause: Cause, now_us: u64) {
         let threshold_us = self.groups[g].threshold_us.unwrap_or(f64::INFINITY);
         let member = &mut self.groups[g].members[m];
-        let path = &self.paths[member.path];
         let hold_before = member.hold.clone();
         let hold = member.hold.flap(now_us);
         let against = match cause {
@@ -616,19 +637,46 @@ impl Policy {
             threshold_us,
             hold_before,
         });
-        let onset = member
-            .seen
-            .onset_us
-            .unwrap_or(now_us.saturating_sub(1_000_000));
+        match cause {
+            Cause::Link | Cause::Lost => member.load = None,
+            Cause::Late | Cause::Cost => self.blame(g, m, now_us),
+        }
+    }
+
+    /// A member's delay has risen: finds out whose doing that is.
+    fn blame(&mut self, g: usize, m: usize, now_us: u64) {
+        let member = &mut self.groups[g].members[m];
+        let onset_us = member.seen.onset_us;
+        member.episode = Some(Episode {
+            began_us: now_us,
+            onset_us: onset_us.unwrap_or(now_us.saturating_sub(1_000_000)),
+            jump_us: member.seen.jump_us,
+        });
+        self.judge_load(g, m, now_us);
+    }
+
+    /// Whether the rise is so young that our own rate may still be on its way up: a flow that
+    /// starts fills the queue before a rate over 100 ms shows it.
+    fn undecided(&self, g: usize, m: usize, now_us: u64) -> bool {
+        let member = &self.groups[g].members[m];
+        let young = |e: &Episode| now_us < e.began_us + UNDECIDED_US;
+        let foreign = |j: &Judgement| j.load == Load::Foreign;
+        member.episode.as_ref().is_some_and(young) && member.load.as_ref().is_some_and(foreign)
+    }
+
+    fn own_load(&self, g: usize, m: usize) -> bool {
+        let load = &self.groups[g].members[m].load;
+        load.as_ref().is_some_and(|l| l.load == Load::Own)
+    }
+
+    fn judge_load(&mut self, g: usize, m: usize, now_us: u64) {
+        let member = &mut self.groups[g].members[m];
+        let path = &self.paths[member.path];
         let jump = (2.0 * self.band.width_us(path.stats.p50_us)).max(JUMP_US);
-        member.load = match cause {
-            Cause::Link | Cause::Lost => None,
-            Cause::Late | Cause::Cost => Some(path.load.judge(
-                now_us,
-                onset,
-                member.seen.jump_us as f64 >= jump,
-            )),
-        };
+        member.load = member.episode.as_ref().map(|e| {
+            path.load
+                .judge(now_us, e.onset_us, e.jump_us as f64 >= jump)
+        });
     }
 
     /// Looks again at a path whose delay was taken for our own doing.
@@ -639,121 +687,6 @@ impl Policy {
         let jumped = own_for_us >= REVIEW_US && step_us(&path.window, now_us) as f64 >= least;
         if let Some(j) = path.load.review(now_us, jumped) {
             member.load = Some(j);
-        }
-    }
-
-    /// Masks of one group.
-    fn choose(&mut self, g: usize, now_us: u64) -> GroupVerdict {
-        let mut v = GroupVerdict::default();
-        let (mut own, mut fair, mut ejected) = (0u16, 0u16, 0u16);
-        for (i, m) in self.groups[g].members.iter().enumerate() {
-            if !self.alive(m.path, now_us) {
-                continue;
-            }
-            let bit = 1 << i;
-            v.alive |= bit;
-            if m.out.is_none() {
-                v.latency |= bit;
-            }
-            if m.load.as_ref().is_some_and(|l| l.load == Load::Own) {
-                own |= bit;
-            }
-            if !m.bad {
-                fair |= bit;
-            }
-            if m.bad
-                || m.out
-                    .as_ref()
-                    .is_some_and(|o| matches!(o.cause, Cause::Late | Cause::Lost))
-            {
-                ejected |= bit;
-            }
-        }
-        if self.mode == Mode::MinRtt {
-            return self.lowest_median(g, v.alive);
-        }
-        v.bulk = v.latency | own;
-        let doubtful = self.doubtful(g, v, now_us);
-        let choice = match v.latency != 0 && !doubtful {
-            true => None,
-            false => self.least_bad(g, v.alive, now_us),
-        };
-        let bit = choice.map_or(0, |c| 1 << c);
-        // A doubtful path that is still the best of the moment stays what it is: eligible.
-        if v.latency != 0 && (!doubtful || bit == v.latency) {
-            v.ejected = ejected & !v.latency;
-            self.groups[g].least_bad = None;
-            return v;
-        }
-        self.groups[g].least_bad = choice;
-        v.latency = bit;
-        // The least bad path is the one that is early now: waiting for a flowlet on another would
-        // outlast the advantage.
-        v.ejected = v.alive & !bit;
-        if !doubtful {
-            v.bulk |= fair;
-        }
-        if v.bulk == 0 {
-            v.bulk = bit;
-        }
-        v
-    }
-
-    /// Whether the only eligible path has a bad name and is late right now. Then it is treated
-    /// like the others: the best one of the moment is used until this one is on time again.
-    fn doubtful(&self, g: usize, v: GroupVerdict, now_us: u64) -> bool {
-        let Some(m) = self.lone(&self.groups[g], v, now_us) else {
-            return false;
-        };
-        let present = self.paths[self.groups[g].members[m].path].present_us(now_us);
-        present as f64 > self.groups[g].threshold_us.unwrap_or(f64::INFINITY)
-    }
-
-    /// The only eligible member, when others live and it has flapped not long ago.
-    fn lone(&self, group: &Group, v: GroupVerdict, now_us: u64) -> Option<usize> {
-        let m = v.latency.trailing_zeros() as usize;
-        (v.latency.count_ones() == 1
-            && v.alive != v.latency
-            && group.members[m].hold.flaps_at(now_us) > 0)
-            .then_some(m)
-    }
-
-    fn lowest_median(&self, g: usize, alive: u16) -> GroupVerdict {
-        let members = &self.groups[g].members;
-        let mask = (0..members.len())
-            .filter(|i| alive & (1 << i) != 0)
-            .filter(|i| self.paths[members[*i].path].stats.answered > 0)
-            .min_by(|a, b| {
-                let p50 = |i: usize| self.paths[members[i].path].stats.p50_us;
-                p50(*a).total_cmp(&p50(*b))
-            })
-            .map_or(alive, |i| 1 << i);
-        GroupVerdict {
-            latency: mask,
-            bulk: mask,
-            alive,
-            ejected: 0,
-        }
-    }
-
-    /// With no eligible path: the one that is best at this moment, left only for a clear
-    /// advantage. A single probe decides, as every path here has a bad name already and waiting
-    /// for three would cost more than a needless move.
-    fn least_bad(&self, g: usize, alive: u16, now_us: u64) -> Option<usize> {
-        let members = &self.groups[g].members;
-        let path = |i: usize| &self.paths[members[i].path];
-        let candidates = || (0..members.len()).filter(|i| alive & (1 << i) != 0);
-        let lowest = candidates().min_by_key(|i| path(*i).present_us(now_us))?;
-        let low = path(lowest).present_us(now_us) as f64;
-        let usual = path(lowest).stats.ordinary_us() - path(lowest).stats.p50_us;
-        let near = low + self.band.clear_us(low).max(usual + self.band.width_us(low));
-        let close = |i: &usize| path(*i).present_us(now_us) as f64 <= near;
-        match self.groups[g].least_bad {
-            Some(current) if candidates().any(|i| i == current) && close(&current) => Some(current),
-            _ => candidates().filter(close).min_by(|a, b| {
-                let cost = |i: usize| path(i).cost(&self.weights, 1).unwrap_or(f64::INFINITY);
-                cost(*a).total_cmp(&cost(*b))
-            }),
         }
     }
 }

@@ -546,6 +546,42 @@ fn bulk_stays_with_its_own_queue_and_leaves_a_foreign_one() {
 }
 
 #[test]
+fn a_bulk_flow_that_starts_again_is_known_as_our_own() {
+    // Two bulk flows one after the other fill path 0; the second one's rate shows only after its
+    // queue does, and the path is still held for the first one.
+    let queue = |t: u64| {
+        let since = if t < 22 * S { 10 * S } else { 25 * S };
+        let grown = (t.saturating_sub(since).min(S / 2) * 3 / 10) as u32;
+        if (20 * S..25 * S).contains(&t) {
+            0
+        } else {
+            grown
+        }
+    };
+    let mut sim = Sim::new(vec![shaped(1, queue), noisy(2)], 1);
+    sim.run(35 * S, |s| {
+        if s.now % (100 * MS) == 0 {
+            let rate_bps = match s.now {
+                t if t < 10 * S => 1.4e6,
+                t if t < 20 * S => 29e6,
+                t if t < 25 * S => 1.4e6,
+                t if t < 25 * S + 300 * MS => 3e6,
+                _ => 29e6,
+            };
+            s.policy.event(Event::Egress {
+                path: 0,
+                at_us: s.now,
+                rate_bps,
+            });
+        }
+        if s.now > 27 * S {
+            assert_eq!(s.mask().bulk, 0b11, "{}", s.explain());
+            assert_eq!(s.mask().latency, 0b10, "{}", s.explain());
+        }
+    });
+}
+
+#[test]
 fn min_rtt_takes_the_lowest_median_alone() {
     let mut sim = Sim::new(vec![shaped(1, |_| 1_000), noisy(2)], 1);
     sim.policy.set_objective(Mode::MinRtt, 0);

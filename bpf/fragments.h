@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * All fragments of a datagram follow its first one, which alone has ports.
+ */
+#ifndef MOUNTAIN_FRAGMENTS_H
+#define MOUNTAIN_FRAGMENTS_H
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct mtn_frag_key);
+	__type(value, struct mtn_frag);
+} frags SEC(".maps");
+
+/* RFC 791: unique per addresses and protocol; RFC 8200: per addresses. */
+static __always_inline void mtn_frag_key(const struct mtn_pkt *pkt, struct mtn_frag_key *key)
+{
+	__builtin_memcpy(key->saddr, pkt->key.saddr, 16);
+	__builtin_memcpy(key->daddr, pkt->key.daddr, 16);
+	key->id = pkt->frag_id;
+	key->proto = pkt->key.ipv6 ? 0 : pkt->key.proto;
+	key->ipv6 = pkt->key.ipv6;
+}
+
+/* Path of a fragment that is not the first, or MTN_MAX_PATHS. */
+__noinline int mtn_frag_path(struct mtn_pkt *pkt)
+{
+	struct mtn_frag_key key = {};
+	struct mtn_frag *frag;
+
+	if (!pkt)
+		return MTN_MAX_PATHS;
+	mtn_frag_key(pkt, &key);
+	frag = bpf_map_lookup_elem(&frags, &key);
+	return frag ? frag->path : MTN_MAX_PATHS;
+}
+
+__noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
+{
+	struct mtn_frag_key key = {};
+	struct mtn_frag frag = { .path = path };
+
+	if (!pkt)
+		return 0;
+	mtn_frag_key(pkt, &key);
+	bpf_map_update_elem(&frags, &key, &frag, BPF_ANY);
+	return 0;
+}
+
+#endif

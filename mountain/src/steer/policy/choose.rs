@@ -1,0 +1,122 @@
+//! From the standing of each path to the masks of a group.
+
+use super::{Group, GroupVerdict, Mode, Policy};
+use crate::steer::ejection::Cause;
+use crate::steer::selfload::Load;
+
+impl Policy {
+    /// Masks of one group.
+    pub(super) fn choose(&mut self, g: usize, now_us: u64) -> GroupVerdict {
+        let mut v = GroupVerdict::default();
+        let (mut own, mut fair, mut ejected) = (0u16, 0u16, 0u16);
+        for (i, m) in self.groups[g].members.iter().enumerate() {
+            if !self.alive(m.path, now_us) {
+                continue;
+            }
+            let bit = 1 << i;
+            v.alive |= bit;
+            if m.out.is_none() {
+                v.latency |= bit;
+            }
+            if m.load.as_ref().is_some_and(|l| l.load == Load::Own) {
+                own |= bit;
+            }
+            if !m.bad {
+                fair |= bit;
+            }
+            if m.bad
+                || m.out
+                    .as_ref()
+                    .is_some_and(|o| matches!(o.cause, Cause::Late | Cause::Lost))
+            {
+                ejected |= bit;
+            }
+        }
+        if self.mode == Mode::MinRtt {
+            return self.lowest_median(g, v.alive);
+        }
+        v.bulk = v.latency | own;
+        let doubtful = self.doubtful(g, v, now_us);
+        let choice = match v.latency != 0 && !doubtful {
+            true => None,
+            false => self.least_bad(g, v.alive, now_us),
+        };
+        let bit = choice.map_or(0, |c| 1 << c);
+        // A doubtful path that is still the best of the moment stays what it is: eligible.
+        if v.latency != 0 && (!doubtful || bit == v.latency) {
+            v.ejected = ejected & !v.latency;
+            self.groups[g].least_bad = None;
+            return v;
+        }
+        self.groups[g].least_bad = choice;
+        v.latency = bit;
+        // The least bad path is the one that is early now: waiting for a flowlet on another would
+        // outlast the advantage.
+        v.ejected = v.alive & !bit;
+        if !doubtful {
+            v.bulk |= fair;
+        }
+        if v.bulk == 0 {
+            v.bulk = bit;
+        }
+        v
+    }
+
+    /// Whether the only eligible path has a bad name and is late right now. Then it is treated
+    /// like the others: the best one of the moment is used until this one is on time again.
+    fn doubtful(&self, g: usize, v: GroupVerdict, now_us: u64) -> bool {
+        let Some(m) = self.lone(&self.groups[g], v, now_us) else {
+            return false;
+        };
+        let present = self.paths[self.groups[g].members[m].path].present_us(now_us);
+        present as f64 > self.groups[g].threshold_us.unwrap_or(f64::INFINITY)
+    }
+
+    /// The only eligible member, when others live and it has flapped not long ago.
+    pub(super) fn lone(&self, group: &Group, v: GroupVerdict, now_us: u64) -> Option<usize> {
+        let m = v.latency.trailing_zeros() as usize;
+        (v.latency.count_ones() == 1
+            && v.alive != v.latency
+            && group.members[m].hold.flaps_at(now_us) > 0)
+            .then_some(m)
+    }
+
+    fn lowest_median(&self, g: usize, alive: u16) -> GroupVerdict {
+        let members = &self.groups[g].members;
+        let mask = (0..members.len())
+            .filter(|i| alive & (1 << i) != 0)
+            .filter(|i| self.paths[members[*i].path].stats.answered > 0)
+            .min_by(|a, b| {
+                let p50 = |i: usize| self.paths[members[i].path].stats.p50_us;
+                p50(*a).total_cmp(&p50(*b))
+            })
+            .map_or(alive, |i| 1 << i);
+        GroupVerdict {
+            latency: mask,
+            bulk: mask,
+            alive,
+            ejected: 0,
+        }
+    }
+
+    /// With no eligible path: the one that is best at this moment, left only for a clear
+    /// advantage. A single probe decides, as every path here has a bad name already and waiting
+    /// for three would cost more than a needless move.
+    fn least_bad(&self, g: usize, alive: u16, now_us: u64) -> Option<usize> {
+        let members = &self.groups[g].members;
+        let path = |i: usize| &self.paths[members[i].path];
+        let candidates = || (0..members.len()).filter(|i| alive & (1 << i) != 0);
+        let lowest = candidates().min_by_key(|i| path(*i).present_us(now_us))?;
+        let low = path(lowest).present_us(now_us) as f64;
+        let usual = path(lowest).stats.ordinary_us() - path(lowest).stats.p50_us;
+        let near = low + self.band.clear_us(low).max(usual + self.band.width_us(low));
+        let close = |i: &usize| path(*i).present_us(now_us) as f64 <= near;
+        match self.groups[g].least_bad {
+            Some(current) if candidates().any(|i| i == current) && close(&current) => Some(current),
+            _ => candidates().filter(close).min_by(|a, b| {
+                let cost = |i: usize| path(i).cost(&self.weights, 1).unwrap_or(f64::INFINITY);
+                cost(*a).total_cmp(&cost(*b))
+            }),
+        }
+    }
+}
