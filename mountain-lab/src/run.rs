@@ -9,6 +9,7 @@ use anyhow::{ensure, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use mountain_lab::result::VoidRun;
 use mountain_lab::workload::game::Packet;
+use mountain_lab::workload::sys::NoHalt;
 use serde_json::Value;
 
 use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
@@ -90,6 +91,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let scenario = adjusted(args)?;
     std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let bar = progress(&scenario);
+    let _awake = NoHalt::hold();
     bar.set_message("building hosts");
     let hosts = Hosts::build(&scenario)?;
     let mut emulator = Emulator::start(&hosts, &scenario, args.seed)?;

@@ -6,6 +6,7 @@
 //! - [`oneway`]: variation of each direction's delay without synchronised clocks.
 //! - [`probe`]: the sender for all paths of a host.
 //! - [`reflect`]: the far end of the UDP probes.
+//! - [`runfile`]: what a measurement leaves behind.
 //! - [`stats`]: the rows of every table; [`bootstrap`]: block-bootstrap intervals.
 //!
 //! Method and sources: docs/measuring.md.
@@ -14,6 +15,7 @@ pub mod bootstrap;
 pub mod oneway;
 pub mod probe;
 pub mod reflect;
+pub mod runfile;
 pub mod socket;
 pub mod stats;
 pub mod timestamp;

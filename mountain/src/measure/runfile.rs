@@ -1,0 +1,221 @@
+//! The run file: what one measurement of one host saw, and under which circumstances.
+//!
+//! `mountain ping`, `mountain cpu` and `mountain import` write it; `mountain compare` and
+//! `mountain report` read it. JSON, described in docs/measuring.md.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Value of [`RunFile::schema`]; changes whenever an older reader would misunderstand the file.
+pub const SCHEMA: &str = "mountain-run/1";
+
+/// One measurement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunFile {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The name of its column in a comparison: `--label`, else the file's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// What measured: "mountain 0.1.0 icmp", "ping(8)", "irtt", "flent".
+    pub tool: String,
+    /// The command line that made it, or the file that was imported.
+    pub command: String,
+    pub target: String,
+    /// RFC 3339, UTC.
+    pub started: String,
+    pub seconds: f64,
+    /// Configured time between two probes, µs; `None` where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval_us: Option<f64>,
+    /// Payload bytes of a probe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload_bytes: Option<u32>,
+    /// How the times in `rtt_us` were taken: "hardware", "kernel", "user" or "unknown".
+    pub clock: String,
+    /// Ended before its count was reached.
+    #[serde(default)]
+    pub interrupted: bool,
+    pub samples: Samples,
+    /// Busy shares of each CPU over the run; empty when not recorded.
+    #[serde(default, skip_serializing_if = "Cpu::is_empty")]
+    pub cpu: Cpu,
+    /// The circumstances that a comparison holds against each other, by name:
+    /// "kernel.release", "cpu.governor", "sysctl.net.ipv4.tcp_congestion_control", …
+    pub environment: BTreeMap<String, Value>,
+}
+
+/// The probes, one column a property, all of the same length, in the order of sending.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// Moment of sending, µs since the run's start.
+    pub sent_us: Vec<f64>,
+    /// Round-trip time, µs; `None`: lost.
+    pub rtt_us: Vec<Option<f64>>,
+    /// What user space saw, µs; empty when the tool does not tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub user_rtt_us: Vec<Option<f64>>,
+    /// Delay of the forward direction, µs, up to a constant (the clocks' offset); empty without a
+    /// reflector.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forward_us: Vec<Option<f64>>,
+    /// The same of the backward direction.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backward_us: Vec<Option<f64>>,
+    /// Indices of the answered probes in the order in which the answers arrived; empty: in the
+    /// order of sending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arrival: Vec<u32>,
+}
+
+/// CPU time by interval and CPU, as shares of 1.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// How the kernel accounts: "tick" (samples at the tick), "irq-time" or "virt".
+    pub accounting: String,
+    /// Ends of the intervals, µs since the run's start.
+    pub at_us: Vec<f64>,
+    /// `shares[cpu][interval]`: [usr, sys, soft, irq, steal, idle].
+    pub shares: Vec<Vec<[f32; 6]>>,
+}
+
+impl Cpu {
+    pub fn is_empty(&self) -> bool {
+        self.at_us.is_empty()
+    }
+}
+
+impl RunFile {
+    /// Reads a file; the error says what is wrong with it.
+    pub fn read(path: &Path) -> Result<Self> {
+        let name = path.display();
+        let file = File::open(path).with_context(|| format!("cannot read {name}"))?;
+        let run: RunFile = serde_json::from_reader(BufReader::new(file)).with_context(|| {
+            format!("{name} is no run file of mountain (other tools' logs: mountain import)")
+        })?;
+        if run.schema != SCHEMA {
+            bail!(
+                "{name} has the schema {:?}, this program reads {SCHEMA:?}",
+                run.schema
+            );
+        }
+        run.samples.check().with_context(|| name.to_string())?;
+        Ok(run)
+    }
+
+    /// Writes the file as a whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        let name = path.file_name().context("a file name is missing")?;
+        let temporary = dir.join(format!(
+            ".{}.{}",
+            name.to_string_lossy(),
+            std::process::id()
+        ));
+        let write = || -> Result<()> {
+            let mut out = BufWriter::new(File::create(&temporary)?);
+            serde_json::to_writer(&mut out, self)?;
+            out.flush()?;
+            out.get_ref().sync_all()?;
+            std::fs::rename(&temporary, path)?;
+            Ok(())
+        };
+        write().map_err(|e| {
+            let _ = std::fs::remove_file(&temporary);
+            e.context(format!("cannot write {}", path.display()))
+        })
+    }
+}
+
+impl Samples {
+    /// Probes sent.
+    pub fn len(&self) -> usize {
+        self.rtt_us.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rtt_us.is_empty()
+    }
+
+    /// Whether the columns fit each other.
+    fn check(&self) -> Result<()> {
+        let n = self.len();
+        ensure!(
+            self.sent_us.len() == n,
+            "sent_us has {} entries, rtt_us {n}",
+            self.sent_us.len()
+        );
+        let optional = [
+            ("user_rtt_us", self.user_rtt_us.len()),
+            ("forward_us", self.forward_us.len()),
+            ("backward_us", self.backward_us.len()),
+        ];
+        for (name, len) in optional {
+            ensure!(len == 0 || len == n, "{name} has {len} entries, rtt_us {n}");
+        }
+        let answered = |&i: &u32| self.rtt_us.get(i as usize).is_some_and(Option::is_some);
+        ensure!(
+            self.arrival.iter().all(answered),
+            "arrival names a probe that was not answered"
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> RunFile {
+        RunFile {
+            schema: SCHEMA.into(),
+            samples: Samples {
+                sent_us: vec![0.0, 10e3],
+                rtt_us: vec![Some(250.5), None],
+                ..Samples::default()
+            },
+            ..RunFile::default()
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.json");
+        run().write(&path).unwrap();
+        assert_eq!(RunFile::read(&path).unwrap(), run());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_no_run_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.json");
+        let refused = |text: String, why: &str| {
+            std::fs::write(&path, text).unwrap();
+            let error = format!("{:#}", RunFile::read(&path).unwrap_err());
+            assert!(error.contains(why), "{error}");
+        };
+        refused("PING 10.0.0.1".into(), "mountain import");
+        let mut other = run();
+        other.schema = "mountain-run/9".into();
+        refused(serde_json::to_string(&other).unwrap(), "mountain-run/9");
+        let mut other = run();
+        other.samples.sent_us.pop();
+        refused(serde_json::to_string(&other).unwrap(), "sent_us has 1");
+        let mut other = run();
+        other.samples.arrival = vec![1];
+        refused(serde_json::to_string(&other).unwrap(), "not answered");
+        let error = RunFile::read(&dir.path().join("none")).unwrap_err();
+        assert!(error.to_string().contains("cannot read"), "{error}");
+    }
+}
