@@ -152,6 +152,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
                     segments.push(segment);
                     break;
                 };
+                bar.suspend(|| {
+                    eprintln!("void: {} repeat {repeat}: {reason}", policy.name());
+                });
                 voids.push(VoidRun {
                     policy: policy.name().into(),
                     repeat,
