@@ -9,4 +9,5 @@ pub mod config;
 pub mod daemon;
 pub mod measure;
 pub mod netlink;
+pub mod report;
 pub mod steer;
