@@ -53,7 +53,7 @@ pub const BINS: usize = 440;
 const FONT: u32 = 13;
 const STRIP_HEIGHT: u32 = 44;
 /// Spans of more than this factor get a logarithmic axis, or one outlier would flatten the rest.
-const LOG_FROM: f64 = 20.0;
+pub const LOG_FROM: f64 = 8.0;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -431,19 +431,25 @@ fn strip(shares: &Strip, area: &Area, format: Format) -> Result<()> {
         .set_label_area_size(LabelAreaPosition::Left, format.left())
         .build_cartesian_2d(0.0..shares.columns.len().max(1) as f64, 0.0..1.0)
         .map_err(text)?;
-    let mut boxes = Vec::new();
-    for (i, column) in shares.columns.iter().enumerate() {
-        let mut from = 0.0;
-        for (share, colour) in column.iter().zip(&shares.colours) {
-            let until = from + share;
-            if *share > 0.0 {
-                let corners = [(i as f64, from), (i as f64 + 1.0, until)];
-                boxes.push(Rectangle::new(corners, colour.filled()));
-            }
-            from = until;
+    // A rectangle for each share would make the page many times as large. So each part is drawn down
+    // to the ground, the highest first, and those below cover the rest of it.
+    for (part, colour) in shares.colours.iter().enumerate().rev() {
+        let top = |column: &Vec<f64>| column.iter().take(part + 1).sum::<f64>();
+        let is_there = |column: &Vec<f64>| column.get(part).is_some_and(|share| *share > 0.0);
+        let filled: Vec<f64> = shares
+            .columns
+            .iter()
+            .map(|c| if is_there(c) { top(c) } else { 0.0 })
+            .collect();
+        for (from, outline) in outlines(&filled) {
+            let until = outline.last().map_or(from, |(x, _)| *x);
+            let mut corners = vec![(from, 0.0)];
+            corners.extend(outline);
+            corners.push((until, 0.0));
+            let polygon = Polygon::new(corners, colour.filled());
+            chart.draw_series(std::iter::once(polygon)).map_err(text)?;
         }
     }
-    chart.draw_series(boxes).map_err(text)?;
     // Where empty, the strip would not be seen.
     let base = PathElement::new(
         vec![(0.0, 0.0), (shares.columns.len() as f64, 0.0)],
@@ -455,9 +461,38 @@ fn strip(shares: &Strip, area: &Area, format: Format) -> Result<()> {
         .map_err(text)
 }
 
+/// The stepped lines over each run of steps above 0, with where it begins.
+fn outlines(tops: &[f64]) -> Vec<(f64, Vec<(f64, f64)>)> {
+    let mut runs: Vec<(f64, Vec<(f64, f64)>)> = Vec::new();
+    for (i, &top) in tops.iter().enumerate().filter(|(_, top)| **top > 0.0) {
+        let (left, right) = (i as f64, i as f64 + 1.0);
+        match runs.last_mut().map(|(_, points)| points) {
+            Some(points) if points.last().is_some_and(|(x, _)| *x == left) => {
+                let level = points.last_mut().expect("not empty");
+                if level.1 == top {
+                    level.0 = right;
+                } else {
+                    points.extend([(left, top), (right, top)]);
+                }
+            }
+            _ => runs.push((left, vec![(left, top), (right, top)])),
+        }
+    }
+    runs
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn outlines_follow_the_steps_and_leave_out_nothing() {
+        let drawn = outlines(&[0.0, 0.5, 0.5, 0.2, 0.0, 1.0]);
+        let first = vec![(1.0, 0.5), (3.0, 0.5), (3.0, 0.2), (4.0, 0.2)];
+        let second = vec![(5.0, 1.0), (6.0, 1.0)];
+        assert_eq!(drawn, [(1.0, first), (5.0, second)]);
+        assert!(outlines(&[0.0]).is_empty());
+    }
 
     #[test]
     fn percentages_are_plain() {
