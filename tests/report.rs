@@ -206,27 +206,32 @@ fn what_cannot_be_read_or_written_is_said() {
     fails(&[], &out, "RUN.json");
 }
 
-/// The title that the page's copy gives itself, and what the browser complained of.
+/// What a script in a copy of the page sees of it in a frame of this width, and what the browser complained of.
 fn in_browser(html: &str, dir: &Path, width: u32) -> (Value, String) {
     let script = "<script>addEventListener('load', () => {
         const shown = [...document.querySelectorAll('svg')].filter(s => s.getClientRects().length);
         const inside = s => s.parentElement.parentElement;
-        document.title = 'look' + JSON.stringify({
+        parent.postMessage('look' + JSON.stringify({
             window: innerWidth,
             page: document.documentElement.scrollWidth,
             shown: shown.length,
             cut: shown.filter(s => inside(s).scrollWidth > inside(s).clientWidth).length,
             wide: shown.filter(s => s.getClientRects()[0].width < 250).length,
-        }) + 'look';
+        }) + 'look', '*');
     })</script></body>";
-    let copy = dir.join("copy.html");
-    fs::write(&copy, html.replace("</body>", script)).unwrap();
+    fs::write(dir.join("copy.html"), html.replace("</body>", script)).unwrap();
+    // A window has a least width that is above a phone's; a frame has not.
+    let frame = dir.join("frame.html");
+    let listen = "<script>onmessage = e => document.title = e.data</script>";
+    let style = "border: 0; height: 800px";
+    let inner = format!("<iframe src=copy.html style='{style}; width: {width}px'></iframe>");
+    fs::write(&frame, format!("{listen}{inner}")).unwrap();
     let output = Command::new("chromium")
         .args(["--headless=new", "--no-sandbox", "--disable-gpu"])
         .args(["--enable-logging=stderr", "--dump-dom"])
-        .arg(format!("--window-size={width},800"))
+        .arg("--virtual-time-budget=3000")
         .arg(format!("--user-data-dir={}", dir.join("browser").display()))
-        .arg(format!("file://{}", copy.display()))
+        .arg(format!("file://{}", frame.display()))
         .output()
         .expect("chromium is missing: scripts/setup --test");
     let dom = String::from_utf8_lossy(&output.stdout);
