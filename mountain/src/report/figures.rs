@@ -14,6 +14,8 @@ use super::plots::{
 use super::run::Run;
 use super::series::{self, Bin};
 
+type Points = Vec<(f64, f64)>;
+
 const HISTOGRAM_BINS: usize = 100;
 /// Steps of a strip: about four pixels each.
 const STEPS: usize = 220;
@@ -154,7 +156,7 @@ fn room(range: Range<f64>) -> Range<f64> {
 
 fn distributions(runs: &[Run], extremes: &Range<f64>) -> Vec<Figure> {
     let n = answered(runs).map(|r| r.sorted.len()).max().unwrap_or(1) as u32;
-    let lines = |points: &dyn Fn(&[f64]) -> Vec<(f64, f64)>| -> Vec<Line> {
+    let lines = |points: &dyn Fn(&[f64]) -> Points| -> Vec<Line> {
         answered(runs)
             .map(|r| Line {
                 colour: r.colour,

@@ -43,7 +43,11 @@ pub fn render(runs: &[Run], figures: &[Figure]) -> Result<String> {
         ("cpu_note", cpu_note(runs)),
         (
             "cpu_legend",
-            has_cpu.then(|| legend(cpu_legend())).unwrap_or_default(),
+            if has_cpu {
+                legend(cpu_legend())
+            } else {
+                String::new()
+            },
         ),
         ("timelines", timelines(runs, figures)?),
         (

@@ -461,9 +461,11 @@ fn strip(shares: &Strip, area: &Area, format: Format) -> Result<()> {
         .map_err(text)
 }
 
+type Outline = Vec<(f64, f64)>;
+
 /// The stepped lines over each run of steps above 0, with where it begins.
-fn outlines(tops: &[f64]) -> Vec<(f64, Vec<(f64, f64)>)> {
-    let mut runs: Vec<(f64, Vec<(f64, f64)>)> = Vec::new();
+fn outlines(tops: &[f64]) -> Vec<(f64, Outline)> {
+    let mut runs: Vec<(f64, Outline)> = Vec::new();
     for (i, &top) in tops.iter().enumerate().filter(|(_, top)| **top > 0.0) {
         let (left, right) = (i as f64, i as f64 + 1.0);
         match runs.last_mut().map(|(_, points)| points) {
