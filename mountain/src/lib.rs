@@ -5,8 +5,10 @@
 pub mod bpf;
 pub mod check;
 pub mod cli;
+mod cli_report;
 pub mod config;
 pub mod daemon;
 pub mod measure;
 pub mod netlink;
+pub mod report;
 pub mod steer;

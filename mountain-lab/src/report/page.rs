@@ -1,62 +1,23 @@
 //! Fills the page's template.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use anyhow::Result;
-use plotters::style::RGBColor;
+use mountain::report::page::{escape, figure, fill, legend, shortened, styles};
+use mountain::report::plots::{self as draw, Line, RGBColor, Share};
+use mountain::report::series;
 
 use crate::result::{cell_parts, row_label, RunResult};
 
-use super::plots::{self, hex, Line, Share, Timeline};
-use super::{series, PathEvent, Samples, Segment};
+use super::plots::{self, Timeline};
+use super::series::sorted_rtts;
+use super::{PathEvent, Samples, Segment};
 
 const TEMPLATE: &str = include_str!("template.html");
 type Points = Vec<(f64, f64)>;
 
 const HISTOGRAM_BINS: usize = 100;
-
-/// Each colour name of the plots with its value on light and on dark ground. Policies and paths are
-/// told apart by people with any colour vision (after Okabe and Ito).
-fn palette() -> Vec<(RGBColor, &'static str, &'static str)> {
-    let mut colours = vec![
-        (plots::INK, "#1d2329", "#e4e8ec"),
-        (plots::GRID, "#e6eaed", "#2a3138"),
-        (plots::LOST, "#b3261e", "#ff6b5e"),
-    ];
-    let events = [
-        ("#f6e3d3", "#44301f"),
-        ("#dde6f6", "#233450"),
-        ("#e6f0dc", "#2b3b1f"),
-    ];
-    let paths = [
-        ("#a8662a", "#d9a06a"),
-        ("#3f74b5", "#7ba9e6"),
-        ("#5f8f2e", "#9cc56a"),
-        ("#a06fb0", "#bd8ccd"),
-        ("#8d8d8d", "#a8a8a8"),
-        ("#4aa3a3", "#63c4c4"),
-    ];
-    let policies = [
-        ("#d55e00", "#ff8a3d"),
-        ("#0068a8", "#56b4f5"),
-        ("#6b7680", "#98a4af"),
-        ("#00855f", "#2fce9d"),
-        ("#b0528c", "#ea8fc4"),
-        ("#a07d00", "#e6c14a"),
-        ("#5b4bb5", "#a99bff"),
-    ];
-    let pairs = |names: &[RGBColor], values: &[(&'static str, &'static str)]| {
-        names
-            .iter()
-            .zip(values)
-            .map(|(n, (l, d))| (*n, *l, *d))
-            .collect::<Vec<_>>()
-    };
-    colours.extend(pairs(&plots::EVENTS, &events));
-    colours.extend(pairs(&plots::PATHS, &paths));
-    colours.extend(pairs(&plots::POLICIES, &policies));
-    colours
-}
 
 /// The whole page.
 pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
@@ -72,7 +33,6 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
         })
         .cloned()
         .collect();
-    let (light, dark, rules) = styles();
     let legend = legend(
         drawn
             .iter()
@@ -93,12 +53,10 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
             .map(|g| format!(" ({g})"))
             .unwrap_or_default()
     );
-    let parts: [(&str, String); 18] = [
+    let parts: [(&str, String); 16] = [
         ("title", escape(&format!("Scenario {}", result.scenario))),
         ("subtitle", escape(&subtitle)),
-        ("light", light),
-        ("dark", dark),
-        ("rules", rules),
+        ("styles", styles()),
         ("checks", checks(result)),
         ("table", table(result, &columns)),
         ("timeline_note", escape(&note)),
@@ -114,66 +72,6 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
         ("command", escape(&result.command)),
     ];
     Ok(fill(TEMPLATE, &parts))
-}
-
-/// Replaces each `{{name}}`; what was filled in is not looked at again.
-fn fill(template: &str, parts: &[(&str, String)]) -> String {
-    let mut pieces = template.split("{{");
-    let mut out = pieces.next().unwrap_or("").to_owned();
-    for piece in pieces {
-        let (name, rest) = piece.split_once("}}").unwrap_or(("", piece));
-        if let Some((_, value)) = parts.iter().find(|(n, _)| *n == name) {
-            out.push_str(value);
-        }
-        out.push_str(rest);
-    }
-    out
-}
-
-/// Text for HTML content and attributes.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-/// Values of the colours on light and dark ground, and the rules that put them into the plots.
-fn styles() -> (String, String, String) {
-    let (mut light, mut dark, mut rules) = (String::new(), String::new(), String::new());
-    for (colour, on_light, on_dark) in palette() {
-        let name = hex(colour);
-        let variable = format!("--c{}", &name[1..]);
-        let _ = write!(light, "{variable}: {on_light}; ");
-        let _ = write!(dark, "{variable}: {on_dark}; ");
-        let _ = writeln!(
-            rules,
-            "svg [fill=\"{name}\"] {{ fill: var({variable}); }} \
-             svg [stroke=\"{name}\"] {{ stroke: var({variable}); }}"
-        );
-    }
-    (light, dark, rules)
-}
-
-fn legend(entries: impl Iterator<Item = (String, RGBColor)>) -> String {
-    let mut out = String::from("<ul class=\"legend\">");
-    for (name, colour) in entries {
-        let variable = &hex(colour)[1..];
-        let _ = write!(
-            out,
-            "<li><i style=\"background: var(--c{variable})\"></i>{}</li>",
-            escape(&name)
-        );
-    }
-    out.push_str("</ul>");
-    out
 }
 
 fn path_legend(samples: &Samples) -> String {
@@ -194,13 +92,13 @@ fn path_legend(samples: &Samples) -> String {
     let paths = samples
         .paths
         .iter()
-        .zip(plots::PATHS.iter().cycle())
+        .zip(draw::PARTS.iter().cycle())
         .map(|(name, colour)| (format!("packets on {name}"), *colour));
     let events = kinds.iter().map(|(path, kind)| {
-        let colour = plots::EVENTS[usize::from(*path) % plots::EVENTS.len()];
+        let colour = draw::SHADES[usize::from(*path) % draw::SHADES.len()];
         (format!("{kind} on {}", path_name(*path)), colour)
     });
-    let lost = std::iter::once(("arrived nowhere".to_owned(), plots::LOST));
+    let lost = std::iter::once(("arrived nowhere".to_owned(), draw::LOST));
     legend(paths.chain(lost).chain(events))
 }
 
@@ -308,32 +206,11 @@ fn environment(result: &RunResult) -> String {
             out,
             "<tr><th scope=\"row\">{}</th><td class=\"wrap\">{}</td></tr>",
             escape(&name),
-            shortened(&value)
+            shortened(&value, "result.json")
         );
     }
     out.push_str("</tbody></table>");
     out
-}
-
-/// A long value folded up, and cut where result.json is the better place to read it.
-fn shortened(value: &str) -> String {
-    const FOLD: usize = 200;
-    const CUT: usize = 4_000;
-    if value.chars().count() <= FOLD {
-        return escape(value);
-    }
-    let start: String = value.chars().take(80).collect();
-    let body: String = value.chars().take(CUT).collect();
-    let more = if body.len() < value.len() {
-        " … (all of it in result.json)"
-    } else {
-        ""
-    };
-    format!(
-        "<details><summary>{} …</summary>{}{more}</details>",
-        escape(&start),
-        escape(&body)
-    )
 }
 
 fn distributions(
@@ -341,12 +218,12 @@ fn distributions(
     drawn: &[String],
     columns: &[String],
 ) -> Result<(String, String, String)> {
-    let sorted: Vec<(RGBColor, Vec<u32>)> = drawn
+    let sorted: Vec<(RGBColor, Vec<f64>)> = drawn
         .iter()
         .map(|p| {
             (
                 plots::policy_colour(p, columns),
-                series::sorted_rtts(&samples.segments, p),
+                sorted_rtts(&samples.segments, p),
             )
         })
         .filter(|(_, rtts)| !rtts.is_empty())
@@ -355,7 +232,7 @@ fn distributions(
         let none = "<p>No packet was answered.</p>".to_owned();
         return Ok((none.clone(), none.clone(), none));
     }
-    let lines = |points: &dyn Fn(&[u32]) -> Points| -> Vec<Line> {
+    let lines = |points: &dyn Fn(&[f64]) -> Points| -> Vec<Line> {
         sorted
             .iter()
             .map(|(colour, r)| Line {
@@ -364,42 +241,44 @@ fn distributions(
             })
             .collect()
     };
-    let ms = |us: Option<u32>| f64::from(us.unwrap_or(1).max(1)) / 1e3;
-    let max_ms = ms(sorted.iter().filter_map(|(_, r)| r.last()).max().copied());
-    let min_ms = ms(sorted.iter().filter_map(|(_, r)| r.first()).min().copied());
-    // One outlier must not squeeze the body into a line: the CDF ends at the worst p99.5.
-    let body_ms = ms(sorted
+    let ms = |us: f64| us.max(1.0) / 1e3;
+    let max_ms = ms(sorted
         .iter()
-        .map(|(_, r)| r[(r.len() - 1) * 995 / 1000])
-        .max());
+        .map(|(_, r)| r[r.len() - 1])
+        .fold(0.0, f64::max));
+    let min_ms = ms(sorted.iter().map(|(_, r)| r[0]).fold(f64::MAX, f64::min));
+    // One outlier must not squeeze the body into a line: the CDF ends at the worst p99.5.
+    let p995 = sorted.iter().map(|(_, r)| r[(r.len() - 1) * 995 / 1000]);
+    let body_ms = ms(p995.fold(0.0, f64::max));
     let n = sorted.iter().map(|(_, r)| r.len()).max().unwrap_or(1) as u32;
     let from = (min_ms * 0.9).floor();
-    let tail = plots::distribution(
-        &lines(&|r| series::tail(r, 220)),
+    let plot = |points: &dyn Fn(&[f64]) -> Points, share, x_ms: Range<f64>, label| {
+        figure(|format| {
+            let lines = lines(points);
+            draw::distribution(&lines, share, x_ms.clone(), "packets", format, label)
+        })
+    };
+    let tail = plot(
+        &|r| series::tail(r, 220),
         Share::Above { floor: n },
-        (from, max_ms * 1.02),
+        from..max_ms * 1.02,
         "Share of packets above a round-trip time, logarithmic, a line per policy",
     )?;
-    let cdf = plots::distribution(
-        &lines(&|r| series::cdf(r, 300)),
+    let cdf = plot(
+        &|r| series::cdf(r, 300),
         Share::Below,
-        (from, body_ms * 1.02),
+        from..body_ms * 1.02,
         "Cumulative distribution of round-trip times, a line per policy",
     )?;
-    let bin_ms = max_ms * 1.001 / HISTOGRAM_BINS as f64;
-    let steps = |r: &[u32]| -> Vec<(f64, f64)> {
-        let bins = series::histogram(r, bin_ms * HISTOGRAM_BINS as f64, HISTOGRAM_BINS);
-        let floor = 0.8 / f64::from(n.max(10));
-        let corner = |i: usize, s: f64| [(i as f64 * bin_ms, s), ((i + 1) as f64 * bin_ms, s)];
-        bins.iter()
-            .enumerate()
-            .flat_map(|(i, s)| corner(i, s.max(floor)))
-            .collect()
+    let span_ms = 0.0..max_ms * 1.001;
+    let steps = |r: &[f64]| {
+        let bins = series::histogram(r, &span_ms, HISTOGRAM_BINS);
+        draw::steps(&bins, &span_ms, Share::lowest(n))
     };
-    let histogram = plots::distribution(
-        &lines(&steps),
+    let histogram = plot(
+        &steps,
         Share::Within { floor: n },
-        (0.0, bin_ms * HISTOGRAM_BINS as f64),
+        span_ms.clone(),
         "Histogram of round-trip times, a stepped line per policy",
     )?;
     Ok((tail, cdf, histogram))
@@ -453,37 +332,13 @@ fn timelines(samples: &Samples, drawn: &[String], columns: &[String]) -> Result<
             paths: samples.paths.len(),
         };
         let name = escape(&segment.policy);
-        let svg = plots::timeline(&plot, &format!("Round-trip time over time, {name}"))?;
-        let _ = write!(out, "<h3>{name}</h3><figure>{svg}</figure>");
+        let label = format!("Round-trip time over time, {}", segment.policy);
+        let plot = figure(|format| plots::timeline(&plot, format, &label))?;
+        let _ = write!(out, "<h3>{name}</h3>{plot}");
     }
     let note = format!(
         "Repeat {repeat}. Lines: median of the packets on each path; band: fastest to slowest packet; gaps: nothing \
          was answered. Shaded: what the emulator did to a path. Strip: share of packets per path."
     );
     Ok((out, note))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn filled_text_is_not_filled_again() {
-        let parts = [("a", "{{b}}".to_owned()), ("b", "no".to_owned())];
-        assert_eq!(fill("<{{a}}|{{b}}|{{unknown}}>", &parts), "<{{b}}|no|>");
-    }
-
-    #[test]
-    fn long_values_are_folded_and_cut() {
-        assert_eq!(shortened("<20>"), "&lt;20&gt;");
-        let folded = shortened(&"ä".repeat(300));
-        assert!(folded.starts_with("<details>") && !folded.contains("result.json"));
-        let cut = shortened(&"ä".repeat(100_000));
-        assert!(cut.contains("result.json") && cut.len() < 10_000);
-    }
-
-    #[test]
-    fn markup_is_escaped() {
-        assert_eq!(escape("<b a=\"1\">&"), "&lt;b a=&quot;1&quot;&gt;&amp;");
-    }
 }

@@ -1,0 +1,31 @@
+//! `mountain report`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::measure::runfile::RunFile;
+use crate::report;
+
+#[derive(Args)]
+pub struct Report {
+    /// Run files, as `mountain ping --out` and `mountain import` write them
+    #[arg(required = true, value_name = "RUN.json")]
+    runs: Vec<PathBuf>,
+    /// Folder for the page and the plots; made if it is not there
+    #[arg(long, short, value_name = "DIR")]
+    output: PathBuf,
+}
+
+impl Report {
+    pub fn run(&self) -> Result<()> {
+        let read = |path: &PathBuf| -> Result<(String, RunFile)> {
+            let name = path.file_stem().unwrap_or(path.as_os_str());
+            Ok((name.to_string_lossy().into_owned(), RunFile::read(path)?))
+        };
+        let runs = self.runs.iter().map(read).collect::<Result<Vec<_>>>()?;
+        println!("{}", report::write(&runs, &self.output)?.display());
+        Ok(())
+    }
+}

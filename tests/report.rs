@@ -1,0 +1,274 @@
+//! `mountain report`: the page, what is on it, and that a browser shows it. The latter needs
+//! chromium (`scripts/setup --test`).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use mountain::measure::runfile::{Cpu, RunFile, Samples, SCHEMA};
+use serde_json::Value;
+
+const PLOTS: [&str; 5] = [
+    "tail",
+    "cdf",
+    "histogram",
+    "histogram-body",
+    "histogram-tail",
+];
+
+/// A probe every 10 ms: 20 ms and up to 4 ms more.
+fn run(count: usize) -> RunFile {
+    let rtt = |i: usize| Some(20_000.0 + (i * 7919 % 4001) as f64);
+    let environment = [
+        ("kernel.release", "6.12.0"),
+        ("cpu.governor", "<powersave>"),
+    ];
+    RunFile {
+        schema: SCHEMA.into(),
+        tool: "mountain 0.1.0 icmp".into(),
+        command: "mountain ping 192.0.2.1".into(),
+        target: "192.0.2.1".into(),
+        started: "2026-01-02T03:04:05Z".into(),
+        seconds: count as f64 / 100.0,
+        clock: "kernel".into(),
+        samples: Samples {
+            sent_us: (0..count).map(|i| i as f64 * 10_000.0).collect(),
+            rtt_us: (0..count).map(rtt).collect(),
+            ..Samples::default()
+        },
+        environment: BTreeMap::from(environment.map(|(k, v)| (k.into(), Value::from(v)))),
+        ..RunFile::default()
+    }
+}
+
+fn with_cpus(mut run: RunFile, cpus: usize) -> RunFile {
+    let seconds = run.seconds as usize;
+    let share = |i: usize| {
+        let soft = (i * 31 % 60) as f32 / 100.0;
+        [0.1, 0.1, soft, 0.05, 0.0, 0.75 - soft]
+    };
+    run.cpu = Cpu {
+        accounting: "irq-time".into(),
+        at_us: (1..=seconds).map(|s| s as f64 * 1e6).collect(),
+        shares: (0..cpus)
+            .map(|cpu| (0..seconds).map(|s| share(cpu + s)).collect())
+            .collect(),
+    };
+    run
+}
+
+fn report(files: &[PathBuf], dir: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mountain"));
+    command.arg("report").args(files).arg("-o").arg(dir);
+    command.output().unwrap()
+}
+
+/// The page of `runs`, named run0, run1… by their files, and the folder it is in.
+fn page(runs: &[RunFile]) -> (String, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let files: Vec<PathBuf> = (0..runs.len())
+        .map(|i| dir.path().join(format!("run{i}.json")))
+        .collect();
+    for (run, file) in runs.iter().zip(&files) {
+        run.write(file).unwrap();
+    }
+    let out = dir.path().join("out");
+    let output = report(&files, &out);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let path = out.join("index.html");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(told.trim_end(), path.to_str().unwrap());
+    (fs::read_to_string(path).unwrap(), dir)
+}
+
+fn section<'a>(html: &'a str, id: &str) -> &'a str {
+    let from = html
+        .find(&format!("<section id=\"{id}\">"))
+        .unwrap_or_else(|| panic!("no section {id}"));
+    &html[from..from + html[from..].find("</section>").unwrap()]
+}
+
+fn stands_alone(html: &str) {
+    assert!(!html.contains("://") && !html.contains("<script"));
+    assert!(!html.contains("@import") && !html.contains("url("));
+    assert!(!html.contains("{{"), "a place was not filled");
+    assert!(html.len() < 2_000_000, "{} bytes", html.len());
+}
+
+#[test]
+fn two_runs_side_by_side() {
+    let mut first = with_cpus(run(3_000), 2);
+    first.label = Some("stock & <plain>".into());
+    first.samples.rtt_us[1_500] = Some(987_654.0);
+    first.samples.rtt_us[7] = None;
+    let rtts = first.samples.rtt_us.iter();
+    first.samples.user_rtt_us = rtts.map(|r| r.map(|us| us + 1_000.0)).collect();
+    let mut second = run(3_000);
+    let release = ("kernel.release".to_owned(), "6.13.0-steady".into());
+    second.environment.extend([release]);
+    second.clock = "user".into();
+    let (html, dir) = page(&[first, second]);
+    stands_alone(&html);
+    assert!(html.contains("stock &amp; &lt;plain&gt;") && !html.contains("<plain>"));
+
+    let table = section(&html, "table");
+    assert!(table.contains("<th scope=\"col\">run1</th>"));
+    assert!(table.contains("<td>987.654 ms</td>") && table.contains("<td>988.654 ms</td>"));
+    assert!(table.contains("<td>2999</td>") && table.contains("<td>0.03 %</td>"));
+    assert!(table.contains("not taken alike: kernel, user"), "{table}");
+    let timeline = section(&html, "timeline");
+    assert!(timeline.contains("1 outlier, the largest 987.654 ms."));
+    // Ringed on the screen's and the phone's plot.
+    assert_eq!(timeline.matches("<circle").count(), 2);
+    assert!(timeline.contains("CPU 1") && timeline.contains("accounts by irq-time"));
+    for id in ["timeline", "tail", "cdf", "histogram"] {
+        assert!(section(&html, id).contains("<polyline"), "{id}");
+    }
+
+    let difference = section(&html, "difference");
+    let (differs, agrees) = difference.split_once("<details>").unwrap();
+    assert!(differs.contains("1 recorded circumstance differs, 1 agree."));
+    assert!(differs.contains("6.12.0") && differs.contains("6.13.0-steady"));
+    assert!(!differs.contains("governor") && agrees.contains("&lt;powersave&gt;"));
+
+    let files = PLOTS.iter().copied().chain(["timeline-1", "timeline-2"]);
+    for name in files {
+        let svg = fs::read_to_string(dir.path().join(format!("out/{name}.svg"))).unwrap();
+        assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
+        assert!(!svg.contains("#0B0"), "{name}: a colour is only a name");
+        let ours = if name == "timeline-1" {
+            "stock &amp; &lt;plain&gt;"
+        } else {
+            "run1"
+        };
+        assert!(svg.contains(ours), "{name} has no legend");
+        let png = fs::read(dir.path().join(format!("out/{name}.png"))).unwrap();
+        assert!(png.starts_with(b"\x89PNG") && png.len() > 5_000, "{name}");
+    }
+}
+
+#[test]
+fn nothing_sent_nothing_answered() {
+    let mut silent = run(500);
+    silent.samples.rtt_us = vec![None; 500];
+    let (html, dir) = page(&[run(0), silent.clone()]);
+    stands_alone(&html);
+    let table = section(&html, "table");
+    assert!(table.contains("run0: no probe was sent"));
+    assert!(table.contains("run1: no probe was answered (100% loss)"));
+    assert!(table.contains("<td>100.00 %</td>"));
+    for id in ["tail", "cdf", "histogram"] {
+        let body = section(&html, id);
+        assert!(body.contains("No probe was answered.") && !body.contains("<svg"));
+    }
+    assert!(!dir.path().join("out/cdf.svg").exists());
+    assert!(section(&html, "difference").contains("Nothing: all 2"));
+
+    // Beside a run with answers they do not disturb.
+    let (html, _dir) = page(&[silent, run(1)]);
+    let cdf = section(&html, "cdf");
+    assert!(cdf.contains("run1") && cdf.contains("<svg"));
+    assert!(!cdf.contains("run0"), "it has no line");
+}
+
+#[test]
+fn a_million_samples_keep_their_extreme() {
+    let mut long = with_cpus(run(1_000_000), 16);
+    long.samples.rtt_us[777_777] = Some(4_321_987.0);
+    let (html, _dir) = page(&[long]);
+    stands_alone(&html);
+    let timeline = section(&html, "timeline");
+    assert!(timeline.contains("the largest 4321.987 ms"));
+    assert_eq!(timeline.matches("<circle").count(), 2);
+    assert!(section(&html, "table").contains("<td>4321.987 ms</td>"));
+    println!("a page of {} bytes", html.len());
+}
+
+#[test]
+fn what_cannot_be_read_or_written_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = dir.path().join("good.json");
+    run(3).write(&good).unwrap();
+    let foreign = dir.path().join("foreign.txt");
+    fs::write(&foreign, "PING 192.0.2.1").unwrap();
+    let fails = |files: &[PathBuf], out: &Path, why: &str| {
+        let output = report(files, out);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    };
+    let out = dir.path().join("out");
+    fails(&[good.clone(), foreign.clone()], &out, "mountain import");
+    fails(&[dir.path().join("none.json")], &out, "cannot read");
+    assert!(!out.exists(), "nothing is begun");
+    fails(&[good], &foreign.join("out"), "cannot make");
+    fails(&[], &out, "RUN.json");
+}
+
+/// What a script in a copy of the page sees of it in a frame of this width, and what the browser complained of.
+fn in_browser(html: &str, dir: &Path, width: u32) -> (Value, String) {
+    let script = "<script>addEventListener('load', () => {
+        const shown = [...document.querySelectorAll('svg')].filter(s => s.getClientRects().length);
+        const inside = s => s.parentElement.parentElement;
+        parent.postMessage('look' + JSON.stringify({
+            window: innerWidth,
+            page: document.documentElement.scrollWidth,
+            shown: shown.length,
+            cut: shown.filter(s => inside(s).scrollWidth > inside(s).clientWidth).length,
+            wide: shown.filter(s => s.getClientRects()[0].width < 250).length,
+        }) + 'look', '*');
+    })</script></body>";
+    fs::write(dir.join("copy.html"), html.replace("</body>", script)).unwrap();
+    // A window has a least width that is above a phone's; a frame has not.
+    let frame = dir.join("frame.html");
+    let listen = "<script>onmessage = e => document.title = e.data</script>";
+    let style = "border: 0; height: 800px";
+    let inner = format!("<iframe src=copy.html style='{style}; width: {width}px'></iframe>");
+    fs::write(&frame, format!("{listen}{inner}")).unwrap();
+    let output = Command::new("chromium")
+        .args(["--headless=new", "--no-sandbox", "--disable-gpu"])
+        .args(["--enable-logging=stderr", "--dump-dom"])
+        .arg("--virtual-time-budget=3000")
+        .arg(format!("--user-data-dir={}", dir.join("browser").display()))
+        .arg(format!("file://{}", frame.display()))
+        .output()
+        .expect("chromium is missing: scripts/setup --test");
+    let dom = String::from_utf8_lossy(&output.stdout);
+    let look = dom
+        .split("look")
+        .nth(1)
+        .unwrap_or_else(|| panic!("no title: {}", String::from_utf8_lossy(&output.stderr)));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (serde_json::from_str(look).unwrap(), said)
+}
+
+#[test]
+fn a_browser_shows_it_on_a_phone_too() {
+    let mut first = with_cpus(run(3_000), 4);
+    first.label = Some("a_very_long_label_without_a_place_to_break_it_that_goes_on".into());
+    first.command = "x".repeat(190);
+    let (html, dir) = page(&[first, with_cpus(run(2_000), 4)]);
+    for (width, page_width) in [(360, 360), (1100, 1100)] {
+        let (look, said) = in_browser(&html, dir.path(), width);
+        let complaints: Vec<&str> = said.lines().filter(|l| l.contains("CONSOLE")).collect();
+        assert!(complaints.is_empty(), "{complaints:?}");
+        assert_eq!(look["window"], width, "{look}");
+        assert!(look["page"].as_u64().unwrap() <= page_width, "{look}");
+        // Two time-lines, tail, CDF, and one of the histograms.
+        assert_eq!(look["shown"], 5, "{look}");
+        assert_eq!(
+            (&look["cut"], &look["wide"]),
+            (&0.into(), &0.into()),
+            "{look}"
+        );
+    }
+    // And what would be wrong is noticed.
+    let broken = html.replace(
+        "</body>",
+        "<p style='width: 900px'>.</p><script>nowhere()</script></body>",
+    );
+    let (look, said) = in_browser(&broken, dir.path(), 360);
+    assert!(look["page"].as_u64().unwrap() > 360, "{look}");
+    assert!(said.lines().any(|l| l.contains("CONSOLE")), "{said}");
+}
