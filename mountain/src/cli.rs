@@ -18,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::bpf::Steer;
 use crate::check;
+use crate::cli_measure;
 use crate::config::Config;
 use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
@@ -83,6 +84,8 @@ enum Cmd {
         #[arg(long, value_name = "ADDR:PORT")]
         listen: Vec<SocketAddr>,
     },
+    /// Measure the delays to a target by kernel timestamps, with what user space saw beside them
+    Ping(cli_measure::Ping),
     /// Print the completions of a shell, for its completion folder
     Completions { shell: clap_complete::Shell },
     /// Switch the running daemon to another policy: mountain, or a baseline to compare with
@@ -151,6 +154,7 @@ fn run(command: Cmd) -> Result<ExitCode> {
         }
         Cmd::Check { json } => return check(json),
         Cmd::Reflect { listen } => reflect(listen)?,
+        Cmd::Ping(ping) => return ping.run(),
         Cmd::Completions { shell } => {
             clap_complete::generate(
                 shell,
