@@ -86,6 +86,8 @@ enum Cmd {
     },
     /// Measure the delays to a target by kernel timestamps, with what user space saw beside them
     Ping(cli_measure::Ping),
+    /// Record the CPUs' time by kind, as mpstat does, while a command runs or for a while
+    Cpu(cli_measure::Cpu),
     /// Print the completions of a shell, for its completion folder
     Completions { shell: clap_complete::Shell },
     /// Switch the running daemon to another policy: mountain, or a baseline to compare with
@@ -155,6 +157,7 @@ fn run(command: Cmd) -> Result<ExitCode> {
         Cmd::Check { json } => return check(json),
         Cmd::Reflect { listen } => reflect(listen)?,
         Cmd::Ping(ping) => return ping.run(),
+        Cmd::Cpu(cpu) => return cpu.run(),
         Cmd::Completions { shell } => {
             clap_complete::generate(
                 shell,

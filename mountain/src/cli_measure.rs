@@ -2,18 +2,21 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::Duration;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{bail, Context, Result};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::unistd::{access, AccessFlags};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::{access, AccessFlags, Pid};
 use serde_json::json;
 
 use crate::measure::ping::{self, Options, Outcome, Pinger};
+use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::Table;
+use crate::measure::{cpu, environment};
 
 /// Highest RTT of the live figures, µs.
 const LIVE_MAX: u64 = 60_000_000;
@@ -60,7 +63,7 @@ pub struct Ping {
 impl Ping {
     /// Exit code: 0 if anything answered, interrupted or not; 1 without any answer.
     pub fn run(self) -> Result<ExitCode> {
-        if let Some(&bad) = self.threshold.iter().find(|t| !(**t > 0.0)) {
+        if let Some(&bad) = self.threshold.iter().find(|t| t.is_nan() || **t <= 0.0) {
             bail!("--threshold {bad}: must be above 0");
         }
         if let Some(out) = &self.out {
@@ -166,6 +169,85 @@ impl Ping {
         if let Some(out) = &self.out {
             println!("samples: {}", out.display());
         }
+    }
+}
+
+#[derive(Args)]
+pub struct Cpu {
+    /// Length of an interval
+    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    interval: Duration,
+    /// How long, without a command [default: 10s]
+    #[arg(long, value_parser = humantime::parse_duration, conflicts_with = "command")]
+    duration: Option<Duration>,
+    /// Write all intervals and the circumstances to this file
+    #[arg(long, short = 'o', value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Name of this run in comparisons
+    #[arg(long)]
+    label: Option<String>,
+    /// Run this and record until it ends
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+impl Cpu {
+    /// Exit code: the command's, 1 if a signal ended it; 0 without a command.
+    pub fn run(self) -> Result<ExitCode> {
+        if self.interval < Duration::from_millis(10) {
+            bail!("--interval: at least 10ms, as the kernel counts in ticks");
+        }
+        if let Some(out) = &self.out {
+            check_writable(out)?;
+        }
+        let environment = environment::record();
+        let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let mut child = match self.command.split_first() {
+            Some((program, arguments)) => {
+                let child = Command::new(program).args(arguments).spawn();
+                Some(child.with_context(|| format!("cannot run {program:?}"))?)
+            }
+            None => None,
+        };
+        let wait = Duration::from_secs(10);
+        let duration = child.is_none().then_some(self.duration.unwrap_or(wait));
+        let recorded = cpu::record(self.interval, duration, child.as_mut())?;
+        if let Some(child) = child.filter(|_| recorded.status.is_none()) {
+            // We were told to end, so it ends too; from a terminal it has heard of it already.
+            let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+        }
+        let run = RunFile {
+            schema: SCHEMA.into(),
+            label: self.label,
+            tool: format!("mountain {} cpu", env!("CARGO_PKG_VERSION")),
+            command: std::env::args().collect::<Vec<_>>().join(" "),
+            started,
+            seconds: recorded.seconds,
+            clock: "unknown".into(),
+            interrupted: recorded.interrupted,
+            cpu: recorded.cpu,
+            environment,
+            ..RunFile::default()
+        };
+        println!(
+            "{:.1} s, {} accounting; shares in %",
+            run.seconds, run.cpu.accounting
+        );
+        print!("{:5}", "CPU");
+        cpu::KINDS.iter().for_each(|kind| print!(" {kind:>7}"));
+        println!();
+        for (n, shares) in cpu::means(&run.cpu).iter().enumerate() {
+            print!("{n:<5}");
+            shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
+            println!();
+        }
+        if let Some(out) = &self.out {
+            run.write(out)?;
+        }
+        Ok(match recorded.status.map(|s| s.code()) {
+            None => ExitCode::SUCCESS,
+            Some(code) => ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
+        })
     }
 }
 

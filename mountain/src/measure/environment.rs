@@ -74,7 +74,7 @@ pub fn record_device(found: &mut Environment, device: &str) {
         ("napi_defer_hard_irqs", "napi_defer_hard_irqs"),
         ("threaded", "threaded"),
     ] {
-        let value = text(&format!("{sys}/{file}"));
+        let value = text(format!("{sys}/{file}"));
         set(found, &format!("device.{device}.{name}"), value);
     }
     let driver = fs::read_link(format!("{sys}/device/driver")).ok();
@@ -108,7 +108,7 @@ fn sysctl(found: &mut Environment, name: &str) {
 
 fn kernel(found: &mut Environment) {
     let release = text("/proc/sys/kernel/osrelease");
-    let config = config(release.as_deref().unwrap_or_default());
+    let config = kernel_config();
     set(found, "kernel.release", release);
     set(found, "kernel.version", text("/proc/sys/kernel/version"));
     set(found, "kernel.cmdline", text("/proc/cmdline"));
@@ -121,7 +121,7 @@ fn kernel(found: &mut Environment) {
 }
 
 /// The kernel's configuration, uncompressed, so that it is the same from either place.
-fn config(release: &str) -> Option<Vec<u8>> {
+pub fn kernel_config() -> Option<Vec<u8>> {
     let packed = fs::File::open("/proc/config.gz").ok();
     packed
         .and_then(|file| {
@@ -131,7 +131,10 @@ fn config(release: &str) -> Option<Vec<u8>> {
                 .ok()?;
             Some(config)
         })
-        .or_else(|| fs::read(format!("/boot/config-{release}")).ok())
+        .or_else(|| {
+            let release = text("/proc/sys/kernel/osrelease")?;
+            fs::read(format!("/boot/config-{release}")).ok()
+        })
 }
 
 fn processor(found: &mut Environment) {

@@ -6,6 +6,7 @@
 //! - [`oneway`]: variation of each direction's delay without synchronised clocks.
 //! - [`probe`]: the sender for all paths of a host.
 //! - [`ping`]: one target, measured from end to end into a run file.
+//! - [`cpu`]: CPU time by kind and interval.
 //! - [`environment`]: the circumstances of a measurement.
 //! - [`reflect`]: the far end of the UDP probes.
 //! - [`runfile`]: what a measurement leaves behind.
@@ -14,6 +15,7 @@
 //! Method and sources: docs/measuring.md.
 
 pub mod bootstrap;
+pub mod cpu;
 pub mod environment;
 pub mod oneway;
 pub mod ping;
