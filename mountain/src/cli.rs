@@ -19,6 +19,7 @@ use tracing_subscriber::EnvFilter;
 use crate::bpf::Steer;
 use crate::check;
 use crate::cli_report::Report;
+use crate::cli_measure;
 use crate::config::Config;
 use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
@@ -86,6 +87,10 @@ enum Cmd {
     },
     /// Draw run files: a page that needs no network, and its plots as SVG and PNG
     Report(Report),
+    /// Measure the delays to a target by kernel timestamps, with what user space saw beside them
+    Ping(cli_measure::Ping),
+    /// Record the CPUs' time by kind, as mpstat does, while a command runs or for a while
+    Cpu(cli_measure::Cpu),
     /// Print the completions of a shell, for its completion folder
     Completions { shell: clap_complete::Shell },
     /// Switch the running daemon to another policy: mountain, or a baseline to compare with
@@ -155,6 +160,8 @@ fn run(command: Cmd) -> Result<ExitCode> {
         Cmd::Check { json } => return check(json),
         Cmd::Reflect { listen } => reflect(listen)?,
         Cmd::Report(report) => report.run()?,
+        Cmd::Ping(ping) => return ping.run(),
+        Cmd::Cpu(cpu) => return cpu.run(),
         Cmd::Completions { shell } => {
             clap_complete::generate(
                 shell,

@@ -6,6 +6,7 @@ pub mod bpf;
 pub mod check;
 pub mod cli;
 mod cli_report;
+mod cli_measure;
 pub mod config;
 pub mod daemon;
 pub mod measure;

@@ -5,6 +5,9 @@
 //! - [`wire`]: the packets on the wire (ICMP echo, UDP probes of `mountain reflect`).
 //! - [`oneway`]: variation of each direction's delay without synchronised clocks.
 //! - [`probe`]: the sender for all paths of a host.
+//! - [`ping`]: one target, measured from end to end into a run file.
+//! - [`cpu`]: CPU time by kind and interval.
+//! - [`environment`]: the circumstances of a measurement.
 //! - [`reflect`]: the far end of the UDP probes.
 //! - [`runfile`]: what a measurement leaves behind.
 //! - [`stats`]: the rows of every table; [`bootstrap`]: block-bootstrap intervals.
@@ -12,7 +15,10 @@
 //! Method and sources: docs/measuring.md.
 
 pub mod bootstrap;
+pub mod cpu;
+pub mod environment;
 pub mod oneway;
+pub mod ping;
 pub mod probe;
 pub mod reflect;
 pub mod runfile;

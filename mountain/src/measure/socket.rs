@@ -15,6 +15,9 @@ pub enum Kind {
     IcmpEcho {
         ident: u16,
     },
+    /// ICMP or ICMPv6 echo without privileges (`net.ipv4.ping_group_range`): the kernel chooses
+    /// the identifier, which is the port of the local address. Packets arrive without IP header.
+    Ping,
     Udp,
 }
 
@@ -22,7 +25,7 @@ pub enum Kind {
 /// with kernel timestamps, details ([`timestamp::set_details`]) and ICMP errors switched on.
 ///
 /// # Errors
-/// EPERM for ICMP without CAP_NET_RAW; ENODEV for a missing device; EADDRNOTAVAIL for a `source`
+/// EPERM for ICMP without CAP_NET_RAW, EACCES for ping sockets outside of the allowed groups; ENODEV for a missing device; EADDRNOTAVAIL for a `source`
 /// that the host does not have; ENETUNREACH and others when there is no route.
 pub fn open(
     kind: Kind,
@@ -54,6 +57,14 @@ pub fn open(
             // not wake us.
             socket.attach_filter(&ident_filter(ipv6, ident))?;
             socket
+        }
+        Kind::Ping => {
+            let protocol = if ipv6 {
+                Protocol::ICMPV6
+            } else {
+                Protocol::ICMPV4
+            };
+            Socket::new(domain, Type::DGRAM, Some(protocol))?
         }
         Kind::Udp => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
     };

@@ -34,9 +34,19 @@ pub(super) struct Figures {
     pub(super) kernel_stamps: bool,
 }
 
+/// The round trip of one probe by the best stamps there are.
+pub(super) struct RoundTrip {
+    /// Without the time inside the reflector.
+    pub(super) rtt_ns: i64,
+    /// T2 − T1 and T4 − T3, the unknown clock offset included; with a reflector, and while no
+    /// clock was set under way.
+    pub(super) directions: Option<(i64, i64)>,
+    /// Whether both of our stamps are the kernel's.
+    pub(super) kernel_stamps: bool,
+}
+
 impl Times {
-    /// RTT, queue and variation; feeds `one_way`, whose clock `at_ns` is.
-    pub(super) fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> Figures {
+    pub(super) fn round_trip(&self) -> RoundTrip {
         let t1 = self.t1.or(self.sched).unwrap_or(self.t1_user);
         let t4 = self.t4.unwrap_or(self.t4_user);
         let whole = t4.wrapping_sub(t1) as i64;
@@ -48,15 +58,26 @@ impl Times {
             .reflected
             .map(|(t2, t3)| t3.wrapping_sub(t2) as i64)
             .filter(|ns| (0..=whole).contains(ns));
-        let rtt_us = to_us(whole - residence.unwrap_or(0));
-        let variation = match (self.reflected, residence) {
-            (Some((t2, t3)), Some(_)) if plausible => one_way.push(
-                at_ns,
-                t2.wrapping_sub(t1) as i64,
-                t4.wrapping_sub(t3) as i64,
-            ),
+        let directions = match (self.reflected, residence) {
+            (Some((t2, t3)), Some(_)) if plausible => {
+                Some((t2.wrapping_sub(t1) as i64, t4.wrapping_sub(t3) as i64))
+            }
             _ => None,
         };
+        RoundTrip {
+            rtt_ns: whole - residence.unwrap_or(0),
+            directions,
+            kernel_stamps: plausible && self.t1.is_some() && self.t4.is_some(),
+        }
+    }
+
+    /// RTT, queue and variation; feeds `one_way`, whose clock `at_ns` is.
+    pub(super) fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> Figures {
+        let round_trip = self.round_trip();
+        let rtt_us = to_us(round_trip.rtt_ns);
+        let variation = round_trip
+            .directions
+            .and_then(|(forward, backward)| one_way.push(at_ns, forward, backward));
         let queue_us = self
             .t1
             .zip(self.sched)
@@ -73,7 +94,7 @@ impl Times {
             backward_us: variation.map(|v| v.backward_us),
             queue_us,
             delay_us: delay.saturating_add(queue_us.unwrap_or(0)),
-            kernel_stamps: plausible && self.t1.is_some() && self.t4.is_some(),
+            kernel_stamps: round_trip.kernel_stamps,
         }
     }
 }

@@ -28,6 +28,8 @@ pub const DEFAULT_PORT: u16 = 8629;
 pub const PROBE_LEN: usize = 48;
 /// Length of the payload that our ICMP echo requests carry: nonce and index.
 pub const ECHO_PAYLOAD_LEN: usize = 48;
+/// Shortest echo message that holds nonce and index, ICMP header included.
+pub const MIN_ECHO_LEN: usize = 8 + 16;
 
 const MAGIC: [u8; 4] = *b"MNTP";
 const VERSION: u8 = 1;
@@ -111,16 +113,23 @@ pub fn parse_reply(packet: &[u8]) -> Option<(ProbeId, Reflected)> {
 /// An ICMP or ICMPv6 echo request. The kernel fills in the ICMPv6 checksum.
 pub fn echo_request(ipv6: bool, ident: u16, id: ProbeId) -> [u8; 8 + ECHO_PAYLOAD_LEN] {
     let mut packet = [0; 8 + ECHO_PAYLOAD_LEN];
+    write_echo_request(&mut packet, ipv6, ident, id);
+    packet
+}
+
+/// Writes an echo request into `packet`, whose length (at least [`MIN_ECHO_LEN`]) is the ICMP
+/// message's, as [`echo_request`].
+pub fn write_echo_request(packet: &mut [u8], ipv6: bool, ident: u16, id: ProbeId) {
+    packet.fill(0);
     packet[0] = if ipv6 { 128 } else { 8 };
     packet[4..6].copy_from_slice(&ident.to_be_bytes());
     packet[6..8].copy_from_slice(&(id.index as u16).to_be_bytes());
     packet[8..16].copy_from_slice(&id.nonce.to_be_bytes());
     packet[16..24].copy_from_slice(&id.index.to_be_bytes());
     if !ipv6 {
-        let sum = checksum(&packet);
+        let sum = checksum(packet);
         packet[2..4].copy_from_slice(&sum.to_be_bytes());
     }
-    packet
 }
 
 /// Reads an echo reply to `ident` as a raw socket delivers it: with the IP header for IPv4,
@@ -132,7 +141,12 @@ pub fn parse_echo_reply(ipv6: bool, packet: &[u8], ident: u16) -> Option<ProbeId
         (false, None) => return None,
     };
     let icmp = packet.get(header..)?;
-    if icmp.len() < 8 + ECHO_PAYLOAD_LEN
+    parse_echo_message(ipv6, icmp, ident).filter(|_| icmp.len() >= 8 + ECHO_PAYLOAD_LEN)
+}
+
+/// Reads an echo reply of any length without its IP header, as [`parse_echo_reply`].
+pub fn parse_echo_message(ipv6: bool, icmp: &[u8], ident: u16) -> Option<ProbeId> {
+    if icmp.len() < MIN_ECHO_LEN
         || icmp[0] != if ipv6 { 129 } else { 0 }
         || icmp[1] != 0
         || icmp[4..6] != ident.to_be_bytes()

@@ -1,0 +1,320 @@
+//! The commands that measure: arguments and what is printed.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{bail, Context, Result};
+use clap::Args;
+use hdrhistogram::Histogram;
+use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::{access, AccessFlags, Pid};
+use serde_json::json;
+
+use crate::measure::ping::{self, Options, Outcome, Pinger};
+use crate::measure::runfile::{RunFile, SCHEMA};
+use crate::measure::stats::Table;
+use crate::measure::{cpu, environment};
+
+/// Highest RTT of the live figures, µs.
+const LIVE_MAX: u64 = 60_000_000;
+
+#[derive(Args)]
+pub struct Ping {
+    /// Address or name
+    target: String,
+    /// Number of probes
+    #[arg(long, short = 'c', default_value_t = 1000)]
+    count: usize,
+    /// Time between two probes (5ms, 1s, ...)
+    #[arg(long, short = 'i', default_value = "10ms", value_parser = humantime::parse_duration)]
+    interval: Duration,
+    /// Payload bytes of a probe
+    #[arg(long, short = 's', default_value_t = 56)]
+    size: usize,
+    /// Send UDP probes to this port of a `mountain reflect` instead of ICMP echo
+    #[arg(long, value_name = "PORT")]
+    udp: Option<u16>,
+    /// Send over this device
+    #[arg(long, value_name = "DEV")]
+    dev: Option<String>,
+    /// IPv4 only
+    #[arg(short = '4', conflicts_with = "ipv6")]
+    ipv4: bool,
+    /// IPv6 only
+    #[arg(short = '6')]
+    ipv6: bool,
+    /// Write all samples and the circumstances to this file
+    #[arg(long, short = 'o', value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Name of this run in comparisons
+    #[arg(long)]
+    label: Option<String>,
+    /// Count the answers slower than so many ms; several with commas [default: chosen]
+    #[arg(long, value_name = "MS", value_delimiter = ',')]
+    threshold: Vec<f64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Ping {
+    /// Exit code: 0 if anything answered, interrupted or not; 1 without any answer.
+    pub fn run(self) -> Result<ExitCode> {
+        if let Some(&bad) = self.threshold.iter().find(|t| t.is_nan() || **t <= 0.0) {
+            bail!("--threshold {bad}: must be above 0");
+        }
+        if let Some(out) = &self.out {
+            check_writable(out)?;
+        }
+        let pinger = Pinger::new(Options {
+            target: self.target.clone(),
+            ipv6: (self.ipv4 || self.ipv6).then_some(self.ipv6),
+            count: self.count,
+            interval: self.interval,
+            size: self.size,
+            udp: self.udp,
+            device: self.dev.clone(),
+        })?;
+        let address = pinger.address().to_string();
+        let mut live = Live::new(self.count);
+        let mut outcome = pinger.run(|sent, rtt| live.update(sent, rtt))?;
+        live.bar.finish_and_clear();
+        outcome.run.label = self.label.clone();
+
+        let thresholds: Vec<f64> = self.threshold.iter().map(|ms| ms * 1e3).collect();
+        let (kernel, user) = ping::tables(&outcome.run.samples, &thresholds);
+        // Written before it is printed: the reader of a pipe may be gone.
+        let written = self
+            .out
+            .as_ref()
+            .map_or(Ok(()), |out| outcome.run.write(out));
+        if self.json {
+            let mut value = json!({
+                "target": self.target,
+                "address": address,
+                "clock": outcome.run.clock,
+                "interrupted": outcome.run.interrupted,
+                "rtt": kernel,
+                "user": user,
+                "duplicates": outcome.duplicates,
+                "errors": outcome.errors,
+            });
+            if let Some(error) = &outcome.last_error {
+                value["last_error"] = error.as_str().into();
+            }
+            println!("{value:#}");
+        } else {
+            self.print(&outcome, &address, &kernel, user.as_ref());
+        }
+        written?;
+        Ok(if kernel.count == 0 {
+            eprintln!("mountain: {} ({address}) does not answer", self.target);
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        })
+    }
+
+    fn print(&self, outcome: &Outcome, address: &str, kernel: &Table, user: Option<&Table>) {
+        let run = &outcome.run;
+        let how = match self.udp {
+            Some(port) => format!("UDP probes to port {port}"),
+            None => "ICMP echo".into(),
+        };
+        println!(
+            "{} ({address}): {} {how}, {} bytes, every {}",
+            self.target,
+            kernel.sent,
+            self.size,
+            humantime::format_duration(self.interval)
+        );
+        let first = match run.clock.as_str() {
+            "kernel" => "kernel",
+            _ => "steady clock",
+        };
+        let columns: Vec<(&str, &Table)> = std::iter::once((first, kernel))
+            .chain(user.map(|t| ("user space", t)))
+            .collect();
+        print_columns(&columns);
+        if self.threshold.is_empty() && kernel.count > 0 {
+            println!("(thresholds chosen: from 1.5 × the median up)");
+        }
+        if run.clock != "kernel" && kernel.count > 0 {
+            println!(
+                "{} answers have no kernel timestamps on both ways (a driver that gives none?): \
+                 all RTTs are user space's",
+                outcome.unstamped
+            );
+        }
+        if outcome.duplicates > 0 {
+            println!("{} duplicates, not counted", outcome.duplicates);
+        }
+        if let Some(error) = &outcome.last_error {
+            println!("{} errors, the last: {error}", outcome.errors);
+        }
+        let silent = ping::silent_since(&run.samples);
+        if silent >= 10 && kernel.count > 0 {
+            println!(
+                "no answer to the last {silent} probes: {} stopped answering {:.1} s before the end",
+                self.target,
+                run.seconds - run.samples.sent_us[run.samples.len() - silent] / 1e6
+            );
+        }
+        if run.interrupted {
+            println!("interrupted after {} of {} probes", kernel.sent, self.count);
+        }
+        if let Some(out) = &self.out {
+            println!("samples: {}", out.display());
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct Cpu {
+    /// Length of an interval
+    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    interval: Duration,
+    /// How long, without a command [default: 10s]
+    #[arg(long, value_parser = humantime::parse_duration, conflicts_with = "command")]
+    duration: Option<Duration>,
+    /// Write all intervals and the circumstances to this file
+    #[arg(long, short = 'o', value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Name of this run in comparisons
+    #[arg(long)]
+    label: Option<String>,
+    /// Run this and record until it ends
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+impl Cpu {
+    /// Exit code: the command's, 1 if a signal ended it; 0 without a command.
+    pub fn run(self) -> Result<ExitCode> {
+        if self.interval < Duration::from_millis(10) {
+            bail!("--interval: at least 10ms, as the kernel counts in ticks");
+        }
+        if let Some(out) = &self.out {
+            check_writable(out)?;
+        }
+        let environment = environment::record();
+        let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let mut child = match self.command.split_first() {
+            Some((program, arguments)) => {
+                let child = Command::new(program).args(arguments).spawn();
+                Some(child.with_context(|| format!("cannot run {program:?}"))?)
+            }
+            None => None,
+        };
+        let wait = Duration::from_secs(10);
+        let duration = child.is_none().then_some(self.duration.unwrap_or(wait));
+        let recorded = cpu::record(self.interval, duration, child.as_mut())?;
+        if let Some(child) = child.filter(|_| recorded.status.is_none()) {
+            // We were told to end, so it ends too; from a terminal it has heard of it already.
+            let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+        }
+        let run = RunFile {
+            schema: SCHEMA.into(),
+            label: self.label,
+            tool: format!("mountain {} cpu", env!("CARGO_PKG_VERSION")),
+            command: std::env::args().collect::<Vec<_>>().join(" "),
+            started,
+            seconds: recorded.seconds,
+            clock: "unknown".into(),
+            interrupted: recorded.interrupted,
+            cpu: recorded.cpu,
+            environment,
+            ..RunFile::default()
+        };
+        println!(
+            "{:.1} s, {} accounting; shares in %",
+            run.seconds, run.cpu.accounting
+        );
+        print!("{:5}", "CPU");
+        cpu::KINDS.iter().for_each(|kind| print!(" {kind:>7}"));
+        println!();
+        for (n, shares) in cpu::means(&run.cpu).iter().enumerate() {
+            print!("{n:<5}");
+            shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
+            println!();
+        }
+        if let Some(out) = &self.out {
+            run.write(out)?;
+        }
+        Ok(match recorded.status.map(|s| s.code()) {
+            None => ExitCode::SUCCESS,
+            Some(code) => ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
+        })
+    }
+}
+
+/// Tables side by side; their rows are the same.
+pub fn print_columns(columns: &[(&str, &Table)]) {
+    let rows: Vec<_> = columns.iter().map(|(_, table)| table.rows()).collect();
+    print!("{:12}", "");
+    columns.iter().for_each(|(name, _)| print!(" {name:>14}"));
+    println!();
+    for (n, first) in rows[0].iter().enumerate() {
+        print!("{:12}", first.name);
+        rows.iter().for_each(|rows| print!(" {:>14}", rows[n]));
+        println!();
+    }
+}
+
+/// Says before a long measurement that its file cannot be written.
+fn check_writable(out: &Path) -> Result<()> {
+    if out.is_dir() {
+        bail!("--out {}: is a folder", out.display());
+    }
+    let dir = match out.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    access(dir, AccessFlags::W_OK)
+        .with_context(|| format!("--out: cannot write into {}", dir.display()))
+}
+
+/// The progress bar, on a terminal only.
+struct Live {
+    bar: ProgressBar,
+    rtts: Histogram<u64>,
+}
+
+impl Live {
+    fn new(count: usize) -> Self {
+        let bar = if std::io::stderr().is_terminal() {
+            ProgressBar::new(count as u64)
+        } else {
+            ProgressBar::hidden()
+        };
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ETA {eta}");
+        bar.set_style(style.expect("a valid template"));
+        Self {
+            bar,
+            rtts: Histogram::new_with_max(LIVE_MAX, 3).expect("valid bounds"),
+        }
+    }
+
+    fn update(&mut self, sent: usize, rtt_us: Option<f64>) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        if let Some(rtt) = rtt_us {
+            self.rtts.saturating_record(rtt.max(0.0) as u64);
+        }
+        self.bar.set_position(sent as u64);
+        // Quantiles cost a walk through the histogram: about ten times a second is enough.
+        if rtt_us.is_some() && self.rtts.len() % 10 == 1 {
+            let ms = |q| self.rtts.value_at_quantile(q) as f64 / 1e3;
+            let lost = (sent as u64).saturating_sub(self.rtts.len());
+            self.bar.set_message(format!(
+                "p50 {:.3} ms  p99 {:.3} ms  unanswered {lost}",
+                ms(0.5),
+                ms(0.99)
+            ));
+        }
+    }
+}
