@@ -8,10 +8,14 @@
 //! - [`reflect`]: the far end of the UDP probes.
 //! - [`runfile`]: what a measurement leaves behind.
 //! - [`stats`]: the rows of every table; [`bootstrap`]: block-bootstrap intervals.
+//! - [`compare`]: run files against each other; [`verdict`]: what can be said about a difference.
+//! - [`import`]: the logs of other tools.
 //!
 //! Method and sources: docs/measuring.md.
 
 pub mod bootstrap;
+pub mod compare;
+pub mod import;
 pub mod oneway;
 pub mod probe;
 pub mod reflect;
@@ -20,4 +24,5 @@ pub mod socket;
 pub mod stats;
 pub mod timestamp;
 mod timing;
+pub mod verdict;
 pub mod wire;
