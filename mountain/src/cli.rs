@@ -18,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::bpf::Steer;
 use crate::check;
+use crate::cli_compare::{Compare, Import};
 use crate::config::Config;
 use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
@@ -83,6 +84,10 @@ enum Cmd {
         #[arg(long, value_name = "ADDR:PORT")]
         listen: Vec<SocketAddr>,
     },
+    /// Hold measurements against the first of them: what changed, and is it more than chance?
+    Compare(Compare),
+    /// Make a run file of another tool's measurement: ping(8), irtt, flent
+    Import(Import),
     /// Print the completions of a shell, for its completion folder
     Completions { shell: clap_complete::Shell },
     /// Switch the running daemon to another policy: mountain, or a baseline to compare with
@@ -151,6 +156,8 @@ fn run(command: Cmd) -> Result<ExitCode> {
         }
         Cmd::Check { json } => return check(json),
         Cmd::Reflect { listen } => reflect(listen)?,
+        Cmd::Compare(compare) => compare.run()?,
+        Cmd::Import(import) => import.run()?,
         Cmd::Completions { shell } => {
             clap_complete::generate(
                 shell,

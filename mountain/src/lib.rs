@@ -5,6 +5,7 @@
 pub mod bpf;
 pub mod check;
 pub mod cli;
+mod cli_compare;
 pub mod config;
 pub mod daemon;
 pub mod measure;

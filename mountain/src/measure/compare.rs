@@ -307,7 +307,11 @@ fn warnings(first: &(String, RunFile), other: &(String, RunFile)) -> Vec<Warning
     let ((first_name, a), (name, b)) = (first, other);
     let mut warnings = Vec::new();
     let mut warn = |what: String, first: Value, other: Value| {
-        let text = format!("{what}: {} in {first_name}, {} in {name}", short(&first), short(&other));
+        let text = format!(
+            "{what}: {} in {first_name}, {} in {name}",
+            short(&first),
+            short(&other)
+        );
         warnings.push(Warning {
             run: name.clone(),
             what,
@@ -353,7 +357,7 @@ fn warnings(first: &(String, RunFile), other: &(String, RunFile)) -> Vec<Warning
 /// A value in a line of text.
 fn short(value: &Value) -> String {
     let text = match value {
-        Value::Null => return "nothing".into(),
+        Value::Null => return "not recorded".into(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };

@@ -67,7 +67,10 @@ fn a_shift_is_found_with_its_size_and_direction() {
         let against = &row(&c, name).against_first[0];
         let d = against.difference.unwrap();
         assert_eq!(against.verdict, Verdict::Worse, "{name}");
-        assert!(d.interval.low < 2e3 && 2e3 < d.interval.high, "{name} {d:?}");
+        assert!(
+            d.interval.low < 2e3 && 2e3 < d.interval.high,
+            "{name} {d:?}"
+        );
         assert!(d.interval.low > 500.0 && d.p < 0.05, "{name} {d:?}");
     }
     let median = row(&c, "Median");
@@ -76,7 +79,11 @@ fn a_shift_is_found_with_its_size_and_direction() {
     assert_eq!(verdict(&c, "Stdev"), Verdict::NoDifference);
     let headline = &c.headlines[0];
     assert!(headline.worse && !headline.better);
-    assert!(headline.text.starts_with("B is worse than A (Median"), "{}", headline.text);
+    assert!(
+        headline.text.starts_with("B is worse than A (Median"),
+        "{}",
+        headline.text
+    );
     // The other way round.
     let c = pair(changed(delays(4000, 2), |v| v + 2e3), delays(4000, 1));
     assert_eq!(verdict(&c, "Median"), Verdict::Better);
@@ -136,7 +143,9 @@ fn few_events_and_few_samples_prove_nothing() {
     assert_eq!(row(&c, "P99").against_first[0].difference, None);
     assert!(c.headlines[0].text.ends_with("too few samples for P99"));
     let c = pair(delays(5, 1), delays(5, 2));
-    assert!(c.headlines[0].text.contains("too few samples for a verdict"));
+    assert!(c.headlines[0]
+        .text
+        .contains("too few samples for a verdict"));
     assert_eq!(verdict(&c, "Max"), Verdict::TooFew);
 }
 
@@ -154,9 +163,15 @@ fn all_lost_none_sent_and_the_same_twice() {
     let same = pair(delays(2000, 1), delays(2000, 1));
     for row in &same.rows[1..] {
         let verdict = row.against_first[0].verdict;
-        assert!(!matches!(verdict, Verdict::Better | Verdict::Worse), "{}", row.name);
+        assert!(
+            !matches!(verdict, Verdict::Better | Verdict::Worse),
+            "{}",
+            row.name
+        );
     }
-    assert!(same.headlines[0].text.contains("no difference from A shown"));
+    assert!(same.headlines[0]
+        .text
+        .contains("no difference from A shown"));
     assert_eq!(same.warnings, []);
     let none = [("A".into(), delays(9, 1)), ("B".into(), delays(0, 1))];
     let error = compare(&none, &Options::default()).unwrap_err();
@@ -172,8 +187,10 @@ fn whatever_differs_besides_is_told() {
     b.clock = "user".into();
     b.payload_bytes = Some(1000);
     b.target = "192.0.2.1".into();
-    b.environment.insert("kernel.release".into(), "6.9.0".into());
-    b.environment.insert("cpu.governor".into(), "powersave".into());
+    b.environment
+        .insert("kernel.release".into(), "6.9.0".into());
+    b.environment
+        .insert("cpu.governor".into(), "powersave".into());
     let c = pair(a.clone(), b);
     let what: Vec<_> = c.warnings.iter().map(|w| w.what.as_str()).collect();
     assert_eq!(
@@ -187,7 +204,10 @@ fn whatever_differs_besides_is_told() {
             "environment.kernel.release"
         ]
     );
-    assert_eq!(c.warnings[4].text, "environment.cpu.governor: nothing in A, powersave in B");
+    assert_eq!(
+        c.warnings[4].text,
+        "environment.cpu.governor: not recorded in A, powersave in B"
+    );
     let mut bare = a.clone();
     bare.environment.clear();
     let c = pair(a, bare);
@@ -226,7 +246,10 @@ fn found(pairs: u64, pair_of: impl Fn(u64) -> (RunFile, RunFile)) -> Vec<(String
     };
     for seed in 0..pairs {
         let (a, b) = pair_of(seed);
-        let options = Options { seed, ..options.clone() };
+        let options = Options {
+            seed,
+            ..options.clone()
+        };
         let c = compare(&[("A".into(), a), ("B".into(), b)], &options).unwrap();
         let rows = c.rows.iter().skip(1).map(|r| {
             let verdict = r.against_first[0].verdict;
@@ -247,7 +270,9 @@ fn found(pairs: u64, pair_of: impl Fn(u64) -> (RunFile, RunFile)) -> Vec<(String
 
 #[test]
 fn equal_runs_are_rarely_called_different() {
-    let rates = found(200, |seed| (delays(2000, 2 * seed), delays(2000, 2 * seed + 1)));
+    let rates = found(200, |seed| {
+        (delays(2000, 2 * seed), delays(2000, 2 * seed + 1))
+    });
     println!("A/A, n = 2,000: {rates:.3?}");
     for (name, rate) in &rates {
         assert!(*rate <= 0.07, "{name}: {rate}");
@@ -256,11 +281,21 @@ fn equal_runs_are_rarely_called_different() {
 
 #[test]
 #[ignore = "takes minutes; the figures are in docs/measuring.md"]
-fn error_rates_and_power() {
-    let rates = found(2000, |seed| (delays(2000, 2 * seed), delays(2000, 2 * seed + 1)));
+fn error_rates() {
+    let rates = found(2000, |seed| {
+        (delays(2000, 2 * seed), delays(2000, 2 * seed + 1))
+    });
     println!("2,000 A/A pairs, n = 2,000: {rates:.3?}");
-    for shift in [1000.0, 1500.0, 2000.0, 2500.0, 3000.0] {
-        let rates = found(100, |seed| {
+    for (name, rate) in &rates {
+        assert!(*rate <= 0.055, "{name}: {rate}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; the figures are in docs/measuring.md"]
+fn power() {
+    for shift in [1750.0, 2000.0] {
+        let rates = found(200, |seed| {
             let b = delays(10_000, 2 * seed + 1);
             (delays(10_000, 2 * seed), changed(b, |v| v + shift))
         });
