@@ -331,7 +331,8 @@ pub fn resample(
         widening(m as f64 / block as f64) * ((k * block) as f64 / m.max(1) as f64).sqrt();
     let mut rng = Pcg64::seed_from_u64(seed);
     let (mut sums, mut figures) = (vec![0.0; columns], Vec::new());
-    for _ in 0..if m == 0 { 0 } else { resamples } {
+    let resamples = if m == 0 { 0 } else { resamples };
+    for _ in 0..resamples {
         sums.fill(0.0);
         for _ in 0..k {
             let start = rng.random_range(0..m) * columns;
