@@ -18,8 +18,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::bpf::Steer;
 use crate::check;
-use crate::cli_report::Report;
+use crate::cli_compare::{Compare, Import};
 use crate::cli_measure;
+use crate::cli_report::Report;
 use crate::config::Config;
 use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
@@ -91,6 +92,10 @@ enum Cmd {
     Ping(cli_measure::Ping),
     /// Record the CPUs' time by kind, as mpstat does, while a command runs or for a while
     Cpu(cli_measure::Cpu),
+    /// Hold measurements against the first of them: what changed, and is it more than chance?
+    Compare(Compare),
+    /// Make a run file of another tool's measurement: ping(8), irtt, flent
+    Import(Import),
     /// Print the completions of a shell, for its completion folder
     Completions { shell: clap_complete::Shell },
     /// Switch the running daemon to another policy: mountain, or a baseline to compare with
@@ -162,6 +167,8 @@ fn run(command: Cmd) -> Result<ExitCode> {
         Cmd::Report(report) => report.run()?,
         Cmd::Ping(ping) => return ping.run(),
         Cmd::Cpu(cpu) => return cpu.run(),
+        Cmd::Compare(compare) => compare.run()?,
+        Cmd::Import(import) => import.run()?,
         Cmd::Completions { shell } => {
             clap_complete::generate(
                 shell,

@@ -5,8 +5,9 @@
 pub mod bpf;
 pub mod check;
 pub mod cli;
-mod cli_report;
+mod cli_compare;
 mod cli_measure;
+mod cli_report;
 pub mod config;
 pub mod daemon;
 pub mod measure;

@@ -11,12 +11,16 @@
 //! - [`reflect`]: the far end of the UDP probes.
 //! - [`runfile`]: what a measurement leaves behind.
 //! - [`stats`]: the rows of every table; [`bootstrap`]: block-bootstrap intervals.
+//! - [`compare`]: run files against each other; [`verdict`]: what can be said about a difference.
+//! - [`import`]: the logs of other tools.
 //!
 //! Method and sources: docs/measuring.md.
 
 pub mod bootstrap;
+pub mod compare;
 pub mod cpu;
 pub mod environment;
+pub mod import;
 pub mod oneway;
 pub mod ping;
 pub mod probe;
@@ -26,4 +30,5 @@ pub mod socket;
 pub mod stats;
 pub mod timestamp;
 mod timing;
+pub mod verdict;
 pub mod wire;

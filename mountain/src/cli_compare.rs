@@ -1,0 +1,235 @@
+//! `mountain compare` and `mountain import`: arguments and printing.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+use clap::Args;
+
+use crate::measure::compare::{compare, Against, Compared, Comparison, Options};
+use crate::measure::import::import;
+use crate::measure::runfile::RunFile;
+use crate::measure::stats::{Row, Unit};
+
+#[derive(Args)]
+pub struct Compare {
+    /// Run files of `mountain ping` or `mountain import`; the first is what the others are held
+    /// against
+    #[arg(required = true, num_args = 2.., value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Count answers above so many ms, may be given several times [default: three round numbers
+    /// from 1.5 × the first run's median up]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    over: Vec<f64>,
+}
+
+#[derive(Args)]
+pub struct Import {
+    /// Log of ping(8), JSON of irtt or .flent.gz; told apart by content
+    file: PathBuf,
+    /// Where to write the run file [default: FILE.run.json]
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Name of the run in comparisons [default: the file's name]
+    #[arg(long)]
+    label: Option<String>,
+    /// Which of flent's series [default: its ping series if there is one, else "Ping (ms) ICMP"]
+    #[arg(long)]
+    series: Option<String>,
+}
+
+fn milliseconds(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches("ms").trim_end().parse::<f64>() {
+        Ok(ms) if ms.is_finite() && ms > 0.0 => Ok(ms),
+        _ => Err("not a number of ms above 0".into()),
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+impl Compare {
+    pub fn run(self) -> Result<()> {
+        let mut runs: Vec<(String, RunFile)> = Vec::new();
+        for path in &self.files {
+            let run = RunFile::read(path)?;
+            let mut name = run.label.clone().unwrap_or_else(|| file_name(path));
+            if runs.iter().any(|(other, _)| *other == name) {
+                name = path.display().to_string();
+            }
+            // The same file twice.
+            while runs.iter().any(|(other, _)| *other == name) {
+                name.push('\'');
+            }
+            runs.push((name, run));
+        }
+        let options = Options {
+            over_us: self.over.iter().map(|ms| ms * 1e3).collect(),
+            ..Options::default()
+        };
+        let comparison = compare(&runs, &options)?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&comparison)?);
+        } else {
+            print!("{}", text(&comparison));
+        }
+        Ok(())
+    }
+}
+
+impl Import {
+    pub fn run(self) -> Result<()> {
+        let name = self.file.display();
+        let content = std::fs::read(&self.file).with_context(|| format!("cannot read {name}"))?;
+        let out = self.out.clone().unwrap_or_else(|| {
+            let mut out = self.file.clone().into_os_string();
+            out.push(".run.json");
+            out.into()
+        });
+        let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
+        if same(&self.file, &out) == Some(true) {
+            bail!("{name} would be overwritten by what is read from it: give --out another name");
+        }
+        let command = format!("import of {}", file_name(&self.file));
+        let mut run = import(&content, &command, self.series.as_deref())
+            .with_context(|| format!("cannot import {name}"))?;
+        run.label = self.label.clone();
+        run.write(&out)?;
+        let answered = run.samples.rtt_us.iter().flatten().count();
+        println!(
+            "{}: {} probes of {}, {answered} answered",
+            out.display(),
+            run.samples.len(),
+            run.tool
+        );
+        Ok(())
+    }
+}
+
+/// Lays cells out in columns: the first left, the others right.
+fn columns(lines: &[Vec<String>]) -> String {
+    let width = |c: usize| {
+        let cells = lines.iter().filter_map(|l| l.get(c));
+        cells.map(|t| t.chars().count()).max().unwrap_or(0)
+    };
+    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let mut text = String::new();
+    for line in lines {
+        let mut row = String::new();
+        for (c, cell) in line.iter().enumerate() {
+            let _ = match c {
+                0 => write!(row, "{cell:<0$}", widths[c]),
+                _ => write!(row, "  {cell:>0$}", widths[c]),
+            };
+        }
+        text += row.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn unit(row: &Compared) -> Unit {
+    match row.unit.as_str() {
+        "us" => Unit::Microseconds,
+        "percent" => Unit::Percent,
+        _ => Unit::Count,
+    }
+}
+
+fn value(row: &Compared, value: Option<f64>) -> String {
+    let row = Row {
+        name: String::new(),
+        value,
+        unit: unit(row),
+    };
+    row.to_string()
+}
+
+fn interval(row: &Compared, against: &Against) -> String {
+    let Some(d) = against.difference else {
+        return "–".into();
+    };
+    let (low, high) = (d.interval.low, d.interval.high);
+    match unit(row) {
+        Unit::Microseconds => format!("{:+.3} … {:+.3} ms", low / 1e3, high / 1e3),
+        Unit::Percent => format!("{low:+.2} … {high:+.2} %"),
+        Unit::Count => format!("{low:+.1} … {high:+.1}"),
+    }
+}
+
+/// The table of all columns, then the verdicts, then what else differs.
+fn text(c: &Comparison) -> String {
+    let mut lines = vec![vec![String::new()]];
+    lines[0].extend(c.runs.iter().map(|r| r.name.clone()));
+    for row in &c.rows {
+        let mut line = vec![row.name.clone()];
+        line.extend(row.values.iter().map(|v| value(row, *v)));
+        lines.push(line);
+    }
+    let first = &c.runs[0].name;
+    for (i, run) in c.runs.iter().skip(1).enumerate() {
+        // With two runs one table holds everything; with more, each gets the like.
+        let mut table = if c.runs.len() == 2 {
+            std::mem::take(&mut lines)
+        } else {
+            c.rows.iter().fold(vec![vec![]], |mut t, row| {
+                t.push(vec![row.name.clone()]);
+                t
+            })
+        };
+        if c.runs.len() > 2 {
+            table[0].push(format!("{} against {first}:", run.name));
+            for (line, row) in table[1..].iter_mut().zip(&c.rows) {
+                line.push(value(row, row.values[i + 1]));
+            }
+        }
+        table[0].extend(["Δ", "95% interval of the difference", ""].map(String::from));
+        for (line, row) in table[1..].iter_mut().zip(&c.rows) {
+            let Some(against) = row.against_first.get(i) else {
+                continue;
+            };
+            let mark = if row.compared_by.is_some() { "*" } else { "" };
+            let percent = against.percent.map(|p| format!("{p:+.1}%"));
+            line.push(percent.unwrap_or("–".into()));
+            line.push(interval(row, against));
+            line.push(format!("{}{mark}", against.verdict.text()));
+        }
+        if c.runs.len() == 2 {
+            lines = table;
+        } else {
+            if i == 0 {
+                lines[0].push(String::new());
+            }
+            lines.push(Vec::new());
+            lines.extend(table);
+        }
+    }
+    let mut text = columns(&lines);
+    let _ = writeln!(
+        text,
+        "\n* judged by: Min, Max, Max−Min the mean over parts of {} answers; Jitter the mean of \
+         the\n  whole run; counts the share of answers, scaled to {first}. Block bootstrap, \
+         docs/measuring.md.\n",
+        c.segment
+    );
+    for headline in &c.headlines {
+        let _ = writeln!(text, "Verdict: {}", headline.text);
+    }
+    if !c.warnings.is_empty() {
+        text += "\n";
+    }
+    for warning in &c.warnings {
+        let _ = writeln!(text, "Warning: {}", warning.text);
+    }
+    if c.warnings.len() > 1 {
+        text +=
+            "More than one thing differs: the figures cannot tell which of them is the cause.\n";
+    }
+    text
+}

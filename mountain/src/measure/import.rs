@@ -1,0 +1,310 @@
+//! Other tools' measurements as run files: logs of ping(8), irtt's JSON, flent's .flent.gz,
+//! plain or packed with gzip, told apart by content. Pure.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::Value;
+
+use super::runfile::{RunFile, Samples, SCHEMA};
+
+mod ping;
+
+/// More than any log of these tools; a packed file could grow without end.
+const LARGEST: u64 = 1 << 30;
+
+/// Understands `content`. `command` names the imported file; `series`: which of flent's.
+pub fn import(content: &[u8], command: &str, series: Option<&str>) -> Result<RunFile> {
+    ensure!(!content.is_empty(), "the file is empty");
+    let mut unpacked = Vec::new();
+    let content = if content.starts_with(&[0x1f, 0x8b]) {
+        flate2::read::MultiGzDecoder::new(content)
+            .take(LARGEST + 1)
+            .read_to_end(&mut unpacked)
+            .context("the packed file is truncated or damaged")?;
+        ensure!(
+            unpacked.len() as u64 <= LARGEST,
+            "unpacked, the file is larger than 1 GiB"
+        );
+        &unpacked[..]
+    } else {
+        content
+    };
+    let text = content.trim_ascii_start();
+    let mut run = if text.starts_with(b"{") {
+        let value: Value = serde_json::from_slice(text).map_err(|e| {
+            let what = if e.is_eof() {
+                "is truncated"
+            } else {
+                "is damaged"
+            };
+            anyhow::anyhow!("the JSON {what}: {e}")
+        })?;
+        if value["round_trips"].is_array() {
+            irtt(&value).context("in irtt's JSON")?
+        } else if value["results"].is_object() && value["metadata"].is_object() {
+            flent(&value, series).context("in flent's data")?
+        } else if value["schema"]
+            .as_str()
+            .is_some_and(|s| s.starts_with("mountain-run/"))
+        {
+            bail!("this is a run file already: give it to mountain compare");
+        } else {
+            bail!("JSON, but neither irtt's (round_trips) nor flent's (metadata, results)");
+        }
+    } else {
+        let text = String::from_utf8_lossy(text);
+        let any = text.lines().any(|l| ping::header(l).is_some());
+        ensure!(
+            any,
+            "neither a log of ping(8) (a line that begins with PING), nor JSON of irtt, nor .flent.gz"
+        );
+        ping::parse(&text)?
+    };
+    ensure!(!run.samples.is_empty(), "the file holds no probes");
+    run.schema = SCHEMA.into();
+    run.command = command.into();
+    Ok(run)
+}
+
+/// RFC 3339 of seconds since 1970; empty where they are unknown or absurd.
+fn rfc3339(seconds: f64) -> String {
+    // Up to the year 9999, which is all that the format can say.
+    if !(0.0..253_402_300_799.0).contains(&seconds) {
+        return String::new();
+    }
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds);
+    humantime::format_rfc3339_millis(at).to_string()
+}
+
+/// `arrival` of a run file from (moment, index) of the answers: empty when they came in order.
+fn arrival(mut answers: Vec<(f64, u32)>) -> Vec<u32> {
+    answers.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let order: Vec<u32> = answers.into_iter().map(|(_, i)| i).collect();
+    if order.is_sorted() {
+        return Vec::new();
+    }
+    order
+}
+
+/// Puts a moment where none is known (`None`): on the line between its neighbours, else
+/// `spacing` from the next one. Returns moments since the first, and the first.
+fn moments(known: &[Option<f64>], spacing: f64) -> (Vec<f64>, Option<f64>) {
+    let at: Vec<(usize, f64)> = (known.iter().enumerate())
+        .filter_map(|(i, t)| Some((i, (*t)?)))
+        .collect();
+    let place = |i: usize| {
+        let next = at.partition_point(|(j, _)| *j < i);
+        match (next.checked_sub(1).map(|p| at[p]), at.get(next)) {
+            (_, Some(&(j, t))) if j == i => t,
+            (Some((h, s)), Some(&(j, t))) => s + (t - s) * (i - h) as f64 / (j - h) as f64,
+            (Some((h, s)), None) => s + spacing * (i - h) as f64,
+            (None, Some(&(j, t))) => t - spacing * (j - i) as f64,
+            (None, None) => spacing * i as f64,
+        }
+    };
+    let first = place(0);
+    let since = (0..known.len()).map(|i| place(i) - first).collect();
+    (since, (!at.is_empty()).then_some(first))
+}
+
+/// irtt-client(1), section "JSON format"; times in ns.
+fn irtt(value: &Value) -> Result<RunFile> {
+    let mut trips: BTreeMap<u64, &Value> = BTreeMap::new();
+    for trip in value["round_trips"].as_array().context("no round_trips")? {
+        let seqno = trip["seqno"]
+            .as_u64()
+            .context("a round trip has no seqno")?;
+        trips.entry(seqno).or_insert(trip);
+    }
+    let params = &value["config"]["params"];
+    let interval_us = params["interval"].as_f64().map(|ns| ns / 1e3);
+    let n = trips.len();
+    let mut samples = Samples::default();
+    let (mut sent, mut answers) = (Vec::new(), Vec::new());
+    for (i, (seqno, trip)) in trips
+        .values()
+        .enumerate()
+        .map(|(i, t)| (i, (t["seqno"].clone(), t)))
+    {
+        let delay = |name: &str| trip["delay"][name].as_f64().map(|ns| ns / 1e3);
+        // A boolean, or which way it was lost.
+        let lost = match &trip["lost"] {
+            Value::Bool(lost) => *lost,
+            Value::String(lost) => lost != "false",
+            _ => bail!("round trip {seqno} does not tell whether it was lost"),
+        };
+        ensure!(
+            lost || delay("rtt").is_some(),
+            "round trip {seqno} has no delay.rtt"
+        );
+        let client = &trip["timestamps"]["client"];
+        let stamp = |way: &str| {
+            let stamp = &client[way];
+            stamp["monotonic"]
+                .as_f64()
+                .or(stamp["wall"].as_f64())
+                .map(|ns| ns / 1e3)
+        };
+        sent.push(stamp("send"));
+        if let (false, Some(at)) = (lost, stamp("receive")) {
+            answers.push((at, i as u32));
+        }
+        let unless_lost = |v: Option<f64>| v.filter(|_| !lost);
+        samples.rtt_us.push(unless_lost(delay("rtt")));
+        samples.forward_us.push(unless_lost(delay("send")));
+        samples.backward_us.push(unless_lost(delay("receive")));
+    }
+    if samples.forward_us.iter().all(Option::is_none) {
+        samples.forward_us.clear();
+        samples.backward_us.clear();
+    }
+    let answered = samples.rtt_us.iter().flatten().count();
+    if answers.len() == answered {
+        samples.arrival = arrival(answers);
+    }
+    samples.sent_us = moments(&sent, interval_us.unwrap_or(1e6)).0;
+    let wall = value.pointer("/round_trips/0/timestamps/client/send/wall");
+    let wall = wall
+        .or(value.pointer("/stats/start_time/wall"))
+        .and_then(Value::as_f64);
+    let stats = &value["stats"];
+    let seconds = stats["duration"].as_f64().map_or(0.0, |ns| ns / 1e9);
+    Ok(RunFile {
+        tool: "irtt".into(),
+        target: (value["config"]["remote_address"]
+            .as_str()
+            .unwrap_or_default())
+        .into(),
+        started: wall.map_or(String::new(), |ns| rfc3339(ns / 1e9)),
+        seconds: seconds.max(samples.sent_us.last().map_or(0.0, |us| us / 1e6)),
+        interval_us,
+        payload_bytes: params["length"].as_u64().map(|n| n as u32),
+        clock: "user".into(),
+        interrupted: stats["expected_packets_sent"]
+            .as_u64()
+            .is_some_and(|e| e > n as u64),
+        samples,
+        ..RunFile::default()
+    })
+}
+
+/// A series of flent's data file; times in ms. `raw_values` hold what was measured, with
+/// sequence numbers; `results` the same resampled to the test's step, where gaps are not losses.
+fn flent(value: &Value, series: Option<&str>) -> Result<RunFile> {
+    let results = value["results"].as_object().context("no results")?;
+    let name =
+        match series {
+            Some(name) => name,
+            None => {
+                let pings: Vec<&str> = (results.keys().map(String::as_str))
+                    .filter(|n| n.starts_with("Ping") && !n.ends_with(" avg"))
+                    .collect();
+                match pings[..] {
+                    [one] => one,
+                    [] => bail!(
+                        "there is no ping series; there are {}",
+                        list(results.keys())
+                    ),
+                    _ => (pings.iter().copied().find(|n| *n == "Ping (ms) ICMP")).with_context(
+                        || format!("choose a series with --series: {}", pings.join(", ")),
+                    )?,
+                }
+            }
+        };
+    let result = results.get(name).with_context(|| {
+        format!(
+            "there is no series {name:?}; there are {}",
+            list(results.keys())
+        )
+    })?;
+    let metadata = &value["metadata"];
+    let raw = value["raw_values"][name]
+        .as_array()
+        .filter(|raw| !raw.is_empty());
+    let samples = match raw {
+        Some(raw) => raw_series(raw)?,
+        None => {
+            let values = result.as_array().context("the series is no list")?;
+            let times = value["x_values"].as_array().context("no x_values")?;
+            ensure!(
+                times.len() == values.len(),
+                "x_values has {} entries, {name:?} {}",
+                times.len(),
+                values.len()
+            );
+            let mut samples = Samples::default();
+            for (t, v) in times.iter().zip(values) {
+                if let (Some(t), Some(v)) = (t.as_f64(), v.as_f64()) {
+                    samples.sent_us.push(t * 1e6);
+                    samples.rtt_us.push(Some(v * 1e3));
+                }
+            }
+            samples
+        }
+    };
+    let seconds = metadata["TOTAL_LENGTH"]
+        .as_f64()
+        .or(metadata["LENGTH"].as_f64());
+    let text = |name: &str| metadata[name].as_str().unwrap_or_default().to_string();
+    Ok(RunFile {
+        tool: format!("flent {name}"),
+        target: text("HOST"),
+        started: text("TIME"),
+        seconds: seconds.unwrap_or_else(|| samples.sent_us.last().map_or(0.0, |us| us / 1e6)),
+        clock: "unknown".into(),
+        samples,
+        ..RunFile::default()
+    })
+}
+
+fn list<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    if names.is_empty() {
+        "none".into()
+    } else {
+        names.join(", ")
+    }
+}
+
+/// Raw values {t: s, val: ms, seq}: numbers missing between the first and the last are lost.
+fn raw_series(raw: &[Value]) -> Result<Samples> {
+    let mut by_seq: BTreeMap<u64, (Option<f64>, f64, u32)> = BTreeMap::new();
+    let first = raw[0]["seq"].as_f64().map_or(0, |s| s as u64);
+    for (i, one) in raw.iter().enumerate() {
+        // Without numbers the order stands for them.
+        let seq = one["seq"].as_f64().map_or(first + i as u64, |s| s as u64);
+        let ms = one["val"].as_f64().context("a raw value has no val")?;
+        let t = one["t"].as_f64().map(|s| s * 1e6);
+        by_seq.entry(seq).or_insert((t, ms * 1e3, i as u32));
+    }
+    let (first, last) = (
+        *by_seq.keys().next().unwrap_or(&0),
+        *by_seq.keys().last().unwrap_or(&0),
+    );
+    let n = (last - first + 1) as usize;
+    ensure!(
+        n <= 100 * raw.len(),
+        "the sequence numbers have a gap of {n}"
+    );
+    let (mut rtt_us, mut at) = (vec![None; n], vec![None; n]);
+    let mut order = Vec::new();
+    for (seq, (t, us, place)) in by_seq {
+        let i = (seq - first) as usize;
+        rtt_us[i] = Some(us);
+        at[i] = t;
+        order.push((f64::from(place), i as u32));
+    }
+    Ok(Samples {
+        sent_us: moments(&at, 0.0).0,
+        rtt_us,
+        arrival: arrival(order),
+        ..Samples::default()
+    })
+}
+
+#[cfg(test)]
+#[path = "import_tests.rs"]
+mod tests;

@@ -1,0 +1,169 @@
+//! Logs of ping(8): iputils with and without -D and -O, IPv4 and IPv6; busybox's differ little.
+
+use anyhow::{bail, ensure, Context, Result};
+
+use super::super::runfile::{RunFile, Samples};
+use super::{moments, rfc3339};
+
+/// An answer's line.
+struct Answer {
+    /// As printed: 16 bits.
+    seq: u16,
+    rtt_us: f64,
+    /// When ping(8) had it, µs since 1970; with -D.
+    at_us: Option<f64>,
+}
+
+/// The line before the first answer: target and payload bytes.
+pub fn header(line: &str) -> Option<(String, Option<u32>)> {
+    let rest = line.strip_prefix("PING ")?;
+    let target = rest.split([' ', '(', ':']).next().filter(|t| !t.is_empty());
+    // A literal IPv6 address has colons of its own.
+    let target = match rest.split_once('(') {
+        Some((before, _)) if !before.trim().is_empty() => before.trim(),
+        _ => target?,
+    };
+    let before_bytes = match rest.split_once(" data bytes") {
+        Some((before, _)) => before,
+        // 56(84) bytes of data: the payload, then the whole packet.
+        None => rest.split_once(" bytes of data")?.0.rsplit_once('(')?.0,
+    };
+    let digits = before_bytes.rsplit(|c: char| !c.is_ascii_digit()).next();
+    Some((target.into(), digits.and_then(|d| d.parse().ok())))
+}
+
+/// The number that follows `key` in `line`.
+fn number<T: std::str::FromStr>(line: &str, key: &str) -> Option<T> {
+    let rest = &line[line.find(key)? + key.len()..];
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+    rest[..end.unwrap_or(rest.len())].parse().ok()
+}
+
+/// The number before `key` in `line`.
+fn number_before(line: &str, key: &str) -> Option<u64> {
+    line[..line.find(key)?]
+        .split_whitespace()
+        .last()?
+        .parse()
+        .ok()
+}
+
+pub fn parse(text: &str) -> Result<RunFile> {
+    let mut head = None;
+    let mut answers: Vec<Answer> = Vec::new();
+    // Transmitted, received, µs from the first to the last.
+    let mut summary: Option<(u64, u64, Option<f64>)> = None;
+    let mut busybox = false;
+    for (i, line) in text.lines().enumerate() {
+        let (at_us, line) = match line.strip_prefix('[').and_then(|l| l.split_once("] ")) {
+            Some((stamp, rest)) => (stamp.parse::<f64>().ok().map(|s| s * 1e6), rest),
+            None => (None, line),
+        };
+        if let Some(found) = header(line) {
+            ensure!(
+                head.is_none(),
+                "line {}: a second log begins; import them one by one",
+                i + 1
+            );
+            head = Some(found);
+        } else if line.contains(" packets transmitted, ") {
+            let sent = number_before(line, " packets transmitted");
+            let received =
+                number_before(line, " packets received").or(number_before(line, " received"));
+            let counts = sent.zip(received);
+            let (sent, received) = counts.with_context(|| format!("line {}: {line:?}", i + 1))?;
+            let spread = number::<f64>(line, ", time ").map(|ms| ms * 1e3);
+            summary = Some((sent, received, spread));
+        } else if line.contains(" bytes from ") && line.contains("seq=") {
+            if line.contains("DUP!") || line.contains("BAD CHECKSUM") {
+                continue;
+            }
+            busybox |= !line.contains("icmp_seq=");
+            let seq = number(line, "seq=");
+            let seq = seq.with_context(|| format!("line {} is damaged: {line:?}", i + 1))?;
+            let Some(ms) = number::<f64>(line, "time=") else {
+                bail!("line {} has no time: a payload under 16 bytes (ping -s) leaves no room for it, or the line is cut", i + 1);
+            };
+            answers.push(Answer {
+                seq,
+                rtt_us: ms * 1e3,
+                at_us,
+            });
+        }
+    }
+    let (target, payload_bytes) = head.context("the line that begins with PING is missing")?;
+    let (sent, received, spread) = summary.context(
+        "the log is truncated: the line with \"packets transmitted\" is missing, without which losses at the end are unknown (end ping with Ctrl-C, not with a kill)",
+    )?;
+    let samples = samples(&answers, sent, spread, busybox)?;
+    let (mut samples, first) = samples;
+    let answered = samples.rtt_us.iter().flatten().count() as u64;
+    ensure!(
+        answered == received,
+        "the log is incomplete: it shows {answered} answers, its summary says {received} (was it made with -q or -f, or cut?)"
+    );
+    if samples.arrival.is_sorted() {
+        samples.arrival.clear();
+    }
+    Ok(RunFile {
+        tool: "ping(8)".into(),
+        target,
+        started: first.map_or(String::new(), |us| rfc3339(us / 1e6)),
+        seconds: spread.map_or(0.0, |us| us / 1e6),
+        payload_bytes,
+        clock: "user".into(),
+        samples,
+        ..RunFile::default()
+    })
+}
+
+/// Puts the answers in the order of sending. Returns also when the first probe was sent, µs since
+/// 1970, with -D.
+fn samples(
+    answers: &[Answer],
+    sent: u64,
+    spread: Option<f64>,
+    busybox: bool,
+) -> Result<(Samples, Option<f64>)> {
+    ensure!(sent < u64::from(u32::MAX), "{sent} probes are too many");
+    // iputils counts from 1, others from 0.
+    let from = match answers.first() {
+        Some(first) if busybox || first.seq == 0 => 0,
+        _ => 1,
+    };
+    let mut rtt_us = vec![None; usize::try_from(sent)?];
+    let mut at = vec![None; rtt_us.len()];
+    let mut arrival = Vec::new();
+    let mut last: i64 = from;
+    for answer in answers {
+        // The number wraps after 65535.
+        last += i64::from(answer.seq.wrapping_sub(last as u16) as i16);
+        let i = usize::try_from(last - from)
+            .ok()
+            .filter(|i| *i < rtt_us.len());
+        let i = i.with_context(|| {
+            format!(
+                "an answer has icmp_seq={}, but {sent} probes were sent",
+                answer.seq
+            )
+        })?;
+        if rtt_us[i].is_some() {
+            continue; // a duplicate that ping(8) did not notice
+        }
+        rtt_us[i] = Some(answer.rtt_us);
+        at[i] = answer.at_us.map(|us| us - answer.rtt_us);
+        arrival.push(i as u32);
+    }
+    let spacing = match (spread, sent) {
+        (Some(us), 2..) => us / (sent - 1) as f64,
+        _ => 1e6,
+    };
+    let (sent_us, first) = moments(&at, spacing);
+    let samples = Samples {
+        sent_us,
+        rtt_us,
+        arrival,
+        ..Samples::default()
+    };
+    Ok((samples, first))
+}

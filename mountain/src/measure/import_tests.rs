@@ -1,0 +1,213 @@
+use super::*;
+use std::io::Write;
+
+const PLAIN: &str = "\
+PING example.org (192.0.2.7) 56(84) bytes of data.
+64 bytes from host (192.0.2.7): icmp_seq=1 ttl=64 time=0.500 ms
+no answer yet for icmp_seq=2
+64 bytes from host (192.0.2.7): icmp_seq=3 ttl=64 time=12.3 ms
+64 bytes from host (192.0.2.7): icmp_seq=3 ttl=64 time=13.3 ms (DUP!)
+From 192.0.2.1 icmp_seq=4 Destination Host Unreachable
+64 bytes from host (192.0.2.7): icmp_seq=6 ttl=64 time=2.00 ms
+64 bytes from host (192.0.2.7): icmp_seq=5 ttl=64 time=112 ms
+
+--- example.org ping statistics ---
+7 packets transmitted, 4 received, +1 duplicates, +1 errors, 42.8571% packet loss, time 1200ms
+rtt min/avg/max/mdev = 0.500/31.700/112.000/46.6 ms
+";
+
+fn ok(content: &[u8]) -> RunFile {
+    import(content, "a file", None).unwrap()
+}
+
+fn refused(content: &[u8], why: &str) {
+    let error = format!("{:#}", import(content, "a file", None).unwrap_err());
+    assert!(error.contains(why), "{error}");
+}
+
+fn packed(text: &[u8]) -> Vec<u8> {
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gz.write_all(text).unwrap();
+    gz.finish().unwrap()
+}
+
+#[test]
+fn a_ping_log_with_losses_duplicates_and_a_late_answer() {
+    let run = ok(PLAIN.as_bytes());
+    let ms = |v: f64| Some(v * 1e3);
+    let expected = [ms(0.5), None, ms(12.3), None, ms(112.0), ms(2.0), None];
+    assert_eq!(run.samples.rtt_us, expected);
+    assert_eq!(run.samples.arrival, [0, 2, 5, 4]);
+    assert_eq!(run.samples.sent_us[6], 1.2e6);
+    assert_eq!(
+        (run.target.as_str(), run.payload_bytes),
+        ("example.org", Some(56))
+    );
+    assert_eq!(
+        (run.tool.as_str(), run.clock.as_str(), run.seconds),
+        ("ping(8)", "user", 1.2)
+    );
+    assert_eq!((run.started.as_str(), run.interval_us), ("", None));
+    assert_eq!(ok(&packed(PLAIN.as_bytes())), run);
+}
+
+#[test]
+fn ping_with_stamps_over_ipv6() {
+    let log = "\
+PING 2001:db8::1(2001:db8::1) 1000 data bytes
+[1700000000.100000] 1008 bytes from 2001:db8::1: icmp_seq=2 ttl=64 time=100 ms
+[1700000000.150000] no answer yet for icmp_seq=3
+[1700000000.250000] 1008 bytes from 2001:db8::1: icmp_seq=4 ttl=64 time=50.0 ms
+
+--- 2001:db8::1 ping statistics ---
+4 packets transmitted, 2 received, 50% packet loss, time 300ms
+";
+    let run = ok(log.as_bytes());
+    assert_eq!(
+        (run.target.as_str(), run.payload_bytes),
+        ("2001:db8::1", Some(1000))
+    );
+    assert_eq!(run.samples.rtt_us, [None, Some(1e5), None, Some(5e4)]);
+    let expected = [0.0, 100e3, 200e3, 300e3];
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1.0;
+    assert!(
+        run.samples.sent_us.iter().zip(&expected).all(near),
+        "{run:?}"
+    );
+    assert_eq!(run.started, "2023-11-14T22:13:19.900Z");
+}
+
+#[test]
+fn sequence_numbers_wrap_and_may_begin_with_0() {
+    let mut log = String::from("PING 127.0.0.1 (127.0.0.1) 56(84) bytes of data.\n");
+    for seq in (1..=70_000u32).filter(|seq| *seq != 65_536) {
+        let seq = seq as u16;
+        log += &format!("64 bytes from 127.0.0.1: icmp_seq={seq} ttl=64 time=0.01 ms\n");
+    }
+    log += "70000 packets transmitted, 69999 received, 0.001% packet loss, time 700000ms\n";
+    let run = ok(log.as_bytes());
+    assert_eq!(run.samples.len(), 70_000);
+    let lost = run.samples.rtt_us.iter().position(Option::is_none);
+    assert_eq!((lost, run.samples.arrival.len()), (Some(65_535), 0));
+    let busybox = "PING 127.0.0.1 (127.0.0.1): 56 data bytes\n\
+        64 bytes from 127.0.0.1: seq=1 ttl=64 time=0.096 ms\n\
+        2 packets transmitted, 1 packets received, 50% packet loss\n";
+    let run = ok(busybox.as_bytes());
+    assert_eq!(run.samples.rtt_us, [None, Some(96.0)]);
+    assert_eq!(
+        (run.target.as_str(), run.payload_bytes),
+        ("127.0.0.1", Some(56))
+    );
+}
+
+#[test]
+fn nothing_answered_is_a_measurement_too() {
+    let log = "PING 192.0.2.1 (192.0.2.1) 56(84) bytes of data.\n\n\
+        --- 192.0.2.1 ping statistics ---\n\
+        3 packets transmitted, 0 received, 100% packet loss, time 2040ms\n";
+    assert_eq!(ok(log.as_bytes()).samples.rtt_us, [None; 3]);
+}
+
+#[test]
+fn logs_that_are_not_whole_are_refused() {
+    refused(b"", "empty");
+    let cut = PLAIN.find("\n---").unwrap();
+    refused(&PLAIN.as_bytes()[..cut], "truncated");
+    refused(&PLAIN.as_bytes()[..cut - 4], "truncated");
+    refused(&PLAIN.as_bytes()[..cut - 8], "the line is cut");
+    let quiet: String = PLAIN
+        .lines()
+        .filter(|l| !l.contains("seq=6"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    refused(quiet.as_bytes(), "shows 3 answers, its summary says 4");
+    refused(format!("{PLAIN}{PLAIN}").as_bytes(), "second log");
+    refused(PLAIN.replace(" time=2.00 ms", "").as_bytes(), "no time");
+    refused(
+        PLAIN.replace("seq=6", "seq=60").as_bytes(),
+        "7 probes were sent",
+    );
+    refused(
+        b"PING x (192.0.2.7) 56(84) bytes of data.\n0 packets transmitted, 0 received\n",
+        "no probes",
+    );
+    refused(
+        b"Pinging 192.0.2.7 with 32 bytes of data:\n",
+        "neither a log of ping(8)",
+    );
+    refused(&[0, 159, 146, 150], "neither");
+    refused(b"{\"a\": 1}", "neither irtt's");
+    refused(b"{\"schema\": \"mountain-run/1\"}", "run file already");
+    let gz = packed(PLAIN.as_bytes());
+    refused(&gz[..gz.len() - 20], "truncated");
+}
+
+const IRTT: &str = r#"{"version": {"irtt": "0.9.1"},
+"config": {"remote_address": "192.0.2.7:2112", "params": {"interval": 20000000, "length": 172}},
+"stats": {"duration": 60000000, "expected_packets_sent": 4, "packets_sent": 4},
+"round_trips": [
+ {"seqno": 0, "lost": "false", "timestamps": {"client": {
+   "receive": {"wall": 1508180723502871779, "monotonic": 30000000}, "send": {"wall": 1508180723502727340, "monotonic": 1000000}}},
+  "delay": {"receive": 45177, "rtt": 134460, "send": 89283}},
+ {"seqno": 1, "lost": false, "timestamps": {"client": {"receive": {"monotonic": 22000000}, "send": {"monotonic": 21000000}}},
+  "delay": {"receive": 50000, "rtt": 150000, "send": 100000}},
+ {"seqno": 2, "lost": "true_up", "timestamps": {"client": {"receive": {}, "send": {"monotonic": 41500000}}}, "delay": {}},
+ {"seqno": 3, "lost": true, "timestamps": {"client": {"receive": {}, "send": {}}}, "delay": {}}]}"#;
+
+#[test]
+fn irtt_with_both_directions_and_losses() {
+    let run = ok(IRTT.as_bytes());
+    let samples = &run.samples;
+    assert_eq!(samples.rtt_us, [Some(134.46), Some(150.0), None, None]);
+    assert_eq!(samples.forward_us, [Some(89.283), Some(100.0), None, None]);
+    assert_eq!(samples.backward_us[0], Some(45.177));
+    assert_eq!(samples.sent_us, [0.0, 20e3, 40.5e3, 60.5e3]);
+    assert_eq!(samples.arrival, [1, 0]);
+    assert_eq!(
+        (run.interval_us, run.payload_bytes),
+        (Some(20e3), Some(172))
+    );
+    assert_eq!(run.target, "192.0.2.7:2112");
+    assert!(
+        run.started.starts_with("2017-10-16T19:05:23.502"),
+        "{}",
+        run.started
+    );
+    assert_eq!(ok(&packed(IRTT.as_bytes())), run);
+    refused(&IRTT.as_bytes()[..IRTT.len() - 9], "truncated");
+    refused(
+        IRTT.replace("\"rtt\": 150000,", "").as_bytes(),
+        "no delay.rtt",
+    );
+    refused(br#"{"round_trips": []}"#, "no probes");
+}
+
+const FLENT: &str = r#"{"metadata": {"HOST": "192.0.2.7", "TIME": "2024-05-01T10:00:00.000000Z", "TOTAL_LENGTH": 70},
+"version": 4, "x_values": [0.0, 0.2, 0.4, 0.6],
+"results": {"Ping (ms) ICMP": [null, 10.5, 11.0, null], "Ping (ms) UDP EF": [1, 2, 3, 4],
+ "Ping (ms) avg": [1, 2, 3, 4], "TCP download": [1, 2, 3, 4]},
+"raw_values": {"Ping (ms) ICMP": []}}"#;
+
+#[test]
+fn flent_by_its_results_or_raw_values() {
+    let gz = packed(FLENT.as_bytes());
+    let run = ok(&gz);
+    assert_eq!(run.samples.rtt_us, [Some(10.5e3), Some(11e3)]);
+    assert_eq!(run.samples.sent_us, [0.2e6, 0.4e6]);
+    assert_eq!((run.target.as_str(), run.seconds), ("192.0.2.7", 70.0));
+    assert_eq!(run.tool, "flent Ping (ms) ICMP");
+    let of = |text: &str, series| import(text.as_bytes(), "f", series);
+    let other = of(FLENT, Some("Ping (ms) UDP EF")).unwrap();
+    assert_eq!(other.samples.len(), 4);
+    let raw = r#"[{"t": 100.0, "val": 9.0, "seq": 5.0}, {"t": 100.6, "val": 8, "seq": 8}, {"t": 100.7, "val": 7, "seq": 6}]"#;
+    let run = of(&FLENT.replace("[]", raw), None).unwrap();
+    assert_eq!(run.samples.rtt_us, [Some(9e3), Some(7e3), None, Some(8e3)]);
+    assert_eq!(run.samples.arrival, [0, 3, 1]);
+    let error = |text: &str, series| format!("{:#}", of(text, series).unwrap_err());
+    assert!(error(FLENT, Some("x")).contains("there are Ping (ms) ICMP, "));
+    let two = FLENT.replace("(ms) ICMP", "(ms) BE");
+    assert!(error(&two, None).contains("--series: Ping (ms) BE, Ping (ms) UDP EF"));
+    let none = FLENT.replace("\"Ping", "\"Pong");
+    assert!(error(&none, None).contains("no ping series; there are Pong"));
+    refused(&gz[..gz.len() / 2], "truncated");
+}

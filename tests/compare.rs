@@ -1,0 +1,187 @@
+//! `mountain import` and `mountain compare` from logs to a verdict.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn mountain(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mountain"))
+        .current_dir(dir)
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+fn ok(dir: &Path, args: &[&str]) -> String {
+    let output = mountain(dir, args);
+    let (out, err) = said(&output);
+    assert!(output.status.success(), "{args:?}: {err}");
+    assert_eq!(err, "");
+    out
+}
+
+fn fails(dir: &Path, args: &[&str], why: &str) {
+    let output = mountain(dir, args);
+    let (out, err) = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
+    assert!(
+        err.starts_with("mountain: ") && err.contains(why),
+        "{args:?}: {err}"
+    );
+    assert_eq!(out, "");
+}
+
+/// A log of ping(8) of `n` probes around `ms`, each hundredth lost.
+fn log(n: usize, ms: f64) -> String {
+    let mut log = String::from("PING 192.0.2.7 (192.0.2.7) 56(84) bytes of data.\n");
+    let mut answered = 0;
+    for seq in (1..=n).filter(|seq| seq % 100 != 7) {
+        // The golden ratio spreads evenly, without a generator.
+        let ms = ms + (seq as f64 * 0.618_034).fract();
+        log += &format!("64 bytes from 192.0.2.7: icmp_seq={seq} ttl=64 time={ms:.3} ms\n");
+        answered += 1;
+    }
+    log + &format!(
+        "\n--- 192.0.2.7 ping statistics ---\n\
+         {n} packets transmitted, {answered} received, 1% packet loss, time {}ms\n",
+        (n - 1) * 10
+    )
+}
+
+#[test]
+fn from_two_logs_to_a_verdict() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for (name, ms) in [("a", 20.0), ("b", 22.0), ("c", 20.0)] {
+        fs::write(dir.join(format!("{name}.log")), log(2000, ms)).unwrap();
+    }
+    let text = ok(dir, &["import", "a.log"]);
+    assert_eq!(
+        text,
+        "a.log.run.json: 2000 probes of ping(8), 1980 answered\n"
+    );
+    ok(
+        dir,
+        &["import", "b.log", "-o", "b.json", "--label", "patched"],
+    );
+    ok(dir, &["import", "c.log", "-o", "c.json"]);
+
+    let text = ok(dir, &["compare", "a.log.run.json", "b.json"]);
+    assert!(
+        text.contains("Verdict: patched is worse than a.log.run.json (Median, P99)"),
+        "{text}"
+    );
+    let median = text.lines().find(|l| l.starts_with("Median")).unwrap();
+    assert!(
+        median.contains("20.499") && median.contains("+9.8%") && median.ends_with("worse"),
+        "{text}"
+    );
+    let loss = text.lines().find(|l| l.starts_with("Loss")).unwrap();
+    assert!(
+        loss.contains("1.00 %") && loss.ends_with("no difference shown"),
+        "{text}"
+    );
+    assert!(
+        text.contains("Warning: environment: not recorded"),
+        "{text}"
+    );
+
+    let text = ok(dir, &["compare", "b.json", "a.log.run.json", "c.json"]);
+    assert!(
+        text.contains("Verdict: a.log.run.json is better than patched"),
+        "{text}"
+    );
+    assert!(
+        text.contains("Verdict: c.json is better than patched"),
+        "{text}"
+    );
+
+    let text = ok(
+        dir,
+        &[
+            "compare",
+            "a.log.run.json",
+            "c.json",
+            "--json",
+            "--over",
+            "20.5",
+        ],
+    );
+    let json: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["schema"], "mountain-compare/1");
+    assert_eq!(json["runs"][1]["name"], "c.json");
+    assert_eq!(json["rows"][3]["name"], "Median");
+    assert_eq!(
+        json["rows"][3]["against_first"][0]["verdict"],
+        "no difference shown"
+    );
+    assert_eq!(json["rows"][15]["name"], "> 20.5 ms");
+    assert_eq!(json["headlines"][0]["better"], false);
+    assert_eq!(json["headlines"][0]["tests"].as_array().unwrap().len(), 3);
+    assert_eq!(json["warnings"][0]["what"], "environment");
+}
+
+#[test]
+fn bad_input_is_named_and_nothing_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let whole = log(50, 1.0);
+    let bad = [
+        ("empty", "".to_string(), "the file is empty"),
+        ("cut", whole[..whole.len() / 2].to_string(), "the l"),
+        (
+            "foreign",
+            "date,rtt\n1,2\n".to_string(),
+            "neither a log of ping(8)",
+        ),
+        (
+            "other.json",
+            "{\"results\": 1}".to_string(),
+            "neither irtt's",
+        ),
+        (
+            "cut.json",
+            "{\"round_trips\": [".to_string(),
+            "is truncated",
+        ),
+        ("packed.gz", "\u{1f}x".to_string(), "neither"),
+    ];
+    for (name, content, why) in &bad {
+        fs::write(dir.join(name), content).unwrap();
+        fails(dir, &["import", name, "-o", "out.json"], why);
+        fails(dir, &["import", name, "-o", "out.json"], name);
+    }
+    fails(
+        dir,
+        &["import", "none", "-o", "out.json"],
+        "cannot read none",
+    );
+    fs::write(dir.join("whole"), &whole).unwrap();
+    fails(dir, &["import", "whole", "-o", "whole"], "overwritten");
+    fails(
+        dir,
+        &["import", "whole", "-o", "no/out.json"],
+        "cannot write no/out.json",
+    );
+    assert_eq!(
+        fs::read_dir(dir).unwrap().count(),
+        bad.len() + 1,
+        "nothing else is there"
+    );
+    assert_eq!(fs::read_to_string(dir.join("whole")).unwrap(), whole);
+
+    ok(dir, &["import", "whole", "-o", "whole.json"]);
+    fails(dir, &["compare", "whole.json", "whole"], "mountain import");
+    fails(dir, &["compare", "whole.json", "none"], "cannot read none");
+    let output = mountain(dir, &["compare", "whole.json"]);
+    assert_eq!(output.status.code(), Some(2), "a usage error");
+    let text = ok(dir, &["compare", "whole.json", "whole.json"]);
+    assert!(text.contains("too few samples for P99"), "{text}");
+}
