@@ -271,16 +271,17 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     let max = |c: &[Option<f64>]| c.iter().flatten().copied().fold(0.0, f64::max);
     let (kernel, user) = (max(&run.samples.rtt_us), max(&run.samples.user_rtt_us));
     assert!(user > 250e3, "{user}");
-    assert!(kernel < 100e3, "{kernel}");
-    let gaps: Vec<f64> = run
-        .samples
-        .sent_us
-        .windows(2)
-        .map(|w| w[1] - w[0])
-        .collect();
-    assert!(gaps.iter().any(|&g| g > 250e3), "it was stopped");
-    let quick = gaps.iter().filter(|&&g| g < 2e3).count();
-    assert!(quick < 10, "no burst after the pause: {quick}");
+    assert!(kernel < user / 2.0, "{kernel} {user}");
+    let sent = &run.samples.sent_us;
+    let gap = |i: &usize| sent[i + 1] - sent[*i];
+    let pause = (0..sent.len() - 1).max_by(|a, b| gap(a).total_cmp(&gap(b)));
+    let pause = pause.unwrap();
+    assert!(gap(&pause) > 250e3, "it was stopped");
+    // Sixty sends were missed; made up for at once, they would take no time at all.
+    let after = &sent[pause + 1..];
+    let n = after.len().min(41);
+    let took = after[n - 1] - after[0];
+    assert!(took > (n - 1) as f64 * 2.5e3, "a burst after the pause");
 }
 
 #[test]

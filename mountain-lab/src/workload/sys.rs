@@ -61,7 +61,8 @@ pub fn tighten_timer_slack() {
 /// the tolerable wake-up latency while it is open (Documentation/power/pm_qos_interface.rst).
 ///
 /// In a virtual machine a halted processor has to be scheduled again by its host, which took
-/// milliseconds here: the 99th percentile of the emulator's error fell from 2.5 to 1.1 ms.
+/// milliseconds here: with it, the 99th percentile of 10,000 wake-ups of a real-time thread, one a
+/// millisecond, was 0.05 to 0.08 ms instead of 0.2 to 1.1 ms (two rounds in turn, each CPU).
 pub struct NoHalt(#[allow(dead_code)] File);
 
 impl NoHalt {

@@ -133,7 +133,10 @@ pub fn compare(runs: &[(String, RunFile)], options: &Options) -> Result<Comparis
             "{name} holds no probes: there is nothing to compare"
         );
     }
-    let replies: Vec<Vec<Reply>> = runs.iter().map(|(_, run)| replies(run)).collect();
+    let replies: Vec<Vec<Reply>> = runs
+        .iter()
+        .map(|(_, run)| run.samples.replies(&run.samples.rtt_us))
+        .collect();
     let over_us = if options.over_us.is_empty() {
         let with_answers = replies.iter().find(|r| !r.is_empty());
         let median = with_answers.and_then(|r| Some(Table::new(0, r, &[1.0]).delays?.median));
@@ -184,23 +187,6 @@ pub fn compare(runs: &[(String, RunFile)], options: &Options) -> Result<Comparis
         seed: options.seed,
         level: verdict::LEVEL,
     })
-}
-
-/// The answers of a run in the order of arrival.
-pub fn replies(run: &RunFile) -> Vec<Reply> {
-    let samples = &run.samples;
-    let reply = |i: usize| {
-        Some(Reply {
-            seq: i as u64,
-            rtt_us: (*samples.rtt_us.get(i)?)?,
-        })
-    };
-    if samples.arrival.is_empty() {
-        (0..samples.len()).filter_map(reply).collect()
-    } else {
-        let order = samples.arrival.iter();
-        order.filter_map(|&i| reply(i as usize)).collect()
-    }
 }
 
 fn rows(tables: &[Table], resampled: &[Resampled], segment: usize) -> Vec<Compared> {

@@ -22,7 +22,7 @@ use socket2::Socket;
 use super::environment;
 use super::runfile::{RunFile, Samples, SCHEMA};
 use super::socket::{self, Kind};
-use super::stats::{Reply, Table};
+use super::stats::Table;
 use super::timestamp::{self, ErrorEvent, Received, Stamping};
 use super::timing::Times;
 use super::wire::{self, ProbeId};
@@ -541,26 +541,11 @@ fn device_name(index: u32, buffer: &mut [u8; libc::IFNAMSIZ]) -> Option<&str> {
 /// The tables of `rtt_us` and `user_rtt_us` (if there is such a column), with the same
 /// thresholds: the ones given, or chosen by the first.
 pub fn tables(samples: &Samples, thresholds_us: &[f64]) -> (Table, Option<Table>) {
-    let replies = |column: &[Option<f64>]| -> Vec<Reply> {
-        let reply = |seq: usize| {
-            let rtt_us = (*column.get(seq)?)?;
-            Some(Reply {
-                seq: seq as u64,
-                rtt_us,
-            })
-        };
-        if samples.arrival.is_empty() {
-            (0..column.len()).filter_map(reply).collect()
-        } else {
-            let order = samples.arrival.iter();
-            order.filter_map(|&seq| reply(seq as usize)).collect()
-        }
-    };
     let sent = samples.len() as u64;
-    let first = Table::new(sent, &replies(&samples.rtt_us), thresholds_us);
+    let first = Table::new(sent, &samples.replies(&samples.rtt_us), thresholds_us);
     let same: Vec<f64> = first.over.iter().map(|o| o.threshold_us).collect();
     let user = (!samples.user_rtt_us.is_empty())
-        .then(|| Table::new(sent, &replies(&samples.user_rtt_us), &same));
+        .then(|| Table::new(sent, &samples.replies(&samples.user_rtt_us), &same));
     (first, user)
 }
 

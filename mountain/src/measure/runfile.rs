@@ -12,6 +12,8 @@ use anyhow::{bail, ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::stats::Reply;
+
 /// Value of [`RunFile::schema`]; changes whenever an older reader would misunderstand the file.
 pub const SCHEMA: &str = "mountain-run/1";
 
@@ -146,6 +148,22 @@ impl Samples {
         self.rtt_us.is_empty()
     }
 
+    /// The answers in the order of arrival, with the times of `column` (one of this file's).
+    pub fn replies(&self, column: &[Option<f64>]) -> Vec<Reply> {
+        let reply = |i: usize| {
+            Some(Reply {
+                seq: i as u64,
+                rtt_us: (*column.get(i)?)?,
+            })
+        };
+        if self.arrival.is_empty() {
+            (0..column.len()).filter_map(reply).collect()
+        } else {
+            let order = self.arrival.iter();
+            order.filter_map(|&i| reply(i as usize)).collect()
+        }
+    }
+
     /// Whether the columns fit each other.
     fn check(&self) -> Result<()> {
         let n = self.len();
@@ -194,6 +212,22 @@ mod tests {
         run().write(&path).unwrap();
         assert_eq!(RunFile::read(&path).unwrap(), run());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn replies_come_in_the_order_of_arrival() {
+        let mut samples = Samples {
+            rtt_us: vec![Some(3.0), None, Some(1.0)],
+            ..Samples::default()
+        };
+        let seqs = |s: &Samples| -> Vec<(u64, f64)> {
+            let replies = s.replies(&s.rtt_us).into_iter();
+            replies.map(|r| (r.seq, r.rtt_us)).collect()
+        };
+        assert_eq!(seqs(&samples), [(0, 3.0), (2, 1.0)]);
+        samples.arrival = vec![2, 0];
+        assert_eq!(seqs(&samples), [(2, 1.0), (0, 3.0)]);
+        assert_eq!(samples.replies(&[]), []);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::measure::runfile::{RunFile, Samples};
-use crate::measure::stats::{choose_thresholds, quantile, Reply, Table};
+use crate::measure::stats::{choose_thresholds, quantile, Table};
 
 use super::plots::{RGBColor, SERIES};
 
@@ -86,18 +86,7 @@ fn ascending(samples: &Samples) -> Vec<f64> {
 
 /// The rows of one column of times.
 fn table(samples: &Samples, times_us: &[Option<f64>], thresholds_us: &[f64]) -> Table {
-    let reply = |i: usize| {
-        times_us[i].map(|rtt_us| Reply {
-            seq: i as u64,
-            rtt_us,
-        })
-    };
-    let replies: Vec<Reply> = if samples.arrival.is_empty() {
-        (0..times_us.len()).filter_map(reply).collect()
-    } else {
-        let arrived = samples.arrival.iter().map(|&i| i as usize);
-        arrived.filter_map(reply).collect()
-    };
+    let replies = samples.replies(times_us);
     Table::new(times_us.len() as u64, &replies, thresholds_us)
 }
 

@@ -1,0 +1,224 @@
+//! Simulated paths and their probes: time advances by ticks, the policy sees what a daemon would
+//! feed it, and game packets are compared with the hash's and the oracle's.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::config::SteerConfig;
+use crate::steer::policy::*;
+use crate::steer::rendezvous;
+
+pub const MS: u64 = 1_000;
+pub const S: u64 = 1_000_000;
+pub const TICK: u64 = 10 * MS;
+pub const FLOWS: u32 = 8;
+
+/// What a simulated path does with a probe or packet sent at a time: (forward delay as judged,
+/// RTT), or `None`: lost.
+pub type Model<'a> = Box<dyn FnMut(u64) -> Option<(u32, u32)> + 'a>;
+
+pub struct Sim<'a> {
+    pub policy: Policy,
+    pub models: Vec<Model<'a>>,
+    pub now: u64,
+    pub seq: u64,
+    pub flight: Vec<(u64, Event)>,
+    pub verdicts: Vec<(u64, Verdict)>,
+}
+
+impl<'a> Sim<'a> {
+    pub fn new(models: Vec<Model<'a>>, seed: u64) -> Self {
+        let n = models.len();
+        Sim::with(models, vec![(0..n).collect()], seed)
+    }
+
+    pub fn with(models: Vec<Model<'a>>, groups: Vec<Vec<usize>>, seed: u64) -> Self {
+        let paths = (0..models.len())
+            .map(|i| PathInput {
+                name: format!("p{i}"),
+                power_cost_us: 0.0,
+                capacity_bps: None,
+            })
+            .collect();
+        Sim {
+            policy: Policy::new(&SteerConfig::default(), groups, paths, seed),
+            models,
+            now: S,
+            seq: 0,
+            flight: Vec::new(),
+            verdicts: Vec::new(),
+        }
+    }
+
+    pub fn mask(&self) -> GroupVerdict {
+        self.policy.current().groups[0]
+    }
+
+    /// Runs to `until`, calling `each` after every tick.
+    pub fn run(&mut self, until: u64, mut each: impl FnMut(&mut Self)) {
+        while self.now < until {
+            self.now += TICK;
+            let now = self.now;
+            self.flight.sort_by_key(|f| f.0);
+            while self.flight.first().is_some_and(|f| f.0 <= now) {
+                let (_, e) = self.flight.remove(0);
+                self.policy.event(e);
+            }
+            for path in 0..self.models.len() {
+                // Probes of different paths are not sent at the same moment.
+                let interval = self.policy.probe_interval_us(path);
+                let phase = path as u64 * interval / self.models.len() as u64 / TICK * TICK;
+                if now % interval == phase {
+                    self.seq += 1;
+                    let seq = self.seq;
+                    self.policy.event(Event::Sent {
+                        path,
+                        seq,
+                        at_us: now,
+                    });
+                    if let Some((delay_us, rtt_us)) = (self.models[path])(now) {
+                        let at_us = now + u64::from(rtt_us);
+                        let e = Event::Answered {
+                            path,
+                            seq,
+                            at_us,
+                            rtt_us,
+                            delay_us,
+                        };
+                        self.flight.push((at_us, e));
+                    }
+                }
+            }
+            if let Some(v) = self.policy.tick(now) {
+                self.verdicts.push((now, v));
+            }
+            each(self);
+        }
+    }
+
+    pub fn explain(&self) -> String {
+        let lines: Vec<String> = self
+            .policy
+            .decisions()
+            .map(|d| {
+                format!(
+                    "{:.2} s {:?} -> {:?}: {}",
+                    d.at_us as f64 / 1e6,
+                    d.from,
+                    d.to,
+                    d.why
+                )
+            })
+            .collect();
+        lines.join("\n")
+    }
+}
+
+/// 20 ms ± 2 ms.
+pub fn noise(rng: &mut StdRng) -> u32 {
+    rng.random_range(18_000..=22_000)
+}
+
+pub fn same(d: u32) -> Option<(u32, u32)> {
+    Some((d, d))
+}
+
+pub fn noisy<'a>(seed: u64) -> Model<'a> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    Box::new(move |_| same(noise(&mut rng)))
+}
+
+/// Noise plus what `extra` adds at a time.
+pub fn shaped<'a>(seed: u64, extra: impl Fn(u64) -> u32 + 'a) -> Model<'a> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    Box::new(move |t| same(noise(&mut rng) + extra(t)))
+}
+
+/// Spikes: (start, end, height), Poisson with the mean gap, uniform lengths and heights.
+pub fn spikes(seed: u64, until: u64, length: std::ops::Range<u64>) -> Vec<(u64, u64, u32)> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut all = Vec::new();
+    let mut t = 0u64;
+    while t < until {
+        t += (-(1.0 - rng.random::<f64>()).ln() * 3e6) as u64;
+        let end = t + rng.random_range(length.clone());
+        all.push((t, end, rng.random_range(40_000..=200_000)));
+        t = end;
+    }
+    all
+}
+
+pub fn height(spikes: &[(u64, u64, u32)], t: u64) -> u32 {
+    spikes
+        .iter()
+        .find(|s| (s.0..s.1).contains(&t))
+        .map_or(0, |s| s.2)
+}
+
+pub fn p99(mut d: Vec<u32>) -> f64 {
+    d.sort_unstable();
+    f64::from(d[(d.len() * 99).div_ceil(100) - 1])
+}
+
+/// What a reply tells is at least so old.
+pub const NEWS: u64 = 20 * MS;
+
+/// Delays of game packets: [mountain, ecmp, oracle, the oracle that learns a round trip late]. The
+/// last one bounds what anybody can do who has to wait for a reply, or for its absence.
+pub fn spiky(a: &[(u64, u64, u32)], b: &[(u64, u64, u32)], seed: u64, until: u64) -> [Vec<u32>; 4] {
+    let mut sim = Sim::new(
+        vec![
+            shaped(seed, |t| height(a, t)),
+            shaped(seed + 1, |t| height(b, t)),
+        ],
+        seed,
+    );
+    let mut rng = StdRng::seed_from_u64(seed + 2);
+    let salts = [rendezvous::path_salt(b"a"), rendezvous::path_salt(b"b")];
+    let inv = [rendezvous::inv_weight(1); 2];
+    let (mut ours, mut ecmp, mut oracle, mut informed) = (vec![], vec![], vec![], vec![]);
+    sim.run(until, |s| {
+        if s.now < 6 * S {
+            return;
+        }
+        let delays = [
+            noise(&mut rng) + height(a, s.now),
+            noise(&mut rng) + height(b, s.now),
+        ];
+        for flow in 0..FLOWS {
+            let hash = rendezvous::fmix32(flow);
+            let take = |m| rendezvous::choose(hash, &salts, &inv, m);
+            ours.push(delays[take(s.mask().latency).expect("a path is chosen")]);
+            ecmp.push(delays[take(3).unwrap()]);
+        }
+        oracle.push(*delays.iter().min().unwrap());
+        let known = s.now - NEWS;
+        informed.push(delays[usize::from(height(b, known) < height(a, known))]);
+    });
+    drop(sim);
+    [ours, ecmp, oracle, informed]
+}
+
+/// Runs several seeds and pools their packets, as p99 of a single run rests on few spikes: for
+/// those of [`spiky`], p99 and the share of packets that are 30 ms late or more.
+pub fn pooled(length: std::ops::Range<u64>, both: bool) -> [(f64, f64); 4] {
+    let mut all = [vec![], vec![], vec![], vec![]];
+    let until = 100 * S;
+    for seed in [101, 202, 303, 404] {
+        let a = spikes(seed, until, length.clone());
+        let b = if both {
+            spikes(seed + 50, until, length.clone())
+        } else {
+            vec![]
+        };
+        for (all, these) in all.iter_mut().zip(spiky(&a, &b, seed, until)) {
+            all.extend(these);
+        }
+    }
+    let figures = all.map(|d| {
+        let late = d.iter().filter(|d| **d > 50_000).count() as f64 / d.len() as f64;
+        (p99(d), late)
+    });
+    println!("both {both}, {length:?}: mountain, ecmp, oracle, late oracle {figures:?}");
+    figures
+}
