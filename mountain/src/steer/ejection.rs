@@ -11,6 +11,9 @@ use super::window::{Fate, Window};
 
 /// A path must have been good this long before being bad again counts as another flap.
 const EPISODE_GAP_US: u64 = 1_000_000;
+/// How long a step of the delay is remembered: a path beside a loaded one may be found late only
+/// when its own queue has grown on top of the step.
+const STEP_US: u64 = 1_500_000;
 
 /// Why a path was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -86,17 +89,15 @@ pub fn evidence(
     e
 }
 
-/// A rise that came from one probe to the next and stayed: the largest gap between everything
-/// before and everything after, with three probes or more on each side, among the latest eight.
+/// The largest rise that came from one probe to the next and stayed, in the last second and a half:
+/// from the largest of three probes in a row to the smallest of the next three.
 pub fn step_us(w: &Window, now_us: u64) -> u64 {
-    let latest: Vec<u64> = w
-        .between(now_us.saturating_sub(2_000_000), now_us)
-        .take(8)
-        .collect();
-    (3..latest.len().saturating_sub(2))
-        .map(|k| {
-            let after = latest[..k].iter().min().copied().unwrap_or(0);
-            after.saturating_sub(latest[k..].iter().max().copied().unwrap_or(u64::MAX))
+    let latest: Vec<u64> = w.between(now_us.saturating_sub(STEP_US), now_us).collect();
+    latest
+        .windows(6)
+        .map(|six| {
+            let after = six[..3].iter().min().copied().unwrap_or(0);
+            after.saturating_sub(six[3..].iter().max().copied().unwrap_or(u64::MAX))
         })
         .max()
         .unwrap_or(0)

@@ -198,6 +198,8 @@ impl Path {
 struct Episode {
     /// When it was noticed.
     began_us: u64,
+    /// When it was last said whose doing it is.
+    judged_us: u64,
     onset_us: u64,
     /// How much the delay leapt from one probe to the next.
     jump_us: u64,
@@ -604,16 +606,20 @@ impl Policy {
                     &mut self.rng,
                 );
                 let back = out.remaining_us(now_us) == Some(0) && over <= 0.5;
-                let own_for = now_us - out.since_us;
                 if back {
                     member.out = None;
                     member.load = None;
                 } else if relapsed {
                     self.blame(g, m, now_us);
                 } else if bad && self.undecided(g, m, now_us) {
-                    self.judge_load(g, m, now_us);
+                    let judged = self.judged(g, m, now_us);
+                    if let Some(own) = judged.filter(Judgement::is_new_load) {
+                        let member = &mut self.groups[g].members[m];
+                        member.load = Some(own);
+                        member.episode.iter_mut().for_each(|e| e.judged_us = now_us);
+                    }
                 } else if bad && self.own_load(g, m) {
-                    self.review(g, m, own_for, now_us);
+                    self.review(g, m, now_us);
                 }
             }
         }
@@ -649,10 +655,12 @@ impl Policy {
         let onset_us = member.seen.onset_us;
         member.episode = Some(Episode {
             began_us: now_us,
+            judged_us: now_us,
             onset_us: onset_us.unwrap_or(now_us.saturating_sub(1_000_000)),
             jump_us: member.seen.jump_us,
         });
-        self.judge_load(g, m, now_us);
+        let judged = self.judged(g, m, now_us);
+        self.groups[g].members[m].load = judged;
     }
 
     /// Whether the rise is so young that our own rate may still be on its way up: a flow that
@@ -669,24 +677,30 @@ impl Policy {
         load.as_ref().is_some_and(|l| l.load == Load::Own)
     }
 
-    fn judge_load(&mut self, g: usize, m: usize, now_us: u64) {
-        let member = &mut self.groups[g].members[m];
+    /// Whose doing the member's rise is, as far as can be said now.
+    fn judged(&self, g: usize, m: usize, now_us: u64) -> Option<Judgement> {
+        let member = &self.groups[g].members[m];
         let path = &self.paths[member.path];
         let jump = (2.0 * self.band.width_us(path.stats.p50_us)).max(JUMP_US);
-        member.load = member.episode.as_ref().map(|e| {
-            path.load
-                .judge(now_us, e.onset_us, e.jump_us as f64 >= jump)
-        });
+        member.episode.as_ref().map(|e| {
+            let jumped = e.jump_us.max(step_us(&path.window, now_us)) as f64 >= jump;
+            path.load.judge(now_us, e.onset_us, jumped)
+        })
     }
 
     /// Looks again at a path whose delay was taken for our own doing.
-    fn review(&mut self, g: usize, m: usize, own_for_us: u64, now_us: u64) {
+    fn review(&mut self, g: usize, m: usize, now_us: u64) {
         let member = &mut self.groups[g].members[m];
         let path = &self.paths[member.path];
         let least = (self.band.clear_us(path.stats.p50_us)).max(2.0 * JUMP_US);
+        let own_for_us = match &member.episode {
+            Some(e) => now_us - e.judged_us,
+            None => return,
+        };
         let jumped = own_for_us >= REVIEW_US && step_us(&path.window, now_us) as f64 >= least;
-        if let Some(j) = path.load.review(now_us, jumped) {
+        if let Some(j) = path.load.review(now_us, own_for_us, jumped) {
             member.load = Some(j);
+            member.episode = None;
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The policy against simulated paths.
 
+use std::cell::RefCell;
+
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -331,6 +333,105 @@ fn bulk_stays_with_its_own_queue_and_leaves_a_foreign_one() {
         assert_eq!(d.to, if ours { Use::BulkOnly } else { Use::Nothing });
         assert_eq!(d.outcome.unwrap().right, Some(true));
     }
+}
+
+/// Two paths of 10 Mbit/s whose queues our own bulk flows fill in saw-teeth; the flows follow the
+/// bulk mask after `FOLLOW`. Path 0 gets 100 ms longer from 30 to 38 s.
+struct Filled {
+    rng: StdRng,
+    /// Delay of each queue in µs, and whether it is being drained after a loss.
+    queue: [f64; 2],
+    draining: [bool; 2],
+    /// Share of the flows on each path.
+    there: [f64; 2],
+    /// Delay of each queue when it is full, in µs.
+    full: [f64; 2],
+}
+
+impl Filled {
+    const CAPACITY: f64 = 10e6;
+
+    fn tick(&mut self, mask: u16) -> [f64; 2] {
+        let wanted: [f64; 2] = match mask & 3 {
+            0b01 => [1.0, 0.0],
+            0b10 => [0.0, 1.0],
+            _ => [0.5, 0.5],
+        };
+        [0, 1].map(|i| {
+            // Flows leave within two seconds and come back more slowly.
+            let tau = if wanted[i] < self.there[i] { 0.7 } else { 2.0 };
+            self.there[i] += (wanted[i] - self.there[i]) * 0.01 / tau;
+            let demand = match (self.there[i], self.draining[i]) {
+                (n, _) if n < 0.02 => 0.1,
+                (n, false) => 1.0 + 0.1 * n * self.rng.random_range(0.0..2.0),
+                (_, true) => 0.75,
+            };
+            self.queue[i] = (self.queue[i] + (demand - 1.0) * 10e3).clamp(0.0, self.full[i]);
+            if self.queue[i] >= self.full[i] {
+                self.draining[i] = true;
+            }
+            if self.queue[i] < 0.7 * self.full[i] && self.rng.random_bool(0.1) {
+                self.draining[i] = false;
+            }
+            demand * Self::CAPACITY
+        })
+    }
+}
+
+#[test]
+fn bulk_leaves_a_foreign_delay_while_both_paths_are_full() {
+    let mut in_time = 0;
+    for seed in 0..10 {
+        let filled = RefCell::new(Filled {
+            rng: StdRng::seed_from_u64(seed),
+            queue: [0.0; 2],
+            draining: [false; 2],
+            there: [0.5; 2],
+            full: [120e3 + 10e3 * (seed % 7) as f64, 160e3],
+        });
+        let bad = |t: u64| (30 * S..38 * S).contains(&t);
+        let extra = |path: usize, t: u64| {
+            let foreign = if path == 0 && bad(t) { 100_000 } else { 0 };
+            filled.borrow().queue[path] as u32 + foreign
+        };
+        let mut sim = Sim::new(
+            vec![
+                shaped(seed, |t| extra(0, t)),
+                shaped(seed + 1, |t| extra(1, t)),
+            ],
+            seed,
+        );
+        let mut rates = [0.0; 2];
+        let mut left_since = None;
+        let mut left = false;
+        let (mut changes, mut last) = (0, 3);
+        sim.run(45 * S, |s| {
+            let bulk = s.mask().bulk;
+            let demand = filled.borrow_mut().tick(bulk);
+            for path in 0..2 {
+                rates[path] += demand[path] / 10.0;
+                if s.now % (100 * MS) == 0 {
+                    s.policy.event(Event::Egress {
+                        path,
+                        at_us: s.now,
+                        rate_bps: std::mem::take(&mut rates[path]),
+                    });
+                }
+            }
+            if !bad(s.now) && bulk != last && s.now > 5 * S {
+                changes += 1;
+            }
+            last = bulk;
+            // Two seconds without a break are what it takes to force a flow without pauses off.
+            let off = (30 * S..33 * S).contains(&s.now) && bulk & 1 == 0;
+            left_since = off.then(|| left_since.unwrap_or(s.now));
+            left |= left_since.is_some_and(|t| s.now >= t + 2 * S);
+        });
+        in_time += u32::from(left);
+        // Coming back is one; queues of our own cause none.
+        assert!(changes <= 1, "{changes} at seed {seed}:\n{}", sim.explain());
+    }
+    assert!(in_time >= 9, "{in_time} of 10");
 }
 
 #[test]

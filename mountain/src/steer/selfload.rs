@@ -41,6 +41,9 @@ const RATES_US: u64 = 10_000_000;
 const PEAK_STEP_US: u64 = 2_000_000;
 const PEAK_STEPS: usize = 30;
 
+/// The ground on which a young *foreign* verdict may still become *own*.
+const RATE_ROSE: &str = "our own rate rose with the delay";
+
 /// Who fills the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -56,6 +59,13 @@ pub struct Judgement {
     pub rate_bps: f64,
     pub reference_bps: f64,
     pub why: &'static str,
+}
+
+impl Judgement {
+    /// Whether it is our own rate that rose: new load of ours.
+    pub fn is_new_load(&self) -> bool {
+        self.why == RATE_ROSE
+    }
 }
 
 /// Our own rates on one path.
@@ -138,7 +148,7 @@ impl SelfLoad {
         } else if rate < FELL * around {
             (Load::Foreign, "our own rate fell while the delay rose")
         } else if rate.max(around) >= ROSE * before {
-            (Load::Own, "our own rate rose with the delay")
+            (Load::Own, RATE_ROSE)
         } else if jumped {
             (Load::Foreign, "the delay jumped at a steady rate of ours")
         } else {
@@ -152,10 +162,11 @@ impl SelfLoad {
         }
     }
 
-    /// Whether an *own* verdict still holds; `jumped` when the delay leapt since.
-    pub fn review(&self, now_us: u64, jumped: bool) -> Option<Judgement> {
+    /// Whether an *own* verdict of `own_for_us` ago still holds; `jumped` when the delay leapt since.
+    pub fn review(&self, now_us: u64, own_for_us: u64, jumped: bool) -> Option<Judgement> {
         let rate = self.mean(now_us.saturating_sub(1_000_000), now_us + 1);
-        let why = if self.low_since_us.is_some_and(|t| now_us >= t + 1_000_000) {
+        let low_for_us = self.low_since_us.map_or(0, |t| now_us - t).min(own_for_us);
+        let why = if low_for_us >= 1_000_000 {
             "our own rate fell and the delay stayed"
         } else if jumped {
             "the delay jumped beyond what our own load had made"
@@ -234,19 +245,27 @@ mod tests {
     fn own_turns_foreign_when_our_share_is_taken() {
         let mut s = SelfLoad::new(None);
         feed(&mut s, 0, 10 * S, 29.0);
-        assert_eq!(s.review(10 * S, false), None);
+        assert_eq!(s.review(10 * S, S, false), None);
         feed(&mut s, 10 * S, 14 * S, 12.0);
         assert_eq!(
-            s.review(10 * S + 900_000, false),
+            s.review(10 * S + 900_000, 2 * S, false),
             None,
             "not before a second of it"
         );
-        assert_eq!(s.review(14 * S, false).map(|j| j.load), Some(Load::Foreign));
+        assert_eq!(
+            s.review(14 * S, S / 2, false),
+            None,
+            "nor what was before the verdict"
+        );
+        assert_eq!(
+            s.review(14 * S, 5 * S, false).map(|j| j.load),
+            Some(Load::Foreign)
+        );
         let mut steady = SelfLoad::new(None);
         feed(&mut steady, 0, 14 * S, 29.0);
-        assert_eq!(steady.review(14 * S, false), None);
+        assert_eq!(steady.review(14 * S, 5 * S, false), None);
         assert_eq!(
-            steady.review(14 * S, true).map(|j| j.load),
+            steady.review(14 * S, 5 * S, true).map(|j| j.load),
             Some(Load::Foreign)
         );
     }

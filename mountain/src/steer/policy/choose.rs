@@ -8,7 +8,7 @@ impl Policy {
     /// Masks of one group.
     pub(super) fn choose(&mut self, g: usize, now_us: u64) -> GroupVerdict {
         let mut v = GroupVerdict::default();
-        let (mut own, mut fair, mut ejected) = (0u16, 0u16, 0u16);
+        let (mut own, mut foreign, mut fair, mut ejected) = (0u16, 0u16, 0u16, 0u16);
         for (i, m) in self.groups[g].members.iter().enumerate() {
             if !self.alive(m.path, now_us) {
                 continue;
@@ -18,8 +18,10 @@ impl Policy {
             if m.out.is_none() {
                 v.latency |= bit;
             }
-            if m.load.as_ref().is_some_and(|l| l.load == Load::Own) {
-                own |= bit;
+            match m.load.as_ref().map(|l| l.load) {
+                Some(Load::Own) => own |= bit,
+                Some(Load::Foreign) => foreign |= bit,
+                None => {}
             }
             if !m.bad {
                 fair |= bit;
@@ -54,10 +56,12 @@ impl Policy {
         // outlast the advantage.
         v.ejected = v.alive & !bit;
         if !doubtful {
-            v.bulk |= fair;
+            // Beside a queue of our own, which grows as others leave, a foreign delay soon looks
+            // fair; but bulk flows would only carry the queue there and back.
+            v.bulk |= fair & !foreign;
         }
         if v.bulk == 0 {
-            v.bulk = bit;
+            v.bulk = if !doubtful && fair != 0 { fair } else { bit };
         }
         v
     }
