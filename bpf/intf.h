@@ -133,6 +133,7 @@ struct mtn_config {
 	__u64 window_ns;	/* of the classification */
 	__u64 latency_below;	/* bytes in a window below which a flow may become latency */
 	__u64 bulk_above;	/* bytes in a window above which a flow is bulk */
+	__u64 elastic_above;	/* the same for TCP flows of full-sized packets */
 };
 
 struct mtn_flow_key {
@@ -157,7 +158,7 @@ struct mtn_flow {
 	__u8 class;		/* enum mtn_class */
 	__u8 big;		/* a super-packet was seen in this window */
 	__u16 l3_len_max;	/* largest packet so far, network layer bytes */
-	__u8 pad[4];
+	__u32 window_packets;
 };
 
 /* All fragments of a datagram follow its first one, which alone has ports. */

@@ -58,6 +58,8 @@ struct bpf_iter_num {
 
 #define AF_INET		2
 #define AF_INET6	10
+/* Mean length of a full-sized packet, bytes: between a video call's and what an MTU of 1280 leaves. */
+#define MTN_FULL_SIZED	1000
 
 #include "intf.h"
 #include "parse.h"
@@ -383,6 +385,17 @@ static __always_inline __u32 mtn_l3_len(struct __sk_buff *skb, const struct mtn_
 	return pkt->key.proto == IPPROTO_TCP || len > here->mtu ? len : here->mtu;
 }
 
+/*
+ * Whether a window was full-sized packets on the whole: a sender that has always more to send. Many
+ * such flows on one path have little each; taken for latency flows, they would all change paths at
+ * once with the queue that they are.
+ */
+static __always_inline bool mtn_is_elastic(const struct mtn_flow *flow, const struct mtn_pkt *pkt)
+{
+	return pkt->key.proto == IPPROTO_TCP &&
+	       flow->window_bytes >= (__u64)flow->window_packets * MTN_FULL_SIZED;
+}
+
 /* Accounts a packet to its flow and, once a window, settles the flow's class. */
 static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_buff *skb,
 					     const struct mtn_pkt *pkt, __u64 now)
@@ -391,6 +404,7 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 
 	flow->last_ns = now;
 	flow->window_bytes += skb->len;
+	flow->window_packets++;
 	if (skb->gso_segs > 1)
 		flow->big = 1;
 	if (mtn_dscp_is_latency(pkt->dsfield)) {
@@ -402,12 +416,18 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 	if (elapsed < config.window_ns)
 		return;
 	/* A window that began before a pause says nothing about the rate now: only whole ones. */
-	if (flow->window_bytes < config.latency_below && !flow->big)
+	if (mtn_is_elastic(flow, pkt)) {
+		if (flow->window_bytes > config.elastic_above && elapsed < 2 * config.window_ns &&
+		    !mtn_dscp_is_latency(pkt->dsfield))
+			flow->class = MTN_CLASS_BULK;
+	} else if (flow->window_bytes < config.latency_below && !flow->big) {
 		flow->class = MTN_CLASS_LATENCY;
+	}
 	flow->rate_bps = elapsed > 0xffffffffULL ? 0 :
 		(__u64)flow->window_bytes * 8000000ULL / (elapsed / 1000 + 1);
 	flow->window_start_ns = now;
 	flow->window_bytes = 0;
+	flow->window_packets = 0;
 	flow->big = 0;
 }
 
@@ -544,6 +564,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	fresh.last_ns = now;
 	fresh.window_start_ns = now;
 	fresh.window_bytes = skb->len;
+	fresh.window_packets = 1;
 	fresh.generation = config.generation;
 	fresh.group = group;
 	fresh.path = path;

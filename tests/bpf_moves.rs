@@ -611,3 +611,69 @@ fn cost_of_a_known_flow() {
         assert_eq!(rig.flows().len(), 1);
     });
 }
+
+#[test]
+fn thin_tcp_flows_of_full_sized_packets_are_bulk() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings()); // window 50 ms; elastic above 3,000 bytes
+        rig.masks(BOTH);
+        let plain = Ctx::default();
+        // (protocol, packets of a window, their payload, class then, class at a lower rate)
+        for (name, l4, n, class, after) in [
+            (
+                "four of 1,014 bytes by TCP",
+                tcp(1, 2, 0x10, 948),
+                4,
+                Class::Bulk,
+                Class::Bulk,
+            ),
+            (
+                "as many by UDP",
+                udp(1, 2, 972),
+                4,
+                Class::Latency,
+                Class::Latency,
+            ),
+            (
+                "eight of 514 by TCP",
+                tcp(1, 2, 0x10, 448),
+                8,
+                Class::Latency,
+                Class::Latency,
+            ),
+            (
+                "two of 1,014 by TCP",
+                tcp(1, 2, 0x10, 948),
+                2,
+                Class::Latency,
+                Class::Latency,
+            ),
+        ] {
+            let proto = if name.contains("UDP") { UDP } else { TCP };
+            let p = Ip::v4(proto, l4).on(0);
+            let window = |n| {
+                for _ in 0..n {
+                    rig.run(0, &p, plain);
+                    rig.clear_note();
+                }
+            };
+            // A window ends with the first packet after it, which counts to it; one that took
+            // twice as long by a halt of the machine says nothing, so some are tried.
+            rig.clear_flows();
+            let settled = |class, n: usize| {
+                (0..20).any(|_| {
+                    window(n - 1);
+                    sleep(ms(55));
+                    window(1);
+                    rig.flow().class == class
+                })
+            };
+            assert!(settled(class, n), "{name}");
+            for _ in 0..3 {
+                sleep(ms(55));
+                window(1);
+            }
+            assert_eq!(rig.flow().class, after, "{name}, then one a window");
+        }
+    });
+}

@@ -69,6 +69,9 @@ pub struct SteerConfig {
     pub latency_below_bps: u64,
     /// A flow is of class `bulk` above this rate, in bit/s. Default 3000000.
     pub bulk_above_bps: u64,
+    /// A TCP flow whose packets have 1,000 bytes or more on average is of class `bulk` above this
+    /// rate, in bit/s, and stays so at any rate. Default 200000.
+    pub elastic_above_bps: u64,
     /// Added to the flowlet gap, the pause after which a flow can move without reordering, in µs,
     /// 0..=1000000. Default 1000.
     pub flowlet_margin_us: u32,
@@ -105,6 +108,7 @@ impl Default for SteerConfig {
             hold_spread_percent: 25.0,
             latency_below_bps: 1_500_000,
             bulk_above_bps: 3_000_000,
+            elastic_above_bps: 200_000,
             flowlet_margin_us: 1000,
             force_after_ms: 2000,
             flow_table_entries: 131_072,
@@ -211,6 +215,7 @@ impl SteerConfig {
             );
             return Err(("bulk_above_bps", text));
         }
+        int("elastic_above_bps", self.elastic_above_bps, 1, u64::MAX)?;
         int(
             "flow_table_entries",
             self.flow_table_entries.into(),

@@ -75,6 +75,7 @@ pub fn settings() -> Settings {
         window_ms: 50,
         latency_below_bps: 800_000, // 5,000 bytes in a window
         bulk_above_bps: 1_600_000,  // 10,000 bytes in a window
+        elastic_above_bps: 480_000, // 3,000 bytes in a window
         flow_entries: 65536,
     }
 }

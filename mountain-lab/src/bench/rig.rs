@@ -142,6 +142,7 @@ pub fn steer(flow_entries: u32) -> Result<Steer> {
         window_ms: 1_000,
         latency_below_bps: 1_500_000,
         bulk_above_bps: 3_000_000,
+        elastic_above_bps: 200_000,
         flow_entries,
     })?;
     for (id, ifindex) in uplinks()?.into_iter().enumerate() {

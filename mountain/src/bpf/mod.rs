@@ -88,6 +88,8 @@ pub struct Settings {
     pub latency_below_bps: u64,
     /// A flow above this many bit/s over a window is a bulk flow.
     pub bulk_above_bps: u64,
+    /// A TCP flow of full-sized packets above this many bit/s over a window is a bulk flow.
+    pub elastic_above_bps: u64,
     /// Entries of the flow table.
     pub flow_entries: u32,
 }
@@ -167,6 +169,7 @@ impl Steer {
             window_ns: settings.window_ms * 1_000_000,
             latency_below: bytes(settings.latency_below_bps),
             bulk_above: bytes(settings.bulk_above_bps),
+            elastic_above: bytes(settings.elastic_above_bps),
             ..Default::default()
         };
         Ok(steer)

@@ -555,6 +555,7 @@ pub fn settings(config: &Config) -> Settings {
         window_ms: CLASS_WINDOW_MS,
         latency_below_bps: s.latency_below_bps,
         bulk_above_bps: s.bulk_above_bps,
+        elastic_above_bps: s.elastic_above_bps,
         flow_entries: s.flow_table_entries,
     }
 }
