@@ -1,16 +1,16 @@
 //! The commands that measure: arguments and what is printed.
 
 use std::io::IsTerminal;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{bail, Context, Result};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::{access, AccessFlags, Pid};
+use nix::unistd::{access, AccessFlags};
 use serde_json::json;
 
 use crate::cli_path;
@@ -263,12 +263,15 @@ pub struct Cpu {
     #[arg(long)]
     label: Option<String>,
     /// Run this and record until it ends
+    ///
+    /// Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to it, a second one kills it; what it
+    /// started and left behind then is ended, too.
     #[arg(last = true)]
     command: Vec<String>,
 }
 
 impl Cpu {
-    /// Exit code: the command's, 1 if a signal ended it; 0 without a command.
+    /// Exit code: the command's, 128 and the signal's number if one ended it; 0 without a command.
     pub fn run(self) -> Result<ExitCode> {
         if self.interval < Duration::from_millis(10) {
             bail!("--interval: at least 10ms, as the kernel counts in ticks");
@@ -278,20 +281,14 @@ impl Cpu {
         }
         let environment = environment::record();
         let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-        let mut child = match self.command.split_first() {
-            Some((program, arguments)) => {
-                let child = Command::new(program).args(arguments).spawn();
-                Some(child.with_context(|| format!("cannot run {program:?}"))?)
-            }
-            None => None,
-        };
+        let mut command = self.command.split_first().map(|(program, arguments)| {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            command
+        });
         let wait = Duration::from_secs(10);
-        let duration = child.is_none().then_some(self.duration.unwrap_or(wait));
-        let recorded = cpu::record(self.interval, duration, child.as_mut())?;
-        if let Some(child) = child.filter(|_| recorded.status.is_none()) {
-            // We were told to end, so it ends too; from a terminal it has heard of it already.
-            let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
-        }
+        let duration = command.is_none().then_some(self.duration.unwrap_or(wait));
+        let recorded = cpu::record(self.interval, duration, command.as_mut())?;
         let run = RunFile {
             schema: SCHEMA.into(),
             label: self.label,
@@ -317,14 +314,20 @@ impl Cpu {
             shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
             println!();
         }
+        if run.interrupted {
+            println!("interrupted");
+        }
         if let Some(out) = &self.out {
             run.write(out)?;
         }
-        Ok(match recorded.status.map(|s| s.code()) {
-            None => ExitCode::SUCCESS,
-            Some(code) => ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
-        })
+        Ok(recorded.status.map_or(ExitCode::SUCCESS, exit_code))
     }
+}
+
+/// A command's exit code, or 128 and the number of the signal that ended it, as for a shell.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1))
 }
 
 /// Tables side by side; their rows are the same.
