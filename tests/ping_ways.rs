@@ -2,6 +2,8 @@
 //! takes. Needs root.
 
 mod support;
+#[path = "support/tun.rs"]
+mod tun;
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -196,6 +198,48 @@ fn ctrl_c_keeps_the_handshakes_that_were_made() {
         "",
         "connections were left"
     );
+}
+
+fn range(column: &[Option<f64>]) -> (f64, f64) {
+    let answered = || column.iter().flatten().copied();
+    (
+        answered().fold(f64::MAX, f64::min),
+        answered().fold(0.0, f64::max),
+    )
+}
+
+#[test]
+fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
+    let ns = Ns::new("t");
+    let far = tun::FarHost::start(&ns, Duration::from_millis(40));
+    let running = Running::start(&ns, "10.40.0.2 --tcp 80 -c 100 -i 10ms");
+    std::thread::sleep(Duration::from_millis(600));
+    running.signal(Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(400));
+    running.signal(Signal::SIGCONT);
+    let (output, run) = running.finish();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let s = &run.samples;
+    assert!(s.rtt_us.iter().all(Option::is_some), "{:?}", s.rtt_us);
+    let (kernel, user) = (range(&s.rtt_us), range(&s.user_rtt_us));
+    assert!(kernel.0 >= 40e3 && user.0 >= 40e3, "{kernel:?} {user:?}");
+    assert!(user.1 > 350e3, "it was stopped: {user:?}");
+    assert!(kernel.1 < user.1 / 2.0, "{kernel:?} {user:?}");
+    assert_eq!(run.clock, "kernel");
+
+    // Longer than the kernel waits before it sends a SYN again: slow, not lost.
+    far.set_delay(Duration::from_millis(1_200));
+    let (text, run) = ping(&ns, "10.40.0.2 --tcp 80 -c 10 -i 250ms");
+    assert!(!text.contains("again"), "{text}");
+    let s = &run.samples;
+    let answered = s.rtt_us.iter().flatten().count();
+    assert!(answered >= 9, "{:?}", s.rtt_us);
+    let (kernel, user) = (range(&s.rtt_us), range(&s.user_rtt_us));
+    assert!(
+        kernel.0 >= 1_199e3 && user.0 >= 1_200e3,
+        "{kernel:?} {user:?}"
+    );
+    assert!(kernel.1 <= user.1, "{kernel:?} {user:?}");
 }
 
 fn config(text: &str) -> tempfile::NamedTempFile {
