@@ -185,3 +185,25 @@ fn what_a_command_leaves_by_itself_is_its_own_business() {
         "as a shell says it"
     );
 }
+
+#[test]
+fn what_ran_before_is_not_the_command_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(3);
+    let file = dir.path().join("cpu.json");
+    // The shell becomes mountain and keeps its child.
+    let script = format!(
+        "sleep {word} >/dev/null 2>&1 & exec {MOUNTAIN} cpu --interval 50ms --out {} -- sleep {word}",
+        file.display()
+    );
+    let mut child = Command::new("sh");
+    child.args(["-c", &script]).stdin(Stdio::null());
+    let child = child.stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1000));
+    assert_eq!(running(&word).len(), 3, "both, and the measurement");
+    tell(&child, Signal::SIGTERM);
+    assert_eq!(interrupted(child, dir.path()).0, Some(143));
+    let left = running(&word);
+    assert_eq!(left.len(), 1);
+    kill(Pid::from_raw(left[0]), Signal::SIGKILL).unwrap();
+}

@@ -53,8 +53,8 @@ pub struct Ping {
     /// Switch the device's own timestamps on, if it has them, and back at the end
     ///
     /// Timestamps of the device that are on are used anyway. They are a setting of the device,
-    /// which other programs (PTP) may depend on; only end with -9 leaves them switched on.
-    #[arg(long)]
+    /// which other programs (PTP) may depend on; only `kill -9` leaves them switched on.
+    #[arg(long, conflicts_with = "tcp")]
     hardware: bool,
     /// IPv4 only
     #[arg(short = '4', conflicts_with = "ipv6")]

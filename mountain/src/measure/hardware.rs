@@ -252,6 +252,11 @@ mod tests {
 
     #[test]
     fn loopback_has_none_and_is_not_changed() {
+        let info = get_info("lo").unwrap();
+        let software = libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_RX_SOFTWARE;
+        assert_eq!(info.so_timestamping & software, software, "{info:?}");
+        assert_eq!(info.phc_index, -1);
+        assert_eq!(get_config("lo"), None);
         let why = prepare("lo", true).err().unwrap();
         assert!(why.contains("lo offers no"), "{why}");
         assert!(prepare("nodev0", true).is_err());

@@ -54,19 +54,26 @@ pub(super) struct Running {
     child: Child,
     /// How many signals to end have come.
     told: u32,
+    /// Children that this process had before, from the program that it replaced.
+    others: BTreeSet<Pid>,
 }
 
 impl Running {
     /// To be called after [`signals`], so that no signal ends us and leaves the command.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
         nix::sys::prctl::set_child_subreaper(true)?;
+        let others = children().collect();
         // SAFETY: changes the mask by one system call, which is async-signal-safe.
         unsafe {
             command.pre_exec(|| Ok(wanted().thread_unblock()?));
         }
         let child = command.spawn();
         let child = child.with_context(|| format!("cannot run {:?}", command.get_program()))?;
-        Ok(Self { child, told: 0 })
+        Ok(Self {
+            child,
+            told: 0,
+            others,
+        })
     }
 
     pub(super) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
@@ -91,8 +98,13 @@ impl Running {
     pub(super) fn end_what_it_left(self, signals: &SignalFd) -> Result<()> {
         let start = Instant::now();
         let mut told = BTreeSet::new();
-        while !reap() && start.elapsed() < PATIENCE {
-            for pid in children() {
+        while start.elapsed() < PATIENCE {
+            reap();
+            let left: Vec<Pid> = children().filter(|p| !self.others.contains(p)).collect();
+            if left.is_empty() {
+                break;
+            }
+            for pid in left {
                 if start.elapsed() >= GRACE || self.told > 1 {
                     let _ = kill(pid, Signal::SIGKILL);
                 } else if told.insert(pid) {
@@ -107,30 +119,27 @@ impl Running {
     }
 }
 
-/// Takes in who has ended; whether no child is left.
-fn reap() -> bool {
-    loop {
-        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::StillAlive) => return false,
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(_) => return true,
+/// Takes in who has ended. The command's own status has been taken before.
+fn reap() {
+    while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+        if status == WaitStatus::StillAlive {
+            return;
         }
     }
 }
 
 /// The children of this process.
-fn children() -> Vec<Pid> {
+fn children() -> impl Iterator<Item = Pid> {
     let own = std::process::id();
-    let parent = |pid: i32| {
+    let parent = move |pid: i32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         parent(&stat)
     };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
         .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .filter(|&pid| parent(pid) == Some(own))
+        .filter(move |&pid| parent(pid) == Some(own))
         .map(Pid::from_raw)
-        .collect()
 }
 
 /// The parent in proc_pid_stat(5): the second field after the name, which may hold anything.
@@ -154,9 +163,9 @@ mod tests {
     fn a_child_is_among_the_children() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = Pid::from_raw(child.id() as i32);
-        assert!(children().contains(&pid));
+        assert!(children().any(|p| p == pid));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!children().contains(&pid));
+        assert!(children().all(|p| p != pid));
     }
 }
