@@ -13,6 +13,7 @@ use std::time::Duration;
 use mountain::measure::runfile::RunFile;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
+use socket2::SockRef;
 use support::*;
 
 fn stdout(output: &Output) -> String {
@@ -64,14 +65,16 @@ fn ping(ns: &Ns, args: &str) -> (String, RunFile) {
     (stdout(&output), run)
 }
 
-/// Accepts connections for as long as the test runs.
+/// Accepts connections, and resets them at once, for as long as the test runs.
 fn listen(ns: &Ns, address: &'static str) {
     let (ready, listens) = std::sync::mpsc::channel();
     ns.spawn(move || {
         let listener = TcpListener::bind(address).unwrap();
         ready.send(()).unwrap();
-        // One that is reset while it waits is an error of its own.
-        listener.incoming().for_each(drop);
+        // One that was reset while it waited is an error of its own.
+        for connection in listener.incoming().flatten() {
+            let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
+        }
     });
     listens.recv_timeout(Duration::from_secs(5)).unwrap();
 }

@@ -178,6 +178,8 @@ impl Connects {
         let refused = match socket.take_error() {
             Ok(None) => false,
             Ok(Some(e)) if e.raw_os_error() == Some(libc::ECONNREFUSED) => true,
+            // A connection that was made, and closed by the far program before we looked.
+            Ok(Some(e)) if e.raw_os_error() == Some(libc::ECONNRESET) => false,
             Ok(Some(e)) | Err(e) => {
                 log.failed(e);
                 return None;
