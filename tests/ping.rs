@@ -1,5 +1,4 @@
-//! `mountain ping` in network namespaces of its own: what it measures, keeps, and says; and
-//! `mountain cpu`. Needs root.
+//! `mountain ping` in network namespaces of its own: what it measures, keeps, and says. Needs root.
 
 mod support;
 
@@ -282,50 +281,6 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     let n = after.len().min(41);
     let took = after[n - 1] - after[0];
     assert!(took > (n - 1) as f64 * 2.5e3, "a burst after the pause");
-}
-
-#[test]
-fn cpu_time_is_recorded_while_a_command_runs() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("cpu.json");
-    let cpu = |args: &[&str]| {
-        let mut command = Command::new(MOUNTAIN);
-        command.args(["cpu", "--interval", "200ms", "--out"]);
-        command.arg(&file).args(args).output().unwrap()
-    };
-    let work =
-        "end=$(($(date +%s%N) + 700000000)); while [ $(date +%s%N) -lt $end ]; do :; done; exit 3";
-    let output = cpu(&["--", "sh", "-c", work]);
-    assert_eq!(output.status.code(), Some(3), "the command's own");
-    assert!(stdout(&output).contains("steal"), "{}", stdout(&output));
-    let run = RunFile::read(&file).unwrap();
-    assert!(run.tool.ends_with(" cpu") && run.samples.is_empty() && !run.interrupted);
-    assert!((3..=5).contains(&run.cpu.at_us.len()), "{:?}", run.cpu);
-    let mut busy = 0.0;
-    for column in &run.cpu.shares {
-        assert_eq!(column.len(), run.cpu.at_us.len());
-        for shares in column {
-            let sum: f32 = shares.iter().sum();
-            assert!((sum - 1.0).abs() < 1e-3 || sum == 0.0, "{shares:?}");
-            busy += shares[0] + shares[1];
-        }
-    }
-    assert!(busy > 0.5, "{busy}");
-
-    let output = cpu(&["--duration", "500ms"]);
-    assert_eq!(output.status.code(), Some(0));
-    let run = RunFile::read(&file).unwrap();
-    assert_eq!(run.cpu.at_us.len(), 3, "{:?}", run.cpu.at_us);
-    for (args, why) in [
-        (&["--", "/nonexistent/program"][..], "cannot run"),
-        (&["--interval", "1ms"], "10ms"),
-        (&["--duration", "1s", "--", "true"], "cannot be used with"),
-    ] {
-        let output = Command::new(MOUNTAIN).arg("cpu").args(args).output();
-        let output = output.unwrap();
-        assert!(!output.status.success());
-        assert!(stderr(&output).contains(why), "{}", stderr(&output));
-    }
 }
 
 #[test]

@@ -210,6 +210,15 @@ fn need_root() -> Result<()> {
     Ok(())
 }
 
+/// The configuration file's content; the defaults where there is none.
+pub fn default_config() -> Result<Config> {
+    let file = Path::new(DEFAULT_CONFIG);
+    if !file.exists() {
+        return Ok(Config::default());
+    }
+    Ok(Config::load(file)?)
+}
+
 fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
@@ -242,10 +251,7 @@ impl Up {
     fn load_config(&self) -> Result<Config> {
         match &self.config {
             Some(file) => Ok(Config::load(file)?),
-            None if Path::new(DEFAULT_CONFIG).exists() => {
-                Ok(Config::load(Path::new(DEFAULT_CONFIG))?)
-            }
-            None => Ok(Config::default()),
+            None => default_config(),
         }
     }
 

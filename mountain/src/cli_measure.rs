@@ -1,18 +1,19 @@
 //! The commands that measure: arguments and what is printed.
 
 use std::io::IsTerminal;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{bail, Context, Result};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::{access, AccessFlags, Pid};
+use nix::unistd::{access, AccessFlags};
 use serde_json::json;
 
+use crate::cli_path;
 use crate::measure::ping::{self, Options, Outcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::Table;
@@ -32,14 +33,29 @@ pub struct Ping {
     #[arg(long, short = 'i', default_value = "10ms", value_parser = humantime::parse_duration)]
     interval: Duration,
     /// Payload bytes of a probe
-    #[arg(long, short = 's', default_value_t = 56)]
+    #[arg(long, short = 's', default_value_t = 56, conflicts_with = "tcp")]
     size: usize,
     /// Send UDP probes to this port of a `mountain reflect` instead of ICMP echo
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", conflicts_with = "tcp")]
     udp: Option<u16>,
+    /// Time TCP handshakes with this port instead; each is a connection, reset once it is made
+    ///
+    /// The far program sees as many connections come and go: choose an --interval that suits it.
+    /// A refusal is an answer, too. A lost SYN is a lost probe, although the kernel repeats it.
+    #[arg(long, value_name = "PORT")]
+    tcp: Option<u16>,
     /// Send over this device
     #[arg(long, value_name = "DEV")]
     dev: Option<String>,
+    /// Send over this path of the running `mountain up`: by its device, gateway and address
+    #[arg(long, value_name = "NAME", conflicts_with = "dev")]
+    path: Option<String>,
+    /// Switch the device's own timestamps on, if it has them, and back at the end
+    ///
+    /// Timestamps of the device that are on are used anyway. They are a setting of the device,
+    /// which other programs (PTP) may depend on; only `kill -9` leaves them switched on.
+    #[arg(long, conflicts_with = "tcp")]
+    hardware: bool,
     /// IPv4 only
     #[arg(short = '4', conflicts_with = "ipv6")]
     ipv4: bool,
@@ -69,20 +85,16 @@ impl Ping {
         if let Some(out) = &self.out {
             check_writable(out)?;
         }
-        let pinger = Pinger::new(Options {
-            target: self.target.clone(),
-            ipv6: (self.ipv4 || self.ipv6).then_some(self.ipv6),
-            count: self.count,
-            interval: self.interval,
-            size: self.size,
-            udp: self.udp,
-            device: self.dev.clone(),
-        })?;
+        let pinger = Pinger::new(self.options()?)?;
         let address = pinger.address().to_string();
         let mut live = Live::new(self.count);
         let mut outcome = pinger.run(|sent, rtt| live.update(sent, rtt))?;
         live.bar.finish_and_clear();
         outcome.run.label = self.label.clone();
+        if let Some(path) = &self.path {
+            let environment = &mut outcome.run.environment;
+            environment.insert("path".into(), path.as_str().into());
+        }
 
         let thresholds: Vec<f64> = self.threshold.iter().map(|ms| ms * 1e3).collect();
         let (kernel, user) = ping::tables(&outcome.run.samples, &thresholds);
@@ -101,7 +113,12 @@ impl Ping {
                 "user": user,
                 "duplicates": outcome.duplicates,
                 "errors": outcome.errors,
+                "timestamps": outcome.timestamps,
             });
+            if self.tcp.is_some() {
+                value["refused"] = outcome.refused.into();
+                value["repeated"] = outcome.repeated.into();
+            }
             if let Some(error) = &outcome.last_error {
                 value["last_error"] = error.as_str().into();
             }
@@ -118,22 +135,56 @@ impl Ping {
         })
     }
 
+    fn options(&self) -> Result<Options> {
+        let ipv6 = (self.ipv4 || self.ipv6).then_some(self.ipv6);
+        let mut options = Options {
+            target: self.target.clone(),
+            ipv6,
+            count: self.count,
+            interval: self.interval,
+            size: if self.tcp.is_some() { 0 } else { self.size },
+            udp: self.udp,
+            tcp: self.tcp,
+            device: self.dev.clone(),
+            hardware: self.hardware,
+            ..Options::default()
+        };
+        if let Some(name) = &self.path {
+            let way = cli_path::look_up(name, &self.target, ipv6)?;
+            if let (Some(gateway), Some(other)) = (way.gateway, &way.shared_with) {
+                if self.target.parse() != Ok(gateway) {
+                    bail!(
+                        "the paths {name:?} and {other:?} share {}, and which of their gateways a \
+                         probe takes is the routing table's choice: only {gateway} itself can be \
+                         measured by --path {name}",
+                        way.device
+                    );
+                }
+            }
+            options.ipv6 = Some(way.ipv6);
+            options.device = Some(way.device);
+            options.gateway = way.gateway;
+            options.source = way.source;
+        }
+        Ok(options)
+    }
+
     fn print(&self, outcome: &Outcome, address: &str, kernel: &Table, user: Option<&Table>) {
         let run = &outcome.run;
-        let how = match self.udp {
-            Some(port) => format!("UDP probes to port {port}"),
-            None => "ICMP echo".into(),
+        let how = match (self.udp, self.tcp) {
+            (Some(port), _) => format!("UDP probes to port {port}, {} bytes", self.size),
+            (_, Some(port)) => format!("TCP handshakes with port {port}"),
+            _ => format!("ICMP echo, {} bytes", self.size),
         };
         println!(
-            "{} ({address}): {} {how}, {} bytes, every {}",
+            "{} ({address}): {} {how}, every {}",
             self.target,
             kernel.sent,
-            self.size,
             humantime::format_duration(self.interval)
         );
         let first = match run.clock.as_str() {
-            "kernel" => "kernel",
-            _ => "steady clock",
+            "user" => "steady clock",
+            clock => clock,
         };
         let columns: Vec<(&str, &Table)> = std::iter::once((first, kernel))
             .chain(user.map(|t| ("user space", t)))
@@ -142,12 +193,8 @@ impl Ping {
         if self.threshold.is_empty() && kernel.count > 0 {
             println!("(thresholds chosen: from 1.5 × the median up)");
         }
-        if run.clock != "kernel" && kernel.count > 0 {
-            println!(
-                "{} answers have no kernel timestamps on both ways (a driver that gives none?): \
-                 all RTTs are user space's",
-                outcome.unstamped
-            );
+        if kernel.count > 0 {
+            self.print_clock(outcome);
         }
         if outcome.duplicates > 0 {
             println!("{} duplicates, not counted", outcome.duplicates);
@@ -170,6 +217,35 @@ impl Ping {
             println!("samples: {}", out.display());
         }
     }
+
+    /// Whose times these are, and what kind of answers.
+    fn print_clock(&self, outcome: &Outcome) {
+        let user = outcome.run.clock == "user";
+        match self.tcp {
+            None if user => println!(
+                "{} answers have no kernel timestamps on both ways (a driver that gives none?): \
+                 all RTTs are user space's",
+                outcome.unstamped
+            ),
+            None => println!("timestamps: {}", outcome.timestamps),
+            Some(_) if user => {
+                println!("the kernel does not time refused handshakes: all RTTs are user space's");
+            }
+            Some(_) => println!("kernel: its own measure of the handshake (TCP_INFO)"),
+        }
+        if outcome.refused > 0 {
+            println!(
+                "{} of the answers were refusals: nothing listens on the port, or a firewall rejects",
+                outcome.refused
+            );
+        }
+        if outcome.repeated > 0 {
+            println!(
+                "{} of the lost probes were answered when the kernel had sent their SYN again",
+                outcome.repeated
+            );
+        }
+    }
 }
 
 #[derive(Args)]
@@ -187,12 +263,15 @@ pub struct Cpu {
     #[arg(long)]
     label: Option<String>,
     /// Run this and record until it ends
+    ///
+    /// Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to it, a second one kills it; what it
+    /// started and left behind then is ended, too.
     #[arg(last = true)]
     command: Vec<String>,
 }
 
 impl Cpu {
-    /// Exit code: the command's, 1 if a signal ended it; 0 without a command.
+    /// Exit code: the command's, 128 and the signal's number if one ended it; 0 without a command.
     pub fn run(self) -> Result<ExitCode> {
         if self.interval < Duration::from_millis(10) {
             bail!("--interval: at least 10ms, as the kernel counts in ticks");
@@ -202,20 +281,14 @@ impl Cpu {
         }
         let environment = environment::record();
         let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-        let mut child = match self.command.split_first() {
-            Some((program, arguments)) => {
-                let child = Command::new(program).args(arguments).spawn();
-                Some(child.with_context(|| format!("cannot run {program:?}"))?)
-            }
-            None => None,
-        };
+        let mut command = self.command.split_first().map(|(program, arguments)| {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            command
+        });
         let wait = Duration::from_secs(10);
-        let duration = child.is_none().then_some(self.duration.unwrap_or(wait));
-        let recorded = cpu::record(self.interval, duration, child.as_mut())?;
-        if let Some(child) = child.filter(|_| recorded.status.is_none()) {
-            // We were told to end, so it ends too; from a terminal it has heard of it already.
-            let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
-        }
+        let duration = command.is_none().then_some(self.duration.unwrap_or(wait));
+        let recorded = cpu::record(self.interval, duration, command.as_mut())?;
         let run = RunFile {
             schema: SCHEMA.into(),
             label: self.label,
@@ -241,14 +314,20 @@ impl Cpu {
             shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
             println!();
         }
+        if run.interrupted {
+            println!("interrupted");
+        }
         if let Some(out) = &self.out {
             run.write(out)?;
         }
-        Ok(match recorded.status.map(|s| s.code()) {
-            None => ExitCode::SUCCESS,
-            Some(code) => ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
-        })
+        Ok(recorded.status.map_or(ExitCode::SUCCESS, exit_code))
     }
+}
+
+/// A command's exit code, or 128 and the number of the signal that ended it, as for a shell.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1))
 }
 
 /// Tables side by side; their rows are the same.

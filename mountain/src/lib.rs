@@ -7,6 +7,7 @@ pub mod check;
 pub mod cli;
 mod cli_compare;
 mod cli_measure;
+mod cli_path;
 mod cli_report;
 pub mod config;
 pub mod daemon;

@@ -58,6 +58,7 @@ impl Daemon {
                 "id": id,
                 "device": path.ifname,
                 "gateway": path.key.gateway,
+                "source": path.source,
                 "ipv6": path.key.ipv6,
                 "up": path.up,
                 "gateway_resolved": path.gateway_mac.is_some(),

@@ -1,19 +1,18 @@
 //! CPU time by kind from /proc/stat, as mpstat(1) shows it: `mountain cpu`.
 
 use std::fs;
-use std::os::fd::AsFd;
-use std::process::{Child, ExitStatus};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
-use nix::poll::{ppoll, PollFd, PollFlags};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::time::TimeSpec;
+use nix::sys::signal::Signal;
 
 use super::environment;
 use super::runfile::Cpu;
+
+mod command;
+
+use command::Running;
 
 /// Names of the shares in [`Cpu::shares`].
 pub const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
@@ -102,52 +101,52 @@ pub struct Recorded {
     pub seconds: f64,
     /// Ended by a signal.
     pub interrupted: bool,
-    /// How the command ended, if there was one and it did.
+    /// How the command ended, if there was one.
     pub status: Option<ExitStatus>,
 }
 
-/// Records until `duration` has passed or, with a command, until it ends; SIGINT and SIGTERM end
-/// it early and keep what there is.
+/// Records until `duration` has passed or, with a command, until it ends. A signal that is to end
+/// this program ends the command, too, and what there is is kept.
 pub fn record(
     interval: Duration,
     duration: Option<Duration>,
-    mut command: Option<&mut Child>,
+    command: Option<&mut Command>,
 ) -> Result<Recorded> {
     let read = || fs::read_to_string("/proc/stat").context("cannot read /proc/stat");
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD] {
-        signals.add(signal);
-    }
-    signals.thread_block()?;
-    let awake = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+    let awake = command::signals()?;
     let config = environment::kernel_config();
     let config = config.as_deref().map(String::from_utf8_lossy);
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    let start = Instant::now();
     let accounting = accounting(config.as_deref(), &cmdline);
+    let mut running = command.map(Running::start).transpose()?;
+    let start = Instant::now();
     let mut recorder = Recorder::new(start, &read()?, accounting);
     let end = duration.map(|d| start + d);
     let (mut interrupted, mut status) = (false, None);
+    let ended = |interrupted: bool, status: &Option<ExitStatus>, command: bool| {
+        status.is_some() || (interrupted && !command)
+    };
     let mut tick = start;
-    while !interrupted && status.is_none() && end.is_none_or(|end| tick < end) {
+    while !ended(interrupted, &status, running.is_some()) && end.is_none_or(|end| tick < end) {
         let begun = tick;
         tick = (tick + interval).min(end.unwrap_or(tick + interval));
         // One interval.
         loop {
-            if let Some(child) = &mut command {
-                status = child.try_wait()?;
+            if let Some(command) = &mut running {
+                status = command.try_wait()?;
             }
             let left = tick.saturating_duration_since(Instant::now());
-            if interrupted || status.is_some() || left.is_zero() {
+            if ended(interrupted, &status, running.is_some()) || left.is_zero() {
                 break;
             }
-            let mut fds = [PollFd::new(awake.as_fd(), PollFlags::POLLIN)];
-            match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(e) => return Err(e).context("cannot wait"),
-            }
+            command::wait(&awake, left)?;
             while let Some(signal) = awake.read_signal()? {
-                interrupted |= signal.ssi_signo != Signal::SIGCHLD as u32;
+                if signal.ssi_signo != Signal::SIGCHLD as u32 {
+                    interrupted = true;
+                    if let Some(command) = &mut running {
+                        command.tell(&signal);
+                    }
+                }
             }
         }
         let now = Instant::now();
@@ -156,9 +155,13 @@ pub fn record(
             recorder.push(now, &read()?);
         }
     }
+    let seconds = start.elapsed().as_secs_f64();
+    if let Some(command) = running.filter(|_| interrupted) {
+        command.end_what_it_left(&awake)?;
+    }
     Ok(Recorded {
         cpu: recorder.cpu,
-        seconds: start.elapsed().as_secs_f64(),
+        seconds,
         interrupted,
         status,
     })

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use serde_json::{json, Value};
@@ -220,25 +219,13 @@ struct EthtoolValue {
 }
 
 fn offload(device: &str, command: u32) -> Option<bool> {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").ok()?;
     let mut value = EthtoolValue {
         cmd: command,
         data: 0,
     };
-    // SAFETY: all-zero is a valid ifreq.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last byte stays 0.
-    if device.len() >= request.ifr_name.len() {
-        return None;
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-        *to = from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the request names a device and points to a value of the commands' type, and both
-    // outlive the call.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
-    (rc == 0).then_some(value.data != 0)
+    // SAFETY: the value is of the commands' type.
+    unsafe { super::ifreq::ask(device, libc::SIOCETHTOOL, &mut value) }.ok()?;
+    Some(value.data != 0)
 }
 
 /// The root queueing discipline, as rtnetlink's link message names it.

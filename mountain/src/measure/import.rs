@@ -121,7 +121,6 @@ fn irtt(value: &Value) -> Result<RunFile> {
     }
     let params = &value["config"]["params"];
     let interval_us = params["interval"].as_f64().map(|ns| ns / 1e3);
-    let n = trips.len();
     let mut samples = Samples::default();
     let (mut sent, mut answers) = (Vec::new(), Vec::new());
     for (i, (seqno, trip)) in trips
@@ -167,25 +166,25 @@ fn irtt(value: &Value) -> Result<RunFile> {
     }
     samples.sent_us = moments(&sent, interval_us.unwrap_or(1e6)).0;
     let wall = value.pointer("/round_trips/0/timestamps/client/send/wall");
-    let wall = wall
-        .or(value.pointer("/stats/start_time/wall"))
-        .and_then(Value::as_f64);
+    let wall = wall.and_then(Value::as_f64);
     let stats = &value["stats"];
+    let start = stats["start_time"].as_str().unwrap_or_default();
     let seconds = stats["duration"].as_f64().map_or(0.0, |ns| ns / 1e9);
+    // Its own count may miss a few of those expected: a late timer leaves probes out.
+    let wanted = params["duration"].as_f64().map_or(0.0, |ns| ns / 1e9);
+    let interrupted = seconds + 2.0 * interval_us.unwrap_or(0.0) / 1e6 < wanted;
     Ok(RunFile {
         tool: "irtt".into(),
         target: (value["config"]["remote_address"]
             .as_str()
             .unwrap_or_default())
         .into(),
-        started: wall.map_or(String::new(), |ns| rfc3339(ns / 1e9)),
+        started: wall.map_or(start.into(), |ns| rfc3339(ns / 1e9)),
         seconds: seconds.max(samples.sent_us.last().map_or(0.0, |us| us / 1e6)),
         interval_us,
         payload_bytes: params["length"].as_u64().map(|n| n as u32),
         clock: "user".into(),
-        interrupted: stats["expected_packets_sent"]
-            .as_u64()
-            .is_some_and(|e| e > n as u64),
+        interrupted,
         samples,
         ..RunFile::default()
     })
@@ -224,8 +223,9 @@ fn flent(value: &Value, series: Option<&str>) -> Result<RunFile> {
     let raw = value["raw_values"][name]
         .as_array()
         .filter(|raw| !raw.is_empty());
-    let samples = match raw {
-        Some(raw) => raw_series(raw)?,
+    let of_series = &metadata["SERIES_META"][name];
+    let (samples, first) = match raw {
+        Some(raw) => raw_series(raw, of_series)?,
         None => {
             let values = result.as_array().context("the series is no list")?;
             let times = value["x_values"].as_array().context("no x_values")?;
@@ -242,7 +242,7 @@ fn flent(value: &Value, series: Option<&str>) -> Result<RunFile> {
                     samples.rtt_us.push(Some(v * 1e3));
                 }
             }
-            samples
+            (samples, None)
         }
     };
     let seconds = metadata["TOTAL_LENGTH"]
@@ -252,8 +252,9 @@ fn flent(value: &Value, series: Option<&str>) -> Result<RunFile> {
     Ok(RunFile {
         tool: format!("flent {name}"),
         target: text("HOST"),
-        started: text("TIME"),
+        started: first.map_or(text("TIME"), |us| rfc3339(us / 1e6)),
         seconds: seconds.unwrap_or_else(|| samples.sent_us.last().map_or(0.0, |us| us / 1e6)),
+        interval_us: interval_us(of_series),
         clock: "unknown".into(),
         samples,
         ..RunFile::default()
@@ -269,40 +270,83 @@ fn list<'a>(names: impl Iterator<Item = &'a String>) -> String {
     }
 }
 
-/// Raw values {t: s, val: ms, seq}: numbers missing between the first and the last are lost.
-fn raw_series(raw: &[Value]) -> Result<Samples> {
-    let mut by_seq: BTreeMap<u64, (Option<f64>, f64, u32)> = BTreeMap::new();
-    let first = raw[0]["seq"].as_f64().map_or(0, |s| s as u64);
+/// Raw values {t: s, val: ms, seq}: `t` is when the answer was there, of a lost probe (`lost`, by
+/// irtt) when it was sent. Numbers that are missing are lost, too; how many there were at the end
+/// only irtt tells. `series`: the entry in SERIES_META. Returns also when the first probe was sent,
+/// µs since 1970.
+fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
+    struct Raw {
+        sent_us: Option<f64>,
+        rtt_us: Option<f64>,
+        forward_us: Option<f64>,
+        backward_us: Option<f64>,
+        place: u32,
+    }
+    let mut by_seq: BTreeMap<u64, Raw> = BTreeMap::new();
+    let lowest = raw[0]["seq"].as_f64().map_or(0, |s| s as u64);
     for (i, one) in raw.iter().enumerate() {
         // Without numbers the order stands for them.
-        let seq = one["seq"].as_f64().map_or(first + i as u64, |s| s as u64);
-        let ms = one["val"].as_f64().context("a raw value has no val")?;
-        let t = one["t"].as_f64().map(|s| s * 1e6);
-        by_seq.entry(seq).or_insert((t, ms * 1e3, i as u32));
+        let seq = one["seq"].as_f64().map_or(lowest + i as u64, |s| s as u64);
+        let us = |name: &str| one[name].as_f64().map(|ms| ms * 1e3);
+        let lost = one["lost"] == true;
+        let rtt_us = us("val").filter(|_| !lost);
+        ensure!(lost || rtt_us.is_some(), "a raw value has no val");
+        let value = Raw {
+            sent_us: (one["t"].as_f64()).map(|s| s * 1e6 - rtt_us.unwrap_or(0.0)),
+            rtt_us,
+            forward_us: us("owd_up"),
+            backward_us: us("owd_down"),
+            place: i as u32,
+        };
+        by_seq.entry(seq).or_insert(value);
     }
-    let (first, last) = (
-        *by_seq.keys().next().unwrap_or(&0),
-        *by_seq.keys().last().unwrap_or(&0),
-    );
+    let least = *by_seq.keys().next().unwrap_or(&0);
+    let most = *by_seq.keys().last().unwrap_or(&0);
+    // What each counts from: an answer to the first may be missing.
+    let fping = series["COMMAND"]
+        .as_str()
+        .is_some_and(|c| c.contains("fping"));
+    let first = match series["RUNNER"].as_str() {
+        Some("IrttRunner") => 0,
+        Some("PingRunner") if !fping => least.min(1),
+        _ => least,
+    };
+    let sent = series["PACKETS_SENT"].as_u64().unwrap_or(0);
+    let last = most.max((first + sent).saturating_sub(1));
     let n = (last - first + 1) as usize;
     ensure!(
         n <= 100 * raw.len(),
         "the sequence numbers have a gap of {n}"
     );
-    let (mut rtt_us, mut at) = (vec![None; n], vec![None; n]);
-    let mut order = Vec::new();
-    for (seq, (t, us, place)) in by_seq {
-        let i = (seq - first) as usize;
-        rtt_us[i] = Some(us);
-        at[i] = t;
-        order.push((f64::from(place), i as u32));
-    }
-    Ok(Samples {
-        sent_us: moments(&at, 0.0).0,
-        rtt_us,
-        arrival: arrival(order),
+    let column = |of: fn(&Raw) -> Option<f64>| -> Vec<Option<f64>> {
+        (first..=last).map(|seq| of(by_seq.get(&seq)?)).collect()
+    };
+    let answers = (by_seq.iter())
+        .filter(|(_, raw)| raw.rtt_us.is_some())
+        .map(|(seq, raw)| (f64::from(raw.place), (seq - first) as u32));
+    let spacing = interval_us(series).unwrap_or(0.0);
+    let (sent_us, started) = moments(&column(|r| r.sent_us), spacing);
+    let mut samples = Samples {
+        sent_us,
+        rtt_us: column(|r| r.rtt_us),
+        forward_us: column(|r| r.forward_us),
+        backward_us: column(|r| r.backward_us),
+        arrival: arrival(answers.collect()),
         ..Samples::default()
-    })
+    };
+    if samples.forward_us.iter().all(Option::is_none) {
+        samples.forward_us.clear();
+        samples.backward_us.clear();
+    }
+    Ok((samples, started))
+}
+
+/// The `-i` of ping(8) and irtt in a series' command, seconds with or without their unit.
+fn interval_us(series: &Value) -> Option<f64> {
+    let mut words = series["COMMAND"].as_str()?.split_whitespace();
+    words.find(|w| *w == "-i")?;
+    let seconds: f64 = words.next()?.trim_end_matches('s').parse().ok()?;
+    Some(seconds * 1e6)
 }
 
 #[cfg(test)]

@@ -144,7 +144,7 @@ fn logs_that_are_not_whole_are_refused() {
 
 const IRTT: &str = r#"{"version": {"irtt": "0.9.1"},
 "config": {"remote_address": "192.0.2.7:2112", "params": {"interval": 20000000, "length": 172}},
-"stats": {"duration": 60000000, "expected_packets_sent": 4, "packets_sent": 4},
+"stats": {"duration": 60000000, "packets_sent": 4, "start_time": "2017-10-16T19:05:23.5Z"},
 "round_trips": [
  {"seqno": 0, "lost": "false", "timestamps": {"client": {
    "receive": {"wall": 1508180723502871779, "monotonic": 30000000}, "send": {"wall": 1508180723502727340, "monotonic": 1000000}}},
@@ -174,6 +174,14 @@ fn irtt_with_both_directions_and_losses() {
         run.started
     );
     assert_eq!(ok(&packed(IRTT.as_bytes())), run);
+    assert!(!run.interrupted);
+    let cut = IRTT.replace(
+        "\"length\": 172",
+        "\"length\": 172, \"duration\": 101000000",
+    );
+    assert!(ok(cut.as_bytes()).interrupted, "101 ms were asked for");
+    let no_wall = IRTT.replace("\"wall\": 1508180723502727340, ", "");
+    assert_eq!(ok(no_wall.as_bytes()).started, "2017-10-16T19:05:23.5Z");
     refused(&IRTT.as_bytes()[..IRTT.len() - 9], "truncated");
     refused(
         IRTT.replace("\"rtt\": 150000,", "").as_bytes(),
@@ -200,9 +208,33 @@ fn flent_by_its_results_or_raw_values() {
     let other = of(FLENT, Some("Ping (ms) UDP EF")).unwrap();
     assert_eq!(other.samples.len(), 4);
     let raw = r#"[{"t": 100.0, "val": 9.0, "seq": 5.0}, {"t": 100.6, "val": 8, "seq": 8}, {"t": 100.7, "val": 7, "seq": 6}]"#;
-    let run = of(&FLENT.replace("[]", raw), None).unwrap();
+    let with_raw = FLENT.replace("[]", raw);
+    let run = of(&with_raw, None).unwrap();
     assert_eq!(run.samples.rtt_us, [Some(9e3), Some(7e3), None, Some(8e3)]);
     assert_eq!(run.samples.arrival, [0, 3, 1]);
+    assert_eq!(run.started, "1970-01-01T00:01:39.991Z", "answered at 100 s");
+    // What ran is known, so losses before the first answer are, too; fping counts from 0.
+    let by = |runner: &str, command: &str| {
+        let meta = format!(
+            r#""metadata": {{"SERIES_META": {{"Ping (ms) ICMP": {{"RUNNER": "{runner}", "COMMAND": "{command}", "PACKETS_SENT": 10}}}}, "#
+        );
+        of(&with_raw.replace("\"metadata\": {", &meta), None).unwrap()
+    };
+    let run = by("PingRunner", "/usr/bin/ping -D -i 0.20 -w 3 h");
+    assert_eq!((run.samples.len(), run.samples.rtt_us[4]), (10, Some(9e3)));
+    assert_eq!(run.interval_us, Some(200e3));
+    let run = by("IrttRunner", "irtt client -d 3s -i 0.05s h");
+    assert_eq!((run.samples.len(), run.samples.rtt_us[5]), (10, Some(9e3)));
+    assert_eq!(run.interval_us, Some(50e3));
+    assert_eq!(
+        by("PingRunner", "/usr/bin/fping -D h").samples.rtt_us[0],
+        Some(9e3)
+    );
+    let without = with_raw.replace("\"val\": 8,", "");
+    assert!(format!("{:#}", of(&without, None).unwrap_err()).contains("no val"));
+    let lost = with_raw.replace("\"val\": 8,", "\"lost\": true,");
+    let run = of(&lost, None).unwrap();
+    assert_eq!(run.samples.rtt_us, [Some(9e3), Some(7e3), None, None]);
     let error = |text: &str, series| format!("{:#}", of(text, series).unwrap_err());
     assert!(error(FLENT, Some("x")).contains("there are Ping (ms) ICMP, "));
     let two = FLENT.replace("(ms) ICMP", "(ms) BE");
@@ -210,4 +242,125 @@ fn flent_by_its_results_or_raw_values() {
     let none = FLENT.replace("\"Ping", "\"Pong");
     assert!(error(&none, None).contains("no ping series; there are Pong"));
     refused(&gz[..gz.len() / 2], "truncated");
+}
+
+/// Logs as the tools themselves wrote them, over loopback and to an address that nobody has, some
+/// of the packets dropped by a firewall. Only host names and kernel settings were taken out.
+macro_rules! fixture {
+    ($name:literal) => {
+        &include_bytes!(concat!("../../../tests/fixtures/", $name))[..]
+    };
+}
+
+/// Least, mean and largest, µs, to the ns.
+fn spread(rtts: &[Option<f64>]) -> [i64; 3] {
+    let answered: Vec<f64> = rtts.iter().flatten().copied().collect();
+    let mean = answered.iter().sum::<f64>() / answered.len() as f64;
+    let least = answered.iter().copied().fold(f64::MAX, f64::min);
+    let most = answered.iter().copied().fold(0.0, f64::max);
+    [least, mean, most].map(|us| (us * 1e3).round() as i64)
+}
+
+/// irtt cuts its means to whole ns.
+fn near(got: [i64; 3], expected: [i64; 3]) {
+    let close = got.iter().zip(expected).all(|(g, e)| (g - e).abs() <= 1);
+    assert!(close, "{got:?} {expected:?}");
+}
+
+/// Which probes, by index, have no answer.
+fn lost(run: &RunFile) -> Vec<usize> {
+    let rtts = run.samples.rtt_us.iter().enumerate();
+    rtts.filter(|(_, r)| r.is_none()).map(|(i, _)| i).collect()
+}
+
+#[test]
+fn ping_s_own_logs_have_its_own_figures() {
+    /// Log, probes, which of them were lost, ping's own min, avg, max in µs.
+    type Log = (&'static [u8], usize, &'static [usize], [i64; 3]);
+    let logs: [Log; 5] = [
+        (
+            fixture!("ping-D-O-losses.log"),
+            20,
+            &[10, 11, 12, 13, 14],
+            [23, 44, 119],
+        ),
+        (
+            fixture!("ping-losses.log"),
+            20,
+            &[9, 10, 11, 12, 13, 14],
+            [20, 28, 39],
+        ),
+        (fixture!("ping-6-D-O.log"), 5, &[], [31, 36, 42]),
+        (fixture!("ping-sigquit.log"), 10, &[], [22, 26, 29]),
+        (fixture!("ping-v.log"), 3, &[], [26, 30, 33]),
+    ];
+    for (log, n, without, figures) in logs {
+        let run = ok(log);
+        assert_eq!((run.samples.len(), &lost(&run)[..]), (n, without));
+        // ping(8) cuts its mean to whole µs.
+        assert_eq!(spread(&run.samples.rtt_us).map(|ns| ns / 1000), figures);
+        assert!(run.samples.sent_us.is_sorted() && run.samples.arrival.is_empty());
+        assert_eq!(run.payload_bytes, Some(56));
+    }
+    let run = ok(fixture!("ping-D-O-losses.log"));
+    assert_eq!(run.started, "2026-11-21T16:21:02.730Z");
+    let gap = run.samples.sent_us[19] / 19.0;
+    assert!((gap - 104_024.0).abs() < 1.0, "{gap}");
+    for (log, n) in [
+        (fixture!("ping-D-O-unreachable.log"), 6),
+        (fixture!("ping-6-unreachable.log"), 3),
+    ] {
+        assert_eq!(ok(log).samples.rtt_us, vec![None; n]);
+    }
+    refused(
+        fixture!("ping-f.log"),
+        "shows 0 answers, its summary says 50",
+    );
+}
+
+#[test]
+fn irtt_s_own_file_has_its_own_figures() {
+    let file = fixture!("irtt-losses.json");
+    let run = ok(file);
+    let stats = &serde_json::from_slice::<Value>(file).unwrap()["stats"];
+    let of = |name: &str| ["min", "mean", "max"].map(|k| stats[name][k].as_i64().unwrap());
+    near(spread(&run.samples.rtt_us), of("rtt"));
+    near(spread(&run.samples.forward_us), of("send_delay"));
+    near(spread(&run.samples.backward_us), of("receive_delay"));
+    assert_eq!((run.samples.len(), lost(&run)), (20, vec![11, 12, 14, 15]));
+    assert_eq!((run.interval_us, run.payload_bytes), (Some(30e3), Some(60)));
+    assert!(!run.interrupted && run.samples.sent_us.is_sorted());
+}
+
+#[test]
+fn flent_s_own_file_has_its_own_figures() {
+    let file = fixture!("ping-losses.flent.gz");
+    let run = ok(file);
+    assert_eq!(run.tool, "flent Ping (ms) ICMP");
+    assert_eq!((run.samples.len(), lost(&run)), (15, vec![11, 12, 13]));
+    assert_eq!(
+        spread(&run.samples.rtt_us).map(|ns| ns / 1000),
+        [26, 40, 49]
+    );
+    assert_eq!(run.interval_us, Some(200e3));
+    assert!(run.samples.forward_us.is_empty());
+    let run = import(file, "f", Some("Ping (ms) UDP")).unwrap();
+    assert_eq!(
+        (run.samples.len(), lost(&run)),
+        (60, vec![39, 40, 41, 42, 59])
+    );
+    near(spread(&run.samples.rtt_us), [118_190, 188_699, 1_038_338]);
+    for (column, mean) in [
+        (&run.samples.forward_us, 118_348),
+        (&run.samples.backward_us, 70_313),
+    ] {
+        let [least, _, most] = spread(column);
+        near(spread(column), [least, mean, most]);
+    }
+    assert_eq!(
+        (run.interval_us, run.target.as_str()),
+        (Some(50e3), "127.0.0.1")
+    );
+    let step = run.samples.sent_us[58] / 58.0;
+    assert!((step - 50e3).abs() < 500.0, "{step}");
 }

@@ -6,6 +6,7 @@
 //! - [`oneway`]: variation of each direction's delay without synchronised clocks.
 //! - [`probe`]: the sender for all paths of a host.
 //! - [`ping`]: one target, measured from end to end into a run file.
+//! - [`hardware`]: devices' own timestamps, on and off.
 //! - [`cpu`]: CPU time by kind and interval.
 //! - [`environment`]: the circumstances of a measurement.
 //! - [`reflect`]: the far end of the UDP probes.
@@ -20,6 +21,8 @@ pub mod bootstrap;
 pub mod compare;
 pub mod cpu;
 pub mod environment;
+pub mod hardware;
+mod ifreq;
 pub mod import;
 pub mod oneway;
 pub mod ping;

@@ -1,15 +1,13 @@
 //! One target, measured from end to end: `mountain ping`.
 //!
-//! Probes leave at a steady pace from one connected socket, which takes kernel timestamps of both
-//! ways; an answer is matched to its probe by index and random nonce. Nothing is evaluated under
-//! way but for the progress display: the samples are kept and turned into a [`RunFile`].
+//! Probes leave at a steady pace; nothing is evaluated under way but for the progress display: the
+//! samples are kept and turned into a [`RunFile`]. `packets`: ICMP echo and UDP, by kernel or
+//! hardware timestamps; `connects`: TCP handshakes; `log`: what they have in common.
 //!
 //! Method: docs/measuring.md.
 
-use std::collections::BTreeSet;
-use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{anyhow, bail, ensure, Context, Result};
@@ -17,29 +15,32 @@ use nix::poll::{ppoll, PollFd, PollFlags};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
-use socket2::Socket;
 
 use super::environment;
+use super::hardware::{self, InUse};
 use super::runfile::{RunFile, Samples, SCHEMA};
-use super::socket::{self, Kind};
 use super::stats::Table;
-use super::timestamp::{self, ErrorEvent, Received, Stamping};
-use super::timing::Times;
-use super::wire::{self, ProbeId};
+use super::wire;
+use crate::netlink::{route_to, WayOut};
+
+mod connects;
+mod log;
+mod packets;
+
+use connects::Connects;
+use log::Log;
+use packets::Packets;
+
+pub use log::Clock;
 
 /// Answers to the last probes are waited for at least this long.
 const LINGER: Duration = Duration::from_secs(1);
-/// The kernel switches receive stamps on lazily; probes start so long after.
-const STAMPS_READY: Duration = Duration::from_millis(100);
-/// More answers than this share without kernel stamps make the run one by the user's clock.
-const MAX_UNSTAMPED: f64 = 0.01;
-/// Room in the socket for when this process is not scheduled: at least so many bytes.
-const BUFFER: usize = 4 << 20;
-/// Failures of recvmsg in a row after which the socket is given up.
-const MAX_FAILURES: u32 = 64;
+
+/// Told the number of probes sent and, if it is about an answer, its RTT, µs.
+type Progress<'a> = dyn FnMut(usize, Option<f64>) + 'a;
 
 /// What to measure.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Address or name.
     pub target: String,
@@ -47,11 +48,19 @@ pub struct Options {
     pub ipv6: Option<bool>,
     pub count: usize,
     pub interval: Duration,
-    /// Payload bytes.
+    /// Payload bytes; 0 with `tcp`.
     pub size: usize,
-    /// Port of a `mountain reflect`; ICMP echo without.
+    /// Port of a `mountain reflect`.
     pub udp: Option<u16>,
+    /// Port for TCP handshakes. ICMP echo without either.
+    pub tcp: Option<u16>,
     pub device: Option<String>,
+    /// Source address; the kernel chooses without.
+    pub source: Option<IpAddr>,
+    /// The gateway that the probes must take, if not the target itself.
+    pub gateway: Option<IpAddr>,
+    /// Switch the device's own timestamps on if it has them, for as long as this takes.
+    pub hardware: bool,
 }
 
 /// What is left of a measurement.
@@ -60,69 +69,90 @@ pub struct Outcome {
     pub run: RunFile,
     /// Further answers to a probe already answered.
     pub duplicates: u64,
-    /// ICMP errors, and packets that could not be sent (they count as lost).
+    /// ICMP errors, and probes that could not be sent (they count as lost).
     pub errors: u64,
     /// The last of them, in words.
     pub last_error: Option<String>,
     /// Answers without both kernel stamps.
     pub unstamped: usize,
+    /// Whose stamps `rtt_us` is by, and why not the device's; as in the run file's environment.
+    pub timestamps: String,
+    /// TCP: answers that were refusals.
+    pub refused: usize,
+    /// TCP: lost probes whose connection was made by a SYN sent again.
+    pub repeated: usize,
 }
 
-/// One probe; times in ns.
-struct Probe {
-    nonce: u64,
-    sent: Instant,
-    sent_real_ns: u64,
-    tx_ns: Option<u64>,
-    sched_ns: Option<u64>,
-    answer: Option<Answer>,
+/// How probes are made.
+enum Method {
+    Packets(Packets),
+    Connects(Connects),
 }
 
-struct Answer {
-    rtt_ns: i64,
-    user_ns: i64,
-    directions: Option<(i64, i64)>,
-    kernel_stamps: bool,
+impl Method {
+    fn send(&mut self, log: &mut Log) {
+        match self {
+            Method::Packets(packets) => packets.send(log),
+            Method::Connects(connects) => connects.send(log),
+        }
+    }
+
+    fn receive(&mut self, log: &mut Log, progress: &mut Progress) {
+        match self {
+            Method::Packets(packets) => packets.receive(log, progress),
+            Method::Connects(connects) => connects.receive(log, progress),
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Method::Packets(packets) => packets.fd(),
+            Method::Connects(connects) => connects.fd(),
+        }
+    }
+
+    /// Whether nothing more can come.
+    fn complete(&self, log: &Log) -> bool {
+        match self {
+            Method::Packets(_) => log.complete(),
+            Method::Connects(connects) => !connects.waiting(),
+        }
+    }
 }
 
-/// A socket that is ready, and what it has measured so far.
+/// Everything ready to send, and what has been measured so far.
 pub struct Pinger {
     options: Options,
     address: SocketAddr,
-    socket: Socket,
-    kind: Kind,
-    opened: Instant,
-    probes: Vec<Probe>,
-    arrival: Vec<u32>,
-    /// Probe index that the kernel's packet number 0 stands for.
-    first_index: usize,
-    devices: BTreeSet<u32>,
-    duplicates: u64,
-    errors: u64,
-    last_error: Option<String>,
-    failures: u32,
-    slowest_ns: i64,
+    method: Method,
+    log: Log,
+    /// How the kernel said that it would send.
+    way: Option<WayOut>,
+    /// SIGINT and SIGTERM: blocked before anything is switched on that must be switched back.
+    ended: SignalFd,
+    /// Why the device's own stamps are not used, or what keeps them on.
+    hardware: Result<InUse, String>,
 }
-
-const STAMPING: Stamping = Stamping {
-    rx: true,
-    tx: true,
-    tx_sched: true,
-    hardware: false,
-};
 
 impl Options {
     /// Says what cannot work.
     fn check(&self) -> Result<()> {
-        let (least, most, what) = match self.udp {
-            Some(_) => (wire::PROBE_LEN, 9_000, "a UDP probe"),
-            None => (wire::MIN_ECHO_LEN - 8, 65_000, "an echo request"),
+        let (least, most, what) = match (self.udp, self.tcp) {
+            (Some(_), Some(_)) => bail!("a probe is either of UDP or of TCP"),
+            (Some(_), None) => (wire::PROBE_LEN, 9_000, "a UDP probe"),
+            (None, Some(_)) => (0, 0, "a TCP handshake"),
+            (None, None) => (wire::MIN_ECHO_LEN - 8, 65_000, "an echo request"),
         };
         ensure!(
             (least..=most).contains(&self.size),
             "--size {}: {what} carries {least} to {most} bytes",
             self.size
         );
+        ensure!(
+            !self.hardware || self.device.is_some(),
+            "--hardware changes a device: say which with --dev or --path"
+        );
+        ensure!(self.tcp != Some(0), "--tcp 0: there is no port 0");
         ensure!(self.count > 0, "--count 0: there is nothing to measure");
         ensure!(
             self.interval >= Duration::from_micros(10),
@@ -133,7 +163,7 @@ impl Options {
     }
 
     fn resolve(&self) -> Result<SocketAddr> {
-        let port = self.udp.unwrap_or(0);
+        let port = self.udp.or(self.tcp).unwrap_or(0);
         let name = self.target.trim_matches(['[', ']']);
         // A link-local address has the device as its scope.
         let scoped = match (name.parse(), &self.device) {
@@ -157,63 +187,72 @@ impl Options {
         })
     }
 
-    fn open(&self, address: SocketAddr, kind: Kind) -> io::Result<Socket> {
-        socket::open(kind, self.device.as_deref(), None, address, STAMPING)
+    /// The source to bind to; a link-local one is on the device.
+    fn source_address(&self) -> Option<SocketAddr> {
+        match (self.source?, &self.device) {
+            (IpAddr::V6(ip), Some(device)) if ip.is_unicast_link_local() => {
+                let scope = nix::net::if_::if_nametoindex(device.as_str()).unwrap_or(0);
+                Some(SocketAddrV6::new(ip, 0, 0, scope).into())
+            }
+            (ip, _) => Some(SocketAddr::new(ip, 0)),
+        }
+    }
+
+    /// Makes the device's stamps ready; why not, in words.
+    fn hardware(&self, way: Option<WayOut>) -> Result<(u32, InUse), String> {
+        let way = way.ok_or("the device is not known")?;
+        let name = device_name(way.ifindex).ok_or("the device is not known")?;
+        let in_use = hardware::prepare(&name, self.hardware)?;
+        if self.device.is_none() {
+            // Which device an unbound socket sends by can change under way.
+            return Err(format!("for those of {name}, say --dev {name}"));
+        }
+        Ok((way.ifindex, in_use))
     }
 }
 
 impl Pinger {
-    /// Resolves the name and opens the socket; what is wrong shows here, before anything is sent.
+    /// Resolves the name and opens the sockets; what is wrong shows here, before anything is sent.
     pub fn new(options: Options) -> Result<Self> {
         options.check()?;
-        if let Some(device) = &options.device {
-            nix::net::if_::if_nametoindex(device.as_str())
-                .map_err(|_| anyhow!("there is no device {device:?}"))?;
-        }
-        let address = options.resolve()?;
-        let mut kind = match options.udp {
-            Some(_) => Kind::Udp,
-            None => Kind::IcmpEcho {
-                ident: rand::random(),
-            },
+        let ifindex = match &options.device {
+            Some(device) => Some(
+                nix::net::if_::if_nametoindex(device.as_str())
+                    .map_err(|_| anyhow!("there is no device {device:?}"))?,
+            ),
+            None => None,
         };
-        let mut opened = options.open(address, kind);
-        let errno = |r: &io::Result<Socket>| r.as_ref().err().and_then(io::Error::raw_os_error);
-        if options.udp.is_none() && errno(&opened) == Some(libc::EPERM) {
-            kind = Kind::Ping;
-            opened = options.open(address, kind);
-            if matches!(errno(&opened), Some(libc::EACCES | libc::EPERM)) {
-                bail!(
-                    "no permission to send ICMP echo: run as root, give the program the \
-                     capability (setcap cap_net_raw+ep), or allow your group with sysctl \
-                     net.ipv4.ping_group_range; UDP probes (--udp PORT) need none of these"
-                );
-            }
+        let address = options.resolve()?;
+        // Without a route, opening the socket says what is wrong.
+        let way = route_to(address.ip(), ifindex, options.source).ok();
+        if let (Some(gateway), Some(way)) = (options.gateway, way) {
+            check_gateway(&options, address.ip(), gateway, way)?;
         }
-        let socket = opened
-            .with_context(|| format!("cannot send to {} ({})", options.target, address.ip()))?;
-        if kind == Kind::Ping {
-            let local = socket.local_addr()?.as_socket();
-            let ident = local.context("a ping socket without an address")?.port();
-            ensure!(ident != 0, "the kernel gave the ping socket no identifier");
-        }
-        // What the limit does not allow is not essential.
-        let _ = socket.set_recv_buffer_size(BUFFER);
+        let mut signals = SigSet::empty();
+        signals.add(Signal::SIGINT);
+        signals.add(Signal::SIGTERM);
+        signals.thread_block()?;
+        let ended = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+        let (method, hardware) = if options.tcp.is_some() {
+            let connects = Connects::open(&options, address)?;
+            let none = "TCP handshakes get no hardware timestamps".into();
+            (Method::Connects(connects), Err(none))
+        } else {
+            let (clock, hardware) = match options.hardware(way) {
+                Ok((ifindex, in_use)) => (Some(ifindex), Ok(in_use)),
+                Err(why) => (None, Err(why)),
+            };
+            let packets = Packets::open(&options, address, clock)?;
+            (Method::Packets(packets), hardware)
+        };
         Ok(Self {
             options,
             address,
-            socket,
-            kind,
-            opened: Instant::now(),
-            probes: Vec::new(),
-            arrival: Vec::new(),
-            first_index: 0,
-            devices: BTreeSet::new(),
-            duplicates: 0,
-            errors: 0,
-            last_error: None,
-            failures: 0,
-            slowest_ns: 0,
+            method,
+            log: Log::default(),
+            way,
+            ended,
+            hardware,
         })
     }
 
@@ -229,39 +268,68 @@ impl Pinger {
     /// # Errors
     /// Only when nothing was measured.
     pub fn run(mut self, mut progress: impl FnMut(usize, Option<f64>)) -> Result<Outcome> {
-        let mut environment = environment::record();
-        let mut signals = SigSet::empty();
-        signals.add(Signal::SIGINT);
-        signals.add(Signal::SIGTERM);
-        signals.thread_block()?;
-        let ended = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-        std::thread::sleep(STAMPS_READY.saturating_sub(self.opened.elapsed()));
+        let environment = environment::record();
+        if let Method::Packets(packets) = &self.method {
+            std::thread::sleep(packets.ready_at().saturating_duration_since(Instant::now()));
+        }
 
         let (start, started) = (Instant::now(), SystemTime::now());
         let mut interrupted = false;
         let mut next = start;
-        while self.probes.len() < self.options.count && !interrupted {
-            self.send();
-            progress(self.probes.len(), None);
+        while self.log.probes.len() < self.options.count && !interrupted {
+            self.method.send(&mut self.log);
+            progress(self.log.probes.len(), None);
             // After a delay of our own there is no burst to catch up: the far end would see it.
             next = (next + self.options.interval).max(Instant::now());
-            interrupted = self.wait_until(next, &ended, &mut progress, false)?;
+            interrupted = self.wait_until(next, &mut progress, false)?;
         }
-        let linger = LINGER.max(Duration::from_nanos(self.slowest_ns.max(0) as u64 * 2));
-        self.wait_until(Instant::now() + linger, &ended, &mut progress, true)?;
+        let linger = LINGER.max(Duration::from_nanos(self.log.slowest_ns.max(0) as u64 * 2));
+        self.wait_until(Instant::now() + linger, &mut progress, true)?;
         let seconds = start.elapsed().as_secs_f64();
+        self.finish(environment, start, started, seconds)
+    }
 
-        for &index in &self.devices {
-            let mut name = [0; libc::IFNAMSIZ];
-            if let Some(name) = device_name(index, &mut name) {
-                environment::record_device(&mut environment, name);
+    fn finish(
+        mut self,
+        mut environment: environment::Environment,
+        start: Instant,
+        started: SystemTime,
+        seconds: f64,
+    ) -> Result<Outcome> {
+        let (mut refused, mut repeated) = (0, 0);
+        match &mut self.method {
+            Method::Packets(packets) => packets.finish(&mut self.log),
+            Method::Connects(connects) => {
+                (refused, repeated) = (connects.refused, connects.repeated);
+                // A connection does not tell which device its answers come by.
+                self.log.devices.extend(self.way.map(|w| w.ifindex));
             }
         }
-        let (samples, clock, unstamped) = self.samples(start);
-        let protocol = if self.options.udp.is_some() {
-            "udp"
-        } else {
-            "icmp"
+        let log = &self.log;
+        for name in log.devices.iter().filter_map(|&i| device_name(i)) {
+            environment::record_device(&mut environment, &name);
+        }
+        let (clock, unstamped) = log.clock();
+        let samples = log.samples(start, clock);
+        let answered = samples.rtt_us.iter().flatten().count();
+        let timestamps = match (&self.hardware, clock) {
+            (_, Clock::Hardware) => "hardware".into(),
+            (Err(why), _) => format!("software ({why})"),
+            (Ok(_), _) => "software (answers without hardware timestamps on both ways)".into(),
+        };
+        environment.insert("timestamps".into(), timestamps.as_str().into());
+        if self.options.tcp.is_some() && answered > 0 {
+            let answers = match refused {
+                0 => "accepted",
+                n if n == answered => "refused",
+                _ => "accepted and refused",
+            };
+            environment.insert("tcp.answers".into(), answers.into());
+        }
+        let protocol = match (self.options.udp, self.options.tcp) {
+            (Some(_), _) => "udp",
+            (_, Some(_)) => "tcp",
+            _ => "icmp",
         };
         let run = RunFile {
             schema: SCHEMA.into(),
@@ -273,69 +341,22 @@ impl Pinger {
             seconds,
             interval_us: Some(self.options.interval.as_secs_f64() * 1e6),
             payload_bytes: Some(self.options.size as u32),
-            clock: clock.into(),
-            interrupted: self.probes.len() < self.options.count,
+            clock: clock.name().into(),
+            interrupted: log.probes.len() < self.options.count,
             samples,
             cpu: Default::default(),
             environment,
         };
         Ok(Outcome {
             run,
-            duplicates: self.duplicates,
-            errors: self.errors,
-            last_error: self.last_error,
+            duplicates: log.duplicates,
+            errors: log.errors,
+            last_error: log.last_error.clone(),
             unstamped,
+            timestamps,
+            refused,
+            repeated,
         })
-    }
-
-    /// Sends the next probe. One that cannot be sent counts as lost, as for ping(8): traffic
-    /// would not have left either.
-    fn send(&mut self) {
-        self.drain_errors();
-        let id = ProbeId {
-            nonce: rand::random(),
-            index: self.probes.len() as u64,
-        };
-        let mut packet = vec![0; self.options.size];
-        match self.kind {
-            Kind::Udp => wire::write_request(&mut packet, id),
-            Kind::IcmpEcho { .. } | Kind::Ping => {
-                packet.resize(8 + self.options.size, 0);
-                // The kernel puts in a ping socket's identifier.
-                let ident = self.ident().unwrap_or(0);
-                wire::write_echo_request(&mut packet, self.address.is_ipv6(), ident, id);
-            }
-        }
-        // An ICMP error that is still pending would make send fail without sending.
-        let _ = self.socket.take_error();
-        let (sent_real_ns, sent) = (timestamp::realtime_ns(), Instant::now());
-        let result = self.socket.send(&packet);
-        self.probes.push(Probe {
-            nonce: id.nonce,
-            sent,
-            sent_real_ns,
-            tx_ns: None,
-            sched_ns: None,
-            answer: None,
-        });
-        if let Err(error) = result {
-            self.errors += 1;
-            self.last_error = Some(error.to_string());
-            // Whether the failure used up a packet number depends on how far it got.
-            self.drain_errors();
-            self.first_index = self.probes.len();
-            let _ = timestamp::set_stamping(&self.socket, Stamping::default())
-                .and_then(|()| timestamp::set_stamping(&self.socket, STAMPING));
-        }
-    }
-
-    /// Identifier of the echo requests; `None` for UDP.
-    fn ident(&self) -> Option<u16> {
-        match self.kind {
-            Kind::IcmpEcho { ident } => Some(ident),
-            Kind::Ping => Some(self.socket.local_addr().ok()?.as_socket()?.port()),
-            Kind::Udp => None,
-        }
     }
 
     /// Takes in answers until `deadline`, a signal (returns true) or, with `all`, until nothing
@@ -343,199 +364,60 @@ impl Pinger {
     fn wait_until(
         &mut self,
         deadline: Instant,
-        ended: &SignalFd,
-        progress: &mut impl FnMut(usize, Option<f64>),
+        progress: &mut Progress,
         all: bool,
     ) -> Result<bool> {
         loop {
-            self.receive(progress);
-            if all && self.arrival.len() == self.probes.len() {
+            self.method.receive(&mut self.log, progress);
+            if all && self.method.complete(&self.log) {
                 return Ok(false);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let mut fds = [
-                PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
-                PollFd::new(ended.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.method.fd(), PollFlags::POLLIN),
+                PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
             ];
             match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
                 Ok(0) => return Ok(false),
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(e) => return Err(e).context("cannot wait for answers"),
             }
-            if ended.read_signal()?.is_some() {
+            if self.ended.read_signal()?.is_some() {
                 return Ok(true);
             }
-            // An entry on the error queue wakes poll too.
-            self.drain_errors();
             if left.is_zero() {
-                self.receive(progress);
+                self.method.receive(&mut self.log, progress);
                 return Ok(false);
             }
         }
     }
+}
 
-    fn receive(&mut self, progress: &mut impl FnMut(usize, Option<f64>)) {
-        // Room for an IPv4 header with options.
-        let mut buffer = vec![0; self.options.size + 128];
-        loop {
-            match timestamp::receive(&self.socket, &mut buffer) {
-                Ok(received) => {
-                    self.failures = 0;
-                    let (now, now_real_ns) = (Instant::now(), timestamp::realtime_ns());
-                    let packet = &buffer[..received.len];
-                    if let Some(ns) = self.answer(packet, &received, now, now_real_ns) {
-                        progress(self.probes.len(), Some(ns as f64 / 1e3));
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // A pending ICMP error: reading it cleared it, its text is on the error queue.
-                Err(error) => {
-                    self.drain_errors();
-                    self.failures += 1;
-                    if self.failures >= MAX_FAILURES {
-                        self.last_error = Some(error.to_string());
-                        return;
-                    }
-                }
-            }
-        }
+/// A path is a device and a gateway, and a socket can be bound to the device alone: whether its
+/// packets take the gateway is the routing table's choice.
+fn check_gateway(options: &Options, target: IpAddr, gateway: IpAddr, way: WayOut) -> Result<()> {
+    if target == gateway || way.gateway == Some(gateway) {
+        return Ok(());
     }
-
-    /// Matches a packet to its probe; the RTT if it is a first answer, ns.
-    fn answer(
-        &mut self,
-        packet: &[u8],
-        received: &Received,
-        now: Instant,
-        now_real_ns: u64,
-    ) -> Option<i64> {
-        // A raw socket connected after its creation may hold what came before from elsewhere.
-        if received.from?.ip() != self.address.ip() {
-            return None;
-        }
-        let ipv6 = self.address.is_ipv6();
-        let (id, reflected) = match self.kind {
-            Kind::Udp => {
-                let (id, reflected) = wire::parse_reply(packet)?;
-                (id, Some((reflected.received_ns, reflected.sent_ns)))
-            }
-            Kind::IcmpEcho { ident } if !ipv6 => {
-                let header = usize::from(packet.first()? & 0x0f) * 4;
-                let message = packet.get(header..)?;
-                (wire::parse_echo_message(false, message, ident)?, None)
-            }
-            Kind::IcmpEcho { .. } | Kind::Ping => {
-                let id = wire::parse_echo_message(ipv6, packet, self.ident()?)?;
-                (id, None)
-            }
-        };
-        // The transmit stamp was queued before the packet left, so it is there by now.
-        self.drain_errors();
-        let at = usize::try_from(id.index).ok()?;
-        let probe = self.probes.get_mut(at).filter(|p| p.nonce == id.nonce)?;
-        if probe.answer.is_some() {
-            self.duplicates += 1;
-            return None;
-        }
-        let times = Times {
-            user_ns: now.duration_since(probe.sent).as_nanos() as i64,
-            t1_user: probe.sent_real_ns,
-            sched: probe.sched_ns,
-            t1: probe.tx_ns,
-            t4: received.rx_ns,
-            t4_user: now_real_ns,
-            reflected,
-        };
-        let trip = times.round_trip();
-        probe.answer = Some(Answer {
-            rtt_ns: trip.rtt_ns,
-            user_ns: times.user_ns,
-            directions: trip.directions,
-            kernel_stamps: trip.kernel_stamps,
-        });
-        self.slowest_ns = self.slowest_ns.max(times.user_ns);
-        self.arrival.push(at as u32);
-        self.devices.extend(received.ifindex);
-        Some(trip.rtt_ns)
-    }
-
-    /// Takes in transmit stamps and ICMP errors.
-    fn drain_errors(&mut self) {
-        while let Ok(Some(event)) = timestamp::receive_error(&self.socket) {
-            let first = self.first_index;
-            match event {
-                ErrorEvent::Sent { id, tx_ns, .. } => {
-                    if let Some(probe) = self.probes.get_mut(first + id as usize) {
-                        probe.tx_ns = tx_ns;
-                    }
-                }
-                ErrorEvent::Scheduled { id, tx_ns } => {
-                    if let Some(probe) = self.probes.get_mut(first + id as usize) {
-                        probe.sched_ns = Some(tx_ns);
-                    }
-                }
-                ErrorEvent::Unreachable { errno, from } => {
-                    self.errors += 1;
-                    let what = io::Error::from_raw_os_error(errno);
-                    self.last_error = Some(match from {
-                        Some(from) => format!("{from} says: {what}"),
-                        None => what.to_string(),
-                    });
-                }
-                ErrorEvent::Other => {}
-            }
-        }
-    }
-
-    /// The columns, by which clock `rtt_us` is, and how many answers lack kernel stamps.
-    fn samples(&self, start: Instant) -> (Samples, &'static str, usize) {
-        let us = |ns: i64| ns as f64 / 1e3;
-        let answers = || self.probes.iter().filter_map(|p| p.answer.as_ref());
-        let unstamped = answers().filter(|a| !a.kernel_stamps).count();
-        // A column of two clocks would show their difference as variation.
-        let kernel = unstamped as f64 <= MAX_UNSTAMPED * self.arrival.len() as f64;
-        let column = |value: &dyn Fn(&Answer) -> Option<f64>| -> Vec<Option<f64>> {
-            let of = |p: &Probe| p.answer.as_ref().and_then(value);
-            self.probes.iter().map(of).collect()
-        };
-        // Relative to the least, in whole ns: the clocks may be years apart.
-        let direction = |value: fn((i64, i64)) -> i64| -> Vec<Option<f64>> {
-            let of = |a: &Answer| a.directions.map(value);
-            let least = answers().filter_map(of).min();
-            match (self.options.udp, least) {
-                (Some(_), Some(least)) => column(&|a| of(a).map(|ns| us(ns.wrapping_sub(least)))),
-                _ => Vec::new(),
-            }
-        };
-        let samples = Samples {
-            sent_us: self
-                .probes
-                .iter()
-                .map(|p| us(p.sent.duration_since(start).as_nanos() as i64))
-                .collect(),
-            rtt_us: column(&|a| Some(us(if kernel { a.rtt_ns } else { a.user_ns }))),
-            user_rtt_us: column(&|a| Some(us(a.user_ns))),
-            forward_us: direction(|d| d.0),
-            backward_us: direction(|d| d.1),
-            arrival: if self.arrival.is_sorted() {
-                Vec::new()
-            } else {
-                self.arrival.clone()
-            },
-        };
-        (samples, if kernel { "kernel" } else { "user" }, unstamped)
+    let device = options.device.as_deref().unwrap_or("its device");
+    match way.gateway {
+        Some(other) => bail!(
+            "over {device} the kernel sends to {target} by {other}, not by the path's gateway \
+             {gateway}: a route to {target} via {gateway} is missing"
+        ),
+        None => bail!(
+            "{target} is on the link of {device} itself: packets to it do not take the path's \
+             gateway {gateway}"
+        ),
     }
 }
 
-/// The name of a device, by if_indextoname(3).
-fn device_name(index: u32, buffer: &mut [u8; libc::IFNAMSIZ]) -> Option<&str> {
-    // SAFETY: the buffer has the size that the function asks for.
-    let found = unsafe { libc::if_indextoname(index, buffer.as_mut_ptr().cast()) };
-    if found.is_null() {
-        return None;
-    }
-    let name = std::ffi::CStr::from_bytes_until_nul(buffer).ok()?;
-    name.to_str().ok()
+/// The name of a device.
+fn device_name(index: u32) -> Option<String> {
+    nix::net::if_::if_indextoname(index)
+        .ok()?
+        .into_string()
+        .ok()
 }
 
 /// The tables of `rtt_us` and `user_rtt_us` (if there is such a column), with the same
@@ -593,8 +475,7 @@ mod tests {
             count: 1,
             interval: Duration::from_millis(10),
             size: 56,
-            udp: None,
-            device: None,
+            ..Options::default()
         };
         options.check().unwrap();
         assert!(options.resolve().unwrap().is_ipv4());
@@ -610,6 +491,10 @@ mod tests {
         refused(|o| o.count = 0, "--count 0");
         refused(|o| o.size = 8, "16 to 65000");
         refused(|o| (o.size, o.udp) = (40, Some(1)), "48 to 9000");
+        refused(|o| o.tcp = Some(1), "0 to 0");
+        refused(|o| o.hardware = true, "--dev or --path");
+        refused(|o| (o.size, o.tcp) = (0, Some(0)), "no port 0");
+        refused(|o| (o.udp, o.tcp) = (Some(1), Some(1)), "either");
         refused(|o| o.interval = Duration::ZERO, "10us");
         refused(|o| o.ipv6 = Some(true), "no IPv6 address");
     }

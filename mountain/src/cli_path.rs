@@ -1,0 +1,208 @@
+//! `--path NAME`: the device, gateway and source that a path of `mountain up` stands for.
+
+use std::net::{IpAddr, ToSocketAddrs};
+
+use anyhow::{bail, Context, Result};
+use serde_json::Value;
+
+use crate::config::Config;
+use crate::daemon::runtime::{Request, RunDir};
+
+/// Where probes over a path go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Way {
+    pub device: String,
+    /// `None`: next hops are on the link itself, or it is not known.
+    pub gateway: Option<IpAddr>,
+    /// The address that the daemon probes from, which is the device's own.
+    pub source: Option<IpAddr>,
+    pub ipv6: bool,
+    /// Another path leaves by the same device, and the socket cannot choose between them.
+    pub shared_with: Option<String>,
+}
+
+/// Looks a path up in the running daemon or, without one, among the tables of the configuration.
+/// `ipv6`: the family, if one is asked for; else the target's where the name has both.
+pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<Way> {
+    let status = RunDir::of_this_namespace()?
+        .ask(&Request::Status)
+        .with_context(|| format!("--path {name}"))?;
+    let family = || ipv6.or_else(|| family_of(target));
+    match status {
+        Some(status) => in_status(&status, name, family()),
+        None => in_config(
+            &crate::cli::default_config()?,
+            name,
+            family().unwrap_or(false),
+        ),
+    }
+}
+
+/// The family of an address, or of the first one of a name.
+fn family_of(target: &str) -> Option<bool> {
+    let name = target.trim_matches(['[', ']']);
+    let mut found = (name, 0).to_socket_addrs().ok()?;
+    found.next().map(|a| a.is_ipv6())
+}
+
+fn in_status(status: &Value, name: &str, ipv6: Option<bool>) -> Result<Way> {
+    let none = Vec::new();
+    let paths = status["paths"].as_array().unwrap_or(&none);
+    let text = |p: &Value, key: &str| p[key].as_str().unwrap_or_default().to_owned();
+    let address = |p: &Value, key: &str| p[key].as_str().and_then(|a| a.parse().ok());
+    let via = |p: &Value| match p["gateway"].as_str() {
+        Some(gateway) => format!("{} via {gateway}", text(p, "device")),
+        None => text(p, "device"),
+    };
+    let named: Vec<&Value> = paths.iter().filter(|p| p["name"] == name).collect();
+    if named.is_empty() {
+        let mut names: Vec<String> = paths.iter().map(|p| text(p, "name")).collect();
+        names.sort();
+        names.dedup();
+        match &names[..] {
+            [] => bail!("there is no path {name:?}: mountain knows none (`mountain status`)"),
+            _ => bail!(
+                "there is no path {name:?}; mountain knows {}",
+                names.join(", ")
+            ),
+        }
+    }
+    let of_family = |p: &&Value| ipv6.is_none_or(|v6| p["ipv6"] == v6);
+    let fitting: Vec<&Value> = named.iter().copied().filter(of_family).collect();
+    let path = match fitting[..] {
+        [path] => path,
+        [] => {
+            let family = if ipv6 == Some(true) { "IPv6" } else { "IPv4" };
+            bail!("the path {name:?} is not one of {family}")
+        }
+        _ => {
+            let ways: Vec<String> = fitting.iter().map(|p| via(p)).collect();
+            bail!(
+                "{name:?} stands for {} paths ({}): give each a name of its own in mountain.toml",
+                ways.len(),
+                ways.join(", ")
+            )
+        }
+    };
+    let shares = |p: &&Value| {
+        ["device", "ipv6"].iter().all(|k| p[k] == path[k]) && p["gateway"] != path["gateway"]
+    };
+    Ok(Way {
+        device: text(path, "device"),
+        gateway: address(path, "gateway"),
+        source: address(path, "source"),
+        ipv6: path["ipv6"] == true,
+        shared_with: paths.iter().find(shares).map(|p| text(p, "name")),
+    })
+}
+
+fn in_config(config: &Config, name: &str, ipv6: bool) -> Result<Way> {
+    let of_family = |g: Option<IpAddr>| g.is_none_or(|g| g.is_ipv6() == ipv6);
+    let named = |p: &&crate::config::PathConfig| {
+        p.name.as_ref().unwrap_or(&p.dev) == name && of_family(p.gateway)
+    };
+    let Some(path) = config.path.iter().find(named) else {
+        bail!(
+            "there is no path {name:?}: mountain is not running in this network namespace (start \
+             it with `mountain up`, or choose a device with --dev), and its configuration names \
+             no such path"
+        );
+    };
+    let other = |p: &&crate::config::PathConfig| {
+        p.dev == path.dev && p.gateway != path.gateway && of_family(p.gateway)
+    };
+    let other = config.path.iter().find(other);
+    Ok(Way {
+        device: path.dev.clone(),
+        gateway: path.gateway,
+        source: None,
+        ipv6,
+        shared_with: other.map(|p| p.name.as_ref().unwrap_or(&p.dev).clone()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn status() -> Value {
+        json!({ "paths": [
+            { "name": "dsl", "device": "eth0", "gateway": "192.0.2.1", "ipv6": false,
+              "source": "192.0.2.7" },
+            { "name": "dsl", "device": "eth0", "gateway": "2001:db8::1", "ipv6": true,
+              "source": null },
+            { "name": "lte", "device": "wwan0", "gateway": null, "ipv6": false },
+            { "name": "a", "device": "eth2", "gateway": "198.51.100.1", "ipv6": false },
+            { "name": "b", "device": "eth2", "gateway": "198.51.100.2", "ipv6": false },
+            { "name": "eth3", "device": "eth3", "gateway": "203.0.113.1", "ipv6": false },
+            { "name": "eth3", "device": "eth3", "gateway": "203.0.113.2", "ipv6": false },
+        ]})
+    }
+
+    #[test]
+    fn a_name_and_a_family_are_one_path() {
+        let dsl = in_status(&status(), "dsl", Some(false)).unwrap();
+        let expected = Way {
+            device: "eth0".into(),
+            gateway: Some("192.0.2.1".parse().unwrap()),
+            source: Some("192.0.2.7".parse().unwrap()),
+            ipv6: false,
+            shared_with: None,
+        };
+        assert_eq!(dsl, expected);
+        let dsl = in_status(&status(), "dsl", Some(true)).unwrap();
+        assert_eq!(dsl.gateway, Some("2001:db8::1".parse().unwrap()));
+        assert_eq!((dsl.source, dsl.ipv6, dsl.shared_with), (None, true, None));
+        let lte = in_status(&status(), "lte", None).unwrap();
+        assert_eq!((lte.device.as_str(), lte.gateway), ("wwan0", None));
+        let a = in_status(&status(), "a", None).unwrap();
+        assert_eq!(a.shared_with.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn what_is_no_path_or_several_is_said() {
+        let fails = |status: &Value, name: &str, ipv6: Option<bool>, why: &str| {
+            let error = in_status(status, name, ipv6).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        fails(
+            &status(),
+            "x",
+            None,
+            "no path \"x\"; mountain knows a, b, dsl, eth3, lte",
+        );
+        fails(&status(), "lte", Some(true), "not one of IPv6");
+        fails(
+            &status(),
+            "dsl",
+            None,
+            "eth0 via 192.0.2.1, eth0 via 2001:db8::1",
+        );
+        fails(&status(), "eth3", Some(false), "stands for 2 paths");
+        fails(&json!({ "paths": [] }), "x", None, "knows none");
+    }
+
+    #[test]
+    fn without_a_daemon_the_configuration_is_asked() {
+        let text = "[[path]]\ndev = \"eth0\"\nname = \"dsl\"\ngateway = \"192.0.2.1\"\n\
+            [[path]]\ndev = \"wwan0\"\n";
+        let config = Config::parse(text, Path::new("f")).unwrap();
+        let dsl = in_config(&config, "dsl", false).unwrap();
+        assert_eq!(dsl.device, "eth0");
+        assert_eq!(dsl.gateway, Some("192.0.2.1".parse().unwrap()));
+        assert_eq!(in_config(&config, "wwan0", true).unwrap().device, "wwan0");
+        for (name, ipv6) in [("dsl", true), ("eth0", false)] {
+            let error = in_config(&config, name, ipv6).unwrap_err().to_string();
+            assert!(error.contains("not running"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_target_has_a_family() {
+        assert_eq!(family_of("[::1]"), Some(true));
+        assert_eq!(family_of("192.0.2.1"), Some(false));
+        assert_eq!(family_of("no-such-host.invalid"), None);
+    }
+}

@@ -1,0 +1,171 @@
+//! A command that runs beside a measurement, and what becomes of it when the measurement is told
+//! to end: it is told so, too, and nothing of it is left behind.
+//!
+//! Its own children would outlive it. So this process is their reaper of last resort
+//! (PR_SET_CHILD_SUBREAPER): who loses its parent becomes our child, and can be found.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::libc::signalfd_siginfo;
+use nix::poll::{ppoll, PollFd, PollFlags};
+use nix::sys::signal::{kill, SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
+use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
+use nix::unistd::Pid;
+
+/// Time for what the command left to end by itself.
+const GRACE: Duration = Duration::from_secs(2);
+/// After this, what even SIGKILL did not end is left.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often to look for orphans.
+const LOOK: Duration = Duration::from_millis(20);
+
+fn wanted() -> SigSet {
+    use Signal::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+    [SIGINT, SIGTERM, SIGHUP, SIGCHLD].into_iter().collect()
+}
+
+/// The signals that end us, and that of a child's end, by a descriptor.
+pub(super) fn signals() -> Result<SignalFd> {
+    let wanted = wanted();
+    wanted.thread_block()?;
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    Ok(SignalFd::with_flags(&wanted, flags)?)
+}
+
+/// Waits for a signal, at most so long.
+pub(super) fn wait(signals: &SignalFd, limit: Duration) -> Result<()> {
+    let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+    match ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(e) => Err(e).context("cannot wait"),
+    }
+}
+
+pub(super) struct Running {
+    child: Child,
+    /// How many signals to end have come.
+    told: u32,
+    /// Children that this process had before, from the program that it replaced.
+    others: BTreeSet<Pid>,
+}
+
+impl Running {
+    /// To be called after [`signals`], so that no signal ends us and leaves the command.
+    pub(super) fn start(command: &mut Command) -> Result<Self> {
+        nix::sys::prctl::set_child_subreaper(true)?;
+        let others = children().collect();
+        // SAFETY: changes the mask by one system call, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| Ok(wanted().thread_unblock()?));
+        }
+        let child = command.spawn();
+        let child = child.with_context(|| format!("cannot run {:?}", command.get_program()))?;
+        Ok(Self {
+            child,
+            told: 0,
+            others,
+        })
+    }
+
+    pub(super) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Passes a signal on; the second one kills.
+    pub(super) fn tell(&mut self, signal: &signalfd_siginfo) {
+        self.told += 1;
+        // What the terminal sent has reached the command as well: it is in the same group.
+        let from_terminal = signal.ssi_code == libc::SI_KERNEL;
+        let signal = match (self.told, Signal::try_from(signal.ssi_signo as i32)) {
+            (1, Ok(signal)) if !from_terminal => signal,
+            (1, _) => return,
+            _ => Signal::SIGKILL,
+        };
+        // Not reaped yet, so the number is still its own.
+        let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+    }
+
+    /// After the command's end: ends those of its children that are still there.
+    pub(super) fn end_what_it_left(self, signals: &SignalFd) -> Result<()> {
+        let start = Instant::now();
+        let mut told = BTreeSet::new();
+        while start.elapsed() < PATIENCE {
+            reap();
+            let left: Vec<Pid> = children().filter(|p| !self.others.contains(p)).collect();
+            if left.is_empty() {
+                break;
+            }
+            for pid in left {
+                if start.elapsed() >= GRACE || self.told > 1 {
+                    let _ = kill(pid, Signal::SIGKILL);
+                } else if told.insert(pid) {
+                    let _ = kill(pid, Signal::SIGTERM);
+                }
+            }
+            wait(signals, LOOK)?;
+            // Else the next wait would not wait.
+            while signals.read_signal()?.is_some() {}
+        }
+        Ok(())
+    }
+}
+
+/// Takes in who has ended. The command's own status has been taken before.
+fn reap() {
+    while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+        if status == WaitStatus::StillAlive {
+            return;
+        }
+    }
+}
+
+/// The children of this process.
+fn children() -> impl Iterator<Item = Pid> {
+    let own = std::process::id();
+    let parent = move |pid: i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        parent(&stat)
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .filter(move |&pid| parent(pid) == Some(own))
+        .map(Pid::from_raw)
+}
+
+/// The parent in proc_pid_stat(5): the second field after the name, which may hold anything.
+fn parent(stat: &str) -> Option<u32> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parent_is_found_behind_any_name() {
+        assert_eq!(parent("12 (sh) S 7 12 12 0"), Some(7));
+        assert_eq!(parent("12 (a) S 9 (b)) R 8 12"), Some(8));
+        assert_eq!(parent("12 (sh"), None);
+    }
+
+    #[test]
+    fn a_child_is_among_the_children() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32);
+        assert!(children().any(|p| p == pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(children().all(|p| p != pid));
+    }
+}

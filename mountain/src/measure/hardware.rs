@@ -1,0 +1,264 @@
+//! A device's own timestamps: what it offers, whether they are on, and switching them on for the
+//! length of a measurement.
+//!
+//! Whether a device stamps is a setting of the device, not of a socket, and other programs (PTP
+//! daemons) depend on it: it is changed only when asked for, and put back.
+//! Source: Documentation/networking/timestamping.rst of the kernel, sections 2 and 3.
+
+use std::io;
+
+use super::ifreq;
+
+/// linux/ethtool.h, linux/sockios.h, linux/net_tstamp.h.
+const ETHTOOL_GET_TS_INFO: u32 = 0x41;
+const SIOCGHWTSTAMP: libc::c_ulong = 0x89b1;
+const TX_OFF: i32 = 0;
+const TX_ON: i32 = 1;
+const FILTER_ALL: i32 = 1;
+
+/// What the driver says it can do: `struct ethtool_ts_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct TsInfo {
+    cmd: u32,
+    /// SOF_TIMESTAMPING_* flags.
+    so_timestamping: u32,
+    /// Number of its clock, −1 without.
+    phc_index: i32,
+    /// Bits numbered by `tx_type`.
+    tx_types: u32,
+    tx_reserved: [u32; 3],
+    /// Bits numbered by `rx_filter`.
+    rx_filters: u32,
+    rx_reserved: [u32; 3],
+}
+
+/// How the device is set: `struct hwtstamp_config`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Config {
+    flags: i32,
+    tx_type: i32,
+    rx_filter: i32,
+}
+
+impl Config {
+    /// Whether any packet is stamped on both ways, not only those of PTP.
+    fn stamps_all(self) -> bool {
+        self.tx_type != TX_OFF && self.rx_filter == FILTER_ALL
+    }
+}
+
+/// What is to be done for hardware stamps on both ways.
+#[derive(Debug, PartialEq, Eq)]
+enum Decision {
+    /// They are on.
+    Use,
+    /// They are there and off, and it was asked to switch them on.
+    SwitchOn,
+    /// They cannot or must not be used; why.
+    Software(String),
+}
+
+/// `info`, `config`: `None` where the driver does not tell.
+fn decide(
+    device: &str,
+    info: Option<TsInfo>,
+    config: Option<Config>,
+    may_switch: bool,
+) -> Decision {
+    let needed = libc::SOF_TIMESTAMPING_TX_HARDWARE
+        | libc::SOF_TIMESTAMPING_RX_HARDWARE
+        | libc::SOF_TIMESTAMPING_RAW_HARDWARE;
+    let software = |why: String| Decision::Software(why);
+    // Without the number of one clock nobody says that both ways are by the same one.
+    let Some(info) = info.filter(|i| i.so_timestamping & needed == needed && i.phc_index >= 0)
+    else {
+        return software(format!("{device} offers no hardware timestamps"));
+    };
+    if config.is_some_and(Config::stamps_all) {
+        return Decision::Use;
+    }
+    if info.rx_filters & (1 << FILTER_ALL) == 0 || info.tx_types & (1 << TX_ON) == 0 {
+        return software(format!(
+            "{device} gives hardware timestamps to PTP packets only"
+        ));
+    }
+    if may_switch {
+        return Decision::SwitchOn;
+    }
+    software(format!(
+        "the hardware timestamps of {device} are off; --hardware switches them on for this run"
+    ))
+}
+
+/// Hardware stamps in use; what was switched on for them is switched back by the drop.
+pub struct InUse {
+    restore: Option<(String, Config)>,
+}
+
+/// Makes hardware stamps ready on a device: as they are or, with `may_switch`, by switching them
+/// on.
+///
+/// # Errors
+/// Why software stamps have to do, in words.
+pub fn prepare(device: &str, may_switch: bool) -> Result<InUse, String> {
+    let config = get_config(device);
+    match decide(device, get_info(device), config, may_switch) {
+        Decision::Use => Ok(InUse { restore: None }),
+        Decision::Software(why) => Err(why),
+        Decision::SwitchOn => {
+            // Not to be put back is worse than not to be had.
+            let before = config
+                .ok_or_else(|| format!("{device} does not tell how its timestamps are set"))?;
+            let mut wanted = Config {
+                flags: 0,
+                tx_type: TX_ON,
+                rx_filter: FILTER_ALL,
+            };
+            set_config(device, &mut wanted).map_err(|e| {
+                format!("the hardware timestamps of {device} cannot be switched on: {e}")
+            })?;
+            let in_use = InUse {
+                restore: Some((device.into(), before)),
+            };
+            // The driver writes what it made of the wish.
+            if !wanted.stamps_all() {
+                return Err(format!("{device} does not stamp every packet"));
+            }
+            Ok(in_use)
+        }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if let Some((device, mut before)) = self.restore.take() {
+            if let Err(e) = set_config(&device, &mut before) {
+                tracing::warn!("the timestamps of {device} cannot be set back: {e}");
+            }
+        }
+    }
+}
+
+fn get_info(device: &str) -> Option<TsInfo> {
+    let mut info = TsInfo {
+        cmd: ETHTOOL_GET_TS_INFO,
+        ..TsInfo::default()
+    };
+    // SAFETY: the structure is the command's.
+    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut info) }
+        .ok()
+        .map(|()| info)
+}
+
+fn get_config(device: &str) -> Option<Config> {
+    let mut config = Config::default();
+    // SAFETY: the structure is the request's.
+    unsafe { ifreq::ask(device, SIOCGHWTSTAMP, &mut config) }
+        .ok()
+        .map(|()| config)
+}
+
+fn set_config(device: &str, config: &mut Config) -> io::Result<()> {
+    // SAFETY: the structure is the request's.
+    unsafe { ifreq::ask(device, libc::SIOCSHWTSTAMP as libc::c_ulong, config) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card() -> TsInfo {
+        TsInfo {
+            so_timestamping: 0x7f,
+            phc_index: 0,
+            tx_types: 0b11,
+            rx_filters: 0b11,
+            ..TsInfo::default()
+        }
+    }
+
+    const ON: Config = Config {
+        flags: 0,
+        tx_type: TX_ON,
+        rx_filter: FILTER_ALL,
+    };
+
+    fn why(decision: Decision) -> String {
+        match decision {
+            Decision::Software(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_on_is_used_and_what_is_off_stays_off() {
+        let off = Some(Config::default());
+        assert_eq!(decide("e", Some(card()), Some(ON), false), Decision::Use);
+        assert_eq!(decide("e", Some(card()), Some(ON), true), Decision::Use);
+        let text = why(decide("e", Some(card()), off, false));
+        assert!(
+            text.contains("of e are off") && text.contains("--hardware"),
+            "{text}"
+        );
+        assert_eq!(decide("e", Some(card()), off, true), Decision::SwitchOn);
+        for half in [
+            Config {
+                tx_type: TX_OFF,
+                ..ON
+            },
+            Config { rx_filter: 3, ..ON },
+        ] {
+            why(decide("e", Some(card()), Some(half), false));
+        }
+    }
+
+    #[test]
+    fn both_ways_and_one_clock_are_needed() {
+        let transmit = libc::SOF_TIMESTAMPING_TX_HARDWARE;
+        let receive = libc::SOF_TIMESTAMPING_RX_HARDWARE;
+        let none = [
+            TsInfo {
+                phc_index: -1,
+                ..card()
+            },
+            TsInfo {
+                so_timestamping: 0x7f & !transmit,
+                ..card()
+            },
+            TsInfo {
+                so_timestamping: 0x7f & !receive,
+                ..card()
+            },
+            TsInfo {
+                so_timestamping: 0x1a,
+                ..card()
+            },
+        ];
+        for info in none.map(Some).into_iter().chain([None]) {
+            for config in [None, Some(ON)] {
+                let text = why(decide("e", info, config, true));
+                assert!(text.contains("e offers no hardware timestamps"), "{text}");
+            }
+        }
+        let ptp = TsInfo {
+            rx_filters: 0b1_0000_0001,
+            ..card()
+        };
+        let text = why(decide("e", Some(ptp), Some(Config::default()), true));
+        assert!(text.contains("PTP packets only"), "{text}");
+    }
+
+    #[test]
+    fn loopback_has_none_and_is_not_changed() {
+        let info = get_info("lo").unwrap();
+        let software = libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_RX_SOFTWARE;
+        assert_eq!(info.so_timestamping & software, software, "{info:?}");
+        assert_eq!(info.phc_index, -1);
+        assert_eq!(get_config("lo"), None);
+        let why = prepare("lo", true).err().unwrap();
+        assert!(why.contains("lo offers no"), "{why}");
+        assert!(prepare("nodev0", true).is_err());
+    }
+}

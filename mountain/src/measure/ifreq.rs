@@ -1,0 +1,33 @@
+//! Questions to a device by ioctl(2): netdevice(7).
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// One request about `device`, with `data` as the structure that it reads and writes.
+///
+/// # Errors
+/// ENODEV for a missing device, EOPNOTSUPP where the driver does not know the request, EPERM.
+///
+/// # Safety
+/// `T` must be what the request reads and writes through `ifr_data`.
+pub(super) unsafe fn ask<T>(device: &str, request: libc::c_ulong, data: &mut T) -> io::Result<()> {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
+    // SAFETY: all-zero is a valid ifreq.
+    let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays 0.
+    if device.len() >= ifreq.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (to, from) in ifreq.ifr_name.iter_mut().zip(device.bytes()) {
+        *to = from as libc::c_char;
+    }
+    ifreq.ifr_ifru.ifru_data = (&raw mut *data).cast();
+    // SAFETY: the request names a device and points to a value of the type that the caller vouches
+    // for; both outlive the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request as _, &raw mut ifreq) };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,234 @@
+//! What a run has seen so far, whatever the method, and the columns it becomes.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::super::runfile::Samples;
+
+/// More answers than this share without a clock's stamps, and the run is not by that clock.
+const MAX_UNSTAMPED: f64 = 0.01;
+
+/// One probe.
+pub(super) struct Probe {
+    pub(super) sent: Instant,
+    pub(super) answer: Option<Answer>,
+}
+
+/// Its first answer; times in ns.
+pub(super) struct Answer {
+    /// By the best stamps of this probe that are the kernel's, else by the steady clock.
+    pub(super) rtt_ns: i64,
+    /// By the steady clock around the system calls.
+    pub(super) user_ns: i64,
+    /// Whether `rtt_ns` is the kernel's alone.
+    pub(super) kernel_stamps: bool,
+    /// By the device's clock on both ways.
+    pub(super) hardware_ns: Option<i64>,
+    /// T2 − T1 and T4 − T3, with a reflector.
+    pub(super) directions: Option<(i64, i64)>,
+}
+
+/// Which clock the column `rtt_us` is by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    Hardware,
+    Kernel,
+    User,
+}
+
+impl Clock {
+    /// Its name in the run file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Clock::Hardware => "hardware",
+            Clock::Kernel => "kernel",
+            Clock::User => "user",
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Log {
+    pub(super) probes: Vec<Probe>,
+    /// Indices of the answered probes in the order of the answers.
+    arrival: Vec<u32>,
+    /// Indices of the devices that answers came by.
+    pub(super) devices: BTreeSet<u32>,
+    pub(super) duplicates: u64,
+    pub(super) errors: u64,
+    pub(super) last_error: Option<String>,
+    pub(super) slowest_ns: i64,
+}
+
+impl Log {
+    /// Adds a probe.
+    pub(super) fn sent(&mut self, sent: Instant) {
+        self.probes.push(Probe { sent, answer: None });
+    }
+
+    /// Adds the first answer to probe `at`.
+    pub(super) fn answered(&mut self, at: usize, answer: Answer) {
+        self.slowest_ns = self.slowest_ns.max(answer.user_ns);
+        self.arrival.push(at as u32);
+        self.probes[at].answer = Some(answer);
+    }
+
+    /// Counts something that went wrong.
+    pub(super) fn failed(&mut self, what: impl ToString) {
+        self.errors += 1;
+        self.last_error = Some(what.to_string());
+    }
+
+    /// Whether every probe has its answer.
+    pub(super) fn complete(&self) -> bool {
+        self.arrival.len() == self.probes.len()
+    }
+
+    fn answers(&self) -> impl Iterator<Item = &Answer> {
+        self.probes.iter().filter_map(|p| p.answer.as_ref())
+    }
+
+    /// The clock that nearly all answers have, and how many lack kernel stamps. A column of two
+    /// clocks would show their difference as variation.
+    pub(super) fn clock(&self) -> (Clock, usize) {
+        let most = MAX_UNSTAMPED * self.arrival.len() as f64;
+        let lacking = |has: fn(&Answer) -> bool| self.answers().filter(|a| !has(a)).count();
+        let unstamped = lacking(|a| a.kernel_stamps);
+        let clock =
+            if !self.arrival.is_empty() && lacking(|a| a.hardware_ns.is_some()) as f64 <= most {
+                Clock::Hardware
+            } else if unstamped as f64 <= most {
+                Clock::Kernel
+            } else {
+                Clock::User
+            };
+        (clock, unstamped)
+    }
+
+    /// The columns, `rtt_us` by `clock`; those of the directions only where all is by one far
+    /// clock.
+    pub(super) fn samples(&self, start: Instant, clock: Clock) -> Samples {
+        let us = |ns: i64| ns as f64 / 1e3;
+        let column = |value: &dyn Fn(&Answer) -> Option<f64>| -> Vec<Option<f64>> {
+            let of = |p: &Probe| p.answer.as_ref().and_then(value);
+            self.probes.iter().map(of).collect()
+        };
+        // Relative to the least, in whole ns: the clocks may be years apart.
+        let direction = |value: fn((i64, i64)) -> i64| -> Vec<Option<f64>> {
+            let of = |a: &Answer| a.directions.map(value);
+            match self.answers().filter_map(of).min() {
+                Some(least) => column(&|a| of(a).map(|ns| us(ns.wrapping_sub(least)))),
+                None => Vec::new(),
+            }
+        };
+        let rtt = |a: &Answer| match clock {
+            Clock::Hardware => a.hardware_ns.unwrap_or(a.rtt_ns),
+            Clock::Kernel => a.rtt_ns,
+            Clock::User => a.user_ns,
+        };
+        let since = |p: &Probe| us(p.sent.duration_since(start).as_nanos() as i64);
+        Samples {
+            sent_us: self.probes.iter().map(since).collect(),
+            rtt_us: column(&|a| Some(us(rtt(a)))),
+            user_rtt_us: column(&|a| Some(us(a.user_ns))),
+            forward_us: direction(|d| d.0),
+            backward_us: direction(|d| d.1),
+            arrival: if self.arrival.is_sorted() {
+                Vec::new()
+            } else {
+                self.arrival.clone()
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(kernel_stamps: bool, hardware_ns: Option<i64>) -> Answer {
+        Answer {
+            rtt_ns: 2_000,
+            user_ns: 3_000,
+            kernel_stamps,
+            hardware_ns,
+            directions: None,
+        }
+    }
+
+    /// 200 probes, of which the last `without` lack what `lacking` lacks; one is lost.
+    fn log(
+        of: impl Fn() -> Answer,
+        without: usize,
+        lacking: impl Fn() -> Answer,
+    ) -> (Log, Instant) {
+        let (mut log, start) = (Log::default(), Instant::now());
+        for i in 0..200 {
+            log.sent(start);
+            let answer = if i < 200 - without { of() } else { lacking() };
+            log.answered(i, answer);
+        }
+        log.sent(start);
+        (log, start)
+    }
+
+    #[test]
+    fn a_clock_that_some_answers_lack_is_not_the_column_s() {
+        let hardware = || answer(true, Some(1_000));
+        let kernel = || answer(true, None);
+        let user = || answer(false, None);
+        for (of, without, lacking, clock, unstamped) in [
+            (
+                &hardware as &dyn Fn() -> Answer,
+                2,
+                &kernel as &dyn Fn() -> Answer,
+                Clock::Hardware,
+                0,
+            ),
+            (&hardware, 3, &kernel, Clock::Kernel, 0),
+            (&kernel, 2, &user, Clock::Kernel, 2),
+            (&kernel, 3, &user, Clock::User, 3),
+            (&hardware, 3, &user, Clock::User, 3),
+        ] {
+            let (log, start) = log(of, without, lacking);
+            assert_eq!(log.clock(), (clock, unstamped));
+            assert!(!log.complete());
+            let samples = log.samples(start, clock);
+            let first = match clock {
+                Clock::Hardware => 1.0,
+                Clock::Kernel => 2.0,
+                Clock::User => 3.0,
+            };
+            assert_eq!(samples.rtt_us[0], Some(first));
+            assert_eq!((samples.rtt_us.len(), samples.rtt_us[200]), (201, None));
+            assert_eq!(samples.user_rtt_us[0], Some(3.0));
+            assert!(samples.forward_us.is_empty() && samples.arrival.is_empty());
+        }
+        assert_eq!(Log::default().clock(), (Clock::Kernel, 0));
+    }
+
+    #[test]
+    fn directions_are_relative_and_arrival_is_kept() {
+        let (mut log, start) = (Log::default(), Instant::now());
+        log.sent(start);
+        log.sent(start);
+        for (at, d) in [
+            (1, (i64::MIN + 5_000, 7_000)),
+            (0, (i64::MIN + 4_000, 9_000)),
+        ] {
+            let directions = Some(d);
+            log.answered(
+                at,
+                Answer {
+                    directions,
+                    ..answer(true, None)
+                },
+            );
+        }
+        assert!(log.complete());
+        let samples = log.samples(start, Clock::Kernel);
+        assert_eq!(samples.forward_us, [Some(0.0), Some(1.0)]);
+        assert_eq!(samples.backward_us, [Some(2.0), Some(0.0)]);
+        assert_eq!(samples.arrival, [1, 0]);
+    }
+}

@@ -1,0 +1,359 @@
+//! Probes that are packets of their own: ICMP echo, UDP to a `mountain reflect`.
+//!
+//! They leave from one connected socket, which takes stamps of both ways; an answer is matched to
+//! its probe by index and random nonce.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use socket2::Socket;
+
+use super::super::socket::{self, Kind};
+use super::super::timestamp::{self, ErrorEvent, Received, Stamping};
+use super::super::timing::Times;
+use super::super::wire::{self, ProbeId};
+use super::log::{Answer, Log};
+use super::{Options, Progress};
+
+/// The kernel switches receive stamps on lazily; probes start so long after.
+const STAMPS_READY: Duration = Duration::from_millis(100);
+/// Room in the socket for when this process is not scheduled: at least so many bytes.
+const BUFFER: usize = 4 << 20;
+/// Failures of recvmsg in a row after which the socket is given up.
+const MAX_FAILURES: u32 = 64;
+
+/// What is known of a probe beside what the log has, ns.
+struct Sent {
+    nonce: u64,
+    real_ns: u64,
+    sched_ns: Option<u64>,
+    tx_ns: Option<u64>,
+    /// By the device's clock, as `rx_hw_ns`.
+    tx_hw_ns: Option<u64>,
+    rx_hw_ns: Option<u64>,
+    /// T2 and T3 by the reflector's clock.
+    reflected: Option<(u64, u64)>,
+}
+
+pub(super) struct Packets {
+    address: SocketAddr,
+    socket: Socket,
+    kind: Kind,
+    size: usize,
+    stamping: Stamping,
+    /// The device whose clock stamps, if one does.
+    hardware: Option<u32>,
+    opened: Instant,
+    sent: Vec<Sent>,
+    /// Probe index that the kernel's packet number 0 stands for.
+    first_index: usize,
+    failures: u32,
+}
+
+impl Packets {
+    /// `hardware`: index of the device, which the probes are bound to, that has its stamps on.
+    pub(super) fn open(
+        options: &Options,
+        address: SocketAddr,
+        hardware: Option<u32>,
+    ) -> Result<Self> {
+        let stamping = Stamping {
+            rx: true,
+            tx: true,
+            tx_sched: true,
+            hardware: hardware.is_some(),
+        };
+        let open = |kind| {
+            let device = options.device.as_deref();
+            socket::open(kind, device, options.source_address(), address, stamping)
+        };
+        let mut kind = match options.udp {
+            Some(_) => Kind::Udp,
+            None => Kind::IcmpEcho {
+                ident: rand::random(),
+            },
+        };
+        let mut opened = open(kind);
+        let errno = |r: &io::Result<Socket>| r.as_ref().err().and_then(io::Error::raw_os_error);
+        if options.udp.is_none() && errno(&opened) == Some(libc::EPERM) {
+            kind = Kind::Ping;
+            opened = open(kind);
+            if matches!(errno(&opened), Some(libc::EACCES | libc::EPERM)) {
+                bail!(
+                    "no permission to send ICMP echo: run as root, give the program the \
+                     capability (setcap cap_net_raw+ep), or allow your group with sysctl \
+                     net.ipv4.ping_group_range; UDP and TCP probes (--udp PORT, --tcp PORT) need \
+                     none of these"
+                );
+            }
+        }
+        let socket = opened
+            .with_context(|| format!("cannot send to {} ({})", options.target, address.ip()))?;
+        if kind == Kind::Ping {
+            let local = socket.local_addr()?.as_socket();
+            let ident = local.context("a ping socket without an address")?.port();
+            ensure!(ident != 0, "the kernel gave the ping socket no identifier");
+        }
+        // What the limit does not allow is not essential.
+        let _ = socket.set_recv_buffer_size(BUFFER);
+        Ok(Self {
+            address,
+            socket,
+            kind,
+            size: options.size,
+            stamping,
+            hardware,
+            opened: Instant::now(),
+            sent: Vec::new(),
+            first_index: 0,
+            failures: 0,
+        })
+    }
+
+    /// What poll(2) waits for; an entry on the error queue wakes it too.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// When the first probe may leave.
+    pub(super) fn ready_at(&self) -> Instant {
+        self.opened + STAMPS_READY
+    }
+
+    /// Sends the next probe. One that cannot be sent counts as lost, as for ping(8): traffic
+    /// would not have left either.
+    pub(super) fn send(&mut self, log: &mut Log) {
+        self.drain_errors(log);
+        let id = ProbeId {
+            nonce: rand::random(),
+            index: self.sent.len() as u64,
+        };
+        let mut packet = vec![0; self.size];
+        match self.kind {
+            Kind::Udp => wire::write_request(&mut packet, id),
+            Kind::IcmpEcho { .. } | Kind::Ping => {
+                packet.resize(8 + self.size, 0);
+                // The kernel puts in a ping socket's identifier.
+                let ident = self.ident().unwrap_or(0);
+                wire::write_echo_request(&mut packet, self.address.is_ipv6(), ident, id);
+            }
+        }
+        // An ICMP error that is still pending would make send fail without sending.
+        let _ = self.socket.take_error();
+        let (real_ns, sent) = (timestamp::realtime_ns(), Instant::now());
+        let result = self.socket.send(&packet);
+        log.sent(sent);
+        self.sent.push(Sent {
+            nonce: id.nonce,
+            real_ns,
+            sched_ns: None,
+            tx_ns: None,
+            tx_hw_ns: None,
+            rx_hw_ns: None,
+            reflected: None,
+        });
+        if let Err(error) = result {
+            log.failed(error);
+            // Whether the failure used up a packet number depends on how far it got.
+            self.drain_errors(log);
+            self.first_index = self.sent.len();
+            let _ = timestamp::set_stamping(&self.socket, Stamping::default())
+                .and_then(|()| timestamp::set_stamping(&self.socket, self.stamping));
+        }
+    }
+
+    /// Identifier of the echo requests; `None` for UDP.
+    fn ident(&self) -> Option<u16> {
+        match self.kind {
+            Kind::IcmpEcho { ident } => Some(ident),
+            Kind::Ping => Some(self.socket.local_addr().ok()?.as_socket()?.port()),
+            Kind::Udp => None,
+        }
+    }
+
+    /// Takes in what has arrived.
+    pub(super) fn receive(&mut self, log: &mut Log, progress: &mut Progress) {
+        self.drain_errors(log);
+        // Room for an IPv4 header with options.
+        let mut buffer = vec![0; self.size + 128];
+        loop {
+            match timestamp::receive(&self.socket, &mut buffer) {
+                Ok(received) => {
+                    self.failures = 0;
+                    let (now, now_real_ns) = (Instant::now(), timestamp::realtime_ns());
+                    let packet = &buffer[..received.len];
+                    if let Some(ns) = self.answer(log, packet, &received, now, now_real_ns) {
+                        progress(log.probes.len(), Some(ns as f64 / 1e3));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // A pending ICMP error: reading it cleared it, its text is on the error queue.
+                Err(error) => {
+                    self.drain_errors(log);
+                    self.failures += 1;
+                    if self.failures >= MAX_FAILURES {
+                        log.last_error = Some(error.to_string());
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Matches a packet to its probe; the RTT if it is a first answer, ns.
+    fn answer(
+        &mut self,
+        log: &mut Log,
+        packet: &[u8],
+        received: &Received,
+        now: Instant,
+        now_real_ns: u64,
+    ) -> Option<i64> {
+        // A raw socket connected after its creation may hold what came before from elsewhere.
+        if received.from?.ip() != self.address.ip() {
+            return None;
+        }
+        let ipv6 = self.address.is_ipv6();
+        let (id, reflected) = match self.kind {
+            Kind::Udp => {
+                let (id, reflected) = wire::parse_reply(packet)?;
+                (id, Some((reflected.received_ns, reflected.sent_ns)))
+            }
+            Kind::IcmpEcho { ident } if !ipv6 => {
+                let header = usize::from(packet.first()? & 0x0f) * 4;
+                let message = packet.get(header..)?;
+                (wire::parse_echo_message(false, message, ident)?, None)
+            }
+            Kind::IcmpEcho { .. } | Kind::Ping => {
+                let id = wire::parse_echo_message(ipv6, packet, self.ident()?)?;
+                (id, None)
+            }
+        };
+        // The transmit stamp was queued before the packet left, so it is there by now.
+        self.drain_errors(log);
+        let at = usize::try_from(id.index).ok()?;
+        let probe = self.sent.get_mut(at).filter(|p| p.nonce == id.nonce)?;
+        if log.probes[at].answer.is_some() {
+            log.duplicates += 1;
+            return None;
+        }
+        probe.reflected = reflected;
+        // By another device means by another clock.
+        probe.rx_hw_ns = (received.rx_hw_ns).filter(|_| received.ifindex == self.hardware);
+        let times = Times {
+            user_ns: now.duration_since(log.probes[at].sent).as_nanos() as i64,
+            t1_user: probe.real_ns,
+            sched: probe.sched_ns,
+            t1: probe.tx_ns,
+            t4: received.rx_ns,
+            t4_user: now_real_ns,
+            reflected,
+        };
+        let trip = times.round_trip();
+        let answer = Answer {
+            rtt_ns: trip.rtt_ns,
+            user_ns: times.user_ns,
+            kernel_stamps: trip.kernel_stamps,
+            hardware_ns: None,
+            directions: trip.directions,
+        };
+        log.answered(at, answer);
+        log.devices.extend(received.ifindex);
+        Some(trip.rtt_ns)
+    }
+
+    /// Takes in transmit stamps and ICMP errors.
+    fn drain_errors(&mut self, log: &mut Log) {
+        let first = self.first_index;
+        while let Ok(Some(event)) = timestamp::receive_error(&self.socket) {
+            match event {
+                // Software and hardware stamps of one packet come apart.
+                ErrorEvent::Sent {
+                    id,
+                    tx_ns,
+                    tx_hw_ns,
+                } => {
+                    if let Some(probe) = self.sent.get_mut(first + id as usize) {
+                        probe.tx_ns = tx_ns.or(probe.tx_ns);
+                        probe.tx_hw_ns = tx_hw_ns.or(probe.tx_hw_ns);
+                    }
+                }
+                ErrorEvent::Scheduled { id, tx_ns } => {
+                    if let Some(probe) = self.sent.get_mut(first + id as usize) {
+                        probe.sched_ns = Some(tx_ns);
+                    }
+                }
+                ErrorEvent::Unreachable { errno, from } => {
+                    let what = io::Error::from_raw_os_error(errno);
+                    log.failed(match from {
+                        Some(from) => format!("{from} says: {what}"),
+                        None => what.to_string(),
+                    });
+                }
+                ErrorEvent::Other => {}
+            }
+        }
+    }
+
+    /// Puts in the round trips by the device's clock, whose transmit stamps may come later than
+    /// the answers.
+    pub(super) fn finish(&mut self, log: &mut Log) {
+        self.drain_errors(log);
+        for (sent, probe) in self.sent.iter().zip(&mut log.probes) {
+            if let Some(answer) = &mut probe.answer {
+                answer.hardware_ns = sent.by_hardware(answer.user_ns);
+            }
+        }
+    }
+}
+
+impl Sent {
+    /// The round trip by the device's clock, if it stamped both ways and was not set meanwhile.
+    fn by_hardware(&self, user_ns: i64) -> Option<i64> {
+        let times = Times {
+            user_ns,
+            t1_user: 0,
+            sched: None,
+            t1: Some(self.tx_hw_ns?),
+            t4: Some(self.rx_hw_ns?),
+            t4_user: 0,
+            reflected: self.reflected,
+        };
+        let trip = times.round_trip();
+        trip.kernel_stamps.then_some(trip.rtt_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_s_clock_counts_only_on_both_ways_and_when_plausible() {
+        let sent = |tx_hw_ns, rx_hw_ns, reflected| Sent {
+            nonce: 0,
+            real_ns: 0,
+            sched_ns: None,
+            tx_ns: None,
+            tx_hw_ns,
+            rx_hw_ns,
+            reflected,
+        };
+        let trip = |tx, rx, reflected| sent(tx, rx, reflected).by_hardware(2_000_000);
+        assert_eq!(trip(Some(7_000), Some(907_000), None), Some(900_000));
+        // Less the time inside the reflector, by a clock of its own.
+        let inside = Some((5, 100_005));
+        assert_eq!(trip(Some(7_000), Some(907_000), inside), Some(800_000));
+        assert_eq!(trip(None, Some(907_000), None), None);
+        assert_eq!(trip(Some(7_000), None, None), None);
+        assert_eq!(trip(Some(7_000), Some(6_000), None), None, "set back");
+        assert_eq!(
+            trip(Some(7_000), Some(9_000_000_000), None),
+            None,
+            "set ahead"
+        );
+    }
+}

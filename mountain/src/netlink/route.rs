@@ -1,0 +1,119 @@
+//! Which way the kernel would send: one look-up instead of a dump.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::wire::{ip, ip_bytes, push_attribute, Attributes, Socket};
+
+/// linux/rtnetlink.h.
+const RTM_GETROUTE: u16 = 26;
+const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_VIA: u16 = 18;
+/// Length of `struct rtmsg`.
+const HEADER_LEN: usize = 12;
+
+/// Where packets to an address leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WayOut {
+    pub ifindex: u32,
+    /// `None`: the address is on the link itself, or this host's own.
+    pub gateway: Option<IpAddr>,
+}
+
+/// How the kernel would route to `target`, bound to a device and from `source` where given. Of a
+/// multipath route it is one of the next hops.
+///
+/// # Errors
+/// ENETUNREACH and others when there is no route.
+pub fn route_to(
+    target: IpAddr,
+    ifindex: Option<u32>,
+    source: Option<IpAddr>,
+) -> io::Result<WayOut> {
+    let answer = Socket::open()?.request(RTM_GETROUTE, 0, &request(target, ifindex, source))?;
+    let answer = answer.as_deref().and_then(way_out);
+    answer.ok_or_else(|| io::Error::other("the kernel's answer names no device"))
+}
+
+fn request(target: IpAddr, ifindex: Option<u32>, source: Option<IpAddr>) -> Vec<u8> {
+    let (family, bits) = match target {
+        IpAddr::V4(_) => (libc::AF_INET, 32),
+        IpAddr::V6(_) => (libc::AF_INET6, 128),
+    };
+    // With a source, an IPv6 look-up without a socket takes the device for a mere hint
+    // (`ip6_route_output_flags_noref`), which it is not to a socket bound to it.
+    let hint = target.is_ipv6() && ifindex.is_some();
+    let source = source.filter(|s| s.is_ipv4() == target.is_ipv4() && !hint);
+    let mut body = vec![0; HEADER_LEN];
+    body[0] = family as u8;
+    body[1] = bits;
+    body[2] = if source.is_some() { bits } else { 0 };
+    push_attribute(&mut body, RTA_DST, &ip_bytes(target));
+    if let Some(source) = source {
+        push_attribute(&mut body, RTA_SRC, &ip_bytes(source));
+    }
+    if let Some(ifindex) = ifindex {
+        push_attribute(&mut body, RTA_OIF, &ifindex.to_ne_bytes());
+    }
+    body
+}
+
+fn way_out(payload: &[u8]) -> Option<WayOut> {
+    let found = Attributes::after(payload, HEADER_LEN);
+    // RTA_VIA: a family, then an address of it.
+    let via = || ip(found.get(RTA_VIA)?.get(2..)?);
+    Some(WayOut {
+        ifindex: found.u32(RTA_OIF)?,
+        gateway: found.ip(RTA_GATEWAY).or_else(via),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_on_its_own_device() {
+        for target in ["127.0.0.1", "::1"] {
+            let found = route_to(target.parse().unwrap(), None, None).unwrap();
+            assert_eq!(
+                found,
+                WayOut {
+                    ifindex: 1,
+                    gateway: None
+                }
+            );
+        }
+        let source = Some("::1".parse().unwrap());
+        let found = route_to("127.0.0.2".parse().unwrap(), Some(1), source);
+        assert_eq!(
+            found.unwrap().ifindex,
+            1,
+            "a source of the other family is not used"
+        );
+        route_to("127.0.0.1".parse().unwrap(), Some(u32::MAX >> 1), None).unwrap_err();
+    }
+
+    #[test]
+    fn gateways_of_both_families_are_read() {
+        let gateway: IpAddr = "192.0.2.1".parse().unwrap();
+        let mut payload = vec![0; HEADER_LEN];
+        assert_eq!(way_out(&payload), None);
+        push_attribute(&mut payload, RTA_OIF, &7u32.to_ne_bytes());
+        let mut by_via = payload.clone();
+        push_attribute(&mut payload, RTA_GATEWAY, &[192, 0, 2, 1]);
+        let expected = Some(WayOut {
+            ifindex: 7,
+            gateway: Some(gateway),
+        });
+        assert_eq!(way_out(&payload), expected);
+        let other: std::net::Ipv6Addr = "2001:db8::1".parse().unwrap();
+        let mut value = (libc::AF_INET6 as u16).to_ne_bytes().to_vec();
+        value.extend_from_slice(&other.octets());
+        push_attribute(&mut by_via, RTA_VIA, &value);
+        assert_eq!(way_out(&by_via).unwrap().gateway, Some(other.into()));
+    }
+}

@@ -1,0 +1,209 @@
+//! `mountain cpu`: what it records, and what becomes of its command when it is told to end.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use mountain::measure::runfile::RunFile;
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+
+const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn cpu_time_is_recorded_while_a_command_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cpu.json");
+    let cpu = |args: &[&str]| {
+        let mut command = Command::new(MOUNTAIN);
+        command.args(["cpu", "--interval", "200ms", "--out"]);
+        command.arg(&file).args(args).output().unwrap()
+    };
+    let work =
+        "end=$(($(date +%s%N) + 700000000)); while [ $(date +%s%N) -lt $end ]; do :; done; exit 3";
+    let output = cpu(&["--", "sh", "-c", work]);
+    assert_eq!(output.status.code(), Some(3), "the command's own");
+    assert!(stdout(&output).contains("steal"), "{}", stdout(&output));
+    let run = RunFile::read(&file).unwrap();
+    assert!(run.tool.ends_with(" cpu") && run.samples.is_empty() && !run.interrupted);
+    assert!((3..=5).contains(&run.cpu.at_us.len()), "{:?}", run.cpu);
+    let mut busy = 0.0;
+    for column in &run.cpu.shares {
+        assert_eq!(column.len(), run.cpu.at_us.len());
+        for shares in column {
+            let sum: f32 = shares.iter().sum();
+            assert!((sum - 1.0).abs() < 1e-3 || sum == 0.0, "{shares:?}");
+            busy += shares[0] + shares[1];
+        }
+    }
+    assert!(busy > 0.5, "{busy}");
+
+    let output = cpu(&["--duration", "500ms"]);
+    assert_eq!(output.status.code(), Some(0));
+    let run = RunFile::read(&file).unwrap();
+    assert_eq!(run.cpu.at_us.len(), 3, "{:?}", run.cpu.at_us);
+    for (args, why) in [
+        (&["--", "/nonexistent/program"][..], "cannot run"),
+        (&["--interval", "1ms"], "10ms"),
+        (&["--duration", "1s", "--", "true"], "cannot be used with"),
+    ] {
+        let output = Command::new(MOUNTAIN).arg("cpu").args(args).output();
+        let output = output.unwrap();
+        assert!(!output.status.success());
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+}
+
+/// Starts `mountain cpu` with a shell command, once that has made its file `ready`.
+fn start(dir: &Path, script: &str) -> Child {
+    let ready = dir.join("ready");
+    let _ = fs::remove_file(&ready);
+    let mut command = Command::new(MOUNTAIN);
+    command.args(["cpu", "--interval", "50ms", "--out"]);
+    command.arg(dir.join("cpu.json")).args(["--", "sh", "-c"]);
+    command.arg(script).current_dir(dir).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    while !ready.exists() {
+        assert!(Instant::now() < end, "the command does not run");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    child
+}
+
+fn tell(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+}
+
+/// What a command ended with, and that its measurement was kept.
+fn interrupted(child: Child, dir: &Path) -> (Option<i32>, String) {
+    let start = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(8), "it hangs");
+    let text = stdout(&output);
+    assert!(
+        text.contains("interrupted") && text.contains("steal"),
+        "{text}{}",
+        stderr(&output)
+    );
+    let run = RunFile::read(&dir.join("cpu.json")).unwrap();
+    assert!(
+        run.interrupted && run.cpu.at_us.len() >= 2,
+        "{:?}",
+        run.cpu.at_us
+    );
+    (output.status.code(), text)
+}
+
+/// Processes with this word in their command line; zombies have none.
+fn running(word: &str) -> Vec<i32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let with_word = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(word)
+    };
+    pids.filter(with_word).collect()
+}
+
+/// A time to sleep that no other process sleeps.
+fn unique(n: u32) -> String {
+    format!("7{n}{:07}.25", std::process::id())
+}
+
+#[test]
+fn nothing_of_an_interrupted_command_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(1);
+    // Three generations, one of them in a session of its own; one does not listen.
+    let script = format!(
+        "sleep {word} & setsid sh -c 'sleep {word} & sleep {word}' & \
+         sh -c 'trap \"\" TERM; touch ready; sleep {word}; sleep {word}'; exit 3"
+    );
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
+        let child = start(dir.path(), &script);
+        assert!(running(&word).len() >= 5, "all run");
+        tell(&child, signal);
+        let (ended, _) = interrupted(child, dir.path());
+        assert_eq!(ended, Some(code));
+        assert_eq!(running(&word), Vec::<i32>::new());
+    }
+}
+
+#[test]
+fn a_command_ends_in_its_own_way_and_a_second_signal_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    let script =
+        "trap 'sleep 0.3; echo bye; exit 7' INT; touch ready; while :; do sleep 0.05; done";
+    let child = start(dir.path(), script);
+    tell(&child, Signal::SIGINT);
+    let (ended, text) = interrupted(child, dir.path());
+    assert_eq!(ended, Some(7));
+    assert!(text.contains("bye"), "{text}");
+
+    let script = "trap '' TERM INT; touch ready; while :; do sleep 0.05; done";
+    let child = start(dir.path(), script);
+    tell(&child, Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(500));
+    let pid = child.id();
+    assert!(
+        running(&dir.path().display().to_string()).contains(&(pid as i32)),
+        "it waits"
+    );
+    tell(&child, Signal::SIGTERM);
+    assert_eq!(interrupted(child, dir.path()).0, Some(137));
+}
+
+#[test]
+fn what_a_command_leaves_by_itself_is_its_own_business() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(2);
+    let script = format!("sleep {word} >/dev/null 2>&1 & touch ready; exit 4");
+    let output = start(dir.path(), &script).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(!stdout(&output).contains("interrupted"));
+    let left = running(&word);
+    assert_eq!(left.len(), 1);
+    kill(Pid::from_raw(left[0]), Signal::SIGKILL).unwrap();
+    let output = Command::new(MOUNTAIN)
+        .args(["cpu", "--", "sh", "-c", "kill -9 $$"])
+        .output();
+    assert_eq!(
+        output.unwrap().status.code(),
+        Some(137),
+        "as a shell says it"
+    );
+}
+
+#[test]
+fn what_ran_before_is_not_the_command_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(3);
+    let file = dir.path().join("cpu.json");
+    // The shell becomes mountain and keeps its child.
+    let script = format!(
+        "sleep {word} >/dev/null 2>&1 & exec {MOUNTAIN} cpu --interval 50ms --out {} -- sleep {word}",
+        file.display()
+    );
+    let mut child = Command::new("sh");
+    child.args(["-c", &script]).stdin(Stdio::null());
+    let child = child.stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1000));
+    assert_eq!(running(&word).len(), 3, "both, and the measurement");
+    tell(&child, Signal::SIGTERM);
+    assert_eq!(interrupted(child, dir.path()).0, Some(143));
+    let left = running(&word);
+    assert_eq!(left.len(), 1);
+    kill(Pid::from_raw(left[0]), Signal::SIGKILL).unwrap();
+}
