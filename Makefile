@@ -36,7 +36,7 @@ demo: preflight setup build ## (root) compare policies on two emulated uplinks, 
 test: preflight setup-test lint ## (root) lint, build and run every test
 	@scripts/test $(ARGS)
 
-bench: preflight setup build ## (root) run every scenario against its figures, into out/bench/
+bench: preflight setup build ## (root) run every scenario and bench against its figures, into out/bench/
 	@scripts/bench $(SCENARIOS) -- $(ARGS)
 
 lint: ## formatting, clippy and shellcheck

@@ -1,11 +1,13 @@
 //! `mountain-lab`: experiments on emulated paths that compare policies in one run.
 
+mod bars;
 mod bench;
 mod emulator;
 mod evaluate;
 mod hosts;
 mod netns;
 mod policy_ctl;
+mod probing;
 mod run;
 mod scenario;
 mod schedule;
@@ -42,6 +44,9 @@ enum Command {
     Run(RunArgs),
     /// Measure what steering costs: time per run, TCP throughput, large flow tables.
     Cost(bench::CostArgs),
+    /// Measure whether measuring keeps its promises: against ping(8) and irtt, beside a CPU hog,
+    /// with a million samples.
+    Bars(bars::BarsArgs),
     /// Remove what a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
@@ -97,6 +102,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         }
         Command::Run(args) => run::run(&args),
         Command::Cost(args) => bench::cost(&args),
+        Command::Bars(args) => bars::bars(&args),
         Command::Clean => {
             let names = netns::clean()?;
             for name in &names {
