@@ -2,6 +2,7 @@
 
 mod bars;
 mod bench;
+mod claims;
 mod emulator;
 mod evaluate;
 mod hosts;
@@ -47,6 +48,8 @@ enum Command {
     /// Measure whether measuring keeps its promises: against ping(8) and irtt, beside a CPU hog,
     /// with a million samples.
     Bars(bars::BarsArgs),
+    /// Re-test what was published about this design, each claim as a controlled A/B.
+    Claims(claims::ClaimsArgs),
     /// Remove what a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
@@ -103,6 +106,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Run(args) => run::run(&args),
         Command::Cost(args) => bench::cost(&args),
         Command::Bars(args) => bars::bars(&args),
+        Command::Claims(args) => claims::claims(&args),
         Command::Clean => {
             let names = netns::clean()?;
             for name in &names {
