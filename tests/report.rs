@@ -187,6 +187,42 @@ fn a_million_samples_keep_their_extreme() {
 }
 
 #[test]
+fn an_earlier_reports_plots_go_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = ["a", "b", "c"].map(|name| dir.path().join(format!("{name}.json")));
+    files.iter().for_each(|file| run(50).write(file).unwrap());
+    let mut silent = run(50);
+    silent.samples.rtt_us = vec![None; 50];
+    silent.write(&files[2]).unwrap();
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    // A name that a report could have, but this is the user's.
+    fs::write(out.join("timeline-9.svg"), "mine").unwrap();
+    let made = |files: &[PathBuf]| {
+        let output = report(files, &out);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let entries = fs::read_dir(&out).unwrap();
+        let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let names = made(&files[..2]);
+    assert!(names.contains("timeline-2.svg") && names.contains("cdf.png"));
+    fs::write(out.join("timeline-2.png"), "drawn over").unwrap();
+    let expected = [
+        ".mountain-report.json",
+        "index.html",
+        "timeline-1.png",
+        "timeline-1.svg",
+        "timeline-2.png",
+        "timeline-9.svg",
+    ];
+    // Of a run without answers there is nothing but a time-line.
+    assert!(made(&files[2..]).iter().eq(expected.iter()));
+    assert_eq!(fs::read(out.join("timeline-9.svg")).unwrap(), b"mine");
+}
+
+#[test]
 fn what_cannot_be_read_or_written_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let good = dir.path().join("good.json");
