@@ -77,7 +77,7 @@ pub fn interleaved(
     measure: &mut dyn FnMut(Turn) -> Result<RunFile>,
 ) -> Result<Blocks> {
     ensure!(
-        (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds) && rounds % 2 == 0,
+        (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds) && rounds.is_multiple_of(2),
         "an A/B takes an even number of rounds, {LEAST_ROUNDS} to {MOST_ROUNDS}"
     );
     let names = [&sides[0], &sides[1]].map(|s| s.name.to_owned());
