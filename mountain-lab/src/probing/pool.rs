@@ -6,12 +6,16 @@ use mountain::measure::runfile::{RunFile, Samples};
 use mountain::measure::stats::{Delays, Table};
 use mountain_lab::result::{Metric, Metrics};
 
-/// All blocks one after another as one run, in the circumstances of the first.
+/// All blocks one after another as one run, in the circumstances of the first; of clocks that are
+/// not the same in all of them, the run's is "unknown".
 pub fn pooled(blocks: &[RunFile]) -> RunFile {
     let mut run = RunFile {
         samples: Samples::default(),
         ..blocks.first().cloned().unwrap_or_default()
     };
+    if blocks.iter().any(|b| b.clock != run.clock) {
+        run.clock = "unknown".into();
+    }
     // A column that some blocks lack would be shorter than the others.
     let all = |column: fn(&Samples) -> usize| blocks.iter().all(|b| column(&b.samples) > 0);
     let user = all(|s| s.user_rtt_us.len());
@@ -121,6 +125,18 @@ mod tests {
         assert_eq!(both.samples.user_rtt_us, [Some(2.0); 2]);
         let run = pooled(&[with, block(&[Some(1.0)], &[])]);
         assert!(run.samples.user_rtt_us.is_empty() && run.samples.len() == 2);
+        assert_eq!(run.clock, "");
+    }
+
+    #[test]
+    fn clocks_that_differ_are_no_clock() {
+        let by = |clock: &str| RunFile {
+            clock: clock.into(),
+            ..block(&[Some(1.0)], &[])
+        };
+        let clock = |a, b| pooled(&[by(a), by(b)]).clock;
+        assert_eq!(clock("kernel", "kernel"), "kernel");
+        assert_eq!(clock("kernel", "user"), "unknown");
     }
 
     #[test]
