@@ -81,7 +81,12 @@ impl Bench {
 /// `mountain-lab bars`.
 pub fn bars(args: &BarsArgs) -> Result<ExitCode> {
     let _awake = NoHalt::hold();
-    let repeats = agreement::Plan::new(args.quick).rounds;
+    let repeats = args.only.iter().map(|part| match part {
+        Part::Agreement => agreement::Plan::new(args.quick).rounds,
+        Part::Hog => hog::Plan::new(args.quick).rounds,
+        Part::Size => size::Plan::new(args.quick).repeats,
+    });
+    let repeats = repeats.max().unwrap_or(0);
     let mut result = RunResult::new("bars", &command(args), args.seed, repeats);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let environment = &mut result.environment;
