@@ -11,7 +11,7 @@ CARGO = scripts/cargo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test preflight build demo test bench lint check install uninstall deb clean
+.PHONY: help setup setup-bench setup-test preflight build demo test bench lint check install uninstall deb clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ help: ## this list
 
 setup: ## install what building and the lab need (apt; Rust only if too old)
 	@scripts/setup
+
+setup-bench:
+	@scripts/setup --bench
 
 setup-test:
 	@scripts/setup --test
@@ -36,7 +39,7 @@ demo: preflight setup build ## (root) compare policies on two emulated uplinks, 
 test: preflight setup-test lint ## (root) lint, build and run every test
 	@scripts/test $(ARGS)
 
-bench: preflight setup build ## (root) run every scenario against its figures, into out/bench/
+bench: preflight setup-bench build ## (root) run every scenario and bench against its figures, into out/bench/
 	@scripts/bench $(SCENARIOS) -- $(ARGS)
 
 lint: ## formatting, clippy and shellcheck

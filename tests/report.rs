@@ -187,6 +187,42 @@ fn a_million_samples_keep_their_extreme() {
 }
 
 #[test]
+fn an_earlier_reports_plots_go_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = ["a", "b", "c"].map(|name| dir.path().join(format!("{name}.json")));
+    files.iter().for_each(|file| run(50).write(file).unwrap());
+    let mut silent = run(50);
+    silent.samples.rtt_us = vec![None; 50];
+    silent.write(&files[2]).unwrap();
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    // A name that a report could have, but this is the user's.
+    fs::write(out.join("timeline-9.svg"), "mine").unwrap();
+    let made = |files: &[PathBuf]| {
+        let output = report(files, &out);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let entries = fs::read_dir(&out).unwrap();
+        let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let names = made(&files[..2]);
+    assert!(names.contains("timeline-2.svg") && names.contains("cdf.png"));
+    fs::write(out.join("timeline-2.png"), "drawn over").unwrap();
+    let expected = [
+        ".mountain-report.json",
+        "index.html",
+        "timeline-1.png",
+        "timeline-1.svg",
+        "timeline-2.png",
+        "timeline-9.svg",
+    ];
+    // Of a run without answers there is nothing but a time-line.
+    assert!(made(&files[2..]).iter().eq(expected.iter()));
+    assert_eq!(fs::read(out.join("timeline-9.svg")).unwrap(), b"mine");
+}
+
+#[test]
 fn what_cannot_be_read_or_written_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let good = dir.path().join("good.json");
@@ -206,20 +242,54 @@ fn what_cannot_be_read_or_written_is_said() {
     fails(&[], &out, "RUN.json");
 }
 
+/// What to look at a page like.
+#[derive(Clone, Copy, PartialEq)]
+enum Medium {
+    Screen,
+    /// As printed, by somebody who reads light letters on dark ground.
+    Paper,
+}
+
+/// Gives the rules for paper to a reader of dark pages.
+const ON_PAPER: &str = "for (const rule of document.styleSheets[0].cssRules) {
+        const media = rule.media && rule.media.mediaText;
+        if (media === 'print' || /dark/.test(media)) rule.media.mediaText = 'all';
+    }";
+
 /// What a script in a copy of the page sees of it in a frame of this width, and what the browser complained of.
-fn in_browser(html: &str, dir: &Path, width: u32) -> (Value, String) {
+fn in_browser(html: &str, dir: &Path, width: u32, medium: Medium) -> (Value, String) {
+    let prelude = match medium {
+        Medium::Screen => "",
+        Medium::Paper => ON_PAPER,
+    };
     let script = "<script>addEventListener('load', () => {
-        const shown = [...document.querySelectorAll('svg')].filter(s => s.getClientRects().length);
+        PRELUDE
+        const visible = s => s.getClientRects().length > 0;
+        const all = selector => [...document.querySelectorAll(selector)];
+        const shown = all('svg').filter(visible);
         const inside = s => s.parentElement.parentElement;
-        parent.postMessage('look' + JSON.stringify({
+        const index = list => list.map((e, i) => visible(e) ? i : -1).filter(i => i >= 0);
+        const look = {
             window: innerWidth,
             page: document.documentElement.scrollWidth,
             shown: shown.length,
             cut: shown.filter(s => inside(s).scrollWidth > inside(s).clientWidth).length,
             wide: shown.filter(s => s.getClientRects()[0].width < 250).length,
-        }) + 'look', '*');
+            tables: all('.scroll').filter(s => s.scrollWidth > s.clientWidth).length,
+            ground: getComputedStyle(document.body).backgroundColor,
+            ink: getComputedStyle(document.querySelector('td')).color,
+            captions: all('.paper').filter(visible).map(e => e.textContent),
+            links: all('.files').filter(visible).length,
+        };
+        look.zooms = all('.zoom > input').map(input => {
+            input.click();
+            const links = all('.zoom .files a').filter(visible);
+            return [index(all('.zoom figure')), links.map(a => a.getAttribute('href'))];
+        });
+        parent.postMessage('look' + JSON.stringify(look) + 'look', '*');
     })</script></body>";
-    fs::write(dir.join("copy.html"), html.replace("</body>", script)).unwrap();
+    let script = script.replace("PRELUDE", prelude);
+    fs::write(dir.join("copy.html"), html.replace("</body>", &script)).unwrap();
     // A window has a least width that is above a phone's; a frame has not.
     let frame = dir.join("frame.html");
     let listen = "<script>onmessage = e => document.title = e.data</script>";
@@ -250,7 +320,7 @@ fn a_browser_shows_it_on_a_phone_too() {
     first.command = "x".repeat(190);
     let (html, dir) = page(&[first, with_cpus(run(2_000), 4)]);
     for (width, page_width) in [(360, 360), (1100, 1100)] {
-        let (look, said) = in_browser(&html, dir.path(), width);
+        let (look, said) = in_browser(&html, dir.path(), width, Medium::Screen);
         let complaints: Vec<&str> = said.lines().filter(|l| l.contains("CONSOLE")).collect();
         assert!(complaints.is_empty(), "{complaints:?}");
         assert_eq!(look["window"], width, "{look}");
@@ -262,13 +332,48 @@ fn a_browser_shows_it_on_a_phone_too() {
             (&0.into(), &0.into()),
             "{look}"
         );
+        // Each zoom shows its plot, with the links to that plot's files, and nothing else.
+        let links = |name: &str| [".svg", ".png"].map(|end| format!("{name}{end}"));
+        let expected = serde_json::json!([
+            [[0], links("histogram")],
+            [[1], links("histogram-body")],
+            [[2], links("histogram-tail")],
+        ]);
+        assert_eq!(look["zooms"], expected);
+        assert_eq!(look["captions"], serde_json::json!([]));
     }
     // And what would be wrong is noticed.
     let broken = html.replace(
         "</body>",
         "<p style='width: 900px'>.</p><script>nowhere()</script></body>",
     );
-    let (look, said) = in_browser(&broken, dir.path(), 360);
+    let (look, said) = in_browser(&broken, dir.path(), 360, Medium::Screen);
     assert!(look["page"].as_u64().unwrap() > 360, "{look}");
     assert!(said.lines().any(|l| l.contains("CONSOLE")), "{said}");
+}
+
+/// A4 with the margins of the browser leaves 717 CSS pixels.
+#[test]
+fn on_paper_nothing_is_dark_cut_off_or_hidden() {
+    let mut runs: Vec<RunFile> = (0..3).map(|_| with_cpus(run(1_000), 4)).collect();
+    for run in &mut runs {
+        run.label = Some("a label that is rather long and goes on".into());
+        let rtts = run.samples.rtt_us.iter();
+        run.samples.user_rtt_us = rtts.map(|r| r.map(|us| us + 1_000.0)).collect();
+        run.command = "mountain ping ".repeat(12);
+    }
+    let (html, dir) = page(&runs);
+    let (look, _) = in_browser(&html, dir.path(), 717, Medium::Paper);
+    assert_eq!((&look["tables"], &look["cut"]), (&0.into(), &0.into()));
+    assert!(look["page"].as_u64().unwrap() <= 717, "{look}");
+    assert_eq!(look["ground"], "rgb(255, 255, 255)", "{look}");
+    assert_eq!(look["ink"], "rgb(0, 0, 0)", "{look}");
+    // Three time-lines, tail, CDF, and all of the histograms, which say what they are.
+    assert_eq!(look["shown"], 8, "{look}");
+    let captions = ["everything", "P1 to P99", "from P99 on"];
+    assert_eq!(look["captions"], serde_json::json!(captions));
+    assert_eq!(look["links"], 0, "links are of no use there");
+    // On a screen of that width the same table is scrolled.
+    let (look, _) = in_browser(&html, dir.path(), 717, Medium::Screen);
+    assert_ne!(look["tables"], 0, "{look}");
 }

@@ -1,11 +1,14 @@
 //! `mountain-lab`: experiments on emulated paths that compare policies in one run.
 
+mod bars;
 mod bench;
+mod claims;
 mod emulator;
 mod evaluate;
 mod hosts;
 mod netns;
 mod policy_ctl;
+mod probing;
 mod run;
 mod scenario;
 mod schedule;
@@ -42,6 +45,11 @@ enum Command {
     Run(RunArgs),
     /// Measure what steering costs: time per run, TCP throughput, large flow tables.
     Cost(bench::CostArgs),
+    /// Measure whether measuring keeps its promises: against ping(8) and irtt, beside a CPU hog,
+    /// with a million samples.
+    Bars(bars::BarsArgs),
+    /// Re-test what was published about this design, each claim as a controlled A/B.
+    Claims(claims::ClaimsArgs),
     /// Remove what a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
@@ -97,6 +105,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         }
         Command::Run(args) => run::run(&args),
         Command::Cost(args) => bench::cost(&args),
+        Command::Bars(args) => bars::bars(&args),
+        Command::Claims(args) => claims::claims(&args),
         Command::Clean => {
             let names = netns::clean()?;
             for name in &names {

@@ -190,7 +190,7 @@ impl Drop for Reflector {
 }
 
 /// $MOUNTAIN_BIN, or the binary beside this one.
-fn binary() -> Result<PathBuf> {
+pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("MOUNTAIN_BIN") {
         return Ok(path.into());
     }

@@ -34,12 +34,19 @@ const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Says of a debug build that it is one: nobody should judge its speed.
+const VERSION: &str = if cfg!(debug_assertions) {
+    concat!(env!("CARGO_PKG_VERSION"), " (debug build)")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
+
 /// Keeps this host's network steady: measures the paths that the routing table offers and keeps
 /// each flow on the steadiest one.
 ///
 /// Start with `mountain check`, then `mountain up`. `mountain down` undoes everything.
 #[derive(Parser)]
-#[command(name = "mountain", version, max_term_width = 100)]
+#[command(name = "mountain", version = VERSION, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Cmd,

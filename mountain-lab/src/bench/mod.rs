@@ -343,7 +343,7 @@ fn column(segment: Segment) -> &'static str {
 }
 
 /// 1/100 s that all processors were busy with anything but this process, since boot.
-fn foreign_ticks() -> Option<u64> {
+pub fn foreign_ticks() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let all: Vec<u64> = stat
         .lines()

@@ -242,12 +242,21 @@ fn the_same_seed_gives_the_same_and_a_third_run_is_held_against_the_first() {
 
 /// Shares of verdicts other than "no difference shown" by row, the headline last; Count left out.
 fn found(pairs: u64, pair_of: impl Fn(u64) -> (RunFile, RunFile)) -> Vec<(String, f64)> {
+    found_with(500, 0..pairs, pair_of)
+}
+
+fn found_with(
+    resamples: usize,
+    seeds: std::ops::Range<u64>,
+    pair_of: impl Fn(u64) -> (RunFile, RunFile),
+) -> Vec<(String, f64)> {
     let mut counts: Vec<(String, f64)> = Vec::new();
     let options = Options {
-        resamples: 500,
+        resamples,
         ..Options::default()
     };
-    for seed in 0..pairs {
+    let pairs = seeds.end - seeds.start;
+    for seed in seeds {
         let (a, b) = pair_of(seed);
         let options = Options {
             seed,
@@ -291,6 +300,27 @@ fn error_rates() {
     println!("2,000 A/A pairs, n = 2,000: {rates:.3?}");
     for (name, rate) in &rates {
         assert!(*rate <= 0.055, "{name}: {rate}");
+    }
+}
+
+/// The margin was chosen on the pairs of `error_rates`, so its figures flatter it. These pairs had no
+/// part in that. Chosen before the first look: the first seed, 200 pairs as the promise has it and
+/// 2,000 to know the rates better, the resamples of the program.
+#[test]
+#[ignore = "takes minutes; the figures are in docs/measuring.md"]
+fn error_rates_with_fresh_seeds() {
+    let first: u64 = std::env::var("FIRST_SEED").map_or(1_000_000, |s| s.parse().unwrap());
+    let rates = |pairs: u64| {
+        let resamples = Options::default().resamples;
+        let rates = found_with(resamples, first..first + pairs, |seed| {
+            (delays(2000, 2 * seed), delays(2000, 2 * seed + 1))
+        });
+        println!("{pairs} A/A pairs from seed {first}, n = 2,000: {rates:.4?}");
+        rates
+    };
+    let (promised, many) = (rates(200), rates(2000));
+    for (name, rate) in promised.iter().chain(&many) {
+        assert!(*rate <= 0.07, "{name}: {rate}");
     }
 }
 

@@ -118,7 +118,7 @@ fn zooms(runs: &[Run], figures: &[&Figure]) -> Result<String> {
     }
     let mut out = String::from("<div class=\"zoom\">");
     for (i, plot) in figures.iter().enumerate() {
-        let name = plot.title.split(": ").last().unwrap_or_default();
+        let name = zoom_name(plot);
         let checked = if i == 0 { " checked" } else { "" };
         let _ = write!(
             out,
@@ -127,12 +127,19 @@ fn zooms(runs: &[Run], figures: &[&Figure]) -> Result<String> {
         );
     }
     for plot in figures {
+        // On paper nothing else says which one it is. Not a <p>: those are counted, see below.
+        let _ = write!(out, "<h3 class=\"paper\">{}</h3>", escape(zoom_name(plot)));
         out += &with_files(runs, plot)?;
     }
     out += "</div>";
     Ok(out)
 }
 
+fn zoom_name(plot: &Figure) -> &str {
+    plot.title.split(": ").last().unwrap_or_default()
+}
+
+/// Counted by type: of the zooms' elements only plots are figures, only links to files paragraphs.
 fn zoom_rules(count: usize) -> String {
     let mut out = String::new();
     for i in 0..count {

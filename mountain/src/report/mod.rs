@@ -13,6 +13,7 @@ pub mod plots;
 pub mod raster;
 mod run;
 pub mod series;
+mod written;
 
 use std::path::{Path, PathBuf};
 
@@ -22,31 +23,40 @@ use crate::measure::runfile::RunFile;
 
 use figures::Figure;
 use run::Run;
+use written::{Written, LIST_NAME};
 
 /// Name of the page in the report's folder.
 pub const PAGE_NAME: &str = "index.html";
 
 /// Makes the report of `runs` (each with the name of its file, for those without a label) in `dir`:
-/// the page, and each plot as SVG and PNG beside it. Returns the page's path.
+/// the page, and each plot as SVG and PNG beside it. Plots that an earlier report left there are
+/// removed. Returns the page's path.
 pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     ensure!(!runs.is_empty(), "there is no run to report");
     let runs = Run::all(runs);
     let figures = figures::all(&runs);
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let (earlier, mut written) = (Written::read(dir), Written::none());
     for figure in &figures {
-        write_plot(figure, &runs, dir)?;
+        write_plot(figure, &runs, dir, &mut written)?;
     }
-    // Last, so that whoever sees it sees all of the report.
+    // After its plots, so that whoever sees it sees all of the report.
     let page = dir.join(PAGE_NAME);
     save(&page, html::render(&runs, &figures)?.as_bytes())?;
+    earlier.remove_unless_in(&written, dir)?;
+    save(&dir.join(LIST_NAME), &written.text()?)?;
     Ok(page)
 }
 
-fn write_plot(figure: &Figure, runs: &[Run], dir: &Path) -> Result<()> {
+fn write_plot(figure: &Figure, runs: &[Run], dir: &Path, written: &mut Written) -> Result<()> {
     let svg = page::standalone(&figure.alone(runs)?);
-    save(&dir.join(format!("{}.svg", figure.file)), svg.as_bytes())?;
     let png = raster::png(&svg)?;
-    save(&dir.join(format!("{}.png", figure.file)), &png)
+    for (kind, content) in [("svg", svg.as_bytes()), ("png", &png[..])] {
+        let name = format!("{}.{kind}", figure.file);
+        save(&dir.join(&name), content)?;
+        written.add(&name, content);
+    }
+    Ok(())
 }
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {

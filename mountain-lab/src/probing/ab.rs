@@ -1,0 +1,314 @@
+//! Two things measured in turn and held against each other: the frame of every controlled A/B.
+//!
+//! Rounds alternate A B, B A, so that a trend over the run favours neither. Two questions are asked
+//! of Median, P99 and Loss, each with Holm's correction of the three:
+//!
+//! - `mountain compare` of all rounds together: is the difference beyond what the samples' own
+//!   spread explains?
+//! - The rounds in pairs: does it show round by round? Whatever else changes between measurements
+//!   (a neighbour of the machine, where a process was put) changes between rounds too, and no
+//!   resampling within them can know of it.
+//!
+//! A row differs when both say so.
+
+use anyhow::{ensure, Result};
+use mountain::measure::compare::{self, compare, Options, HEADLINE};
+use mountain::measure::runfile::RunFile;
+use mountain::measure::verdict::{holm, Verdict, LEVEL};
+use serde::Serialize;
+
+use crate::probing::pool::{pooled, table};
+
+/// With fewer rounds no difference can be shown in pairs: the least p-value is 2 / 2^rounds, and
+/// Holm's correction takes three times that.
+pub const LEAST_ROUNDS: u32 = 8;
+/// More would make all choices of signs too many to go through.
+const MOST_ROUNDS: u32 = 20;
+
+/// One of the two.
+pub struct Side<'a> {
+    pub name: &'a str,
+    /// Brings about what is to be measured, before each of its blocks.
+    pub set_up: &'a mut dyn FnMut() -> Result<()>,
+}
+
+/// A block that is to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    pub round: u32,
+    /// 0: A, 1: B.
+    pub side: usize,
+}
+
+/// What an A/B has shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct Judgement {
+    /// Rows in which B is better, by both questions.
+    pub better: Vec<String>,
+    /// Rows in which B is worse, by both.
+    pub worse: Vec<String>,
+    pub paired: Vec<Paired>,
+    /// B against A, all rounds together.
+    pub pooled: compare::Comparison,
+}
+
+/// A row round by round.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Paired {
+    pub row: String,
+    /// B − A of each round, in the row's unit (µs, %).
+    pub differences: Vec<f64>,
+    /// Two-sided p-value of the mean difference, over all choices of the differences' signs.
+    pub p: f64,
+    /// After Holm's correction.
+    pub p_holm: f64,
+}
+
+/// Both sides' blocks, in the order of rounds.
+pub struct Blocks {
+    pub names: [String; 2],
+    pub runs: [Vec<RunFile>; 2],
+}
+
+/// Measures two sides in turn. `measure` is called after that side's `set_up`.
+pub fn interleaved(
+    sides: [Side; 2],
+    rounds: u32,
+    measure: &mut dyn FnMut(Turn) -> Result<RunFile>,
+) -> Result<Blocks> {
+    ensure!(
+        (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds) && rounds.is_multiple_of(2),
+        "an A/B takes an even number of rounds, {LEAST_ROUNDS} to {MOST_ROUNDS}"
+    );
+    let names = [&sides[0], &sides[1]].map(|s| s.name.to_owned());
+    let mut runs = [vec![], vec![]];
+    for round in 0..rounds {
+        for place in 0..2 {
+            let side = (place + round as usize) % 2;
+            (sides[side].set_up)()?;
+            runs[side].push(measure(Turn { round, side })?);
+        }
+    }
+    Ok(Blocks { names, runs })
+}
+
+impl Blocks {
+    /// Holds B against A.
+    pub fn judge(&self, seed: u64) -> Result<Judgement> {
+        let [a, b] = &self.runs;
+        ensure!(a.len() == b.len(), "the sides have not as many rounds");
+        let runs = [0, 1].map(|i| (self.names[i].clone(), pooled(&self.runs[i])));
+        let options = Options {
+            seed,
+            ..Options::default()
+        };
+        let pooled = compare(&runs, &options)?;
+        let mut paired = vec![];
+        for row in HEADLINE {
+            let of = |run: &RunFile| {
+                let rows = table(run, false).rows();
+                rows.into_iter().find(|r| r.name == row)?.value
+            };
+            // A round in which a side had no answer has no median, but its loss counts.
+            let pairs = a.iter().zip(b).filter_map(|(a, b)| Some(of(b)? - of(a)?));
+            let differences: Vec<f64> = pairs.collect();
+            paired.push(Paired {
+                row: row.into(),
+                p: sign_flips(&differences),
+                p_holm: 1.0,
+                differences,
+            });
+        }
+        let p: Vec<f64> = paired.iter().map(|p| p.p).collect();
+        for (paired, p_holm) in paired.iter_mut().zip(holm(&p)) {
+            paired.p_holm = p_holm;
+        }
+        let (mut better, mut worse) = (vec![], vec![]);
+        for test in &pooled.headlines[0].tests {
+            let Some(paired) = paired.iter().find(|p| p.row == test.row) else {
+                continue;
+            };
+            let mean: f64 = paired.differences.iter().sum();
+            if test.p_holm >= LEVEL || paired.p_holm >= LEVEL {
+                continue;
+            }
+            match test.verdict {
+                Verdict::Better if mean < 0.0 => better.push(test.row.clone()),
+                Verdict::Worse if mean > 0.0 => worse.push(test.row.clone()),
+                _ => {}
+            }
+        }
+        Ok(Judgement {
+            better,
+            worse,
+            paired,
+            pooled,
+        })
+    }
+}
+
+impl Judgement {
+    /// In a line.
+    pub fn text(&self) -> String {
+        let rows = |rows: &[String]| rows.join(", ");
+        let said = match (&self.better[..], &self.worse[..]) {
+            ([], []) => return "no difference shown".into(),
+            (better, []) => format!("better ({})", rows(better)),
+            ([], worse) => format!("worse ({})", rows(worse)),
+            (better, worse) => format!("better ({}), worse ({})", rows(better), rows(worse)),
+        };
+        let shift = |row: &String| {
+            let row = self.pooled.rows.iter().find(|r| r.name == *row)?;
+            let d = row.against_first[0].difference?.interval;
+            let (unit, by) = match row.unit.as_str() {
+                "us" => ("ms", 1e-3),
+                _ => ("%", 1.0),
+            };
+            let (low, high) = (d.low * by, d.high * by);
+            Some(format!("{} {low:+.3} … {high:+.3} {unit}", row.name))
+        };
+        let rows = self.better.iter().chain(&self.worse);
+        let shifts: Vec<String> = rows.filter_map(shift).collect();
+        format!("{said}: {}", shifts.join(", "))
+    }
+}
+
+/// Fisher's randomisation test of paired differences: if A and B were alike, each difference could
+/// as well have had the other sign. The share of all choices of signs whose sum is as far from 0.
+fn sign_flips(differences: &[f64]) -> f64 {
+    let n = differences.len().min(MOST_ROUNDS as usize);
+    let differences = &differences[..n];
+    let sum = |signs: u32| -> f64 {
+        let signed = differences.iter().enumerate();
+        signed
+            .map(|(i, d)| if signs >> i & 1 == 0 { *d } else { -d })
+            .sum()
+    };
+    let seen = sum(0).abs();
+    // Equal sums may differ in their last bits by the order of adding.
+    let least = seen * (1.0 - 1e-9);
+    let as_far = (0..1u32 << n).filter(|&s| sum(s).abs() >= least).count();
+    as_far as f64 / f64::from(1u32 << n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mountain::measure::runfile::{Samples, SCHEMA};
+    use rand::{RngExt, SeedableRng};
+    use rand_pcg::Pcg64;
+    use std::cell::RefCell;
+
+    /// 20 ms and up to 4 ms more, by `shift_us` later.
+    fn block(seed: u64, shift_us: f64) -> RunFile {
+        let mut rng = Pcg64::seed_from_u64(seed);
+        let rtts = (0..200).map(|_| Some(20e3 + rng.random_range(0.0..4e3) + shift_us));
+        RunFile {
+            schema: SCHEMA.into(),
+            seconds: 2.0,
+            samples: Samples {
+                sent_us: (0..200).map(|i| f64::from(i) * 1e4).collect(),
+                rtt_us: rtts.collect(),
+                ..Samples::default()
+            },
+            ..RunFile::default()
+        }
+    }
+
+    type SetUp<'a> = &'a mut dyn FnMut() -> Result<()>;
+
+    fn sides<'a>(a: SetUp<'a>, b: SetUp<'a>) -> [Side<'a>; 2] {
+        [("A", a), ("B", b)].map(|(name, set_up)| Side { name, set_up })
+    }
+
+    fn ab(shift: impl Fn(Turn) -> f64) -> Judgement {
+        let mut nothing = || Ok(());
+        let mut also_nothing = || Ok(());
+        let sides = sides(&mut nothing, &mut also_nothing);
+        let mut measure = |turn: Turn| {
+            let seed = u64::from(turn.round) * 2 + turn.side as u64;
+            Ok(block(seed, shift(turn)))
+        };
+        let blocks = interleaved(sides, 8, &mut measure).unwrap();
+        blocks.judge(1).unwrap()
+    }
+
+    #[test]
+    fn each_side_is_set_up_before_its_blocks_and_goes_first_half_of_the_time() {
+        let log = RefCell::new(String::new());
+        let mut a = || {
+            log.borrow_mut().push('a');
+            Ok(())
+        };
+        let mut b = || {
+            log.borrow_mut().push('b');
+            Ok(())
+        };
+        let sides = sides(&mut a, &mut b);
+        let mut measure = |turn: Turn| {
+            log.borrow_mut().push_str(["0", "1"][turn.side]);
+            Ok(block(1, 0.0))
+        };
+        let blocks = interleaved(sides, 8, &mut measure).unwrap();
+        assert_eq!(*log.borrow(), "a0b1b1a0".repeat(4));
+        assert_eq!(blocks.runs.map(|r| r.len()), [8, 8]);
+    }
+
+    #[test]
+    fn a_shift_is_found_in_its_direction() {
+        let by_side = |us: f64| move |turn: Turn| us * turn.side as f64;
+        let worse = ab(by_side(1_000.0));
+        assert_eq!(worse.worse, ["Median", "P99"]);
+        assert!(worse.better.is_empty());
+        let text = worse.text();
+        assert!(text.starts_with("worse (Median, P99): Median +"), "{text}");
+        let better = ab(by_side(-1_000.0));
+        assert_eq!((better.better.len(), better.worse.len()), (2, 0));
+        assert_eq!(better.paired[0].differences.len(), 8);
+    }
+
+    #[test]
+    fn alike_sides_and_a_trend_show_no_difference() {
+        let same = ab(|_| 0.0);
+        assert_eq!(same.text(), "no difference shown");
+        // Slower and slower, for both.
+        let trend = ab(|turn| f64::from(turn.round) * 500.0);
+        assert_eq!(trend.text(), "no difference shown");
+    }
+
+    #[test]
+    fn what_one_round_alone_shows_is_no_difference() {
+        let one = |turn: Turn| match turn {
+            Turn { round: 3, side: 1 } => 100e3,
+            _ => 0.0,
+        };
+        let judgement = ab(one);
+        let p99 = judgement.pooled.rows.iter().find(|r| r.name == "P99");
+        assert!(
+            p99.unwrap().values[1] > Some(100e3),
+            "together it looks like one"
+        );
+        assert_eq!(judgement.text(), "no difference shown");
+    }
+
+    #[test]
+    fn p_values_of_sign_flips_by_hand() {
+        assert_eq!(sign_flips(&[1.0; 8]), 2.0 / 256.0);
+        assert_eq!(sign_flips(&[0.0; 8]), 1.0);
+        // ±3 ±1: 4, 2, −2, −4.
+        assert_eq!(sign_flips(&[3.0, -1.0]), 1.0);
+        assert_eq!(sign_flips(&[3.0, 1.0]), 0.5);
+        assert_eq!(sign_flips(&[]), 1.0);
+    }
+
+    #[test]
+    fn too_few_rounds_are_refused() {
+        for rounds in [0, 6, 9, 22] {
+            let mut nothing = || Ok(());
+            let mut also_nothing = || Ok(());
+            let sides = sides(&mut nothing, &mut also_nothing);
+            let refused = interleaved(sides, rounds, &mut |_| Ok(block(1, 0.0)));
+            assert!(refused.is_err(), "{rounds}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Blocks of probes put together, and their figures by block.
+
+use std::collections::BTreeMap;
+
+use mountain::measure::runfile::{RunFile, Samples};
+use mountain::measure::stats::{Delays, Table};
+use mountain_lab::result::{Metric, Metrics};
+
+/// All blocks one after another as one run, in the circumstances of the first; of clocks that are
+/// not the same in all of them, the run's is "unknown".
+pub fn pooled(blocks: &[RunFile]) -> RunFile {
+    let mut run = RunFile {
+        samples: Samples::default(),
+        ..blocks.first().cloned().unwrap_or_default()
+    };
+    if blocks.iter().any(|b| b.clock != run.clock) {
+        run.clock = "unknown".into();
+    }
+    // A column that some blocks lack would be shorter than the others.
+    let all = |column: fn(&Samples) -> usize| blocks.iter().all(|b| column(&b.samples) > 0);
+    let user = all(|s| s.user_rtt_us.len());
+    let reordered = blocks.iter().any(|b| !b.samples.arrival.is_empty());
+    let mut seconds = 0.0;
+    for block in blocks {
+        let (first, samples) = (run.samples.len() as u32, &block.samples);
+        let into = &mut run.samples;
+        let sent = samples.sent_us.iter().map(|us| us + seconds * 1e6);
+        into.sent_us.extend(sent);
+        into.rtt_us.extend(&samples.rtt_us);
+        if user {
+            into.user_rtt_us.extend(&samples.user_rtt_us);
+        }
+        if reordered {
+            let replies = samples.replies(&samples.rtt_us);
+            let order = replies.iter().map(|r| first + r.seq as u32);
+            into.arrival.extend(order);
+        }
+        let last_us = samples.sent_us.last().copied().unwrap_or(0.0);
+        seconds += block.seconds.max(last_us / 1e6);
+    }
+    run.seconds = seconds;
+    run
+}
+
+/// The rows of what a run's clock saw, or of what user space saw.
+pub fn table(run: &RunFile, user: bool) -> Table {
+    let column = match user {
+        true => &run.samples.user_rtt_us,
+        false => &run.samples.rtt_us,
+    };
+    let samples = &run.samples;
+    Table::new(samples.len() as u64, &samples.replies(column), &[])
+}
+
+/// Figures of each block as a metric over blocks: `rtt_p50_us`, `rtt_p99_us`, `rtt_stdev_us`,
+/// `loss`, and where the tool tells `user_p50_us`, `user_p99_us`. `None`: that block was left out.
+pub fn metrics(blocks: &[Option<RunFile>], seed: u64) -> Metrics {
+    let tables = |user: bool| -> Vec<Option<Table>> {
+        let of = |b: &RunFile| table(b, user);
+        blocks.iter().map(|b| b.as_ref().map(of)).collect()
+    };
+    let mut metrics: Metrics = BTreeMap::new();
+    let mut put = |name: &str, unit: &str, tables: &[Option<Table>], of: &Figure| {
+        let values = tables.iter().map(|t| of(t.as_ref()?)).collect();
+        let n = tables.iter().flatten().map(|t| t.count).sum();
+        metrics.insert(name.into(), Metric::of_repeats(unit, values, n, seed));
+    };
+    let kernel = tables(false);
+    put("rtt_p50_us", "us", &kernel, &|t| delays(t, |d| d.median));
+    put("rtt_p99_us", "us", &kernel, &|t| delays(t, |d| d.p99));
+    put("rtt_stdev_us", "us", &kernel, &|t| delays(t, |d| d.stdev));
+    put("loss", "ratio", &kernel, &|t| Some(t.loss()));
+    let tells = |b: &RunFile| !b.samples.user_rtt_us.is_empty();
+    if blocks.iter().flatten().any(tells) {
+        let user = tables(true);
+        put("user_p50_us", "us", &user, &|t| delays(t, |d| d.median));
+        put("user_p99_us", "us", &user, &|t| delays(t, |d| d.p99));
+        put("user_stdev_us", "us", &user, &|t| delays(t, |d| d.stdev));
+    }
+    metrics
+}
+
+type Figure<'a> = dyn Fn(&Table) -> Option<f64> + 'a;
+
+/// A figure of the delays; `None` without any answer.
+pub fn delays(table: &Table, of: fn(&Delays) -> f64) -> Option<f64> {
+    table.delays.as_ref().map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(rtts: &[Option<f64>], arrival: &[u32]) -> RunFile {
+        RunFile {
+            seconds: 1.0,
+            samples: Samples {
+                sent_us: (0..rtts.len()).map(|i| i as f64 * 10.0).collect(),
+                rtt_us: rtts.to_vec(),
+                arrival: arrival.to_vec(),
+                ..Samples::default()
+            },
+            ..RunFile::default()
+        }
+    }
+
+    #[test]
+    fn blocks_keep_their_order_losses_and_arrivals() {
+        let a = block(&[Some(1.0), None, Some(3.0)], &[]);
+        let b = block(&[Some(4.0), Some(5.0)], &[1, 0]);
+        let run = pooled(&[a.clone(), b]);
+        assert_eq!(run.samples.sent_us, [0.0, 10.0, 20.0, 1e6, 1e6 + 10.0]);
+        assert_eq!(run.samples.arrival, [0, 2, 4, 3]);
+        let table = table(&run, false);
+        assert_eq!((table.sent, table.count, table.reordered), (5, 4, 1));
+        assert_eq!(pooled(&[a.clone(), a]).samples.arrival, [0u32; 0]);
+        assert_eq!(pooled(&[]).samples.len(), 0);
+    }
+
+    #[test]
+    fn a_column_that_one_block_lacks_is_left_out() {
+        let mut with = block(&[Some(1.0)], &[]);
+        with.samples.user_rtt_us = vec![Some(2.0)];
+        let both = pooled(&[with.clone(), with.clone()]);
+        assert_eq!(both.samples.user_rtt_us, [Some(2.0); 2]);
+        let run = pooled(&[with, block(&[Some(1.0)], &[])]);
+        assert!(run.samples.user_rtt_us.is_empty() && run.samples.len() == 2);
+        assert_eq!(run.clock, "");
+    }
+
+    #[test]
+    fn clocks_that_differ_are_no_clock() {
+        let by = |clock: &str| RunFile {
+            clock: clock.into(),
+            ..block(&[Some(1.0)], &[])
+        };
+        let clock = |a, b| pooled(&[by(a), by(b)]).clock;
+        assert_eq!(clock("kernel", "kernel"), "kernel");
+        assert_eq!(clock("kernel", "user"), "unknown");
+    }
+
+    #[test]
+    fn figures_by_block_leave_gaps() {
+        let blocks = [
+            Some(block(&[Some(10.0), Some(20.0), None, None], &[])),
+            None,
+            Some(block(&[None], &[])),
+        ];
+        let m = metrics(&blocks, 1);
+        assert_eq!(m["rtt_p50_us"].values, [Some(15.0), None, None]);
+        assert_eq!(m["loss"].values, [Some(0.5), None, Some(1.0)]);
+        assert_eq!(m["loss"].n, 2);
+        assert!(!m.contains_key("user_p50_us"));
+    }
+}

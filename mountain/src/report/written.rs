@@ -1,0 +1,166 @@
+//! Which files of a report's folder are a report's: so that the next one, of other runs, leaves no
+//! plots of this one behind, and touches nothing else.
+//!
+//! A list beside the page holds each plot's name and what was in it. A file is removed only if it is
+//! on the list of the earlier report, not written by this one, and still as it was written: what
+//! somebody has put there or changed since is theirs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Component, Path};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Name of the list.
+pub const LIST_NAME: &str = ".mountain-report.json";
+/// Value of [`Written::schema`].
+const SCHEMA: &str = "mountain-report/1";
+
+/// The plots of a report by name, with the SHA-256 of each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Written {
+    schema: String,
+    plots: BTreeMap<String, String>,
+}
+
+impl Written {
+    pub fn none() -> Self {
+        Self {
+            schema: SCHEMA.into(),
+            plots: BTreeMap::new(),
+        }
+    }
+
+    /// The list of the report that is in `dir`; an empty one where there is none to be understood.
+    pub fn read(dir: &Path) -> Self {
+        let text = fs::read(dir.join(LIST_NAME)).unwrap_or_default();
+        match serde_json::from_slice::<Written>(&text) {
+            Ok(list) if list.schema == SCHEMA => list,
+            _ => Self::none(),
+        }
+    }
+
+    /// Puts a plot on the list.
+    pub fn add(&mut self, name: &str, content: &[u8]) {
+        self.plots.insert(name.into(), hash(content));
+    }
+
+    /// Removes from `dir` what is on this list and not on that of the `next` report.
+    pub fn remove_unless_in(&self, next: &Self, dir: &Path) -> Result<()> {
+        for (name, written) in &self.plots {
+            let path = dir.join(name);
+            let ours = is_plot(name) && !next.plots.contains_key(name);
+            // Not through a link: that was made by somebody else.
+            let file = fs::symlink_metadata(&path).is_ok_and(|m| m.is_file());
+            if ours && file && fs::read(&path).is_ok_and(|c| hash(&c) == *written) {
+                fs::remove_file(&path)
+                    .with_context(|| format!("cannot remove the earlier {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn text(&self) -> Result<Vec<u8>> {
+        Ok(serde_json::to_vec_pretty(self)?)
+    }
+}
+
+fn hash(content: &[u8]) -> String {
+    let digest = Sha256::digest(content);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a report may have written it; the list could have been changed.
+fn is_plot(name: &str) -> bool {
+    let path = Path::new(name);
+    let mut parts = path.components();
+    let plain = matches!(
+        (parts.next(), parts.next()),
+        (Some(Component::Normal(_)), None)
+    );
+    let kind = path.extension().is_some_and(|e| e == "svg" || e == "png");
+    plain && kind
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(plots: &[(&str, &str)]) -> Written {
+        let mut list = Written::none();
+        plots.iter().for_each(|(n, c)| list.add(n, c.as_bytes()));
+        list
+    }
+
+    #[test]
+    fn only_what_is_listed_unchanged_and_gone_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let names = [
+            "gone.svg",
+            "kept.svg",
+            "changed.png",
+            "own.svg",
+            "notes.txt",
+        ];
+        names.iter().for_each(|n| fs::write(at(n), n).unwrap());
+        fs::write(at("target.svg"), "link.svg").unwrap();
+        std::os::unix::fs::symlink(at("target.svg"), at("link.svg")).unwrap();
+        let outside = tempfile::NamedTempFile::with_suffix(".svg").unwrap();
+        let earlier = list(&[
+            ("gone.svg", "gone.svg"),
+            ("kept.svg", "kept.svg"),
+            ("changed.png", "as it was written"),
+            ("link.svg", "link.svg"),
+            ("notes.txt", "notes.txt"),
+            ("never.svg", ""),
+            (outside.path().to_str().unwrap(), ""),
+        ]);
+        let next = list(&[("kept.svg", "new content")]);
+        earlier.remove_unless_in(&next, dir.path()).unwrap();
+        assert!(!at("gone.svg").exists());
+        let stay = [
+            "kept.svg",
+            "changed.png",
+            "own.svg",
+            "notes.txt",
+            "link.svg",
+        ];
+        for name in stay {
+            assert!(at(name).exists(), "{name}");
+        }
+        assert!(outside.path().exists());
+    }
+
+    #[test]
+    fn a_list_is_read_again_and_a_foreign_one_is_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Written::read(dir.path()), Written::none());
+        let written = list(&[("cdf.svg", "x")]);
+        let path = dir.path().join(LIST_NAME);
+        fs::write(&path, written.text().unwrap()).unwrap();
+        assert_eq!(Written::read(dir.path()), written);
+        let other = String::from_utf8(written.text().unwrap()).unwrap();
+        fs::write(&path, other.replace("report/1", "report/9")).unwrap();
+        assert_eq!(Written::read(dir.path()), Written::none());
+        fs::write(&path, "no JSON").unwrap();
+        assert_eq!(Written::read(dir.path()), Written::none());
+    }
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        assert!(is_plot("cdf.svg") && is_plot("timeline-1.png"));
+        for name in [
+            "../cdf.svg",
+            "/cdf.svg",
+            "a/cdf.svg",
+            "index.html",
+            "",
+            "..",
+        ] {
+            assert!(!is_plot(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `mountain-lab claims` finds a difference that is there, none where there is none, and pretends
+//! nothing of claims whose parts do not exist.
+
+use std::process::Command;
+
+use mountain_lab::result::RunResult;
+use serde_json::Value;
+
+/// What `claims` printed as JSON, its exit code, and its result.
+fn claims(seed: &str) -> (Value, bool, RunResult) {
+    let out = tempfile::tempdir().unwrap();
+    let run = Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
+        .args(["claims", "--quick", "--json", "--seed", seed, "--out"])
+        .arg(out.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stderr);
+    let json = serde_json::from_slice(&run.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+    let result = RunResult::read(&out.path().join("result.json")).unwrap();
+    (json, run.status.success(), result)
+}
+
+#[test]
+fn controls_hold_and_every_claim_has_a_verdict() {
+    assert!(
+        nix::unistd::Uid::effective().is_root(),
+        "this test needs root: run it with sudo"
+    );
+    let (mut json, mut success, mut result) = claims("5");
+    if json["controls"][1]["holds"] == false {
+        // One time in a hundred chance finds a difference between equal paths. Then nothing is shown.
+        assert!(!success);
+        for claim in json["claims"].as_array().unwrap() {
+            assert_eq!(claim["detail"], "the controls failed");
+        }
+        (json, success, result) = claims("6");
+    }
+
+    let control = |i: usize| &json["controls"][i];
+    let rows = |i: usize, which: &str| control(i)["judgement"][which].as_array().unwrap().clone();
+    assert!(rows(0, "worse").contains(&"Median".into()), "{json:#}");
+    assert!(rows(0, "better").is_empty() && control(0)["holds"] == true);
+    let row = |i: usize, name: &str| {
+        let rows = control(i)["judgement"]["pooled"]["rows"].as_array();
+        let row = rows.unwrap().iter().find(|r| r["name"] == name);
+        row.unwrap()["against_first"][0]["difference"].clone()
+    };
+    let shift = row(0, "Median")["estimate"].as_f64().unwrap();
+    assert!((1_500.0..2_500.0).contains(&shift), "{shift}");
+    assert!(rows(1, "worse").is_empty() && rows(1, "better").is_empty());
+    assert_eq!(control(1)["holds"], true);
+    assert!(success);
+
+    let claims = json["claims"].as_array().unwrap();
+    let numbers: Vec<_> = claims
+        .iter()
+        .map(|c| c["number"].as_u64().unwrap())
+        .collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+    for claim in claims {
+        assert_eq!(claim["verdict"], "not shown", "{claim}");
+        let why = claim["detail"].as_str().unwrap();
+        assert!(why.contains("does not exist yet"), "{why}");
+    }
+    assert_eq!(result.environment["claims"], json["claims"]);
+    assert_eq!(result.checks.len(), 2);
+    assert!(result.checks.iter().all(|c| c.met == Some(true)));
+    let slower = result.metric("path +2 ms", "rtt_p50_us").unwrap();
+    assert_eq!(slower.values.len(), 8);
+}
