@@ -429,7 +429,7 @@ fn serve(mut stream: TcpStream, start_ns: u64, stop: &AtomicBool) -> ServerFlow 
         while request > 0 && got >= request {
             got -= request;
             if let Err(why) = write_all(&mut stream, response, stop) {
-                flow.error = Some(why);
+                flow.error = (!stop.load(Ordering::Relaxed)).then_some(why);
                 return flow;
             }
         }
@@ -480,7 +480,8 @@ fn run_client(mut stream: TcpStream, pattern: Pattern, stop: &AtomicBool) -> Cli
             ask(&mut stream, sizes, think_ms, stop, &mut flow.responses)
         }
     };
-    flow.error = result.err();
+    // Whichever end stops first resets the connection under the other one.
+    flow.error = result.err().filter(|_| !stop.load(Ordering::Relaxed));
     // Closing must not leave a send buffer draining into what is measured next.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     flow
