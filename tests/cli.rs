@@ -137,7 +137,7 @@ fn unreachable_probe_targets_are_said_and_routing_goes_on() {
         said(&log).contains("to 10.98.1.200 was answered")
     });
     let counts = traffic.during(Duration::from_millis(500));
-    assert!(counts.arrived() + 50 >= counts.sent, "{counts:?}");
+    assert_eq!(counts.arrived(), counts.sent, "{counts:?}");
     assert!(
         counts.by_path.iter().all(|n| *n > 0),
         "by the kernel's own choice: {counts:?}"
@@ -164,10 +164,7 @@ fn a_dry_run_decides_and_attaches_nothing() {
     });
     let traffic = Traffic::start(&net, SERVER4, 20);
     let counts = traffic.during(Duration::from_millis(400));
-    assert!(
-        counts.arrived() < counts.sent * 9 / 10,
-        "but nothing is moved: {counts:?}"
-    );
+    assert!(counts.many_lost(), "but nothing is moved: {counts:?}");
 }
 
 #[test]

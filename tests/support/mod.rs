@@ -160,8 +160,9 @@ impl Ns {
         for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
             out += &self.run(line);
         }
-        // Neighbours without their states, which change by themselves.
-        for line in self.ip("neigh").lines() {
+        // Neighbours without their states, and without link-local ones (the far end's kernel asks
+        // from such an address now and then): these change by themselves.
+        for line in self.ip("neigh").lines().filter(|l| !l.starts_with("fe80:")) {
             out += line.split(" lladdr").next().unwrap_or(line);
             out.push('\n');
         }
@@ -253,6 +254,15 @@ impl Net {
         self.client.status()["pid"].as_i64().unwrap() as i32
     }
 
+    /// Ends the client's daemon by SIGKILL.
+    pub fn kill_daemon(&self) {
+        let pid = nix::unistd::Pid::from_raw(self.pid());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        wait_until("the process is gone", LEAVE, || {
+            !self.client.mountain("status").status.success()
+        });
+    }
+
     /// Starts `mountain` in the client with its messages collected.
     pub fn start(&mut self, args: &str) -> File {
         let file = tempfile::tempfile().unwrap();
@@ -303,25 +313,56 @@ impl Counts {
         self.by_path.iter().sum()
     }
 
-    pub fn since(&self, before: &Counts) -> Counts {
+    /// No more was lost than a single flow that is a moment late to move accounts for.
+    pub fn nearly_all_arrived(&self) -> bool {
+        self.sent > 0 && self.arrived() * 20 >= self.sent * 19
+    }
+
+    /// So much was lost that whole flows must have stayed in a black hole.
+    pub fn many_lost(&self) -> bool {
+        self.arrived() * 10 < self.sent * 9
+    }
+}
+
+/// The counters of one phase, see [`Traffic`].
+#[derive(Default)]
+struct Phase {
+    sent: AtomicU32,
+    by_path: [AtomicU32; 2],
+    reordered: AtomicU32,
+}
+
+impl Phase {
+    fn counts(&self) -> Counts {
+        let get = |n: &AtomicU32| n.load(Ordering::SeqCst);
         Counts {
-            sent: self.sent - before.sent,
-            by_path: [0, 1].map(|i| self.by_path[i] - before.by_path[i]),
-            reordered: self.reordered - before.reordered,
+            sent: get(&self.sent),
+            by_path: [get(&self.by_path[0]), get(&self.by_path[1])],
+            reordered: get(&self.reordered),
         }
     }
 }
 
+/// What the threads of [`Traffic`] share.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// The phase that is asked for, and the one that the sender is in.
+    wanted: AtomicU32,
+    entered: AtomicU32,
+    phases: [Phase; 32],
+}
+
 /// UDP flows from the client to the server, one packet of each every 5 ms; the server counts by
-/// the device they came in on.
+/// the device they came in on. Each packet carries the number of the phase it was sent in and is
+/// counted there, however late it is read: a busy machine does not shift the counts.
 pub struct Traffic {
-    stop: Arc<AtomicBool>,
-    sent: Arc<AtomicU32>,
-    counts: Arc<[AtomicU32; 3]>,
+    shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-const PORT: u16 = 7000;
+/// Where [`Traffic`] goes.
+pub const TRAFFIC_PORT: u16 = 7000;
 
 impl Traffic {
     pub fn start(net: &Net, server: &str, flows: usize) -> Self {
@@ -330,17 +371,15 @@ impl Traffic {
 
     /// Flows whose sockets are bound to `source` (an address) or, with `%`, to a device.
     pub fn start_from(net: &Net, server: &str, flows: usize, bind: Option<&str>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let sent = Arc::new(AtomicU32::new(0));
-        let counts: Arc<[AtomicU32; 3]> = Arc::default();
+        let shared = Arc::<Shared>::default();
         let server: IpAddr = server.parse().unwrap();
         let (ready_tx, ready) = std::sync::mpsc::channel();
         let receive = {
-            let (stop, counts) = (Arc::clone(&stop), Arc::clone(&counts));
+            let shared = Arc::clone(&shared);
             net.server.spawn(move || {
-                let socket = UdpSocket::bind((server, PORT)).expect("bind the server");
+                let socket = UdpSocket::bind((server, TRAFFIC_PORT)).expect("bind the server");
                 ready_tx.send(()).unwrap();
-                receive(&socket, &stop, &counts);
+                receive(&socket, &shared);
             })
         };
         ready
@@ -348,57 +387,83 @@ impl Traffic {
             .expect("the server listens");
         let bind = bind.map(String::from);
         let send = {
-            let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
+            let shared = Arc::clone(&shared);
             net.client
-                .spawn(move || send(server, flows, bind.as_deref(), &stop, &sent))
+                .spawn(move || send(server, flows, bind.as_deref(), &shared))
         };
         Self {
-            stop,
-            sent,
-            counts,
+            shared,
             threads: vec![receive, send],
         }
     }
 
-    /// Now, after packets on their way have arrived.
-    pub fn counts(&self) -> Counts {
-        let sent = self.sent.load(Ordering::SeqCst);
-        thread::sleep(Duration::from_millis(30));
-        let c = |i: usize| self.counts[i].load(Ordering::SeqCst);
-        Counts {
-            sent,
-            by_path: [c(0), c(1)],
-            reordered: c(2),
-        }
+    /// Begins another phase; returns its number once the sender is in it.
+    fn enter(&self) -> usize {
+        let phase = self.shared.wanted.fetch_add(1, Ordering::SeqCst) + 1;
+        wait_until("the sender goes on", Duration::from_secs(5), || {
+            self.shared.entered.load(Ordering::SeqCst) >= phase
+        });
+        phase as usize
     }
 
-    /// What happens from now on for `d`.
+    /// What becomes of the packets sent from now on for `d`.
     pub fn during(&self, d: Duration) -> Counts {
-        let before = self.counts();
+        const QUIET: Duration = Duration::from_millis(300);
+        let phase = self.enter();
         thread::sleep(d);
-        self.counts().since(&before)
+        self.enter();
+        let (mut last, mut since) = (0, Instant::now());
+        loop {
+            let counts = self.shared.phases[phase].counts();
+            if counts.arrived() != last {
+                (last, since) = (counts.arrived(), Instant::now());
+            }
+            if counts.arrived() >= counts.sent || since.elapsed() > QUIET {
+                return counts;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
-    /// Ends the traffic and returns everything: `sent` is then exact.
+    /// Ends the traffic and returns everything.
     pub fn finish(mut self) -> Counts {
-        self.stop.store(true, Ordering::SeqCst);
-        for t in self.threads.drain(..).rev() {
-            t.join().expect("traffic thread");
+        self.end();
+        let mut all = Counts::default();
+        for phase in self.shared.phases.iter().map(Phase::counts) {
+            all.sent += phase.sent;
+            all.reordered += phase.reordered;
+            for (sum, n) in all.by_path.iter_mut().zip(phase.by_path) {
+                *sum += n;
+            }
         }
-        self.counts()
+        all
+    }
+
+    fn end(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for t in self.threads.drain(..).rev() {
+            let ended = t.join();
+            assert!(ended.is_ok() || thread::panicking(), "a traffic thread");
+        }
     }
 }
 
 impl Drop for Traffic {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        for t in self.threads.drain(..) {
-            let _ = t.join();
-        }
+        self.end();
     }
 }
 
-fn send(server: IpAddr, flows: usize, bind: Option<&str>, stop: &AtomicBool, sent: &AtomicU32) {
+/// A packet of [`Traffic`]: number of the flow, of the packet, of the phase.
+pub fn traffic_packet(flow: u32, seq: u32, phase: u32) -> [u8; 64] {
+    let mut packet = [0; 64];
+    for (bytes, word) in packet.chunks_mut(4).zip([flow, seq, phase]) {
+        bytes.copy_from_slice(&word.to_be_bytes());
+    }
+    packet
+}
+
+fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared) {
     let any = if server.is_ipv6() { "::" } else { "0.0.0.0" };
     let sockets: Vec<UdpSocket> = (0..flows)
         .map(|_| {
@@ -412,18 +477,19 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, stop: &AtomicBool, sen
                 )
                 .expect("SO_BINDTODEVICE");
             }
-            s.connect((server, PORT)).expect("a route to the server");
+            s.connect((server, TRAFFIC_PORT))
+                .expect("a route to the server");
             s
         })
         .collect();
     let mut seq = 0u32;
     let mut next = Instant::now();
-    while !stop.load(Ordering::SeqCst) {
+    while !shared.stop.load(Ordering::SeqCst) {
+        let phase = shared.wanted.load(Ordering::SeqCst);
+        shared.entered.store(phase, Ordering::SeqCst);
         for (flow, s) in sockets.iter().enumerate() {
-            let mut packet = [0; 64];
-            packet[..4].copy_from_slice(&(flow as u32).to_be_bytes());
-            packet[4..8].copy_from_slice(&seq.to_be_bytes());
-            if s.send(&packet).is_ok() {
+            if s.send(&traffic_packet(flow as u32, seq, phase)).is_ok() {
+                let sent = &shared.phases[phase as usize].sent;
                 sent.fetch_add(1, Ordering::SeqCst);
             }
         }
@@ -433,13 +499,15 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, stop: &AtomicBool, sen
     }
 }
 
-fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &[AtomicU32; 3]) {
+fn receive(socket: &UdpSocket, shared: &Shared) {
     use nix::sys::socket::{
         recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage,
     };
     socket
         .set_read_timeout(Some(Duration::from_millis(20)))
         .unwrap();
+    // Seconds of traffic: a reader that waits for its CPU loses nothing.
+    setsockopt(socket, sockopt::RcvBufForce, &(8 << 20)).unwrap();
     let v6 = socket.local_addr().unwrap().is_ipv6();
     if v6 {
         setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
@@ -461,7 +529,7 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &[AtomicU32; 3]) {
             Some(&mut space),
             MsgFlags::empty(),
         ) else {
-            quiet = if stop.load(Ordering::SeqCst) {
+            quiet = if shared.stop.load(Ordering::SeqCst) {
                 quiet + 1
             } else {
                 0
@@ -479,14 +547,15 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &[AtomicU32; 3]) {
             .unwrap_or(0);
         let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());
         let (flow, seq) = (word(0) as usize, word(4));
+        let phase = &shared.phases[word(8) as usize];
         // Devices made anew have another index: whatever is not s0 is s1 then.
         let path = usize::from(devices[0] != ifindex);
-        counts[path].fetch_add(1, Ordering::SeqCst);
+        phase.by_path[path].fetch_add(1, Ordering::SeqCst);
         if last.len() <= flow {
             last.resize(flow + 1, 0);
         }
         if seq < last[flow] {
-            counts[2].fetch_add(1, Ordering::SeqCst);
+            phase.reordered.fetch_add(1, Ordering::SeqCst);
         }
         last[flow] = last[flow].max(seq);
     }
