@@ -37,6 +37,9 @@ pub struct SteerConfig {
     pub loss_weight_us: Option<f64>,
     /// Only multipath routes inside these prefixes are steered. Default: all (empty).
     pub routes: Vec<IpNet>,
+    /// Flows from these sources may be moved although the addresses are not this host's and replies
+    /// to them do not go inwards: NAT to addresses that every uplink accepts. Default: none.
+    pub movable_sources: Vec<IpNet>,
     /// Time between two probes of a path, 5..=1000 ms. Default 50.
     pub probe_interval_ms: u32,
     /// How far back probes count, 1..=120 s. Default 10.
@@ -91,6 +94,7 @@ impl Default for SteerConfig {
             jitter_weight: None,
             loss_weight_us: None,
             routes: Vec::new(),
+            movable_sources: Vec::new(),
             probe_interval_ms: 50,
             window_s: 10.0,
             half_life_s: 2.0,

@@ -106,6 +106,7 @@ impl Daemon {
             "paths": paths,
             "counters": self.steer.as_ref().map(|s| s.stats()).transpose()?,
             "skipped": self.paths.topology().skipped,
+            "translated_sources": self.translated.sources().collect::<Vec<_>>(),
         }))
     }
 
@@ -183,6 +184,9 @@ pub fn status_text(v: &Value) -> String {
     }
     for s in list(&v["skipped"]) {
         let _ = writeln!(out, "not adopted: {}", text(&s));
+    }
+    for s in list(&v["translated_sources"]) {
+        let _ = writeln!(out, "left alone: flows from {} (translated)", text(&s));
     }
     out
 }
