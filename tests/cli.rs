@@ -3,20 +3,12 @@
 mod support;
 
 use std::fs;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use support::*;
-
-/// All that a process started with [`Net::start`] has said so far.
-fn said(mut log: &fs::File) -> String {
-    let mut text = String::new();
-    log.seek(SeekFrom::Start(0)).unwrap();
-    log.read_to_string(&mut text).unwrap();
-    text
-}
 
 fn config(text: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();

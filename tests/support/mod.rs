@@ -11,7 +11,7 @@
 #![allow(dead_code)]
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Output, Stdio};
@@ -27,8 +27,9 @@ pub const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
 pub const SERVER4: &str = "10.98.1.1";
 pub const SERVER6: &str = "fd98:1::1";
 pub const CLIENT4: &str = "10.98.0.1";
-/// Well over the 300 ms that leaving a dead path may take.
-pub const LEAVE: Duration = Duration::from_secs(3);
+/// Well over the 300 ms that leaving a dead path may take, and what any start may take: the figure
+/// is the lab's to measure, here a busy machine has its time.
+pub const LEAVE: Duration = Duration::from_secs(10);
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -215,6 +216,12 @@ impl Net {
             "link add u{i} type veth peer name s{i} netns {}",
             s.name
         ));
+        self.addresses(i);
+    }
+
+    /// Gives the ends of path `i` their addresses.
+    pub fn addresses(&self, i: u32) {
+        let (c, s) = (&self.client, &self.server);
         for (ns, dev, n) in [(c, "u", 1), (s, "s", 2)] {
             ns.ip(&format!("addr add 10.30.{i}.{n}/24 dev {dev}{i}"));
             ns.ip(&format!("addr add fd30:{i}::{n}/64 dev {dev}{i} nodad"));
@@ -287,6 +294,14 @@ impl Drop for Net {
             let _ = p.wait();
         }
     }
+}
+
+/// All that a process started with [`Net::start`] has said so far.
+pub fn said(mut log: &File) -> String {
+    let mut text = String::new();
+    log.seek(SeekFrom::Start(0)).unwrap();
+    log.read_to_string(&mut text).unwrap();
+    text
 }
 
 /// Waits until `test` holds; panics after `limit`.
@@ -371,12 +386,17 @@ impl Traffic {
 
     /// Flows whose sockets are bound to `source` (an address) or, with `%`, to a device.
     pub fn start_from(net: &Net, server: &str, flows: usize, bind: Option<&str>) -> Self {
+        Self::between(&net.client, &net.server, server, flows, bind)
+    }
+
+    /// Flows from another host than the client, which forwards them.
+    pub fn between(from: &Ns, to: &Ns, server: &str, flows: usize, bind: Option<&str>) -> Self {
         let shared = Arc::<Shared>::default();
         let server: IpAddr = server.parse().unwrap();
         let (ready_tx, ready) = std::sync::mpsc::channel();
         let receive = {
             let shared = Arc::clone(&shared);
-            net.server.spawn(move || {
+            to.spawn(move || {
                 let socket = UdpSocket::bind((server, TRAFFIC_PORT)).expect("bind the server");
                 ready_tx.send(()).unwrap();
                 receive(&socket, &shared);
@@ -388,8 +408,7 @@ impl Traffic {
         let bind = bind.map(String::from);
         let send = {
             let shared = Arc::clone(&shared);
-            net.client
-                .spawn(move || send(server, flows, bind.as_deref(), &shared))
+            from.spawn(move || send(server, flows, bind.as_deref(), &shared))
         };
         Self {
             shared,
