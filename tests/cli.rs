@@ -160,6 +160,24 @@ fn a_dry_run_decides_and_attaches_nothing() {
 }
 
 #[test]
+fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
+    let net = Net::new();
+    // Twenty probes, from which on costs count, take 20 s.
+    let file = config("[steer]\nprobe_interval_ms = 1000\n");
+    let text = net
+        .client
+        .mountain_ok(&format!("up --config {}", file.path().display()));
+    assert!(text.contains("measuring has just begun"), "{text}");
+    assert!(!text.contains("unknown"), "{text}");
+    net.client.mountain_ok("down");
+
+    net.up();
+    let said = || net.client.mountain_ok("status");
+    wait_until("it is over", LEAVE, || !said().contains("just begun"));
+    assert!(said().contains("u0 is good: cost "), "{}", said());
+}
+
+#[test]
 fn route_narrows_what_is_adopted() {
     let net = Net::new();
     net.client.mountain_ok("up --route 10.98.0.0/16");

@@ -12,6 +12,10 @@ use crate::bpf::now_ns;
 
 /// A flow counts as live when it sent a packet within this.
 const LIVE_NS: u64 = 10_000_000_000;
+/// State of a path with too few samples to be judged.
+const UNKNOWN: &str = "unknown";
+/// Samples from which on a path's cost is held against others.
+const COSTED: u64 = 20;
 
 impl Daemon {
     pub(super) fn respond(&mut self, request: Request) -> Response {
@@ -74,6 +78,11 @@ impl Daemon {
             });
             if let (Value::Object(v), Value::Object(e)) = (&mut value, extra) {
                 v.extend(e);
+            }
+            let samples = value["samples"].as_u64().unwrap_or(0);
+            if value["state"] == UNKNOWN || value["state"] == "good" && samples < COSTED {
+                let text = format!("measuring has just begun: {samples} probes so far");
+                value["reason"] = text.into();
             }
             paths.push(value);
         }
@@ -160,22 +169,22 @@ pub fn status_text(v: &Value) -> String {
             let Some(p) = list(&v["paths"]).into_iter().find(|p| p["id"] == m["path"]) else {
                 continue;
             };
-            let ms = |key: &str| {
-                p[key]
-                    .as_f64()
-                    .map_or("-".into(), |us| format!("{:.1}", us / 1000.0))
+            // Without samples there is nothing to show yet, not a delay of 0.
+            let figure = |key: &str| p[key].as_f64().filter(|_| p["samples"] != 0);
+            let ms = |key| figure(key).map_or("-".into(), |us| format!("{:.1}", us / 1000.0));
+            let state = match text(&p["state"]) {
+                state if state == UNKNOWN => "measuring".into(),
+                state => state,
             };
             let _ = writeln!(
                 out,
                 "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>11} {:>9.2}  {}",
                 text(&p["name"]),
-                text(&p["state"]),
+                state,
                 ms("p50_us"),
                 ms("p95_us"),
                 ms("cost_us"),
-                p["loss"]
-                    .as_f64()
-                    .map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
+                figure("loss").map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
                 format!("{}/{}", p["flows"]["latency"], p["flows"]["bulk"]),
                 p["rate_bps"].as_f64().unwrap_or(0.0) / 1e6,
                 text(&p["reason"])
