@@ -19,6 +19,14 @@ use nix::sys::socket::{setsockopt, sockopt};
 /// Set for the copy of this test binary that is there to be killed.
 const CHILD: &str = "MOUNTAIN_TEST_HOLD_STEER";
 
+/// Path 0 is left at once.
+const EJECTED_0: Masks = Masks {
+    latency: 0b10,
+    bulk: 0b10,
+    alive: 0b11,
+    ejected: 0b01,
+};
+
 const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
@@ -29,6 +37,11 @@ fn patient() -> Settings {
         force_after_ms: 3_600_000,
         ..settings()
     }
+}
+
+/// Flows from the client to a sink.
+fn sources(n: usize, v6: bool, sink: &Sink) -> Vec<Source> {
+    (0..n).map(|_| Source::new(client(v6), sink.addr)).collect()
 }
 
 /// Each source sends a packet every `pause`, `rounds` times.
@@ -48,9 +61,7 @@ fn udp_moves_without_loss_or_reordering() {
             let host = two_hosts();
             let sink = Sink::start(&host, v6);
             let mut steer = steer_two(&patient());
-            let mut sources: Vec<Source> = (0..16)
-                .map(|_| Source::new(client(v6), sink.addr))
-                .collect();
+            let mut sources = sources(16, v6, &sink);
             for member in [0, 1, 0, 1] {
                 masks(&mut steer, only(member));
                 sleep(ms(3)); // the flowlet gap is the margin, 1 ms
@@ -223,8 +234,7 @@ fn device_bound_sockets_stay() {
             let host = two_hosts();
             let sink = Sink::start(&host, v6);
             let mut steer = steer_two(&patient());
-            let mut sources: Vec<Source> =
-                (0..3).map(|_| Source::new(client(v6), sink.addr)).collect();
+            let mut sources = sources(3, v6, &sink);
             for (s, dev) in sources.iter().zip(["u0", "u1"]) {
                 setsockopt(&s.socket, sockopt::BindToDevice, &dev.into()).unwrap();
             }
@@ -245,19 +255,11 @@ fn dropping_it_leaves_nothing() {
     in_netns(|| {
         let host = two_hosts();
         let sink = Sink::start(&host, false);
-        let mut sources: Vec<Source> = (0..8)
-            .map(|_| Source::new(client(false), sink.addr))
-            .collect();
+        let mut sources = sources(8, false, &sink);
         pace(&mut sources, 5, ms(2));
         let mut steer = steer_two(&patient());
         assert_eq!([programs_on("u0"), programs_on("u1")], [1, 1]);
-        masks(
-            &mut steer,
-            Masks {
-                ejected: 1,
-                ..only(1)
-            },
-        );
+        masks(&mut steer, EJECTED_0);
         pace(&mut sources, 5, ms(2));
         steer.attach_to(&[ifindex("u1")]).unwrap();
         assert_eq!([programs_on("u0"), programs_on("u1")], [0, 1]);
@@ -284,13 +286,7 @@ fn child_holds_steer() {
         return;
     }
     let mut steer = steer_two(&patient());
-    masks(
-        &mut steer,
-        Masks {
-            ejected: 1,
-            ..only(1)
-        },
-    );
+    masks(&mut steer, EJECTED_0);
     println!("\nattached");
     sleep(Duration::from_secs(60));
 }
@@ -300,9 +296,7 @@ fn killed_it_leaves_nothing() {
     in_netns(|| {
         let host = two_hosts();
         let sink = Sink::start(&host, false);
-        let mut sources: Vec<Source> = (0..8)
-            .map(|_| Source::new(client(false), sink.addr))
-            .collect();
+        let mut sources = sources(8, false, &sink);
         pace(&mut sources, 5, ms(2));
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_holds_steer", "--nocapture"])
@@ -398,9 +392,7 @@ fn an_unresolved_neighbour_costs_no_packet() {
         let host = two_hosts();
         let sink = Sink::start(&host, false);
         let mut steer = steer_two(&patient());
-        let mut sources: Vec<Source> = (0..8)
-            .map(|_| Source::new(client(false), sink.addr))
-            .collect();
+        let mut sources = sources(8, false, &sink);
         // All on path 1 as far as the policy goes, whose gateway nobody can resolve.
         ip("neigh del 10.0.1.2 dev u1");
         ip("link set u1 arp off");

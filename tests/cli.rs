@@ -125,7 +125,7 @@ fn unreachable_probe_targets_are_said_and_routing_goes_on() {
         file.path().display()
     ));
     let traffic = Traffic::start(&net, SERVER4, 20);
-    wait_until("it is said", Duration::from_secs(10), || {
+    wait_until("it is said", 3 * LEAVE, || {
         said(&log).contains("to 10.98.1.200 was answered")
     });
     let counts = traffic.during(Duration::from_millis(500));

@@ -17,25 +17,6 @@ use serde_json::Value;
 use support::*;
 
 const HALF: Duration = Duration::from_millis(500);
-/// Flows first seen sooner after attaching stay where the kernel has them.
-const SETTLE: Duration = Duration::from_millis(2500);
-
-/// A path's part of the status.
-fn path(net: &Net, device: &str) -> Value {
-    let status = net.client.status();
-    let mut paths = status["paths"].as_array().unwrap().iter();
-    let found = paths.find(|p| p["device"] == device && p["ipv6"] == false);
-    found
-        .unwrap_or_else(|| panic!("no path {device} in {status:#}"))
-        .clone()
-}
-
-fn wait_state(net: &Net, device: &str, good: bool) {
-    wait_until(&format!("{device} is good: {good}"), LEAVE, || {
-        (path(net, device)["state"] == "good") == good
-    });
-}
-
 /// Two devices without link-layer headers, in two namespaces, joined by a thread that carries the
 /// packets of one to the other.
 struct TunPair {
@@ -118,11 +99,11 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
     fs::write(file.path(), "[steer]\nequivalence_band_us = 1e6\n").unwrap();
     let config = file.path().display();
     net.client.mountain_ok(&format!("up --config {config}"));
-    wait_state(&net, "u0", true);
-    wait_state(&net, "u1", true);
+    net.wait_used("u0");
+    net.wait_used("u1");
     // Past the time after which a gateway that cannot be resolved counts as down.
     thread::sleep(SETTLE);
-    let tunnel = path(&net, "u1");
+    let tunnel = net.path("u1");
     assert_eq!(tunnel["state"], "good", "{tunnel:#}");
     assert!(
         tunnel["probes"]["answered"].as_u64() > Some(20),
@@ -141,7 +122,7 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
     // Neither to it nor from it: what the kernel sends by the path that works arrives, on both.
     for (bad, device) in [(0, "u0"), (1, "u1")] {
         net.blackhole(bad);
-        wait_state(&net, device, false);
+        net.wait_left(device, false);
         let counts = traffic.during(HALF);
         let good = 1 - bad as usize;
         let lost = f64::from(counts.sent - counts.arrived()) / f64::from(counts.sent);
@@ -156,9 +137,7 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
             "{device}: {counts:?} {before:?}"
         );
         net.no_blackhole();
-        wait_until(&format!("{device} is back"), 3 * LEAVE, || {
-            path(&net, device)["state"] == "good"
-        });
+        net.wait_used(device);
     }
     let counters = net.client.status()["counters"].clone();
     assert!(counters["pass_neigh"].as_u64() > Some(0), "{counters:#}");
@@ -213,15 +192,15 @@ fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<Value>) {
         file.path().display()
     ));
     wait_until("it runs", LEAVE, || said(&log).contains("running"));
-    wait_state(&net, "u0", true);
-    wait_state(&net, "u1", true);
+    net.wait_used("u0");
+    net.wait_used("u1");
     thread::sleep(SETTLE);
     let traffic = Traffic::between(&inner, &net.server, SERVER4, 20, None);
     let before = traffic.during(HALF);
     assert_eq!(before.arrived(), before.sent, "{before:?}");
     assert!(before.by_path.iter().all(|n| *n > 0), "{before:?}");
     net.blackhole(1);
-    wait_state(&net, "u1", false);
+    net.wait_left("u1", false);
     let counts = traffic.during(HALF);
     let sources = net.client.status()["translated_sources"].clone();
     (counts, sources.as_array().unwrap().clone())

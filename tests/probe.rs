@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 
-use mountain::measure::probe::{Prober, Target};
+use mountain::measure::probe::{PathStats, ProbePath, Prober, Target};
 use mountain::measure::wire::{self, ProbeId, Reflected};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
@@ -97,6 +97,24 @@ impl Turns {
     }
 }
 
+/// Sends one probe to a responder that first forges, then answers, then replays.
+async fn believes_one_answer(path: ProbePath, turn: Turns) -> PathStats {
+    const NOTHING: Duration = Duration::from_millis(200);
+    let mut prober = Prober::new(&[path]).unwrap();
+    prober.send(0, 5).unwrap();
+    turn.wait();
+    let early = answer_within(&mut prober, NOTHING).await;
+    assert_eq!(early, None, "a forgery was believed: {:?}", prober.stats(0));
+    turn.pass();
+    let answer = answer_within(&mut prober, Duration::from_secs(5)).await;
+    assert_eq!(answer.map(|a| a.seq), Some(5));
+    turn.wait();
+    let again = answer_within(&mut prober, NOTHING).await;
+    turn.pass();
+    assert_eq!(again, None, "a replay was believed");
+    prober.stats(0).clone()
+}
+
 /// What a hostile responder does with each request.
 #[test]
 fn forged_replayed_and_foreign_udp_replies_are_ignored() {
@@ -184,21 +202,7 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
         mac(&net, "c1")
     ));
     net.client(move || async move {
-        let mut prober = Prober::new(&[udp("c0", &address.to_string())]).unwrap();
-        prober.send(0, 5).unwrap();
-        client.wait();
-        let early = answer_within(&mut prober, Duration::from_millis(200)).await;
-        assert_eq!(early, None, "a forgery was believed");
-        client.pass();
-        let answer = answer_within(&mut prober, Duration::from_secs(5))
-            .await
-            .unwrap();
-        assert_eq!(answer.seq, 5);
-        client.wait();
-        let again = answer_within(&mut prober, Duration::from_millis(200)).await;
-        client.pass();
-        assert_eq!(again, None, "a replay was believed");
-        let stats = prober.stats(0);
+        let stats = believes_one_answer(udp("c0", &address.to_string()), client).await;
         assert_eq!((stats.answered, stats.duplicates), (1, 2), "{stats:?}");
         // Eight forgeries from the right address and port, two replays.
         assert_eq!(stats.ignored, 8 + 2, "{stats:?}");
@@ -280,21 +284,7 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     });
     wait.recv().unwrap();
     net.client(move || async move {
-        let mut prober = Prober::new(&[icmp("c0", "192.0.2.2")]).unwrap();
-        prober.send(0, 5).unwrap();
-        client.wait();
-        let early = answer_within(&mut prober, Duration::from_millis(200)).await;
-        assert_eq!(early, None, "a forgery was believed: {:?}", prober.stats(0));
-        client.pass();
-        let answer = answer_within(&mut prober, Duration::from_secs(5))
-            .await
-            .unwrap();
-        assert_eq!(answer.seq, 5);
-        client.wait();
-        let again = answer_within(&mut prober, Duration::from_millis(200)).await;
-        client.pass();
-        assert_eq!(again, None, "a replay was believed");
-        let stats = prober.stats(0);
+        let stats = believes_one_answer(icmp("c0", "192.0.2.2"), client).await;
         assert_eq!(
             (stats.answered, stats.duplicates, stats.ignored),
             (1, 1, 7),

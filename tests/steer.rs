@@ -7,49 +7,9 @@ use std::time::Duration;
 use support::*;
 
 const FLOWS: usize = 20;
-/// Flows first seen sooner after attaching stay where the kernel has them.
-const SETTLE: Duration = Duration::from_millis(2500);
-
-/// Path that a path's name stands for in the status.
-fn state(net: &Net, name: &str, ipv6: bool) -> String {
-    let status = net.client.status();
-    let paths = status["paths"].as_array().unwrap();
-    let path = paths
-        .iter()
-        .find(|p| p["device"] == name && p["ipv6"] == ipv6)
-        .unwrap_or_else(|| panic!("no path {name} in {status:#}"));
-    path["state"].as_str().unwrap_or("-").to_string()
-}
-
-fn wait_good(net: &Net) {
-    let good = || {
-        let status = net.client.status();
-        let paths = status["paths"].as_array().unwrap();
-        paths.len() == 4 && paths.iter().all(|p| p["state"] == "good")
-    };
-    let end = std::time::Instant::now() + 2 * LEAVE;
-    while !good() {
-        assert!(
-            std::time::Instant::now() < end,
-            "not all paths are good: {:#}",
-            net.client.status()
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Waits until path `name` is no longer used.
-fn wait_left(net: &Net, name: &str, ipv6: bool, limit: Duration) {
-    wait_until(&format!("{name} is left"), limit, || {
-        !["good", "unknown"].contains(&state(net, name, ipv6).as_str())
-    });
-}
 
 fn leaves_a_black_hole(server: &str) {
-    let net = Net::new();
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    let net = Net::steered();
     let traffic = Traffic::start(&net, server, FLOWS);
     let before = traffic.during(Duration::from_millis(500));
     assert!(
@@ -59,7 +19,7 @@ fn leaves_a_black_hole(server: &str) {
     assert_eq!(before.reordered, 0, "{before:?}");
 
     net.blackhole(1);
-    wait_left(&net, "u1", server.contains(':'), LEAVE);
+    net.wait_left("u1", server.contains(':'));
     let after = traffic.during(Duration::from_millis(500));
     assert_eq!(
         after.by_path[1], 0,
@@ -152,10 +112,7 @@ fn up_then_down_leaves_the_host_as_it_was() {
 
 #[test]
 fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
-    let net = Net::new();
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     let half = Duration::from_millis(500);
     traffic.during(half);
@@ -167,11 +124,9 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
 
     // What the kill leaves is the kernel's own choice: it does not see a black hole, and did
     // not before.
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    net.steer();
     net.blackhole(1);
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     let steered = traffic.during(half);
     assert!(steered.nearly_all_arrived(), "{steered:?}");
     net.kill_daemon();
@@ -181,7 +136,7 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
         "still steered after the kill: {killed:?}"
     );
     net.up();
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     let again = traffic.during(half);
     assert!(again.nearly_all_arrived(), "not taken over: {again:?}");
 
@@ -192,12 +147,9 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
 
 #[test]
 fn sockets_that_chose_their_uplink_stay() {
-    let net = Net::new();
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    let net = Net::steered();
     net.blackhole(1);
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     // The black hole is real for who insists on it.
     for bind in ["%u1", "10.30.1.1"] {
         if bind == "10.30.1.1" {
@@ -230,9 +182,9 @@ fn an_fwmark_rule_keeps_its_route() {
     net.client
         .ip("route add default via 10.30.1.2 dev u1 table 88");
     net.up();
-    wait_good(&net);
+    net.wait_good();
     net.blackhole(1);
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     let ping = net
         .client
         .command("ping")
@@ -252,9 +204,9 @@ fn a_more_specific_route_is_not_ours() {
     net.client
         .ip("route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1");
     net.up();
-    wait_good(&net);
+    net.wait_good();
     net.blackhole(1);
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     let ping = net
         .client
         .command("ping")
@@ -303,29 +255,24 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
         let received = received.and_then(|t| t.split(' ').next()?.parse::<u32>().ok());
         received.unwrap_or_else(|| panic!("{text}"))
     };
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    net.steer();
     assert_eq!(ping("-M do -s 1372"), 20);
     assert_eq!(ping("-M do -s 1300"), 20);
 
     // The larger path turns bad: small packets leave it, large ones have nowhere else to go.
     net.blackhole(large as u32);
-    wait_left(&net, &format!("u{large}"), false, LEAVE);
+    net.wait_left(&format!("u{large}"), false);
     assert!(ping("-s 56") >= 19, "small ones arrive by the other path");
     assert_eq!(ping("-M do -s 1372"), 0, "it is a black hole");
     net.no_blackhole();
     // It works again, and is still held: large packets pass by it as the kernel sent them.
-    assert_ne!(state(&net, &format!("u{large}"), false), "good");
+    assert_ne!(net.path(&format!("u{large}"))["state"], "good");
     assert_eq!(ping("-M do -s 1372"), 20);
 }
 
 #[test]
 fn a_neighbour_flush_under_traffic_does_not_stop_it() {
-    let net = Net::new();
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(200));
@@ -337,23 +284,20 @@ fn a_neighbour_flush_under_traffic_does_not_stop_it() {
     let all = traffic.finish();
     // What was redirected between the flush and our hearing of it is lost: a packet or two a flush.
     assert!(all.arrived() + 5 * 4 >= all.sent, "{all:?}");
-    assert_eq!(state(&net, "u0", false), "good");
-    assert_eq!(state(&net, "u1", false), "good");
+    assert_eq!(net.path("u0")["state"], "good");
+    assert_eq!(net.path("u1")["state"], "good");
 }
 
 #[test]
 fn a_gateway_that_stops_answering_arp_loses_no_flow() {
-    let net = Net::new();
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     std::thread::sleep(Duration::from_millis(300));
     // Dead for good: neither packets nor ARP, and the entry is flushed as if it had timed out.
     net.server.ip("link set s1 arp off");
     net.blackhole(1);
     net.client.try_ip("neigh flush dev u1");
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     std::thread::sleep(Duration::from_secs(1));
     let after = traffic.during(Duration::from_secs(1));
     assert!(after.nearly_all_arrived(), "{after:?}");
@@ -367,7 +311,7 @@ fn a_gateway_that_stops_answering_arp_loses_no_flow() {
 fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     let net = Net::new();
     net.up();
-    wait_good(&net);
+    net.wait_good();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     net.client.ip("link del u1");
     wait_until("it is noticed", LEAVE, || {
@@ -383,34 +327,29 @@ fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     assert!(alone.nearly_all_arrived(), "{alone:?}");
     net.join(1);
     net.multipath();
-    wait_good(&net);
+    net.wait_good();
     drop(traffic);
     std::thread::sleep(SETTLE);
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     net.blackhole(1);
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     let after = traffic.during(Duration::from_millis(500));
     assert!(after.nearly_all_arrived(), "not steered again: {after:?}");
 }
 
 #[test]
 fn a_link_flap_moves_traffic_away_and_back() {
-    let net = Net::new();
-    net.up();
-    wait_good(&net);
-    std::thread::sleep(SETTLE);
+    let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     let before = traffic.during(Duration::from_millis(300));
     assert!(before.by_path[1] > 0, "{before:?}");
     net.server.ip("link set s1 down");
-    wait_left(&net, "u1", false, LEAVE);
+    net.wait_left("u1", false);
     let down = traffic.during(Duration::from_millis(500));
     assert_eq!(down.by_path[1], 0, "{down:?}");
     assert!(down.nearly_all_arrived(), "{down:?}");
     net.server.ip("link set s1 up");
-    wait_until("u1 is used again", Duration::from_secs(15), || {
-        state(&net, "u1", false) == "good"
-    });
+    net.wait_used("u1");
     let up = traffic.during(Duration::from_millis(500));
     assert!(up.nearly_all_arrived(), "{up:?}");
     assert!(
