@@ -106,6 +106,8 @@ fn up_then_down_leaves_the_host_as_it_was() {
     let before = net.client.fingerprint();
     net.up();
     std::thread::sleep(Duration::from_millis(500));
+    let during = net.client.fingerprint();
+    assert!(during.contains("tcx egress of u1: 1"), "attached: {during}");
     net.client.mountain_ok("down");
     assert_eq!(net.client.fingerprint(), before);
 }
@@ -356,4 +358,8 @@ fn a_link_flap_moves_traffic_away_and_back() {
         net.client.status()["paths"].as_array().unwrap().len() == 4,
         "and no path is left over"
     );
+    net.client.mountain_ok("down");
+    net.server.ip("link set s1 down");
+    let plain = traffic.during(Duration::from_millis(500));
+    assert!(plain.many_lost(), "without mountain it is lost: {plain:?}");
 }

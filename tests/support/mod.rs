@@ -10,6 +10,7 @@
 
 #![allow(dead_code)]
 
+mod tcx;
 mod traffic;
 
 use std::fs::File;
@@ -165,6 +166,12 @@ impl Ns {
         }
         for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
             out += &self.run(line);
+        }
+        for dev in ["u0", "u1"] {
+            out += &format!(
+                "tcx egress of {dev}: {}\n",
+                self.with(move || tcx::programs_on(dev))
+            );
         }
         // Neighbours without their states, and without link-local ones (the far end's kernel asks
         // from such an address now and then): these change by themselves.
