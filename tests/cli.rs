@@ -94,7 +94,15 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
         assert!(said.contains(key), "{text}: {said}");
     }
     let said = net.client.mountain_fails("up --config /nonexistent.toml");
-    assert!(said.contains("/nonexistent.toml"), "{said}");
+    let once = said.matches("No such file").count() == 1;
+    assert!(said.contains("/nonexistent.toml") && once, "{said}");
+    let file = config("[steer]\nroutes = [\"10.0.0.1\"]\n");
+    let name = file.path().to_str().unwrap();
+    let said = net.client.mountain_fails(&format!("up --config {name}"));
+    assert!(
+        said.contains("steer.routes[0]: not a prefix such as"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -318,7 +318,7 @@ impl From<ProbeTarget> for String {
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("{}: {source}", file.display())]
+    #[error("cannot read the configuration {}", file.display())]
     Read {
         file: PathBuf,
         source: std::io::Error,
@@ -370,7 +370,15 @@ impl Config {
         };
         let config: Config = toml::from_str(text).map_err(|e| {
             let offset = e.span().map_or(0, |s| s.start);
-            bad(offset, key_at(text, offset), e.message().to_owned())
+            let key = key_at(text, offset);
+            let is_prefix = ["routes", "movable_sources"]
+                .iter()
+                .any(|k| key.contains(k));
+            let message = match e.message() {
+                "invalid IP address syntax" if is_prefix => "not a prefix such as 10.0.0.0/8",
+                other => other,
+            };
+            bad(offset, key, message.to_owned())
         })?;
         config.check().map_err(|(table, key, message)| {
             let (offset, name) = locate(text, table, key);
@@ -653,12 +661,9 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read() {
-        let e = Config::load(Path::new("/nonexistent/mountain.toml"))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            e.starts_with("/nonexistent/mountain.toml: No such file"),
-            "{e}"
-        );
+        let e = Config::load(Path::new("/nonexistent/mountain.toml")).unwrap_err();
+        let e = format!("{:#}", anyhow::Error::from(e));
+        let start = "cannot read the configuration /nonexistent/mountain.toml: No such file";
+        assert!(e.starts_with(start), "{e}");
     }
 }
