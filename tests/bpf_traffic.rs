@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bpf::net::tcx::programs_on;
 use bpf::net::*;
 use bpf::{ifindex, in_netns, ip, only, settings};
 use mountain::bpf::flows;

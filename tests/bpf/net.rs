@@ -21,8 +21,7 @@ use nix::sys::socket::{
 use super::{ifindex, ip};
 
 #[path = "../support/tcx.rs"]
-mod tcx;
-pub use tcx::programs_on;
+pub mod tcx;
 
 /// A network namespace without a name.
 pub struct Ns(Arc<File>);
