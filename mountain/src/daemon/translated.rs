@@ -29,6 +29,8 @@ const KNOWN_MAX: usize = 65_536;
 /// Translated sources that are kept out: the program's table has room for 4096 addresses, those of
 /// the devices among them.
 const TRANSLATED_MAX: usize = 2048;
+/// So many of them are logged, the others appear in the status only.
+const SAID_MAX: usize = 20;
 
 /// What is known of the sources seen.
 #[derive(Default)]
@@ -96,10 +98,12 @@ impl Daemon {
                 }
                 t.movable.insert(source);
             } else if t.stay.len() < TRANSLATED_MAX {
-                info!(
-                    "flows from {source} stay where they are: replies to it come by an uplink. \
-                     If all uplinks accept this address, add it to `movable_sources`"
-                );
+                if t.stay.len() < SAID_MAX {
+                    info!(
+                        "flows from {source} stay where they are: replies to it come by an \
+                         uplink. If all uplinks accept this address, add it to `movable_sources`"
+                    );
+                }
                 t.stay.insert(source);
                 steer.pin(source)?;
             } else if !t.said_full {
