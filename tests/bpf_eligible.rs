@@ -5,8 +5,12 @@
 
 mod bpf;
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use bpf::packets::*;
 use bpf::{in_netns, only, rig_path, settings, Ctx, Rig, BOTH};
+use mountain::bpf::flows::Cursor;
 use mountain::bpf::{Masks, Mode};
 use mountain::steer::topology::Selector;
 
@@ -520,6 +524,45 @@ fn no_verdict_no_steering() {
         });
         for port in 0..50 {
             assert_eq!(rig.send(0, &packet(port).on(0)), 1, "stays on a dead path");
+        }
+    });
+}
+
+#[test]
+fn a_source_that_is_pinned_later_stays_from_then_on() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        for v6 in [false, true] {
+            let packet = |last: u8| {
+                let mut ip = Ip::new(v6, UDP, udp(1, 2, 30));
+                ip.src = match ip.src {
+                    IpAddr::V4(a) => (u32::from(a) + u32::from(last)).to_be_bytes().into(),
+                    IpAddr::V6(a) => (u128::from(a) + u128::from(last)).to_be_bytes().into(),
+                };
+                (ip.src, ip.on(0))
+            };
+            let ((source, pinned), (other, free)) = (packet(0), packet(1));
+            let steered = |rig: &Rig| [&pinned, &free].map(|p| rig.send(0, p));
+            assert_eq!(steered(&rig), [1, 1]);
+
+            // Both are found, in whatever parts the table is read, round after round.
+            let mut cursor = Cursor::default();
+            for _ in 0..3 {
+                let parts = (0..10).map(|_| cursor.sources(rig.steer.flow_map(), 1).unwrap());
+                let found: BTreeSet<IpAddr> = parts.flatten().collect();
+                assert!(found.is_superset(&[source, other].into()), "{found:?}");
+            }
+            let all = cursor.sources(rig.steer.flow_map(), 1000).unwrap();
+            assert!(all.len() <= rig.flows().len(), "{all:?}");
+
+            rig.steer.pin(source).unwrap();
+            let counted = rig.counted(|| assert_eq!(steered(&rig), [0, 1]));
+            assert!(counted.contains(&("pass_pinned", 1)), "{counted:?}");
+            assert!(rig.flows().iter().all(|f| f.key.source.ip() != source));
+            // Until the topology is written anew, without it.
+            rig.topology(&[]);
+            rig.masks(only(1));
+            assert_eq!(steered(&rig), [1, 1]);
         }
     });
 }

@@ -167,7 +167,15 @@ fn flows_move_in_a_gap_and_not_inside_it() {
         let need = Duration::from_micros(80_000 - 10_000 + 1000);
         rig.masks(only(1));
         let (mut stayed, mut moved) = (0, 0);
-        for pause in [0, 0, 5, 0, 20, 40, 60, 5, 30, 80] {
+        for (n, pause) in [0, 0, 5, 0, 20, 40, 60, 5, 30, 80]
+            .into_iter()
+            .cycle()
+            .enumerate()
+        {
+            // On a machine that is halted now and then it may take more than one round.
+            if n >= 10 && stayed >= 3 && moved >= 1 || n >= 100 {
+                break;
+            }
             let before_previous = Instant::now();
             assert_eq!(rig.send(0, &p), 0, "left {pause} ms before its gap");
             let after_previous = Instant::now();
@@ -295,87 +303,102 @@ fn bad_paths_are_left_at_once() {
     });
 }
 
+/// Runs `test` until the machine was quick enough for it; `None` says that it was not.
+fn when_quick_enough(mut test: impl FnMut() -> Option<()>) {
+    let quick = (0..50).any(|_| test().is_some());
+    assert!(quick, "too slow a machine: halted in each of 50 tries");
+}
+
+/// What `f` does within one window of the classification (50 ms), if it was.
+fn within_a_window(f: impl FnOnce()) -> Option<()> {
+    let start = Instant::now();
+    f();
+    (start.elapsed() < ms(45)).then_some(())
+}
+
 #[test]
 fn the_class_follows_the_rate() {
     in_netns(|| {
         let mut rig = Rig::new(&patient()); // window 50 ms; below 5,000 bytes, above 10,000
-        let class = |rig: &Rig| rig.flow().class;
-        // Latency flows by u0, bulk flows by u1, no gap needed beyond the margin of 1 ms.
-        rig.masks(Masks {
-            latency: 0b01,
-            bulk: 0b10,
-            alive: 0b11,
-            ejected: 0,
-        });
-        let fat = packet(1, 1000 - 42); // 1,000 bytes
-        let burst = |rig: &Rig, n: usize, ctx: Ctx| {
-            let start = Instant::now();
-            for _ in 0..n {
-                rig.run(0, &fat, ctx);
-                rig.clear_note();
-            }
-            start.elapsed()
-        };
-        let plain = Ctx::default();
-        let start = Instant::now();
-        burst(&rig, 10, plain);
-        assert_eq!(class(&rig), Class::Latency, "at the threshold");
-        burst(&rig, 1, plain);
-        assert!(
-            start.elapsed() < ms(50),
-            "too slow a machine: {:?}",
-            start.elapsed()
-        );
-        assert_eq!(
-            class(&rig),
-            Class::Bulk,
-            "11,000 bytes in {:?}",
-            start.elapsed()
-        );
-        sleep(ms(5));
-        assert_eq!(rig.send(0, &fat), 1, "a bulk flow belongs on u1");
-        // Between the thresholds it stays what it is: 7 packets a window, from either side.
-        for _ in 0..3 {
-            sleep(ms(55));
-            burst(&rig, 7, plain);
-            assert_eq!(class(&rig), Class::Bulk, "hysteresis");
-        }
-        // A quiet window and one packet to see its end; the first ends the busy window.
-        for _ in 0..2 {
-            sleep(ms(55));
-            burst(&rig, 1, plain);
-        }
-        assert_eq!(class(&rig), Class::Latency, "quiet");
-        let rate = rig.flow().rate_bps;
-        assert!(
-            (100_000..=150_000).contains(&rate),
-            "1,000 bytes in 55 ms, not {rate} bit/s"
-        );
-        sleep(ms(5));
-        assert_eq!(rig.send(0, &fat), 0, "a latency flow belongs on u0");
-        for _ in 0..3 {
-            sleep(ms(55));
-            burst(&rig, 7, plain);
-            assert_eq!(class(&rig), Class::Latency, "hysteresis");
-        }
-        // One super-packet in a window: not latency, however low the rate.
-        burst(&rig, 12, plain);
-        assert_eq!(class(&rig), Class::Bulk);
-        let gso = Ctx {
-            gso_segs: 2,
-            gso_size: 500,
-            ..plain
-        };
-        for _ in 0..3 {
-            sleep(ms(55));
-            burst(&rig, 1, gso);
-            assert_eq!(class(&rig), Class::Bulk, "sends super-packets");
-        }
-        // The last super-packet ended its window itself.
-        sleep(ms(55));
-        burst(&rig, 1, plain);
-        assert_eq!(class(&rig), Class::Latency);
+        when_quick_enough(|| class_follows_the_rate(&mut rig));
     });
+}
+
+fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
+    let class = |rig: &Rig| rig.flow().class;
+    rig.clear_flows();
+    // Latency flows by u0, bulk flows by u1, no gap needed beyond the margin of 1 ms.
+    rig.masks(Masks {
+        latency: 0b01,
+        bulk: 0b10,
+        alive: 0b11,
+        ejected: 0,
+    });
+    let fat = packet(1, 1000 - 42); // 1,000 bytes
+    let burst = |rig: &Rig, n: usize, ctx: Ctx| {
+        for _ in 0..n {
+            rig.run(0, &fat, ctx);
+            rig.clear_note();
+        }
+    };
+    let plain = Ctx::default();
+    let mut at_threshold = Class::Bulk;
+    within_a_window(|| {
+        burst(rig, 10, plain);
+        at_threshold = class(rig);
+        burst(rig, 1, plain);
+    })?;
+    assert_eq!(at_threshold, Class::Latency, "at the threshold");
+    assert_eq!(class(rig), Class::Bulk, "11,000 bytes in a window");
+    sleep(ms(5));
+    assert_eq!(rig.send(0, &fat), 1, "a bulk flow belongs on u1");
+    // Between the thresholds it stays what it is: 7 packets a window, from either side.
+    for _ in 0..3 {
+        sleep(ms(55));
+        within_a_window(|| burst(rig, 7, plain))?;
+        assert_eq!(class(rig), Class::Bulk, "hysteresis");
+    }
+    // A quiet window and one packet to see its end; the first ends the busy window.
+    let single = |rig: &Rig| {
+        sleep(ms(55));
+        let before = Instant::now();
+        burst(rig, 1, plain);
+        (before, Instant::now())
+    };
+    let (first, second) = (single(rig), single(rig));
+    assert_eq!(class(rig), Class::Latency, "quiet");
+    let rate = f64::from(rig.flow().rate_bps);
+    let [longest, shortest] = [second.1 - first.0, second.0 - first.1].map(|t| t.as_secs_f64());
+    assert!(
+        (8000.0 / longest - 10.0..=8000.0 / shortest + 10.0).contains(&rate),
+        "1,000 bytes in {shortest} to {longest} s, not {rate} bit/s"
+    );
+    sleep(ms(5));
+    assert_eq!(rig.send(0, &fat), 0, "a latency flow belongs on u0");
+    for _ in 0..3 {
+        sleep(ms(55));
+        burst(rig, 7, plain);
+        assert_eq!(class(rig), Class::Latency, "hysteresis");
+    }
+    // One super-packet in a window: not latency, however low the rate.
+    sleep(ms(55));
+    within_a_window(|| burst(rig, 12, plain))?;
+    assert_eq!(class(rig), Class::Bulk);
+    let gso = Ctx {
+        gso_segs: 2,
+        gso_size: 500,
+        ..plain
+    };
+    for _ in 0..3 {
+        sleep(ms(55));
+        burst(rig, 1, gso);
+        assert_eq!(class(rig), Class::Bulk, "sends super-packets");
+    }
+    // The last super-packet ended its window itself.
+    sleep(ms(55));
+    burst(rig, 1, plain);
+    assert_eq!(class(rig), Class::Latency);
+    Some(())
 }
 
 #[test]
@@ -398,21 +421,15 @@ fn packets_that_ask_for_low_latency_get_it() {
                     },
                 )
             }) {
-                rig.clear_flows();
                 let p = Ip {
                     dsfield,
                     ..Ip::new(v6, UDP, udp(1, 2, 1300))
                 }
                 .on(0);
-                let start = Instant::now();
-                for _ in 0..12 {
-                    rig.send(0, &p);
-                }
-                assert!(
-                    start.elapsed() < ms(50),
-                    "too slow a machine: {:?}",
-                    start.elapsed()
-                );
+                when_quick_enough(|| {
+                    rig.clear_flows();
+                    within_a_window(|| (0..12).for_each(|_| _ = rig.send(0, &p)))
+                });
                 assert_eq!(rig.flow().class, class, "{dsfield:#x}");
             }
         }

@@ -125,6 +125,8 @@ fn a_small_scenario_runs_end_to_end_and_leaves_nothing() {
         .unwrap()
         .contains("mini"));
     assert!(lab.dir.path().join("samples.csv").exists());
+    // It ran without the product.
+    assert!(!result.environment.contains_key("notes"));
 }
 
 #[test]

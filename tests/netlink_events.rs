@@ -12,7 +12,7 @@ use mountain::netlink::{
 };
 use netns::{addr, hop, hops, Net, TWO_HOPS};
 
-/// Changes until `wanted` says it has seen enough; panics after two seconds without.
+/// Changes until `wanted` says it has seen enough; panics after five seconds without.
 async fn until(
     monitor: &mut Monitor,
     mut wanted: impl FnMut(&Change) -> bool,
@@ -20,7 +20,7 @@ async fn until(
     let start = Instant::now();
     let mut seen = Vec::new();
     loop {
-        let next = tokio::time::timeout(Duration::from_secs(2), monitor.next()).await;
+        let next = tokio::time::timeout(Duration::from_secs(5), monitor.next()).await;
         let change = next.unwrap_or_else(|_| panic!("not seen; only {seen:#?}"));
         seen.push(change);
         if wanted(&change) {
@@ -107,7 +107,7 @@ fn changes_are_reported() {
         ] {
             host.ip(command);
             let (_, elapsed) = until(&mut monitor, |c| *c == Change::Routing).await;
-            assert!(elapsed < Duration::from_millis(500), "{command}: {elapsed:?}");
+            assert!(elapsed < Duration::from_secs(2), "{command}: {elapsed:?}");
             quiet(&mut monitor).await;
         }
         let topology = read_topology_blocking(&Filter::default()).unwrap();
@@ -213,7 +213,7 @@ fn lost_events_are_reported_and_do_not_hang() {
         host.ip(&format!("-batch {}", file.path().display()));
         let (seen, elapsed) = until(&mut monitor, |c| *c == Change::Overrun).await;
         assert!(seen.len() <= 3, "{seen:?}");
-        assert!(elapsed < Duration::from_millis(700), "{elapsed:?}");
+        assert!(elapsed < Duration::from_secs(3), "{elapsed:?}");
         // What was still queued is older than what is read now, and gone.
         let stale = tokio::time::timeout(Duration::from_millis(100), monitor.next()).await;
         assert!(stale.is_err(), "{stale:?}");

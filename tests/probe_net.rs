@@ -207,7 +207,8 @@ pub fn median(mut values: Vec<u32>) -> u32 {
 pub fn check_quick(answers: &[Answer]) {
     let rtt = median(answers.iter().map(|a| a.rtt_us).collect());
     let user = median(answers.iter().map(|a| a.user_rtt_us).collect());
-    assert!(rtt > 0 && rtt < 1000, "kernel RTT {rtt} µs");
+    // A veth takes some ten µs; a machine that is busy or was halted, more.
+    assert!(rtt > 0 && rtt < 5000, "kernel RTT {rtt} µs");
     assert!(
         user >= rtt,
         "user RTT {user} µs below the kernel's {rtt} µs"

@@ -26,6 +26,11 @@ const LOST_AFTER_NS: u64 = 2_000_000_000;
 /// A bulk flow should have left a path that turned bad after this long.
 const LEAVE_WITHIN_NS: u64 = 3_000_000_000;
 
+/// Kept with every result in which the product ran.
+const ONE_DAEMON: &str = "mountain ran on through all segments (only the policy `none` stops it): \
+    what it had learnt of the paths, holds and flaps too, in earlier segments, in those of other \
+    policies and in void ones, counts in later ones";
+
 /// Turns segments into figures, checks them, writes everything.
 pub fn finish(
     args: &RunArgs,
@@ -92,6 +97,11 @@ pub fn finish(
     result
         .environment
         .insert("scenario".into(), serde_json::to_value(scenario)?);
+    if segments.iter().any(|s| s.policy != Policy::None) {
+        result
+            .environment
+            .insert("notes".into(), vec![ONE_DAEMON].into());
+    }
     let details = segments.iter().map(|s| {
         serde_json::json!({
             "repeat": s.repeat, "policy": s.policy.name(), "generator": s.seen.health,

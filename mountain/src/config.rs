@@ -37,6 +37,9 @@ pub struct SteerConfig {
     pub loss_weight_us: Option<f64>,
     /// Only multipath routes inside these prefixes are steered. Default: all (empty).
     pub routes: Vec<IpNet>,
+    /// Flows from these sources may be moved although the addresses are not this host's and replies
+    /// to them do not go inwards: NAT to addresses that every uplink accepts. Default: none.
+    pub movable_sources: Vec<IpNet>,
     /// Time between two probes of a path, 5..=1000 ms. Default 50.
     pub probe_interval_ms: u32,
     /// How far back probes count, 1..=120 s. Default 10.
@@ -94,6 +97,7 @@ impl Default for SteerConfig {
             jitter_weight: None,
             loss_weight_us: None,
             routes: Vec::new(),
+            movable_sources: Vec::new(),
             probe_interval_ms: 50,
             window_s: 10.0,
             half_life_s: 2.0,
@@ -319,7 +323,7 @@ impl From<ProbeTarget> for String {
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("{}: {source}", file.display())]
+    #[error("cannot read the configuration {}", file.display())]
     Read {
         file: PathBuf,
         source: std::io::Error,
@@ -371,7 +375,15 @@ impl Config {
         };
         let config: Config = toml::from_str(text).map_err(|e| {
             let offset = e.span().map_or(0, |s| s.start);
-            bad(offset, key_at(text, offset), e.message().to_owned())
+            let key = key_at(text, offset);
+            let is_prefix = ["routes", "movable_sources"]
+                .iter()
+                .any(|k| key.contains(k));
+            let message = match e.message() {
+                "invalid IP address syntax" if is_prefix => "not a prefix such as 10.0.0.0/8",
+                other => other,
+            };
+            bad(offset, key, message.to_owned())
         })?;
         config.check().map_err(|(table, key, message)| {
             let (offset, name) = locate(text, table, key);
@@ -654,12 +666,9 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read() {
-        let e = Config::load(Path::new("/nonexistent/mountain.toml"))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            e.starts_with("/nonexistent/mountain.toml: No such file"),
-            "{e}"
-        );
+        let e = Config::load(Path::new("/nonexistent/mountain.toml")).unwrap_err();
+        let e = format!("{:#}", anyhow::Error::from(e));
+        let start = "cannot read the configuration /nonexistent/mountain.toml: No such file";
+        assert!(e.starts_with(start), "{e}");
     }
 }

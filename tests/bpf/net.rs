@@ -20,6 +20,9 @@ use nix::sys::socket::{
 
 use super::{ifindex, ip};
 
+#[path = "../support/tcx.rs"]
+pub mod tcx;
+
 /// A network namespace without a name.
 pub struct Ns(Arc<File>);
 
@@ -334,19 +337,4 @@ pub fn received(dev: &str) -> (u64, u64) {
         .map(|w| w.parse().unwrap());
     let bytes = words.next().unwrap();
     (words.next().unwrap(), bytes)
-}
-
-/// How many programs are attached to the tcx egress of a device.
-pub fn programs_on(dev: &str) -> u32 {
-    let mut opts = libbpf_sys::bpf_prog_query_opts {
-        sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    // SAFETY: asks for the count only; the options outlive the call.
-    let ret = unsafe {
-        libbpf_sys::bpf_prog_query_opts(ifindex(dev) as i32, libbpf_sys::BPF_TCX_EGRESS, &mut opts)
-    };
-    assert_eq!(ret, 0, "BPF_PROG_QUERY of {dev}");
-    // SAFETY: the kernel filled it in.
-    unsafe { opts.__bindgen_anon_1.count }
 }

@@ -10,25 +10,32 @@
 
 #![allow(dead_code)]
 
+mod tcx;
+mod traffic;
+
 use std::fs::File;
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::sched::{setns, CloneFlags};
 use serde_json::Value;
 
+#[allow(unused_imports)]
+pub use traffic::*;
+
 pub const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
 pub const SERVER4: &str = "10.98.1.1";
 pub const SERVER6: &str = "fd98:1::1";
 pub const CLIENT4: &str = "10.98.0.1";
-/// Well over the 300 ms that leaving a dead path may take.
-pub const LEAVE: Duration = Duration::from_secs(3);
+/// Well over the 300 ms that leaving a dead path may take, and what any start may take: the figure
+/// is the lab's to measure, here a busy machine has its time.
+pub const LEAVE: Duration = Duration::from_secs(10);
+
+/// Flows first seen sooner after attaching stay where the kernel has them.
+pub const SETTLE: Duration = Duration::from_millis(2500);
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
@@ -160,8 +167,15 @@ impl Ns {
         for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
             out += &self.run(line);
         }
-        // Neighbours without their states, which change by themselves.
-        for line in self.ip("neigh").lines() {
+        for dev in ["u0", "u1"] {
+            out += &format!(
+                "tcx egress of {dev}: {}\n",
+                self.with(move || tcx::programs_on(dev))
+            );
+        }
+        // Neighbours without their states, and without link-local ones (the far end's kernel asks
+        // from such an address now and then): these change by themselves.
+        for line in self.ip("neigh").lines().filter(|l| !l.starts_with("fe80:")) {
             out += line.split(" lladdr").next().unwrap_or(line);
             out.push('\n');
         }
@@ -214,6 +228,12 @@ impl Net {
             "link add u{i} type veth peer name s{i} netns {}",
             s.name
         ));
+        self.addresses(i);
+    }
+
+    /// Gives the ends of path `i` their addresses.
+    pub fn addresses(&self, i: u32) {
+        let (c, s) = (&self.client, &self.server);
         for (ns, dev, n) in [(c, "u", 1), (s, "s", 2)] {
             ns.ip(&format!("addr add 10.30.{i}.{n}/24 dev {dev}{i}"));
             ns.ip(&format!("addr add fd30:{i}::{n}/64 dev {dev}{i} nodad"));
@@ -235,6 +255,58 @@ impl Net {
         self.client.mountain_ok("up");
     }
 
+    /// The two hosts with `mountain` up, all paths good, and new flows no longer left alone.
+    pub fn steered() -> Self {
+        let net = Self::new();
+        net.steer();
+        net
+    }
+
+    /// See [`Net::steered`].
+    pub fn steer(&self) {
+        self.up();
+        self.wait_good();
+        thread::sleep(SETTLE);
+    }
+
+    /// What `status` says of the IPv4 path by a device.
+    pub fn path(&self, device: &str) -> Value {
+        self.path_of(device, false)
+    }
+
+    fn path_of(&self, device: &str, ipv6: bool) -> Value {
+        let status = self.client.status();
+        let mut paths = status["paths"].as_array().unwrap().iter();
+        let found = paths.find(|p| p["device"] == device && p["ipv6"] == ipv6);
+        found
+            .unwrap_or_else(|| panic!("no path {device} in {status:#}"))
+            .clone()
+    }
+
+    /// Waits until all paths, of both families, are good.
+    pub fn wait_good(&self) {
+        wait_until("all paths are good", 2 * LEAVE, || {
+            let status = self.client.status();
+            let paths = status["paths"].as_array().unwrap();
+            paths.len() == 4 && paths.iter().all(|p| p["state"] == "good")
+        });
+    }
+
+    /// Waits until the IPv4 path by a device is used.
+    pub fn wait_used(&self, device: &str) {
+        wait_until(&format!("{device} is used"), 3 * LEAVE, || {
+            self.path(device)["state"] == "good"
+        });
+    }
+
+    /// Waits until the path by a device is no longer used.
+    pub fn wait_left(&self, device: &str, ipv6: bool) {
+        wait_until(&format!("{device} is left"), 2 * LEAVE, || {
+            let state = self.path_of(device, ipv6)["state"].clone();
+            state != "good" && state != "unknown"
+        });
+    }
+
     /// Drops everything that arrives at the server by path `i`: a silent black hole.
     pub fn blackhole(&self, i: u32) {
         self.server.run("nft add table inet hole");
@@ -251,6 +323,15 @@ impl Net {
     /// Process id of the client's daemon.
     pub fn pid(&self) -> i32 {
         self.client.status()["pid"].as_i64().unwrap() as i32
+    }
+
+    /// Ends the client's daemon by SIGKILL.
+    pub fn kill_daemon(&self) {
+        let pid = nix::unistd::Pid::from_raw(self.pid());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        wait_until("the process is gone", LEAVE, || {
+            !self.client.mountain("status").status.success()
+        });
     }
 
     /// Starts `mountain` in the client with its messages collected.
@@ -279,6 +360,14 @@ impl Drop for Net {
     }
 }
 
+/// All that a process started with [`Net::start`] has said so far.
+pub fn said(mut log: &File) -> String {
+    let mut text = String::new();
+    log.seek(SeekFrom::Start(0)).unwrap();
+    log.read_to_string(&mut text).unwrap();
+    text
+}
+
 /// Waits until `test` holds; panics after `limit`.
 pub fn wait_until(what: &str, limit: Duration, mut test: impl FnMut() -> bool) {
     let end = Instant::now() + limit;
@@ -286,213 +375,4 @@ pub fn wait_until(what: &str, limit: Duration, mut test: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "not within {limit:?}: {what}");
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// What became of the packets of [`Traffic`].
-#[derive(Clone, Debug, Default)]
-pub struct Counts {
-    pub sent: u32,
-    /// Arrived at the server, by path.
-    pub by_path: [u32; 2],
-    /// Arrived after a later packet of the same flow.
-    pub reordered: u32,
-}
-
-impl Counts {
-    pub fn arrived(&self) -> u32 {
-        self.by_path.iter().sum()
-    }
-
-    pub fn since(&self, before: &Counts) -> Counts {
-        Counts {
-            sent: self.sent - before.sent,
-            by_path: [0, 1].map(|i| self.by_path[i] - before.by_path[i]),
-            reordered: self.reordered - before.reordered,
-        }
-    }
-}
-
-/// UDP flows from the client to the server, one packet of each every 5 ms; the server counts by
-/// the device they came in on.
-pub struct Traffic {
-    stop: Arc<AtomicBool>,
-    sent: Arc<AtomicU32>,
-    counts: Arc<[AtomicU32; 3]>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-const PORT: u16 = 7000;
-
-impl Traffic {
-    pub fn start(net: &Net, server: &str, flows: usize) -> Self {
-        Self::start_from(net, server, flows, None)
-    }
-
-    /// Flows whose sockets are bound to `source` (an address) or, with `%`, to a device.
-    pub fn start_from(net: &Net, server: &str, flows: usize, bind: Option<&str>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let sent = Arc::new(AtomicU32::new(0));
-        let counts: Arc<[AtomicU32; 3]> = Arc::default();
-        let server: IpAddr = server.parse().unwrap();
-        let (ready_tx, ready) = std::sync::mpsc::channel();
-        let receive = {
-            let (stop, counts) = (Arc::clone(&stop), Arc::clone(&counts));
-            net.server.spawn(move || {
-                let socket = UdpSocket::bind((server, PORT)).expect("bind the server");
-                ready_tx.send(()).unwrap();
-                receive(&socket, &stop, &counts);
-            })
-        };
-        ready
-            .recv_timeout(Duration::from_secs(5))
-            .expect("the server listens");
-        let bind = bind.map(String::from);
-        let send = {
-            let (stop, sent) = (Arc::clone(&stop), Arc::clone(&sent));
-            net.client
-                .spawn(move || send(server, flows, bind.as_deref(), &stop, &sent))
-        };
-        Self {
-            stop,
-            sent,
-            counts,
-            threads: vec![receive, send],
-        }
-    }
-
-    /// Now, after packets on their way have arrived.
-    pub fn counts(&self) -> Counts {
-        let sent = self.sent.load(Ordering::SeqCst);
-        thread::sleep(Duration::from_millis(30));
-        let c = |i: usize| self.counts[i].load(Ordering::SeqCst);
-        Counts {
-            sent,
-            by_path: [c(0), c(1)],
-            reordered: c(2),
-        }
-    }
-
-    /// What happens from now on for `d`.
-    pub fn during(&self, d: Duration) -> Counts {
-        let before = self.counts();
-        thread::sleep(d);
-        self.counts().since(&before)
-    }
-
-    /// Ends the traffic and returns everything: `sent` is then exact.
-    pub fn finish(mut self) -> Counts {
-        self.stop.store(true, Ordering::SeqCst);
-        for t in self.threads.drain(..).rev() {
-            t.join().expect("traffic thread");
-        }
-        self.counts()
-    }
-}
-
-impl Drop for Traffic {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        for t in self.threads.drain(..) {
-            let _ = t.join();
-        }
-    }
-}
-
-fn send(server: IpAddr, flows: usize, bind: Option<&str>, stop: &AtomicBool, sent: &AtomicU32) {
-    let any = if server.is_ipv6() { "::" } else { "0.0.0.0" };
-    let sockets: Vec<UdpSocket> = (0..flows)
-        .map(|_| {
-            let source = bind.filter(|b| !b.contains('%')).unwrap_or(any);
-            let s = UdpSocket::bind((source.parse::<IpAddr>().unwrap(), 0)).expect("bind");
-            if let Some(dev) = bind.and_then(|b| b.strip_prefix('%')) {
-                nix::sys::socket::setsockopt(
-                    &s,
-                    nix::sys::socket::sockopt::BindToDevice,
-                    &std::ffi::OsString::from(dev),
-                )
-                .expect("SO_BINDTODEVICE");
-            }
-            s.connect((server, PORT)).expect("a route to the server");
-            s
-        })
-        .collect();
-    let mut seq = 0u32;
-    let mut next = Instant::now();
-    while !stop.load(Ordering::SeqCst) {
-        for (flow, s) in sockets.iter().enumerate() {
-            let mut packet = [0; 64];
-            packet[..4].copy_from_slice(&(flow as u32).to_be_bytes());
-            packet[4..8].copy_from_slice(&seq.to_be_bytes());
-            if s.send(&packet).is_ok() {
-                sent.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-        seq += 1;
-        next += Duration::from_millis(5);
-        thread::sleep(next.saturating_duration_since(Instant::now()));
-    }
-}
-
-fn receive(socket: &UdpSocket, stop: &AtomicBool, counts: &[AtomicU32; 3]) {
-    use nix::sys::socket::{
-        recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage,
-    };
-    socket
-        .set_read_timeout(Some(Duration::from_millis(20)))
-        .unwrap();
-    let v6 = socket.local_addr().unwrap().is_ipv6();
-    if v6 {
-        setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
-    } else {
-        setsockopt(socket, sockopt::Ipv4PacketInfo, &true).unwrap();
-    }
-    let devices: Vec<i32> = (0..2)
-        .map(|i| nix::net::if_::if_nametoindex(format!("s{i}").as_str()).unwrap_or(0) as i32)
-        .collect();
-    let mut last: Vec<u32> = Vec::new();
-    let mut quiet = 0;
-    while quiet < 3 {
-        let mut buffer = [0; 128];
-        let mut iov = [io::IoSliceMut::new(&mut buffer)];
-        let mut space = nix::cmsg_space!(libc::in6_pktinfo);
-        let Ok(message) = recvmsg::<SockaddrStorage>(
-            socket.as_raw_fd(),
-            &mut iov,
-            Some(&mut space),
-            MsgFlags::empty(),
-        ) else {
-            quiet = if stop.load(Ordering::SeqCst) {
-                quiet + 1
-            } else {
-                0
-            };
-            continue;
-        };
-        let ifindex = message
-            .cmsgs()
-            .unwrap()
-            .find_map(|c| match c {
-                ControlMessageOwned::Ipv4PacketInfo(p) => Some(p.ipi_ifindex),
-                ControlMessageOwned::Ipv6PacketInfo(p) => Some(p.ipi6_ifindex as i32),
-                _ => None,
-            })
-            .unwrap_or(0);
-        let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());
-        let (flow, seq) = (word(0) as usize, word(4));
-        // Devices made anew have another index: whatever is not s0 is s1 then.
-        let path = usize::from(devices[0] != ifindex);
-        counts[path].fetch_add(1, Ordering::SeqCst);
-        if last.len() <= flow {
-            last.resize(flow + 1, 0);
-        }
-        if seq < last[flow] {
-            counts[2].fetch_add(1, Ordering::SeqCst);
-        }
-        last[flow] = last[flow].max(seq);
-    }
-}
-
-/// Address with port of a text.
-pub fn socket_addr(ip: &str, port: u16) -> SocketAddr {
-    SocketAddr::new(ip.parse().unwrap(), port)
 }

@@ -1,8 +1,11 @@
 //! What the program knows of flows, and its log of moves.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
+use std::{io, ptr};
 
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags, RingBuffer, RingBufferBuilder};
@@ -101,6 +104,58 @@ pub fn dump(map: &impl MapCore, since_ns: u64) -> Vec<Flow> {
             })
         })
         .collect()
+}
+
+/// Forgets the flows from a source address: their next packets are judged as new ones.
+pub fn forget(map: &impl MapCore, source: IpAddr) {
+    let stale: Vec<Vec<u8>> = map
+        .keys()
+        .filter(|key| source_of(key) == Some(source))
+        .collect();
+    for key in stale {
+        // Gone already: as it should be.
+        let _ = map.delete(&key);
+    }
+}
+
+fn source_of(key: &[u8]) -> Option<IpAddr> {
+    let key: types::mtn_flow_key = read(key)?;
+    Some(FlowKey::from(&key).source.ip())
+}
+
+/// Goes through the flow table a part at a time, round after round.
+#[derive(Default)]
+pub struct Cursor(Option<Vec<u8>>);
+
+impl Cursor {
+    /// Source addresses of up to `most` further flows, fewer at the end of a round.
+    pub fn sources(&mut self, map: &impl MapCore, most: usize) -> Result<BTreeSet<IpAddr>> {
+        let mut found = BTreeSet::new();
+        let mut next = vec![0; map.key_size() as usize];
+        for _ in 0..most {
+            let last = self.0.as_ref().map_or(ptr::null(), |k| k.as_ptr().cast());
+            // SAFETY: both keys are as long as the map's, and outlive the call. A key that is gone
+            // makes the kernel begin anew.
+            let ret = unsafe {
+                libbpf_sys::bpf_map_get_next_key(
+                    map.as_fd().as_raw_fd(),
+                    last,
+                    next.as_mut_ptr().cast(),
+                )
+            };
+            match ret {
+                0 => {}
+                e if e == -libc::ENOENT => {
+                    self.0 = None;
+                    break;
+                }
+                e => return Err(io::Error::from_raw_os_error(-e).into()),
+            }
+            found.extend(source_of(&next));
+            self.0 = Some(next.clone());
+        }
+        Ok(found)
+    }
 }
 
 /// Why a flow was moved, `mtn_move_reason` in bpf/intf.h.

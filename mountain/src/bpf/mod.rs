@@ -321,6 +321,20 @@ impl Steer {
         Ok(())
     }
 
+    /// Makes flows from a source address stay where the kernel sends them, from now on and until
+    /// the next [`Steer::set_topology`].
+    pub fn pin(&mut self, source: IpAddr) -> Result<()> {
+        let key = encode::words(&encode::addr(source));
+        self.skel
+            .maps
+            .pinned
+            .update(&key, &[1], MapFlags::ANY)
+            .context("the table of sources that stay is full")?;
+        // Those in the table would go on as they were.
+        flows::forget(&self.skel.maps.flows, source);
+        Ok(())
+    }
+
     /// Writes the verdict about a group. Members whose bulk bit goes away are stamped with now:
     /// the time from which a forced move counts.
     pub fn set_masks(&mut self, group: usize, masks: Masks) {

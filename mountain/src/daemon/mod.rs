@@ -9,6 +9,7 @@ mod report;
 pub mod runtime;
 mod server;
 mod topology;
+mod translated;
 
 pub use report::{explain_text, status_text};
 
@@ -29,6 +30,7 @@ use crate::steer::policy::{self, Event, Policy};
 use crate::steer::topology::{Topology, MAX_PATHS};
 use runtime::RunDir;
 use topology::Paths;
+use translated::Translated;
 
 /// How often the policy looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -113,6 +115,7 @@ struct Daemon {
     policy: Policy,
     prober: Prober,
     paths: Paths,
+    translated: Translated,
     steer: Option<Steer>,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
@@ -225,6 +228,7 @@ impl Daemon {
             policy: Policy::new(&config.steer, Vec::new(), Vec::new(), rand::random()),
             prober: Prober::new(&[])?,
             paths: Paths::default(),
+            translated: Translated::default(),
             started: Instant::now(),
             policy_name: PolicyName::Mountain,
             steer,
@@ -338,6 +342,9 @@ impl Daemon {
     }
 
     async fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
+        if self.paths.path(path).is_some_and(|p| !p.ethernet) {
+            return;
+        }
         let Some(mac) = mac else {
             self.neighbour_lost(path).await;
             return;
@@ -389,7 +396,10 @@ impl Daemon {
 
     async fn reread(&mut self) {
         let read = match netlink::read_topology(&self.options.filter).await {
-            Ok(topology) => self.adopt(topology),
+            Ok(topology) => {
+                self.judge_sources_again();
+                self.adopt(topology)
+            }
             Err(e) => Err(e),
         };
         if let Err(e) = read {
@@ -483,6 +493,7 @@ impl Daemon {
             let surplus = self.moves.len().saturating_sub(MOVES_KEPT);
             self.moves.drain(..surplus);
         }
+        self.look_for_translated();
         self.say_unanswered();
     }
 

@@ -12,6 +12,10 @@ use crate::bpf::now_ns;
 
 /// A flow counts as live when it sent a packet within this.
 const LIVE_NS: u64 = 10_000_000_000;
+/// State of a path with too few samples to be judged.
+const UNKNOWN: &str = "unknown";
+/// Samples from which on a path's cost is held against others.
+const COSTED: u64 = 20;
 
 impl Daemon {
     pub(super) fn respond(&mut self, request: Request) -> Response {
@@ -76,6 +80,11 @@ impl Daemon {
             if let (Value::Object(v), Value::Object(e)) = (&mut value, extra) {
                 v.extend(e);
             }
+            let samples = value["samples"].as_u64().unwrap_or(0);
+            if value["state"] == UNKNOWN || value["state"] == "good" && samples < COSTED {
+                let text = format!("measuring has just begun: {samples} probes so far");
+                value["reason"] = text.into();
+            }
             paths.push(value);
         }
         let verdict = self.policy.current();
@@ -107,6 +116,7 @@ impl Daemon {
             "paths": paths,
             "counters": self.steer.as_ref().map(|s| s.stats()).transpose()?,
             "skipped": self.paths.topology().skipped,
+            "translated_sources": self.translated.sources().collect::<Vec<_>>(),
         }))
     }
 
@@ -160,22 +170,22 @@ pub fn status_text(v: &Value) -> String {
             let Some(p) = list(&v["paths"]).into_iter().find(|p| p["id"] == m["path"]) else {
                 continue;
             };
-            let ms = |key: &str| {
-                p[key]
-                    .as_f64()
-                    .map_or("-".into(), |us| format!("{:.1}", us / 1000.0))
+            // Without samples there is nothing to show yet, not a delay of 0.
+            let figure = |key: &str| p[key].as_f64().filter(|_| p["samples"] != 0);
+            let ms = |key| figure(key).map_or("-".into(), |us| format!("{:.1}", us / 1000.0));
+            let state = match text(&p["state"]) {
+                state if state == UNKNOWN => "measuring".into(),
+                state => state,
             };
             let _ = writeln!(
                 out,
                 "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>11} {:>9.2}  {}",
                 text(&p["name"]),
-                text(&p["state"]),
+                state,
                 ms("p50_us"),
                 ms("p95_us"),
                 ms("cost_us"),
-                p["loss"]
-                    .as_f64()
-                    .map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
+                figure("loss").map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
                 format!("{}/{}", p["flows"]["latency"], p["flows"]["bulk"]),
                 p["rate_bps"].as_f64().unwrap_or(0.0) / 1e6,
                 text(&p["reason"])
@@ -184,6 +194,9 @@ pub fn status_text(v: &Value) -> String {
     }
     for s in list(&v["skipped"]) {
         let _ = writeln!(out, "not adopted: {}", text(&s));
+    }
+    for s in list(&v["translated_sources"]) {
+        let _ = writeln!(out, "left alone: flows from {} (translated)", text(&s));
     }
     out
 }

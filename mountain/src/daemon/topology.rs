@@ -53,6 +53,14 @@ impl Paths {
             .collect()
     }
 
+    /// Indexes of the paths' devices, each once.
+    pub fn devices(&self) -> Vec<u32> {
+        let mut devices: Vec<u32> = self.by_id.values().map(|k| k.path.key.ifindex).collect();
+        devices.sort();
+        devices.dedup();
+        devices
+    }
+
     pub fn name(&self, id: usize) -> &str {
         self.by_id.get(&id).map_or("?", |k| &k.name)
     }
@@ -110,11 +118,12 @@ impl Paths {
         }
     }
 
-    /// Paths whose gateway had no usable neighbour entry at the last reading.
+    /// Paths whose gateway had no usable neighbour entry at the last reading, of those that need
+    /// one: packets to a device without Ethernet headers bear no address.
     pub fn without_entry(&self) -> Vec<usize> {
         let topology = &self.topology;
         (0..topology.paths.len())
-            .filter(|&i| topology.paths[i].gateway_mac.is_none())
+            .filter(|&i| topology.paths[i].ethernet && topology.paths[i].gateway_mac.is_none())
             .filter_map(|i| self.id(i))
             .collect()
     }
@@ -223,30 +232,21 @@ impl Daemon {
         self.point_prober(n_ids)?;
 
         if let Some(steer) = &mut self.steer {
-            let devices: Vec<u32> = {
-                let mut d: Vec<u32> = self
-                    .paths
-                    .by_id
-                    .values()
-                    .map(|k| k.path.key.ifindex)
-                    .collect();
-                d.sort();
-                d.dedup();
-                d
-            };
             for id in self.paths.by_id.keys().copied().collect::<Vec<_>>() {
                 if let Some(config) = self.paths.path_config(id) {
                     steer.set_path(id, &config)?;
                 }
             }
             let t = &self.paths.topology;
+            let mut pinned = t.pinned_sources.clone();
+            pinned.extend(self.translated.sources());
             steer
-                .set_topology(&groups, &t.not_ours, &t.selectors, &t.pinned_sources)
+                .set_topology(&groups, &t.not_ours, &t.selectors, &pinned)
                 .context("writing the routes to the kernel's tables")?;
             if !same_routing {
                 steer.set_mode(super::mode_of(self.policy_name), ADOPT_MS);
             }
-            steer.attach_to(&devices)?;
+            steer.attach_to(&self.paths.devices())?;
         }
         for id in self.paths.ids() {
             let up = self.paths.path(id).is_some_and(|p| p.up);

@@ -91,6 +91,27 @@ pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
         .with_context(|| format!("cannot resolve {gateway} on device {ifindex}"))
 }
 
+/// Where the kernel would send a packet to some address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WayBack {
+    /// It is one of this host's own.
+    Host,
+    /// Out by the device of this index.
+    Device(u32),
+    /// There is no route, or one that drops.
+    Nowhere,
+}
+
+/// Asks the kernel how it routes packets to `address`: the way back of what comes from there.
+///
+/// # Errors
+/// When the kernel refuses to say.
+pub fn way_back(address: IpAddr) -> Result<WayBack> {
+    wire::Socket::open()
+        .and_then(|mut socket| snapshot::way_back(&mut socket, address))
+        .with_context(|| format!("cannot look up the route to {address}"))
+}
+
 /// Puts the last known Ethernet address of a gateway back as an ordinary stale entry, which the
 /// kernel verifies in use and collects when it goes unused.
 ///

@@ -351,6 +351,40 @@ pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) 
         .map(|_| ())
 }
 
+/// Looks a route up, see [`super::way_back`].
+pub(super) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super::WayBack> {
+    const RTA_DST: u16 = 1;
+    const RTA_OIF: u16 = 4;
+    const LOCAL: u8 = 2;
+
+    // struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope, type,
+    // flags (4)
+    let mut body = vec![0; 12];
+    (body[0], body[1]) = match address {
+        IpAddr::V4(_) => (AF_INET, 32),
+        IpAddr::V6(_) => (AF_INET6, 128),
+    };
+    push_attribute(&mut body, RTA_DST, &wire::ip_bytes(address));
+    let answer = match socket.request(RTM_GETROUTE, 0, &body) {
+        // What the kernel says of no route, and of blackhole, unreachable and prohibit routes.
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES)
+            ) =>
+        {
+            return Ok(super::WayBack::Nowhere)
+        }
+        other => other?.unwrap_or_default(),
+    };
+    let device = Attributes::after(&answer, 12).u32(RTA_OIF);
+    Ok(match (answer.get(7), device) {
+        (Some(&LOCAL), _) => super::WayBack::Host,
+        (Some(&UNICAST), Some(ifindex)) => super::WayBack::Device(ifindex),
+        _ => super::WayBack::Nowhere,
+    })
+}
+
 /// Puts a neighbour's last known address back as a stale entry, see [`super::keep_neighbour`].
 pub(super) fn keep_neighbour(
     socket: &mut Socket,

@@ -53,8 +53,8 @@ impl Policy {
         self.groups[g].least_bad = choice;
         v.latency = bit;
         // The least bad path is the one that is early now: waiting for a flowlet on another would
-        // outlast the advantage.
-        v.ejected = v.alive & !bit;
+        // outlast the advantage. Not so where the queue is our own: flows in haste would take it along.
+        v.ejected = v.alive & !bit & !own;
         if !doubtful {
             // Beside a queue of our own, which grows as others leave, a foreign delay soon looks
             // fair; but bulk flows would only carry the queue there and back.

@@ -1,0 +1,126 @@
+//! Forwarded flows whose source address NAT has put there.
+//!
+//! Such an address usually belongs to one uplink although it is on no device of this host, so the
+//! flow must stay where the kernel's routing sent it. Neither the packet nor the flow table tells
+//! that it was translated, but the routing table does: a source that needs no translation is an
+//! address of this host, or replies to it are routed inwards, to a device that is no path's. For
+//! any other source there is a reason to stay.
+//!
+//! The sources are read from the flow table, a part of it at a time. The first flows of an address
+//! that appears while the daemon runs may therefore be steered for a moment: for a tenth of a
+//! second while the table is small.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::net::IpAddr;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use tracing::{info, warn};
+
+use super::Daemon;
+use crate::bpf::flows::Cursor;
+use crate::netlink::{self, WayBack};
+
+/// Entries of the flow table that are looked at each time: about a millisecond.
+const ENTRIES_AT_ONCE: usize = 1000;
+/// Sources known to be steerable that are remembered.
+const KNOWN_MAX: usize = 65_536;
+/// Translated sources that are kept out: the program's table has room for 4096 addresses, those of
+/// the devices among them.
+const TRANSLATED_MAX: usize = 2048;
+/// So many of them are logged, the others appear in the status only.
+const SAID_MAX: usize = 20;
+
+/// What is known of the sources seen.
+#[derive(Default)]
+pub struct Translated {
+    cursor: Cursor,
+    /// May be moved.
+    movable: HashSet<IpAddr>,
+    /// Belong to one uplink.
+    stay: BTreeSet<IpAddr>,
+    said_full: bool,
+}
+
+impl Translated {
+    pub fn sources(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.stay.iter().copied()
+    }
+
+    fn is_known(&self, source: &IpAddr) -> bool {
+        self.movable.contains(source) || self.stay.contains(source)
+    }
+}
+
+/// Whether this network namespace forwards packets at all.
+fn forwards() -> bool {
+    let on = |path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");
+    on("/proc/sys/net/ipv4/ip_forward") || on("/proc/sys/net/ipv6/conf/all/forwarding")
+}
+
+/// Whether replies to a source need no uplink, so that its flows may take any.
+fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<bool> {
+    if configured.iter().any(|net| net.contains(&source)) {
+        return Ok(true);
+    }
+    Ok(match netlink::way_back(source)? {
+        WayBack::Host => true,
+        WayBack::Device(ifindex) => !devices.contains(&ifindex),
+        WayBack::Nowhere => false,
+    })
+}
+
+impl Daemon {
+    /// Judges sources that are new in the flow table.
+    pub(super) fn look_for_translated(&mut self) {
+        if self.steer.is_none() || !forwards() {
+            return;
+        }
+        if let Err(e) = self.try_look_for_translated() {
+            warn!("cannot tell whether the sources of forwarded flows are translated: {e:#}");
+        }
+    }
+
+    fn try_look_for_translated(&mut self) -> Result<()> {
+        let devices = self.paths.devices();
+        let Some(steer) = &mut self.steer else {
+            return Ok(());
+        };
+        let t = &mut self.translated;
+        for source in t.cursor.sources(steer.flow_map(), ENTRIES_AT_ONCE)? {
+            if t.is_known(&source) {
+                continue;
+            }
+            if is_movable(source, &devices, &self.config.steer.movable_sources)? {
+                if t.movable.len() >= KNOWN_MAX {
+                    t.movable.clear();
+                }
+                t.movable.insert(source);
+            } else if t.stay.len() < TRANSLATED_MAX {
+                if t.stay.len() < SAID_MAX {
+                    info!(
+                        "flows from {source} stay where they are: replies to it come by an \
+                         uplink. If all uplinks accept this address, add it to `movable_sources`"
+                    );
+                }
+                t.stay.insert(source);
+                steer.pin(source)?;
+            } else if !t.said_full {
+                t.said_full = true;
+                warn!("more than {TRANSLATED_MAX} translated sources: further ones are steered");
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges all sources anew, after a change of the routing.
+    pub(super) fn judge_sources_again(&mut self) {
+        let devices = self.paths.devices();
+        let configured = &self.config.steer.movable_sources;
+        self.translated.movable.clear();
+        self.translated
+            .stay
+            .retain(|s| !is_movable(*s, &devices, configured).unwrap_or(false));
+    }
+}

@@ -1,0 +1,278 @@
+//! Traffic between the hosts, and what becomes of it.
+
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::{wait_until, Net, Ns};
+
+/// What became of the packets of [`Traffic`].
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    pub sent: u32,
+    /// Arrived at the server, by path.
+    pub by_path: [u32; 2],
+    /// Arrived after a later packet of the same flow.
+    pub reordered: u32,
+}
+
+impl Counts {
+    pub fn arrived(&self) -> u32 {
+        self.by_path.iter().sum()
+    }
+
+    /// No more was lost than a single flow that is a moment late to move accounts for.
+    pub fn nearly_all_arrived(&self) -> bool {
+        self.sent > 0 && self.arrived() * 20 >= self.sent * 19
+    }
+
+    /// So much was lost that whole flows must have stayed in a black hole.
+    pub fn many_lost(&self) -> bool {
+        self.arrived() * 10 < self.sent * 9
+    }
+}
+
+/// The counters of one phase, see [`Traffic`].
+#[derive(Default)]
+struct Phase {
+    sent: AtomicU32,
+    by_path: [AtomicU32; 2],
+    reordered: AtomicU32,
+}
+
+impl Phase {
+    fn counts(&self) -> Counts {
+        let get = |n: &AtomicU32| n.load(Ordering::SeqCst);
+        Counts {
+            sent: get(&self.sent),
+            by_path: [get(&self.by_path[0]), get(&self.by_path[1])],
+            reordered: get(&self.reordered),
+        }
+    }
+}
+
+/// What the threads of [`Traffic`] share.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// The phase that is asked for, and the one that the sender is in.
+    wanted: AtomicU32,
+    entered: AtomicU32,
+    phases: [Phase; 32],
+}
+
+/// UDP flows from the client to the server, one packet of each every 5 ms; the server counts by
+/// the device they came in on. Each packet carries the number of the phase it was sent in and is
+/// counted there, however late it is read: a busy machine does not shift the counts.
+pub struct Traffic {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Where [`Traffic`] goes.
+pub const TRAFFIC_PORT: u16 = 7000;
+
+impl Traffic {
+    pub fn start(net: &Net, server: &str, flows: usize) -> Self {
+        Self::start_from(net, server, flows, None)
+    }
+
+    /// Flows whose sockets are bound to `source` (an address) or, with `%`, to a device.
+    pub fn start_from(net: &Net, server: &str, flows: usize, bind: Option<&str>) -> Self {
+        Self::between(&net.client, &net.server, server, flows, bind)
+    }
+
+    /// Flows from another host than the client, which forwards them.
+    pub fn between(from: &Ns, to: &Ns, server: &str, flows: usize, bind: Option<&str>) -> Self {
+        let shared = Arc::<Shared>::default();
+        let server: IpAddr = server.parse().unwrap();
+        let (ready_tx, ready) = std::sync::mpsc::channel();
+        let receive = {
+            let shared = Arc::clone(&shared);
+            to.spawn(move || {
+                let socket = UdpSocket::bind((server, TRAFFIC_PORT)).expect("bind the server");
+                ready_tx.send(()).unwrap();
+                receive(&socket, &shared);
+            })
+        };
+        ready
+            .recv_timeout(Duration::from_secs(5))
+            .expect("the server listens");
+        let bind = bind.map(String::from);
+        let send = {
+            let shared = Arc::clone(&shared);
+            from.spawn(move || send(server, flows, bind.as_deref(), &shared))
+        };
+        Self {
+            shared,
+            threads: vec![receive, send],
+        }
+    }
+
+    /// Begins another phase; returns its number once the sender is in it.
+    fn enter(&self) -> usize {
+        let phase = self.shared.wanted.fetch_add(1, Ordering::SeqCst) + 1;
+        wait_until("the sender goes on", Duration::from_secs(5), || {
+            self.shared.entered.load(Ordering::SeqCst) >= phase
+        });
+        phase as usize
+    }
+
+    /// What becomes of the packets sent from now on for `d`.
+    pub fn during(&self, d: Duration) -> Counts {
+        const QUIET: Duration = Duration::from_millis(300);
+        let phase = self.enter();
+        thread::sleep(d);
+        self.enter();
+        let (mut last, mut since) = (0, Instant::now());
+        loop {
+            let counts = self.shared.phases[phase].counts();
+            if counts.arrived() != last {
+                (last, since) = (counts.arrived(), Instant::now());
+            }
+            if counts.arrived() >= counts.sent || since.elapsed() > QUIET {
+                return counts;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Ends the traffic and returns everything.
+    pub fn finish(mut self) -> Counts {
+        self.end();
+        let mut all = Counts::default();
+        for phase in self.shared.phases.iter().map(Phase::counts) {
+            all.sent += phase.sent;
+            all.reordered += phase.reordered;
+            for (sum, n) in all.by_path.iter_mut().zip(phase.by_path) {
+                *sum += n;
+            }
+        }
+        all
+    }
+
+    fn end(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for t in self.threads.drain(..).rev() {
+            let ended = t.join();
+            assert!(ended.is_ok() || thread::panicking(), "a traffic thread");
+        }
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A packet of [`Traffic`]: number of the flow, of the packet, of the phase.
+pub fn traffic_packet(flow: u32, seq: u32, phase: u32) -> [u8; 64] {
+    let mut packet = [0; 64];
+    for (bytes, word) in packet.chunks_mut(4).zip([flow, seq, phase]) {
+        bytes.copy_from_slice(&word.to_be_bytes());
+    }
+    packet
+}
+
+fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared) {
+    let any = if server.is_ipv6() { "::" } else { "0.0.0.0" };
+    let sockets: Vec<UdpSocket> = (0..flows)
+        .map(|_| {
+            let source = bind.filter(|b| !b.contains('%')).unwrap_or(any);
+            let s = UdpSocket::bind((source.parse::<IpAddr>().unwrap(), 0)).expect("bind");
+            if let Some(dev) = bind.and_then(|b| b.strip_prefix('%')) {
+                nix::sys::socket::setsockopt(
+                    &s,
+                    nix::sys::socket::sockopt::BindToDevice,
+                    &std::ffi::OsString::from(dev),
+                )
+                .expect("SO_BINDTODEVICE");
+            }
+            s.connect((server, TRAFFIC_PORT))
+                .expect("a route to the server");
+            s
+        })
+        .collect();
+    let mut seq = 0u32;
+    let mut next = Instant::now();
+    while !shared.stop.load(Ordering::SeqCst) {
+        let phase = shared.wanted.load(Ordering::SeqCst);
+        shared.entered.store(phase, Ordering::SeqCst);
+        for (flow, s) in sockets.iter().enumerate() {
+            if s.send(&traffic_packet(flow as u32, seq, phase)).is_ok() {
+                let sent = &shared.phases[phase as usize].sent;
+                sent.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        seq += 1;
+        next += Duration::from_millis(5);
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn receive(socket: &UdpSocket, shared: &Shared) {
+    use nix::sys::socket::{
+        recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage,
+    };
+    socket
+        .set_read_timeout(Some(Duration::from_millis(20)))
+        .unwrap();
+    // Seconds of traffic: a reader that waits for its CPU loses nothing.
+    setsockopt(socket, sockopt::RcvBufForce, &(8 << 20)).unwrap();
+    let v6 = socket.local_addr().unwrap().is_ipv6();
+    if v6 {
+        setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
+    } else {
+        setsockopt(socket, sockopt::Ipv4PacketInfo, &true).unwrap();
+    }
+    let devices: Vec<i32> = (0..2)
+        .map(|i| nix::net::if_::if_nametoindex(format!("s{i}").as_str()).unwrap_or(0) as i32)
+        .collect();
+    let mut last: Vec<u32> = Vec::new();
+    let mut quiet = 0;
+    while quiet < 3 {
+        let mut buffer = [0; 128];
+        let mut iov = [io::IoSliceMut::new(&mut buffer)];
+        let mut space = nix::cmsg_space!(libc::in6_pktinfo);
+        let Ok(message) = recvmsg::<SockaddrStorage>(
+            socket.as_raw_fd(),
+            &mut iov,
+            Some(&mut space),
+            MsgFlags::empty(),
+        ) else {
+            quiet = if shared.stop.load(Ordering::SeqCst) {
+                quiet + 1
+            } else {
+                0
+            };
+            continue;
+        };
+        let ifindex = message
+            .cmsgs()
+            .unwrap()
+            .find_map(|c| match c {
+                ControlMessageOwned::Ipv4PacketInfo(p) => Some(p.ipi_ifindex),
+                ControlMessageOwned::Ipv6PacketInfo(p) => Some(p.ipi6_ifindex as i32),
+                _ => None,
+            })
+            .unwrap_or(0);
+        let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());
+        let (flow, seq) = (word(0) as usize, word(4));
+        let phase = &shared.phases[word(8) as usize];
+        // Devices made anew have another index: whatever is not s0 is s1 then.
+        let path = usize::from(devices[0] != ifindex);
+        phase.by_path[path].fetch_add(1, Ordering::SeqCst);
+        if last.len() <= flow {
+            last.resize(flow + 1, 0);
+        }
+        if seq < last[flow] {
+            phase.reordered.fetch_add(1, Ordering::SeqCst);
+        }
+        last[flow] = last[flow].max(seq);
+    }
+}
