@@ -49,6 +49,18 @@ fn main() -> Result<()> {
         .clang_args(args.clone())
         .build_and_generate(out.join("steer.skel.rs"))
         .context("compiling bpf/steer.bpf.c")?;
+    SkeletonBuilder::new()
+        .source(bpf.join("cc.bpf.c"))
+        .clang(&clang)
+        .clang_args(args.clone())
+        .build_and_generate(out.join("cc.skel.rs"))
+        .context("compiling bpf/cc.bpf.c")?;
+    // The same code for the processor of the build's target, for tests and simulations.
+    cc::Build::new()
+        .file(bpf.join("brake_host.c"))
+        .warnings_into_errors(true)
+        .try_compile("mountain_brake")
+        .context("compiling bpf/brake_host.c")?;
     // For tests/bpf_averages.rs; not there where only the sources of the binary are packaged.
     if test.exists() {
         SkeletonBuilder::new()

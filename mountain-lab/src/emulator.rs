@@ -250,7 +250,7 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
 }
 
-fn be_realtime() -> Result<()> {
+pub fn be_realtime() -> Result<()> {
     use nix::sys::mman::{mlockall, MlockAllFlags};
     mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE).context("mlockall")?;
     let param = libc::sched_param {
@@ -265,7 +265,7 @@ fn be_realtime() -> Result<()> {
 }
 
 #[derive(Default)]
-struct VethIds(u8);
+pub struct VethIds(u8);
 
 impl VethIds {
     fn next(&mut self) -> VirtualEthernetId {
@@ -318,7 +318,7 @@ fn join(
     Ok(())
 }
 
-fn add_port(
+pub fn add_port(
     core: &mut RattanCore<AfPacketDriver>,
     name: &str,
     port: &Port,
@@ -366,7 +366,7 @@ struct DelayEgress {
 }
 
 /// The cell is controlled through the shared schedule, not through rattan.
-struct NoControl;
+pub struct NoControl;
 
 impl ControlInterface for NoControl {
     type Config = ();

@@ -429,13 +429,13 @@ impl Hosts {
     }
 }
 
-fn mac_text(mac: [u8; 6]) -> String {
+pub fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|b| format!("{b:02x}")).join(":")
 }
 
 /// A veth pair between two namespaces, up, with every offload off: the emulator reads frames from
 /// an AF_PACKET socket, where super-packets and unfinished checksums would come through as such.
-fn veth(
+pub fn veth(
     a: &Netns,
     dev_a: &str,
     mac_a: [u8; 6],

@@ -2,6 +2,7 @@
 
 mod bars;
 mod bench;
+mod cc;
 mod claims;
 mod emulator;
 mod evaluate;
@@ -50,11 +51,16 @@ enum Command {
     Bars(bars::BarsArgs),
     /// Re-test what was published about this design, each claim as a controlled A/B.
     Claims(claims::ClaimsArgs),
+    /// Compare congestion controls on emulated links: rate steps, mobile links, several flows.
+    Cc(cc::CcArgs),
     /// Remove what a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
     #[command(hide = true)]
     Emulate,
+    /// The emulated link's process, started by `cc` in a namespace of its own.
+    #[command(hide = true)]
+    EmulateLink,
 }
 
 #[derive(clap::Args)]
@@ -107,6 +113,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Cost(args) => bench::cost(&args),
         Command::Bars(args) => bars::bars(&args),
         Command::Claims(args) => claims::claims(&args),
+        Command::Cc(args) => cc::run(&args),
         Command::Clean => {
             let names = netns::clean()?;
             for name in &names {
@@ -118,6 +125,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Emulate => emulator::child_main().map(|()| ExitCode::SUCCESS),
+        Command::EmulateLink => cc::link::child_main().map(|()| ExitCode::SUCCESS),
     }
 }
 

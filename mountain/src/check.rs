@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use ipnet::IpNet;
 use serde::Serialize;
 
+use crate::cc;
 use crate::netlink::{self, Filter};
 use crate::steer::topology::{Group, Topology};
 
@@ -122,6 +123,7 @@ pub fn check_with(filter: &Filter, try_load: Option<TryLoad<'_>>) -> Report {
     let mut report = Report::default();
     check_privileges(&mut report);
     check_kernel(&mut report);
+    check_cc(&mut report);
     let topology = match netlink::read_topology_blocking(filter) {
         Ok(topology) => topology,
         Err(error) => {
@@ -210,6 +212,14 @@ fn check_kernel(report: &mut Report) {
             "/sys/kernel/btf/vmlinux is missing",
             "use a kernel with CONFIG_DEBUG_INFO_BTF=y, and mount /sys",
         );
+    }
+}
+
+/// Steering does without: what is missing is a warning.
+fn check_cc(report: &mut Report) {
+    match cc::kernel::lacking() {
+        None => report.ok("cc", "`mountain cc enable` can work here"),
+        Some((what, todo)) => report.warn("cc", what, todo),
     }
 }
 

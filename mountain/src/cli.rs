@@ -18,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::bpf::Steer;
 use crate::check;
+use crate::cli_cc::Cc;
 use crate::cli_compare::{Compare, Import};
 use crate::cli_measure;
 use crate::cli_report::Report;
@@ -87,6 +88,8 @@ enum Cmd {
         #[arg(long)]
         json: bool,
     },
+    /// TCP congestion control that brakes when the bandwidth under a connection drops
+    Cc(Cc),
     /// Answer the UDP probes of another host's mountain, so that it can tell directions apart
     Reflect {
         /// Address and port to listen on, may be given several times [default: loopback only]
@@ -170,6 +173,7 @@ fn run(command: Cmd) -> Result<ExitCode> {
             );
         }
         Cmd::Check { json } => return check(json),
+        Cmd::Cc(cc) => cc.run()?,
         Cmd::Reflect { listen } => reflect(listen)?,
         Cmd::Report(report) => report.run()?,
         Cmd::Ping(ping) => return ping.run(),
@@ -210,23 +214,23 @@ fn ask(request: &Request) -> Result<Value> {
     }
 }
 
-fn need_root() -> Result<()> {
+pub(crate) fn need_root() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("this needs root: try again with sudo");
     }
     Ok(())
 }
 
-/// The configuration file's content; the defaults where there is none.
-pub fn default_config() -> Result<Config> {
-    let file = Path::new(DEFAULT_CONFIG);
-    if !file.exists() {
-        return Ok(Config::default());
+/// The configuration in `file`, or in the usual place, or the defaults.
+pub(crate) fn load_config(file: Option<&Path>) -> Result<Config> {
+    match file {
+        Some(file) => Ok(Config::load(file)?),
+        None if Path::new(DEFAULT_CONFIG).exists() => Ok(Config::load(Path::new(DEFAULT_CONFIG))?),
+        None => Ok(Config::default()),
     }
-    Ok(Config::load(file)?)
 }
 
-fn log_to_stderr() {
+pub(crate) fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -245,7 +249,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 impl Up {
     fn run(self) -> Result<()> {
         need_root()?;
-        let mut config = self.load_config()?;
+        let mut config = load_config(self.config.as_deref())?;
         if !self.route.is_empty() {
             config.steer.routes = self.route.clone();
         }
@@ -253,13 +257,6 @@ impl Up {
             return self.run_here(config);
         }
         self.run_in_background()
-    }
-
-    fn load_config(&self) -> Result<Config> {
-        match &self.config {
-            Some(file) => Ok(Config::load(file)?),
-            None => default_config(),
-        }
     }
 
     fn run_here(&self, config: Config) -> Result<()> {

@@ -31,7 +31,7 @@ pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<Way> {
     match status {
         Some(status) => in_status(&status, name, family()),
         None => in_config(
-            &crate::cli::default_config()?,
+            &crate::cli::load_config(None)?,
             name,
             family().unwrap_or(false),
         ),

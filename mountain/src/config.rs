@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
+use crate::cc::Settings as CcConfig;
 use crate::measure::probe::Target;
 use crate::steer::cost::{Band, Objective, Weights};
 
@@ -21,6 +22,8 @@ pub struct Config {
     pub steer: SteerConfig,
     /// One `[[path]]` table per path that needs more than what is found by itself.
     pub path: Vec<PathConfig>,
+    /// `[cc]`: the congestion control.
+    pub cc: CcConfig,
 }
 
 /// `[steer]`: how paths are measured and chosen.
@@ -392,31 +395,41 @@ impl Config {
         Ok(config)
     }
 
-    /// The first value out of range: index of its `[[path]]` table (`None`: `[steer]`), key, why.
-    fn check(&self) -> Result<(), (Option<usize>, &'static str, String)> {
-        self.steer
-            .check()
-            .map_err(|(key, text)| (None, key, text))?;
+    /// The first value out of range: its table, key, why.
+    fn check(&self) -> Result<(), (Table, &'static str, String)> {
+        let within = |table| move |(key, text)| (table, key, text);
+        self.steer.check().map_err(within(Table::Named("steer")))?;
+        self.cc.check().map_err(within(Table::Named("cc")))?;
         for (i, path) in self.path.iter().enumerate() {
-            path.check().map_err(|(key, text)| (Some(i), key, text))?;
+            path.check().map_err(within(Table::Path(i)))?;
             let same = |p: &PathConfig| p.dev == path.dev && p.gateway == path.gateway;
             if self.path[..i].iter().any(same) {
                 let text = format!("a second table for {:?} and this gateway", path.dev);
-                return Err((Some(i), "dev", text));
+                return Err((Table::Path(i), "dev", text));
             }
         }
         Ok(())
     }
 }
 
+/// A table of the file: `[steer]`, `[cc]`, or the n-th `[[path]]`.
+#[derive(Clone, Copy)]
+enum Table {
+    Named(&'static str),
+    Path(usize),
+}
+
 /// Where `key` stands: offset and dotted name. Falls back to the table when it is not written.
-fn locate(text: &str, path: Option<usize>, key: &str) -> (usize, String) {
-    let name = path.map_or(format!("steer.{key}"), |i| format!("path[{i}].{key}"));
+fn locate(text: &str, table: Table, key: &str) -> (usize, String) {
+    let name = match table {
+        Table::Named(table) => format!("{table}.{key}"),
+        Table::Path(i) => format!("path[{i}].{key}"),
+    };
     let mut offset = 0;
     if let Ok(root) = DeTable::parse(text) {
-        let table = match path {
-            None => root.get_ref().get("steer"),
-            Some(i) => root.get_ref().get("path").and_then(|p| match p.get_ref() {
+        let table = match table {
+            Table::Named(table) => root.get_ref().get(table),
+            Table::Path(i) => root.get_ref().get("path").and_then(|p| match p.get_ref() {
                 DeValue::Array(a) => a.get(i),
                 _ => None,
             }),
@@ -541,8 +554,10 @@ mod tests {
         assert_eq!(config.steer, SteerConfig::default());
         assert_eq!(config.path.len(), 1);
         // And no key is missing.
+        assert_eq!(config.cc, CcConfig::default());
         let all = toml::to_string(&SteerConfig::default()).unwrap();
-        for key in all
+        let cc = toml::to_string(&CcConfig::default()).unwrap();
+        for key in (all + &cc)
             .lines()
             .filter_map(|l| l.split_once(" = "))
             .map(|(k, _)| k)
@@ -593,6 +608,11 @@ mod tests {
                 "[steer]\nk_factor = 1025\n",
                 "/etc/mountain.toml:2: steer.k_factor: ",
                 "0..=1024",
+            ),
+            (
+                "[cc]\n\ngrow_percent = 200\n",
+                "/etc/mountain.toml:3: cc.grow_percent: ",
+                "0.5..=100",
             ),
             (
                 "[steer]\nk_factor = -1\n",

@@ -3,8 +3,10 @@
 //! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.
 
 pub mod bpf;
+pub mod cc;
 pub mod check;
 pub mod cli;
+mod cli_cc;
 mod cli_compare;
 mod cli_measure;
 mod cli_path;

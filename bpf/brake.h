@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The delta brake: how fast a flow may send after the bandwidth under it fell.
+ *
+ * Pure code over plain data, the clock passed in: cc.bpf.c runs it in the kernel, brake_host.c
+ * compiles it for the tests. The reasons for every number are in docs/congestion-control.md.
+ *
+ * BBR paces at the highest delivery rate of the last ten round trips. When the path slows down, it
+ * goes on at the old rate for that long, and the difference piles up in the bottleneck's queue. The
+ * brake watches each *slice* of time (a quarter of the smallest RTT) for the three signs of such a
+ * drop together: ACKs are further apart than the packets were (`grow`), the delay rises, and the
+ * delivery rate has fallen well below the estimate. Then it limits the *bandwidth* that pacing and
+ * window are made of, never a gain:
+ *
+ *   OFF ---- drop, not clear yet ----> HOLD: window stays at what is in flight, for one slice
+ *   OFF, HOLD, RELEASE ---- drop ----> CUT: rate = what is delivered, window = one BDP of it,
+ *                                      so that the queue drains
+ *   CUT ---- queue gone -------------> RELEASE: rate grows each slice that finds no queue, past
+ *                                      BBR's estimate to what that was when the brake engaged
+ *   RELEASE ---- there --------------> OFF
+ *   RELEASE ---- a queue, and the estimate reached ---> CUT to the estimate, then OFF
+ *   CUT ---- queue does not drain ---> OFF for a while: it is someone else's
+ *   OFF ---- a fade seems over ------> RELEASE
+ *
+ * The limit is never below what was measured to be delivered, and at most halves in one slice.
+ *
+ * In a fade longer than ten round trips BBR forgets what the path carried before, and finds it again
+ * by a quarter every eight round trips. The brake remembers for a while: where one of BBR's probes
+ * delivers more without a queue, it goes on from there.
+ *
+ * A path whose rate keeps changing punishes an empty queue: when the rate comes back nothing is
+ * there to be sent. Each time that the brake engages again soon it leaves a larger part of the
+ * queue (`slack`), up to a limit, and forgets that in calm.
+ *
+ * Units: bit/s, µs, packets; shares in 1/1024. All rates are kept within 1 .. MTN_BPS_MAX, so that
+ * a product with a time of up to MTN_US_MAX or a share stays within 64 bits.
+ */
+#ifndef MOUNTAIN_BRAKE_H
+#define MOUNTAIN_BRAKE_H
+
+#define MTN_ONE			1024
+#define MTN_BPS_MAX		(1ULL << 39)	/* 550 Gbit/s */
+#define MTN_US_MAX		(1U << 24)	/* 17 s */
+#define MTN_BRAKE_OFF		(~0ULL)
+#define MTN_CWND_MIN		4
+#define MTN_CWND_OFF		(~0U)
+#define MTN_HOLD_OFF_FIRST	64		/* slices */
+#define MTN_SLICE_PACKETS	4
+#define MTN_UNREST		128		/* slices */
+#define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
+
+enum mtn_cc_mode {
+	MTN_CC_BRAKE = 0,	/* what this is for */
+	MTN_CC_BBR = 1,		/* pass everything through: what wrapping alone costs */
+	MTN_CC_PUBLISHED = 2,	/* the original change, in effect (docs/congestion-control.md) */
+};
+
+enum mtn_brake_state {
+	MTN_STATE_OFF = 0,
+	MTN_STATE_HOLD = 1,
+	MTN_STATE_CUT = 2,
+	MTN_STATE_RELEASE = 3,
+};
+
+/* Set when the program is loaded. */
+struct mtn_brake_params {
+	__u32 mode;		/* enum mtn_cc_mode */
+	__u32 slice_min_us;	/* a slice is at least this long */
+	__u32 engage;		/* share of the estimate below which delivery has dropped */
+	__u32 hold;		/* ... below which it may be dropping */
+	__u32 queue;		/* share of the smallest RTT up to which the queue counts as gone */
+	__u32 queue_min_us;	/* ... but no delay below this counts as a queue */
+	__u32 grow_first;	/* growth of the rate in the first slice without a queue */
+	__u32 grow_max;		/* it doubles each slice up to this */
+	__u32 hold_off_max;	/* most slices to stay off after braking for someone else's queue */
+	__u32 slack_max;	/* most of the queue to leave, share of the smallest RTT */
+};
+
+/* What one ACK tells. */
+struct mtn_ack {
+	__u64 now_us;
+	__u64 max_bps;		/* BBR's estimate */
+	__u32 delivered;	/* packets of the rate sample; 0: no sample */
+	__u32 interval_us;	/* of the sample */
+	__u32 snd_us;		/* in which they were sent */
+	__u32 rcv_us;		/* in which they were acknowledged */
+	__u32 rtt_us;		/* 0: no sample */
+	__u32 min_rtt_us;
+	__u32 total;		/* packets delivered since the flow began, wraps */
+	__u32 inflight;		/* packets */
+	__u32 mss;		/* bytes of a packet */
+	__u8 app_limited;	/* the sample says what the application sent, not what the path carries */
+	__u8 ack_delayed;	/* the RTT includes the receiver's waiting */
+	__u8 suspended;		/* BBR drains, probes for the RTT or follows a policer: stand back */
+	__u8 startup;		/* BBR has not found the bandwidth yet */
+};
+
+struct mtn_brake {
+	__u64 bps;		/* the limit, or MTN_BRAKE_OFF */
+	__u64 goal_bps;		/* the release ends here: the estimate when the brake engaged */
+	__u64 goal_until_us;	/* when that is forgotten */
+	__u64 max_bps;		/* BBR's estimate at the end of the last slice */
+	__u64 release_bps;	/* the limit when it began to grow */
+	/* The current slice. */
+	__u64 slice_start_us;
+	__u64 slice_bps;	/* highest delivery rate */
+	__u32 slice_rtt_us;	/* lowest RTT, 0: none */
+	__u32 slice_total;	/* mtn_ack.total at its start */
+	__u8 grow;		/* the last sample's ACKs were further apart than its packets */
+	__u8 grow_all;		/* all samples', by far */
+	__u8 app_limited;	/* any sample was */
+	__u8 state;		/* enum mtn_brake_state */
+	__u8 drain;		/* this CUT only removes a queue that the release has made */
+	/* Between slices. */
+	__u64 last_bps;		/* delivery of the last slice */
+	__u32 queue_us;		/* its queue */
+	__u32 growth;		/* of the next slice without a queue */
+	__u32 hold_cwnd;
+	__u32 round_end;	/* mtn_ack.total that ends the packet-timed round */
+	__u32 stuck;		/* rounds in CUT at the target with a queue that stays */
+	__u32 hold_off;		/* slices to stay off */
+	__u32 hold_off_next;
+	__u32 slack_us;		/* queue to leave */
+	__u32 unrest;		/* slices in which braking again counts as soon */
+	/* For people. */
+	__u32 engagements;
+	__u32 holds;
+	__u32 deepened;
+	__u32 abandoned;
+	__u64 braked_us;	/* time not OFF, to the end of the last slice */
+};
+
+/* Where BPF calls a function of its own it may not leave a stack address in r0; clang does. */
+#define mtn_inline static inline __attribute__((always_inline))
+
+#define mtn_min(a, b)	((a) < (b) ? (a) : (b))
+#define mtn_max(a, b)	((a) > (b) ? (a) : (b))
+
+mtn_inline __u64 mtn_share(__u64 value, __u32 share)
+{
+	return value * share / MTN_ONE;
+}
+
+mtn_inline __u64 mtn_bps_clamp(__u64 bps)
+{
+	return bps < 1 ? 1 : mtn_min(bps, MTN_BPS_MAX);
+}
+
+/* Rate of @packets of @mss bytes in @us. */
+mtn_inline __u64 mtn_bps(__u32 packets, __u32 mss, __u32 us)
+{
+	/* 2^20 packets of 2^16 bytes are 2^39 bits; a second is 2^20 µs. */
+	__u64 bits = (__u64)mtn_min(packets, 1U << 20) * mtn_min(mss, 1U << 16) * 8;
+
+	return mtn_bps_clamp(bits * 1000000 / mtn_max(us, 1U));
+}
+
+/* Packets in flight that keep a path of @bps and @us busy. */
+mtn_inline __u32 mtn_bdp(__u64 bps, __u32 us, __u32 mss)
+{
+	__u64 bytes = mtn_min(bps, MTN_BPS_MAX) * mtn_min(us, MTN_US_MAX) / 8000000;
+
+	return mtn_min(bytes / mtn_max(mss, 1U) + 1, 1ULL << 30);
+}
+
+/* Delay up to which the queue counts as gone. */
+mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_us)
+{
+	__u32 us = mtn_share(mtn_min(min_rtt_us, MTN_US_MAX), p->queue);
+
+	return mtn_max(us, p->queue_min_us);
+}
+
+mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 total)
+{
+	b->slice_start_us = now_us;
+	b->slice_total = total;
+	b->slice_bps = 0;
+	b->slice_rtt_us = 0;
+	b->grow = 0;
+	b->grow_all = 1;
+	b->app_limited = 0;
+}
+
+mtn_inline void mtn_brake_off(struct mtn_brake *b)
+{
+	b->bps = MTN_BRAKE_OFF;
+	b->state = MTN_STATE_OFF;
+	b->drain = 0;
+	b->stuck = 0;
+}
+
+mtn_inline void mtn_brake_init(struct mtn_brake *b)
+{
+	__builtin_memset(b, 0, sizeof(*b));
+	mtn_brake_off(b);
+	b->hold_off_next = MTN_HOLD_OFF_FIRST;
+}
+
+/* The queue is gone: grow from @bps on. Fast where rates come back fast. */
+mtn_inline void mtn_brake_release(struct mtn_brake *b, const struct mtn_brake_params *p, __u64 bps)
+{
+	b->state = MTN_STATE_RELEASE;
+	b->bps = bps;
+	b->release_bps = bps;
+	b->growth = b->slack_us ? p->grow_max : p->grow_first;
+}
+
+/* The delivery of this slice, @bps, shows a drop: brake to it. */
+mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params *p,
+				 const struct mtn_ack *a, __u64 ref, __u64 bps)
+{
+	__u32 rtt = mtn_min(a->min_rtt_us, MTN_US_MAX);
+
+	if (b->state == MTN_STATE_CUT || b->state == MTN_STATE_RELEASE) {
+		b->deepened++;
+	} else {
+		b->engagements++;
+		if (a->now_us > b->goal_until_us)
+			b->goal_bps = 0;
+	}
+	b->goal_bps = mtn_max(b->goal_bps, ref);
+	b->goal_until_us = a->now_us + MTN_MEMORY_US;
+	b->bps = mtn_bps_clamp(mtn_max(bps, ref / 2));
+	if (b->state != MTN_STATE_CUT) {
+		/* Our own growth was too much: not the path's fault. */
+		if (b->unrest && (b->state != MTN_STATE_RELEASE ||
+				  bps < mtn_share(b->release_bps, p->engage)))
+			b->slack_us = mtn_min(b->slack_us + rtt / 4,
+					      (__u32)mtn_share(rtt, p->slack_max));
+		b->unrest = MTN_UNREST;
+		b->stuck = 0;
+		b->round_end = a->total + a->inflight;
+	}
+	b->state = MTN_STATE_CUT;
+	b->drain = 0;
+}
+
+/* Has the queue stayed for two round trips, although our own part of it must be gone? */
+mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_ack *a, __u32 high)
+{
+	if ((__s32)(a->total - b->round_end) < 0)
+		return 0;
+	b->round_end = a->total + a->inflight;
+	if (b->queue_us > high &&
+	    a->inflight <= mtn_bdp(b->bps, a->min_rtt_us + b->slack_us, a->mss) + 2)
+		b->stuck++;
+	else
+		b->stuck = 0;
+	return b->stuck >= 2;
+}
+
+mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_params *p,
+				       const struct mtn_ack *a)
+{
+	__u64 max = mtn_bps_clamp(a->max_bps), ref = mtn_min(max, b->bps), bps = b->slice_bps;
+	__u32 none = mtn_queue_low(p, a->min_rtt_us), low = none + b->slack_us, high = none + low;
+	__u32 queue, before = b->queue_us;
+	int rising, drop, more = max > b->max_bps + b->max_bps / 16;
+
+	b->max_bps = max;
+	queue = b->slice_rtt_us > a->min_rtt_us ? b->slice_rtt_us - a->min_rtt_us : 0;
+	rising = queue > before;
+	b->queue_us = queue;
+	b->last_bps = bps;
+	if (b->state != MTN_STATE_OFF)
+		b->braked_us += a->now_us - b->slice_start_us;
+
+	if (b->unrest)
+		b->unrest--;
+	else
+		b->slack_us -= (b->slack_us + 15) / 16;
+	if (b->hold_off) {
+		b->hold_off--;
+		return;
+	}
+	/*
+	 * Of an application that sends little, the rate says nothing about the path; but packets that
+	 * all come out further apart than they went in do.
+	 */
+	if (b->app_limited)
+		drop = b->grow_all && queue > high;
+	else
+		drop = b->grow && queue > low && (rising || queue > high) &&
+		       bps < mtn_share(ref, p->engage);
+	if (drop) {
+		mtn_brake_cut(b, p, a, ref, bps);
+		return;
+	}
+
+	switch (b->state) {
+	case MTN_STATE_HOLD:
+		b->state = MTN_STATE_OFF;
+		/* fall through */
+	case MTN_STATE_OFF:
+		if (more && queue <= low && !a->startup && a->now_us < b->goal_until_us &&
+		    max < mtn_share(b->goal_bps, p->engage)) {
+			mtn_brake_release(b, p, max);
+			return;
+		}
+		if (!b->app_limited && b->grow && rising && queue > low / 2 &&
+		    bps < mtn_share(ref, p->hold)) {
+			b->state = MTN_STATE_HOLD;
+			b->hold_cwnd = mtn_max(a->inflight, MTN_CWND_MIN);
+			b->holds++;
+		}
+		return;
+	case MTN_STATE_CUT:
+		if (queue > low) {
+			/* A path with a queue is busy: what it delivers is what it carries. */
+			if (b->grow && !b->app_limited && bps < b->bps)
+				b->bps = mtn_max(bps, b->bps / 2);
+			if (mtn_brake_in_vain(b, a, high)) {
+				mtn_brake_off(b);
+				b->abandoned++;
+				b->hold_off = b->hold_off_next;
+				b->hold_off_next = mtn_min(2 * b->hold_off_next, p->hold_off_max);
+			}
+			return;
+		}
+		if (b->drain) {
+			mtn_brake_off(b);
+			return;
+		}
+		mtn_brake_release(b, p, b->bps);
+		/* fall through */
+	default:
+		if (queue <= low) {
+			b->bps = mtn_bps_clamp(mtn_max(b->bps + mtn_share(b->bps, b->growth), bps));
+			b->growth = mtn_min(2 * b->growth, p->grow_max);
+		} else {
+			b->growth = p->grow_first;
+		}
+		if (b->bps < max)
+			return;
+		b->hold_off_next = MTN_HOLD_OFF_FIRST;
+		if (queue > low) {
+			/* More than it carries: BBR would keep the queue that this has made. */
+			b->bps = max;
+			b->state = MTN_STATE_CUT;
+			b->stuck = 0;
+			b->round_end = a->total + a->inflight;
+			b->drain = 1;
+		} else if (b->bps >= b->goal_bps) {
+			mtn_brake_off(b);
+		}
+	}
+}
+
+/* Takes one ACK in; call after BBR has seen it. */
+mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params *p,
+				 const struct mtn_ack *a)
+{
+	__u32 length;
+
+	if (a->suspended || !a->max_bps || !a->min_rtt_us) {
+		mtn_brake_slice_start(b, a->now_us, a->total);
+		return;
+	}
+	if (!b->slice_start_us)
+		mtn_brake_slice_start(b, a->now_us, a->total);
+	if (a->delivered) {
+		__u64 bps = mtn_bps(a->delivered, a->mss, a->interval_us);
+
+		b->slice_bps = mtn_max(b->slice_bps, bps);
+		b->grow = (__u64)a->rcv_us * 15 > (__u64)a->snd_us * 16;
+		if ((__u64)a->rcv_us * 13 <= (__u64)a->snd_us * 16)
+			b->grow_all = 0;
+		if (a->app_limited)
+			b->app_limited = 1;
+	}
+	if (a->rtt_us && !a->ack_delayed && (!b->slice_rtt_us || a->rtt_us < b->slice_rtt_us))
+		b->slice_rtt_us = a->rtt_us;
+
+	length = mtn_max(mtn_min(a->min_rtt_us, MTN_US_MAX) / 4, p->slice_min_us);
+	if (a->now_us - b->slice_start_us < length ||
+	    a->total - b->slice_total < MTN_SLICE_PACKETS || !b->slice_rtt_us || !b->slice_bps)
+		return;
+	mtn_brake_slice_end(b, p, a);
+	mtn_brake_slice_start(b, a->now_us, a->total);
+}
+
+/* Bytes/s to pace at, where BBR wants @rate. */
+mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct mtn_ack *a, __u64 rate)
+{
+	__u64 limit;
+
+	if (a->suspended || b->state < MTN_STATE_CUT)
+		return rate;
+	/* 1% less, as BBR does: no queue from rounding. */
+	limit = mtn_max(b->bps / 8 * 99 / 100, 1ULL);
+	/* Neither its probing up nor its draining afterwards: growth takes their place. */
+	return a->startup ? mtn_min(rate, limit) : limit;
+}
+
+/* Most packets in flight, or MTN_CWND_OFF. */
+mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_ack *a)
+{
+	__u32 bdp;
+
+	if (a->suspended || b->state == MTN_STATE_OFF)
+		return MTN_CWND_OFF;
+	if (b->state == MTN_STATE_HOLD)
+		return b->hold_cwnd;
+	if (b->state == MTN_STATE_CUT)
+		bdp = mtn_bdp(b->bps, a->min_rtt_us + b->slack_us, a->mss);
+	else	/* As much again as BBR allows itself for delayed and aggregated ACKs. */
+		bdp = mtn_bdp(b->bps, 2 * a->min_rtt_us + b->slack_us, a->mss);
+	return mtn_max(bdp, MTN_CWND_MIN);
+}
+
+#endif /* MOUNTAIN_BRAKE_H */

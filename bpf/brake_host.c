@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* brake.h for user space: the tests call what the kernel runs. */
+#include <linux/types.h>
+
+#include "brake.h"
+
+void mtn_brake_host_init(struct mtn_brake *b)
+{
+	mtn_brake_init(b);
+}
+
+void mtn_brake_host_ack(struct mtn_brake *b, const struct mtn_brake_params *p,
+			const struct mtn_ack *a)
+{
+	mtn_brake_ack(b, p, a);
+}
+
+__u64 mtn_brake_host_pacing(const struct mtn_brake *b, const struct mtn_ack *a, __u64 rate)
+{
+	return mtn_brake_pacing(b, a, rate);
+}
+
+__u32 mtn_brake_host_cwnd(const struct mtn_brake *b, const struct mtn_ack *a)
+{
+	return mtn_brake_cwnd(b, a);
+}

@@ -1,0 +1,233 @@
+//! The matrix of the bench: links, flows, and what is looked at in each cell.
+
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp, StandardNormal};
+use rand_pcg::Pcg64Mcg;
+
+use super::bottleneck::LinkPlan;
+
+const MBIT: f64 = 1e6;
+const RTT_US: u32 = 40_000;
+/// Before it no figure is taken: the flows have found their rate.
+pub const WARM_UP_US: u64 = 3_000_000;
+/// When the rate of a step changes.
+pub const STEP_US: u64 = 6_000_000;
+/// What a link in an outage still carries, bit/s: an emulated rate cannot be nothing.
+const OUTAGE_BPS: f64 = 10e3;
+
+/// What kind of link and traffic.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Mbit/s before and after [`STEP_US`]; a deep queue.
+    Step(f64, f64),
+    /// Mbit/s, queue in BDP, share of random loss.
+    Steady(f64, f64, f64),
+    /// Like a mobile link.
+    Trace(Trace),
+    /// So many flows alike.
+    Alike(u32),
+    /// One flow that is there first, and one of this congestion control that comes 2 s later.
+    Against(&'static str),
+}
+
+/// How the rate of a mobile link changes. Made up: their parameters are in
+/// docs/congestion-control.md.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trace {
+    /// 4 to 24 Mbit/s and back in 8 s.
+    Slow,
+    /// Around 12 Mbit/s, another rate within a tenth of a second.
+    Fast,
+    /// Between 0.5 and 40 Mbit/s, another rate within half a second.
+    Deep,
+    /// 15 Mbit/s with outages of one to three seconds.
+    Outage,
+    /// 2 or 30 Mbit/s, each for 0.4 s in the mean.
+    TwoStates,
+    /// Another rate between 2 and 40 Mbit/s every one to three seconds.
+    Walk,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cell {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Part of `--quick`.
+    pub quick: bool,
+}
+
+/// Every cell, in the order of the table.
+pub const CELLS: [Cell; 20] = {
+    const fn cell(name: &'static str, kind: Kind, quick: bool) -> Cell {
+        Cell { name, kind, quick }
+    }
+    [
+        cell("step-50-10", Kind::Step(50.0, 10.0), true),
+        cell("step-40-8", Kind::Step(40.0, 8.0), false),
+        cell("step-10-50", Kind::Step(10.0, 50.0), true),
+        cell("steady-quarter-bdp", Kind::Steady(20.0, 0.25, 0.0), false),
+        cell("steady-1-bdp", Kind::Steady(20.0, 1.0, 0.0), true),
+        cell("steady-4-bdp", Kind::Steady(20.0, 4.0, 0.0), true),
+        cell("steady-16-bdp", Kind::Steady(20.0, 16.0, 0.0), false),
+        cell("slow", Kind::Trace(Trace::Slow), true),
+        cell("fast", Kind::Trace(Trace::Fast), true),
+        cell("deep", Kind::Trace(Trace::Deep), true),
+        cell("outage", Kind::Trace(Trace::Outage), true),
+        cell("two-states", Kind::Trace(Trace::TwoStates), true),
+        cell("walk", Kind::Trace(Trace::Walk), true),
+        cell("flows-2", Kind::Alike(2), false),
+        cell("flows-4", Kind::Alike(4), true),
+        cell("flows-16", Kind::Alike(16), false),
+        cell("against-cubic", Kind::Against("cubic"), true),
+        cell("against-bbr", Kind::Against("bbr"), true),
+        cell("loss-1", Kind::Steady(20.0, 4.0, 0.01), true),
+        cell("loss-2", Kind::Steady(20.0, 4.0, 0.02), false),
+    ]
+};
+
+impl Cell {
+    pub fn find(name: &str) -> Option<Cell> {
+        CELLS.into_iter().find(|c| c.name == name)
+    }
+
+    /// Length of a run, µs.
+    pub fn length_us(&self, quick: bool) -> u64 {
+        match (self.kind, quick) {
+            (Kind::Step(..), _) => 12_000_000,
+            (_, true) => 13_000_000,
+            (_, false) => 33_000_000,
+        }
+    }
+
+    /// The link, the same for everybody in a repeat.
+    pub fn plan(&self, seed: u64, length_us: u64) -> LinkPlan {
+        let mut rng = Pcg64Mcg::seed_from_u64(seed);
+        let bdp = |mbit: f64| mbit * MBIT / 8.0 * f64::from(RTT_US) / 1e6;
+        let bits = |mbit: f64| (mbit * MBIT) as u64;
+        let (rates, queue_bytes, loss) = match self.kind {
+            // 2,000 packets, as deep as the buffers of mobile networks.
+            Kind::Step(a, b) => (vec![(0, bits(a)), (STEP_US, bits(b))], 3e6, 0.0),
+            Kind::Steady(mbit, bdps, loss) => {
+                let queue = (bdp(mbit) * bdps).max(6_000.0);
+                (vec![(0, bits(mbit))], queue, loss)
+            }
+            Kind::Trace(trace) => (trace.rates(length_us, &mut rng), 3e6, 0.0),
+            Kind::Alike(_) | Kind::Against(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
+        };
+        LinkPlan {
+            rates,
+            rtt_us: RTT_US,
+            queue_bytes: queue_bytes as u64,
+            loss,
+            seed,
+        }
+    }
+}
+
+impl Trace {
+    fn rates(self, length_us: u64, rng: &mut Pcg64Mcg) -> Vec<(u64, u64)> {
+        let mut rates = Vec::new();
+        let mut push = |t: f64, bps: f64| rates.push((t as u64, bps as u64));
+        let end = length_us as f64 + 1e6;
+        let mut t = 0.0;
+        // An AR(1) process of variance 1, `memory` µs long, looked at every 20 ms.
+        let mut level: f64 = rng.sample(StandardNormal);
+        let mut drift = |memory: f64, rng: &mut Pcg64Mcg| {
+            let keep = (-20_000.0 / memory).exp();
+            let noise: f64 = rng.sample(StandardNormal);
+            level = keep * level + (1.0 - keep * keep).sqrt() * noise;
+            level
+        };
+        match self {
+            Trace::Slow => {
+                let phase = rng.random_range(0.0..std::f64::consts::TAU);
+                while t < end {
+                    let angle = phase + t / 8e6 * std::f64::consts::TAU;
+                    // Around the geometric mean of 4 and 24.
+                    push(t, 96f64.sqrt() * 6f64.powf(angle.sin() / 2.0) * MBIT);
+                    t += 20_000.0;
+                }
+            }
+            Trace::Fast | Trace::Deep => {
+                let (median, spread, memory) = match self {
+                    Trace::Fast => (12.0, 0.6, 100_000.0),
+                    _ => (8.0, 1.1, 500_000.0),
+                };
+                while t < end {
+                    let mbit = median * (spread * drift(memory, rng)).exp();
+                    push(t, mbit.clamp(0.5, 40.0) * MBIT);
+                    t += 20_000.0;
+                }
+            }
+            Trace::Outage => {
+                let mut out_from = 4e6;
+                let mut out_until = out_from + rng.random_range(1e6..3e6);
+                while t < end {
+                    if t >= out_until {
+                        out_from = t + rng.random_range(2e6..5e6);
+                        out_until = out_from + rng.random_range(1e6..3e6);
+                    }
+                    let mbit = 15.0 * (0.2 * drift(500_000.0, rng)).exp();
+                    push(
+                        t,
+                        if t >= out_from {
+                            OUTAGE_BPS
+                        } else {
+                            mbit * MBIT
+                        },
+                    );
+                    t += 20_000.0;
+                }
+            }
+            Trace::TwoStates => {
+                let holds = Exp::new(1.0 / 400_000.0).expect("a rate above 0");
+                let mut fast = true;
+                while t < end {
+                    push(t, if fast { 30.0 } else { 2.0 } * MBIT);
+                    fast = !fast;
+                    t += f64::max(holds.sample(rng), 20_000.0);
+                }
+            }
+            Trace::Walk => {
+                while t < end {
+                    push(t, 2.0 * 20f64.powf(rng.random_range(0.0..1.0)) * MBIT);
+                    t += rng.random_range(1e6..3e6);
+                }
+            }
+        }
+        rates
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_are_seeded_and_within_their_bounds() {
+        for cell in CELLS {
+            let plan = cell.plan(7, 30_000_000);
+            assert_eq!(plan, cell.plan(7, 30_000_000), "{}", cell.name);
+            assert_eq!(plan.rates[0].0, 0, "{}", cell.name);
+            assert!(plan.rates.is_sorted_by_key(|r| r.0), "{}", cell.name);
+            let (low, high) = match cell.kind {
+                Kind::Trace(Trace::Outage) => (10_000, 40_000_000),
+                _ => (500_000, 50_000_000),
+            };
+            for (_, rate) in &plan.rates {
+                assert!((low..=high).contains(rate), "{}: {rate}", cell.name);
+            }
+            if let Kind::Trace(_) = cell.kind {
+                assert_ne!(plan.rates, cell.plan(8, 30_000_000).rates, "{}", cell.name);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for cell in CELLS {
+            assert_eq!(Cell::find(cell.name), Some(cell));
+        }
+        assert_eq!(Cell::find("nonesuch"), None);
+    }
+}

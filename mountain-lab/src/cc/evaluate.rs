@@ -1,0 +1,171 @@
+//! From what a segment saw to figures, and the figures that are promised.
+
+use mountain::cc::flows::Flow;
+use mountain_lab::result::{CheckSpec, Op};
+use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::workload::stats::percentile;
+
+use super::bottleneck::LinkPlan;
+use super::cells::{Cell, Kind, STEP_US, WARM_UP_US};
+use super::flows::FlowReport;
+use super::link::LinkReport;
+
+/// What one congestion control did in one cell.
+pub struct Segment {
+    pub plan: LinkPlan,
+    pub length_us: u64,
+    pub flows: Vec<FlowReport>,
+    /// What the program says of its flows, where it is ours.
+    pub live: Vec<Flow>,
+    pub link: LinkReport,
+    pub emulator_cores: f64,
+}
+
+/// Jain's index of fairness: 1 when all are equal, 1/n when one has everything.
+fn jain(shares: &[f64]) -> f64 {
+    let (sum, squares) = shares
+        .iter()
+        .fold((0.0, 0.0), |(s, q), x| (s + x, q + x * x));
+    sum * sum / (shares.len() as f64 * squares)
+}
+
+/// The figures of a segment; their names begin with the cell's.
+pub fn figures(cell: &Cell, s: &Segment) -> Figures {
+    let mut out = Figures::new();
+    let mut put = |name: &str, unit: &'static str, value: f64, n: u64| {
+        let name = format!("{}/{name}", cell.name);
+        out.insert(name, Figure { unit, value, n });
+    };
+    let mut queue = |name: &str, from: u64, until: u64, quantiles: &[(&str, f64)]| {
+        let mut samples = s.link.queue_us(from, until);
+        for (q, share) in quantiles {
+            let value = percentile(&mut samples, *share).map_or(f64::NAN, f64::from);
+            put(&format!("{name}_{q}_us"), "us", value, samples.len() as u64);
+        }
+    };
+    let (p50, p95, p99) = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99));
+    let (mut from, end) = (WARM_UP_US, s.length_us);
+    if let Kind::Step(..) = cell.kind {
+        from = STEP_US;
+        queue("onset", STEP_US, STEP_US + 2_000_000, &[p50, p95]);
+        queue(
+            "after",
+            STEP_US + 2_500_000,
+            STEP_US + 5_000_000,
+            &[p50, p95],
+        );
+    } else {
+        queue("queue", from, end, &[p50, p95, p99]);
+    }
+    let capacity = s.plan.capacity_bits(from, end) / ((end - from) as f64 / 1e6);
+    let each: Vec<f64> = s.flows.iter().map(|f| f.goodput_bps(from, end)).collect();
+    let all: f64 = each.iter().sum();
+    put(
+        "goodput",
+        "ratio",
+        all / capacity,
+        s.link.packets.len() as u64,
+    );
+    let retransmits: u64 = s.flows.iter().map(|f| f.retransmits).sum();
+    put("emulator_cores", "x", s.emulator_cores, 1);
+    let late = f64::from(s.link.late_p99_us);
+    put(
+        "emulator_late_p99_us",
+        "us",
+        late,
+        s.link.packets.len() as u64,
+    );
+    put("retransmits", "count", retransmits as f64, retransmits);
+    match cell.kind {
+        Kind::Alike(n) => put("jain", "x", jain(&each), n.into()),
+        // What the flow that is looked at gets of what both get.
+        Kind::Against(_) => put("share", "ratio", each[0] / all, 2),
+        _ => {}
+    }
+    if !s.live.is_empty() {
+        let sum = |f: fn(&Flow) -> f64| s.live.iter().map(f).sum::<f64>();
+        let n = s.live.len() as u64;
+        put("brakes", "count", sum(|f| f.engagements.into()), n);
+        put("brakes_in_vain", "count", sum(|f| f.abandoned.into()), n);
+        let braked = sum(|f| f.braked_us as f64) / sum(|f| f.age_us as f64).max(1.0);
+        put("braked", "ratio", braked, n);
+    }
+    out
+}
+
+/// What is promised of mountain, against the kernel's BBR in the same repeat unless said otherwise.
+pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
+    let mut specs = Vec::new();
+    for cell in cells {
+        let mut spec = |metric: &str, op, limit, reference: Option<&str>| {
+            let metric = format!("{}/{metric}", cell.name);
+            specs.push(CheckSpec {
+                name: Some(metric.clone()),
+                policy: "mountain".into(),
+                metric,
+                op,
+                limit,
+                reference: reference.map(str::to_owned),
+            });
+        };
+        let bbr = Some("bbr");
+        match cell.kind {
+            Kind::Step(a, b) if b < a => {
+                spec("onset_p50_us", Op::AtMost, 0.1, bbr);
+                spec("onset_p95_us", Op::AtMost, 0.5, bbr);
+                spec("after_p95_us", Op::AtMost, 0.15, bbr);
+                spec("goodput", Op::AtLeast, 0.97, bbr);
+            }
+            Kind::Step(..) => spec("goodput", Op::AtLeast, 0.97, bbr),
+            Kind::Steady(_, _, loss) if loss > 0.0 => spec("goodput", Op::AtLeast, 0.95, bbr),
+            Kind::Steady(..) => {
+                spec("goodput", Op::AtLeast, 0.98, bbr);
+                spec("queue_p95_us", Op::AtMost, 1.05, bbr);
+                spec("brakes", Op::AtMost, 0.0, None);
+            }
+            Kind::Trace(_) => {
+                spec("queue_p50_us", Op::AtMost, 0.4, bbr);
+                spec("queue_p95_us", Op::AtMost, 0.6, bbr);
+                spec("goodput", Op::AtLeast, 0.9, bbr);
+            }
+            Kind::Alike(_) => {
+                spec("jain", Op::AtLeast, 0.95, None);
+                spec("queue_p95_us", Op::AtMost, 0.6, bbr);
+            }
+            Kind::Against(_) => spec("share", Op::AtLeast, 0.8, bbr),
+        }
+    }
+    specs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cells::CELLS;
+    use super::*;
+
+    #[test]
+    fn fairness() {
+        assert_eq!(jain(&[3.0, 3.0, 3.0]), 1.0);
+        assert_eq!(jain(&[1.0, 0.0, 0.0, 0.0]), 0.25);
+    }
+
+    #[test]
+    fn every_check_has_its_figure() {
+        for cell in CELLS {
+            let length_us = 12_000_000;
+            let segment = Segment {
+                plan: cell.plan(1, length_us),
+                length_us,
+                flows: vec![FlowReport::default(); 4],
+                live: vec![],
+                link: LinkReport::default(),
+                emulator_cores: 0.0,
+            };
+            let figures = figures(&cell, &segment);
+            for spec in checks(&[cell]) {
+                let known = figures.contains_key(&spec.metric) || spec.metric.ends_with("/brakes");
+                assert!(known, "{}", spec.metric);
+            }
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! `mountain-lab cc`: congestion controls against each other on emulated links.
+//!
+//! Method and figures: docs/congestion-control.md.
+
+mod bottleneck;
+mod cells;
+mod evaluate;
+mod flows;
+pub mod link;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use mountain::cc::settings::Behaviour;
+use mountain::cc::{Loaded, Registered, Settings};
+use mountain::config::Config;
+use mountain_lab::result::{RunResult, VoidRun};
+use mountain_lab::workload::sys::{monotonic_ns, NoHalt};
+use serde_json::json;
+
+use crate::emulator::{LinkConfig, Port};
+use crate::hosts::veth;
+use crate::netns::Netns;
+use crate::stopped;
+use cells::{Cell, Kind, CELLS};
+use evaluate::Segment;
+use flows::{FlowSpec, Flows};
+use link::Link;
+
+/// How often a void segment is run again.
+const RETRIES: u32 = 1;
+/// A segment whose emulator was later than this (99th percentile) is void.
+const LATE_LIMIT_US: u32 = 2_000;
+const PORT: u16 = 7200;
+const CLIENT: [u8; 4] = [10, 97, 0, 1];
+const SERVER: [u8; 4] = [10, 97, 0, 2];
+
+#[derive(clap::Args)]
+pub struct CcArgs {
+    /// Fewer cells, shorter, 5 repeats: to see whether it works, not to claim anything.
+    #[arg(long)]
+    quick: bool,
+    /// Only these cells (see --list).
+    #[arg(long, value_delimiter = ',', value_name = "CELL")]
+    cells: Vec<String>,
+    /// Only these congestion controls; mountain and bbr are needed for the checks.
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Cc::Bbr, Cc::Mountain, Cc::Published, Cc::Cubic, Cc::Reno])]
+    cc: Vec<Cc>,
+    /// Repeats [default: 5 with --quick, else 10].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: Option<u32>,
+    /// Decides every random event of the run.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where result.json goes.
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+    /// Exit with 1 when a figure is missed.
+    #[arg(long)]
+    check: bool,
+    /// Configuration file whose [cc] sets mountain's tunables.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// List the cells.
+    #[arg(long)]
+    list: bool,
+}
+
+/// Who is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Cc {
+    /// BBR with the brake.
+    Mountain,
+    /// The kernel's BBR.
+    Bbr,
+    /// BBR through the BPF wrapper, without the brake: what wrapping does.
+    Wrapped,
+    /// BBR with the originally published change.
+    Published,
+    /// The kernel's CUBIC.
+    Cubic,
+    /// The kernel's Reno.
+    Reno,
+}
+
+impl Cc {
+    pub fn name(self) -> &'static str {
+        match self {
+            Cc::Mountain => "mountain",
+            Cc::Bbr => "bbr",
+            Cc::Wrapped => "wrapped",
+            Cc::Published => "published",
+            Cc::Cubic => "cubic",
+            Cc::Reno => "reno",
+        }
+    }
+
+    fn behaviour(self) -> Option<Behaviour> {
+        match self {
+            Cc::Mountain => Some(Behaviour::Brake),
+            Cc::Wrapped => Some(Behaviour::Bbr),
+            Cc::Published => Some(Behaviour::Published),
+            _ => None,
+        }
+    }
+}
+
+/// A congestion control that sockets can choose. Ours are registered under names of this process,
+/// so that one which the machine's user has enabled is left alone.
+struct Available {
+    cc: Cc,
+    name: String,
+    ours: Option<(Loaded, Registered)>,
+}
+
+impl Available {
+    fn new(cc: Cc, settings: &Settings) -> Result<Self> {
+        let Some(behaviour) = cc.behaviour() else {
+            return Ok(Available {
+                cc,
+                name: cc.name().into(),
+                ours: None,
+            });
+        };
+        let name = format!("mtl{}_{}", std::process::id(), &cc.name()[..1]);
+        let settings = Settings {
+            behaviour,
+            ..settings.clone()
+        };
+        let mut loaded = Loaded::load(&name, &settings, None)?;
+        let registered = loaded.register()?;
+        Ok(Available {
+            cc,
+            name,
+            ours: Some((loaded, registered)),
+        })
+    }
+}
+
+/// Two hosts and the emulator between them.
+struct Rig {
+    client: Netns,
+    server: Netns,
+    emulator: Netns,
+    link: LinkConfig,
+}
+
+impl Rig {
+    fn build() -> Result<Self> {
+        let client = Netns::create("client")?;
+        let server = Netns::create("server")?;
+        let emulator = Netns::create("emulator")?;
+        emulator.sysctl(&[("net/ipv6/conf/default/disable_ipv6", "1")])?;
+        let mac = |end: u8| [0x02, 0x4d, 1, 0, 0, end];
+        veth(&client, "c0", mac(1), &emulator, "ec0", mac(2))?;
+        veth(&server, "s0", mac(4), &emulator, "es0", mac(3))?;
+        for (ns, dev, own, far, far_mac) in [
+            (&client, "c0", CLIENT, SERVER, "02:4d:01:00:00:04"),
+            (&server, "s0", SERVER, CLIENT, "02:4d:01:00:00:01"),
+        ] {
+            let text = |a: [u8; 4]| std::net::Ipv4Addr::from(a).to_string();
+            let own = format!("{}/24", text(own));
+            ns.ip(["addr", "add", &own, "dev", dev])?;
+            // The emulator carries no broadcast, so nobody can ask for an address.
+            let far = text(far);
+            ns.ip(["neigh", "replace", &far, "lladdr", far_mac, "dev", dev])?;
+            ns.sysctl(&[
+                // What a connection learned of the path must not help the next one.
+                ("net/ipv4/tcp_no_metrics_save", "1"),
+                // The congestion window shall be the limit, not the buffers.
+                ("net/ipv4/tcp_wmem", "4096 1048576 16777216"),
+                ("net/ipv4/tcp_rmem", "4096 1048576 16777216"),
+            ])?;
+        }
+        Ok(Rig {
+            link: LinkConfig {
+                client: Port {
+                    device: "ec0".into(),
+                    mac: mac(2),
+                    peer_mac: mac(1),
+                },
+                server: Port {
+                    device: "es0".into(),
+                    mac: mac(3),
+                    peer_mac: mac(4),
+                },
+                foreign: None,
+            },
+            client,
+            server,
+            emulator,
+        })
+    }
+
+    /// One congestion control in one cell.
+    fn run(&self, cell: &Cell, who: &mut Available, seed: u64, quick: bool) -> Result<Segment> {
+        let length_us = cell.length_us(quick);
+        let plan = cell.plan(seed, length_us);
+        let link = Link::start(&self.emulator, &self.link, &plan)?;
+        let flow = |congestion: &str, start_us| FlowSpec {
+            congestion: congestion.into(),
+            start_us,
+        };
+        let specs: Vec<FlowSpec> = match cell.kind {
+            Kind::Alike(n) => (0..n)
+                .map(|i| flow(&who.name, 100_000 + u64::from(i) * 100_000))
+                .collect(),
+            Kind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
+            _ => vec![flow(&who.name, 100_000)],
+        };
+        let flows = Flows::start(
+            &self.client,
+            &self.server,
+            (SERVER, PORT).into(),
+            &specs,
+            link.start_ns,
+        )?;
+        while monotonic_ns() < link.start_ns + length_us * 1_000 {
+            ensure!(!stopped(), "interrupted");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let live = match &mut who.ours {
+            Some((loaded, _)) => loaded.flows()?,
+            None => Vec::new(),
+        };
+        let flows = flows.finish()?;
+        let emulator_cores = link.cpu_seconds() / (length_us as f64 / 1e6);
+        Ok(Segment {
+            plan,
+            length_us,
+            flows,
+            live,
+            link: link.finish()?,
+            emulator_cores,
+        })
+    }
+}
+
+fn void_reason(segment: &Segment) -> Option<String> {
+    let late = segment.link.late_p99_us;
+    if late > LATE_LIMIT_US {
+        return Some(format!(
+            "the emulator was late: p99 {:.1} ms > {:.1} ms",
+            f64::from(late) / 1e3,
+            f64::from(LATE_LIMIT_US) / 1e3
+        ));
+    }
+    (segment.link.packets.is_empty()).then(|| "nothing was sent".into())
+}
+
+/// `mountain-lab cc`.
+pub fn run(args: &CcArgs) -> Result<ExitCode> {
+    if args.list {
+        for cell in CELLS {
+            let quick = if cell.quick { "quick" } else { "" };
+            println!("{:20} {quick:6} {:?}", cell.name, cell.kind);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let cells = chosen(args)?;
+    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { 10 });
+    let settings = match &args.config {
+        Some(file) => Config::load(file)?.cc,
+        None => Settings::default(),
+    };
+    let mut result = RunResult::new("cc", &command(args, repeats), args.seed, repeats);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let mut note = |key: &str, value| result.environment.insert(key.into(), value);
+    note("loadavg_before", json!(load.trim()));
+    note("quick", json!(args.quick));
+    note("settings", serde_json::to_value(&settings)?);
+
+    let rig = Rig::build()?;
+    let mut all = args
+        .cc
+        .iter()
+        .map(|cc| Available::new(*cc, &settings).with_context(|| cc.name()))
+        .collect::<Result<Vec<_>>>()?;
+    let _awake = NoHalt::hold();
+    let steps = (cells.len() * all.len()) as u64 * u64::from(repeats);
+    let bar = ProgressBar::new(steps).with_style(
+        ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left").expect("a template"),
+    );
+    for repeat in 0..repeats {
+        for (c, cell) in cells.iter().enumerate() {
+            for i in 0..all.len() {
+                // Another order each time, so that a trend favours nobody.
+                let n = all.len();
+                let who = &mut all[(i + repeat as usize + c) % n];
+                bar.set_message(format!("{} {}", cell.name, who.cc.name()));
+                one(&rig, args, cell, who, repeat, &mut result)?;
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    result.evaluate(&evaluate::checks(&cells));
+    print!("{}", result.table());
+    println!("{}", result.write(&args.out)?.display());
+    Ok(match result.check() {
+        Err(missed) if args.check => {
+            missed.iter().for_each(|m| eprintln!("missed: {m}"));
+            ExitCode::from(1)
+        }
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+/// One segment, again when it is void; its figures go into the result.
+fn one(
+    rig: &Rig,
+    args: &CcArgs,
+    cell: &Cell,
+    who: &mut Available,
+    repeat: u32,
+    result: &mut RunResult,
+) -> Result<()> {
+    for attempt in 0..=RETRIES {
+        let seed = args.seed.wrapping_mul(1_000).wrapping_add(repeat.into());
+        let segment = rig
+            .run(cell, who, seed, args.quick)
+            .with_context(|| format!("{} {}", cell.name, who.cc.name()))?;
+        let Some(reason) = void_reason(&segment) else {
+            result.add(who.cc.name(), repeat, &evaluate::figures(cell, &segment));
+            return Ok(());
+        };
+        if attempt == RETRIES {
+            result.void.push(VoidRun {
+                policy: format!("{} {}", cell.name, who.cc.name()),
+                repeat,
+                reason,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn chosen(args: &CcArgs) -> Result<Vec<Cell>> {
+    if args.cells.is_empty() {
+        return Ok(CELLS
+            .into_iter()
+            .filter(|c| c.quick || !args.quick)
+            .collect());
+    }
+    let find = |name: &String| {
+        Cell::find(name).with_context(|| format!("no cell {name}: `mountain-lab cc --list`"))
+    };
+    args.cells.iter().map(find).collect()
+}
+
+fn command(args: &CcArgs, repeats: u32) -> String {
+    let quick = if args.quick { " --quick" } else { "" };
+    let cells = match args.cells.is_empty() {
+        true => String::new(),
+        false => format!(" --cells {}", args.cells.join(",")),
+    };
+    let cc: Vec<&str> = args.cc.iter().map(|c| c.name()).collect();
+    format!(
+        "mountain-lab cc{quick}{cells} --cc {} --repeat {repeats} --seed {}",
+        cc.join(","),
+        args.seed
+    )
+}

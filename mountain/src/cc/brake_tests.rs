@@ -1,0 +1,317 @@
+//! Tests of the brake (bpf/brake.h, compiled for this machine): what holds for every sequence of
+//! ACKs, and what becomes of flows on a simulated link.
+
+mod sim;
+
+use proptest::prelude::*;
+
+use super::types::{mtn_ack, mtn_brake, mtn_brake_params};
+use super::Settings;
+use sim::{Link, Sim};
+
+unsafe extern "C" {
+    fn mtn_brake_host_init(b: *mut mtn_brake);
+    fn mtn_brake_host_ack(b: *mut mtn_brake, p: *const mtn_brake_params, a: *const mtn_ack);
+    fn mtn_brake_host_pacing(b: *const mtn_brake, a: *const mtn_ack, rate: u64) -> u64;
+    fn mtn_brake_host_cwnd(b: *const mtn_brake, a: *const mtn_ack) -> u32;
+}
+
+const OFF: u8 = 0;
+const CUT: u8 = 2;
+const MBIT: u64 = 1_000_000;
+
+/// The brake of one flow.
+struct Brake {
+    b: mtn_brake,
+    p: mtn_brake_params,
+}
+
+impl Brake {
+    fn new() -> Self {
+        let mut b = mtn_brake::default();
+        // SAFETY: a live structure.
+        unsafe { mtn_brake_host_init(&mut b) };
+        Brake {
+            b,
+            p: Settings::default().params(),
+        }
+    }
+
+    fn ack(&mut self, a: &mtn_ack) {
+        // SAFETY: live structures; the function only reads the latter two.
+        unsafe { mtn_brake_host_ack(&mut self.b, &self.p, a) }
+    }
+
+    fn pacing(&self, a: &mtn_ack, rate: u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { mtn_brake_host_pacing(&self.b, a, rate) }
+    }
+
+    fn cwnd(&self, a: &mtn_ack) -> u32 {
+        // SAFETY: as above.
+        unsafe { mtn_brake_host_cwnd(&self.b, a) }
+    }
+
+    /// What the limit is compared with: it, or the estimate where that is lower.
+    fn effective(&self, a: &mtn_ack) -> u64 {
+        self.b.bps.min(a.max_bps)
+    }
+}
+
+/// An ACK of a flow that delivers `bps` with `queue_us`, `step_us` after the one before it.
+fn ack(from: &mtn_ack, step_us: u64, bps: u64, queue_us: u32, stretch: f64) -> mtn_ack {
+    let rtt_us = from.min_rtt_us + queue_us;
+    let packets = |us: u64| (bps * us / 8_000_000 / u64::from(from.mss)).max(1) as u32;
+    // At least one packet's time.
+    let interval_us = rtt_us.max((u64::from(from.mss) * 8_000_000 / bps) as u32);
+    mtn_ack {
+        now_us: from.now_us + step_us,
+        delivered: packets(interval_us.into()),
+        interval_us,
+        snd_us: (f64::from(interval_us) / stretch) as u32,
+        rcv_us: interval_us,
+        rtt_us,
+        total: from.total.wrapping_add(packets(step_us)),
+        inflight: packets(rtt_us.into()),
+        ..*from
+    }
+}
+
+fn flow(max_bps: u64, min_rtt_us: u32) -> mtn_ack {
+    mtn_ack {
+        now_us: 1_000_000,
+        max_bps,
+        min_rtt_us,
+        mss: 1448,
+        ..Default::default()
+    }
+}
+
+proptest! {
+    /// Whatever the ACKs say: a limit that falls stays at or above the delivery of its slice, and
+    /// at or above half of what was in force.
+    #[test]
+    fn never_below_measured_delivery(
+        acks in prop::collection::vec(
+            (1u64..20_000, 1u64..200, 0u32..400_000, 0.5f64..4.0, any::<u8>()), 1..400),
+        min_rtt_us in 100u32..300_000,
+    ) {
+        let mut brake = Brake::new();
+        let mut a = flow(100 * MBIT, min_rtt_us);
+        for (step_us, mbit, queue_us, stretch, bits) in acks {
+            a = ack(&a, step_us, mbit * MBIT, queue_us, stretch);
+            a.app_limited = u8::from(bits & 0x1f == 0x1f);
+            a.suspended = u8::from(bits & 0xe0 == 0xe0);
+            a.startup = u8::from(bits & 0x0e == 0x0e);
+            let (before, state) = (brake.effective(&a), brake.b.state);
+            brake.ack(&a);
+            if brake.b.bps < before {
+                prop_assert!(brake.b.bps >= brake.b.last_bps.min(before), "{:?}", brake.b);
+                prop_assert!(brake.b.bps >= before / 2);
+            }
+            prop_assert!(brake.cwnd(&a) >= 4);
+            prop_assert!(brake.pacing(&a, 1_000_000) >= 1);
+            if brake.b.state < CUT {
+                prop_assert_eq!(brake.pacing(&a, 1_234_567), 1_234_567);
+                prop_assert_eq!(brake.b.bps, u64::MAX, "{} after {}", brake.b.state, state);
+            }
+        }
+    }
+
+    /// However it came to brake: once the queue is gone it lets go.
+    #[test]
+    fn released_after_the_queue_is_gone(
+        acks in prop::collection::vec((1u64..50, 0u32..400_000, 1.0f64..4.0), 20..200),
+        min_rtt_us in 1_000u32..300_000,
+    ) {
+        let mut brake = Brake::new();
+        let mut a = flow(50 * MBIT, min_rtt_us);
+        for (mbit, queue_us, stretch) in acks {
+            a = ack(&a, u64::from(min_rtt_us) / 8, mbit * MBIT, queue_us, stretch);
+            brake.ack(&a);
+        }
+        for _ in 0..400 {
+            a = ack(&a, u64::from(min_rtt_us) / 4, 10 * MBIT, 0, 1.0);
+            brake.ack(&a);
+        }
+        prop_assert_eq!(brake.b.state, OFF, "{:?}", brake.b);
+    }
+
+    /// A rate that stays within 10% and a queue as BBR's probing makes it: nothing to do.
+    #[test]
+    fn constant_rate_never_engages(
+        acks in prop::collection::vec((0.9f64..1.0, 0.0f64..0.3, 0.9f64..1.1), 100..500),
+        max_mbit in 1u64..10_000,
+        min_rtt_us in 100u32..300_000,
+    ) {
+        let mut brake = Brake::new();
+        let mut a = flow(max_mbit * MBIT, min_rtt_us);
+        for (share, queue, stretch) in acks {
+            let bps = (a.max_bps as f64 * share) as u64;
+            let queue_us = (f64::from(min_rtt_us) * queue) as u32;
+            a = ack(&a, u64::from(min_rtt_us) / 8 + 500, bps, queue_us, stretch);
+            brake.ack(&a);
+            prop_assert_eq!(brake.b.engagements, 0, "{:?}", brake.b);
+        }
+    }
+
+    /// Nothing overflows, whatever the fields hold: limits stay within their bounds.
+    #[test]
+    fn any_numbers(
+        acks in prop::collection::vec(
+            (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>()),
+            1..200),
+    ) {
+        let mut brake = Brake::new();
+        let mut now_us = 1;
+        let mut total = 0u32;
+        for (x, y, z, v, w, max_bps) in acks {
+            now_us += u64::from(x);
+            total = total.wrapping_add(y % 1000 + 4);
+            let a = mtn_ack {
+                now_us, max_bps, delivered: y, interval_us: z, snd_us: v, rcv_us: w,
+                rtt_us: x, min_rtt_us: z / 7, total, inflight: v, mss: w % 70_000,
+                ..Default::default()
+            };
+            brake.ack(&a);
+            let limited = brake.b.state >= CUT;
+            prop_assert!(!limited || (1..=1 << 39).contains(&brake.b.bps), "{:?}", brake.b);
+            prop_assert!(brake.cwnd(&a) >= 4);
+            prop_assert!(brake.pacing(&a, 7) >= 1);
+        }
+    }
+}
+
+/// ACKs of a drop from `from` to `to` bit/s at the given RTT, until the brake has engaged.
+fn drop_of(from: u64, to: u64, rtt_us: u32) -> (Brake, mtn_ack) {
+    let mut brake = Brake::new();
+    let mut a = flow(from, rtt_us);
+    if from < MBIT {
+        // Small packets: a full one would take hours.
+        a.mss = 64;
+    }
+    for i in 0..100u32 {
+        a = ack(&a, u64::from(rtt_us) / 4, to, rtt_us / 4 * (i + 1), 1.5);
+        a.total = a.total.wrapping_add(4);
+        brake.ack(&a);
+        if brake.b.state == CUT {
+            return (brake, a);
+        }
+    }
+    panic!("no engagement: {:?}", brake.b);
+}
+
+#[test]
+fn from_one_bit_to_400_gigabits_per_second() {
+    for (from, to) in [
+        (400_000 * MBIT, 250_000 * MBIT),
+        (400_000 * MBIT, MBIT),
+        (10_000, 1_000),
+        (8, 1),
+    ] {
+        let (brake, a) = drop_of(from, to, 40_000);
+        assert!(
+            (from / 2..from).contains(&brake.b.bps),
+            "{from} to {to}: {}",
+            brake.b.bps
+        );
+        let pace = brake.pacing(&a, from / 8 + 1);
+        assert!(pace >= 1 && pace <= from / 8 + 1, "{from} to {to}: {pace}");
+        let bdp = brake.b.bps * 40_000 / 8_000_000 / u64::from(a.mss);
+        let cwnd = u64::from(brake.cwnd(&a));
+        assert!((bdp.max(4)..=bdp.max(4) + 1).contains(&cwnd), "{cwnd}");
+    }
+}
+
+#[test]
+fn a_suspended_brake_limits_nothing() {
+    let (brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    assert!(brake.pacing(&a, 50 * MBIT / 8) < 50 * MBIT / 8);
+    a.suspended = 1;
+    assert_eq!(brake.pacing(&a, 50 * MBIT / 8), 50 * MBIT / 8);
+    assert_eq!(brake.cwnd(&a), u32::MAX);
+}
+
+#[test]
+fn an_application_that_sends_little_is_no_drop() {
+    let mut brake = Brake::new();
+    let mut a = flow(50 * MBIT, 40_000);
+    for _ in 0..200 {
+        a = ack(&a, 10_000, MBIT, 15_000, 1.0);
+        a.app_limited = 1;
+        brake.ack(&a);
+    }
+    assert_eq!(brake.b.engagements, 0);
+    // The path that stretches its packets and queues them is one.
+    for _ in 0..5 {
+        a = ack(&a, 10_000, MBIT, 45_000, 1.5);
+        a.app_limited = 1;
+        brake.ack(&a);
+    }
+    assert_eq!((brake.b.engagements, brake.b.state), (1, CUT));
+}
+
+#[test]
+fn a_queue_of_others_is_left_to_them() {
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    for _ in 0..60 {
+        a = ack(&a, 10_000, 10 * MBIT, 200_000, 1.0);
+        a.inflight = brake.cwnd(&a).min(40);
+        brake.ack(&a);
+        if brake.b.state == OFF {
+            break;
+        }
+    }
+    assert_eq!(
+        (brake.b.state, brake.b.abandoned),
+        (OFF, 1),
+        "{:?}",
+        brake.b
+    );
+    assert!(brake.b.hold_off > 0 && brake.b.hold_off_next == 128);
+}
+
+#[test]
+fn a_step_down_drains_and_a_steady_link_is_left_alone() {
+    let link = Link {
+        rates: vec![(0.0, 50e6), (5.0, 10e6)],
+        rtt: 0.04,
+        queue: 3e6,
+    };
+    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
+    let plain = Sim::new(link, None).run(10.0);
+    assert_eq!(braked.engagements_before(5.0), 0);
+    assert!(braked.engagements_before(5.3) >= 1);
+    let after = |s: &sim::Seen| (s.queue(7.5, 10.0, 0.95), s.goodput(5.5, 10.0));
+    let ((q, goodput), (plain_q, plain_goodput)) = (after(&braked), after(&plain));
+    assert!(q < 0.15 * plain_q, "{q} s against {plain_q} s");
+    assert!(
+        goodput > 0.95 * plain_goodput,
+        "{goodput} against {plain_goodput}"
+    );
+}
+
+#[test]
+fn a_step_up_is_found_as_fast_as_without() {
+    let link = Link {
+        rates: vec![(0.0, 10e6), (5.0, 40e6)],
+        rtt: 0.04,
+        queue: 3e6,
+    };
+    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
+    let plain = Sim::new(link, None).run(10.0);
+    let (a, b) = (braked.goodput(5.0, 10.0), plain.goodput(5.0, 10.0));
+    assert!(a > 0.97 * b, "{a} against {b}");
+}
+
+#[test]
+fn after_a_fade_the_rate_is_back_within_a_second() {
+    let link = Link {
+        rates: vec![(0.0, 40e6), (4.0, 4e6), (6.0, 40e6)],
+        rtt: 0.04,
+        queue: 3e6,
+    };
+    let braked = Sim::new(link, Some(Brake::new())).run(9.0);
+    let share = braked.goodput(7.0, 9.0) / 40e6;
+    assert!(share > 0.85, "{share}");
+}

@@ -1,0 +1,151 @@
+//! The live flows, as the iterator `mountain_flows` in bpf/cc.bpf.c lists them.
+
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{ensure, Context, Result};
+use serde::Serialize;
+
+use super::types::mtn_flow_report;
+
+/// What the brake of a flow is doing; `mtn_brake_state` in bpf/brake.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Nothing: the flow is an ordinary BBR flow.
+    Off,
+    /// Nothing is added to what is in flight, for one slice.
+    Hold,
+    /// Less is sent than delivered, until the queue is gone.
+    Braking,
+    /// The queue is gone and the rate grows again.
+    Releasing,
+}
+
+/// One live flow.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Flow {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    /// Delivery in the last slice, bit/s.
+    pub rate_bps: u64,
+    /// BBR's estimate of the bandwidth, bit/s.
+    pub estimate_bps: u64,
+    /// Rate that packets leave at, bit/s.
+    pub pacing_bps: u64,
+    /// What the brake allows, bit/s; `None` when it is off.
+    pub limit_bps: Option<u64>,
+    pub min_rtt_us: u32,
+    /// RTT of the last slice less the smallest.
+    pub queue_us: u32,
+    /// Packets.
+    pub cwnd: u32,
+    pub retransmits: u32,
+    pub state: State,
+    /// Times it began to brake, and times it only held.
+    pub engagements: u32,
+    pub holds: u32,
+    /// Times it gave up braking because the queue was others'.
+    pub abandoned: u32,
+    /// Time braked and held.
+    pub braked_us: u64,
+    /// Time between the first and the last ACK.
+    pub age_us: u64,
+    pub acks: u32,
+}
+
+/// Reads the list to its end.
+///
+/// # Errors
+/// It cannot be read, or another version of the program wrote it.
+pub fn read(mut from: impl Read) -> Result<Vec<Flow>> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes)
+        .context("cannot read the list of flows")?;
+    let size = size_of::<mtn_flow_report>();
+    ensure!(
+        bytes.len() % size == 0,
+        "the list of flows is of another version of mountain: `mountain cc enable` replaces it"
+    );
+    let report = |chunk: &[u8]| {
+        // SAFETY: as many bytes as the structure has, all of whose values are plain integers.
+        flow(&unsafe { std::ptr::read_unaligned(chunk.as_ptr().cast::<mtn_flow_report>()) })
+    };
+    Ok(bytes.chunks_exact(size).map(report).collect())
+}
+
+fn address(words: [u32; 4], port: u16, ipv6: bool) -> SocketAddr {
+    let mut bytes = [0; 16];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    let ip = match ipv6 {
+        true => IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(),
+        false => Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into(),
+    };
+    SocketAddr::new(ip, port)
+}
+
+fn flow(r: &mtn_flow_report) -> Flow {
+    let (f, b) = (&r.flow, &r.flow.brake);
+    Flow {
+        local: address(r.saddr, r.sport, r.ipv6 != 0),
+        remote: address(r.daddr, r.dport, r.ipv6 != 0),
+        rate_bps: b.last_bps,
+        estimate_bps: f.max_bps,
+        pacing_bps: r.pacing_rate.saturating_mul(8),
+        limit_bps: (b.bps != u64::MAX).then_some(b.bps),
+        min_rtt_us: f.min_rtt_us,
+        queue_us: b.queue_us,
+        cwnd: r.cwnd,
+        retransmits: r.retransmits,
+        state: match b.state {
+            0 => State::Off,
+            1 => State::Hold,
+            2 => State::Braking,
+            _ => State::Releasing,
+        },
+        engagements: b.engagements,
+        holds: b.holds,
+        abandoned: b.abandoned,
+        braked_us: b.braked_us,
+        age_us: f.last_ack_us.saturating_sub(f.since_us),
+        acks: f.acks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_layout_is_refused() {
+        assert!(read(&[0u8; 7][..])
+            .unwrap_err()
+            .to_string()
+            .contains("version"));
+        assert_eq!(read(&[][..]).unwrap(), []);
+    }
+
+    #[test]
+    fn a_report_is_read() {
+        let mut r = mtn_flow_report::default();
+        r.saddr[0] = u32::from_ne_bytes([192, 0, 2, 1]);
+        r.sport = 443;
+        r.pacing_rate = 1_000_000;
+        r.flow.brake.bps = 8_000_000;
+        r.flow.brake.state = 2;
+        let f = flow(&r);
+        assert_eq!(f.local.to_string(), "192.0.2.1:443");
+        assert_eq!((f.pacing_bps, f.limit_bps), (8_000_000, Some(8_000_000)));
+        assert_eq!(f.state, State::Braking);
+        r.flow.brake.bps = u64::MAX;
+        r.ipv6 = 1;
+        r.saddr = [0; 4];
+        let f = flow(&r);
+        assert_eq!(
+            (f.limit_bps, f.local.to_string()),
+            (None, "[::]:443".into())
+        );
+    }
+}

@@ -1,0 +1,187 @@
+//! TCP congestion control `mountain`: BBR with a brake, as a BPF `tcp_congestion_ops`.
+//!
+//! [`Loaded`] is the program in the kernel, not yet to be chosen by anybody. [`Loaded::register`]
+//! makes it so for as long as the returned value lives; [`pinned`] does so beyond the end of the
+//! process. The registration is for the whole machine, all network namespaces included.
+
+mod skel {
+    #![allow(
+        clippy::all,
+        non_snake_case,
+        non_camel_case_types,
+        dead_code,
+        unused_imports
+    )]
+    include!(concat!(env!("OUT_DIR"), "/cc.skel.rs"));
+}
+#[cfg(test)]
+mod brake_tests;
+pub mod flows;
+pub mod kernel;
+pub mod pinned;
+pub mod routes;
+pub mod scope;
+pub mod settings;
+
+use std::ffi::c_char;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::ptr;
+
+use anyhow::{bail, ensure, Context, Result};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, OpenObject};
+
+pub use settings::Settings;
+pub use skel::types;
+
+/// The name it is chosen by: `setsockopt(TCP_CONGESTION)`, `net.ipv4.tcp_congestion_control`,
+/// `ip route ... congctl`.
+pub const NAME: &str = "mountain";
+/// Longest name, TCP_CA_NAME_MAX less the closing NUL.
+pub const NAME_MAX: usize = 15;
+
+/// The program, loaded into the kernel.
+pub struct Loaded {
+    skel: skel::CcSkel<'static>,
+}
+
+/// While it lives, sockets can choose the congestion control. Connections that have chosen it keep
+/// it until they end.
+pub struct Registered {
+    _link: Link,
+}
+
+/// Whether `name` can be the name of a congestion control.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn check_name(name: &str) -> Result<()> {
+    ensure!(
+        !name.is_empty() && name.len() <= NAME_MAX,
+        "the name {name:?} has {} characters: 1 to {NAME_MAX} are possible",
+        name.len()
+    );
+    // What the kernel takes (bpf_obj_name_cpy).
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    ensure!(
+        name.chars().all(plain),
+        "the name {name:?} holds more than letters, digits, '_' and '.'"
+    );
+    Ok(())
+}
+
+fn c_name(name: &str) -> [c_char; NAME_MAX + 1] {
+    let mut out = [0; NAME_MAX + 1];
+    for (to, from) in out.iter_mut().zip(name.bytes()) {
+        *to = from as c_char;
+    }
+    out
+}
+
+impl Loaded {
+    /// Loads the program under a name. `flows`: a pinned map of flows to go on with, if it fits.
+    ///
+    /// # Errors
+    /// What the kernel lacks ([`kernel::missing`]), or why it refused the program.
+    pub fn load(name: &str, settings: &Settings, flows: Option<&Path>) -> Result<Self> {
+        check_name(name)?;
+        if let Some(missing) = kernel::missing() {
+            bail!("{missing}");
+        }
+        // The verifier's log is long and for developers: MOUNTAIN_LOG=debug shows it.
+        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
+            tracing::debug!(target: "libbpf", "{}", text.trim_end());
+        })));
+        // One object for the life of the process: the skeleton borrows it.
+        let object: &'static mut MaybeUninit<OpenObject> =
+            Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = skel::CcSkelBuilder::default()
+            .open(object)
+            .context("opening the BPF object")?;
+        let rodata = open
+            .maps
+            .rodata_data
+            .as_deref_mut()
+            .context("the object has no .rodata")?;
+        rodata.cc_name = c_name(name);
+        rodata.params = settings.params();
+        if let Some(path) = flows.filter(|p| p.exists()) {
+            // One of another layout is left to the flows that use it.
+            let _ = open.maps.flows.reuse_pinned_map(path);
+        }
+        // Kernels know one of the two; the member of the other does not exist there.
+        let new = kernel::has_tx_start();
+        open.progs.mountain_cwnd_event.set_autoload(!new);
+        open.progs.mountain_cwnd_event_tx_start.set_autoload(new);
+        let ops = open.struct_ops.mountain_mut();
+        ops.name = c_name(name);
+        if new {
+            ops.cwnd_event = ptr::null_mut();
+        } else {
+            ops.cwnd_event_tx_start = ptr::null_mut();
+        }
+        let skel = open
+            .load()
+            .context("the kernel refused the program: `mountain check` tells what is missing")?;
+        Ok(Self { skel })
+    }
+
+    /// Lets sockets choose it while the returned value lives.
+    ///
+    /// # Errors
+    /// Another congestion control has this name, or the kernel refused it.
+    pub fn register(&mut self) -> Result<Registered> {
+        Ok(Registered {
+            _link: self.attach()?,
+        })
+    }
+
+    fn attach(&mut self) -> libbpf_rs::Result<Link> {
+        self.skel.maps.mountain.attach_struct_ops()
+    }
+
+    /// Replaces what `link` has registered, of the same name, at once. Running flows keep what they
+    /// began with.
+    fn replace(&mut self, link: &Link) -> Result<()> {
+        // Attaching also hands the kernel the table of functions; that the name is taken is known.
+        match self.attach() {
+            Ok(_) => bail!("the congestion control vanished while it was replaced: try again"),
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e).context("the kernel refused the new version"),
+        }
+        let map = self.skel.maps.mountain.as_fd();
+        // SAFETY: two live descriptors and no options.
+        let rc = unsafe {
+            libbpf_sys::bpf_link_update(link.as_fd().as_raw_fd(), map.as_raw_fd(), ptr::null())
+        };
+        ensure!(
+            rc == 0,
+            "replacing the congestion control: {}",
+            std::io::Error::from_raw_os_error(-rc)
+        );
+        Ok(())
+    }
+
+    /// The iterator over the live flows; what it yields is for [`flows::read`].
+    fn iterate(&mut self) -> Result<Link> {
+        let map = self.skel.maps.flows.as_fd();
+        self.skel
+            .progs
+            .mountain_flows
+            .attach_iter(map)
+            .context("attaching the iterator over flows")
+    }
+
+    /// The live flows.
+    pub fn flows(&mut self) -> Result<Vec<flows::Flow>> {
+        let link = self.iterate()?;
+        flows::read(libbpf_rs::Iter::new(&link)?)
+    }
+
+    /// Time and number of runs of the program that handles ACKs, for measuring.
+    pub fn ack_program(&self) -> &impl AsFd {
+        &self.skel.progs.mountain_main
+    }
+}

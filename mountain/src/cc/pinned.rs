@@ -1,0 +1,287 @@
+//! `mountain cc enable` and `disable`: a registration that outlives the command.
+//!
+//! What the kernel keeps is pinned in the BPF file system, one folder per name:
+//!
+//! ```text
+//! /sys/fs/bpf/mountain/cc/NAME/link       the registration
+//!                              flows      reading it lists the live flows
+//!                              flow_map   their state, kept when the program is replaced
+//!                              settings   what the program was loaded with
+//!                              cgroup-ID  a cgroup whose sockets use it
+//! ```
+//!
+//! What has to be put back is in `/run/mountain/cc-NAME.json` ([`scope::State`]). Both are gone
+//! after a restart of the machine, and so is the registration.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::statfs::{statfs, BPF_FS_MAGIC};
+
+use super::scope::State;
+use super::{flows, types, Loaded, Settings};
+
+const BPFFS: &str = "/sys/fs/bpf";
+const RUN: &str = "/run/mountain";
+/// How long the kernel takes to forget a name, at most.
+const GONE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The registration of one name and its places.
+#[derive(Clone, Debug)]
+pub struct Pinned {
+    name: String,
+    dir: PathBuf,
+}
+
+/// What [`Pinned::enable`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enabled {
+    New,
+    /// It was registered before; new connections use the new program.
+    Replaced,
+}
+
+impl Pinned {
+    pub fn new(name: &str) -> Result<Self> {
+        super::check_name(name)?;
+        Ok(Self {
+            name: name.to_owned(),
+            dir: Path::new(BPFFS).join("mountain/cc").join(name),
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.dir.join(file)
+    }
+
+    /// Whether it is registered by us.
+    pub fn is_enabled(&self) -> bool {
+        self.path("link").exists()
+    }
+
+    /// Keeps other commands out until the value is dropped.
+    pub fn lock(&self) -> Result<Flock<File>> {
+        fs::create_dir_all(RUN).with_context(|| format!("cannot make {RUN}: run as root"))?;
+        let path = Path::new(RUN).join("cc.lock");
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(|| format!("cannot open {}: run as root", path.display()))?;
+        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| anyhow::anyhow!("lock: {e}"))
+    }
+
+    /// What has to be put back at the end.
+    pub fn state(&self) -> Result<State> {
+        State::read(&self.state_file())
+    }
+
+    pub fn save(&self, state: &State) -> Result<()> {
+        state.write(&self.state_file())
+    }
+
+    fn state_file(&self) -> PathBuf {
+        Path::new(RUN).join(format!("cc-{}.json", self.name))
+    }
+
+    /// Registers the name, or replaces the program behind it without touching running flows.
+    ///
+    /// # Errors
+    /// What the kernel lacks; that another program has registered the name. Nothing is left then.
+    pub fn enable(&self, settings: &Settings) -> Result<Enabled> {
+        mount_bpffs()?;
+        fs::create_dir_all(&self.dir)
+            .with_context(|| format!("cannot make {}", self.dir.display()))?;
+        let done = self.enable_in_dir(settings);
+        if done.is_err() && !self.is_enabled() {
+            self.remove_files();
+        }
+        done
+    }
+
+    fn enable_in_dir(&self, settings: &Settings) -> Result<Enabled> {
+        let name = &self.name;
+        let mut loaded = Loaded::load(name, settings, Some(&self.path("flow_map")))?;
+        let done = if self.is_enabled() {
+            let link = Link::open(self.path("link")).context("the pinned link")?;
+            loaded.replace(&link)?;
+            Enabled::Replaced
+        } else {
+            let mut link = match loaded.attach() {
+                Ok(link) => link,
+                Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => bail!(
+                    "a congestion control named {name} exists that this command did not make: \
+                     choose another --name, or see `bpftool struct_ops list`"
+                ),
+                Err(e) => return Err(e).context("the kernel refused the congestion control"),
+            };
+            link.pin(self.path("link")).context("pinning the link")?;
+            Enabled::New
+        };
+        self.pin_rest(&mut loaded)?;
+        Ok(done)
+    }
+
+    /// The files beside the link, each replaced at once.
+    fn pin_rest(&self, loaded: &mut Loaded) -> Result<()> {
+        let place = |file: &str, pin: &mut dyn FnMut(&Path) -> libbpf_rs::Result<()>| {
+            let (new, path) = (self.path(&format!("{file}-new")), self.path(file));
+            let _ = fs::remove_file(&new);
+            pin(&new).with_context(|| format!("pinning {}", path.display()))?;
+            fs::rename(&new, &path).with_context(|| format!("replacing {}", path.display()))
+        };
+        let mut list = loaded.iterate()?;
+        place("flows", &mut |path| list.pin(path))?;
+        let maps = &mut loaded.skel.maps;
+        for (file, id) in [
+            ("flow_map", maps.flows.info()?.info.id),
+            ("settings", maps.rodata.info()?.info.id),
+        ] {
+            // A handle of its own: a map that was reused counts as pinned already.
+            let map = MapHandle::from_map_id(id)?;
+            place(file, &mut |path| pin_object(map.as_fd(), path))?;
+        }
+        let links = self.cgroup_links()?;
+        for (_, path) in links {
+            Link::open(&path)?
+                .update_prog(&loaded.skel.progs.mountain_scope)
+                .with_context(|| format!("replacing the program of {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the sockets of a cgroup this congestion control from their next connection on.
+    pub fn scope_to(&self, cgroup: &File, id: u64, settings: &Settings) -> Result<()> {
+        let path = self.path(&format!("cgroup-{id}"));
+        if path.exists() {
+            return Ok(());
+        }
+        let loaded = Loaded::load(&self.name, settings, Some(&self.path("flow_map")))?;
+        let fd = cgroup.as_raw_fd();
+        let mut link = loaded
+            .skel
+            .progs
+            .mountain_scope
+            .attach_cgroup(fd)
+            .context("attaching to the cgroup")?;
+        link.pin(&path).context("pinning the cgroup's link")
+    }
+
+    fn cgroup_links(&self) -> Result<Vec<(u64, PathBuf)>> {
+        let mut links = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+            if let Some(id) = name.strip_prefix("cgroup-").and_then(|id| id.parse().ok()) {
+                links.push((id, path));
+            }
+        }
+        Ok(links)
+    }
+
+    /// Unregisters the name. Running flows keep it until they end; no new one can choose it.
+    pub fn disable(&self) -> Result<()> {
+        for (_, path) in self.cgroup_links().unwrap_or_default() {
+            if let Ok(link) = Link::open(&path) {
+                let _ = link.detach();
+            }
+            let _ = fs::remove_file(path);
+        }
+        if let Ok(link) = Link::open(self.path("link")) {
+            // Kernels before 6.10 cannot; then it goes with its file.
+            let _ = link.detach();
+        }
+        self.remove_files();
+        let end = Instant::now() + GONE_TIMEOUT;
+        while available()?.contains(&self.name) {
+            ensure!(
+                Instant::now() < end,
+                "the kernel still offers {}: something else holds it, see `bpftool link`",
+                self.name
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn remove_files(&self) {
+        if let Ok(entries) = fs::read_dir(&self.dir) {
+            for entry in entries.flatten() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        let _ = fs::remove_file(self.state_file());
+        // The folders above only where nothing else is in them.
+        for dir in self.dir.ancestors().take(3) {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+
+    /// What the program was loaded with, in the program's own terms.
+    pub fn params(&self) -> Result<types::mtn_brake_params> {
+        let map = MapHandle::from_pinned_path(self.path("settings"))
+            .context("cannot read the settings in force")?;
+        let bytes = map
+            .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)?
+            .context("the settings are empty")?;
+        ensure!(
+            bytes.len() >= size_of::<types::rodata>(),
+            "the settings are of another version of mountain: `mountain cc enable` replaces it"
+        );
+        // SAFETY: as many bytes as the structure has, all of whose values are plain integers.
+        Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<types::rodata>()) }.params)
+    }
+
+    /// The live flows of all network namespaces.
+    pub fn flows(&self) -> Result<Vec<flows::Flow>> {
+        let path = self.path("flows");
+        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        flows::read(file)
+    }
+}
+
+/// What sockets of this machine can choose.
+pub fn available() -> Result<Vec<String>> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")
+        .context("cannot read the available congestion controls: is /proc mounted?")?;
+    Ok(text.split_whitespace().map(str::to_owned).collect())
+}
+
+fn pin_object(fd: BorrowedFd, path: &Path) -> libbpf_rs::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes()).expect("a path without NUL");
+    // SAFETY: a live descriptor and a string that ends in NUL.
+    let rc = unsafe { libbpf_sys::bpf_obj_pin(fd.as_raw_fd(), path.as_ptr()) };
+    match rc {
+        0 => Ok(()),
+        _ => Err(std::io::Error::from_raw_os_error(-rc).into()),
+    }
+}
+
+/// Pins need the BPF file system, which distributions mount; bpftool and iproute2 do as this does.
+fn mount_bpffs() -> Result<()> {
+    let is = statfs(BPFFS).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC);
+    if is {
+        return Ok(());
+    }
+    use nix::mount::{mount, MsFlags};
+    mount(
+        Some("bpf"),
+        BPFFS,
+        Some("bpf"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .with_context(|| format!("cannot mount the BPF file system at {BPFFS}: run as root"))
+}

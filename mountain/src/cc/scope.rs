@@ -1,0 +1,153 @@
+//! Who uses the congestion control: a network namespace by default, a cgroup, a route; and what
+//! was before.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{ensure, Context, Result};
+use nix::sched::{setns, CloneFlags};
+use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC};
+use serde::{Deserialize, Serialize};
+
+const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+
+/// What has to be put back when the congestion control is disabled.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// Default before, by the inode of the network namespace.
+    pub defaults: BTreeMap<u64, String>,
+    /// Cgroups whose sockets use it, by their id.
+    pub cgroups: BTreeMap<u64, PathBuf>,
+    /// Routes that name it.
+    pub routes: Vec<String>,
+}
+
+impl State {
+    pub fn read(file: &Path) -> Result<Self> {
+        match fs::read(file) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .with_context(|| format!("malformed {}", file.display())),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(e).with_context(|| format!("cannot read {}", file.display())),
+        }
+    }
+
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let new = file.with_extension("new");
+        fs::write(&new, serde_json::to_vec_pretty(self)?)
+            .and_then(|()| fs::rename(&new, file))
+            .with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+/// Inode of the calling thread's network namespace.
+pub fn this_namespace() -> Result<u64> {
+    Ok(fs::metadata("/proc/thread-self/ns/net")
+        .context("cannot tell which network namespace this is: is /proc mounted?")?
+        .ino())
+}
+
+/// Default congestion control of the calling thread's network namespace.
+pub fn default_here() -> Result<String> {
+    let text = fs::read_to_string(DEFAULT).with_context(|| format!("cannot read {DEFAULT}"))?;
+    Ok(text.trim().to_owned())
+}
+
+/// Changes it.
+pub fn set_default_here(name: &str) -> Result<()> {
+    fs::write(DEFAULT, name).with_context(|| {
+        format!("cannot make {name} the default (net.ipv4.tcp_congestion_control)")
+    })
+}
+
+/// Puts the former default back in every network namespace whose default is `name`. A namespace
+/// that is not on record has inherited it from one that was there first.
+pub fn restore_defaults(name: &str, state: &State) -> Result<()> {
+    let here = this_namespace()?;
+    let mut failed = None;
+    for (inode, file) in namespaces() {
+        let known = state.defaults.get(&inode).or(state.defaults.get(&here));
+        let former = known.or(state.defaults.values().next()).cloned();
+        // One that is gone since it was listed needs nothing.
+        let Ok(file) = File::open(file) else { continue };
+        let done = within(file, || {
+            if default_here()? != name {
+                return Ok(());
+            }
+            // Not every one may be chosen in every namespace.
+            let fallback = ["bbr", "cubic", "reno"].map(str::to_owned).into_iter();
+            let mut candidates = former.into_iter().chain(fallback).filter(|n| n != name);
+            let set = candidates.any(|n| set_default_here(&n).is_ok());
+            ensure!(set, "no other congestion control can be the default");
+            Ok(())
+        });
+        if let Err(e) = done {
+            failed.get_or_insert(e.context(format!("network namespace {inode}")));
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Every network namespace that a name or a process leads to, by inode.
+fn namespaces() -> BTreeMap<u64, PathBuf> {
+    let named = fs::read_dir("/run/netns").into_iter().flatten();
+    let named = named.flatten().map(|e| e.path());
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = processes
+        .filter(|e| e.file_name().to_string_lossy().parse::<u32>().is_ok())
+        .map(|e| e.path().join("ns/net"));
+    named
+        .chain(processes)
+        .filter_map(|path| Some((fs::metadata(&path).ok()?.ino(), path)))
+        .collect()
+}
+
+/// Runs `work` on a thread inside a network namespace.
+fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            setns(file, CloneFlags::CLONE_NEWNET)?;
+            work()
+        });
+        inside
+            .join()
+            .unwrap_or_else(|_| anyhow::bail!("a thread in the namespace panicked"))
+    })
+}
+
+/// Opens a cgroup by its folder, or by its name below where cgroup2 is mounted; with its id.
+pub fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
+    let below = |mount: &str| {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        Path::new(mount).join(relative)
+    };
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (at, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| below(at))
+    });
+    let candidates = std::iter::once(path.to_owned()).chain(mounts);
+    for candidate in candidates {
+        let Ok(file) = File::open(&candidate) else {
+            continue;
+        };
+        if fstatfs(&file).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC) {
+            let id = file.metadata()?.ino();
+            return Ok((file, id, candidate));
+        }
+    }
+    ensure!(
+        !path.exists(),
+        "{} is no cgroup of version 2: give a folder below where cgroup2 is mounted \
+         (`mount -t cgroup2`)",
+        path.display()
+    );
+    anyhow::bail!(
+        "there is no cgroup {}: `systemd-cgls` lists them",
+        path.display()
+    )
+}

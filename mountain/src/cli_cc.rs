@@ -1,0 +1,369 @@
+//! `mountain cc`: arguments and printing.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use clap::{Args, Subcommand};
+use ipnet::IpNet;
+use serde_json::{json, Value};
+
+use crate::cc::flows::{Flow, State as FlowState};
+use crate::cc::pinned::{available, Enabled, Pinned};
+use crate::cc::settings::Behaviour;
+use crate::cc::{routes, scope, Settings, NAME};
+use crate::cli::{load_config, log_to_stderr, need_root};
+
+/// Flows that `top` shows, at most.
+const TOP_ROWS: usize = 30;
+
+#[derive(Args)]
+pub struct Cc {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make the congestion control available, and say who shall use it
+    ///
+    /// It stays until `mountain cc disable` or the next start of the machine. Without an option it
+    /// can be chosen, by setsockopt(TCP_CONGESTION) or `ip route ... congctl mountain`, and nobody
+    /// uses it yet. Given again it replaces the program, with the settings of now, for new
+    /// connections; running ones keep what they began with.
+    Enable(Enable),
+    /// Take it away: new connections use what they used before, running ones keep it to their end
+    Disable {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// Show whether it is available, who uses it and with which settings
+    Status {
+        #[command(flatten)]
+        name: Name,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the live flows that use it: rate, delay, what the brake does
+    Top {
+        #[command(flatten)]
+        name: Name,
+        /// Print once instead of every second
+        #[arg(long)]
+        once: bool,
+        /// Print once, as JSON, all of them
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+struct Name {
+    /// Name of the congestion control; another one lets you try other settings beside it
+    #[arg(long, default_value = NAME)]
+    name: String,
+}
+
+#[derive(Args)]
+struct Enable {
+    #[command(flatten)]
+    name: Name,
+    /// Make it the default of this network namespace (net.ipv4.tcp_congestion_control)
+    #[arg(long)]
+    default: bool,
+    /// Use it for the sockets of this cgroup and those below, e.g. system.slice/web.service; may be
+    /// given several times
+    #[arg(long, value_name = "PATH")]
+    cgroup: Vec<PathBuf>,
+    /// Use it for connections to this prefix: adds `congctl` to the route that stands in the main
+    /// table for exactly it; may be given several times
+    #[arg(long, value_name = "PREFIX", value_parser = routes::prefix)]
+    route: Vec<IpNet>,
+    /// What it does [default: brake; bbr and published are for comparisons]
+    #[arg(long, value_enum)]
+    behaviour: Option<Behaviour>,
+    /// Configuration file, of which [cc] counts [default: /etc/mountain/mountain.toml if it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Cc {
+    pub fn run(self) -> Result<()> {
+        // One-shot commands speak for themselves; the log is for who asks for it.
+        if std::env::var_os("MOUNTAIN_LOG").is_some() {
+            log_to_stderr();
+        }
+        match self.command {
+            Command::Enable(enable) => enable.run(),
+            Command::Disable { name } => disable(&name.name),
+            Command::Status { name, json } => {
+                let status = status(&name.name)?;
+                match json {
+                    true => println!("{status:#}"),
+                    false => print!("{}", status_text(&status)),
+                }
+                Ok(())
+            }
+            Command::Top { name, once, json } => top(&name.name, once, json),
+        }
+    }
+}
+
+impl Enable {
+    fn run(self) -> Result<()> {
+        need_root()?;
+        let mut settings: Settings = load_config(self.config.as_deref())?.cc;
+        if let Some(behaviour) = self.behaviour {
+            settings.behaviour = behaviour;
+        }
+        let pinned = Pinned::new(&self.name.name)?;
+        let _lock = pinned.lock()?;
+        // Whatever can be wrong with the arguments is found before anything is changed.
+        let cgroups = self
+            .cgroup
+            .iter()
+            .map(|path| scope::open_cgroup(path))
+            .collect::<Result<Vec<_>>>()?;
+        for prefix in &self.route {
+            routes::find(*prefix)?;
+        }
+        let done = pinned.enable(&settings)?;
+        let scoped = self.apply(&pinned, &settings, &cgroups);
+        if scoped.is_err() && done == Enabled::New {
+            // Half of what was asked for would be a surprise.
+            let _ = undo(&pinned);
+        }
+        scoped?;
+        let name = pinned.name();
+        match done {
+            Enabled::New => println!("{name} is available to TCP sockets"),
+            Enabled::Replaced => println!("{name} is replaced: new connections use this version"),
+        }
+        print!("{}", status_text(&status(name)?));
+        Ok(())
+    }
+
+    fn apply(
+        &self,
+        pinned: &Pinned,
+        settings: &Settings,
+        cgroups: &[(std::fs::File, u64, PathBuf)],
+    ) -> Result<()> {
+        let name = pinned.name();
+        let mut state = pinned.state()?;
+        for (file, id, path) in cgroups {
+            pinned.scope_to(file, *id, settings)?;
+            state.cgroups.insert(*id, path.clone());
+            pinned.save(&state)?;
+        }
+        if self.default {
+            let before = scope::default_here()?;
+            if before != name {
+                // On record first: a crash in between must not lose it.
+                state.defaults.insert(scope::this_namespace()?, before);
+                pinned.save(&state)?;
+                scope::set_default_here(name)?;
+            }
+        }
+        for prefix in &self.route {
+            let route = routes::set(*prefix, name)?;
+            if !state.routes.contains(&route) {
+                state.routes.push(route);
+                pinned.save(&state)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn undo(pinned: &Pinned) -> Result<()> {
+    let state = pinned.state()?;
+    let name = pinned.name();
+    let defaults = scope::restore_defaults(name, &state);
+    let routes = routes::restore(name, &state);
+    pinned.disable()?;
+    defaults.and(routes)
+}
+
+fn disable(name: &str) -> Result<()> {
+    need_root()?;
+    let pinned = Pinned::new(name)?;
+    let _lock = pinned.lock()?;
+    if !pinned.is_enabled() {
+        // What a killed `enable` may have left.
+        undo(&pinned)?;
+        println!("{name} was not enabled; nothing is left of it");
+        return Ok(());
+    }
+    undo(&pinned)?;
+    println!("{name} is disabled; connections that use it keep it until they end");
+    Ok(())
+}
+
+fn status(name: &str) -> Result<Value> {
+    let pinned = Pinned::new(name)?;
+    let default = scope::default_here()?;
+    let others: Vec<String> = available()?.into_iter().filter(|n| n != name).collect();
+    if !pinned.is_enabled() {
+        let elsewhere = available()?.iter().any(|n| n == name);
+        return Ok(json!({
+            "name": name, "enabled": false, "default": default, "others": others,
+            "taken": elsewhere,
+        }));
+    }
+    need_root()?;
+    let state = pinned.state()?;
+    let params = pinned.params()?;
+    let flows = pinned.flows()?;
+    let behaviour = [Behaviour::Brake, Behaviour::Bbr, Behaviour::Published]
+        .into_iter()
+        .find(|b| *b as u32 == params.mode);
+    let sum = |f: fn(&Flow) -> u64| flows.iter().map(f).sum::<u64>();
+    Ok(json!({
+        "name": name,
+        "enabled": true,
+        "default": default,
+        "others": others,
+        "cgroups": state.cgroups.values().collect::<Vec<_>>(),
+        "routes": state.routes,
+        "settings": {
+            "behaviour": behaviour,
+            "slice_min_ms": params.slice_min_us / 1000,
+            "engage_percent": f64::from(params.engage) / 10.24,
+            "hold_percent": f64::from(params.hold) / 10.24,
+            "queue_percent": f64::from(params.queue) / 10.24,
+            "queue_min_ms": f64::from(params.queue_min_us) / 1e3,
+            "grow_percent": f64::from(params.grow_first) / 10.24,
+            "grow_max_percent": f64::from(params.grow_max) / 10.24,
+            "slack_max_percent": f64::from(params.slack_max) / 10.24,
+            "hold_off_max": params.hold_off_max,
+        },
+        "flows": {
+            "live": flows.len(),
+            "braking": flows.iter().filter(|f| f.limit_bps.is_some()).count(),
+            "engagements": sum(|f| f.engagements.into()),
+            "abandoned": sum(|f| f.abandoned.into()),
+        },
+    }))
+}
+
+fn status_text(s: &Value) -> String {
+    let mut out = String::new();
+    let name = s["name"].as_str().unwrap_or(NAME);
+    let default = s["default"].as_str().unwrap_or("?");
+    if s["enabled"] != true {
+        let _ = match s["taken"] == true {
+            true => writeln!(out, "{name}: registered, but not by `mountain cc enable`"),
+            false => writeln!(out, "{name}: not enabled; `mountain cc enable` does it"),
+        };
+        let _ = writeln!(out, "  default here  {default}");
+        return out;
+    }
+    let list = |v: &Value| {
+        let items: Vec<&str> = v
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        match items.is_empty() {
+            true => "none".to_owned(),
+            false => items.join(", "),
+        }
+    };
+    let behaviour = s["settings"]["behaviour"].as_str().unwrap_or("?");
+    let _ = writeln!(out, "{name}: enabled, behaviour {behaviour}");
+    let _ = writeln!(out, "  default here  {default}");
+    let _ = writeln!(out, "  cgroups       {}", list(&s["cgroups"]));
+    let _ = writeln!(out, "  routes        {}", list(&s["routes"]));
+    let flows = &s["flows"];
+    let _ = writeln!(
+        out,
+        "  flows         {} live, {} limited now; braked {} times, in vain {}",
+        flows["live"], flows["braking"], flows["engagements"], flows["abandoned"]
+    );
+    out
+}
+
+fn top(name: &str, once: bool, json: bool) -> Result<()> {
+    need_root()?;
+    let pinned = Pinned::new(name)?;
+    if !pinned.is_enabled() {
+        bail!("{name} is not enabled: `mountain cc enable` does it");
+    }
+    let once = once || !std::io::stdout().is_terminal();
+    loop {
+        let mut flows = pinned.flows()?;
+        flows.sort_by_key(|f| std::cmp::Reverse(f.rate_bps));
+        if json {
+            println!("{}", serde_json::to_string_pretty(&flows)?);
+            return Ok(());
+        }
+        let text = top_text(&flows);
+        if once {
+            print!("{text}");
+            return Ok(());
+        }
+        // Home, the text, and away with what is left below it.
+        print!("\x1b[H\x1b[2J{text}");
+        std::io::stdout().flush().context("the terminal is gone")?;
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn top_text(flows: &[Flow]) -> String {
+    let mut out = format!("{} flows\n", flows.len());
+    let _ = writeln!(
+        out,
+        "{:<22} {:<22} {:>8} {:>8} {:>8} {:>8} {:<9} {:>6} {:>8}",
+        "local", "remote", "Mbit/s", "limit", "RTT min", "+ queue", "state", "brakes", "s braked"
+    );
+    for f in flows.iter().take(TOP_ROWS) {
+        let state = match f.state {
+            FlowState::Off => "-",
+            FlowState::Hold => "hold",
+            FlowState::Braking => "braking",
+            FlowState::Releasing => "releasing",
+        };
+        let limit = f
+            .limit_bps
+            .map_or("-".into(), |bps| format!("{:.2}", bps as f64 / 1e6));
+        let _ = writeln!(
+            out,
+            "{:<22} {:<22} {:>8.2} {limit:>8} {:>8.1} {:>8.1} {state:<9} {:>6} {:>8.1}",
+            f.local.to_string(),
+            f.remote.to_string(),
+            f.rate_bps as f64 / 1e6,
+            f64::from(f.min_rtt_us) / 1e3,
+            f64::from(f.queue_us) / 1e3,
+            f.engagements,
+            f.braked_us as f64 / 1e6,
+        );
+    }
+    if flows.len() > TOP_ROWS {
+        let _ = writeln!(
+            out,
+            "... and {} more: --json prints all",
+            flows.len() - TOP_ROWS
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_says_what_to_do() {
+        let off = json!({"name": "mountain", "enabled": false, "default": "cubic", "taken": false});
+        let text = status_text(&off);
+        assert!(text.contains("`mountain cc enable`"), "{text}");
+        assert!(text.contains("default here  cubic"), "{text}");
+        let foreign = json!({"name": "mountain", "enabled": false, "default": "x", "taken": true});
+        assert!(status_text(&foreign).contains("but not by"));
+    }
+}
