@@ -60,7 +60,11 @@ fn controls_hold_and_every_claim_has_a_verdict() {
     for claim in claims {
         assert_eq!(claim["verdict"], "not shown", "{claim}");
         let why = claim["detail"].as_str().unwrap();
-        assert!(why.contains("does not exist yet"), "{why}");
+        let reason = match claim["number"].as_u64() {
+            Some(4) => "nothing tests it yet",
+            _ => "does not exist yet",
+        };
+        assert!(why.contains(reason), "{why}");
     }
     assert_eq!(result.environment["claims"], json["claims"]);
     assert_eq!(result.checks.len(), 2);
