@@ -24,9 +24,8 @@ use once_cell::sync::OnceCell;
 use rattan_core::cells::bandwidth::queue::{DropTailQueue, DropTailQueueConfig};
 use rattan_core::cells::bandwidth::{BwCell, BwType};
 use rattan_core::cells::external::{VirtualEthernet, VirtualEthernetId};
-use rattan_core::cells::{Cell, ControlInterface, Egress, Ingress, Packet, StdPacket};
+use rattan_core::cells::{Egress, Packet, StdPacket};
 use rattan_core::core::RattanCore;
-use rattan_core::error::Error as RattanError;
 use rattan_core::metal::io::af_packet::AfPacketDriver;
 use rattan_core::metal::timer::Timer;
 use rattan_core::netem_trace::Bandwidth;
@@ -36,6 +35,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::cell::EgressCell;
 use crate::hosts::Hosts;
 use crate::netns::die_with_parent;
 use crate::scenario::Scenario;
@@ -290,7 +290,7 @@ fn join(
     let ends = [(&client, &server, true), (&server, &client, false)];
     for (from, to, forward) in ends {
         let delay = format!("delay-{from}");
-        let cell = ScheduledDelay::new(i, forward, playing.clone())?;
+        let cell = DelayEgress::cell(i, forward, playing.clone())?;
         core.build_cell(delay.clone(), |_| Ok(cell))
             .map_err(|e| anyhow!("{e:?}"))?;
         core.link_cell(delay.clone(), to.clone());
@@ -349,13 +349,6 @@ pub fn add_port(
 }
 
 /// Holds each packet for as long as the schedule says for the moment at which it arrived.
-struct ScheduledDelay {
-    ingress: Arc<DelayIngress>,
-    egress: DelayEgress,
-}
-
-struct DelayIngress(mpsc::UnboundedSender<StdPacket>);
-
 struct DelayEgress {
     packets: mpsc::UnboundedReceiver<StdPacket>,
     playing: Arc<RwLock<Playing>>,
@@ -365,65 +358,20 @@ struct DelayEgress {
     last: Instant,
 }
 
-/// The cell is controlled through the shared schedule, not through rattan.
-pub struct NoControl;
-
-impl ControlInterface for NoControl {
-    type Config = ();
-
-    fn set_config(&self, _config: ()) -> Result<(), RattanError> {
-        Ok(())
-    }
-}
-
-impl ScheduledDelay {
-    fn new(path: usize, forward: bool, playing: Arc<RwLock<Playing>>) -> Result<Self> {
-        let (sender, packets) = mpsc::unbounded_channel();
-        Ok(ScheduledDelay {
-            ingress: Arc::new(DelayIngress(sender)),
-            egress: DelayEgress {
+impl DelayEgress {
+    fn cell(path: usize, forward: bool, playing: Arc<RwLock<Playing>>) -> Result<EgressCell<Self>> {
+        EgressCell::new(|packets| {
+            Ok(DelayEgress {
                 packets,
                 playing,
                 path,
                 forward,
                 timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
                 last: Instant::now(),
-            },
+            })
         })
     }
-}
 
-impl Cell<StdPacket> for ScheduledDelay {
-    type IngressType = DelayIngress;
-    type EgressType = DelayEgress;
-    type ControlInterfaceType = NoControl;
-
-    fn sender(&self) -> Arc<DelayIngress> {
-        self.ingress.clone()
-    }
-
-    fn receiver(&mut self) -> &mut DelayEgress {
-        &mut self.egress
-    }
-
-    fn into_receiver(self) -> DelayEgress {
-        self.egress
-    }
-
-    fn control_interface(&self) -> Arc<NoControl> {
-        Arc::new(NoControl)
-    }
-}
-
-impl Ingress<StdPacket> for DelayIngress {
-    fn enqueue(&self, packet: StdPacket) -> Result<(), RattanError> {
-        self.0
-            .send(packet)
-            .map_err(|_| RattanError::ChannelError("the delay cell is gone".into()))
-    }
-}
-
-impl DelayEgress {
     /// How long a packet that arrived at `t` is held; `None`: it is dropped.
     fn hold(&self, t: Instant) -> Option<Duration> {
         let playing = self.playing.read().ok()?;

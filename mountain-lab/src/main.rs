@@ -3,6 +3,7 @@
 mod bars;
 mod bench;
 mod cc;
+mod cell;
 mod claims;
 mod emulator;
 mod evaluate;

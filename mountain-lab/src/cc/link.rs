@@ -13,9 +13,8 @@ use std::time::Duration;
 use anyhow::{anyhow, ensure, Context, Result};
 use async_trait::async_trait;
 use mountain_lab::workload::stats::percentile;
-use rattan_core::cells::{Cell, Egress, Ingress, Packet, StdPacket};
+use rattan_core::cells::{Egress, Packet, StdPacket};
 use rattan_core::core::RattanCore;
-use rattan_core::error::Error as RattanError;
 use rattan_core::metal::io::af_packet::AfPacketDriver;
 use rattan_core::metal::timer::Timer;
 use serde::{Deserialize, Serialize};
@@ -24,9 +23,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::bottleneck::{Bottleneck, Fate, LinkPlan};
-use crate::emulator::{
-    add_port, be_realtime, cpu_seconds, monotonic_ns, LinkConfig, NoControl, VethIds,
-};
+use crate::cell::EgressCell;
+use crate::emulator::{add_port, be_realtime, cpu_seconds, monotonic_ns, LinkConfig, VethIds};
 use crate::netns::{die_with_parent, Netns};
 
 /// Frames longer than this carry data: their queue is the one that counts.
@@ -164,8 +162,8 @@ pub fn child_main() -> Result<()> {
     add_port(&mut core, "client", &config.link.client, &mut ids)?;
     add_port(&mut core, "server", &config.link.server, &mut ids)?;
     let half = Duration::from_micros((config.plan.rtt_us / 2).into());
-    let forward = LinkCell::new(start, half, Some((config.plan, log.clone())))?;
-    let backward = LinkCell::new(start, half, None)?;
+    let forward = LinkEgress::cell(start, half, Some((config.plan, log.clone())))?;
+    let backward = LinkEgress::cell(start, half, None)?;
     for (name, cell, from, to) in [
         ("forward", forward, "client", "server"),
         ("backward", backward, "server", "client"),
@@ -200,13 +198,6 @@ pub fn child_main() -> Result<()> {
 }
 
 /// One direction of the link.
-struct LinkCell {
-    ingress: Arc<LinkIngress>,
-    egress: LinkEgress,
-}
-
-struct LinkIngress(mpsc::UnboundedSender<StdPacket>);
-
 struct LinkEgress {
     packets: mpsc::UnboundedReceiver<StdPacket>,
     start: Instant,
@@ -216,57 +207,23 @@ struct LinkEgress {
     timer: Timer,
 }
 
-impl LinkCell {
-    fn new(
+impl LinkEgress {
+    fn cell(
         start: Instant,
         delay: Duration,
         bottleneck: Option<(LinkPlan, Arc<Mutex<Log>>)>,
-    ) -> Result<Self> {
-        let (sender, packets) = mpsc::unbounded_channel();
-        Ok(LinkCell {
-            ingress: Arc::new(LinkIngress(sender)),
-            egress: LinkEgress {
+    ) -> Result<EgressCell<Self>> {
+        EgressCell::new(|packets| {
+            Ok(LinkEgress {
                 packets,
                 start,
                 delay,
                 bottleneck: bottleneck.map(|(plan, log)| (Bottleneck::new(plan), log)),
                 timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
-            },
+            })
         })
     }
-}
 
-impl Cell<StdPacket> for LinkCell {
-    type IngressType = LinkIngress;
-    type EgressType = LinkEgress;
-    type ControlInterfaceType = NoControl;
-
-    fn sender(&self) -> Arc<LinkIngress> {
-        self.ingress.clone()
-    }
-
-    fn receiver(&mut self) -> &mut LinkEgress {
-        &mut self.egress
-    }
-
-    fn into_receiver(self) -> LinkEgress {
-        self.egress
-    }
-
-    fn control_interface(&self) -> Arc<NoControl> {
-        Arc::new(NoControl)
-    }
-}
-
-impl Ingress<StdPacket> for LinkIngress {
-    fn enqueue(&self, packet: StdPacket) -> Result<(), RattanError> {
-        self.0
-            .send(packet)
-            .map_err(|_| RattanError::ChannelError("the link's cell is gone".into()))
-    }
-}
-
-impl LinkEgress {
     /// When the packet has crossed the bottleneck; `None`: it has not.
     fn cross(&mut self, arrived: Instant, bytes: u64) -> Option<Instant> {
         let Some((bottleneck, log)) = &mut self.bottleneck else {
