@@ -313,7 +313,7 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			if (mtn_brake_in_vain(b, a, high)) {
 				mtn_brake_off(b);
 				b->abandoned++;
-				b->hold_off = b->hold_off_next;
+				b->hold_off = mtn_min(b->hold_off_next, p->hold_off_max);
 				b->hold_off_next = mtn_min(2 * b->hold_off_next, p->hold_off_max);
 			}
 			return;

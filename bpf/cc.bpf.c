@@ -191,7 +191,8 @@ static __always_inline void mtn_apply(struct sock *sk, struct mtn_cc_flow *flow,
 	__u32 cwnd = mtn_brake_cwnd(&flow->brake, a);
 
 	flow->pacing_rate = sk->sk_pacing_rate;
-	sk->sk_pacing_rate = mtn_brake_pacing(&flow->brake, a, flow->pacing_rate);
+	sk->sk_pacing_rate = mtn_min((__u64)mtn_brake_pacing(&flow->brake, a, flow->pacing_rate),
+				     (__u64)sk->sk_max_pacing_rate);
 	if (tp->snd_cwnd > cwnd)
 		tp->snd_cwnd = cwnd;
 }
@@ -208,8 +209,9 @@ void BPF_PROG(mountain_main, struct sock *sk, __u32 ack, int flag, const struct 
 		bbr_main(sk, ack, flag, rs);
 		return;
 	}
+	/* SO_MAX_PACING_RATE may have been lowered since. */
 	if (flow->pacing_rate)
-		sk->sk_pacing_rate = flow->pacing_rate;
+		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, (__u64)sk->sk_max_pacing_rate);
 	bbr_main(sk, ack, flag, rs);
 	mtn_ack_of(sk, rs, &a);
 	mtn_brake_ack(&flow->brake, mtn_params(), &a);

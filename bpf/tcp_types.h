@@ -29,6 +29,7 @@ struct sock {
 	struct sock_common __sk_common;
 	unsigned long sk_pacing_rate;
 	__u32 sk_pacing_status;
+	unsigned long sk_max_pacing_rate;
 };
 
 struct inet_connection_sock {

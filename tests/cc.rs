@@ -173,8 +173,10 @@ fn a_wrong_name_fails() {
         assert!(error.contains("name"), "{bad}: {error}");
     }
     // Cubic is as it was.
-    assert!(ns.with(|| pair(Some("reno")).is_ok()));
+    assert!(ns.with(|| pair(Some("cubic")).is_ok()));
     assert!(!PathBuf::from("/sys/fs/bpf/mountain/cc/cubic").exists());
+    let error = ns.mountain_fails("cc disable --name=cubic");
+    assert!(error.contains("nothing is changed"), "{error}");
 }
 
 #[test]
@@ -372,10 +374,17 @@ impl Load {
     }
 
     /// Rounds of each.
-    fn finish(self) -> Vec<u64> {
+    fn finish(mut self) -> Vec<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let join = |t: thread::JoinHandle<u64>| t.join().expect("no connection was lost");
-        self.threads.into_iter().map(join).collect()
+        let threads = std::mem::take(&mut self.threads);
+        threads.into_iter().map(join).collect()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 
@@ -402,7 +411,6 @@ fn disable_and_replace_while_flows_run() {
         assert!(flow["acks"].as_u64() > Some(100), "{flow}");
         assert!(flow["min_rtt_us"].as_u64() < Some(1_000_000), "{flow}");
         assert!(flow["remote"].as_str().unwrap().starts_with("127.0.0.1:"));
-        assert_eq!(flow["engagements"], 0, "{flow}");
     }
     let said = name.cc(&ns, "enable");
     assert!(said.contains("replaced"), "{said}");

@@ -38,24 +38,6 @@ fn ping_to_file(ns: &Ns, args: &str) -> (String, RunFile) {
     (text, RunFile::read(&file).unwrap())
 }
 
-/// Waits until the namespace's kernel has answered so many echo requests.
-fn wait_echoes(ns: &Ns, count: u64) {
-    let answered = || {
-        let table = ns.run("cat /proc/net/snmp");
-        let mut lines = table.lines().filter(|l| l.starts_with("Icmp:"));
-        let [names, values] = [lines.next(), lines.next()].map(|l| l.unwrap().split(' '));
-        let (_, value) = names
-            .zip(values)
-            .find(|(n, _)| *n == "OutEchoReps")
-            .unwrap();
-        value.parse::<u64>().unwrap()
-    };
-    let before = answered();
-    wait_until("it is under way", Duration::from_secs(20), || {
-        answered() >= before + count
-    });
-}
-
 /// Everything sent from now on is lost.
 fn drop_all(ns: &Ns) {
     ns.run("nft add table inet hole");
@@ -207,7 +189,7 @@ fn a_target_that_stops_answering_loses_nothing() {
         &ns,
         &format!("ping 127.0.0.1 -c 400 -i 10ms --out {}", file.display()),
     );
-    wait_echoes(&ns, 20);
+    wait_counted(&ns, "Icmp:", "OutEchoReps", 20);
     drop_all(&ns);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -230,7 +212,7 @@ fn interrupted(ns: &Ns, signal: Signal, file: &Path) -> Output {
         ns,
         &format!("ping 127.0.0.1 -c 100000 --out {}", file.display()),
     );
-    wait_echoes(ns, 20);
+    wait_counted(ns, "Icmp:", "OutEchoReps", 20);
     kill(Pid::from_raw(child.id() as i32), signal).unwrap();
     child.wait_with_output().unwrap()
 }
@@ -273,10 +255,11 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     );
     let child = start(&ns, &ping);
     for process in [&reflect, &child] {
-        std::thread::sleep(Duration::from_millis(200));
+        wait_counted(&ns, "Udp:", "InDatagrams", 20);
         let pid = Pid::from_raw(process.id() as i32);
         kill(pid, Signal::SIGSTOP).unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        // Far longer than a machine is halted, with fewer requests than the reflector's burst.
+        std::thread::sleep(Duration::from_millis(600));
         kill(pid, Signal::SIGCONT).unwrap();
     }
     let output = child.wait_with_output().unwrap();
@@ -287,14 +270,14 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     check_columns(&run, 400);
     let max = |c: &[Option<f64>]| c.iter().flatten().copied().fold(0.0, f64::max);
     let (kernel, user) = (max(&run.samples.rtt_us), max(&run.samples.user_rtt_us));
-    assert!(user > 250e3, "{user}");
+    assert!(user > 500e3, "{user}");
     assert!(kernel < user / 2.0, "{kernel} {user}");
     let sent = &run.samples.sent_us;
     let gap = |i: &usize| sent[i + 1] - sent[*i];
     let pause = (0..sent.len() - 1).max_by(|a, b| gap(a).total_cmp(&gap(b)));
     let pause = pause.unwrap();
-    assert!(gap(&pause) > 250e3, "it was stopped");
-    // Sixty sends were missed; made up for at once, they would take no time at all.
+    assert!(gap(&pause) > 500e3, "it was stopped");
+    // More than a hundred sends were missed; made up for at once, they would take no time at all.
     let after = &sent[pause + 1..];
     let n = after.len().min(41);
     let took = after[n - 1] - after[0];

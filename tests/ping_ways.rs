@@ -138,7 +138,7 @@ fn a_lost_syn_is_a_loss_and_not_a_slow_answer() {
     listen(&ns, "127.0.0.1:7777");
     drop_all(&ns);
     let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 100 -i 20ms");
-    std::thread::sleep(Duration::from_millis(800));
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
     ns.run("nft delete table inet hole");
     let (output, run) = running.finish();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -183,8 +183,9 @@ fn without_an_answer_it_says_so() {
 fn ctrl_c_keeps_the_handshakes_that_were_made() {
     let ns = Ns::new("t");
     listen(&ns, "127.0.0.1:7777");
-    let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 100000 -i 1ms");
-    std::thread::sleep(Duration::from_millis(1500));
+    // Slow enough for the listener's queue of 128 while its thread waits for a processor.
+    let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 100000 -i 10ms");
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 100);
     running.signal(Signal::SIGINT);
     let (output, run) = running.finish();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -216,9 +217,9 @@ fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
     let ns = Ns::new("t");
     let far = tun::FarHost::start(&ns, Duration::from_millis(40));
     let running = Running::start(&ns, "10.40.0.2 --tcp 80 -c 100 -i 10ms");
-    std::thread::sleep(Duration::from_millis(600));
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
     running.signal(Signal::SIGSTOP);
-    std::thread::sleep(Duration::from_millis(400));
+    std::thread::sleep(Duration::from_millis(1000));
     running.signal(Signal::SIGCONT);
     let (output, run) = running.finish();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -226,7 +227,7 @@ fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
     assert!(s.rtt_us.iter().all(Option::is_some), "{:?}", s.rtt_us);
     let (kernel, user) = (range(&s.rtt_us), range(&s.user_rtt_us));
     assert!(kernel.0 >= 40e3 && user.0 >= 40e3, "{kernel:?} {user:?}");
-    assert!(user.1 > 350e3, "it was stopped: {user:?}");
+    assert!(user.1 > 900e3, "it was stopped: {user:?}");
     assert!(kernel.1 < user.1 / 2.0, "{kernel:?} {user:?}");
     assert_eq!(run.clock, "kernel");
 

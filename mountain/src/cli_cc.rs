@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand};
 use ipnet::IpNet;
 use serde_json::{json, Value};
@@ -154,6 +154,7 @@ impl Enable {
     ) -> Result<()> {
         let name = pinned.name();
         let mut state = pinned.state()?;
+        state.cgroups.retain(|id, _| pinned.is_scoped_to(*id));
         for (file, id, path) in cgroups {
             pinned.scope_to(file, *id, settings)?;
             state.cgroups.insert(*id, path.clone());
@@ -169,11 +170,13 @@ impl Enable {
             }
         }
         for prefix in &self.route {
-            let route = routes::set(*prefix, name)?;
-            if !state.routes.contains(&route) {
+            let route = routes::before(*prefix)?;
+            let same = |r: &routes::Route| (r.namespace, r.prefix) == (route.namespace, *prefix);
+            if !state.routes.iter().any(same) {
                 state.routes.push(route);
                 pinned.save(&state)?;
             }
+            routes::set(*prefix, name)?;
         }
         Ok(())
     }
@@ -185,14 +188,22 @@ fn undo(pinned: &Pinned) -> Result<()> {
     let defaults = scope::restore_defaults(name, &state);
     let routes = routes::restore(name, &state);
     pinned.disable()?;
-    defaults.and(routes)
+    defaults.and(routes)?;
+    pinned.forget();
+    Ok(())
 }
 
 fn disable(name: &str) -> Result<()> {
     need_root()?;
     let pinned = Pinned::new(name)?;
     let _lock = pinned.lock()?;
+    pinned.check_dirs()?;
     if !pinned.is_enabled() {
+        ensure!(
+            !available()?.iter().any(|n| n == name),
+            "{name} was not registered by `mountain cc enable`, or not from this mount \
+             namespace: nothing is changed"
+        );
         // What a killed `enable` may have left.
         undo(&pinned)?;
         println!("{name} was not enabled; nothing is left of it");
@@ -209,6 +220,10 @@ fn status(name: &str) -> Result<Value> {
     let others: Vec<String> = available()?.into_iter().filter(|n| n != name).collect();
     if !pinned.is_enabled() {
         let elsewhere = available()?.iter().any(|n| n == name);
+        if elsewhere {
+            // It may be ours, out of this user's sight.
+            need_root()?;
+        }
         return Ok(json!({
             "name": name, "enabled": false, "default": default, "others": others,
             "taken": elsewhere,
@@ -228,7 +243,7 @@ fn status(name: &str) -> Result<Value> {
         "default": default,
         "others": others,
         "cgroups": state.cgroups.values().collect::<Vec<_>>(),
-        "routes": state.routes,
+        "routes": state.routes.iter().map(|r| r.prefix).collect::<Vec<_>>(),
         "settings": {
             "behaviour": behaviour,
             "slice_min_ms": params.slice_min_us / 1000,

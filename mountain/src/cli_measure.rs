@@ -302,6 +302,10 @@ impl Cpu {
             environment,
             ..RunFile::default()
         };
+        // Before anything is printed: standard output may be gone.
+        if let Some(out) = &self.out {
+            run.write(out)?;
+        }
         println!(
             "{:.1} s, {} accounting; shares in %",
             run.seconds, run.cpu.accounting
@@ -316,9 +320,6 @@ impl Cpu {
         }
         if run.interrupted {
             println!("interrupted");
-        }
-        if let Some(out) = &self.out {
-            run.write(out)?;
         }
         Ok(recorded.status.map_or(ExitCode::SUCCESS, exit_code))
     }

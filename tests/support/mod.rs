@@ -368,6 +368,22 @@ pub fn said(mut log: &File) -> String {
     text
 }
 
+/// Waits until a counter of the namespace (/proc/net/snmp) has grown by `count`: what it counts is
+/// under way then, however long it took to start.
+pub fn wait_counted(ns: &Ns, table: &str, field: &str, count: u64) {
+    let value = || {
+        let text = ns.run("cat /proc/net/snmp");
+        let mut lines = text.lines().filter(|l| l.starts_with(table));
+        let [names, values] = [lines.next(), lines.next()].map(|l| l.unwrap().split(' '));
+        let (_, value) = names.zip(values).find(|(n, _)| *n == field).unwrap();
+        value.parse::<u64>().unwrap()
+    };
+    let before = value();
+    wait_until("it is under way", Duration::from_secs(20), || {
+        value() >= before + count
+    });
+}
+
 /// Waits until `test` holds; panics after `limit`.
 pub fn wait_until(what: &str, limit: Duration, mut test: impl FnMut() -> bool) {
     let end = Instant::now() + limit;

@@ -31,7 +31,7 @@ use std::ptr;
 
 use anyhow::{bail, ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, OpenObject};
+use libbpf_rs::{Link, MapCore, MapHandle, OpenObject};
 
 pub use settings::Settings;
 pub use skel::types;
@@ -63,11 +63,15 @@ pub fn check_name(name: &str) -> Result<()> {
         "the name {name:?} has {} characters: 1 to {NAME_MAX} are possible",
         name.len()
     );
-    // What the kernel takes (bpf_obj_name_cpy).
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    // What the kernel takes (bpf_obj_name_cpy), without the dot, which no pinned file may have.
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     ensure!(
         name.chars().all(plain),
-        "the name {name:?} holds more than letters, digits, '_' and '.'"
+        "the name {name:?} holds more than letters, digits and '_'"
+    );
+    ensure!(
+        name != "lock",
+        "the name \"lock\" is a word of `ip route ... congctl`: choose another"
     );
     Ok(())
 }
@@ -109,7 +113,10 @@ impl Loaded {
         rodata.params = settings.params();
         if let Some(path) = flows.filter(|p| p.exists()) {
             // One of another layout is left to the flows that use it.
-            let _ = open.maps.flows.reuse_pinned_map(path);
+            let old = MapHandle::from_pinned_path(path);
+            if old.is_ok_and(|old| old.value_size() == open.maps.flows.value_size()) {
+                let _ = open.maps.flows.reuse_pinned_map(path);
+            }
         }
         // Kernels know one of the two; the member of the other does not exist there.
         let new = kernel::has_tx_start();

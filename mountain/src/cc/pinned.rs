@@ -17,10 +17,12 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
+use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::{statfs, BPF_FS_MAGIC};
@@ -30,6 +32,8 @@ use super::{flows, types, Loaded, Settings};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const RUN: &str = "/run/mountain";
+/// What a folder holds, besides cgroups.
+const FILES: [&str; 4] = ["link", "flows", "flow_map", "settings"];
 /// How long the kernel takes to forget a name, at most.
 const GONE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -78,8 +82,11 @@ impl Pinned {
             .create(true)
             .truncate(false)
             .write(true)
+            .mode(0o600)
             .open(&path)
             .with_context(|| format!("cannot open {}: run as root", path.display()))?;
+        // Who may open it may also hold it for ever.
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
         Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| anyhow::anyhow!("lock: {e}"))
     }
 
@@ -102,13 +109,38 @@ impl Pinned {
     /// What the kernel lacks; that another program has registered the name. Nothing is left then.
     pub fn enable(&self, settings: &Settings) -> Result<Enabled> {
         mount_bpffs()?;
-        fs::create_dir_all(&self.dir)
+        self.check_dirs()?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.dir)
             .with_context(|| format!("cannot make {}", self.dir.display()))?;
+        let before = self.is_enabled();
         let done = self.enable_in_dir(settings);
-        if done.is_err() && !self.is_enabled() {
+        if done.is_err() && !before {
+            if let Ok(link) = Link::open(self.path("link")) {
+                let _ = link.detach();
+            }
             self.remove_files();
         }
         done
+    }
+
+    /// Fails where somebody else could have a say in what is pinned, or removed, there: a BPF file
+    /// system may be open to all.
+    pub fn check_dirs(&self) -> Result<()> {
+        for dir in self.dir.ancestors().take(3) {
+            match fs::symlink_metadata(dir) {
+                Ok(m) => ensure!(
+                    m.is_dir() && m.uid() == 0 && m.mode() & 0o022 == 0,
+                    "{} is not a directory of root's own: remove it",
+                    dir.display()
+                ),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e).with_context(|| format!("{}", dir.display())),
+            }
+        }
+        Ok(())
     }
 
     fn enable_in_dir(&self, settings: &Settings) -> Result<Enabled> {
@@ -155,8 +187,13 @@ impl Pinned {
         }
         let links = self.cgroup_links()?;
         for (_, path) in links {
-            Link::open(&path)?
-                .update_prog(&loaded.skel.progs.mountain_scope)
+            let mut link = Link::open(&path)?;
+            // Off a cgroup that is gone (a service that was restarted) the kernel has taken it.
+            if matches!(link.info()?.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == 0) {
+                let _ = fs::remove_file(&path);
+                continue;
+            }
+            link.update_prog(&loaded.skel.progs.mountain_scope)
                 .with_context(|| format!("replacing the program of {}", path.display()))?;
         }
         Ok(())
@@ -177,6 +214,11 @@ impl Pinned {
             .attach_cgroup(fd)
             .context("attaching to the cgroup")?;
         link.pin(&path).context("pinning the cgroup's link")
+    }
+
+    /// Whether a cgroup of this id has been given it, as far as its files say.
+    pub fn is_scoped_to(&self, id: u64) -> bool {
+        self.path(&format!("cgroup-{id}")).exists()
     }
 
     fn cgroup_links(&self) -> Result<Vec<(u64, PathBuf)>> {
@@ -216,13 +258,21 @@ impl Pinned {
         Ok(())
     }
 
+    /// Forgets what had to be put back.
+    pub fn forget(&self) {
+        let _ = fs::remove_file(self.state_file());
+    }
+
     fn remove_files(&self) {
         if let Ok(entries) = fs::read_dir(&self.dir) {
             for entry in entries.flatten() {
-                let _ = fs::remove_file(entry.path());
+                let name = entry.file_name();
+                let name = name.to_str().unwrap_or("").trim_end_matches("-new");
+                if FILES.contains(&name) || name.starts_with("cgroup-") {
+                    let _ = fs::remove_file(entry.path());
+                }
             }
         }
-        let _ = fs::remove_file(self.state_file());
         // The folders above only where nothing else is in them.
         for dir in self.dir.ancestors().take(3) {
             let _ = fs::remove_dir(dir);
@@ -269,19 +319,27 @@ fn pin_object(fd: BorrowedFd, path: &Path) -> libbpf_rs::Result<()> {
     }
 }
 
-/// Pins need the BPF file system, which distributions mount; bpftool and iproute2 do as this does.
+/// Pins need the BPF file system, which distributions mount. One of a mount namespace of its own, as
+/// `ip netns exec` makes it, would not outlive the command.
 fn mount_bpffs() -> Result<()> {
     let is = statfs(BPFFS).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC);
     if is {
         return Ok(());
     }
+    // Where this may not be asked, nothing speaks against it.
+    let init = fs::read_link("/proc/1/ns/mnt").ok();
+    ensure!(
+        init.is_none() || fs::read_link("/proc/self/ns/mnt").ok() == init,
+        "there is no BPF file system at {BPFFS} in this mount namespace: use \
+         `nsenter --net=/run/netns/NAME mountain cc ...` instead of `ip netns exec`"
+    );
     use nix::mount::{mount, MsFlags};
     mount(
         Some("bpf"),
         BPFFS,
         Some("bpf"),
         MsFlags::empty(),
-        None::<&str>,
+        Some("mode=0700"),
     )
     .with_context(|| format!("cannot mount the BPF file system at {BPFFS}: run as root"))
 }

@@ -7,8 +7,19 @@ use std::process::Command;
 
 use anyhow::{bail, ensure, Context, Result};
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
-use super::scope::State;
+use super::scope::{namespaces, this_namespace, within, State};
+
+/// A route that was given the congestion control.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Inode of its network namespace.
+    pub namespace: u64,
+    pub prefix: IpNet,
+    /// What it named before: nothing, or the words of `congctl`.
+    pub before: Vec<String>,
+}
 
 /// Parses `default`, `default6` or a prefix.
 pub fn prefix(text: &str) -> Result<IpNet, String> {
@@ -48,9 +59,18 @@ fn ip(family: IpNet, arguments: &[&str]) -> Result<String> {
 
 /// The route for exactly this prefix in the main table, as ip(8) prints it.
 pub fn find(prefix: IpNet) -> Result<String> {
+    match find_any(prefix)? {
+        Some(text) => Ok(text),
+        None => {
+            bail!("no route for exactly {prefix} in the main table: `ip route show` lists them")
+        }
+    }
+}
+
+fn find_any(prefix: IpNet) -> Result<Option<String>> {
     let text = ip(prefix, &["show", "exact", &prefix.to_string()])?;
     if text.is_empty() {
-        bail!("no route for exactly {prefix} in the main table: `ip route show` lists them");
+        return Ok(None);
     }
     // Next hops of a multipath route stand on lines of their own, indented.
     let routes = text.lines().filter(|l| !l.starts_with(char::is_whitespace));
@@ -58,7 +78,19 @@ pub fn find(prefix: IpNet) -> Result<String> {
         routes.count() == 1,
         "several routes for {prefix}: give them congctl by hand, with `ip route change`"
     );
-    Ok(text)
+    Ok(Some(text))
+}
+
+/// The words of a route that choose a congestion control; none: nothing does.
+fn congctl(route: &str) -> Vec<String> {
+    let words = route.split_whitespace().skip_while(|w| *w != "congctl");
+    let mut lock = false;
+    let named = words.take_while(|w| {
+        let goes_on = *w == "congctl" || *w == "lock" || !lock;
+        lock |= *w != "congctl" && *w != "lock";
+        goes_on
+    });
+    named.map(str::to_owned).collect()
 }
 
 /// The words of a route without what is shown only, and without its congestion control.
@@ -81,36 +113,59 @@ fn words(route: &str) -> Vec<&str> {
 }
 
 /// Where options of the whole route go: before its next hops.
-fn change(prefix: IpNet, route: &str, congctl: &[&str]) -> Result<()> {
+fn change(prefix: IpNet, route: &str, congctl: &[String]) -> Result<()> {
     let mut words = words(route);
     let at = words
         .iter()
         .position(|w| *w == "nexthop")
         .unwrap_or(words.len());
-    words.splice(at..at, congctl.iter().copied());
-    words.insert(0, "replace");
+    words.splice(at..at, congctl.iter().map(String::as_str));
+    words.insert(0, "change");
     ip(prefix, &words).map(|_| ())
 }
 
-/// Makes connections by the route use `name`; returns what [`restore`] needs.
-pub fn set(prefix: IpNet, name: &str) -> Result<String> {
-    change(prefix, &find(prefix)?, &["congctl", name])?;
-    Ok(prefix.to_string())
+/// What [`restore`] will need of a route of this namespace.
+pub fn before(prefix: IpNet) -> Result<Route> {
+    Ok(Route {
+        namespace: this_namespace()?,
+        prefix,
+        before: congctl(&find(prefix)?),
+    })
 }
 
-/// Takes `name` off the routes on record, where it is still there.
+/// Makes connections by a route of this namespace use `name`.
+pub fn set(prefix: IpNet, name: &str) -> Result<()> {
+    change(prefix, &find(prefix)?, &["congctl".into(), name.into()])
+}
+
+/// Puts back what the routes on record named before, where `name` is still there.
 pub fn restore(name: &str, state: &State) -> Result<()> {
+    let mut failed = None;
+    let mut namespaces = namespaces();
     for route in &state.routes {
-        let prefix: IpNet = route.parse().context("the record of routes")?;
-        // A route that is gone by now needs nothing.
-        let Ok(text) = find(prefix) else { continue };
-        let mut all = text.split_whitespace();
-        let names_it = all.any(|w| w == "congctl") && all.any(|w| w == name);
-        if names_it {
-            change(prefix, &text, &[])?;
+        // Gone with all its routes.
+        let Some(file) = namespaces.remove(&route.namespace) else {
+            continue;
+        };
+        let again = file.try_clone();
+        let done = within(file, || {
+            // A route that is gone by now needs nothing.
+            let Some(text) = find_any(route.prefix)? else {
+                return Ok(());
+            };
+            if congctl(&text).last().is_some_and(|n| n == name) {
+                change(route.prefix, &text, &route.before)?;
+            }
+            Ok(())
+        });
+        if let Ok(file) = again {
+            namespaces.insert(route.namespace, file);
+        }
+        if let Err(e) = done {
+            failed.get_or_insert(e.context(format!("route {}", route.prefix)));
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -142,5 +197,11 @@ mod tests {
             "1400",
         ];
         assert_eq!(words(text), kept);
+        assert_eq!(congctl(text), ["congctl", "lock", "old"]);
+        assert_eq!(
+            congctl("default congctl cubic nexthop via 10.0.0.1 dev mountain"),
+            ["congctl", "cubic"]
+        );
+        assert!(congctl("default via 10.0.0.1 dev congctl0").is_empty());
     }
 }

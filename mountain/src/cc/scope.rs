@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Context, Result};
 use nix::sched::{setns, CloneFlags};
-use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC};
+use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC, NSFS_MAGIC};
 use serde::{Deserialize, Serialize};
 
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
@@ -22,7 +22,7 @@ pub struct State {
     /// Cgroups whose sockets use it, by their id.
     pub cgroups: BTreeMap<u64, PathBuf>,
     /// Routes that name it.
-    pub routes: Vec<String>,
+    pub routes: Vec<super::routes::Route>,
 }
 
 impl State {
@@ -71,8 +71,6 @@ pub fn restore_defaults(name: &str, state: &State) -> Result<()> {
     for (inode, file) in namespaces() {
         let known = state.defaults.get(&inode).or(state.defaults.get(&here));
         let former = known.or(state.defaults.values().next()).cloned();
-        // One that is gone since it was listed needs nothing.
-        let Ok(file) = File::open(file) else { continue };
         let done = within(file, || {
             if default_here()? != name {
                 return Ok(());
@@ -91,8 +89,9 @@ pub fn restore_defaults(name: &str, state: &State) -> Result<()> {
     failed.map_or(Ok(()), Err)
 }
 
-/// Every network namespace that a name or a process leads to, by inode.
-fn namespaces() -> BTreeMap<u64, PathBuf> {
+/// Every network namespace that a name or a process leads to, by inode, and open: one that is only
+/// a process's must not go away with that one.
+pub fn namespaces() -> BTreeMap<u64, File> {
     let named = fs::read_dir("/run/netns").into_iter().flatten();
     let named = named.flatten().map(|e| e.path());
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -101,12 +100,17 @@ fn namespaces() -> BTreeMap<u64, PathBuf> {
         .map(|e| e.path().join("ns/net"));
     named
         .chain(processes)
-        .filter_map(|path| Some((fs::metadata(&path).ok()?.ino(), path)))
+        .filter_map(|path| {
+            let file = File::open(path).ok()?;
+            // `ip netns add` makes an ordinary file before it mounts the namespace there.
+            let is = fstatfs(&file).ok()?.filesystem_type() == NSFS_MAGIC;
+            is.then(|| Some((file.metadata().ok()?.ino(), file)))?
+        })
         .collect()
 }
 
 /// Runs `work` on a thread inside a network namespace.
-fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let inside = scope.spawn(|| {
             setns(file, CloneFlags::CLONE_NEWNET)?;

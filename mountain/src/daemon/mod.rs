@@ -397,7 +397,8 @@ impl Daemon {
     async fn reread(&mut self) {
         let read = match netlink::read_topology(&self.options.filter).await {
             Ok(topology) => {
-                self.judge_sources_again();
+                let devices = topology.paths.iter().map(|p| p.key.ifindex);
+                self.judge_sources_again(&devices.collect::<Vec<_>>());
                 self.adopt(topology)
             }
             Err(e) => Err(e),

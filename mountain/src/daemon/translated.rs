@@ -13,6 +13,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -55,8 +56,15 @@ impl Translated {
 
 /// Whether this network namespace forwards packets at all.
 fn forwards() -> bool {
-    let on = |path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");
-    on("/proc/sys/net/ipv4/ip_forward") || on("/proc/sys/net/ipv6/conf/all/forwarding")
+    let on = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");
+    // Of IPv4 each device has a switch of its own, of IPv6 since Linux 6.17.
+    let any = |dir: &str, file: &str| {
+        let devices = fs::read_dir(dir).into_iter().flatten().flatten();
+        devices.into_iter().any(|d| on(&d.path().join(file)))
+    };
+    any("/proc/sys/net/ipv4/conf", "forwarding")
+        || on(Path::new("/proc/sys/net/ipv6/conf/all/forwarding"))
+        || any("/proc/sys/net/ipv6/conf", "force_forwarding")
 }
 
 /// Whether replies to a source need no uplink, so that its flows may take any.
@@ -115,12 +123,11 @@ impl Daemon {
     }
 
     /// Judges all sources anew, after a change of the routing.
-    pub(super) fn judge_sources_again(&mut self) {
-        let devices = self.paths.devices();
+    pub(super) fn judge_sources_again(&mut self, devices: &[u32]) {
         let configured = &self.config.steer.movable_sources;
         self.translated.movable.clear();
         self.translated
             .stay
-            .retain(|s| !is_movable(*s, &devices, configured).unwrap_or(false));
+            .retain(|s| !is_movable(*s, devices, configured).unwrap_or(false));
     }
 }

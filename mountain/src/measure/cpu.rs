@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use super::environment;
 use super::runfile::Cpu;
 
-mod command;
+pub(crate) mod command;
 
 use command::Running;
 
@@ -140,6 +140,7 @@ pub fn record(
                 break;
             }
             command::wait(&awake, left)?;
+            running.iter().for_each(Running::reap_orphans);
             while let Some(signal) = awake.read_signal()? {
                 if signal.ssi_signo != Signal::SIGCHLD as u32 {
                     interrupted = true;

@@ -135,7 +135,7 @@ impl Drop for InUse {
     fn drop(&mut self) {
         if let Some((device, mut before)) = self.restore.take() {
             if let Err(e) = set_config(&device, &mut before) {
-                tracing::warn!("the timestamps of {device} cannot be set back: {e}");
+                eprintln!("mountain: the timestamps of {device} cannot be set back: {e}");
             }
         }
     }

@@ -10,9 +10,9 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::cpu::command::asks_to_end;
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use nix::poll::{ppoll, PollFd, PollFlags};
-use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 
@@ -128,7 +128,7 @@ pub struct Pinger {
     log: Log,
     /// How the kernel said that it would send.
     way: Option<WayOut>,
-    /// SIGINT and SIGTERM: blocked before anything is switched on that must be switched back.
+    /// SIGINT, SIGTERM and SIGHUP: blocked before anything is switched on that must be switched back.
     ended: SignalFd,
     /// Why the device's own stamps are not used, or what keeps them on.
     hardware: Result<InUse, String>,
@@ -228,9 +228,7 @@ impl Pinger {
         if let (Some(gateway), Some(way)) = (options.gateway, way) {
             check_gateway(&options, address.ip(), gateway, way)?;
         }
-        let mut signals = SigSet::empty();
-        signals.add(Signal::SIGINT);
-        signals.add(Signal::SIGTERM);
+        let signals = asks_to_end();
         signals.thread_block()?;
         let ended = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
         let (method, hardware) = if options.tcp.is_some() {

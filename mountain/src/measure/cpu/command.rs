@@ -18,7 +18,7 @@ use nix::poll::{ppoll, PollFd, PollFlags};
 use nix::sys::signal::{kill, SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
-use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
+use nix::sys::wait::{waitid, waitpid, Id, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
 
 /// Time for what the command left to end by itself.
@@ -27,10 +27,29 @@ const GRACE: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often to look for orphans.
 const LOOK: Duration = Duration::from_millis(20);
+/// Signals closer than this are one request to end.
+const ONE_REQUEST: Duration = Duration::from_millis(300);
+
+/// What asks to end, but for what was ignored from the start (`nohup`, `&` in a script).
+pub(crate) fn asks_to_end() -> SigSet {
+    use Signal::{SIGHUP, SIGINT, SIGTERM};
+    let asks = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    asks.filter(|s| !is_ignored(*s)).collect()
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: reads the disposition into a value that outlives the call.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal as i32, std::ptr::null(), &mut now) == 0
+            && now.sa_sigaction == libc::SIG_IGN
+    }
+}
 
 fn wanted() -> SigSet {
-    use Signal::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
-    [SIGINT, SIGTERM, SIGHUP, SIGCHLD].into_iter().collect()
+    let mut wanted = asks_to_end();
+    wanted.add(Signal::SIGCHLD);
+    wanted
 }
 
 /// The signals that end us, and that of a child's end, by a descriptor.
@@ -52,8 +71,9 @@ pub(super) fn wait(signals: &SignalFd, limit: Duration) -> Result<()> {
 
 pub(super) struct Running {
     child: Child,
-    /// How many signals to end have come.
+    /// How many requests to end have come, and when the last one did.
     told: u32,
+    told_at: Option<Instant>,
     /// Children that this process had before, from the program that it replaced.
     others: BTreeSet<Pid>,
 }
@@ -61,8 +81,11 @@ pub(super) struct Running {
 impl Running {
     /// To be called after [`signals`], so that no signal ends us and leaves the command.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
-        nix::sys::prctl::set_child_subreaper(true)?;
-        let others = children().collect();
+        let others: BTreeSet<Pid> = children().collect();
+        if others.is_empty() {
+            // Else whom those lose would become our child, too.
+            nix::sys::prctl::set_child_subreaper(true)?;
+        }
         // SAFETY: changes the mask by one system call, which is async-signal-safe.
         unsafe {
             command.pre_exec(|| Ok(wanted().thread_unblock()?));
@@ -72,6 +95,7 @@ impl Running {
         Ok(Self {
             child,
             told: 0,
+            told_at: None,
             others,
         })
     }
@@ -82,6 +106,12 @@ impl Running {
 
     /// Passes a signal on; the second one kills.
     pub(super) fn tell(&mut self, signal: &signalfd_siginfo) {
+        // timeout(1) tells its child and then the whole group: that is one request.
+        let again = self.told_at.is_some_and(|t| t.elapsed() < ONE_REQUEST);
+        self.told_at = Some(Instant::now());
+        if again {
+            return;
+        }
         self.told += 1;
         // What the terminal sent has reached the command as well: it is in the same group.
         let from_terminal = signal.ssi_code == libc::SI_KERNEL;
@@ -92,6 +122,17 @@ impl Running {
         };
         // Not reaped yet, so the number is still its own.
         let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+    }
+
+    /// Takes in orphans that have ended: whoever waits for their end looks whether they are there.
+    pub(super) fn reap_orphans(&self) {
+        let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        while let Some(pid) = waitid(Id::All, ended).ok().and_then(|s| s.pid()) {
+            if pid.as_raw() as u32 == self.child.id() {
+                return;
+            }
+            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+        }
     }
 
     /// After the command's end: ends those of its children that are still there.
