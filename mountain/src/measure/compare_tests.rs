@@ -1,3 +1,5 @@
+//! Comparisons of made-up runs whose differences are known; error rates and power (ignored: minutes).
+
 use super::*;
 use crate::measure::runfile::{self, Samples};
 use rand::{RngExt, SeedableRng};

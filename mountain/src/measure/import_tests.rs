@@ -1,3 +1,5 @@
+//! Logs as other tools write them, and what is wrong with them.
+
 use super::*;
 use std::io::Write;
 

@@ -8,6 +8,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::explain::Use;
 use super::policy::*;
+use super::selfload::Load;
 use sim::*;
 
 mod sim;
@@ -335,6 +336,33 @@ fn bulk_stays_with_its_own_queue_and_leaves_a_foreign_one() {
     }
 }
 
+#[test]
+fn bulk_does_not_go_back_to_a_foreign_delay_because_our_own_queue_is_longer() {
+    // Path 0 gets 100 ms longer, which is not our doing; on path 1 our own queue grows to 300 ms.
+    let foreign = |t: u64| if t >= 10 * S { 100_000 } else { 0 };
+    let own = |t: u64| (t.saturating_sub(11 * S).min(S / 2) * 6 / 10) as u32;
+    let mut sim = Sim::new(vec![shaped(1, foreign), shaped(2, own)], 1);
+    let mut stayed = 0;
+    sim.run(25 * S, |s| {
+        for (path, from) in [(0, u64::MAX), (1, 11 * S - 100 * MS)] {
+            if s.now % (100 * MS) == 0 {
+                let rate_bps = if s.now >= from { 29e6 } else { 1.4e6 };
+                s.policy.event(Event::Egress {
+                    path,
+                    at_us: s.now,
+                    rate_bps,
+                });
+            }
+        }
+        let of_path_0 = s.policy.decisions().filter(|d| d.path == 0);
+        if of_path_0.last().is_some_and(|d| d.to == Use::LeastBad) {
+            assert_eq!(s.mask().bulk, 0b10, "{}", s.explain());
+            stayed += 1;
+        }
+    });
+    assert!(stayed > 0, "{}", sim.explain());
+}
+
 /// Two paths of 10 Mbit/s whose queues our own bulk flows fill in saw-teeth; the flows follow the
 /// bulk mask after `FOLLOW`. Path 0 gets 100 ms longer from 30 to 38 s.
 struct Filled {
@@ -380,7 +408,7 @@ impl Filled {
 
 #[test]
 fn bulk_leaves_a_foreign_delay_while_both_paths_are_full() {
-    let mut in_time = 0;
+    let (mut in_time, mut hurried, mut unhurried) = (0, 0, 0);
     for seed in 0..10 {
         let filled = RefCell::new(Filled {
             rng: StdRng::seed_from_u64(seed),
@@ -418,6 +446,20 @@ fn bulk_leaves_a_foreign_delay_while_both_paths_are_full() {
                     });
                 }
             }
+            let latest = |path: usize| s.policy.decisions().filter(|d| d.path == path).last();
+            if let (Some(a), Some(b)) = (latest(0), latest(1)) {
+                for (used, left) in [(a, b), (b, a)] {
+                    let own = left
+                        .grounds
+                        .load
+                        .as_ref()
+                        .is_some_and(|l| l.load == Load::Own);
+                    if used.to == Use::LeastBad && own {
+                        hurried += u32::from(s.mask().ejected >> left.path & 1);
+                        unhurried += 1;
+                    }
+                }
+            }
             if !bad(s.now) && bulk != last && s.now > 5 * S {
                 changes += 1;
             }
@@ -432,6 +474,8 @@ fn bulk_leaves_a_foreign_delay_while_both_paths_are_full() {
         assert!(changes <= 1, "{changes} at seed {seed}:\n{}", sim.explain());
     }
     assert!(in_time >= 9, "{in_time} of 10");
+    // From one queue of our own to another nothing goes in haste.
+    assert!(unhurried > 0 && hurried == 0, "{hurried} of {unhurried}");
 }
 
 #[test]
