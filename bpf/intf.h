@@ -22,6 +22,12 @@
 #define MTN_AVG_SCALE		1024ULL
 #define MTN_AVG_CATCH_UP	64ULL
 
+/* The flow table (flow_table.h). */
+#define MTN_FLOW_SET		8	/* slots in a set, a power of 2; a flow may use two sets */
+#define MTN_FLOW_STALE_NS	60000000000ULL	/* an entry unused for so long goes first */
+#define MTN_TAG_NEVER		0	/* nobody has used the slot */
+#define MTN_TAG_FORGOTTEN	1	/* user space has taken the flow out */
+
 enum mtn_mode {
 	MTN_MODE_PASS = 0,		/* baseline "ecmp": account, never move */
 	MTN_MODE_STEER = 1,		/* the masks of group_masks decide */
@@ -43,7 +49,7 @@ enum mtn_stat {
 	MTN_STAT_REDIRECTED,		/* packets sent by another path than the kernel's */
 	MTN_STAT_FLOW_NEW,
 	MTN_STAT_FLOW_ADOPTED,		/* seen first in the grace time: left where it was */
-	MTN_STAT_FLOW_UNTRACKED,	/* TCP without SYN after the grace time: likely evicted */
+	MTN_STAT_FLOW_UNTRACKED,	/* TCP without SYN after the grace time: evicted or long idle */
 	MTN_STAT_MOVE_FLOWLET,
 	MTN_STAT_MOVE_EJECTED,
 	MTN_STAT_MOVE_DEAD,
@@ -56,6 +62,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, or no Ethernet */
 	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
 	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated, fragment without its first */
+	MTN_STAT_FLOW_EVICTED,		/* entries of flows in use that a new flow took */
 	MTN_STAT_MAX,
 };
 
@@ -124,10 +131,12 @@ struct mtn_config {
 	__u32 generation;	/* of the topology: flows of an older one look their group up anew */
 	__u32 n_paths;
 	__u32 n_selectors;
+	__u32 slot_mask;	/* slots of the flow table, a power of 2, less 1 */
 	__u32 hash_seed;
 	__u32 k_factor;		/* 0..1024 */
 	__u32 n_cpus;
 	__u32 margin_us;	/* added to the flowlet gap */
+	__u32 tick_ns;		/* resolution of the coarse clock */
 	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
 	__u64 force_after_ns;	/* a bulk flow without a flowlet is moved after this long */
 	__u64 window_ns;	/* of the classification */
@@ -146,7 +155,9 @@ struct mtn_flow_key {
 	__u16 pad;
 };
 
+/* One cache line: all that changes with a flow's packets. */
 struct mtn_flow {
+	__u64 tag;		/* hash of the key, or MTN_TAG_* */
 	__u64 last_ns;
 	__u64 window_start_ns;
 	__u32 window_bytes;
@@ -159,7 +170,10 @@ struct mtn_flow {
 	__u8 big;		/* a super-packet was seen in this window */
 	__u16 l3_len_max;	/* largest packet so far, network layer bytes */
 	__u32 window_packets;
+	__u8 exact;		/* last_ns is of the exact clock */
+	__u8 unused[15];
 };
+_Static_assert(sizeof(struct mtn_flow) == 64, "a flow is one cache line");
 
 /* All fragments of a datagram follow its first one, which alone has ports. */
 struct mtn_frag_key {

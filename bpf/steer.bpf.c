@@ -34,6 +34,10 @@
  * program, on the same CPU before anything else can run there (softirqs are off). The first run
  * leaves a note for it (`handover`), and a run that finds its note never redirects.
  *
+ * Time is the coarse clock, which lags by up to a tick: an exact one is dear, above all in virtual
+ * machines. Where a tick matters, for flowlet gaps and the intervals of the averages, the exact clock
+ * is read; the two are the same clock otherwise.
+ *
  * Concurrency: two CPUs may work on one flow at a time; its fields are plain stores, and the worst
  * outcome is one packet more on the old path. The verdict on a group is one 64-bit word.
  */
@@ -118,13 +122,6 @@ struct {
 } pinned SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);	/* user space sets the configured size */
-	__type(key, struct mtn_flow_key);
-	__type(value, struct mtn_flow);
-} flows SEC(".maps");
-
-struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
@@ -150,6 +147,8 @@ static __always_inline void mtn_count(__u32 stat)
 	if (n)
 		(*n)++;
 }
+
+#include "flow_table.h"
 
 /*
  * An element by an index that was checked before; the mask is for the verifier, which loses track
@@ -288,8 +287,20 @@ __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode, __u
 	return best;
 }
 
+/*
+ * Time since the flow's last packet, at least: a coarse stamp may be a tick before its packet, two
+ * when the tick itself came late.
+ */
+static __always_inline __u64 mtn_gap_ns(const struct mtn_flow *flow, __u64 now)
+{
+	__u64 last_ns = flow->last_ns + (flow->exact ? 0 : 2 * (__u64)config.tick_ns);
+
+	return now > last_ns ? now - last_ns : 0;
+}
+
 static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn_flow *flow,
-					    __u32 to, __u32 reason, __u64 now, __u64 need_us)
+					    __u32 to, __u32 reason, __u64 now, __u64 gap_ns,
+					    __u64 need_us)
 {
 	struct mtn_move *m = bpf_ringbuf_reserve(&moves, sizeof(*m), 0);
 
@@ -297,7 +308,7 @@ static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn
 	if (!m)
 		return;
 	m->at_ns = now;
-	m->gap_us = (now - flow->last_ns) / 1000;
+	m->gap_us = gap_ns / 1000;
 	m->need_us = need_us;
 	m->key = *key;
 	m->from = flow->path;
@@ -309,12 +320,12 @@ static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn
 }
 
 /* The path that a known flow takes with this packet; moves the flow if it may and should. */
-__noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u64 now)
+__noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 {
 	union mtn_masks masks;
 	struct mtn_group *g;
 	__u32 group, from, to, may, reason, member;
-	__u64 need_us = 0;
+	__u64 now, gap_ns, need_us = 0;
 	bool fits;
 
 	if (!pkt || !flow)
@@ -336,6 +347,10 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u64 n
 	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits)
 		return from;
 
+	now = bpf_ktime_get_ns();
+	gap_ns = mtn_gap_ns(flow, now);
+	flow->last_ns = now;
+	flow->exact = 1;
 	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode,
 			    flow->l3_len_max);
 	if (member >= MTN_MAX_MEMBERS) {
@@ -360,14 +375,14 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u64 n
 		__u64 barred = g->barred_since_ns[member & (MTN_MAX_MEMBERS - 1)];
 
 		need_us = (max_us > min_us ? max_us - min_us : 0) + config.margin_us;
-		if (now - flow->last_ns >= need_us * 1000)
+		if (gap_ns >= need_us * 1000)
 			reason = MTN_MOVE_FLOWLET;
 		else if (barred && now > barred && now - barred >= config.force_after_ns)
 			reason = MTN_MOVE_FORCED;
 		else
 			return from;
 	}
-	mtn_report_move(&pkt->key, flow, to, reason, now, need_us);
+	mtn_report_move(&pkt->key, flow, to, reason, now, gap_ns, need_us);
 	flow->path = to;
 	flow->moves++;
 	return to;
@@ -402,7 +417,10 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 {
 	__u64 elapsed = now - flow->window_start_ns;
 
-	flow->last_ns = now;
+	if (flow->last_ns < now) {
+		flow->last_ns = now;
+		flow->exact = 0;
+	}
 	flow->window_bytes += skb->len;
 	flow->window_packets++;
 	if (skb->gso_segs > 1)
@@ -519,9 +537,9 @@ static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struc
 static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 here,
 					  __u64 now)
 {
+	__u32 path, slot, group = 0;
 	struct mtn_flow *flow;
-	struct mtn_flow fresh = {};
-	__u32 path, group = 0;
+	__u64 tag;
 
 	if (pkt->flags & MTN_PKT_FRAG_LATER)
 		return mtn_frag_path(pkt);
@@ -532,15 +550,19 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 			mtn_count(MTN_STAT_PASS_PINNED);
 			return MTN_MAX_PATHS;
 		}
-		flow = bpf_map_lookup_elem(&flows, &pkt->quoted);
-		if (flow && flow->generation == config.generation)
+		tag = mtn_flow_tag(&pkt->quoted);
+		flow = mtn_flow_find(tag, now, &slot);
+		if (flow && flow->tag == tag && flow->generation == config.generation)
 			return flow->path;
 		return mtn_flow_start(pkt, here, now, &group);
 	}
 
-	flow = bpf_map_lookup_elem(&flows, &pkt->key);
-	if (flow && flow->generation == config.generation) {
-		path = mtn_flow_next(pkt, flow, now);
+	tag = mtn_flow_tag(&pkt->key);
+	flow = mtn_flow_find(tag, now, &slot);
+	if (!flow)
+		return MTN_MAX_PATHS;
+	if (flow->tag == tag && flow->generation == config.generation) {
+		path = mtn_flow_next(pkt, flow);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
@@ -548,7 +570,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	path = mtn_flow_start(pkt, here, now, &group);
 	if (path >= MTN_MAX_PATHS)
 		return path;
-	if (flow) {
+	if (flow->tag == tag) {
 		/* The topology changed: the flow stays if its path is still in its group. */
 		__u32 was = flow->path;
 
@@ -557,22 +579,23 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
 		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS)
 			flow->path = path;
-		path = mtn_flow_next(pkt, flow, now);
+		path = mtn_flow_next(pkt, flow);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
-	fresh.last_ns = now;
-	fresh.window_start_ns = now;
-	fresh.window_bytes = skb->len;
-	fresh.window_packets = 1;
-	fresh.generation = config.generation;
-	fresh.group = group;
-	fresh.path = path;
-	fresh.class = MTN_CLASS_LATENCY;
-	fresh.l3_len_max = pkt->l3_len;
-	mtn_count(MTN_STAT_FLOW_NEW);
-	bpf_map_update_elem(&flows, &pkt->key, &fresh, BPF_ANY);
+	mtn_flow_add(flow, slot, tag, pkt, group, path, skb->len, now);
 	return path;
+}
+
+/* Counts a packet that leaves by @path, @now by the coarse clock. */
+static __always_inline void mtn_account_coarse(struct __sk_buff *skb, __u32 path, __u32 packets,
+					       __u64 now)
+{
+	/* The interval of the averages may have ended in the tick under way. */
+	if (path < MTN_MAX_PATHS &&
+	    now + config.tick_ns - averages[path].start_ns >= MTN_AVG_INTERVAL_NS)
+		now = bpf_ktime_get_ns();
+	mtn_account(path, skb->len, packets, now, config.n_cpus, config.k_factor);
 }
 
 static __always_inline bool mtn_is_bound(struct __sk_buff *skb)
@@ -598,8 +621,7 @@ int mountain_steer(struct __sk_buff *skb)
 
 		note->ifindex = 0;
 		if (mine) {
-			mtn_account(note->path, skb->len, packets, note->at_ns, config.n_cpus,
-				    config.k_factor);
+			mtn_account_coarse(skb, note->path, packets, note->at_ns);
 			return TC_ACT_UNSPEC;
 		}
 	}
@@ -610,7 +632,7 @@ int mountain_steer(struct __sk_buff *skb)
 	if (here >= MTN_MAX_PATHS)
 		return TC_ACT_UNSPEC;
 	to = here;
-	now = bpf_ktime_get_ns();
+	now = bpf_ktime_get_coarse_ns();
 	if (config.mode == MTN_MODE_PASS)
 		goto pass;
 	if (mtn_is_bound(skb)) {
@@ -641,7 +663,7 @@ int mountain_steer(struct __sk_buff *skb)
 	if (to != here)
 		return mtn_redirect(skb, to, mtn_path_at(to), now);
 pass:
-	mtn_account(here, skb->len, packets, now, config.n_cpus, config.k_factor);
+	mtn_account_coarse(skb, here, packets, now);
 	return TC_ACT_UNSPEC;
 }
 

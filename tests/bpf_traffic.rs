@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use bpf::net::tcx::programs_on;
 use bpf::net::*;
 use bpf::{ifindex, in_netns, ip, only, settings};
-use mountain::bpf::flows;
 use mountain::bpf::{Masks, PathConfig, Settings};
 use nix::sys::socket::{setsockopt, sockopt};
 
@@ -45,6 +44,10 @@ fn sources(n: usize, v6: bool, sink: &Sink) -> Vec<Source> {
     (0..n).map(|_| Source::new(client(v6), sink.addr)).collect()
 }
 
+/// Ends a flowlet: the margin of 1 ms, and two ticks of 10 ms that the packet before may have been
+/// stamped early.
+const FLOWLET: Duration = ms(25);
+
 /// Each source sends a packet every `pause`, `rounds` times.
 fn pace(sources: &mut [Source], rounds: usize, pause: Duration) {
     for _ in 0..rounds {
@@ -65,7 +68,7 @@ fn udp_moves_without_loss_or_reordering() {
             let mut sources = sources(16, v6, &sink);
             for member in [0, 1, 0, 1] {
                 masks(&mut steer, only(member));
-                sleep(ms(3)); // the flowlet gap is the margin, 1 ms
+                sleep(FLOWLET);
                 pace(&mut sources, 50, ms(3));
             }
             drop(steer);
@@ -201,7 +204,7 @@ fn tcp_moves_at_full_size() {
                 if sent * 4 / TOTAL > part {
                     part = sent * 4 / TOTAL;
                     wait_acknowledged(conn);
-                    sleep(ms(5)); // a flowlet
+                    sleep(FLOWLET);
                     at.push(count(&host));
                     masks(&mut steer, only(part as u16 % 2));
                 }
@@ -221,7 +224,7 @@ fn tcp_moves_at_full_size() {
                     "part {part} in small packets: {dev:?}"
                 );
             }
-            let flows = flows::dump(steer.flow_map(), 0);
+            let flows = steer.flows().dump(0);
             assert!(flows.iter().any(|f| f.moves >= 3), "{flows:?}");
             assert_eq!(steer.stats().unwrap()["pass_mtu"], 0);
         });
@@ -240,6 +243,7 @@ fn device_bound_sockets_stay() {
                 setsockopt(&s.socket, sockopt::BindToDevice, &dev.into()).unwrap();
             }
             pace(&mut sources, 10, ms(3));
+            sleep(FLOWLET);
             masks(&mut steer, only(1));
             pace(&mut sources, 10, ms(3));
             let by = all_in_order(&sources, &sink.finish());
@@ -367,6 +371,7 @@ fn forwarded_traffic_moves() {
                     .map(|_| Source::new(from.parse().unwrap(), addr))
                     .collect();
                 while turn.recv().is_ok() {
+                    sleep(FLOWLET);
                     pace(&mut sources, 20, ms(3));
                     done.send(()).unwrap();
                 }

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::{ptr, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use mountain::bpf::flows::{self, Flow, MoveLog};
+use mountain::bpf::flows::{Flow, MoveLog};
 use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Steer};
 use mountain::steer::rendezvous::inv_weight;
 use mountain::steer::topology::Selector;
@@ -329,15 +329,12 @@ impl Rig {
     }
 
     pub fn flows(&self) -> Vec<Flow> {
-        flows::dump(self.steer.flow_map(), 0)
+        self.steer.flows().dump(0)
     }
 
     /// Forgets all flows.
     pub fn clear_flows(&self) {
-        let map = self.steer.flow_map();
-        for key in map.keys().collect::<Vec<_>>() {
-            map.delete(&key).unwrap();
-        }
+        self.steer.flows().forget(|_| true);
     }
 
     /// The only flow there is.

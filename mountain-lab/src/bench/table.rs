@@ -15,7 +15,7 @@ use super::run_time::FLOWS;
 use super::Plan;
 use crate::stopped;
 
-/// How many entries the table has per flow expected (docs/steering.md).
+/// For how many flows the table is made, per flow expected.
 const HEADROOM: f64 = 1.3;
 /// Runs between two looks at the statistics: one slow batch is an outlier, not a mean.
 const BATCH: u64 = 50_000;

@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
 use std::rc::Rc;
-use std::{io, ptr};
 
-use anyhow::Result;
-use libbpf_rs::{MapCore, MapFlags, RingBuffer, RingBufferBuilder};
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
+use memmap2::{MmapOptions, MmapRaw};
 use serde::Serialize;
 
 use super::{encode, types};
@@ -79,22 +80,82 @@ pub struct Flow {
     pub moves: u16,
 }
 
-/// Reads a plain struct of the program from the bytes of a map or ring buffer.
+/// Reads a plain struct of the program from the bytes of a ring buffer.
 fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
     // SAFETY: T is one of the program's structs, integers only, so any bytes are a valid value.
     (bytes.len() >= size_of::<T>())
         .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
 }
 
-/// All flows with a packet since `since_ns`.
-pub fn dump(map: &impl MapCore, since_ns: u64) -> Vec<Flow> {
-    map.keys()
-        .filter_map(|key| {
-            let value = map.lookup(&key, MapFlags::ANY).ok()??;
-            let k: types::mtn_flow_key = read(&key)?;
-            let f: types::mtn_flow = read(&value)?;
-            (f.last_ns >= since_ns).then(|| Flow {
-                key: (&k).into(),
+/// Tag of a slot whose flow was taken out, `MTN_TAG_FORGOTTEN` in bpf/intf.h. Flows' are above.
+const TAG_FORGOTTEN: u64 = 1;
+
+/// Slots of a table for so many flows: with a third to two thirds of them in use, a flow finds one
+/// of its sixteen free of other live flows.
+pub fn slots(flows: u32) -> u32 {
+    (u64::from(flows) * 3 / 2)
+        .next_power_of_two()
+        .clamp(16, 1 << 31) as u32
+}
+
+/// The program's flow table, mapped (bpf/flow_table.h).
+///
+/// The program writes it meanwhile, without locks: an entry that starts while it is read may show a
+/// mixture of two flows.
+pub struct FlowTable {
+    flows: MmapRaw,
+    keys: MmapRaw,
+    slots: usize,
+}
+
+impl FlowTable {
+    /// Maps the two arrays, of `slots` elements each.
+    pub(super) fn new(flows: &impl MapCore, keys: &impl MapCore, slots: u32) -> Result<Self> {
+        let slots = slots as usize;
+        let map = |map: &dyn AsFd, size: usize| {
+            MmapOptions::new()
+                .len(size * slots)
+                .map_raw(map.as_fd().as_raw_fd())
+                .context("mapping the flow table")
+        };
+        Ok(Self {
+            flows: map(&flows.as_fd(), size_of::<types::mtn_flow>())?,
+            keys: map(&keys.as_fd(), size_of::<types::mtn_flow_key>())?,
+            slots,
+        })
+    }
+
+    fn entry(&self, slot: usize) -> *mut types::mtn_flow {
+        assert!(slot < self.slots);
+        // SAFETY: within the mapping, whose length is that of `slots` elements.
+        unsafe { self.flows.as_mut_ptr().cast::<types::mtn_flow>().add(slot) }
+    }
+
+    /// The flow in a slot and its key, if there is one.
+    fn at(&self, slot: usize) -> Option<(types::mtn_flow, FlowKey)> {
+        let entry = self.entry(slot);
+        // SAFETY: live, aligned memory of integers, of which any bytes are a valid value.
+        let flow = unsafe {
+            if ptr::read_volatile(&raw const (*entry).tag) <= TAG_FORGOTTEN {
+                return None;
+            }
+            ptr::read_volatile(entry)
+        };
+        // SAFETY: the same; the arrays are equally long.
+        let key = unsafe {
+            let key = self.keys.as_ptr().cast::<types::mtn_flow_key>().add(slot);
+            ptr::read_volatile(key)
+        };
+        Some((flow, (&key).into()))
+    }
+
+    /// All flows with a packet since `since_ns`.
+    pub fn dump(&self, since_ns: u64) -> Vec<Flow> {
+        (0..self.slots)
+            .filter_map(|slot| self.at(slot))
+            .filter(|(f, _)| f.last_ns >= since_ns)
+            .map(|(f, key)| Flow {
+                key,
                 path: f.path.into(),
                 group: f.group.into(),
                 class: Class::from_raw(f.class),
@@ -102,59 +163,37 @@ pub fn dump(map: &impl MapCore, since_ns: u64) -> Vec<Flow> {
                 last_ns: f.last_ns,
                 moves: f.moves,
             })
-        })
-        .collect()
-}
-
-/// Forgets the flows from a source address: their next packets are judged as new ones.
-pub fn forget(map: &impl MapCore, source: IpAddr) {
-    let stale: Vec<Vec<u8>> = map
-        .keys()
-        .filter(|key| source_of(key) == Some(source))
-        .collect();
-    for key in stale {
-        // Gone already: as it should be.
-        let _ = map.delete(&key);
+            .collect()
     }
-}
 
-fn source_of(key: &[u8]) -> Option<IpAddr> {
-    let key: types::mtn_flow_key = read(key)?;
-    Some(FlowKey::from(&key).source.ip())
+    /// Forgets the flows that `which` names: their next packets are judged as new ones.
+    pub fn forget(&self, which: impl Fn(&FlowKey) -> bool) {
+        for slot in 0..self.slots {
+            if self.at(slot).is_some_and(|(_, key)| which(&key)) {
+                let entry = self.entry(slot);
+                // SAFETY: as in `at`; the map is writable.
+                unsafe {
+                    ptr::write_volatile(&raw mut (*entry).last_ns, 0);
+                    ptr::write_volatile(&raw mut (*entry).tag, TAG_FORGOTTEN);
+                }
+            }
+        }
+    }
 }
 
 /// Goes through the flow table a part at a time, round after round.
 #[derive(Default)]
-pub struct Cursor(Option<Vec<u8>>);
+pub struct Cursor(usize);
 
 impl Cursor {
-    /// Source addresses of up to `most` further flows, fewer at the end of a round.
-    pub fn sources(&mut self, map: &impl MapCore, most: usize) -> Result<BTreeSet<IpAddr>> {
-        let mut found = BTreeSet::new();
-        let mut next = vec![0; map.key_size() as usize];
-        for _ in 0..most {
-            let last = self.0.as_ref().map_or(ptr::null(), |k| k.as_ptr().cast());
-            // SAFETY: both keys are as long as the map's, and outlive the call. A key that is gone
-            // makes the kernel begin anew.
-            let ret = unsafe {
-                libbpf_sys::bpf_map_get_next_key(
-                    map.as_fd().as_raw_fd(),
-                    last,
-                    next.as_mut_ptr().cast(),
-                )
-            };
-            match ret {
-                0 => {}
-                e if e == -libc::ENOENT => {
-                    self.0 = None;
-                    break;
-                }
-                e => return Err(io::Error::from_raw_os_error(-e).into()),
-            }
-            found.extend(source_of(&next));
-            self.0 = Some(next.clone());
-        }
-        Ok(found)
+    /// Source addresses of the flows in up to `most` further slots, fewer at the end of a round.
+    pub fn sources(&mut self, table: &FlowTable, most: usize) -> BTreeSet<IpAddr> {
+        let end = self.0.saturating_add(most).min(table.slots);
+        let part = self.0..end;
+        self.0 = if end == table.slots { 0 } else { end };
+        part.filter_map(|slot| table.at(slot))
+            .map(|(_, key)| key.source.ip())
+            .collect()
     }
 }
 

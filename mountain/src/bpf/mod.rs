@@ -23,6 +23,7 @@ use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
 use serde::Serialize;
 
 use crate::steer::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use flows::FlowTable;
 pub use skel::types;
 
 /// Value of the destination tries for "not ours".
@@ -90,7 +91,7 @@ pub struct Settings {
     pub bulk_above_bps: u64,
     /// A TCP flow of full-sized packets above this many bit/s over a window is a bulk flow.
     pub elastic_above_bps: u64,
-    /// Entries of the flow table.
+    /// Flows that the table is for.
     pub flow_entries: u32,
 }
 
@@ -102,7 +103,7 @@ pub struct Traffic {
 }
 
 /// Names of the counters, in the order of `mtn_stat` in bpf/intf.h.
-pub const STAT_NAMES: [&str; 16] = [
+pub const STAT_NAMES: [&str; 17] = [
     "redirected",
     "flow_new",
     "flow_adopted",
@@ -119,6 +120,7 @@ pub const STAT_NAMES: [&str; 16] = [
     "pass_neigh",
     "pass_no_path",
     "pass_parse",
+    "flow_evicted",
 ];
 
 /// The loaded program with its links.
@@ -126,6 +128,7 @@ pub struct Steer {
     // Links before the skeleton: fields drop in order, and the program goes last.
     links: BTreeMap<u32, Link>,
     skel: skel::SteerSkel<'static>,
+    table: FlowTable,
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`.
@@ -133,6 +136,13 @@ pub fn now_ns() -> u64 {
     let t = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .expect("CLOCK_MONOTONIC exists on Linux");
     t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
+}
+
+/// Resolution of the coarse clock, ns: the kernel's tick.
+fn tick_ns() -> u32 {
+    nix::time::clock_getres(nix::time::ClockId::CLOCK_MONOTONIC_COARSE)
+        .expect("CLOCK_MONOTONIC_COARSE exists on Linux")
+        .tv_nsec() as u32
 }
 
 impl Steer {
@@ -148,23 +158,29 @@ impl Steer {
         let mut open = skel::SteerSkelBuilder::default()
             .open(object)
             .context("opening the BPF object")?;
-        open.maps.flows.set_max_entries(settings.flow_entries)?;
+        let slots = flows::slots(settings.flow_entries);
+        open.maps.flows.set_max_entries(slots)?;
+        open.maps.flow_keys.set_max_entries(slots)?;
         let skel = open.load().context(
             "the kernel refused the steering program: `mountain check` tells what is missing",
         )?;
+        let table = FlowTable::new(&skel.maps.flows, &skel.maps.flow_keys, slots)?;
         let mut steer = Self {
             links: BTreeMap::new(),
             skel,
+            table,
         };
         let bytes = |bps: u64| bps / 8 * settings.window_ms / 1000;
         let n_cpus = libbpf_rs::num_possible_cpus()? as u32;
         let bss = steer.bss();
         bss.config = types::mtn_config {
             mode: Mode::Pass as u32,
+            slot_mask: slots - 1,
             hash_seed: settings.hash_seed,
             k_factor: settings.k_factor.min(1024),
             n_cpus,
             margin_us: settings.margin_us,
+            tick_ns: tick_ns(),
             force_after_ns: settings.force_after_ms * 1_000_000,
             window_ns: settings.window_ms * 1_000_000,
             latency_below: bytes(settings.latency_below_bps),
@@ -232,9 +248,14 @@ impl Steer {
     /// kernel has them, since their last packet is unknown.
     pub fn set_mode(&mut self, mode: Mode, grace_ms: u64) {
         let config = &mut self.bss().config;
+        // The program's clock lags by up to a tick: now would be in its future.
+        let until_ns = match grace_ms {
+            0 => 0,
+            ms => now_ns() + ms * 1_000_000,
+        };
         // SAFETY: aligned fields of live mapped memory that the program reads concurrently.
         unsafe {
-            ptr::write_volatile(&mut config.grace_until_ns, now_ns() + grace_ms * 1_000_000);
+            ptr::write_volatile(&mut config.grace_until_ns, until_ns);
             ptr::write_volatile(&mut config.mode, mode as u32);
         }
     }
@@ -331,7 +352,7 @@ impl Steer {
             .update(&key, &[1], MapFlags::ANY)
             .context("the table of sources that stay is full")?;
         // Those in the table would go on as they were.
-        flows::forget(&self.skel.maps.flows, source);
+        self.table.forget(|key| key.source.ip() == source);
         Ok(())
     }
 
@@ -404,9 +425,9 @@ impl Steer {
             .collect()
     }
 
-    /// The map of flows, for [`flows`].
-    pub fn flow_map(&self) -> &impl MapCore {
-        &self.skel.maps.flows
+    /// The table of flows.
+    pub fn flows(&self) -> &FlowTable {
+        &self.table
     }
 
     /// The ring buffer of moves, for [`flows::MoveLog`].

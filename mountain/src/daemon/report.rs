@@ -7,7 +7,7 @@ use serde_json::{json, Value};
 
 use super::runtime::{Request, Response};
 use super::{now_us, Daemon, PolicyName};
-use crate::bpf::flows::{self, Class};
+use crate::bpf::flows::Class;
 use crate::bpf::now_ns;
 
 /// A flow counts as live when it sent a packet within this.
@@ -45,7 +45,7 @@ impl Daemon {
         let now = now_us();
         let statuses = self.policy.status(now);
         let live = match &self.steer {
-            Some(s) => flows::dump(s.flow_map(), now_ns().saturating_sub(LIVE_NS)),
+            Some(s) => s.flows().dump(now_ns().saturating_sub(LIVE_NS)),
             None => Vec::new(),
         };
         let mut paths = Vec::new();

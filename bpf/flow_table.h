@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The flow table: sets of eight slots in an array, of which a flow may use two.
+ *
+ * A look-up in the kernel's LRU hash map touches four or five cache lines of which none is likely
+ * to be near when a thousand flows take turns; they made up most of this program's time. Here a
+ * flow in use is one line: its slot holds a 64-bit hash of the flow's key, the tag, and all that
+ * changes with a packet. The key itself is in a second array, which only a new flow writes and only
+ * user space reads. Two flows of one tag (chance 2^-60 for each look-up) would share a path, which
+ * does neither of them harm.
+ *
+ * A new flow takes the first slot of its sixteen that nobody has used for MTN_FLOW_STALE_NS, else the
+ * one least recently used. Slots do not become free again (forgotten ones keep a tag that no flow
+ * has), so the first one never used ends a search.
+ *
+ * Concurrency: plain stores. CPUs that start flows in one slot at a time leave a mixture whose path
+ * is checked as every packet's is; the flow that lost starts anew.
+ */
+#ifndef MOUNTAIN_FLOW_TABLE_H
+#define MOUNTAIN_FLOW_TABLE_H
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);	/* also: aligned to cache lines */
+	__uint(max_entries, 131072);		/* user space sets the configured size */
+	__type(key, __u32);
+	__type(value, struct mtn_flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 131072);		/* as flows */
+	__type(key, __u32);
+	__type(value, struct mtn_flow_key);
+} flow_keys SEC(".maps");
+
+static __always_inline struct mtn_flow *mtn_flow_at(__u32 slot)
+{
+	return bpf_map_lookup_elem(&flows, &slot);
+}
+
+/* The @i-th slot that a flow may use: of one set, the one it hashes to first, then of another. */
+static __always_inline __u32 mtn_flow_probe(__u64 tag, __u32 i)
+{
+	__u32 home = i < MTN_FLOW_SET ? tag : tag >> 32;
+
+	return (home ^ (i & (MTN_FLOW_SET - 1))) & config.slot_mask;
+}
+
+/* A round of multiply and shift, as in MurmurHash3's 64-bit finalizer. */
+static __always_inline __u64 mtn_mix64(__u64 h, __u64 word, __u64 factor)
+{
+	h = (h ^ word) * factor;
+	return h ^ (h >> 32);
+}
+
+/* Hash of a key, none of the two tags that are not a flow's. */
+static __always_inline __u64 mtn_flow_tag(const struct mtn_flow_key *key)
+{
+	const __u64 *word = (const __u64 *)key;
+	__u64 h = config.hash_seed;
+
+	if (key->ipv6) {
+		h = mtn_mix64(h, word[0], 0xff51afd7ed558ccdULL);
+		h = mtn_mix64(h, word[1], 0xc4ceb9fe1a85ec53ULL);
+		h = mtn_mix64(h, word[2], 0xff51afd7ed558ccdULL);
+		h = mtn_mix64(h, word[3], 0xc4ceb9fe1a85ec53ULL);
+	} else {
+		h = mtn_mix64(h, (__u64)key->saddr[0] << 32 | key->daddr[0],
+			      0xff51afd7ed558ccdULL);
+	}
+	h = mtn_mix64(h, word[4], 0xc4ceb9fe1a85ec53ULL);
+	h = mtn_mix64(h, 0, 0xff51afd7ed558ccdULL);
+	return h > MTN_TAG_FORGOTTEN ? h : h + 2;
+}
+
+/* The slot of the flow with @tag or, when there is none, the slot that it should take. */
+__noinline int mtn_flow_slot(__u64 tag, __u64 now)
+{
+	__u32 i, slot, take = mtn_flow_probe(tag, 0);
+	__u64 oldest_ns = ~0ULL;
+
+#pragma unroll
+	for (i = 0; i < 2 * MTN_FLOW_SET; i++) {
+		struct mtn_flow *flow;
+
+		slot = mtn_flow_probe(tag, i);
+		flow = mtn_flow_at(slot);
+		if (!flow || flow->tag == tag)
+			return slot;
+		if (flow->tag == MTN_TAG_NEVER)
+			return oldest_ns ? slot : take;
+		if (!oldest_ns)
+			continue;	/* a stale one was found; the flow may still come */
+		if (flow->last_ns + MTN_FLOW_STALE_NS < now) {
+			take = slot;
+			oldest_ns = 0;
+		} else if (flow->last_ns < oldest_ns) {
+			take = slot;
+			oldest_ns = flow->last_ns;
+		}
+	}
+	return take;
+}
+
+/* The flow's entry, or the one that it should take: whose tag is another then. */
+static __always_inline struct mtn_flow *mtn_flow_find(__u64 tag, __u64 now, __u32 *slot)
+{
+	struct mtn_flow *flow;
+
+	*slot = mtn_flow_probe(tag, 0);
+	flow = mtn_flow_at(*slot);
+	if (flow && flow->tag == tag)
+		return flow;
+	*slot = mtn_flow_slot(tag, now);
+	return mtn_flow_at(*slot);
+}
+
+/* Makes the entry @flow at @slot that of @pkt's flow, which starts on @path. */
+static __always_inline void mtn_flow_add(struct mtn_flow *flow, __u32 slot, __u64 tag,
+					 const struct mtn_pkt *pkt, __u32 group, __u32 path,
+					 __u32 len, __u64 now)
+{
+	struct mtn_flow_key *key = bpf_map_lookup_elem(&flow_keys, &slot);
+
+	if (!key)
+		return;
+	mtn_count(MTN_STAT_FLOW_NEW);
+	if (flow->tag > MTN_TAG_FORGOTTEN && flow->last_ns + MTN_FLOW_STALE_NS >= now)
+		mtn_count(MTN_STAT_FLOW_EVICTED);
+	flow->last_ns = now;
+	flow->window_start_ns = now;
+	flow->window_bytes = len;
+	flow->window_packets = 1;
+	flow->rate_bps = 0;
+	flow->generation = config.generation;
+	flow->moves = 0;
+	flow->group = group;
+	flow->path = path;
+	flow->class = MTN_CLASS_LATENCY;
+	flow->big = 0;
+	flow->exact = 0;
+	flow->l3_len_max = pkt->l3_len;
+	*key = pkt->key;
+	/* The tag last: until then nobody takes the entry for this flow's. */
+	barrier();
+	flow->tag = tag;
+}
+
+#endif
