@@ -28,6 +28,8 @@ fn quick_cost_has_every_figure() {
         ("empty program", "run_ns"),
         ("empty program", "prog_run_ns"),
         ("ecmp", "run_ns"),
+        ("none", "packet_ns"),
+        ("moved", "packet_ns"),
         ("stay", "run_ns"),
         ("stay", "net_run_ns"),
         ("stay", "prog_run_ns"),
@@ -48,10 +50,14 @@ fn quick_cost_has_every_figure() {
         );
         assert!(m.n >= 5, "{policy} {metric}: {m:?}");
     }
-    // A difference of two noisy figures: may be anything, but not absent.
-    assert!(result
-        .metric("moved", "second_run_ns")
-        .is_some_and(|m| m.median.is_finite()));
+    // Differences of two noisy figures: may be anything, but not absent.
+    for (policy, metric) in [("moved", "second_run_ns"), ("stay", "packet_added_ns")] {
+        let difference = result.metric(policy, metric);
+        assert!(
+            difference.is_some_and(|m| m.median.is_finite()),
+            "{policy} {metric}"
+        );
+    }
     assert_eq!(result.checks.len(), 10, "{:#?}", result.checks);
     assert!(
         result.checks.iter().all(|c| c.figure.is_some()),

@@ -6,6 +6,7 @@ mod run_time;
 mod table;
 mod tcp;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use mountain_lab::workload::stats::{bootstrap_median, median};
 use serde_json::json;
 
 use rig::{Rig, Verdict};
-use run_time::{Segment, Times, SEGMENTS};
+use run_time::{Attached, Segment, Times, SEGMENTS};
 use table::{Eviction, SizeTimes};
 use tcp::Pair;
 
@@ -40,7 +41,7 @@ pub struct CostArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Measure only these parts.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Repeat, Part::Tcp, Part::Table])]
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Packet, Part::Repeat, Part::Tcp, Part::Table])]
     only: Vec<Part>,
 }
 
@@ -48,6 +49,8 @@ pub struct CostArgs {
 enum Part {
     /// Time per run at 1,000 flows.
     Run,
+    /// Processor time of a whole packet with and without the program, statistics off.
+    Packet,
     /// Time per run of one packet by BPF_PROG_RUN.
     Repeat,
     /// TCP throughput with and without.
@@ -110,7 +113,8 @@ impl Plan {
 #[derive(Default)]
 struct Measured {
     times: Option<Times>,
-    repeated: std::collections::BTreeMap<Segment, Vec<f64>>,
+    packets: BTreeMap<Attached, Vec<f64>>,
+    repeated: BTreeMap<Segment, Vec<f64>>,
     tcp: Vec<(Verdict, Vec<Pair>)>,
     sizes: Option<SizeTimes>,
     evictions: Vec<Eviction>,
@@ -171,6 +175,10 @@ fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
     if only.contains(&Part::Run) {
         eprintln!("time per run under traffic");
         m.times = Some(run_time::under_traffic(rig, plan).context("time per run")?);
+    }
+    if only.contains(&Part::Packet) {
+        eprintln!("time per packet, with and without");
+        m.packets = run_time::whole_packet(rig, plan).context("time per packet")?;
     }
     if only.contains(&Part::Repeat) {
         eprintln!("time per run, the same packet again and again");
@@ -259,6 +267,20 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
             Op::AtMost,
             MAX_RUN_NS,
         );
+    }
+    for (attached, ns) in &m.packets {
+        let name = match attached {
+            Attached::Nothing => "none",
+            Attached::Ecmp => "ecmp",
+            Attached::Stay => "stay",
+            Attached::Moved => "moved",
+        };
+        put(name, "packet_ns", of("ns", ns, ns.len() as u64));
+        if *attached != Attached::Nothing {
+            let without = &m.packets[&Attached::Nothing];
+            let added: Vec<f64> = ns.iter().zip(without).map(|(ns, w)| ns - w).collect();
+            put(name, "packet_added_ns", of("ns", &added, ns.len() as u64));
+        }
     }
     for (segment, ns) in &m.repeated {
         let n = plan.prog_runs as u64 * ns.len() as u64;

@@ -43,6 +43,26 @@ pub const SEGMENTS: [Segment; 5] = [
     Segment::Moved,
 ];
 
+/// What is attached to the uplinks when the time of a whole packet is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Attached {
+    Nothing,
+    Ecmp,
+    Stay,
+    Moved,
+}
+
+pub const ATTACHED: [Attached; 4] = [
+    Attached::Nothing,
+    Attached::Ecmp,
+    Attached::Stay,
+    Attached::Moved,
+];
+
+/// Rounds of each, for one repeat of the time per run, and how much shorter they are: differences of
+/// a few per cent want many neighbouring pairs.
+const PACKET_ROUNDS: u32 = 4;
+
 /// ns per *packet* (one run, or the two of a moved packet) for each repeat, and packets in all.
 pub type Times = BTreeMap<Segment, (Vec<f64>, u64)>;
 
@@ -140,6 +160,51 @@ pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
         }
     }
     Ok(times)
+}
+
+/// Processor time of a whole packet, from the sender's system call to the far end's ingress, in ns,
+/// with nothing attached and with the program, statistics off: each round's, in turn. Call in the
+/// client's namespace.
+pub fn whole_packet(rig: &Rig, plan: &Plan) -> Result<BTreeMap<Attached, Vec<f64>>> {
+    let drop = Constant::load(super::kernel::DROP)?;
+    let _sink = rig.sink(&drop)?;
+    let mut steer = rig::steer(65_536)?;
+    let uplinks = rig::uplinks()?;
+    let senders = Senders::new(plan.seed)?;
+    let mut times = BTreeMap::<Attached, Vec<f64>>::new();
+    for round in 0..(plan.repeats * PACKET_ROUNDS) as usize {
+        for i in 0..ATTACHED.len() {
+            ensure!(!stopped(), "interrupted");
+            let attached = ATTACHED[(i + round) % ATTACHED.len()];
+            let (devices, verdict): (&[u32], _) = match attached {
+                Attached::Nothing => (&[], Verdict::Ecmp),
+                Attached::Ecmp => (&uplinks, Verdict::Ecmp),
+                Attached::Stay => (&uplinks, Verdict::Stay),
+                Attached::Moved => (&uplinks, Verdict::Moved),
+            };
+            steer.attach_to(devices)?;
+            rig::set(&mut steer, verdict);
+            senders.send(plan.warm_up / PACKET_ROUNDS)?;
+            let (before, cpu) = (rig.arrived()?, thread_time()?);
+            let sent = senders.send(plan.segment / PACKET_ROUNDS)?;
+            let cpu = thread_time()? - cpu;
+            let path = usize::from(attached == Attached::Moved);
+            let got = rig.arrived()?[path] - before[path];
+            ensure!(
+                got as f64 >= sent as f64 * DELIVERED,
+                "{attached:?}: {sent} packets sent, {got} arrived by path {path}: not a cost but a loss"
+            );
+            let ns = cpu.as_nanos() as f64 / sent as f64;
+            times.entry(attached).or_default().push(ns);
+        }
+    }
+    Ok(times)
+}
+
+/// Processor time of this thread.
+fn thread_time() -> Result<Duration> {
+    let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
+    Ok(nix::time::clock_gettime(clock)?.into())
 }
 
 /// Mean ns of one run by BPF_PROG_RUN, the same packet again and again, statistics off: empty
