@@ -54,6 +54,7 @@ fn with_cpus(mut run: RunFile, cpus: usize) -> RunFile {
         shares: (0..cpus)
             .map(|cpu| (0..seconds).map(|s| share(cpu + s)).collect())
             .collect(),
+        numbers: (0..cpus as u32).collect(),
     };
     run
 }

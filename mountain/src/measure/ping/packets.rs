@@ -156,7 +156,7 @@ impl Packets {
             reflected: None,
         });
         if let Err(error) = result {
-            log.failed(error);
+            log.not_sent(error);
             // Whether the failure used up a packet number depends on how far it got.
             self.drain_errors(log);
             self.first_index = self.sent.len();
