@@ -246,7 +246,7 @@ impl Ping {
         }
         if outcome.repeated > 0 {
             println!(
-                "{} of the lost probes were answered when the kernel had sent their SYN again",
+                "{} of the lost probes were answered when their SYN or SYN-ACK had been sent again",
                 outcome.repeated
             );
         }
