@@ -349,6 +349,11 @@ fn whose_timestamps_they_are_is_said() {
             ("kernel", &why.into())
         );
     }
+    // The device is asked where there is no loopback, too; and stamps are waited for.
+    net.client.ip("link set lo down");
+    let (_, run) = ping(&net.client, "10.30.0.2 -c 20 -i 2ms");
+    assert!(run.environment.contains_key("device.u0.offload.gro"));
+    assert_eq!(run.clock, "kernel");
     let text = net.client.mountain_fails("ping 10.30.0.2 --hardware");
     assert!(text.contains("--dev or --path"), "{text}");
 }

@@ -317,9 +317,7 @@ impl Cpu {
         };
         // Before anything is printed: standard output may be gone.
         out::keep_going();
-        if let Some(out) = &self.out {
-            run.write(out)?;
-        }
+        let written = self.out.as_ref().map_or(Ok(()), |out| run.write(out));
         println!(
             "{:.1} s, {} accounting; shares in %",
             run.seconds, run.cpu.accounting
@@ -335,6 +333,7 @@ impl Cpu {
         if run.interrupted {
             println!("interrupted");
         }
+        written?;
         Ok(recorded.status.map_or(ExitCode::SUCCESS, exit_code))
     }
 }

@@ -279,7 +279,7 @@ impl Pinger {
     pub fn run(mut self, mut progress: impl FnMut(usize, Option<f64>)) -> Result<Outcome> {
         let environment = environment::record();
         if let Method::Packets(packets) = &self.method {
-            std::thread::sleep(packets.ready_at().saturating_duration_since(Instant::now()));
+            packets.wait_ready();
         }
 
         let (start, started) = (Instant::now(), SystemTime::now());
