@@ -185,3 +185,32 @@ fn bad_input_is_named_and_nothing_is_written() {
     let text = ok(dir, &["compare", "whole.json", "whole.json"]);
     assert!(text.contains("too few samples for P99"), "{text}");
 }
+
+#[test]
+fn without_a_reader_it_ends_quietly_as_others_do() {
+    use std::os::unix::process::ExitStatusExt;
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a.log"), log(500, 20.0)).unwrap();
+    ok(dir.path(), &["import", "a.log", "-o", "a.json"]);
+    for args in [
+        &["compare", "a.json", "a.json"][..],
+        &["completions", "bash"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mountain"));
+        command.args(args).current_dir(dir.path());
+        command.stderr(std::process::Stdio::piped());
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command.stdout(writer).spawn().unwrap();
+        let output = output.wait_with_output().unwrap();
+        assert_eq!(said(&output).1, "", "{args:?}");
+        assert_eq!(output.status.signal(), Some(libc::SIGPIPE), "{args:?}");
+        // What cannot be written for another reason is no secret.
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command.stdout(full).spawn().unwrap();
+        let output = output.wait_with_output().unwrap();
+        let (_, err) = said(&output);
+        assert!(err.contains("cannot write to standard output"), "{err}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}

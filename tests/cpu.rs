@@ -1,10 +1,15 @@
 //! `mountain cpu`: what it records, and what becomes of its command when it is told to end.
 
+#[path = "support/guard.rs"]
+#[allow(dead_code)]
+mod guard;
+
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use guard::Guard;
 use mountain::measure::runfile::RunFile;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
@@ -56,6 +61,7 @@ fn cpu_time_is_recorded_while_a_command_runs() {
     for (args, why) in [
         (&["--", "/nonexistent/program"][..], "cannot run"),
         (&["--interval", "1ms"], "10ms"),
+        (&["--duration", "1000y"], "at most a year"),
         (&["--duration", "1s", "--", "true"], "cannot be used with"),
     ] {
         let output = Command::new(MOUNTAIN).arg("cpu").args(args).output();
@@ -66,7 +72,7 @@ fn cpu_time_is_recorded_while_a_command_runs() {
 }
 
 /// Starts `mountain cpu` with a shell command, once that has made its file `ready`.
-fn start(dir: &Path, script: &str) -> Child {
+fn start(dir: &Path, script: &str) -> Guard {
     let ready = dir.join("ready");
     let _ = fs::remove_file(&ready);
     let mut command = Command::new(MOUNTAIN);
@@ -74,24 +80,19 @@ fn start(dir: &Path, script: &str) -> Child {
     command.arg(dir.join("cpu.json")).args(["--", "sh", "-c"]);
     command.arg(script).current_dir(dir).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = command.spawn().unwrap();
+    let child = Guard::new(command.spawn().unwrap());
     let end = Instant::now() + Duration::from_secs(10);
     while !ready.exists() {
         assert!(Instant::now() < end, "the command does not run");
         std::thread::sleep(Duration::from_millis(10));
     }
-    std::thread::sleep(Duration::from_millis(200));
     child
 }
 
-fn tell(child: &Child, signal: Signal) {
-    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
-}
-
 /// What a command ended with, and that its measurement was kept.
-fn interrupted(child: Child, dir: &Path) -> (Option<i32>, String) {
+fn interrupted(child: Guard, dir: &Path) -> (Option<i32>, String) {
     let start = Instant::now();
-    let output = child.wait_with_output().unwrap();
+    let output = child.finish();
     assert!(start.elapsed() < Duration::from_secs(8), "it hangs");
     let text = stdout(&output);
     assert!(
@@ -119,9 +120,25 @@ fn running(word: &str) -> Vec<i32> {
     pids.filter(with_word).collect()
 }
 
-/// A time to sleep that no other process sleeps.
-fn unique(n: u32) -> String {
-    format!("7{n}{:07}.25", std::process::id())
+/// A time to sleep that no other process sleeps. Whoever sleeps it is ended with the test.
+struct Word(String);
+
+fn unique(n: u32) -> Word {
+    Word(format!("7{n}{:07}.25", std::process::id()))
+}
+
+impl std::fmt::Display for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        for pid in running(&self.0) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
 }
 
 #[test]
@@ -135,11 +152,11 @@ fn nothing_of_an_interrupted_command_is_left() {
     );
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
         let child = start(dir.path(), &script);
-        assert!(running(&word).len() >= 5, "all run");
-        tell(&child, signal);
+        assert!(running(&word.0).len() >= 5, "all run");
+        child.signal(signal);
         let (ended, _) = interrupted(child, dir.path());
         assert_eq!(ended, Some(code));
-        assert_eq!(running(&word), Vec::<i32>::new());
+        assert_eq!(running(&word.0), Vec::<i32>::new());
     }
 }
 
@@ -149,21 +166,21 @@ fn a_command_ends_in_its_own_way_and_a_second_signal_kills() {
     let script =
         "trap 'sleep 0.3; echo bye; exit 7' INT; touch ready; while :; do sleep 0.05; done";
     let child = start(dir.path(), script);
-    tell(&child, Signal::SIGINT);
+    child.signal(Signal::SIGINT);
     let (ended, text) = interrupted(child, dir.path());
     assert_eq!(ended, Some(7));
     assert!(text.contains("bye"), "{text}");
 
     let script = "trap '' TERM INT; touch ready; while :; do sleep 0.05; done";
     let child = start(dir.path(), script);
-    tell(&child, Signal::SIGTERM);
+    child.signal(Signal::SIGTERM);
     std::thread::sleep(Duration::from_millis(500));
-    let pid = child.id();
+    let pid = child.pid().as_raw();
     assert!(
-        running(&dir.path().display().to_string()).contains(&(pid as i32)),
+        running(&dir.path().display().to_string()).contains(&pid),
         "it waits"
     );
-    tell(&child, Signal::SIGTERM);
+    child.signal(Signal::SIGTERM);
     assert_eq!(interrupted(child, dir.path()).0, Some(137));
 }
 
@@ -172,12 +189,11 @@ fn what_a_command_leaves_by_itself_is_its_own_business() {
     let dir = tempfile::tempdir().unwrap();
     let word = unique(2);
     let script = format!("sleep {word} >/dev/null 2>&1 & touch ready; exit 4");
-    let output = start(dir.path(), &script).wait_with_output().unwrap();
+    let output = start(dir.path(), &script).finish();
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     assert!(!stdout(&output).contains("interrupted"));
-    let left = running(&word);
+    let left = running(&word.0);
     assert_eq!(left.len(), 1);
-    kill(Pid::from_raw(left[0]), Signal::SIGKILL).unwrap();
     let output = Command::new(MOUNTAIN)
         .args(["cpu", "--", "sh", "-c", "kill -9 $$"])
         .output();
@@ -200,17 +216,60 @@ fn what_ran_before_is_not_the_command_s() {
     );
     let mut child = Command::new("sh");
     child.args(["-c", &script]).stdin(Stdio::null());
-    let child = child.stdout(Stdio::piped()).spawn().unwrap();
+    let child = Guard::new(child.stdout(Stdio::piped()).spawn().unwrap());
     let end = Instant::now() + Duration::from_secs(20);
-    while running(&word).len() < 3 && Instant::now() < end {
+    while running(&word.0).len() < 3 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // The measurement has its signals before its command; some intervals shall be on record.
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(running(&word).len(), 3, "both, and the measurement");
-    tell(&child, Signal::SIGTERM);
+    // The measurement has its signals before its command.
+    assert_eq!(running(&word.0).len(), 3, "both, and the measurement");
+    child.signal(Signal::SIGTERM);
     assert_eq!(interrupted(child, dir.path()).0, Some(143));
-    let left = running(&word);
+    let left = running(&word.0);
     assert_eq!(left.len(), 1);
-    kill(Pid::from_raw(left[0]), Signal::SIGKILL).unwrap();
+}
+
+#[test]
+fn a_recording_that_fails_ends_the_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(4);
+    let child = start(dir.path(), &format!("touch ready; exec sleep {word}"));
+    let end = Instant::now() + Duration::from_secs(10);
+    while running(&word.0).len() < 2 {
+        assert!(Instant::now() < end, "measurement and command");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // No further file can be opened, /proc/stat neither.
+    let none = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let pid = child.pid().as_raw();
+    // SAFETY: reads a limit that outlives the call, for a child that has not been waited for.
+    let rc = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &none, std::ptr::null_mut()) };
+    assert_eq!(rc, 0);
+    let output = child.finish();
+    assert_eq!(output.status.code(), Some(1));
+    for part in ["cannot read /proc/stat", "the command has been ended"] {
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+    assert!(running(&word.0).is_empty());
+    assert!(!dir.path().join("cpu.json").exists());
+}
+
+#[test]
+fn a_reader_that_is_gone_changes_neither_file_nor_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = start(dir.path(), "touch ready; sleep 0.1; exit 5");
+    let output = child.finish_unread();
+    assert_eq!(
+        (stderr(&output).as_str(), output.status.code()),
+        ("", Some(5))
+    );
+    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    assert_eq!(run.cpu.numbers.len(), run.cpu.shares.len());
+    let stat = fs::read_to_string("/proc/stat").unwrap();
+    for number in run.cpu.numbers {
+        assert!(stat.contains(&format!("\ncpu{number} ")), "{number}");
+    }
 }

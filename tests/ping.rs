@@ -5,12 +5,11 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use mountain::measure::runfile::RunFile;
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use support::*;
 
 fn stdout(output: &Output) -> String {
@@ -21,14 +20,11 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn start(ns: &Ns, args: &str) -> Child {
-    ns.command(MOUNTAIN)
-        .args(args.split_whitespace())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+fn start(ns: &Ns, args: &str) -> Guard {
+    let mut command = ns.command(MOUNTAIN);
+    command.args(args.split_whitespace()).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Guard::new(command.spawn().unwrap())
 }
 
 fn ping_to_file(ns: &Ns, args: &str) -> (String, RunFile) {
@@ -103,7 +99,7 @@ fn json_has_both_tables_and_given_thresholds() {
 #[test]
 fn udp_probes_tell_the_directions() {
     let ns = Ns::new("p");
-    let mut reflect = start(&ns, "reflect --listen 127.0.0.1:9000 --listen [::1]:9000");
+    let reflect = start(&ns, "reflect --listen 127.0.0.1:9000 --listen [::1]:9000");
     wait_until("the reflector answers", Duration::from_secs(5), || {
         ns.mountain("ping 127.0.0.1 --udp 9000 -c 1")
             .status
@@ -120,8 +116,8 @@ fn udp_probes_tell_the_directions() {
             assert_eq!(least, Some(0.0), "relative to the least");
         }
     }
-    let _ = kill(Pid::from_raw(reflect.id() as i32), Signal::SIGTERM);
-    reflect.wait().unwrap();
+    reflect.signal(Signal::SIGTERM);
+    reflect.finish();
     let output = ns.mountain("ping 127.0.0.1 --udp 9000 -c 5");
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("refused"), "{}", stdout(&output));
@@ -140,6 +136,9 @@ fn what_cannot_be_measured_is_said() {
     fails("127.0.0.1 --dev nodev0", "no device");
     fails("127.0.0.1 --size 3", "16 to 65000");
     fails("127.0.0.1 --interval 0s", "at least");
+    fails("127.0.0.1 --interval 580000000000y", "at most a day");
+    fails("127.0.0.1 --interval 50y", "at most a day");
+    fails("127.0.0.1 --threshold inf", "above 0");
     fails("127.0.0.1 --threshold 0", "above 0");
     fails("127.0.0.1 --out /nonexistent/run.json", "cannot write");
 }
@@ -191,7 +190,7 @@ fn a_target_that_stops_answering_loses_nothing() {
     );
     wait_counted(&ns, "Icmp:", "OutEchoReps", 20);
     drop_all(&ns);
-    let output = child.wait_with_output().unwrap();
+    let output = child.finish();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
     assert!(text.contains("stopped answering"), "{text}");
@@ -213,8 +212,8 @@ fn interrupted(ns: &Ns, signal: Signal, file: &Path) -> Output {
         &format!("ping 127.0.0.1 -c 100000 --out {}", file.display()),
     );
     wait_counted(ns, "Icmp:", "OutEchoReps", 20);
-    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
-    child.wait_with_output().unwrap()
+    child.signal(signal);
+    child.finish()
 }
 
 #[test]
@@ -244,7 +243,7 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     let ns = Ns::new("p");
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.json");
-    let mut reflect = start(&ns, "reflect --listen 127.0.0.1:9000");
+    let reflect = start(&ns, "reflect --listen 127.0.0.1:9000");
     wait_until("the reflector answers", Duration::from_secs(5), || {
         let output = ns.mountain("ping 127.0.0.1 --udp 9000 -c 1");
         output.status.success()
@@ -256,15 +255,14 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     let child = start(&ns, &ping);
     for process in [&reflect, &child] {
         wait_counted(&ns, "Udp:", "InDatagrams", 20);
-        let pid = Pid::from_raw(process.id() as i32);
-        kill(pid, Signal::SIGSTOP).unwrap();
+        process.signal(Signal::SIGSTOP);
         // Far longer than a machine is halted, with fewer requests than the reflector's burst.
         std::thread::sleep(Duration::from_millis(600));
-        kill(pid, Signal::SIGCONT).unwrap();
+        process.signal(Signal::SIGCONT);
     }
-    let output = child.wait_with_output().unwrap();
-    let _ = kill(Pid::from_raw(reflect.id() as i32), Signal::SIGTERM);
-    reflect.wait().unwrap();
+    let output = child.finish();
+    reflect.signal(Signal::SIGTERM);
+    reflect.finish();
     assert!(output.status.success(), "{}", stderr(&output));
     let run = RunFile::read(&file).unwrap();
     check_columns(&run, 400);
@@ -282,6 +280,44 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     let n = after.len().min(41);
     let took = after[n - 1] - after[0];
     assert!(took > (n - 1) as f64 * 2.5e3, "a burst after the pause");
+}
+
+#[test]
+fn a_reader_that_is_gone_changes_nothing_but_what_is_printed() {
+    let ns = Ns::new("p");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    let ping = |target: &str| {
+        let args = format!("ping {target} -c 20 -i 1ms --out {}", file.display());
+        start(&ns, &args).finish_unread()
+    };
+    let output = ping("127.0.0.1");
+    assert_eq!(
+        (stderr(&output).as_str(), output.status.code()),
+        ("", Some(0))
+    );
+    check_columns(&RunFile::read(&file).unwrap(), 20);
+    drop_all(&ns);
+    let output = ping("127.0.0.1");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("does not answer"));
+    assert_eq!(RunFile::read(&file).unwrap().samples.rtt_us, [None; 20]);
+}
+
+#[test]
+fn after_the_last_answer_nothing_is_waited_for() {
+    let ns = Ns::new("p");
+    for way in ["", "--tcp 7777"] {
+        let begun = Instant::now();
+        let (_, run) = ping_to_file(&ns, &format!("127.0.0.1 -c 1 -i 1h {way}"));
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert_eq!((run.samples.rtt_us.len(), run.interrupted), (1, false));
+        assert!(run.seconds < 0.9, "{}", run.seconds);
+    }
+    // What was lost is waited for, but not for an interval.
+    drop_all(&ns);
+    let output = ns.mountain("ping 127.0.0.1 -c 1 -i 1h");
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

@@ -7,12 +7,11 @@ mod tun;
 
 use std::io::Write;
 use std::net::TcpListener;
-use std::process::{Child, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use mountain::measure::runfile::RunFile;
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use socket2::SockRef;
 use support::*;
 
@@ -26,7 +25,7 @@ fn stderr(output: &Output) -> String {
 
 /// A ping under way that writes a run file.
 struct Running {
-    child: Child,
+    child: Guard,
     dir: tempfile::TempDir,
 }
 
@@ -42,17 +41,17 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .spawn();
+        let child = Guard::new(child.unwrap());
         Self { child, dir }
     }
 
     fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+        self.child.signal(signal);
     }
 
     fn finish(self) -> (Output, RunFile) {
-        let output = self.child.wait_with_output().unwrap();
+        let output = self.child.finish();
         let run = RunFile::read(&self.dir.path().join("run.json"));
         let run = run.unwrap_or_else(|e| panic!("{e:#}: {}", stderr(&output)));
         (output, run)
@@ -143,7 +142,7 @@ fn a_lost_syn_is_a_loss_and_not_a_slow_answer() {
     let (output, run) = running.finish();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
-    assert!(text.contains("had sent their SYN again"), "{text}");
+    assert!(text.contains("had been sent again"), "{text}");
     let rtts = &run.samples.rtt_us;
     let lost = rtts.iter().take_while(|r| r.is_none()).count();
     assert!((5..90).contains(&lost), "{lost}");
@@ -156,6 +155,28 @@ fn a_lost_syn_is_a_loss_and_not_a_slow_answer() {
         );
     }
     assert_eq!(run.clock, "kernel");
+}
+
+#[test]
+fn a_lost_syn_ack_is_a_loss_and_not_an_answer_of_a_second() {
+    let ns = Ns::new("t");
+    listen(&ns, "127.0.0.1:7777");
+    ns.run("nft add table inet hole");
+    ns.run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
+    ns.run("nft add rule inet hole in tcp flags & (syn|ack) == (syn|ack) drop");
+    // The far host sends its answers again after 1 s, as this one sends its SYNs.
+    let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 60 -i 20ms");
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
+    ns.run("nft delete table inet hole");
+    let (output, run) = running.finish();
+    let text = stdout(&output);
+    assert!(text.contains("had been sent again"), "{text}");
+    let rtts = &run.samples.rtt_us;
+    let lost = rtts.iter().take_while(|r| r.is_none()).count();
+    assert!((5..60).contains(&lost), "{rtts:?}");
+    assert!(rtts[lost..].iter().all(Option::is_some), "{rtts:?}");
+    let slowest = rtts.iter().flatten().copied().fold(0.0, f64::max);
+    assert!(slowest < 900e3, "{slowest}");
 }
 
 #[test]
@@ -303,6 +324,11 @@ fn a_path_of_the_daemon_is_measured_by_its_name() {
         "by 10.30.0.9, not by the path's gateway 10.30.0.2",
     );
     net.client.ip("route del 10.98.1.1/32 via 10.30.0.9 dev u0");
+    net.client.ip("-6 rule add to fd98:1::7 unreachable");
+    fails(
+        "fd98:1::7 --path dsl",
+        "does not say how it sends to fd98:1::7 over u0",
+    );
 
     // Of a silent path only its own probes are lost.
     net.blackhole(0);
@@ -323,6 +349,11 @@ fn whose_timestamps_they_are_is_said() {
             ("kernel", &why.into())
         );
     }
+    // The device is asked where there is no loopback, too; and stamps are waited for.
+    net.client.ip("link set lo down");
+    let (_, run) = ping(&net.client, "10.30.0.2 -c 20 -i 2ms");
+    assert!(run.environment.contains_key("device.u0.offload.gro"));
+    assert_eq!(run.clock, "kernel");
     let text = net.client.mountain_fails("ping 10.30.0.2 --hardware");
     assert!(text.contains("--dev or --path"), "{text}");
 }

@@ -54,6 +54,7 @@ fn with_cpus(mut run: RunFile, cpus: usize) -> RunFile {
         shares: (0..cpus)
             .map(|cpu| (0..seconds).map(|s| share(cpu + s)).collect())
             .collect(),
+        numbers: (0..cpus as u32).collect(),
     };
     run
 }
@@ -220,6 +221,63 @@ fn an_earlier_reports_plots_go_and_nothing_else() {
     // Of a run without answers there is nothing but a time-line.
     assert!(made(&files[2..]).iter().eq(expected.iter()));
     assert_eq!(fs::read(out.join("timeline-9.svg")).unwrap(), b"mine");
+}
+
+#[test]
+fn a_page_of_somebody_else_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.json");
+    run(50).write(&file).unwrap();
+    let refused = |out: &Path, content: &str| {
+        let output = report(std::slice::from_ref(&file), out);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("was not written by mountain report"),
+            "{said}"
+        );
+        assert_eq!(
+            fs::read(out.join("index.html")).unwrap(),
+            content.as_bytes()
+        );
+    };
+    let out = dir.path().join("site");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("index.html"), "<h1>my site").unwrap();
+    refused(&out, "<h1>my site");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1, "nothing is begun");
+    // Its own page is written over, but not what became of it.
+    let out = dir.path().join("out");
+    for _ in 0..2 {
+        assert!(report(std::slice::from_ref(&file), &out).status.success());
+    }
+    let before = fs::read_dir(&out).unwrap().count();
+    fs::write(out.join("index.html"), "with notes").unwrap();
+    refused(&out, "with notes");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), before);
+}
+
+#[test]
+fn a_list_that_cannot_be_saved_removes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = ["a", "b"].map(|name| dir.path().join(format!("{name}.json")));
+    files.iter().for_each(|file| run(50).write(file).unwrap());
+    let out = dir.path().join("out");
+    assert!(report(&files, &out).status.success());
+    // In place of the list a folder that is not empty: no file takes its place.
+    let list = out.join(".mountain-report.json");
+    let kept = dir.path().join("list");
+    fs::rename(&list, &kept).unwrap();
+    fs::create_dir_all(list.join("in")).unwrap();
+    fs::remove_file(out.join("index.html")).unwrap();
+    let output = report(&files[..1], &out);
+    assert!(!output.status.success());
+    assert!(out.join("timeline-2.svg").exists());
+    assert!(!out.join("index.html").exists());
+    fs::remove_dir_all(&list).unwrap();
+    fs::rename(&kept, &list).unwrap();
+    assert!(report(&files[..1], &out).status.success());
+    assert!(!out.join("timeline-2.svg").exists());
 }
 
 #[test]

@@ -181,12 +181,9 @@ fn run(command: Cmd) -> Result<ExitCode> {
         Cmd::Compare(compare) => compare.run()?,
         Cmd::Import(import) => import.run()?,
         Cmd::Completions { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Cli::command(),
-                "mountain",
-                &mut std::io::stdout(),
-            );
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "mountain", &mut text);
+            print!("{}", String::from_utf8_lossy(&text));
         }
         Cmd::Policy { name } => {
             PolicyName::parse(&name)?;
@@ -372,7 +369,9 @@ fn check(json: bool) -> Result<ExitCode> {
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        report.print(&mut std::io::stdout(), std::io::stdout().is_terminal())?;
+        let mut text = Vec::new();
+        report.print(&mut text, std::io::stdout().is_terminal())?;
+        print!("{}", String::from_utf8_lossy(&text));
     }
     let failed = report.worst() == check::Level::Fail;
     Ok(if failed {

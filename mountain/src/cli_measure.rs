@@ -18,9 +18,12 @@ use crate::measure::ping::{self, Options, Outcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::Table;
 use crate::measure::{cpu, environment};
+use crate::out;
 
 /// Highest RTT of the live figures, µs.
 const LIVE_MAX: u64 = 60_000_000;
+/// What `mountain cpu` may be told to wait: far more overflows when it is added to a time.
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 #[derive(Args)]
 pub struct Ping {
@@ -79,8 +82,8 @@ pub struct Ping {
 impl Ping {
     /// Exit code: 0 if anything answered, interrupted or not; 1 without any answer.
     pub fn run(self) -> Result<ExitCode> {
-        if let Some(&bad) = self.threshold.iter().find(|t| t.is_nan() || **t <= 0.0) {
-            bail!("--threshold {bad}: must be above 0");
+        if let Some(&bad) = self.threshold.iter().find(|t| !t.is_finite() || **t <= 0.0) {
+            bail!("--threshold {bad}: must be a number above 0");
         }
         if let Some(out) = &self.out {
             check_writable(out)?;
@@ -98,7 +101,9 @@ impl Ping {
 
         let thresholds: Vec<f64> = self.threshold.iter().map(|ms| ms * 1e3).collect();
         let (kernel, user) = ping::tables(&outcome.run.samples, &thresholds);
-        // Written before it is printed: the reader of a pipe may be gone.
+        // Written before it is printed: the reader of a pipe may be gone, and what is left to be
+        // said then is the exit code.
+        out::keep_going();
         let written = self
             .out
             .as_ref()
@@ -241,7 +246,7 @@ impl Ping {
         }
         if outcome.repeated > 0 {
             println!(
-                "{} of the lost probes were answered when the kernel had sent their SYN again",
+                "{} of the lost probes were answered when their SYN or SYN-ACK had been sent again",
                 outcome.repeated
             );
         }
@@ -276,6 +281,14 @@ impl Cpu {
         if self.interval < Duration::from_millis(10) {
             bail!("--interval: at least 10ms, as the kernel counts in ticks");
         }
+        for (name, length) in [
+            ("interval", Some(self.interval)),
+            ("duration", self.duration),
+        ] {
+            if length.is_some_and(|l| l > LONGEST) {
+                bail!("--{name}: at most a year");
+            }
+        }
         if let Some(out) = &self.out {
             check_writable(out)?;
         }
@@ -303,9 +316,8 @@ impl Cpu {
             ..RunFile::default()
         };
         // Before anything is printed: standard output may be gone.
-        if let Some(out) = &self.out {
-            run.write(out)?;
-        }
+        out::keep_going();
+        let written = self.out.as_ref().map_or(Ok(()), |out| run.write(out));
         println!(
             "{:.1} s, {} accounting; shares in %",
             run.seconds, run.cpu.accounting
@@ -313,14 +325,15 @@ impl Cpu {
         print!("{:5}", "CPU");
         cpu::KINDS.iter().for_each(|kind| print!(" {kind:>7}"));
         println!();
-        for (n, shares) in cpu::means(&run.cpu).iter().enumerate() {
-            print!("{n:<5}");
+        for (i, shares) in cpu::means(&run.cpu).iter().enumerate() {
+            print!("{:<5}", run.cpu.number(i));
             shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
             println!();
         }
         if run.interrupted {
             println!("interrupted");
         }
+        written?;
         Ok(recorded.status.map_or(ExitCode::SUCCESS, exit_code))
     }
 }

@@ -22,30 +22,30 @@ pub struct Way {
 }
 
 /// Looks a path up in the running daemon or, without one, among the tables of the configuration.
-/// `ipv6`: the family, if one is asked for; else the target's where the name has both.
+/// `ipv6`: the family, if one is asked for; else the first of the target's that the path has.
 pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<Way> {
     let status = RunDir::of_this_namespace()?
         .ask(&Request::Status)
         .with_context(|| format!("--path {name}"))?;
-    let family = || ipv6.or_else(|| family_of(target));
+    let families = ipv6.map_or_else(|| families_of(target), |v6| vec![v6]);
     match status {
-        Some(status) => in_status(&status, name, family()),
-        None => in_config(
-            &crate::cli::load_config(None)?,
-            name,
-            family().unwrap_or(false),
-        ),
+        Some(status) => in_status(&status, name, &families),
+        None => in_config(&crate::cli::load_config(None)?, name, &families),
     }
 }
 
-/// The family of an address, or of the first one of a name.
-fn family_of(target: &str) -> Option<bool> {
+/// The families of an address or a name, in the order of its addresses: whether IPv6.
+fn families_of(target: &str) -> Vec<bool> {
     let name = target.trim_matches(['[', ']']);
-    let mut found = (name, 0).to_socket_addrs().ok()?;
-    found.next().map(|a| a.is_ipv6())
+    let found = (name, 0).to_socket_addrs().into_iter().flatten();
+    let mut families: Vec<bool> = found.map(|a| a.is_ipv6()).collect();
+    families.dedup();
+    families.truncate(2);
+    families
 }
 
-fn in_status(status: &Value, name: &str, ipv6: Option<bool>) -> Result<Way> {
+/// `families`: those of the target, the one to be taken first; none: whichever the path has.
+fn in_status(status: &Value, name: &str, families: &[bool]) -> Result<Way> {
     let none = Vec::new();
     let paths = status["paths"].as_array().unwrap_or(&none);
     let text = |p: &Value, key: &str| p[key].as_str().unwrap_or_default().to_owned();
@@ -67,14 +67,15 @@ fn in_status(status: &Value, name: &str, ipv6: Option<bool>) -> Result<Way> {
             ),
         }
     }
+    let ipv6 = (families.iter().copied()).find(|&v6| named.iter().any(|p| p["ipv6"] == v6));
+    if let (None, [first, ..]) = (ipv6, families) {
+        let family = if *first { "IPv6" } else { "IPv4" };
+        bail!("the path {name:?} is not one of {family}, which the target's addresses are");
+    }
     let of_family = |p: &&Value| ipv6.is_none_or(|v6| p["ipv6"] == v6);
     let fitting: Vec<&Value> = named.iter().copied().filter(of_family).collect();
     let path = match fitting[..] {
         [path] => path,
-        [] => {
-            let family = if ipv6 == Some(true) { "IPv6" } else { "IPv4" };
-            bail!("the path {name:?} is not one of {family}")
-        }
         _ => {
             let ways: Vec<String> = fitting.iter().map(|p| via(p)).collect();
             bail!(
@@ -96,21 +97,27 @@ fn in_status(status: &Value, name: &str, ipv6: Option<bool>) -> Result<Way> {
     })
 }
 
-fn in_config(config: &Config, name: &str, ipv6: bool) -> Result<Way> {
-    let of_family = |g: Option<IpAddr>| g.is_none_or(|g| g.is_ipv6() == ipv6);
-    let named = |p: &&crate::config::PathConfig| {
-        p.name.as_ref().unwrap_or(&p.dev) == name && of_family(p.gateway)
+fn in_config(config: &Config, name: &str, families: &[bool]) -> Result<Way> {
+    type Path = crate::config::PathConfig;
+    // A path without a gateway is of both.
+    let of_family = |p: &Path, ipv6: bool| p.gateway.is_none_or(|g| g.is_ipv6() == ipv6);
+    let find = |ipv6: bool| {
+        let named = |p: &&Path| p.name.as_ref().unwrap_or(&p.dev) == name && of_family(p, ipv6);
+        Some((config.path.iter().find(named)?, ipv6))
     };
-    let Some(path) = config.path.iter().find(named) else {
+    let unknown = if families.is_empty() {
+        &[false, true][..]
+    } else {
+        families
+    };
+    let Some((path, ipv6)) = unknown.iter().copied().find_map(find) else {
         bail!(
             "there is no path {name:?}: mountain is not running in this network namespace (start \
              it with `mountain up`, or choose a device with --dev), and its configuration names \
              no such path"
         );
     };
-    let other = |p: &&crate::config::PathConfig| {
-        p.dev == path.dev && p.gateway != path.gateway && of_family(p.gateway)
-    };
+    let other = |p: &&Path| p.dev == path.dev && p.gateway != path.gateway && of_family(p, ipv6);
     let other = config.path.iter().find(other);
     Ok(Way {
         device: path.dev.clone(),
@@ -143,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_name_and_a_family_are_one_path() {
-        let dsl = in_status(&status(), "dsl", Some(false)).unwrap();
+        let dsl = in_status(&status(), "dsl", &[false]).unwrap();
         let expected = Way {
             device: "eth0".into(),
             gateway: Some("192.0.2.1".parse().unwrap()),
@@ -152,36 +159,49 @@ mod tests {
             shared_with: None,
         };
         assert_eq!(dsl, expected);
-        let dsl = in_status(&status(), "dsl", Some(true)).unwrap();
+        let dsl = in_status(&status(), "dsl", &[true]).unwrap();
         assert_eq!(dsl.gateway, Some("2001:db8::1".parse().unwrap()));
         assert_eq!((dsl.source, dsl.ipv6, dsl.shared_with), (None, true, None));
-        let lte = in_status(&status(), "lte", None).unwrap();
+        let lte = in_status(&status(), "lte", &[]).unwrap();
         assert_eq!((lte.device.as_str(), lte.gateway), ("wwan0", None));
-        let a = in_status(&status(), "a", None).unwrap();
+        let a = in_status(&status(), "a", &[]).unwrap();
         assert_eq!(a.shared_with.as_deref(), Some("b"));
     }
 
     #[test]
+    fn of_a_target_s_addresses_one_of_the_path_s_family_is_taken() {
+        let lte = in_status(&status(), "lte", &[true, false]).unwrap();
+        assert_eq!((lte.device.as_str(), lte.ipv6), ("wwan0", false));
+        // With both in common the target's first counts.
+        assert!(in_status(&status(), "dsl", &[true, false]).unwrap().ipv6);
+        assert!(!in_status(&status(), "dsl", &[false, true]).unwrap().ipv6);
+        let text = "[[path]]\ndev = \"eth0\"\nname = \"dsl\"\ngateway = \"192.0.2.1\"\n";
+        let config = Config::parse(text, Path::new("f")).unwrap();
+        assert!(!in_config(&config, "dsl", &[true, false]).unwrap().ipv6);
+        assert!(!in_config(&config, "dsl", &[]).unwrap().ipv6);
+    }
+
+    #[test]
     fn what_is_no_path_or_several_is_said() {
-        let fails = |status: &Value, name: &str, ipv6: Option<bool>, why: &str| {
-            let error = in_status(status, name, ipv6).unwrap_err().to_string();
+        let fails = |status: &Value, name: &str, families: &[bool], why: &str| {
+            let error = in_status(status, name, families).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
         fails(
             &status(),
             "x",
-            None,
+            &[],
             "no path \"x\"; mountain knows a, b, dsl, eth3, lte",
         );
-        fails(&status(), "lte", Some(true), "not one of IPv6");
+        fails(&status(), "lte", &[true], "not one of IPv6");
         fails(
             &status(),
             "dsl",
-            None,
+            &[],
             "eth0 via 192.0.2.1, eth0 via 2001:db8::1",
         );
-        fails(&status(), "eth3", Some(false), "stands for 2 paths");
-        fails(&json!({ "paths": [] }), "x", None, "knows none");
+        fails(&status(), "eth3", &[false], "stands for 2 paths");
+        fails(&json!({ "paths": [] }), "x", &[], "knows none");
     }
 
     #[test]
@@ -189,20 +209,23 @@ mod tests {
         let text = "[[path]]\ndev = \"eth0\"\nname = \"dsl\"\ngateway = \"192.0.2.1\"\n\
             [[path]]\ndev = \"wwan0\"\n";
         let config = Config::parse(text, Path::new("f")).unwrap();
-        let dsl = in_config(&config, "dsl", false).unwrap();
+        let dsl = in_config(&config, "dsl", &[false]).unwrap();
         assert_eq!(dsl.device, "eth0");
         assert_eq!(dsl.gateway, Some("192.0.2.1".parse().unwrap()));
-        assert_eq!(in_config(&config, "wwan0", true).unwrap().device, "wwan0");
+        assert_eq!(
+            in_config(&config, "wwan0", &[true]).unwrap().device,
+            "wwan0"
+        );
         for (name, ipv6) in [("dsl", true), ("eth0", false)] {
-            let error = in_config(&config, name, ipv6).unwrap_err().to_string();
+            let error = in_config(&config, name, &[ipv6]).unwrap_err().to_string();
             assert!(error.contains("not running"), "{error}");
         }
     }
 
     #[test]
     fn a_target_has_a_family() {
-        assert_eq!(family_of("[::1]"), Some(true));
-        assert_eq!(family_of("192.0.2.1"), Some(false));
-        assert_eq!(family_of("no-such-host.invalid"), None);
+        assert_eq!(families_of("[::1]"), [true]);
+        assert_eq!(families_of("192.0.2.1"), [false]);
+        assert!(families_of("no-such-host.invalid").is_empty());
     }
 }

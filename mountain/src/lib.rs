@@ -2,6 +2,10 @@
 //!
 //! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.
 
+// First: its macros take the place of std's in all that follows.
+#[macro_use]
+mod out;
+
 pub mod bpf;
 pub mod cc;
 pub mod check;

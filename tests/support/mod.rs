@@ -10,6 +10,7 @@
 
 #![allow(dead_code)]
 
+mod guard;
 mod tcx;
 mod traffic;
 
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 use nix::sched::{setns, CloneFlags};
 use serde_json::Value;
 
+#[allow(unused_imports)]
+pub use guard::Guard;
 #[allow(unused_imports)]
 pub use traffic::*;
 

@@ -25,8 +25,8 @@ use crate::emulator::{LinkConfig, Port};
 use crate::hosts::veth;
 use crate::netns::Netns;
 use crate::stopped;
-use cells::{Cell, Kind, CELLS};
-use evaluate::Segment;
+pub(crate) use cells::{Cell, Kind, CELLS, WARM_UP_US};
+pub(crate) use evaluate::{figures, Segment};
 use flows::{FlowSpec, Flows};
 use link::Link;
 
@@ -110,14 +110,14 @@ impl Cc {
 
 /// A congestion control that sockets can choose. Ours are registered under names of this process,
 /// so that one which the machine's user has enabled is left alone.
-struct Available {
+pub(crate) struct Available {
     cc: Cc,
     name: String,
     ours: Option<(Loaded, Registered)>,
 }
 
 impl Available {
-    fn new(cc: Cc, settings: &Settings) -> Result<Self> {
+    pub(crate) fn new(cc: Cc, settings: &Settings) -> Result<Self> {
         let Some(behaviour) = cc.behaviour() else {
             return Ok(Available {
                 cc,
@@ -141,7 +141,7 @@ impl Available {
 }
 
 /// Two hosts and the emulator between them.
-struct Rig {
+pub(crate) struct Rig {
     client: Netns,
     server: Netns,
     emulator: Netns,
@@ -149,7 +149,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn build() -> Result<Self> {
+    pub(crate) fn build() -> Result<Self> {
         let client = Netns::create("client")?;
         let server = Netns::create("server")?;
         let emulator = Netns::create("emulator")?;
@@ -196,7 +196,13 @@ impl Rig {
     }
 
     /// One congestion control in one cell.
-    fn run(&self, cell: &Cell, who: &mut Available, seed: u64, quick: bool) -> Result<Segment> {
+    pub(crate) fn run(
+        &self,
+        cell: &Cell,
+        who: &mut Available,
+        seed: u64,
+        quick: bool,
+    ) -> Result<Segment> {
         let length_us = cell.length_us(quick);
         let plan = cell.plan(seed, length_us);
         let link = Link::start(&self.emulator, &self.link, &plan)?;
@@ -239,7 +245,7 @@ impl Rig {
     }
 }
 
-fn void_reason(segment: &Segment) -> Option<String> {
+pub(crate) fn void_reason(segment: &Segment) -> Option<String> {
     let late = segment.link.late_p99_us;
     if late > LATE_LIMIT_US {
         return Some(format!(

@@ -2,6 +2,7 @@
 //! claims, on paths whose difference is known.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use anyhow::Result;
 use mountain_lab::result::RunResult;
@@ -70,9 +71,16 @@ pub fn steps() -> u64 {
 /// Runs the controls; their figures go into `result`.
 pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<Vec<Control>> {
     // Of P99 nothing is said below 1,000 answers a side.
-    let block = Block {
-        count: if bench.quick { 140 } else { 250 },
-        ..Block::default()
+    let block = match bench.quick {
+        true => Block {
+            count: 140,
+            interval: Duration::from_millis(2),
+            ..Block::default()
+        },
+        false => Block {
+            count: 250,
+            ..Block::default()
+        },
     };
     let mut lane = Lane::build(&PATHS, block.seconds() + 2.0, bench.seed)?;
     let dir = bench.scratch.path().to_owned();

@@ -1,6 +1,7 @@
 //! `mountain-lab claims`: re-tests what was published about this design. Method: docs/claims.md.
 
 mod controls;
+mod delta_bbr;
 mod registry;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 use anyhow::{bail, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use mountain_lab::result::{Check, Op, RunResult};
+use mountain_lab::workload::metrics::Figures;
 use mountain_lab::workload::sys::NoHalt;
 use serde::Serialize;
 use serde_json::json;
@@ -33,6 +35,9 @@ pub struct ClaimsArgs {
     /// Decides every random choice.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Only these claims, by number; the controls run in any case.
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
+    only: Vec<u8>,
 }
 
 /// What tests of claims share.
@@ -42,6 +47,8 @@ pub struct Bench {
     /// For files under way.
     pub scratch: TempDir,
     bar: ProgressBar,
+    /// Figures of the claims' tests: side, round, figures.
+    measured: Vec<(String, u32, Figures)>,
 }
 
 impl Bench {
@@ -56,7 +63,18 @@ impl Bench {
             seed,
             scratch: tempfile::tempdir().context("no folder for files under way")?,
             bar,
+            measured: vec![],
         })
+    }
+
+    /// So many steps are to come.
+    pub fn more(&self, steps: u64) {
+        self.bar.inc_length(steps);
+    }
+
+    /// Keeps the figures of a side in a round for the result.
+    pub fn measured(&mut self, side: &str, round: u32, figures: Figures) {
+        self.measured.push((side.to_owned(), round, figures));
     }
 
     /// Says what comes next; fails when the user wants an end.
@@ -83,11 +101,22 @@ struct Answer {
 pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     let _awake = NoHalt::hold();
     let quick = if args.quick { " --quick" } else { "" };
-    let command = format!("mountain-lab claims{quick} --seed {}", args.seed);
+    let numbers: Vec<String> = args.only.iter().map(u8::to_string).collect();
+    let only = match numbers.is_empty() {
+        true => String::new(),
+        false => format!(" --only {}", numbers.join(",")),
+    };
+    let command = format!("mountain-lab claims{quick}{only} --seed {}", args.seed);
     let mut result = RunResult::new("claims", &command, args.seed, LEAST_ROUNDS);
     let mut bench = Bench::new(args.quick, args.seed, controls::steps())?;
     let controls = controls::run(&mut bench, &mut result).context("controls")?;
-    let answers = answers(&mut bench, controls.iter().all(|c| c.holds));
+    let answers = answers(&mut bench, &args.only, controls.iter().all(|c| c.holds));
+    if stopped() {
+        bail!("stopped");
+    }
+    for (side, round, figures) in &bench.measured {
+        result.add(side, *round, figures);
+    }
     bench.bar.finish_and_clear();
     for control in &controls {
         let name = format!("control: {}", control.name);
@@ -114,7 +143,8 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     })
 }
 
-fn answers(bench: &mut Bench, controls_hold: bool) -> Vec<Answer> {
+/// `only`: these; empty: all.
+fn answers(bench: &mut Bench, only: &[u8], controls_hold: bool) -> Vec<Answer> {
     let answer = |claim: &registry::Claim| Answer {
         number: claim.number,
         claim: claim.text,
@@ -123,7 +153,8 @@ fn answers(bench: &mut Bench, controls_hold: bool) -> Vec<Answer> {
             false => Verdict::NotShown("the controls failed".into()),
         },
     };
-    CLAIMS.iter().map(answer).collect()
+    let wanted = |c: &&registry::Claim| only.is_empty() || only.contains(&c.number);
+    CLAIMS.iter().filter(wanted).map(answer).collect()
 }
 
 fn text(controls: &[Control], answers: &[Answer]) -> String {
@@ -145,7 +176,7 @@ mod tests {
     #[test]
     fn failing_controls_leave_nothing_shown() {
         let mut bench = Bench::new(true, 1, 0).unwrap();
-        let answers = answers(&mut bench, false);
+        let answers = answers(&mut bench, &[], false);
         assert_eq!(answers.len(), 5);
         for answer in &answers {
             let said = answer.verdict.to_string();
@@ -157,5 +188,8 @@ mod tests {
         assert_eq!(json[4]["verdict"], "not shown");
         assert_eq!(json[4]["detail"], "the controls failed");
         assert_eq!(json[4]["number"], 5);
+        let some = super::answers(&mut bench, &[4, 2], false);
+        let numbers: Vec<u8> = some.iter().map(|a| a.number).collect();
+        assert_eq!(numbers, [2, 4]);
     }
 }

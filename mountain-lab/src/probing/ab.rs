@@ -175,7 +175,7 @@ impl Judgement {
 
 /// Fisher's randomisation test of paired differences: if A and B were alike, each difference could
 /// as well have had the other sign. The share of all choices of signs whose sum is as far from 0.
-fn sign_flips(differences: &[f64]) -> f64 {
+pub fn sign_flips(differences: &[f64]) -> f64 {
     let n = differences.len().min(MOST_ROUNDS as usize);
     let differences = &differences[..n];
     let sum = |signs: u32| -> f64 {

@@ -15,7 +15,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
@@ -42,6 +42,8 @@ pub struct Translated {
     /// Belong to one uplink.
     stay: BTreeSet<IpAddr>,
     said_full: bool,
+    /// Since it last went well.
+    said_failed: bool,
 }
 
 impl Translated {
@@ -51,6 +53,63 @@ impl Translated {
 
     fn is_known(&self, source: &IpAddr) -> bool {
         self.movable.contains(source) || self.stay.contains(source)
+    }
+
+    /// Judges those of the sources that are new. What fails for one of them is no reason to leave
+    /// the others: it is looked at again when it is next met. Returns the first failure.
+    fn judge(
+        &mut self,
+        sources: impl IntoIterator<Item = IpAddr>,
+        mut is_movable: impl FnMut(IpAddr) -> Result<bool>,
+        mut pin: impl FnMut(IpAddr) -> Result<()>,
+    ) -> Result<()> {
+        let mut failed = Ok(());
+        for source in sources {
+            if self.is_known(&source) {
+                continue;
+            }
+            let judged = is_movable(source).and_then(|movable| match movable {
+                true => {
+                    self.may_move(source);
+                    Ok(())
+                }
+                false => self.must_stay(source, &mut pin),
+            });
+            if failed.is_ok() {
+                failed = judged.with_context(|| format!("source {source}"));
+            }
+        }
+        failed
+    }
+
+    fn may_move(&mut self, source: IpAddr) {
+        if self.movable.len() >= KNOWN_MAX {
+            self.movable.clear();
+        }
+        self.movable.insert(source);
+    }
+
+    fn must_stay(
+        &mut self,
+        source: IpAddr,
+        pin: &mut impl FnMut(IpAddr) -> Result<()>,
+    ) -> Result<()> {
+        if self.stay.len() >= TRANSLATED_MAX {
+            if !self.said_full {
+                self.said_full = true;
+                warn!("more than {TRANSLATED_MAX} translated sources: further ones are steered");
+            }
+            return Ok(());
+        }
+        pin(source)?;
+        if self.stay.len() < SAID_MAX {
+            info!(
+                "flows from {source} stay where they are: replies to it come by an \
+                 uplink. If all uplinks accept this address, add it to `movable_sources`"
+            );
+        }
+        self.stay.insert(source);
+        Ok(())
     }
 }
 
@@ -85,9 +144,14 @@ impl Daemon {
         if self.steer.is_none() || !forwards() {
             return;
         }
-        if let Err(e) = self.try_look_for_translated() {
-            warn!("cannot tell whether the sources of forwarded flows are translated: {e:#}");
+        let looked = self.try_look_for_translated();
+        let failed = looked.is_err();
+        if let Err(e) = looked {
+            if !self.translated.said_failed {
+                warn!("cannot tell whether the sources of forwarded flows are translated: {e:#}");
+            }
         }
+        self.translated.said_failed = failed;
     }
 
     fn try_look_for_translated(&mut self) -> Result<()> {
@@ -96,30 +160,13 @@ impl Daemon {
             return Ok(());
         };
         let t = &mut self.translated;
-        for source in t.cursor.sources(steer.flows(), SLOTS_AT_ONCE) {
-            if t.is_known(&source) {
-                continue;
-            }
-            if is_movable(source, &devices, &self.config.steer.movable_sources)? {
-                if t.movable.len() >= KNOWN_MAX {
-                    t.movable.clear();
-                }
-                t.movable.insert(source);
-            } else if t.stay.len() < TRANSLATED_MAX {
-                if t.stay.len() < SAID_MAX {
-                    info!(
-                        "flows from {source} stay where they are: replies to it come by an \
-                         uplink. If all uplinks accept this address, add it to `movable_sources`"
-                    );
-                }
-                t.stay.insert(source);
-                steer.pin(source)?;
-            } else if !t.said_full {
-                t.said_full = true;
-                warn!("more than {TRANSLATED_MAX} translated sources: further ones are steered");
-            }
-        }
-        Ok(())
+        let configured = &self.config.steer.movable_sources;
+        let sources = t.cursor.sources(steer.flows(), SLOTS_AT_ONCE);
+        t.judge(
+            sources,
+            |source| is_movable(source, &devices, configured),
+            |source| steer.pin(source),
+        )
     }
 
     /// Judges all sources anew, after a change of the routing.
@@ -129,5 +176,50 @@ impl Daemon {
         self.translated
             .stay
             .retain(|s| !is_movable(*s, devices, configured).unwrap_or(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    fn ip(n: u8) -> IpAddr {
+        [192, 0, 2, n].into()
+    }
+
+    #[test]
+    fn a_source_that_cannot_be_judged_holds_nobody_up_and_is_met_again() {
+        let mut translated = Translated::default();
+        let mut pinned = Vec::new();
+        let look_up = |source: IpAddr| match source {
+            s if s == ip(1) => bail!("no route"),
+            s => Ok(s == ip(2)),
+        };
+        let failed = translated.judge((1..5).map(ip), look_up, |source| {
+            if source == ip(3) {
+                bail!("the table is full");
+            }
+            pinned.push(source);
+            Ok(())
+        });
+        let error = format!("{:#}", failed.unwrap_err());
+        assert_eq!(error, "source 192.0.2.1: no route", "the first");
+        assert_eq!(pinned, [ip(4)]);
+        assert!(translated.movable.contains(&ip(2)));
+        assert_eq!(translated.sources().collect::<Vec<_>>(), [ip(4)]);
+        // The two are asked about again, the others not.
+        let mut asked = Vec::new();
+        let judged = translated.judge(
+            (1..5).map(ip),
+            |source| {
+                asked.push(source);
+                Ok(false)
+            },
+            |_| Ok(()),
+        );
+        judged.unwrap();
+        assert_eq!(asked, [ip(1), ip(3)]);
+        assert_eq!(translated.sources().count(), 3);
     }
 }

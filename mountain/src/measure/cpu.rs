@@ -1,11 +1,13 @@
 //! CPU time by kind from /proc/stat, as mpstat(1) shows it: `mountain cpu`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 
 use super::environment;
 use super::runfile::Cpu;
@@ -16,15 +18,15 @@ use command::Running;
 
 /// Names of the shares in [`Cpu::shares`].
 pub const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
-/// A last interval shorter than this part of the set one holds too few ticks to be shown.
+/// An interval shorter than this part of the set one holds too few ticks to stand by itself.
 const LEAST_PART: f64 = 0.1;
 
 /// Ticks of one CPU by [`KINDS`].
 type Ticks = [u64; 6];
 
 /// Reads the lines "cpuN user nice system idle iowait irq softirq steal ..." (proc_stat(5)):
-/// (N, ticks). usr includes nice and guests, idle includes waiting for I/O.
-fn parse(stat: &str) -> Vec<(u32, Ticks)> {
+/// ticks by N. usr includes nice and guests, idle includes waiting for I/O.
+fn parse(stat: &str) -> BTreeMap<u32, Ticks> {
     let line = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let cpu = words.next()?.strip_prefix("cpu")?.parse().ok()?;
@@ -64,34 +66,58 @@ fn accounting(config: Option<&str>, cmdline: &str) -> &'static str {
 /// Collects intervals.
 struct Recorder {
     start: Instant,
-    last: Vec<(u32, Ticks)>,
+    /// At the end of the last interval, and at its beginning.
+    last: BTreeMap<u32, Ticks>,
+    before: BTreeMap<u32, Ticks>,
+    /// Shorter intervals are added to the one before, µs.
+    least_us: f64,
     cpu: Cpu,
 }
 
 impl Recorder {
-    fn new(start: Instant, stat: &str, accounting: &str) -> Self {
+    fn new(start: Instant, stat: &str, accounting: &str, interval: Duration) -> Self {
         let last = parse(stat);
         Self {
             start,
+            least_us: interval.as_secs_f64() * 1e6 * LEAST_PART,
             cpu: Cpu {
                 accounting: accounting.into(),
                 at_us: Vec::new(),
                 shares: vec![Vec::new(); last.len()],
+                numbers: last.keys().copied().collect(),
             },
+            before: last.clone(),
             last,
         }
     }
 
     fn push(&mut self, now: Instant, stat: &str) {
-        let current = parse(stat);
-        let at = now.duration_since(self.start);
-        self.cpu.at_us.push(at.as_secs_f64() * 1e6);
-        for ((cpu, ticks), column) in self.last.iter_mut().zip(&mut self.cpu.shares) {
-            let after = current.iter().find(|(c, _)| c == cpu);
-            let after = after.map_or(*ticks, |(_, after)| *after);
-            column.push(shares(*ticks, after));
-            *ticks = after;
+        let at_us = now.duration_since(self.start).as_secs_f64() * 1e6;
+        if (self.cpu.at_us.last()).is_some_and(|end| at_us - end < self.least_us) {
+            self.cpu.at_us.pop();
+            self.cpu
+                .shares
+                .iter_mut()
+                .for_each(|c| c.truncate(self.cpu.at_us.len()));
+            self.last = std::mem::take(&mut self.before);
         }
+        let current = parse(stat);
+        for &number in current.keys() {
+            // One that was off until now comes last, whatever its number.
+            if !self.cpu.numbers.contains(&number) {
+                self.cpu.numbers.push(number);
+                let off = vec![[0.0; 6]; self.cpu.at_us.len()];
+                self.cpu.shares.push(off);
+            }
+        }
+        self.cpu.at_us.push(at_us);
+        for (number, column) in self.cpu.numbers.iter().zip(&mut self.cpu.shares) {
+            let ticks = self.last.get(number).zip(current.get(number));
+            column.push(ticks.map_or([0.0; 6], |(before, after)| shares(*before, *after)));
+        }
+        // What a CPU that is off had counted is there again when it is on again.
+        self.before = self.last.clone();
+        self.last.extend(current);
     }
 }
 
@@ -106,63 +132,93 @@ pub struct Recorded {
 }
 
 /// Records until `duration` has passed or, with a command, until it ends. A signal that is to end
-/// this program ends the command, too, and what there is is kept.
+/// this program ends the command, too, and what there is is kept. When the recording fails, the
+/// command is ended.
 pub fn record(
     interval: Duration,
     duration: Option<Duration>,
     command: Option<&mut Command>,
 ) -> Result<Recorded> {
-    let read = || fs::read_to_string("/proc/stat").context("cannot read /proc/stat");
     let awake = command::signals()?;
     let config = environment::kernel_config();
     let config = config.as_deref().map(String::from_utf8_lossy);
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let accounting = accounting(config.as_deref(), &cmdline);
     let mut running = command.map(Running::start).transpose()?;
+    let recorded = record_until(interval, duration, &awake, &mut running, accounting);
+    match recorded {
+        Ok(recorded) => {
+            if let Some(command) = running.filter(|_| recorded.interrupted) {
+                command.end_what_it_left(&awake)?;
+            }
+            Ok(recorded)
+        }
+        // Nobody would wait for it any more.
+        Err(error) => Err(match running {
+            Some(command) => {
+                let ended = command.end(&awake);
+                error.context(format!("the recording failed; {ended}"))
+            }
+            None => error,
+        }),
+    }
+}
+
+/// When the interval that begins at `from` ends: on the grid of intervals since the start, but for
+/// what has passed already or would be too short an interval.
+fn next_tick(start: Instant, from: Instant, interval: Duration) -> Instant {
+    let least = interval.mul_f64(LEAST_PART);
+    let since = (from + least).duration_since(start).as_nanos();
+    let whole = since / interval.as_nanos().max(1) + 1;
+    start + interval.saturating_mul(u32::try_from(whole).unwrap_or(u32::MAX))
+}
+
+/// Records; a command that still runs at the end is in `running`.
+fn record_until(
+    interval: Duration,
+    duration: Option<Duration>,
+    awake: &SignalFd,
+    running: &mut Option<Running>,
+    accounting: &str,
+) -> Result<Recorded> {
+    let read = || fs::read_to_string("/proc/stat").context("cannot read /proc/stat");
     let start = Instant::now();
-    let mut recorder = Recorder::new(start, &read()?, accounting);
+    let mut recorder = Recorder::new(start, &read()?, accounting, interval);
     let end = duration.map(|d| start + d);
     let (mut interrupted, mut status) = (false, None);
     let ended = |interrupted: bool, status: &Option<ExitStatus>, command: bool| {
         status.is_some() || (interrupted && !command)
     };
-    let mut tick = start;
-    while !ended(interrupted, &status, running.is_some()) && end.is_none_or(|end| tick < end) {
-        let begun = tick;
-        tick = (tick + interval).min(end.unwrap_or(tick + interval));
+    let mut now = start;
+    while !ended(interrupted, &status, running.is_some()) && end.is_none_or(|end| now < end) {
+        let tick = next_tick(start, now, interval);
+        let tick = end.map_or(tick, |end| tick.min(end));
         // One interval.
         loop {
-            if let Some(command) = &mut running {
+            if let Some(command) = running {
                 status = command.try_wait()?;
             }
             let left = tick.saturating_duration_since(Instant::now());
             if ended(interrupted, &status, running.is_some()) || left.is_zero() {
                 break;
             }
-            command::wait(&awake, left)?;
+            command::wait(awake, left)?;
             running.iter().for_each(Running::reap_orphans);
             while let Some(signal) = awake.read_signal()? {
                 if signal.ssi_signo != Signal::SIGCHLD as u32 {
                     interrupted = true;
-                    if let Some(command) = &mut running {
+                    if let Some(command) = running {
                         command.tell(&signal);
                     }
                 }
             }
         }
-        let now = Instant::now();
-        let part = now.duration_since(begun).as_secs_f64() / interval.as_secs_f64();
-        if part >= LEAST_PART || recorder.cpu.is_empty() {
-            recorder.push(now, &read()?);
-        }
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    if let Some(command) = running.filter(|_| interrupted) {
-        command.end_what_it_left(&awake)?;
+        now = Instant::now();
+        recorder.push(now, &read()?);
     }
     Ok(Recorded {
         cpu: recorder.cpu,
-        seconds,
+        seconds: start.elapsed().as_secs_f64(),
         interrupted,
         status,
     })
@@ -193,7 +249,7 @@ mod tests {
     #[test]
     fn ticks_become_shares_and_an_absent_cpu_has_none() {
         let start = Instant::now();
-        let mut recorder = Recorder::new(start, BEFORE, "tick");
+        let mut recorder = Recorder::new(start, BEFORE, "tick", Duration::from_secs(1));
         recorder.push(start + Duration::from_secs(1), AFTER);
         let cpu = recorder.cpu;
         assert_eq!(cpu.at_us, [1e6]);
@@ -202,11 +258,74 @@ mod tests {
         let want = [20.0, 20.0, 15.0, 5.0, 10.0, 20.0].map(|t: f32| t / 90.0);
         assert_eq!(cpu.shares[0], [want]);
         assert_eq!(cpu.shares[1], [[0.0; 6]]);
+        assert_eq!(cpu.numbers, [0, 2], "the kernel's, and CPU 1 is off");
+        assert_eq!((cpu.number(0), cpu.number(1)), (0, 2));
+    }
+
+    /// /proc/stat with these user and idle ticks.
+    fn stat(cpus: &[(u32, u64, u64)]) -> String {
+        let line =
+            |(n, user, idle): &(u32, u64, u64)| format!("cpu{n} {user} 0 0 {idle} 0 0 0 0\n");
+        cpus.iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_short_interval_is_added_to_the_one_before() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut recorder = Recorder::new(start, &stat(&[(0, 0, 0)]), "tick", second);
+        recorder.push(start + second, &stat(&[(0, 50, 50)]));
+        recorder.push(start + second * 2, &stat(&[(0, 50, 150)]));
+        // Microseconds later, and a little more than that.
+        recorder.push(start + second.mul_f64(2.000_003), &stat(&[(0, 50, 150)]));
+        recorder.push(start + second.mul_f64(2.0625), &stat(&[(0, 55, 150)]));
+        let cpu = &recorder.cpu;
+        assert_eq!(cpu.at_us, [1e6, 2.0625e6]);
+        let busy: Vec<f32> = cpu.shares[0].iter().map(|s| s[0]).collect();
+        assert_eq!(busy, [0.5, 5.0 / 105.0]);
+        recorder.push(start + second * 3, &stat(&[(0, 150, 150)]));
+        assert_eq!(recorder.cpu.at_us.len(), 3, "long enough by itself");
+        assert_eq!(recorder.cpu.shares[0][2][0], 1.0);
+    }
+
+    #[test]
+    fn a_cpu_that_comes_and_goes_keeps_its_number() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut recorder = Recorder::new(start, &stat(&[(0, 0, 0), (3, 0, 0)]), "tick", second);
+        recorder.push(
+            start + second,
+            &stat(&[(0, 0, 100), (1, 7, 7), (3, 100, 0)]),
+        );
+        recorder.push(start + second * 2, &stat(&[(0, 0, 200), (1, 107, 7)]));
+        recorder.push(
+            start + second * 3,
+            &stat(&[(0, 0, 300), (1, 107, 107), (3, 150, 50)]),
+        );
+        let cpu = &recorder.cpu;
+        assert_eq!(cpu.numbers, [0, 3, 1]);
+        let busy = |i: usize| cpu.shares[i].iter().map(|s| s[0]).collect::<Vec<f32>>();
+        assert_eq!(busy(0), [0.0; 3]);
+        assert_eq!(busy(1), [1.0, 0.0, 0.5]);
+        assert_eq!(busy(2), [0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn what_has_passed_is_no_interval() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let next = |at: f64| {
+            let tick = next_tick(start, start + second.mul_f64(at), second);
+            tick.duration_since(start).as_secs_f64()
+        };
+        assert_eq!(next(0.0), 1.0);
+        assert_eq!(next(1.000_1), 2.0, "woken a little late");
+        assert_eq!(next(1.85), 2.0);
+        assert_eq!(next(1.999_999), 3.0, "no interval of a µs");
+        assert_eq!(next(7.3), 8.0, "not those that were missed");
     }
 
     #[test]
     fn means_weigh_by_length() {
         let cpu = Cpu {
+            numbers: vec![5],
             accounting: "tick".into(),
             at_us: vec![1e6, 4e6],
             shares: vec![vec![

@@ -11,7 +11,9 @@ use std::os::fd::AsRawFd;
 /// # Safety
 /// `T` must be what the request reads and writes through `ifr_data`.
 pub(super) unsafe fn ask<T>(device: &str, request: libc::c_ulong, data: &mut T) -> io::Result<()> {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
+    // Any socket of the namespace will do. One of IPv4 needs an address that may not be there: that
+    // of a loopback device which is down, or any without IPv4.
+    let socket = std::os::unix::net::UnixDatagram::unbound()?;
     // SAFETY: all-zero is a valid ifreq.
     let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays 0.

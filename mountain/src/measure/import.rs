@@ -64,6 +64,11 @@ pub fn import(content: &[u8], command: &str, series: Option<&str>) -> Result<Run
         ping::parse(&text)?
     };
     ensure!(!run.samples.is_empty(), "the file holds no probes");
+    run.check()?;
+    let negative = run.samples.rtt_us.iter().flatten().find(|us| **us < 0.0);
+    if let Some(us) = negative {
+        bail!("a round trip of {us} µs is below 0");
+    }
     run.schema = SCHEMA.into();
     run.command = command.into();
     Ok(run)
@@ -121,6 +126,7 @@ fn irtt(value: &Value) -> Result<RunFile> {
     }
     let params = &value["config"]["params"];
     let interval_us = params["interval"].as_f64().map(|ns| ns / 1e3);
+    let interval_us = interval_us.filter(|us| *us >= 0.0);
     let mut samples = Samples::default();
     let (mut sent, mut answers) = (Vec::new(), Vec::new());
     for (i, (seqno, trip)) in trips
@@ -182,7 +188,7 @@ fn irtt(value: &Value) -> Result<RunFile> {
         started: wall.map_or(start.into(), |ns| rfc3339(ns / 1e9)),
         seconds: seconds.max(samples.sent_us.last().map_or(0.0, |us| us / 1e6)),
         interval_us,
-        payload_bytes: params["length"].as_u64().map(|n| n as u32),
+        payload_bytes: params["length"].as_u64().and_then(|n| n.try_into().ok()),
         clock: "user".into(),
         interrupted,
         samples,
@@ -283,10 +289,16 @@ fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
         place: u32,
     }
     let mut by_seq: BTreeMap<u64, Raw> = BTreeMap::new();
-    let lowest = raw[0]["seq"].as_f64().map_or(0, |s| s as u64);
+    let seq_of = |one: &Value| match one["seq"].as_f64() {
+        // 2^53, up to which these are whole numbers.
+        Some(s) if (0.0..=9.0e15).contains(&s) && s.fract() == 0.0 => Ok(Some(s as u64)),
+        Some(s) => bail!("{s} is no sequence number"),
+        None => Ok(None),
+    };
+    let lowest = seq_of(&raw[0])?.unwrap_or(0);
     for (i, one) in raw.iter().enumerate() {
         // Without numbers the order stands for them.
-        let seq = one["seq"].as_f64().map_or(lowest + i as u64, |s| s as u64);
+        let seq = seq_of(one)?.unwrap_or(lowest + i as u64);
         let us = |name: &str| one[name].as_f64().map(|ms| ms * 1e3);
         let lost = one["lost"] == true;
         let rtt_us = us("val").filter(|_| !lost);
@@ -312,10 +324,10 @@ fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
         _ => least,
     };
     let sent = series["PACKETS_SENT"].as_u64().unwrap_or(0);
-    let last = most.max((first + sent).saturating_sub(1));
-    let n = (last - first + 1) as usize;
+    let last = most.max(first.saturating_add(sent).saturating_sub(1));
+    let n = (last - first).saturating_add(1);
     ensure!(
-        n <= 100 * raw.len(),
+        n <= 100 * raw.len() as u64,
         "the sequence numbers have a gap of {n}"
     );
     let column = |of: fn(&Raw) -> Option<f64>| -> Vec<Option<f64>> {
@@ -346,7 +358,7 @@ fn interval_us(series: &Value) -> Option<f64> {
     let mut words = series["COMMAND"].as_str()?.split_whitespace();
     words.find(|w| *w == "-i")?;
     let seconds: f64 = words.next()?.trim_end_matches('s').parse().ok()?;
-    Some(seconds * 1e6)
+    (seconds.is_finite() && seconds >= 0.0).then_some(seconds * 1e6)
 }
 
 #[cfg(test)]

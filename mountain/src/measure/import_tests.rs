@@ -157,6 +157,93 @@ const IRTT: &str = r#"{"version": {"irtt": "0.9.1"},
  {"seqno": 3, "lost": true, "timestamps": {"client": {"receive": {}, "send": {}}}, "delay": {}}]}"#;
 
 #[test]
+fn a_decimal_comma_is_a_point() {
+    let comma = PLAIN
+        .replace("0.500 ms", "0,500 ms")
+        .replace("12.3 ms", "12,3 ms");
+    assert_ne!(comma, PLAIN);
+    assert_eq!(ok(comma.as_bytes()), ok(PLAIN.as_bytes()));
+    let stamped = "\
+PING 192.0.2.7 (192.0.2.7) 56(84) bytes of data.
+[1700000000,500000] 64 bytes from 192.0.2.7: icmp_seq=1 ttl=64 time=20,5 ms
+[inf] 64 bytes from 192.0.2.7: icmp_seq=2 ttl=64 time=20,25 ms
+
+--- 192.0.2.7 ping statistics ---
+2 packets transmitted, 2 received, 0% packet loss, time 1001ms
+";
+    let run = ok(stamped.as_bytes());
+    assert_eq!(run.samples.rtt_us, [Some(20_500.0), Some(20_250.0)]);
+    assert_eq!(run.started, "2023-11-14T22:13:20.479Z");
+    let grouped = PLAIN.replace("112 ms", "1,112.5 ms");
+    refused(grouped.as_bytes(), "is damaged");
+}
+
+#[test]
+fn numbers_that_no_measurement_has_are_refused() {
+    let big = "9".repeat(300);
+    let replaced = |from: &str, to: &str| {
+        let text = PLAIN.replace(from, to);
+        assert_ne!(text, PLAIN, "{from}");
+        text.into_bytes()
+    };
+    refused(
+        &replaced("time=112 ms", &format!("time={big} ms")),
+        "more than 30 years",
+    );
+    refused(&replaced("seq=5", "seq=70000"), "is damaged");
+    refused(
+        &replaced("7 packets transmitted", "4294967294 packets transmitted"),
+        "too many",
+    );
+    refused(
+        &replaced("7 packets", &format!("{big} packets")),
+        "packets transmitted",
+    );
+    refused(
+        &replaced("time 1200ms", &format!("time {big}ms")),
+        "more than 30 years",
+    );
+
+    let irtt = |rtt: &str, length: &str, seqno: &str| {
+        let text = format!(
+            r#"{{"config":{{"params":{{"interval":1e7,"length":{length}}}}},
+            "stats":{{"duration":1e9}},"round_trips":[{{"seqno":{seqno},"lost":false,
+            "delay":{{"rtt":{rtt}}},"timestamps":{{"client":{{"send":{{"wall":1.7e18}}}}}}}}]}}"#
+        );
+        text.into_bytes()
+    };
+    let run = ok(&irtt("2e7", "4294967300", "1"));
+    assert_eq!(
+        (run.samples.rtt_us[0], run.payload_bytes),
+        (Some(2e4), None)
+    );
+    refused(&irtt("1e300", "1", "1"), "more than 30 years");
+    refused(&irtt("1e999", "1", "1"), "out of range");
+    refused(&irtt("-5", "1", "1"), "below 0");
+    refused(&irtt("2e7", "1", "-1"), "no seqno");
+
+    let flent = |seq: &str, val: &str, sent: &str| {
+        let text = format!(
+            r#"{{"metadata":{{"HOST":"h","SERIES_META":{{"Ping (ms) ICMP":{{"RUNNER":"IrttRunner",
+            "COMMAND":"irtt -i 1e999s","PACKETS_SENT":{sent}}}}}}},"x_values":[0],
+            "results":{{"Ping (ms) ICMP":[1]}},"raw_values":{{"Ping (ms) ICMP":[
+            {{"t":1.7e9,"val":{val},"seq":{seq}}},{{"t":1.7e9,"val":3}}]}}}}"#
+        );
+        text.into_bytes()
+    };
+    let run = ok(&flent("0", "20", "3"));
+    assert_eq!(run.samples.rtt_us, [Some(2e4), Some(3e3), None]);
+    assert_eq!(run.interval_us, None);
+    for bad in ["-1", "0.5", "1e19"] {
+        refused(&flent(bad, "20", "3"), "is no sequence number");
+    }
+    refused(&flent("8e15", "20", "3"), "have a gap");
+    refused(&flent("0", "20", "18446744073709551615"), "have a gap");
+    refused(&flent("0", "1e300", "3"), "more than 30 years");
+    refused(&flent("0", "-20", "3"), "below 0");
+}
+
+#[test]
 fn irtt_with_both_directions_and_losses() {
     let run = ok(IRTT.as_bytes());
     let samples = &run.samples;

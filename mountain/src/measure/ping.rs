@@ -35,6 +35,8 @@ pub use log::Clock;
 
 /// Answers to the last probes are waited for at least this long.
 const LINGER: Duration = Duration::from_secs(1);
+/// Longer than any that measures; a sum with far more would overflow.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(86_400);
 
 /// Told the number of probes sent and, if it is about an answer, its RTT, µs.
 type Progress<'a> = dyn FnMut(usize, Option<f64>) + 'a;
@@ -90,10 +92,10 @@ enum Method {
 }
 
 impl Method {
-    fn send(&mut self, log: &mut Log) {
+    fn send(&mut self, log: &mut Log, progress: &mut Progress) {
         match self {
             Method::Packets(packets) => packets.send(log),
-            Method::Connects(connects) => connects.send(log),
+            Method::Connects(connects) => connects.send(log, progress),
         }
     }
 
@@ -155,8 +157,8 @@ impl Options {
         ensure!(self.tcp != Some(0), "--tcp 0: there is no port 0");
         ensure!(self.count > 0, "--count 0: there is nothing to measure");
         ensure!(
-            self.interval >= Duration::from_micros(10),
-            "--interval {:?}: at least 10us",
+            (Duration::from_micros(10)..=LONGEST_INTERVAL).contains(&self.interval),
+            "--interval {:?}: at least 10us, at most a day",
             self.interval
         );
         Ok(())
@@ -223,11 +225,20 @@ impl Pinger {
             None => None,
         };
         let address = options.resolve()?;
-        // Without a route, opening the socket says what is wrong.
-        let way = route_to(address.ip(), ifindex, options.source).ok();
-        if let (Some(gateway), Some(way)) = (options.gateway, way) {
-            check_gateway(&options, address.ip(), gateway, way)?;
+        let way = route_to(address.ip(), ifindex, options.source);
+        if let Some(gateway) = options.gateway {
+            let way = way.as_ref().map_err(|e| {
+                let device = options.device.as_deref().unwrap_or("its device");
+                anyhow!(
+                    "the kernel does not say how it sends to {} over {device}, so whether by the \
+                     path's gateway {gateway} is not known: {e}",
+                    address.ip()
+                )
+            })?;
+            check_gateway(&options, address.ip(), gateway, *way)?;
         }
+        // Without a route, opening the socket says what is wrong.
+        let way = way.ok();
         let signals = asks_to_end();
         signals.thread_block()?;
         let ended = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
@@ -268,15 +279,18 @@ impl Pinger {
     pub fn run(mut self, mut progress: impl FnMut(usize, Option<f64>)) -> Result<Outcome> {
         let environment = environment::record();
         if let Method::Packets(packets) = &self.method {
-            std::thread::sleep(packets.ready_at().saturating_duration_since(Instant::now()));
+            packets.wait_ready();
         }
 
         let (start, started) = (Instant::now(), SystemTime::now());
         let mut interrupted = false;
         let mut next = start;
         while self.log.probes.len() < self.options.count && !interrupted {
-            self.method.send(&mut self.log);
+            self.method.send(&mut self.log, &mut progress);
             progress(self.log.probes.len(), None);
+            if self.log.probes.len() == self.options.count {
+                break;
+            }
             // After a delay of our own there is no burst to catch up: the far end would see it.
             next = (next + self.options.interval).max(Instant::now());
             interrupted = self.wait_until(next, &mut progress, false)?;
@@ -298,6 +312,7 @@ impl Pinger {
         match &mut self.method {
             Method::Packets(packets) => packets.finish(&mut self.log),
             Method::Connects(connects) => {
+                connects.finish(&mut self.log);
                 (refused, repeated) = (connects.refused, connects.repeated);
                 // A connection does not tell which device its answers come by.
                 self.log.devices.extend(self.way.map(|w| w.ifindex));
@@ -494,6 +509,7 @@ mod tests {
         refused(|o| (o.size, o.tcp) = (0, Some(0)), "no port 0");
         refused(|o| (o.udp, o.tcp) = (Some(1), Some(1)), "either");
         refused(|o| o.interval = Duration::ZERO, "10us");
+        refused(|o| o.interval = Duration::MAX, "at most a day");
         refused(|o| o.ipv6 = Some(true), "no IPv6 address");
     }
 }

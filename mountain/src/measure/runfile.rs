@@ -85,11 +85,42 @@ pub struct Cpu {
     pub at_us: Vec<f64>,
     /// `shares[cpu][interval]`: [usr, sys, soft, irq, steal, idle].
     pub shares: Vec<Vec<[f32; 6]>>,
+    /// The kernel's number of each CPU in `shares`; empty (older files): 0, 1, 2, …
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numbers: Vec<u32>,
 }
 
 impl Cpu {
     pub fn is_empty(&self) -> bool {
         self.at_us.is_empty()
+    }
+
+    /// The kernel's number of the CPU at a place in `shares`.
+    pub fn number(&self, at: usize) -> u32 {
+        self.numbers.get(at).copied().unwrap_or(at as u32)
+    }
+
+    fn check(&self) -> Result<()> {
+        sane("cpu.at_us", self.at_us.iter().copied())?;
+        let (numbers, shares) = (self.numbers.len(), self.shares.len());
+        ensure!(
+            numbers == 0 || numbers == shares,
+            "cpu.numbers has {numbers} entries, cpu.shares {shares}"
+        );
+        Ok(())
+    }
+}
+
+/// Times beyond this are no measurement's; what is made of them would be nonsense. 30 years, µs.
+const LONGEST_US: f64 = 1e15;
+
+fn sane(column: &str, times_us: impl IntoIterator<Item = f64>) -> Result<()> {
+    let bad = times_us
+        .into_iter()
+        .find(|us| us.is_nan() || us.abs() > LONGEST_US);
+    match bad {
+        Some(us) => bail!("{column} has a time of {us:e} µs, more than 30 years"),
+        None => Ok(()),
     }
 }
 
@@ -107,8 +138,16 @@ impl RunFile {
                 run.schema
             );
         }
-        run.samples.check().with_context(|| name.to_string())?;
+        run.check().with_context(|| name.to_string())?;
         Ok(run)
+    }
+
+    /// Whether the columns fit each other and hold what a measurement can hold.
+    pub fn check(&self) -> Result<()> {
+        sane("seconds", [self.seconds * 1e6])?;
+        sane("interval_us", self.interval_us)?;
+        self.samples.check()?;
+        self.cpu.check()
     }
 
     /// Writes the file as a whole or not at all.
@@ -180,6 +219,15 @@ impl Samples {
         for (name, len) in optional {
             ensure!(len == 0 || len == n, "{name} has {len} entries, rtt_us {n}");
         }
+        sane("sent_us", self.sent_us.iter().copied())?;
+        for (name, column) in [
+            ("rtt_us", &self.rtt_us),
+            ("user_rtt_us", &self.user_rtt_us),
+            ("forward_us", &self.forward_us),
+            ("backward_us", &self.backward_us),
+        ] {
+            sane(name, column.iter().flatten().copied())?;
+        }
         let answered = |&i: &u32| self.rtt_us.get(i as usize).is_some_and(Option::is_some);
         ensure!(
             self.arrival.iter().all(answered),
@@ -212,6 +260,16 @@ mod tests {
         run().write(&path).unwrap();
         assert_eq!(RunFile::read(&path).unwrap(), run());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn cpus_of_older_files_are_numbered_by_place() {
+        let text = r#"{"accounting":"tick","at_us":[1.0],"shares":[[[1,0,0,0,0,0]]]}"#;
+        let mut cpu: Cpu = serde_json::from_str(text).unwrap();
+        assert_eq!((cpu.numbers.len(), cpu.number(0), cpu.number(3)), (0, 0, 3));
+        cpu.numbers = vec![2];
+        let again: Cpu = serde_json::from_str(&serde_json::to_string(&cpu).unwrap()).unwrap();
+        assert_eq!((again.number(0), again), (2, cpu));
     }
 
     #[test]
@@ -249,6 +307,16 @@ mod tests {
         let mut other = run();
         other.samples.arrival = vec![1];
         refused(serde_json::to_string(&other).unwrap(), "not answered");
+        let mut other = run();
+        other.samples.rtt_us[0] = Some(1e300);
+        refused(serde_json::to_string(&other).unwrap(), "rtt_us has a time");
+        let mut other = run();
+        other.seconds = 1e12;
+        refused(serde_json::to_string(&other).unwrap(), "seconds has a time");
+        let mut other = run();
+        other.cpu.at_us = vec![1e6];
+        other.cpu.numbers = vec![0, 2];
+        refused(serde_json::to_string(&other).unwrap(), "cpu.numbers has 2");
         let error = RunFile::read(&dir.path().join("none")).unwrap_err();
         assert!(error.to_string().contains("cannot read"), "{error}");
     }

@@ -7,8 +7,9 @@
 //! Source: Documentation/networking/timestamping.rst of the kernel.
 
 use std::io::{self, IoSliceMut};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
     recvmsg, ControlMessageOwned, MsgFlags, RecvMsg, SockaddrStorage, Timestamps,
@@ -69,6 +70,43 @@ pub fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
         libc::SO_TIMESTAMPING,
         stamping.flags() as libc::c_int,
     )
+}
+
+/// Waits until received packets are stamped: the kernel switches that on some time after the first
+/// socket of the system has asked for it. A socket of our own on loopback tells. Returns false when
+/// that does not work, as where loopback is down; then `limit` has passed, which is long enough.
+pub fn wait_until_on(limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    let on = ["127.0.0.1:0", "[::1]:0"].iter().any(|address| {
+        let Ok(socket) = UdpSocket::bind(address) else {
+            return false;
+        };
+        let rx = Stamping {
+            rx: true,
+            ..Stamping::default()
+        };
+        let own = socket.local_addr().and_then(|own| socket.connect(own));
+        if own.and_then(|()| set_stamping(&socket, rx)).is_err() {
+            return false;
+        }
+        while Instant::now() < end {
+            if socket.send(&[0]).is_err() {
+                return false;
+            }
+            // It is there as soon as it is sent, but for a busy machine.
+            std::thread::sleep(Duration::from_micros(200));
+            while let Ok(received) = receive(&socket, &mut [0; 8]) {
+                if received.rx_ns.is_some() {
+                    return true;
+                }
+            }
+        }
+        false
+    });
+    if !on {
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    }
+    on
 }
 
 /// Asks for what else [`receive`] reports: arrival device and destination address, hop limit and
@@ -329,8 +367,6 @@ fn socket_addr(address: &SockaddrStorage) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::UdpSocket;
-    use std::time::Duration;
 
     fn pair() -> (UdpSocket, UdpSocket) {
         let a = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -356,6 +392,18 @@ mod tests {
         tx_sched: true,
         hardware: true,
     };
+
+    #[test]
+    fn what_comes_after_the_wait_is_stamped() {
+        let (a, b) = pair();
+        set_stamping(&b, ALL).unwrap();
+        assert!(wait_until_on(Duration::from_secs(10)));
+        a.send(b"x").unwrap();
+        assert!(soon(|| receive(&b, &mut [0; 16]).ok()).rx_ns.is_some());
+        let begun = Instant::now();
+        assert!(!wait_until_on(Duration::ZERO), "no time to find out");
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
 
     #[test]
     fn both_stamps_are_between_the_user_clocks_and_in_order() {

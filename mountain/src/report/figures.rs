@@ -321,7 +321,7 @@ fn cpus(cpu: &Cpu, until_us: f64, most: usize) -> Vec<Strip> {
     strips.extend(
         shown
             .into_iter()
-            .map(|i| strip(format!("CPU {i}"), &cpu.shares[i])),
+            .map(|i| strip(format!("CPU {}", cpu.number(i)), &cpu.shares[i])),
     );
     strips
 }
@@ -372,15 +372,18 @@ mod tests {
             accounting: "tick".into(),
             at_us: vec![1e6],
             shares: vec![idle; 32],
+            numbers: (0..32).map(|i| 2 * i).collect(),
         };
         cpu.shares[17][0] = [0.0, 0.0, 0.9, 0.0, 0.0, 0.1];
         let strips = cpus(&cpu, 1e6, CPUS);
         let names: Vec<&str> = strips.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names.len(), CPUS + 1);
-        assert!(names[0] == "CPUs" && names.contains(&"CPU 17"), "{names:?}");
+        assert!(names[0] == "CPUs" && names.contains(&"CPU 34"), "{names:?}");
         // A CPU without figures (a file by another program) draws nothing.
         cpu.shares = vec![Vec::new()];
-        assert!(cpus(&cpu, 1e6, CPUS)[0].columns.iter().all(Vec::is_empty));
+        cpu.numbers.clear();
+        let strips = cpus(&cpu, 1e6, CPUS);
+        assert!(strips[0].name == "CPU 0" && strips[0].columns.iter().all(Vec::is_empty));
         assert!(cpus(&Cpu::default(), 1e6, CPUS).is_empty());
     }
 

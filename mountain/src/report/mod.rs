@@ -15,50 +15,76 @@ mod run;
 pub mod series;
 mod written;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Context, Result};
 
 use crate::measure::runfile::RunFile;
 
-use figures::Figure;
 use run::Run;
 use written::{Written, LIST_NAME};
 
 /// Name of the page in the report's folder.
 pub const PAGE_NAME: &str = "index.html";
 
+/// What every page has, and no other.
+const PAGE_MARK: &str = "<title>mountain: ";
+
 /// Makes the report of `runs` (each with the name of its file, for those without a label) in `dir`:
 /// the page, and each plot as SVG and PNG beside it. Plots that an earlier report left there are
 /// removed. Returns the page's path.
+///
+/// # Errors
+/// Among others if there is a page that no report has written; then nothing is changed.
 pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     ensure!(!runs.is_empty(), "there is no run to report");
     let runs = Run::all(runs);
     let figures = figures::all(&runs);
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let (earlier, mut written) = (Written::read(dir), Written::none());
+    let page = dir.join(PAGE_NAME);
+    earlier.check_page(&page, PAGE_MARK)?;
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let mut plots = Vec::new();
     for figure in &figures {
-        write_plot(figure, &runs, dir, &mut written)?;
+        let svg = page::standalone(&figure.alone(&runs)?);
+        let png = raster::png(&svg)?;
+        for (kind, content) in [("svg", svg.into_bytes()), ("png", png)] {
+            let name = format!("{}.{kind}", figure.file);
+            written.add(&name, &content);
+            plots.push((name, content));
+        }
+    }
+    let content = html::render(&runs, &figures)?.into_bytes();
+    written.add_page(&content);
+    let list = dir.join(LIST_NAME);
+    save(&list, &earlier.and(&written).text()?)?;
+    for (name, content) in &plots {
+        save(&dir.join(name), content)?;
     }
     // After its plots, so that whoever sees it sees all of the report.
-    let page = dir.join(PAGE_NAME);
-    save(&page, html::render(&runs, &figures)?.as_bytes())?;
+    save(&page, &content)?;
     earlier.remove_unless_in(&written, dir)?;
-    save(&dir.join(LIST_NAME), &written.text()?)?;
+    save(&list, &written.text()?)?;
     Ok(page)
 }
 
-fn write_plot(figure: &Figure, runs: &[Run], dir: &Path, written: &mut Written) -> Result<()> {
-    let svg = page::standalone(&figure.alone(runs)?);
-    let png = raster::png(&svg)?;
-    for (kind, content) in [("svg", svg.as_bytes()), ("png", &png[..])] {
-        let name = format!("{}.{kind}", figure.file);
-        save(&dir.join(&name), content)?;
-        written.add(&name, content);
-    }
-    Ok(())
-}
-
+/// Writes a file as a whole or not at all.
 fn save(path: &Path, content: &[u8]) -> Result<()> {
-    std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let write = || -> std::io::Result<()> {
+        let mut file = std::fs::File::create(&temporary)?;
+        file.write_all(content)?;
+        if path.ends_with(LIST_NAME) {
+            // What is removed because of it must not come back without it.
+            file.sync_all()?;
+        }
+        std::fs::rename(&temporary, path)
+    };
+    write()
+        .inspect_err(|_| drop(std::fs::remove_file(&temporary)))
+        .with_context(|| format!("cannot write {}", path.display()))
 }

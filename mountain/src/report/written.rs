@@ -3,13 +3,16 @@
 //!
 //! A list beside the page holds each plot's name and what was in it. A file is removed only if it is
 //! on the list of the earlier report, not written by this one, and still as it was written: what
-//! somebody has put there or changed since is theirs.
+//! somebody has put there or changed since is theirs. A page that is not on the list is not
+//! overwritten. The list is saved before what it tells of is written or removed, and names the
+//! earlier report's files until they are gone, so that one that was broken off can be made again.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Component, Path};
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -18,11 +21,14 @@ pub const LIST_NAME: &str = ".mountain-report.json";
 /// Value of [`Written::schema`].
 const SCHEMA: &str = "mountain-report/1";
 
-/// The plots of a report by name, with the SHA-256 of each.
+/// The plots of a report by name, with the SHA-256 of each, and that of its page.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Written {
     schema: String,
     plots: BTreeMap<String, String>,
+    /// Missing in the lists of older versions; several while a report is being written.
+    #[serde(default)]
+    pages: Vec<String>,
 }
 
 impl Written {
@@ -30,6 +36,7 @@ impl Written {
         Self {
             schema: SCHEMA.into(),
             plots: BTreeMap::new(),
+            pages: Vec::new(),
         }
     }
 
@@ -45,6 +52,42 @@ impl Written {
     /// Puts a plot on the list.
     pub fn add(&mut self, name: &str, content: &[u8]) {
         self.plots.insert(name.into(), hash(content));
+    }
+
+    /// Puts the page on the list.
+    pub fn add_page(&mut self, content: &[u8]) {
+        self.pages.push(hash(content));
+    }
+
+    /// What is there while the `next` report takes the place of this one.
+    pub fn and(&self, next: &Self) -> Self {
+        let mut both = self.clone();
+        both.plots.extend(next.plots.clone());
+        both.pages.extend(next.pages.clone());
+        both
+    }
+
+    /// Refuses to write over a page that is no report's. `mark` is in every page of a report: an
+    /// older version's list does not tell.
+    pub fn check_page(&self, page: &Path, mark: &str) -> Result<()> {
+        let content = match fs::read(page) {
+            Ok(content) => content,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(())
+            }
+            Err(e) => return Err(e).with_context(|| format!("cannot read the {}", page.display())),
+        };
+        let older = self.pages.is_empty() && !self.plots.is_empty();
+        let ours = self.pages.contains(&hash(&content))
+            || (older && String::from_utf8_lossy(&content).contains(mark));
+        if !ours {
+            bail!(
+                "{} was not written by mountain report, or has been changed since: move it away or \
+                 choose another folder",
+                page.display()
+            );
+        }
+        Ok(())
     }
 
     /// Removes from `dir` what is on this list and not on that of the `next` report.
@@ -132,6 +175,36 @@ mod tests {
             assert!(at(name).exists(), "{name}");
         }
         assert!(outside.path().exists());
+    }
+
+    #[test]
+    fn only_a_page_of_a_report_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let page = dir.path().join("index.html");
+        let (mark, ours) = ("made by", "<p>made by us");
+        let mut written = list(&[("cdf.svg", "x")]);
+        written.check_page(&page, mark).unwrap();
+        fs::write(&page, ours).unwrap();
+        // An older list, and none at all.
+        written.check_page(&page, mark).unwrap();
+        assert!(Written::none().check_page(&page, mark).is_err());
+        written.add_page(ours.as_bytes());
+        written.check_page(&page, mark).unwrap();
+        // Broken off before the next page was written, and after.
+        let mut next = Written::none();
+        next.add_page(b"made by us, again");
+        let both = written.and(&next);
+        both.check_page(&page, mark).unwrap();
+        fs::write(&page, "made by us, again").unwrap();
+        both.check_page(&page, mark).unwrap();
+        fs::write(&page, "made by us, changed").unwrap();
+        let error = both.check_page(&page, mark).unwrap_err().to_string();
+        assert!(
+            error.contains("was not written by mountain report"),
+            "{error}"
+        );
+        fs::write(&page, "my own page").unwrap();
+        assert!(list(&[("cdf.svg", "x")]).check_page(&page, mark).is_err());
     }
 
     #[test]

@@ -135,6 +135,29 @@ impl Running {
         }
     }
 
+    /// Ends the command and what it started, and nothing else; how that went, in words. It is asked
+    /// first, and killed 2 s later.
+    pub(super) fn end(mut self, signals: &SignalFd) -> &'static str {
+        let pid = Pid::from_raw(self.child.id() as i32);
+        let start = Instant::now();
+        let mut asked = false;
+        while start.elapsed() < PATIENCE {
+            match self.child.try_wait() {
+                Ok(Some(_)) => {
+                    let _ = self.end_what_it_left(signals);
+                    return "the command has been ended";
+                }
+                // Not reaped yet, so the number is still its own.
+                _ if start.elapsed() >= GRACE => drop(kill(pid, Signal::SIGKILL)),
+                _ if !asked => drop(kill(pid, Signal::SIGTERM)),
+                _ => {}
+            }
+            asked = true;
+            std::thread::sleep(LOOK);
+        }
+        "the command could not be ended"
+    }
+
     /// After the command's end: ends those of its children that are still there.
     pub(super) fn end_what_it_left(self, signals: &SignalFd) -> Result<()> {
         let start = Instant::now();

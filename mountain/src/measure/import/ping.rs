@@ -5,6 +5,9 @@ use anyhow::{bail, ensure, Context, Result};
 use super::super::runfile::{RunFile, Samples};
 use super::{moments, rfc3339};
 
+/// A summary may claim any number without a file of that size. A day of pings every 2 ms is less.
+const MOST_PROBES: u64 = 50_000_000;
+
 /// An answer's line.
 struct Answer {
     /// As printed: 16 bits.
@@ -32,11 +35,13 @@ pub fn header(line: &str) -> Option<(String, Option<u32>)> {
     Some((target.into(), digits.and_then(|d| d.parse().ok())))
 }
 
-/// The number that follows `key` in `line`.
+/// The number that follows `key` in `line`. In many languages' settings ping(8) prints a comma
+/// for the point.
 fn number<T: std::str::FromStr>(line: &str, key: &str) -> Option<T> {
     let rest = &line[line.find(key)? + key.len()..];
-    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
-    rest[..end.unwrap_or(rest.len())].parse().ok()
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ',');
+    let digits = rest[..end.unwrap_or(rest.len())].trim_end_matches(',');
+    digits.replace(',', ".").parse().ok()
 }
 
 /// The number before `key` in `line`.
@@ -56,7 +61,10 @@ pub fn parse(text: &str) -> Result<RunFile> {
     let mut busybox = false;
     for (i, line) in text.lines().enumerate() {
         let (at_us, line) = match line.strip_prefix('[').and_then(|l| l.split_once("] ")) {
-            Some((stamp, rest)) => (stamp.parse::<f64>().ok().map(|s| s * 1e6), rest),
+            Some((stamp, rest)) => {
+                let stamp = stamp.replace(',', ".").parse::<f64>();
+                (stamp.ok().filter(|s| s.is_finite()).map(|s| s * 1e6), rest)
+            }
             None => (None, line),
         };
         if let Some(found) = header(line) {
@@ -82,6 +90,11 @@ pub fn parse(text: &str) -> Result<RunFile> {
             let seq = number(line, "seq=");
             let seq = seq.with_context(|| format!("line {} is damaged: {line:?}", i + 1))?;
             let Some(ms) = number::<f64>(line, "time=") else {
+                ensure!(
+                    !line.contains("time="),
+                    "line {} is damaged: {line:?}",
+                    i + 1
+                );
                 bail!("line {} has no time: a payload under 16 bytes (ping -s) leaves no room for it, or the line is cut", i + 1);
             };
             answers.push(Answer {
@@ -125,7 +138,7 @@ fn samples(
     spread: Option<f64>,
     busybox: bool,
 ) -> Result<(Samples, Option<f64>)> {
-    ensure!(sent < u64::from(u32::MAX), "{sent} probes are too many");
+    ensure!(sent <= MOST_PROBES, "{sent} probes are too many");
     // iputils counts from 1, others from 0.
     let from = match answers.first() {
         Some(first) if busybox || first.seq == 0 => 0,

@@ -35,8 +35,10 @@ pub(super) struct Connects {
     open: BTreeMap<usize, Socket>,
     /// Answers that were refusals.
     pub(super) refused: usize,
-    /// Probes that were answered only after their SYN had been sent again.
+    /// Probes that were answered only after their SYN, or the answer to it, had been sent again.
     pub(super) repeated: usize,
+    /// Answered probes of [`Verdict::Unclear`].
+    unclear: Vec<usize>,
 }
 
 /// What a finished handshake tells.
@@ -44,24 +46,41 @@ pub(super) struct Connects {
 enum Verdict {
     /// By the kernel, ns; `None`: it took no sample.
     Answered(Option<i64>),
+    /// By the kernel, ns, and longer than its first wait: either the path takes so long, or the
+    /// answer was lost and the far host sent it again. See [`is_long`].
+    Unclear(i64),
     /// The first SYN, or its answer, was lost.
     Repeated,
 }
 
 /// `again`: how often the SYN was sent again. Then the kernel's sample, if it could take one, is
 /// by TCP timestamps (RFC 7323), which tell which SYN was answered: the first, if the sample is
-/// longer than all that could have passed since the second.
+/// longer than all that could have passed since the second. But an answer that was sent again
+/// names the first SYN, too, even one that was sent again for the second.
 fn judge(user_ns: i64, rtt_us: u32, again: u8) -> Verdict {
+    let first_timeout = FIRST_TIMEOUT.as_nanos() as i64;
     let rtt_ns = (rtt_us > 0).then_some(i64::from(rtt_us) * 1000);
     if again == 0 {
-        return Verdict::Answered(rtt_ns);
+        return match rtt_ns {
+            // The far host's timer was faster than ours. On a path of this length ours would have
+            // sent again first.
+            Some(ns) if ns >= first_timeout => Verdict::Repeated,
+            _ => Verdict::Answered(rtt_ns),
+        };
     }
     // Timestamps are of 1 ms, timers of a tick of up to 10 ms.
-    let since_second = user_ns - FIRST_TIMEOUT.as_nanos() as i64 + 20_000_000;
+    let since_second = user_ns - first_timeout + 20_000_000;
     match rtt_ns {
-        Some(ns) if ns > since_second.max(0) => Verdict::Answered(Some(ns.min(user_ns))),
+        Some(ns) if ns > since_second.max(0) => Verdict::Unclear(ns.min(user_ns)),
         _ => Verdict::Repeated,
     }
+}
+
+/// Whether a path may take longer than the kernel's first wait, by the slowest of the answers that
+/// came within it. A queue that delays by a second is built up past half of it; without any such
+/// answer the path is never faster.
+fn is_long(slowest_clear_ns: Option<i64>) -> bool {
+    slowest_clear_ns.is_none_or(|ns| ns >= FIRST_TIMEOUT.as_nanos() as i64 / 2)
 }
 
 impl Connects {
@@ -78,6 +97,7 @@ impl Connects {
             open: BTreeMap::new(),
             refused: 0,
             repeated: 0,
+            unclear: Vec::new(),
         };
         // What cannot work shows here and not as losses.
         connects
@@ -125,7 +145,9 @@ impl Connects {
     }
 
     /// Starts the next handshake. One that cannot be started counts as lost.
-    pub(super) fn send(&mut self, log: &mut Log) {
+    pub(super) fn send(&mut self, log: &mut Log, progress: &mut Progress) {
+        // After a delay of our own there may be answers among what looks too old.
+        self.receive(log, progress);
         self.give_up_old(log);
         let at = log.probes.len();
         let socket = self.socket();
@@ -144,7 +166,7 @@ impl Connects {
             Ok(())
         });
         if let Err(error) = started {
-            log.failed(error);
+            log.not_sent(error);
         }
     }
 
@@ -178,8 +200,7 @@ impl Connects {
         let refused = match socket.take_error() {
             Ok(None) => false,
             Ok(Some(e)) if e.raw_os_error() == Some(libc::ECONNREFUSED) => true,
-            // A connection that was made, and closed by the far program before we looked.
-            Ok(Some(e)) if e.raw_os_error() == Some(libc::ECONNRESET) => false,
+            Ok(Some(e)) if was_made(&e) => false,
             Ok(Some(e)) | Err(e) => {
                 log.failed(e);
                 return None;
@@ -191,6 +212,10 @@ impl Connects {
         let again = u8::try_from(info.tcpi_total_retrans).unwrap_or(u8::MAX);
         let kernel = match judge(user_ns, info.tcpi_rtt, again) {
             Verdict::Answered(kernel) => kernel,
+            Verdict::Unclear(ns) => {
+                self.unclear.push(at);
+                Some(ns)
+            }
             Verdict::Repeated => {
                 self.repeated += 1;
                 return None;
@@ -208,6 +233,26 @@ impl Connects {
         log.answered(at, answer);
         Some(rtt_ns)
     }
+
+    /// Decides about the unclear answers, by all the others.
+    pub(super) fn finish(&mut self, log: &mut Log) {
+        let mut unclear = std::mem::take(&mut self.unclear);
+        unclear.sort_unstable();
+        let clear = log.probes.iter().enumerate();
+        let clear = clear.filter(|(at, _)| unclear.binary_search(at).is_err());
+        let clear = clear.filter_map(|(_, p)| p.answer.as_ref());
+        let slowest = clear.filter(|a| a.kernel_stamps).map(|a| a.rtt_ns);
+        if !is_long(slowest.max()) {
+            self.repeated += unclear.len();
+            unclear.into_iter().for_each(|at| log.take_back(at));
+        }
+    }
+}
+
+/// What a connection has that was made and ended by the far program before we looked: by a reset,
+/// or by an end (FIN) and then a reset.
+fn was_made(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE))
 }
 
 fn tcp_info(socket: &Socket) -> io::Result<libc::tcp_info> {
@@ -239,6 +284,7 @@ mod tests {
     fn a_repeated_syn_is_a_loss_unless_the_first_was_answered() {
         let ms = |n: i64| n * 1_000_000;
         let kernel = |n: i64| Verdict::Answered(Some(ms(n)));
+        let unclear = |n: i64| Verdict::Unclear(ms(n));
         assert_eq!(judge(ms(21), 20_000, 0), kernel(20));
         assert_eq!(judge(ms(21), 0, 0), Verdict::Answered(None), "refused");
         // The second SYN was answered at once: the first one was lost.
@@ -251,13 +297,74 @@ mod tests {
             "no timestamps, or refused"
         );
         // The path takes longer than the kernel waits.
-        assert_eq!(judge(ms(1_201), 1_200_000, 1), kernel(1_200));
-        assert_eq!(judge(ms(2_301), 2_300_000, 2), kernel(2_300));
-        let rounded = Verdict::Answered(Some(ms(1_201)));
+        assert_eq!(judge(ms(1_201), 1_200_000, 1), unclear(1_200));
+        assert_eq!(judge(ms(2_301), 2_300_000, 2), unclear(2_300));
         assert_eq!(
             judge(ms(1_201), 1_202_000, 1),
-            rounded,
+            unclear(1_201),
             "not above what was seen"
         );
+        // Only the answer was lost, and the far host sent it again before we did.
+        assert_eq!(judge(ms(1_021), 1_020_000, 0), Verdict::Repeated);
+        assert_eq!(judge(ms(1_001), 1_000_000, 0), Verdict::Repeated);
+        assert_eq!(judge(ms(1_000), 999_000, 0), kernel(999));
+        let late = judge(ms(5_000), 20_000, 0);
+        assert_eq!(late, kernel(20), "only this process was late");
+        assert_eq!(judge(ms(5_000), 0, 0), Verdict::Answered(None));
+    }
+
+    fn connects(address: &str) -> Connects {
+        let options = Options {
+            target: "127.0.0.1".into(),
+            tcp: Some(1),
+            ..Options::default()
+        };
+        Connects::open(&options, address.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_unclear_answer_is_believed_only_of_a_long_path() {
+        let run = |clear_ms: &[i64]| {
+            let (mut connects, mut log) = (connects("127.0.0.1:1"), Log::default());
+            let mut add = |ms: i64| {
+                let answer = Answer {
+                    rtt_ns: ms * 1_000_000,
+                    user_ns: ms * 1_000_000,
+                    kernel_stamps: true,
+                    hardware_ns: None,
+                    directions: None,
+                };
+                log.sent(Instant::now());
+                log.answered(log.probes.len() - 1, answer);
+            };
+            clear_ms.iter().copied().for_each(&mut add);
+            add(1_020);
+            connects.unclear = vec![clear_ms.len()];
+            connects.finish(&mut log);
+            let answers = log.probes.iter().filter(|p| p.answer.is_some()).count();
+            (answers, connects.repeated, log.complete())
+        };
+        assert_eq!(run(&[20, 30]), (2, 1, false));
+        assert_eq!(run(&[20, 700]), (3, 0, true), "a long queue");
+        assert_eq!(run(&[]), (1, 0, true), "never shorter");
+    }
+
+    #[test]
+    fn a_connection_that_has_ended_was_made() {
+        let error = io::Error::from_raw_os_error;
+        assert!(was_made(&error(libc::ECONNRESET)) && was_made(&error(libc::EPIPE)));
+        assert!(!was_made(&error(libc::ECONNREFUSED)) && !was_made(&error(libc::EHOSTUNREACH)));
+    }
+
+    #[test]
+    fn what_waits_to_be_seen_is_not_given_up() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut connects = connects(&listener.local_addr().unwrap().to_string());
+        let (mut log, mut progress) = (Log::default(), |_: usize, _: Option<f64>| {});
+        connects.send(&mut log, &mut progress);
+        // Connected, and this process then did nothing for long.
+        log.probes[0].sent = Instant::now().checked_sub(2 * GIVE_UP).unwrap();
+        connects.send(&mut log, &mut progress);
+        assert!(log.probes[0].answer.is_some());
     }
 }

@@ -58,6 +58,8 @@ pub(super) struct Log {
     pub(super) errors: u64,
     pub(super) last_error: Option<String>,
     pub(super) slowest_ns: i64,
+    /// Probes that did not leave.
+    unsent: usize,
 }
 
 impl Log {
@@ -79,9 +81,21 @@ impl Log {
         self.last_error = Some(what.to_string());
     }
 
-    /// Whether every probe has its answer.
+    /// Counts a probe that did not leave and cannot be answered.
+    pub(super) fn not_sent(&mut self, why: impl ToString) {
+        self.unsent += 1;
+        self.failed(why);
+    }
+
+    /// Makes an answered probe a lost one.
+    pub(super) fn take_back(&mut self, at: usize) {
+        self.arrival.retain(|&i| i as usize != at);
+        self.probes[at].answer = None;
+    }
+
+    /// Whether every probe that left has its answer.
     pub(super) fn complete(&self) -> bool {
-        self.arrival.len() == self.probes.len()
+        self.arrival.len() + self.unsent == self.probes.len()
     }
 
     fn answers(&self) -> impl Iterator<Item = &Answer> {
@@ -205,6 +219,22 @@ mod tests {
             assert!(samples.forward_us.is_empty() && samples.arrival.is_empty());
         }
         assert_eq!(Log::default().clock(), (Clock::Kernel, 0));
+    }
+
+    #[test]
+    fn a_probe_that_did_not_leave_is_not_waited_for() {
+        let (mut log, start) = log(|| answer(true, None), 0, || answer(true, None));
+        assert!(!log.complete(), "one is lost");
+        log.sent(start);
+        log.not_sent("no buffer");
+        assert!(!log.complete() && log.errors == 1);
+        log.answered(200, answer(true, None));
+        assert!(log.complete());
+        log.take_back(7);
+        assert!(!log.complete());
+        let samples = log.samples(start, Clock::Kernel);
+        let lost = |i: &usize| samples.rtt_us[*i].is_none();
+        assert_eq!((0..202).filter(lost).collect::<Vec<_>>(), [7, 201]);
     }
 
     #[test]

@@ -18,7 +18,8 @@ use super::super::wire::{self, ProbeId};
 use super::log::{Answer, Log};
 use super::{Options, Progress};
 
-/// The kernel switches receive stamps on lazily; probes start so long after.
+/// The kernel switches receive stamps on lazily. Where nothing tells whether it has, probes start so
+/// long after.
 const STAMPS_READY: Duration = Duration::from_millis(100);
 /// Room in the socket for when this process is not scheduled: at least so many bytes.
 const BUFFER: usize = 4 << 20;
@@ -46,7 +47,6 @@ pub(super) struct Packets {
     stamping: Stamping,
     /// The device whose clock stamps, if one does.
     hardware: Option<u32>,
-    opened: Instant,
     sent: Vec<Sent>,
     /// Probe index that the kernel's packet number 0 stands for.
     first_index: usize,
@@ -106,7 +106,6 @@ impl Packets {
             size: options.size,
             stamping,
             hardware,
-            opened: Instant::now(),
             sent: Vec::new(),
             first_index: 0,
             failures: 0,
@@ -118,9 +117,9 @@ impl Packets {
         self.socket.as_fd()
     }
 
-    /// When the first probe may leave.
-    pub(super) fn ready_at(&self) -> Instant {
-        self.opened + STAMPS_READY
+    /// Waits until the answer to the first probe will be stamped.
+    pub(super) fn wait_ready(&self) {
+        timestamp::wait_until_on(STAMPS_READY);
     }
 
     /// Sends the next probe. One that cannot be sent counts as lost, as for ping(8): traffic
@@ -156,7 +155,7 @@ impl Packets {
             reflected: None,
         });
         if let Err(error) = result {
-            log.failed(error);
+            log.not_sent(error);
             // Whether the failure used up a packet number depends on how far it got.
             self.drain_errors(log);
             self.first_index = self.sent.len();

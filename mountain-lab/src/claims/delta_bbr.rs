@@ -1,0 +1,203 @@
+//! Claim 4: delta-BBR as published against the kernel's BBR, on a link whose rate drops.
+//!
+//! Segments in pairs, in the order A B, B A; the rows are figures of a segment and not of single
+//! probes, so the question of pairs alone is asked of them (see [`crate::probing::ab`]), with Holm's
+//! correction of the two.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use mountain::cc::Settings;
+use mountain::measure::verdict::{holm, LEVEL};
+use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::workload::stats::percentile;
+
+use super::registry::Verdict;
+use super::Bench;
+use crate::cc::{figures, void_reason, Available, Cc, Cell, Rig, Segment, WARM_UP_US};
+use crate::probing::ab::{sign_flips, LEAST_ROUNDS};
+
+/// 50 Mbit/s, then 10: where a queue builds up if the sender is late to notice.
+const CELL: &str = "step-50-10";
+const SIDES: [Cc; 2] = [Cc::Bbr, Cc::Published];
+/// Time in the queue over the segment from the warm-up on, the drop in it, 95th percentile.
+const DELAY: &str = "queue_p95_us";
+const GOODPUT: &str = "goodput";
+const ROUNDS: u32 = 12;
+
+/// Both sides of a round: delay in µs, goodput as a share of the link's rate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Pair {
+    delay_us: [f64; 2],
+    goodput: [f64; 2],
+}
+
+pub fn test(bench: &mut Bench) -> Result<Verdict> {
+    let cell = Cell::find(CELL).context("its cell is gone")?;
+    let rounds = if bench.quick { LEAST_ROUNDS } else { ROUNDS };
+    // As many again may be void.
+    let attempts = rounds * 2;
+    bench.more(u64::from(rounds) * 2);
+    let rig = Rig::build()?;
+    let mut sides = vec![];
+    for cc in SIDES {
+        sides.push(Available::new(cc, &Settings::default()).with_context(|| cc.name())?);
+    }
+    let (mut pairs, mut void) = (vec![], None);
+    for round in 0..attempts {
+        if pairs.len() as u32 == rounds {
+            break;
+        }
+        let mut pair = [None, None];
+        for place in 0..2 {
+            let side = (place + round as usize) % 2;
+            bench.step(&format!("claim 4: {}, round {round}", SIDES[side].name()))?;
+            let seed = bench.seed.wrapping_mul(1_000).wrapping_add(round.into());
+            let segment = rig.run(&cell, &mut sides[side], seed, bench.quick)?;
+            match void_reason(&segment) {
+                Some(reason) => void = Some(reason),
+                None => pair[side] = Some(of_segment(&cell, &segment)?),
+            }
+        }
+        if let [Some(a), Some(b)] = pair {
+            let number = pairs.len() as u32;
+            for (cc, figures) in SIDES.iter().zip([&a, &b]) {
+                bench.measured(cc.name(), number, figures.clone());
+            }
+            let value = |name: &str| [&a, &b].map(|f| f[&key(name)].value);
+            pairs.push(Pair {
+                delay_us: value(DELAY),
+                goodput: value(GOODPUT),
+            });
+        }
+    }
+    Ok(match void {
+        Some(reason) if (pairs.len() as u32) < rounds => Verdict::NotShown(format!(
+            "only {} of {rounds} rounds can be used ({reason})",
+            pairs.len()
+        )),
+        _ => judge(&pairs),
+    })
+}
+
+fn key(name: &str) -> String {
+    format!("{CELL}/{name}")
+}
+
+/// The figures of the cell, and the delay over the whole of it.
+fn of_segment(cell: &Cell, segment: &Segment) -> Result<Figures> {
+    let mut queue = segment.link.queue_us(WARM_UP_US, segment.length_us);
+    let value = percentile(&mut queue, 0.95).context("the link saw no packet")?;
+    let mut all = figures(cell, segment);
+    let delay = Figure {
+        unit: "us",
+        value: value.into(),
+        n: queue.len() as u64,
+    };
+    all.insert(key(DELAY), delay);
+    Ok(all)
+}
+
+/// The claim is about the delay alone. What it costs in goodput is said with it.
+fn judge(pairs: &[Pair]) -> Verdict {
+    let row = |of: fn(&Pair) -> [f64; 2]| -> (Vec<f64>, [f64; 2]) {
+        let differences = pairs.iter().map(|p| of(p)[1] - of(p)[0]).collect();
+        (
+            differences,
+            [0, 1].map(|side| median(pairs, |p| of(p)[side])),
+        )
+    };
+    let rows = BTreeMap::from([
+        ("queueing-delay p95", row(|p| p.delay_us)),
+        ("goodput", row(|p| p.goodput)),
+    ]);
+    let p: Vec<f64> = rows.values().map(|(d, _)| sign_flips(d)).collect();
+    let p = holm(&p);
+    // Whether it is shown, and in which direction.
+    let shown = |name: &str| -> Option<bool> {
+        let at = rows.keys().position(|k| *k == name)?;
+        let sum: f64 = rows[name].0.iter().sum();
+        (p[at] < LEVEL && sum != 0.0).then_some(sum < 0.0)
+    };
+    let ([delay_a, delay_b], [goodput_a, goodput_b]) =
+        (rows["queueing-delay p95"].1, rows["goodput"].1);
+    let cost = match shown("goodput") {
+        Some(true) => "less",
+        Some(false) => "more",
+        None => "no difference shown",
+    };
+    let detail = format!(
+        "{CELL}, {} rounds, medians, kernel's BBR → published: queueing-delay p95 {:.1} → {:.1} ms; \
+         goodput {:.1} → {:.1} % of the link ({cost})",
+        pairs.len(),
+        delay_a / 1e3,
+        delay_b / 1e3,
+        goodput_a * 100.0,
+        goodput_b * 100.0
+    );
+    match shown("queueing-delay p95") {
+        Some(true) => Verdict::Shown(detail),
+        Some(false) => Verdict::Refuted(detail),
+        None => Verdict::NoDifference(detail),
+    }
+}
+
+fn median(pairs: &[Pair], of: impl Fn(&Pair) -> f64) -> f64 {
+    let mut values: Vec<f64> = pairs.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        n => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Eight rounds whose noise both sides share in part.
+    fn pairs(delay_us: [f64; 2], goodput: [f64; 2]) -> Vec<Pair> {
+        let noise = |i: u32, side: usize| f64::from((i * 7 + side as u32 * 3) % 5) - 2.0;
+        let pair = |i: u32| Pair {
+            delay_us: [0, 1].map(|s| delay_us[s] + noise(i, s) * 1e3),
+            goodput: [0, 1].map(|s| goodput[s] + noise(i, s) * 1e-3),
+        };
+        (0..8).map(pair).collect()
+    }
+
+    #[test]
+    fn the_delay_decides_and_the_cost_is_said() {
+        let lower = judge(&pairs([90e3, 60e3], [0.9, 0.8])).to_string();
+        assert!(lower.starts_with("shown: step-50-10, 8 rounds"), "{lower}");
+        assert!(lower.contains("% of the link (less)"), "{lower}");
+        let higher = judge(&pairs([60e3, 90e3], [0.8, 0.9])).to_string();
+        assert!(
+            higher.starts_with("refuted") && higher.contains("(more)"),
+            "{higher}"
+        );
+        let same = judge(&pairs([60e3, 60e3], [0.9, 0.9])).to_string();
+        assert!(same.starts_with("no difference shown"), "{same}");
+        assert!(same.contains("(no difference shown)"), "{same}");
+        // A better goodput is not what was claimed.
+        let goodput = judge(&pairs([60e3, 60e3], [0.8, 0.9])).to_string();
+        assert!(goodput.starts_with("no difference shown"), "{goodput}");
+    }
+
+    #[test]
+    fn what_one_round_shows_is_nothing() {
+        let mut pairs = pairs([60e3, 60e3], [0.9, 0.9]);
+        pairs[3].delay_us[1] = 1.0;
+        assert!(matches!(judge(&pairs), Verdict::NoDifference(_)));
+        assert!(
+            matches!(judge(&pairs[..1]), Verdict::NoDifference(_)),
+            "too few"
+        );
+    }
+
+    #[test]
+    fn medians() {
+        let pairs = pairs([60e3, 0.0], [0.0, 0.0]);
+        assert_eq!(median(&pairs[..1], |p| p.delay_us[0]), pairs[0].delay_us[0]);
+        assert!(median(&[], |p| p.delay_us[0]).is_nan());
+    }
+}

@@ -1,0 +1,49 @@
+//! Processes that do not outlive their test, even one that fails.
+
+use std::process::{Child, Output};
+
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+
+/// A child; ended by SIGKILL when dropped.
+pub struct Guard(Option<Child>);
+
+impl Guard {
+    pub fn new(child: Child) -> Self {
+        Self(Some(child))
+    }
+
+    pub fn child(&mut self) -> &mut Child {
+        self.0.as_mut().expect("it has not been waited for")
+    }
+
+    pub fn pid(&self) -> Pid {
+        let child = self.0.as_ref().expect("it has not been waited for");
+        Pid::from_raw(child.id() as i32)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn finish(mut self) -> Output {
+        let child = self.0.take().expect("it has not been waited for");
+        child.wait_with_output().unwrap()
+    }
+
+    /// Waits for its end without a reader of what it prints.
+    pub fn finish_unread(mut self) -> Output {
+        drop(self.child().stdout.take());
+        self.finish()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
