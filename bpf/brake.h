@@ -20,6 +20,7 @@
  *   RELEASE ---- there --------------> OFF
  *   RELEASE ---- a queue, and the estimate reached ---> CUT to the estimate, then OFF
  *   CUT ---- queue does not drain ---> OFF for a while: it is someone else's
+ *   CUT ---- a small one stays ------> RELEASE: as good as gone
  *   OFF ---- a fade seems over ------> RELEASE
  *
  * The limit is never below what was measured to be delivered, and at most halves in one slice.
@@ -236,14 +237,16 @@ mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params
 	b->drain = 0;
 }
 
-/* Has the queue stayed for two round trips, although our own part of it must be gone? */
-mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_ack *a, __u32 high)
+/*
+ * Has the queue stayed for two round trips, although our own part of it must be gone? Call where
+ * there is one. However small it is: a CUT that waited for a queue which stays would never end.
+ */
+mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_ack *a)
 {
 	if ((__s32)(a->total - b->round_end) < 0)
 		return 0;
 	b->round_end = a->total + a->inflight;
-	if (b->queue_us > high &&
-	    a->inflight <= mtn_bdp(b->bps, a->min_rtt_us + b->slack_us, a->mss) + 2)
+	if (a->inflight <= mtn_bdp(b->bps, a->min_rtt_us + b->slack_us, a->mss) + 2)
 		b->stuck++;
 	else
 		b->stuck = 0;
@@ -310,7 +313,15 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			/* A path with a queue is busy: what it delivers is what it carries. */
 			if (b->grow && !b->app_limited && bps < b->bps)
 				b->bps = mtn_max(bps, b->bps / 2);
-			if (mtn_brake_in_vain(b, a, high)) {
+			if (!mtn_brake_in_vain(b, a))
+				return;
+			if (queue <= high && !b->drain) {
+				/*
+				 * As good as gone: a limit that is a little too high leaves as much.
+				 * Off, BBR could still go on at the rate of before.
+				 */
+				mtn_brake_release(b, p, b->bps);
+			} else {
 				mtn_brake_off(b);
 				b->abandoned++;
 				b->hold_off = mtn_min(b->hold_off_next, p->hold_off_max);
@@ -329,6 +340,11 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			b->bps = mtn_bps_clamp(mtn_max(b->bps + mtn_share(b->bps, b->growth), bps));
 			b->growth = mtn_min(2 * b->growth, p->grow_max);
 		} else {
+			/*
+			 * What BBR's estimate is made of counts here too, so that the limit is at
+			 * the estimate after ten round trips at the latest, whatever the queue does.
+			 */
+			b->bps = mtn_bps_clamp(mtn_max(b->bps, bps));
 			b->growth = p->grow_first;
 		}
 		if (b->bps < max)

@@ -18,6 +18,7 @@ unsafe extern "C" {
 
 const OFF: u8 = 0;
 const CUT: u8 = 2;
+const RELEASE: u8 = 3;
 const MBIT: u64 = 1_000_000;
 
 /// The brake of one flow.
@@ -269,6 +270,54 @@ fn a_queue_of_others_is_left_to_them() {
         brake.b
     );
     assert!(brake.b.hold_off > 0 && brake.b.hold_off_next == 128);
+}
+
+/// A queue above the one that counts as none (5 ms of 40) and below the one that is surely others'
+/// (10 ms): the window fits, nothing moves, and yet there has to be a way on.
+#[test]
+fn a_small_queue_that_stays_does_not_hold_the_cut() {
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    let mut states = vec![];
+    for i in 0..400 {
+        a = ack(&a, 10_000, 10 * MBIT, 7_000, 1.0);
+        a.inflight = a.inflight.min(brake.cwnd(&a));
+        // As BBR does, which forgets the rate of before after ten round trips.
+        if i > 50 {
+            a.max_bps = 10 * MBIT;
+        }
+        brake.ack(&a);
+        if states.last() != Some(&brake.b.state) {
+            states.push(brake.b.state);
+        }
+        // The estimate is still that of before: to let BBR go on would fill the queue again.
+        assert!(i > 50 || brake.b.state >= CUT, "{i}: {:?}", brake.b);
+    }
+    assert_eq!(states[..2], [CUT, RELEASE], "{states:?}");
+    assert_eq!(brake.b.state, OFF, "{states:?} {:?}", brake.b);
+    assert_eq!(brake.b.engagements, 1);
+}
+
+/// The same queue made by others while the release grows: what is delivered counts, not the wish.
+#[test]
+fn a_release_that_never_finds_the_queue_gone_ends() {
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    for _ in 0..100 {
+        a = ack(&a, 10_000, 10 * MBIT, 0, 1.0);
+        brake.ack(&a);
+        if brake.b.state == RELEASE {
+            break;
+        }
+    }
+    assert_eq!(brake.b.state, RELEASE, "{:?}", brake.b);
+    // Samples that are always a little above the limit, as small windows make them.
+    for _ in 0..400 {
+        let bps = brake.effective(&a) / 8 * 9;
+        a = ack(&a, 10_000, bps.min(12 * MBIT), 7_000, 1.0);
+        a.inflight = a.inflight.min(brake.cwnd(&a));
+        a.max_bps = 12 * MBIT;
+        brake.ack(&a);
+    }
+    assert_eq!(brake.b.state, OFF, "{:?}", brake.b);
 }
 
 #[test]
