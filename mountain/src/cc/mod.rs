@@ -149,15 +149,10 @@ impl Loaded {
         self.skel.maps.mountain.attach_struct_ops()
     }
 
-    /// Replaces what `link` has registered, of the same name, at once. Running flows keep what they
-    /// began with.
+    /// Replaces what `link` has registered, of the same name, at once; call after [`Self::attach`]
+    /// has said that the name is taken, which also hands the kernel the table of functions. Running
+    /// flows keep what they began with.
     fn replace(&mut self, link: &Link) -> Result<()> {
-        // Attaching also hands the kernel the table of functions; that the name is taken is known.
-        match self.attach() {
-            Ok(_) => bail!("the congestion control vanished while it was replaced: try again"),
-            Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e).context("the kernel refused the new version"),
-        }
         let map = self.skel.maps.mountain.as_fd();
         // SAFETY: two live descriptors and no options.
         let rc = unsafe {
