@@ -80,6 +80,9 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
         Kind::Alike(n) => put("jain", "x", jain(&each), n.into()),
         // What the flow that is looked at gets of what both get.
         Kind::Against(_) => put("share", "ratio", each[0] / all, 2),
+        Kind::Late(_) => put("share", "ratio", each[1] / all, 2),
+        // ... that with the longer round trip.
+        Kind::Ratio(_) => put("far_share", "ratio", each[1] / all, 2),
         _ => {}
     }
     if !s.live.is_empty() {
@@ -132,7 +135,9 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
                 spec("jain", Op::AtLeast, 0.95, None);
                 spec("queue_p95_us", Op::AtMost, 0.6, bbr);
             }
-            Kind::Against(_) => spec("share", Op::AtLeast, 0.8, bbr),
+            Kind::Against(_) | Kind::Late(_) => spec("share", Op::AtLeast, 0.8, bbr),
+            // To look at: nothing is promised.
+            Kind::Ratio(_) | Kind::Bursts(_) => {}
         }
     }
     specs

@@ -27,6 +27,8 @@ pub struct FlowSpec {
     pub congestion: String,
     /// After the start of the link, µs.
     pub start_us: u64,
+    /// To the far port, whose way back may be longer.
+    pub far: bool,
 }
 
 /// What one flow did.
@@ -57,7 +59,8 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Starts flows from `client` to `to` in `server`; times count from `start_ns`
+    /// Starts flows from `client` to `to` in `server` (far ones to the
+    /// port after it); times count from `start_ns`
     /// (CLOCK_MONOTONIC).
     pub fn start(
         client: &Netns,
@@ -66,13 +69,17 @@ impl Flows {
         specs: &[FlowSpec],
         start_ns: u64,
     ) -> Result<Self> {
-        let listener = server.enter(|| {
-            let socket = sys::socket_for(to.ip(), Type::STREAM)?;
-            socket.set_reuse_address(true)?;
-            socket.bind(&to.into())?;
-            socket.listen(64)?;
-            Ok(TcpListener::from(socket))
-        })?;
+        let far = SocketAddr::new(to.ip(), to.port() + 1);
+        let [listener, far_listener] = [to, far].map(|to| {
+            server.enter(|| {
+                let socket = sys::socket_for(to.ip(), Type::STREAM)?;
+                socket.set_reuse_address(true)?;
+                socket.bind(&to.into())?;
+                socket.listen(64)?;
+                Ok(TcpListener::from(socket))
+            })
+        });
+        let (listener, far_listener) = (listener?, far_listener?);
         let mut running = Flows {
             stop: Arc::default(),
             flows: Vec::new(),
@@ -82,6 +89,10 @@ impl Flows {
             std::thread::sleep(Duration::from_micros(
                 spec.start_us.saturating_sub(elapsed_us),
             ));
+            let (listener, to) = match spec.far {
+                true => (&far_listener, far),
+                false => (&listener, to),
+            };
             let out = client.enter(|| connect(to, &spec.congestion))?;
             let (inward, _) = listener.accept()?;
             let (stop, end) = (running.stop.clone(), running.stop.clone());

@@ -47,7 +47,7 @@ pub struct CcArgs {
     #[arg(long, value_delimiter = ',', value_name = "CELL")]
     cells: Vec<String>,
     /// Only these congestion controls; mountain and bbr are needed for the checks.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Cc::Bbr, Cc::Mountain, Cc::Published, Cc::Cubic, Cc::Reno])]
+    #[arg(long, alias = "controls", value_delimiter = ',', value_enum, default_values_t = [Cc::Bbr, Cc::Mountain, Cc::Published, Cc::Cubic, Cc::Reno])]
     cc: Vec<Cc>,
     /// Repeats [default: 5 with --quick, else 10].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -55,7 +55,7 @@ pub struct CcArgs {
     /// Decides every random event of the run.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where result.json goes.
+    /// Where result.json and the plots go.
     #[arg(long, default_value = "out")]
     out: PathBuf,
     /// Exit with 1 when a figure is missed.
@@ -203,12 +203,21 @@ impl Rig {
         let flow = |congestion: &str, start_us| FlowSpec {
             congestion: congestion.into(),
             start_us,
+            far: false,
         };
         let specs: Vec<FlowSpec> = match cell.kind {
             Kind::Alike(n) => (0..n)
                 .map(|i| flow(&who.name, 100_000 + u64::from(i) * 100_000))
                 .collect(),
             Kind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
+            Kind::Late(other) => vec![flow(other, 100_000), flow(&who.name, 2_000_000)],
+            Kind::Ratio(_) => {
+                let far = FlowSpec {
+                    far: true,
+                    ..flow(&who.name, 200_000)
+                };
+                vec![flow(&who.name, 100_000), far]
+            }
             _ => vec![flow(&who.name, 100_000)],
         };
         let flows = Flows::start(
@@ -260,12 +269,12 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let cells = chosen(args)?;
-    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { 10 });
     let settings = match &args.config {
         Some(file) => Config::load(file)?.cc,
         None => Settings::default(),
     };
+    let cells = chosen(args)?;
+    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { 10 });
     let mut result = RunResult::new("cc", &command(args, repeats), args.seed, repeats);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let mut note = |key: &str, value| result.environment.insert(key.into(), value);
@@ -280,8 +289,8 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         .map(|cc| Available::new(*cc, &settings).with_context(|| cc.name()))
         .collect::<Result<Vec<_>>>()?;
     let _awake = NoHalt::hold();
-    let steps = (cells.len() * all.len()) as u64 * u64::from(repeats);
-    let bar = ProgressBar::new(steps).with_style(
+    let segments = (cells.len() * all.len()) as u64 * u64::from(repeats);
+    let bar = ProgressBar::new(segments).with_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left").expect("a template"),
     );
     for repeat in 0..repeats {
