@@ -7,6 +7,7 @@ mod cells;
 mod evaluate;
 mod flows;
 pub mod link;
+mod plots;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ use cells::{Cell, Kind, CELLS};
 use evaluate::Segment;
 use flows::{FlowSpec, Flows};
 use link::Link;
+use plots::Steps;
 
 /// How often a void segment is run again.
 const RETRIES: u32 = 1;
@@ -293,6 +295,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let bar = ProgressBar::new(segments).with_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left").expect("a template"),
     );
+    let mut steps = Steps::default();
     for repeat in 0..repeats {
         for (c, cell) in cells.iter().enumerate() {
             for i in 0..all.len() {
@@ -300,7 +303,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
                 let n = all.len();
                 let who = &mut all[(i + repeat as usize + c) % n];
                 bar.set_message(format!("{} {}", cell.name, who.cc.name()));
-                one(&rig, args, cell, who, repeat, &mut result)?;
+                one(&rig, args, cell, who, repeat, &mut result, &mut steps)?;
                 bar.inc(1);
             }
         }
@@ -309,6 +312,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     result.evaluate(&evaluate::checks(&cells));
     print!("{}", result.table());
     println!("{}", result.write(&args.out)?.display());
+    for plot in plots::write(&args.out, &result, &cells, &args.cc, &steps)? {
+        println!("{}", plot.display());
+    }
     Ok(match result.check() {
         Err(missed) if args.check => {
             missed.iter().for_each(|m| eprintln!("missed: {m}"));
@@ -326,6 +332,7 @@ fn one(
     who: &mut Available,
     repeat: u32,
     result: &mut RunResult,
+    steps: &mut Steps,
 ) -> Result<()> {
     for attempt in 0..=RETRIES {
         let seed = args.seed.wrapping_mul(1_000).wrapping_add(repeat.into());
@@ -333,6 +340,7 @@ fn one(
             .run(cell, who, seed, args.quick)
             .with_context(|| format!("{} {}", cell.name, who.cc.name()))?;
         let Some(reason) = void_reason(&segment) else {
+            steps.add(cell, who.cc, &segment);
             result.add(who.cc.name(), repeat, &evaluate::figures(cell, &segment));
             return Ok(());
         };

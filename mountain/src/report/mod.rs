@@ -14,6 +14,7 @@ pub mod raster;
 mod run;
 pub mod series;
 mod written;
+pub mod xy;
 
 use std::path::{Path, PathBuf};
 
