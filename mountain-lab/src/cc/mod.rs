@@ -4,6 +4,7 @@
 
 mod bottleneck;
 mod cells;
+mod cost;
 mod evaluate;
 mod flows;
 pub mod link;
@@ -66,6 +67,10 @@ pub struct CcArgs {
     /// Configuration file whose [cc] sets mountain's tunables.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Measure what it costs a processor instead: ns per ACK, and CPU time per byte in pairs with the
+    /// pass-through; --repeat is the number of pairs [default: 5 with --quick, else 15].
+    #[arg(long, conflicts_with_all = ["cells", "cc"])]
+    cost: bool,
     /// List the cells.
     #[arg(long)]
     list: bool,
@@ -275,6 +280,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         Some(file) => Config::load(file)?.cc,
         None => Settings::default(),
     };
+    if args.cost {
+        return cost::run(args, &settings);
+    }
     let cells = chosen(args)?;
     let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { 10 });
     let mut result = RunResult::new("cc", &command(args, repeats), args.seed, repeats);

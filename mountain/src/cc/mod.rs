@@ -25,7 +25,7 @@ pub mod settings;
 
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::ptr;
 
@@ -182,8 +182,29 @@ impl Loaded {
         flows::read(libbpf_rs::Iter::new(&link)?)
     }
 
-    /// Time and number of runs of the program that handles ACKs, for measuring.
-    pub fn ack_program(&self) -> &impl AsFd {
-        &self.skel.progs.mountain_main
+    /// Of [`Self::programs`], the one that runs once for each ACK.
+    pub const ACK_PROGRAM: &str = "cong_control";
+
+    /// The programs that the kernel's TCP calls, by the callback that each is, for measuring.
+    pub fn programs(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        let progs = &self.skel.progs;
+        let tx_start = match kernel::has_tx_start() {
+            true => (
+                "cwnd_event_tx_start",
+                progs.mountain_cwnd_event_tx_start.as_fd(),
+            ),
+            false => ("cwnd_event", progs.mountain_cwnd_event.as_fd()),
+        };
+        vec![
+            (Self::ACK_PROGRAM, progs.mountain_main.as_fd()),
+            tx_start,
+            ("init", progs.mountain_init.as_fd()),
+            ("release", progs.mountain_release.as_fd()),
+            ("sndbuf_expand", progs.mountain_sndbuf_expand.as_fd()),
+            ("undo_cwnd", progs.mountain_undo_cwnd.as_fd()),
+            ("ssthresh", progs.mountain_ssthresh.as_fd()),
+            ("min_tso_segs", progs.mountain_min_tso_segs.as_fd()),
+            ("set_state", progs.mountain_set_state.as_fd()),
+        ]
     }
 }
