@@ -195,7 +195,7 @@ static __always_inline void mtn_apply(struct sock *sk, struct mtn_cc_flow *flow,
 				      const struct mtn_ack *a)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
-	__u32 cwnd = mtn_brake_cwnd(&flow->brake, a);
+	__u32 cwnd = mtn_brake_cwnd(&flow->brake, mtn_params(), a);
 
 	flow->pacing_rate = sk->sk_pacing_rate;
 	sk->sk_pacing_rate = mtn_min((__u64)mtn_brake_pacing(&flow->brake, a, flow->pacing_rate),
@@ -247,15 +247,22 @@ static __always_inline struct mtn_cc_flow *mtn_before_tx_start(struct sock *sk)
 static __always_inline void mtn_tx_start(struct sock *sk, struct mtn_cc_flow *flow)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u64 idle_us;
 
 	if (!flow)
 		return;
-	if (tp->tcp_mstamp - flow->last_ack_us > IDLE_US)
+	idle_us = tp->tcp_mstamp - flow->last_ack_us;
+	if (idle_us > IDLE_US)
 		mtn_brake_off(&flow->brake);
 	flow->pacing_rate = sk->sk_pacing_rate;
 	if (flow->brake.state >= MTN_STATE_CUT)
 		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, flow->brake.bps / 8 + 1);
-	mtn_brake_slice_start(&flow->brake, tp->tcp_mstamp, tp->delivered);
+	/*
+	 * A slice has no idle time in it. But a small window is often empty for a moment: then every
+	 * round trip begins here, and no slice would ever end.
+	 */
+	if (idle_us > params.slice_min_us)
+		mtn_brake_slice_start(&flow->brake, tp->tcp_mstamp, tp->delivered);
 }
 
 SEC("struct_ops")

@@ -13,7 +13,11 @@ unsafe extern "C" {
     fn mtn_brake_host_init(b: *mut mtn_brake);
     fn mtn_brake_host_ack(b: *mut mtn_brake, p: *const mtn_brake_params, a: *const mtn_ack);
     fn mtn_brake_host_pacing(b: *const mtn_brake, a: *const mtn_ack, rate: u64) -> u64;
-    fn mtn_brake_host_cwnd(b: *const mtn_brake, a: *const mtn_ack) -> u32;
+    fn mtn_brake_host_cwnd(
+        b: *const mtn_brake,
+        p: *const mtn_brake_params,
+        a: *const mtn_ack,
+    ) -> u32;
 }
 
 const OFF: u8 = 0;
@@ -50,7 +54,7 @@ impl Brake {
 
     fn cwnd(&self, a: &mtn_ack) -> u32 {
         // SAFETY: as above.
-        unsafe { mtn_brake_host_cwnd(&self.b, a) }
+        unsafe { mtn_brake_host_cwnd(&self.b, &self.p, a) }
     }
 
     /// What the limit is compared with: it, or the estimate where that is lower.
@@ -192,7 +196,8 @@ fn drop_of(from: u64, to: u64, rtt_us: u32) -> (Brake, mtn_ack) {
         a.mss = 64;
     }
     for i in 0..100u32 {
-        a = ack(&a, u64::from(rtt_us) / 4, to, rtt_us / 4 * (i + 1), 1.5);
+        let (slice_us, queue_us) = ((rtt_us / 4).max(2_000), (rtt_us / 4).max(1_000));
+        a = ack(&a, slice_us.into(), to, queue_us * (i + 1), 1.5);
         a.total = a.total.wrapping_add(4);
         brake.ack(&a);
         if brake.b.state == CUT {
@@ -318,6 +323,16 @@ fn a_release_that_never_finds_the_queue_gone_ends() {
         brake.ack(&a);
     }
     assert_eq!(brake.b.state, OFF, "{:?}", brake.b);
+}
+
+/// On a path of 20 us the hosts' delays are the longer part: a window of one BDP would be 4 packets.
+#[test]
+fn windows_of_short_paths_last_for_a_millisecond() {
+    let (brake, a) = drop_of(1_000 * MBIT, 600 * MBIT, 20);
+    let cwnd = u64::from(brake.cwnd(&a));
+    let of_a_ms = brake.b.bps / 8_000 / u64::from(a.mss);
+    assert!((of_a_ms..=of_a_ms + 1).contains(&cwnd), "{cwnd} {of_a_ms}");
+    assert!(of_a_ms > 40);
 }
 
 #[test]
