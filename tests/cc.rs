@@ -3,6 +3,8 @@
 //! A congestion control is registered for the whole machine, so every test has a name of its own,
 //! and takes it away again however it ends.
 
+#[path = "cc/sockets.rs"]
+mod sockets;
 mod support;
 
 use std::fs;
@@ -221,7 +223,9 @@ impl Cgroup {
             let at = fields.next()?;
             (fields.next()? == "cgroup2").then(|| at.to_owned())
         })?;
-        let path = PathBuf::from(at).join(format!("mtt-{}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(at).join(format!("mtt-{}-{n}", std::process::id()));
         fs::create_dir(&path).ok()?;
         Some(Cgroup(path))
     }
@@ -272,6 +276,32 @@ fn a_cgroup_uses_it_and_others_do_not() {
     assert_eq!(run(true).trim(), format!("{0} {0}", name.0));
     name.cc(&ns, "disable");
     assert_eq!(run(true).trim(), format!("{0} {0}", default_in(&ns)));
+}
+
+#[test]
+fn a_cgroup_that_is_gone_is_forgotten() {
+    let (Some(gone), Some(stays)) = (Cgroup::new(), Cgroup::new()) else {
+        eprintln!("no cgroup2 here: not tested");
+        return;
+    };
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let [path, other] = [&gone, &stays].map(|c| c.0.display().to_string());
+    name.cc(&ns, &format!("enable --cgroup {path} --cgroup {other}"));
+    assert_eq!(name.status(&ns)["cgroups"].as_array().unwrap().len(), 2);
+    drop(gone);
+    // The kernel lets go of it in its own time.
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        name.cc(&ns, "enable");
+        let cgroups = name.status(&ns)["cgroups"].clone();
+        if cgroups == serde_json::json!([other]) {
+            break;
+        }
+        assert!(Instant::now() < until, "{cgroups}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    name.cc(&ns, "disable");
+    assert!(!name.is_available() && !name.has_pins());
 }
 
 #[test]
