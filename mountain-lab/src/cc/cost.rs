@@ -39,7 +39,7 @@ const MIN_PAIRS: usize = 15;
 /// Runs of the empty program.
 const EMPTY_RUNS: u32 = 100_000;
 /// Fewer ACKs than this are no traffic to measure.
-const MIN_ACKS: u64 = 1_000;
+const MIN_ACKS: u64 = 100;
 const CHUNK: usize = 256 << 10;
 const STALL: Duration = Duration::from_secs(5);
 
@@ -176,6 +176,8 @@ struct AckCost {
     ns: f64,
     /// Runs of any callback for each of those.
     runs: f64,
+    /// ns for each callback, for each ACK.
+    each: Vec<(&'static str, f64)>,
     acks: u64,
 }
 
@@ -190,6 +192,7 @@ fn ack_cost(rig: &Rig, who: &Available, time: Duration) -> Result<AckCost> {
         .zip(&before)
         .find(|(a, _)| a.0 == Loaded::ACK_PROGRAM)
         .map_or(0, |(a, b)| a.1.since(b.1).count);
+    let names = after.iter().map(|(name, _)| *name);
     ensure!(
         acks >= MIN_ACKS,
         "{acks} ACKs in {time:?}: not the traffic to measure"
@@ -197,6 +200,9 @@ fn ack_cost(rig: &Rig, who: &Available, time: Duration) -> Result<AckCost> {
     Ok(AckCost {
         ns: each().map(|r| r.ns).sum::<u64>() as f64 / acks as f64,
         runs: each().map(|r| r.count).sum::<u64>() as f64 / acks as f64,
+        each: names
+            .zip(each().map(|r| r.ns as f64 / acks as f64))
+            .collect(),
         acks,
     })
 }
@@ -321,6 +327,14 @@ fn measure(rig: &Rig, who: &[Available; 2], plan: &Plan, result: &mut RunResult)
         let each = |f: &dyn Fn(&AckCost) -> f64| acks.iter().map(f).collect::<Vec<_>>();
         put(name, "ack_ns", "ns", each(&|a| a.ns), n);
         put(name, "ack_runs", "x", each(&|a| a.runs), n);
+        for (i, (callback, _)) in acks
+            .first()
+            .into_iter()
+            .flat_map(|a| a.each.iter().enumerate())
+        {
+            let metric = format!("ack_{callback}_ns");
+            put(name, &metric, "ns", each(&|a| a.each[i].1), n);
+        }
         // What it costs when nobody measures it: less what an empty program shows.
         let net = acks.iter().zip(&empty).map(|(a, e)| a.ns - a.runs * e);
         put(name, "ack_net_ns", "ns", net.collect(), n);
@@ -330,6 +344,9 @@ fn measure(rig: &Rig, who: &[Available; 2], plan: &Plan, result: &mut RunResult)
         put(name, "goodput_bps", "bps", each(&Seen::bps), n);
         put(name, "cpu_ns_per_kb", "ns", each(&Seen::ns_per_kb), n);
     }
+    let added = acks[0].iter().zip(&acks[1]).map(|(m, w)| m.ns - w.ns);
+    let n = acks[0].iter().map(|a| a.acks).sum();
+    put("mountain", "ack_added_ns", "ns", added.collect(), n);
     let pairs = || flows[0].iter().zip(&flows[1]);
     let ratios: Vec<f64> = pairs()
         .map(|(m, w)| m.ns_per_kb() / w.ns_per_kb())

@@ -82,7 +82,18 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
         Kind::Against(_) => put("share", "ratio", each[0] / all, 2),
         Kind::Late(_) => put("share", "ratio", each[1] / all, 2),
         // ... that with the longer round trip.
-        Kind::Ratio(_) => put("far_share", "ratio", each[1] / all, 2),
+        Kind::Ratio(_) => {
+            put("far_share", "ratio", each[1] / all, 2);
+            // That the round trips are what they should be; where the program tells.
+            let rtts = s.live.iter().map(|f| f64::from(f.min_rtt_us) / 1e3);
+            let (least, most) = rtts.fold((f64::MAX, 0.0), |(l, m): (f64, f64), r| {
+                (l.min(r), m.max(r))
+            });
+            if s.live.len() == 2 {
+                put("min_rtt_ms", "ms", least, 1);
+                put("far_min_rtt_ms", "ms", most, 1);
+            }
+        }
         _ => {}
     }
     if !s.live.is_empty() {

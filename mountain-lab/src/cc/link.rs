@@ -327,6 +327,8 @@ struct BackEgress {
     log: Arc<Mutex<Log>>,
     waiting: BinaryHeap<Due>,
     arrived: u64,
+    /// When the last one was due.
+    left: Option<Instant>,
     timer: Timer,
 }
 
@@ -346,6 +348,7 @@ impl BackEgress {
                 log,
                 waiting: BinaryHeap::new(),
                 arrived: 0,
+                left: None,
                 timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
             })
         })
@@ -384,7 +387,11 @@ impl Egress<StdPacket> for BackEgress {
                     slept.ok()?;
                 }
             }
-            note_late(&self.log, 1, at);
+            // The rest of a burst waits for its first, as it would in a radio.
+            if self.left != Some(at) {
+                note_late(&self.log, 1, at);
+            }
+            self.left = Some(at);
             let mut due = self.waiting.pop()?;
             due.packet.delay_until(at);
             return Some(due.packet);
