@@ -290,7 +290,13 @@ pub fn run(args: &CcArgs, settings: &Settings) -> Result<ExitCode> {
 fn measure(rig: &Rig, who: &[Available; 2], plan: &Plan, result: &mut RunResult) -> Result<()> {
     let bar = ProgressBar::new(u64::from(plan.pairs) * 4);
     // ABBA: a trend favours nobody.
-    let order = |pair: u32| if pair % 2 == 0 { [0, 1] } else { [1, 0] };
+    let order = |pair: u32| {
+        if pair.is_multiple_of(2) {
+            [0, 1]
+        } else {
+            [1, 0]
+        }
+    };
     let (mut empty, mut acks) = (Vec::new(), [Vec::new(), Vec::new()]);
     {
         let _stats = RunTimeStats::enable()?;
