@@ -34,6 +34,8 @@ pub enum Kind {
     Ratio(u32),
     /// One flow whose ACKs come back together, once in so many ms.
     Bursts(u32),
+    /// One flow that has only so many Mbit/s to send, in frames.
+    Media(u32),
 }
 
 /// How the rate of a mobile link changes. Made up: their parameters are in
@@ -63,7 +65,7 @@ pub struct Cell {
 }
 
 /// Every cell, in the order of the table.
-pub const CELLS: [Cell; 26] = {
+pub const CELLS: [Cell; 27] = {
     const fn cell(name: &'static str, kind: Kind, quick: bool) -> Cell {
         Cell { name, kind, quick }
     }
@@ -92,6 +94,7 @@ pub const CELLS: [Cell; 26] = {
         cell("rtt-1-to-8", Kind::Ratio(8), false),
         cell("ack-bursts-10", Kind::Bursts(10), false),
         cell("ack-bursts-30", Kind::Bursts(30), false),
+        cell("media-4", Kind::Media(4), false),
         cell("loss-1", Kind::Steady(20.0, 4.0, 0.01), true),
         cell("loss-2", Kind::Steady(20.0, 4.0, 0.02), false),
     ]
@@ -128,7 +131,8 @@ impl Cell {
             | Kind::Against(_)
             | Kind::Late(_)
             | Kind::Ratio(_)
-            | Kind::Bursts(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
+            | Kind::Bursts(_)
+            | Kind::Media(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
         };
         let mut back = Back::default();
         match self.kind {

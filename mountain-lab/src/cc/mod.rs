@@ -211,6 +211,7 @@ impl Rig {
             congestion: congestion.into(),
             start_us,
             far: false,
+            media_bps: None,
         };
         let specs: Vec<FlowSpec> = match cell.kind {
             Kind::Alike(n) => (0..n)
@@ -218,6 +219,10 @@ impl Rig {
                 .collect(),
             Kind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
             Kind::Late(other) => vec![flow(other, 100_000), flow(&who.name, 2_000_000)],
+            Kind::Media(mbit) => vec![FlowSpec {
+                media_bps: Some(u64::from(mbit) * 1_000_000),
+                ..flow(&who.name, 100_000)
+            }],
             Kind::Ratio(_) => {
                 let far = FlowSpec {
                     far: true,
