@@ -1,8 +1,15 @@
 //! `mountain-lab cc` end to end: one short run, and what it says when it cannot.
 
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mountain_lab::result::RunResult;
+
+/// Runs one after another: two emulators would make each other late.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn lab(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
@@ -30,6 +37,7 @@ fn cells_are_listed_and_unknown_ones_refused() {
 
 #[test]
 fn a_step_is_braked_for() {
+    let _alone = alone();
     let out = tempfile::tempdir().unwrap();
     let dir = out.path().display().to_string();
     let args = "--quick --cells step-50-10 --cc mountain,bbr --repeat 1 --out";
@@ -73,6 +81,7 @@ fn a_step_is_braked_for() {
 
 #[test]
 fn a_longer_way_back_and_bursts_are_emulated() {
+    let _alone = alone();
     let out = tempfile::tempdir().unwrap();
     let dir = out.path().display().to_string();
     let args =
@@ -108,6 +117,7 @@ fn a_longer_way_back_and_bursts_are_emulated() {
 
 #[test]
 fn cost_has_every_figure() {
+    let _alone = alone();
     let out = tempfile::tempdir().unwrap();
     let dir = out.path().display().to_string();
     let run = lab(&["--cost", "--quick", "--out", &dir]);
