@@ -20,6 +20,7 @@
  *   RELEASE ---- there --------------> OFF
  *   RELEASE ---- a queue, and the estimate reached ---> CUT to the estimate, then OFF
  *   CUT ---- queue does not drain ---> OFF for a while: it is someone else's
+ *   CUT ---- a small one stays ------> RELEASE: as good as gone
  *   OFF ---- a fade seems over ------> RELEASE
  *
  * The limit is never below what was measured to be delivered, and at most halves in one slice.
@@ -171,6 +172,15 @@ mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_u
 	return mtn_max(us, p->queue_min_us);
 }
 
+/*
+ * Round trip that a window has to last for. On paths of microseconds it is the hosts' own delays that
+ * count: half of what counts as no queue, so that such a window makes none.
+ */
+mtn_inline __u32 mtn_window_us(const struct mtn_brake_params *p, __u32 min_rtt_us)
+{
+	return mtn_max(mtn_min(min_rtt_us, MTN_US_MAX), p->queue_min_us / 2);
+}
+
 mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 total)
 {
 	b->slice_start_us = now_us;
@@ -236,14 +246,19 @@ mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params
 	b->drain = 0;
 }
 
-/* Has the queue stayed for two round trips, although our own part of it must be gone? */
-mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_ack *a, __u32 high)
+/*
+ * Has the queue stayed for two round trips, although our own part of it must be gone? Call where
+ * there is one. However small it is: a CUT that waited for a queue which stays would never end.
+ */
+mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_brake_params *p,
+				    const struct mtn_ack *a)
 {
+	__u32 us = mtn_window_us(p, a->min_rtt_us) + b->slack_us;
+
 	if ((__s32)(a->total - b->round_end) < 0)
 		return 0;
 	b->round_end = a->total + a->inflight;
-	if (b->queue_us > high &&
-	    a->inflight <= mtn_bdp(b->bps, a->min_rtt_us + b->slack_us, a->mss) + 2)
+	if (a->inflight <= mtn_bdp(b->bps, us, a->mss) + 2)
 		b->stuck++;
 	else
 		b->stuck = 0;
@@ -310,7 +325,15 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			/* A path with a queue is busy: what it delivers is what it carries. */
 			if (b->grow && !b->app_limited && bps < b->bps)
 				b->bps = mtn_max(bps, b->bps / 2);
-			if (mtn_brake_in_vain(b, a, high)) {
+			if (!mtn_brake_in_vain(b, p, a))
+				return;
+			if (queue <= high && !b->drain) {
+				/*
+				 * As good as gone: a limit that is a little too high leaves as much.
+				 * Off, BBR could still go on at the rate of before.
+				 */
+				mtn_brake_release(b, p, b->bps);
+			} else {
 				mtn_brake_off(b);
 				b->abandoned++;
 				b->hold_off = mtn_min(b->hold_off_next, p->hold_off_max);
@@ -329,6 +352,11 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			b->bps = mtn_bps_clamp(mtn_max(b->bps + mtn_share(b->bps, b->growth), bps));
 			b->growth = mtn_min(2 * b->growth, p->grow_max);
 		} else {
+			/*
+			 * What BBR's estimate is made of counts here too, so that the limit is at
+			 * the estimate after ten round trips at the latest, whatever the queue does.
+			 */
+			b->bps = mtn_bps_clamp(mtn_max(b->bps, bps));
 			b->growth = p->grow_first;
 		}
 		if (b->bps < max)
@@ -394,18 +422,19 @@ mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct mtn_ac
 }
 
 /* Most packets in flight, or MTN_CWND_OFF. */
-mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_ack *a)
+mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
+				   const struct mtn_ack *a)
 {
-	__u32 bdp;
+	__u32 bdp, us = mtn_window_us(p, a->min_rtt_us);
 
 	if (a->suspended || b->state == MTN_STATE_OFF)
 		return MTN_CWND_OFF;
 	if (b->state == MTN_STATE_HOLD)
 		return b->hold_cwnd;
 	if (b->state == MTN_STATE_CUT)
-		bdp = mtn_bdp(b->bps, a->min_rtt_us + b->slack_us, a->mss);
+		bdp = mtn_bdp(b->bps, us + b->slack_us, a->mss);
 	else	/* As much again as BBR allows itself for delayed and aggregated ACKs. */
-		bdp = mtn_bdp(b->bps, 2 * a->min_rtt_us + b->slack_us, a->mss);
+		bdp = mtn_bdp(b->bps, 2 * us + b->slack_us, a->mss);
 	return mtn_max(bdp, MTN_CWND_MIN);
 }
 

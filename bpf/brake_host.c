@@ -20,7 +20,8 @@ __u64 mtn_brake_host_pacing(const struct mtn_brake *b, const struct mtn_ack *a, 
 	return mtn_brake_pacing(b, a, rate);
 }
 
-__u32 mtn_brake_host_cwnd(const struct mtn_brake *b, const struct mtn_ack *a)
+__u32 mtn_brake_host_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
+			  const struct mtn_ack *a)
 {
-	return mtn_brake_cwnd(b, a);
+	return mtn_brake_cwnd(b, p, a);
 }

@@ -183,12 +183,19 @@ static __always_inline void mtn_published(struct sock *sk, const struct rate_sam
 	BPF_CORE_WRITE_BITFIELD(bbr, pacing_gain, gain);
 }
 
+/* What BBR finds must be its own rate. SO_MAX_PACING_RATE may have been lowered since. */
+static __always_inline void mtn_own_rate(struct sock *sk, const struct mtn_cc_flow *flow)
+{
+	if (flow->pacing_rate)
+		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, (__u64)sk->sk_max_pacing_rate);
+}
+
 /* Limits what BBR decided to what the brake allows. */
 static __always_inline void mtn_apply(struct sock *sk, struct mtn_cc_flow *flow,
 				      const struct mtn_ack *a)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
-	__u32 cwnd = mtn_brake_cwnd(&flow->brake, a);
+	__u32 cwnd = mtn_brake_cwnd(&flow->brake, mtn_params(), a);
 
 	flow->pacing_rate = sk->sk_pacing_rate;
 	sk->sk_pacing_rate = mtn_min((__u64)mtn_brake_pacing(&flow->brake, a, flow->pacing_rate),
@@ -209,9 +216,7 @@ void BPF_PROG(mountain_main, struct sock *sk, __u32 ack, int flag, const struct 
 		bbr_main(sk, ack, flag, rs);
 		return;
 	}
-	/* SO_MAX_PACING_RATE may have been lowered since. */
-	if (flow->pacing_rate)
-		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, (__u64)sk->sk_max_pacing_rate);
+	mtn_own_rate(sk, flow);
 	bbr_main(sk, ack, flag, rs);
 	mtn_ack_of(sk, rs, &a);
 	mtn_brake_ack(&flow->brake, mtn_params(), &a);
@@ -224,37 +229,62 @@ void BPF_PROG(mountain_main, struct sock *sk, __u32 ack, int flag, const struct 
 	flow->acks++;
 }
 
-/* After a pause BBR sets the pacing rate; and the brake's knowledge may be too old to use. */
-static __always_inline void mtn_tx_start(struct sock *sk)
+/*
+ * After a pause BBR sets the pacing rate, or leaves the one that it finds: that must be its own, not
+ * the limited one. Returns the flow's state where the brake is in use.
+ */
+static __always_inline struct mtn_cc_flow *mtn_before_tx_start(struct sock *sk)
 {
 	struct mtn_cc_flow *flow = params.mode == MTN_CC_BRAKE ? mtn_flow(sk) : NULL;
-	struct tcp_sock *tp = (struct tcp_sock *)sk;
 
 	if (!flow || !flow->pacing_rate)
+		return NULL;
+	mtn_own_rate(sk, flow);
+	return flow;
+}
+
+/* The brake's knowledge may be too old to use by now. */
+static __always_inline void mtn_tx_start(struct sock *sk, struct mtn_cc_flow *flow)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u64 idle_us;
+
+	if (!flow)
 		return;
-	if (tp->tcp_mstamp - flow->last_ack_us > IDLE_US)
+	idle_us = tp->tcp_mstamp - flow->last_ack_us;
+	if (idle_us > IDLE_US)
 		mtn_brake_off(&flow->brake);
 	flow->pacing_rate = sk->sk_pacing_rate;
 	if (flow->brake.state >= MTN_STATE_CUT)
 		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, flow->brake.bps / 8 + 1);
-	mtn_brake_slice_start(&flow->brake, tp->tcp_mstamp, tp->delivered);
+	/*
+	 * A slice has no idle time in it. But a small window is often empty for a moment: then every
+	 * round trip begins here, and no slice would ever end.
+	 */
+	if (idle_us > params.slice_min_us)
+		mtn_brake_slice_start(&flow->brake, tp->tcp_mstamp, tp->delivered);
 }
 
 SEC("struct_ops")
 void BPF_PROG(mountain_cwnd_event, struct sock *sk, enum tcp_ca_event event)
 {
+	struct mtn_cc_flow *flow = NULL;
+
+	if (event == CA_EVENT_TX_START)
+		flow = mtn_before_tx_start(sk);
 	if (bpf_ksym_exists(bbr_cwnd_event))
 		bbr_cwnd_event(sk, event);
-	if (event == CA_EVENT_TX_START)
-		mtn_tx_start(sk);
+	mtn_tx_start(sk, flow);
 }
 
 SEC("struct_ops")
 void BPF_PROG(mountain_cwnd_event_tx_start, struct sock *sk)
 {
+	struct mtn_cc_flow *flow = mtn_before_tx_start(sk);
+
 	if (bpf_ksym_exists(bbr_cwnd_event_tx_start))
 		bbr_cwnd_event_tx_start(sk);
-	mtn_tx_start(sk);
+	mtn_tx_start(sk, flow);
 }
 
 SEC("struct_ops")
@@ -337,10 +367,10 @@ int mountain_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 	r.sport = sk->__sk_common.skc_num;
 	r.dport = __builtin_bswap16(sk->__sk_common.skc_dport);
 	r.ipv6 = sk->__sk_common.skc_family == AF_INET6;
-	if (r.ipv6) {
+	if (r.ipv6 && bpf_core_field_exists(sk->__sk_common.skc_v6_daddr)) {
 		BPF_CORE_READ_INTO(&r.saddr, sk, __sk_common.skc_v6_rcv_saddr.in6_u.u6_addr32);
 		BPF_CORE_READ_INTO(&r.daddr, sk, __sk_common.skc_v6_daddr.in6_u.u6_addr32);
-	} else {
+	} else if (!r.ipv6) {
 		r.saddr[0] = sk->__sk_common.skc_rcv_saddr;
 		r.daddr[0] = sk->__sk_common.skc_daddr;
 	}

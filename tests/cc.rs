@@ -3,6 +3,8 @@
 //! A congestion control is registered for the whole machine, so every test has a name of its own,
 //! and takes it away again however it ends.
 
+#[path = "cc/sockets.rs"]
+mod sockets;
 mod support;
 
 use std::fs;
@@ -221,7 +223,9 @@ impl Cgroup {
             let at = fields.next()?;
             (fields.next()? == "cgroup2").then(|| at.to_owned())
         })?;
-        let path = PathBuf::from(at).join(format!("mtt-{}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(at).join(format!("mtt-{}-{n}", std::process::id()));
         fs::create_dir(&path).ok()?;
         Some(Cgroup(path))
     }
@@ -275,6 +279,32 @@ fn a_cgroup_uses_it_and_others_do_not() {
 }
 
 #[test]
+fn a_cgroup_that_is_gone_is_forgotten() {
+    let (Some(gone), Some(stays)) = (Cgroup::new(), Cgroup::new()) else {
+        eprintln!("no cgroup2 here: not tested");
+        return;
+    };
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let [path, other] = [&gone, &stays].map(|c| c.0.display().to_string());
+    name.cc(&ns, &format!("enable --cgroup {path} --cgroup {other}"));
+    assert_eq!(name.status(&ns)["cgroups"].as_array().unwrap().len(), 2);
+    drop(gone);
+    // The kernel lets go of it in its own time.
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        name.cc(&ns, "enable");
+        let cgroups = name.status(&ns)["cgroups"].clone();
+        if cgroups == serde_json::json!([other]) {
+            break;
+        }
+        assert!(Instant::now() < until, "{cgroups}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    name.cc(&ns, "disable");
+    assert!(!name.is_available() && !name.has_pins());
+}
+
+#[test]
 fn a_route_names_it_and_is_put_back() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     ns.ip("link add d0 type veth peer name d1");
@@ -299,6 +329,94 @@ fn a_route_names_it_and_is_put_back() {
     name.cc(&ns, "enable --route 10.32.0.0/16");
     name.cc(&ns, "disable");
     assert_eq!(ns.ip("route show"), before);
+}
+
+#[test]
+fn what_was_before_survives_other_names() {
+    let (ns, a, b) = (Ns::new("cc"), Name::new(), Name::new());
+    ns.ip("link add d0 type veth peer name d1");
+    ns.ip("link set d1 up");
+    ns.ip("addr add 10.31.0.1/24 dev d0");
+    ns.ip("link set d0 up");
+    ns.ip("route add 10.32.0.0/16 via 10.31.0.2 congctl reno");
+    ns.ip("route add 10.33.0.0/16 via 10.31.0.2");
+    let before = ns.ip("route show");
+    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
+    a.cc(&ns, "enable --default --route 10.32.0.0/16");
+    b.cc(
+        &ns,
+        "enable --default --route 10.32.0.0/16 --route 10.33.0.0/16",
+    );
+    assert_eq!(default_in(&ns), b.0);
+    // The one that was between is gone: what was before it is what has to come back.
+    a.cc(&ns, "disable");
+    assert_eq!(default_in(&ns), b.0);
+    assert!(ns.ip("route show 10.32.0.0/16").contains(&b.0));
+    // From another namespace.
+    b.cc(&Ns::new("cco"), "disable");
+    assert_eq!(default_in(&ns), "reno");
+    assert_eq!(ns.ip("route show"), before);
+}
+
+#[test]
+fn a_default_made_by_hand_is_put_back() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
+    name.cc(&ns, "enable");
+    ns.sysctl("net.ipv4.tcp_congestion_control", &name.0);
+    // It is the default already: no reason to forget what was before.
+    name.cc(&ns, "enable --default");
+    name.cc(&ns, "disable");
+    assert_eq!(default_in(&ns), "reno");
+}
+
+#[test]
+fn routes_that_would_lose_something_are_refused() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    ns.ip("link add d0 type veth peer name d1");
+    ns.ip("link set d1 up");
+    ns.ip("addr add fd31::1/64 dev d0 nodad");
+    ns.ip("link set d0 up");
+    ns.ip("-6 route add fd32::/32 via fd31::2 expires 600");
+    ns.ip("-6 route add fd33::/32 via fd31::2 proto ra");
+    ns.ip("nexthop add id 7 via fd31::2 dev d0");
+    ns.ip("-6 route add fd34::/32 nhid 7");
+    for (prefix, why) in [
+        ("fd32::/32", "lifetime"),
+        ("fd33::/32", "router advertisements"),
+        ("fd34::/32", "nexthop object"),
+    ] {
+        let before = ns.ip(&format!("-6 route show {prefix}"));
+        let error = name.fails(&ns, &format!("enable --route {prefix}"));
+        assert!(error.contains(why), "{prefix}: {error}");
+        assert!(!name.is_available(), "nothing is done");
+        let word = |text: &str| text.split(" expires").next().unwrap().to_owned();
+        let after = ns.ip(&format!("-6 route show {prefix}"));
+        assert_eq!(word(&before), word(&after));
+    }
+}
+
+#[test]
+fn a_registration_that_was_taken_away_is_repaired() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let link = format!("/sys/fs/bpf/mountain/cc/{}/link", name.0);
+    let detach = Command::new("bpftool")
+        .args(["link", "detach", "pinned", &link])
+        .output()
+        .unwrap();
+    assert!(detach.status.success(), "{detach:?}");
+    assert!(!name.is_available());
+    assert_eq!(name.status(&ns)["registered"], false);
+    assert!(name.cc(&ns, "status").contains("NOT REGISTERED"));
+    let said = name.cc(&ns, "enable");
+    assert!(said.contains("it is back"), "{said}");
+    assert!(name.is_available());
+    assert_eq!(name.status(&ns)["registered"], true);
+    // And now it is one like any other.
+    assert!(name.cc(&ns, "enable").contains("is replaced"));
+    name.cc(&ns, "disable");
+    assert!(!name.is_available() && !name.has_pins());
 }
 
 #[test]

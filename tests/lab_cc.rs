@@ -1,8 +1,15 @@
 //! `mountain-lab cc` end to end: one short run, and what it says when it cannot.
 
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mountain_lab::result::RunResult;
+
+/// Runs one after another: two emulators would make each other late.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn lab(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
@@ -30,6 +37,7 @@ fn cells_are_listed_and_unknown_ones_refused() {
 
 #[test]
 fn a_step_is_braked_for() {
+    let _alone = alone();
     let out = tempfile::tempdir().unwrap();
     let dir = out.path().display().to_string();
     let args = "--quick --cells step-50-10 --cc mountain,bbr --repeat 1 --out";
@@ -56,7 +64,95 @@ fn a_step_is_braked_for() {
     let after = |who| median(who, "after_p50_us");
     assert!(after("mountain") < after("bbr"), "{said}");
     assert_eq!(result.checks.len(), 4);
+    let plot = |name: &str| std::fs::read_to_string(out.path().join(name)).unwrap();
+    let points = plot("throughput-delay.svg");
+    assert_eq!(points.matches("<circle").count(), 2, "{points}");
+    for name in ["step-50-10-rate.svg", "step-50-10-queue.svg"] {
+        let svg = plot(name);
+        assert!(svg.contains("xmlns") && svg.contains("s after the step"));
+        assert!(svg.contains("mountain") && svg.contains("bbr"), "{svg}");
+        let lines = svg.matches("<polyline").count();
+        assert!(lines >= 2, "{lines} lines: {svg}");
+    }
     // Nothing stays behind.
     let all = "/proc/sys/net/ipv4/tcp_available_congestion_control";
     assert!(!std::fs::read_to_string(all).unwrap().contains("mtl"));
+}
+
+#[test]
+fn a_longer_way_back_and_bursts_are_emulated() {
+    let _alone = alone();
+    let out = tempfile::tempdir().unwrap();
+    let dir = out.path().display().to_string();
+    let args =
+        "--quick --cells rtt-1-to-8,ack-bursts-30,late-to-cubic --controls mountain --repeat 1";
+    let mut args: Vec<&str> = args.split(' ').collect();
+    args.extend(["--out", &dir]);
+    let run = lab(&args);
+    let said = String::from_utf8_lossy(&run.stdout);
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{said}{error}");
+    let result = RunResult::read(&out.path().join("result.json")).unwrap();
+    if !result.void.is_empty() {
+        eprintln!("the machine was too busy: {:?}", result.void);
+        return;
+    }
+    let median = |what: &str| result.metric("mountain", what).unwrap().median;
+    for (metric, least, most) in [
+        ("rtt-1-to-8/far_share", 0.01, 0.99),
+        ("rtt-1-to-8/min_rtt_ms", 40.0, 45.0),
+        ("rtt-1-to-8/far_min_rtt_ms", 320.0, 340.0),
+        ("ack-bursts-30/goodput", 0.3, 1.0),
+        ("late-to-cubic/share", 0.01, 0.99),
+    ] {
+        let median = median(metric);
+        assert!(
+            (least..=most).contains(&median),
+            "{metric} {median}: {said}"
+        );
+    }
+    // Nothing is promised of the first two.
+    assert_eq!(result.checks.len(), 1, "{said}");
+}
+
+#[test]
+fn cost_has_every_figure() {
+    let _alone = alone();
+    let out = tempfile::tempdir().unwrap();
+    let dir = out.path().display().to_string();
+    let run = lab(&["--cost", "--quick", "--out", &dir]);
+    let said = String::from_utf8_lossy(&run.stdout);
+    let error = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{said}{error}");
+    let result = RunResult::read(&out.path().join("result.json")).unwrap();
+    assert_eq!((result.scenario.as_str(), result.repeats), ("cc-cost", 5));
+    let metric = |who: &str, what: &str| {
+        let found = result.metric(who, what);
+        found.unwrap_or_else(|| panic!("{who} {what}: {said}"))
+    };
+    for who in ["mountain", "wrapped"] {
+        for what in [
+            "ack_ns",
+            "ack_net_ns",
+            "ack_runs",
+            "ack_cong_control_ns",
+            "goodput_bps",
+            "cpu_ns_per_kb",
+        ] {
+            let m = metric(who, what);
+            assert!(m.median > 0.0 && m.values.len() == 5, "{who} {what}: {m:?}");
+        }
+        let (all, one) = (metric(who, "ack_ns"), metric(who, "ack_cong_control_ns"));
+        assert!(one.median <= all.median, "{said}");
+        assert!(metric(who, "ack_ns").n >= 500, "{said}");
+    }
+    assert!(metric("empty program", "run_ns").median > 0.0);
+    assert!(metric("mountain", "cpu_ratio").median > 0.0);
+    // Of content only: five pairs show nothing, whatever they are.
+    assert_eq!(result.checks.len(), 2);
+    assert!(result.checks[0].met.is_some(), "{said}");
+    assert_eq!(result.checks[1].met, None);
+    assert!(said.contains("not shown"), "{said}");
+    let wrong = lab(&["--cost", "--cells", "fast"]);
+    assert_eq!(wrong.status.code(), Some(2));
 }

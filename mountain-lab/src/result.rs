@@ -150,7 +150,8 @@ pub struct Check {
     pub op: Op,
     /// The policy the figure is relative to.
     pub reference: Option<String>,
-    /// `null`: not measured, for example because all runs were void.
+    /// `null`: not measured, for example because all runs were void; with a figure, not shown: the
+    /// figure's interval is on both sides of the limit.
     pub met: Option<bool>,
 }
 
@@ -180,6 +181,8 @@ impl std::fmt::Display for Check {
         let verdict = match self.met {
             Some(true) => "met",
             Some(false) => "MISSED",
+            // Measured, but not well enough to say.
+            None if self.figure.is_some() => "not shown",
             None => "not measured",
         };
         write!(f, "{}: ", self.name)?;

@@ -141,6 +141,9 @@ impl Enable {
         match done {
             Enabled::New => println!("{name} is available to TCP sockets"),
             Enabled::Replaced => println!("{name} is replaced: new connections use this version"),
+            Enabled::Repaired => {
+                println!("{name} was enabled, but something had unregistered it: it is back");
+            }
         }
         print!("{}", status_text(&status(name)?));
         Ok(())
@@ -160,22 +163,17 @@ impl Enable {
             state.cgroups.insert(*id, path.clone());
             pinned.save(&state)?;
         }
-        if self.default {
-            let before = scope::default_here()?;
-            if before != name {
-                // On record first: a crash in between must not lose it.
-                state.defaults.insert(scope::this_namespace()?, before);
-                pinned.save(&state)?;
-                scope::set_default_here(name)?;
-            }
+        // Always, and on record first: it may also be made the default by hand, and a crash in
+        // between must not lose what was there.
+        let before = scope::default_here()?;
+        state.note_default(name, scope::this_namespace()?, &before);
+        pinned.save(&state)?;
+        if self.default && before != name {
+            scope::set_default_here(name)?;
         }
         for prefix in &self.route {
-            let route = routes::before(*prefix)?;
-            let same = |r: &routes::Route| (r.namespace, r.prefix) == (route.namespace, *prefix);
-            if !state.routes.iter().any(same) {
-                state.routes.push(route);
-                pinned.save(&state)?;
-            }
+            state.note_route(name, routes::before(*prefix)?);
+            pinned.save(&state)?;
             routes::set(*prefix, name)?;
         }
         Ok(())
@@ -189,8 +187,7 @@ fn undo(pinned: &Pinned) -> Result<()> {
     let routes = routes::restore(name, &state);
     pinned.disable()?;
     defaults.and(routes)?;
-    pinned.forget();
-    Ok(())
+    pinned.forget()
 }
 
 fn disable(name: &str) -> Result<()> {
@@ -230,6 +227,7 @@ fn status(name: &str) -> Result<Value> {
         }));
     }
     need_root()?;
+    let registered = pinned.is_registered()?;
     let state = pinned.state()?;
     let params = pinned.params()?;
     let flows = pinned.flows()?;
@@ -240,6 +238,7 @@ fn status(name: &str) -> Result<Value> {
     Ok(json!({
         "name": name,
         "enabled": true,
+        "registered": registered,
         "default": default,
         "others": others,
         "cgroups": state.cgroups.values().collect::<Vec<_>>(),
@@ -291,6 +290,12 @@ fn status_text(s: &Value) -> String {
     };
     let behaviour = s["settings"]["behaviour"].as_str().unwrap_or("?");
     let _ = writeln!(out, "{name}: enabled, behaviour {behaviour}");
+    if s["registered"] == false {
+        let _ = writeln!(
+            out,
+            "  NOT REGISTERED: something has detached it; `mountain cc enable` brings it back"
+        );
+    }
     let _ = writeln!(out, "  default here  {default}");
     let _ = writeln!(out, "  cgroups       {}", list(&s["cgroups"]));
     let _ = writeln!(out, "  routes        {}", list(&s["routes"]));

@@ -1,6 +1,6 @@
 //! `mountain-lab cost`: what steering costs. Method: docs/cost.md.
 
-mod kernel;
+pub mod kernel;
 mod rig;
 mod run_time;
 mod table;

@@ -22,6 +22,28 @@ pub struct LinkPlan {
     pub loss: f64,
     /// Of the random loss.
     pub seed: u64,
+    /// What is particular to the way back.
+    pub back: Back,
+}
+
+/// The way of the ACKs, beyond half the round trip.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Back {
+    /// ACKs leave together, once in so long, µs; 0: each by itself. As on Wi-Fi and mobile links.
+    pub burst_us: u32,
+    /// Of flows to another than the first port: so much longer, µs.
+    pub far_us: u32,
+}
+
+impl Back {
+    /// When a packet leaves that would at `t_us` if nothing were particular.
+    pub fn leaves_us(&self, t_us: f64, far: bool) -> f64 {
+        let t_us = t_us + if far { f64::from(self.far_us) } else { 0.0 };
+        match self.burst_us {
+            0 => t_us,
+            burst => (t_us / f64::from(burst)).ceil() * f64::from(burst),
+        }
+    }
 }
 
 impl LinkPlan {
@@ -122,6 +144,7 @@ mod tests {
             queue_bytes,
             loss: 0.0,
             seed: 1,
+            back: Back::default(),
         }
     }
 
@@ -144,6 +167,19 @@ mod tests {
         assert_eq!(b.arrive(0.0, 1_000), Fate::Leaves(2_000.0));
         assert_eq!(b.arrive(0.0, 1_000), Fate::Dropped);
         assert_eq!(b.arrive(1_000.0, 1_000), Fate::Leaves(3_000.0));
+    }
+
+    #[test]
+    fn the_way_back_may_be_longer_and_in_bursts() {
+        let plain = Back::default();
+        assert_eq!(plain.leaves_us(1_234.5, true), 1_234.5);
+        let back = Back {
+            burst_us: 10_000,
+            far_us: 5_000,
+        };
+        assert_eq!(back.leaves_us(12_000.0, false), 20_000.0);
+        assert_eq!(back.leaves_us(16_000.0, true), 30_000.0);
+        assert_eq!(back.leaves_us(20_000.0, false), 20_000.0);
     }
 
     #[test]

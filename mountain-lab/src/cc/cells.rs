@@ -4,7 +4,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, StandardNormal};
 use rand_pcg::Pcg64Mcg;
 
-use super::bottleneck::LinkPlan;
+use super::bottleneck::{Back, LinkPlan};
 
 const MBIT: f64 = 1e6;
 const RTT_US: u32 = 40_000;
@@ -28,6 +28,14 @@ pub enum Kind {
     Alike(u32),
     /// One flow that is there first, and one of this congestion control that comes 2 s later.
     Against(&'static str),
+    /// The other way round: this congestion control is there first.
+    Late(&'static str),
+    /// Two flows alike, the second's round trip so many times as long.
+    Ratio(u32),
+    /// One flow whose ACKs come back together, once in so many ms.
+    Bursts(u32),
+    /// One flow that has only so many Mbit/s to send, in frames.
+    Media(u32),
 }
 
 /// How the rate of a mobile link changes. Made up: their parameters are in
@@ -57,7 +65,7 @@ pub struct Cell {
 }
 
 /// Every cell, in the order of the table.
-pub const CELLS: [Cell; 20] = {
+pub const CELLS: [Cell; 27] = {
     const fn cell(name: &'static str, kind: Kind, quick: bool) -> Cell {
         Cell { name, kind, quick }
     }
@@ -80,6 +88,13 @@ pub const CELLS: [Cell; 20] = {
         cell("flows-16", Kind::Alike(16), false),
         cell("against-cubic", Kind::Against("cubic"), true),
         cell("against-bbr", Kind::Against("bbr"), true),
+        cell("late-to-cubic", Kind::Late("cubic"), false),
+        cell("late-to-bbr", Kind::Late("bbr"), false),
+        cell("rtt-1-to-2", Kind::Ratio(2), false),
+        cell("rtt-1-to-8", Kind::Ratio(8), false),
+        cell("ack-bursts-10", Kind::Bursts(10), false),
+        cell("ack-bursts-30", Kind::Bursts(30), false),
+        cell("media-4", Kind::Media(4), false),
         cell("loss-1", Kind::Steady(20.0, 4.0, 0.01), true),
         cell("loss-2", Kind::Steady(20.0, 4.0, 0.02), false),
     ]
@@ -112,14 +127,26 @@ impl Cell {
                 (vec![(0, bits(mbit))], queue, loss)
             }
             Kind::Trace(trace) => (trace.rates(length_us, &mut rng), 3e6, 0.0),
-            Kind::Alike(_) | Kind::Against(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
+            Kind::Alike(_)
+            | Kind::Against(_)
+            | Kind::Late(_)
+            | Kind::Ratio(_)
+            | Kind::Bursts(_)
+            | Kind::Media(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
         };
+        let mut back = Back::default();
+        match self.kind {
+            Kind::Ratio(times) => back.far_us = (times - 1) * RTT_US,
+            Kind::Bursts(ms) => back.burst_us = ms * 1_000,
+            _ => {}
+        }
         LinkPlan {
             rates,
             rtt_us: RTT_US,
             queue_bytes: queue_bytes as u64,
             loss,
             seed,
+            back,
         }
     }
 }

@@ -80,6 +80,20 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
         Kind::Alike(n) => put("jain", "x", jain(&each), n.into()),
         // What the flow that is looked at gets of what both get.
         Kind::Against(_) => put("share", "ratio", each[0] / all, 2),
+        Kind::Late(_) => put("share", "ratio", each[1] / all, 2),
+        // ... that with the longer round trip.
+        Kind::Ratio(_) => {
+            put("far_share", "ratio", each[1] / all, 2);
+            // That the round trips are what they should be; where the program tells.
+            let rtts = s.live.iter().map(|f| f64::from(f.min_rtt_us) / 1e3);
+            let (least, most) = rtts.fold((f64::MAX, 0.0), |(l, m): (f64, f64), r| {
+                (l.min(r), m.max(r))
+            });
+            if s.live.len() == 2 {
+                put("min_rtt_ms", "ms", least, 1);
+                put("far_min_rtt_ms", "ms", most, 1);
+            }
+        }
         _ => {}
     }
     if !s.live.is_empty() {
@@ -132,7 +146,9 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
                 spec("jain", Op::AtLeast, 0.95, None);
                 spec("queue_p95_us", Op::AtMost, 0.6, bbr);
             }
-            Kind::Against(_) => spec("share", Op::AtLeast, 0.8, bbr),
+            Kind::Against(_) | Kind::Late(_) => spec("share", Op::AtLeast, 0.8, bbr),
+            // To look at: nothing is promised.
+            Kind::Ratio(_) | Kind::Bursts(_) | Kind::Media(_) => {}
         }
     }
     specs

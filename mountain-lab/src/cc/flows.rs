@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
 use mountain_lab::workload::sys;
@@ -17,6 +17,7 @@ use crate::netns::Netns;
 /// Arrivals are counted in buckets of this length.
 pub const BUCKET_US: u64 = 100_000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const FRAMES_A_SECOND: u64 = 30;
 /// How long a blocked read or write takes to notice the order to stop.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -27,6 +28,10 @@ pub struct FlowSpec {
     pub congestion: String,
     /// After the start of the link, µs.
     pub start_us: u64,
+    /// To the far port, whose way back may be longer.
+    pub far: bool,
+    /// It has no more to send than this, bit/s, 30 times a second; `None`: as much as it can.
+    pub media_bps: Option<u64>,
 }
 
 /// What one flow did.
@@ -57,7 +62,8 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Starts flows from `client` to `to` in `server`; times count from `start_ns`
+    /// Starts flows from `client` to `to` in `server` (far ones to the
+    /// port after it); times count from `start_ns`
     /// (CLOCK_MONOTONIC).
     pub fn start(
         client: &Netns,
@@ -66,13 +72,17 @@ impl Flows {
         specs: &[FlowSpec],
         start_ns: u64,
     ) -> Result<Self> {
-        let listener = server.enter(|| {
-            let socket = sys::socket_for(to.ip(), Type::STREAM)?;
-            socket.set_reuse_address(true)?;
-            socket.bind(&to.into())?;
-            socket.listen(64)?;
-            Ok(TcpListener::from(socket))
-        })?;
+        let far = SocketAddr::new(to.ip(), to.port() + 1);
+        let [listener, far_listener] = [to, far].map(|to| {
+            server.enter(|| {
+                let socket = sys::socket_for(to.ip(), Type::STREAM)?;
+                socket.set_reuse_address(true)?;
+                socket.bind(&to.into())?;
+                socket.listen(64)?;
+                Ok(TcpListener::from(socket))
+            })
+        });
+        let (listener, far_listener) = (listener?, far_listener?);
         let mut running = Flows {
             stop: Arc::default(),
             flows: Vec::new(),
@@ -82,12 +92,17 @@ impl Flows {
             std::thread::sleep(Duration::from_micros(
                 spec.start_us.saturating_sub(elapsed_us),
             ));
+            let (listener, to) = match spec.far {
+                true => (&far_listener, far),
+                false => (&listener, to),
+            };
             let out = client.enter(|| connect(to, &spec.congestion))?;
             let (inward, _) = listener.accept()?;
             let (stop, end) = (running.stop.clone(), running.stop.clone());
+            let frame = spec.media_bps.map(|bps| bps / 8 / FRAMES_A_SECOND);
             let send = Builder::new()
                 .name("cc-send".into())
-                .spawn(move || send(out, &stop))?;
+                .spawn(move || send(out, frame, &stop))?;
             let receive = Builder::new()
                 .name("cc-receive".into())
                 .spawn(move || receive(inward, start_ns, &end))?;
@@ -140,11 +155,16 @@ fn again(e: &std::io::Error) -> bool {
     kinds.contains(&e.kind())
 }
 
-/// Sends until told to stop; the segments sent again.
-fn send(mut stream: TcpStream, stop: &AtomicBool) -> Result<u64> {
+/// Sends until told to stop, frames of so many bytes or all that it can; the segments sent again.
+fn send(mut stream: TcpStream, frame: Option<u64>, stop: &AtomicBool) -> Result<u64> {
     stream.set_write_timeout(Some(POLL))?;
-    let chunk = vec![0u8; 64 << 10];
+    let chunk = vec![0u8; frame.unwrap_or(64 << 10) as usize];
+    let mut next = Instant::now();
     while !stop.load(Ordering::Relaxed) {
+        if frame.is_some() {
+            next += Duration::from_micros(1_000_000 / FRAMES_A_SECOND);
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
         match stream.write(&chunk) {
             Ok(_) => {}
             Err(e) if again(&e) => {}

@@ -2,9 +2,11 @@
 //! for each segment, that plays a [`LinkPlan`] and reports what its queue was like.
 //!
 //! Client to server: rate and queue ([`Bottleneck`]), then half the round trip; back: the other
-//! half. Like the emulator of the paths it is single-threaded, locked in memory and of real-time
+//! half, and what a plan adds there ([`Back`]). Like the emulator of the paths it is single-threaded, locked in memory and of real-time
 //! priority; how late it was is in its report.
 
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Arc, Mutex};
@@ -22,7 +24,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::bottleneck::{Bottleneck, Fate, LinkPlan};
+use super::bottleneck::{Back, Bottleneck, Fate, LinkPlan};
 use crate::cell::EgressCell;
 use crate::emulator::{add_port, be_realtime, cpu_seconds, monotonic_ns, LinkConfig, VethIds};
 use crate::netns::{die_with_parent, Netns};
@@ -43,7 +45,8 @@ pub struct LinkReport {
     pub packets: Vec<(u64, u64)>,
     pub dropped: u64,
     pub lost: u64,
-    /// How late packets left the emulator, 99th percentile and largest.
+    /// How late packets left the emulator, 99th percentile and largest, of the direction in which it
+    /// was later: a late ACK falsifies a run as a late packet does.
     pub late_p99_us: u32,
     pub late_max_us: u32,
 }
@@ -135,7 +138,8 @@ struct Log {
     packets: Vec<(u64, u64)>,
     dropped: u64,
     lost: u64,
-    late_us: Vec<u32>,
+    /// There and back.
+    late_us: [Vec<u32>; 2],
 }
 
 /// The child's main function: forwards until standard input ends, then reports.
@@ -162,14 +166,17 @@ pub fn child_main() -> Result<()> {
     add_port(&mut core, "client", &config.link.client, &mut ids)?;
     add_port(&mut core, "server", &config.link.server, &mut ids)?;
     let half = Duration::from_micros((config.plan.rtt_us / 2).into());
-    let forward = LinkEgress::cell(start, half, Some((config.plan, log.clone())))?;
-    let backward = LinkEgress::cell(start, half, None)?;
-    for (name, cell, from, to) in [
-        ("forward", forward, "client", "server"),
-        ("backward", backward, "server", "client"),
+    let back = config.plan.back.clone();
+    let forward = LinkEgress::cell(start, half, config.plan, log.clone())?;
+    let backward = BackEgress::cell(start, half, back, log.clone())?;
+    core.build_cell("forward".into(), |_| Ok(forward))
+        .map_err(|e| anyhow!("{e:?}"))?;
+    core.build_cell("backward".into(), |_| Ok(backward))
+        .map_err(|e| anyhow!("{e:?}"))?;
+    for (name, from, to) in [
+        ("forward", "client", "server"),
+        ("backward", "server", "client"),
     ] {
-        core.build_cell(name.into(), |_| Ok(cell))
-            .map_err(|e| anyhow!("{e:?}"))?;
         core.link_cell(from.into(), name.into());
         core.link_cell(name.into(), to.into());
     }
@@ -185,25 +192,29 @@ pub fn child_main() -> Result<()> {
     });
     runtime.block_on(quitting.recv());
     let log = std::mem::take(&mut *log.lock().map_err(|_| anyhow!("a cell panicked"))?);
-    let mut late = log.late_us;
+    let [mut there, mut back] = log.late_us;
+    let mut late = |q: f64| {
+        let of = |late: &mut Vec<u32>| percentile(late, q).unwrap_or(0);
+        of(&mut there).max(of(&mut back))
+    };
     let report = LinkReport {
         packets: log.packets,
         dropped: log.dropped,
         lost: log.lost,
-        late_p99_us: percentile(&mut late, 0.99).unwrap_or(0),
-        late_max_us: late.iter().copied().max().unwrap_or(0),
+        late_p99_us: late(0.99),
+        late_max_us: late(1.0),
     };
     println!("{}", serde_json::to_string(&report)?);
     std::process::exit(0)
 }
 
-/// One direction of the link.
+/// The way there: the bottleneck and what it saw.
 struct LinkEgress {
     packets: mpsc::UnboundedReceiver<StdPacket>,
     start: Instant,
     delay: Duration,
-    /// The bottleneck and what it saw; the way back has none.
-    bottleneck: Option<(Bottleneck, Arc<Mutex<Log>>)>,
+    bottleneck: Bottleneck,
+    log: Arc<Mutex<Log>>,
     timer: Timer,
 }
 
@@ -211,14 +222,16 @@ impl LinkEgress {
     fn cell(
         start: Instant,
         delay: Duration,
-        bottleneck: Option<(LinkPlan, Arc<Mutex<Log>>)>,
+        plan: LinkPlan,
+        log: Arc<Mutex<Log>>,
     ) -> Result<EgressCell<Self>> {
         EgressCell::new(|packets| {
             Ok(LinkEgress {
                 packets,
                 start,
                 delay,
-                bottleneck: bottleneck.map(|(plan, log)| (Bottleneck::new(plan), log)),
+                bottleneck: Bottleneck::new(plan),
+                log,
                 timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
             })
         })
@@ -226,12 +239,9 @@ impl LinkEgress {
 
     /// When the packet has crossed the bottleneck; `None`: it has not.
     fn cross(&mut self, arrived: Instant, bytes: u64) -> Option<Instant> {
-        let Some((bottleneck, log)) = &mut self.bottleneck else {
-            return Some(arrived);
-        };
-        let t_us = arrived.saturating_duration_since(self.start).as_nanos() as f64 / 1e3;
-        let mut log = log.lock().ok()?;
-        match bottleneck.arrive(t_us, bytes) {
+        let t_us = micros(arrived.saturating_duration_since(self.start));
+        let mut log = self.log.lock().ok()?;
+        match self.bottleneck.arrive(t_us, bytes) {
             Fate::Dropped => {
                 log.dropped += 1;
                 None
@@ -257,15 +267,148 @@ impl Egress<StdPacket> for LinkEgress {
         // `None` is how a cell tells rattan that there is nothing to forward.
         let leaves = self.cross(packet.get_timestamp(), bytes)? + self.delay;
         self.timer.sleep_until(leaves).await.ok()?;
-        if let Some((_, log)) = &self.bottleneck {
-            let late = Instant::now().saturating_duration_since(leaves);
-            if let Ok(mut log) = log.lock() {
-                log.late_us.push(late.as_micros() as u32);
-            }
-        }
+        note_late(&self.log, 0, leaves);
         packet.delay_until(leaves);
         Some(packet)
     }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
+}
+
+fn note_late(log: &Mutex<Log>, direction: usize, due: Instant) {
+    let late = Instant::now().saturating_duration_since(due);
+    if let Ok(mut log) = log.lock() {
+        log.late_us[direction].push(late.as_micros() as u32);
+    }
+}
+
+/// A packet on its way back. Ordered by when it is due, the earliest the greatest, for a heap.
+struct Due {
+    at: Instant,
+    /// Of arrival: packets that are due together keep their order.
+    number: u64,
+    packet: StdPacket,
+}
+
+impl Due {
+    fn key(&self) -> Reverse<(Instant, u64)> {
+        Reverse((self.at, self.number))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// The way back, where flows may differ in delay: a packet may overtake those of another flow.
+struct BackEgress {
+    packets: mpsc::UnboundedReceiver<StdPacket>,
+    start: Instant,
+    delay: Duration,
+    plan: Back,
+    log: Arc<Mutex<Log>>,
+    waiting: BinaryHeap<Due>,
+    arrived: u64,
+    /// When the last one was due.
+    left: Option<Instant>,
+    timer: Timer,
+}
+
+impl BackEgress {
+    fn cell(
+        start: Instant,
+        delay: Duration,
+        plan: Back,
+        log: Arc<Mutex<Log>>,
+    ) -> Result<EgressCell<Self>> {
+        EgressCell::new(|packets| {
+            Ok(BackEgress {
+                packets,
+                start,
+                delay,
+                plan,
+                log,
+                waiting: BinaryHeap::new(),
+                arrived: 0,
+                left: None,
+                timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
+            })
+        })
+    }
+
+    fn push(&mut self, packet: StdPacket) {
+        let t_us = micros(packet.get_timestamp().saturating_duration_since(self.start));
+        let far = source_port(packet.as_slice()).is_some_and(|port| port != super::PORT);
+        let due_us = self.plan.leaves_us(t_us + micros(self.delay), far);
+        self.waiting.push(Due {
+            at: self.start + Duration::from_nanos((due_us * 1e3) as u64),
+            number: self.arrived,
+            packet,
+        });
+        self.arrived += 1;
+    }
+}
+
+#[async_trait]
+impl Egress<StdPacket> for BackEgress {
+    async fn dequeue(&mut self) -> Option<StdPacket> {
+        loop {
+            let Some(first) = self.waiting.peek() else {
+                let packet = self.packets.recv().await?;
+                self.push(packet);
+                continue;
+            };
+            let at = first.at;
+            tokio::select! {
+                biased;
+                packet = self.packets.recv() => {
+                    self.push(packet?);
+                    continue;
+                }
+                slept = self.timer.sleep_until(at) => {
+                    slept.ok()?;
+                }
+            }
+            // The rest of a burst waits for its first, as it would in a radio.
+            if self.left != Some(at) {
+                note_late(&self.log, 1, at);
+            }
+            self.left = Some(at);
+            let mut due = self.waiting.pop()?;
+            due.packet.delay_until(at);
+            return Some(due.packet);
+        }
+    }
+}
+
+/// Source port of an Ethernet frame with IPv4 and TCP.
+fn source_port(frame: &[u8]) -> Option<u16> {
+    let ip = frame.get(ETHERNET_HEADER as usize..)?;
+    let header = usize::from(ip.first()? & 0xf) * 4;
+    // Protocol TCP.
+    if ip.get(9) != Some(&6) {
+        return None;
+    }
+    let port = ip.get(header..header + 2)?;
+    Some(u16::from_be_bytes([port[0], port[1]]))
 }
 
 #[cfg(test)]
@@ -282,5 +425,17 @@ mod tests {
             report.queue_us(0, 6_000),
             [0, 3_600, 2_600, 1_600, 600, 100]
         );
+    }
+
+    #[test]
+    fn ports_are_found_behind_options() {
+        let mut frame = vec![0u8; 14];
+        frame.extend([0x46, 0, 0, 0, 0, 0, 0, 0, 64, 6]);
+        frame.extend([0; 14]);
+        frame.extend([0x1c, 0x20, 0, 80]);
+        assert_eq!(source_port(&frame), Some(7200));
+        frame[23] = 17;
+        assert_eq!(source_port(&frame), None);
+        assert_eq!(source_port(&frame[..20]), None);
     }
 }

@@ -4,9 +4,11 @@
 
 mod bottleneck;
 mod cells;
+mod cost;
 mod evaluate;
 mod flows;
 pub mod link;
+mod plots;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +31,7 @@ pub(crate) use cells::{Cell, Kind, CELLS, WARM_UP_US};
 pub(crate) use evaluate::{figures, Segment};
 use flows::{FlowSpec, Flows};
 use link::Link;
+use plots::Steps;
 
 /// How often a void segment is run again.
 const RETRIES: u32 = 1;
@@ -47,7 +50,7 @@ pub struct CcArgs {
     #[arg(long, value_delimiter = ',', value_name = "CELL")]
     cells: Vec<String>,
     /// Only these congestion controls; mountain and bbr are needed for the checks.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Cc::Bbr, Cc::Mountain, Cc::Published, Cc::Cubic, Cc::Reno])]
+    #[arg(long, alias = "controls", value_delimiter = ',', value_enum, default_values_t = [Cc::Bbr, Cc::Mountain, Cc::Published, Cc::Cubic, Cc::Reno])]
     cc: Vec<Cc>,
     /// Repeats [default: 5 with --quick, else 10].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -55,7 +58,7 @@ pub struct CcArgs {
     /// Decides every random event of the run.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where result.json goes.
+    /// Where result.json and the plots go.
     #[arg(long, default_value = "out")]
     out: PathBuf,
     /// Exit with 1 when a figure is missed.
@@ -64,6 +67,10 @@ pub struct CcArgs {
     /// Configuration file whose [cc] sets mountain's tunables.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Measure what it costs a processor instead: ns per ACK, and CPU time per byte in pairs with the
+    /// pass-through; --repeat is the number of pairs [default: 5 with --quick, else 15].
+    #[arg(long, conflicts_with_all = ["cells", "cc"])]
+    cost: bool,
     /// List the cells.
     #[arg(long)]
     list: bool,
@@ -209,12 +216,26 @@ impl Rig {
         let flow = |congestion: &str, start_us| FlowSpec {
             congestion: congestion.into(),
             start_us,
+            far: false,
+            media_bps: None,
         };
         let specs: Vec<FlowSpec> = match cell.kind {
             Kind::Alike(n) => (0..n)
                 .map(|i| flow(&who.name, 100_000 + u64::from(i) * 100_000))
                 .collect(),
             Kind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
+            Kind::Late(other) => vec![flow(other, 100_000), flow(&who.name, 2_000_000)],
+            Kind::Media(mbit) => vec![FlowSpec {
+                media_bps: Some(u64::from(mbit) * 1_000_000),
+                ..flow(&who.name, 100_000)
+            }],
+            Kind::Ratio(_) => {
+                let far = FlowSpec {
+                    far: true,
+                    ..flow(&who.name, 200_000)
+                };
+                vec![flow(&who.name, 100_000), far]
+            }
             _ => vec![flow(&who.name, 100_000)],
         };
         let flows = Flows::start(
@@ -266,12 +287,15 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let cells = chosen(args)?;
-    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { 10 });
     let settings = match &args.config {
         Some(file) => Config::load(file)?.cc,
         None => Settings::default(),
     };
+    if args.cost {
+        return cost::run(args, &settings);
+    }
+    let cells = chosen(args)?;
+    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { 10 });
     let mut result = RunResult::new("cc", &command(args, repeats), args.seed, repeats);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let mut note = |key: &str, value| result.environment.insert(key.into(), value);
@@ -286,10 +310,11 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         .map(|cc| Available::new(*cc, &settings).with_context(|| cc.name()))
         .collect::<Result<Vec<_>>>()?;
     let _awake = NoHalt::hold();
-    let steps = (cells.len() * all.len()) as u64 * u64::from(repeats);
-    let bar = ProgressBar::new(steps).with_style(
+    let segments = (cells.len() * all.len()) as u64 * u64::from(repeats);
+    let bar = ProgressBar::new(segments).with_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left").expect("a template"),
     );
+    let mut steps = Steps::default();
     for repeat in 0..repeats {
         for (c, cell) in cells.iter().enumerate() {
             for i in 0..all.len() {
@@ -297,7 +322,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
                 let n = all.len();
                 let who = &mut all[(i + repeat as usize + c) % n];
                 bar.set_message(format!("{} {}", cell.name, who.cc.name()));
-                one(&rig, args, cell, who, repeat, &mut result)?;
+                one(&rig, args, cell, who, repeat, &mut result, &mut steps)?;
                 bar.inc(1);
             }
         }
@@ -306,6 +331,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     result.evaluate(&evaluate::checks(&cells));
     print!("{}", result.table());
     println!("{}", result.write(&args.out)?.display());
+    for plot in plots::write(&args.out, &result, &cells, &args.cc, &steps)? {
+        println!("{}", plot.display());
+    }
     Ok(match result.check() {
         Err(missed) if args.check => {
             missed.iter().for_each(|m| eprintln!("missed: {m}"));
@@ -323,6 +351,7 @@ fn one(
     who: &mut Available,
     repeat: u32,
     result: &mut RunResult,
+    steps: &mut Steps,
 ) -> Result<()> {
     for attempt in 0..=RETRIES {
         let seed = args.seed.wrapping_mul(1_000).wrapping_add(repeat.into());
@@ -330,6 +359,7 @@ fn one(
             .run(cell, who, seed, args.quick)
             .with_context(|| format!("{} {}", cell.name, who.cc.name()))?;
         let Some(reason) = void_reason(&segment) else {
+            steps.add(cell, who.cc, &segment);
             result.add(who.cc.name(), repeat, &evaluate::figures(cell, &segment));
             return Ok(());
         };

@@ -13,11 +13,16 @@ unsafe extern "C" {
     fn mtn_brake_host_init(b: *mut mtn_brake);
     fn mtn_brake_host_ack(b: *mut mtn_brake, p: *const mtn_brake_params, a: *const mtn_ack);
     fn mtn_brake_host_pacing(b: *const mtn_brake, a: *const mtn_ack, rate: u64) -> u64;
-    fn mtn_brake_host_cwnd(b: *const mtn_brake, a: *const mtn_ack) -> u32;
+    fn mtn_brake_host_cwnd(
+        b: *const mtn_brake,
+        p: *const mtn_brake_params,
+        a: *const mtn_ack,
+    ) -> u32;
 }
 
 const OFF: u8 = 0;
 const CUT: u8 = 2;
+const RELEASE: u8 = 3;
 const MBIT: u64 = 1_000_000;
 
 /// The brake of one flow.
@@ -49,7 +54,7 @@ impl Brake {
 
     fn cwnd(&self, a: &mtn_ack) -> u32 {
         // SAFETY: as above.
-        unsafe { mtn_brake_host_cwnd(&self.b, a) }
+        unsafe { mtn_brake_host_cwnd(&self.b, &self.p, a) }
     }
 
     /// What the limit is compared with: it, or the estimate where that is lower.
@@ -191,7 +196,8 @@ fn drop_of(from: u64, to: u64, rtt_us: u32) -> (Brake, mtn_ack) {
         a.mss = 64;
     }
     for i in 0..100u32 {
-        a = ack(&a, u64::from(rtt_us) / 4, to, rtt_us / 4 * (i + 1), 1.5);
+        let (slice_us, queue_us) = ((rtt_us / 4).max(2_000), (rtt_us / 4).max(1_000));
+        a = ack(&a, slice_us.into(), to, queue_us * (i + 1), 1.5);
         a.total = a.total.wrapping_add(4);
         brake.ack(&a);
         if brake.b.state == CUT {
@@ -269,6 +275,64 @@ fn a_queue_of_others_is_left_to_them() {
         brake.b
     );
     assert!(brake.b.hold_off > 0 && brake.b.hold_off_next == 128);
+}
+
+/// A queue above the one that counts as none (5 ms of 40) and below the one that is surely others'
+/// (10 ms): the window fits, nothing moves, and yet there has to be a way on.
+#[test]
+fn a_small_queue_that_stays_does_not_hold_the_cut() {
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    let mut states = vec![];
+    for i in 0..400 {
+        a = ack(&a, 10_000, 10 * MBIT, 7_000, 1.0);
+        a.inflight = a.inflight.min(brake.cwnd(&a));
+        // As BBR does, which forgets the rate of before after ten round trips.
+        if i > 50 {
+            a.max_bps = 10 * MBIT;
+        }
+        brake.ack(&a);
+        if states.last() != Some(&brake.b.state) {
+            states.push(brake.b.state);
+        }
+        // The estimate is still that of before: to let BBR go on would fill the queue again.
+        assert!(i > 50 || brake.b.state >= CUT, "{i}: {:?}", brake.b);
+    }
+    assert_eq!(states[..2], [CUT, RELEASE], "{states:?}");
+    assert_eq!(brake.b.state, OFF, "{states:?} {:?}", brake.b);
+    assert_eq!(brake.b.engagements, 1);
+}
+
+/// The same queue made by others while the release grows: what is delivered counts, not the wish.
+#[test]
+fn a_release_that_never_finds_the_queue_gone_ends() {
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    for _ in 0..100 {
+        a = ack(&a, 10_000, 10 * MBIT, 0, 1.0);
+        brake.ack(&a);
+        if brake.b.state == RELEASE {
+            break;
+        }
+    }
+    assert_eq!(brake.b.state, RELEASE, "{:?}", brake.b);
+    // Samples that are always a little above the limit, as small windows make them.
+    for _ in 0..400 {
+        let bps = brake.effective(&a) / 8 * 9;
+        a = ack(&a, 10_000, bps.min(12 * MBIT), 7_000, 1.0);
+        a.inflight = a.inflight.min(brake.cwnd(&a));
+        a.max_bps = 12 * MBIT;
+        brake.ack(&a);
+    }
+    assert_eq!(brake.b.state, OFF, "{:?}", brake.b);
+}
+
+/// On a path of 20 us the hosts' delays are the longer part: a window of one BDP would be 4 packets.
+#[test]
+fn windows_of_short_paths_last_for_a_millisecond() {
+    let (brake, a) = drop_of(1_000 * MBIT, 600 * MBIT, 20);
+    let cwnd = u64::from(brake.cwnd(&a));
+    let of_a_ms = brake.b.bps / 8_000 / u64::from(a.mss);
+    assert!((of_a_ms..=of_a_ms + 1).contains(&cwnd), "{cwnd} {of_a_ms}");
+    assert!(of_a_ms > 40);
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub mod settings;
 
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::ptr;
 
@@ -149,15 +149,10 @@ impl Loaded {
         self.skel.maps.mountain.attach_struct_ops()
     }
 
-    /// Replaces what `link` has registered, of the same name, at once. Running flows keep what they
-    /// began with.
+    /// Replaces what `link` has registered, of the same name, at once; call after [`Self::attach`]
+    /// has said that the name is taken, which also hands the kernel the table of functions. Running
+    /// flows keep what they began with.
     fn replace(&mut self, link: &Link) -> Result<()> {
-        // Attaching also hands the kernel the table of functions; that the name is taken is known.
-        match self.attach() {
-            Ok(_) => bail!("the congestion control vanished while it was replaced: try again"),
-            Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e).context("the kernel refused the new version"),
-        }
         let map = self.skel.maps.mountain.as_fd();
         // SAFETY: two live descriptors and no options.
         let rc = unsafe {
@@ -187,8 +182,29 @@ impl Loaded {
         flows::read(libbpf_rs::Iter::new(&link)?)
     }
 
-    /// Time and number of runs of the program that handles ACKs, for measuring.
-    pub fn ack_program(&self) -> &impl AsFd {
-        &self.skel.progs.mountain_main
+    /// Of [`Self::programs`], the one that runs once for each ACK.
+    pub const ACK_PROGRAM: &str = "cong_control";
+
+    /// The programs that the kernel's TCP calls, by the callback that each is, for measuring.
+    pub fn programs(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
+        let progs = &self.skel.progs;
+        let tx_start = match kernel::has_tx_start() {
+            true => (
+                "cwnd_event_tx_start",
+                progs.mountain_cwnd_event_tx_start.as_fd(),
+            ),
+            false => ("cwnd_event", progs.mountain_cwnd_event.as_fd()),
+        };
+        vec![
+            (Self::ACK_PROGRAM, progs.mountain_main.as_fd()),
+            tx_start,
+            ("init", progs.mountain_init.as_fd()),
+            ("release", progs.mountain_release.as_fd()),
+            ("sndbuf_expand", progs.mountain_sndbuf_expand.as_fd()),
+            ("undo_cwnd", progs.mountain_undo_cwnd.as_fd()),
+            ("ssthresh", progs.mountain_ssthresh.as_fd()),
+            ("min_tso_segs", progs.mountain_min_tso_segs.as_fd()),
+            ("set_state", progs.mountain_set_state.as_fd()),
+        ]
     }
 }

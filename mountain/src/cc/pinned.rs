@@ -50,6 +50,8 @@ pub enum Enabled {
     New,
     /// It was registered before; new connections use the new program.
     Replaced,
+    /// Its files were there, but the registration was gone.
+    Repaired,
 }
 
 impl Pinned {
@@ -72,6 +74,11 @@ impl Pinned {
     /// Whether it is registered by us.
     pub fn is_enabled(&self) -> bool {
         self.path("link").exists()
+    }
+
+    /// Whether sockets can choose it. Files without that: somebody has detached the link.
+    pub fn is_registered(&self) -> Result<bool> {
+        Ok(self.is_enabled() && available()?.contains(&self.name))
     }
 
     /// Keeps other commands out until the value is dropped.
@@ -146,36 +153,49 @@ impl Pinned {
     fn enable_in_dir(&self, settings: &Settings) -> Result<Enabled> {
         let name = &self.name;
         let mut loaded = Loaded::load(name, settings, Some(&self.path("flow_map")))?;
-        let done = if self.is_enabled() {
-            let link = Link::open(self.path("link")).context("the pinned link")?;
-            loaded.replace(&link)?;
-            Enabled::Replaced
-        } else {
-            let mut link = match loaded.attach() {
-                Ok(link) => link,
-                Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => bail!(
-                    "a congestion control named {name} exists that this command did not make: \
-                     choose another --name, or see `bpftool struct_ops list`"
-                ),
-                Err(e) => return Err(e).context("the kernel refused the congestion control"),
-            };
-            link.pin(self.path("link")).context("pinning the link")?;
-            Enabled::New
+        let done = match loaded.attach() {
+            Ok(mut link) => {
+                // A file that is there already is that of a registration which somebody has taken
+                // away (`bpftool link detach`).
+                let repaired = self.is_enabled();
+                self.place("link", |path| link.pin(path))?;
+                match repaired {
+                    true => Enabled::Repaired,
+                    false => Enabled::New,
+                }
+            }
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists && self.is_enabled() => {
+                let link = Link::open(self.path("link")).context("the pinned link")?;
+                loaded.replace(&link).with_context(|| {
+                    format!(
+                        "{name} may be registered by another program by now: see `bpftool \
+                         struct_ops list`"
+                    )
+                })?;
+                Enabled::Replaced
+            }
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => bail!(
+                "a congestion control named {name} exists that this command did not make: \
+                 choose another --name, or see `bpftool struct_ops list`"
+            ),
+            Err(e) => return Err(e).context("the kernel refused the congestion control"),
         };
         self.pin_rest(&mut loaded)?;
         Ok(done)
     }
 
+    /// Pins something, in the place of what is there in one step.
+    fn place(&self, file: &str, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
+        let (new, path) = (self.path(&format!("{file}-new")), self.path(file));
+        let _ = fs::remove_file(&new);
+        pin(&new).with_context(|| format!("pinning {}", path.display()))?;
+        fs::rename(&new, &path).with_context(|| format!("replacing {}", path.display()))
+    }
+
     /// The files beside the link, each replaced at once.
     fn pin_rest(&self, loaded: &mut Loaded) -> Result<()> {
-        let place = |file: &str, pin: &mut dyn FnMut(&Path) -> libbpf_rs::Result<()>| {
-            let (new, path) = (self.path(&format!("{file}-new")), self.path(file));
-            let _ = fs::remove_file(&new);
-            pin(&new).with_context(|| format!("pinning {}", path.display()))?;
-            fs::rename(&new, &path).with_context(|| format!("replacing {}", path.display()))
-        };
         let mut list = loaded.iterate()?;
-        place("flows", &mut |path| list.pin(path))?;
+        self.place("flows", |path| list.pin(path))?;
         let maps = &mut loaded.skel.maps;
         for (file, id) in [
             ("flow_map", maps.flows.info()?.info.id),
@@ -183,7 +203,7 @@ impl Pinned {
         ] {
             // A handle of its own: a map that was reused counts as pinned already.
             let map = MapHandle::from_map_id(id)?;
-            place(file, &mut |path| pin_object(map.as_fd(), path))?;
+            self.place(file, |path| pin_object(map.as_fd(), path))?;
         }
         let links = self.cgroup_links()?;
         for (_, path) in links {
@@ -258,9 +278,19 @@ impl Pinned {
         Ok(())
     }
 
-    /// Forgets what had to be put back.
-    pub fn forget(&self) {
+    /// Forgets what had to be put back. Where another of our names has it on record that this one
+    /// was there before, it is told what was there before this one.
+    pub fn forget(&self) -> Result<()> {
+        let gone = self.state()?;
+        for other in names_on_record() {
+            let other = Pinned::new(&other)?;
+            let mut state = other.state()?;
+            if other.name != self.name && state.inherit(&self.name, &gone) {
+                other.save(&state)?;
+            }
+        }
         let _ = fs::remove_file(self.state_file());
+        Ok(())
     }
 
     fn remove_files(&self) {
@@ -300,6 +330,19 @@ impl Pinned {
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         flows::read(file)
     }
+}
+
+/// Names that have something to put back.
+fn names_on_record() -> Vec<String> {
+    let files = fs::read_dir(RUN).into_iter().flatten().flatten();
+    files
+        .filter_map(|file| {
+            let file = file.file_name();
+            let name = file.to_str()?.strip_prefix("cc-")?.strip_suffix(".json")?;
+            Some(name.to_owned())
+        })
+        .filter(|name| super::check_name(name).is_ok())
+        .collect()
 }
 
 /// What sockets of this machine can choose.

@@ -58,9 +58,17 @@ fn ip(family: IpNet, arguments: &[&str]) -> Result<String> {
 }
 
 /// The route for exactly this prefix in the main table, as ip(8) prints it.
+///
+/// # Errors
+/// There is none, or it is one that must not be written again ([`unfit`]).
 pub fn find(prefix: IpNet) -> Result<String> {
     match find_any(prefix)? {
-        Some(text) => Ok(text),
+        Some(text) => {
+            if let Some(why) = unfit(&text) {
+                bail!("the route for {prefix} cannot be given a congestion control: {why}");
+            }
+            Ok(text)
+        }
         None => {
             bail!("no route for exactly {prefix} in the main table: `ip route show` lists them")
         }
@@ -79,6 +87,30 @@ fn find_any(prefix: IpNet) -> Result<Option<String>> {
         "several routes for {prefix}: give them congctl by hand, with `ip route change`"
     );
     Ok(Some(text))
+}
+
+/// Why a route, as ip(8) prints it, must not be changed by writing it again.
+fn unfit(route: &str) -> Option<&'static str> {
+    let words: Vec<&str> = route.split_whitespace().collect();
+    if words.windows(2).any(|w| w == ["proto", "ra"]) {
+        return Some(
+            "it comes from router advertisements (proto ra), and the next one would overwrite it. \
+             Add a static route beside it, or use --default or --cgroup",
+        );
+    }
+    if words.contains(&"expires") {
+        return Some(
+            "it has a lifetime (expires), which writing it again would lose. Add a static route \
+             beside it, or use --default or --cgroup",
+        );
+    }
+    if words.contains(&"nhid") {
+        return Some(
+            "it uses a nexthop object (nhid), and `ip route change` cannot keep that. Replace it \
+             by hand with congctl, or use --default or --cgroup",
+        );
+    }
+    None
 }
 
 /// The words of a route that choose a congestion control; none: nothing does.
@@ -154,7 +186,9 @@ pub fn restore(name: &str, state: &State) -> Result<()> {
                 return Ok(());
             };
             if congctl(&text).last().is_some_and(|n| n == name) {
-                change(route.prefix, &text, &route.before)?;
+                // What it named before may be gone by now.
+                return change(route.prefix, &text, &route.before)
+                    .or_else(|_| change(route.prefix, &text, &[]));
             }
             Ok(())
         });
@@ -203,5 +237,16 @@ mod tests {
             ["congctl", "cubic"]
         );
         assert!(congctl("default via 10.0.0.1 dev congctl0").is_empty());
+    }
+
+    #[test]
+    fn routes_that_would_lose_something_are_refused() {
+        let why = |text| unfit(text).unwrap_or("fit");
+        let ra = "default via fe80::1 dev u0 proto ra metric 100 expires 1790sec pref medium";
+        assert!(why(ra).contains("router advertisements"), "{}", why(ra));
+        let expires = "2001:db8::/32 via fe80::1 dev u0 metric 1024 expires 60sec pref medium";
+        assert!(why(expires).contains("lifetime"));
+        assert!(why("192.0.2.0/24 nhid 7 via 10.0.0.1 dev u0").contains("nexthop object"));
+        assert_eq!(why("192.0.2.0/24 via 10.0.0.1 dev ra proto static"), "fit");
     }
 }

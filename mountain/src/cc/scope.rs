@@ -35,6 +35,51 @@ impl State {
         }
     }
 
+    /// Notes what the default of a namespace is before it becomes `name`, or may be made so by
+    /// hand. One that is `name` already tells nothing: what is on record stays.
+    pub fn note_default(&mut self, name: &str, namespace: u64, default: &str) {
+        if default != name {
+            self.defaults.insert(namespace, default.to_owned());
+        }
+    }
+
+    /// Notes what a route names before it is given `name`; likewise.
+    pub fn note_route(&mut self, name: &str, mut route: super::routes::Route) {
+        let same =
+            |r: &super::routes::Route| (r.namespace, r.prefix) == (route.namespace, route.prefix);
+        let known = self.routes.iter().position(same);
+        let itself = route.before.last().is_some_and(|n| n == name);
+        if itself {
+            route.before.clear();
+        }
+        match known {
+            Some(_) if itself => {}
+            Some(i) => self.routes[i] = route,
+            None => self.routes.push(route),
+        }
+    }
+
+    /// `name`, of which `gone` had to put things back, is no more: where it is what this state
+    /// would put back, the earlier one takes its place. Whether anything has changed.
+    pub fn inherit(&mut self, name: &str, gone: &State) -> bool {
+        let before = self.clone();
+        for (namespace, default) in &mut self.defaults {
+            if let Some(earlier) = gone.defaults.get(namespace).filter(|_| default == name) {
+                default.clone_from(earlier);
+            }
+        }
+        for route in &mut self.routes {
+            if route.before.last().is_some_and(|n| n == name) {
+                let earlier = gone
+                    .routes
+                    .iter()
+                    .find(|r| (r.namespace, r.prefix) == (route.namespace, route.prefix));
+                route.before = earlier.map_or(Vec::new(), |r| r.before.clone());
+            }
+        }
+        *self != before
+    }
+
     pub fn write(&self, file: &Path) -> Result<()> {
         let new = file.with_extension("new");
         fs::write(&new, serde_json::to_vec_pretty(self)?)
@@ -64,12 +109,15 @@ pub fn set_default_here(name: &str) -> Result<()> {
 }
 
 /// Puts the former default back in every network namespace whose default is `name`. A namespace
-/// that is not on record has inherited it from one that was there first.
+/// that is not on record has inherited it: a new one begins with the default of the machine's first.
 pub fn restore_defaults(name: &str, state: &State) -> Result<()> {
     let here = this_namespace()?;
+    let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
     let mut failed = None;
     for (inode, file) in namespaces() {
-        let known = state.defaults.get(&inode).or(state.defaults.get(&here));
+        let known = [inode, first, here]
+            .iter()
+            .find_map(|i| state.defaults.get(i));
         let former = known.or(state.defaults.values().next()).cloned();
         let done = within(file, || {
             if default_here()? != name {
@@ -154,4 +202,48 @@ pub fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
         "there is no cgroup {}: `systemd-cgls` lists them",
         path.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::routes::Route;
+    use super::*;
+
+    fn route(before: &[&str]) -> Route {
+        Route {
+            namespace: 1,
+            prefix: "192.0.2.0/24".parse().unwrap(),
+            before: before.iter().map(|w| (*w).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn what_was_before_is_the_last_that_is_not_ours() {
+        let mut state = State::default();
+        state.note_default("a", 1, "cubic");
+        state.note_default("a", 1, "a");
+        assert_eq!(state.defaults[&1], "cubic");
+        state.note_default("a", 1, "reno");
+        assert_eq!(state.defaults[&1], "reno");
+
+        state.note_route("a", route(&["congctl", "lock", "a"]));
+        assert!(state.routes[0].before.is_empty(), "it cannot be put back");
+        state.note_route("a", route(&["congctl", "cubic"]));
+        state.note_route("a", route(&["congctl", "a"]));
+        assert_eq!(state.routes, [route(&["congctl", "cubic"])]);
+    }
+
+    #[test]
+    fn one_that_is_gone_hands_its_record_on() {
+        let (mut a, mut b) = (State::default(), State::default());
+        a.note_default("a", 1, "cubic");
+        a.note_route("a", route(&["congctl", "cubic"]));
+        b.note_default("b", 1, "a");
+        b.note_default("b", 2, "reno");
+        b.note_route("b", route(&["congctl", "a"]));
+        assert!(b.inherit("a", &a));
+        assert_eq!((&*b.defaults[&1], &*b.defaults[&2]), ("cubic", "reno"));
+        assert_eq!(b.routes, a.routes);
+        assert!(!b.inherit("a", &a), "nothing of it is left");
+    }
 }

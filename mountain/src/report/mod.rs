@@ -14,6 +14,7 @@ pub mod raster;
 mod run;
 pub mod series;
 mod written;
+pub mod xy;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

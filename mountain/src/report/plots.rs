@@ -55,7 +55,7 @@ const STRIP_HEIGHT: u32 = 44;
 /// Spans of more than this factor get a logarithmic axis, or one outlier would flatten the rest.
 pub const LOG_FROM: f64 = 8.0;
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// For whom a plot is drawn.
 #[derive(Debug, Clone, Copy)]
@@ -78,7 +78,7 @@ impl Format<'_> {
         header: None,
     };
 
-    fn left(&self) -> u32 {
+    pub(super) fn left(&self) -> u32 {
         if self.width < 600 {
             52
         } else {
@@ -86,7 +86,7 @@ impl Format<'_> {
         }
     }
 
-    fn labels(&self) -> usize {
+    pub(super) fn labels(&self) -> usize {
         (self.width / 80) as usize
     }
 }
@@ -96,12 +96,12 @@ pub fn hex(colour: RGBColor) -> String {
     format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
 }
 
-fn font() -> TextStyle<'static> {
+pub(super) fn font() -> TextStyle<'static> {
     ("sans-serif", FONT).into_font().color(&INK)
 }
 
 /// Draws with `body` below the header, if there is one; `label` is for who cannot see.
-fn draw(
+pub(super) fn draw(
     format: Format,
     height: u32,
     label: &str,
@@ -169,7 +169,7 @@ fn legend_places(entries: &[(String, RGBColor)], width: u32) -> Vec<(i32, i32)> 
 }
 
 /// plotters' errors borrow the drawing area; keep their text.
-fn text<E: std::fmt::Display>(error: E) -> anyhow::Error {
+pub(super) fn text<E: std::fmt::Display>(error: E) -> anyhow::Error {
     anyhow!("cannot draw: {error}")
 }
 
@@ -296,7 +296,7 @@ where
 }
 
 /// A number without superfluous decimals: 20, 0.5.
-fn plain(value: &f64) -> String {
+pub(super) fn plain(value: &f64) -> String {
     format!("{}", (value * 1e3).round() / 1e3)
 }
 

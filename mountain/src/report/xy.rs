@@ -1,0 +1,143 @@
+//! One quantity over another, as lines and points: what has no time-line or distribution of its own.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::prelude::*;
+
+use super::plots::{draw, font, plain, text, Area, Format, Line, RGBColor, GRID, INK, LOG_FROM};
+
+/// Height, pixels.
+const HEIGHT: u32 = 380;
+
+/// A point with a mark of its own.
+#[derive(Debug, Clone)]
+pub struct Point {
+    pub colour: RGBColor,
+    pub at: (f64, f64),
+    /// Stands beside it; may be empty.
+    pub name: String,
+}
+
+/// What is drawn.
+#[derive(Debug, Clone, Default)]
+pub struct Xy {
+    pub x_title: String,
+    pub y_title: String,
+    /// Logarithmic if it begins above 0 and is long.
+    pub x: Range<f64>,
+    pub y: Range<f64>,
+    pub lines: Vec<Line>,
+    pub points: Vec<Point>,
+}
+
+/// The plot; `label` is for who cannot see.
+pub fn xy(plot: &Xy, format: Format, label: &str) -> Result<String> {
+    draw(format, HEIGHT, label, |root| {
+        if plot.x.start > 0.0 && plot.x.end / plot.x.start > LOG_FROM {
+            over(plot, root, plot.x.clone().log_scale(), format)
+        } else {
+            over(plot, root, plot.x.clone(), format)
+        }
+    })
+}
+
+fn over<X>(plot: &Xy, root: &Area, x: X, format: Format) -> Result<()>
+where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let mut chart = ChartBuilder::on(root)
+        .margin(8)
+        .margin_right(20)
+        .x_label_area_size(40)
+        .y_label_area_size(format.left())
+        .build_cartesian_2d(x, plot.y.clone())
+        .map_err(text)?;
+    chart
+        .configure_mesh()
+        .x_desc(plot.x_title.as_str())
+        .y_desc(plot.y_title.as_str())
+        .x_labels(format.labels())
+        .y_labels(6)
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style(font())
+        .axis_desc_style(font())
+        .x_label_formatter(&plain)
+        .y_label_formatter(&plain)
+        .draw()
+        .map_err(text)?;
+    for line in &plot.lines {
+        let style = line.colour.stroke_width(2);
+        let series = LineSeries::new(line.points.iter().copied(), style);
+        chart.draw_series(series).map_err(text)?;
+    }
+    let marks = plot
+        .points
+        .iter()
+        .map(|p| Circle::new(p.at, 4, p.colour.filled()));
+    chart.draw_series(marks).map_err(text)?;
+    let named = plot.points.iter().filter(|p| !p.name.is_empty());
+    let names = named.map(|p| {
+        EmptyElement::at(p.at)
+            + Text::new(
+                p.name.clone(),
+                (6, -14),
+                ("sans-serif", 10).into_font().color(&p.colour),
+            )
+    });
+    chart.draw_series(names).map_err(text)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plots::{hex, SERIES};
+    use super::*;
+
+    #[test]
+    fn lines_points_and_titles_are_there() {
+        let mut plot = Xy {
+            x_title: "delay, ms".into(),
+            y_title: "share, %".into(),
+            x: 1.0..100.0,
+            y: 0.0..100.0,
+            lines: vec![Line {
+                colour: SERIES[0],
+                points: vec![(1.0, 5.0), (10.0, 50.0)],
+            }],
+            points: vec![Point {
+                colour: SERIES[1],
+                at: (10.0, 50.0),
+                name: "cell".into(),
+            }],
+        };
+        let svg = xy(&plot, Format::WIDE, "what it shows").unwrap();
+        for part in [
+            "delay, ms",
+            "share, %",
+            "what it shows",
+            "cell",
+            &hex(SERIES[0]),
+            "<circle",
+        ] {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
+        // Ten is in the middle of a logarithmic axis, and near the start of an equal one.
+        let at = |svg: &str| -> f64 {
+            let circle = svg.split("<circle cx=\"").nth(1).unwrap();
+            circle.split('"').next().unwrap().parse().unwrap()
+        };
+        let middle = at(&svg);
+        plot.x = 0.0..100.0;
+        let svg = xy(&plot, Format::WIDE, "").unwrap();
+        assert!(at(&svg) < middle / 2.0, "{} {middle}", at(&svg));
+        plot.lines.clear();
+        assert!(!xy(&plot, Format::WIDE, "")
+            .unwrap()
+            .contains(&hex(SERIES[0])));
+    }
+}

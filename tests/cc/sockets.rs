@@ -1,0 +1,304 @@
+//! What becomes of connections to which something happens, over a router with a slow way out:
+//!
+//! ```text
+//!   client c0 10.41.0.1 -- 10.41.0.2 r0 router  a0 10.41.1.2 -- 10.41.1.1 sa  server
+//!                                               b0 10.41.2.2 -- 10.41.2.1 sb  lo 10.41.9.1
+//! ```
+//!
+//! The router shapes a0 and b0 (tbf), so that the queue is not the sender's own.
+
+use std::sync::mpsc::{channel, Receiver};
+
+use super::*;
+
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 41, 9, 1);
+const LIMIT: Duration = Duration::from_secs(30);
+
+struct Routed {
+    client: Ns,
+    router: Ns,
+    server: Ns,
+}
+
+impl Routed {
+    fn new() -> Self {
+        let net = Routed {
+            client: Ns::new("ccc"),
+            router: Ns::new("ccr"),
+            server: Ns::new("ccs"),
+        };
+        for (near, dev, far, far_dev, net_of, near_end) in [
+            (&net.client, "c0", &net.router, "r0", "10.41.0", 1),
+            (&net.server, "sa", &net.router, "a0", "10.41.1", 1),
+            (&net.server, "sb", &net.router, "b0", "10.41.2", 1),
+        ] {
+            near.ip(&format!(
+                "link add {dev} type veth peer name {far_dev} netns {}",
+                far.name
+            ));
+            near.ip(&format!("addr add {net_of}.{near_end}/24 dev {dev}"));
+            far.ip(&format!("addr add {net_of}.2/24 dev {far_dev}"));
+            near.ip(&format!("link set {dev} up"));
+            far.ip(&format!("link set {far_dev} up"));
+        }
+        net.router.sysctl("net.ipv4.ip_forward", "1");
+        net.server.sysctl("net.ipv4.conf.all.rp_filter", "0");
+        net.server.sysctl("net.ipv4.conf.sb.rp_filter", "0");
+        net.server.ip(&format!("addr add {FAR}/32 dev lo"));
+        net.client.ip("route add 10.41.0.0/16 via 10.41.0.2");
+        net.server.ip("route add 10.41.0.0/24 via 10.41.1.2");
+        net.router.ip(&format!("route add {FAR} via 10.41.1.1"));
+        net
+    }
+
+    fn shape(&self, dev: &str, mbit: u32) {
+        // Deep: half a second at 40 Mbit/s.
+        self.router.run(&format!(
+            "tc qdisc replace dev {dev} root tbf rate {mbit}mbit burst 20kb limit 2500kb"
+        ));
+    }
+
+    /// A connection from the client, and its other end.
+    fn connect(&self, name: &Name) -> (TcpStream, TcpStream) {
+        let listener = self.server.with(|| TcpListener::bind((FAR, 0)).unwrap());
+        let to = listener.local_addr().unwrap();
+        let cc = name.0.clone();
+        let near = self.client.with(move || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_tcp_congestion(cc.as_bytes()).unwrap();
+            socket.connect_timeout(&to.into(), LIMIT).unwrap();
+            TcpStream::from(socket)
+        });
+        (near, listener.accept().unwrap().0)
+    }
+
+    /// What `top` says of the only flow.
+    fn flow(&self, name: &Name) -> Value {
+        let flows: Value = serde_json::from_str(&name.cc(&self.client, "top --json")).unwrap();
+        assert_eq!(flows.as_array().unwrap().len(), 1, "{flows}");
+        flows[0].clone()
+    }
+
+    /// Waits until the only flow is as wanted.
+    fn wait(&self, name: &Name, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let end = Instant::now() + LIMIT;
+        while Instant::now() < end {
+            last = self.flow(name);
+            if wanted(&last) {
+                return last;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        panic!("not within {LIMIT:?}: {what}: {last:#}");
+    }
+}
+
+/// Checks and counts all that arrives, until the other end closes.
+fn sink(mut from: TcpStream) -> Receiver<u64> {
+    let (done, result) = channel();
+    thread::spawn(move || {
+        let (mut got, mut expected) = (vec![0; 60_000], vec![0; 60_000]);
+        let mut at = 0;
+        loop {
+            let n = from.read(&mut got).expect("the connection lives");
+            if n == 0 {
+                break;
+            }
+            fill(&mut expected[..n], at);
+            assert_eq!(got[..n], expected[..n], "at {at}");
+            at += n as u64;
+        }
+        let _ = done.send(at);
+    });
+    result
+}
+
+/// Sends without a pause until dropped.
+struct Source {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<u64>>,
+}
+
+impl Source {
+    fn start(mut to: TcpStream, mut at: u64) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut chunk = vec![0; 20_000];
+            while !end.load(Ordering::Relaxed) {
+                fill(&mut chunk, at);
+                to.write_all(&chunk).expect("the connection lives");
+                at += chunk.len() as u64;
+            }
+            at
+        });
+        Source {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// Bytes sent.
+    fn finish(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn is_off(flow: &Value) -> bool {
+    flow["limit_bps"].is_null()
+}
+
+fn brakes(flow: &Value) -> u64 {
+    flow["engagements"].as_u64().unwrap()
+}
+
+#[test]
+fn a_timeout_is_survived_and_leaves_no_brake() {
+    let (net, name) = (Routed::new(), Name::new());
+    net.shape("a0", 20);
+    name.cc(&net.client, "enable");
+    let (near, far) = net.connect(&name);
+    let all = sink(far);
+    let source = Source::start(near.try_clone().unwrap(), 0);
+    net.wait(&name, "it flows", |f| f["acks"].as_u64() > Some(500));
+    // Longer than any timeout: everything in flight is lost, and what is sent again too.
+    net.server.run("nft add table inet hole");
+    net.server
+        .run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
+    net.server.run("nft add rule inet hole in iifname sa drop");
+    thread::sleep(Duration::from_millis(1500));
+    let before = net.flow(&name);
+    net.server.run("nft delete table inet hole");
+    let again = before["retransmits"].as_u64().unwrap();
+    let acks = before["acks"].as_u64().unwrap();
+    net.wait(&name, "it flows again, without a brake", |f| {
+        f["retransmits"].as_u64().unwrap() > again.min(1)
+            && f["acks"].as_u64().unwrap() > acks + 500
+            && is_off(f)
+    });
+    let sent = source.finish();
+    near.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+}
+
+#[test]
+fn after_idleness_the_brake_is_off() {
+    let (net, name) = (Routed::new(), Name::new());
+    net.shape("a0", 40);
+    name.cc(&net.client, "enable");
+    let (mut near, far) = net.connect(&name);
+    let all = sink(far);
+    let source = Source::start(near.try_clone().unwrap(), 0);
+    let flow = net.wait(&name, "the rate is found", |f| {
+        f["estimate_bps"].as_u64() > Some(30_000_000) && f["acks"].as_u64() > Some(2_000)
+    });
+    let before = brakes(&flow);
+    net.shape("a0", 4);
+    net.wait(&name, "it brakes", |f| brakes(f) > before);
+    let mut sent = source.finish();
+    // Until all has been sent, and for longer than the brake remembers.
+    let mut acks = 0;
+    net.wait_still(&name, &mut acks);
+    thread::sleep(Duration::from_millis(1200));
+    let mut chunk = [0; 500];
+    fill(&mut chunk, sent);
+    near.write_all(&chunk).unwrap();
+    sent += chunk.len() as u64;
+    net.wait(&name, "the message is acknowledged", |f| {
+        f["acks"].as_u64() > Some(acks)
+    });
+    let flow = net.flow(&name);
+    assert!(is_off(&flow) && flow["state"] == "off", "{flow:#}");
+    // And it goes on, with its own rate: what BBR had before is not the limited one.
+    net.shape("a0", 40);
+    let source = Source::start(near.try_clone().unwrap(), sent);
+    net.wait(&name, "the rate is back", |f| {
+        f["rate_bps"].as_u64() > Some(25_000_000)
+    });
+    let sent = source.finish();
+    near.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+}
+
+impl Routed {
+    /// Waits until no ACK has come for 200 ms; how many there are then.
+    fn wait_still(&self, name: &Name, acks: &mut u64) {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let now = self.flow(name)["acks"].as_u64().unwrap();
+            if now == *acks {
+                return;
+            }
+            assert!(Instant::now() < end, "it does not end");
+            *acks = now;
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+#[test]
+fn another_path_is_braked_for_and_let_go() {
+    let (net, name) = (Routed::new(), Name::new());
+    net.shape("a0", 40);
+    net.shape("b0", 8);
+    name.cc(&net.client, "enable");
+    let (near, far) = net.connect(&name);
+    let all = sink(far);
+    let source = Source::start(near.try_clone().unwrap(), 0);
+    let flow = net.wait(&name, "the rate is found", |f| {
+        f["estimate_bps"].as_u64() > Some(30_000_000) && f["acks"].as_u64() > Some(2_000)
+    });
+    let before = brakes(&flow);
+    net.router.ip(&format!("route replace {FAR} via 10.41.2.1"));
+    net.wait(&name, "it brakes", |f| brakes(f) > before);
+    let flow = net.wait(&name, "the brake is released on the slower path", |f| {
+        is_off(f) && f["estimate_bps"].as_u64() < Some(12_000_000)
+    });
+    assert!(flow["rate_bps"].as_u64() < Some(12_000_000), "{flow:#}");
+    net.router.ip(&format!("route replace {FAR} via 10.41.1.1"));
+    net.wait(&name, "the faster path is used again", |f| {
+        f["rate_bps"].as_u64() > Some(25_000_000)
+    });
+    let sent = source.finish();
+    near.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+}
+
+#[test]
+fn who_sends_little_is_not_braked() {
+    // A machine that stops for a while looks like a path that does: another try then.
+    let mut seen = vec![];
+    for _ in 0..3 {
+        let (net, name) = (Routed::new(), Name::new());
+        net.shape("a0", 40);
+        name.cc(&net.client, "enable");
+        let (mut near, far) = net.connect(&name);
+        let all = sink(far);
+        let mut chunk = [0; 3_000];
+        let mut sent = 0;
+        // 2.4 Mbit/s: never more than what is there to be sent, so never out of STARTUP.
+        for _ in 0..200 {
+            fill(&mut chunk, sent);
+            near.write_all(&chunk).unwrap();
+            sent += chunk.len() as u64;
+            thread::sleep(Duration::from_millis(10));
+        }
+        let flow = net.flow(&name);
+        near.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+        assert!(flow["acks"].as_u64() > Some(100), "{flow:#}");
+        if brakes(&flow) == 0 && is_off(&flow) {
+            return;
+        }
+        seen.push(flow);
+    }
+    panic!("braked each time: {seen:#?}");
+}
