@@ -192,7 +192,7 @@ pub enum Direction {
 #[serde(deny_unknown_fields)]
 pub struct EventSpec {
     pub kind: EventKind,
-    /// Name of a path, or `random`: drawn for each event.
+    /// Name of a path; `random`: drawn for each event; `alternate`: all in turn, from a random one on.
     pub path: String,
     /// Mean time from start to start (spike) or from end to next onset.
     pub every_s: f64,
@@ -377,10 +377,11 @@ impl Scenario {
         }
         for (i, p) in self.paths.iter().enumerate() {
             let key = |k: &str| format!("path[{i}].{k}");
-            if self.path_index(&p.name) != Some(i) || p.name == "random" || p.name.is_empty() {
+            let reserved = ["", "random", "alternate"].contains(&p.name.as_str());
+            if self.path_index(&p.name) != Some(i) || reserved {
                 return fail(
                     key("name"),
-                    "has to be unique, not empty and not \"random\"",
+                    "has to be unique, not empty, and neither \"random\" nor \"alternate\"",
                 );
             }
             if !(0.1..=1000.0).contains(&p.rate_mbit) {
@@ -398,7 +399,9 @@ impl Scenario {
         }
         for (i, e) in self.events.iter().enumerate() {
             let key = |k: &str| format!("event[{i}].{k}");
-            if e.path != "random" && self.path_index(&e.path).is_none() {
+            if !["random", "alternate"].contains(&e.path.as_str())
+                && self.path_index(&e.path).is_none()
+            {
                 return fail(key("path"), &format!("there is no path named {}", e.path));
             }
             if !(e.every_s > 0.0 && e.every_s <= 3600.0) {
@@ -584,11 +587,14 @@ kind = "game"
         for name in [
             "asym",
             "blackhole",
+            "blackhole-onsets",
             "both-ends",
             "bufferbloat",
             "bufferbloat-foreign",
             "degrade-30",
+            "degrade-30-onsets",
             "degrade-300",
+            "degrade-300-onsets",
             "flap",
             "forward",
             "ipv6",

@@ -166,11 +166,17 @@ fn draw(spec: &EventSpec, scenario: &Scenario, length_us: i64, rng: &mut Pcg64) 
         // The first onset falls anywhere in the first interval of the measured part.
         _ => (scenario.discard_seconds * 1e6 + rng.random_range(0.0..=every_us)) as i64,
     };
+    let paths = scenario.paths.len();
+    let mut turn = match spec.path.as_str() {
+        "alternate" => Some(rng.random_range(0..paths)),
+        _ => None,
+    };
     loop {
         let length = (between(spec.length_ms, rng) * 1e3) as i64;
-        let path = match scenario.path_index(&spec.path) {
-            Some(path) => path,
-            None => rng.random_range(0..scenario.paths.len()),
+        let path = match (scenario.path_index(&spec.path), &mut turn) {
+            (Some(path), _) => path,
+            (None, Some(next)) => std::mem::replace(next, (*next + 1) % paths),
+            (None, None) => rng.random_range(0..paths),
         };
         let height_us = (between(spec.height_ms, rng) * 1e3) as u32;
         let margin = if spec.kind == EventKind::Spike {
@@ -306,6 +312,23 @@ mod tests {
             let best = q.oracle(ms * 1000, |p| vec![p]).unwrap().rtt_us();
             assert!(best <= 22_000, "{best} at {ms} ms");
         }
+    }
+
+    #[test]
+    fn alternate_takes_the_paths_in_turn_from_either_on() {
+        let s = scenario(
+            "[[event]]\nkind='degrade'\npath='alternate'\nevery_s=5\n\
+             length_ms=[2500,4000]\nheight_ms=[300,300]\n",
+        );
+        let mut first = [0; 2];
+        for repeat in 0..20 {
+            let q = Schedule::generate(&s, 1, repeat);
+            let paths: Vec<usize> = q.onsets().map(|e| e.path).collect();
+            assert!(paths.len() >= 5, "{paths:?}");
+            assert!(paths.windows(2).all(|w| w[0] != w[1]), "{paths:?}");
+            first[paths[0]] += 1;
+        }
+        assert!(first[0] >= 4 && first[1] >= 4, "{first:?}");
     }
 
     #[test]

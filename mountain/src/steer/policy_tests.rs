@@ -11,7 +11,10 @@ use super::policy::*;
 use super::selfload::Load;
 use sim::*;
 
+mod moves;
+mod onsets;
 mod sim;
+mod words;
 
 #[test]
 fn noise_on_equal_paths_never_moves_anything_in_five_minutes() {

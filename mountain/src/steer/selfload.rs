@@ -44,6 +44,9 @@ const PEAK_STEPS: usize = 30;
 /// The ground on which a young *foreign* verdict may still become *own*.
 const RATE_ROSE: &str = "our own rate rose with the delay";
 
+/// The ground on which a *foreign* verdict is open to that.
+const RATE_LOW: &str = "our own rate is too low to fill the path";
+
 /// Who fills the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -65,6 +68,12 @@ impl Judgement {
     /// Whether it is our own rate that rose: new load of ours.
     pub fn is_new_load(&self) -> bool {
         self.why == RATE_ROSE
+    }
+
+    /// Whether it was our rate alone that spoke for foreign load: it may be on its way up. What
+    /// jumped or took our place stays foreign, whatever our rate does afterwards.
+    pub fn is_low_rate(&self) -> bool {
+        self.why == RATE_LOW
     }
 }
 
@@ -144,7 +153,7 @@ impl SelfLoad {
             FLOOR_BPS
         };
         let (load, why) = if rate.max(around) < FILLS * reference || rate.max(around) < floor {
-            (Load::Foreign, "our own rate is too low to fill the path")
+            (Load::Foreign, RATE_LOW)
         } else if rate < FELL * around {
             (Load::Foreign, "our own rate fell while the delay rose")
         } else if rate.max(around) >= ROSE * before {
@@ -160,6 +169,18 @@ impl SelfLoad {
             reference_bps: reference,
             why,
         }
+    }
+
+    /// *Own* when flows that could fill the path, `demand_bps` together, were just sent there: its
+    /// rate does not show them yet.
+    pub fn arriving(&self, now_us: u64, demand_bps: f64) -> Option<Judgement> {
+        let reference_bps = self.reference_bps(now_us);
+        (demand_bps >= (FILLS * reference_bps).max(FLOOR_BPS)).then_some(Judgement {
+            load: Load::Own,
+            rate_bps: demand_bps,
+            reference_bps,
+            why: "our own flows were just sent there",
+        })
     }
 
     /// Whether an *own* verdict of `own_for_us` ago still holds; `jumped` when the delay leapt since.

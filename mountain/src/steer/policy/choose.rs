@@ -1,6 +1,6 @@
 //! From the standing of each path to the masks of a group.
 
-use super::{Group, GroupVerdict, Mode, Policy};
+use super::{Group, GroupVerdict, Member, Mode, Policy};
 use crate::steer::ejection::Cause;
 use crate::steer::selfload::Load;
 
@@ -112,7 +112,8 @@ impl Policy {
         let candidates = || (0..members.len()).filter(|i| alive & (1 << i) != 0);
         let lowest = candidates().min_by_key(|i| path(*i).present_us(now_us))?;
         let low = path(lowest).present_us(now_us) as f64;
-        let usual = path(lowest).stats.ordinary_us() - path(lowest).stats.p50_us;
+        let (median, ordinary) = self.usual_us(&members[lowest], now_us);
+        let usual = (ordinary - median).max(0.0);
         let near = low + self.band.clear_us(low).max(usual + self.band.width_us(low));
         let close = |i: &usize| path(*i).present_us(now_us) as f64 <= near;
         match self.groups[g].least_bad {
@@ -121,6 +122,23 @@ impl Policy {
                 let cost = |i: usize| path(i).cost(&self.weights, 1).unwrap_or(f64::INFINITY);
                 cost(*a).total_cmp(&cost(*b))
             }),
+        }
+    }
+    /// Median and ordinary delay of a path, without what it did while it was bad, where that is in
+    /// the window: by that, no path would look worse than one that was bad until now.
+    pub(super) fn usual_us(&self, member: &Member, now_us: u64) -> (f64, f64) {
+        let path = &self.paths[member.path];
+        let since = member.bad_until_us;
+        let all = (path.stats.p50_us, path.stats.ordinary_us());
+        if since + self.cfg.window_us() <= now_us || member.bad {
+            return all;
+        }
+        let mut good: Vec<u64> = path.window.between(since, now_us + 1).collect();
+        good.sort_unstable();
+        let at = |percent: usize| good.get((good.len() * percent / 100).min(good.len().max(1) - 1));
+        match (at(50), at(95)) {
+            (Some(median), Some(high)) => (*median as f64, all.1.min(*high as f64)),
+            _ => all,
         }
     }
 }

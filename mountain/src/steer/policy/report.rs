@@ -72,7 +72,7 @@ impl Policy {
     fn why(&self, g: usize, m: usize, to: Use, gr: &Grounds, _now_us: u64) -> String {
         let name = &self.paths[self.groups[g].members[m].path].input.name;
         let usable = self.paths[self.groups[g].members[m].path].usable;
-        let cost = |c: Option<f64>| c.map_or("unknown".into(), ms);
+        let costs = format!("{}, {}", own_cost(gr), best_cost(gr));
         if self.mode == Mode::MinRtt {
             return format!("min-rtt: median of {name} {}", ms(gr.p50_us));
         }
@@ -81,37 +81,36 @@ impl Policy {
                 "no path is good; {name} is the least bad now (latest {})",
                 latest(&gr.latest_us)
             ),
-            (Use::All, None) => {
-                format!(
-                    "{name} is good: cost {}, best {}",
-                    cost(gr.cost_us),
-                    cost(gr.best_cost_us)
-                )
+            (Use::All, None) if gr.cost_us.is_some() && gr.best_cost_us.is_some() => {
+                format!("{name} is good: {costs}")
             }
+            (Use::All, None) => format!("{name} may be used: {costs}"),
             (_, Some(Cause::Link)) if !usable => format!(
                 "{name} is down: {}",
                 self.paths[self.groups[g].members[m].path].why_unusable
             ),
             (_, Some(Cause::Link)) => format!("{name} was down and is held"),
             (_, Some(Cause::Lost)) => format!("{name} lost its latest probes"),
-            (_, Some(Cause::Late)) => format!(
-                "{} of the latest {} probes of {name} beyond {} (best path {} plus band): {}",
-                gr.beyond,
-                gr.latest_us.len(),
-                cost(gr.threshold_us),
-                gr.best.as_deref().unwrap_or("unknown"),
-                latest(&gr.latest_us)
-            ),
+            (_, Some(Cause::Late)) => match (gr.threshold_us, &gr.best) {
+                (Some(threshold), Some(best)) => format!(
+                    "{} of the latest {} probes of {name} beyond {} (best path {best} plus band): {}",
+                    gr.beyond,
+                    gr.latest_us.len(),
+                    ms(threshold),
+                    latest(&gr.latest_us)
+                ),
+                _ => format!("{name} was left as late; {NO_YARDSTICK} now"),
+            },
             (_, Some(Cause::Cost)) => format!(
-                "{name} costs {} (p50 {}, p95 {}, loss {:.1}%), the best {} plus band {}",
-                cost(gr.cost_us),
+                "{name} costs too much: {} (p50 {}, p95 {}, loss {:.1}%), {}{}",
+                own_cost(gr),
                 ms(gr.p50_us),
                 ms(gr.p95_us),
                 gr.loss * 100.0,
-                cost(gr.best_cost_us),
-                cost(gr.band_us)
+                best_cost(gr),
+                gr.band_us.map_or(String::new(), |b| format!(" plus band {}", ms(b)))
             ),
-            (_, None) => format!("{name} is not the best of what is left"),
+            (_, None) => format!("{name} is not the best of what is left: {costs}"),
         };
         if let (Use::BulkOnly | Use::Nothing, Some(j)) = (to, &gr.load) {
             text += &format!(
@@ -202,8 +201,27 @@ impl Policy {
     }
 }
 
+const NO_YARDSTICK: &str = "no path has 20 probes to compare with";
+
+/// The path's cost, or why none is known.
+fn own_cost(gr: &Grounds) -> String {
+    match (gr.cost_us, gr.samples) {
+        (Some(us), _) => format!("cost {}", ms(us)),
+        (None, 0) => "cost not known yet (no probe so far)".into(),
+        (None, n) => format!("cost not known (none of {n} probes answered)"),
+    }
+}
+
+fn best_cost(gr: &Grounds) -> String {
+    gr.best_cost_us
+        .map_or(NO_YARDSTICK.into(), |us| format!("best {}", ms(us)))
+}
+
 /// "20.1, 55.0, lost ms", newest first.
 fn latest(probes: &[Option<u64>]) -> String {
+    if probes.is_empty() {
+        return "no probe".into();
+    }
     let texts: Vec<String> = probes
         .iter()
         .map(|p| p.map_or("lost".into(), |us| format!("{:.1}", us as f64 / 1000.0)))
