@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The flow table: sets of eight slots in an array, of which a flow may use two.
+ * The flow table: sets of eight slots in an array, of which a flow may use three.
  *
  * A look-up in the kernel's LRU hash map touches four or five cache lines of which none is likely
  * to be near when a thousand flows take turns; they made up most of this program's time. Here a
  * flow in use is one line: its slot holds a 64-bit hash of the flow's key, the tag, and all that
  * changes with a packet. The key itself is in a second array, which only a new flow writes and only
- * user space reads. Two flows of one tag (chance 2^-60 for each look-up) would share a path, which
+ * user space reads. Two flows of one tag (chance 2^-59 for each look-up) would share a path, which
  * does neither of them harm.
  *
- * A new flow takes the first slot of its sixteen that nobody has used for MTN_FLOW_STALE_NS, else the
- * one least recently used. Slots do not become free again (forgotten ones keep a tag that no flow
+ * The first of its sets is near the array's beginning, for any size of the array: as long as there
+ * are few flows, they share few pages. A thousand of them scattered over a large table cost a walk of
+ * the page tables for nearly every packet, 100 ns and more.
+ *
+ * A new flow takes the first of its slots that nobody has used for MTN_FLOW_STALE_NS, else the one
+ * least recently used. Slots do not become free again (forgotten ones keep a tag that no flow
  * has), so the first one never used ends a search.
  *
  * Concurrency: plain stores. CPUs that start flows in one slot at a time leave a mixture whose path
@@ -40,11 +44,15 @@ static __always_inline struct mtn_flow *mtn_flow_at(__u32 slot)
 	return bpf_map_lookup_elem(&flows, &slot);
 }
 
-/* The @i-th slot that a flow may use: of one set, the one it hashes to first, then of another. */
+/* The @i-th slot that a flow may use. */
 static __always_inline __u32 mtn_flow_probe(__u64 tag, __u32 i)
 {
-	__u32 home = i < MTN_FLOW_SET ? tag : tag >> 32;
+	__u32 home;
 
+	if (i < MTN_FLOW_SET)
+		home = tag & (MTN_FLOW_NEAR - 1);
+	else
+		home = i < 2 * MTN_FLOW_SET ? tag >> 32 : tag >> 16;
 	return (home ^ (i & (MTN_FLOW_SET - 1))) & config.slot_mask;
 }
 
@@ -82,7 +90,7 @@ __noinline int mtn_flow_slot(__u64 tag, __u64 now)
 	__u64 oldest_ns = ~0ULL;
 
 #pragma unroll
-	for (i = 0; i < 2 * MTN_FLOW_SET; i++) {
+	for (i = 0; i < 3 * MTN_FLOW_SET; i++) {
 		struct mtn_flow *flow;
 
 		slot = mtn_flow_probe(tag, i);

@@ -23,7 +23,8 @@
 #define MTN_AVG_CATCH_UP	64ULL
 
 /* The flow table (flow_table.h). */
-#define MTN_FLOW_SET		8	/* slots in a set, a power of 2; a flow may use two sets */
+#define MTN_FLOW_SET		8	/* slots in a set, a power of 2; a flow may use three sets */
+#define MTN_FLOW_NEAR		2048	/* slots that flows take first, a power of 2 */
 #define MTN_FLOW_STALE_NS	60000000000ULL	/* an entry unused for so long goes first */
 #define MTN_TAG_NEVER		0	/* nobody has used the slot */
 #define MTN_TAG_FORGOTTEN	1	/* user space has taken the flow out */

@@ -91,7 +91,7 @@ fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
 const TAG_FORGOTTEN: u64 = 1;
 
 /// Slots of a table for so many flows: with a third to two thirds of them in use, a flow finds one
-/// of its sixteen free of other live flows.
+/// of its slots free of other live flows.
 pub fn slots(flows: u32) -> u32 {
     (u64::from(flows) * 3 / 2)
         .next_power_of_two()
