@@ -9,8 +9,8 @@
  * user space reads. Two flows of one tag (chance 2^-59 for each look-up) would share a path, which
  * does neither of them harm.
  *
- * The first of its sets is near the array's beginning, for any size of the array: as long as there
- * are few flows, they share few pages. A thousand of them scattered over a large table cost a walk of
+ * The first of its sets is among the near slots, few at the array's beginning: as long as there are
+ * few flows, they share few pages. A thousand of them scattered over a large table cost a walk of
  * the page tables for nearly every packet, 100 ns and more.
  *
  * A new flow takes the first of its slots that nobody has used for MTN_FLOW_STALE_NS, else the one
@@ -47,13 +47,12 @@ static __always_inline struct mtn_flow *mtn_flow_at(__u32 slot)
 /* The @i-th slot that a flow may use. */
 static __always_inline __u32 mtn_flow_probe(__u64 tag, __u32 i)
 {
-	__u32 home;
+	__u32 way = i & (MTN_FLOW_SET - 1), home;
 
 	if (i < MTN_FLOW_SET)
-		home = tag & (MTN_FLOW_NEAR - 1);
-	else
-		home = i < 2 * MTN_FLOW_SET ? tag >> 32 : tag >> 16;
-	return (home ^ (i & (MTN_FLOW_SET - 1))) & config.slot_mask;
+		return (tag ^ way) & (config.near_slots - 1);
+	home = i < 2 * MTN_FLOW_SET ? tag >> 32 : tag >> 16;
+	return config.near_slots + ((home ^ way) & (config.far_slots - 1));
 }
 
 /* A round of multiply and shift, as in MurmurHash3's 64-bit finalizer. */

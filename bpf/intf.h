@@ -24,7 +24,6 @@
 
 /* The flow table (flow_table.h). */
 #define MTN_FLOW_SET		8	/* slots in a set, a power of 2; a flow may use three sets */
-#define MTN_FLOW_NEAR		2048	/* slots that flows take first, a power of 2 */
 #define MTN_FLOW_STALE_NS	60000000000ULL	/* an entry unused for so long goes first */
 #define MTN_TAG_NEVER		0	/* nobody has used the slot */
 #define MTN_TAG_FORGOTTEN	1	/* user space has taken the flow out */
@@ -132,7 +131,9 @@ struct mtn_config {
 	__u32 generation;	/* of the topology: flows of an older one look their group up anew */
 	__u32 n_paths;
 	__u32 n_selectors;
-	__u32 slot_mask;	/* slots of the flow table, a power of 2, less 1 */
+	__u32 near_slots;	/* of the flow table, which flows take first; a power of 2 */
+	__u32 far_slots;	/* the others; a power of 2 */
+	__u32 pad;
 	__u32 hash_seed;
 	__u32 k_factor;		/* 0..1024 */
 	__u32 n_cpus;

@@ -158,7 +158,8 @@ impl Steer {
         let mut open = skel::SteerSkelBuilder::default()
             .open(object)
             .context("opening the BPF object")?;
-        let slots = flows::slots(settings.flow_entries);
+        let (near_slots, far_slots) = flows::slots(settings.flow_entries);
+        let slots = near_slots + far_slots;
         open.maps.flows.set_max_entries(slots)?;
         open.maps.flow_keys.set_max_entries(slots)?;
         let skel = open.load().context(
@@ -175,7 +176,8 @@ impl Steer {
         let bss = steer.bss();
         bss.config = types::mtn_config {
             mode: Mode::Pass as u32,
-            slot_mask: slots - 1,
+            near_slots,
+            far_slots,
             hash_seed: settings.hash_seed,
             k_factor: settings.k_factor.min(1024),
             n_cpus,
