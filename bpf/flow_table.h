@@ -6,8 +6,7 @@
  * to be near when a thousand flows take turns; they made up most of this program's time. Here a
  * flow in use is one line: its slot holds a 64-bit hash of the flow's key, the tag, and all that
  * changes with a packet. The key itself is in a second array, which only a new flow writes and only
- * user space reads. Two flows of one tag (chance 2^-59 for each look-up) would share a path, which
- * does neither of them harm.
+ * user space reads. Two flows of one tag (chance 2^-59 for each look-up) would share an entry.
  *
  * The first of its sets is among the near slots, few at the array's beginning: as long as there are
  * few flows, they share few pages. A thousand of them scattered over a large table cost a walk of
@@ -17,8 +16,9 @@
  * least recently used. Slots do not become free again (forgotten ones keep a tag that no flow
  * has), so the first one never used ends a search.
  *
- * Concurrency: plain stores. CPUs that start flows in one slot at a time leave a mixture whose path
- * is checked as every packet's is; the flow that lost starts anew.
+ * Concurrency: plain stores. CPUs that start flows in one slot at a time may leave a mixture; a flow
+ * whose group is not that of the path its packet came by is taken for unknown, and the flow that lost
+ * starts anew.
  */
 #ifndef MOUNTAIN_FLOW_TABLE_H
 #define MOUNTAIN_FLOW_TABLE_H
@@ -55,11 +55,16 @@ static __always_inline __u32 mtn_flow_probe(__u64 tag, __u32 i)
 	return config.near_slots + ((home ^ way) & (config.far_slots - 1));
 }
 
-/* A round of multiply and shift, as in MurmurHash3's 64-bit finalizer. */
-static __always_inline __u64 mtn_mix64(__u64 h, __u64 word, __u64 factor)
+/*
+ * Two multiplications a word: after one of them, what flips the top bit of a word flips known bits of
+ * the hash, which the next word could flip back.
+ */
+static __always_inline __u64 mtn_mix64(__u64 h, __u64 word)
 {
-	h = (h ^ word) * factor;
-	return h ^ (h >> 32);
+	h = (h ^ word) * 0xff51afd7ed558ccdULL;	/* MurmurHash3's 64-bit finalizer */
+	h ^= h >> 33;
+	h *= 0xc4ceb9fe1a85ec53ULL;
+	return h ^ (h >> 33);
 }
 
 /* Hash of a key, none of the two tags that are not a flow's. */
@@ -69,16 +74,14 @@ static __always_inline __u64 mtn_flow_tag(const struct mtn_flow_key *key)
 	__u64 h = config.hash_seed;
 
 	if (key->ipv6) {
-		h = mtn_mix64(h, word[0], 0xff51afd7ed558ccdULL);
-		h = mtn_mix64(h, word[1], 0xc4ceb9fe1a85ec53ULL);
-		h = mtn_mix64(h, word[2], 0xff51afd7ed558ccdULL);
-		h = mtn_mix64(h, word[3], 0xc4ceb9fe1a85ec53ULL);
+		h = mtn_mix64(h, word[0]);
+		h = mtn_mix64(h, word[1]);
+		h = mtn_mix64(h, word[2]);
+		h = mtn_mix64(h, word[3]);
 	} else {
-		h = mtn_mix64(h, (__u64)key->saddr[0] << 32 | key->daddr[0],
-			      0xff51afd7ed558ccdULL);
+		h = mtn_mix64(h, (__u64)key->saddr[0] << 32 | key->daddr[0]);
 	}
-	h = mtn_mix64(h, word[4], 0xc4ceb9fe1a85ec53ULL);
-	h = mtn_mix64(h, 0, 0xff51afd7ed558ccdULL);
+	h = mtn_mix64(h, word[4]);
 	return h > MTN_TAG_FORGOTTEN ? h : h + 2;
 }
 
@@ -136,6 +139,8 @@ static __always_inline void mtn_flow_add(struct mtn_flow *flow, __u32 slot, __u6
 	mtn_count(MTN_STAT_FLOW_NEW);
 	if (flow->tag > MTN_TAG_FORGOTTEN && flow->last_ns + MTN_FLOW_STALE_NS >= now)
 		mtn_count(MTN_STAT_FLOW_EVICTED);
+	/* Nobody takes the entry for the old flow's or this one's before it is whole. */
+	*(volatile __u64 *)&flow->tag = MTN_TAG_FORGOTTEN;
 	flow->last_ns = now;
 	flow->window_start_ns = now;
 	flow->window_bytes = len;
@@ -150,9 +155,8 @@ static __always_inline void mtn_flow_add(struct mtn_flow *flow, __u32 slot, __u6
 	flow->exact = 0;
 	flow->l3_len_max = pkt->l3_len;
 	*key = pkt->key;
-	/* The tag last: until then nobody takes the entry for this flow's. */
 	barrier();
-	flow->tag = tag;
+	*(volatile __u64 *)&flow->tag = tag;
 }
 
 #endif

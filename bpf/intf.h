@@ -155,7 +155,7 @@ struct mtn_flow_key {
 	__u8 proto;
 	__u8 ipv6;
 	__u16 pad;
-};
+} __attribute__((aligned(8)));
 
 /* One cache line: all that changes with a flow's packets. */
 struct mtn_flow {
@@ -208,7 +208,7 @@ struct mtn_average {
 
 struct mtn_move {
 	__u64 at_ns;
-	__u64 gap_us;		/* since the flow's previous packet */
+	__u64 gap_us;		/* since the flow's previous packet, at least */
 	__u64 need_us;		/* the flowlet gap that it had to exceed */
 	struct mtn_flow_key key;
 	__u8 from;		/* path ids */

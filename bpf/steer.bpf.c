@@ -62,6 +62,8 @@ struct bpf_iter_num {
 
 #define AF_INET		2
 #define AF_INET6	10
+/* How far the coarse clock may be behind. */
+#define MTN_STALLED_TICKS	7
 /* Mean length of a full-sized packet, bytes: between a video call's and what an MTU of 1280 leaves. */
 #define MTN_FULL_SIZED	1000
 
@@ -288,12 +290,12 @@ __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode, __u
 }
 
 /*
- * Time since the flow's last packet, at least: a coarse stamp may be a tick before its packet, two
- * when the tick itself came late.
+ * Time since the flow's last packet, at least: a coarse stamp may be a tick before its packet, and more
+ * when the CPU that keeps the time was halted (5 ticks: MAX_STALLED_JIFFIES in tick-sched.c).
  */
 static __always_inline __u64 mtn_gap_ns(const struct mtn_flow *flow, __u64 now)
 {
-	__u64 last_ns = flow->last_ns + (flow->exact ? 0 : 2 * (__u64)config.tick_ns);
+	__u64 last_ns = flow->last_ns + (flow->exact ? 0 : MTN_STALLED_TICKS * (__u64)config.tick_ns);
 
 	return now > last_ns ? now - last_ns : 0;
 }
@@ -344,8 +346,11 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	may &= masks.alive;
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
-	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits)
+	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits) {
+		/* An exact stamp may outlast the tick it is in: later packets then leave none. */
+		flow->exact = 0;
 		return from;
+	}
 
 	now = bpf_ktime_get_ns();
 	gap_ns = mtn_gap_ns(flow, now);
@@ -415,7 +420,8 @@ static __always_inline bool mtn_is_elastic(const struct mtn_flow *flow, const st
 static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_buff *skb,
 					     const struct mtn_pkt *pkt, __u64 now)
 {
-	__u64 elapsed = now - flow->window_start_ns;
+	/* Another CPU may have begun the window in the next tick. */
+	__u64 elapsed = now > flow->window_start_ns ? now - flow->window_start_ns : 0;
 
 	if (flow->last_ns < now) {
 		flow->last_ns = now;
@@ -533,6 +539,16 @@ static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struc
 	return bpf_redirect_neigh(to->ifindex, &nh, sizeof(nh), 0);
 }
 
+/* Whether an entry is that of a flow with @tag whose packet came by @here. */
+static __always_inline bool mtn_is_flow(const struct mtn_flow *flow, __u64 tag, __u32 here)
+{
+	__u32 group = flow->group;
+
+	return flow->tag == tag && flow->generation == config.generation &&
+	       group < MTN_MAX_GROUPS &&
+	       mtn_member(mtn_group_at(group), here) < MTN_MAX_MEMBERS;
+}
+
 /* The path that @pkt should take, or MTN_MAX_PATHS for "not ours". */
 static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 here,
 					  __u64 now)
@@ -552,7 +568,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		}
 		tag = mtn_flow_tag(&pkt->quoted);
 		flow = mtn_flow_find(tag, now, &slot);
-		if (flow && flow->tag == tag && flow->generation == config.generation)
+		if (flow && mtn_is_flow(flow, tag, here))
 			return flow->path;
 		return mtn_flow_start(pkt, here, now, &group);
 	}
@@ -561,7 +577,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	flow = mtn_flow_find(tag, now, &slot);
 	if (!flow)
 		return MTN_MAX_PATHS;
-	if (flow->tag == tag && flow->generation == config.generation) {
+	if (mtn_is_flow(flow, tag, here)) {
 		path = mtn_flow_next(pkt, flow);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;

@@ -40,6 +40,8 @@ fn main() -> Result<()> {
         "-Wall".into(),
         "-Werror".into(),
         "-mcpu=v3".into(),
+        // Keys are hashed by words that their fields are not.
+        "-fno-strict-aliasing".into(),
         // Debian keeps <asm/types.h> in the multiarch folder, which `-target bpf` does not search.
         format!("-I/usr/include/{arch}-linux-gnu"),
     ];

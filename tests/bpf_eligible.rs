@@ -548,15 +548,22 @@ fn a_source_that_is_pinned_later_stays_from_then_on() {
             // Both are found, in whatever parts the table is read, round after round.
             let mut cursor = Cursor::default();
             for _ in 0..3 {
-                let parts = (0..10).map(|_| cursor.sources(rig.steer.flows(), 20_000));
+                let table = rig.steer.flows();
+                let parts = (0..10).map(|_| cursor.sources(table, 20_000, 1000, |_| true));
                 let found: BTreeSet<IpAddr> = parts.flatten().collect();
                 assert!(found.is_superset(&[source, other].into()), "{found:?}");
             }
-            let all = Cursor::default().sources(rig.steer.flows(), usize::MAX);
-            assert!(all.len() <= rig.flows().len(), "{all:?}");
-            assert!(Cursor::default().sources(rig.steer.flows(), 0).is_empty());
+            let sources = |slots, most, new: &dyn Fn(&IpAddr) -> bool| {
+                Cursor::default().sources(rig.steer.flows(), slots, most, new)
+            };
+            let all = sources(usize::MAX, 1000, &|_| true);
+            assert!(all.is_superset(&[source, other].into()), "{all:?}");
+            assert!(!sources(usize::MAX, 1000, &|s| *s != source).contains(&source));
+            assert_eq!(sources(usize::MAX, 1, &|_| true).len(), 1);
+            assert!(sources(0, 1000, &|_| true).is_empty());
 
             rig.steer.pin(source).unwrap();
+            rig.steer.flows().forget(|key| key.source.ip() == source);
             let counted = rig.counted(|| assert_eq!(steered(&rig), [0, 1]));
             assert!(counted.contains(&("pass_pinned", 1)), "{counted:?}");
             assert!(rig.flows().iter().all(|f| f.key.source.ip() != source));

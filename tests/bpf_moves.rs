@@ -156,6 +156,37 @@ fn new_flows_go_where_rendezvous_says() {
 }
 
 #[test]
+fn a_gap_is_told_by_the_exact_clock_alone() {
+    in_netns(|| {
+        let mut rig = Rig::new(&patient()); // the margin is 1 ms
+        let p = packet(1, 20);
+        for _ in 0..5 {
+            rig.clear_flows();
+            rig.masks(only(0));
+            for _ in 0..3 {
+                rig.send(0, &p);
+            }
+            // Stamped by a clock that may be ticks behind: 3 ms tell nothing, unless we were halted.
+            let before = Instant::now();
+            rig.masks(only(1));
+            sleep(ms(3));
+            let to = rig.send(0, &p);
+            assert!(to == 0 || before.elapsed() > ms(28), "a coarse gap");
+            // That packet was stamped exactly.
+            sleep(ms(3));
+            assert_eq!(rig.send(0, &p), 1, "an exact gap");
+            // On a path that it may use, coarse again, also in the tick of an exact stamp.
+            rig.send(1, &p);
+            let before = Instant::now();
+            rig.masks(only(0));
+            sleep(ms(3));
+            let to = rig.send(1, &p);
+            assert!(to == 1 || before.elapsed() > ms(28), "a coarse gap again");
+        }
+    });
+}
+
+#[test]
 fn flows_move_in_a_gap_and_not_inside_it() {
     in_netns(|| {
         let mut rig = Rig::new(&patient());
@@ -355,7 +386,9 @@ fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
         seen.push(class(rig));
         burst(rig, 1, plain);
         seen.push(class(rig));
-        sleep(ms(25));
+        // From the first packet that should leave on, gaps are exact.
+        rig.send(0, &fat);
+        sleep(ms(3));
         by = rig.send(0, &fat);
     })?;
     assert_eq!(seen, [Class::Latency, Class::Bulk], "10 and 11 packets");
@@ -376,13 +409,13 @@ fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
     let (first, second) = (single(rig), single(rig));
     assert_eq!(class(rig), Class::Latency, "quiet");
     let rate = f64::from(rig.flow().rate_bps);
-    // The program stamps by the kernel's tick, 10 ms at most.
-    let [longest, shortest] =
-        [second.1 - first.0 + ms(10), second.0 - first.1 - ms(10)].map(|t| t.as_secs_f64());
+    let [longest, shortest] = [second.1 - first.0, second.0 - first.1].map(|t| t.as_secs_f64());
     assert!(
         (8000.0 / longest - 10.0..=8000.0 / shortest + 10.0).contains(&rate),
         "1,000 bytes in {shortest} to {longest} s, not {rate} bit/s"
     );
+    // The first packet that should leave may not know its gap.
+    rig.send(0, &fat);
     sleep(ms(5));
     assert_eq!(rig.send(0, &fat), 0, "a latency flow belongs on u0");
     for _ in 0..3 {

@@ -44,9 +44,9 @@ fn sources(n: usize, v6: bool, sink: &Sink) -> Vec<Source> {
     (0..n).map(|_| Source::new(client(v6), sink.addr)).collect()
 }
 
-/// Ends a flowlet: the margin of 1 ms, and two ticks of 10 ms that the packet before may have been
+/// Ends a flowlet: the margin of 1 ms, and seven ticks of 10 ms that the packet before may have been
 /// stamped early.
-const FLOWLET: Duration = ms(25);
+const FLOWLET: Duration = ms(75);
 
 /// Each source sends a packet every `pause`, `rounds` times.
 fn pace(sources: &mut [Source], rounds: usize, pause: Duration) {

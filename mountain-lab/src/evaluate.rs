@@ -16,7 +16,7 @@ use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
 use crate::run::Segment;
-use crate::scenario::{EventKind, Policy, Replies, Scenario};
+use crate::scenario::{EventKind, Policy, Replies, Scenario, WorkloadKind};
 use crate::schedule::{Event, Schedule};
 use crate::RunArgs;
 
@@ -46,7 +46,7 @@ pub fn finish(
         ..Samples::default()
     };
     let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
-    let mut bulk_leaves = leaves.clone();
+    let mut bulk_leaves: BTreeMap<Policy, Vec<(&'static str, Leave)>> = BTreeMap::new();
     for repeat in 0..scenario.repeats {
         let schedule = Schedule::generate(scenario, args.seed, repeat);
         let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
@@ -77,7 +77,7 @@ pub fn finish(
             bulk_leaves
                 .entry(segment.policy)
                 .or_default()
-                .extend(bulk_leave(segment, &schedule));
+                .extend(bulk_leave(segment, &schedule, scenario));
         }
     }
     // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
@@ -88,9 +88,24 @@ pub fn finish(
         }
     }
     for (policy, leaves) in &bulk_leaves {
-        if let Some(f) = left_in_time(leaves) {
-            let metrics = result.policies.entry(policy.name().into()).or_default();
-            metrics.insert("bulk_left_3s".into(), Metric::single(f.unit, f.value, f.n));
+        let metrics = result.policies.entry(policy.name().into()).or_default();
+        let mut put = |name: String, leaves: &[&Leave]| {
+            if let Some(f) = left_in_time(leaves) {
+                metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+            }
+        };
+        let all: Vec<&Leave> = leaves.iter().map(|(_, leave)| leave).collect();
+        put("bulk_left_3s".into(), &all);
+        // What each kind did: thin ones go where latency flows go, and rightly.
+        for kind in ["greedy", "paced", "requests"] {
+            let of: Vec<&Leave> = leaves
+                .iter()
+                .filter(|(k, _)| *k == kind)
+                .map(|(_, leave)| leave)
+                .collect();
+            if of.len() < all.len() {
+                put(format!("bulk_left_3s_{kind}"), &of);
+            }
         }
     }
     emulator_metrics(&mut result, segments, args.seed);
@@ -285,15 +300,34 @@ fn reordered_by_kind(segment: &Segment) -> (u64, u64) {
     (unforced_count, forced_count)
 }
 
-fn bulk_leave(segment: &Segment, schedule: &Schedule) -> Vec<Leave> {
-    let flows = || segment.seen.bulks.iter().flat_map(|b| &b.flows);
+/// What each TCP flow did at each onset, with the kind of its workload.
+fn bulk_leave(
+    segment: &Segment,
+    schedule: &Schedule,
+    scenario: &Scenario,
+) -> Vec<(&'static str, Leave)> {
+    // In the order of the scenario, as they were started.
+    let kinds = scenario.workloads.iter().filter_map(|w| match w.kind {
+        WorkloadKind::Bulk if w.rate_mbit.is_some() => Some("paced"),
+        WorkloadKind::Bulk => Some("greedy"),
+        WorkloadKind::RequestResponse => Some("requests"),
+        _ => None,
+    });
+    let flows: Vec<_> = kinds
+        .zip(&segment.seen.bulks)
+        .flat_map(|(kind, b)| b.flows.iter().map(move |f| (kind, f)))
+        .collect();
     onsets(segment, schedule)
-        .flat_map(|o| flows().map(move |f| f.time_to_leave(o)))
+        .flat_map(|o| {
+            flows
+                .iter()
+                .map(move |(kind, f)| (*kind, f.time_to_leave(o)))
+        })
         .collect()
 }
 
 /// Share of the flows on a path that turned bad that had left it in time.
-fn left_in_time(leaves: &[Leave]) -> Option<Figure> {
+fn left_in_time(leaves: &[&Leave]) -> Option<Figure> {
     let there = leaves
         .iter()
         .filter(|l| !matches!(l, Leave::NotThere))

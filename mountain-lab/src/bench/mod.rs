@@ -18,7 +18,7 @@ use serde_json::json;
 
 use rig::{Rig, Verdict};
 use run_time::{Attached, Segment, Times, SEGMENTS};
-use table::{Eviction, SizeTimes};
+use table::{Eviction, Live, SizeTimes};
 use tcp::Pair;
 
 /// Limits of the checks.
@@ -195,8 +195,12 @@ fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
         eprintln!("flow table of {} entries", plan.entries);
         m.sizes = Some(table::size(plan).context("large flow table")?);
         eprintln!("eviction");
-        for (live_share, held) in [(0.75, false), (1.5, false), (0.75, true)] {
-            let seen = table::eviction(plan, live_share, held).context("eviction")?;
+        for (live, held) in [
+            (Live::Fewer, false),
+            (Live::TooMany, false),
+            (Live::Fewer, true),
+        ] {
+            let seen = table::eviction(plan, live, held).context("eviction")?;
             m.evictions.push(seen);
         }
     }
@@ -335,7 +339,7 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
             ""
         };
         let name = format!(
-            "live flows on another path, {} live in {} entries{held}",
+            "live flows on another path, {} live in a table for {}{held}",
             e.live, e.entries
         );
         limit(&name, e.changed as f64, Op::AtMost, 0.0);

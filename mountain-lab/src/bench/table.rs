@@ -136,11 +136,24 @@ pub struct Eviction {
     pub on_path_1: u64,
 }
 
-/// Fills a table of `plan.entries` with `live_share` times as many live flows that may use both
-/// paths, and then sends one packet of each live flow per round, with a new flow after every sixth. A
-/// share above 1 makes sure that live flows are evicted. Call in the client's namespace.
-pub fn eviction(plan: &Plan, live_share: f64, held: bool) -> Result<Eviction> {
-    let live = (f64::from(plan.entries) * live_share) as u32;
+/// How many flows are live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Live {
+    /// Three quarters of those that the table is for.
+    Fewer,
+    /// Half as many again as it has slots: some are evicted with every round.
+    TooMany,
+}
+
+/// Fills a table for `plan.entries` flows with live flows that may use both paths, and then sends
+/// one packet of each live flow per round, with a new flow after every sixth. Call in the client's
+/// namespace.
+pub fn eviction(plan: &Plan, live: Live, held: bool) -> Result<Eviction> {
+    let (near, far) = mountain::bpf::flows::slots(plan.entries);
+    let live = match live {
+        Live::Fewer => plan.entries / 4 * 3,
+        Live::TooMany => (near + far) / 2 * 3,
+    };
     let mut steer = rig::steer(plan.entries)?;
     rig::set(
         &mut steer,
@@ -177,6 +190,11 @@ pub fn eviction(plan: &Plan, live_share: f64, held: bool) -> Result<Eviction> {
         ensure!(!stopped(), "interrupted");
     }
     seen.evicted = counter(&steer, "flow_new")? - new - u64::from(seen.dead);
+    ensure!(
+        live < near + far || seen.evicted > 0,
+        "{live} live flows in {} slots, and none was evicted",
+        near + far
+    );
     Ok(seen)
 }
 

@@ -189,14 +189,26 @@ impl FlowTable {
 pub struct Cursor(usize);
 
 impl Cursor {
-    /// Source addresses of the flows in up to `most` further slots, fewer at the end of a round.
-    pub fn sources(&mut self, table: &FlowTable, most: usize) -> BTreeSet<IpAddr> {
-        let end = self.0.saturating_add(most).min(table.slots);
-        let part = self.0..end;
-        self.0 = if end == table.slots { 0 } else { end };
-        part.filter_map(|slot| table.at(slot))
-            .map(|(_, key)| key.source.ip())
-            .collect()
+    /// Source addresses that `is_new` of the flows in up to `slots` further slots, fewer at the end of
+    /// a round or where there are `most` of them.
+    pub fn sources(
+        &mut self,
+        table: &FlowTable,
+        slots: usize,
+        most: usize,
+        is_new: impl Fn(&IpAddr) -> bool,
+    ) -> BTreeSet<IpAddr> {
+        let mut found = BTreeSet::new();
+        let end = self.0.saturating_add(slots).min(table.slots);
+        while self.0 < end && found.len() < most {
+            let source = table.at(self.0).map(|(_, key)| key.source.ip());
+            found.extend(source.filter(&is_new));
+            self.0 += 1;
+        }
+        if self.0 >= table.slots {
+            self.0 = 0;
+        }
+        found
     }
 }
 
@@ -225,7 +237,7 @@ pub struct Move {
     pub to: usize,
     pub reason: MoveReason,
     pub class: Class,
-    /// Since the flow's previous packet, µs.
+    /// Since the flow's previous packet, µs, at least.
     pub gap_us: u64,
     /// The flowlet gap it had to exceed, µs; 0 where none was asked for.
     pub need_us: u64,
@@ -278,5 +290,19 @@ impl MoveLog {
     pub fn drain(&self) -> Result<Vec<Move>> {
         self.ring.consume()?;
         Ok(self.seen.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_more_slots_than_flows_and_powers_of_two_of_them() {
+        assert_eq!(slots(1), (16, 16));
+        assert_eq!(slots(1024), (2048, 2048));
+        assert_eq!(slots(131_072), (2048, 262_144));
+        assert_eq!(slots(1 << 24), (2048, 1 << 25));
+        assert_eq!(slots(u32::MAX), (2048, 1 << 30));
     }
 }

@@ -344,18 +344,16 @@ impl Steer {
         Ok(())
     }
 
-    /// Makes flows from a source address stay where the kernel sends them, from now on and until
-    /// the next [`Steer::set_topology`].
+    /// Makes new flows from a source address stay where the kernel sends them, from now on and until
+    /// the next [`Steer::set_topology`]. Those in the table go on as they are until they are
+    /// forgotten ([`FlowTable::forget`]).
     pub fn pin(&mut self, source: IpAddr) -> Result<()> {
         let key = encode::words(&encode::addr(source));
         self.skel
             .maps
             .pinned
             .update(&key, &[1], MapFlags::ANY)
-            .context("the table of sources that stay is full")?;
-        // Those in the table would go on as they were.
-        self.table.forget(|key| key.source.ip() == source);
-        Ok(())
+            .context("the table of sources that stay is full")
     }
 
     /// Writes the verdict about a group. Members whose bulk bit goes away are stamped with now:

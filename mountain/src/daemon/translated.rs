@@ -7,7 +7,7 @@
 //! any other source there is a reason to stay.
 //!
 //! The sources are read from the flow table, a part of it at a time. The first flows of an address
-//! that appears while the daemon runs may therefore be steered for a moment: for up to 0.4 s with a
+//! that appears while the daemon runs may therefore be steered for a moment: for up to 0.5 s with a
 //! table of the default size.
 
 use std::collections::{BTreeSet, HashSet};
@@ -25,6 +25,8 @@ use crate::netlink::{self, WayBack};
 
 /// Slots of the flow table that are looked at each time: less than a millisecond.
 const SLOTS_AT_ONCE: usize = 65_536;
+/// New sources that are looked up each time, a system call or two each.
+const NEW_AT_ONCE: usize = 500;
 /// Sources known to be steerable that are remembered.
 const KNOWN_MAX: usize = 65_536;
 /// Translated sources that are kept out: the program's table has room for 4096 addresses, those of
@@ -41,6 +43,8 @@ pub struct Translated {
     movable: HashSet<IpAddr>,
     /// Belong to one uplink.
     stay: BTreeSet<IpAddr>,
+    /// Of these, those found last.
+    found: BTreeSet<IpAddr>,
     said_full: bool,
     /// Since it last went well.
     said_failed: bool,
@@ -99,6 +103,7 @@ impl Translated {
                 self.said_full = true;
                 warn!("more than {TRANSLATED_MAX} translated sources: further ones are steered");
             }
+            self.may_move(source);
             return Ok(());
         }
         pin(source)?;
@@ -161,12 +166,29 @@ impl Daemon {
         };
         let t = &mut self.translated;
         let configured = &self.config.steer.movable_sources;
-        let sources = t.cursor.sources(steer.flows(), SLOTS_AT_ONCE);
-        t.judge(
+        let mut cursor = std::mem::take(&mut t.cursor);
+        let new = |source: &IpAddr| !t.is_known(source);
+        let sources = cursor.sources(steer.flows(), SLOTS_AT_ONCE, NEW_AT_ONCE, new);
+        t.cursor = cursor;
+        // A flow that began while its source was being pinned is met the time after.
+        let mut forget = std::mem::take(&mut t.found);
+        let mut found = BTreeSet::new();
+        let judged = t.judge(
             sources,
             |source| is_movable(source, &devices, configured),
-            |source| steer.pin(source),
-        )
+            |source| {
+                steer.pin(source)?;
+                found.insert(source);
+                Ok(())
+            },
+        );
+        forget.extend(&found);
+        t.found = found;
+        if !forget.is_empty() {
+            let flows = steer.flows();
+            flows.forget(|key| forget.contains(&key.source.ip()));
+        }
+        judged
     }
 
     /// Judges all sources anew, after a change of the routing.

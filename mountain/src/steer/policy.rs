@@ -209,22 +209,12 @@ struct Member {
     bad: bool,
     /// When it was bad last; 0: never.
     bad_until_us: u64,
-    /// Since when bulk flows may use it, where they might not before and it was good.
-    bulk_since_us: Option<u64>,
     hold: Hold,
     load: Option<Judgement>,
     /// The rise of the delay that `load` is about.
     episode: Option<Episode>,
     seen: Evidence,
     used: Use,
-}
-
-impl Member {
-    /// Whether it is in use, or has been good for `least_us`, whatever its hold.
-    fn rested(&self, now_us: u64, least_us: u64) -> bool {
-        let good = |o: &Out| o.good_since_us.is_some_and(|t| t + least_us <= now_us);
-        self.out.as_ref().is_none_or(good)
-    }
 }
 
 struct Group {
@@ -310,7 +300,6 @@ impl Policy {
                             costly_since_us: None,
                             bad: false,
                             bad_until_us: 0,
-                            bulk_since_us: None,
                             hold: hold.clone(),
                             load: None,
                             episode: None,
@@ -412,12 +401,6 @@ impl Policy {
                 self.transition(g, m, now_us);
             }
             let v = self.choose(g, now_us);
-            let before = self.verdict.groups.get(g).map_or(u16::MAX, |v| v.bulk);
-            for (i, m) in self.groups[g].members.iter_mut().enumerate() {
-                if v.bulk & !before & (1 << i) != 0 {
-                    m.bulk_since_us = m.rested(now_us, self.cfg.hold_us().0).then_some(now_us);
-                }
-            }
             self.record(g, v, now_us);
             verdict.groups.push(v);
         }
@@ -637,8 +620,6 @@ impl Policy {
                     }
                 } else if bad && self.own_load(g, m) {
                     self.review(g, m, now_us);
-                } else if !bad {
-                    self.pardon(g, m, now_us);
                 }
             }
         }

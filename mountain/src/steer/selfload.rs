@@ -171,18 +171,6 @@ impl SelfLoad {
         }
     }
 
-    /// *Own* when flows that could fill the path, `demand_bps` together, were just sent there: its
-    /// rate does not show them yet.
-    pub fn arriving(&self, now_us: u64, demand_bps: f64) -> Option<Judgement> {
-        let reference_bps = self.reference_bps(now_us);
-        (demand_bps >= (FILLS * reference_bps).max(FLOOR_BPS)).then_some(Judgement {
-            load: Load::Own,
-            rate_bps: demand_bps,
-            reference_bps,
-            why: "our own flows were just sent there",
-        })
-    }
-
     /// Whether an *own* verdict of `own_for_us` ago still holds; `jumped` when the delay leapt since.
     pub fn review(&self, now_us: u64, own_for_us: u64, jumped: bool) -> Option<Judgement> {
         let rate = self.mean(now_us.saturating_sub(1_000_000), now_us + 1);

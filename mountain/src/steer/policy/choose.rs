@@ -4,6 +4,9 @@ use super::{Group, GroupVerdict, Member, Mode, Policy};
 use crate::steer::ejection::Cause;
 use crate::steer::selfload::Load;
 
+/// Probes from which a path's ordinary delay is told.
+const TELLING: usize = 6;
+
 impl Policy {
     /// Masks of one group.
     pub(super) fn choose(&mut self, g: usize, now_us: u64) -> GroupVerdict {
@@ -124,6 +127,7 @@ impl Policy {
             }),
         }
     }
+
     /// Median and ordinary delay of a path, without what it did while it was bad, where that is in
     /// the window: by that, no path would look worse than one that was bad until now.
     pub(super) fn usual_us(&self, member: &Member, now_us: u64) -> (f64, f64) {
@@ -134,11 +138,11 @@ impl Policy {
             return all;
         }
         let mut good: Vec<u64> = path.window.between(since, now_us + 1).collect();
-        good.sort_unstable();
-        let at = |percent: usize| good.get((good.len() * percent / 100).min(good.len().max(1) - 1));
-        match (at(50), at(95)) {
-            (Some(median), Some(high)) => (*median as f64, all.1.min(*high as f64)),
-            _ => all,
+        if good.len() < TELLING {
+            return all;
         }
+        good.sort_unstable();
+        let at = |percent: usize| good[good.len() * percent / 100] as f64;
+        (at(50), all.1.min(at(95)))
     }
 }
