@@ -62,6 +62,7 @@ fn cpu_time_is_recorded_while_a_command_runs() {
         (&["--", "/nonexistent/program"][..], "cannot run"),
         (&["--interval", "1ms"], "10ms"),
         (&["--duration", "1000y"], "at most a year"),
+        (&["--out", "/"], "no file"),
         (&["--duration", "1s", "--", "true"], "cannot be used with"),
     ] {
         let output = Command::new(MOUNTAIN).arg("cpu").args(args).output();
@@ -81,11 +82,7 @@ fn start(dir: &Path, script: &str) -> Guard {
     command.arg(script).current_dir(dir).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = Guard::new(command.spawn().unwrap());
-    let end = Instant::now() + Duration::from_secs(10);
-    while !ready.exists() {
-        assert!(Instant::now() < end, "the command does not run");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_for(&ready);
     child
 }
 
@@ -229,39 +226,91 @@ fn what_ran_before_is_not_the_command_s() {
     assert_eq!(left.len(), 1);
 }
 
-#[test]
-fn a_recording_that_fails_ends_the_command() {
-    let dir = tempfile::tempdir().unwrap();
-    let word = unique(4);
-    let child = start(dir.path(), &format!("touch ready; exec sleep {word}"));
-    let end = Instant::now() + Duration::from_secs(10);
-    while running(&word.0).len() < 2 {
-        assert!(Instant::now() < end, "measurement and command");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // No further file can be opened, /proc/stat neither.
-    let none = libc::rlimit {
+/// Sets how many descriptors a child may have; returns what it was.
+fn limit_descriptors(child: &Guard, most: libc::rlim_t) -> libc::rlim_t {
+    let mut before = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     let pid = child.pid().as_raw();
-    // SAFETY: reads a limit that outlives the call, for a child that has not been waited for.
-    let rc = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &none, std::ptr::null_mut()) };
-    assert_eq!(rc, 0);
+    // SAFETY: reads and writes limits that outlive the calls, for a child that has not been waited
+    // for. The hard limit stays, so that the other can be raised again.
+    unsafe {
+        let kind = libc::RLIMIT_NOFILE;
+        assert_eq!(libc::prlimit(pid, kind, std::ptr::null(), &mut before), 0);
+        let new = libc::rlimit {
+            rlim_cur: most,
+            ..before
+        };
+        let rc = libc::prlimit(pid, kind, &new, std::ptr::null_mut());
+        assert_eq!(rc, 0);
+    }
+    before.rlim_cur
+}
+
+fn wait_for(file: &Path) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !file.exists() {
+        assert!(Instant::now() < end, "no {}", file.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_recording_goes_on_where_no_file_can_be_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "touch ready; while [ ! -e go ]; do sleep 0.02; done; exit 5";
+    let child = start(dir.path(), script);
+    // Not 0: then it could not even wait for what it has open.
+    let before = limit_descriptors(&child, 1);
+    std::thread::sleep(Duration::from_millis(600));
+    limit_descriptors(&child, before);
+    fs::write(dir.path().join("go"), "").unwrap();
     let output = child.finish();
-    assert_eq!(output.status.code(), Some(1));
-    for part in ["cannot read /proc/stat", "the command has been ended"] {
+    assert_eq!(
+        (stderr(&output).as_str(), output.status.code()),
+        ("", Some(5))
+    );
+    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    assert!(run.cpu.at_us.len() >= 3, "{:?}", run.cpu.at_us);
+}
+
+#[test]
+fn a_recording_that_fails_ends_the_command_and_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(4);
+    let script =
+        format!(": {word}; trap 'touch asked' TERM; touch ready; while :; do sleep 0.05; done");
+    let child = start(dir.path(), &script);
+    // A few intervals, and then it cannot wait any more.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = limit_descriptors(&child, 0);
+    wait_for(&dir.path().join("asked"));
+    limit_descriptors(&child, before);
+    let output = child.finish();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    for part in [
+        "the recording failed",
+        "the command has been ended",
+        "cannot wait",
+    ] {
         assert!(stderr(&output).contains(part), "{}", stderr(&output));
     }
     assert!(running(&word.0).is_empty());
-    assert!(!dir.path().join("cpu.json").exists());
+    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    assert!(!run.cpu.at_us.is_empty() && run.seconds > 0.0);
+    assert!(stdout(&output).contains("steal"), "{}", stdout(&output));
 }
 
 #[test]
 fn a_reader_that_is_gone_changes_neither_file_nor_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let child = start(dir.path(), "touch ready; sleep 0.1; exit 5");
-    let output = child.finish_unread();
+    let script = "touch ready; while [ ! -e go ]; do sleep 0.02; done; exit 5";
+    let mut child = start(dir.path(), script);
+    // Before there can be anything to print.
+    drop(child.child().stdout.take());
+    fs::write(dir.path().join("go"), "").unwrap();
+    let output = child.finish();
     assert_eq!(
         (stderr(&output).as_str(), output.status.code()),
         ("", Some(5))

@@ -258,6 +258,37 @@ fn a_page_of_somebody_else_is_left_alone() {
 }
 
 #[test]
+fn plots_of_somebody_else_are_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.json");
+    run(50).write(&file).unwrap();
+    let report = |out: &Path| report(std::slice::from_ref(&file), out);
+    for name in ["cdf.svg", "histogram.png"] {
+        let own = dir.path().join(name.replace('.', "-"));
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join(name), "mine").unwrap();
+        let output = report(&own);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(name) && said.contains("was not written by mountain report"),
+            "{said}"
+        );
+        assert_eq!(fs::read(own.join(name)).unwrap(), b"mine");
+        assert_eq!(fs::read_dir(&own).unwrap().count(), 1, "nothing is begun");
+    }
+    // Nor what somebody has made of a report's own; but that is written again when it is gone.
+    let out = dir.path().join("out");
+    assert!(report(&out).status.success());
+    fs::write(out.join("cdf.svg"), "drawn over").unwrap();
+    assert!(!report(&out).status.success());
+    assert_eq!(fs::read(out.join("cdf.svg")).unwrap(), b"drawn over");
+    fs::remove_file(out.join("cdf.svg")).unwrap();
+    assert!(report(&out).status.success());
+    assert!(fs::read(out.join("cdf.svg")).unwrap().starts_with(b"<svg"));
+}
+
+#[test]
 fn a_list_that_cannot_be_saved_removes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let files = ["a", "b"].map(|name| dir.path().join(format!("{name}.json")));
@@ -269,9 +300,16 @@ fn a_list_that_cannot_be_saved_removes_nothing() {
     let kept = dir.path().join("list");
     fs::rename(&list, &kept).unwrap();
     fs::create_dir_all(list.join("in")).unwrap();
-    fs::remove_file(out.join("index.html")).unwrap();
+    // And nothing in the way that would be refused before.
+    let entries = fs::read_dir(&out).unwrap().flatten().map(|e| e.path());
+    let in_the_way = |path: &PathBuf| !path.to_string_lossy().contains("timeline-2");
+    for path in entries.filter(|p| p.is_file()).filter(in_the_way) {
+        fs::remove_file(path).unwrap();
+    }
     let output = report(&files[..1], &out);
     assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("cannot write"), "{said}");
     assert!(out.join("timeline-2.svg").exists());
     assert!(!out.join("index.html").exists());
     fs::remove_dir_all(&list).unwrap();

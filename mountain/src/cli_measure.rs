@@ -276,7 +276,8 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Exit code: the command's, 128 and the signal's number if one ended it; 0 without a command.
+    /// Exit code: the command's, 128 and the signal's number if one ended it; without a command
+    /// that has ended 0, or 1 if something went wrong.
     pub fn run(self) -> Result<ExitCode> {
         if self.interval < Duration::from_millis(10) {
             bail!("--interval: at least 10ms, as the kernel counts in ticks");
@@ -334,7 +335,14 @@ impl Cpu {
             println!("interrupted");
         }
         written?;
-        Ok(recorded.status.map_or(ExitCode::SUCCESS, exit_code))
+        let otherwise = match recorded.failed {
+            Some(error) => {
+                eprintln!("mountain: {error:#}");
+                ExitCode::FAILURE
+            }
+            None => ExitCode::SUCCESS,
+        };
+        Ok(recorded.status.map_or(otherwise, exit_code))
     }
 }
 
@@ -359,8 +367,8 @@ pub fn print_columns(columns: &[(&str, &Table)]) {
 
 /// Says before a long measurement that its file cannot be written.
 fn check_writable(out: &Path) -> Result<()> {
-    if out.is_dir() {
-        bail!("--out {}: is a folder", out.display());
+    if out.metadata().is_ok_and(|m| !m.is_file()) {
+        bail!("--out {}: is a folder or a device, no file", out.display());
     }
     let dir = match out.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,

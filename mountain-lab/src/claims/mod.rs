@@ -44,6 +44,8 @@ pub struct ClaimsArgs {
 pub struct Bench {
     pub quick: bool,
     pub seed: u64,
+    /// The most rounds that anything here takes.
+    pub rounds: u32,
     /// For files under way.
     pub scratch: TempDir,
     bar: ProgressBar,
@@ -61,6 +63,7 @@ impl Bench {
         Ok(Bench {
             quick,
             seed,
+            rounds: LEAST_ROUNDS,
             scratch: tempfile::tempdir().context("no folder for files under way")?,
             bar,
             measured: vec![],
@@ -114,6 +117,7 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     if stopped() {
         bail!("stopped");
     }
+    result.repeats = bench.rounds;
     for (side, round, figures) in &bench.measured {
         result.add(side, *round, figures);
     }

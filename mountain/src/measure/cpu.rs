@@ -1,11 +1,12 @@
 //! CPU time by kind from /proc/stat, as mpstat(1) shows it: `mountain cpu`.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
@@ -93,15 +94,19 @@ impl Recorder {
 
     fn push(&mut self, now: Instant, stat: &str) {
         let at_us = now.duration_since(self.start).as_secs_f64() * 1e6;
+        let current = parse(stat);
+        // What a CPU that is off had counted is there again when it is on again.
+        let mut after = self.last.clone();
+        after.extend(&current);
+        let mut before = std::mem::take(&mut self.last);
         if (self.cpu.at_us.last()).is_some_and(|end| at_us - end < self.least_us) {
             self.cpu.at_us.pop();
             self.cpu
                 .shares
                 .iter_mut()
                 .for_each(|c| c.truncate(self.cpu.at_us.len()));
-            self.last = std::mem::take(&mut self.before);
+            before.extend(&self.before);
         }
-        let current = parse(stat);
         for &number in current.keys() {
             // One that was off until now comes last, whatever its number.
             if !self.cpu.numbers.contains(&number) {
@@ -112,12 +117,10 @@ impl Recorder {
         }
         self.cpu.at_us.push(at_us);
         for (number, column) in self.cpu.numbers.iter().zip(&mut self.cpu.shares) {
-            let ticks = self.last.get(number).zip(current.get(number));
+            let ticks = before.get(number).zip(after.get(number));
             column.push(ticks.map_or([0.0; 6], |(before, after)| shares(*before, *after)));
         }
-        // What a CPU that is off had counted is there again when it is on again.
-        self.before = self.last.clone();
-        self.last.extend(current);
+        (self.before, self.last) = (before, after);
     }
 }
 
@@ -129,11 +132,13 @@ pub struct Recorded {
     pub interrupted: bool,
     /// How the command ended, if there was one.
     pub status: Option<ExitStatus>,
+    /// What went wrong; the rest is what there is nevertheless.
+    pub failed: Option<Error>,
 }
 
 /// Records until `duration` has passed or, with a command, until it ends. A signal that is to end
-/// this program ends the command, too, and what there is is kept. When the recording fails, the
-/// command is ended.
+/// this program ends the command, too, and what there is is kept. A reading that fails makes its
+/// interval part of the next one. When the command cannot be waited for any more, it is ended.
 pub fn record(
     interval: Duration,
     duration: Option<Duration>,
@@ -144,24 +149,48 @@ pub fn record(
     let config = config.as_deref().map(String::from_utf8_lossy);
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let accounting = accounting(config.as_deref(), &cmdline);
+    // Opened once: later there may be no descriptor left.
+    let mut stat = File::open("/proc/stat").context("cannot read /proc/stat")?;
+    let mut read = || {
+        let mut text = String::new();
+        stat.rewind()?;
+        stat.read_to_string(&mut text).map(|_| text)
+    };
+    let start = Instant::now();
+    let first = read().context("cannot read /proc/stat")?;
+    let mut recorder = Recorder::new(start, &first, accounting, interval);
     let mut running = command.map(Running::start).transpose()?;
-    let recorded = record_until(interval, duration, &awake, &mut running, accounting);
-    match recorded {
-        Ok(recorded) => {
-            if let Some(command) = running.filter(|_| recorded.interrupted) {
-                command.end_what_it_left(&awake)?;
-            }
-            Ok(recorded)
+    let mut done = Done::default();
+    let end = duration.map(|d| start + d);
+    let ran = done.run(
+        &mut recorder,
+        interval,
+        end,
+        &awake,
+        &mut running,
+        &mut read,
+    );
+    let seconds = start.elapsed().as_secs_f64();
+    let mut failed = done.unread();
+    match (ran, running) {
+        (Ok(()), Some(command)) if done.interrupted => {
+            failed = command.end_what_it_left(&awake).err().or(failed);
         }
+        (Ok(()), _) => {}
         // Nobody would wait for it any more.
-        Err(error) => Err(match running {
-            Some(command) => {
-                let ended = command.end(&awake);
-                error.context(format!("the recording failed; {ended}"))
-            }
-            None => error,
-        }),
+        (Err(error), Some(command)) => {
+            let ended = command.end(&awake);
+            failed = Some(error.context(format!("the recording failed; {ended}")));
+        }
+        (Err(error), None) => failed = Some(error.context("the recording failed")),
     }
+    Ok(Recorded {
+        cpu: recorder.cpu,
+        seconds,
+        interrupted: done.interrupted,
+        status: done.status,
+        failed,
+    })
 }
 
 /// When the interval that begins at `from` ends: on the grid of intervals since the start, but for
@@ -173,55 +202,75 @@ fn next_tick(start: Instant, from: Instant, interval: Duration) -> Instant {
     start + interval.saturating_mul(u32::try_from(whole).unwrap_or(u32::MAX))
 }
 
-/// Records; a command that still runs at the end is in `running`.
-fn record_until(
-    interval: Duration,
-    duration: Option<Duration>,
-    awake: &SignalFd,
-    running: &mut Option<Running>,
-    accounting: &str,
-) -> Result<Recorded> {
-    let read = || fs::read_to_string("/proc/stat").context("cannot read /proc/stat");
-    let start = Instant::now();
-    let mut recorder = Recorder::new(start, &read()?, accounting, interval);
-    let end = duration.map(|d| start + d);
-    let (mut interrupted, mut status) = (false, None);
-    let ended = |interrupted: bool, status: &Option<ExitStatus>, command: bool| {
-        status.is_some() || (interrupted && !command)
-    };
-    let mut now = start;
-    while !ended(interrupted, &status, running.is_some()) && end.is_none_or(|end| now < end) {
-        let tick = next_tick(start, now, interval);
-        let tick = end.map_or(tick, |end| tick.min(end));
-        // One interval.
-        loop {
-            if let Some(command) = running {
-                status = command.try_wait()?;
-            }
-            let left = tick.saturating_duration_since(Instant::now());
-            if ended(interrupted, &status, running.is_some()) || left.is_zero() {
-                break;
-            }
-            command::wait(awake, left)?;
-            running.iter().for_each(Running::reap_orphans);
-            while let Some(signal) = awake.read_signal()? {
-                if signal.ssi_signo != Signal::SIGCHLD as u32 {
-                    interrupted = true;
-                    if let Some(command) = running {
-                        command.tell(&signal);
+/// How a recording went.
+#[derive(Default)]
+struct Done {
+    interrupted: bool,
+    status: Option<ExitStatus>,
+    /// Readings that failed, and how the last of them did.
+    unread: u32,
+    last_error: Option<io::Error>,
+}
+
+impl Done {
+    /// Records; a command that still runs at the end is in `running`.
+    fn run(
+        &mut self,
+        recorder: &mut Recorder,
+        interval: Duration,
+        end: Option<Instant>,
+        awake: &SignalFd,
+        running: &mut Option<Running>,
+        read: &mut dyn FnMut() -> io::Result<String>,
+    ) -> Result<()> {
+        let start = recorder.start;
+        let mut now = start;
+        while !self.ended(running) && end.is_none_or(|end| now < end) {
+            let tick = next_tick(start, now, interval);
+            let tick = end.map_or(tick, |end| tick.min(end));
+            // One interval.
+            loop {
+                if let Some(command) = running {
+                    self.status = command.try_wait()?;
+                }
+                let left = tick.saturating_duration_since(Instant::now());
+                if self.ended(running) || left.is_zero() {
+                    break;
+                }
+                command::wait(awake, left)?;
+                running.iter().for_each(Running::reap_orphans);
+                while let Some(signal) = awake.read_signal()? {
+                    if signal.ssi_signo != Signal::SIGCHLD as u32 {
+                        self.interrupted = true;
+                        if let Some(command) = running {
+                            command.tell(&signal);
+                        }
                     }
                 }
             }
+            now = Instant::now();
+            match read() {
+                Ok(stat) => recorder.push(now, &stat),
+                Err(error) => {
+                    self.unread += 1;
+                    self.last_error = Some(error);
+                }
+            }
         }
-        now = Instant::now();
-        recorder.push(now, &read()?);
+        Ok(())
     }
-    Ok(Recorded {
-        cpu: recorder.cpu,
-        seconds: start.elapsed().as_secs_f64(),
-        interrupted,
-        status,
-    })
+
+    fn ended(&self, running: &Option<Running>) -> bool {
+        self.status.is_some() || (self.interrupted && running.is_none())
+    }
+
+    fn unread(&mut self) -> Option<Error> {
+        let error = Error::new(self.last_error.take()?);
+        Some(error.context(format!(
+            "{} times /proc/stat could not be read; those intervals are part of the next, if there is one",
+            self.unread
+        )))
+    }
 }
 
 /// Mean shares of each CPU over the run, weighted by the intervals' lengths.
@@ -285,6 +334,67 @@ mod tests {
         recorder.push(start + second * 3, &stat(&[(0, 150, 150)]));
         assert_eq!(recorder.cpu.at_us.len(), 3, "long enough by itself");
         assert_eq!(recorder.cpu.shares[0][2][0], 1.0);
+    }
+
+    #[test]
+    fn a_cpu_that_goes_or_comes_in_a_short_interval_loses_no_ticks() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let both = [(0, 0, 0), (1, 0, 0)];
+        let mut recorder = Recorder::new(start, &stat(&both), "tick", second);
+        let both = [(0, 50, 50), (1, 80, 20), (2, 0, 0)];
+        recorder.push(start + second, &stat(&both));
+        // CPU 1 is off by now, 2 has begun.
+        let later = start + second.mul_f64(1.05);
+        recorder.push(later, &stat(&[(0, 50, 55), (2, 3, 1)]));
+        let cpu = &recorder.cpu;
+        assert_eq!(
+            (cpu.at_us.as_slice(), &*cpu.numbers),
+            (&[1.05e6][..], &[0, 1, 2][..])
+        );
+        let busy: Vec<f32> = cpu.shares.iter().map(|c| c[0][0]).collect();
+        assert_eq!(busy, [50.0 / 105.0, 0.8, 0.75]);
+        // Nothing is counted twice.
+        recorder.push(
+            start + second * 2,
+            &stat(&[(0, 100, 55), (1, 80, 30), (2, 3, 1)]),
+        );
+        let busy: Vec<f32> = recorder.cpu.shares.iter().map(|c| c[1][0]).collect();
+        assert_eq!(busy, [1.0, 0.0, 0.0]);
+        assert_eq!(recorder.cpu.shares[1][1][5], 1.0);
+    }
+
+    #[test]
+    fn a_reading_that_fails_makes_a_longer_interval_and_ends_nothing() {
+        let awake = command::signals().unwrap();
+        let (start, interval) = (Instant::now(), Duration::from_millis(50));
+        let mut recorder = Recorder::new(start, &stat(&[(0, 0, 0)]), "tick", interval);
+        let mut done = Done::default();
+        let mut n = 0;
+        let mut read = || {
+            n += 1;
+            match n {
+                2 | 3 => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+                _ => Ok(stat(&[(0, n * 5, n * 5)])),
+            }
+        };
+        let end = Some(start + interval * 20);
+        done.run(&mut recorder, interval, end, &awake, &mut None, &mut read)
+            .unwrap();
+        let cpu = &recorder.cpu;
+        assert!(cpu.at_us.len() >= 2, "{:?}", cpu.at_us);
+        assert!(cpu.at_us[1] - cpu.at_us[0] > 95e3, "{:?}", cpu.at_us);
+        assert!(
+            cpu.shares[0].iter().all(|s| s[0] == 0.5),
+            "{:?}",
+            cpu.shares
+        );
+        assert!(!done.interrupted && done.status.is_none());
+        let said = format!("{:#}", done.unread().unwrap());
+        assert!(
+            said.starts_with("2 times /proc/stat could not be read"),
+            "{said}"
+        );
+        assert!(said.contains("memory"), "{said}");
     }
 
     #[test]

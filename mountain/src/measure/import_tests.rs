@@ -111,6 +111,21 @@ fn nothing_answered_is_a_measurement_too() {
 }
 
 #[test]
+fn a_summary_that_claims_more_than_its_log_can_be_is_refused() {
+    let log = |sent: u32| {
+        let counts = format!("{sent} packets transmitted, 4 received");
+        let log = PLAIN.replace("7 packets transmitted, 4 received", &counts);
+        assert!(log.contains(&counts));
+        log
+    };
+    assert_eq!(ok(log(200_000).as_bytes()).samples.len(), 200_000);
+    for sent in [1_000_001, 50_000_000] {
+        let why = format!("{sent} probes are too many for a log with 4 answers");
+        refused(log(sent).as_bytes(), &why);
+    }
+}
+
+#[test]
 fn logs_that_are_not_whole_are_refused() {
     refused(b"", "empty");
     let cut = PLAIN.find("\n---").unwrap();

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::{bail, ensure, Context, Result};
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::stats::Reply;
+use crate::whole;
 
 /// Value of [`RunFile::schema`]; changes whenever an older reader would misunderstand the file.
 pub const SCHEMA: &str = "mountain-run/1";
@@ -151,29 +152,17 @@ impl RunFile {
     }
 
     /// Writes the file as a whole or not at all.
+    ///
+    /// # Errors
+    /// Also if [`Self::read`] would refuse it.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let dir = match path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
-        let name = path.file_name().context("a file name is missing")?;
-        let temporary = dir.join(format!(
-            ".{}.{}",
-            name.to_string_lossy(),
-            std::process::id()
-        ));
         let write = || -> Result<()> {
-            let mut out = BufWriter::new(File::create(&temporary)?);
-            serde_json::to_writer(&mut out, self)?;
-            out.flush()?;
-            out.get_ref().sync_all()?;
-            std::fs::rename(&temporary, path)?;
-            Ok(())
+            self.check()?;
+            Ok(whole::write(path, true, |out| {
+                Ok(serde_json::to_writer(out, self)?)
+            })?)
         };
-        write().map_err(|e| {
-            let _ = std::fs::remove_file(&temporary);
-            e.context(format!("cannot write {}", path.display()))
-        })
+        write().with_context(|| format!("cannot write {}", path.display()))
     }
 }
 
@@ -260,6 +249,20 @@ mod tests {
         run().write(&path).unwrap();
         assert_eq!(RunFile::read(&path).unwrap(), run());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.json");
+        let mut far = run();
+        far.samples.forward_us = vec![Some(2e15), None];
+        let error = format!("{:#}", far.write(&path).unwrap_err());
+        assert!(
+            error.contains("run.json") && error.contains("forward_us has a time"),
+            "{error}"
+        );
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

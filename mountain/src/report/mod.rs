@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{ensure, Context, Result};
 
 use crate::measure::runfile::RunFile;
+use crate::whole;
 
 use run::Run;
 use written::{Written, LIST_NAME};
@@ -37,7 +38,8 @@ const PAGE_MARK: &str = "<title>mountain: ";
 /// removed. Returns the page's path.
 ///
 /// # Errors
-/// Among others if there is a page that no report has written; then nothing is changed.
+/// Among others if a page or a plot is in the way that no report has written; then nothing is
+/// changed.
 pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     ensure!(!runs.is_empty(), "there is no run to report");
     let runs = Run::all(runs);
@@ -45,19 +47,20 @@ pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     let (earlier, mut written) = (Written::read(dir), Written::none());
     let page = dir.join(PAGE_NAME);
     earlier.check_page(&page, PAGE_MARK)?;
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut plots = Vec::new();
     for figure in &figures {
         let svg = page::standalone(&figure.alone(&runs)?);
         let png = raster::png(&svg)?;
         for (kind, content) in [("svg", svg.into_bytes()), ("png", png)] {
             let name = format!("{}.{kind}", figure.file);
+            earlier.check_plot(&name, dir)?;
             written.add(&name, &content);
             plots.push((name, content));
         }
     }
     let content = html::render(&runs, &figures)?.into_bytes();
     written.add_page(&content);
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let list = dir.join(LIST_NAME);
     save(&list, &earlier.and(&written).text()?)?;
     for (name, content) in &plots {
@@ -70,22 +73,9 @@ pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     Ok(page)
 }
 
-/// Writes a file as a whole or not at all.
 fn save(path: &Path, content: &[u8]) -> Result<()> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}", std::process::id()));
-    let temporary = path.with_file_name(name);
-    let write = || -> std::io::Result<()> {
-        let mut file = std::fs::File::create(&temporary)?;
-        file.write_all(content)?;
-        if path.ends_with(LIST_NAME) {
-            // What is removed because of it must not come back without it.
-            file.sync_all()?;
-        }
-        std::fs::rename(&temporary, path)
-    };
-    write()
-        .inspect_err(|_| drop(std::fs::remove_file(&temporary)))
+    // What is removed because of the list must not come back without it.
+    let list = path.ends_with(LIST_NAME);
+    whole::write(path, list, |out| out.write_all(content))
         .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -3,9 +3,10 @@
 //!
 //! A list beside the page holds each plot's name and what was in it. A file is removed only if it is
 //! on the list of the earlier report, not written by this one, and still as it was written: what
-//! somebody has put there or changed since is theirs. A page that is not on the list is not
-//! overwritten. The list is saved before what it tells of is written or removed, and names the
-//! earlier report's files until they are gone, so that one that was broken off can be made again.
+//! somebody has put there or changed since is theirs. A page or a plot that is not on the list is
+//! not overwritten either. The list is saved before what it tells of is written or removed, and
+//! names the earlier report's files until they are gone, so that one that was broken off can be made
+//! again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,6 +30,9 @@ pub struct Written {
     /// Missing in the lists of older versions; several while a report is being written.
     #[serde(default)]
     pages: Vec<String>,
+    /// While a report is being written: what its plots take the place of.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    replaced: BTreeMap<String, Vec<String>>,
 }
 
 impl Written {
@@ -37,6 +41,7 @@ impl Written {
             schema: SCHEMA.into(),
             plots: BTreeMap::new(),
             pages: Vec::new(),
+            replaced: BTreeMap::new(),
         }
     }
 
@@ -62,6 +67,13 @@ impl Written {
     /// What is there while the `next` report takes the place of this one.
     pub fn and(&self, next: &Self) -> Self {
         let mut both = self.clone();
+        for (name, hash) in &next.plots {
+            let before = self.plots.get(name).filter(|before| *before != hash);
+            if let Some(before) = before {
+                let replaced = both.replaced.entry(name.clone()).or_default();
+                replaced.push(before.clone());
+            }
+        }
         both.plots.extend(next.plots.clone());
         both.pages.extend(next.pages.clone());
         both
@@ -70,34 +82,34 @@ impl Written {
     /// Refuses to write over a page that is no report's. `mark` is in every page of a report: an
     /// older version's list does not tell.
     pub fn check_page(&self, page: &Path, mark: &str) -> Result<()> {
-        let content = match fs::read(page) {
-            Ok(content) => content,
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                return Ok(())
-            }
-            Err(e) => return Err(e).with_context(|| format!("cannot read the {}", page.display())),
-        };
         let older = self.pages.is_empty() && !self.plots.is_empty();
-        let ours = self.pages.contains(&hash(&content))
-            || (older && String::from_utf8_lossy(&content).contains(mark));
-        if !ours {
-            bail!(
-                "{} was not written by mountain report, or has been changed since: move it away or \
-                 choose another folder",
-                page.display()
-            );
-        }
-        Ok(())
+        check(page, |content| {
+            self.pages.contains(&hash(content))
+                || (older && String::from_utf8_lossy(content).contains(mark))
+        })
+    }
+
+    /// Refuses to write over a plot in `dir` that is not the earlier report's.
+    pub fn check_plot(&self, name: &str, dir: &Path) -> Result<()> {
+        check(&dir.join(name), |content| self.has(name, content))
+    }
+
+    /// Whether this content of a plot is on the list.
+    fn has(&self, name: &str, content: &[u8]) -> bool {
+        let replaced = self.replaced.get(name).into_iter().flatten();
+        let mut listed = self.plots.get(name).into_iter().chain(replaced);
+        let hash = hash(content);
+        listed.any(|listed| *listed == hash)
     }
 
     /// Removes from `dir` what is on this list and not on that of the `next` report.
     pub fn remove_unless_in(&self, next: &Self, dir: &Path) -> Result<()> {
-        for (name, written) in &self.plots {
+        for name in self.plots.keys() {
             let path = dir.join(name);
             let ours = is_plot(name) && !next.plots.contains_key(name);
             // Not through a link: that was made by somebody else.
             let file = fs::symlink_metadata(&path).is_ok_and(|m| m.is_file());
-            if ours && file && fs::read(&path).is_ok_and(|c| hash(&c) == *written) {
+            if ours && file && fs::read(&path).is_ok_and(|c| self.has(name, &c)) {
                 fs::remove_file(&path)
                     .with_context(|| format!("cannot remove the earlier {}", path.display()))?;
             }
@@ -108,6 +120,24 @@ impl Written {
     pub fn text(&self) -> Result<Vec<u8>> {
         Ok(serde_json::to_vec_pretty(self)?)
     }
+}
+
+/// Fails if something is at `path` and not `ours`. A link was made by somebody else.
+fn check(path: &Path, ours: impl FnOnce(&[u8]) -> bool) -> Result<()> {
+    let ours = match fs::symlink_metadata(path) {
+        Ok(m) if m.is_file() => fs::read(path).map(|content| ours(&content)),
+        Ok(_) => Ok(false),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(true),
+        Err(e) => Err(e),
+    };
+    if !ours.with_context(|| format!("cannot read the {}", path.display()))? {
+        bail!(
+            "{} was not written by mountain report, or has been changed since: move it away or \
+             choose another folder",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 fn hash(content: &[u8]) -> String {
@@ -205,6 +235,41 @@ mod tests {
         );
         fs::write(&page, "my own page").unwrap();
         assert!(list(&[("cdf.svg", "x")]).check_page(&page, mark).is_err());
+    }
+
+    #[test]
+    fn only_a_plot_of_a_report_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let refused = |list: &Written, name: &str| {
+            let error = list.check_plot(name, dir.path()).unwrap_err().to_string();
+            assert!(error.contains("was not written by"), "{error}");
+        };
+        let earlier = list(&[("cdf.svg", "a")]);
+        earlier.check_plot("cdf.svg", dir.path()).unwrap();
+        fs::write(at("cdf.svg"), "a").unwrap();
+        earlier.check_plot("cdf.svg", dir.path()).unwrap();
+        refused(&Written::none(), "cdf.svg");
+        // Broken off twice: any of the three may be there, but nothing else, and not elsewhere.
+        let twice = earlier.and(&list(&[("cdf.svg", "b")]));
+        let twice = twice.and(&list(&[("cdf.svg", "c"), ("tail.svg", "c")]));
+        let twice: Written = serde_json::from_slice(&twice.text().unwrap()).unwrap();
+        for content in ["a", "b", "c"] {
+            fs::write(at("cdf.svg"), content).unwrap();
+            twice.check_plot("cdf.svg", dir.path()).unwrap();
+        }
+        fs::write(at("cdf.svg"), "mine").unwrap();
+        refused(&twice, "cdf.svg");
+        fs::write(at("tail.svg"), "a").unwrap();
+        refused(&twice, "tail.svg");
+        // Through a link, to the same content or to nothing; and a folder.
+        fs::write(at("target"), "c").unwrap();
+        for (name, target) in [("link.svg", "target"), ("loose.svg", "nothing")] {
+            std::os::unix::fs::symlink(at(target), at(name)).unwrap();
+            refused(&list(&[(name, "c")]), name);
+        }
+        fs::create_dir(at("folder.svg")).unwrap();
+        refused(&list(&[("folder.svg", "")]), "folder.svg");
     }
 
     #[test]

@@ -7,6 +7,10 @@ use super::{moments, rfc3339};
 
 /// A summary may claim any number without a file of that size. A day of pings every 2 ms is less.
 const MOST_PROBES: u64 = 50_000_000;
+/// More probes for each answer than this are not believed, but for so many in all: eleven days of one
+/// a second, none of them answered.
+const MOST_PER_ANSWER: u64 = 100;
+const FEW_PROBES: u64 = 1_000_000;
 
 /// An answer's line.
 struct Answer {
@@ -138,7 +142,12 @@ fn samples(
     spread: Option<f64>,
     busybox: bool,
 ) -> Result<(Samples, Option<f64>)> {
-    ensure!(sent <= MOST_PROBES, "{sent} probes are too many");
+    let most = FEW_PROBES.max(MOST_PER_ANSWER * answers.len() as u64);
+    ensure!(
+        sent <= most.min(MOST_PROBES),
+        "{sent} probes are too many for a log with {} answers",
+        answers.len()
+    );
     // iputils counts from 1, others from 0.
     let from = match answers.first() {
         Some(first) if busybox || first.seq == 0 => 0,

@@ -7,6 +7,9 @@ use super::super::runfile::Samples;
 
 /// More answers than this share without a clock's stamps, and the run is not by that clock.
 const MAX_UNSTAMPED: f64 = 0.01;
+/// A direction's delays do not differ by more, nor do clocks drift so far apart: one of them was set
+/// under way. An hour, ns.
+const MOST_SPAN_NS: i128 = 3_600_000_000_000;
 
 /// One probe.
 pub(super) struct Probe {
@@ -119,8 +122,8 @@ impl Log {
         (clock, unstamped)
     }
 
-    /// The columns, `rtt_us` by `clock`; those of the directions only where all is by one far
-    /// clock.
+    /// The columns, `rtt_us` by `clock`; those of the directions only where no clock was set far
+    /// away under way: they would hold that, and not delays.
     pub(super) fn samples(&self, start: Instant, clock: Clock) -> Samples {
         let us = |ns: i64| ns as f64 / 1e3;
         let column = |value: &dyn Fn(&Answer) -> Option<f64>| -> Vec<Option<f64>> {
@@ -128,13 +131,15 @@ impl Log {
             self.probes.iter().map(of).collect()
         };
         // Relative to the least, in whole ns: the clocks may be years apart.
-        let direction = |value: fn((i64, i64)) -> i64| -> Vec<Option<f64>> {
+        let direction = |value: fn((i64, i64)) -> i64| -> Option<Vec<Option<f64>>> {
             let of = |a: &Answer| a.directions.map(value);
-            match self.answers().filter_map(of).min() {
-                Some(least) => column(&|a| of(a).map(|ns| us(ns.wrapping_sub(least)))),
-                None => Vec::new(),
-            }
+            let least = self.answers().filter_map(of).min()?;
+            let most = self.answers().filter_map(of).max()?;
+            let plausible = i128::from(most) - i128::from(least) <= MOST_SPAN_NS;
+            plausible.then(|| column(&|a| of(a).map(|ns| us(ns - least))))
         };
+        let directions = direction(|d| d.0).zip(direction(|d| d.1));
+        let (forward_us, backward_us) = directions.unwrap_or_default();
         let rtt = |a: &Answer| match clock {
             Clock::Hardware => a.hardware_ns.unwrap_or(a.rtt_ns),
             Clock::Kernel => a.rtt_ns,
@@ -145,8 +150,8 @@ impl Log {
             sent_us: self.probes.iter().map(since).collect(),
             rtt_us: column(&|a| Some(us(rtt(a)))),
             user_rtt_us: column(&|a| Some(us(a.user_ns))),
-            forward_us: direction(|d| d.0),
-            backward_us: direction(|d| d.1),
+            forward_us,
+            backward_us,
             arrival: if self.arrival.is_sorted() {
                 Vec::new()
             } else {
@@ -260,5 +265,40 @@ mod tests {
         assert_eq!(samples.forward_us, [Some(0.0), Some(1.0)]);
         assert_eq!(samples.backward_us, [Some(2.0), Some(0.0)]);
         assert_eq!(samples.arrival, [1, 0]);
+    }
+    #[test]
+    fn a_far_clock_that_is_set_leaves_no_directions() {
+        let hour = 3_600_000_000_000;
+        for (step, kept) in [
+            (0, true),
+            (60_000_000_000, true),
+            (hour, true),
+            (hour + 1, false),
+            // Back to 1970, and as far as it can be.
+            (-1_700_000_000_000_000_000, false),
+            (i64::MAX, false),
+        ] {
+            let (mut log, start) = (Log::default(), Instant::now());
+            for (at, step) in [0, step].into_iter().enumerate() {
+                log.sent(start);
+                let directions = Some((-5_000 + step, 7_000i64.wrapping_sub(step)));
+                log.answered(
+                    at,
+                    Answer {
+                        directions,
+                        ..answer(true, None)
+                    },
+                );
+            }
+            let samples = log.samples(start, Clock::Kernel);
+            let lengths = (samples.forward_us.len(), samples.backward_us.len());
+            assert_eq!(lengths, if kept { (2, 2) } else { (0, 0) }, "{step}");
+            assert_eq!(samples.rtt_us, [Some(2.0); 2], "the round trips stay");
+            let run = crate::measure::runfile::RunFile {
+                samples,
+                ..Default::default()
+            };
+            run.check().unwrap();
+        }
     }
 }

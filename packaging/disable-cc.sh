@@ -1,0 +1,21 @@
+# shellcheck shell=sh
+# Part of `packaging/install --remove` and of the Debian package's prerm.
+
+# Disables every congestion control that `mountain cc enable` has left, whoever called it: once the
+# program is gone, nobody can put back the defaults and the routes that name it. Names are on record
+# below /run/mountain and pinned in the BPF file system. $1: the program.
+disable_cc() {
+    for at in /run/mountain/cc-*.json /sys/fs/bpf/mountain/cc/*; do
+        # The one goes with the other.
+        [ -e "$at" ] || continue
+        name=${at##*/}
+        case $at in
+        *.json)
+            name=${name#cc-}
+            name=${name%.json}
+            ;;
+        esac
+        "$1" cc disable --name="$name" ||
+            echo "warning: the congestion control $name is still enabled; it stays until the next start" >&2
+    done
+}
