@@ -49,6 +49,7 @@
 #define MTN_SLICE_PACKETS	4
 #define MTN_UNREST		128		/* slices */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
+#define MTN_IDLE_US		1000000		/* after so long a pause what is known is out of date */
 
 enum mtn_cc_mode {
 	MTN_CC_BRAKE = 0,	/* what this is for */
@@ -406,6 +407,32 @@ mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params
 		return;
 	mtn_brake_slice_end(b, p, a);
 	mtn_brake_slice_start(b, a->now_us, a->total);
+}
+
+/*
+ * A transmission begins with nothing in flight, @idle_us after the last ACK. That is idleness only where
+ * the application had nothing to send (@app_limited, BBR's condition too): a timeout leaves nothing in
+ * flight either, and so does every gap of the brake's own pacing that is longer than the round trip.
+ *
+ * Where the brake paces no slice is begun again: packets that come one at a time, each after such a
+ * gap, would never make a slice complete, and the limit would stay what it is for ever. The pause does
+ * no harm in it: what counts is the highest rate and the lowest RTT.
+ */
+mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_brake_params *p,
+				      __u64 now_us, __u32 total, __u64 idle_us, int app_limited)
+{
+	if (!app_limited)
+		return;
+	if (idle_us > MTN_IDLE_US) {
+		mtn_brake_off(b);
+		b->slack_us = 0;
+		b->unrest = 0;
+	}
+	if (b->state < MTN_STATE_CUT && idle_us > p->slice_min_us) {
+		/* A window held for one slice must not outlast it. */
+		b->state = MTN_STATE_OFF;
+		mtn_brake_slice_start(b, now_us, total);
+	}
 }
 
 /* Bytes/s to pace at, where BBR wants @rate. */

@@ -15,6 +15,12 @@ void mtn_brake_host_ack(struct mtn_brake *b, const struct mtn_brake_params *p,
 	mtn_brake_ack(b, p, a);
 }
 
+void mtn_brake_host_tx_start(struct mtn_brake *b, const struct mtn_brake_params *p, __u64 now_us,
+			     __u32 total, __u64 idle_us, int app_limited)
+{
+	mtn_brake_tx_start(b, p, now_us, total, idle_us, app_limited);
+}
+
 __u64 mtn_brake_host_pacing(const struct mtn_brake *b, const struct mtn_ack *a, __u64 rate)
 {
 	return mtn_brake_pacing(b, a, rate);

@@ -52,8 +52,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define BBR_PROBE_BW	2
 /* bbr.bw is packets/µs times this; bbr.pacing_gain is in 1/256. */
 #define BBR_BW_SHIFT	24
-/* Not sent for so long: what the brake knows is out of date. */
-#define IDLE_US		1000000
 /* The published change slows by no more than this, in 1/1024 (docs/congestion-control.md). */
 #define PUBLISHED_MIN	512
 
@@ -243,26 +241,18 @@ static __always_inline struct mtn_cc_flow *mtn_before_tx_start(struct sock *sk)
 	return flow;
 }
 
-/* The brake's knowledge may be too old to use by now. */
+/* Tells the brake that a pause has ended; what it still limits is limited from the first packet on. */
 static __always_inline void mtn_tx_start(struct sock *sk, struct mtn_cc_flow *flow)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
-	__u64 idle_us;
 
 	if (!flow)
 		return;
-	idle_us = tp->tcp_mstamp - flow->last_ack_us;
-	if (idle_us > IDLE_US)
-		mtn_brake_off(&flow->brake);
+	mtn_brake_tx_start(&flow->brake, mtn_params(), tp->tcp_mstamp, tp->delivered,
+			   tp->tcp_mstamp - flow->last_ack_us, tp->app_limited != 0);
 	flow->pacing_rate = sk->sk_pacing_rate;
 	if (flow->brake.state >= MTN_STATE_CUT)
 		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, flow->brake.bps / 8 + 1);
-	/*
-	 * A slice has no idle time in it. But a small window is often empty for a moment: then every
-	 * round trip begins here, and no slice would ever end.
-	 */
-	if (idle_us > params.slice_min_us)
-		mtn_brake_slice_start(&flow->brake, tp->tcp_mstamp, tp->delivered);
 }
 
 SEC("struct_ops")

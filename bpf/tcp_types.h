@@ -44,6 +44,7 @@ struct tcp_sock {
 	__u32 sacked_out;
 	__u32 lost_out;
 	__u32 delivered;
+	__u32 app_limited;
 	__u32 mss_cache;
 	__u32 total_retrans;
 };

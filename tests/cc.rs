@@ -3,6 +3,8 @@
 //! A congestion control is registered for the whole machine, so every test has a name of its own,
 //! and takes it away again however it ends.
 
+#[path = "cc/scope.rs"]
+mod scope;
 #[path = "cc/sockets.rs"]
 mod sockets;
 mod support;
@@ -182,221 +184,6 @@ fn a_wrong_name_fails() {
 }
 
 #[test]
-fn default_is_set_inherited_and_restored() {
-    let (ns, other, name) = (Ns::new("cc"), Ns::new("cco"), Name::new());
-    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
-    let elsewhere = default_in(&other);
-    name.cc(&ns, "enable --default");
-    assert_eq!(default_in(&ns), name.0);
-    assert_eq!(default_in(&other), elsewhere, "only where it was asked for");
-    let used = ns.with(|| congestion(&pair(None).unwrap().0));
-    assert_eq!(used, name.0);
-    // A second time: the record of what was before stays.
-    name.cc(&ns, "enable --default");
-    // Another namespace that uses it is cleared too, and from anywhere.
-    other.sysctl("net.ipv4.tcp_congestion_control", &name.0);
-    name.cc(&other, "disable");
-    assert_eq!(default_in(&ns), "reno");
-    assert_ne!(default_in(&other), name.0);
-    assert!(!name.is_available());
-}
-
-#[test]
-fn a_default_that_was_changed_since_stays() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable --default");
-    assert_eq!(default_in(&ns), name.0);
-    // The one that every namespace may choose.
-    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
-    name.cc(&ns, "disable");
-    assert_eq!(default_in(&ns), "reno");
-}
-
-/// A cgroup of version 2, removed when dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> Option<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let at = mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let at = fields.next()?;
-            (fields.next()? == "cgroup2").then(|| at.to_owned())
-        })?;
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = PathBuf::from(at).join(format!("mtt-{}-{n}", std::process::id()));
-        fs::create_dir(&path).ok()?;
-        Some(Cgroup(path))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
-#[test]
-fn a_cgroup_uses_it_and_others_do_not() {
-    let Some(cgroup) = Cgroup::new() else {
-        eprintln!("no cgroup2 here: not tested");
-        return;
-    };
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    let error = name.fails(&ns, "enable --cgroup nonesuch.slice");
-    assert!(error.contains("no cgroup nonesuch.slice"), "{error}");
-    let error = name.fails(&ns, "enable --cgroup /tmp");
-    assert!(error.contains("/tmp is no cgroup of version 2"), "{error}");
-    assert!(
-        !name.is_available(),
-        "nothing is done when an argument is wrong"
-    );
-
-    let path = cgroup.0.display().to_string();
-    name.cc(&ns, &format!("enable --cgroup {path}"));
-    assert_eq!(name.status(&ns)["cgroups"][0], *path);
-    // A connection of a process inside, seen from its own /proc: python says which it uses.
-    let script = "import socket;l=socket.create_server(('127.0.0.1',0));\
-        c=socket.create_connection(l.getsockname());a,_=l.accept();\
-        print(*(s.getsockopt(6,13,16).rstrip(b'\\0').decode() for s in (c,a)))";
-    let run = |inside: bool| {
-        let mut shell = ns.command("sh");
-        let join = match inside {
-            true => format!("echo $$ > {path}/cgroup.procs && "),
-            false => String::new(),
-        };
-        shell.args(["-c", &format!("{join}exec python3 -c \"$0\""), script]);
-        String::from_utf8(shell.output().unwrap().stdout).unwrap()
-    };
-    assert_eq!(run(true).trim(), format!("{0} {0}", name.0));
-    assert_eq!(run(false).trim(), format!("{0} {0}", default_in(&ns)));
-    // Replaced in place, it still holds; and then it is gone.
-    name.cc(&ns, "enable");
-    assert_eq!(run(true).trim(), format!("{0} {0}", name.0));
-    name.cc(&ns, "disable");
-    assert_eq!(run(true).trim(), format!("{0} {0}", default_in(&ns)));
-}
-
-#[test]
-fn a_cgroup_that_is_gone_is_forgotten() {
-    let (Some(gone), Some(stays)) = (Cgroup::new(), Cgroup::new()) else {
-        eprintln!("no cgroup2 here: not tested");
-        return;
-    };
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    let [path, other] = [&gone, &stays].map(|c| c.0.display().to_string());
-    name.cc(&ns, &format!("enable --cgroup {path} --cgroup {other}"));
-    assert_eq!(name.status(&ns)["cgroups"].as_array().unwrap().len(), 2);
-    drop(gone);
-    // The kernel lets go of it in its own time.
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        name.cc(&ns, "enable");
-        let cgroups = name.status(&ns)["cgroups"].clone();
-        if cgroups == serde_json::json!([other]) {
-            break;
-        }
-        assert!(Instant::now() < until, "{cgroups}");
-        thread::sleep(Duration::from_millis(50));
-    }
-    name.cc(&ns, "disable");
-    assert!(!name.is_available() && !name.has_pins());
-}
-
-#[test]
-fn a_route_names_it_and_is_put_back() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    ns.ip("link add d0 type veth peer name d1");
-    ns.ip("link set d1 up");
-    ns.ip("addr add 10.31.0.1/24 dev d0");
-    ns.ip("link set d0 up");
-    ns.ip("route add 10.32.0.0/16 via 10.31.0.2 mtu 1400 metric 7");
-    let before = ns.ip("route show");
-    let error = name.fails(&ns, "enable --route 10.99.0.0/16");
-    assert!(
-        error.contains("no route for exactly 10.99.0.0/16"),
-        "{error}"
-    );
-    assert!(!name.is_available());
-    name.cc(&ns, "enable --route 10.32.0.0/16");
-    let route = ns.ip("route show 10.32.0.0/16");
-    assert!(route.contains(&format!("congctl {}", name.0)), "{route}");
-    assert!(
-        route.contains("mtu 1400") && route.contains("metric 7"),
-        "{route}"
-    );
-    name.cc(&ns, "enable --route 10.32.0.0/16");
-    name.cc(&ns, "disable");
-    assert_eq!(ns.ip("route show"), before);
-}
-
-#[test]
-fn what_was_before_survives_other_names() {
-    let (ns, a, b) = (Ns::new("cc"), Name::new(), Name::new());
-    ns.ip("link add d0 type veth peer name d1");
-    ns.ip("link set d1 up");
-    ns.ip("addr add 10.31.0.1/24 dev d0");
-    ns.ip("link set d0 up");
-    ns.ip("route add 10.32.0.0/16 via 10.31.0.2 congctl reno");
-    ns.ip("route add 10.33.0.0/16 via 10.31.0.2");
-    let before = ns.ip("route show");
-    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
-    a.cc(&ns, "enable --default --route 10.32.0.0/16");
-    b.cc(
-        &ns,
-        "enable --default --route 10.32.0.0/16 --route 10.33.0.0/16",
-    );
-    assert_eq!(default_in(&ns), b.0);
-    // The one that was between is gone: what was before it is what has to come back.
-    a.cc(&ns, "disable");
-    assert_eq!(default_in(&ns), b.0);
-    assert!(ns.ip("route show 10.32.0.0/16").contains(&b.0));
-    // From another namespace.
-    b.cc(&Ns::new("cco"), "disable");
-    assert_eq!(default_in(&ns), "reno");
-    assert_eq!(ns.ip("route show"), before);
-}
-
-#[test]
-fn a_default_made_by_hand_is_put_back() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
-    name.cc(&ns, "enable");
-    ns.sysctl("net.ipv4.tcp_congestion_control", &name.0);
-    // It is the default already: no reason to forget what was before.
-    name.cc(&ns, "enable --default");
-    name.cc(&ns, "disable");
-    assert_eq!(default_in(&ns), "reno");
-}
-
-#[test]
-fn routes_that_would_lose_something_are_refused() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    ns.ip("link add d0 type veth peer name d1");
-    ns.ip("link set d1 up");
-    ns.ip("addr add fd31::1/64 dev d0 nodad");
-    ns.ip("link set d0 up");
-    ns.ip("-6 route add fd32::/32 via fd31::2 expires 600");
-    ns.ip("-6 route add fd33::/32 via fd31::2 proto ra");
-    ns.ip("nexthop add id 7 via fd31::2 dev d0");
-    ns.ip("-6 route add fd34::/32 nhid 7");
-    for (prefix, why) in [
-        ("fd32::/32", "lifetime"),
-        ("fd33::/32", "router advertisements"),
-        ("fd34::/32", "nexthop object"),
-    ] {
-        let before = ns.ip(&format!("-6 route show {prefix}"));
-        let error = name.fails(&ns, &format!("enable --route {prefix}"));
-        assert!(error.contains(why), "{prefix}: {error}");
-        assert!(!name.is_available(), "nothing is done");
-        let word = |text: &str| text.split(" expires").next().unwrap().to_owned();
-        let after = ns.ip(&format!("-6 route show {prefix}"));
-        assert_eq!(word(&before), word(&after));
-    }
-}
-
-#[test]
 fn a_registration_that_was_taken_away_is_repaired() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
@@ -417,6 +204,55 @@ fn a_registration_that_was_taken_away_is_repaired() {
     assert!(name.cc(&ns, "enable").contains("is replaced"));
     name.cc(&ns, "disable");
     assert!(!name.is_available() && !name.has_pins());
+}
+
+/// What `enable` leaves when it is killed between pinning the new link and naming it.
+#[test]
+fn a_half_made_registration_is_ours() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let at = |file: &str| {
+        PathBuf::from("/sys/fs/bpf/mountain/cc")
+            .join(&name.0)
+            .join(file)
+    };
+    let half = || {
+        name.cc(&ns, "enable");
+        fs::rename(at("link"), at("link-new")).unwrap();
+        for file in ["flows", "flow_map", "settings"] {
+            fs::remove_file(at(file)).unwrap();
+        }
+        assert!(name.is_available());
+    };
+    half();
+    let said = name.cc(&ns, "disable");
+    assert!(said.contains("is disabled"), "{said}");
+    assert!(!name.is_available() && !name.has_pins());
+    half();
+    let said = name.cc(&ns, "enable");
+    assert!(said.contains("is replaced"), "{said}");
+    assert!(at("link").exists() && !at("link-new").exists());
+    assert_eq!(name.status(&ns)["registered"], true);
+    name.cc(&ns, "disable");
+    assert!(!name.is_available() && !name.has_pins());
+}
+
+/// The unit starts, reloads and stops the same name, and can wait for the network.
+#[test]
+fn the_service_keeps_to_one_name() {
+    let unit = include_str!("../packaging/mountain-cc.service");
+    let lines: Vec<&str> = unit.lines().filter(|l| !l.starts_with('#')).collect();
+    for (key, command) in [
+        ("ExecStart=", "enable"),
+        ("ExecReload=", "enable"),
+        ("ExecStop=", "disable"),
+    ] {
+        let line = lines.iter().find(|l| l.starts_with(key)).unwrap();
+        let wanted = format!("{key}/usr/bin/mountain cc {command} --name ${{MOUNTAIN_CC_NAME}}");
+        assert!(line.starts_with(&wanted), "{line}");
+    }
+    assert!(lines.contains(&"Environment=MOUNTAIN_CC_NAME=mountain"));
+    // network-online.target is after network.target: with After= it in a drop-in, a cycle.
+    assert!(!lines.iter().any(|l| l.starts_with("Before=")), "{unit}");
 }
 
 #[test]

@@ -19,6 +19,35 @@ fn lab(args: &[&str]) -> Output {
         .unwrap()
 }
 
+/// No congestion control of a run stays behind.
+fn nothing_is_left() {
+    let all = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+    assert!(!std::fs::read_to_string(all).unwrap().contains("mtl"));
+}
+
+/// Who has figures of a cell after one repeat. Who has none must be void, and because the machine was
+/// too busy: for no other reason is there nothing to look at.
+fn valid<'a>(result: &RunResult, cell: &str, who: &[&'a str]) -> Vec<&'a str> {
+    let mut valid = Vec::new();
+    for who in who {
+        let prefix = format!("{cell}/");
+        let of = result.policies.get(*who);
+        let any = of.is_some_and(|m| m.keys().any(|name| name.starts_with(&prefix)));
+        let policy = format!("{cell} {who}");
+        let void = result.void.iter().find(|v| v.policy == policy);
+        match (any, void) {
+            (true, None) => valid.push(*who),
+            (false, Some(void)) => {
+                assert!(void.reason.contains("emulator was late"), "{void:?}");
+                assert_eq!(void.repeat, 0);
+                eprintln!("the machine was too busy: {void:?}");
+            }
+            _ => panic!("{policy}: figures {any}, {void:?}"),
+        }
+    }
+    valid
+}
+
 #[test]
 fn cells_are_listed_and_unknown_ones_refused() {
     let list = lab(&["--list"]);
@@ -47,23 +76,30 @@ fn a_step_is_braked_for() {
     let said = String::from_utf8_lossy(&run.stdout);
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{said}{error}");
+    nothing_is_left();
     let result = RunResult::read(&out.path().join("result.json")).unwrap();
-    if !result.void.is_empty() {
-        eprintln!("the machine was too busy: {:?}", result.void);
-        return;
-    }
+    assert_eq!((result.scenario.as_str(), result.repeats), ("cc", 1));
+    assert_eq!(result.checks.len(), 4);
+    let valid = valid(&result, "step-50-10", &["mountain", "bbr"]);
     let median = |who: &str, what: &str| {
         let name = format!("step-50-10/{what}");
         result.metric(who, &name).unwrap().median
     };
-    assert!(median("mountain", "brakes") >= 1.0, "{said}");
-    for who in ["mountain", "bbr"] {
+    for who in &valid {
         assert!((0.3..=1.0).contains(&median(who, "goodput")), "{said}");
+    }
+    if valid.contains(&"mountain") {
+        assert!(median("mountain", "brakes") >= 1.0, "{said}");
+    }
+    // Of each check one side is missing otherwise, and in the plots.
+    let measured = result.checks.iter().filter(|c| c.met.is_some()).count();
+    assert_eq!(measured, if valid.len() == 2 { 4 } else { 0 }, "{said}");
+    if valid.len() < 2 {
+        return;
     }
     // The figures themselves are for the bench; that they go in the right direction is not.
     let after = |who| median(who, "after_p50_us");
     assert!(after("mountain") < after("bbr"), "{said}");
-    assert_eq!(result.checks.len(), 4);
     let plot = |name: &str| std::fs::read_to_string(out.path().join(name)).unwrap();
     let points = plot("throughput-delay.svg");
     assert_eq!(points.matches("<circle").count(), 2, "{points}");
@@ -74,9 +110,6 @@ fn a_step_is_braked_for() {
         let lines = svg.matches("<polyline").count();
         assert!(lines >= 2, "{lines} lines: {svg}");
     }
-    // Nothing stays behind.
-    let all = "/proc/sys/net/ipv4/tcp_available_congestion_control";
-    assert!(!std::fs::read_to_string(all).unwrap().contains("mtl"));
 }
 
 #[test]
@@ -92,27 +125,29 @@ fn a_longer_way_back_and_bursts_are_emulated() {
     let said = String::from_utf8_lossy(&run.stdout);
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{said}{error}");
+    nothing_is_left();
     let result = RunResult::read(&out.path().join("result.json")).unwrap();
-    if !result.void.is_empty() {
-        eprintln!("the machine was too busy: {:?}", result.void);
-        return;
-    }
+    // Nothing is promised of the first two.
+    assert_eq!(result.checks.len(), 1, "{said}");
+    let valid = |cell: &str| !valid(&result, cell, &["mountain"]).is_empty();
     let median = |what: &str| result.metric("mountain", what).unwrap().median;
     for (metric, least, most) in [
         ("rtt-1-to-8/far_share", 0.01, 0.99),
-        ("rtt-1-to-8/min_rtt_ms", 40.0, 45.0),
-        ("rtt-1-to-8/far_min_rtt_ms", 320.0, 340.0),
+        // BBR looks again after 10 s, and then the other's queue is in it; never is it less.
+        ("rtt-1-to-8/min_rtt_ms", 40.0, 319.9),
+        ("rtt-1-to-8/far_min_rtt_ms", 320.0, 640.0),
         ("ack-bursts-30/goodput", 0.3, 1.0),
         ("late-to-cubic/share", 0.01, 0.99),
     ] {
+        if !valid(metric.split('/').next().unwrap()) {
+            continue;
+        }
         let median = median(metric);
         assert!(
             (least..=most).contains(&median),
             "{metric} {median}: {said}"
         );
     }
-    // Nothing is promised of the first two.
-    assert_eq!(result.checks.len(), 1, "{said}");
 }
 
 #[test]
@@ -153,6 +188,10 @@ fn cost_has_every_figure() {
     assert!(result.checks[0].met.is_some(), "{said}");
     assert_eq!(result.checks[1].met, None);
     assert!(said.contains("not shown"), "{said}");
+    assert!(result
+        .environment
+        .contains_key("softirqs_in_thread_cpu_time"));
+    nothing_is_left();
     let wrong = lab(&["--cost", "--cells", "fast"]);
     assert_eq!(wrong.status.code(), Some(2));
 }

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde_json::{json, Value};
 
 use crate::cc::flows::{Flow, State as FlowState};
-use crate::cc::pinned::{available, Enabled, Pinned};
+use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::settings::Behaviour;
 use crate::cc::{routes, scope, Settings, NAME};
 use crate::cli::{load_config, log_to_stderr, need_root};
@@ -166,13 +166,14 @@ impl Enable {
         // Always, and on record first: it may also be made the default by hand, and a crash in
         // between must not lose what was there.
         let before = scope::default_here()?;
-        state.note_default(name, scope::this_namespace()?, &before);
+        let ours = names_on_record();
+        state.note_default(name, &ours, scope::this_namespace()?, &before);
         pinned.save(&state)?;
         if self.default && before != name {
             scope::set_default_here(name)?;
         }
         for prefix in &self.route {
-            state.note_route(name, routes::before(*prefix)?);
+            state.note_route(name, &ours, routes::before(*prefix)?);
             pinned.save(&state)?;
             routes::set(*prefix, name)?;
         }
@@ -195,6 +196,7 @@ fn disable(name: &str) -> Result<()> {
     let pinned = Pinned::new(name)?;
     let _lock = pinned.lock()?;
     pinned.check_dirs()?;
+    pinned.recover()?;
     if !pinned.is_enabled() {
         ensure!(
             !available()?.iter().any(|n| n == name),

@@ -1,7 +1,7 @@
 //! From what a segment saw to figures, and the figures that are promised.
 
 use mountain::cc::flows::Flow;
-use mountain_lab::result::{CheckSpec, Op};
+use mountain_lab::result::{Check, CheckSpec, Op, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
@@ -135,7 +135,6 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
             Kind::Steady(..) => {
                 spec("goodput", Op::AtLeast, 0.98, bbr);
                 spec("queue_p95_us", Op::AtMost, 1.05, bbr);
-                spec("brakes", Op::AtMost, 0.0, None);
             }
             Kind::Trace(_) => {
                 spec("queue_p50_us", Op::AtMost, 0.4, bbr);
@@ -152,6 +151,22 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
         }
     }
     specs
+}
+
+/// On steady links the brake is promised never to engage: in no repeat, so by the largest figure. A
+/// median would hide a braking in almost half of them.
+pub fn no_braking(cells: &[Cell], result: &RunResult) -> Vec<Check> {
+    let steady = |c: &&Cell| matches!(c.kind, Kind::Steady(_, _, loss) if loss == 0.0);
+    let check = |cell: &Cell| {
+        let metric = format!("{}/brakes", cell.name);
+        let most = result.metric("mountain", &metric).and_then(|m| {
+            let values = m.values.iter().flatten().copied();
+            values.reduce(f64::max)
+        });
+        let name = format!("{metric}, most of any repeat");
+        Check::new(&name, most, Op::AtMost, 0.0, None)
+    };
+    cells.iter().filter(steady).map(check).collect()
 }
 
 #[cfg(test)]
@@ -179,9 +194,32 @@ mod tests {
             };
             let figures = figures(&cell, &segment);
             for spec in checks(&[cell]) {
-                let known = figures.contains_key(&spec.metric) || spec.metric.ends_with("/brakes");
-                assert!(known, "{}", spec.metric);
+                assert!(figures.contains_key(&spec.metric), "{}", spec.metric);
             }
         }
+    }
+
+    #[test]
+    fn one_braking_in_one_repeat_is_one_too_many() {
+        let cells = ["steady-1-bdp", "loss-1", "step-50-10"].map(|n| Cell::find(n).unwrap());
+        let checks = |brakes: &[f64]| {
+            let mut result = RunResult::new("cc", "", 1, 3);
+            for (repeat, value) in brakes.iter().enumerate() {
+                let figure = Figure {
+                    unit: "count",
+                    value: *value,
+                    n: 1,
+                };
+                let figures = Figures::from([("steady-1-bdp/brakes".to_owned(), figure)]);
+                result.add("mountain", repeat as u32, &figures);
+            }
+            no_braking(&cells, &result)
+        };
+        let [check] = &checks(&[0.0, 3.0, 0.0])[..] else {
+            panic!("of the steady link without loss alone");
+        };
+        assert_eq!((check.figure, check.met), (Some(3.0), Some(false)));
+        assert_eq!(checks(&[0.0, 0.0, 0.0])[0].met, Some(true));
+        assert_eq!(checks(&[])[0].met, None);
     }
 }

@@ -3,6 +3,8 @@
 
 mod sim;
 
+use std::ffi::c_int;
+
 use proptest::prelude::*;
 
 use super::types::{mtn_ack, mtn_brake, mtn_brake_params};
@@ -12,6 +14,14 @@ use sim::{Link, Sim};
 unsafe extern "C" {
     fn mtn_brake_host_init(b: *mut mtn_brake);
     fn mtn_brake_host_ack(b: *mut mtn_brake, p: *const mtn_brake_params, a: *const mtn_ack);
+    fn mtn_brake_host_tx_start(
+        b: *mut mtn_brake,
+        p: *const mtn_brake_params,
+        now_us: u64,
+        total: u32,
+        idle_us: u64,
+        app_limited: c_int,
+    );
     fn mtn_brake_host_pacing(b: *const mtn_brake, a: *const mtn_ack, rate: u64) -> u64;
     fn mtn_brake_host_cwnd(
         b: *const mtn_brake,
@@ -21,6 +31,7 @@ unsafe extern "C" {
 }
 
 const OFF: u8 = 0;
+const HOLD: u8 = 1;
 const CUT: u8 = 2;
 const RELEASE: u8 = 3;
 const MBIT: u64 = 1_000_000;
@@ -45,6 +56,16 @@ impl Brake {
     fn ack(&mut self, a: &mtn_ack) {
         // SAFETY: live structures; the function only reads the latter two.
         unsafe { mtn_brake_host_ack(&mut self.b, &self.p, a) }
+    }
+
+    /// Something is sent with nothing in flight, `idle_us` after the ACK `a`.
+    fn tx_start(&mut self, a: &mtn_ack, idle_us: u64, app_limited: bool) {
+        let now_us = a.now_us + idle_us;
+        let app_limited = app_limited.into();
+        // SAFETY: live structures; the function only reads the latter.
+        unsafe {
+            mtn_brake_host_tx_start(&mut self.b, &self.p, now_us, a.total, idle_us, app_limited);
+        }
     }
 
     fn pacing(&self, a: &mtn_ack, rate: u64) -> u64 {
@@ -378,4 +399,79 @@ fn after_a_fade_the_rate_is_back_within_a_second() {
     let braked = Sim::new(link, Some(Brake::new())).run(9.0);
     let share = braked.goodput(7.0, 9.0) / 40e6;
     assert!(share > 0.85, "{share}");
+}
+
+/// A fade so deep that the gaps of the brake's own pacing are longer than the round trip: afterwards
+/// every packet is sent with nothing in flight.
+#[test]
+fn after_a_fade_to_almost_nothing_the_rate_is_back() {
+    let mut shares = vec![];
+    for rtt in [0.04, 100e-6] {
+        for fade in [4.0, 8.0] {
+            let link = Link {
+                rates: vec![(0.0, 20e6), (3.0, 100e3), (3.0 + fade, 20e6)],
+                rtt,
+                queue: 60e3,
+            };
+            let braked = Sim::new(link, Some(Brake::new())).run(13.0 + fade);
+            assert!(braked.engagements_before(3.0 + fade) >= 1, "{rtt} {fade}");
+            let share = braked.goodput(8.0 + fade, 13.0 + fade) / 20e6;
+            shares.push((rtt, fade, share));
+        }
+    }
+    assert!(shares.iter().all(|s| s.2 > 0.85), "{shares:?}");
+}
+
+/// One packet in flight at a time, each a second half after the other: slices end all the same.
+#[test]
+fn gaps_of_its_own_pacing_do_not_hold_the_limit() {
+    for rtt_us in [100, 40_000] {
+        let (mut brake, mut a) = drop_of(20 * MBIT, MBIT / 10, rtt_us);
+        let limit = brake.b.bps;
+        for _ in 0..100 {
+            brake.tx_start(&a, 500_000, false);
+            let total = a.total + 1;
+            a = ack(&a, 500_000 + u64::from(rtt_us), 20 * MBIT, 0, 1.0);
+            (a.total, a.delivered) = (total, 1);
+            brake.ack(&a);
+            if brake.b.state != CUT {
+                break;
+            }
+        }
+        assert!(brake.b.state == RELEASE || brake.b.state == OFF);
+        assert!(brake.b.bps > limit, "{rtt_us}: {:?}", brake.b);
+    }
+}
+
+#[test]
+fn only_idleness_of_the_application_ends_a_brake() {
+    let braked = || {
+        let (mut brake, a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+        (brake.b.slack_us, brake.b.unrest) = (5_000, 100);
+        (brake, a)
+    };
+    // A timeout: nothing in flight, and much to send.
+    let (mut brake, a) = braked();
+    let before = (brake.b.bps, brake.b.slice_start_us);
+    brake.tx_start(&a, 3_000_000, false);
+    assert_eq!(brake.b.state, CUT);
+    assert_eq!((brake.b.bps, brake.b.slice_start_us), before);
+    assert_eq!((brake.b.slack_us, brake.b.unrest), (5_000, 100));
+    // A short pause of the application.
+    brake.tx_start(&a, 900_000, true);
+    assert_eq!((brake.b.state, brake.b.slack_us), (CUT, 5_000));
+    // A long one: nothing of what was is left.
+    brake.tx_start(&a, 1_100_000, true);
+    assert_eq!((brake.b.state, brake.b.bps), (OFF, u64::MAX));
+    assert_eq!((brake.b.slack_us, brake.b.unrest), (0, 0));
+    assert_eq!(brake.b.slice_start_us, a.now_us + 1_100_000);
+    // Where nothing is limited a slice has no idle time in it, and a held window ends with it.
+    brake.b.state = HOLD;
+    brake.tx_start(&a, 2_000, true);
+    assert_eq!(brake.b.state, HOLD, "as short as a slice");
+    brake.tx_start(&a, 2_001, true);
+    assert_eq!(
+        (brake.b.state, brake.b.slice_start_us),
+        (OFF, a.now_us + 2_001)
+    );
 }

@@ -117,6 +117,7 @@ impl Pinned {
     pub fn enable(&self, settings: &Settings) -> Result<Enabled> {
         mount_bpffs()?;
         self.check_dirs()?;
+        self.recover()?;
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -148,6 +149,18 @@ impl Pinned {
             }
         }
         Ok(())
+    }
+
+    /// Takes over what an `enable` left that was killed between registering the name and giving its
+    /// file the final name: a new link is pinned only where nobody else had registered the name, so
+    /// it is the registration. Call with the lock held, after [`Self::check_dirs`].
+    pub fn recover(&self) -> Result<()> {
+        let new = self.path("link-new");
+        if !new.exists() {
+            return Ok(());
+        }
+        fs::rename(&new, self.path("link"))
+            .with_context(|| format!("cannot take over {}, which was left over", new.display()))
     }
 
     fn enable_in_dir(&self, settings: &Settings) -> Result<Enabled> {
@@ -285,7 +298,7 @@ impl Pinned {
         for other in names_on_record() {
             let other = Pinned::new(&other)?;
             let mut state = other.state()?;
-            if other.name != self.name && state.inherit(&self.name, &gone) {
+            if other.name != self.name && state.inherit(&other.name, &self.name, &gone) {
                 other.save(&state)?;
             }
         }
@@ -333,7 +346,7 @@ impl Pinned {
 }
 
 /// Names that have something to put back.
-fn names_on_record() -> Vec<String> {
+pub fn names_on_record() -> Vec<String> {
     let files = fs::read_dir(RUN).into_iter().flatten().flatten();
     files
         .filter_map(|file| {

@@ -60,33 +60,72 @@ fn ip(family: IpNet, arguments: &[&str]) -> Result<String> {
 /// The route for exactly this prefix in the main table, as ip(8) prints it.
 ///
 /// # Errors
-/// There is none, or it is one that must not be written again ([`unfit`]).
+/// There is none, or several, or it is one that must not be written again ([`unfit`]).
 pub fn find(prefix: IpNet) -> Result<String> {
-    match find_any(prefix)? {
-        Some(text) => {
-            if let Some(why) = unfit(&text) {
-                bail!("the route for {prefix} cannot be given a congestion control: {why}");
-            }
-            Ok(text)
-        }
-        None => {
-            bail!("no route for exactly {prefix} in the main table: `ip route show` lists them")
-        }
-    }
-}
-
-fn find_any(prefix: IpNet) -> Result<Option<String>> {
-    let text = ip(prefix, &["show", "exact", &prefix.to_string()])?;
-    if text.is_empty() {
-        return Ok(None);
-    }
-    // Next hops of a multipath route stand on lines of their own, indented.
-    let routes = text.lines().filter(|l| !l.starts_with(char::is_whitespace));
+    let mut all = find_all(prefix)?;
     ensure!(
-        routes.count() == 1,
+        all.len() <= 1,
         "several routes for {prefix}: give them congctl by hand, with `ip route change`"
     );
-    Ok(Some(text))
+    let Some(text) = all.pop() else {
+        bail!("no route for exactly {prefix} in the main table: `ip route show` lists them")
+    };
+    if let Some(why) = unfit(&text) {
+        bail!("the route for {prefix} cannot be given a congestion control: {why}");
+    }
+    Ok(text)
+}
+
+/// All of them: they differ in metric or TOS.
+fn find_all(prefix: IpNet) -> Result<Vec<String>> {
+    let text = ip(prefix, &["show", "exact", &prefix.to_string()])?;
+    Ok(split(&text))
+}
+
+/// The routes of what ip(8) has printed.
+fn split(text: &str) -> Vec<String> {
+    let mut routes: Vec<String> = Vec::new();
+    for line in text.lines() {
+        // Next hops of a multipath route stand on lines of their own, indented.
+        match routes.last_mut() {
+            Some(route) if line.starts_with(char::is_whitespace) => {
+                route.push('\n');
+                route.push_str(line);
+            }
+            _ => routes.push(line.to_owned()),
+        }
+    }
+    routes
+}
+
+/// By what `ip route change` tells routes for one prefix apart: metric and TOS.
+fn key(route: &str) -> [Option<&str>; 2] {
+    ["metric", "tos"].map(|word| {
+        let mut words = route.split_whitespace().skip_while(|w| *w != word);
+        words.nth(1)
+    })
+}
+
+/// Of the routes for a prefix those that name `name`; an error where one of them cannot be written
+/// again as it is, or not without writing over another one.
+fn changed<'a>(routes: &'a [String], name: &str) -> Result<Vec<&'a str>> {
+    let by_hand = format!("write it again by hand without `congctl {name}`");
+    let mut found = Vec::new();
+    for route in routes {
+        if congctl(route).last().is_none_or(|n| n != name) {
+            continue;
+        }
+        if let Some(why) = unfit(route) {
+            bail!("it still names {name} and cannot be put back: {why}. Or {by_hand}");
+        }
+        let same = routes.iter().filter(|r| key(r) == key(route)).count();
+        ensure!(
+            same == 1,
+            "{same} routes have its metric, and `ip route change` may take the wrong one: {by_hand}"
+        );
+        found.push(&**route);
+    }
+    Ok(found)
 }
 
 /// Why a route, as ip(8) prints it, must not be changed by writing it again.
@@ -181,14 +220,11 @@ pub fn restore(name: &str, state: &State) -> Result<()> {
         };
         let again = file.try_clone();
         let done = within(file, || {
-            // A route that is gone by now needs nothing.
-            let Some(text) = find_any(route.prefix)? else {
-                return Ok(());
-            };
-            if congctl(&text).last().is_some_and(|n| n == name) {
+            // A route that is gone by now needs nothing; one that came beside it is not ours.
+            for text in changed(&find_all(route.prefix)?, name)? {
                 // What it named before may be gone by now.
-                return change(route.prefix, &text, &route.before)
-                    .or_else(|_| change(route.prefix, &text, &[]));
+                change(route.prefix, text, &route.before)
+                    .or_else(|_| change(route.prefix, text, &[]))?;
             }
             Ok(())
         });
@@ -237,6 +273,30 @@ mod tests {
             ["congctl", "cubic"]
         );
         assert!(congctl("default via 10.0.0.1 dev congctl0").is_empty());
+    }
+
+    #[test]
+    fn among_several_routes_it_is_the_one_that_was_changed() {
+        let text = "192.0.2.0/24 via 10.0.0.1 dev u0 metric 7 congctl ours\n\
+                    192.0.2.0/24 congctl cubic metric 9\n\
+                    \tnexthop via 10.0.0.1 dev u0 weight 1\n\
+                    \tnexthop via 10.0.0.2 dev u1 weight 1\n\
+                    192.0.2.0/24 via 10.0.0.3 dev u0 metric 8";
+        let routes = split(text);
+        assert_eq!(routes.len(), 3, "{routes:?}");
+        assert!(routes[1].ends_with("dev u1 weight 1"));
+        assert_eq!(changed(&routes, "ours").unwrap(), [&routes[0]]);
+        assert_eq!(changed(&routes, "cubic").unwrap(), [&routes[1]]);
+        assert!(changed(&routes, "gone").unwrap().is_empty());
+        assert!(split("").is_empty());
+        // Not the one that has the same metric, nor one that would lose something.
+        let twins = split("default via 10.0.0.1 dev u0 congctl ours\ndefault via 10.0.0.2 dev u0");
+        let error = changed(&twins, "ours").unwrap_err().to_string();
+        assert!(error.contains("2 routes have its metric"), "{error}");
+        let ra = split("default via fe80::1 dev u0 proto ra metric 100 congctl ours expires 9sec");
+        let error = changed(&ra, "ours").unwrap_err().to_string();
+        assert!(error.contains("router advertisements"), "{error}");
+        assert!(error.contains("without `congctl ours`"), "{error}");
     }
 
     #[test]

@@ -36,15 +36,18 @@ impl State {
     }
 
     /// Notes what the default of a namespace is before it becomes `name`, or may be made so by
-    /// hand. One that is `name` already tells nothing: what is on record stays.
-    pub fn note_default(&mut self, name: &str, namespace: u64, default: &str) {
-        if default != name {
+    /// hand. One that is `name` already tells nothing: what is on record stays. So it does where the
+    /// default is another of `ours` (names that have a record): that one came after this record, and
+    /// may well have `name` on its own.
+    pub fn note_default(&mut self, name: &str, ours: &[String], namespace: u64, default: &str) {
+        let known = self.defaults.contains_key(&namespace);
+        if default != name && !(known && ours.iter().any(|n| n == default)) {
             self.defaults.insert(namespace, default.to_owned());
         }
     }
 
     /// Notes what a route names before it is given `name`; likewise.
-    pub fn note_route(&mut self, name: &str, mut route: super::routes::Route) {
+    pub fn note_route(&mut self, name: &str, ours: &[String], mut route: super::routes::Route) {
         let same =
             |r: &super::routes::Route| (r.namespace, r.prefix) == (route.namespace, route.prefix);
         let known = self.routes.iter().position(same);
@@ -52,22 +55,30 @@ impl State {
         if itself {
             route.before.clear();
         }
+        let another = route.before.last().is_some_and(|n| ours.contains(n));
         match known {
-            Some(_) if itself => {}
+            Some(_) if itself || another => {}
             Some(i) => self.routes[i] = route,
             None => self.routes.push(route),
         }
     }
 
-    /// `name`, of which `gone` had to put things back, is no more: where it is what this state
-    /// would put back, the earlier one takes its place. Whether anything has changed.
-    pub fn inherit(&mut self, name: &str, gone: &State) -> bool {
+    /// `name`, of which `gone` had to put things back, is no more: where it is what this state,
+    /// that of `own`, would put back, the earlier one takes its place. Whether anything has changed.
+    ///
+    /// `own` itself is never what has to be put back: nothing is on record then.
+    pub fn inherit(&mut self, own: &str, name: &str, gone: &State) -> bool {
         let before = self.clone();
-        for (namespace, default) in &mut self.defaults {
-            if let Some(earlier) = gone.defaults.get(namespace).filter(|_| default == name) {
+        self.defaults.retain(|namespace, default| {
+            if default != name {
+                return true;
+            }
+            let earlier = gone.defaults.get(namespace).filter(|n| *n != own);
+            if let Some(earlier) = earlier {
                 default.clone_from(earlier);
             }
-        }
+            earlier.is_some()
+        });
         for route in &mut self.routes {
             if route.before.last().is_some_and(|n| n == name) {
                 let earlier = gone
@@ -75,6 +86,9 @@ impl State {
                     .iter()
                     .find(|r| (r.namespace, r.prefix) == (route.namespace, route.prefix));
                 route.before = earlier.map_or(Vec::new(), |r| r.before.clone());
+                if route.before.last().is_some_and(|n| n == own) {
+                    route.before.clear();
+                }
             }
         }
         *self != before
@@ -220,30 +234,52 @@ mod tests {
     #[test]
     fn what_was_before_is_the_last_that_is_not_ours() {
         let mut state = State::default();
-        state.note_default("a", 1, "cubic");
-        state.note_default("a", 1, "a");
+        let ours = ["a".to_owned(), "b".to_owned()];
+        state.note_default("a", &ours, 1, "cubic");
+        state.note_default("a", &ours, 1, "a");
         assert_eq!(state.defaults[&1], "cubic");
-        state.note_default("a", 1, "reno");
+        state.note_default("a", &ours, 1, "b");
+        assert_eq!(state.defaults[&1], "cubic", "b came later");
+        state.note_default("a", &ours, 1, "reno");
         assert_eq!(state.defaults[&1], "reno");
+        // Where nothing is on record, b was there before.
+        state.note_default("a", &ours, 2, "b");
+        assert_eq!(state.defaults[&2], "b");
 
-        state.note_route("a", route(&["congctl", "lock", "a"]));
+        state.note_route("a", &ours, route(&["congctl", "lock", "a"]));
         assert!(state.routes[0].before.is_empty(), "it cannot be put back");
-        state.note_route("a", route(&["congctl", "cubic"]));
-        state.note_route("a", route(&["congctl", "a"]));
+        state.note_route("a", &ours, route(&["congctl", "cubic"]));
+        state.note_route("a", &ours, route(&["congctl", "a"]));
+        state.note_route("a", &ours, route(&["congctl", "lock", "b"]));
         assert_eq!(state.routes, [route(&["congctl", "cubic"])]);
+    }
+
+    #[test]
+    fn nobody_inherits_itself() {
+        // In a namespace that began with `a` as its default nobody had noted anything.
+        let (mut a, mut b) = (State::default(), State::default());
+        let ours = ["a".to_owned(), "b".to_owned()];
+        b.note_default("b", &ours, 1, "a");
+        b.note_route("b", &ours, route(&["congctl", "a"]));
+        a.note_default("a", &ours, 1, "b");
+        a.note_route("a", &ours, route(&["congctl", "b"]));
+        assert!(a.inherit("a", "b", &b));
+        assert!(a.defaults.is_empty(), "{a:?}");
+        assert_eq!(a.routes, [route(&[])]);
     }
 
     #[test]
     fn one_that_is_gone_hands_its_record_on() {
         let (mut a, mut b) = (State::default(), State::default());
-        a.note_default("a", 1, "cubic");
-        a.note_route("a", route(&["congctl", "cubic"]));
-        b.note_default("b", 1, "a");
-        b.note_default("b", 2, "reno");
-        b.note_route("b", route(&["congctl", "a"]));
-        assert!(b.inherit("a", &a));
+        a.note_default("a", &[], 1, "cubic");
+        a.note_route("a", &[], route(&["congctl", "cubic"]));
+        let ours = ["a".to_owned()];
+        b.note_default("b", &ours, 1, "a");
+        b.note_default("b", &ours, 2, "reno");
+        b.note_route("b", &ours, route(&["congctl", "a"]));
+        assert!(b.inherit("b", "a", &a));
         assert_eq!((&*b.defaults[&1], &*b.defaults[&2]), ("cubic", "reno"));
         assert_eq!(b.routes, a.routes);
-        assert!(!b.inherit("a", &a), "nothing of it is left");
+        assert!(!b.inherit("b", "a", &a), "nothing of it is left");
     }
 }

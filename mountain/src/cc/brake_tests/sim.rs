@@ -82,6 +82,7 @@ pub struct Sim {
     round_end: u32,
     phase_start: f64,
     phase: usize,
+    last_ack: mtn_ack,
 }
 
 impl Sim {
@@ -99,6 +100,7 @@ impl Sim {
             round_end: 0,
             phase_start: 0.0,
             phase: 2,
+            last_ack: mtn_ack::default(),
         }
     }
 
@@ -125,6 +127,11 @@ impl Sim {
             if (begins - t) * self.link.rate(t) / 8.0 < self.link.queue {
                 free_at = begins + BITS / self.link.rate(begins);
                 if self.inflight.is_empty() {
+                    if let Some(brake) = &mut self.brake {
+                        // There is always something to send.
+                        let idle_us = ((t - self.delivered_at) * 1e6) as u64;
+                        brake.tx_start(&self.last_ack, idle_us, false);
+                    }
                     (self.first_sent, self.delivered_at) = (t, t);
                 }
                 self.inflight.push_back(Packet {
@@ -181,6 +188,7 @@ impl Sim {
             mss: MSS,
             ..Default::default()
         };
+        self.last_ack = a;
         let rate = (max * gain * 0.99 / 8.0) as u64;
         let (rate, cwnd, brakes) = match &mut self.brake {
             Some(brake) => {
