@@ -133,12 +133,12 @@ struct mtn_config {
 	__u32 n_selectors;
 	__u32 near_slots;	/* of the flow table, which flows take first; a power of 2 */
 	__u32 far_slots;	/* the others; a power of 2 */
-	__u32 pad;
 	__u32 hash_seed;
 	__u32 k_factor;		/* 0..1024 */
 	__u32 n_cpus;
 	__u32 margin_us;	/* added to the flowlet gap */
 	__u32 tick_ns;		/* resolution of the coarse clock */
+	__u32 pad;
 	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
 	__u64 force_after_ns;	/* a bulk flow without a flowlet is moved after this long */
 	__u64 window_ns;	/* of the classification */

@@ -62,7 +62,7 @@ struct bpf_iter_num {
 
 #define AF_INET		2
 #define AF_INET6	10
-/* How far the coarse clock may be behind. */
+/* How far the coarse clock may be behind (mtn_gap_ns). */
 #define MTN_STALLED_TICKS	7
 /* Mean length of a full-sized packet, bytes: between a video call's and what an MTU of 1280 leaves. */
 #define MTN_FULL_SIZED	1000
@@ -347,7 +347,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
 	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits) {
-		/* An exact stamp may outlast the tick it is in: later packets then leave none. */
+		/* The coarse clock may still be behind an exact stamp, which this packet then leaves. */
 		flow->exact = 0;
 		return from;
 	}

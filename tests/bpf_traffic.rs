@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bpf::net::tcx::programs_on;
 use bpf::net::*;
-use bpf::{ifindex, in_netns, ip, only, settings};
+use bpf::{ifindex, in_netns, ip, ms, only, patient, settings};
 use mountain::bpf::{Masks, PathConfig, Settings};
 use nix::sys::socket::{setsockopt, sockopt};
 
@@ -26,18 +26,6 @@ const EJECTED_0: Masks = Masks {
     alive: 0b11,
     ejected: 0b01,
 };
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
-/// No forced moves.
-fn patient() -> Settings {
-    Settings {
-        force_after_ms: 3_600_000,
-        ..settings()
-    }
-}
 
 /// Flows from the client to a sink.
 fn sources(n: usize, v6: bool, sink: &Sink) -> Vec<Source> {

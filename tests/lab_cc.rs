@@ -19,6 +19,20 @@ fn lab(args: &[&str]) -> Output {
         .unwrap()
 }
 
+/// The result of a run with `args`, and what it said.
+fn result_of(args: &str) -> (RunResult, tempfile::TempDir, String) {
+    let out = tempfile::tempdir().unwrap();
+    let dir = out.path().display().to_string();
+    let mut args: Vec<&str> = args.split(' ').collect();
+    args.extend(["--out", &dir]);
+    let run = lab(&args);
+    let said = [run.stdout, run.stderr].map(|b| String::from_utf8(b).unwrap());
+    let said = said.concat();
+    assert!(run.status.success(), "{said}");
+    let result = RunResult::read(&out.path().join("result.json")).unwrap();
+    (result, out, said)
+}
+
 /// No congestion control of a run stays behind.
 fn nothing_is_left() {
     let all = "/proc/sys/net/ipv4/tcp_available_congestion_control";
@@ -67,17 +81,8 @@ fn cells_are_listed_and_unknown_ones_refused() {
 #[test]
 fn a_step_is_braked_for() {
     let _alone = alone();
-    let out = tempfile::tempdir().unwrap();
-    let dir = out.path().display().to_string();
-    let args = "--quick --cells step-50-10 --cc mountain,bbr --repeat 1 --out";
-    let mut args: Vec<&str> = args.split(' ').collect();
-    args.push(&dir);
-    let run = lab(&args);
-    let said = String::from_utf8_lossy(&run.stdout);
-    let error = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{said}{error}");
+    let (result, out, said) = result_of("--quick --cells step-50-10 --cc mountain,bbr --repeat 1");
     nothing_is_left();
-    let result = RunResult::read(&out.path().join("result.json")).unwrap();
     assert_eq!((result.scenario.as_str(), result.repeats), ("cc", 1));
     assert_eq!(result.checks.len(), 4);
     let valid = valid(&result, "step-50-10", &["mountain", "bbr"]);
@@ -115,18 +120,11 @@ fn a_step_is_braked_for() {
 #[test]
 fn a_longer_way_back_and_bursts_are_emulated() {
     let _alone = alone();
-    let out = tempfile::tempdir().unwrap();
-    let dir = out.path().display().to_string();
-    let args =
-        "--quick --cells rtt-1-to-8,ack-bursts-30,late-to-cubic --controls mountain --repeat 1";
-    let mut args: Vec<&str> = args.split(' ').collect();
-    args.extend(["--out", &dir]);
-    let run = lab(&args);
-    let said = String::from_utf8_lossy(&run.stdout);
-    let error = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{said}{error}");
+    let cells = "rtt-1-to-8,ack-bursts-30,late-to-cubic";
+    let (result, _out, said) = result_of(&format!(
+        "--quick --cells {cells} --controls mountain --repeat 1"
+    ));
     nothing_is_left();
-    let result = RunResult::read(&out.path().join("result.json")).unwrap();
     // Nothing is promised of the first two.
     assert_eq!(result.checks.len(), 1, "{said}");
     let valid = |cell: &str| !valid(&result, cell, &["mountain"]).is_empty();
@@ -153,13 +151,7 @@ fn a_longer_way_back_and_bursts_are_emulated() {
 #[test]
 fn cost_has_every_figure() {
     let _alone = alone();
-    let out = tempfile::tempdir().unwrap();
-    let dir = out.path().display().to_string();
-    let run = lab(&["--cost", "--quick", "--out", &dir]);
-    let said = String::from_utf8_lossy(&run.stdout);
-    let error = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success(), "{said}{error}");
-    let result = RunResult::read(&out.path().join("result.json")).unwrap();
+    let (result, _out, said) = result_of("--cost --quick");
     assert_eq!((result.scenario.as_str(), result.repeats), ("cc-cost", 5));
     let metric = |who: &str, what: &str| {
         let found = result.metric(who, what);

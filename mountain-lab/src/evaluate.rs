@@ -137,15 +137,7 @@ pub fn finish(
         "every repeat was void: {}",
         result.void[0].reason
     );
-    match result.check() {
-        Err(missed) if args.check => {
-            for check in missed {
-                eprintln!("missed: {check}");
-            }
-            Ok(ExitCode::from(1))
-        }
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    Ok(result.exit_code(args.check))
 }
 
 /// The packets of the measured part.

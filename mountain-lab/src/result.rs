@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
@@ -337,6 +338,17 @@ impl RunResult {
         }
     }
 
+    /// How a command with this result ends: with `check`, the figures missed are named and make it 1.
+    pub fn exit_code(&self, check: bool) -> ExitCode {
+        match self.check() {
+            Err(missed) if check => {
+                missed.iter().for_each(|m| eprintln!("missed: {m}"));
+                ExitCode::FAILURE
+            }
+            _ => ExitCode::SUCCESS,
+        }
+    }
+
     /// Writes `dir/result.json`: completely or not at all.
     pub fn write(&self, dir: &Path) -> Result<PathBuf> {
         let path = dir.join(FILE_NAME);
@@ -553,18 +565,9 @@ fn align(rows: &[Vec<String>]) -> String {
 
 /// Writes `bytes` to `path` by way of a temporary file beside it, so that no reader sees half.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    let write = || -> Result<()> {
-        std::fs::create_dir_all(dir)?;
-        let mut file = tempfile::NamedTempFile::new_in(dir)?;
-        file.write_all(bytes)?;
-        // The temporary file is private by default; a report is for everyone.
-        use std::os::unix::fs::PermissionsExt;
-        file.as_file()
-            .set_permissions(std::fs::Permissions::from_mode(0o644))?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
+    let write = || {
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+        mountain::whole::write(path, true, |out| out.write_all(bytes))
     };
     write().with_context(|| format!("cannot write {}", path.display()))
 }

@@ -84,7 +84,7 @@ pub struct SteerConfig {
     /// A flow without such a pause is moved off a path that it may not use after this long, in ms,
     /// 0..=600000. Default 2000.
     pub force_after_ms: u32,
-    /// Flows that the flow table is for, 1024..=16777216; each takes 160 to 320 bytes. Default 131072.
+    /// Flows that the flow table is for, 1024..=16777216; each takes 160 to 420 bytes. Default 131072.
     pub flow_table_entries: u32,
     /// Weight of the newest interval in the two load averages, 0..=1024 (1024 = no memory).
     /// Default 512.

@@ -21,4 +21,4 @@ pub mod measure;
 pub mod netlink;
 pub mod report;
 pub mod steer;
-mod whole;
+pub mod whole;

@@ -8,7 +8,7 @@ use std::path::Path;
 /// Writes a file beside `path` under a name that nobody can foresee, and puts it in its place. A
 /// link there is replaced, not followed; what is no file, as /dev/null, stays. `lasting`: it is on
 /// disk when this returns. What `kill -9` interrupts leaves a file named `.NAME.` and six letters.
-pub(crate) fn write(
+pub fn write(
     path: &Path,
     lasting: bool,
     content: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>,

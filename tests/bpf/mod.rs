@@ -8,6 +8,7 @@ pub mod packets;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
+use std::time::Duration;
 use std::{ptr, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -78,6 +79,18 @@ pub fn settings() -> Settings {
         elastic_above_bps: 480_000, // 3,000 bytes in a window
         flow_entries: 65536,
     }
+}
+
+/// [`settings`] without forced moves.
+pub fn patient() -> Settings {
+    Settings {
+        force_after_ms: 3_600_000,
+        ..settings()
+    }
+}
+
+pub const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
 }
 
 /// Bit mask fields of a `__sk_buff` that BPF_PROG_RUN takes.

@@ -117,13 +117,7 @@ pub fn bars(args: &BarsArgs) -> Result<ExitCode> {
     bench.bar.finish_and_clear();
     print!("{}", result.table());
     println!("{}", result.write(&args.out)?.display());
-    Ok(match result.check() {
-        Err(missed) if args.check => {
-            missed.iter().for_each(|m| eprintln!("missed: {m}"));
-            ExitCode::from(1)
-        }
-        _ => ExitCode::SUCCESS,
-    })
+    Ok(result.exit_code(args.check))
 }
 
 fn part_name(part: Part) -> String {

@@ -141,13 +141,7 @@ pub fn cost(args: &CostArgs) -> Result<ExitCode> {
     result.environment.insert("quick".into(), json!(args.quick));
     fill(&mut result, &measured, &plan);
     write(&result, &args.out)?;
-    Ok(match result.check() {
-        Err(missed) if args.check => {
-            missed.iter().for_each(|m| eprintln!("missed: {m}"));
-            ExitCode::from(1)
-        }
-        _ => ExitCode::SUCCESS,
-    })
+    Ok(result.exit_code(args.check))
 }
 
 fn command(args: &CostArgs) -> String {

@@ -290,13 +290,7 @@ pub fn run(args: &CcArgs, settings: &Settings) -> Result<ExitCode> {
     }
     print!("{}", result.table());
     println!("{}", result.write(&args.out)?.display());
-    Ok(match result.check() {
-        Err(missed) if args.check => {
-            missed.iter().for_each(|m| eprintln!("missed: {m}"));
-            ExitCode::from(1)
-        }
-        _ => ExitCode::SUCCESS,
-    })
+    Ok(result.exit_code(args.check))
 }
 
 fn measure(

@@ -345,13 +345,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     for plot in plots::write(&args.out, &result, &cells, &args.cc, &steps)? {
         println!("{}", plot.display());
     }
-    Ok(match result.check() {
-        Err(missed) if args.check => {
-            missed.iter().for_each(|m| eprintln!("missed: {m}"));
-            ExitCode::from(1)
-        }
-        _ => ExitCode::SUCCESS,
-    })
+    Ok(result.exit_code(args.check))
 }
 
 /// One segment, again when it is void; its figures go into the result.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,8 @@ use anyhow::{ensure, Context, Result};
 use nix::sched::{setns, CloneFlags};
 use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC, NSFS_MAGIC};
 use serde::{Deserialize, Serialize};
+
+use crate::whole;
 
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
@@ -95,9 +98,8 @@ impl State {
     }
 
     pub fn write(&self, file: &Path) -> Result<()> {
-        let new = file.with_extension("new");
-        fs::write(&new, serde_json::to_vec_pretty(self)?)
-            .and_then(|()| fs::rename(&new, file))
+        let text = serde_json::to_vec_pretty(self)?;
+        whole::write(file, false, |out| out.write_all(&text))
             .with_context(|| format!("cannot write {}", file.display()))
     }
 }

@@ -56,6 +56,12 @@ const STRIP_HEIGHT: u32 = 44;
 pub const LOG_FROM: f64 = 8.0;
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Chart<'a, X, Y> = ChartContext<
+    'a,
+    SVGBackend<'a>,
+    Cartesian2d<<X as AsRangedCoord>::CoordDescType, <Y as AsRangedCoord>::CoordDescType>,
+>;
+const RTT: &str = "round-trip time, ms";
 
 /// For whom a plot is drawn.
 #[derive(Debug, Clone, Copy)]
@@ -233,9 +239,18 @@ pub fn distribution(
             let title = format!("share of {what} up to it");
             let y = 0.0..1.0;
             if log_x {
-                lines_over(root, lines, x_ms.log_scale(), y, &title, format)
+                lines_over(
+                    root,
+                    lines,
+                    x_ms.log_scale(),
+                    y,
+                    [RTT, &title],
+                    &percent,
+                    format,
+                )
+                .map(drop)
             } else {
-                lines_over(root, lines, x_ms, y, &title, format)
+                lines_over(root, lines, x_ms, y, [RTT, &title], &percent, format).map(drop)
             }
         }
         Share::Above { floor } | Share::Within { floor } => {
@@ -243,22 +258,33 @@ pub fn distribution(
             let title = format!("share of {what}{}", if above { " above it" } else { "" });
             let y = (Share::lowest(floor)..1.0).log_scale();
             if log_x {
-                lines_over(root, lines, x_ms.log_scale(), y, &title, format)
+                lines_over(
+                    root,
+                    lines,
+                    x_ms.log_scale(),
+                    y,
+                    [RTT, &title],
+                    &percent,
+                    format,
+                )
+                .map(drop)
             } else {
-                lines_over(root, lines, x_ms, y, &title, format)
+                lines_over(root, lines, x_ms, y, [RTT, &title], &percent, format).map(drop)
             }
         }
     })
 }
 
-fn lines_over<X, Y>(
-    root: &Area,
+/// The chart with its axes, named `titles` (x, y), and lines, for more to be drawn on.
+pub(super) fn lines_over<'a, X, Y>(
+    root: &Area<'a>,
     lines: &[Line],
     x: X,
     y: Y,
-    y_title: &str,
+    titles: [&str; 2],
+    y_label: &dyn Fn(&f64) -> String,
     format: Format,
-) -> Result<()>
+) -> Result<Chart<'a, X, Y>>
 where
     X: AsRangedCoord<Value = f64>,
     X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -274,8 +300,8 @@ where
         .map_err(text)?;
     chart
         .configure_mesh()
-        .x_desc("round-trip time, ms")
-        .y_desc(y_title)
+        .x_desc(titles[0])
+        .y_desc(titles[1])
         .x_labels(format.labels())
         .y_labels(6)
         .light_line_style(TRANSPARENT)
@@ -284,7 +310,7 @@ where
         .label_style(font())
         .axis_desc_style(font())
         .x_label_formatter(&plain)
-        .y_label_formatter(&percent)
+        .y_label_formatter(y_label)
         .draw()
         .map_err(text)?;
     for line in lines {
@@ -292,7 +318,7 @@ where
         let series = LineSeries::new(line.points.iter().copied(), style);
         chart.draw_series(series).map_err(text)?;
     }
-    Ok(())
+    Ok(chart)
 }
 
 /// A number without superfluous decimals: 20, 0.5.

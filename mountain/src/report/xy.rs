@@ -6,7 +6,7 @@ use anyhow::Result;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use super::plots::{draw, font, plain, text, Area, Format, Line, RGBColor, GRID, INK, LOG_FROM};
+use super::plots::{draw, lines_over, plain, text, Area, Format, Line, RGBColor, LOG_FROM};
 
 /// Height, pixels.
 const HEIGHT: u32 = 380;
@@ -48,33 +48,8 @@ where
     X: AsRangedCoord<Value = f64>,
     X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    let mut chart = ChartBuilder::on(root)
-        .margin(8)
-        .margin_right(20)
-        .x_label_area_size(40)
-        .y_label_area_size(format.left())
-        .build_cartesian_2d(x, plot.y.clone())
-        .map_err(text)?;
-    chart
-        .configure_mesh()
-        .x_desc(plot.x_title.as_str())
-        .y_desc(plot.y_title.as_str())
-        .x_labels(format.labels())
-        .y_labels(6)
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(GRID)
-        .axis_style(INK)
-        .label_style(font())
-        .axis_desc_style(font())
-        .x_label_formatter(&plain)
-        .y_label_formatter(&plain)
-        .draw()
-        .map_err(text)?;
-    for line in &plot.lines {
-        let style = line.colour.stroke_width(2);
-        let series = LineSeries::new(line.points.iter().copied(), style);
-        chart.draw_series(series).map_err(text)?;
-    }
+    let titles = [plot.x_title.as_str(), &plot.y_title];
+    let mut chart = lines_over(root, &plot.lines, x, plot.y.clone(), titles, &plain, format)?;
     let marks = plot
         .points
         .iter()

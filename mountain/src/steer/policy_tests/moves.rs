@@ -17,17 +17,19 @@ const BULK: usize = 40;
 /// Without a pause, a flow is moved when its path has been barred for so long.
 const FORCED: u64 = 2 * S;
 /// Delay of the foreign queue or detour, in µs.
-pub const HEIGHT: u32 = 100_000;
+const HEIGHT: u32 = 100_000;
 
+/// Of TCP: bytes it may have and has under way.
 struct Flow {
     path: usize,
     window: f64,
     in_flight: f64,
+    /// Until then a loss is of the round trip that shrank the window already, µs.
     calm_until: u64,
 }
 
 /// Two paths full of window-limited flows, and thin ones that follow the latency mask.
-pub struct Filled {
+struct Filled {
     rng: StdRng,
     flows: Vec<Flow>,
     /// Bytes queued, by flow (`BULK`: thin ones), in order.
@@ -37,15 +39,15 @@ pub struct Filled {
     acks: VecDeque<(u64, usize, f64)>,
     barred_since: [Option<u64>; 2],
     thin: usize,
-    pub sent: [f64; 2],
-    pub delivered: f64,
-    pub moves: usize,
+    sent: [f64; 2],
+    delivered: f64,
+    moves: usize,
     /// (path, from, until)
     onsets: Vec<(usize, u64, u64)>,
 }
 
 impl Filled {
-    pub fn new(seed: u64, onsets: Vec<(usize, u64, u64)>) -> Self {
+    fn new(seed: u64, onsets: Vec<(usize, u64, u64)>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let flows = (0..BULK).map(|_| Flow {
             path: rng.random_range(0..2),
@@ -68,8 +70,8 @@ impl Filled {
         }
     }
 
-    /// What a probe sent now meets beyond 20 ms.
-    pub fn extra(&self, path: usize, t: u64) -> u32 {
+    /// What a probe sent now meets beyond 20 ms, µs.
+    fn extra(&self, path: usize, t: u64) -> u32 {
         (self.queued[path] / PER_TICK * TICK as f64) as u32 + self.foreign(path, t)
     }
 
@@ -78,7 +80,7 @@ impl Filled {
         HEIGHT * u32::from(self.onsets.iter().any(hit))
     }
 
-    pub fn there(&self, path: usize) -> Vec<usize> {
+    fn there(&self, path: usize) -> Vec<usize> {
         (0..BULK).filter(|f| self.flows[*f].path == path).collect()
     }
 
@@ -101,7 +103,7 @@ impl Filled {
         }
     }
 
-    pub fn tick(&mut self, v: GroupVerdict, now: u64) {
+    fn tick(&mut self, v: GroupVerdict, now: u64) {
         for path in 0..2 {
             let barred = v.bulk != 0 && v.bulk >> path & 1 == 0;
             self.barred_since[path] = barred.then(|| self.barred_since[path].unwrap_or(now));
@@ -172,14 +174,14 @@ impl Filled {
 }
 
 /// What became of the bulk flows at each onset: (those on the path, those that had left after 3 s).
-pub struct Outcome {
-    pub left: Vec<(usize, usize)>,
-    pub moves: usize,
-    pub mbit: f64,
-    pub explain: String,
+struct Outcome {
+    left: Vec<(usize, usize)>,
+    moves: usize,
+    mbit: f64,
+    explain: String,
 }
 
-pub fn run(seed: u64, onsets: Vec<(usize, u64, u64)>, until: u64) -> Outcome {
+fn run(seed: u64, onsets: Vec<(usize, u64, u64)>, until: u64) -> Outcome {
     let filled = RefCell::new(Filled::new(seed, onsets.clone()));
     let mut sim = Sim::new(
         vec![
@@ -239,7 +241,6 @@ fn bulk_flows_leave_again_and_again_without_going_back_and_forth() {
         let o = run(seed, onsets, 150 * S);
         there += o.left.iter().map(|l| l.0).sum::<usize>();
         left += o.left.iter().map(|l| l.1).sum::<usize>();
-        println!("{:?}, {} moves, {:.1} Mbit/s", o.left, o.moves, o.mbit);
         // Each onset moves every flow once at most.
         assert!(o.moves <= n * BULK, "{} moves:\n{}", o.moves, o.explain);
         assert!(o.mbit >= 11.0, "{}", o.mbit);

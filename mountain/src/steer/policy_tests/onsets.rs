@@ -5,8 +5,8 @@ use rand::{RngExt, SeedableRng};
 
 use super::sim::*;
 
-/// (path, start, end): as the lab draws them for `every_s = every`, `length_ms = [2500, 4000]`.
-pub fn onsets(seed: u64, until: u64, every: u64) -> Vec<(usize, u64, u64)> {
+/// (path, start, end), in µs: as the lab draws them for `every_s = every`, `length_ms = [2500, 4000]`.
+fn onsets(seed: u64, until: u64, every: u64) -> Vec<(usize, u64, u64)> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut all = Vec::new();
     let mut t = 5 * S + rng.random_range(0..every);
@@ -18,9 +18,9 @@ pub fn onsets(seed: u64, until: u64, every: u64) -> Vec<(usize, u64, u64)> {
     all
 }
 
-/// Per onset the time until flows are off the path for a second; `None` when none was there in the
-/// second before.
-pub fn times_to_leave(seed: u64, until: u64, every: u64, height: u32) -> Vec<Option<u64>> {
+/// Per onset of `height` µs the time in µs until flows are off the path for a second; `None` when none
+/// was there in the second before.
+fn times_to_leave(seed: u64, until: u64, every: u64, height: u32) -> Vec<Option<u64>> {
     let events = onsets(seed, until, every);
     let at = |path: usize, t: u64| {
         let hit = |e: &&(usize, u64, u64)| e.0 == path && (e.1..e.2).contains(&t);
@@ -66,14 +66,7 @@ pub fn times_to_leave(seed: u64, until: u64, every: u64, height: u32) -> Vec<Opt
             left - start
         })
     });
-    let result: Vec<_> = result.collect();
-    if std::env::var("EXPLAIN").is_ok() {
-        for (e, r) in events.iter().zip(&result) {
-            println!("{:.2} s path {} -> {r:?}", e.1 as f64 / 1e6, e.0);
-        }
-        println!("{}", sim.explain());
-    }
-    result
+    result.collect()
 }
 
 /// A path that was bad a few seconds ago is no worse a refuge for it: what it did then once kept
