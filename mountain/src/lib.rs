@@ -19,6 +19,7 @@ pub mod config;
 pub mod daemon;
 pub mod measure;
 pub mod netlink;
+pub mod redirect;
 pub mod report;
 pub mod steer;
 pub mod whole;

@@ -1,0 +1,244 @@
+//! `mountain redirect`: UDP and TCP traffic to one address:port goes to another one.
+//!
+//! Theory of operation. A [`Rule`] says what; [`preflight`] looks at the devices that are involved
+//! and decides, for each [`Backend`], whether it would be correct there, and with what [`Plan`];
+//! [`nft`] and [`bpf`] carry a plan out and take it back; [`store`] remembers what is installed in
+//! this network namespace, so that `list` and `del` find it, and undoes what a killed command has
+//! left half done. What moves packets lives in the kernel only (an nftables table of ours, programs
+//! attached to devices): there is no daemon, and rules outlive the command.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// Most rules of one network namespace, all backends together.
+pub const MAX_RULES: usize = 65_536;
+
+/// A transport protocol that can be redirected.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Proto {
+    Udp,
+    Tcp,
+}
+
+impl Proto {
+    /// Its number in IP headers.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Udp => libc::IPPROTO_UDP as u8,
+            Self::Tcp => libc::IPPROTO_TCP as u8,
+        }
+    }
+}
+
+impl fmt::Display for Proto {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// What moves the packets.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Backend {
+    /// Destination NAT by nftables, with connection tracking: slowest, and right everywhere.
+    Nft,
+    /// BPF at tcx: rewritten at ingress, routed and filtered by the kernel, replies rewritten at
+    /// egress.
+    Tcx,
+    /// BPF at tcx: rewritten and handed straight into the network namespace behind a veth.
+    TcxPeer,
+    /// BPF at XDP: rewritten before the kernel has made a packet of it, then routed by the kernel;
+    /// replies as with tcx.
+    Xdp,
+    /// BPF at XDP: rewritten and sent on to the other device at once.
+    XdpRedirect,
+}
+
+impl Backend {
+    /// All of them, fastest first: the order in which `auto` tries.
+    pub const FASTEST_FIRST: [Self; 5] = [
+        Self::XdpRedirect,
+        Self::TcxPeer,
+        Self::Xdp,
+        Self::Tcx,
+        Self::Nft,
+    ];
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nft => "nft",
+            Self::Tcx => "tcx",
+            Self::TcxPeer => "tcx-peer",
+            Self::Xdp => "xdp",
+            Self::XdpRedirect => "xdp-redirect",
+        })
+    }
+}
+
+/// Whether the source address is rewritten too, so that replies come back through this host.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Snat {
+    /// When the target is reached through the device that clients come in by (a hairpin): the
+    /// target would answer such a client directly, from an address that the client never spoke to.
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+/// What a user asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rule {
+    pub proto: Proto,
+    /// Where clients send to.
+    pub from: SocketAddr,
+    /// Where their packets go; of the same family.
+    pub to: SocketAddr,
+    /// The device that clients come in by; `None`: nft takes all, the others the device that holds
+    /// the address of `from`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dev: Option<String>,
+    #[serde(default)]
+    pub snat: Snat,
+    /// Log lines a second, at most; `None`: no log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<u32>,
+}
+
+impl Rule {
+    /// Two rules with the same key would redirect the same packets.
+    pub fn key(&self) -> (Proto, SocketAddr, Option<&str>) {
+        (self.proto, self.from, self.dev.as_deref())
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} {} => {}", self.proto, self.from, self.to)?;
+        match &self.dev {
+            Some(dev) => write!(f, " in by {dev}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A device of this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Device {
+    pub ifindex: u32,
+    pub name: String,
+}
+
+/// A setting of a device that a backend needs, and what it was before.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Fix {
+    /// An ethtool feature (`tx-checksum`, `gro`...) of a device, which may be the far end of a veth
+    /// in another network namespace.
+    Feature {
+        /// Inode of the network namespace of the device.
+        namespace: u64,
+        device: Device,
+        /// As `ethtool -K` names it: `tx`, `gro`.
+        feature: String,
+        on: bool,
+    },
+    /// A sysctl, by its path below /proc/sys, e.g. `net/ipv4/ip_forward`.
+    Sysctl {
+        path: String,
+        before: String,
+        value: String,
+    },
+}
+
+/// How a rule is carried out on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    pub backend: Backend,
+    /// The device that clients come in by; always there for BPF backends.
+    pub client_dev: Option<Device>,
+    /// The device that the target is reached by; `None`: the target is on this host.
+    pub target_dev: Option<Device>,
+    /// The source address that packets to the target get, of this host; `None`: the client's stays.
+    pub snat: Option<IpAddr>,
+    /// What has to be changed first, by `--fix` only; undone by `del` of the last rule that needs it.
+    #[serde(default)]
+    pub fixes: Vec<Fix>,
+}
+
+/// A rule in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Installed {
+    /// Number of the rule, 0..[`MAX_RULES`]: smallest free one. Statistics are kept by it.
+    pub id: u32,
+    pub rule: Rule,
+    pub plan: Plan,
+}
+
+/// Packets and bytes (network layer) in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// What a rule has done since it was added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Stats {
+    pub id: u32,
+    /// From clients to the target.
+    pub forward: Traffic,
+    /// From the target to clients.
+    pub reply: Traffic,
+    /// Packets that were not redirected although the rule names them, by reason.
+    pub drops: std::collections::BTreeMap<String, u64>,
+}
+
+/// What [`preflight`] found about one backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub backend: Backend,
+    /// How it would be done; `None` when it is refused.
+    pub plan: Option<Plan>,
+    /// Why it is refused: it would lose or corrupt packets, or cannot work here.
+    pub refused: Vec<String>,
+    /// What would make it possible; `--fix` does it where the plan's `fixes` name it.
+    pub todo: Vec<String>,
+    /// What one should know when it is used.
+    pub notes: Vec<String>,
+}
