@@ -8,12 +8,12 @@ mod packets;
 mod rig;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use bpf::packets::{self as packets_of, UDP};
 use bpf::{in_netns, ip, PASS, REDIRECT};
 use mountain::redirect::bpf::hooks::Hook;
-use mountain::redirect::bpf::{install, remove, stats};
+use mountain::redirect::bpf::{follow_log, install, remove, stats};
 use mountain::redirect::{Backend, Device, Plan, Proto, Rule, Traffic};
 use packets::Packet;
 use rig::*;
@@ -42,17 +42,19 @@ fn reply(r: &Rule, port: u16) -> (Packet, SocketAddr, SocketAddr) {
 fn expect(what: &str, got: (i32, Vec<u8>, u32), action: i32, bytes: &[u8]) {
     assert_eq!(got.0, action, "{what}: action");
     if let Some(at) = got.1.iter().zip(bytes).position(|(a, b)| a != b) {
-        panic!("{what}: byte {at} differs\n got {:02x?}\nwant {bytes:02x?}", got.1);
+        panic!(
+            "{what}: byte {at} differs\n got {:02x?}\nwant {bytes:02x?}",
+            got.1
+        );
     }
     assert_eq!(got.1.len(), bytes.len(), "{what}: length");
 }
 
-
 /// [`run`] of a program that sends one look-up in 64 through the kernel: again, where it did.
-fn run_fast(hook: Hook, dev: &str, packet: &[u8]) -> (i32, Vec<u8>, u32) {
+fn run_fast(hook: Hook, dev: &str, packet: &[u8], action: i32) -> (i32, Vec<u8>, u32) {
     let mut got = run(hook, dev, packet, 1);
     for _ in 0..5 {
-        if got.0 != XDP_PASS || hook != Hook::Xdp {
+        if action != XDP_REDIRECT || got.0 != XDP_PASS {
             break;
         }
         got = run(hook, dev, packet, 1);
@@ -113,7 +115,12 @@ impl Way {
             want = want.macs(TARGET, S0);
         }
         let what = format!("{} forward: {what}", self.backend);
-        expect(&what, run_fast(hook, dev, &packet.bytes()), action, &want.bytes());
+        expect(
+            &what,
+            run_fast(hook, dev, &packet.bytes(), action),
+            action,
+            &want.bytes(),
+        );
     }
 
     fn check_reply(&self, what: &str, packet: &Packet, src: SocketAddr, dst: SocketAddr) {
@@ -126,7 +133,12 @@ impl Way {
             want = want.macs(CLIENT, C0);
         }
         let what = format!("{} reply: {what}", self.backend);
-        expect(&what, run_fast(hook, dev, &packet.bytes()), action, &want.bytes());
+        expect(
+            &what,
+            run_fast(hook, dev, &packet.bytes(), action),
+            action,
+            &want.bytes(),
+        );
     }
 
     /// The packet is left as it is for the next hook.
@@ -164,10 +176,19 @@ fn both_directions_are_rewritten() {
         let counted = stats(&[0, 1, 2, 3]).unwrap();
         // Network layer: header, transport header (TCP with options), payload.
         for (s, len) in counted.iter().zip([28, 48, 52, 72]) {
-            // One more where a look-up was sent through the kernel, which this rig does not run.
             let traffic = |packets, bytes| Traffic { packets, bytes };
-            assert_eq!(s.forward, traffic(2, 2 * (len + 100)), "{} {s:?}", way.backend);
-            assert_eq!(s.reply, traffic(2, 2 * (len + 333)), "{} {s:?}", way.backend);
+            assert_eq!(
+                s.forward,
+                traffic(2, 2 * (len + 100)),
+                "{} {s:?}",
+                way.backend
+            );
+            assert_eq!(
+                s.reply,
+                traffic(2, 2 * (len + 333)),
+                "{} {s:?}",
+                way.backend
+            );
             assert_eq!(s.drops, BTreeMap::new());
         }
     });
@@ -182,7 +203,10 @@ fn odd_packets_of_a_flow_are_rewritten_as_well() {
             let mut odd = plain.clone();
             if ipv6 {
                 odd.ip = odd.ip.ext(packets_of::HOPOPTS, &[1, 4, 0, 0, 0, 0]);
-                odd.ip = odd.ip.ext(packets_of::DSTOPTS, &[1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+                odd.ip = odd.ip.ext(
+                    packets_of::DSTOPTS,
+                    &[1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                );
             } else {
                 odd.ip.options = vec![1; 40];
             }
@@ -190,7 +214,10 @@ fn odd_packets_of_a_flow_are_rewritten_as_well() {
             way.check_forward(&format!("{r}, options"), &odd, src, dst);
 
             let mut empty = plain.clone();
-            empty.ip.l4.truncate(if r.proto == Proto::Tcp { 32 } else { 8 });
+            empty
+                .ip
+                .l4
+                .truncate(if r.proto == Proto::Tcp { 32 } else { 8 });
             if r.proto == Proto::Udp {
                 empty.ip.l4[4..6].copy_from_slice(&8u16.to_be_bytes());
             }
@@ -240,7 +267,8 @@ fn fragments_follow_the_first_one() {
                 if ipv6 {
                     let field = (at << 3 | u16::from(more)).to_be_bytes();
                     let id = u32::from(id).to_be_bytes();
-                    p.ip = p.ip.ext(packets_of::FRAGMENT, &[&field[..], &id[..]].concat());
+                    p.ip =
+                        p.ip.ext(packets_of::FRAGMENT, &[&field[..], &id[..]].concat());
                 } else {
                     p.ip.frag = at | u16::from(more) << 13;
                     p.ip.id = id;
@@ -267,7 +295,12 @@ fn fragments_follow_the_first_one() {
             // Not seen: left alone.
             way.check_untouched(&format!("{r}, orphan"), &make(13, true, 78).bytes());
             let what = format!("{} {r}, first fragment", way.backend);
-            expect(&what, run_fast(hook, dev, &head.bytes()), action, &new.bytes());
+            expect(
+                &what,
+                run_fast(hook, dev, &head.bytes(), action),
+                action,
+                &new.bytes(),
+            );
             way.check_forward(&format!("{r}, middle"), &make(13, true, 77), src, dst);
             way.check_forward(&format!("{r}, last"), &make(26, false, 77), src, dst);
         }
@@ -283,7 +316,13 @@ fn what_is_not_named_stays_as_it_is() {
             other.ip.l4[2..4].copy_from_slice(&8082u16.to_be_bytes());
             way.check_untouched("another port", &other.bytes());
             let mut other = packet.clone();
-            other.ip.dst = if r.from.is_ipv6() { "fd08::16" } else { "10.0.8.16" }.parse().unwrap();
+            other.ip.dst = if r.from.is_ipv6() {
+                "fd08::16"
+            } else {
+                "10.0.8.16"
+            }
+            .parse()
+            .unwrap();
             way.check_untouched("another address", &other.bytes());
             let mut other = packet.clone();
             other.ip.proto = 132;
@@ -302,10 +341,15 @@ fn what_is_not_named_stays_as_it_is() {
             if !r.from.is_ipv6() {
                 way.check_untouched("header too short", &broken);
             }
-            for len in [14 + 20, 14 + 20 + 7, 14 + 39].into_iter().filter(|&l| l < bytes.len()) {
-                if len < 14 + if r.from.is_ipv6() { 48 } else { 28 } {
-                    way.check_untouched("cut off", &bytes[..len]);
-                }
+            // Within the fixed part of a header. BPF_PROG_RUN takes no such packets for tcx.
+            let l4 = bytes.len() - packet.ip.l4.len();
+            let fixed = if r.proto == Proto::Tcp { 20 } else { 8 };
+            for len in if way.forward.1 == Hook::Xdp {
+                14..l4 + fixed
+            } else {
+                0..0
+            } {
+                way.check_untouched("cut off", &bytes[..len]);
             }
         }
     });
@@ -325,7 +369,12 @@ fn the_slow_way_takes_over() {
             tcx.check_forward("lifetime over", &last, src, dst);
             let (answer, ..) = reply(&r, 40_005);
             let bytes = answer.clone().ttl(1).bytes();
-            expect("reply, lifetime over", run(Hook::Xdp, "s0", &bytes, 1), XDP_PASS, &bytes);
+            expect(
+                "reply, lifetime over",
+                run(Hook::Xdp, "s0", &bytes, 1),
+                XDP_PASS,
+                &bytes,
+            );
         }
         ip("link set s0 mtu 1300");
         for r in rules() {
@@ -357,7 +406,7 @@ fn rules_that_share_a_target_are_told_apart() {
 
             let (packet, client, _) = forward(&second, 40_008);
             let (dev, hook, action) = way.forward;
-            let got = run_fast(hook, dev, &packet.bytes());
+            let got = run_fast(hook, dev, &packet.bytes(), action);
             assert_eq!(got.0, action);
             let l4 = got.1.len() - packet.ip.l4.len();
             let port = u16::from_be_bytes([got.1[l4], got.1[l4 + 1]]);
@@ -395,16 +444,26 @@ fn with_source_nat_the_target_sees_this_host() {
         in_netns(move || {
             let router = Router::new();
             for (id, r) in rules().into_iter().enumerate() {
-                let own = if r.from.is_ipv6() { "fd01::1" } else { "10.0.1.1" }.parse().unwrap();
+                let own = if r.from.is_ipv6() {
+                    "fd01::1"
+                } else {
+                    "10.0.1.1"
+                }
+                .parse()
+                .unwrap();
                 let mut plan = router.plan(backend, Some(own));
                 install(id as u32, &r, &plan).unwrap();
                 let hook = match backend {
                     Backend::XdpRedirect => Hook::Xdp,
                     _ => Hook::TcxIngress,
                 };
-                let action = if hook == Hook::Xdp { XDP_REDIRECT } else { REDIRECT };
+                let action = if hook == Hook::Xdp {
+                    XDP_REDIRECT
+                } else {
+                    REDIRECT
+                };
                 let (packet, client, _) = forward(&r, 40_009);
-                let got = run_fast(hook, "c0", &packet.bytes());
+                let got = run_fast(hook, "c0", &packet.bytes(), action);
                 let l4 = got.1.len() - packet.ip.l4.len();
                 let port = u16::from_be_bytes([got.1[l4], got.1[l4 + 1]]);
                 assert!((61_000..=65_535).contains(&port), "port {port}");
@@ -420,7 +479,7 @@ fn with_source_nat_the_target_sees_this_host() {
                 if hook == Hook::Xdp {
                     want = want.macs(CLIENT, C0);
                 }
-                let got = run_fast(hook, "s0", &answer.bytes());
+                let got = run_fast(hook, "s0", &answer.bytes(), action);
                 expect(&format!("{backend} {r}, reply"), got, action, &want.bytes());
                 if hook == Hook::TcxIngress {
                     let last = packet.ttl(1);
@@ -455,5 +514,137 @@ fn a_rule_that_is_gone_redirects_nothing_and_leaves_nothing() {
             }
         }
         assert_eq!(stats(&[0]).unwrap(), vec![]);
+    });
+}
+
+/// An ICMP error about `quoted`, a whole packet from its network header on.
+fn icmp_error(src: IpAddr, dst: IpAddr, quoted: &[u8]) -> Packet {
+    let (proto, kind) = if src.is_ipv6() {
+        (packets_of::ICMPV6, 1)
+    } else {
+        (packets_of::ICMP, 3)
+    };
+    let (src, dst) = (SocketAddr::new(src, 0), SocketAddr::new(dst, 0));
+    let mut packet = Packet::new(UDP, src, dst, 0);
+    packet.ip.proto = proto;
+    packet.ip.l4 = packets_of::icmp(kind, 0, quoted);
+    packet
+}
+
+/// The network layer of a packet whose addresses were changed behind its transport's back: that
+/// checksum stays what it was.
+fn quoted(before: &Packet, src: SocketAddr, dst: SocketAddr) -> (Vec<u8>, Vec<u8>) {
+    let (old, new) = (before.bytes(), before.rewritten(src, dst).bytes());
+    let at = old.len() - before.ip.l4.len() + packets::check_at(before.ip.proto);
+    let mut new = new[14..].to_vec();
+    new[at - 14..at - 12].copy_from_slice(&old[at..at + 2]);
+    // As much as routers quote at least (RFC 792), or as they like.
+    (old[14..].to_vec(), new)
+}
+
+#[test]
+fn icmp_errors_tell_each_side_of_its_own_addresses() {
+    each_way(|way| {
+        for r in rules() {
+            let (packet, from_client, to) = forward(&r, 40_011);
+            way.check_forward("makes the flow", &packet, from_client, to);
+            let router: IpAddr = if r.from.is_ipv6() {
+                "fd99::9"
+            } else {
+                "10.99.0.9"
+            }
+            .parse()
+            .unwrap();
+
+            // The client has closed its port: (from -> client) is what it got.
+            let got = Packet::new(r.proto.number(), r.from, from_client, 20);
+            let (before, after) = quoted(&got, r.to, from_client);
+            for cut in [before.len(), before.len() - got.ip.l4.len() + 8] {
+                for src in [from_client.ip(), router] {
+                    let error = icmp_error(src, r.from.ip(), &before[..cut]).macs(C0, CLIENT);
+                    let want = icmp_error(src, r.to.ip(), &after[..cut]).macs(C0, CLIENT);
+                    let got = run(Hook::TcxIngress, "c0", &error.bytes(), 1);
+                    let what = format!("{} {r}: from the client, {cut} bytes", way.backend);
+                    expect(&what, got, PASS, &want.bytes());
+                }
+            }
+
+            // The target has closed its, or a router on the way to it complains.
+            let sent = Packet::new(r.proto.number(), from_client, r.to, 20);
+            let (before, after) = quoted(&sent, from_client, r.from);
+            for (src, new_src) in [(r.to.ip(), r.from.ip()), (router, router)] {
+                let error = icmp_error(src, from_client.ip(), &before).macs(CLIENT, C0);
+                let want = icmp_error(new_src, from_client.ip(), &after).macs(CLIENT, C0);
+                let got = run(Hook::TcxEgress, "c0", &error.bytes(), 1);
+                expect(
+                    &format!("{} {r}: to the client", way.backend),
+                    got,
+                    PASS,
+                    &want.bytes(),
+                );
+            }
+
+            // About somebody else's packet, and an echo with such a packet inside.
+            let stranger = SocketAddr::new(from_client.ip(), 9);
+            let other = Packet::new(r.proto.number(), stranger, r.to, 20).bytes();
+            let error = icmp_error(router, from_client.ip(), &other[14..])
+                .macs(CLIENT, C0)
+                .bytes();
+            expect(
+                "another flow",
+                run(Hook::TcxEgress, "c0", &error, 1),
+                PASS,
+                &error,
+            );
+            let mut echo = icmp_error(router, from_client.ip(), &before).macs(CLIENT, C0);
+            echo.ip.l4[0] = if r.from.is_ipv6() { 129 } else { 0 };
+            let echo = echo.bytes();
+            expect(
+                "no error",
+                run(Hook::TcxEgress, "c0", &echo, 1),
+                PASS,
+                &echo,
+            );
+        }
+    });
+}
+
+#[test]
+fn the_log_has_a_line_for_a_packet_and_no_more_than_asked_for() {
+    in_netns(|| {
+        let router = Router::new();
+        let plan = router.plan(Backend::Tcx, None);
+        let mut r = rule(Proto::Udp, false, 0);
+        r.log = Some(2);
+        install(7, &r, &plan).unwrap();
+        install(8, &rule(Proto::Tcp, true, 0), &plan).unwrap();
+        let (packet, ..) = forward(&r, 10_004);
+        let (answer, ..) = reply(&r, 10_004);
+        // In one second of the clock that the program reads.
+        while mountain::bpf::now_ns() % 1_000_000_000 > 500_000_000 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        run(Hook::TcxIngress, "c0", &packet.bytes(), 1);
+        run(Hook::TcxEgress, "c0", &answer.bytes(), 1);
+        run(Hook::TcxIngress, "c0", &packet.bytes(), 1);
+        let (quiet, ..) = forward(&rule(Proto::Tcp, true, 0), 10_004);
+        run(Hook::TcxIngress, "c0", &quiet.bytes(), 1);
+        let mut lines = vec![];
+        follow_log(|line| {
+            lines.push(line.to_owned());
+            lines.len() < 2
+        })
+        .unwrap();
+        assert_eq!(
+            lines,
+            [
+                "FORWARD UDP 10.0.8.18:10004 > 10.0.8.17:8080 => 10.0.1.2:8083",
+                "REPLY UDP 10.0.1.2:8083 > 10.0.8.18:10004 => 10.0.8.17:8080",
+            ]
+        );
+        // There is no third: the reader ends with the rules.
+        remove(7, &r, &plan).unwrap();
+        remove(8, &rule(Proto::Tcp, true, 0), &plan).unwrap();
+        assert!(follow_log(|line| panic!("{line}")).is_err());
     });
 }

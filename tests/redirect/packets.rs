@@ -1,8 +1,10 @@
 //! Packets with the checksums they should have, computed over all of them.
 
+#![allow(dead_code)] // Each test binary uses its own part.
+
 use std::net::{IpAddr, SocketAddr};
 
-use super::bpf::packets::{Ip, TCP, UDP};
+use super::bpf::packets::{Ip, ICMP, ICMPV6, TCP, UDP};
 
 /// One's complement sum of big-endian words; an odd byte counts as the high half of one.
 pub fn sum(bytes: &[u8]) -> u16 {
@@ -20,10 +22,10 @@ pub fn sum(bytes: &[u8]) -> u16 {
 
 /// Where the checksum stands in a transport header.
 pub fn check_at(proto: u8) -> usize {
-    if proto == TCP {
-        16
-    } else {
-        6
+    match proto {
+        TCP => 16,
+        ICMP | ICMPV6 => 2,
+        _ => 6,
     }
 }
 
@@ -42,7 +44,11 @@ fn pseudo(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Vec<u8> {
 
 /// The transport checksum of `l4`, whose own field does not count (RFC 768, RFC 9293).
 pub fn l4_check(src: IpAddr, dst: IpAddr, proto: u8, l4: &[u8]) -> u16 {
-    let mut all = pseudo(src, dst, proto, l4.len());
+    // ICMP for IPv4 sums only itself (RFC 792).
+    let mut all = match proto {
+        ICMP => vec![],
+        _ => pseudo(src, dst, proto, l4.len()),
+    };
     let head = all.len();
     all.extend(l4);
     all[head + check_at(proto)..][..2].fill(0);
@@ -96,7 +102,8 @@ impl Packet {
     /// Later fragments have none.
     fn has_ports(&self) -> bool {
         let later4 = self.ip.frag & 0x1fff != 0;
-        let later6 = |(kind, body): &(u8, Vec<u8>)| *kind == 44 && (body[0] != 0 || body[1] & 0xf8 != 0);
+        let later6 =
+            |(kind, body): &(u8, Vec<u8>)| *kind == 44 && (body[0] != 0 || body[1] & 0xf8 != 0);
         !later4 && !self.ip.ext.iter().any(later6)
     }
 
@@ -129,7 +136,11 @@ impl Packet {
             l3[10..12].copy_from_slice(&check.to_be_bytes());
         }
         let mut frame = self.macs.concat();
-        frame.extend(if ip.src.is_ipv6() { [0x86, 0xdd] } else { [8, 0] });
+        frame.extend(if ip.src.is_ipv6() {
+            [0x86, 0xdd]
+        } else {
+            [8, 0]
+        });
         frame.extend(l3);
         frame
     }

@@ -6,6 +6,8 @@
 //!        fd08::18         (fd08::17)              (fd01::1)             fd01::2
 //! ```
 
+#![allow(dead_code)] // Each test binary uses its own part.
+
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -43,10 +45,14 @@ impl Router {
             ip(&format!("link set {near} up"));
             ip(&format!("link set {far} up"));
             for conf in ["ipv4", "ipv6"] {
-                std::fs::write(format!("/proc/sys/net/{conf}/conf/{near}/forwarding"), "1").unwrap();
+                std::fs::write(format!("/proc/sys/net/{conf}/conf/{near}/forwarding"), "1")
+                    .unwrap();
             }
         }
-        for (dev, v4, v6) in [("c0", "10.0.8.17/24", "fd08::17/64"), ("s0", "10.0.1.1/24", "fd01::1/64")] {
+        for (dev, v4, v6) in [
+            ("c0", "10.0.8.17/24", "fd08::17/64"),
+            ("s0", "10.0.1.1/24", "fd01::1/64"),
+        ] {
             ip(&format!("addr add {v4} dev {dev}"));
             ip(&format!("addr add {v6} dev {dev} nodad"));
         }
@@ -56,7 +62,10 @@ impl Router {
             ("s0", "10.0.1.2", TARGET),
             ("s0", "fd01::2", TARGET),
         ] {
-            ip(&format!("neigh add {address} lladdr {} nud permanent dev {dev}", mac(m)));
+            ip(&format!(
+                "neigh add {address} lladdr {} nud permanent dev {dev}",
+                mac(m)
+            ));
         }
         let device = |name: &str| Device {
             ifindex: ifindex(name),
@@ -135,6 +144,31 @@ pub fn run_program(
     packet: &[u8],
     repeat: i32,
 ) -> (i32, Vec<u8>, u32) {
+    prog_run(program, hook, device, packet, repeat)
+        .unwrap_or_else(|e| panic!("BPF_PROG_RUN of {} bytes at {hook:?}: {e}", packet.len()))
+}
+
+/// Action and packet; `None` when BPF_PROG_RUN does not take it.
+pub fn try_run(
+    program: &OwnedFd,
+    hook: Hook,
+    device: u32,
+    packet: &[u8],
+) -> Option<(i32, Vec<u8>)> {
+    match prog_run(program, hook, device, packet, 1) {
+        Ok((action, out, _)) => Some((action, out)),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => None,
+        Err(e) => panic!("BPF_PROG_RUN: {e}"),
+    }
+}
+
+fn prog_run(
+    program: &OwnedFd,
+    hook: Hook,
+    device: u32,
+    packet: &[u8],
+    repeat: i32,
+) -> std::io::Result<(i32, Vec<u8>, u32)> {
     let mut out = vec![0; packet.len() + 64];
     // struct __sk_buff with its ifindex, struct xdp_md with data_end and ingress_ifindex.
     let mut ctx = [0u8; 192];
@@ -163,7 +197,9 @@ pub fn run_program(
     };
     // SAFETY: all buffers are as long as the options say and outlive the call.
     let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
-    assert_eq!(ret, 0, "BPF_PROG_RUN of {} bytes at {hook:?}", packet.len());
+    if ret != 0 {
+        return Err(std::io::Error::from_raw_os_error(-ret));
+    }
     out.truncate(opts.data_size_out as usize);
-    (opts.retval as i32, out, opts.duration)
+    Ok((opts.retval as i32, out, opts.duration))
 }

@@ -95,7 +95,11 @@ impl Needs {
             set.insert((target, Prog::In));
         }
         // It translates ICMP errors itself.
-        let full: Vec<_> = set.iter().filter(|(_, p)| *p == Prog::In).copied().collect();
+        let full: Vec<_> = set
+            .iter()
+            .filter(|(_, p)| *p == Prog::In)
+            .copied()
+            .collect();
         for (device, _) in full {
             set.remove(&(device, Prog::Icmp));
         }
@@ -203,7 +207,10 @@ impl Loaded {
             ("flows6", size_of::<types::mtn_rd_flow6>()),
         ] {
             ensure!(
-                loaded.maps.get(name).is_some_and(|m| m.value_size() as usize == size),
+                loaded
+                    .maps
+                    .get(name)
+                    .is_some_and(|m| m.value_size() as usize == size),
                 "the redirections here were made by another version of mountain: take all off \
                  with `mountain redirect del --all` and add them again"
             );
@@ -393,8 +400,8 @@ pub fn install(id: u32, rule: &Rule, plan: &Plan) -> Result<()> {
     let wanted = needs.0.iter().map(|(_, p)| *p).collect();
     let there = attached()?;
     let loaded = Loaded::complete(Loaded::find(&there)?, &wanted)?;
-    let done = attach_missing(&loaded, &needs, &there)
-        .and_then(|()| insert(&loaded, id, rule, &value));
+    let done =
+        attach_missing(&loaded, &needs, &there).and_then(|()| insert(&loaded, id, rule, &value));
     if done.is_err() {
         // Not those of other rules.
         let _ = detach_unneeded(&loaded);
@@ -409,8 +416,10 @@ fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<
             continue;
         }
         hooks::attach(prog.hook(), ifindex, loaded.program(prog)).map_err(|e| {
-            let name = nix::net::if_::if_indextoname(ifindex)
-                .map_or_else(|_| ifindex.to_string(), |n| n.to_string_lossy().into_owned());
+            let name = nix::net::if_::if_indextoname(ifindex).map_or_else(
+                |_| ifindex.to_string(),
+                |n| n.to_string_lossy().into_owned(),
+            );
             let what = match (prog.hook(), e.raw_os_error()) {
                 (Hook::Xdp, Some(libc::EBUSY | libc::EEXIST)) => {
                     "another XDP program is there already".to_owned()
@@ -524,9 +533,8 @@ fn detach_unneeded(loaded: &Loaded) -> Result<()> {
     }
     for a in there {
         if !needs.0.contains(&(a.ifindex, a.prog)) {
-            let gone = |e: &io::Error| {
-                matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT))
-            };
+            let gone =
+                |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT));
             match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
                 Err(e) if !gone(&e) => return Err(e).context("cannot take a program off"),
                 _ => {}
@@ -586,7 +594,8 @@ pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
 /// `FORWARD UDP 10.0.8.18:10004 > 10.0.8.17:8080 => 10.0.1.2:8083`; where the source changes as well,
 /// the new one stands before the new destination.
 fn log_line(event: &types::mtn_rd_event) -> String {
-    let at = |words, port: u16| SocketAddr::new(address(words, event.ipv6 != 0), u16::from_be(port));
+    let at =
+        |words, port: u16| SocketAddr::new(address(words, event.ipv6 != 0), u16::from_be(port));
     let (src, dst) = (at(event.saddr, event.sport), at(event.daddr, event.dport));
     let new_src = at(event.new_saddr, event.new_sport);
     let new_dst = at(event.new_daddr, event.new_dport);
