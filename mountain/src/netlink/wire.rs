@@ -12,7 +12,7 @@ use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
 /// Length of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
 
-/// A blocking rtnetlink socket in the namespace of the thread that opened it.
+/// A blocking netlink socket, of rtnetlink unless said otherwise, in the namespace of the thread that opened it.
 pub(super) struct Socket {
     socket: netlink_sys::Socket,
     sequence: u32,
@@ -20,7 +20,12 @@ pub(super) struct Socket {
 
 impl Socket {
     pub(super) fn open() -> io::Result<Self> {
-        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+        Self::open_for(NETLINK_ROUTE)
+    }
+
+    /// One of another netlink protocol.
+    pub(super) fn open_for(protocol: isize) -> io::Result<Self> {
+        let mut socket = netlink_sys::Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         // Without it, IPv4 route dumps contain cached exceptions and header fields are ignored.

@@ -227,7 +227,7 @@ impl<'a> Case<'a> {
         } else if local && self.bypasses() {
             self.refuse(
                 format!("{to} is on this host: there is no device to send on"),
-                "",
+                "use xdp, tcx or nft",
             );
         }
     }
@@ -355,7 +355,7 @@ impl<'a> Case<'a> {
             );
         };
         let name = &client.link.name;
-        let receives_nothing = matches!(client.link.kind.as_deref(), Some("dummy"));
+        let receives_nothing = matches!(client.link.kind.as_deref(), Some("dummy" | "ifb"));
         if client.link.loopback || receives_nothing {
             return self.refuse(
                 format!("no client comes in by {name}"),
@@ -453,7 +453,10 @@ impl<'a> Case<'a> {
             self.receives_by_xdp(device);
             if device.xdp.features & (XDP_BASIC | XDP_REDIRECT) == XDP_BASIC {
                 let name = &device.link.name;
-                self.refuse(format!("the driver of {name} cannot redirect from XDP"), "");
+                self.refuse(
+                    format!("the driver of {name} cannot redirect from XDP"),
+                    "use xdp, tcx or nft",
+                );
             }
             self.transmits(device);
         }
@@ -782,7 +785,8 @@ impl<'a> Case<'a> {
         else {
             return;
         };
-        if !resolved {
+        let ethernet = self.facts.target_device().is_some_and(|d| d.link.ethernet);
+        if ethernet && !resolved {
             self.note(format!(
                 "{next} is not resolved at the moment: see whether it answers"
             ));

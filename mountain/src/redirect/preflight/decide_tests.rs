@@ -245,6 +245,32 @@ fn another_program_is_not_replaced() {
 }
 
 #[test]
+fn kinds_that_have_no_xdp_of_their_own() {
+    let kind = |kind: &str| {
+        let mut facts = facts();
+        facts.devices[0].link.kind = Some(kind.to_owned());
+        facts
+    };
+    for virtual_one in ["vlan", "bridge", "bond", "macvlan", "tun"] {
+        // Even one that says it has XDP: nobody knows whose packets come in.
+        assert_eq!(possible(&kind(virtual_one), &ordinary()), [Tcx, Nft]);
+        let why = format!("e2 is a {virtual_one} device");
+        refuses(&kind(virtual_one), &ordinary(), XdpPass, &why);
+    }
+    for deaf in ["dummy", "ifb"] {
+        assert_eq!(possible(&kind(deaf), &ordinary()), [Nft]);
+        refuses(&kind(deaf), &ordinary(), Tcx, "no client comes in by e2");
+    }
+    let mut facts = facts();
+    facts.devices[0].link.ethernet = false;
+    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
+    refuses(&facts, &ordinary(), XdpPass, "e2 has no Ethernet headers");
+    let mut always = ordinary();
+    always.snat = Snat::Always;
+    assert_eq!(possible(&facts, &always), [Nft]);
+}
+
+#[test]
 fn veths_that_cannot_be_looked_into_refuse_xdp() {
     let mut facts = facts();
     facts.devices[0].link.kind = Some("veth".to_owned());

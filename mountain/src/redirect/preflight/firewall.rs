@@ -12,6 +12,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::netlink;
+
 /// Tables of ours begin with this.
 const OWN_TABLES: &str = "mountain";
 
@@ -61,6 +63,12 @@ pub fn read(nft: Option<&str>, address: IpAddr) -> Firewall {
             "there are rules of iptables-legacy (tables {}), which nft does not show",
             tables.join(", ")
         ));
+    }
+    // Most hosts have none of others, and need not wait for nft. A kernel that refuses to say is
+    // left to nft's words.
+    let foreign = |tables: Vec<String>| tables.iter().any(|table| !table.starts_with(OWN_TABLES));
+    if !netlink::tables_with_base_chains().map_or(true, foreign) {
+        return firewall;
     }
     match nft.map(list) {
         Some(Ok(ruleset)) => firewall.chains = chains(&ruleset, address.is_ipv6()),
