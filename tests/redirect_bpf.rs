@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use bpf::packets::{self as packets_of, UDP};
 use bpf::{in_netns, ip, PASS, REDIRECT};
 use mountain::redirect::bpf::hooks::Hook;
-use mountain::redirect::bpf::{follow_log, install, remove, stats};
+use mountain::redirect::bpf::{read_log, stats};
 use mountain::redirect::{Backend, Device, Plan, Proto, Rule, Traffic};
 use packets::Packet;
 use rig::*;
@@ -630,7 +630,7 @@ fn the_log_has_a_line_for_a_packet_and_no_more_than_asked_for() {
         let (quiet, ..) = forward(&rule(Proto::Tcp, true, 0), 10_004);
         run(Hook::TcxIngress, "c0", &quiet.bytes(), 1);
         let mut lines = vec![];
-        follow_log(|line| {
+        read_log(true, |line| {
             lines.push(line.to_owned());
             lines.len() < 2
         })
@@ -645,6 +645,6 @@ fn the_log_has_a_line_for_a_packet_and_no_more_than_asked_for() {
         // There is no third: the reader ends with the rules.
         remove(7, &r, &plan).unwrap();
         remove(8, &rule(Proto::Tcp, true, 0), &plan).unwrap();
-        assert!(follow_log(|line| panic!("{line}")).is_err());
+        assert!(read_log(false, |line| panic!("{line}")).is_err());
     });
 }

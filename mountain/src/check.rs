@@ -17,7 +17,7 @@ use crate::netlink::{self, Filter};
 use crate::steer::topology::{Group, Topology};
 
 /// Oldest kernel with tcx, the hook the steering program is attached to.
-const OLDEST_KERNEL: (u32, u32) = (6, 6);
+pub(crate) const OLDEST_KERNEL: (u32, u32) = (6, 6);
 
 /// Programs of this project at a hook are no news.
 const OWN_PROGRAMS: &str = "mountain";
@@ -224,7 +224,7 @@ fn check_cc(report: &mut Report) {
 }
 
 /// Major and minor of a release such as `6.12.48+deb13-amd64`.
-fn kernel_version(release: &str) -> Option<(u32, u32)> {
+pub(crate) fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let major = numbers.next()?.parse().ok()?;
     let minor = numbers.next()?.parse().ok()?;
@@ -330,7 +330,7 @@ fn check_paths(report: &mut Report, topology: &Topology) {
 
 fn check_other_programs(report: &mut Report, topology: &Topology) {
     for (ifindex, ifname) in devices(topology) {
-        let names = match tcx_egress_programs(ifindex) {
+        let names = match tcx_programs(ifindex, libbpf_sys::BPF_TCX_EGRESS) {
             Ok(names) => names,
             // Without privileges the list is closed; that was reported above.
             Err(_) => continue,
@@ -352,8 +352,8 @@ fn check_other_programs(report: &mut Report, topology: &Topology) {
     }
 }
 
-/// Names of the programs at the tcx egress hook of a device.
-fn tcx_egress_programs(ifindex: u32) -> io::Result<Vec<String>> {
+/// Names of the programs at a tcx hook (`BPF_TCX_INGRESS`, `BPF_TCX_EGRESS`) of a device.
+pub(crate) fn tcx_programs(ifindex: u32, hook: u32) -> io::Result<Vec<String>> {
     let mut ids = [0u32; 64];
     let mut options = libbpf_sys::bpf_prog_query_opts {
         sz: std::mem::size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
@@ -364,9 +364,7 @@ fn tcx_egress_programs(ifindex: u32) -> io::Result<Vec<String>> {
     let target = i32::try_from(ifindex).map_err(io::Error::other)?;
     // SAFETY: `options` and the array it points to live through the call, which writes at most
     // `count` ids.
-    let status = unsafe {
-        libbpf_sys::bpf_prog_query_opts(target, libbpf_sys::BPF_TCX_EGRESS, &mut options)
-    };
+    let status = unsafe { libbpf_sys::bpf_prog_query_opts(target, hook, &mut options) };
     if status < 0 {
         return Err(io::Error::from_raw_os_error(-status));
     }

@@ -14,6 +14,7 @@ use serde_json::{json, Value};
 use crate::check::{Level, Report};
 use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
 use crate::redirect::actions::{self, Added, Wanted};
+use crate::redirect::bpf;
 use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
@@ -51,6 +52,15 @@ enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
+    },
+    /// Show the packets of rules that were added with --log, which the BPF backends do
+    ///
+    /// Prints what has been logged so far, and with -f what is to come. Several readers share the
+    /// lines among them.
+    Log {
+        /// Go on until the last rule is deleted
+        #[arg(long, short)]
+        follow: bool,
     },
     /// Tell which backends could carry out a rule here, which not and why, without adding it
     Check(Check),
@@ -160,6 +170,10 @@ impl Redirect {
             Command::Del(del) => del.run()?,
             Command::List { json } => list(json)?,
             Command::Stats { watch, json } => stats(watch, json)?,
+            Command::Log { follow } => bpf::read_log(follow, |line| {
+                println!("{line}");
+                true
+            })?,
             Command::Check(check) => return check.run(),
             Command::Save { config } => save(&config.path())?,
             Command::Restore { config } => return restore(&config),
@@ -237,7 +251,14 @@ fn report(findings: &[Finding]) -> Report {
         let name = finding.backend.to_string();
         let todo = finding.todo.join("; ");
         match &finding.plan {
-            Some(plan) => report.push(&name, Level::Ok, plan_text(plan), todo),
+            Some(plan) => {
+                let by_name = match finding.by_name_only {
+                    true => "; only when asked for by name",
+                    false => "",
+                };
+                let text = format!("{}{by_name}", plan_text(plan));
+                report.push(&name, Level::Ok, text, todo);
+            }
             None => report.push(&name, Level::Fail, finding.refused.join("; "), todo),
         }
         for note in &finding.notes {
@@ -589,6 +610,7 @@ mod tests {
             plan,
             refused: refused.iter().map(|s| s.to_string()).collect(),
             todo: vec!["do it".to_owned()],
+            by_name_only: false,
             notes: vec!["know it".to_owned()],
         };
         let findings = [

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use mountain::redirect::bpf::hooks::{programs, Hook, Program};
-use mountain::redirect::{bpf, Backend, Device, Plan, Proto, Rule, Snat};
+use mountain::redirect::{bpf, Backend, Device, Installed, Plan, Proto, Rule, Snat};
 
 use super::bpf::{ifindex, ip};
 
@@ -114,11 +114,26 @@ pub fn client(ipv6: bool, port: u16) -> SocketAddr {
     SocketAddr::new(address, port)
 }
 
-/// Adds the rules and returns how many programs that made: ids count from 0.
-pub fn install_all(rules: &[Rule], plan: &Plan) {
-    for (id, rule) in rules.iter().enumerate() {
-        bpf::install(id as u32, rule, plan).unwrap_or_else(|e| panic!("{rule}: {e:#}"));
+fn installed(id: u32, rule: &Rule, plan: &Plan) -> Installed {
+    Installed {
+        id,
+        rule: rule.clone(),
+        plan: plan.clone(),
     }
+}
+
+pub fn install(id: u32, rule: &Rule, plan: &Plan) -> anyhow::Result<()> {
+    bpf::install(&[installed(id, rule, plan)])
+}
+
+pub fn remove(id: u32, rule: &Rule, plan: &Plan) -> anyhow::Result<()> {
+    bpf::remove(&[installed(id, rule, plan)])
+}
+
+/// Adds the rules, with ids from 0 on.
+pub fn install_all(rules: &[Rule], plan: &Plan) {
+    let all = (0..).zip(rules).map(|(id, rule)| installed(id, rule, plan));
+    bpf::install(&all.collect::<Vec<_>>()).unwrap();
 }
 
 /// The program of ours at a hook of a device.

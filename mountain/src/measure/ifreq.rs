@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 ///
 /// # Safety
 /// `T` must be what the request reads and writes through `ifr_data`.
-pub(super) unsafe fn ask<T>(device: &str, request: libc::c_ulong, data: &mut T) -> io::Result<()> {
+pub(crate) unsafe fn ask<T>(device: &str, request: libc::c_ulong, data: &mut T) -> io::Result<()> {
     // Any socket of the namespace will do. One of IPv4 needs an address that may not be there: that
     // of a loopback device which is down, or any without IPv4.
     let socket = std::os::unix::net::UnixDatagram::unbound()?;
@@ -27,7 +27,8 @@ pub(super) unsafe fn ask<T>(device: &str, request: libc::c_ulong, data: &mut T) 
     // SAFETY: the request names a device and points to a value of the type that the caller vouches
     // for; both outlive the call.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request as _, &raw mut ifreq) };
-    if rc == 0 {
+    // Some requests answer with flags.
+    if rc >= 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())

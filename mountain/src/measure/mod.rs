@@ -22,7 +22,7 @@ pub mod compare;
 pub mod cpu;
 pub mod environment;
 pub mod hardware;
-mod ifreq;
+pub(crate) mod ifreq;
 pub mod import;
 pub mod oneway;
 pub mod ping;

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use super::nexthop::decode_multipath;
 use super::wire::{ip, ip_bytes, push_attribute, Attributes, Socket};
 
 /// linux/rtnetlink.h.
@@ -11,7 +12,14 @@ const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
+const RTA_MULTIPATH: u16 = 9;
 const RTA_VIA: u16 = 18;
+/// Types of routes: rtm_type.
+const RTN_UNICAST: u8 = 1;
+const RTN_LOCAL: u8 = 2;
+/// Answer with the route that was found, not with the next hop that was chosen.
+const RTM_F_FIB_MATCH: u32 = 0x2000;
 /// Length of `struct rtmsg`.
 const HEADER_LEN: usize = 12;
 
@@ -36,6 +44,84 @@ pub fn route_to(
     let answer = Socket::open()?.request(RTM_GETROUTE, 0, &request(target, ifindex, source))?;
     let answer = answer.as_deref().and_then(way_out);
     answer.ok_or_else(|| io::Error::other("the kernel's answer names no device"))
+}
+
+/// Where packets to an address go, all next hops of the route counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// It is one of this host's own.
+    Host,
+    /// There is no route, or one that drops, or one to many receivers.
+    Nowhere,
+    Out {
+        /// Of a multipath route it is the next hop of one packet.
+        first: WayOut,
+        /// Devices of all next hops, each once; at least that of `first`.
+        devices: Vec<u32>,
+        /// The address of this host that would be the source.
+        source: Option<IpAddr>,
+    },
+}
+
+/// How the kernel would route what this host sends to `target`.
+///
+/// # Errors
+/// When the kernel refuses to say.
+pub fn look_up(target: IpAddr) -> io::Result<Way> {
+    let mut socket = Socket::open()?;
+    let mut body = request(target, None, None);
+    let answer = match socket.request(RTM_GETROUTE, 0, &body) {
+        // What the kernel says of no route, and of blackhole, unreachable and prohibit routes.
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES)
+            ) =>
+        {
+            return Ok(Way::Nowhere)
+        }
+        other => other?.unwrap_or_default(),
+    };
+    let first = match (answer.get(7), way_out(&answer)) {
+        (Some(&RTN_LOCAL), _) => return Ok(Way::Host),
+        (Some(&RTN_UNICAST), Some(first)) => first,
+        _ => return Ok(Way::Nowhere),
+    };
+    // struct rtmsg ends with the flags.
+    body[8..HEADER_LEN].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
+    let route = socket.request(RTM_GETROUTE, 0, &body)?.unwrap_or_default();
+    let hops = Attributes::after(&route, HEADER_LEN);
+    let hops = hops.get(RTA_MULTIPATH).map(decode_multipath);
+    let mut devices: Vec<u32> = hops.into_iter().flatten().map(|hop| hop.ifindex).collect();
+    devices.push(first.ifindex);
+    devices.sort_unstable();
+    devices.dedup();
+    Ok(Way::Out {
+        first,
+        devices,
+        source: Attributes::after(&answer, HEADER_LEN).ip(RTA_PREFSRC),
+    })
+}
+
+/// Whether a family has policy routing rules besides the three that every namespace begins with.
+///
+/// # Errors
+/// When the kernel refuses the dump.
+pub fn policy_rules(ipv6: bool) -> io::Result<bool> {
+    const RTM_GETRULE: u16 = 34;
+    const FRA_PRIORITY: u16 = 6;
+    const FRA_TABLE: u16 = 15;
+    const USUAL: [(u32, u32); 3] = [(0, 255), (32766, 254), (32767, 253)];
+
+    let mut header = [0; HEADER_LEN];
+    header[0] = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+    let mut other = false;
+    Socket::open()?.dump(RTM_GETRULE, &header, |_, payload| {
+        let found = Attributes::after(payload, HEADER_LEN);
+        let number = |kind| found.u32(kind).unwrap_or(0);
+        other |= !USUAL.contains(&(number(FRA_PRIORITY), number(FRA_TABLE)));
+    })?;
+    Ok(other)
 }
 
 fn request(target: IpAddr, ifindex: Option<u32>, source: Option<IpAddr>) -> Vec<u8> {
@@ -95,6 +181,14 @@ mod tests {
             "a source of the other family is not used"
         );
         route_to("127.0.0.1".parse().unwrap(), Some(u32::MAX >> 1), None).unwrap_err();
+    }
+
+    #[test]
+    fn own_addresses_and_none_are_told_apart() {
+        let way = |target: &str| look_up(target.parse().unwrap()).unwrap();
+        assert_eq!(way("127.0.0.2"), Way::Host);
+        assert_eq!(way("::1"), Way::Host);
+        assert_eq!(way("255.255.255.255"), Way::Nowhere);
     }
 
     #[test]

@@ -318,7 +318,7 @@ const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_CREATE: u16 = 0x400;
 
 /// An ndmsg about one neighbour.
-fn neighbour_message(ifindex: u32, address: IpAddr, state: u16, flags: u8) -> Vec<u8> {
+pub(super) fn neighbour_message(ifindex: u32, address: IpAddr, state: u16, flags: u8) -> Vec<u8> {
     let family = if address.is_ipv6() { AF_INET6 } else { AF_INET };
     let mut body = vec![family, 0, 0, 0];
     body.extend_from_slice(&ifindex.to_ne_bytes());

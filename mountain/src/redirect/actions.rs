@@ -8,7 +8,7 @@ use anyhow::{bail, ensure, Context, Result};
 use super::store::{State, Store};
 use super::validate::{self, Fits, Known};
 use super::{
-    conntrack, fixes, nft, preflight, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
+    bpf, conntrack, fixes, nft, preflight, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
 };
 
 /// A rule as it is asked for.
@@ -159,8 +159,13 @@ pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
             let mut why = String::new();
             for finding in findings {
                 let reasons = reasons(&finding);
-                if let Some(plan) = finding.plan {
-                    return Ok(plan);
+                match finding.plan {
+                    Some(plan) if !finding.by_name_only => return Ok(plan),
+                    Some(_) => {
+                        why += &format!("\n  {}: only when asked for by name", finding.backend);
+                        continue;
+                    }
+                    None => {}
                 }
                 why += &format!("\n  {}: {reasons}", finding.backend);
             }
@@ -209,7 +214,7 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
                     );
                 }
             }
-            other => bail!("the backend {other} is not built in yet"),
+            _ => bpf::install(&rules)?,
         }
     }
     Ok(())
@@ -265,7 +270,7 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                     "connections under way stay redirected until they end",
                 );
             }
-            other => bail!("the backend {other} is not built in yet"),
+            _ => bpf::remove(&rules)?,
         }
     }
     step("del-flows");
@@ -292,7 +297,7 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => all.extend(nft::stats(&rules)?),
-            other => bail!("the backend {other} is not built in yet"),
+            _ => all.extend(bpf::stats(&rules.iter().map(|i| i.id).collect::<Vec<_>>())?),
         }
     }
     all.sort_by_key(|stats| stats.id);
@@ -303,7 +308,7 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
 pub fn is_there(backend: Backend) -> Result<bool> {
     match backend {
         Backend::Nft => nft::is_there(),
-        other => bail!("the backend {other} is not built in yet"),
+        _ => bpf::is_there(),
     }
 }
 

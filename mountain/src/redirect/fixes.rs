@@ -1,17 +1,180 @@
-//! Settings that a backend needs, changed and changed back.
+//! Settings that a plan needs changed: made and taken back.
+//!
+//! A fix is taken back only where the setting still is what the fix made it: what somebody has
+//! changed since stays, and a device or namespace that is gone has taken the setting with it.
+//! Features that depend on one that was switched off (segmentation on the transmit checksum) come
+//! back with it, as the kernel remembers that they were wanted.
 
-use anyhow::{ensure, Result};
+use std::fs;
+use std::io;
 
-use super::Fix;
+use anyhow::{ensure, Context, Result};
 
-/// Makes all of them, or none.
+use super::preflight::features;
+use super::{Device, Fix};
+use crate::cc::scope;
+use crate::netlink;
+
+impl Fix {
+    /// Both make the same setting the same.
+    pub fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Sysctl { path, value, .. },
+                Self::Sysctl {
+                    path: path2,
+                    value: value2,
+                    ..
+                },
+            ) => (path, value) == (path2, value2),
+            // The state before is in `on`.
+            _ => self == other,
+        }
+    }
+}
+
+/// Makes the settings; all of them, or none when one fails.
+///
+/// # Errors
+/// The first that failed: the device is gone, the kernel refuses, privileges are missing.
 pub fn apply(fixes: &[Fix]) -> Result<()> {
-    ensure!(fixes.is_empty(), "not built in yet");
+    let mut done: Vec<&Fix> = Vec::new();
+    for fix in fixes {
+        match make(fix).with_context(|| format!("cannot set {}", name(fix))) {
+            Ok(true) => done.push(fix),
+            // It was so already: not ours to take back.
+            Ok(false) => {}
+            Err(error) => {
+                for fix in done.into_iter().rev() {
+                    if let Err(e) = take_back(fix) {
+                        tracing::warn!("cannot set {} back: {e:#}", name(fix));
+                    }
+                }
+                return Err(error);
+            }
+        }
+    }
     Ok(())
 }
 
-/// Puts back what was before.
+/// Takes the settings back, last first.
+///
+/// # Errors
+/// The first that failed; the others are taken back nevertheless.
 pub fn undo(fixes: &[Fix]) -> Result<()> {
-    ensure!(fixes.is_empty(), "not built in yet");
-    Ok(())
+    let mut failed = None;
+    for fix in fixes.iter().rev() {
+        let done = take_back(fix).with_context(|| format!("cannot set {} back", name(fix)));
+        if let Err(e) = done {
+            failed.get_or_insert(e);
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn name(fix: &Fix) -> String {
+    match fix {
+        Fix::Feature {
+            device,
+            feature,
+            on,
+            ..
+        } => format!(
+            "{feature} of {} {}",
+            device.name,
+            if *on { "on" } else { "off" }
+        ),
+        Fix::Sysctl { path, value, .. } => format!("{path} to {value}"),
+    }
+}
+
+/// Whether anything was changed.
+fn make(fix: &Fix) -> Result<bool> {
+    match fix {
+        Fix::Feature {
+            namespace,
+            device,
+            feature,
+            on,
+        } => {
+            let made = at(*namespace, device, || switch(device, feature, *on))?;
+            made.with_context(|| format!("{} is gone", device.name))
+        }
+        Fix::Sysctl { path, value, .. } => {
+            let file = sysctl_file(path)?;
+            let now = fs::read_to_string(&file)?;
+            if now.trim() == value {
+                return Ok(false);
+            }
+            fs::write(&file, value)?;
+            Ok(true)
+        }
+    }
+}
+
+fn take_back(fix: &Fix) -> Result<()> {
+    match fix {
+        Fix::Feature {
+            namespace,
+            device,
+            feature,
+            on,
+        } => {
+            at(*namespace, device, || switch(device, feature, !on))?;
+            Ok(())
+        }
+        Fix::Sysctl {
+            path,
+            before,
+            value,
+        } => {
+            let file = sysctl_file(path)?;
+            match fs::read_to_string(&file) {
+                Ok(now) if now.trim() == value => fs::write(&file, before)?,
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e.into()),
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Switches a feature; whether it was not so already.
+fn switch(device: &Device, feature: &str, on: bool) -> Result<bool> {
+    let now = features::read(&device.name)?;
+    if now.get(feature).is_some_and(|f| f.on == on) {
+        return Ok(false);
+    }
+    features::set(&device.name, feature, on)?;
+    Ok(true)
+}
+
+/// Runs `work` where the device is; `None`: it or its namespace is gone.
+fn at<T: Send>(
+    namespace: u64,
+    device: &Device,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<Option<T>> {
+    let inside = || match netlink::link(device.ifindex) {
+        // Indices and inodes are used again: the name tells.
+        Ok(link) if link.name == device.name => work().map(Some),
+        Ok(_) => Ok(None),
+        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        Err(e) => Err(e.into()),
+    };
+    if scope::this_namespace()? == namespace {
+        return inside();
+    }
+    match scope::namespaces().remove(&namespace) {
+        Some(file) => scope::within(file, inside),
+        None => Ok(None),
+    }
+}
+
+/// Below /proc/sys/net, which shows the calling thread's namespace.
+fn sysctl_file(path: &str) -> Result<String> {
+    let inside = path.starts_with("net/") && !path.split('/').any(|part| part == "..");
+    ensure!(inside, "{path} is no setting of the network");
+    Ok(format!("/proc/sys/{path}"))
 }

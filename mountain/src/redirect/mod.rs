@@ -181,13 +181,14 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Fix {
-    /// An ethtool feature (`tx-checksum`, `gro`...) of a device, which may be the far end of a veth
-    /// in another network namespace.
+    /// An offload feature of a device, which may be the far end of a veth in another network
+    /// namespace.
     Feature {
         /// Inode of the network namespace of the device.
         namespace: u64,
         device: Device,
-        /// As `ethtool -K` names it: `tx`, `gro`.
+        /// One bit by the kernel's name, which `ethtool -K` takes too: `tx-checksum-ip-generic`,
+        /// `rx-gro`.
         feature: String,
         on: bool,
     },
@@ -252,6 +253,9 @@ pub struct Finding {
     pub refused: Vec<String>,
     /// What would make it possible; `--fix` does it where the plan's `fixes` name it.
     pub todo: Vec<String>,
+    /// It is possible, and only when asked for by name: `auto` must not choose it, as it goes around
+    /// something that this host relies on; a note says what.
+    pub by_name_only: bool,
     /// What one should know when it is used.
     pub notes: Vec<String>,
 }

@@ -11,6 +11,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/redirect.skel.rs"));
 }
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,7 +24,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder};
 use nix::net::if_::if_nameindex;
 
-use super::{Backend, Device, Plan, Proto, Rule, Stats, Traffic};
+use super::{Backend, Device, Installed, Plan, Proto, Rule, Stats, Traffic};
 use hooks::{Hook, Program};
 pub use skel::types;
 
@@ -36,6 +37,8 @@ const LOG: u8 = 1 << 2;
 const DROPS: [&str; 5] = ["ttl", "ports", "memory", "fragment", "route"];
 /// A packet that has just found a rule may still make flows of it for so long after the rule is gone.
 const GRACE: Duration = Duration::from_millis(20);
+/// How long the end of the last rule goes unnoticed by who reads the log.
+const LOG_WAIT: Duration = Duration::from_millis(200);
 /// Entries read at once.
 const BATCH: u32 = 4096;
 
@@ -353,7 +356,8 @@ fn client_of(plan: &Plan) -> Result<&Device> {
         .context("this backend needs the device that clients come in by: name it with --dev")
 }
 
-fn rule_value(id: u32, rule: &Rule, plan: &Plan) -> Result<types::mtn_rd_rule> {
+fn rule_value(installed: &Installed) -> Result<types::mtn_rd_rule> {
+    let Installed { id, rule, plan } = installed;
     let client = client_of(plan)?;
     let target = plan.target_dev.as_ref();
     ensure!(
@@ -375,7 +379,7 @@ fn rule_value(id: u32, rule: &Rule, plan: &Plan) -> Result<types::mtn_rd_rule> {
     Ok(types::mtn_rd_rule {
         to: words(rule.to.ip()),
         snat: plan.snat.map_or([0; 4], words),
-        id,
+        id: *id,
         client_dev: client.ifindex,
         target_dev: target.map_or(0, |d| d.ifindex),
         to_port: rule.to.port().to_be(),
@@ -389,24 +393,36 @@ fn rule_value(id: u32, rule: &Rule, plan: &Plan) -> Result<types::mtn_rd_rule> {
     })
 }
 
-/// Adds a rule: programs first, then the rule. Other rules and their flows are not touched.
+/// Adds rules: programs first, then the rules. Others and their flows are not touched.
 ///
 /// # Errors
 /// What the kernel lacks or refuses; another rule for the same packets. Nothing is left then.
-pub fn install(id: u32, rule: &Rule, plan: &Plan) -> Result<()> {
-    let value = rule_value(id, rule, plan)?;
+pub fn install(rules: &[Installed]) -> Result<()> {
+    let values = rules.iter().map(rule_value).collect::<Result<Vec<_>>>()?;
     let mut needs = Needs::default();
-    needs.of_rule(&value);
+    for value in &values {
+        needs.of_rule(value);
+    }
     let wanted = needs.0.iter().map(|(_, p)| *p).collect();
     let there = attached()?;
     let loaded = Loaded::complete(Loaded::find(&there)?, &wanted)?;
-    let done =
-        attach_missing(&loaded, &needs, &there).and_then(|()| insert(&loaded, id, rule, &value));
-    if done.is_err() {
+    let mut done = 0;
+    let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
+        for (installed, value) in rules.iter().zip(&values) {
+            insert(&loaded, installed, value)?;
+            done += 1;
+        }
+        Ok(())
+    });
+    if result.is_err() {
+        for (installed, value) in rules.iter().zip(&values).take(done) {
+            let key = rule_key(&installed.rule, value.client_dev);
+            let _ = loaded.map("rules")?.delete(bytes_of(&key));
+        }
         // Not those of other rules.
         let _ = detach_unneeded(&loaded);
     }
-    done
+    result
 }
 
 fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<()> {
@@ -438,7 +454,8 @@ fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<
     Ok(())
 }
 
-fn insert(loaded: &Loaded, id: u32, rule: &Rule, value: &types::mtn_rd_rule) -> Result<()> {
+fn insert(loaded: &Loaded, installed: &Installed, value: &types::mtn_rd_rule) -> Result<()> {
+    let Installed { id, rule, .. } = installed;
     let cpus = libbpf_rs::num_possible_cpus()?;
     let zero = vec![bytes_of(&types::mtn_rd_stats::default()).to_vec(); cpus];
     loaded
@@ -459,32 +476,45 @@ fn insert(loaded: &Loaded, id: u32, rule: &Rule, value: &types::mtn_rd_rule) -> 
         .with_context(|| format!("another rule redirects {} {}", rule.proto, rule.from))
 }
 
-/// Takes a rule off, its flows with it, and the programs that no rule needs any more.
+/// Takes rules off, their flows with them, and the programs that no rule needs any more.
 ///
 /// A rule or a program that is gone already is no error: the device may be gone.
 ///
 /// # Errors
 /// When the kernel refuses to read or change what is there.
-pub fn remove(id: u32, rule: &Rule, plan: &Plan) -> Result<()> {
+pub fn remove(rules: &[Installed]) -> Result<()> {
     let Some(loaded) = Loaded::find(&attached()?)? else {
         return Ok(());
     };
-    let key = rule_key(rule, client_of(plan)?.ifindex);
-    match loaded.map("rules")?.delete(bytes_of(&key)) {
-        Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => return Err(e.into()),
-        _ => {}
+    for installed in rules {
+        let key = rule_key(&installed.rule, client_of(&installed.plan)?.ifindex);
+        // Only this one: while it is added, another for the same packets may be there.
+        let there = loaded.map("rules")?.lookup(bytes_of(&key), MapFlags::ANY)?;
+        if there.is_some_and(|v| read_from::<types::mtn_rd_rule>(&v).id == installed.id) {
+            let _ = loaded.map("rules")?.delete(bytes_of(&key));
+        }
     }
-    let needs = loaded.needs()?;
-    if !needs.0.is_empty() {
+    if !loaded.needs()?.0.is_empty() {
         thread::sleep(GRACE);
-        forget_flows(&loaded, id)?;
-        let _ = loaded.map("log_limits")?.delete(&id.to_ne_bytes());
-        for reason in 0..DROPS.len() as u32 {
-            let key = types::mtn_rd_drop_key { rule: id, reason };
-            let _ = loaded.map("rule_drops")?.delete(bytes_of(&key));
+        forget_flows(&loaded, &rules.iter().map(|i| i.id).collect())?;
+        for installed in rules {
+            let _ = loaded.map("log_limits")?.delete(&installed.id.to_ne_bytes());
+            for reason in 0..DROPS.len() as u32 {
+                let rule = installed.id;
+                let key = types::mtn_rd_drop_key { rule, reason };
+                let _ = loaded.map("rule_drops")?.delete(bytes_of(&key));
+            }
         }
     }
     detach_unneeded(&loaded)
+}
+
+/// Whether there is a program of ours, which holds the rules.
+///
+/// # Errors
+/// When the devices cannot be listed.
+pub fn is_there() -> Result<bool> {
+    Ok(!attached()?.is_empty())
 }
 
 /// Takes off all that is here, of whichever version; rules and flows go with the programs.
@@ -503,7 +533,7 @@ pub fn remove_all() -> Result<()> {
     Ok(())
 }
 
-fn forget_flows(loaded: &Loaded, id: u32) -> Result<()> {
+fn forget_flows(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<()> {
     for (map, ipv6) in [("flows4", false), ("flows6", true)] {
         let map = loaded.map(map)?;
         for (key, value) in entries(map)? {
@@ -511,7 +541,7 @@ fn forget_flows(loaded: &Loaded, id: u32) -> Result<()> {
                 false => read_from::<types::mtn_rd_flow4>(&value).f.rule,
                 true => read_from::<types::mtn_rd_flow6>(&value).f.rule,
             };
-            if rule == id {
+            if ids.contains(&rule) {
                 // The kernel may have evicted it meanwhile.
                 let _ = map.delete(&key);
             }
@@ -612,30 +642,30 @@ fn log_line(event: &types::mtn_rd_event) -> String {
     format!("{what} {proto} {src} > {dst} => {new}")
 }
 
-/// Hands each line of the log to `each` as it comes, until `each` returns false or the last rule is
-/// gone. One reader at a time sees a line.
+/// Hands the lines of the log to `each` until it returns false: those that are there, and with
+/// `follow` what is to come until the last rule is gone. One reader at a time sees a line.
 ///
 /// # Errors
 /// When nothing is redirected by BPF here.
-pub fn follow_log(mut each: impl FnMut(&str) -> bool) -> Result<()> {
+pub fn read_log(follow: bool, mut each: impl FnMut(&str) -> bool) -> Result<()> {
     let Some(loaded) = Loaded::find(&attached()?)? else {
         bail!("no rule here is handled by BPF: there is nothing to log");
     };
-    let go_on = std::cell::Cell::new(true);
+    let go_on = Cell::new(true);
     let mut builder = RingBufferBuilder::new();
-    let events = loaded.map("log_events")?;
-    builder.add(events, |bytes| {
+    builder.add(loaded.map("log_events")?, |bytes| {
         if bytes.len() == size_of::<types::mtn_rd_event>() && go_on.get() {
             go_on.set(each(&log_line(&read_from(bytes))));
         }
         0
     })?;
     let buffer = builder.build()?;
-    while go_on.get() {
-        buffer.poll(Duration::from_millis(200))?;
-        if attached()?.is_empty() {
-            break;
-        }
+    if !follow {
+        buffer.consume()?;
+        return Ok(());
+    }
+    while go_on.get() && is_there()? {
+        buffer.poll(LOG_WAIT)?;
     }
     Ok(())
 }

@@ -1,0 +1,458 @@
+//! Decisions from made-up facts: what namespaces of a test cannot have.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::netlink::Link;
+use crate::redirect::{Backend, Finding, Fix, Proto, Rule, Snat};
+
+use super::decide::decide;
+use super::facts::{
+    Client, Device, Facts, Far, Host, Sysctls, Way, Xdp, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT,
+    XDP_TRANSMIT,
+};
+use super::firewall::{Chain, Firewall};
+
+fn rule(from: &str, to: &str) -> Rule {
+    Rule {
+        proto: Proto::Tcp,
+        from: from.parse().unwrap(),
+        to: to.parse().unwrap(),
+        dev: None,
+        snat: Snat::Auto,
+        log: None,
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+const ALL: u64 = XDP_BASIC | XDP_REDIRECT | XDP_TRANSMIT | XDP_FRAGMENTS;
+
+/// A network card with all that XDP can have.
+fn card(ifindex: u32, address: &str) -> Device {
+    Device {
+        link: Link {
+            ifindex,
+            name: format!("e{ifindex}"),
+            up: true,
+            mtu: 1500,
+            ethernet: true,
+            ..Link::default()
+        },
+        driver: Some("mlx5_core".to_owned()),
+        xdp: Xdp {
+            program: None,
+            features: ALL,
+        },
+        addresses: vec![ip(address)],
+        sysctls: Sysctls {
+            forwarding4: Some(1),
+            forwarding6: Some(1),
+            force6: Some(0),
+            rp_filter: 0,
+            route_localnet: false,
+        },
+        ..Device::default()
+    }
+}
+
+/// A router with two cards on which everything is possible but tcx-peer.
+fn facts() -> Facts {
+    Facts {
+        kernel: Some((6, 12)),
+        btf: true,
+        nft: true,
+        from_here: true,
+        client: Client::Device(2),
+        way: Way::Out {
+            ifindex: 3,
+            devices: vec![3],
+            next: ip("10.0.1.2"),
+            source: Some(ip("10.0.1.1")),
+            resolved: true,
+        },
+        devices: vec![card(2, "10.0.8.17"), card(3, "10.0.1.1")],
+        host: Host {
+            ip_forward: true,
+            forwarding6: true,
+            learnt_default6: false,
+            local_ports: Some((32_768, 60_999)),
+            policy_rules: false,
+        },
+        firewall: Firewall::default(),
+    }
+}
+
+fn ordinary() -> Rule {
+    rule("10.0.8.17:80", "10.0.1.2:8080")
+}
+
+fn of(facts: &Facts, rule: &Rule, backend: Backend) -> Finding {
+    let found = decide(rule, facts, false, &[]);
+    found.into_iter().find(|f| f.backend == backend).unwrap()
+}
+
+/// Backends that are possible.
+fn possible(facts: &Facts, rule: &Rule) -> Vec<Backend> {
+    let found = decide(rule, facts, false, &[]);
+    let possible = found.iter().filter(|f| f.plan.is_some());
+    possible.map(|f| f.backend).collect()
+}
+
+#[track_caller]
+fn refuses(facts: &Facts, rule: &Rule, backend: Backend, why: &str) {
+    let found = of(facts, rule, backend);
+    assert!(found.plan.is_none());
+    let text = found.refused.join("\n");
+    assert!(text.contains(why), "'{why}' in {found:#?}");
+}
+
+#[track_caller]
+fn notes(facts: &Facts, rule: &Rule, backend: Backend, what: &str) -> bool {
+    of(facts, rule, backend)
+        .notes
+        .iter()
+        .any(|n| n.contains(what))
+}
+
+use Backend::{Nft, Tcx, TcxPeer, Xdp as XdpPass, XdpRedirect};
+
+#[test]
+fn cards_need_no_cure() {
+    let facts = facts();
+    assert_eq!(
+        possible(&facts, &ordinary()),
+        [XdpRedirect, XdpPass, Tcx, Nft]
+    );
+    refuses(&facts, &ordinary(), TcxPeer, "by e3, which is no veth");
+    assert!(notes(
+        &facts,
+        &ordinary(),
+        XdpRedirect,
+        "complete checksums"
+    ));
+    assert!(!notes(&facts, &ordinary(), Tcx, "complete checksums"));
+}
+
+#[test]
+fn rules_that_cannot_be_are_refused_everywhere() {
+    for (from, to, why) in [
+        ("10.0.8.17:80", "10.0.8.17:80", "to where they go anyway"),
+        ("10.0.8.17:0", "10.0.1.2:80", "port 0"),
+        ("10.0.8.17:80", "10.0.1.2:0", "port 0"),
+        ("10.0.8.17:80", "[fd00::1]:80", "IPv4 and IPv6"),
+        ("0.0.0.0:80", "10.0.1.2:80", "not the address of one host"),
+        (
+            "10.0.8.17:80",
+            "224.0.0.9:80",
+            "not the address of one host",
+        ),
+        (
+            "10.0.8.17:80",
+            "255.255.255.255:80",
+            "not the address of one host",
+        ),
+        ("[fe80::1]:80", "[fd00::1]:80", "valid on one link only"),
+    ] {
+        for backend in Backend::FASTEST_FIRST {
+            refuses(&facts(), &rule(from, to), backend, why);
+        }
+    }
+    let mut facts = facts();
+    facts.way = Way::Nowhere;
+    for backend in Backend::FASTEST_FIRST {
+        refuses(&facts, &ordinary(), backend, "no route to 10.0.1.2");
+    }
+}
+
+#[test]
+fn drivers_without_xdp_leave_tcx() {
+    let mut facts = facts();
+    facts.devices[0].xdp.features = 0;
+    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
+    refuses(
+        &facts,
+        &ordinary(),
+        XdpPass,
+        "no native XDP; the generic mode",
+    );
+    let mut facts = self::facts();
+    facts.devices[1].xdp.features = 0;
+    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
+    let mut facts = self::facts();
+    facts.devices[0].xdp.features = XDP_BASIC;
+    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
+    refuses(
+        &facts,
+        &ordinary(),
+        XdpRedirect,
+        "e2 cannot redirect from XDP",
+    );
+}
+
+#[test]
+fn transmission_is_believed_of_known_drivers_only() {
+    let mut facts = facts();
+    facts.devices[1].xdp.features = ALL & !XDP_TRANSMIT;
+    refuses(
+        &facts,
+        &ordinary(),
+        XdpRedirect,
+        "e3 (mlx5_core) cannot send",
+    );
+    facts.devices[1].driver = Some("virtio_net".to_owned());
+    assert!(possible(&facts, &ordinary()).contains(&XdpRedirect));
+    assert!(notes(
+        &facts,
+        &ordinary(),
+        XdpRedirect,
+        "once a program is attached"
+    ));
+}
+
+#[test]
+fn jumbo_frames_need_fragments() {
+    let mut facts = facts();
+    facts.devices[0].link.mtu = 9000;
+    assert!(possible(&facts, &ordinary()).contains(&XdpPass));
+    assert!(notes(
+        &facts,
+        &ordinary(),
+        XdpRedirect,
+        "over 1500 bytes take the slower way"
+    ));
+    facts.devices[0].xdp.features &= !XDP_FRAGMENTS;
+    refuses(
+        &facts,
+        &ordinary(),
+        XdpPass,
+        "no XDP for packets of 9000 bytes",
+    );
+    assert!(possible(&facts, &ordinary()).contains(&Tcx));
+}
+
+#[test]
+fn another_program_is_not_replaced() {
+    let mut facts = facts();
+    facts.devices[0].xdp.program = Some("xdp_firewall".to_owned());
+    for backend in [XdpRedirect, XdpPass] {
+        refuses(&facts, &ordinary(), backend, "attached to e2: xdp_firewall");
+    }
+    assert!(possible(&facts, &ordinary()).contains(&Tcx));
+    facts.devices[0].xdp.program = Some("mtn_redirect_xdp".to_owned());
+    assert!(possible(&facts, &ordinary()).contains(&XdpPass));
+}
+
+#[test]
+fn kinds_that_have_no_xdp_of_their_own() {
+    let kind = |kind: &str| {
+        let mut facts = facts();
+        facts.devices[0].link.kind = Some(kind.to_owned());
+        facts
+    };
+    for virtual_one in ["vlan", "bridge", "bond", "macvlan", "tun"] {
+        // Even one that says it has XDP: nobody knows whose packets come in.
+        assert_eq!(possible(&kind(virtual_one), &ordinary()), [Tcx, Nft]);
+        let why = format!("e2 is a {virtual_one} device");
+        refuses(&kind(virtual_one), &ordinary(), XdpPass, &why);
+    }
+    for deaf in ["dummy", "ifb"] {
+        assert_eq!(possible(&kind(deaf), &ordinary()), [Nft]);
+        refuses(&kind(deaf), &ordinary(), Tcx, "no client comes in by e2");
+    }
+    let mut facts = facts();
+    facts.devices[0].link.ethernet = false;
+    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
+    refuses(&facts, &ordinary(), XdpPass, "e2 has no Ethernet headers");
+    let mut always = ordinary();
+    always.snat = Snat::Always;
+    assert_eq!(possible(&facts, &always), [Nft]);
+}
+
+#[test]
+fn veths_that_cannot_be_looked_into_refuse_xdp() {
+    let mut facts = facts();
+    facts.devices[0].link.kind = Some("veth".to_owned());
+    facts.devices[0].far = Far::Unknown("no name".to_owned());
+    for backend in [XdpRedirect, XdpPass] {
+        refuses(
+            &facts,
+            &ordinary(),
+            backend,
+            "far end cannot be looked at (no name)",
+        );
+    }
+    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
+}
+
+#[test]
+fn old_kernels_and_missing_types_leave_nft() {
+    let mut facts = facts();
+    facts.kernel = Some((6, 1));
+    assert_eq!(possible(&facts, &ordinary()), [Nft]);
+    refuses(&facts, &ordinary(), Tcx, "(6.1) is older than 6.6");
+    let mut facts = self::facts();
+    facts.btf = false;
+    assert_eq!(possible(&facts, &ordinary()), [Nft]);
+    facts.nft = false;
+    assert_eq!(possible(&facts, &ordinary()), []);
+    refuses(&facts, &ordinary(), Nft, "nft is not installed");
+}
+
+#[test]
+fn ports_of_bridges_and_vrfs_are_refused() {
+    let mut facts = facts();
+    facts.devices[0].master = Some(("bridge".to_owned(), "br0".to_owned()));
+    assert_eq!(possible(&facts, &ordinary()), [Nft]);
+    let found = of(&facts, &ordinary(), Tcx);
+    assert!(found.refused[0].contains("e2 is a port of the bridge br0"));
+    assert_eq!(found.todo, ["name the bridge: --dev br0, or use nft"]);
+}
+
+#[test]
+fn one_of_several_next_hops_is_not_enough_for_the_fast_ones() {
+    let mut facts = facts();
+    facts.devices.push(card(4, "10.0.2.1"));
+    let Way::Out { devices, .. } = &mut facts.way else {
+        unreachable!()
+    };
+    devices.push(4);
+    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
+    refuses(&facts, &ordinary(), XdpRedirect, "next hops on 2 devices");
+    assert!(notes(&facts, &ordinary(), Tcx, "several next hops"));
+    // And not at all where the source has to be rewritten.
+    let mut always = ordinary();
+    always.snat = Snat::Always;
+    assert_eq!(possible(&facts, &always), [Nft]);
+}
+
+#[test]
+fn source_ports_of_sockets_are_kept_apart() {
+    let mut always = ordinary();
+    always.snat = Snat::Always;
+    let mut facts = facts();
+    assert!(!notes(&facts, &always, Tcx, "ip_local_port_range"));
+    facts.host.local_ports = Some((1024, 65_535));
+    assert!(notes(
+        &facts,
+        &always,
+        Tcx,
+        "ip_local_port_range='1024 60999'"
+    ));
+    assert!(!notes(&facts, &always, Nft, "ip_local_port_range"));
+}
+
+#[test]
+fn firewalls_keep_auto_from_going_around_them() {
+    let chain = |hook: &str, drops, docker| Chain {
+        hook: hook.to_owned(),
+        name: "ip filter FORWARD".to_owned(),
+        what: "drops what no rule accepts".to_owned(),
+        drops,
+        docker,
+    };
+    let mut facts = facts();
+    assert!(!of(&facts, &ordinary(), XdpRedirect).by_name_only);
+    facts.firewall.chains = vec![chain("forward", true, true)];
+    let fast = of(&facts, &ordinary(), XdpRedirect);
+    assert!(fast.plan.is_some() && fast.by_name_only);
+    assert!(notes(
+        &facts,
+        &ordinary(),
+        XdpRedirect,
+        "FORWARD (Docker's rules) drops"
+    ));
+    for backend in [XdpPass, Tcx, Nft] {
+        assert!(!of(&facts, &ordinary(), backend).by_name_only);
+        assert!(notes(
+            &facts,
+            &ordinary(),
+            backend,
+            "may drop redirected packets: ip filter"
+        ));
+    }
+    // What only rewrites is left undone by those that go around it, and drops nothing.
+    facts.firewall.chains = vec![chain("postrouting", false, false)];
+    assert!(of(&facts, &ordinary(), XdpRedirect).by_name_only);
+    assert!(!notes(&facts, &ordinary(), Tcx, "may drop"));
+    // Packets that are forwarded do not come by here.
+    facts.firewall.chains = vec![chain("input", true, false)];
+    assert!(!of(&facts, &ordinary(), XdpRedirect).by_name_only);
+    assert!(!notes(&facts, &ordinary(), Tcx, "may drop"));
+    facts.way = Way::Host;
+    assert!(notes(&facts, &ordinary(), Tcx, "may drop"));
+    facts = self::facts();
+    facts.firewall.unknown = Some("it cannot be read".to_owned());
+    assert!(of(&facts, &ordinary(), XdpRedirect).by_name_only);
+}
+
+#[test]
+fn ipv6_forwarding_spares_learnt_routes() {
+    let mut rule = rule("[fd00:8::17]:80", "[fd00:1::2]:80");
+    rule.dev = Some("e2".to_owned());
+    let mut facts = facts();
+    facts.host.forwarding6 = false;
+    for device in &mut facts.devices {
+        device.sysctls.forwarding6 = Some(0);
+    }
+    let fixes = |facts: &Facts, backend| {
+        let found = decide(&rule, facts, true, &[]);
+        let found = found.into_iter().find(|f| f.backend == backend).unwrap();
+        found.plan.map(|plan| plan.fixes)
+    };
+    let path = |fix: &Fix| match fix {
+        Fix::Sysctl {
+            path,
+            before,
+            value,
+        } => format!("{path} {before} {value}"),
+        other => panic!("{other:?}"),
+    };
+    let paths = |facts: &Facts, backend| -> Vec<String> {
+        let fixes = fixes(facts, backend).unwrap();
+        fixes.iter().map(path).collect()
+    };
+    let by_device = [
+        "net/ipv6/conf/e2/force_forwarding 0 1",
+        "net/ipv6/conf/e3/force_forwarding 0 1",
+    ];
+    assert_eq!(paths(&facts, Tcx), by_device);
+    assert_eq!(paths(&facts, XdpRedirect).len(), 4);
+    // Whoever learns routes must not lose them.
+    facts.host.learnt_default6 = true;
+    assert_eq!(paths(&facts, Tcx), by_device);
+    assert_eq!(fixes(&facts, XdpRedirect), None);
+    // Before 6.17 there is one switch for all.
+    for device in &mut facts.devices {
+        device.sysctls.force6 = None;
+    }
+    assert_eq!(fixes(&facts, Tcx), None);
+    facts.host.learnt_default6 = false;
+    assert_eq!(paths(&facts, Tcx), ["net/ipv6/conf/all/forwarding 0 1"]);
+    refuses(&facts, &rule, Tcx, "this host does not forward");
+}
+
+#[test]
+fn names_with_dots_are_written_with_slashes() {
+    let mut facts = facts();
+    facts.devices[0].link.name = "e0.100".to_owned();
+    facts.devices[0].sysctls.forwarding4 = Some(0);
+    let found = of(&facts, &ordinary(), Tcx);
+    assert_eq!(
+        found.todo,
+        ["sysctl -w net/ipv4/conf/e0.100/forwarding=1 (--fix does it)"]
+    );
+}
+
+#[test]
+fn addresses_are_socket_addresses() {
+    // A rule keeps its ports apart from its addresses: the same address on another port is a
+    // redirect like any other.
+    let from: SocketAddr = "10.0.8.17:80".parse().unwrap();
+    let mut facts = facts();
+    facts.way = Way::Host;
+    let rule = rule("10.0.8.17:80", "10.0.8.17:8080");
+    assert_eq!(rule.from, from);
+    assert_eq!(possible(&facts, &rule), [XdpPass, Tcx, Nft]);
+}

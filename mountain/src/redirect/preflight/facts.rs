@@ -1,0 +1,165 @@
+//! What was found on this host, as plain data: what the decisions are made from.
+
+use std::net::IpAddr;
+
+use crate::netlink::Link;
+
+use super::features::Features;
+use super::firewall::Firewall;
+
+/// Everything that matters for one rule.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Major and minor; `None`: not understood.
+    pub kernel: Option<(u32, u32)>,
+    pub btf: bool,
+    /// The `nft` program is installed.
+    pub nft: bool,
+    /// `rule.from` is an address of this host.
+    pub from_here: bool,
+    pub client: Client,
+    pub way: Way,
+    /// Every device that plays a part: the clients', the target's.
+    pub devices: Vec<Device>,
+    pub host: Host,
+    pub firewall: Firewall,
+}
+
+impl Facts {
+    /// The device of an index.
+    pub fn device(&self, ifindex: u32) -> Option<&Device> {
+        self.devices.iter().find(|d| d.link.ifindex == ifindex)
+    }
+
+    pub fn client_device(&self) -> Option<&Device> {
+        match self.client {
+            Client::Device(ifindex) => self.device(ifindex),
+            _ => None,
+        }
+    }
+
+    pub fn target_device(&self) -> Option<&Device> {
+        match self.way {
+            Way::Out { ifindex, .. } => self.device(ifindex),
+            _ => None,
+        }
+    }
+}
+
+/// Where clients come in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Client {
+    /// Nobody said, and no device holds the address that they send to.
+    #[default]
+    Unknown,
+    /// The device that was named does not exist.
+    Missing(String),
+    Device(u32),
+}
+
+/// How the target is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    #[default]
+    Nowhere,
+    /// It is an address of this host.
+    Host,
+    Out {
+        ifindex: u32,
+        /// Indices of all devices of a multipath route.
+        devices: Vec<u32>,
+        /// The router on the way, or the target itself.
+        next: IpAddr,
+        /// The address that this host would send from.
+        source: Option<IpAddr>,
+        /// The kernel knows the link-layer address of `next`.
+        resolved: bool,
+    },
+}
+
+/// A device of this namespace.
+#[derive(Clone, Debug, Default)]
+pub struct Device {
+    pub link: Link,
+    /// Kind of the bridge, bond or VRF it is a port of, and its name.
+    pub master: Option<(String, String)>,
+    /// As ethtool names it.
+    pub driver: Option<String>,
+    pub xdp: Xdp,
+    /// Programs of others at its tcx hooks.
+    pub tcx: Vec<String>,
+    pub addresses: Vec<IpAddr>,
+    pub far: Far,
+    pub sysctls: Sysctls,
+}
+
+/// XDP on a device: what is attached, what it can do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Xdp {
+    /// Name of the program that is attached.
+    pub program: Option<String>,
+    /// NETDEV_XDP_ACT_*; 0: no native XDP.
+    pub features: u64,
+}
+
+/// Programs run in the driver (NETDEV_XDP_ACT_BASIC).
+pub const XDP_BASIC: u64 = 1;
+/// They can redirect (NETDEV_XDP_ACT_REDIRECT).
+pub const XDP_REDIRECT: u64 = 2;
+/// Packets can be redirected to the device (NETDEV_XDP_ACT_NDO_XMIT).
+pub const XDP_TRANSMIT: u64 = 4;
+/// Packets in several buffers can be received (NETDEV_XDP_ACT_RX_SG).
+pub const XDP_FRAGMENTS: u64 = 32;
+
+/// The other end of a veth.
+#[derive(Clone, Debug, Default)]
+pub enum Far {
+    /// The device is no veth.
+    #[default]
+    None,
+    /// It could not be looked at: why.
+    Unknown(String),
+    End(Box<FarEnd>),
+}
+
+/// The other end of a veth, looked at from inside its namespace.
+#[derive(Clone, Debug, Default)]
+pub struct FarEnd {
+    /// Inode of its namespace, and how to name that one to nsenter(1).
+    pub namespace: u64,
+    pub path: String,
+    /// It is in the namespace of the rule, too.
+    pub here: bool,
+    pub link: Link,
+    pub features: Features,
+    /// An XDP program is attached, which makes it poll by NAPI.
+    pub xdp: bool,
+    /// All addresses of its namespace.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Settings below net/ipv4/conf/DEV and net/ipv6/conf/DEV; `None`: not there.
+#[derive(Clone, Debug, Default)]
+pub struct Sysctls {
+    pub forwarding4: Option<u32>,
+    pub forwarding6: Option<u32>,
+    /// IPv6, since 6.17: forwards what comes in here, whatever net.ipv6.conf.all.forwarding says.
+    pub force6: Option<u32>,
+    /// Its own, or that of all devices if larger.
+    pub rp_filter: u32,
+    pub route_localnet: bool,
+}
+
+/// Settings of the namespace.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    pub ip_forward: bool,
+    pub forwarding6: bool,
+    /// A default route learnt from IPv6 router advertisements, which the kernel drops when a device
+    /// begins to forward.
+    pub learnt_default6: bool,
+    /// Ports that this host's own sockets take.
+    pub local_ports: Option<(u16, u16)>,
+    /// Policy routing rules besides the three that every namespace has.
+    pub policy_rules: bool,
+}

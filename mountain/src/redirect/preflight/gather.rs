@@ -1,0 +1,280 @@
+//! Reading the [`Facts`] of a rule in the calling thread's network namespace. Changes nothing.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::{Context, Result};
+
+use crate::cc::scope;
+use crate::check;
+use crate::netlink;
+use crate::redirect::Rule;
+
+use super::facts::{Client, Device, Facts, Far, FarEnd, Host, Sysctls, Way, Xdp};
+use super::{features, firewall, OWN_PROGRAMS};
+
+/// Everything that matters for `rule`.
+pub fn gather(rule: &Rule) -> Result<Facts> {
+    let addresses = netlink::addresses().context("cannot list the addresses")?;
+    let holder = addresses.iter().find(|(_, ip)| *ip == rule.from.ip());
+    // The whole of 127.0.0.0/8 is this host's.
+    let from_here = holder.is_some() || rule.from.ip().is_loopback();
+    let client = match (&rule.dev, holder) {
+        (Some(name), _) => match nix::net::if_::if_nametoindex(name.as_str()) {
+            Ok(ifindex) => Client::Device(ifindex),
+            Err(_) => Client::Missing(name.clone()),
+        },
+        (None, Some((ifindex, _))) => Client::Device(*ifindex),
+        (None, None) => Client::Unknown,
+    };
+    let way = way(rule.to.ip()).with_context(|| format!("no route to {}", rule.to.ip()))?;
+
+    let mut indices = BTreeSet::new();
+    if let Client::Device(ifindex) = client {
+        indices.insert(ifindex);
+    }
+    if let Way::Out {
+        ifindex, devices, ..
+    } = &way
+    {
+        indices.insert(*ifindex);
+        indices.extend(devices);
+    }
+    let devices = indices
+        .into_iter()
+        .map(|ifindex| device(ifindex, &addresses));
+    let nft = firewall::nft_program();
+    let release = read("sys/kernel/osrelease").unwrap_or_default();
+    Ok(Facts {
+        kernel: check::kernel_version(&release),
+        btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
+        from_here,
+        client,
+        way,
+        devices: devices.collect::<Result<_>>()?,
+        host: host(rule.to.is_ipv6()),
+        firewall: firewall::read(nft.as_deref(), rule.from.ip()),
+        nft: nft.is_some(),
+    })
+}
+
+fn way(target: IpAddr) -> io::Result<Way> {
+    let (first, devices, source) = match netlink::look_up(target)? {
+        netlink::Way::Host => return Ok(Way::Host),
+        netlink::Way::Nowhere => return Ok(Way::Nowhere),
+        netlink::Way::Out {
+            first,
+            devices,
+            source,
+        } => (first, devices, source),
+    };
+    let next = first.gateway.unwrap_or(target);
+    Ok(Way::Out {
+        ifindex: first.ifindex,
+        devices,
+        next,
+        source,
+        resolved: netlink::neighbour_usable(first.ifindex, next)?,
+    })
+}
+
+fn device(ifindex: u32, addresses: &[(u32, IpAddr)]) -> Result<Device> {
+    let link = netlink::link(ifindex).with_context(|| format!("cannot read device {ifindex}"))?;
+    let master = link.master.and_then(|ifindex| {
+        let master = netlink::link(ifindex).ok()?;
+        Some((master.kind.unwrap_or_default(), master.name))
+    });
+    let far = match (link.kind.as_deref(), link.peer) {
+        (Some("veth"), Some(peer)) => far(&link.name, peer, link.peer_namespace),
+        (Some("veth"), None) => Far::Unknown("it has no other end".to_owned()),
+        _ => Far::None,
+    };
+    let tcx = [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS]
+        .into_iter()
+        .flat_map(|hook| check::tcx_programs(ifindex, hook).unwrap_or_default())
+        .filter(|name| !OWN_PROGRAMS.iter().any(|own| name.starts_with(own)))
+        .collect();
+    let own = addresses.iter().filter(|(index, _)| *index == ifindex);
+    Ok(Device {
+        master,
+        driver: features::driver(&link.name).ok(),
+        xdp: xdp(ifindex).with_context(|| format!("cannot tell what XDP does on {}", link.name))?,
+        tcx,
+        addresses: own.map(|(_, address)| *address).collect(),
+        far,
+        sysctls: sysctls(&link.name),
+        link,
+    })
+}
+
+fn xdp(ifindex: u32) -> io::Result<Xdp> {
+    let mut options = libbpf_sys::bpf_xdp_query_opts {
+        sz: std::mem::size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    // SAFETY: `options` says its size and lives through the call.
+    let status = unsafe { libbpf_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) };
+    if status < 0 {
+        return Err(io::Error::from_raw_os_error(-status));
+    }
+    // With programs in several modes at once the one id is 0.
+    let ids = [
+        options.prog_id,
+        options.drv_prog_id,
+        options.skb_prog_id,
+        options.hw_prog_id,
+    ];
+    let program = ids.into_iter().find(|id| *id != 0).map(|id| {
+        libbpf_rs::query::ProgInfoIter::default()
+            .find(|program| program.id == id)
+            .map_or_else(
+                || format!("number {id}"),
+                |program| program.name.to_string_lossy().into_owned(),
+            )
+    });
+    Ok(Xdp {
+        program,
+        features: options.feature_flags,
+    })
+}
+
+/// The other end of the veth `name`: device `peer` of the namespace with number `id`.
+fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
+    let here = match scope::this_namespace() {
+        Ok(here) => here,
+        Err(e) => return Far::Unknown(format!("{e:#}")),
+    };
+    let Some(id) = id else {
+        let end = far_end(peer).map(|end| FarEnd {
+            namespace: here,
+            here: true,
+            ..end
+        });
+        return end.map_or_else(
+            |e| Far::Unknown(format!("{e:#}")),
+            |end| Far::End(end.into()),
+        );
+    };
+    let known = |file: &File| netlink::namespace_id(file).is_ok_and(|found| found == Some(id));
+    let namespace = scope::namespaces()
+        .into_iter()
+        .find(|(_, file)| known(file));
+    let Some((inode, file)) = namespace else {
+        return Far::Unknown(format!(
+            "the network namespace of its other end (link-netnsid {id}) has no name in /run/netns \
+             and no process that can be seen"
+        ));
+    };
+    match scope::within(file, || far_end(peer)) {
+        Ok(end) => Far::End(Box::new(FarEnd {
+            namespace: inode,
+            path: namespace_path(inode),
+            ..end
+        })),
+        Err(e) => Far::Unknown(format!("the other end of {name}: {e:#}")),
+    }
+}
+
+/// Of the calling thread's namespace.
+fn far_end(ifindex: u32) -> Result<FarEnd> {
+    let link = netlink::link(ifindex).context("cannot be read")?;
+    let addresses = netlink::addresses().context("its addresses cannot be listed")?;
+    Ok(FarEnd {
+        features: features::read(&link.name).context("its offload features cannot be read")?,
+        xdp: xdp(ifindex)
+            .context("its XDP cannot be read")?
+            .program
+            .is_some(),
+        addresses: addresses.into_iter().map(|(_, address)| address).collect(),
+        link,
+        ..FarEnd::default()
+    })
+}
+
+/// How nsenter(1) is told of a namespace.
+fn namespace_path(inode: u64) -> String {
+    let is = |path: &str| fs::metadata(path).is_ok_and(|m| m.ino() == inode);
+    let names = |folder: &str, below: &str| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let paths = entries.map(|e| format!("{}{below}", e.path().display()));
+        paths.collect::<Vec<_>>()
+    };
+    let mut paths = names("/run/netns", "").into_iter();
+    paths
+        .find(|path| is(path))
+        .or_else(|| names("/proc", "/ns/net").into_iter().find(|path| is(path)))
+        .unwrap_or_default()
+}
+
+fn sysctls(device: &str) -> Sysctls {
+    let of = |family: &str, device: &str, name: &str| {
+        number(&format!("sys/net/{family}/conf/{device}/{name}"))
+    };
+    let rp_filter = of("ipv4", device, "rp_filter").max(of("ipv4", "all", "rp_filter"));
+    let localnet = |device| of("ipv4", device, "route_localnet").unwrap_or(0) != 0;
+    Sysctls {
+        forwarding4: of("ipv4", device, "forwarding"),
+        forwarding6: of("ipv6", device, "forwarding"),
+        force6: of("ipv6", device, "force_forwarding"),
+        rp_filter: rp_filter.unwrap_or(0),
+        route_localnet: localnet(device) || localnet("all"),
+    }
+}
+
+fn host(ipv6: bool) -> Host {
+    let on = |path| number(path).unwrap_or(0) != 0;
+    let ports = read("sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut ports = ports.split_whitespace().map_while(|p| p.parse().ok());
+    Host {
+        ip_forward: on("sys/net/ipv4/ip_forward"),
+        forwarding6: on("sys/net/ipv6/conf/all/forwarding"),
+        learnt_default6: learnt_default(&read("net/ipv6_route").unwrap_or_default()),
+        local_ports: ports.next().zip(ports.next()),
+        policy_rules: netlink::policy_rules(ipv6).unwrap_or(true),
+    }
+}
+
+/// Whether /proc/net/ipv6_route has a default route that router advertisements have made: RTF_DEFAULT
+/// and RTF_ADDRCONF of linux/ipv6_route.h.
+fn learnt_default(table: &str) -> bool {
+    const LEARNT: u32 = 0x0001_0000 | 0x0004_0000;
+    table
+        .lines()
+        .filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(8)?, 16).ok())
+        .any(|flags| flags & LEARNT == LEARNT)
+}
+
+/// A file below /proc; what is below /proc/net and /proc/sys/net is the calling thread's
+/// namespace's.
+fn read(path: &str) -> Option<String> {
+    let path = match path.strip_prefix("net/") {
+        Some(rest) => format!("/proc/thread-self/net/{rest}"),
+        None => format!("/proc/{path}"),
+    };
+    fs::read_to_string(path).ok()
+}
+
+fn number(path: &str) -> Option<u32> {
+    read(path)?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_routes_by_advertisement_are_found() {
+        let line = |flags: &str| {
+            format!(
+                "{0} 00 {0} 00 fe800000000000000000000000000001 00000400 00000001 00000000 {flags}     eth0\n",
+                "0".repeat(32)
+            )
+        };
+        assert!(learnt_default(&(line("00000003") + &line("00450003"))));
+        assert!(!learnt_default(&line("00000003")));
+        assert!(!learnt_default("nonsense\n"));
+    }
+}

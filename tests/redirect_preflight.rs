@@ -1,0 +1,857 @@
+//! What `redirect::preflight` finds on real devices, and what `redirect::fixes` does about it, in
+//! network namespaces of its own. Needs root.
+//!
+//! ```text
+//!   client c0 10.0.8.18 ---- 10.0.8.17 r0  router  r1 10.0.1.1 ---- 10.0.1.2 s0  server
+//! ```
+//!
+//! Likewise fd00:8::18, ::17 and fd00:1::1, ::2.
+
+#[path = "support/netns.rs"]
+mod netns;
+
+use std::process::Command;
+
+use mountain::redirect::preflight::{look, look_beside};
+use mountain::redirect::{fixes, Backend, Finding, Fix, Proto, Rule, Snat};
+use netns::Namespace;
+use Backend::{Nft, Tcx, TcxPeer, Xdp, XdpRedirect};
+
+struct Net {
+    client: Namespace,
+    router: Namespace,
+    server: Namespace,
+}
+
+impl Net {
+    /// Forwarding is on, and so is nothing else.
+    fn new() -> Self {
+        let net = Self {
+            client: Namespace::new(),
+            router: Namespace::new(),
+            server: Namespace::new(),
+        };
+        net.join("r0", &net.client, "c0");
+        net.join("r1", &net.server, "s0");
+        for (side, device, address) in [
+            (&net.client, "c0", "8::18"),
+            (&net.router, "r0", "8::17"),
+            (&net.router, "r1", "1::1"),
+            (&net.server, "s0", "1::2"),
+        ] {
+            let v4 = address.replace("::", ".");
+            side.ip(&format!("addr add 10.0.{v4}/24 dev {device}"));
+            side.ip(&format!("addr add fd00:{address}/64 dev {device} nodad"));
+            side.ip(&format!("link set {device} up"));
+        }
+        net.router.sysctl("ipv4/ip_forward", "1");
+        net.router.sysctl("ipv6/conf/all/forwarding", "1");
+        net
+    }
+
+    /// A veth from the router.
+    fn join(&self, device: &str, to: &Namespace, peer: &str) {
+        self.router.ip(&format!(
+            "link add {device} type veth peer name {peer} netns {}",
+            to.name
+        ));
+    }
+
+    /// The far ends are as XDP needs them.
+    fn ready(self) -> Self {
+        for (side, device) in [(&self.client, "c0"), (&self.server, "s0")] {
+            ethtool(side, device, "tx off");
+            ethtool(side, device, "gro on");
+        }
+        self
+    }
+
+    fn look(&self, rule: &Rule) -> Vec<Finding> {
+        self.router.within(async || look(rule, false).unwrap())
+    }
+
+    fn look_and_fix(&self, rule: &Rule) -> Vec<Finding> {
+        self.router.within(async || look(rule, true).unwrap())
+    }
+}
+
+/// Runs a command inside; what it prints.
+fn inside(side: &Namespace, line: &str) -> String {
+    let output = Command::new("nsenter")
+        .arg(format!("--net=/run/netns/{}", side.name))
+        .args(line.split_whitespace())
+        .output()
+        .unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{line}: {}", said(&output.stderr));
+    said(&output.stdout)
+}
+
+fn ethtool(side: &Namespace, device: &str, setting: &str) {
+    inside(side, &format!("ethtool -K {device} {setting}"));
+}
+
+fn features(side: &Namespace, device: &str) -> String {
+    inside(side, &format!("ethtool -k {device}"))
+}
+
+fn rule(from: &str, to: &str) -> Rule {
+    Rule {
+        proto: Proto::Udp,
+        from: from.parse().unwrap(),
+        to: to.parse().unwrap(),
+        dev: None,
+        snat: Snat::Auto,
+        log: None,
+    }
+}
+
+fn ordinary() -> Rule {
+    rule("10.0.8.17:8080", "10.0.1.2:8083")
+}
+
+fn of(findings: &[Finding], backend: Backend) -> &Finding {
+    let mut found = findings.iter().filter(|f| f.backend == backend);
+    let one = found.next().unwrap();
+    assert!(found.next().is_none());
+    assert_eq!(one.plan.is_some(), one.refused.is_empty(), "{one:#?}");
+    one
+}
+
+#[track_caller]
+fn possible(findings: &[Finding], backend: Backend) -> &Finding {
+    let found = of(findings, backend);
+    assert!(found.plan.is_some(), "{found:#?}");
+    found
+}
+
+/// The backend is refused, for a reason with `why` and a way out with `todo`.
+#[track_caller]
+fn refused<'a>(findings: &'a [Finding], backend: Backend, why: &str, todo: &str) -> &'a Finding {
+    let found = of(findings, backend);
+    assert!(
+        found.refused.iter().any(|r| r.contains(why)),
+        "'{why}' in {found:#?}"
+    );
+    assert!(
+        found.todo.iter().any(|t| t.contains(todo)),
+        "'{todo}' in {found:#?}"
+    );
+    found
+}
+
+#[track_caller]
+fn noted(finding: &Finding, what: &str) {
+    assert!(
+        finding.notes.iter().any(|n| n.contains(what)),
+        "'{what}' in {finding:#?}"
+    );
+}
+
+const BPF: [Backend; 4] = [XdpRedirect, TcxPeer, Xdp, Tcx];
+
+/// Exactly these are possible.
+#[track_caller]
+fn only(findings: &[Finding], backends: &[Backend]) {
+    let possible = findings.iter().filter(|f| f.plan.is_some());
+    let possible: Vec<Backend> = possible.map(|f| f.backend).collect();
+    assert_eq!(possible, backends, "{findings:#?}");
+}
+
+#[test]
+fn fresh_veths_refuse_xdp_for_checksums_and_napi() {
+    let net = Net::new();
+    let found = net.look(&ordinary());
+    let order: Vec<Backend> = found.iter().map(|f| f.backend).collect();
+    assert_eq!(order, Backend::FASTEST_FIRST);
+    let client = net.client.name.clone();
+    for backend in [Xdp, XdpRedirect] {
+        let todo = format!(
+            "nsenter --net=/run/netns/{client} ethtool -K c0 tx-checksum-ip-generic off (--fix does it)"
+        );
+        refused(
+            &found,
+            backend,
+            "c0, the far end of r0, leaves checksums unfinished",
+            &todo,
+        );
+    }
+    // Replies are rewritten by XDP too, with xdp-redirect only.
+    let both = refused(
+        &found,
+        XdpRedirect,
+        "s0, the far end of r1, leaves",
+        "s0 tx-",
+    );
+    assert_eq!(both.refused.len(), 4, "{both:#?}");
+    assert_eq!(of(&found, Xdp).refused.len(), 1);
+    for end in ["c0", "s0"] {
+        let why = format!(
+            "{end}, the far end of r{}, does not poll by NAPI",
+            u8::from(end == "s0")
+        );
+        refused(
+            &found,
+            XdpRedirect,
+            &why,
+            &format!("ethtool -K {end} rx-gro on"),
+        );
+    }
+    for backend in [TcxPeer, Tcx, Nft] {
+        let plan = possible(&found, backend).plan.as_ref().unwrap();
+        assert_eq!(plan.target_dev.as_ref().unwrap().name, "r1");
+        assert_eq!((plan.snat, &plan.fixes), (None, &vec![]));
+        let client = plan.client_dev.as_ref().map(|d| d.name.as_str());
+        assert_eq!(client, Some("r0").filter(|_| backend != Nft));
+    }
+}
+
+#[test]
+fn what_was_cured_by_hand_is_possible() {
+    let net = Net::new().ready();
+    for rule in [ordinary(), rule("[fd00:8::17]:8080", "[fd00:1::2]:8083")] {
+        let found = net.look(&rule);
+        for backend in Backend::FASTEST_FIRST {
+            let found = possible(&found, backend);
+            assert!(found.todo.is_empty() && !found.by_name_only, "{found:#?}");
+            assert_eq!(found.plan.as_ref().unwrap().fixes, []);
+        }
+    }
+}
+
+#[test]
+fn fixes_make_it_possible_and_are_taken_back() {
+    let net = Net::new();
+    let before = [features(&net.client, "c0"), features(&net.server, "s0")];
+    let rule = ordinary();
+    let found = net.look_and_fix(&rule);
+    let fixes = &possible(&found, XdpRedirect).plan.as_ref().unwrap().fixes;
+    assert_eq!(fixes.len(), 4, "{fixes:#?}");
+    assert_eq!(possible(&found, Xdp).plan.as_ref().unwrap().fixes.len(), 1);
+    assert_eq!(possible(&found, Tcx).plan.as_ref().unwrap().fixes, []);
+    assert_eq!(
+        features(&net.client, "c0"),
+        before[0],
+        "looking changes nothing"
+    );
+
+    net.router.within(async || fixes::apply(fixes).unwrap());
+    let found = net.look(&rule);
+    assert_eq!(
+        possible(&found, XdpRedirect).plan.as_ref().unwrap().fixes,
+        []
+    );
+    for (side, device) in [(&net.client, "c0"), (&net.server, "s0")] {
+        let now = features(side, device);
+        for line in [
+            "tx-checksum-ip-generic: off",
+            "tx-tcp-segmentation: off",
+            "generic-receive-offload: on",
+            // Not asked for, and not needed.
+            "tx-checksum-sctp: on",
+        ] {
+            assert!(now.contains(line), "{line} in {now}");
+        }
+    }
+    net.router.within(async || fixes::undo(fixes).unwrap());
+    let after = [features(&net.client, "c0"), features(&net.server, "s0")];
+    assert_eq!(after, before, "with TSO, which depends on the checksum");
+    net.router.within(async || fixes::undo(fixes).unwrap());
+    assert_eq!(
+        features(&net.client, "c0"),
+        before[0],
+        "once more does nothing"
+    );
+}
+
+#[test]
+fn fixes_of_other_rules_are_relied_on() {
+    let net = Net::new();
+    let rule = ordinary();
+    let in_force: Vec<Fix> = {
+        let found = net.look_and_fix(&rule);
+        possible(&found, XdpRedirect).plan.clone().unwrap().fixes
+    };
+    net.router.within(async || fixes::apply(&in_force).unwrap());
+    let found = net
+        .router
+        .within(async || look_beside(&rule, false, &in_force).unwrap());
+    let fixes = |backend| possible(&found, backend).plan.clone().unwrap().fixes;
+    assert_eq!(fixes(XdpRedirect), in_force);
+    assert_eq!(fixes(Xdp).len(), 1);
+    assert_eq!(fixes(Tcx), []);
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let net = Net::new();
+    net.router.sysctl("ipv4/ip_forward", "0");
+    let all = || {
+        let mut text = String::new();
+        for (side, devices) in [
+            (&net.client, &["c0"][..]),
+            (&net.router, &["r0", "r1"]),
+            (&net.server, &["s0"]),
+        ] {
+            for line in [
+                "ip -d link",
+                "ip addr",
+                "ip route show table all",
+                "ip -6 route show table all",
+                "ip rule",
+                "bpftool net show",
+                "nft list ruleset",
+                "sysctl -a --pattern ^net",
+            ] {
+                text += &inside(side, line);
+            }
+            // Neighbours come and go with the kernel's own packets; none may come by a look.
+            text += &inside(side, "ip -4 neigh");
+            for device in devices {
+                text += &features(side, device);
+            }
+        }
+        text
+    };
+    // The kernel's link watch takes up to a second.
+    while all().contains("state DOWN") || all().contains("state LOWERLAYERDOWN") {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let before = all();
+    for rule in [ordinary(), rule("[fd00:8::17]:80", "[fd00:1::2]:80")] {
+        net.look(&rule);
+        net.look_and_fix(&rule);
+    }
+    let after = all();
+    let changed: Vec<_> = before
+        .lines()
+        .zip(after.lines())
+        .filter(|(a, b)| a != b)
+        .collect();
+    assert!(before == after, "{changed:#?}");
+}
+
+#[test]
+fn forwarding_is_needed_and_can_be_switched_on() {
+    let net = Net::new().ready();
+    net.client.ip("route add default via 10.0.8.17");
+    net.server.ip("route add default via 10.0.1.1");
+    net.client.ip("-6 route add default via fd00:8::17");
+    net.server.ip("-6 route add default via fd00:1::1");
+    net.router.sysctl("ipv4/ip_forward", "0");
+    net.router.sysctl("ipv6/conf/all/forwarding", "0");
+    let values = || inside(&net.router, "sysctl -a --pattern forward");
+    let before = values();
+    for (rule, todo) in [
+        (ordinary(), "sysctl -w net.ipv4.conf.r0.forwarding=1 (--fix"),
+        (
+            rule("[fd00:8::17]:80", "[fd00:1::2]:80"),
+            "sysctl -w net.ipv6.conf.",
+        ),
+    ] {
+        let found = net.look(&rule);
+        for backend in Backend::FASTEST_FIRST {
+            let why = match rule.to.is_ipv4() || backend != XdpRedirect {
+                true => "does not forward packets",
+                false => "stops look-ups by XDP",
+            };
+            refused(&found, backend, why, todo);
+        }
+        let found = net.look_and_fix(&rule);
+        only(&found, &Backend::FASTEST_FIRST);
+        let fixes = &possible(&found, XdpRedirect).plan.as_ref().unwrap().fixes;
+        let pings = || {
+            let to = rule.to.ip().to_string();
+            let mut ping = Command::new("nsenter");
+            ping.arg(format!("--net=/run/netns/{}", net.client.name));
+            ping.args(["ping", "-c", "1", "-W", "1", &to]);
+            ping.output().unwrap().status.success()
+        };
+        assert!(!pings());
+        net.router.within(async || fixes::apply(fixes).unwrap());
+        only(&net.look(&rule), &Backend::FASTEST_FIRST);
+        assert!(pings(), "{fixes:#?}");
+        net.router.within(async || fixes::undo(fixes).unwrap());
+        assert_eq!(values(), before);
+    }
+    // Without a device all of them have to forward.
+    let transit = rule("192.0.2.1:80", "10.0.1.2:80");
+    refused(
+        &net.look(&transit),
+        Nft,
+        "net.ipv4.ip_forward = 0",
+        "net.ipv4.ip_forward=1",
+    );
+}
+
+#[test]
+fn hairpins_rewrite_the_source() {
+    let net = Net::new().ready();
+    net.client.ip("addr add 10.0.8.19/24 dev c0");
+    net.client.ip("addr add fd00:8::19/64 dev c0 nodad");
+    for (mut rule, source) in [
+        (rule("10.0.8.17:80", "10.0.8.19:8080"), "10.0.8.17"),
+        (rule("[fd00:8::17]:80", "[fd00:8::19]:8080"), "fd00:8::17"),
+    ] {
+        let found = net.look(&rule);
+        only(&found, &[XdpRedirect, Tcx, Nft]);
+        for backend in [XdpRedirect, Tcx, Nft] {
+            let plan = possible(&found, backend).plan.as_ref().unwrap();
+            assert_eq!(plan.snat, Some(source.parse().unwrap()), "{plan:?}");
+            assert_eq!(plan.target_dev.as_ref().unwrap().name, "r0");
+        }
+        refused(
+            &found,
+            Xdp,
+            "the source address has to be rewritten",
+            "use xdp-redirect, tcx",
+        );
+        rule.snat = Snat::Never;
+        let found = net.look(&rule);
+        let plan = possible(&found, Xdp).plan.as_ref().unwrap();
+        assert_eq!(plan.snat, None);
+        noted(of(&found, Xdp), "replies reach clients only if");
+    }
+    // Not a hairpin: only when asked for.
+    let mut rule = ordinary();
+    rule.snat = Snat::Always;
+    let plan = possible(&net.look(&rule), Tcx).plan.clone().unwrap();
+    assert_eq!(plan.snat, Some("10.0.1.1".parse().unwrap()));
+}
+
+#[test]
+fn targets_on_this_host() {
+    let net = Net::new().ready();
+    let found = net.look(&rule("10.0.8.17:80", "10.0.1.1:8080"));
+    only(&found, &[Xdp, Tcx, Nft]);
+    refused(&found, XdpRedirect, "10.0.1.1 is on this host", "");
+    let plan = possible(&found, Xdp).plan.as_ref().unwrap();
+    assert_eq!((&plan.target_dev, plan.snat), (&None, None));
+
+    let loopback = rule("10.0.8.17:80", "127.0.0.1:8080");
+    let found = net.look(&loopback);
+    only(&found, &[]);
+    refused(&found, Tcx, "dropped as a martian", "or use nft");
+    let todo = "sysctl -w net.ipv4.conf.r0.route_localnet=1 (--fix does it)";
+    refused(&found, Nft, "route_localnet = 0", todo);
+    let found = net.look_and_fix(&loopback);
+    only(&found, &[Nft]);
+    noted(of(&found, Nft), "lets hosts behind r0 reach everything");
+    let fixes = &possible(&found, Nft).plan.as_ref().unwrap().fixes;
+    net.router.within(async || fixes::apply(fixes).unwrap());
+    only(&net.look(&loopback), &[Nft]);
+    net.router.within(async || fixes::undo(fixes).unwrap());
+    only(&net.look(&loopback), &[]);
+
+    only(
+        &net.look_and_fix(&rule("[fd00:8::17]:80", "[::1]:8080")),
+        &[],
+    );
+    // What this host sends to itself is nft's.
+    let own = net.look(&rule("127.0.0.1:80", "10.0.1.2:80"));
+    only(&own, &[Nft]);
+    refused(
+        &own,
+        Tcx,
+        "only this host itself sends to 127.0.0.1",
+        "use nft",
+    );
+}
+
+#[test]
+fn bpf_needs_to_know_where_clients_come_in() {
+    let net = Net::new().ready();
+    let mut transit = rule("192.0.2.1:80", "10.0.1.2:80");
+    let found = net.look(&transit);
+    only(&found, &[Nft]);
+    for backend in BPF {
+        refused(
+            &found,
+            backend,
+            "no device of this host holds 192.0.2.1",
+            "--dev",
+        );
+    }
+    transit.dev = Some("r0".to_owned());
+    let found = net.look(&transit);
+    only(&found, &Backend::FASTEST_FIRST);
+    noted(of(&found, Tcx), "clients have to be routed through");
+    let nft = possible(&found, Nft).plan.as_ref().unwrap();
+    assert_eq!(nft.client_dev.as_ref().unwrap().name, "r0");
+    transit.dev = Some("nodev0".to_owned());
+    for backend in Backend::FASTEST_FIRST {
+        refused(
+            &net.look(&transit),
+            backend,
+            "there is no device nodev0",
+            "ip link",
+        );
+    }
+    // An address that is held for all devices says nothing about one.
+    net.router.ip("addr add 192.0.2.1/32 dev lo");
+    transit.dev = None;
+    let found = net.look(&transit);
+    only(&found, &[Nft]);
+    refused(&found, Xdp, "no client comes in by lo", "--dev");
+}
+
+#[test]
+fn kinds_of_devices() {
+    let net = Net::new().ready();
+    let router = &net.router;
+    router.ip("link add br0 type bridge");
+    // Kernels for virtual machines may lack it.
+    let vlan = router.try_ip("link add link r0 name r0.7 type vlan id 7");
+    router.ip("tuntap add dev t0 mode tun");
+    for (n, device) in ["br0", "t0"].iter().enumerate() {
+        router.ip(&format!("addr add 10.1.{n}.1/24 dev {device}"));
+        router.ip(&format!("link set {device} up"));
+    }
+    let mut rule = ordinary();
+    let mut by = |device: &str| {
+        rule.dev = Some(device.to_owned());
+        net.look(&rule)
+    };
+    let found = by("br0");
+    only(&found, &[TcxPeer, Tcx, Nft]);
+    refused(&found, Xdp, "br0 is a bridge device", "use tcx or nft");
+    if vlan {
+        let found = by("r0.7");
+        refused(&found, XdpRedirect, "r0.7 is a vlan device", "use tcx");
+    }
+    let found = by("t0");
+    only(&found, &[Tcx, Nft]);
+    for backend in [XdpRedirect, TcxPeer, Xdp] {
+        refused(
+            &found,
+            backend,
+            "t0 has no Ethernet headers",
+            "use tcx or nft",
+        );
+    }
+    // Neither can the other side be one.
+    let found = net.look(&self::rule("10.0.8.17:80", "10.1.1.2:80"));
+    only(&found, &[Xdp, Tcx, Nft]);
+    let found = net.look(&self::rule("10.0.8.17:80", "10.1.0.2:80"));
+    only(&found, &[Xdp, Tcx, Nft]);
+    refused(
+        &found,
+        TcxPeer,
+        "reached by br0, which is no veth",
+        "use xdp-redirect",
+    );
+
+    router.ip("link set r0 master br0");
+    let found = by("r0");
+    only(&found, &[Nft]);
+    refused(&found, Tcx, "r0 is a port of the bridge br0", "--dev br0");
+}
+
+/// Attaches a program that passes everything.
+fn attach_xdp(side: &Namespace, device: &str, name: &str) {
+    let ifindex = side.index(device);
+    // mov r0, XDP_PASS; exit
+    let pass: [u64; 2] = [0x0000_0002_0000_00b7, 0x95];
+    let name = std::ffi::CString::new(name).unwrap();
+    side.within(async || {
+        // SAFETY: the instructions and strings live through the calls; the program stays attached
+        // when its descriptor is closed.
+        unsafe {
+            let program = libbpf_sys::bpf_prog_load(
+                libbpf_sys::BPF_PROG_TYPE_XDP,
+                name.as_ptr(),
+                c"GPL".as_ptr(),
+                pass.as_ptr().cast(),
+                pass.len() as libbpf_sys::size_t,
+                std::ptr::null_mut(),
+            );
+            assert!(program >= 0, "{program}");
+            let attached = libbpf_sys::bpf_xdp_attach(ifindex as i32, program, 0, std::ptr::null());
+            assert_eq!(attached, 0);
+            libc::close(program);
+        }
+    });
+}
+
+#[test]
+fn other_programs_stay() {
+    let net = Net::new();
+    ethtool(&net.client, "c0", "tx off");
+    ethtool(&net.server, "s0", "tx off");
+    attach_xdp(&net.router, "r0", "firewall");
+    let found = net.look_and_fix(&ordinary());
+    only(&found, &[TcxPeer, Tcx, Nft]);
+    let todo = "ip link set dev r0 xdp off";
+    refused(
+        &found,
+        Xdp,
+        "another XDP program is attached to r0: firewall",
+        todo,
+    );
+    net.router.ip("link set dev r0 xdp off");
+    attach_xdp(&net.router, "r0", "mtn_redirect");
+    possible(&net.look(&ordinary()), Xdp);
+    // A program at the far end polls, as GRO would.
+    let found = net.look(&ordinary());
+    refused(
+        &found,
+        XdpRedirect,
+        "c0, the far end of r0, does not poll",
+        "c0 rx-gro on",
+    );
+    attach_xdp(&net.client, "c0", "any");
+    attach_xdp(&net.server, "s0", "any");
+    only(&net.look(&ordinary()), &Backend::FASTEST_FIRST);
+}
+
+#[test]
+fn several_next_hops() {
+    let net = Net::new().ready();
+    net.join("r2", &net.server, "s1");
+    net.router.ip("addr add 10.0.2.1/24 dev r2");
+    for (side, device) in [(&net.router, "r2"), (&net.server, "s1")] {
+        side.ip(&format!("link set {device} up"));
+    }
+    net.server.ip("addr add 10.9.9.9/32 dev lo");
+    let hop = "nexthop via 10.0.1.2 dev r1";
+    net.router.ip(&format!(
+        "route add 10.9.9.9 {hop} nexthop via 10.0.2.2 dev r2"
+    ));
+    let rule = rule("10.0.8.17:80", "10.9.9.9:80");
+    let found = net.look(&rule);
+    only(&found, &[Xdp, Tcx, Nft]);
+    refused(
+        &found,
+        XdpRedirect,
+        "next hops on 2 devices",
+        "route of its own",
+    );
+    noted(of(&found, Tcx), "several next hops");
+    net.router.ip("route replace 10.9.9.9 via 10.0.1.2 dev r1");
+    only(&net.look(&rule), &Backend::FASTEST_FIRST);
+    // One route with a next hop on the clients' device is a hairpin for some.
+    net.router.ip(&format!(
+        "route replace 10.9.9.9 {hop} nexthop via 10.0.8.18 dev r0"
+    ));
+    only(&net.look(&rule), &[Nft]);
+}
+
+#[test]
+fn peers_are_for_the_next_namespace() {
+    let net = Net::new().ready();
+    net.router.ip("route add 10.0.3.0/24 via 10.0.1.2");
+    let further = rule("10.0.8.17:80", "10.0.3.3:80");
+    let found = net.look(&further);
+    only(&found, &[XdpRedirect, Xdp, Tcx, Nft]);
+    refused(
+        &found,
+        TcxPeer,
+        "not an address of the namespace behind r1",
+        "use xdp-redirect",
+    );
+    net.server.ip("addr add 10.0.3.3/32 dev lo");
+    only(&net.look(&further), &Backend::FASTEST_FIRST);
+
+    for (side, device) in [(&net.client, "c0"), (&net.router, "r0")] {
+        side.ip(&format!("link set {device} mtu 1400"));
+    }
+    let found = net.look(&ordinary());
+    let todo = format!(
+        "nsenter --net=/run/netns/{} ip link set dev s0 mtu 1400",
+        net.server.name
+    );
+    refused(
+        &found,
+        TcxPeer,
+        "replies may have 1500 bytes, and r0 carries 1400",
+        &todo,
+    );
+    noted(
+        possible(&found, XdpRedirect),
+        "over 1400 bytes take the slower way",
+    );
+    net.server.ip("link set s0 mtu 1400");
+    possible(&net.look(&ordinary()), TcxPeer);
+
+    // Both ends here.
+    net.router.ip("link add v0 type veth peer name v1");
+    net.router.ip("addr add 10.0.4.1/24 dev v0");
+    for device in ["v0", "v1"] {
+        net.router.ip(&format!("link set {device} up"));
+        ethtool(&net.router, device, "tx off");
+        ethtool(&net.router, device, "gro on");
+    }
+    let found = net.look(&rule("10.0.8.17:80", "10.0.4.2:80"));
+    refused(
+        &found,
+        TcxPeer,
+        "both ends of the veth v0 are in this namespace",
+        "",
+    );
+    possible(&found, XdpRedirect);
+}
+
+#[test]
+fn far_ends_out_of_sight() {
+    let net = Net::new().ready();
+    // A namespace that only a thread lives in has no name.
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let (end, is_end) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        ready.send(nix::unistd::gettid()).unwrap();
+        let _ = is_end.recv();
+    });
+    let hidden = is_ready.recv().unwrap();
+    net.router.ip(&format!(
+        "link add r5 type veth peer name c5 netns {hidden}"
+    ));
+    net.router.ip("addr add 10.0.5.1/24 dev r5");
+    net.router.ip("link set r5 up");
+    let found = net.look_and_fix(&rule("10.0.5.1:80", "10.0.1.2:80"));
+    only(&found, &[TcxPeer, Tcx, Nft]);
+    let why = "r5 is a veth whose far end cannot be looked at (the network namespace";
+    refused(&found, Xdp, why, "use tcx or nft");
+    let found = net.look_and_fix(&rule("10.0.8.17:80", "10.0.5.2:80"));
+    only(&found, &[Xdp, Tcx, Nft]);
+    refused(
+        &found,
+        TcxPeer,
+        "the far end of r5 cannot be looked at",
+        "use tcx or nft",
+    );
+    drop(end);
+    thread.join().unwrap();
+}
+
+#[test]
+fn firewalls_are_not_gone_around_unasked() {
+    let net = Net::new().ready();
+    let nft = |line: &str| drop(inside(&net.router, &format!("nft {line}")));
+    nft("add table ip filter");
+    nft("add chain ip filter FORWARD { type filter hook forward priority 0 ; policy accept ; }");
+    nft("add rule ip filter FORWARD iifname r0 counter accept");
+    nft("add table ip6 filter");
+    nft("add chain ip6 filter FORWARD { type filter hook forward priority 0 ; policy drop ; }");
+    let by_name = |rule: &Rule| -> Vec<Backend> {
+        let found = net.look(rule);
+        only(&found, &Backend::FASTEST_FIRST);
+        let found = found.iter().filter(|f| f.by_name_only);
+        found.map(|f| f.backend).collect()
+    };
+    assert_eq!(by_name(&ordinary()), []);
+    let v6 = rule("[fd00:8::17]:80", "[fd00:1::2]:80");
+    assert_eq!(by_name(&v6), [XdpRedirect, TcxPeer]);
+    noted(
+        of(&net.look(&v6), Tcx),
+        "ip6 filter FORWARD drops what no rule accepts",
+    );
+
+    nft("add chain ip filter DOCKER-USER");
+    nft("add rule ip filter FORWARD jump DOCKER-USER");
+    assert_eq!(by_name(&ordinary()), []);
+    nft("add rule ip filter DOCKER-USER ip saddr 192.0.2.0/24 drop");
+    assert_eq!(by_name(&ordinary()), [XdpRedirect, TcxPeer]);
+    let found = net.look(&ordinary());
+    let text = "ip filter FORWARD (Docker's rules) has rules with drop";
+    noted(
+        of(&found, XdpRedirect),
+        &format!("{text}: not chosen unless asked for by name"),
+    );
+    noted(
+        of(&found, Nft),
+        &format!("may drop redirected packets: {text}"),
+    );
+}
+
+#[test]
+fn fixes_are_all_or_nothing_and_leave_what_others_set() {
+    let net = Net::new();
+    let feature = |side: &Namespace, name: &str, feature: &str, on| Fix::Feature {
+        namespace: side.within(async || mountain::cc::scope::this_namespace().unwrap()),
+        device: mountain::redirect::Device {
+            ifindex: side.index(name),
+            name: name.to_owned(),
+            peer: false,
+        },
+        feature: feature.to_owned(),
+        on,
+    };
+    let sysctl = |path: &str| Fix::Sysctl {
+        path: path.to_owned(),
+        before: "0".to_owned(),
+        value: "1".to_owned(),
+    };
+    let apply = |fixes: &[Fix]| net.router.within(async || fixes::apply(fixes));
+    let undo = |fixes: &[Fix]| net.router.within(async || fixes::undo(fixes));
+    let proxy = || inside(&net.router, "sysctl -n net.ipv4.conf.r0.proxy_arp");
+    let gro = |side, device| features(side, device).contains("generic-receive-offload: on");
+
+    let good = [
+        sysctl("net/ipv4/conf/r0/proxy_arp"),
+        feature(&net.client, "c0", "rx-gro", true),
+        feature(&net.router, "r1", "rx-gro", true),
+    ];
+    for bad in [
+        sysctl("net/ipv4/conf/nodev0/proxy_arp"),
+        sysctl("net/../kernel/panic"),
+        feature(&net.server, "s0", "tx-checksum-ipv4", true),
+        feature(&net.server, "s0", "no-such-feature", true),
+        // Another device has the index now.
+        Fix::Feature {
+            namespace: 0,
+            device: mountain::redirect::Device {
+                ifindex: 1,
+                name: "lo".to_owned(),
+                peer: false,
+            },
+            feature: "rx-gro".to_owned(),
+            on: false,
+        },
+    ] {
+        let fixes: Vec<Fix> = good.iter().cloned().chain([bad]).collect();
+        let error = format!("{:#}", apply(&fixes).unwrap_err());
+        assert!(error.starts_with("cannot set "), "{error}");
+        assert_eq!(proxy(), "0\n");
+        assert!(
+            !gro(&net.client, "c0") && !gro(&net.router, "r1"),
+            "{error}"
+        );
+    }
+
+    apply(&good).unwrap();
+    apply(&good).unwrap();
+    assert!(proxy() == "1\n" && gro(&net.client, "c0") && gro(&net.router, "r1"));
+    // What somebody has changed since is theirs.
+    net.router.sysctl("ipv4/conf/r0/proxy_arp", "2");
+    undo(&good).unwrap();
+    assert_eq!(proxy(), "2\n");
+    assert!(!gro(&net.client, "c0") && !gro(&net.router, "r1"));
+
+    // Gone is fine: the device here, a namespace there.
+    apply(&good[1..]).unwrap();
+    net.router.ip("link del r1");
+    undo(&good[1..]).unwrap();
+    assert!(!gro(&net.client, "c0"));
+    apply(&good[1..2]).unwrap();
+    let Net {
+        client,
+        router,
+        server: _server,
+    } = net;
+    drop(client);
+    router.within(async || fixes::undo(&good).unwrap());
+}
+
+#[test]
+#[ignore]
+fn time_it() {
+    let net = Net::new();
+    for _ in 0..3 {
+        let start = std::time::Instant::now();
+        for _ in 0..20 {
+            net.look(&ordinary());
+        }
+        println!("{:?} each", start.elapsed() / 20);
+    }
+}
