@@ -261,9 +261,12 @@ impl Loaded {
         for program in object.progs() {
             let name = program.name().to_string_lossy().into_owned();
             let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
-            if let Some(prog) = prog.filter(|p| wanted.contains(p)) {
+            let Some(prog) = prog.filter(|p| wanted.contains(p)) else {
+                continue;
+            };
+            if !loaded.programs.contains_key(&prog) {
                 let fd = program.as_fd().try_clone_to_owned()?;
-                loaded.programs.entry(prog).or_insert(fd);
+                loaded.programs.insert(prog, fd);
             }
         }
         Ok(loaded)
@@ -498,7 +501,9 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
         thread::sleep(GRACE);
         forget_flows(&loaded, &rules.iter().map(|i| i.id).collect())?;
         for installed in rules {
-            let _ = loaded.map("log_limits")?.delete(&installed.id.to_ne_bytes());
+            let _ = loaded
+                .map("log_limits")?
+                .delete(&installed.id.to_ne_bytes());
             for reason in 0..DROPS.len() as u32 {
                 let rule = installed.id;
                 let key = types::mtn_rd_drop_key { rule, reason };
