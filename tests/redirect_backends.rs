@@ -232,22 +232,31 @@ fn auto_takes_the_fastest_that_is_correct() {
     net.redirect(&format!("del --proto udp --from {from}"));
 }
 
+/// All backends at once, the BPF ones with two targets between them.
 #[test]
-fn two_backends_side_by_side_and_one_rule_less_at_a_time() {
+fn backends_work_side_by_side_and_go_one_at_a_time() {
     let mut net = Net::new();
-    net.serve_udp(Place::Server, "target", "10.0.1.2:8083");
-    net.serve_udp(Place::Server, "other", "10.0.1.2:9000");
+    let targets = [
+        ("10.0.1.2:8083", "target"),
+        ("10.0.1.2:9000", "other"),
+        ("10.0.1.2:9001", "third"),
+    ];
+    for (to, name) in targets {
+        net.serve_udp(Place::Server, name, to);
+    }
     let socket = udp(&net.client, "10.0.8.18:0");
     let mut there = vec![];
     for (i, backend) in BACKENDS.iter().enumerate() {
-        let (from, to) = (
-            format!("10.0.8.17:{}", 8100 + i),
-            ["10.0.1.2:8083", "10.0.1.2:9000"][i % 2],
-        );
+        let from = format!("10.0.8.17:{}", 8100 + i);
+        let (to, name) = if *backend == "nft" {
+            targets[2]
+        } else {
+            targets[i % 2]
+        };
         net.redirect(&format!(
             "add --proto udp --from {from} --to {to} --backend {backend} --fix"
         ));
-        there.push((from, ["target", "other"][i % 2]));
+        there.push((from, name));
         // One socket, so that two rules with one target have clients of the same port.
         for (from, name) in &there {
             assert_eq!(
@@ -256,6 +265,17 @@ fn two_backends_side_by_side_and_one_rule_less_at_a_time() {
             );
         }
     }
+    // The two kinds do not know of each other's flows.
+    let said = net.refuses("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:9001 --backend tcx");
+    assert!(
+        said.contains("another rule sends to 10.0.1.2:9001 by nft"),
+        "{said}"
+    );
+    let said = net.refuses("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:9000 --backend nft");
+    assert!(
+        said.contains("another rule sends to 10.0.1.2:9000 by BPF"),
+        "{said}"
+    );
     while let Some((from, _)) = there.pop() {
         net.redirect(&format!("del --proto udp --from {from}"));
         net::ask_in_vain(&socket, &from);
