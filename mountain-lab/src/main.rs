@@ -57,6 +57,10 @@ enum Command {
     Cc(cc::CcArgs),
     /// Measure what redirecting costs, by each backend: router time per packet, an upload, latency.
     Redirect(redirect::RedirectArgs),
+    /// Count what `upload` sends, by UDP.
+    Serve(redirect::serve::ServeArgs),
+    /// Send data by UDP to `serve`, at a fixed pace.
+    Upload(redirect::client::UploadArgs),
     /// Remove what a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
@@ -119,6 +123,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Claims(args) => claims::claims(&args),
         Command::Cc(args) => cc::run(&args),
         Command::Redirect(args) => redirect::redirect(&args),
+        Command::Serve(args) => redirect::serve::run(&args),
+        Command::Upload(args) => redirect::client::run(&args),
         Command::Clean => {
             let names = netns::clean()?;
             for name in &names {
