@@ -7,6 +7,14 @@
 //! left half done. What moves packets lives in the kernel only (an nftables table of ours, programs
 //! attached to devices): there is no daemon, and rules outlive the command.
 
+pub mod actions;
+mod conntrack;
+pub mod fixes;
+pub mod nft;
+pub mod preflight;
+pub mod store;
+mod validate;
+
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
