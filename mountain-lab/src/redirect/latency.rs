@@ -48,7 +48,7 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         .environment
         .insert("payload_bytes".into(), json!(PAYLOAD));
     let _awake = NoHalt::hold();
-    let rig = Rig::build()?;
+    let rig = Rig::build("")?;
     let echo = rig.server.enter(|| Ok(UdpSocket::bind(TO)?))?;
     echo.set_nonblocking(true)?;
     let stop = AtomicBool::new(false);

@@ -8,6 +8,7 @@ mod pps;
 mod programs;
 mod rig;
 mod rules;
+mod scale;
 mod segment;
 pub mod serve;
 mod upload;
@@ -53,6 +54,8 @@ pub struct RedirectArgs {
 enum Part {
     /// Processor time of the router per delivered packet.
     Pps,
+    /// The same with 65,536 rules against one, and how long adding a rule takes.
+    Scale,
     /// 512 MiB by UDP: what arrives, and what the whole machine spends on it.
     Upload,
     /// Round trips of single packets at 20,000 a second.
@@ -63,6 +66,7 @@ impl Part {
     fn name(self) -> &'static str {
         match self {
             Self::Pps => "pps",
+            Self::Scale => "scale",
             Self::Upload => "upload",
             Self::Latency => "latency",
         }
@@ -71,6 +75,7 @@ impl Part {
     fn run(self, args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         match self {
             Self::Pps => pps::run(args, out),
+            Self::Scale => scale::run(args, out),
             Self::Upload => upload::run(args, out),
             Self::Latency => latency::run(args, out),
         }

@@ -93,7 +93,7 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         result.environment.insert(name.into(), value);
     }
     let _awake = NoHalt::hold();
-    let rig = Rig::build()?;
+    let rig = Rig::build("")?;
     rig.thread_napi()?;
     let measured = rig.client.enter(|| {
         let mut sources = Sources::new(Programs::load(&rig, TO)?, args.seed)?;

@@ -53,8 +53,9 @@ pub struct Rig {
 }
 
 impl Rig {
-    pub fn build() -> Result<Self> {
-        let n = std::process::id();
+    /// `tag` tells rigs of the same time apart.
+    pub fn build(tag: &str) -> Result<Self> {
+        let n = format!("{}{tag}", std::process::id());
         let rig = Rig {
             client: Netns::create("client")?,
             router: Netns::create("router")?,

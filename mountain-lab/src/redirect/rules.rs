@@ -1,66 +1,119 @@
 //! Rules in the router, by `mountain redirect`.
 
-use std::io::Write;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
+use mountain::redirect::actions::{self, Wanted};
 use mountain::redirect::{Backend, Rule};
 
 use super::rig::Rig;
+use crate::policy_ctl::binary;
 
 /// Rules in the router; dropping it removes all of them.
 pub struct Guard<'a> {
     rig: &'a Rig,
+    log: Option<Child>,
 }
 
+/// A rule, or why it is not there.
 pub enum Added<'a> {
     Yes(Guard<'a>),
-    /// Why not.
     Refused(String),
 }
 
-/// Adds a rule.
+/// `mountain redirect add` of one rule, with `--fix`. With a log somebody follows it.
 pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Added<'a>> {
-    if backend != Backend::Nft {
-        return Ok(Added::Refused("there is no such backend yet".into()));
+    if let Some(why) = try_add(rig, rule, backend)?.1 {
+        return Ok(Added::Refused(why));
     }
-    // TODO stand-in
-    let (from, to) = (rule.from, rule.to);
-    let ruleset = format!(
-        "table ip mtl {{\n chain pre {{\n type nat hook prerouting priority dstnat;\n\
-         iifname \"{}\" ip daddr {} {} dport {} dnat to {to}\n}}\n}}\n",
-        rig.near,
-        from.ip(),
-        rule.proto,
-        from.port(),
-    );
-    nft(rig, &ruleset)?;
-    Ok(Added::Yes(Guard { rig }))
+    let mut guard = Guard { rig, log: None };
+    if rule.log.is_some() {
+        let mut follow = redirect(rig, &["log", "-f"])?;
+        follow.stdin(Stdio::null()).stdout(Stdio::null());
+        guard.log = Some(follow.stderr(Stdio::null()).spawn()?);
+    }
+    Ok(Added::Yes(guard))
 }
 
-fn nft(rig: &Rig, ruleset: &str) -> Result<()> {
-    let mut command = rig.router.command("nft");
-    command
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().context("nft")?;
-    child
-        .stdin
-        .take()
-        .context("no stdin")?
-        .write_all(ruleset.as_bytes())?;
-    let out = child.wait_with_output()?;
-    ensure!(
-        out.status.success(),
-        "nft: {}",
-        String::from_utf8_lossy(&out.stderr)
+/// Adds one more rule; how long the command took.
+pub fn add_timed(rig: &Rig, rule: &Rule, backend: Backend) -> Result<Duration> {
+    match try_add(rig, rule, backend)? {
+        (took, None) => Ok(took),
+        (_, Some(why)) => anyhow::bail!("{rule}: {why}"),
+    }
+}
+
+/// How long the command took, and why it has failed.
+fn try_add(rig: &Rig, rule: &Rule, backend: Backend) -> Result<(Duration, Option<String>)> {
+    let (proto, from, to) = (
+        rule.proto.to_string(),
+        rule.from.to_string(),
+        rule.to.to_string(),
     );
-    Ok(())
+    let backend = backend.to_string();
+    let mut command = redirect(
+        rig,
+        &["add", "--proto", &proto, "--from", &from, "--to", &to],
+    )?;
+    command.args(["--backend", &backend, "--fix"]);
+    if let Some(dev) = &rule.dev {
+        command.args(["--dev", dev]);
+    }
+    if let Some(rate) = rule.log {
+        command.arg(format!("--log={rate}"));
+    }
+    let start = Instant::now();
+    let out = command.output().context("mountain redirect add")?;
+    let took = start.elapsed();
+    let said = String::from_utf8_lossy(&out.stderr);
+    let why = said.trim().trim_start_matches("mountain: ").to_owned();
+    Ok((took, (!out.status.success()).then_some(why)))
+}
+
+/// Many rules at once, through the library: a command for each would take minutes.
+pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Added<'a>> {
+    let wanted: Vec<Wanted> = rules
+        .iter()
+        .map(|rule| Wanted {
+            rule: rule.clone(),
+            backend: Some(backend),
+            fix: true,
+        })
+        .collect();
+    let guard = Guard { rig, log: None };
+    let added = rig.router.enter(|| {
+        let mut store = actions::open(true)?;
+        actions::add(&mut store, &wanted).map(drop)
+    });
+    Ok(match added {
+        Ok(()) => Added::Yes(guard),
+        Err(error) => Added::Refused(format!("{error:#}")),
+    })
+}
+
+/// `mountain redirect ARGS`, in the router.
+fn redirect(rig: &Rig, args: &[&str]) -> Result<Command> {
+    let mut command = rig.router.command(binary()?);
+    command.arg("redirect").args(args);
+    Ok(command)
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        let _ = nft(self.rig, "delete table ip mtl\n");
+        if let Some(log) = &mut self.log {
+            let _ = log.kill();
+            let _ = log.wait();
+        }
+        // The namespace goes in the end; what a rule changed at other ends of veths would stay.
+        let del = redirect(self.rig, &["del", "--all"]).and_then(|mut c| Ok(c.output()?));
+        match del {
+            Ok(out) if out.status.success() => {}
+            Ok(out) => eprintln!(
+                "mountain-lab: rules were not removed: {}",
+                String::from_utf8_lossy(&out.stderr).trim()
+            ),
+            Err(error) => eprintln!("mountain-lab: rules were not removed: {error:#}"),
+        }
     }
 }

@@ -128,11 +128,11 @@ impl Sources {
     /// Offers a load to `to`, after a warm-up.
     pub fn run(&mut self, rig: &Rig, load: &Load, to: SocketAddrV4) -> Result<Segment> {
         self.aim(rig, load, to)?;
-        self.measure(rig, load)
+        self.measure(rig, load, WARM_UP)
     }
 
-    /// The same with the headers that the generator has.
-    pub fn measure(&mut self, rig: &Rig, load: &Load) -> Result<Segment> {
+    /// The same with the headers that the generator has; `warm_up`: packets, a multiple of the flows.
+    pub fn measure(&mut self, rig: &Rig, load: &Load, warm_up: u32) -> Result<Segment> {
         let mut router = napi::of(&rig.near)?;
         router.extend(napi::of(&rig.far)?);
         for thread in &router {
@@ -143,7 +143,7 @@ impl Sources {
             // Beside the source, and before it: what the router has sent is not to be lost there.
             thread.place(LOAD_CPU, Class::First)?;
         }
-        self.send(load, WARM_UP, Some(WARM_UP_PPS))?;
+        self.send(load, warm_up, Some(WARM_UP_PPS))?;
         let before = (Time::at_rest(&router)?, Time::at_rest(&server)?);
         let (taken, seen) = (rig.taken()?, self.programs.seen()?);
         let start = Instant::now();

@@ -47,7 +47,7 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         args.seed,
         trials,
     );
-    let rig = Rig::build()?;
+    let rig = Rig::build("")?;
     let (socket, buffer) = rig.server.enter(|| listen(TO.into()))?;
     let mut note = |name: &str, value| result.environment.insert(name.into(), value);
     note("quick", json!(args.quick));

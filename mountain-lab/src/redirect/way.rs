@@ -107,7 +107,7 @@ pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<
     let near = rig.index(&rig.router, &rig.near)?;
     let server = rig.index(&rig.server, &rig.server_dev)?;
     let attach = |what: Program, ns: &Netns, at: u32| programs.attach(what, ns, at);
-    let mut links = vec![attach(Program::TcSink, &rig.server, server)?];
+    let mut links = vec![];
     let mut guard = None;
     match way {
         Way::Route => {}
@@ -123,6 +123,11 @@ pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<
         Way::BarePeer => links.push(attach(Program::TcBarePeer, &rig.router, near)?),
         Way::TcDrop => links.push(attach(Program::TcSink, &rig.router, near)?),
         Way::XdpDrop => links.push(attach(Program::XdpSink, &rig.router, near)?),
+    }
+    // After the rule, so that its preflight sees a server without programs. At XDP, where a packet costs
+    // the server least; what is put into its namespace past that is met at tcx.
+    for sink in [Program::XdpSink, Program::TcSink] {
+        links.push(attach(sink, &rig.server, server)?);
     }
     Ok(Ready::Yes(Installed {
         _links: links,
