@@ -31,7 +31,7 @@ use crate::netlink::Filter;
 use crate::steer::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
-const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
+pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
 /// How long `up` waits for the daemon to answer, and `down` for it to end.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,18 +1,24 @@
 //! `mountain redirect`: arguments and printing.
 
 use std::fmt::Write as _;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use serde_json::{json, Value};
 
-use crate::cli::{log_to_stderr, need_root};
+use crate::check::{Level, Report};
+use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
 use crate::redirect::actions::{self, Added, Wanted};
+use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
-use crate::redirect::{Backend, Installed, Proto, Rule, Snat};
+use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
 
+const NONE: &str = "there is no redirect in this network namespace\n";
 /// Log lines a second of `--log` without a rate.
 const DEFAULT_LOG_RATE: &str = "10";
 
@@ -37,6 +43,48 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show what each rule has redirected since it was added
+    Stats {
+        /// Print every second, with the rates of the last one
+        #[arg(long, conflicts_with = "json")]
+        watch: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell which backends could carry out a rule here, which not and why, without adding it
+    Check(Check),
+    /// Write the rules of now into the configuration file, in the place of those that it names
+    Save {
+        #[command(flatten)]
+        config: ConfigFile,
+    },
+    /// Add the rules that the configuration file names, and bring back what something else removed
+    ///
+    /// Rules that are there already stay, those that the file does not name too.
+    Restore {
+        #[command(flatten)]
+        config: ConfigFile,
+    },
+}
+
+#[derive(Args)]
+struct ConfigFile {
+    /// Configuration file, of which [[redirect]] counts [default: /etc/mountain/mountain.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct Check {
+    #[command(flatten)]
+    rule: RuleArgs,
+    /// Look at this one only
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: BackendChoice,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -77,8 +125,8 @@ struct Add {
     #[command(flatten)]
     rule: RuleArgs,
     /// What moves the packets; auto: the fastest that is correct here
-    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = backend)]
-    backend: Choice,
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: BackendChoice,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -100,19 +148,6 @@ struct Del {
     dev: Option<String>,
 }
 
-/// A backend, or the choice is ours.
-#[derive(Clone, Copy)]
-struct Choice(Option<Backend>);
-
-fn backend(text: &str) -> Result<Choice, String> {
-    match text {
-        "auto" => Ok(Choice(None)),
-        text => <Backend as clap::ValueEnum>::from_str(text, false)
-            .map(|backend| Choice(Some(backend)))
-            .map_err(|_| "auto, nft, tcx, tcx-peer, xdp or xdp-redirect".to_owned()),
-    }
-}
-
 impl Redirect {
     pub fn run(self) -> Result<ExitCode> {
         // One-shot commands speak for themselves; the log is for who asks for it.
@@ -124,6 +159,10 @@ impl Redirect {
             Command::Add(add) => add.run()?,
             Command::Del(del) => del.run()?,
             Command::List { json } => list(json)?,
+            Command::Stats { watch, json } => stats(watch, json)?,
+            Command::Check(check) => return check.run(),
+            Command::Save { config } => save(&config.path())?,
+            Command::Restore { config } => return restore(&config),
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -150,27 +189,81 @@ impl Add {
             rule: self.rule.rule(),
         };
         let mut store = actions::open(true)?;
-        for added in actions::add(&mut store, &[wanted])? {
-            let (installed, new) = match &added {
-                Added::New(installed) => (installed, true),
-                Added::Was(installed) => (installed, false),
-            };
-            if self.json {
-                let mut value = to_json(installed)?;
-                value["new"] = new.into();
-                println!("{value:#}");
-                continue;
-            }
-            match new {
-                true => println!(
-                    "rule {}: {}, by {}",
-                    installed.id, installed.rule, installed.plan.backend
-                ),
-                false => println!("rule {} is already there: {}", installed.id, installed.rule),
-            }
+        let planned = actions::plan(&store, &[wanted]).remove(0)?;
+        let (installed, new) = match planned {
+            Added::New(planned) => (actions::put(&mut store, vec![planned])?.remove(0), true),
+            Added::Was(installed) => (installed, false),
+        };
+        if self.json {
+            let mut value = serde_json::to_value(&installed)?;
+            value["new"] = new.into();
+            println!("{value:#}");
+            return Ok(());
+        }
+        let Installed { id, rule, plan } = &installed;
+        match new {
+            true => println!("rule {id}: {rule}, by {}", plan.backend),
+            false => println!("rule {id} is already there: {rule}, by {}", plan.backend),
         }
         Ok(())
     }
+}
+
+impl Check {
+    fn run(self) -> Result<ExitCode> {
+        let (backend, json, fix) = (self.backend.0, self.json, self.rule.fix);
+        let mut findings = actions::check(&self.rule.rule(), fix)?;
+        findings.retain(|finding| backend.is_none_or(|wanted| finding.backend == wanted));
+        if json {
+            println!("{:#}", json!({ "findings": findings }));
+        } else {
+            let mut text = Vec::new();
+            report(&findings).print(&mut text, std::io::stdout().is_terminal())?;
+            print!("{}", String::from_utf8_lossy(&text));
+        }
+        Ok(
+            match findings.iter().any(|finding| finding.plan.is_some()) {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            },
+        )
+    }
+}
+
+/// A line for what each backend would do or is refused for, and one for each note.
+fn report(findings: &[Finding]) -> Report {
+    let mut report = Report::default();
+    for finding in findings {
+        let name = finding.backend.to_string();
+        let todo = finding.todo.join("; ");
+        match &finding.plan {
+            Some(plan) => report.push(&name, Level::Ok, plan_text(plan), todo),
+            None => report.push(&name, Level::Fail, finding.refused.join("; "), todo),
+        }
+        for note in &finding.notes {
+            report.push(&name, Level::Warn, note, "");
+        }
+    }
+    report
+}
+
+/// How a plan would be carried out.
+fn plan_text(plan: &Plan) -> String {
+    let target = match &plan.target_dev {
+        Some(device) => format!("to the target by {}", device.name),
+        None => "the target is on this host".to_owned(),
+    };
+    let source = match plan.snat {
+        Some(address) => {
+            format!(", from {address} where replies would not come back by themselves")
+        }
+        None => String::new(),
+    };
+    let fixes = match plan.fixes.len() {
+        0 => String::new(),
+        n => format!(", with {n} settings changed"),
+    };
+    format!("possible: {target}{source}{fixes}")
 }
 
 impl Del {
@@ -180,7 +273,7 @@ impl Del {
             let rules = store.all()?;
             actions::del(&mut store, &rules)?;
             match rules.len() {
-                0 => println!("there is no redirect in this network namespace"),
+                0 => print!("{NONE}"),
                 n => println!("{n} rules are deleted"),
             }
             return Ok(());
@@ -216,8 +309,129 @@ fn find(store: &Store, proto: Proto, from: SocketAddr, dev: Option<&str>) -> Res
     })
 }
 
-fn to_json(installed: &Installed) -> Result<Value> {
-    Ok(serde_json::to_value(installed)?)
+impl ConfigFile {
+    fn path(&self) -> PathBuf {
+        self.config.clone().unwrap_or_else(|| DEFAULT_CONFIG.into())
+    }
+}
+
+fn save(file: &Path) -> Result<()> {
+    let rules = actions::open(false)?.all()?;
+    config::save(file, &rules)?;
+    println!("{} rules are in {}", rules.len(), file.display());
+    Ok(())
+}
+
+fn restore(file: &ConfigFile) -> Result<ExitCode> {
+    let config = load_config(file.config.as_deref())?;
+    let wanted: Vec<Wanted> = config.redirect.iter().map(|r| r.wanted()).collect();
+    let mut store = actions::open(!wanted.is_empty())?;
+    let back = actions::repair(&store)?;
+    if back > 0 {
+        println!("something had removed {back} rules: they are back");
+    }
+    // One that is wrong by now (a device that is gone) does not keep the others out.
+    let (mut new, mut was, mut wrong) = (Vec::new(), 0, 0);
+    for (i, planned) in actions::plan(&store, &wanted).into_iter().enumerate() {
+        match planned {
+            Ok(Added::New(installed)) => new.push(installed),
+            Ok(Added::Was(_)) => was += 1,
+            Err(e) => {
+                wrong += 1;
+                eprintln!("mountain: redirect[{i}] ({}): {e:#}", wanted[i].rule);
+            }
+        }
+    }
+    let added = actions::put(&mut store, new)?.len();
+    println!("{added} rules added, {was} already there, {wrong} not possible");
+    Ok(match wrong {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+fn stats(watch: bool, json: bool) -> Result<()> {
+    let mut before: Option<(Instant, Vec<Stats>)> = None;
+    loop {
+        // Other commands can come between: nothing is locked while this sleeps.
+        let rules = actions::open(false)?.all()?;
+        let stats = actions::stats(&rules)?;
+        let now = Instant::now();
+        if json {
+            let rules: Vec<Value> = rules
+                .iter()
+                .zip(&stats)
+                .map(|(installed, stats)| {
+                    let mut value = serde_json::to_value(stats)?;
+                    value["rule"] = serde_json::to_value(&installed.rule)?;
+                    value["backend"] = installed.plan.backend.to_string().into();
+                    Ok(value)
+                })
+                .collect::<Result<_>>()?;
+            println!("{:#}", json!({ "rules": rules }));
+            return Ok(());
+        }
+        let since = before
+            .as_ref()
+            .map(|(then, stats)| ((now - *then).as_secs_f64(), stats.as_slice()));
+        let text = stats_text(&rules, &stats, since);
+        if !watch {
+            print!("{text}");
+            return Ok(());
+        }
+        match std::io::stdout().is_terminal() {
+            // Home, the text, and away with what is left below it.
+            true => print!("\x1b[H\x1b[2J{text}"),
+            false => println!("{text}"),
+        }
+        before = Some((now, stats));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// `since`: seconds and statistics of the time before.
+fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats])>) -> String {
+    if rules.is_empty() {
+        return NONE.to_owned();
+    }
+    let names: Vec<String> = rules.iter().map(|i| i.rule.to_string()).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0);
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{:>5}  {:<width$} {:>12} {:>15} {:>12} {:>15}{}",
+        "rule",
+        "",
+        "packets to",
+        "bytes to",
+        "packets back",
+        "bytes back",
+        if since.is_some() {
+            "     to/s   back/s"
+        } else {
+            ""
+        }
+    );
+    for (name, now) in names.iter().zip(stats) {
+        let Stats { forward, reply, .. } = now;
+        let _ = write!(
+            out,
+            "{:>5}  {name:<width$} {:>12} {:>15} {:>12} {:>15}",
+            now.id, forward.packets, forward.bytes, reply.packets, reply.bytes
+        );
+        let then = since.and_then(|(s, all)| Some((s, all.iter().find(|then| then.id == now.id)?)));
+        if let Some((s, then)) = then {
+            let rate =
+                |now: Traffic, then: Traffic| now.packets.saturating_sub(then.packets) as f64 / s;
+            let (to, back) = (rate(*forward, then.forward), rate(*reply, then.reply));
+            let _ = write!(out, " {to:>8.0} {back:>8.0}");
+        }
+        out.push('\n');
+        for (reason, count) in &now.drops {
+            let _ = writeln!(out, "{:>5}  not redirected: {count} ({reason})", "");
+        }
+    }
+    out
 }
 
 fn list(json: bool) -> Result<()> {
@@ -236,7 +450,7 @@ fn list(json: bool) -> Result<()> {
         let rules = rules
             .iter()
             .map(|installed| {
-                let mut value = to_json(installed)?;
+                let mut value = serde_json::to_value(installed)?;
                 value["active"] = (!gone.contains(&installed.plan.backend)).into();
                 Ok(value)
             })
@@ -250,7 +464,7 @@ fn list(json: bool) -> Result<()> {
 
 fn list_text(rules: &[Installed], gone: &[Backend]) -> String {
     if rules.is_empty() {
-        return "there is no redirect in this network namespace\n".to_owned();
+        return NONE.to_owned();
     }
     let mut out = String::new();
     let width = |f: fn(&Installed) -> String| rules.iter().map(|i| f(i).len()).max().unwrap_or(0);
@@ -291,4 +505,104 @@ fn list_text(rules: &[Installed], gone: &[Backend]) -> String {
         );
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn installed(dev: Option<&str>) -> Installed {
+        Installed {
+            id: 3,
+            rule: Rule {
+                proto: Proto::Udp,
+                from: "192.0.2.1:80".parse().unwrap(),
+                to: "192.0.2.2:8080".parse().unwrap(),
+                dev: dev.map(str::to_owned),
+                snat: Snat::Auto,
+                log: None,
+            },
+            plan: Plan {
+                backend: Backend::Nft,
+                client_dev: None,
+                target_dev: None,
+                snat: None,
+                fixes: Vec::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn lists_say_what_is_not_in_force() {
+        assert_eq!(list_text(&[], &[]), NONE);
+        let text = list_text(&[installed(Some("eth0"))], &[]);
+        let row = text.lines().nth(1).unwrap();
+        for part in [
+            "    3 udp ",
+            "192.0.2.1:80 => 192.0.2.2:8080",
+            "eth0",
+            "nft",
+            "the client's",
+        ] {
+            assert!(row.contains(part), "{row}");
+        }
+        assert!(!text.contains("NOT IN FORCE"));
+        let text = list_text(&[installed(None)], &[Backend::Nft]);
+        assert!(
+            text.contains("NOT IN FORCE") && text.contains("`mountain redirect restore`"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between() {
+        let stats = |packets| Stats {
+            id: 3,
+            forward: Traffic {
+                packets,
+                bytes: 100 * packets,
+            },
+            ..Stats::default()
+        };
+        let (then, now) = ([stats(10)], [stats(40)]);
+        let plain = stats_text(&[installed(None)], &now, None);
+        assert!(
+            plain.contains(" 40 ") && plain.contains(" 4000 "),
+            "{plain}"
+        );
+        assert!(!plain.contains("/s"), "{plain}");
+        let text = stats_text(&[installed(None)], &now, Some((2.0, &then)));
+        assert!(
+            text.lines().nth(1).unwrap().ends_with("       15        0"),
+            "{text}"
+        );
+        let mut dropped = stats(1);
+        dropped.drops.insert("no neighbour".to_owned(), 5);
+        let text = stats_text(&[installed(None)], &[dropped], None);
+        assert!(text.contains("not redirected: 5 (no neighbour)"), "{text}");
+    }
+
+    #[test]
+    fn a_check_has_a_sign_for_each_backend() {
+        let finding = |backend, refused: &[&str], plan| Finding {
+            backend,
+            plan,
+            refused: refused.iter().map(|s| s.to_string()).collect(),
+            todo: vec!["do it".to_owned()],
+            notes: vec!["know it".to_owned()],
+        };
+        let findings = [
+            finding(Backend::Xdp, &["no", "never"], None),
+            finding(Backend::Nft, &[], Some(installed(None).plan)),
+        ];
+        let mut text = Vec::new();
+        report(&findings).print(&mut text, false).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for line in [
+            "✗ xdp  no; never\n       → do it\n! xdp  know it\n",
+            "✓ nft  possible: the target is on this host\n       → do it\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
 }

@@ -1,11 +1,15 @@
 //! Adding and deleting rules: in steps that the journal knows, so that one that is killed between
 //! two of them leaves something that the next command puts right.
 
-use anyhow::{bail, Context, Result};
+use std::collections::HashSet;
+
+use anyhow::{bail, ensure, Context, Result};
 
 use super::store::{State, Store};
-use super::validate::{self, Fits};
-use super::{conntrack, fixes, nft, preflight, Backend, Finding, Fix, Installed, Rule, Stats};
+use super::validate::{self, Fits, Known};
+use super::{
+    conntrack, fixes, nft, preflight, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
+};
 
 /// A rule as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +33,7 @@ pub enum Added {
 const BATCH: usize = 4096;
 
 /// Ends the process where a test wants it to be killed.
-fn step(name: &str) {
+pub(super) fn step(name: &str) {
     #[cfg(debug_assertions)]
     if std::env::var("MOUNTAIN_DIE_AFTER").is_ok_and(|at| at == name) {
         let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
@@ -61,77 +65,83 @@ pub fn open(to_add: bool) -> Result<Store> {
     Ok(store)
 }
 
-/// What the preflight says about a rule that is right in itself.
-pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
-    validate::rule(rule)?;
-    validate::among(rule, &open(false)?)?;
-    preflight::look(rule, fix)
-}
-
-/// Adds rules. All are looked at before one is installed; they are installed in batches, each of
-/// them as a whole.
+/// What each backend would do with a rule that is right in itself, fastest first.
 ///
 /// # Errors
-/// What is wrong with the first that cannot be added; nothing of its batch is left.
-pub fn add(store: &mut Store, wanted: &[Wanted]) -> Result<Vec<Added>> {
-    let mut done = Vec::new();
-    let mut new = Vec::new();
-    for (i, one) in wanted.iter().enumerate() {
-        let at = || match wanted.len() {
-            1 => String::new(),
-            _ => format!("rule {} of {} ({})", i + 1, wanted.len(), one.rule),
-        };
-        let looked = look(store, one);
-        // Without a word where there is only one.
-        let looked = match at() {
-            at if at.is_empty() => looked,
-            at => looked.context(at),
-        };
-        match looked? {
-            Added::New(installed) => new.push((done.len(), installed)),
-            was => done.push(was),
-        }
-        let _ = i;
-    }
-    let ids = store.free_ids(new.len())?;
-    for ((_, installed), id) in new.iter_mut().zip(ids) {
-        installed.id = id;
-    }
-    let new: Vec<Installed> = new.into_iter().map(|(_, installed)| installed).collect();
-    for batch in new.chunks(BATCH) {
-        put(store, batch)?;
-    }
-    done.extend(new.into_iter().map(Added::New));
-    Ok(done)
+/// What is wrong with it.
+pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
+    validate::rule(rule)?;
+    validate::device_exists(rule)?;
+    validate::among(rule, &open(false)?)?;
+    look(rule, fix)
 }
 
-/// Validates a rule and plans it; nothing is changed.
-fn look(store: &Store, wanted: &Wanted) -> Result<Added> {
-    let rule = &wanted.rule;
-    validate::rule(rule)?;
-    if let Fits::Same(installed) = validate::among(rule, store)? {
-        let as_asked = wanted.backend.is_none_or(|b| b == installed.plan.backend);
-        if as_asked {
+/// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
+pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
+    let mut new = Known::default();
+    let mut plan = |one: &Wanted| {
+        let rule = &one.rule;
+        validate::rule(rule)?;
+        validate::device_exists(rule)?;
+        new.fits(rule)?;
+        if let Fits::Same(installed) = validate::among(rule, store)? {
+            ensure!(
+                one.backend.is_none_or(|b| b == installed.plan.backend),
+                "rule {} is the same by another backend, {}; delete it first: \
+                 mountain redirect del {}",
+                installed.id,
+                installed.plan.backend,
+                validate::options(rule)
+            );
             return Ok(Added::Was(*installed));
         }
-        bail!(
-            "rule {} is the same by another backend, {}; delete it first: mountain redirect del {}",
-            installed.id,
-            installed.plan.backend,
-            validate::options(rule)
-        );
+        let mut plan = choose(look(rule, one.fix)?, one.backend)?;
+        inherit(&mut plan, store)?;
+        new.insert("a rule before it".to_owned(), rule);
+        Ok(Added::New(Installed {
+            id: 0,
+            rule: rule.clone(),
+            plan,
+        }))
+    };
+    wanted.iter().map(&mut plan).collect()
+}
+
+/// What the preflight says, and what goes for each backend wherever it is.
+fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
+    let mut findings = preflight::look(rule, fix)?;
+    for finding in &mut findings {
+        if finding.backend == Backend::Nft && rule.log.is_some() {
+            finding.plan = None;
+            finding.refused.push("only the BPF backends log".to_owned());
+            finding.todo.push("leave --log out".to_owned());
+        }
     }
-    let findings = preflight::look(rule, wanted.fix)?;
-    let plan = choose(findings, wanted.backend)?;
-    Ok(Added::New(Installed {
-        id: 0,
-        rule: rule.clone(),
-        plan,
-    }))
+    Ok(findings)
+}
+
+/// What rules of the same devices have changed is needed by this one too: it stays until the last
+/// of them goes.
+fn inherit(plan: &mut Plan, store: &Store) -> Result<()> {
+    let devices = |plan: &Plan| {
+        let both = [plan.client_dev.clone(), plan.target_dev.clone()];
+        both.into_iter().flatten().collect::<Vec<_>>()
+    };
+    let ours = devices(plan);
+    for other in store.parse(|entry| entry.has_fixes())? {
+        if devices(&other.plan).iter().any(|dev| ours.contains(dev)) {
+            for fix in other.plan.fixes {
+                if !plan.fixes.contains(&fix) {
+                    plan.fixes.push(fix);
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The plan of the backend that is asked for, or of the fastest that is possible.
-pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<super::Plan> {
+pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
     let reasons = |finding: &Finding| {
         let todo = finding.todo.iter().map(|todo| format!("; to do: {todo}"));
         format!("{}{}", finding.refused.join("; "), todo.collect::<String>())
@@ -159,38 +169,71 @@ pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<super::
     }
 }
 
-/// Installs rules that have their numbers.
-fn put(store: &mut Store, rules: &[Installed]) -> Result<()> {
-    store.adding(rules)?;
-    step("journal");
-    let installed = install(store, rules);
-    if let Err(e) = installed {
-        return match take_away(store, rules) {
-            Ok(()) => Err(e),
-            Err(left) => Err(e.context(format!("and taking it back failed: {left:#}"))),
-        };
+/// Gives planned rules their numbers and installs them, in batches, each of which is installed as a
+/// whole or not at all.
+///
+/// # Errors
+/// Why a batch could not be; those before it stay.
+pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>> {
+    let ids = store.free_ids(new.len())?;
+    for (installed, id) in new.iter_mut().zip(ids) {
+        installed.id = id;
     }
-    store.added(rules)
+    for batch in new.chunks(BATCH) {
+        store.adding(batch)?;
+        step("journal");
+        if let Err(e) = install(store, batch) {
+            return match take_away(store, batch) {
+                Ok(()) => Err(e),
+                Err(left) => Err(e.context(format!("and taking it back failed: {left:#}"))),
+            };
+        }
+        step("install");
+        store.added(batch)?;
+    }
+    Ok(new)
 }
 
 fn install(store: &Store, rules: &[Installed]) -> Result<()> {
-    for installed in rules {
-        fixes::apply(&installed.plan.fixes)?;
-    }
+    fixes::apply(&fixes_of(store, rules)?)?;
     step("fixes");
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
                 nft::install(&rules, || store.all_of(Backend::Nft))?;
                 for installed in &rules {
-                    conntrack::forget_direct(&installed.rule)?;
+                    let forgotten = conntrack::forget_direct(&installed.rule);
+                    warn(
+                        forgotten,
+                        "flows under way are not redirected until they pause",
+                    );
                 }
             }
             other => bail!("the backend {other} is not built in yet"),
         }
     }
-    step("install");
     Ok(())
+}
+
+/// What these rules need changed and no other rule has changed.
+fn fixes_of(store: &Store, rules: &[Installed]) -> Result<Vec<Fix>> {
+    let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
+    let others = store.parse(|entry| entry.has_fixes() && !are_these.contains(&entry.id()))?;
+    let others: HashSet<Fix> = others.into_iter().flat_map(|i| i.plan.fixes).collect();
+    let mut fixes: Vec<Fix> = Vec::new();
+    for fix in rules.iter().flat_map(|i| &i.plan.fixes) {
+        if !others.contains(fix) && !fixes.contains(fix) {
+            fixes.push(fix.clone());
+        }
+    }
+    Ok(fixes)
+}
+
+/// What is good enough without.
+fn warn<T>(done: Result<T>, what: &str) {
+    if let Err(e) = done {
+        eprintln!("mountain: {e:#}: {what}");
+    }
 }
 
 /// Deletes rules.
@@ -205,7 +248,7 @@ pub fn del(store: &mut Store, rules: &[Installed]) -> Result<()> {
 
 /// Takes away all of what there is of rules that are being added or deleted.
 fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
-    let are_these: std::collections::HashSet<u32> = rules.iter().map(|i| i.id).collect();
+    let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
@@ -216,22 +259,17 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                 nft::remove(&rules, last)?;
                 step("del-remove");
                 let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();
-                conntrack::forget_redirected(&rules)?;
+                let forgotten = conntrack::forget_redirected(&rules);
+                warn(
+                    forgotten,
+                    "connections under way stay redirected until they end",
+                );
             }
             other => bail!("the backend {other} is not built in yet"),
         }
     }
     step("del-flows");
-    let needed: Vec<Fix> = store
-        .parse(|entry| entry.has_fixes() && !are_these.contains(&entry.id()))?
-        .into_iter()
-        .flat_map(|other| other.plan.fixes)
-        .collect();
-    for installed in rules {
-        let mut fixes = installed.plan.fixes.clone();
-        fixes.retain(|fix| !needed.contains(fix));
-        fixes::undo(&fixes)?;
-    }
+    fixes::undo(&fixes_of(store, rules)?)?;
     step("del-fixes");
     store.removed(rules)
 }

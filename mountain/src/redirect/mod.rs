@@ -8,6 +8,7 @@
 //! attached to devices): there is no daemon, and rules outlive the command.
 
 pub mod actions;
+pub mod config;
 mod conntrack;
 pub mod fixes;
 pub mod nft;

@@ -450,3 +450,159 @@ fn cookie() -> io::Result<u64> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redirect::{Fix, Plan, Rule, Snat};
+
+    fn rule(id: u32) -> Installed {
+        Installed {
+            id,
+            rule: Rule {
+                proto: Proto::Udp,
+                from: SocketAddr::new([192, 0, 2, 1].into(), 1000 + id as u16),
+                to: SocketAddr::new([192, 0, 2, 9].into(), 99),
+                dev: (id == 1).then(|| "eth0".to_owned()),
+                snat: Snat::Auto,
+                log: None,
+            },
+            plan: Plan {
+                backend: Backend::Nft,
+                client_dev: None,
+                target_dev: None,
+                snat: None,
+                fixes: match id {
+                    2 => vec![Fix::Sysctl {
+                        path: "net/ipv4/ip_forward".to_owned(),
+                        before: "0".to_owned(),
+                        value: "1".to_owned(),
+                    }],
+                    _ => Vec::new(),
+                },
+            },
+        }
+    }
+
+    fn open(dir: &Path, make: bool) -> Store {
+        Store::open_at(dir.to_owned(), 7, make).unwrap()
+    }
+
+    fn ids(rules: &[Installed]) -> Vec<u32> {
+        rules.iter().map(|i| i.id).collect()
+    }
+
+    #[test]
+    fn what_is_added_is_found_until_it_is_removed() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("redirect-1");
+        assert!(open(&dir, false).is_empty());
+        assert!(!dir.exists(), "reading makes nothing");
+        let rules = [rule(0), rule(1), rule(2)];
+        {
+            let mut store = open(&dir, true);
+            assert_eq!(store.free_ids(2).unwrap(), [0, 1]);
+            store.adding(&rules).unwrap();
+            assert_eq!(store.all().unwrap(), []);
+            store.added(&rules).unwrap();
+        }
+        let mut store = open(&dir, false);
+        assert_eq!(store.all().unwrap(), rules);
+        assert_eq!(store.half_done().unwrap(), []);
+        let found = store.all_from(Proto::Udp, rules[1].rule.from).unwrap();
+        assert_eq!(ids(&found), [1]);
+        assert_eq!(store.all_from(Proto::Tcp, rules[1].rule.from).unwrap(), []);
+        let to = store.parse(|e| e.is_to("udp", "192.0.2.9:99")).unwrap();
+        assert_eq!(ids(&to), [0, 1, 2]);
+        assert_eq!(ids(&store.parse(|e| e.has_fixes()).unwrap()), [2]);
+        assert_eq!(store.all_of(Backend::Tcx).unwrap(), []);
+        store.removing(&rules[1..2]).unwrap();
+        store.removed(&rules[1..2]).unwrap();
+        assert_eq!(store.free_ids(2).unwrap(), [1, 3]);
+        drop(store);
+        let mut store = open(&dir, false);
+        assert_eq!(ids(&store.all().unwrap()), [0, 2]);
+        store.removing(&[rule(0), rule(2)]).unwrap();
+        store.removed(&[rule(0), rule(2)]).unwrap();
+        drop(store);
+        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_half_done_is_known() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("redirect-1");
+        let mut store = open(&dir, true);
+        store.adding(&[rule(0), rule(1)]).unwrap();
+        store.added(&[rule(0)]).unwrap();
+        store.removing(&[rule(0)]).unwrap();
+        drop(store);
+        // Killed while it wrote, by a machine that was full.
+        let journal = dir.join("journal");
+        let mut file = File::options().append(true).open(&journal).unwrap();
+        file.write_all(b"add 5 udp 192.0.2.1:5 192").unwrap();
+        let store = open(&dir, false);
+        let half = store.half_done().unwrap();
+        assert_eq!(half, [(State::Removing, rule(0)), (State::Adding, rule(1))]);
+        assert_eq!(store.len(), 2);
+        assert!(fs::read_to_string(&journal).unwrap().ends_with("del 0\n"));
+    }
+
+    #[test]
+    fn history_does_not_pile_up() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("redirect-1");
+        let mut store = open(&dir, true);
+        store.adding(&[rule(0)]).unwrap();
+        store.added(&[rule(0)]).unwrap();
+        for _ in 0..2000 {
+            let one = [rule(1)];
+            store.adding(&one).unwrap();
+            store.added(&one).unwrap();
+            store.removing(&one).unwrap();
+            store.removed(&one).unwrap();
+        }
+        assert!(fs::metadata(dir.join("journal")).unwrap().len() < 2 * TIDY_BYTES as u64);
+        drop(store);
+        assert_eq!(open(&dir, false).all().unwrap(), [rule(0)]);
+    }
+
+    #[test]
+    fn what_is_of_another_namespace_or_version_is_not_ours() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("redirect-1");
+        let mut store = open(&dir, true);
+        store.adding(&[rule(0)]).unwrap();
+        drop(store);
+        let other = Store::open_at(dir.clone(), 8, false).unwrap();
+        assert!(
+            other.is_empty(),
+            "of a namespace that had the number before"
+        );
+        drop(other);
+        assert!(!dir.exists());
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("journal"), "mountain-redirect-9 7\n").unwrap();
+        let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
+        assert!(error.to_string().contains("another version"), "{error}");
+        fs::write(dir.join("journal"), "mountain-redirect-1 7\nis 4\n").unwrap();
+        let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
+        assert!(error.to_string().contains("out of place"), "{error}");
+        assert!(dir.join("journal").exists(), "left for who can read it");
+    }
+
+    #[test]
+    fn no_more_than_fit() {
+        let base = tempfile::tempdir().unwrap();
+        let store = open(&base.path().join("redirect-1"), true);
+        assert_eq!(store.free_ids(MAX_RULES).unwrap().len(), MAX_RULES);
+        let error = store.free_ids(MAX_RULES + 1).unwrap_err();
+        assert!(error.to_string().contains("no more than 65536"), "{error}");
+    }
+
+    #[test]
+    fn a_namespace_has_a_number_of_its_own() {
+        assert_ne!(cookie().unwrap(), 0);
+        assert_eq!(cookie().unwrap(), cookie().unwrap());
+    }
+}

@@ -1,11 +1,12 @@
 //! What can be wrong with a rule itself, and between it and the others.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{bail, ensure, Result};
 
 use super::store::Store;
-use super::{Installed, Rule};
+use super::{Installed, Proto, Rule};
 
 /// What would not work on any host.
 ///
@@ -62,8 +63,9 @@ fn end(option: &str, at: SocketAddr) -> Result<()> {
             if let Some(v4) = v6.to_ipv4_mapped() {
                 bail!("{option} {at}: that is IPv4, write {v4}:{}", at.port());
             }
+            let scoped = matches!(at, SocketAddr::V6(at) if at.scope_id() != 0);
             ensure!(
-                !v6.is_unicast_link_local(),
+                !v6.is_unicast_link_local() && !scoped,
                 "{option} {at}: a link-local address has a meaning on one link only and is not \
                  routed: use a global or unique local (fd00::/8) one"
             );
@@ -80,8 +82,17 @@ fn device(name: &str) -> Result<()> {
         "--dev {name:?} is no device name that can be used here: letters, digits and . _ - + only, \
          15 of them at most"
     );
+    Ok(())
+}
+
+/// Whether the device of a rule is there now.
+///
+/// # Errors
+/// That it is not.
+pub fn device_exists(rule: &Rule) -> Result<()> {
+    let Some(name) = &rule.dev else { return Ok(()) };
     ensure!(
-        nix::net::if_::if_nametoindex(name).is_ok(),
+        nix::net::if_::if_nametoindex(name.as_str()).is_ok(),
         "there is no device {name}: `ip link` lists them"
     );
     Ok(())
@@ -108,52 +119,77 @@ pub fn among(rule: &Rule, store: &Store) -> Result<Fits> {
     let touching = store.parse(|entry| {
         entry.is_from(&proto, &from) || entry.is_from(&proto, &to) || entry.is_to(&proto, &from)
     })?;
-    let others: Vec<(u32, &Rule)> = touching.iter().map(|i| (i.id, &i.rule)).collect();
-    if let Some((id, _)) = others.iter().find(|(_, other)| other.key() == rule.key()) {
-        let same = touching.iter().find(|i| i.id == *id).expect("it is there");
-        if same.rule == *rule {
-            return Ok(Fits::Same(Box::new(same.clone())));
+    let mut known = Known::default();
+    for other in &touching {
+        if other.rule == *rule {
+            return Ok(Fits::Same(Box::new(other.clone())));
         }
-        bail!(
-            "rule {id} redirects the same: {}; delete it first: mountain redirect del {}",
-            same.rule,
-            options(&same.rule)
-        );
+        known.insert(format!("rule {}", other.id), &other.rule);
     }
-    conflict(rule, &others)?;
+    known.fits(rule)?;
     Ok(Fits::New)
 }
 
-/// What of a rule with another key is in the way of a new one.
-pub fn conflict(rule: &Rule, others: &[(u32, &Rule)]) -> Result<()> {
-    for (id, other) in others {
-        if other.proto != rule.proto {
-            continue;
-        }
-        ensure!(
-            other.from != rule.to,
-            "the target {} is itself redirected, by rule {id} ({other}): rules do not follow one \
-             another; redirect straight to {}",
-            rule.to,
-            other.to
-        );
-        ensure!(
-            other.to != rule.from,
-            "{} is the target of rule {id} ({other}): rules do not follow one another; that one \
-             must go straight to {}",
-            rule.from,
-            rule.to
-        );
-        // With one device each, or another target, they can be told apart.
-        ensure!(
-            other.from != rule.from
-                || other.to != rule.to
-                || other.dev.is_some() == rule.dev.is_some(),
-            "rule {id} ({other}) does the same for {}: delete it first, or leave it at that",
-            other.dev.as_deref().unwrap_or("every device")
-        );
+/// Rules to hold a new one against.
+#[derive(Default)]
+pub struct Known {
+    from: HashMap<(Proto, SocketAddr), Vec<(String, Rule)>>,
+    to: HashMap<(Proto, SocketAddr), (String, Rule)>,
+}
+
+impl Known {
+    /// Takes in a rule; `name` is for messages.
+    pub fn insert(&mut self, name: String, rule: &Rule) {
+        let (from, to) = ((rule.proto, rule.from), (rule.proto, rule.to));
+        self.to.entry(to).or_insert((name.clone(), rule.clone()));
+        self.from
+            .entry(from)
+            .or_default()
+            .push((name, rule.clone()));
     }
-    Ok(())
+
+    /// Whether a rule goes with all of them.
+    ///
+    /// # Errors
+    /// Which one is in the way and what to do.
+    pub fn fits(&self, rule: &Rule) -> Result<()> {
+        if let Some((name, other)) = self.to.get(&(rule.proto, rule.from)) {
+            bail!(
+                "{} is the target of {name} ({other}): rules do not follow one another; let that \
+                 one go straight to {}",
+                rule.from,
+                rule.to
+            );
+        }
+        if let Some((name, other)) = self.from(rule, rule.to).first() {
+            bail!(
+                "the target {} is itself redirected, by {name} ({other}): rules do not follow one \
+                 another; redirect straight to {}",
+                rule.to,
+                other.to
+            );
+        }
+        for (name, other) in self.from(rule, rule.from) {
+            ensure!(
+                other.key() != rule.key(),
+                "{name} is there already: {other}, with other options or another target; delete \
+                 it first: mountain redirect del {}",
+                options(other)
+            );
+            // With a device each, or with different targets, they can be told apart.
+            ensure!(
+                other.to != rule.to || other.dev.is_some() == rule.dev.is_some(),
+                "{name} ({other}) does the same for {}: delete that one first, or leave it at that",
+                other.dev.as_deref().unwrap_or("every device")
+            );
+        }
+        Ok(())
+    }
+
+    fn from(&self, rule: &Rule, address: SocketAddr) -> &[(String, Rule)] {
+        let found = self.from.get(&(rule.proto, address));
+        found.map_or(&[], Vec::as_slice)
+    }
 }
 
 /// The options of `del` for a rule.
@@ -165,4 +201,136 @@ pub fn options(rule: &Rule) -> String {
         rule.from,
         dev.unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redirect::Snat;
+
+    fn udp(from: &str, to: &str) -> Rule {
+        Rule {
+            proto: Proto::Udp,
+            from: from.parse().unwrap(),
+            to: to.parse().unwrap(),
+            dev: None,
+            snat: Snat::Auto,
+            log: None,
+        }
+    }
+
+    fn on(dev: &str, rule: Rule) -> Rule {
+        Rule {
+            dev: Some(dev.to_owned()),
+            ..rule
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_rule_is_said() {
+        let good = "192.0.2.1:80";
+        for (from, to, part) in [
+            (good, "[2001:db8::1]:80", "different families"),
+            (good, "192.0.2.2:0", "--to 192.0.2.2:0: 0 is no port"),
+            (
+                "192.0.2.1:0",
+                "192.0.2.2:80",
+                "--from 192.0.2.1:0: 0 is no port",
+            ),
+            (good, good, "are the same"),
+            (good, "127.0.0.1:80", "loopback"),
+            ("[::1]:80", "[2001:db8::1]:80", "loopback"),
+            (good, "224.0.0.1:80", "multicast"),
+            ("[ff02::1]:80", "[2001:db8::1]:80", "multicast"),
+            (
+                "0.0.0.0:80",
+                good,
+                "--from 0.0.0.0:80: a rule is for one address",
+            ),
+            (
+                "[2001:db8::1]:80",
+                "[::]:80",
+                "--to [::]:80: a rule is for one address",
+            ),
+            (good, "255.255.255.255:80", "broadcast"),
+            (
+                "[::ffff:192.0.2.1]:80",
+                "[2001:db8::1]:80",
+                "write 192.0.2.1:80",
+            ),
+            ("[fe80::1]:80", "[2001:db8::1]:80", "link-local"),
+        ] {
+            let error = rule(&udp(from, to)).expect_err(to).to_string();
+            assert!(error.contains(part), "{from} {to}: {error}");
+        }
+        for (from, to) in [
+            (good, "192.0.2.1:81"),
+            ("127.0.0.1:80", "127.0.0.2:80"),
+            ("[2001:db8::1]:80", "[fd00::1]:65535"),
+            ("169.254.169.254:80", "192.0.2.2:80"),
+        ] {
+            rule(&udp(from, to)).unwrap();
+        }
+    }
+
+    #[test]
+    fn device_names_that_cannot_be_written_down_are_refused() {
+        for bad in [
+            "",
+            "eth*",
+            "@set",
+            "a b",
+            "sixteen-letters-",
+            "eth0\"",
+            "a/b",
+        ] {
+            let error = rule(&on(bad, udp("192.0.2.1:80", "192.0.2.2:80")));
+            assert!(
+                error.unwrap_err().to_string().contains("no device name"),
+                "{bad}"
+            );
+        }
+        rule(&on("eth0.100-x_y", udp("192.0.2.1:80", "192.0.2.2:80"))).unwrap();
+        let error = rule(&on("lo", udp("127.0.0.1:80", "127.0.0.2:80"))).unwrap_err();
+        assert!(error.to_string().contains("leave --dev out"), "{error}");
+        let gone = on("nosuch0", udp("192.0.2.1:80", "192.0.2.2:80"));
+        let error = device_exists(&gone).unwrap_err().to_string();
+        assert!(error.contains("there is no device nosuch0"), "{error}");
+    }
+
+    #[test]
+    fn rules_that_do_not_go_together() {
+        let (a, b, c) = ("192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80");
+        let mut known = Known::default();
+        known.insert("rule 7".to_owned(), &udp(a, b));
+        for (rule, part) in [
+            (udp(a, c), "rule 7 is there already"),
+            (udp(b, c), "is the target of rule 7"),
+            (udp(b, a), "is the target of rule 7"),
+            (udp(c, a), "is itself redirected, by rule 7"),
+            (on("eth0", udp(a, b)), "does the same for every device"),
+        ] {
+            let error = known.fits(&rule).expect_err(part).to_string();
+            assert!(error.contains(part), "{rule}: {error}");
+        }
+        let error = known.fits(&udp(c, a)).unwrap_err().to_string();
+        assert!(
+            error.ends_with("redirect straight to 192.0.2.2:80"),
+            "{error}"
+        );
+        // One target of several, a device of its own with another target, the other protocol.
+        known.fits(&udp(c, b)).unwrap();
+        known.fits(&on("eth0", udp(a, c))).unwrap();
+        let tcp = |from, to| Rule {
+            proto: Proto::Tcp,
+            ..udp(from, to)
+        };
+        known.fits(&tcp(b, a)).unwrap();
+        // The same target by two devices.
+        let mut known = Known::default();
+        known.insert("x".to_owned(), &on("eth0", udp(a, b)));
+        known.fits(&on("eth1", udp(a, b))).unwrap();
+        let error = known.fits(&udp(a, b)).unwrap_err().to_string();
+        assert!(error.contains("the same for eth0"), "{error}");
+    }
 }
