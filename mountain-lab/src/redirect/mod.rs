@@ -2,17 +2,17 @@
 
 pub mod client;
 mod latency;
-mod load;
+pub mod load;
 mod napi;
 mod pps;
-mod programs;
-mod rig;
+pub mod programs;
+pub mod rig;
 mod rules;
 mod scale;
-mod segment;
+pub mod segment;
 pub mod serve;
 mod upload;
-mod way;
+pub mod way;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -30,7 +30,7 @@ const MAX_OVER_BARE: f64 = 1.25;
 /// What is offered to each row.
 pub fn loads(quick: bool) -> Vec<Load> {
     // A call of the generator is at least so long that its set-up does not matter.
-    let packets = if quick { 32_768 } else { 131_072 };
+    let packets = if quick { 8_192 } else { 131_072 };
     let mut loads = vec![];
     for source in [Source::Live, Source::Socket] {
         for payload in [64, 1_400] {

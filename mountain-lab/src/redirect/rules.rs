@@ -1,10 +1,10 @@
 //! Rules in the router, by `mountain redirect`.
 
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use mountain::redirect::actions::{self, Wanted};
 use mountain::redirect::{Backend, Rule};
 
 use super::rig::Rig;
@@ -66,30 +66,48 @@ fn try_add(rig: &Rig, rule: &Rule, backend: Backend) -> Result<(Duration, Option
     let start = Instant::now();
     let out = command.output().context("mountain redirect add")?;
     let took = start.elapsed();
-    let said = String::from_utf8_lossy(&out.stderr);
-    let why = said.trim().trim_start_matches("mountain: ").to_owned();
-    Ok((took, (!out.status.success()).then_some(why)))
+    Ok((took, (!out.status.success()).then(|| reason(&out))))
 }
 
-/// Many rules at once, through the library: a command for each would take minutes.
+/// Many rules at once, as of a configuration file: a command for each would take minutes.
 pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Added<'a>> {
-    let wanted: Vec<Wanted> = rules
-        .iter()
-        .map(|rule| Wanted {
-            rule: rule.clone(),
-            backend: Some(backend),
-            fix: true,
-        })
-        .collect();
+    let mut file = tempfile::NamedTempFile::new()?;
+    for rule in rules {
+        let (proto, from, to) = (rule.proto, rule.from, rule.to);
+        writeln!(
+            file,
+            "[[redirect]]\nproto = \"{proto}\"\nfrom = \"{from}\"\nto = \"{to}\"\n\
+             backend = \"{backend}\"\nfix = true"
+        )?;
+        if let Some(dev) = &rule.dev {
+            writeln!(file, "dev = \"{dev}\"")?;
+        }
+    }
+    file.flush()?;
     let guard = Guard { rig, log: None };
-    let added = rig.router.enter(|| {
-        let mut store = actions::open(true)?;
-        actions::add(&mut store, &wanted).map(drop)
-    });
-    Ok(match added {
-        Ok(()) => Added::Yes(guard),
-        Err(error) => Added::Refused(format!("{error:#}")),
-    })
+    let mut restore = redirect(rig, &["restore", "--config"])?;
+    let out = restore
+        .arg(file.path())
+        .output()
+        .context("mountain redirect restore")?;
+    if out.status.success() {
+        return Ok(Added::Yes(guard));
+    }
+    Ok(Added::Refused(reason(&out)))
+}
+
+/// What a failed command said: of many rules it may say much.
+fn reason(out: &Output) -> String {
+    let said = String::from_utf8_lossy(&out.stderr);
+    let said = said.trim().trim_start_matches("mountain: ");
+    match said.lines().count() {
+        0..=4 => said.to_owned(),
+        n => format!(
+            "{} (and {} lines more)",
+            said.lines().next().unwrap_or(said),
+            n - 1
+        ),
+    }
 }
 
 /// `mountain redirect ARGS`, in the router.
