@@ -8,6 +8,7 @@
  * stamped anew, with the headers of the next flow, as user space has computed them.
  */
 #include <linux/bpf.h>
+#include <linux/in.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
@@ -15,8 +16,11 @@
 /* Ethernet, IPv4 without options, UDP. */
 #define HEADERS		42
 #define OFF_PROTO	12
+#define OFF_IP		14
+#define OFF_ADDRS	26
 #define OFF_TO		30
 #define OFF_TO_PORT	36
+#define OFF_UDP_LEN	38
 #define MAX_FLOWS	65536
 /* One run of the generator waits at most so long: the kernel has a limit on iterations, too. */
 #define MAX_SPINS	(1 << 20)
@@ -85,7 +89,7 @@ int generate(struct xdp_md *ctx)
 struct seen {
 	__u64 packets;	/* to the target */
 	__u64 bytes;	/* of these, from the network layer on */
-	__u64 others;	/* IPv4 to anybody else: not rewritten, or not as it should be */
+	__u64 others;	/* IPv4 to anybody else, or with a wrong checksum: not rewritten, or wrongly */
 };
 
 struct {
@@ -99,6 +103,29 @@ struct {
 __be32 sink_addr;
 __be16 sink_port;
 
+/* Whether sinks look at checksums, too. Payloads are zeros, so that the headers are all there is to
+ * sum up. Not for packets of a local socket, whose checksums are not there yet. */
+__u32 sink_verify;
+
+static __always_inline __u16 folded(__u64 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+static __always_inline int intact(void *data)
+{
+	__be32 *ip = data + OFF_IP, *to_udp = data + OFF_ADDRS;
+	__u64 sum = bpf_htons(IPPROTO_UDP) + *(__be16 *)(data + OFF_UDP_LEN);
+
+	if (folded((__u32)bpf_csum_diff(NULL, 0, ip, 20, 0)) != 0xffff)
+		return 0;
+	/* Addresses, ports, length, checksum: in a row. */
+	sum += (__u32)bpf_csum_diff(NULL, 0, to_udp, 16, 0);
+	return folded(sum) == 0xffff;
+}
+
 static __always_inline void count(void *data, void *end, __u64 bytes)
 {
 	__u32 zero = 0;
@@ -107,7 +134,8 @@ static __always_inline void count(void *data, void *end, __u64 bytes)
 	if (!s || data + HEADERS > end || *(__be16 *)(data + OFF_PROTO) != bpf_htons(0x0800))
 		return;
 	if (*(__be32 *)(data + OFF_TO) == sink_addr &&
-	    (!sink_port || *(__be16 *)(data + OFF_TO_PORT) == sink_port)) {
+	    (!sink_port || *(__be16 *)(data + OFF_TO_PORT) == sink_port) &&
+	    (!sink_verify || intact(data))) {
 		s->packets++;
 		s->bytes += bytes - 14;
 	} else {

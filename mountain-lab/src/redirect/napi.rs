@@ -31,15 +31,6 @@ pub fn of(dev: &str) -> Result<Vec<Thread>> {
     Ok(found)
 }
 
-/// How threads are scheduled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// The best of the ordinary ones.
-    Preferred,
-    /// Before all ordinary ones.
-    First,
-}
-
 /// Binds this thread of ours to a processor.
 pub fn pin_self(cpu: usize) -> Result<()> {
     pin(0, cpu)
@@ -52,20 +43,18 @@ fn pin(pid: i32, cpu: usize) -> Result<()> {
 }
 
 impl Thread {
-    pub fn place(self, cpu: usize, class: Class) -> Result<()> {
+    /// Binds it to a processor, and puts it before all that is not real-time: a ring of a veth is full
+    /// within a slice of somebody else's.
+    pub fn place(self, cpu: usize) -> Result<()> {
         pin(self.0, cpu)?;
-        let rc = match class {
-            // SAFETY: integers.
-            Class::Preferred => unsafe {
-                libc::setpriority(libc::PRIO_PROCESS, self.0 as u32, -20)
-            },
-            Class::First => {
-                let param = libc::sched_param { sched_priority: 1 };
-                // SAFETY: `param` outlives the call.
-                unsafe { libc::sched_setscheduler(self.0, libc::SCHED_FIFO, &param) }
-            }
-        };
-        ensure!(rc == 0, "{}", std::io::Error::last_os_error());
+        let param = libc::sched_param { sched_priority: 1 };
+        // SAFETY: `param` outlives the call.
+        let rc = unsafe { libc::sched_setscheduler(self.0, libc::SCHED_FIFO, &param) };
+        ensure!(
+            rc == 0,
+            "a NAPI thread: {}",
+            std::io::Error::last_os_error()
+        );
         Ok(())
     }
 }

@@ -45,7 +45,7 @@ pub struct Seen {
     pub packets: u64,
     /// Their bytes, from the network layer on.
     pub bytes: u64,
-    /// Packets to anybody else.
+    /// Packets to anybody else, or with a wrong checksum.
     pub others: u64,
 }
 
@@ -132,6 +132,11 @@ impl Programs {
             // SAFETY: a descriptor that the kernel just made for us.
             Ok(unsafe { OwnedFd::from_raw_fd(link) })
         })
+    }
+
+    /// Whether sinks look at checksums from now on: right for live frames only.
+    pub fn verify(&mut self, on: bool) {
+        self.bss().sink_verify = on.into();
     }
 
     /// What all sinks have seen so far.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::load::{ports, Load, Senders, Source};
-use super::napi::{self, Class, Time};
+use super::napi::{self, Time};
 use super::programs::{Programs, Seen};
 use super::rig::Rig;
 
@@ -27,6 +27,8 @@ pub struct Segment {
     /// Packets that the router took in: the others found its ring full.
     pub taken: u64,
     pub seen: Seen,
+    /// What was seen of the warm-up, in which live frames' checksums are looked at.
+    pub warm_up: Seen,
     /// Of the router's NAPI threads.
     pub router: Time,
     /// Of the server's.
@@ -62,6 +64,13 @@ impl Segment {
 
     /// Why the segment does not count; `fixed`: the load is meant to be below saturation.
     pub fn void(&self, fixed: bool) -> Option<String> {
+        let damaged = self.warm_up.others;
+        if damaged > 0 || self.warm_up.packets == 0 {
+            let right = self.warm_up.packets;
+            return Some(format!(
+                "of the warm-up {right} packets arrived as they should, {damaged} otherwise"
+            ));
+        }
         let (of, what) = match fixed {
             true => (self.sent, "sent"),
             // What is turned away costs the router nothing.
@@ -136,16 +145,22 @@ impl Sources {
         let mut router = napi::of(&rig.near)?;
         router.extend(napi::of(&rig.far)?);
         for thread in &router {
-            thread.place(ROUTER_CPU, Class::Preferred)?;
+            thread.place(ROUTER_CPU)?;
         }
         let server = napi::of(&rig.server_dev)?;
         for thread in &server {
-            // Beside the source, and before it: what the router has sent is not to be lost there.
-            thread.place(LOAD_CPU, Class::First)?;
+            // Beside the source, but before it: what the router has sent is not to be lost there.
+            thread.place(LOAD_CPU)?;
         }
+        let cold = self.programs.seen()?;
+        self.programs.verify(load.source == Source::Live);
         self.send(load, warm_up, Some(WARM_UP_PPS))?;
-        let before = (Time::at_rest(&router)?, Time::at_rest(&server)?);
+        Time::at_rest(&router)?;
+        Time::at_rest(&server)?;
+        self.programs.verify(false);
+        let before = (Time::of(&router)?, Time::of(&server)?);
         let (taken, seen) = (rig.taken()?, self.programs.seen()?);
+        let warm_up = seen.since(cold);
         let start = Instant::now();
         let sent = self.send(load, load.packets, load.pps)?;
         let took = start.elapsed();
@@ -154,6 +169,7 @@ impl Sources {
             sent,
             taken: rig.taken()? - taken,
             seen: self.programs.seen()?.since(seen),
+            warm_up,
             router: after.0.since(before.0),
             server: after.1.since(before.1),
             took,
