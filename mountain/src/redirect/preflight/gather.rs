@@ -1,10 +1,9 @@
 //! Reading the [`Facts`] of a rule in the calling thread's network namespace. Changes nothing.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result};
 
@@ -14,6 +13,7 @@ use crate::netlink;
 use crate::redirect::Rule;
 
 use super::facts::{Client, Device, Facts, Far, FarEnd, Host, Sysctls, Way, Xdp};
+use super::namespaces::{self, Namespace};
 use super::{features, firewall, OWN_PROGRAMS};
 
 /// Everything that matters for `rule`.
@@ -158,20 +158,18 @@ fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
             |end| Far::End(end.into()),
         );
     };
-    let known = |file: &File| netlink::namespace_id(file).is_ok_and(|found| found == Some(id));
-    let namespace = scope::namespaces()
-        .into_iter()
-        .find(|(_, file)| known(file));
-    let Some((inode, file)) = namespace else {
+    let known = |found: &Namespace| netlink::namespace_id(&found.file).is_ok_and(|n| n == Some(id));
+    let Some(namespace) = namespaces::find(known) else {
         return Far::Unknown(format!(
             "the network namespace of its other end (link-netnsid {id}) has no name in /run/netns \
              and no process that can be seen"
         ));
     };
+    let Namespace { inode, path, file } = namespace;
     match scope::within(file, || far_end(peer)) {
         Ok(end) => Far::End(Box::new(FarEnd {
             namespace: inode,
-            path: namespace_path(inode),
+            path: path.display().to_string(),
             ..end
         })),
         Err(e) => Far::Unknown(format!("the other end of {name}: {e:#}")),
@@ -192,21 +190,6 @@ fn far_end(ifindex: u32) -> Result<FarEnd> {
         link,
         ..FarEnd::default()
     })
-}
-
-/// How nsenter(1) is told of a namespace.
-fn namespace_path(inode: u64) -> String {
-    let is = |path: &str| fs::metadata(path).is_ok_and(|m| m.ino() == inode);
-    let names = |folder: &str, below: &str| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let paths = entries.map(|e| format!("{}{below}", e.path().display()));
-        paths.collect::<Vec<_>>()
-    };
-    let mut paths = names("/run/netns", "").into_iter();
-    paths
-        .find(|path| is(path))
-        .or_else(|| names("/proc", "/ns/net").into_iter().find(|path| is(path)))
-        .unwrap_or_default()
 }
 
 fn sysctls(device: &str) -> Sysctls {
