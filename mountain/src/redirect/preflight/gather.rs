@@ -45,7 +45,7 @@ pub fn gather(rule: &Rule) -> Result<Facts> {
     }
     let devices = indices
         .into_iter()
-        .map(|ifindex| device(ifindex, &addresses));
+        .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
     let nft = firewall::nft_program();
     let release = read("sys/kernel/osrelease").unwrap_or_default();
     Ok(Facts {
@@ -81,14 +81,14 @@ fn way(target: IpAddr) -> io::Result<Way> {
     })
 }
 
-fn device(ifindex: u32, addresses: &[(u32, IpAddr)]) -> Result<Device> {
+fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Device> {
     let link = netlink::link(ifindex).with_context(|| format!("cannot read device {ifindex}"))?;
     let master = link.master.and_then(|ifindex| {
         let master = netlink::link(ifindex).ok()?;
         Some((master.kind.unwrap_or_default(), master.name))
     });
     let far = match (link.kind.as_deref(), link.peer) {
-        (Some("veth"), Some(peer)) => far(&link.name, peer, link.peer_namespace),
+        (Some("veth"), Some(peer)) => far(&link.name, peer, link.peer_namespace, from),
         (Some("veth"), None) => Far::Unknown("it has no other end".to_owned()),
         _ => Far::None,
     };
@@ -142,13 +142,13 @@ fn xdp(ifindex: u32) -> io::Result<Xdp> {
 }
 
 /// The other end of the veth `name`: device `peer` of the namespace with number `id`.
-fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
+fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Far {
     let here = match scope::this_namespace() {
         Ok(here) => here,
         Err(e) => return Far::Unknown(format!("{e:#}")),
     };
     let Some(id) = id else {
-        let end = far_end(peer).map(|end| FarEnd {
+        let end = far_end(peer, from).map(|end| FarEnd {
             namespace: here,
             here: true,
             ..end
@@ -166,7 +166,7 @@ fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
         ));
     };
     let Namespace { inode, path, file } = namespace;
-    match scope::within(file, || far_end(peer)) {
+    match scope::within(file, || far_end(peer, from)) {
         Ok(end) => Far::End(Box::new(FarEnd {
             namespace: inode,
             path: path.display().to_string(),
@@ -177,7 +177,7 @@ fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
 }
 
 /// Of the calling thread's namespace.
-fn far_end(ifindex: u32) -> Result<FarEnd> {
+fn far_end(ifindex: u32, from: IpAddr) -> Result<FarEnd> {
     let link = netlink::link(ifindex).context("cannot be read")?;
     let addresses = netlink::addresses().context("its addresses cannot be listed")?;
     Ok(FarEnd {
@@ -186,6 +186,7 @@ fn far_end(ifindex: u32) -> Result<FarEnd> {
             .context("its XDP cannot be read")?
             .program
             .is_some(),
+        way_back: netlink::look_up(from).is_ok_and(|way| matches!(way, netlink::Way::Out { .. })),
         addresses: addresses.into_iter().map(|(_, address)| address).collect(),
         link,
         ..FarEnd::default()
