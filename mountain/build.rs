@@ -57,6 +57,12 @@ fn main() -> Result<()> {
         .clang_args(args.clone())
         .build_and_generate(out.join("cc.skel.rs"))
         .context("compiling bpf/cc.bpf.c")?;
+    SkeletonBuilder::new()
+        .source(bpf.join("redirect.bpf.c"))
+        .clang(&clang)
+        .clang_args(args.clone())
+        .build_and_generate(out.join("redirect.skel.rs"))
+        .context("compiling bpf/redirect.bpf.c")?;
     // The same code for the processor of the build's target, for tests and simulations.
     cc::Build::new()
         .file(bpf.join("brake_host.c"))

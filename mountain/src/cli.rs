@@ -21,6 +21,7 @@ use crate::check;
 use crate::cli_cc::Cc;
 use crate::cli_compare::{Compare, Import};
 use crate::cli_measure;
+use crate::cli_redirect::Redirect;
 use crate::cli_report::Report;
 use crate::config::Config;
 use crate::daemon::runtime::{Request, RunDir};
@@ -30,7 +31,7 @@ use crate::netlink::Filter;
 use crate::steer::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
-const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
+pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
 /// How long `up` waits for the daemon to answer, and `down` for it to end.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,6 +91,8 @@ enum Cmd {
     },
     /// TCP congestion control that brakes when the bandwidth under a connection drops
     Cc(Cc),
+    /// Send UDP and TCP traffic to one address and port on to another one
+    Redirect(Redirect),
     /// Answer the UDP probes of another host's mountain, so that it can tell directions apart
     Reflect {
         /// Address and port to listen on, may be given several times [default: loopback only]
@@ -174,6 +177,7 @@ fn run(command: Cmd) -> Result<ExitCode> {
         }
         Cmd::Check { json } => return check(json),
         Cmd::Cc(cc) => cc.run()?,
+        Cmd::Redirect(redirect) => return redirect.run(),
         Cmd::Reflect { listen } => reflect(listen)?,
         Cmd::Report(report) => report.run()?,
         Cmd::Ping(ping) => return ping.run(),

@@ -13,6 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::cc::Settings as CcConfig;
 use crate::measure::probe::Target;
+use crate::redirect::config::{self as redirects, RedirectConfig};
 use crate::steer::cost::{Band, Objective, Weights};
 
 /// The whole file.
@@ -24,6 +25,8 @@ pub struct Config {
     pub path: Vec<PathConfig>,
     /// `[cc]`: the congestion control.
     pub cc: CcConfig,
+    /// One `[[redirect]]` table per rule that `mountain redirect restore` adds.
+    pub redirect: Vec<RedirectConfig>,
 }
 
 /// `[steer]`: how paths are measured and chosen.
@@ -401,35 +404,36 @@ impl Config {
         self.steer.check().map_err(within(Table::Named("steer")))?;
         self.cc.check().map_err(within(Table::Named("cc")))?;
         for (i, path) in self.path.iter().enumerate() {
-            path.check().map_err(within(Table::Path(i)))?;
+            path.check().map_err(within(Table::Nth("path", i)))?;
             let same = |p: &PathConfig| p.dev == path.dev && p.gateway == path.gateway;
             if self.path[..i].iter().any(same) {
                 let text = format!("a second table for {:?} and this gateway", path.dev);
-                return Err((Table::Path(i), "dev", text));
+                return Err((Table::Nth("path", i), "dev", text));
             }
         }
-        Ok(())
+        redirects::check(&self.redirect)
+            .map_err(|(i, text)| (Table::Nth("redirect", i), "from", text))
     }
 }
 
-/// A table of the file: `[steer]`, `[cc]`, or the n-th `[[path]]`.
+/// A table of the file: `[steer]`, `[cc]`, or the n-th `[[path]]` or `[[redirect]]`.
 #[derive(Clone, Copy)]
 enum Table {
     Named(&'static str),
-    Path(usize),
+    Nth(&'static str, usize),
 }
 
 /// Where `key` stands: offset and dotted name. Falls back to the table when it is not written.
 fn locate(text: &str, table: Table, key: &str) -> (usize, String) {
     let name = match table {
         Table::Named(table) => format!("{table}.{key}"),
-        Table::Path(i) => format!("path[{i}].{key}"),
+        Table::Nth(array, i) => format!("{array}[{i}].{key}"),
     };
     let mut offset = 0;
     if let Ok(root) = DeTable::parse(text) {
         let table = match table {
             Table::Named(table) => root.get_ref().get(table),
-            Table::Path(i) => root.get_ref().get("path").and_then(|p| match p.get_ref() {
+            Table::Nth(array, i) => root.get_ref().get(array).and_then(|p| match p.get_ref() {
                 DeValue::Array(a) => a.get(i),
                 _ => None,
             }),
@@ -553,6 +557,7 @@ mod tests {
         );
         assert_eq!(config.steer, SteerConfig::default());
         assert_eq!(config.path.len(), 1);
+        assert_eq!(config.redirect.len(), 1);
         // And no key is missing.
         assert_eq!(config.cc, CcConfig::default());
         let all = toml::to_string(&SteerConfig::default()).unwrap();
@@ -669,6 +674,22 @@ mod tests {
                 "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"a\"\n",
                 "/etc/mountain.toml:4: path[1].dev: ",
                 "second table",
+            ),
+            (
+                "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:0\"\nto = \"192.0.2.2:1\"\n",
+                "/etc/mountain.toml:3: redirect[0].from: ",
+                "0 is no port",
+            ),
+            (
+                "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1\"\nto = \"192.0.2.2:1\"\n",
+                "/etc/mountain.toml:3: redirect[0].from: ",
+                "socket address",
+            ),
+            (
+                "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:1\"\nto = \"192.0.2.2:1\"\n\
+                 backend = \"fast\"\n",
+                "/etc/mountain.toml:5: redirect[0].backend: ",
+                "is no backend",
             ),
             (
                 "[[path]]\ndev = \"a name too long for one\"\n",

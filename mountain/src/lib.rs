@@ -14,6 +14,7 @@ mod cli_cc;
 mod cli_compare;
 mod cli_measure;
 mod cli_path;
+mod cli_redirect;
 mod cli_report;
 pub mod config;
 pub mod daemon;

@@ -94,7 +94,7 @@ fn forwarding_is_needed_and_can_be_switched_on() {
         for backend in Backend::FASTEST_FIRST {
             let why = match rule.to.is_ipv4() || backend != XdpRedirect {
                 true => "does not forward packets",
-                false => "stops look-ups by XDP",
+                false => "stops look-ups by BPF",
             };
             refused(&found, backend, why, todo);
         }
@@ -133,6 +133,7 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
         device: mountain::redirect::Device {
             ifindex: side.index(name),
             name: name.to_owned(),
+            peer: false,
         },
         feature: feature.to_owned(),
         on,
@@ -163,6 +164,7 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
             device: mountain::redirect::Device {
                 ifindex: 1,
                 name: "lo".to_owned(),
+                peer: false,
             },
             feature: "rx-gro".to_owned(),
             on: false,

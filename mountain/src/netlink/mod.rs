@@ -20,7 +20,7 @@ mod nexthop;
 mod route;
 mod rules;
 mod snapshot;
-mod wire;
+pub(crate) mod wire;
 
 use std::net::IpAddr;
 

@@ -12,19 +12,20 @@ use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
 /// Length of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
 
-/// A blocking netlink socket, of rtnetlink unless said otherwise, in the namespace of the thread that opened it.
-pub(super) struct Socket {
+/// A blocking netlink socket in the namespace of the thread that opened it.
+pub(crate) struct Socket {
     socket: netlink_sys::Socket,
     sequence: u32,
 }
 
 impl Socket {
-    pub(super) fn open() -> io::Result<Self> {
-        Self::open_for(NETLINK_ROUTE)
+    /// Of rtnetlink.
+    pub(crate) fn open() -> io::Result<Self> {
+        Self::open_to(NETLINK_ROUTE)
     }
 
-    /// One of another netlink protocol.
-    pub(super) fn open_for(protocol: isize) -> io::Result<Self> {
+    /// Of another part of the kernel.
+    pub(crate) fn open_to(protocol: isize) -> io::Result<Self> {
         let mut socket = netlink_sys::Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
@@ -38,7 +39,7 @@ impl Socket {
 
     /// Dumps all objects of one kind; `each` gets the message type and its payload. False: the
     /// objects changed meanwhile, so that the dump may lack some.
-    pub(super) fn dump(
+    pub(crate) fn dump(
         &mut self,
         kind: u16,
         header: &[u8],
@@ -66,7 +67,7 @@ impl Socket {
     }
 
     /// Sends one request and returns the payload of the object in the answer, if there is one.
-    pub(super) fn request(
+    pub(crate) fn request(
         &mut self,
         kind: u16,
         flags: u16,
@@ -102,7 +103,7 @@ impl Socket {
 }
 
 /// The messages of one datagram; stops at the first malformed one.
-pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         let message = NetlinkBuffer::new_checked(rest).ok()?;
@@ -124,7 +125,7 @@ fn errno(payload: &[u8]) -> io::Result<()> {
 }
 
 /// Appends an attribute, padded to four bytes.
-pub(super) fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
+pub(crate) fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
     message.extend_from_slice(&kind.to_ne_bytes());
     message.extend_from_slice(value);
@@ -132,11 +133,11 @@ pub(super) fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// The attributes of a message, found by their kind.
-pub(super) struct Attributes<'a>(Vec<(u16, &'a [u8])>);
+pub(crate) struct Attributes<'a>(Vec<(u16, &'a [u8])>);
 
 impl<'a> Attributes<'a> {
     /// The attributes that follow a header of `skip` bytes.
-    pub(super) fn after(payload: &'a [u8], skip: usize) -> Self {
+    pub(crate) fn after(payload: &'a [u8], skip: usize) -> Self {
         let bytes = payload.get(skip..).unwrap_or(&[]);
         Self(
             NlasIterator::new(bytes)
@@ -149,53 +150,63 @@ impl<'a> Attributes<'a> {
         )
     }
 
-    pub(super) fn get(&self, kind: u16) -> Option<&'a [u8]> {
+    pub(crate) fn get(&self, kind: u16) -> Option<&'a [u8]> {
         self.0
             .iter()
             .find(|(found, _)| *found == kind)
             .map(|(_, value)| *value)
     }
 
-    pub(super) fn has(&self, kind: u16) -> bool {
+    /// The attributes inside another one.
+    pub(crate) fn nested(&self, kind: u16) -> Option<Self> {
+        self.get(kind).map(|value| Self::after(value, 0))
+    }
+
+    /// The values of all, whatever their kind.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &'a [u8]> + use<'_, 'a> {
+        self.0.iter().map(|(_, value)| *value)
+    }
+
+    pub(crate) fn has(&self, kind: u16) -> bool {
         self.get(kind).is_some()
     }
 
     /// The highest kind there is: beyond the known ones, something is not understood.
-    pub(super) fn highest(&self) -> u16 {
+    pub(crate) fn highest(&self) -> u16 {
         self.0.iter().map(|(kind, _)| *kind).max().unwrap_or(0)
     }
 
-    pub(super) fn u32(&self, kind: u16) -> Option<u32> {
+    pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
         self.get(kind)?
             .first_chunk()
             .map(|b| u32::from_ne_bytes(*b))
     }
 
-    pub(super) fn u8(&self, kind: u16) -> Option<u8> {
+    pub(crate) fn u8(&self, kind: u16) -> Option<u8> {
         self.get(kind)?.first().copied()
     }
 
     /// Two integers of host byte order: a port range.
-    pub(super) fn u16_pair(&self, kind: u16) -> Option<(u16, u16)> {
+    pub(crate) fn u16_pair(&self, kind: u16) -> Option<(u16, u16)> {
         let value: &[u8; 4] = self.get(kind)?.first_chunk()?;
         let [a, b, c, d] = *value;
         Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
     }
 
     /// Two integers of host byte order: a user id range.
-    pub(super) fn u32_pair(&self, kind: u16) -> Option<(u32, u32)> {
+    pub(crate) fn u32_pair(&self, kind: u16) -> Option<(u32, u32)> {
         let value = self.get(kind)?;
         let first = value.first_chunk()?;
         let last = value.get(4..)?.first_chunk()?;
         Some((u32::from_ne_bytes(*first), u32::from_ne_bytes(*last)))
     }
 
-    pub(super) fn ip(&self, kind: u16) -> Option<IpAddr> {
+    pub(crate) fn ip(&self, kind: u16) -> Option<IpAddr> {
         ip(self.get(kind)?)
     }
 
     /// A string with or without its final NUL.
-    pub(super) fn string(&self, kind: u16) -> Option<String> {
+    pub(crate) fn string(&self, kind: u16) -> Option<String> {
         let value = self.get(kind)?;
         let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
         Some(String::from_utf8_lossy(&value[..end]).into_owned())
@@ -203,7 +214,7 @@ impl<'a> Attributes<'a> {
 }
 
 /// An address of 4 or 16 bytes.
-pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
+pub(crate) fn ip(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         4 => Some(Ipv4Addr::from(*bytes.first_chunk::<4>()?).into()),
         16 => Some(Ipv6Addr::from(*bytes.first_chunk::<16>()?).into()),
@@ -212,7 +223,7 @@ pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// The bytes of an address as netlink carries them.
-pub(super) fn ip_bytes(address: IpAddr) -> Vec<u8> {
+pub(crate) fn ip_bytes(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),

@@ -7,8 +7,15 @@
 //! left half done. What moves packets lives in the kernel only (an nftables table of ours, programs
 //! attached to devices): there is no daemon, and rules outlive the command.
 
+pub mod actions;
+pub mod bpf;
+pub mod config;
+mod conntrack;
 pub mod fixes;
+pub mod nft;
 pub mod preflight;
+pub mod store;
+mod validate;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -165,6 +172,9 @@ impl fmt::Display for Rule {
 pub struct Device {
     pub ifindex: u32,
     pub name: String,
+    /// It is a veth whose far end is in another network namespace: `bpf_redirect_peer()` works.
+    #[serde(default)]
+    pub peer: bool,
 }
 
 /// A setting of a device that a backend needs, and what it was before.

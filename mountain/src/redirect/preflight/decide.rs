@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use crate::check::OLDEST_KERNEL;
 use crate::redirect::{self as types, Backend, Finding, Fix, Plan, Rule, Snat};
 
-use super::facts::{Client, Device, Facts, Way};
+use super::facts::{Client, Device, Facts, Far, Way};
 
 /// Source ports of packets whose source is rewritten.
 const SNAT_PORTS: (u16, u16) = (61_000, 65_535);
@@ -66,6 +66,7 @@ impl<'a> Case<'a> {
         let device = |device: &Device| types::Device {
             ifindex: device.link.ifindex,
             name: device.link.name.clone(),
+            peer: matches!(&device.far, Far::End(end) if !end.here),
         };
         let plan = Plan {
             backend: self.backend,
@@ -365,20 +366,21 @@ impl<'a> Case<'a> {
                 ));
             }
         }
-        let ethernet = |device: &Device| device.link.ethernet;
-        let headerless = [Some(client), target.filter(|_| self.bypasses())];
-        let headerless = headerless.into_iter().flatten().find(|d| !ethernet(d));
-        if let (Some(device), true) = (
-            headerless,
-            self.backend != Backend::Tcx || self.snat.is_some(),
-        ) {
+        // The programs parse from the Ethernet header on; what is only routed out needs none.
+        let direct = self.bypasses() || self.snat.is_some();
+        let devices = [Some(client), target.filter(|_| direct)];
+        let headerless = devices.into_iter().flatten().find(|d| !d.link.ethernet);
+        if let Some(device) = headerless {
             return self.refuse(
                 format!(
                     "{} has no Ethernet headers: packets redirected from or to it are lost",
                     device.link.name
                 ),
-                "use tcx or nft",
+                "use nft",
             );
+        }
+        if let (Some(target), true) = (target, self.snat.is_some()) {
+            self.one_size(client, target);
         }
         match (self.backend, target) {
             (Backend::Xdp, _) => self.receives_by_xdp(client),

@@ -55,6 +55,25 @@ impl Case<'_> {
         }
     }
 
+    /// Packets with another source are sent on by BPF only: where one is too large, nobody tells its
+    /// sender.
+    pub(super) fn one_size(&mut self, client: &Device, target: &Device) {
+        let (one, other) = (&client.link, &target.link);
+        if one.mtu != other.mtu {
+            self.refuse(
+                format!(
+                    "the source address has to be rewritten, and {} carries {} bytes, {} {}: larger \
+                     packets would be lost",
+                    one.name, one.mtu, other.name, other.mtu
+                ),
+                format!(
+                    "use nft, or the smaller on both: ip link set dev DEV mtu {}",
+                    one.mtu.min(other.mtu)
+                ),
+            );
+        }
+    }
+
     /// What the fast backends attach to is one device.
     pub(super) fn one_way_out(&mut self) {
         if let Way::Out { devices, .. } = &self.facts.way {
@@ -228,8 +247,10 @@ impl Case<'_> {
                 "use xdp-redirect, tcx or nft",
             );
         }
-        // Replies are as large as the far end makes them, and go out without the kernel's check.
-        if far.link.mtu > client.link.mtu {
+        // Replies are as large as the far end makes them, and leave by the clients' device without
+        // the kernel's check; straight into a namespace they need none.
+        let straight = matches!(&client.far, Far::End(end) if !end.here);
+        if far.link.mtu > client.link.mtu && !straight {
             self.refuse(
                 format!(
                     "replies may have {} bytes, and {} carries {}: larger ones would be lost",
@@ -250,6 +271,7 @@ impl FarEnd {
         let device = types::Device {
             ifindex: self.link.ifindex,
             name: self.link.name.clone(),
+            peer: false,
         };
         let state = if on { "on" } else { "off" };
         let command = format!("ethtool -K {} {feature} {state}", device.name);

@@ -51,14 +51,15 @@ impl Case<'_> {
                 "sysctl -w net.ipv6.conf.all.forwarding=1",
             );
         }
-        if self.backend == Backend::XdpRedirect {
+        let by_snat = self.snat.is_some() && self.backend != Backend::Nft;
+        if self.backend == Backend::XdpRedirect || by_snat {
             // The look-up by BPF asks the device alone.
             for device in devices {
                 let (name, now) = (&device.link.name, device.sysctls.forwarding6);
                 self.forwarding6(
                     now == Some(1),
                     conf("ipv6", name, "forwarding", now),
-                    &format!("net.ipv6.conf.{name}.forwarding is 0, which stops look-ups by XDP"),
+                    &format!("net.ipv6.conf.{name}.forwarding is 0, which stops look-ups by BPF"),
                     &by_hand("ipv6", name, "forwarding"),
                 );
             }

@@ -1,0 +1,650 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * redirect: UDP and TCP traffic to one address:port goes to another one, both directions rewritten.
+ *
+ * Theory of operation
+ * ===================
+ *
+ * The first packet that a rule names makes a pair of flows, one for each direction: client -> from
+ * and to -> client. What is constant in a flow is computed once: new addresses and ports, and what
+ * they add to the checksums, which are one's complement sums (RFC 1624). Every later packet costs
+ * one look-up and a few stores. Pairs are made with BPF_NOEXIST, the reverse first; where that is
+ * taken, because the client speaks to the same target by another rule from the same port, the flow
+ * gets another source port; where the second cannot be made the first is taken back. Both maps are
+ * LRU, and each direction looks after the other once a second, so that a flow which only sends
+ * keeps its way back.
+ *
+ *   hook          direction   MTN_RD_TCX        _TCX_PEER        _XDP            _XDP_REDIRECT
+ *   XDP           forward     -                 -                rewrite, pass   rewrite, redirect
+ *   XDP           reply       -                 -                -               rewrite, redirect
+ *   tcx ingress   forward     rewrite, pass     rewrite, peer    (done by XDP)   as MTN_RD_TCX
+ *   tcx ingress   reply       -                 rewrite, peer    -               -
+ *   tcx egress    reply       rewrite           rewrite          rewrite         rewrite
+ *
+ * Each hook takes over what the one before could not do and left untouched: no neighbour known, too
+ * big for the way out, lifetime over. So the kernel answers with ICMP where it has to, and resolves
+ * neighbours; one in 64 look-ups of a flow's way out takes that road on purpose, so that neighbour
+ * entries are kept fresh. A reply is rewritten at egress there, because at ingress it would turn into
+ * a packet from an address of this host, which the kernel takes for a forgery (a martian).
+ *
+ * With MTN_RD_SNAT (hairpins) both directions are redirected, never passed, for the same reason.
+ *
+ * ICMP errors: those about the flows above are translated at tcx, in both directions, except for
+ * MTN_RD_SNAT. Fragments after the first have no ports and follow the first one by their id.
+ *
+ * Checksums: at tcx a packet of a local sender may have a checksum that is yet to be completed
+ * (CHECKSUM_PARTIAL: the field holds the sum of the pseudo-header, not complemented), or a sum over
+ * all of it by the device (CHECKSUM_COMPLETE). XDP cannot see either; user space uses it only where
+ * neither occurs.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+
+#include "redirect.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define AF_INET		2
+#define AF_INET6	10
+#define IP_MF		0x2000
+#define IP_OFFSET	0x1fff
+/* include/linux/skbuff.h */
+#define CHECKSUM_COMPLETE	2
+#define CHECKSUM_PARTIAL	3
+#define PACKET_HOST		0
+#define MTN_RD_L4_MAX		256	/* offset of a transport header, at most */
+/* How long a flow keeps its way out, and leaves the other direction alone. */
+#define MTN_RD_FIB_NS		(250 * 1000 * 1000ULL)
+#define MTN_RD_TOUCH_NS		(1000 * 1000 * 1000ULL)
+/* One in this many look-ups goes through the kernel, which keeps neighbours fresh. */
+#define MTN_RD_FRESHEN		64
+/* Source ports that are tried for a new flow. */
+#define MTN_RD_TRIES		16
+/* RFC 8200's extension headers before a fragment header or a transport header. */
+#define MTN_RD_EXT_HDRS		4
+/* Bytes of headers that are read in place. */
+#define MTN_RD_HEADERS		(ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct tcphdr))
+
+enum mtn_rd_hook { MTN_HOOK_XDP, MTN_HOOK_IN, MTN_HOOK_OUT };
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct sk_buff {
+	__u8 ip_summed : 2;
+};
+#pragma clang attribute pop
+
+extern void *bpf_cast_to_kern_ctx(void *) __ksym;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 131072);
+	__type(key, struct mtn_rd_key4);
+	__type(value, struct mtn_rd_flow4);
+} flows4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 131072);
+	__type(key, struct mtn_rd_key6);
+	__type(value, struct mtn_rd_flow6);
+} flows6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_RD_MAX_RULES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mtn_rd_rule_key);
+	__type(value, struct mtn_rd_rule);
+} rules SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MTN_RD_MAX_RULES);
+	__type(key, __u32);
+	__type(value, struct mtn_rd_stats);
+} rule_stats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, MTN_RD_MAX_RULES * MTN_RD_DROP_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mtn_rd_drop_key);
+	__type(value, __u64);
+} rule_drops SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct mtn_rd_frag_key);
+	__type(value, struct mtn_rd_ports);
+} rd_frags SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_RD_MAX_RULES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct mtn_rd_log_limit);
+} log_limits SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} log_events SEC(".maps");
+
+/* Only so that the type is described to user space. */
+struct mtn_rd_event unused_event;
+
+#include "redirect_flow.h"
+#include "redirect_icmp.h"
+
+/* Where a packet's headers are. */
+struct mtn_rd_at {
+	__u32 l4;	/* offset of the transport header */
+	__u32 frag_id;
+	__u8 proto;
+	__u8 first;	/* first fragment */
+	__u8 later;	/* another one: no transport header */
+	__u8 pad;
+};
+
+static __always_inline int mtn_pass(const int hook)
+{
+	return hook == MTN_HOOK_XDP ? XDP_PASS : TC_ACT_UNSPEC;
+}
+
+static __always_inline int mtn_load_bytes(void *ctx, __u32 off, void *to, __u32 len, const int hook)
+{
+	if (hook == MTN_HOOK_XDP)
+		return bpf_xdp_load_bytes(ctx, off, to, len);
+	return bpf_skb_load_bytes(ctx, off, to, len);
+}
+
+static __always_inline __u32 mtn_device(void *ctx, const int hook)
+{
+	if (hook == MTN_HOOK_XDP)
+		return ((struct xdp_md *)ctx)->ingress_ifindex;
+	return ((struct __sk_buff *)ctx)->ifindex;
+}
+
+/* Past the extension headers of IPv6; @at->proto is the first one. Returns non-zero for odd ones. */
+static __always_inline int mtn_rd_ext(void *ctx, struct mtn_rd_at *at, const int hook)
+{
+	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr);
+	__u8 proto = at->proto;
+	int i;
+
+	for (i = 0; i < MTN_RD_EXT_HDRS; i++) {
+		__u8 ext[8];	/* next header, length in 8 bytes beyond the first, ... */
+
+		if (proto != IPPROTO_HOPOPTS && proto != IPPROTO_ROUTING &&
+		    proto != IPPROTO_FRAGMENT && proto != IPPROTO_DSTOPTS)
+			break;
+		if (mtn_load_bytes(ctx, off, ext, sizeof(ext), hook))
+			return -1;
+		if (proto == IPPROTO_FRAGMENT) {
+			__u16 frag_off;
+
+			__builtin_memcpy(&frag_off, ext + 2, 2);
+			__builtin_memcpy(&at->frag_id, ext + 4, 4);
+			at->later = !!(frag_off & bpf_htons(0xfff8));
+			at->first = !at->later && (frag_off & bpf_htons(1));
+			off += 8;
+		} else {
+			off += ((__u32)ext[1] + 1) * 8;
+		}
+		proto = ext[0];
+		if (at->later)
+			break;
+	}
+	at->proto = proto;
+	at->l4 = off;
+	return 0;
+}
+
+__noinline int mtn_rd_ext_xdp(struct xdp_md *ctx, struct mtn_rd_at *at)
+{
+	return at ? mtn_rd_ext(ctx, at, MTN_HOOK_XDP) : -1;
+}
+
+__noinline int mtn_rd_ext_skb(struct __sk_buff *ctx, struct mtn_rd_at *at)
+{
+	return at ? mtn_rd_ext(ctx, at, MTN_HOOK_IN) : -1;
+}
+
+/* How a packet of a flow goes on. */
+enum mtn_rd_go {
+	MTN_GO_UNTOUCHED,	/* another hook does it */
+	MTN_GO_PASS,		/* rewritten, the kernel routes it */
+	MTN_GO_PEER,		/* rewritten, into the namespace behind the device */
+	MTN_GO_NEIGH,		/* rewritten, the kernel finds the neighbour */
+	MTN_GO_FAST,		/* rewritten, out by XDP */
+	MTN_GO_DROP,
+};
+
+static __always_inline int mtn_rd_way_out(void *ctx, void *flow, struct mtn_rd_look *look,
+					  const bool ipv6, const int hook)
+{
+	struct mtn_rd_flow *f = flow;
+
+	if (look->now <= f->fib_until_ns)
+		return 0;
+	if (hook == MTN_HOOK_XDP)
+		return ipv6 ? mtn_rd_fib6_xdp(ctx, flow, look) : mtn_rd_fib4_xdp(ctx, flow, look);
+	return ipv6 ? mtn_rd_fib6_skb(ctx, flow, look) : mtn_rd_fib4_skb(ctx, flow, look);
+}
+
+/*
+ * Decides how a packet goes on, by the table at the top. @mac: where it was sent to.
+ * @flow: struct mtn_rd_flow4 or mtn_rd_flow6.
+ */
+static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *look,
+				     const __u8 *mac, const bool ipv6, const int hook)
+{
+	struct mtn_rd_flow *f = flow;
+	bool reply = f->flags & MTN_RD_REPLY, snat = f->flags & MTN_RD_SNAT;
+	__u32 in = reply ? f->target_dev : f->client_dev;
+
+	if (hook == MTN_HOOK_OUT)
+		return reply && !snat && mtn_device(ctx, hook) == f->client_dev ?
+			       MTN_GO_PASS : MTN_GO_UNTOUCHED;
+	if (mtn_device(ctx, hook) != in)
+		return MTN_GO_UNTOUCHED;
+	if (hook == MTN_HOOK_XDP) {
+		/* A frame for another host, seen because the device is promiscuous. */
+		if (__builtin_memcmp(mac, f->in_mac, ETH_ALEN))
+			return MTN_GO_UNTOUCHED;
+		if (f->backend == MTN_RD_XDP)
+			return reply || snat ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
+		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 ||
+		    mtn_rd_way_out(ctx, flow, look, ipv6, hook))
+			return MTN_GO_UNTOUCHED;
+		return look->len <= f->mtu ? MTN_GO_FAST : MTN_GO_UNTOUCHED;
+	}
+	if (snat) {
+		if (look->ttl <= 1) {
+			mtn_rd_count_drop(f->rule, MTN_RD_DROP_TTL);
+			return MTN_GO_DROP;
+		}
+		if (mtn_rd_way_out(ctx, flow, look, ipv6, hook)) {
+			mtn_rd_count_drop(f->rule, MTN_RD_DROP_ROUTE);
+			return MTN_GO_DROP;
+		}
+		return MTN_GO_NEIGH;
+	}
+	if (f->backend == MTN_RD_TCX_PEER && look->ttl > 1) {
+		if (f->out_veth)
+			return MTN_GO_PEER;
+		if (reply) {
+			f->oif = f->client_dev;
+			return MTN_GO_NEIGH;
+		}
+	}
+	return reply ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
+}
+
+/* Sends the rewritten packet on. */
+static __always_inline int mtn_rd_send(struct mtn_rd_flow *f, int go, const int hook)
+{
+	if (hook == MTN_HOOK_XDP)
+		return go == MTN_GO_FAST ? bpf_redirect(f->oif, 0) : XDP_PASS;
+	if (go == MTN_GO_PEER)
+		return bpf_redirect_peer(f->flags & MTN_RD_REPLY ? f->client_dev : f->target_dev, 0);
+	if (go == MTN_GO_NEIGH)
+		return bpf_redirect_neigh(f->oif, NULL, 0, 0);
+	return TC_ACT_UNSPEC;
+}
+
+/* CHECKSUM_*; XDP is used only where a packet's checksum is what it should be. */
+static __always_inline int mtn_ip_summed(void *ctx, const int hook)
+{
+	struct sk_buff *skb;
+
+	if (hook == MTN_HOOK_XDP)
+		return 0;
+	skb = bpf_cast_to_kern_ctx(ctx);
+	return BPF_CORE_READ_BITFIELD(skb, ip_summed);
+}
+
+/*
+ * Writes the ports, and the checksum over them. Returns what the transport header adds to a sum over
+ * the packet, as replacing its addresses would.
+ */
+static __always_inline __u16 mtn_rd_put_ports(struct mtn_rd_flow *f, void *l4, void *data_end,
+					      __u8 proto, int summed)
+{
+	bool tcp = proto == IPPROTO_TCP;
+	__u16 *check = l4 + (tcp ? offsetof(struct tcphdr, check) : offsetof(struct udphdr, check));
+	struct mtn_rd_ports *ports = l4;
+	__u16 new;
+
+	/* For the verifier, which has forgotten how the protocol goes with what was checked. */
+	if ((void *)(check + 1) > data_end || (void *)(ports + 1) > data_end)
+		return 0;
+	ports->sport = f->sport;
+	ports->dport = f->dport;
+	if (summed == CHECKSUM_PARTIAL) {
+		*check = mtn_sum(*check, f->addr_delta);
+		return 0;
+	}
+	/* 0 says that there is none (RFC 768): the ports go unnoticed. */
+	if (!tcp && !*check)
+		return mtn_sum(f->l4_delta, ~f->addr_delta);
+	/* A computed 0 is sent as its equal. */
+	new = ~mtn_sum(~*check, f->l4_delta);
+	*check = new || tcp ? new : 0xffff;
+	return ~f->addr_delta;
+}
+
+/* Packets and bytes on the wire: a GSO packet's headers stand before each of its segments. */
+static __always_inline void mtn_rd_account(void *ctx, struct mtn_rd_flow *f, __u32 len,
+					   __u32 headers, const int hook)
+{
+	__u32 dir = f->flags & MTN_RD_REPLY ? 1 : 0, segs = 1, rule = f->rule;
+	struct mtn_rd_stats *stats = bpf_map_lookup_elem(&rule_stats, &rule);
+
+	if (!stats)
+		return;
+	if (hook != MTN_HOOK_XDP) {
+		struct __sk_buff *skb = ctx;
+
+		if (skb->gso_segs > 1) {
+			segs = skb->gso_segs;
+			len = skb->len - ETH_HLEN + (segs - 1) * headers;
+		}
+	}
+	stats->packets[dir] += segs;
+	stats->bytes[dir] += len;
+}
+
+/*
+ * Length of the transport header at @l4, 0 when it is cut off; fills the ports of @key, which has
+ * its protocol.
+ */
+#define mtn_rd_transport(key, l4, data_end)						\
+({											\
+	__u32 __len = 0;								\
+											\
+	if ((key)->proto == IPPROTO_TCP && (l4) + sizeof(struct tcphdr) <= (data_end))	\
+		__len = ((struct tcphdr *)(l4))->doff * 4;				\
+	else if ((key)->proto == IPPROTO_UDP &&						\
+		 (l4) + sizeof(struct udphdr) <= (data_end))				\
+		__len = sizeof(struct udphdr);						\
+	if (__len) {									\
+		(key)->sport = ((struct mtn_rd_ports *)(l4))->sport;			\
+		(key)->dport = ((struct mtn_rd_ports *)(l4))->dport;			\
+	}										\
+	__len;										\
+})
+
+static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, const int hook)
+{
+	struct ethhdr *eth = data;
+	struct iphdr *ip = data + ETH_HLEN;
+	struct mtn_rd_frag_key frag = {};
+	struct mtn_rd_key4 key = {};
+	struct mtn_rd_look look = {};
+	struct mtn_rd_flow4 *flow;
+	__u32 headers;
+	bool later;
+	int ret;
+	void *l4;
+
+	if ((void *)(ip + 1) > data_end || ip->version != 4 || ip->ihl < 5)
+		return mtn_pass(hook);
+	if (ip->protocol == IPPROTO_ICMP && hook != MTN_HOOK_XDP) {
+		mtn_rd_icmp4_skb(ctx, hook == MTN_HOOK_OUT);
+		return TC_ACT_UNSPEC;
+	}
+	if (ip->protocol != IPPROTO_UDP && ip->protocol != IPPROTO_TCP)
+		return mtn_pass(hook);
+	l4 = (void *)ip + ip->ihl * 4;
+	key.saddr = ip->saddr;
+	key.daddr = ip->daddr;
+	key.proto = ip->protocol;
+	later = ip->frag_off & bpf_htons(IP_OFFSET);
+	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET)) {
+		frag.saddr[0] = ip->saddr;
+		frag.daddr[0] = ip->daddr;
+		frag.id = ip->id;
+		frag.proto = ip->protocol;
+	}
+	if (later) {
+		__u32 ports = mtn_rd_frag_ports(&frag);
+
+		if (!ports)
+			return mtn_pass(hook);
+		key.sport = ports & 0xffff;
+		key.dport = ports >> 16;
+		headers = 0;
+	} else {
+		headers = mtn_rd_transport(&key, l4, data_end);
+		if (!headers)
+			return mtn_pass(hook);
+		headers += ip->ihl * 4;
+	}
+	look.now = bpf_ktime_get_coarse_ns();
+	look.len = bpf_ntohs(ip->tot_len);
+	look.proto = ip->protocol;
+	look.ttl = ip->ttl;
+	look.tos = ip->tos;
+	flow = bpf_map_lookup_elem(&flows4, &key);
+	if (!flow) {
+		if (hook == MTN_HOOK_OUT || later)
+			return mtn_pass(hook);
+		ret = mtn_rd_new4(&key, mtn_device(ctx, hook), hook == MTN_HOOK_XDP);
+		if (ret > 0)
+			return hook == MTN_HOOK_XDP ? XDP_DROP : TC_ACT_SHOT;
+		flow = ret ? NULL : bpf_map_lookup_elem(&flows4, &key);
+		if (!flow)
+			return mtn_pass(hook);
+	}
+	/* Whichever hook handles the first fragment must find the others. */
+	if (!later && ip->frag_off & bpf_htons(IP_MF))
+		mtn_rd_frag_remember(&frag, (__u32)key.dport << 16 | key.sport);
+
+	ret = mtn_rd_go(ctx, flow, &look, eth->h_dest, false, hook);
+	if (ret == MTN_GO_UNTOUCHED)
+		return mtn_pass(hook);
+	if (ret == MTN_GO_DROP)
+		return TC_ACT_SHOT;
+	if (look.now - flow->f.touched_ns > MTN_RD_TOUCH_NS)
+		mtn_rd_touch4(&key, flow, look.now);
+	if (flow->f.flags & MTN_RD_LOG)
+		mtn_rd_log4(&key, flow, &look);
+	mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
+
+	if (!later) {
+		int summed = mtn_ip_summed(ctx, hook);
+		__u16 diff = mtn_rd_put_ports(&flow->f, l4, data_end, key.proto, summed);
+
+		/* Addresses and IP checksum make up for each other. */
+		if (summed == CHECKSUM_COMPLETE)
+			bpf_csum_update(ctx, diff);
+	}
+	ip->saddr = flow->saddr;
+	ip->daddr = flow->daddr;
+	ip->check = ~mtn_sum(~ip->check, flow->f.addr_delta);
+	if (ret != MTN_GO_PASS) {
+		ip->ttl--;
+		ip->check = ~mtn_sum(~ip->check, (__u16)~bpf_htons(0x0100));
+	}
+	if (ret == MTN_GO_FAST)
+		__builtin_memcpy(eth, flow->f.macs, sizeof(flow->f.macs));
+	return mtn_rd_send(&flow->f, ret, hook);
+}
+
+static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, const int hook)
+{
+	struct ethhdr *eth = data;
+	struct ipv6hdr *ip = data + ETH_HLEN;
+	struct mtn_rd_at at = { .l4 = ETH_HLEN + sizeof(*ip) };
+	struct mtn_rd_frag_key frag = {};
+	struct mtn_rd_key6 key = {};
+	struct mtn_rd_look look = {};
+	struct mtn_rd_flow6 *flow;
+	__u32 headers = 0;
+	int ret, summed;
+	__u16 diff;
+	void *l4;
+
+	if ((void *)(ip + 1) > data_end || ip->version != 6)
+		return mtn_pass(hook);
+	at.proto = ip->nexthdr;
+	if (at.proto == IPPROTO_ICMPV6 && hook != MTN_HOOK_XDP) {
+		mtn_rd_icmp6_skb(ctx, hook == MTN_HOOK_OUT);
+		return TC_ACT_UNSPEC;
+	}
+	if (at.proto != IPPROTO_UDP && at.proto != IPPROTO_TCP) {
+		if (hook == MTN_HOOK_XDP ? mtn_rd_ext_xdp(ctx, &at) : mtn_rd_ext_skb(ctx, &at))
+			return mtn_pass(hook);
+		if (at.proto != IPPROTO_UDP && at.proto != IPPROTO_TCP)
+			return mtn_pass(hook);
+	}
+	if (at.l4 > MTN_RD_L4_MAX)
+		return mtn_pass(hook);
+	l4 = data + at.l4;
+	__builtin_memcpy(key.saddr, &ip->saddr, 16);
+	__builtin_memcpy(key.daddr, &ip->daddr, 16);
+	key.proto = at.proto;
+	if (at.first || at.later) {
+		__builtin_memcpy(frag.saddr, key.saddr, 16);
+		__builtin_memcpy(frag.daddr, key.daddr, 16);
+		frag.id = at.frag_id;
+		frag.proto = at.proto;
+	}
+	if (at.later) {
+		__u32 ports = mtn_rd_frag_ports(&frag);
+
+		if (!ports)
+			return mtn_pass(hook);
+		key.sport = ports & 0xffff;
+		key.dport = ports >> 16;
+	} else {
+		headers = mtn_rd_transport(&key, l4, data_end);
+		if (!headers)
+			return mtn_pass(hook);
+		headers += at.l4 - ETH_HLEN;
+	}
+	look.now = bpf_ktime_get_coarse_ns();
+	look.len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
+	look.proto = at.proto;
+	look.ttl = ip->hop_limit;
+	flow = bpf_map_lookup_elem(&flows6, &key);
+	if (!flow) {
+		if (hook == MTN_HOOK_OUT || at.later)
+			return mtn_pass(hook);
+		ret = mtn_rd_new(&key, mtn_device(ctx, hook), hook == MTN_HOOK_XDP, true);
+		if (ret > 0)
+			return hook == MTN_HOOK_XDP ? XDP_DROP : TC_ACT_SHOT;
+		flow = ret ? NULL : bpf_map_lookup_elem(&flows6, &key);
+		if (!flow)
+			return mtn_pass(hook);
+	}
+	if (at.first)
+		mtn_rd_frag_remember(&frag, (__u32)key.dport << 16 | key.sport);
+
+	ret = mtn_rd_go(ctx, flow, &look, eth->h_dest, true, hook);
+	if (ret == MTN_GO_UNTOUCHED)
+		return mtn_pass(hook);
+	if (ret == MTN_GO_DROP)
+		return TC_ACT_SHOT;
+	if (look.now - flow->f.touched_ns > MTN_RD_TOUCH_NS)
+		mtn_rd_touch6(&key, flow, look.now);
+	if (flow->f.flags & MTN_RD_LOG)
+		mtn_rd_log6(&key, flow, &look);
+	mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
+
+	summed = mtn_ip_summed(ctx, hook);
+	diff = flow->f.addr_delta;
+	if (!at.later)
+		diff = mtn_sum(diff, mtn_rd_put_ports(&flow->f, l4, data_end, key.proto, summed));
+	if (summed == CHECKSUM_COMPLETE)
+		bpf_csum_update(ctx, diff);
+	__builtin_memcpy(&ip->saddr, flow->saddr, 16);
+	__builtin_memcpy(&ip->daddr, flow->daddr, 16);
+	if (ret != MTN_GO_PASS) {
+		ip->hop_limit--;
+		if (summed == CHECKSUM_COMPLETE)
+			bpf_csum_update(ctx, (__u16)~bpf_htons(1));
+	}
+	if (ret == MTN_GO_FAST)
+		__builtin_memcpy(eth, flow->f.macs, sizeof(flow->f.macs));
+	return mtn_rd_send(&flow->f, ret, hook);
+}
+
+static __always_inline int mtn_redirect(void *ctx, void *data, void *data_end, const int hook)
+{
+	struct ethhdr *eth = data;
+
+	if ((void *)(eth + 1) > data_end)
+		return mtn_pass(hook);
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		return mtn_rd_ipv4(ctx, data, data_end, hook);
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		return mtn_rd_ipv6(ctx, data, data_end, hook);
+	return mtn_pass(hook);
+}
+
+SEC("xdp.frags")
+int mtn_redirect_xdp(struct xdp_md *ctx)
+{
+	return mtn_redirect(ctx, (void *)(long)ctx->data, (void *)(long)ctx->data_end, MTN_HOOK_XDP);
+}
+
+/* Headers are nearly always in the linear part already. */
+static __always_inline void mtn_pull(struct __sk_buff *skb)
+{
+	if (skb->data_end - skb->data < MTN_RD_HEADERS)
+		bpf_skb_pull_data(skb, skb->len < MTN_RD_L4_MAX ? skb->len : MTN_RD_L4_MAX);
+}
+
+SEC("tcx/ingress")
+int mtn_redirect_in(struct __sk_buff *skb)
+{
+	/* Tagged frames belong to another device; others are not for this host. */
+	if (skb->vlan_present || skb->pkt_type != PACKET_HOST)
+		return TC_ACT_UNSPEC;
+	mtn_pull(skb);
+	return mtn_redirect(skb, (void *)(long)skb->data, (void *)(long)skb->data_end, MTN_HOOK_IN);
+}
+
+/* In place of mtn_redirect_in() where XDP does the rest: ICMP errors only. */
+SEC("tcx/ingress")
+int mtn_redirect_icmp(struct __sk_buff *skb)
+{
+	__u8 proto = 0;
+
+	if (skb->vlan_present || skb->pkt_type != PACKET_HOST)
+		return TC_ACT_UNSPEC;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, protocol), &proto, 1);
+		if (proto == IPPROTO_ICMP)
+			mtn_rd_icmp4_skb(skb, false);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, nexthdr), &proto, 1);
+		if (proto == IPPROTO_ICMPV6)
+			mtn_rd_icmp6_skb(skb, false);
+	}
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tcx/egress")
+int mtn_redirect_out(struct __sk_buff *skb)
+{
+	if (skb->vlan_present)
+		return TC_ACT_UNSPEC;
+	mtn_pull(skb);
+	return mtn_redirect(skb, (void *)(long)skb->data, (void *)(long)skb->data_end, MTN_HOOK_OUT);
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What redirect.bpf.c shares with user space: rules, flows, counters, log events.
+ *
+ * Addresses, ports and checksum deltas are in network byte order. IPv4 addresses in fields for both
+ * families stand in the first word.
+ */
+#ifndef MOUNTAIN_REDIRECT_H
+#define MOUNTAIN_REDIRECT_H
+
+/* Raised when the layout of a map changes: programs of two versions do not share maps. */
+#define MTN_RD_VERSION		1
+#define MTN_RD_MAX_RULES	65536
+/* Ports that flows get whose own is taken, outside Linux's default ip_local_port_range. */
+#define MTN_RD_PORT_MIN		61000
+#define MTN_RD_PORTS		(65536 - MTN_RD_PORT_MIN)
+
+/* Who handles the packets of a rule; the order of user space's Backend without nft. */
+enum mtn_rd_backend {
+	MTN_RD_TCX,
+	MTN_RD_TCX_PEER,
+	MTN_RD_XDP,
+	MTN_RD_XDP_REDIRECT,
+};
+
+#define MTN_RD_REPLY	(1 << 0)	/* flow: from the target to the client */
+#define MTN_RD_SNAT	(1 << 1)	/* the target sees an address of this host */
+#define MTN_RD_LOG	(1 << 2)
+
+/* Why a packet that a rule names was not redirected. */
+enum mtn_rd_drop {
+	MTN_RD_DROP_TTL,	/* lifetime over, where the kernel cannot answer for us; dropped */
+	MTN_RD_DROP_PORTS,	/* no free source port for a new flow; dropped */
+	MTN_RD_DROP_MEMORY,	/* no memory for a new flow; dropped */
+	MTN_RD_DROP_FRAGMENT,	/* fragment whose first one was not seen; passed untouched */
+	MTN_RD_DROP_ROUTE,	/* no way out for a packet that must not pass; dropped */
+	MTN_RD_DROP_MAX,
+};
+
+struct mtn_rd_rule_key {
+	__u32 addr[4];
+	__u32 ifindex;		/* device that clients come in by */
+	__u16 port;
+	__u8 proto;
+	__u8 ipv6;
+};
+
+struct mtn_rd_rule {
+	__u32 to[4];
+	__u32 snat[4];		/* MTN_RD_SNAT */
+	__u32 id;
+	__u32 client_dev;
+	__u32 target_dev;	/* 0: the target is on this host */
+	__u16 to_port;
+	__u8 backend;		/* enum mtn_rd_backend */
+	__u8 flags;		/* MTN_RD_SNAT, MTN_RD_LOG */
+	__u8 client_mac[6];	/* of the devices */
+	__u8 target_mac[6];
+	__u8 target_veth;	/* MTN_RD_TCX_PEER: redirect_peer() works to ... */
+	__u8 client_veth;
+	__u16 pad;
+};
+
+struct mtn_rd_key4 {
+	__u32 saddr;
+	__u32 daddr;
+	__u16 sport;
+	__u16 dport;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct mtn_rd_key6 {
+	__u32 saddr[4];
+	__u32 daddr[4];
+	__u16 sport;
+	__u16 dport;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+/* One direction of a flow, except its new addresses. */
+struct mtn_rd_flow {
+	__u64 touched_ns;	/* when the other direction was last looked after */
+	__u64 fib_until_ns;	/* what follows is to be looked up again then */
+	__u32 oif;
+	__u8 macs[12];		/* Ethernet header of the way out: destination, source */
+	__u16 mtu;
+	__u16 addr_delta;	/* what the addresses add to a sum (RFC 1624), never 0 */
+	__u16 l4_delta;		/* what addresses and ports add */
+	__u16 sport;
+	__u16 dport;
+	__u8 flags;		/* MTN_RD_* */
+	__u8 backend;
+	__u32 rule;
+	__u32 client_dev;
+	__u32 target_dev;
+	__u8 in_mac[6];		/* of the device that this direction comes in by */
+	__u8 out_veth;		/* redirect_peer() works on the way out */
+	__u8 pad;
+};
+
+struct mtn_rd_flow4 {
+	struct mtn_rd_flow f;
+	__u32 saddr;
+	__u32 daddr;
+};
+
+struct mtn_rd_flow6 {
+	struct mtn_rd_flow f;
+	__u32 saddr[4];
+	__u32 daddr[4];
+};
+
+struct mtn_rd_stats {
+	__u64 packets[2];	/* to the target, from it */
+	__u64 bytes[2];		/* network layer */
+};
+
+struct mtn_rd_drop_key {
+	__u32 rule;
+	__u32 reason;		/* enum mtn_rd_drop */
+};
+
+struct mtn_rd_frag_key {
+	__u32 saddr[4];
+	__u32 daddr[4];
+	__u32 id;
+	__u32 proto;
+};
+
+struct mtn_rd_ports {
+	__u16 sport;
+	__u16 dport;
+};
+
+/* Log lines of one rule in the present second. */
+struct mtn_rd_log_limit {
+	__u64 second;
+	__u32 per_second;
+	__u32 used;
+};
+
+struct mtn_rd_event {
+	__u32 saddr[4];		/* as the packet came */
+	__u32 daddr[4];
+	__u32 new_saddr[4];	/* as it went on */
+	__u32 new_daddr[4];
+	__u16 sport;
+	__u16 dport;
+	__u16 new_sport;
+	__u16 new_dport;
+	__u32 rule;
+	__u32 len;		/* network layer */
+	__u8 proto;
+	__u8 ipv6;
+	__u8 reply;
+	__u8 pad;
+};
+
+#endif

@@ -1,0 +1,630 @@
+//! `mountain redirect`: arguments and printing.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use serde_json::{json, Value};
+
+use crate::check::{Level, Report};
+use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
+use crate::redirect::actions::{self, Added, Wanted};
+use crate::redirect::bpf;
+use crate::redirect::config::{self, BackendChoice};
+use crate::redirect::store::Store;
+use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
+
+const NONE: &str = "there is no redirect in this network namespace\n";
+/// Log lines a second of `--log` without a rate.
+const DEFAULT_LOG_RATE: &str = "10";
+
+#[derive(Args)]
+pub struct Redirect {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Redirect what is sent to an address and port to another one, from now on
+    ///
+    /// Replies come from the address that the client sent to. The rule outlives this command, and
+    /// ends with `del` or with the next start of the machine: see `save` and `restore`.
+    Add(Add),
+    /// End a redirect: new packets, and those of connections under way, go where they are sent
+    Del(Del),
+    /// Show the redirects of this network namespace
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what each rule has redirected since it was added
+    Stats {
+        /// Print every second, with the rates of the last one
+        #[arg(long, conflicts_with = "json")]
+        watch: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the packets of rules that were added with --log, which the BPF backends do
+    ///
+    /// Prints what has been logged so far, and with -f what is to come. Several readers share the
+    /// lines among them.
+    Log {
+        /// Go on until the last rule is deleted
+        #[arg(long, short)]
+        follow: bool,
+    },
+    /// Tell which backends could carry out a rule here, which not and why, without adding it
+    Check(Check),
+    /// Write the rules of now into the configuration file, in the place of those that it names
+    Save {
+        #[command(flatten)]
+        config: ConfigFile,
+    },
+    /// Add the rules that the configuration file names, and bring back what something else removed
+    ///
+    /// Rules that are there already stay, those that the file does not name too.
+    Restore {
+        #[command(flatten)]
+        config: ConfigFile,
+    },
+}
+
+#[derive(Args)]
+struct ConfigFile {
+    /// Configuration file, of which [[redirect]] counts [default: /etc/mountain/mountain.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct Check {
+    #[command(flatten)]
+    rule: RuleArgs,
+    /// Look at this one only
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: BackendChoice,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct Key {
+    /// Protocol
+    #[arg(long, value_enum)]
+    proto: Proto,
+    /// Where clients send to
+    #[arg(long, value_name = "ADDR:PORT")]
+    from: SocketAddr,
+    /// Only what comes in by this device; goes before a rule without one
+    #[arg(long, value_name = "DEVICE")]
+    dev: Option<String>,
+}
+
+#[derive(Args)]
+struct RuleArgs {
+    #[command(flatten)]
+    key: Key,
+    /// Where their packets go
+    #[arg(long, value_name = "ADDR:PORT")]
+    to: SocketAddr,
+    /// Whether the source address becomes this host's, so that replies come back through it; auto:
+    /// where the target is reached by the device that the client comes in by
+    #[arg(long, value_enum, default_value_t)]
+    snat: Snat,
+    /// Log packets, at most so many lines a second
+    #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true,
+          default_missing_value = DEFAULT_LOG_RATE)]
+    log: Option<u32>,
+    /// Change what is in the way of a faster backend, until `del`
+    #[arg(long)]
+    fix: bool,
+}
+
+#[derive(Args)]
+struct Add {
+    #[command(flatten)]
+    rule: RuleArgs,
+    /// What moves the packets; auto: the fastest that is correct here
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: BackendChoice,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct Del {
+    /// All rules
+    #[arg(long, conflicts_with_all = ["proto", "from", "dev"])]
+    all: bool,
+    /// Protocol
+    #[arg(long, value_enum, required_unless_present = "all")]
+    proto: Option<Proto>,
+    /// Where clients send to
+    #[arg(long, value_name = "ADDR:PORT", required_unless_present = "all")]
+    from: Option<SocketAddr>,
+    /// The device of the rule, if it has one
+    #[arg(long, value_name = "DEVICE")]
+    dev: Option<String>,
+}
+
+impl Redirect {
+    pub fn run(self) -> Result<ExitCode> {
+        // One-shot commands speak for themselves; the log is for who asks for it.
+        if std::env::var_os("MOUNTAIN_LOG").is_some() {
+            log_to_stderr();
+        }
+        need_root()?;
+        match self.command {
+            Command::Add(add) => add.run()?,
+            Command::Del(del) => del.run()?,
+            Command::List { json } => list(json)?,
+            Command::Stats { watch, json } => stats(watch, json)?,
+            Command::Log { follow } => bpf::read_log(follow, |line| {
+                println!("{line}");
+                true
+            })?,
+            Command::Check(check) => return check.run(),
+            Command::Save { config } => save(&config.path())?,
+            Command::Restore { config } => return restore(&config),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl RuleArgs {
+    fn rule(self) -> Rule {
+        Rule {
+            proto: self.key.proto,
+            from: self.key.from,
+            to: self.to,
+            dev: self.key.dev,
+            snat: self.snat,
+            log: self.log,
+        }
+    }
+}
+
+impl Add {
+    fn run(self) -> Result<()> {
+        let wanted = Wanted {
+            backend: self.backend.0,
+            fix: self.rule.fix,
+            rule: self.rule.rule(),
+        };
+        let mut store = actions::open(true)?;
+        let planned = actions::plan(&store, &[wanted]).remove(0)?;
+        let (installed, new) = match planned {
+            Added::New(planned) => (actions::put(&mut store, vec![planned])?.remove(0), true),
+            Added::Was(installed) => (installed, false),
+        };
+        if self.json {
+            let mut value = serde_json::to_value(&installed)?;
+            value["new"] = new.into();
+            println!("{value:#}");
+            return Ok(());
+        }
+        let Installed { id, rule, plan } = &installed;
+        match new {
+            true => println!("rule {id}: {rule}, by {}", plan.backend),
+            false => println!("rule {id} is already there: {rule}, by {}", plan.backend),
+        }
+        Ok(())
+    }
+}
+
+impl Check {
+    fn run(self) -> Result<ExitCode> {
+        let (backend, json, fix) = (self.backend.0, self.json, self.rule.fix);
+        let mut findings = actions::check(&self.rule.rule(), fix)?;
+        findings.retain(|finding| backend.is_none_or(|wanted| finding.backend == wanted));
+        if json {
+            println!("{:#}", json!({ "findings": findings }));
+        } else {
+            let mut text = Vec::new();
+            report(&findings).print(&mut text, std::io::stdout().is_terminal())?;
+            print!("{}", String::from_utf8_lossy(&text));
+        }
+        Ok(
+            match findings.iter().any(|finding| finding.plan.is_some()) {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            },
+        )
+    }
+}
+
+/// A line for what each backend would do or is refused for, and one for each note.
+fn report(findings: &[Finding]) -> Report {
+    let mut report = Report::default();
+    for finding in findings {
+        let name = finding.backend.to_string();
+        let todo = finding.todo.join("; ");
+        match &finding.plan {
+            Some(plan) => {
+                let by_name = match finding.by_name_only {
+                    true => "; only when asked for by name",
+                    false => "",
+                };
+                let text = format!("{}{by_name}", plan_text(plan));
+                report.push(&name, Level::Ok, text, todo);
+            }
+            None => report.push(&name, Level::Fail, finding.refused.join("; "), todo),
+        }
+        for note in &finding.notes {
+            report.push(&name, Level::Warn, note, "");
+        }
+    }
+    report
+}
+
+/// How a plan would be carried out.
+fn plan_text(plan: &Plan) -> String {
+    let target = match &plan.target_dev {
+        Some(device) => format!("to the target by {}", device.name),
+        None => "the target is on this host".to_owned(),
+    };
+    let source = match plan.snat {
+        Some(address) => {
+            format!(", from {address} where replies would not come back by themselves")
+        }
+        None => String::new(),
+    };
+    let fixes = match plan.fixes.len() {
+        0 => String::new(),
+        n => format!(", with {n} settings changed"),
+    };
+    format!("possible: {target}{source}{fixes}")
+}
+
+impl Del {
+    fn run(self) -> Result<()> {
+        let mut store = actions::open(false)?;
+        if self.all {
+            let rules = store.all()?;
+            actions::del(&mut store, &rules)?;
+            match rules.len() {
+                0 => print!("{NONE}"),
+                n => println!("{n} rules are deleted"),
+            }
+            return Ok(());
+        }
+        let (Some(proto), Some(from)) = (self.proto, self.from) else {
+            unreachable!("clap requires them");
+        };
+        let found = find(&store, proto, from, self.dev.as_deref())?;
+        actions::del(&mut store, std::slice::from_ref(&found))?;
+        println!("rule {} is deleted: {}", found.id, found.rule);
+        Ok(())
+    }
+}
+
+/// The rule with a key.
+fn find(store: &Store, proto: Proto, from: SocketAddr, dev: Option<&str>) -> Result<Installed> {
+    let rules = store.all_from(proto, from)?;
+    let found = rules.iter().find(|i| i.rule.dev.as_deref() == dev);
+    let near: Vec<String> = rules
+        .iter()
+        .map(|i| match &i.rule.dev {
+            Some(dev) => format!("there is one with --dev {dev}"),
+            None => "there is one without --dev".to_owned(),
+        })
+        .collect();
+    found.cloned().with_context(|| {
+        let near = match near.is_empty() {
+            true => "`mountain redirect list` shows all".to_owned(),
+            false => near.join(", "),
+        };
+        let dev = dev.map(|dev| format!(" by {dev}")).unwrap_or_default();
+        format!("no rule redirects {proto} {from}{dev} in this network namespace: {near}")
+    })
+}
+
+impl ConfigFile {
+    fn path(&self) -> PathBuf {
+        self.config.clone().unwrap_or_else(|| DEFAULT_CONFIG.into())
+    }
+}
+
+fn save(file: &Path) -> Result<()> {
+    let rules = actions::open(false)?.all()?;
+    config::save(file, &rules)?;
+    println!("{} rules are in {}", rules.len(), file.display());
+    Ok(())
+}
+
+fn restore(file: &ConfigFile) -> Result<ExitCode> {
+    let config = load_config(file.config.as_deref())?;
+    let wanted: Vec<Wanted> = config.redirect.iter().map(|r| r.wanted()).collect();
+    let mut store = actions::open(!wanted.is_empty())?;
+    let back = actions::repair(&store)?;
+    if back > 0 {
+        println!("something had removed {back} rules: they are back");
+    }
+    // One that is wrong by now (a device that is gone) does not keep the others out.
+    let (mut new, mut was, mut wrong) = (Vec::new(), 0, 0);
+    for (i, planned) in actions::plan(&store, &wanted).into_iter().enumerate() {
+        match planned {
+            Ok(Added::New(installed)) => new.push(installed),
+            Ok(Added::Was(_)) => was += 1,
+            Err(e) => {
+                wrong += 1;
+                eprintln!("mountain: redirect[{i}] ({}): {e:#}", wanted[i].rule);
+            }
+        }
+    }
+    let added = actions::put(&mut store, new)?.len();
+    println!("{added} rules added, {was} already there, {wrong} not possible");
+    Ok(match wrong {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+fn stats(watch: bool, json: bool) -> Result<()> {
+    let mut before: Option<(Instant, Vec<Stats>)> = None;
+    loop {
+        // Other commands can come between: nothing is locked while this sleeps.
+        let rules = actions::open(false)?.all()?;
+        let stats = actions::stats(&rules)?;
+        let now = Instant::now();
+        if json {
+            let rules: Vec<Value> = rules
+                .iter()
+                .zip(&stats)
+                .map(|(installed, stats)| {
+                    let mut value = serde_json::to_value(stats)?;
+                    value["rule"] = serde_json::to_value(&installed.rule)?;
+                    value["backend"] = installed.plan.backend.to_string().into();
+                    Ok(value)
+                })
+                .collect::<Result<_>>()?;
+            println!("{:#}", json!({ "rules": rules }));
+            return Ok(());
+        }
+        let since = before
+            .as_ref()
+            .map(|(then, stats)| ((now - *then).as_secs_f64(), stats.as_slice()));
+        let text = stats_text(&rules, &stats, since);
+        if !watch {
+            print!("{text}");
+            return Ok(());
+        }
+        match std::io::stdout().is_terminal() {
+            // Home, the text, and away with what is left below it.
+            true => print!("\x1b[H\x1b[2J{text}"),
+            false => println!("{text}"),
+        }
+        before = Some((now, stats));
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// `since`: seconds and statistics of the time before.
+fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats])>) -> String {
+    if rules.is_empty() {
+        return NONE.to_owned();
+    }
+    let names: Vec<String> = rules.iter().map(|i| i.rule.to_string()).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0);
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{:>5}  {:<width$} {:>12} {:>15} {:>12} {:>15}{}",
+        "rule",
+        "",
+        "packets to",
+        "bytes to",
+        "packets back",
+        "bytes back",
+        if since.is_some() {
+            "     to/s   back/s"
+        } else {
+            ""
+        }
+    );
+    for (name, now) in names.iter().zip(stats) {
+        let Stats { forward, reply, .. } = now;
+        let _ = write!(
+            out,
+            "{:>5}  {name:<width$} {:>12} {:>15} {:>12} {:>15}",
+            now.id, forward.packets, forward.bytes, reply.packets, reply.bytes
+        );
+        let then = since.and_then(|(s, all)| Some((s, all.iter().find(|then| then.id == now.id)?)));
+        if let Some((s, then)) = then {
+            let rate =
+                |now: Traffic, then: Traffic| now.packets.saturating_sub(then.packets) as f64 / s;
+            let (to, back) = (rate(*forward, then.forward), rate(*reply, then.reply));
+            let _ = write!(out, " {to:>8.0} {back:>8.0}");
+        }
+        out.push('\n');
+        for (reason, count) in &now.drops {
+            let _ = writeln!(out, "{:>5}  not redirected: {count} ({reason})", "");
+        }
+    }
+    out
+}
+
+fn list(json: bool) -> Result<()> {
+    let store = actions::open(false)?;
+    let rules = store.all()?;
+    let gone: Vec<Backend> = Backend::FASTEST_FIRST
+        .into_iter()
+        .filter(|backend| rules.iter().any(|i| i.plan.backend == *backend))
+        .map(|backend| Ok((backend, actions::is_there(backend)?)))
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .filter(|(_, there)| !there)
+        .map(|(backend, _)| backend)
+        .collect();
+    if json {
+        let rules = rules
+            .iter()
+            .map(|installed| {
+                let mut value = serde_json::to_value(installed)?;
+                value["active"] = (!gone.contains(&installed.plan.backend)).into();
+                Ok(value)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        println!("{:#}", json!({ "rules": rules }));
+        return Ok(());
+    }
+    print!("{}", list_text(&rules, &gone));
+    Ok(())
+}
+
+fn list_text(rules: &[Installed], gone: &[Backend]) -> String {
+    if rules.is_empty() {
+        return NONE.to_owned();
+    }
+    let mut out = String::new();
+    let width = |f: fn(&Installed) -> String| rules.iter().map(|i| f(i).len()).max().unwrap_or(0);
+    let from: fn(&Installed) -> String = |i| i.rule.from.to_string();
+    let to: fn(&Installed) -> String = |i| i.rule.to.to_string();
+    let (wf, wt) = (width(from).max(4), width(to).max(2));
+    let _ = writeln!(
+        out,
+        "{:>5} {:<5} {:<wf$}    {:<wt$} {:<15} {:<12} source",
+        "rule", "proto", "from", "to", "device", "backend"
+    );
+    for i in rules {
+        let source = match i.plan.snat {
+            Some(address) => address.to_string(),
+            None => "the client's".to_owned(),
+        };
+        let _ = writeln!(
+            out,
+            "{:>5} {:<5} {:<wf$} => {:<wt$} {:<15} {:<12} {source}{}",
+            i.id,
+            i.rule.proto.to_string(),
+            from(i),
+            to(i),
+            i.rule.dev.as_deref().unwrap_or("any"),
+            i.plan.backend.to_string(),
+            if gone.contains(&i.plan.backend) {
+                "  NOT IN FORCE"
+            } else {
+                ""
+            }
+        );
+    }
+    for backend in gone {
+        let _ = writeln!(
+            out,
+            "\nSomething has removed what {backend} had installed: `mountain redirect restore` \
+             brings it back."
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn installed(dev: Option<&str>) -> Installed {
+        Installed {
+            id: 3,
+            rule: Rule {
+                proto: Proto::Udp,
+                from: "192.0.2.1:80".parse().unwrap(),
+                to: "192.0.2.2:8080".parse().unwrap(),
+                dev: dev.map(str::to_owned),
+                snat: Snat::Auto,
+                log: None,
+            },
+            plan: Plan {
+                backend: Backend::Nft,
+                client_dev: None,
+                target_dev: None,
+                snat: None,
+                fixes: Vec::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn lists_say_what_is_not_in_force() {
+        assert_eq!(list_text(&[], &[]), NONE);
+        let text = list_text(&[installed(Some("eth0"))], &[]);
+        let row = text.lines().nth(1).unwrap();
+        for part in [
+            "    3 udp ",
+            "192.0.2.1:80 => 192.0.2.2:8080",
+            "eth0",
+            "nft",
+            "the client's",
+        ] {
+            assert!(row.contains(part), "{row}");
+        }
+        assert!(!text.contains("NOT IN FORCE"));
+        let text = list_text(&[installed(None)], &[Backend::Nft]);
+        assert!(
+            text.contains("NOT IN FORCE") && text.contains("`mountain redirect restore`"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between() {
+        let stats = |packets| Stats {
+            id: 3,
+            forward: Traffic {
+                packets,
+                bytes: 100 * packets,
+            },
+            ..Stats::default()
+        };
+        let (then, now) = ([stats(10)], [stats(40)]);
+        let plain = stats_text(&[installed(None)], &now, None);
+        assert!(
+            plain.contains(" 40 ") && plain.contains(" 4000 "),
+            "{plain}"
+        );
+        assert!(!plain.contains("/s"), "{plain}");
+        let text = stats_text(&[installed(None)], &now, Some((2.0, &then)));
+        assert!(
+            text.lines().nth(1).unwrap().ends_with("       15        0"),
+            "{text}"
+        );
+        let mut dropped = stats(1);
+        dropped.drops.insert("no neighbour".to_owned(), 5);
+        let text = stats_text(&[installed(None)], &[dropped], None);
+        assert!(text.contains("not redirected: 5 (no neighbour)"), "{text}");
+    }
+
+    #[test]
+    fn a_check_has_a_sign_for_each_backend() {
+        let finding = |backend, refused: &[&str], plan| Finding {
+            backend,
+            plan,
+            refused: refused.iter().map(|s| s.to_string()).collect(),
+            todo: vec!["do it".to_owned()],
+            by_name_only: false,
+            notes: vec!["know it".to_owned()],
+        };
+        let findings = [
+            finding(Backend::Xdp, &["no", "never"], None),
+            finding(Backend::Nft, &[], Some(installed(None).plan)),
+        ];
+        let mut text = Vec::new();
+        report(&findings).print(&mut text, false).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for line in [
+            "✗ xdp  no; never\n       → do it\n! xdp  know it\n",
+            "✓ nft  possible: the target is on this host\n       → do it\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Adding and deleting rules: in steps that the journal knows, so that one that is killed between
+//! two of them leaves something that the next command puts right.
+
+use std::collections::HashSet;
+
+use anyhow::{bail, ensure, Context, Result};
+
+use super::store::{State, Store};
+use super::validate::{self, Fits, Known};
+use super::{
+    bpf, conntrack, fixes, nft, preflight, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
+};
+
+/// A rule as it is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    pub rule: Rule,
+    /// `None`: the fastest that is correct.
+    pub backend: Option<Backend>,
+    /// Change what is in the way.
+    pub fix: bool,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Added {
+    New(Installed),
+    /// The very same was there.
+    Was(Installed),
+}
+
+/// Rules that are installed together, at most: so much nft takes at a time.
+const BATCH: usize = 4096;
+
+/// Ends the process where a test wants it to be killed.
+pub(super) fn step(name: &str) {
+    #[cfg(debug_assertions)]
+    if std::env::var("MOUNTAIN_DIE_AFTER").is_ok_and(|at| at == name) {
+        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
+    }
+    let _ = name;
+}
+
+/// Opens the store and puts right what a killed command has left; says so.
+pub fn open(to_add: bool) -> Result<Store> {
+    let mut store = match to_add {
+        true => Store::open_to_add()?,
+        false => Store::open()?,
+    };
+    for (state, installed) in store.half_done()? {
+        let rule = &installed.rule;
+        match state {
+            State::Adding => eprintln!(
+                "mountain: a command was ended while it added rule {} ({rule}): taken back",
+                installed.id
+            ),
+            _ => eprintln!(
+                "mountain: a command was ended while it deleted rule {} ({rule}): finished",
+                installed.id
+            ),
+        }
+        let these = [installed];
+        take_away(&mut store, &these)?;
+    }
+    Ok(store)
+}
+
+/// What each backend would do with a rule that is right in itself, fastest first.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
+    validate::rule(rule)?;
+    validate::device_exists(rule)?;
+    validate::among(rule, &open(false)?)?;
+    look(rule, fix)
+}
+
+/// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
+pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
+    let mut new = Known::default();
+    let mut plan = |one: &Wanted| {
+        let rule = &one.rule;
+        validate::rule(rule)?;
+        validate::device_exists(rule)?;
+        new.fits(rule)?;
+        if let Fits::Same(installed) = validate::among(rule, store)? {
+            ensure!(
+                one.backend.is_none_or(|b| b == installed.plan.backend),
+                "rule {} is the same by another backend, {}; delete it first: \
+                 mountain redirect del {}",
+                installed.id,
+                installed.plan.backend,
+                validate::options(rule)
+            );
+            return Ok(Added::Was(*installed));
+        }
+        let mut plan = choose(look(rule, one.fix)?, one.backend)?;
+        inherit(&mut plan, store)?;
+        new.insert("a rule before it".to_owned(), rule);
+        Ok(Added::New(Installed {
+            id: 0,
+            rule: rule.clone(),
+            plan,
+        }))
+    };
+    wanted.iter().map(&mut plan).collect()
+}
+
+/// What the preflight says, and what goes for each backend wherever it is.
+fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
+    let mut findings = preflight::look(rule, fix)?;
+    for finding in &mut findings {
+        if finding.backend == Backend::Nft && rule.log.is_some() {
+            finding.plan = None;
+            finding.refused.push("only the BPF backends log".to_owned());
+            finding.todo.push("leave --log out".to_owned());
+        }
+    }
+    Ok(findings)
+}
+
+/// What rules of the same devices have changed is needed by this one too: it stays until the last
+/// of them goes.
+fn inherit(plan: &mut Plan, store: &Store) -> Result<()> {
+    let devices = |plan: &Plan| {
+        let both = [plan.client_dev.clone(), plan.target_dev.clone()];
+        both.into_iter().flatten().collect::<Vec<_>>()
+    };
+    let ours = devices(plan);
+    for other in store.parse(|entry| entry.has_fixes())? {
+        if devices(&other.plan).iter().any(|dev| ours.contains(dev)) {
+            for fix in other.plan.fixes {
+                if !plan.fixes.contains(&fix) {
+                    plan.fixes.push(fix);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The plan of the backend that is asked for, or of the fastest that is possible.
+pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
+    let reasons = |finding: &Finding| {
+        let todo = finding.todo.iter().map(|todo| format!("; to do: {todo}"));
+        format!("{}{}", finding.refused.join("; "), todo.collect::<String>())
+    };
+    match wanted {
+        Some(backend) => {
+            let finding = findings.into_iter().find(|f| f.backend == backend);
+            let finding = finding.with_context(|| format!("{backend} is not built in"))?;
+            let reasons = reasons(&finding);
+            finding
+                .plan
+                .with_context(|| format!("{backend} is not possible here: {reasons}"))
+        }
+        None => {
+            let mut why = String::new();
+            for finding in findings {
+                let reasons = reasons(&finding);
+                match finding.plan {
+                    Some(plan) if !finding.by_name_only => return Ok(plan),
+                    Some(_) => {
+                        why += &format!("\n  {}: only when asked for by name", finding.backend);
+                        continue;
+                    }
+                    None => {}
+                }
+                why += &format!("\n  {}: {reasons}", finding.backend);
+            }
+            bail!("no backend is possible here:{why}")
+        }
+    }
+}
+
+/// Gives planned rules their numbers and installs them, in batches, each of which is installed as a
+/// whole or not at all.
+///
+/// # Errors
+/// Why a batch could not be; those before it stay.
+pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>> {
+    let ids = store.free_ids(new.len())?;
+    for (installed, id) in new.iter_mut().zip(ids) {
+        installed.id = id;
+    }
+    for batch in new.chunks(BATCH) {
+        store.adding(batch)?;
+        step("journal");
+        if let Err(e) = install(store, batch) {
+            return match take_away(store, batch) {
+                Ok(()) => Err(e),
+                Err(left) => Err(e.context(format!("and taking it back failed: {left:#}"))),
+            };
+        }
+        step("install");
+        store.added(batch)?;
+    }
+    Ok(new)
+}
+
+fn install(store: &Store, rules: &[Installed]) -> Result<()> {
+    fixes::apply(&fixes_of(store, rules)?)?;
+    step("fixes");
+    for (backend, rules) in by_backend(rules) {
+        match backend {
+            Backend::Nft => {
+                nft::install(&rules, || store.all_of(Backend::Nft))?;
+                for installed in &rules {
+                    let forgotten = conntrack::forget_direct(&installed.rule);
+                    warn(
+                        forgotten,
+                        "flows under way are not redirected until they pause",
+                    );
+                }
+            }
+            _ => bpf::install(&rules)?,
+        }
+    }
+    Ok(())
+}
+
+/// What these rules need changed and no other rule has changed.
+fn fixes_of(store: &Store, rules: &[Installed]) -> Result<Vec<Fix>> {
+    let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
+    let others = store.parse(|entry| entry.has_fixes() && !are_these.contains(&entry.id()))?;
+    let others: HashSet<Fix> = others.into_iter().flat_map(|i| i.plan.fixes).collect();
+    let mut fixes: Vec<Fix> = Vec::new();
+    for fix in rules.iter().flat_map(|i| &i.plan.fixes) {
+        if !others.contains(fix) && !fixes.contains(fix) {
+            fixes.push(fix.clone());
+        }
+    }
+    Ok(fixes)
+}
+
+/// What is good enough without.
+fn warn<T>(done: Result<T>, what: &str) {
+    if let Err(e) = done {
+        eprintln!("mountain: {e:#}: {what}");
+    }
+}
+
+/// Deletes rules.
+///
+/// # Errors
+/// What could not be done; the next command tries again.
+pub fn del(store: &mut Store, rules: &[Installed]) -> Result<()> {
+    store.removing(rules)?;
+    step("del-journal");
+    take_away(store, rules)
+}
+
+/// Takes away all of what there is of rules that are being added or deleted.
+fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
+    let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
+    for (backend, rules) in by_backend(rules) {
+        match backend {
+            Backend::Nft => {
+                let name = backend.to_string();
+                let last = !store
+                    .entries()
+                    .any(|entry| entry.is_of(&name) && !are_these.contains(&entry.id()));
+                nft::remove(&rules, last)?;
+                step("del-remove");
+                let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();
+                let forgotten = conntrack::forget_redirected(&rules);
+                warn(
+                    forgotten,
+                    "connections under way stay redirected until they end",
+                );
+            }
+            _ => bpf::remove(&rules)?,
+        }
+    }
+    step("del-flows");
+    fixes::undo(&fixes_of(store, rules)?)?;
+    step("del-fixes");
+    store.removed(rules)
+}
+
+/// Rules by what moves their packets.
+fn by_backend(rules: &[Installed]) -> Vec<(Backend, Vec<Installed>)> {
+    Backend::FASTEST_FIRST
+        .into_iter()
+        .map(|backend| {
+            let of = rules.iter().filter(|i| i.plan.backend == backend);
+            (backend, of.cloned().collect::<Vec<_>>())
+        })
+        .filter(|(_, rules)| !rules.is_empty())
+        .collect()
+}
+
+/// What rules have done, in their order.
+pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
+    let mut all = Vec::new();
+    for (backend, rules) in by_backend(rules) {
+        match backend {
+            Backend::Nft => all.extend(nft::stats(&rules)?),
+            _ => all.extend(bpf::stats(&rules.iter().map(|i| i.id).collect::<Vec<_>>())?),
+        }
+    }
+    all.sort_by_key(|stats| stats.id);
+    Ok(all)
+}
+
+/// Whether the kernel still has what was installed: something else may have removed it.
+pub fn is_there(backend: Backend) -> Result<bool> {
+    match backend {
+        Backend::Nft => nft::is_there(),
+        _ => bpf::is_there(),
+    }
+}
+
+/// Puts back what something else has removed; says for how many rules.
+pub fn repair(store: &Store) -> Result<usize> {
+    let rules = store.all_of(Backend::Nft)?;
+    Ok(match nft::repair(&rules)? {
+        true => rules.len(),
+        false => 0,
+    })
+}

@@ -1,0 +1,142 @@
+//! Where programs are attached: XDP, tcx ingress and tcx egress of a device.
+//!
+//! Attached without links, so that no process and no file has to hold them: they stay until they
+//! are taken off or the device goes. (Links would have to be pinned, and inside `ip netns exec` the
+//! BPF file system goes away with the command.)
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use libbpf_sys as sys;
+
+/// A place for programs on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hook {
+    Xdp,
+    TcxIngress,
+    TcxEgress,
+}
+
+impl Hook {
+    pub const ALL: [Self; 3] = [Self::Xdp, Self::TcxIngress, Self::TcxEgress];
+
+    fn tcx(self) -> sys::bpf_attach_type {
+        match self {
+            Self::TcxEgress => sys::BPF_TCX_EGRESS,
+            _ => sys::BPF_TCX_INGRESS,
+        }
+    }
+}
+
+/// Most programs at one tcx hook that are looked at; the kernel allows 64 (BPF_MPROG_MAX).
+const MAX_AT_HOOK: usize = 64;
+
+fn result(ret: i32) -> io::Result<()> {
+    match ret {
+        0.. => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(-errno)),
+    }
+}
+
+/// Attaches a program: XDP in the driver and only where there is none yet, tcx before all others.
+///
+/// # Errors
+/// EBUSY or EEXIST where a program of somebody else's is, EOPNOTSUPP of drivers without XDP.
+pub fn attach(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
+    let fd = program.as_raw_fd();
+    if hook == Hook::Xdp {
+        let flags = sys::XDP_FLAGS_DRV_MODE | sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
+        // SAFETY: plain numbers; no options.
+        return result(unsafe { sys::bpf_xdp_attach(ifindex as i32, fd, flags, ptr::null()) });
+    }
+    let opts = sys::bpf_prog_attach_opts {
+        sz: size_of::<sys::bpf_prog_attach_opts>() as sys::size_t,
+        flags: sys::BPF_F_BEFORE,
+        ..Default::default()
+    };
+    // SAFETY: the options outlive the call.
+    result(unsafe { sys::bpf_prog_attach_opts(fd, ifindex as i32, hook.tcx(), &opts) })
+}
+
+/// Takes a program off, unless another one is in its place.
+///
+/// # Errors
+/// ENOENT where it is not attached, ENODEV when the device is gone.
+pub fn detach(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
+    let fd = program.as_raw_fd();
+    if hook == Hook::Xdp {
+        let opts = sys::bpf_xdp_attach_opts {
+            sz: size_of::<sys::bpf_xdp_attach_opts>() as sys::size_t,
+            old_prog_fd: fd,
+            ..Default::default()
+        };
+        let flags = sys::XDP_FLAGS_DRV_MODE | sys::XDP_FLAGS_REPLACE;
+        // SAFETY: the options outlive the call.
+        return result(unsafe { sys::bpf_xdp_detach(ifindex as i32, flags, &opts) });
+    }
+    // SAFETY: no options.
+    result(unsafe { sys::bpf_prog_detach_opts(fd, ifindex as i32, hook.tcx(), ptr::null()) })
+}
+
+/// Ids of the programs at a hook.
+///
+/// # Errors
+/// ENODEV when the device is gone.
+pub fn programs(hook: Hook, ifindex: u32) -> io::Result<Vec<u32>> {
+    if hook == Hook::Xdp {
+        let mut id = 0;
+        // SAFETY: the kernel's answer goes to `id`.
+        result(unsafe { sys::bpf_xdp_query_id(ifindex as i32, 0, &mut id) })?;
+        return Ok(Vec::from_iter((id != 0).then_some(id)));
+    }
+    let mut ids = vec![0; MAX_AT_HOOK];
+    let mut opts = sys::bpf_prog_query_opts {
+        sz: size_of::<sys::bpf_prog_query_opts>() as sys::size_t,
+        prog_ids: ids.as_mut_ptr(),
+        ..Default::default()
+    };
+    opts.__bindgen_anon_1.count = MAX_AT_HOOK as u32;
+    // SAFETY: `ids` has room for as many as it says, and outlives the call.
+    result(unsafe { sys::bpf_prog_query_opts(ifindex as i32, hook.tcx(), &mut opts) })?;
+    // SAFETY: the kernel filled it in.
+    ids.truncate(unsafe { opts.__bindgen_anon_1.count } as usize);
+    Ok(ids)
+}
+
+/// A program that is in the kernel.
+#[derive(Debug)]
+pub struct Program {
+    pub fd: OwnedFd,
+    /// As the kernel has it: 15 characters.
+    pub name: String,
+    pub maps: Vec<u32>,
+}
+
+impl Program {
+    /// # Errors
+    /// ENOENT when it is gone, EPERM.
+    pub fn by_id(id: u32) -> io::Result<Self> {
+        // SAFETY: a plain number.
+        let fd = unsafe { sys::bpf_prog_get_fd_by_id(id) };
+        result(fd)?;
+        // SAFETY: just opened, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut maps = vec![0; 64];
+        let mut info = sys::bpf_prog_info {
+            nr_map_ids: maps.len() as u32,
+            map_ids: maps.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        let mut len = size_of_val(&info) as u32;
+        // SAFETY: `info` is as long as it says and points to as many ids as it says.
+        result(unsafe { sys::bpf_prog_get_info_by_fd(fd.as_raw_fd(), &mut info, &mut len) })?;
+        maps.truncate(info.nr_map_ids as usize);
+        let name = info.name.iter().take_while(|&&c| c != 0);
+        Ok(Self {
+            fd,
+            name: name.map(|&c| c as u8 as char).collect(),
+            maps,
+        })
+    }
+}

@@ -1,0 +1,673 @@
+//! The BPF backends: bpf/redirect.bpf.c loaded, attached, fed with rules, read and taken off.
+//!
+//! All rules of a network namespace share one set of maps, which the attached programs hold; a
+//! command finds them again by the programs on the devices. The rules in the kernel say which
+//! programs are needed where.
+
+pub mod hooks;
+
+#[allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/redirect.skel.rs"));
+}
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+use std::{io, thread};
+
+use anyhow::{bail, ensure, Context, Result};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder};
+use nix::net::if_::if_nameindex;
+
+use super::{Backend, Device, Installed, Plan, Proto, Rule, Stats, Traffic};
+use hooks::{Hook, Program};
+pub use skel::types;
+
+/// All programs of this project's redirection are called so, and no other.
+pub const PROGRAM_PREFIX: &str = "mtn_redirect";
+/// Bits of `flags`, bpf/redirect.h.
+const SNAT: u8 = 1 << 1;
+const LOG: u8 = 1 << 2;
+/// Names of `enum mtn_rd_drop`.
+const DROPS: [&str; 5] = ["ttl", "ports", "memory", "fragment", "route"];
+/// A packet that has just found a rule may still make flows of it for so long after the rule is gone.
+const GRACE: Duration = Duration::from_millis(20);
+/// How long the end of the last rule goes unnoticed by who reads the log.
+const LOG_WAIT: Duration = Duration::from_millis(200);
+/// Entries read at once.
+const BATCH: u32 = 4096;
+
+/// The programs of the object, by the names that the kernel keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Prog {
+    Xdp,
+    In,
+    Icmp,
+    Out,
+}
+
+impl Prog {
+    const ALL: [Self; 4] = [Self::Xdp, Self::In, Self::Icmp, Self::Out];
+
+    /// 15 characters of the name in the object.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "mtn_redirect_xd",
+            Self::In => "mtn_redirect_in",
+            Self::Icmp => "mtn_redirect_ic",
+            Self::Out => "mtn_redirect_ou",
+        }
+    }
+
+    fn hook(self) -> Hook {
+        match self {
+            Self::Xdp => Hook::Xdp,
+            Self::In | Self::Icmp => Hook::TcxIngress,
+            Self::Out => Hook::TcxEgress,
+        }
+    }
+}
+
+/// Which programs a set of rules needs, by device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Needs(BTreeSet<(u32, Prog)>);
+
+impl Needs {
+    fn add(&mut self, backend: Backend, client: u32, target: u32, snat: bool) {
+        let set = &mut self.0;
+        set.insert((client, Prog::Out));
+        match backend {
+            Backend::Xdp => {
+                set.insert((client, Prog::Xdp));
+                set.insert((client, Prog::Icmp));
+            }
+            _ => {
+                set.insert((client, Prog::In));
+            }
+        }
+        if backend == Backend::XdpRedirect {
+            set.insert((client, Prog::Xdp));
+            set.insert((target, Prog::Xdp));
+        }
+        if backend == Backend::TcxPeer || snat {
+            set.insert((target, Prog::In));
+        }
+        // It translates ICMP errors itself.
+        let full: Vec<_> = set
+            .iter()
+            .filter(|(_, p)| *p == Prog::In)
+            .copied()
+            .collect();
+        for (device, _) in full {
+            set.remove(&(device, Prog::Icmp));
+        }
+    }
+
+    fn of_rule(&mut self, rule: &types::mtn_rd_rule) {
+        self.add(
+            backend_of(rule.backend),
+            rule.client_dev,
+            rule.target_dev,
+            rule.flags & SNAT != 0,
+        );
+    }
+}
+
+/// `enum mtn_rd_backend`.
+fn backend_number(backend: Backend) -> u8 {
+    match backend {
+        Backend::Tcx | Backend::Nft => 0,
+        Backend::TcxPeer => 1,
+        Backend::Xdp => 2,
+        Backend::XdpRedirect => 3,
+    }
+}
+
+fn backend_of(number: u8) -> Backend {
+    match number {
+        0 => Backend::Tcx,
+        1 => Backend::TcxPeer,
+        2 => Backend::Xdp,
+        _ => Backend::XdpRedirect,
+    }
+}
+
+/// Maps of the object, and the programs that are in the kernel already.
+struct Loaded {
+    maps: BTreeMap<String, MapHandle>,
+    programs: BTreeMap<Prog, OwnedFd>,
+}
+
+/// Programs of ours on the devices of this namespace.
+struct Attached {
+    ifindex: u32,
+    prog: Prog,
+    program: Program,
+}
+
+fn attached() -> Result<Vec<Attached>> {
+    let mut found = vec![];
+    let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
+    for device in &if_nameindex().context("cannot list the devices")? {
+        let ifindex = device.index();
+        for hook in Hook::ALL {
+            // Devices come and go.
+            for id in hooks::programs(hook, ifindex).unwrap_or_default() {
+                if known.get(&id) == Some(&None) {
+                    continue;
+                }
+                let Ok(program) = Program::by_id(id) else {
+                    continue;
+                };
+                let prog = Prog::ALL.into_iter().find(|p| p.name() == program.name);
+                known.insert(id, prog);
+                if let Some(prog) = prog {
+                    found.push(Attached {
+                        ifindex,
+                        prog,
+                        program,
+                    });
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Loaded {
+    /// What is in the kernel; `None`: nothing.
+    fn find(attached: &[Attached]) -> Result<Option<Self>> {
+        if attached.is_empty() {
+            return Ok(None);
+        }
+        let mut loaded = Self {
+            maps: BTreeMap::new(),
+            programs: BTreeMap::new(),
+        };
+        let mut ids = BTreeSet::new();
+        for a in attached {
+            let fd = a.program.fd.try_clone().context("out of descriptors")?;
+            loaded.programs.entry(a.prog).or_insert(fd);
+            ids.extend(&a.program.maps);
+        }
+        for id in ids {
+            let map = MapHandle::from_map_id(id).context("cannot open a map of ours")?;
+            let name = map.name().to_string_lossy().into_owned();
+            ensure!(
+                loaded.maps.insert(name, map).is_none(),
+                "there are redirections of two versions of mountain here: take all off with \
+                 `mountain redirect del --all` and add them again"
+            );
+        }
+        for (name, size) in [
+            ("rules", size_of::<types::mtn_rd_rule>()),
+            ("flows4", size_of::<types::mtn_rd_flow4>()),
+            ("flows6", size_of::<types::mtn_rd_flow6>()),
+        ] {
+            ensure!(
+                loaded
+                    .maps
+                    .get(name)
+                    .is_some_and(|m| m.value_size() as usize == size),
+                "the redirections here were made by another version of mountain: take all off \
+                 with `mountain redirect del --all` and add them again"
+            );
+        }
+        Ok(Some(loaded))
+    }
+
+    /// Brings the programs into the kernel that are not there, over the maps that are.
+    fn complete(found: Option<Self>, wanted: &BTreeSet<Prog>) -> Result<Self> {
+        let mut loaded = found.unwrap_or(Self {
+            maps: BTreeMap::new(),
+            programs: BTreeMap::new(),
+        });
+        if wanted.iter().all(|p| loaded.programs.contains_key(p)) {
+            return Ok(loaded);
+        }
+        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
+            tracing::debug!(target: "libbpf", "{}", text.trim_end());
+        })));
+        let mut object = MaybeUninit::uninit();
+        let mut open = skel::RedirectSkelBuilder::default()
+            .open(&mut object)
+            .context("opening the BPF object")?;
+        for mut map in open.open_object_mut().maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if let Some(shared) = loaded.maps.get(&name) {
+                map.reuse_fd(shared.as_fd())?;
+            }
+        }
+        for mut program in open.open_object_mut().progs_mut() {
+            let name = program.name().to_string_lossy().into_owned();
+            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
+            let needed = |p| wanted.contains(&p) && !loaded.programs.contains_key(&p);
+            program.set_autoload(prog.is_some_and(needed));
+        }
+        let skel = open.load().context(
+            "the kernel refused the redirection program: `mountain redirect check` tells what is \
+             missing",
+        )?;
+        let object = libbpf_rs::skel::Skel::object(&skel);
+        for map in object.maps() {
+            let name = map.name().to_string_lossy().into_owned();
+            loaded.maps.insert(name, MapHandle::try_from(&map)?);
+        }
+        for program in object.progs() {
+            let name = program.name().to_string_lossy().into_owned();
+            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
+            if let Some(prog) = prog.filter(|p| wanted.contains(p)) {
+                let fd = program.as_fd().try_clone_to_owned()?;
+                loaded.programs.entry(prog).or_insert(fd);
+            }
+        }
+        Ok(loaded)
+    }
+
+    fn map(&self, name: &str) -> Result<&MapHandle> {
+        self.maps
+            .get(name)
+            .with_context(|| format!("the map {name} of the redirection program is missing"))
+    }
+
+    fn program(&self, prog: Prog) -> BorrowedFd<'_> {
+        self.programs[&prog].as_fd()
+    }
+
+    /// Which programs the rules in the kernel need.
+    fn needs(&self) -> Result<Needs> {
+        let mut needs = Needs::default();
+        let rules = self.map("rules")?;
+        for (_, value) in entries(rules)? {
+            needs.of_rule(&read_from(&value));
+        }
+        Ok(needs)
+    }
+}
+
+/// All entries of a hash map.
+fn entries(map: &MapHandle) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut all = vec![];
+    for entry in map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)? {
+        all.push(entry);
+    }
+    Ok(all)
+}
+
+/// A structure of the program's from the bytes of a map.
+fn read_from<T: Copy>(bytes: &[u8]) -> T {
+    assert_eq!(bytes.len(), size_of::<T>());
+    // SAFETY: as many bytes as the type has; the generated types are plain numbers.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
+
+fn bytes_of<T: Copy>(value: &T) -> &[u8] {
+    // SAFETY: the generated types are plain numbers with their padding spelled out.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// An address in the program's words.
+fn words(address: IpAddr) -> [u32; 4] {
+    let mut bytes = [0; 16];
+    match address {
+        IpAddr::V4(a) => bytes[..4].copy_from_slice(&a.octets()),
+        IpAddr::V6(a) => bytes = a.octets(),
+    }
+    std::array::from_fn(|i| u32::from_ne_bytes(bytes[i * 4..i * 4 + 4].try_into().unwrap()))
+}
+
+fn address(words: [u32; 4], ipv6: bool) -> IpAddr {
+    if !ipv6 {
+        return Ipv4Addr::from(words[0].to_ne_bytes()).into();
+    }
+    let mut bytes = [0; 16];
+    for (to, word) in bytes.chunks_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    Ipv6Addr::from(bytes).into()
+}
+
+/// The Ethernet address of a device of this namespace.
+fn mac_of(device: &Device) -> Result<[u8; 6]> {
+    let all = nix::ifaddrs::getifaddrs().context("cannot list the devices")?;
+    all.filter(|a| a.interface_name == device.name)
+        .find_map(|a| a.address?.as_link_addr()?.addr())
+        .with_context(|| format!("{} has no Ethernet address", device.name))
+}
+
+fn rule_key(rule: &Rule, client: u32) -> types::mtn_rd_rule_key {
+    types::mtn_rd_rule_key {
+        addr: words(rule.from.ip()),
+        ifindex: client,
+        port: rule.from.port().to_be(),
+        proto: rule.proto.number(),
+        ipv6: rule.from.is_ipv6() as u8,
+    }
+}
+
+fn client_of(plan: &Plan) -> Result<&Device> {
+    plan.client_dev
+        .as_ref()
+        .context("this backend needs the device that clients come in by: name it with --dev")
+}
+
+fn rule_value(installed: &Installed) -> Result<types::mtn_rd_rule> {
+    let Installed { id, rule, plan } = installed;
+    let client = client_of(plan)?;
+    let target = plan.target_dev.as_ref();
+    ensure!(
+        target.is_some() || matches!(plan.backend, Backend::Tcx | Backend::Xdp),
+        "{} cannot redirect to this host itself",
+        plan.backend
+    );
+    ensure!(
+        plan.snat.is_none() || plan.backend != Backend::Xdp,
+        "xdp cannot change the source address: use xdp-redirect, tcx or nft"
+    );
+    let mut flags = 0;
+    if plan.snat.is_some() {
+        flags |= SNAT;
+    }
+    if rule.log.is_some() {
+        flags |= LOG;
+    }
+    Ok(types::mtn_rd_rule {
+        to: words(rule.to.ip()),
+        snat: plan.snat.map_or([0; 4], words),
+        id: *id,
+        client_dev: client.ifindex,
+        target_dev: target.map_or(0, |d| d.ifindex),
+        to_port: rule.to.port().to_be(),
+        backend: backend_number(plan.backend),
+        flags,
+        client_mac: mac_of(client)?,
+        target_mac: target.map_or(Ok([0; 6]), mac_of)?,
+        target_veth: target.is_some_and(|d| d.peer) as u8,
+        client_veth: client.peer as u8,
+        ..Default::default()
+    })
+}
+
+/// Adds rules: programs first, then the rules. Others and their flows are not touched.
+///
+/// # Errors
+/// What the kernel lacks or refuses; another rule for the same packets. Nothing is left then.
+pub fn install(rules: &[Installed]) -> Result<()> {
+    let values = rules.iter().map(rule_value).collect::<Result<Vec<_>>>()?;
+    let mut needs = Needs::default();
+    for value in &values {
+        needs.of_rule(value);
+    }
+    let wanted = needs.0.iter().map(|(_, p)| *p).collect();
+    let there = attached()?;
+    let loaded = Loaded::complete(Loaded::find(&there)?, &wanted)?;
+    let mut done = 0;
+    let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
+        for (installed, value) in rules.iter().zip(&values) {
+            insert(&loaded, installed, value)?;
+            done += 1;
+        }
+        Ok(())
+    });
+    if result.is_err() {
+        for (installed, value) in rules.iter().zip(&values).take(done) {
+            let key = rule_key(&installed.rule, value.client_dev);
+            let _ = loaded.map("rules")?.delete(bytes_of(&key));
+        }
+        // Not those of other rules.
+        let _ = detach_unneeded(&loaded);
+    }
+    result
+}
+
+fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<()> {
+    for &(ifindex, prog) in &needs.0 {
+        let has = |p| there.iter().any(|a| a.ifindex == ifindex && a.prog == p);
+        if has(prog) || (prog == Prog::Icmp && has(Prog::In)) {
+            continue;
+        }
+        hooks::attach(prog.hook(), ifindex, loaded.program(prog)).map_err(|e| {
+            let name = nix::net::if_::if_indextoname(ifindex).map_or_else(
+                |_| ifindex.to_string(),
+                |n| n.to_string_lossy().into_owned(),
+            );
+            let what = match (prog.hook(), e.raw_os_error()) {
+                (Hook::Xdp, Some(libc::EBUSY | libc::EEXIST)) => {
+                    "another XDP program is there already".to_owned()
+                }
+                (Hook::Xdp, Some(libc::EOPNOTSUPP)) => "its driver has no XDP".to_owned(),
+                (_, Some(libc::ENODEV)) => "the device is gone".to_owned(),
+                _ => e.to_string(),
+            };
+            anyhow::anyhow!("cannot attach to {name}: {what}")
+        })?;
+        // The full program in the place of the small one, in this order: no gap.
+        if prog == Prog::In && has(Prog::Icmp) {
+            let _ = hooks::detach(Hook::TcxIngress, ifindex, loaded.program(Prog::Icmp));
+        }
+    }
+    Ok(())
+}
+
+fn insert(loaded: &Loaded, installed: &Installed, value: &types::mtn_rd_rule) -> Result<()> {
+    let Installed { id, rule, .. } = installed;
+    let cpus = libbpf_rs::num_possible_cpus()?;
+    let zero = vec![bytes_of(&types::mtn_rd_stats::default()).to_vec(); cpus];
+    loaded
+        .map("rule_stats")?
+        .update_percpu(&id.to_ne_bytes(), &zero, MapFlags::ANY)?;
+    if let Some(per_second) = rule.log {
+        let limit = types::mtn_rd_log_limit {
+            per_second,
+            ..Default::default()
+        };
+        let limits = loaded.map("log_limits")?;
+        limits.update(&id.to_ne_bytes(), bytes_of(&limit), MapFlags::ANY)?;
+    }
+    let key = rule_key(rule, value.client_dev);
+    loaded
+        .map("rules")?
+        .update(bytes_of(&key), bytes_of(value), MapFlags::NO_EXIST)
+        .with_context(|| format!("another rule redirects {} {}", rule.proto, rule.from))
+}
+
+/// Takes rules off, their flows with them, and the programs that no rule needs any more.
+///
+/// A rule or a program that is gone already is no error: the device may be gone.
+///
+/// # Errors
+/// When the kernel refuses to read or change what is there.
+pub fn remove(rules: &[Installed]) -> Result<()> {
+    let Some(loaded) = Loaded::find(&attached()?)? else {
+        return Ok(());
+    };
+    for installed in rules {
+        let key = rule_key(&installed.rule, client_of(&installed.plan)?.ifindex);
+        // Only this one: while it is added, another for the same packets may be there.
+        let there = loaded.map("rules")?.lookup(bytes_of(&key), MapFlags::ANY)?;
+        if there.is_some_and(|v| read_from::<types::mtn_rd_rule>(&v).id == installed.id) {
+            let _ = loaded.map("rules")?.delete(bytes_of(&key));
+        }
+    }
+    if !loaded.needs()?.0.is_empty() {
+        thread::sleep(GRACE);
+        forget_flows(&loaded, &rules.iter().map(|i| i.id).collect())?;
+        for installed in rules {
+            let _ = loaded
+                .map("log_limits")?
+                .delete(&installed.id.to_ne_bytes());
+            for reason in 0..DROPS.len() as u32 {
+                let rule = installed.id;
+                let key = types::mtn_rd_drop_key { rule, reason };
+                let _ = loaded.map("rule_drops")?.delete(bytes_of(&key));
+            }
+        }
+    }
+    detach_unneeded(&loaded)
+}
+
+/// Whether there is a program of ours, which holds the rules.
+///
+/// # Errors
+/// When the devices cannot be listed.
+pub fn is_there() -> Result<bool> {
+    Ok(!attached()?.is_empty())
+}
+
+/// Takes off all that is here, of whichever version; rules and flows go with the programs.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn remove_all() -> Result<()> {
+    for a in attached()? {
+        match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
+            Err(e) if e.raw_os_error() != Some(libc::ENODEV) => {
+                return Err(e).context("cannot take a program off");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn forget_flows(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<()> {
+    for (map, ipv6) in [("flows4", false), ("flows6", true)] {
+        let map = loaded.map(map)?;
+        for (key, value) in entries(map)? {
+            let rule = match ipv6 {
+                false => read_from::<types::mtn_rd_flow4>(&value).f.rule,
+                true => read_from::<types::mtn_rd_flow6>(&value).f.rule,
+            };
+            if ids.contains(&rule) {
+                // The kernel may have evicted it meanwhile.
+                let _ = map.delete(&key);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn detach_unneeded(loaded: &Loaded) -> Result<()> {
+    let needs = loaded.needs()?;
+    let there = attached()?;
+    // What replaces another comes first.
+    for &(ifindex, prog) in &needs.0 {
+        if prog == Prog::Icmp && !there.iter().any(|a| a.ifindex == ifindex && a.prog == prog) {
+            if let Some(fd) = loaded.programs.get(&prog) {
+                let _ = hooks::attach(prog.hook(), ifindex, fd.as_fd());
+            }
+        }
+    }
+    for a in there {
+        if !needs.0.contains(&(a.ifindex, a.prog)) {
+            let gone =
+                |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT));
+            match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
+                Err(e) if !gone(&e) => return Err(e).context("cannot take a program off"),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Counters of rules, by their ids; those that the kernel does not have are left out.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
+    let Some(loaded) = Loaded::find(&attached()?)? else {
+        return Ok(vec![]);
+    };
+    let map = loaded.map("rule_stats")?;
+    let mut all = vec![];
+    for &id in ids {
+        let mut stats = Stats {
+            id,
+            ..Default::default()
+        };
+        let cpus = map.lookup_percpu(&id.to_ne_bytes(), MapFlags::ANY)?;
+        for cpu in cpus.unwrap_or_default() {
+            let one: types::mtn_rd_stats = read_from(&cpu[..size_of::<types::mtn_rd_stats>()]);
+            for (to, i) in [(&mut stats.forward, 0), (&mut stats.reply, 1)] {
+                *to = Traffic {
+                    packets: to.packets + one.packets[i],
+                    bytes: to.bytes + one.bytes[i],
+                };
+            }
+        }
+        for (reason, name) in DROPS.iter().enumerate() {
+            let key = types::mtn_rd_drop_key {
+                rule: id,
+                reason: reason as u32,
+            };
+            let drops = loaded.map("rule_drops")?;
+            let cpus = drops.lookup_percpu(bytes_of(&key), MapFlags::ANY)?;
+            let count: u64 = cpus
+                .unwrap_or_default()
+                .iter()
+                .map(|cpu| u64::from_ne_bytes(cpu[..8].try_into().unwrap()))
+                .sum();
+            if count > 0 {
+                stats.drops.insert((*name).to_owned(), count);
+            }
+        }
+        all.push(stats);
+    }
+    Ok(all)
+}
+
+/// The line of one redirected packet, as in
+/// `FORWARD UDP 10.0.8.18:10004 > 10.0.8.17:8080 => 10.0.1.2:8083`; where the source changes as well,
+/// the new one stands before the new destination.
+fn log_line(event: &types::mtn_rd_event) -> String {
+    let at =
+        |words, port: u16| SocketAddr::new(address(words, event.ipv6 != 0), u16::from_be(port));
+    let (src, dst) = (at(event.saddr, event.sport), at(event.daddr, event.dport));
+    let new_src = at(event.new_saddr, event.new_sport);
+    let new_dst = at(event.new_daddr, event.new_dport);
+    let proto = match event.proto {
+        p if p == Proto::Udp.number() => "UDP",
+        _ => "TCP",
+    };
+    let (what, new) = match event.reply != 0 {
+        false if src == new_src => ("FORWARD", new_dst.to_string()),
+        true if dst == new_dst => ("REPLY", new_src.to_string()),
+        false => ("FORWARD", format!("{new_src} > {new_dst}")),
+        true => ("REPLY", format!("{new_src} > {new_dst}")),
+    };
+    format!("{what} {proto} {src} > {dst} => {new}")
+}
+
+/// Hands the lines of the log to `each` until it returns false: those that are there, and with
+/// `follow` what is to come until the last rule is gone. One reader at a time sees a line.
+///
+/// # Errors
+/// When nothing is redirected by BPF here.
+pub fn read_log(follow: bool, mut each: impl FnMut(&str) -> bool) -> Result<()> {
+    let Some(loaded) = Loaded::find(&attached()?)? else {
+        bail!("no rule here is handled by BPF: there is nothing to log");
+    };
+    let go_on = Cell::new(true);
+    let mut builder = RingBufferBuilder::new();
+    builder.add(loaded.map("log_events")?, |bytes| {
+        if bytes.len() == size_of::<types::mtn_rd_event>() && go_on.get() {
+            go_on.set(each(&log_line(&read_from(bytes))));
+        }
+        0
+    })?;
+    let buffer = builder.build()?;
+    if !follow {
+        buffer.consume()?;
+        return Ok(());
+    }
+    while go_on.get() && is_there()? {
+        buffer.poll(LOG_WAIT)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! `[[redirect]]` of mountain.toml: the rules that `restore` adds and `save` writes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use toml_edit::{ArrayOfTables, DocumentMut, Item};
+
+use super::actions::Wanted;
+use super::validate;
+use super::{Backend, Installed, Proto, Rule, Snat};
+use crate::config::Config;
+use crate::whole;
+
+/// One rule, with the options of `mountain redirect add`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RedirectConfig {
+    /// `udp` or `tcp`. Required.
+    pub proto: Proto,
+    /// Where clients send to, as address:port. Required.
+    pub from: SocketAddr,
+    /// Where their packets go, as address:port. Required.
+    pub to: SocketAddr,
+    /// Only what comes in by this device. Default: whatever device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dev: Option<String>,
+    /// `nft`, `tcx`, `tcx-peer`, `xdp`, `xdp-redirect`, or `auto`. Default `auto`.
+    #[serde(default, skip_serializing_if = "BackendChoice::is_auto")]
+    pub backend: BackendChoice,
+    /// `auto`, `always` or `never`. Default `auto`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub snat: Snat,
+    /// Log lines a second, at most. Default: no log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<u32>,
+    /// Change what is in the way of the backend. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub fix: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// A backend, or the fastest that is correct.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BackendChoice(pub Option<Backend>);
+
+impl BackendChoice {
+    fn is_auto(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl std::str::FromStr for BackendChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self(None));
+        }
+        <Backend as clap::ValueEnum>::from_str(text, false)
+            .map(|backend| Self(Some(backend)))
+            .map_err(|_| {
+                format!("{text:?} is no backend: auto, nft, tcx, tcx-peer, xdp or xdp-redirect")
+            })
+    }
+}
+
+impl TryFrom<String> for BackendChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<BackendChoice> for String {
+    fn from(choice: BackendChoice) -> Self {
+        choice
+            .0
+            .map_or("auto".to_owned(), |backend| backend.to_string())
+    }
+}
+
+impl RedirectConfig {
+    fn rule(&self) -> Rule {
+        Rule {
+            proto: self.proto,
+            from: self.from,
+            to: self.to,
+            dev: self.dev.clone(),
+            snat: self.snat,
+            log: self.log,
+        }
+    }
+
+    /// The rule as `add` would be told it.
+    pub fn wanted(&self) -> Wanted {
+        Wanted {
+            rule: self.rule(),
+            backend: self.backend.0,
+            fix: self.fix,
+        }
+    }
+
+    fn of(installed: &Installed) -> Self {
+        let rule = &installed.rule;
+        Self {
+            proto: rule.proto,
+            from: rule.from,
+            to: rule.to,
+            dev: rule.dev.clone(),
+            backend: BackendChoice(Some(installed.plan.backend)),
+            snat: rule.snat,
+            log: rule.log,
+            fix: !installed.plan.fixes.is_empty(),
+        }
+    }
+}
+
+/// The first of these that is wrong, in itself or together with those before it: its number and why.
+pub fn check(all: &[RedirectConfig]) -> Result<(), (usize, String)> {
+    let mut known = validate::Known::default();
+    for (i, one) in all.iter().enumerate() {
+        let rule = one.rule();
+        validate::rule(&rule)
+            .and_then(|()| known.fits(&rule))
+            .map_err(|e| (i, e.to_string()))?;
+        known.insert(format!("redirect[{i}]"), &rule);
+    }
+    Ok(())
+}
+
+/// Writes these rules into a configuration file, in the place of those that it names, and leaves the
+/// rest of it as it is. The file may not be there yet.
+///
+/// # Errors
+/// When the file cannot be read, understood or written; it is as it was then.
+pub fn save(file: &Path, rules: &[Installed]) -> Result<()> {
+    // Not a link to it, in its place.
+    let file = &std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let before = match std::fs::read_to_string(file) {
+        Ok(text) => {
+            Config::parse(&text, file)?;
+            text
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(e).with_context(|| format!("cannot read {}", file.display())),
+    };
+    let text = with_rules(&before, rules)?;
+    Config::parse(&text, file).context("what would be written is not understood")?;
+    let mode = std::fs::metadata(file).map(|m| m.permissions());
+    whole::write(file, true, |out| {
+        use std::io::Write;
+        if let Ok(mode) = mode {
+            out.get_ref().set_permissions(mode)?;
+        }
+        out.write_all(text.as_bytes())
+    })
+    .with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// The text of a configuration file with these rules instead of its own.
+fn with_rules(text: &str, rules: &[Installed]) -> Result<String> {
+    let mut file: DocumentMut = text.parse()?;
+    file.remove("redirect");
+    let mut tables = ArrayOfTables::new();
+    for installed in rules {
+        let table = toml_edit::ser::to_document(&RedirectConfig::of(installed))?;
+        tables.push(table.as_table().clone());
+    }
+    if !tables.is_empty() {
+        file.insert("redirect", Item::ArrayOfTables(tables));
+    }
+    Ok(file.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redirect::Plan;
+
+    fn installed(id: u32, from: &str, dev: Option<&str>) -> Installed {
+        Installed {
+            id,
+            rule: Rule {
+                proto: Proto::Udp,
+                from: from.parse().unwrap(),
+                to: "192.0.2.9:99".parse().unwrap(),
+                dev: dev.map(str::to_owned),
+                snat: Snat::Never,
+                log: None,
+            },
+            plan: Plan {
+                backend: Backend::Nft,
+                client_dev: None,
+                target_dev: None,
+                snat: None,
+                fixes: Vec::new(),
+            },
+        }
+    }
+
+    const BEFORE: &str = "\
+# My file.
+[steer]
+window_s = 5.0   # short
+
+[[redirect]]
+proto = \"tcp\"
+from = \"192.0.2.1:1\"
+to = \"192.0.2.2:1\"
+
+[[path]]
+dev = \"eth0\"
+";
+
+    #[test]
+    fn the_rest_of_the_file_stays() {
+        let rules = [
+            installed(0, "192.0.2.1:80", None),
+            installed(1, "192.0.2.1:81", Some("eth0")),
+        ];
+        let text = with_rules(BEFORE, &rules).unwrap();
+        for part in [
+            "# My file.\n",
+            "window_s = 5.0   # short\n",
+            "dev = \"eth0\"\n",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("tcp"), "{text}");
+        let config = Config::parse(&text, Path::new("x")).unwrap();
+        assert_eq!(config.steer.window_s, 5.0);
+        assert_eq!(config.path.len(), 1);
+        let wanted: Vec<Wanted> = config.redirect.iter().map(|r| r.wanted()).collect();
+        assert_eq!(wanted.len(), 2);
+        for (wanted, installed) in wanted.iter().zip(&rules) {
+            assert_eq!(wanted.rule, installed.rule);
+            assert_eq!((wanted.backend, wanted.fix), (Some(Backend::Nft), false));
+        }
+        // Again the same, and with none of them there is none.
+        assert_eq!(with_rules(&text, &rules).unwrap(), text);
+        let none = with_rules(&text, &[]).unwrap();
+        assert!(
+            !none.contains("redirect") && none.contains("# My file."),
+            "{none}"
+        );
+    }
+
+    #[test]
+    fn a_file_is_written_as_a_whole_or_left_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("m.toml");
+        save(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap();
+        assert_eq!(Config::load(&file).unwrap().redirect.len(), 1);
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let link = dir.path().join("link.toml");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        save(&link, &[]).unwrap();
+        assert_eq!(Config::load(&file).unwrap().redirect.len(), 0);
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&file, "[steer]\nwindow = 3\n").unwrap();
+        let error = save(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap_err();
+        assert!(error.to_string().contains(":2: steer.window"), "{error:#}");
+        assert_eq!(
+            std::fs::read_to_string(&file).unwrap(),
+            "[steer]\nwindow = 3\n"
+        );
+    }
+}

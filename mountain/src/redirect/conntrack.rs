@@ -1,0 +1,202 @@
+//! Connections that the kernel has decided about already (linux/netfilter/nfnetlink_conntrack.h).
+//!
+//! Where a connection goes is decided with its first packet. One that is under way when its rule goes
+//! would go on being redirected, so its entry is deleted: the next packet is decided about anew.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use super::{Proto, Rule};
+use crate::netlink::wire::{ip, push_attribute, Attributes, Socket};
+
+const NFNL_SUBSYS_CTNETLINK: u16 = 1;
+const IPCTNL_MSG_CT_GET: u16 = 1;
+const IPCTNL_MSG_CT_DELETE: u16 = 2;
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_ID: u16 = 12;
+const CTA_ZONE: u16 = 18;
+const CTA_FILTER: u16 = 25;
+const CTA_FILTER_ORIG_FLAGS: u16 = 1;
+const CTA_FILTER_REPLY_FLAGS: u16 = 2;
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_IP_V4_SRC: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_SRC: u16 = 3;
+const CTA_IP_V6_DST: u16 = 4;
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
+const CTA_PROTO_DST_PORT: u16 = 3;
+const NLA_F_NESTED: u16 = 1 << 15;
+/// Length of `struct nfgenmsg`.
+const HEADER_LEN: usize = 4;
+/// Which parts of the given tuple count: net/netfilter/nf_internals.h.
+const FILTER_IP_DST: u32 = 1 << 1;
+const FILTER_PROTO_NUM: u32 = 1 << 3;
+const FILTER_DST_PORT: u32 = 1 << 5;
+
+/// One connection.
+struct Flow {
+    proto: u8,
+    /// Where the client sent to.
+    from: SocketAddr,
+    /// Where the replies come from.
+    to: SocketAddr,
+    /// What a request to delete it says.
+    attributes: Vec<u8>,
+}
+
+/// Deletes the entries of connections that these rules redirect; says how many.
+///
+/// # Errors
+/// When the kernel refuses to list or delete.
+pub fn forget_redirected(rules: &[&Rule]) -> Result<usize> {
+    let targets: HashMap<_, Vec<SocketAddr>> =
+        rules.iter().fold(HashMap::new(), |mut targets, rule| {
+            let key = (rule.proto.number(), rule.from);
+            targets.entry(key).or_default().push(rule.to);
+            targets
+        });
+    let is_ours = |flow: &Flow| {
+        let targets = targets.get(&(flow.proto, flow.from));
+        targets.is_some_and(|targets| targets.contains(&flow.to))
+    };
+    match rules {
+        [] => Ok(0),
+        [rule] => forget(rule.from.is_ipv6(), Some((rule.proto, rule.from)), is_ours),
+        _ => Ok(forget(false, None, is_ours)? + forget(true, None, is_ours)?),
+    }
+}
+
+/// Deletes the entries of UDP flows to a rule's address that are not redirected, so that a running
+/// one is from now on. (A TCP connection would break by it: it ends where it began.)
+///
+/// # Errors
+/// As [`forget_redirected`].
+pub fn forget_direct(rule: &Rule) -> Result<usize> {
+    if rule.proto != Proto::Udp {
+        return Ok(0);
+    }
+    let only = Some((rule.proto, rule.from));
+    forget(rule.from.is_ipv6(), only, |flow| {
+        flow.proto == rule.proto.number() && flow.from == rule.from && flow.to == flow.from
+    })
+}
+
+fn forget(
+    ipv6: bool,
+    only: Option<(Proto, SocketAddr)>,
+    wanted: impl Fn(&Flow) -> bool,
+) -> Result<usize> {
+    let flows = || -> std::io::Result<usize> {
+        let mut socket = Socket::open_to(NETLINK_NETFILTER)?;
+        let mut found = Vec::new();
+        // A filter that a kernel does not know is ignored: all entries are looked at then.
+        socket.dump(
+            kind(IPCTNL_MSG_CT_GET),
+            &request(ipv6, only),
+            |_, payload| {
+                found.extend(flow(payload).filter(&wanted).map(|flow| flow.attributes));
+            },
+        )?;
+        let mut count = 0;
+        for attributes in found {
+            let body = [header(ipv6), attributes].concat();
+            match socket.request(kind(IPCTNL_MSG_CT_DELETE), 0, &body) {
+                Ok(_) => count += 1,
+                // It has ended meanwhile.
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(count)
+    };
+    flows().context("cannot delete entries of the kernel's connection tracking")
+}
+
+fn kind(message: u16) -> u16 {
+    NFNL_SUBSYS_CTNETLINK << 8 | message
+}
+
+fn header(ipv6: bool) -> Vec<u8> {
+    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
+    vec![family as u8, 0, 0, 0]
+}
+
+/// Asks for all entries of a family, or only for those to an address.
+fn request(ipv6: bool, only: Option<(Proto, SocketAddr)>) -> Vec<u8> {
+    let mut body = header(ipv6);
+    let Some((proto, to)) = only else { return body };
+    let nest = |kind: u16, inside: &[&[u8]]| {
+        let mut out = Vec::new();
+        push_attribute(&mut out, kind | NLA_F_NESTED, &inside.concat());
+        out
+    };
+    let plain = |kind, value: &[u8]| {
+        let mut out = Vec::new();
+        push_attribute(&mut out, kind, value);
+        out
+    };
+    let ip = match to.ip() {
+        IpAddr::V4(a) => plain(CTA_IP_V4_DST, &a.octets()),
+        IpAddr::V6(a) => plain(CTA_IP_V6_DST, &a.octets()),
+    };
+    let number = plain(CTA_PROTO_NUM, &[proto.number()]);
+    let port = plain(CTA_PROTO_DST_PORT, &to.port().to_be_bytes());
+    let flags = FILTER_IP_DST | FILTER_PROTO_NUM | FILTER_DST_PORT;
+    body.extend(nest(
+        CTA_TUPLE_ORIG,
+        &[
+            &nest(CTA_TUPLE_IP, &[&ip]),
+            &nest(CTA_TUPLE_PROTO, &[&number, &port]),
+        ],
+    ));
+    body.extend(nest(
+        CTA_FILTER,
+        &[
+            &plain(CTA_FILTER_ORIG_FLAGS, &flags.to_ne_bytes()),
+            &plain(CTA_FILTER_REPLY_FLAGS, &0u32.to_ne_bytes()),
+        ],
+    ));
+    body
+}
+
+fn flow(payload: &[u8]) -> Option<Flow> {
+    let entry = Attributes::after(payload, HEADER_LEN);
+    let original = entry.nested(CTA_TUPLE_ORIG)?;
+    let reply = entry.nested(CTA_TUPLE_REPLY)?;
+    let mut attributes = Vec::new();
+    for kind in [CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE] {
+        if let Some(value) = entry.get(kind) {
+            let nested = if kind == CTA_TUPLE_ORIG {
+                NLA_F_NESTED
+            } else {
+                0
+            };
+            push_attribute(&mut attributes, kind | nested, value);
+        }
+    }
+    Some(Flow {
+        proto: original.nested(CTA_TUPLE_PROTO)?.u8(CTA_PROTO_NUM)?,
+        from: end(
+            &original,
+            [CTA_IP_V4_DST, CTA_IP_V6_DST],
+            CTA_PROTO_DST_PORT,
+        )?,
+        to: end(&reply, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT)?,
+        attributes,
+    })
+}
+
+/// One end of a tuple.
+fn end(tuple: &Attributes, addresses: [u16; 2], port: u16) -> Option<SocketAddr> {
+    let ips = tuple.nested(CTA_TUPLE_IP)?;
+    let address = ip(addresses.iter().find_map(|kind| ips.get(*kind))?)?;
+    let proto = tuple.nested(CTA_TUPLE_PROTO)?;
+    let port = u16::from_be_bytes(*proto.get(port)?.first_chunk()?);
+    Some(SocketAddr::new(address, port))
+}

@@ -1,0 +1,215 @@
+//! A client, a router whose traffic is redirected, and a server.
+//!
+//! ```text
+//!   client 10.0.8.18 c0 ---- rc 10.0.8.17  router  10.0.1.1 rs ---- s0 10.0.1.2  server
+//! ```
+//!
+//! Likewise fd08::/64 and fd01::/64. The server answers on every port it is told to, UDP and TCP,
+//! with its own name, a blank and what it got.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::Ns;
+
+/// An answer takes well under this, even where a neighbour must be asked for first.
+const ANSWER: Duration = Duration::from_secs(5);
+/// After this there is none.
+const NO_ANSWER: Duration = Duration::from_millis(700);
+
+pub struct Net {
+    pub client: Ns,
+    pub router: Ns,
+    pub server: Ns,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Net {
+    pub fn new() -> Self {
+        let net = Self {
+            client: Ns::new("c"),
+            router: Ns::new("r"),
+            server: Ns::new("s"),
+            stop: Arc::default(),
+            threads: Vec::new(),
+        };
+        net.router.sysctl("net.ipv4.ip_forward", "1");
+        net.router.sysctl("net.ipv6.conf.all.forwarding", "1");
+        join(&net.client, "c0", &net.router, "rc");
+        join(&net.router, "rs", &net.server, "s0");
+        address(&net.client, "c0", "10.0.8.18", "fd08::18");
+        address(&net.router, "rc", "10.0.8.17", "fd08::17");
+        address(&net.router, "rs", "10.0.1.1", "fd01::1");
+        address(&net.server, "s0", "10.0.1.2", "fd01::2");
+        for (ns, v4, v6) in [
+            (&net.client, "10.0.8.17", "fd08::17"),
+            (&net.server, "10.0.1.1", "fd01::1"),
+        ] {
+            ns.ip(&format!("route add default via {v4}"));
+            ns.ip(&format!("-6 route add default via {v6}"));
+        }
+        net
+    }
+
+    /// `mountain redirect ARGS` on the router; fails the test when it fails.
+    pub fn redirect(&self, args: &str) -> String {
+        self.router.mountain_ok(&format!("redirect {args}"))
+    }
+
+    /// What it says when it fails.
+    pub fn refuses(&self, args: &str) -> String {
+        self.router.mountain_fails(&format!("redirect {args}"))
+    }
+
+    pub fn json(&self, args: &str) -> Value {
+        serde_json::from_str(&self.redirect(&format!("{args} --json"))).expect("JSON")
+    }
+
+    /// How many rules there are.
+    pub fn rules(&self) -> usize {
+        self.json("list")["rules"].as_array().unwrap().len()
+    }
+
+    /// Nothing of ours is left in the router, and nothing of it on record.
+    pub fn assert_clean(&self) {
+        assert_eq!(self.router.run("nft list tables"), "");
+        let inode = self.router.with(|| {
+            use std::os::unix::fs::MetadataExt;
+            std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
+        });
+        let dir = format!("/run/mountain/redirect-{inode}");
+        assert!(!std::path::Path::new(&dir).exists(), "{dir}");
+    }
+
+    /// Answers at an address inside a namespace until the test ends.
+    pub fn serve(&mut self, at: Place, name: &'static str, address: &str) {
+        let address: SocketAddr = address.parse().unwrap();
+        let ns = match at {
+            Place::Client => &self.client,
+            Place::Router => &self.router,
+            Place::Server => &self.server,
+        };
+        let (udp, tcp) = ns.with(move || {
+            (
+                UdpSocket::bind(address).unwrap(),
+                TcpListener::bind(address).unwrap(),
+            )
+        });
+        let stop = Arc::clone(&self.stop);
+        udp.set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        self.threads.push(thread::spawn(move || {
+            let mut buffer = [0; 2000];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((n, from)) = udp.recv_from(&mut buffer) {
+                    let answer = [name.as_bytes(), b" ", &buffer[..n]].concat();
+                    let _ = udp.send_to(&answer, from);
+                }
+            }
+        }));
+        let stop = Arc::clone(&self.stop);
+        tcp.set_nonblocking(true).unwrap();
+        self.threads.push(thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                match tcp.accept() {
+                    Ok((stream, _)) => {
+                        stream.set_nonblocking(false).unwrap();
+                        let _ = answer(stream, name);
+                    }
+                    Err(_) => thread::sleep(Duration::from_millis(5)),
+                }
+            }
+        }));
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let _ = self.router.mountain("redirect del --all");
+    }
+}
+
+/// Where something runs.
+#[derive(Clone, Copy)]
+pub enum Place {
+    Client,
+    Router,
+    Server,
+}
+
+fn answer(mut stream: TcpStream, name: &str) -> io::Result<()> {
+    stream.set_read_timeout(Some(ANSWER))?;
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got)?;
+    stream.write_all(&[name.as_bytes(), b" ", &got].concat())
+}
+
+/// Two namespaces by veth; both ends up.
+pub fn join(a: &Ns, a_dev: &str, b: &Ns, b_dev: &str) {
+    a.ip(&format!(
+        "link add {a_dev} type veth peer name {b_dev} netns {}",
+        b.name
+    ));
+    a.ip(&format!("link set {a_dev} up"));
+    b.ip(&format!("link set {b_dev} up"));
+}
+
+pub fn address(ns: &Ns, dev: &str, v4: &str, v6: &str) {
+    ns.ip(&format!("addr add {v4}/24 dev {dev}"));
+    ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"));
+}
+
+/// A UDP socket in a namespace.
+pub fn udp(ns: &Ns, local: &str) -> UdpSocket {
+    let local: SocketAddr = local.parse().unwrap();
+    let socket = ns.with(move || UdpSocket::bind(local).unwrap());
+    socket.set_read_timeout(Some(ANSWER)).unwrap();
+    socket
+}
+
+/// Sends, and returns the answer and whom it is from.
+pub fn ask(socket: &UdpSocket, to: &str, text: &str) -> (String, String) {
+    socket.send_to(text.as_bytes(), to).unwrap();
+    let mut buffer = [0; 2000];
+    let (n, from) = socket.recv_from(&mut buffer).expect("an answer");
+    (
+        String::from_utf8_lossy(&buffer[..n]).into_owned(),
+        from.to_string(),
+    )
+}
+
+/// Sends; there must be no answer but perhaps an ICMP error.
+pub fn ask_in_vain(socket: &UdpSocket, to: &str) {
+    socket.set_read_timeout(Some(NO_ANSWER)).unwrap();
+    socket.send_to(b"anyone?", to).unwrap();
+    let mut buffer = [0; 2000];
+    let got = socket.recv_from(&mut buffer);
+    assert!(got.is_err(), "{got:?}");
+    socket.set_read_timeout(Some(ANSWER)).unwrap();
+}
+
+/// A TCP connection from a namespace: what is answered.
+pub fn ask_tcp(ns: &Ns, to: &str, text: &'static str) -> io::Result<String> {
+    let to: SocketAddr = to.parse().unwrap();
+    ns.with(move || {
+        let mut stream = TcpStream::connect_timeout(&to, ANSWER)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.write_all(text.as_bytes())?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut got = String::new();
+        stream.read_to_string(&mut got)?;
+        assert_eq!(stream.peer_addr()?, to);
+        Ok(got)
+    })
+}

@@ -1,0 +1,220 @@
+//! A router in a network namespace of the test's own, the redirection programs on its devices, and
+//! BPF_PROG_RUN of them.
+//!
+//! ```text
+//! client 10.0.8.18 ... c0 (10.0.8.17)  router  s0 (10.0.1.1) ... target 10.0.1.2
+//!        fd08::18         (fd08::17)              (fd01::1)             fd01::2
+//! ```
+
+#![allow(dead_code)] // Each test binary uses its own part.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use mountain::redirect::bpf::hooks::{programs, Hook, Program};
+use mountain::redirect::{bpf, Backend, Device, Installed, Plan, Proto, Rule, Snat};
+
+use super::bpf::{ifindex, ip};
+
+pub const XDP_PASS: i32 = 2;
+pub const XDP_REDIRECT: i32 = 4;
+
+/// Ethernet addresses: of the router's devices, of client and target.
+pub const C0: [u8; 6] = [2, 0, 0, 0, 8, 17];
+pub const S0: [u8; 6] = [2, 0, 0, 0, 1, 1];
+pub const CLIENT: [u8; 6] = [2, 0, 0, 0, 8, 18];
+pub const TARGET: [u8; 6] = [2, 0, 0, 0, 1, 2];
+
+fn mac(m: [u8; 6]) -> String {
+    m.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// The devices of the router. Call it in a new namespace.
+pub struct Router {
+    pub client: Device,
+    pub target: Device,
+}
+
+impl Router {
+    pub fn new() -> Self {
+        for (near, far, m) in [("c0", "c1", C0), ("s0", "s1", S0)] {
+            ip(&format!(
+                "link add {near} address {} type veth peer name {far}",
+                mac(m)
+            ));
+            ip(&format!("link set {near} up"));
+            ip(&format!("link set {far} up"));
+            for conf in ["ipv4", "ipv6"] {
+                std::fs::write(format!("/proc/sys/net/{conf}/conf/{near}/forwarding"), "1")
+                    .unwrap();
+            }
+        }
+        for (dev, v4, v6) in [
+            ("c0", "10.0.8.17/24", "fd08::17/64"),
+            ("s0", "10.0.1.1/24", "fd01::1/64"),
+        ] {
+            ip(&format!("addr add {v4} dev {dev}"));
+            ip(&format!("addr add {v6} dev {dev} nodad"));
+        }
+        for (dev, address, m) in [
+            ("c0", "10.0.8.18", CLIENT),
+            ("c0", "fd08::18", CLIENT),
+            ("s0", "10.0.1.2", TARGET),
+            ("s0", "fd01::2", TARGET),
+        ] {
+            ip(&format!(
+                "neigh add {address} lladdr {} nud permanent dev {dev}",
+                mac(m)
+            ));
+        }
+        let device = |name: &str| Device {
+            ifindex: ifindex(name),
+            name: name.to_owned(),
+            peer: true,
+        };
+        Self {
+            client: device("c0"),
+            target: device("s0"),
+        }
+    }
+
+    pub fn plan(&self, backend: Backend, snat: Option<IpAddr>) -> Plan {
+        Plan {
+            backend,
+            client_dev: Some(self.client.clone()),
+            target_dev: Some(self.target.clone()),
+            snat,
+            fixes: vec![],
+        }
+    }
+}
+
+/// `from` and `to` of the rules, with the port counted on by `n`.
+pub fn rule(proto: Proto, ipv6: bool, n: u16) -> Rule {
+    let (from, to): (IpAddr, IpAddr) = match ipv6 {
+        false => ([10, 0, 8, 17].into(), [10, 0, 1, 2].into()),
+        true => ("fd08::17".parse().unwrap(), "fd01::2".parse().unwrap()),
+    };
+    Rule {
+        proto,
+        from: SocketAddr::new(from, 8080 + n),
+        to: SocketAddr::new(to, 8083),
+        dev: None,
+        snat: Snat::Never,
+        log: None,
+    }
+}
+
+/// The client, at a port.
+pub fn client(ipv6: bool, port: u16) -> SocketAddr {
+    let address: IpAddr = match ipv6 {
+        false => [10, 0, 8, 18].into(),
+        true => "fd08::18".parse().unwrap(),
+    };
+    SocketAddr::new(address, port)
+}
+
+fn installed(id: u32, rule: &Rule, plan: &Plan) -> Installed {
+    Installed {
+        id,
+        rule: rule.clone(),
+        plan: plan.clone(),
+    }
+}
+
+pub fn install(id: u32, rule: &Rule, plan: &Plan) -> anyhow::Result<()> {
+    bpf::install(&[installed(id, rule, plan)])
+}
+
+pub fn remove(id: u32, rule: &Rule, plan: &Plan) -> anyhow::Result<()> {
+    bpf::remove(&[installed(id, rule, plan)])
+}
+
+/// Adds the rules, with ids from 0 on.
+pub fn install_all(rules: &[Rule], plan: &Plan) {
+    let all = (0..).zip(rules).map(|(id, rule)| installed(id, rule, plan));
+    bpf::install(&all.collect::<Vec<_>>()).unwrap();
+}
+
+/// The program of ours at a hook of a device.
+pub fn program(hook: Hook, dev: &str) -> Option<OwnedFd> {
+    let ids = programs(hook, ifindex(dev)).unwrap();
+    ids.into_iter()
+        .map(|id| Program::by_id(id).unwrap())
+        .find(|p| p.name.starts_with(bpf::PROGRAM_PREFIX))
+        .map(|p| p.fd)
+}
+
+/// One BPF_PROG_RUN of the program at a hook: action, packet, ns per run.
+pub fn run(hook: Hook, dev: &str, packet: &[u8], repeat: i32) -> (i32, Vec<u8>, u32) {
+    let program = program(hook, dev).unwrap_or_else(|| panic!("no program at {hook:?} of {dev}"));
+    run_program(&program, hook, ifindex(dev), packet, repeat)
+}
+
+/// [`run`] without looking the program up.
+pub fn run_program(
+    program: &OwnedFd,
+    hook: Hook,
+    device: u32,
+    packet: &[u8],
+    repeat: i32,
+) -> (i32, Vec<u8>, u32) {
+    prog_run(program, hook, device, packet, repeat)
+        .unwrap_or_else(|e| panic!("BPF_PROG_RUN of {} bytes at {hook:?}: {e}", packet.len()))
+}
+
+/// Action and packet; `None` when BPF_PROG_RUN does not take it.
+pub fn try_run(
+    program: &OwnedFd,
+    hook: Hook,
+    device: u32,
+    packet: &[u8],
+) -> Option<(i32, Vec<u8>)> {
+    match prog_run(program, hook, device, packet, 1) {
+        Ok((action, out, _)) => Some((action, out)),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => None,
+        Err(e) => panic!("BPF_PROG_RUN: {e}"),
+    }
+}
+
+fn prog_run(
+    program: &OwnedFd,
+    hook: Hook,
+    device: u32,
+    packet: &[u8],
+    repeat: i32,
+) -> std::io::Result<(i32, Vec<u8>, u32)> {
+    let mut out = vec![0; packet.len() + 64];
+    // struct __sk_buff with its ifindex, struct xdp_md with data_end and ingress_ifindex.
+    let mut ctx = [0u8; 192];
+    let mut put = |at: usize, v: u32| ctx[at..at + 4].copy_from_slice(&v.to_ne_bytes());
+    let ctx_len = match hook {
+        Hook::Xdp => {
+            put(4, packet.len() as u32);
+            put(12, device);
+            24
+        }
+        _ => {
+            put(40, device);
+            192
+        }
+    };
+    let mut opts = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        data_in: packet.as_ptr().cast(),
+        data_size_in: packet.len() as u32,
+        data_out: out.as_mut_ptr().cast(),
+        data_size_out: out.len() as u32,
+        ctx_in: ctx.as_ptr().cast(),
+        ctx_size_in: ctx_len,
+        repeat,
+        ..Default::default()
+    };
+    // SAFETY: all buffers are as long as the options say and outlive the call.
+    let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
+    if ret != 0 {
+        return Err(std::io::Error::from_raw_os_error(-ret));
+    }
+    out.truncate(opts.data_size_out as usize);
+    Ok((opts.retval as i32, out, opts.duration))
+}
