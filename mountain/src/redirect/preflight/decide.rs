@@ -192,6 +192,15 @@ impl<'a> Case<'a> {
                 format!("this host has no route to {to}"),
                 format!("ip route add {to} via ROUTER"),
             );
+        } else if self.rule.from.ip().is_loopback() && !to.is_loopback() {
+            self.refuse(
+                format!(
+                    "only this host itself sends to {}, from a loopback address, and replies from {to} \
+                     would not come back to that",
+                    self.rule.from.ip()
+                ),
+                "redirect another address of this host",
+            );
         } else if to.is_loopback() && !self.rule.from.ip().is_loopback() {
             match (self.backend, to) {
                 (Backend::Nft, IpAddr::V4(_)) => self.route_localnet(),
@@ -251,7 +260,25 @@ impl<'a> Case<'a> {
         };
         let client = self.facts.client_device();
         let hairpin = client.is_some_and(|c| devices.contains(&c.link.ifindex));
+        let device = self.facts.device(*ifindex);
+        let own = || {
+            let addresses = device.into_iter().flat_map(|d| &d.addresses).copied();
+            let mut usable = addresses.filter(|a| a.is_ipv4() == rule.to.is_ipv4());
+            usable.find(|a| !matches!(a, IpAddr::V6(v6) if v6.is_unicast_link_local()))
+        };
+        let name = device.map_or("it", |d| &d.link.name);
         match rule.snat {
+            // Clients come in by any device, and nft tells those apart that come in by the target's.
+            Snat::Auto if self.backend == Backend::Nft && rule.dev.is_none() => {
+                self.snat = source.or_else(own);
+                if let (Some(address), true) = (self.snat, hairpin) {
+                    self.note(format!(
+                        "packets to {} of clients that come in by {name} get the source {address}",
+                        rule.to
+                    ));
+                }
+                return;
+            }
             Snat::Auto if !hairpin => return,
             Snat::Never => {
                 if hairpin {
@@ -265,13 +292,6 @@ impl<'a> Case<'a> {
             }
             Snat::Auto | Snat::Always => {}
         }
-        let device = self.facts.device(*ifindex);
-        let own = || {
-            let addresses = device.into_iter().flat_map(|d| &d.addresses).copied();
-            let mut usable = addresses.filter(|a| a.is_ipv4() == rule.to.is_ipv4());
-            usable.find(|a| !matches!(a, IpAddr::V6(v6) if v6.is_unicast_link_local()))
-        };
-        let name = device.map_or("it", |d| &d.link.name);
         let Some(address) = source.or_else(own) else {
             return self.refuse(
                 format!("the source address has to be rewritten, and {name} has none to offer"),

@@ -1,6 +1,6 @@
 //! The host: forwarding, firewall, and what else decides where packets go.
 
-use crate::redirect::{Backend, Fix};
+use crate::redirect::{Backend, Fix, Snat};
 
 use super::super::facts::{Device, Far, Way};
 use super::{by_hand, conf, sysctl, Case};
@@ -146,7 +146,10 @@ impl Case<'_> {
             ));
         }
         let target = self.facts.target_device().map(|d| &d.far);
-        if let (Some(Far::End(far)), None) = (target, self.snat) {
+        // By nft only those clients get another source who come in by the target's device.
+        let hairpins = self.rule.snat == Snat::Auto && self.rule.dev.is_none();
+        let stays = self.snat.is_none() || (self.backend == Backend::Nft && hairpins);
+        if let (Some(Far::End(far)), true) = (target, stays) {
             let (from, to) = (self.rule.from.ip(), self.rule.to.ip());
             if far.addresses.contains(&to) && !far.way_back {
                 self.note(format!(
