@@ -14,6 +14,8 @@ mod netns;
 mod fixing;
 #[path = "redirect_preflight/net.rs"]
 mod net;
+#[path = "redirect_preflight/proof.rs"]
+mod proof;
 
 use mountain::redirect::{fixes, Backend, Rule, Snat};
 use net::*;
