@@ -11,6 +11,7 @@ mod hosts;
 mod netns;
 mod policy_ctl;
 mod probing;
+mod redirect;
 mod run;
 mod scenario;
 mod schedule;
@@ -54,6 +55,12 @@ enum Command {
     Claims(claims::ClaimsArgs),
     /// Compare congestion controls on emulated links: rate steps, mobile links, several flows.
     Cc(cc::CcArgs),
+    /// Measure what redirecting costs, by each backend: router time per packet, an upload, latency.
+    Redirect(redirect::RedirectArgs),
+    /// Count what `upload` sends, by UDP.
+    Serve(redirect::serve::ServeArgs),
+    /// Send data by UDP to `serve`, at a fixed pace.
+    Upload(redirect::client::UploadArgs),
     /// Remove what a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
@@ -115,6 +122,9 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Bars(args) => bars::bars(&args),
         Command::Claims(args) => claims::claims(&args),
         Command::Cc(args) => cc::run(&args),
+        Command::Redirect(args) => redirect::redirect(&args),
+        Command::Serve(args) => redirect::serve::run(&args),
+        Command::Upload(args) => redirect::client::run(&args),
         Command::Clean => {
             let names = netns::clean()?;
             for name in &names {

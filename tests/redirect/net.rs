@@ -88,32 +88,13 @@ impl Net {
         assert!(!std::path::Path::new(&dir).exists(), "{dir}");
     }
 
-    /// Answers at an address inside a namespace until the test ends.
+    /// Answers at an address inside a namespace until the test ends, UDP and TCP.
     pub fn serve(&mut self, at: Place, name: &'static str, address: &str) {
+        self.serve_udp(at, name, address);
         let address: SocketAddr = address.parse().unwrap();
-        let ns = match at {
-            Place::Client => &self.client,
-            Place::Router => &self.router,
-            Place::Server => &self.server,
-        };
-        let (udp, tcp) = ns.with(move || {
-            (
-                UdpSocket::bind(address).unwrap(),
-                TcpListener::bind(address).unwrap(),
-            )
-        });
-        let stop = Arc::clone(&self.stop);
-        udp.set_read_timeout(Some(Duration::from_millis(100)))
-            .unwrap();
-        self.threads.push(thread::spawn(move || {
-            let mut buffer = [0; 2000];
-            while !stop.load(Ordering::Relaxed) {
-                if let Ok((n, from)) = udp.recv_from(&mut buffer) {
-                    let answer = [name.as_bytes(), b" ", &buffer[..n]].concat();
-                    let _ = udp.send_to(&answer, from);
-                }
-            }
-        }));
+        let tcp = self
+            .place(at)
+            .with(move || TcpListener::bind(address).unwrap());
         let stop = Arc::clone(&self.stop);
         tcp.set_nonblocking(true).unwrap();
         self.threads.push(thread::spawn(move || {
@@ -127,6 +108,34 @@ impl Net {
                 }
             }
         }));
+    }
+
+    /// UDP only.
+    pub fn serve_udp(&mut self, at: Place, name: &'static str, address: &str) {
+        let address: SocketAddr = address.parse().unwrap();
+        let udp = self
+            .place(at)
+            .with(move || UdpSocket::bind(address).unwrap());
+        let stop = Arc::clone(&self.stop);
+        udp.set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        self.threads.push(thread::spawn(move || {
+            let mut buffer = [0; 2000];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((n, from)) = udp.recv_from(&mut buffer) {
+                    let answer = [name.as_bytes(), b" ", &buffer[..n]].concat();
+                    let _ = udp.send_to(&answer, from);
+                }
+            }
+        }));
+    }
+
+    fn place(&self, at: Place) -> &Ns {
+        match at {
+            Place::Client => &self.client,
+            Place::Router => &self.router,
+            Place::Server => &self.server,
+        }
     }
 }
 

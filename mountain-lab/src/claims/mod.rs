@@ -2,6 +2,7 @@
 
 mod controls;
 mod delta_bbr;
+mod redirection;
 mod registry;
 
 use std::path::PathBuf;

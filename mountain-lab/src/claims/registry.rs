@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{delta_bbr, Bench};
+use super::{delta_bbr, redirection, Bench};
 use crate::policy_ctl::binary;
 
 /// What is said of a claim.
@@ -109,7 +109,7 @@ pub const CLAIMS: [Claim; 5] = [
         number: 3,
         text: "XDP redirection uses less CPU than Netfilter per delivered packet",
         needs: &[Need::Command("redirect")],
-        test: None,
+        test: Some(redirection::test),
     },
     Claim {
         number: 4,

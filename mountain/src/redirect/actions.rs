@@ -1,7 +1,7 @@
 //! Adding and deleting rules: in steps that the journal knows, so that one that is killed between
 //! two of them leaves something that the next command puts right.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -72,13 +72,15 @@ pub fn open(to_add: bool) -> Result<Store> {
 pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::rule(rule)?;
     validate::device_exists(rule)?;
-    validate::among(rule, &open(false)?)?;
-    look(rule, fix)
+    let store = open(false)?;
+    validate::among(rule, &store)?;
+    look(rule, fix, target_kind(rule, &store)?)
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
 pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
     let mut new = Known::default();
+    let mut kinds = HashMap::new();
     let mut plan = |one: &Wanted| {
         let rule = &one.rule;
         validate::rule(rule)?;
@@ -95,7 +97,13 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
             );
             return Ok(Added::Was(*installed));
         }
-        let mut plan = choose(look(rule, one.fix)?, one.backend)?;
+        let target = (rule.proto, rule.to);
+        let kind = match kinds.get(&target) {
+            Some(kind) => Some(*kind),
+            None => target_kind(rule, store)?,
+        };
+        let mut plan = choose(look(rule, one.fix, kind)?, one.backend)?;
+        kinds.insert(target, Kind::of(plan.backend));
         inherit(&mut plan, store)?;
         new.insert("a rule before it".to_owned(), rule);
         Ok(Added::New(Installed {
@@ -107,10 +115,46 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
     wanted.iter().map(&mut plan).collect()
 }
 
-/// What the preflight says, and what goes for each backend wherever it is.
-fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
+/// Who keeps the flows: connection tracking, or the maps of the BPF programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Nft,
+    Bpf,
+}
+
+impl Kind {
+    fn of(backend: Backend) -> Self {
+        match backend {
+            Backend::Nft => Self::Nft,
+            _ => Self::Bpf,
+        }
+    }
+}
+
+/// Who keeps the flows of other rules with the same target, if there are any.
+fn target_kind(rule: &Rule, store: &Store) -> Result<Option<Kind>> {
+    let (proto, to) = (rule.proto.to_string(), rule.to.to_string());
+    let others = store.parse(|entry| entry.is_to(&proto, &to))?;
+    Ok(others.first().map(|other| Kind::of(other.plan.backend)))
+}
+
+/// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
+/// of other rules with the same target.
+fn look(rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec<Finding>> {
     let mut findings = preflight::look(rule, fix)?;
     for finding in &mut findings {
+        // One client may use the same port by both: its replies could not be told apart.
+        if kind.is_some_and(|kind| kind != Kind::of(finding.backend)) {
+            let (ours, theirs) = match finding.backend {
+                Backend::Nft => ("nft", "BPF"),
+                _ => ("BPF", "nft"),
+            };
+            finding.plan = None;
+            finding.refused.push(format!(
+                "another rule sends to {} by {theirs}, which does not know of {ours}'s flows",
+                rule.to
+            ));
+        }
         if finding.backend == Backend::Nft && rule.log.is_some() {
             finding.plan = None;
             finding.refused.push("only the BPF backends log".to_owned());

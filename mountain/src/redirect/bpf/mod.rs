@@ -261,9 +261,12 @@ impl Loaded {
         for program in object.progs() {
             let name = program.name().to_string_lossy().into_owned();
             let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
-            if let Some(prog) = prog.filter(|p| wanted.contains(p)) {
+            let Some(prog) = prog.filter(|p| wanted.contains(p)) else {
+                continue;
+            };
+            if !loaded.programs.contains_key(&prog) {
                 let fd = program.as_fd().try_clone_to_owned()?;
-                loaded.programs.entry(prog).or_insert(fd);
+                loaded.programs.insert(prog, fd);
             }
         }
         Ok(loaded)

@@ -1,0 +1,132 @@
+//! Claim 3: XDP redirection against Netfilter, router time per delivered packet.
+//!
+//! Netfilter is nft's destination NAT until there is the module. Segments in pairs, in the order A B,
+//! B A, judged by the question of pairs alone (see [`crate::probing::ab`]): a figure is a segment's.
+
+use anyhow::{Context, Result};
+use mountain::measure::verdict::LEVEL;
+use mountain::redirect::Backend;
+use mountain_lab::workload::metrics::{Figure, Figures};
+
+use super::registry::Verdict;
+use super::Bench;
+use crate::probing::ab::{sign_flips, LEAST_ROUNDS};
+use crate::redirect::load::{Load, Source};
+use crate::redirect::programs::Programs;
+use crate::redirect::rig::{Rig, TO};
+use crate::redirect::segment::{Segment, Sources};
+use crate::redirect::way::{install, Ready, Way};
+
+const SIDES: [Way; 2] = [
+    Way::Backend(Backend::Nft),
+    Way::Backend(Backend::XdpRedirect),
+];
+const ROUNDS: u32 = 12;
+const PACKETS: u32 = 524_288;
+
+pub fn test(bench: &mut Bench) -> Result<Verdict> {
+    let rounds = if bench.quick { LEAST_ROUNDS } else { ROUNDS };
+    bench.more(u64::from(rounds) * 2);
+    bench.rounds = bench.rounds.max(rounds);
+    let rig = Rig::build("")?;
+    rig.thread_napi()?;
+    rig.client.enter(|| measure(&rig, bench, rounds))
+}
+
+/// Call in the client's namespace.
+fn measure(rig: &Rig, bench: &mut Bench, rounds: u32) -> Result<Verdict> {
+    let mut sources = Sources::new(Programs::load(rig, TO)?, bench.seed)?;
+    let load = Load {
+        source: Source::Live,
+        payload: 64,
+        pps: None,
+        packets: if bench.quick { PACKETS / 4 } else { PACKETS },
+    };
+    let (mut pairs, mut void) = (vec![], None);
+    // As many again may be void.
+    for round in 0..rounds * 2 {
+        if pairs.len() as u32 == rounds {
+            break;
+        }
+        let mut pair: [Option<Segment>; 2] = [None, None];
+        for place in 0..2 {
+            // By the rounds that count: a void one is made up for in the same order.
+            let side = (place + pairs.len()) % 2;
+            let way = SIDES[side];
+            bench.step(&format!("claim 3: {way}, round {round}"))?;
+            let installed = match install(rig, &sources.programs, way)? {
+                Ready::Yes(installed) => installed,
+                Ready::Refused(why) => return Ok(Verdict::NotShown(format!("{way}: {why}"))),
+            };
+            let segment = sources.run(rig, &load, way.addressed())?;
+            drop(installed);
+            match segment.void(false) {
+                Some(reason) => void = Some(format!("{way}: {reason}")),
+                None => pair[side] = Some(segment),
+            }
+        }
+        if let [Some(a), Some(b)] = pair {
+            for (way, segment) in SIDES.iter().zip([a, b]) {
+                let figure = Figure {
+                    unit: "ns",
+                    value: segment.ns(),
+                    n: segment.seen.packets,
+                };
+                let figures = Figures::from([("router_ns".to_owned(), figure)]);
+                bench.measured(&way.name(), pairs.len() as u32, figures);
+            }
+            pairs.push([a.ns(), b.ns()]);
+        }
+    }
+    if (pairs.len() as u32) < rounds {
+        let reason = void.context("rounds are missing, and none was void")?;
+        return Ok(Verdict::NotShown(format!(
+            "only {} of {rounds} rounds can be used ({reason})",
+            pairs.len()
+        )));
+    }
+    Ok(judge(&pairs))
+}
+
+/// Tested is the mean of the differences, so what is said are means, too.
+fn judge(pairs: &[[f64; 2]]) -> Verdict {
+    let differences: Vec<f64> = pairs.iter().map(|[a, b]| b - a).collect();
+    let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64;
+    let (nft, xdp) = (mean(0), mean(1));
+    let detail = format!(
+        "64-byte packets of 1,024 flows by live frames, {} rounds, means, nft (as Netfilter) → \
+         xdp-redirect: {nft:.0} → {xdp:.0} ns of the router per delivered packet",
+        pairs.len()
+    );
+    let shown = sign_flips(&differences) < LEVEL;
+    match shown && nft != xdp {
+        true if xdp < nft => Verdict::Shown(detail),
+        true => Verdict::Refuted(detail),
+        false => Verdict::NoDifference(detail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(nft: f64, xdp: f64) -> Vec<[f64; 2]> {
+        let noise = |i: u32| f64::from(i * 7 % 5) - 2.0;
+        (0..8)
+            .map(|i| [nft + noise(i) * 10.0, xdp + noise(i + 1) * 10.0])
+            .collect()
+    }
+
+    #[test]
+    fn less_time_is_what_was_claimed() {
+        let less = judge(&pairs(1_000.0, 400.0)).to_string();
+        assert!(less.starts_with("shown: 64-byte packets"), "{less}");
+        assert!(less.contains("8 rounds"), "{less}");
+        let more = judge(&pairs(400.0, 1_000.0));
+        assert!(matches!(more, Verdict::Refuted(_)), "{more}");
+        let same = judge(&pairs(400.0, 400.0));
+        assert!(matches!(same, Verdict::NoDifference(_)), "{same}");
+        let few = judge(&pairs(1_000.0, 400.0)[..2]);
+        assert!(matches!(few, Verdict::NoDifference(_)), "{few}");
+    }
+}

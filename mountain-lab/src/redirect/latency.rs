@@ -1,0 +1,173 @@
+//! `mountain-lab redirect latency`: round trips of single packets at a fixed rate.
+//!
+//! Sender and echo each have a processor and never sleep: what is measured is the way, not how long
+//! a scheduler takes to wake somebody.
+
+use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{anyhow, ensure, Context, Result};
+use mountain_lab::result::{RunResult, VoidRun};
+use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::workload::stats::percentile;
+use mountain_lab::workload::sys::{monotonic_ns, NoHalt};
+use serde_json::json;
+
+use super::napi;
+use super::rig::{Rig, CLIENT, FIRST_PORT, TO};
+use super::rules::{self, Added};
+use super::segment::{LOAD_CPU, ROUTER_CPU};
+use super::way::{self, Way};
+use super::{header, refusals, refused, RedirectArgs};
+use crate::stopped;
+
+const PPS: u64 = 20_000;
+const PAYLOAD: usize = 64;
+/// After the last one, for those still under way.
+const LINGER_NS: u64 = 20_000_000;
+/// Of the packets sent.
+const DELIVERED: f64 = 0.99;
+
+pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
+    let ways = super::chosen(&args.rows, &super::plain_ways())?;
+    let repeats = args.repeat.unwrap_or(if args.quick { 2 } else { 9 });
+    let packets = PPS * if args.quick { 1 } else { 10 } / 4;
+    let mut result = RunResult::new(
+        "redirect-latency",
+        &header(args, "latency"),
+        args.seed,
+        repeats,
+    );
+    result.environment.insert("quick".into(), json!(args.quick));
+    result.environment.insert("pps".into(), json!(PPS));
+    result
+        .environment
+        .insert("payload_bytes".into(), json!(PAYLOAD));
+    let _awake = NoHalt::hold();
+    let rig = Rig::build("")?;
+    let echo = rig.server.enter(|| Ok(UdpSocket::bind(TO)?))?;
+    echo.set_nonblocking(true)?;
+    let stop = AtomicBool::new(false);
+    for repeat in 0..repeats {
+        for i in 0..ways.len() {
+            ensure!(!stopped(), "interrupted");
+            let way = ways[(i + repeat as usize) % ways.len()];
+            let _guard = match way {
+                Way::Backend(backend) => match rules::add(&rig, &way::rule(&rig, None), backend)? {
+                    Added::Yes(guard) => Some(guard),
+                    Added::Refused(why) => {
+                        refused(&mut result, way, &why);
+                        continue;
+                    }
+                },
+                _ => None,
+            };
+            stop.store(false, Ordering::Relaxed);
+            let mut rtt = std::thread::scope(|scope| -> Result<Vec<u32>> {
+                let echoing = scope.spawn(|| answer(&echo, &stop));
+                let asked = rig.client.enter(|| {
+                    napi::pin_self(LOAD_CPU)?;
+                    let port = FIRST_PORT + repeat as u16;
+                    let socket =
+                        UdpSocket::bind((CLIENT, port)).context("a socket of the client")?;
+                    socket.connect(way.addressed())?;
+                    // The first packets find neighbours, flows and caches.
+                    round_trips(&socket, PPS / 20)?;
+                    round_trips(&socket, packets)
+                });
+                stop.store(true, Ordering::Relaxed);
+                echoing.join().map_err(|_| anyhow!("the echo panicked"))??;
+                asked
+            })
+            .with_context(|| way.name())?;
+            let n = rtt.len() as u64;
+            if (n as f64) < packets as f64 * DELIVERED {
+                let reason = format!("{n} of {packets} packets came back");
+                let policy = way.name();
+                result.void.push(VoidRun {
+                    policy,
+                    repeat,
+                    reason,
+                });
+                continue;
+            }
+            let mut figures = Figures::new();
+            for (name, q) in [
+                ("rtt_p50_us", 0.5),
+                ("rtt_p99_us", 0.99),
+                ("rtt_p999_us", 0.999),
+            ] {
+                let ns = percentile(&mut rtt, q).context("no round trip")?;
+                let value = f64::from(ns) / 1e3;
+                figures.insert(
+                    name.into(),
+                    Figure {
+                        unit: "us",
+                        value,
+                        n,
+                    },
+                );
+            }
+            result.add(&way.name(), repeat, &figures);
+        }
+    }
+    print!("{}{}", result.table(), refusals(&result));
+    println!("{}", result.write(out)?.display());
+    Ok(result.exit_code(args.check))
+}
+
+/// Sends everything back until told to stop.
+fn answer(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
+    napi::pin_self(ROUTER_CPU)?;
+    let mut buffer = [0; 2_048];
+    while !stop.load(Ordering::Relaxed) && !stopped() {
+        match socket.recv_from(&mut buffer) {
+            Ok((n, from)) => drop(socket.send_to(&buffer[..n], from)),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
+            Err(e) => return Err(e).context("the echo"),
+        }
+    }
+    Ok(())
+}
+
+/// Sends packets at the rate; the round trips of those that came back, ns.
+fn round_trips(socket: &UdpSocket, packets: u64) -> Result<Vec<u32>> {
+    socket.set_nonblocking(true)?;
+    let mut rtt = Vec::with_capacity(packets as usize);
+    let mut data = [0u8; PAYLOAD];
+    let interval = Duration::from_secs(1).as_nanos() as u64 / PPS;
+    let start = monotonic_ns();
+    let (mut sent, mut last) = (0u64, start);
+    loop {
+        let now = monotonic_ns();
+        if sent < packets && now >= start + sent * interval {
+            data[..8].copy_from_slice(&now.to_ne_bytes());
+            socket.send(&data).context("sending")?;
+            sent += 1;
+            last = now;
+        }
+        let mut back = [0u8; PAYLOAD];
+        match socket.recv(&mut back) {
+            Ok(_) => {
+                let at = u64::from_ne_bytes(back[..8].try_into().expect("8 bytes"));
+                // One of the warm-up that comes late is none of these.
+                if at >= start {
+                    let ns = monotonic_ns().saturating_sub(at);
+                    rtt.push(u32::try_from(ns).unwrap_or(u32::MAX));
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(e) => return Err(e).context("receiving"),
+        }
+        let all = rtt.len() as u64 == packets;
+        if all || (sent == packets && now > last + LINGER_NS) {
+            return Ok(rtt);
+        }
+        ensure!(!stopped(), "interrupted");
+    }
+}

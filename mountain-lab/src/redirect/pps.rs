@@ -1,0 +1,268 @@
+//! `mountain-lab redirect pps`: the router's processor time per delivered packet.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{bail, ensure, Context, Result};
+use mountain_lab::result::{Check, Metric, Op, RunResult, VoidRun};
+use mountain_lab::workload::sys::NoHalt;
+use serde_json::json;
+
+use super::load::{Load, Source, FLOWS};
+use super::programs::Programs;
+use super::rig::{Rig, TO};
+use super::segment::{Segment, Sources};
+use super::way::{install, Ready, Way};
+use super::{chosen, header, refusals, refused, RedirectArgs};
+use crate::stopped;
+
+/// Below saturation of every row, packets per second.
+const FIXED_PPS: u32 = 100_000;
+/// The load of the checks: whole batches from a card, so that waking up is no part of the work.
+const CHECKED: &str = "live_64_full";
+/// Most router time, relative to nft.
+const LIMITS: [(&str, f64); 3] = [("xdp-redirect", 0.40), ("tcx-peer", 0.50), ("xdp", 0.70)];
+/// ... of xdp-redirect relative to the same move without look-up and rewriting.
+const MAX_OVER_BARE: f64 = 1.25;
+
+/// What is offered to each row.
+pub fn loads(quick: bool) -> Vec<Load> {
+    // A call of the generator is at least so long that its set-up does not matter.
+    let packets = if quick { 8_192 } else { 131_072 };
+    let mut loads = vec![];
+    for source in [Source::Live, Source::Socket] {
+        for payload in [64, 1_400] {
+            for pps in [None, Some(FIXED_PPS)] {
+                loads.push(Load {
+                    source,
+                    payload,
+                    pps,
+                    // Faster, and so shorter; and much of it finds the router's ring full.
+                    packets: if pps.is_none() { packets * 4 } else { packets },
+                });
+            }
+        }
+    }
+    loads
+}
+
+/// Segments of a row and a load, one a repeat; `None`: void.
+type Segments = Vec<Option<Segment>>;
+
+/// What was measured, by row and load.
+#[derive(Default)]
+pub struct Measured(BTreeMap<(String, String), Segments>);
+
+impl Measured {
+    fn put(&mut self, way: Way, load: &Load, repeat: u32, segment: Option<Segment>) {
+        let values = self.0.entry((way.name(), load.name())).or_default();
+        values.resize(repeat as usize, None);
+        values.push(segment);
+    }
+
+    fn get(&self, row: &str, load: &str) -> Option<&Segments> {
+        self.0.get(&(row.to_owned(), load.to_owned()))
+    }
+
+    /// Router time of one row relative to another's in the same repeat.
+    pub fn ratios(&self, row: &str, reference: &str, load: &str) -> Vec<Option<f64>> {
+        let (Some(a), Some(b)) = (self.get(row, load), self.get(reference, load)) else {
+            return vec![];
+        };
+        let pairs = a.iter().zip(b);
+        pairs
+            .map(|(a, b)| Some(a.as_ref()?.ns() / b.as_ref()?.ns()))
+            .collect()
+    }
+}
+
+pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
+    let ways = chosen(&args.rows, &Way::ALL)?;
+    let loads = loads(args.quick);
+    let repeats = args.repeat.unwrap_or(if args.quick { 2 } else { 9 });
+    let mut result = RunResult::new("redirect-pps", &header(args, "pps"), args.seed, repeats);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    for (name, value) in [
+        ("quick", json!(args.quick)),
+        ("loadavg_before", json!(load.trim())),
+        ("client_flows", json!(FLOWS)),
+        ("fixed_pps", json!(FIXED_PPS)),
+    ] {
+        result.environment.insert(name.into(), value);
+    }
+    let _awake = NoHalt::hold();
+    let rig = Rig::build("")?;
+    rig.thread_napi()?;
+    let measured = rig.client.enter(|| {
+        let mut sources = Sources::new(Programs::load(&rig, TO)?, args.seed)?;
+        measure(&rig, &mut sources, &ways, &loads, repeats, &mut result)
+    })?;
+    fill(&mut result, &measured);
+    result.checks = checks(&result);
+    print!("{}", table(&result, &ways, &loads));
+    print!("{}", refusals(&result));
+    println!("{}", result.write(out)?.display());
+    Ok(result.exit_code(args.check))
+}
+
+/// All rows with all loads, in turn. Call in the client's namespace.
+pub fn measure(
+    rig: &Rig,
+    sources: &mut Sources,
+    ways: &[Way],
+    loads: &[Load],
+    repeats: u32,
+    result: &mut RunResult,
+) -> Result<Measured> {
+    let mut measured = Measured::default();
+    for repeat in 0..repeats {
+        eprintln!("repeat {} of {repeats}", repeat + 1);
+        for i in 0..ways.len() {
+            // Another order each time, so that a trend favours nobody.
+            let way = ways[(i + repeat as usize) % ways.len()];
+            let installed = match install(rig, &sources.programs, way)? {
+                Ready::Yes(installed) => installed,
+                Ready::Refused(why) => {
+                    refused(result, way, &why);
+                    continue;
+                }
+            };
+            for load in loads {
+                ensure!(!stopped(), "interrupted");
+                let segment = sources
+                    .run(rig, load, way.addressed())
+                    .with_context(|| format!("{way}, {}", load.name()))?;
+                let void = segment.void(load.pps.is_some());
+                if let Some(reason) = &void {
+                    result.void.push(VoidRun {
+                        policy: format!("{way} {}", load.name()),
+                        repeat,
+                        reason: reason.clone(),
+                    });
+                }
+                measured.put(way, load, repeat, void.is_none().then_some(segment));
+            }
+            drop(installed);
+        }
+    }
+    if measured.0.is_empty() {
+        bail!("no row could be measured: {}", refusals(result).trim());
+    }
+    Ok(measured)
+}
+
+/// Puts the figures into the result.
+fn fill(result: &mut RunResult, measured: &Measured) {
+    let seed = result.seed;
+    for ((row, load), segments) in &measured.0 {
+        let n = segments.iter().flatten().map(|s| s.seen.packets).sum();
+        let all = result.policies.entry(row.clone()).or_default();
+        let mut put = |name: &str, unit: &str, values: Vec<Option<f64>>| {
+            let metric = Metric::of_repeats(unit, values, n, seed);
+            all.insert(format!("{load}_{name}"), metric);
+        };
+        let of = |f: &dyn Fn(&Segment) -> f64| segments.iter().map(|s| s.as_ref().map(f)).collect();
+        put("ns", "ns", of(&Segment::ns));
+        put("server_ns", "ns", of(&Segment::server_ns));
+        put("pps", "pps", of(&Segment::pps));
+        put("busy", "ratio", of(&Segment::busy));
+        put("waited", "ratio", of(&Segment::waited));
+        for (name, reference) in [
+            ("x_nft", "nft"),
+            ("x_route", "route"),
+            ("x_bare", "bare-xdp"),
+        ] {
+            let ratios = measured.ratios(row, reference, load);
+            if !ratios.is_empty() && row != reference {
+                put(name, "x", ratios);
+            }
+        }
+    }
+}
+
+fn checks(result: &RunResult) -> Vec<Check> {
+    let median = |row: &str, name: &str| {
+        let metric = result.metric(row, &format!("{CHECKED}_{name}"))?;
+        Some((metric.median, metric.lo, metric.hi))
+    };
+    let check = |name: String, found: Option<(f64, f64, f64)>, limit, reference| {
+        let name = match found {
+            Some((_, lo, hi)) => format!("{name} [{lo:.2}-{hi:.2}]"),
+            None => name,
+        };
+        Check::new(
+            &name,
+            found.map(|f| f.0),
+            Op::AtMost,
+            limit,
+            Some(reference),
+        )
+    };
+    let mut checks: Vec<Check> = LIMITS
+        .iter()
+        .map(|(row, limit)| {
+            let name = format!("router time per packet, {row}");
+            check(name, median(row, "x_nft"), *limit, "nft")
+        })
+        .collect();
+    let name = "router time per packet, xdp-redirect with rewriting".to_owned();
+    let found = median("xdp-redirect", "x_bare");
+    checks.push(check(name, found, MAX_OVER_BARE, "bare-xdp"));
+    checks
+}
+
+/// A table a load: a row a way.
+fn table(result: &RunResult, ways: &[Way], loads: &[Load]) -> String {
+    let mut out = format!(
+        "{}: {} repeats, seed {}, {FLOWS} client flows; router time per delivered packet, ns\n",
+        result.scenario, result.repeats, result.seed
+    );
+    for load in loads {
+        let load = load.name();
+        let _ = writeln!(
+            out,
+            "\n{load}\n{:18} {:>7} {:>7} {:>7}  {:>18} {:>8} {:>7} {:>7} {:>7} {:>3}",
+            "", "median", "min", "max", "x nft [95%]", "kpps", "server", "busy%", "waited%", "n"
+        );
+        for way in ways {
+            let row = way.name();
+            let metric = |name: &str| result.metric(&row, &format!("{load}_{name}"));
+            let Some(ns) = metric("ns") else {
+                let _ = writeln!(out, "{row:18} {:>7}", "-");
+                continue;
+            };
+            let values: Vec<f64> = ns.values.iter().copied().flatten().collect();
+            let least = values.iter().copied().fold(f64::NAN, f64::min);
+            let most = values.iter().copied().fold(f64::NAN, f64::max);
+            let ratio = metric("x_nft").map_or("-".into(), |m| {
+                format!("{:.2} [{:.2}-{:.2}]", m.median, m.lo, m.hi)
+            });
+            let median =
+                |name: &str, factor: f64| metric(name).map_or(f64::NAN, |m| m.median * factor);
+            let _ = writeln!(
+                out,
+                "{row:18} {:7.0} {least:7.0} {most:7.0}  {ratio:>18} {:8.0} {:7.0} {:7.1} {:7.1} {:3}",
+                ns.median,
+                median("pps", 1e-3),
+                median("server_ns", 1.0),
+                median("busy", 100.0),
+                median("waited", 100.0),
+                values.len(),
+            );
+        }
+    }
+    out.push('\n');
+    for void in &result.void {
+        let _ = writeln!(
+            out,
+            "void: {} repeat {}: {}",
+            void.policy, void.repeat, void.reason
+        );
+    }
+    for check in &result.checks {
+        let _ = writeln!(out, "{check}");
+    }
+    out
+}

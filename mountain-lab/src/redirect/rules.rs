@@ -1,0 +1,137 @@
+//! Rules in the router, by `mountain redirect`.
+
+use std::io::Write;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use mountain::redirect::{Backend, Rule};
+
+use super::rig::Rig;
+use crate::policy_ctl::binary;
+
+/// Rules in the router; dropping it removes all of them.
+pub struct Guard<'a> {
+    rig: &'a Rig,
+    log: Option<Child>,
+}
+
+/// A rule, or why it is not there.
+pub enum Added<'a> {
+    Yes(Guard<'a>),
+    Refused(String),
+}
+
+/// `mountain redirect add` of one rule, with `--fix`. With a log somebody follows it.
+pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Added<'a>> {
+    if let Some(why) = try_add(rig, rule, backend)?.1 {
+        return Ok(Added::Refused(why));
+    }
+    let mut guard = Guard { rig, log: None };
+    if rule.log.is_some() {
+        let mut follow = redirect(rig, &["log", "-f"])?;
+        follow.stdin(Stdio::null()).stdout(Stdio::null());
+        guard.log = Some(follow.stderr(Stdio::null()).spawn()?);
+    }
+    Ok(Added::Yes(guard))
+}
+
+/// Adds one more rule; how long the command took.
+pub fn add_timed(rig: &Rig, rule: &Rule, backend: Backend) -> Result<Duration> {
+    match try_add(rig, rule, backend)? {
+        (took, None) => Ok(took),
+        (_, Some(why)) => anyhow::bail!("{rule}: {why}"),
+    }
+}
+
+/// How long the command took, and why it has failed.
+fn try_add(rig: &Rig, rule: &Rule, backend: Backend) -> Result<(Duration, Option<String>)> {
+    let (proto, from, to) = (
+        rule.proto.to_string(),
+        rule.from.to_string(),
+        rule.to.to_string(),
+    );
+    let backend = backend.to_string();
+    let mut command = redirect(
+        rig,
+        &["add", "--proto", &proto, "--from", &from, "--to", &to],
+    )?;
+    command.args(["--backend", &backend, "--fix"]);
+    if let Some(dev) = &rule.dev {
+        command.args(["--dev", dev]);
+    }
+    if let Some(rate) = rule.log {
+        command.arg(format!("--log={rate}"));
+    }
+    let start = Instant::now();
+    let out = command.output().context("mountain redirect add")?;
+    let took = start.elapsed();
+    Ok((took, (!out.status.success()).then(|| reason(&out))))
+}
+
+/// Many rules at once, as of a configuration file: a command for each would take minutes.
+pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Added<'a>> {
+    let mut file = tempfile::NamedTempFile::new()?;
+    for rule in rules {
+        let (proto, from, to) = (rule.proto, rule.from, rule.to);
+        writeln!(
+            file,
+            "[[redirect]]\nproto = \"{proto}\"\nfrom = \"{from}\"\nto = \"{to}\"\n\
+             backend = \"{backend}\"\nfix = true"
+        )?;
+        if let Some(dev) = &rule.dev {
+            writeln!(file, "dev = \"{dev}\"")?;
+        }
+    }
+    file.flush()?;
+    let guard = Guard { rig, log: None };
+    let mut restore = redirect(rig, &["restore", "--config"])?;
+    let out = restore
+        .arg(file.path())
+        .output()
+        .context("mountain redirect restore")?;
+    if out.status.success() {
+        return Ok(Added::Yes(guard));
+    }
+    Ok(Added::Refused(reason(&out)))
+}
+
+/// What a failed command said: of many rules it may say much.
+fn reason(out: &Output) -> String {
+    let said = String::from_utf8_lossy(&out.stderr);
+    let said = said.trim().trim_start_matches("mountain: ");
+    match said.lines().count() {
+        0..=4 => said.to_owned(),
+        n => format!(
+            "{} (and {} lines more)",
+            said.lines().next().unwrap_or(said),
+            n - 1
+        ),
+    }
+}
+
+/// `mountain redirect ARGS`, in the router.
+fn redirect(rig: &Rig, args: &[&str]) -> Result<Command> {
+    let mut command = rig.router.command(binary()?);
+    command.arg("redirect").args(args);
+    Ok(command)
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if let Some(log) = &mut self.log {
+            let _ = log.kill();
+            let _ = log.wait();
+        }
+        // The namespace goes in the end; what a rule changed at other ends of veths would stay.
+        let del = redirect(self.rig, &["del", "--all"]).and_then(|mut c| Ok(c.output()?));
+        match del {
+            Ok(out) if out.status.success() => {}
+            Ok(out) => eprintln!(
+                "mountain-lab: rules were not removed: {}",
+                String::from_utf8_lossy(&out.stderr).trim()
+            ),
+            Err(error) => eprintln!("mountain-lab: rules were not removed: {error:#}"),
+        }
+    }
+}

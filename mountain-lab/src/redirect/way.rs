@@ -1,0 +1,136 @@
+//! What is compared: the backends of `mountain redirect`, and what they are held against.
+
+use std::fmt;
+use std::net::SocketAddrV4;
+use std::os::fd::OwnedFd;
+
+use anyhow::Result;
+use mountain::redirect::{Backend, Proto, Rule, Snat};
+
+use super::programs::{Program, Programs};
+use super::rig::{Rig, FROM, TO};
+use super::rules::{self, Added};
+use crate::netns::Netns;
+
+/// A row of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The client addresses the server, the router routes: what forwarding costs by itself.
+    Route,
+    Backend(Backend),
+    /// With every packet logged, as far as the ring buffer takes it, and somebody reading.
+    Logged(Backend),
+    /// XDP redirect without looking at anything: the same move without its reason.
+    Bare,
+    /// The same in generic mode.
+    BareGeneric,
+    /// The same by tcx and redirect_peer.
+    BarePeer,
+    /// Dropped at the router's tcx ingress: what receiving costs.
+    TcDrop,
+    /// Dropped at the router's XDP.
+    XdpDrop,
+}
+
+impl Way {
+    /// In the order of tables.
+    pub const ALL: [Self; 13] = [
+        Self::Route,
+        Self::Backend(Backend::Nft),
+        Self::Backend(Backend::Tcx),
+        Self::Backend(Backend::TcxPeer),
+        Self::Backend(Backend::Xdp),
+        Self::Backend(Backend::XdpRedirect),
+        Self::Bare,
+        Self::BareGeneric,
+        Self::BarePeer,
+        Self::Logged(Backend::Tcx),
+        Self::Logged(Backend::XdpRedirect),
+        Self::TcDrop,
+        Self::XdpDrop,
+    ];
+
+    pub fn name(self) -> String {
+        self.to_string()
+    }
+
+    /// Where the client sends to.
+    pub fn addressed(self) -> SocketAddrV4 {
+        match self {
+            Self::Backend(_) | Self::Logged(_) => FROM,
+            _ => TO,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Route => f.write_str("route"),
+            Self::Backend(backend) => backend.fmt(f),
+            Self::Logged(backend) => write!(f, "{backend}+log"),
+            Self::Bare => f.write_str("bare-xdp"),
+            Self::BareGeneric => f.write_str("bare-xdp-generic"),
+            Self::BarePeer => f.write_str("bare-tcx-peer"),
+            Self::TcDrop => f.write_str("tc-drop"),
+            Self::XdpDrop => f.write_str("xdp-drop"),
+        }
+    }
+}
+
+/// What is in the router for a row; dropping it takes it out again.
+pub struct Installed<'a> {
+    _links: Vec<OwnedFd>,
+    _rules: Option<rules::Guard<'a>>,
+}
+
+/// A row that can be measured, or why it cannot.
+pub enum Ready<'a> {
+    Yes(Installed<'a>),
+    Refused(String),
+}
+
+/// The rule of the experiment.
+pub fn rule(rig: &Rig, log: Option<u32>) -> Rule {
+    Rule {
+        proto: Proto::Udp,
+        from: FROM.into(),
+        to: TO.into(),
+        dev: Some(rig.near.clone()),
+        snat: Snat::Auto,
+        log,
+    }
+}
+
+/// Makes the router do it this way, and lets the server count and drop.
+pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<'a>> {
+    let near = rig.index(&rig.router, &rig.near)?;
+    let server = rig.index(&rig.server, &rig.server_dev)?;
+    let attach = |what: Program, ns: &Netns, at: u32| programs.attach(what, ns, at);
+    let mut links = vec![];
+    let mut guard = None;
+    match way {
+        Way::Route => {}
+        Way::Backend(backend) | Way::Logged(backend) => {
+            let log = matches!(way, Way::Logged(_)).then_some(u32::MAX);
+            match rules::add(rig, &rule(rig, log), backend)? {
+                Added::Yes(added) => guard = Some(added),
+                Added::Refused(why) => return Ok(Ready::Refused(why)),
+            }
+        }
+        Way::Bare => links.push(attach(Program::XdpBare, &rig.router, near)?),
+        Way::BareGeneric => links.push(attach(Program::XdpBareGeneric, &rig.router, near)?),
+        Way::BarePeer => links.push(attach(Program::TcBarePeer, &rig.router, near)?),
+        Way::TcDrop => links.push(attach(Program::TcSink, &rig.router, near)?),
+        Way::XdpDrop => links.push(attach(Program::XdpSink, &rig.router, near)?),
+    }
+    // After the rule, so that its preflight sees a server without programs. At XDP, where a packet costs
+    // the server least; what is put into its namespace past that is met at tcx.
+    for sink in [Program::XdpSink, Program::TcSink] {
+        links.push(attach(sink, &rig.server, server)?);
+    }
+    Ok(Ready::Yes(Installed {
+        _links: links,
+        _rules: guard,
+    }))
+}
