@@ -12,7 +12,7 @@ use super::Case;
 const TX_CHECKSUM: &str = "tx-checksum-ip-generic";
 const GRO: &str = "rx-gro";
 
-/// Largest MTU that every driver receives in one buffer, which is what XDP needs there: a page less
+/// Largest MTU that fits into one buffer, which is what XDP needs without fragments: a page less
 /// headroom and `struct skb_shared_info`.
 const ONE_BUFFER: u32 = 3_498;
 
