@@ -237,7 +237,14 @@ fn report(findings: &[Finding]) -> Report {
         let name = finding.backend.to_string();
         let todo = finding.todo.join("; ");
         match &finding.plan {
-            Some(plan) => report.push(&name, Level::Ok, plan_text(plan), todo),
+            Some(plan) => {
+                let only = if finding.by_name_only {
+                    "; only when it is named"
+                } else {
+                    ""
+                };
+                report.push(&name, Level::Ok, plan_text(plan) + only, todo);
+            }
             None => report.push(&name, Level::Fail, finding.refused.join("; "), todo),
         }
         for note in &finding.notes {
@@ -589,6 +596,7 @@ mod tests {
             plan,
             refused: refused.iter().map(|s| s.to_string()).collect(),
             todo: vec!["do it".to_owned()],
+            by_name_only: false,
             notes: vec!["know it".to_owned()],
         };
         let findings = [

@@ -12,20 +12,19 @@ use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
 /// Length of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
 
-/// A blocking netlink socket in the namespace of the thread that opened it.
+/// A blocking netlink socket, of rtnetlink unless said otherwise, in the namespace of the thread that opened it.
 pub(crate) struct Socket {
     socket: netlink_sys::Socket,
     sequence: u32,
 }
 
 impl Socket {
-    /// Of rtnetlink.
     pub(crate) fn open() -> io::Result<Self> {
-        Self::open_to(NETLINK_ROUTE)
+        Self::open_for(NETLINK_ROUTE)
     }
 
-    /// Of another part of the kernel.
-    pub(crate) fn open_to(protocol: isize) -> io::Result<Self> {
+    /// One of another netlink protocol.
+    pub(crate) fn open_for(protocol: isize) -> io::Result<Self> {
         let mut socket = netlink_sys::Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;

@@ -72,8 +72,9 @@ pub fn open(to_add: bool) -> Result<Store> {
 pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::rule(rule)?;
     validate::device_exists(rule)?;
-    validate::among(rule, &open(false)?)?;
-    look(rule, fix)
+    let store = open(false)?;
+    validate::among(rule, &store)?;
+    look(&store, rule, fix)
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
@@ -95,8 +96,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
             );
             return Ok(Added::Was(*installed));
         }
-        let mut plan = choose(look(rule, one.fix)?, one.backend)?;
-        inherit(&mut plan, store)?;
+        let plan = choose(look(store, rule, one.fix)?, one.backend)?;
         new.insert("a rule before it".to_owned(), rule);
         Ok(Added::New(Installed {
             id: 0,
@@ -108,8 +108,10 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
 }
 
 /// What the preflight says, and what goes for each backend wherever it is.
-fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
-    let mut findings = preflight::look(rule, fix)?;
+fn look(store: &Store, rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
+    let others = store.parse(|entry| entry.has_fixes())?;
+    let in_force: Vec<Fix> = others.into_iter().flat_map(|i| i.plan.fixes).collect();
+    let mut findings = preflight::look_beside(rule, fix, &in_force)?;
     for finding in &mut findings {
         if finding.backend == Backend::Nft && rule.log.is_some() {
             finding.plan = None;
@@ -118,26 +120,6 @@ fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
         }
     }
     Ok(findings)
-}
-
-/// What rules of the same devices have changed is needed by this one too: it stays until the last
-/// of them goes.
-fn inherit(plan: &mut Plan, store: &Store) -> Result<()> {
-    let devices = |plan: &Plan| {
-        let both = [plan.client_dev.clone(), plan.target_dev.clone()];
-        both.into_iter().flatten().collect::<Vec<_>>()
-    };
-    let ours = devices(plan);
-    for other in store.parse(|entry| entry.has_fixes())? {
-        if devices(&other.plan).iter().any(|dev| ours.contains(dev)) {
-            for fix in other.plan.fixes {
-                if !plan.fixes.contains(&fix) {
-                    plan.fixes.push(fix);
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The plan of the backend that is asked for, or of the fastest that is possible.
@@ -159,10 +141,11 @@ pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
             let mut why = String::new();
             for finding in findings {
                 let reasons = reasons(&finding);
-                if let Some(plan) = finding.plan {
-                    return Ok(plan);
+                match finding.plan {
+                    Some(plan) if !finding.by_name_only => return Ok(plan),
+                    Some(_) => why += &format!("\n  {}: only when it is named", finding.backend),
+                    None => why += &format!("\n  {}: {reasons}", finding.backend),
                 }
-                why += &format!("\n  {}: {reasons}", finding.backend);
             }
             bail!("no backend is possible here:{why}")
         }

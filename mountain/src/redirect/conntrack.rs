@@ -93,7 +93,7 @@ fn forget(
     wanted: impl Fn(&Flow) -> bool,
 ) -> Result<usize> {
     let flows = || -> std::io::Result<usize> {
-        let mut socket = Socket::open_to(NETLINK_NETFILTER)?;
+        let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
         let mut found = Vec::new();
         // A filter that a kernel does not know is ignored: all entries are looked at then.
         socket.dump(

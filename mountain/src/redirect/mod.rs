@@ -248,6 +248,9 @@ pub struct Finding {
     pub refused: Vec<String>,
     /// What would make it possible; `--fix` does it where the plan's `fixes` name it.
     pub todo: Vec<String>,
+    /// It is possible, and only when asked for by name: `auto` must not choose it, as it goes around
+    /// something that this host relies on; a note says what.
+    pub by_name_only: bool,
     /// What one should know when it is used.
     pub notes: Vec<String>,
 }

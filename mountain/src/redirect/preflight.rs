@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Context, Result};
 
-use super::{Backend, Device, Finding, Plan, Rule, Snat};
+use super::{Backend, Device, Finding, Fix, Plan, Rule, Snat};
 use crate::netlink::{way_back, WayBack};
 
 /// What each backend would do with a rule, fastest first.
-pub fn look(rule: &Rule, _fix: bool) -> Result<Vec<Finding>> {
+pub fn look_beside(rule: &Rule, _fix: bool, _in_force: &[Fix]) -> Result<Vec<Finding>> {
     Ok(Backend::FASTEST_FIRST
         .iter()
         .map(|&backend| {
@@ -22,6 +22,7 @@ pub fn look(rule: &Rule, _fix: bool) -> Result<Vec<Finding>> {
                 plan: plan.ok(),
                 refused: refused.into_iter().collect(),
                 todo: Vec::new(),
+                by_name_only: false,
                 notes: Vec::new(),
             }
         })
@@ -37,6 +38,11 @@ fn nft(rule: &Rule) -> Result<Plan> {
         }),
         None => None,
     };
+    anyhow::ensure!(
+        rule.from.ip().is_loopback() == rule.to.ip().is_loopback(),
+        "{} is a loopback address: packets that come in by a device do not get there",
+        rule.to
+    );
     let target_dev = match way_back(rule.to.ip())? {
         WayBack::Host => None,
         WayBack::Nowhere => anyhow::bail!("there is no route to {}", rule.to.ip()),
