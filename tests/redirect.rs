@@ -154,14 +154,16 @@ fn a_hairpin_comes_back_only_with_a_source_of_ours() {
 /// With `auto` only those get another source who would not be answered through this host.
 #[test]
 fn who_comes_from_elsewhere_keeps_the_source() {
-    let (mut net, _neighbour) = Net::with_neighbour();
+    let (mut net, ns) = Net::with_neighbour();
     net.serve(Place::Server, "server", "10.0.1.2:8083");
     net.redirect(&format!("add {RULE} --to 10.0.8.19:9000"));
-    let watch = "rule inet t c udp dport 9000 ip saddr 10.0.1.2 counter";
-    let neighbour = "table inet t { chain c { type filter hook prerouting priority 0; } }";
-    let ns = &_neighbour;
-    ns.run(&format!("nft add {neighbour}"));
-    ns.run(&format!("nft add {watch}"));
+    for line in [
+        "nft add table inet t",
+        "nft add chain inet t c { type filter hook prerouting priority 0 ; }",
+        "nft add rule inet t c udp dport 9000 ip saddr 10.0.1.2 counter",
+    ] {
+        ns.run(line);
+    }
     ns.ip("route add default via 10.0.8.17");
     assert_answers(
         &udp(&net.server, "10.0.1.2:0"),

@@ -63,6 +63,11 @@ impl Net {
     /// The same with a neighbour of the client, 10.0.8.19, on the other port of a bridge.
     pub fn with_neighbour() -> (Self, Ns) {
         let (mut net, neighbour) = (Self::new(), Ns::new("n"));
+        // Where its module is loaded, bridged packets would come by Netfilter as routed ones do.
+        for family in ["iptables", "ip6tables"] {
+            let key = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
+            net.router.with(move || drop(std::fs::write(key, "0")));
+        }
         net.router.ip("addr flush dev rc");
         net.router.ip("link add br0 type bridge");
         join(&neighbour, "n0", &net.router, "rn");
@@ -252,11 +257,11 @@ pub fn ask_tcp(ns: &Ns, to: &str, text: &'static str) -> io::Result<String> {
     ns.with(move || {
         let mut stream = TcpStream::connect_timeout(&to, ANSWER)?;
         stream.set_read_timeout(Some(ANSWER))?;
+        assert_eq!(stream.peer_addr()?, to);
         stream.write_all(text.as_bytes())?;
         stream.shutdown(Shutdown::Write)?;
         let mut got = String::new();
         stream.read_to_string(&mut got)?;
-        assert_eq!(stream.peer_addr()?, to);
         Ok(got)
     })
 }
