@@ -18,6 +18,8 @@ use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
 
+/// Rules that `restore` could not add and says so of, each.
+const SHOWN_ERRORS: usize = 20;
 const NONE: &str = "there is no redirect in this network namespace\n";
 /// Log lines a second of `--log` without a rate.
 const DEFAULT_LOG_RATE: &str = "10";
@@ -345,7 +347,9 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
             Ok(Added::Was(_)) => was += 1,
             Err(e) => {
                 wrong += 1;
-                eprintln!("mountain: redirect[{i}] ({}): {e:#}", wanted[i].rule);
+                if wrong <= SHOWN_ERRORS {
+                    eprintln!("mountain: redirect[{i}] ({}): {e:#}", wanted[i].rule);
+                }
             }
         }
     }

@@ -11,6 +11,9 @@ use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
 
 /// Length of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
+/// The kernel makes a dump's parts as large as the reader's buffer allows (32 KiB, except for single
+/// large objects), and begins a large set of nftables anew for each part.
+const DUMP_BUFFER: usize = 1 << 20;
 
 /// A blocking netlink socket, of rtnetlink unless said otherwise, in the namespace of the thread that opened it.
 pub(crate) struct Socket {
@@ -46,8 +49,10 @@ impl Socket {
     ) -> io::Result<bool> {
         self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, header)?;
         let mut consistent = true;
+        let mut datagram = Vec::with_capacity(DUMP_BUFFER);
         loop {
-            let (datagram, _) = self.socket.recv_from_full()?;
+            datagram.clear();
+            self.socket.recv(&mut datagram, 0)?;
             for message in messages(&datagram) {
                 if message.sequence_number() != self.sequence {
                     continue;

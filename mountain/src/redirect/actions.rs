@@ -47,20 +47,25 @@ pub fn open(to_add: bool) -> Result<Store> {
         true => Store::open_to_add()?,
         false => Store::open()?,
     };
-    for (state, installed) in store.half_done()? {
-        let rule = &installed.rule;
-        match state {
-            State::Adding => eprintln!(
-                "mountain: a command was ended while it added rule {} ({rule}): taken back",
-                installed.id
+    let half_done = store.half_done()?;
+    for (state, what, became) in [
+        (State::Adding, "added", "taken back"),
+        (State::Removing, "deleted", "finished"),
+    ] {
+        let of = half_done.iter().filter(|(found, _)| *found == state);
+        let rules: Vec<Installed> = of.map(|(_, installed)| installed.clone()).collect();
+        match &rules[..] {
+            [] => continue,
+            [one] => eprintln!(
+                "mountain: a command was ended while it {what} rule {} ({}): {became}",
+                one.id, one.rule
             ),
-            _ => eprintln!(
-                "mountain: a command was ended while it deleted rule {} ({rule}): finished",
-                installed.id
+            many => eprintln!(
+                "mountain: a command was ended while it {what} {} rules: {became}",
+                many.len()
             ),
         }
-        let these = [installed];
-        take_away(&mut store, &these)?;
+        take_away(&mut store, &rules)?;
     }
     Ok(store)
 }
@@ -184,13 +189,12 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
         match backend {
             Backend::Nft => {
                 nft::install(&rules, || store.all_of(Backend::Nft))?;
-                for installed in &rules {
-                    let forgotten = conntrack::forget_direct(&installed.rule);
-                    warn(
-                        forgotten,
-                        "flows under way are not redirected until they pause",
-                    );
-                }
+                let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();
+                let forgotten = conntrack::forget_direct(&rules);
+                warn(
+                    forgotten,
+                    "flows under way are not redirected until they pause",
+                );
             }
             other => bail!("the backend {other} is not built in yet"),
         }
