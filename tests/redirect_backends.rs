@@ -129,7 +129,7 @@ fn each_backend_delivers_or_refuses() {
     let mut net = Net::new();
     for ipv6 in [false, true] {
         let (_, _, to) = places(ipv6);
-        net.serve_udp(Place::Server, "target", to);
+        net.serve(Place::Server, "target", to);
     }
     for tx in [true, false] {
         for gro in [true, false] {
@@ -186,7 +186,7 @@ fn each_backend_delivers_or_refuses() {
 #[test]
 fn fix_makes_every_backend_possible_and_del_undoes_it() {
     let mut net = Net::new();
-    net.serve_udp(Place::Server, "target", places(false).2);
+    net.serve(Place::Server, "target", places(false).2);
     let features = |net: &Net| net.client.run("ethtool -k c0") + &net.server.run("ethtool -k s0");
     let before = features(&net);
     for backend in BACKENDS {
@@ -243,7 +243,7 @@ fn backends_work_side_by_side_and_go_one_at_a_time() {
         ("10.0.1.2:9001", "third"),
     ];
     for (to, name) in targets {
-        net.serve_udp(Place::Server, name, to);
+        net.serve(Place::Server, name, to);
     }
     let socket = udp(&net.client, "10.0.8.18:0");
     let mut there = vec![];
@@ -361,7 +361,7 @@ fn steering_sees_replies_as_they_leave() {
         net.router
             .ip("route add 10.78.0.0/24 nexthop via 10.0.8.18 nexthop via 10.0.9.18");
         let (from, to) = ("10.0.8.17:8080", "10.77.0.1:8083");
-        net.serve_udp(Place::Server, "target", to);
+        net.serve(Place::Server, "target", to);
         let up = |net: &Net| net.router.mountain_ok("up");
         // From the client's address on its uplink, which replies reach by one way only: what is
         // looked at is the order at a device that both programs are on.
@@ -401,7 +401,7 @@ fn steering_sees_replies_as_they_leave() {
 fn a_hairpin_by_each_backend_that_can() {
     let mut net = Net::new();
     net.client.ip("addr add 10.0.8.20/24 dev c0");
-    net.serve_udp(Place::Client, "neighbour", "10.0.8.20:8083");
+    net.serve(Place::Client, "neighbour", "10.0.8.20:8083");
     let socket = udp(&net.client, "10.0.8.18:0");
     let from = "10.0.8.17:8080";
     for backend in BACKENDS {
@@ -448,7 +448,7 @@ fn a_hairpin_by_each_backend_that_can() {
 #[test]
 fn a_target_on_this_host_by_each_backend_that_can() {
     let mut net = Net::new();
-    net.serve_udp(Place::Router, "here", "10.0.1.1:9000");
+    net.serve(Place::Router, "here", "10.0.1.1:9000");
     let socket = udp(&net.client, "10.0.8.18:0");
     let from = "10.0.8.17:8080";
     for backend in BACKENDS {
@@ -474,7 +474,7 @@ fn a_target_on_this_host_by_each_backend_that_can() {
 #[test]
 fn a_device_that_goes_takes_nothing_else_along() {
     let mut net = Net::new();
-    net.serve_udp(Place::Server, "target", "10.0.1.2:8083");
+    net.serve(Place::Server, "target", "10.0.1.2:8083");
     let rule = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend xdp-redirect --fix";
     net.redirect(&format!("add {rule}"));
     net.client.ip("link del c0");
