@@ -153,7 +153,11 @@ fn each_backend_delivers_or_refuses() {
                         if ipv6 { 6 } else { 4 }
                     );
                     let add = |proto| {
-                        let to = if proto == "tcp" { tcp_target(to) } else { to.to_owned() };
+                        let to = if proto == "tcp" {
+                            tcp_target(to)
+                        } else {
+                            to.to_owned()
+                        };
                         format!("add --proto {proto} --from {from} --to {to} --backend {backend}")
                     };
                     if let Some(why) = expected_refusal(backend, tx, gro) {
@@ -225,7 +229,7 @@ fn auto_takes_the_fastest_that_is_correct() {
     ] {
         feature(&net.client, "c0", features);
         feature(&net.server, "s0", features);
-        let added = net.json(&format!("add {rule}"));
+        let added = net.json(&format!("add {rule} --backend auto"));
         assert_eq!(added["plan"]["backend"], backend, "{features}");
         net.redirect(&format!("del --proto udp --from {from}"));
     }
@@ -235,7 +239,7 @@ fn auto_takes_the_fastest_that_is_correct() {
         .run("nft add chain inet guard f { type filter hook forward priority 0 ; policy drop ; }");
     net.router
         .run("nft add rule inet guard f ip daddr 10.0.1.2 accept");
-    let added = net.json(&format!("add {rule}"));
+    let added = net.json(&format!("add {rule} --backend auto"));
     assert_eq!(added["plan"]["backend"], "xdp");
     net.redirect(&format!("del --proto udp --from {from}"));
 }

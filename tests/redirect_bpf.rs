@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bpf::packets::{self as packets_of, UDP};
 use bpf::{in_netns, ip, PASS, REDIRECT};
-use mountain::redirect::bpf::hooks::Hook;
+use mountain::redirect::bpf::hooks::{Hook, Outcome};
 use mountain::redirect::bpf::{read_log, stats};
 use mountain::redirect::{Backend, Device, Plan, Proto, Rule, Traffic};
 use packets::Packet;
@@ -39,25 +39,25 @@ fn reply(r: &Rule, port: u16) -> (Packet, SocketAddr, SocketAddr) {
 
 /// What a packet became, with words instead of a wall of bytes when it is not what it should be.
 #[track_caller]
-fn expect(what: &str, got: (i32, Vec<u8>, u32), action: i32, bytes: &[u8]) {
-    assert_eq!(got.0, action, "{what}: action");
-    if let Some(at) = got.1.iter().zip(bytes).position(|(a, b)| a != b) {
+fn expect(what: &str, got: Outcome, action: i32, bytes: &[u8]) {
+    assert_eq!(got.action, action, "{what}: action");
+    if let Some(at) = got.packet.iter().zip(bytes).position(|(a, b)| a != b) {
         panic!(
             "{what}: byte {at} differs\n got {:02x?}\nwant {bytes:02x?}",
-            got.1
+            got.packet
         );
     }
-    assert_eq!(got.1.len(), bytes.len(), "{what}: length");
+    assert_eq!(got.packet.len(), bytes.len(), "{what}: length");
 }
 
 /// [`run`] of a program that sends one look-up in 64 through the kernel: again, where it did.
-fn run_fast(hook: Hook, dev: &str, packet: &[u8], action: i32) -> (i32, Vec<u8>, u32) {
-    let mut got = run(hook, dev, packet, 1);
+fn run_fast(hook: Hook, dev: &str, packet: &[u8], action: i32) -> Outcome {
+    let mut got = run(hook, dev, packet);
     for _ in 0..5 {
-        if action != XDP_REDIRECT || got.0 != XDP_PASS {
+        if action != XDP_REDIRECT || got.action != XDP_PASS {
             break;
         }
-        got = run(hook, dev, packet, 1);
+        got = run(hook, dev, packet);
     }
     got
 }
@@ -146,7 +146,7 @@ impl Way {
         let (dev, hook, _) = self.forward;
         let pass = if hook == Hook::Xdp { XDP_PASS } else { PASS };
         let what = format!("{} untouched: {what}", self.backend);
-        expect(&what, run(hook, dev, bytes, 1), pass, bytes);
+        expect(&what, run(hook, dev, bytes), pass, bytes);
     }
 }
 
@@ -371,7 +371,7 @@ fn the_slow_way_takes_over() {
             let bytes = answer.clone().ttl(1).bytes();
             expect(
                 "reply, lifetime over",
-                run(Hook::Xdp, "s0", &bytes, 1),
+                run(Hook::Xdp, "s0", &bytes),
                 XDP_PASS,
                 &bytes,
             );
@@ -407,9 +407,9 @@ fn rules_that_share_a_target_are_told_apart() {
             let (packet, client, _) = forward(&second, 40_008);
             let (dev, hook, action) = way.forward;
             let got = run_fast(hook, dev, &packet.bytes(), action);
-            assert_eq!(got.0, action);
-            let l4 = got.1.len() - packet.ip.l4.len();
-            let port = u16::from_be_bytes([got.1[l4], got.1[l4 + 1]]);
+            assert_eq!(got.action, action);
+            let l4 = got.packet.len() - packet.ip.l4.len();
+            let port = u16::from_be_bytes([got.packet[l4], got.packet[l4 + 1]]);
             assert!((61_000..=65_535).contains(&port), "port {port}");
             let new_src = SocketAddr::new(client.ip(), port);
             way.check_forward("the second gets another", &packet, new_src, second.to);
@@ -464,8 +464,8 @@ fn with_source_nat_the_target_sees_this_host() {
                 };
                 let (packet, client, _) = forward(&r, 40_009);
                 let got = run_fast(hook, "c0", &packet.bytes(), action);
-                let l4 = got.1.len() - packet.ip.l4.len();
-                let port = u16::from_be_bytes([got.1[l4], got.1[l4 + 1]]);
+                let l4 = got.packet.len() - packet.ip.l4.len();
+                let port = u16::from_be_bytes([got.packet[l4], got.packet[l4 + 1]]);
                 assert!((61_000..=65_535).contains(&port), "port {port}");
                 let new_src = SocketAddr::new(own, port);
                 let mut want = packet.rewritten(new_src, r.to).ttl(63);
@@ -483,7 +483,7 @@ fn with_source_nat_the_target_sees_this_host() {
                 expect(&format!("{backend} {r}, reply"), got, action, &want.bytes());
                 if hook == Hook::TcxIngress {
                     let last = packet.ttl(1);
-                    assert_eq!(run(hook, "c0", &last.bytes(), 1).0, 2, "TC_ACT_SHOT");
+                    assert_eq!(run(hook, "c0", &last.bytes()).action, 2, "TC_ACT_SHOT");
                     assert_eq!(stats(&[id as u32]).unwrap()[0].drops["ttl"], 1);
                 }
                 plan.backend = Backend::Xdp;
@@ -563,7 +563,7 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
                 for src in [from_client.ip(), router] {
                     let error = icmp_error(src, r.from.ip(), &before[..cut]).macs(C0, CLIENT);
                     let want = icmp_error(src, r.to.ip(), &after[..cut]).macs(C0, CLIENT);
-                    let got = run(Hook::TcxIngress, "c0", &error.bytes(), 1);
+                    let got = run(Hook::TcxIngress, "c0", &error.bytes());
                     let what = format!("{} {r}: from the client, {cut} bytes", way.backend);
                     expect(&what, got, PASS, &want.bytes());
                 }
@@ -575,7 +575,7 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
             for (src, new_src) in [(r.to.ip(), r.from.ip()), (router, router)] {
                 let error = icmp_error(src, from_client.ip(), &before).macs(CLIENT, C0);
                 let want = icmp_error(new_src, from_client.ip(), &after).macs(CLIENT, C0);
-                let got = run(Hook::TcxEgress, "c0", &error.bytes(), 1);
+                let got = run(Hook::TcxEgress, "c0", &error.bytes());
                 expect(
                     &format!("{} {r}: to the client", way.backend),
                     got,
@@ -592,19 +592,14 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
                 .bytes();
             expect(
                 "another flow",
-                run(Hook::TcxEgress, "c0", &error, 1),
+                run(Hook::TcxEgress, "c0", &error),
                 PASS,
                 &error,
             );
             let mut echo = icmp_error(router, from_client.ip(), &before).macs(CLIENT, C0);
             echo.ip.l4[0] = if r.from.is_ipv6() { 129 } else { 0 };
             let echo = echo.bytes();
-            expect(
-                "no error",
-                run(Hook::TcxEgress, "c0", &echo, 1),
-                PASS,
-                &echo,
-            );
+            expect("no error", run(Hook::TcxEgress, "c0", &echo), PASS, &echo);
         }
     });
 }
@@ -624,11 +619,11 @@ fn the_log_has_a_line_for_a_packet_and_no_more_than_asked_for() {
         while mountain::bpf::now_ns() % 1_000_000_000 > 500_000_000 {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        run(Hook::TcxIngress, "c0", &packet.bytes(), 1);
-        run(Hook::TcxEgress, "c0", &answer.bytes(), 1);
-        run(Hook::TcxIngress, "c0", &packet.bytes(), 1);
+        run(Hook::TcxIngress, "c0", &packet.bytes());
+        run(Hook::TcxEgress, "c0", &answer.bytes());
+        run(Hook::TcxIngress, "c0", &packet.bytes());
         let (quiet, ..) = forward(&rule(Proto::Tcp, true, 0), 10_004);
-        run(Hook::TcxIngress, "c0", &quiet.bytes(), 1);
+        run(Hook::TcxIngress, "c0", &quiet.bytes());
         let mut lines = vec![];
         read_log(true, |line| {
             lines.push(line.to_owned());

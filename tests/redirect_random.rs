@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use bpf::packets as packets_of;
 use bpf::{ifindex, in_netns, PASS, REDIRECT};
-use mountain::redirect::bpf::hooks::Hook;
+use mountain::redirect::bpf::hooks::{Hook, Outcome};
 use mountain::redirect::{Backend, Proto, Rule};
 use packets::Packet;
 use rand::rngs::SmallRng;
@@ -151,7 +151,7 @@ fn run_case(case: &'static Case, seed: u64) {
                 let bytes = Packet::new(r.proto.number(), client, r.from, 0).bytes();
                 for (hook, program) in &forward {
                     if let Some(program) = program {
-                        run_program(program, *hook, ifindex("c0"), &bytes, 1);
+                        try_run(program, *hook, ifindex("c0"), &bytes);
                     }
                 }
             }
@@ -162,7 +162,12 @@ fn run_case(case: &'static Case, seed: u64) {
             let mut bytes = packet.bytes();
             if rng.random_ratio(1, 4) {
                 damage(&mut rng, &mut bytes);
-                let Some((action, out)) = try_run(&program, case.hook, device, &bytes) else {
+                let Some(Outcome {
+                    action,
+                    packet: out,
+                    ..
+                }) = try_run(&program, case.hook, device, &bytes)
+                else {
                     // BPF_PROG_RUN wants whole headers at tcx.
                     refused += 1;
                     continue;
@@ -198,8 +203,11 @@ fn run_case(case: &'static Case, seed: u64) {
                     [TARGET, S0]
                 };
             }
-            let (action, out) =
-                try_run(&program, case.hook, device, &bytes).expect("a whole packet");
+            let Outcome {
+                action,
+                packet: out,
+                ..
+            } = try_run(&program, case.hook, device, &bytes).expect("a whole packet");
             // One look-up in 64 goes through the kernel, or back to it for another reason.
             if action == pass && case.action == XDP_REDIRECT {
                 assert_eq!(out, bytes, "packet {n} was passed, but changed");

@@ -5,9 +5,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::thread;
 
 use mountain::redirect::actions::{self, Added, Wanted};
-use mountain::redirect::{Proto, Rule, Snat};
+use mountain::redirect::{Backend, Proto, Rule, Snat};
 
-use crate::net::{ask_in_vain, assert_answers, udp, Net, Place};
+use crate::net::{ask_in_vain, assert_answers, command, udp, Net, Place};
 use crate::support::MOUNTAIN;
 use crate::RULE;
 
@@ -17,8 +17,7 @@ impl Net {
         let output = self
             .router
             .command(MOUNTAIN)
-            .arg("redirect")
-            .args(args.split_whitespace())
+            .args(command(args).split_whitespace())
             .env("MOUNTAIN_DIE_AFTER", after)
             .output()
             .unwrap();
@@ -27,7 +26,7 @@ impl Net {
 
     /// What the next command says of it.
     fn next(&self, args: &str) -> String {
-        let output = self.router.mountain(&format!("redirect {args}"));
+        let output = self.router.mountain(&command(args));
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
@@ -181,7 +180,12 @@ fn a_thousand_cycles_leave_nothing() {
                         snat: if i % 5 == 0 { Snat::Always } else { Snat::Auto },
                         log: None,
                     },
-                    backend: None,
+                    // By BPF the programs are loaded anew each time, which takes longer.
+                    backend: Some(if round == 0 {
+                        Backend::Tcx
+                    } else {
+                        Backend::Nft
+                    }),
                     fix: false,
                 };
                 let mut store = actions::open(true).unwrap();

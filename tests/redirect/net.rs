@@ -84,12 +84,12 @@ impl Net {
 
     /// `mountain redirect ARGS` on the router; fails the test when it fails.
     pub fn redirect(&self, args: &str) -> String {
-        self.router.mountain_ok(&format!("redirect {args}"))
+        self.router.mountain_ok(&command(args))
     }
 
     /// What it says when it fails.
     pub fn refuses(&self, args: &str) -> String {
-        self.router.mountain_fails(&format!("redirect {args}"))
+        self.router.mountain_fails(&command(args))
     }
 
     pub fn json(&self, args: &str) -> Value {
@@ -185,6 +185,14 @@ impl Drop for Net {
             let _ = thread.join();
         }
         let _ = self.router.mountain("redirect del --all");
+    }
+}
+
+/// `redirect ARGS`, where a rule that names no backend is one of nft: `auto` depends on the devices.
+pub fn command(args: &str) -> String {
+    match args.starts_with("add ") && !args.contains("--backend") {
+        true => format!("redirect {args} --backend nft"),
+        false => format!("redirect {args}"),
     }
 }
 

@@ -9,9 +9,9 @@
 #![allow(dead_code)] // Each test binary uses its own part.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use mountain::redirect::bpf::hooks::{programs, Hook, Program};
+use mountain::redirect::bpf::hooks::{self, programs, Hook, Outcome, Program};
 use mountain::redirect::{bpf, Backend, Device, Installed, Plan, Proto, Rule, Snat};
 
 use super::bpf::{ifindex, ip};
@@ -145,76 +145,18 @@ pub fn program(hook: Hook, dev: &str) -> Option<OwnedFd> {
         .map(|p| p.fd)
 }
 
-/// One BPF_PROG_RUN of the program at a hook: action, packet, ns per run.
-pub fn run(hook: Hook, dev: &str, packet: &[u8], repeat: i32) -> (i32, Vec<u8>, u32) {
+/// One BPF_PROG_RUN of the program at a hook.
+pub fn run(hook: Hook, dev: &str, packet: &[u8]) -> Outcome {
     let program = program(hook, dev).unwrap_or_else(|| panic!("no program at {hook:?} of {dev}"));
-    run_program(&program, hook, ifindex(dev), packet, repeat)
-}
-
-/// [`run`] without looking the program up.
-pub fn run_program(
-    program: &OwnedFd,
-    hook: Hook,
-    device: u32,
-    packet: &[u8],
-    repeat: i32,
-) -> (i32, Vec<u8>, u32) {
-    prog_run(program, hook, device, packet, repeat)
+    hooks::run(hook, ifindex(dev), &program, packet, 1)
         .unwrap_or_else(|e| panic!("BPF_PROG_RUN of {} bytes at {hook:?}: {e}", packet.len()))
 }
 
-/// Action and packet; `None` when BPF_PROG_RUN does not take it.
-pub fn try_run(
-    program: &OwnedFd,
-    hook: Hook,
-    device: u32,
-    packet: &[u8],
-) -> Option<(i32, Vec<u8>)> {
-    match prog_run(program, hook, device, packet, 1) {
-        Ok((action, out, _)) => Some((action, out)),
+/// The same without looking the program up; `None` when BPF_PROG_RUN does not take the packet.
+pub fn try_run(program: &OwnedFd, hook: Hook, device: u32, packet: &[u8]) -> Option<Outcome> {
+    match hooks::run(hook, device, program, packet, 1) {
+        Ok(outcome) => Some(outcome),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => None,
         Err(e) => panic!("BPF_PROG_RUN: {e}"),
     }
-}
-
-fn prog_run(
-    program: &OwnedFd,
-    hook: Hook,
-    device: u32,
-    packet: &[u8],
-    repeat: i32,
-) -> std::io::Result<(i32, Vec<u8>, u32)> {
-    let mut out = vec![0; packet.len() + 64];
-    // struct __sk_buff with its ifindex, struct xdp_md with data_end and ingress_ifindex.
-    let mut ctx = [0u8; 192];
-    let mut put = |at: usize, v: u32| ctx[at..at + 4].copy_from_slice(&v.to_ne_bytes());
-    let ctx_len = match hook {
-        Hook::Xdp => {
-            put(4, packet.len() as u32);
-            put(12, device);
-            24
-        }
-        _ => {
-            put(40, device);
-            192
-        }
-    };
-    let mut opts = libbpf_sys::bpf_test_run_opts {
-        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
-        data_in: packet.as_ptr().cast(),
-        data_size_in: packet.len() as u32,
-        data_out: out.as_mut_ptr().cast(),
-        data_size_out: out.len() as u32,
-        ctx_in: ctx.as_ptr().cast(),
-        ctx_size_in: ctx_len,
-        repeat,
-        ..Default::default()
-    };
-    // SAFETY: all buffers are as long as the options say and outlive the call.
-    let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
-    if ret != 0 {
-        return Err(std::io::Error::from_raw_os_error(-ret));
-    }
-    out.truncate(opts.data_size_out as usize);
-    Ok((opts.retval as i32, out, opts.duration))
 }

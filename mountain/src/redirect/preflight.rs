@@ -19,7 +19,7 @@ pub mod namespaces;
 
 use anyhow::Result;
 
-use super::{Finding, Fix, Plan, Rule};
+use super::{Finding, Fix, Rule};
 
 /// Programs of this project at a tcx hook are no news: names begin with one of these.
 pub const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
@@ -43,16 +43,4 @@ pub fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
 pub fn look_beside(rule: &Rule, fix: bool, in_force: &[Fix]) -> Result<Vec<Finding>> {
     let facts = gather::gather(rule)?;
     Ok(decide::decide(rule, &facts, fix, in_force))
-}
-
-/// Sends one packet through an installed plan and sees whether it arrives unharmed; what was seen,
-/// or `None` where nothing could be tried.
-///
-/// Not tried for any backend yet: this is where it belongs, after the plan was installed and before
-/// the rule counts as added.
-///
-/// # Errors
-/// When the packet was lost or harmed.
-pub fn verify(_rule: &Rule, _plan: &Plan) -> Result<Option<String>> {
-    Ok(None)
 }

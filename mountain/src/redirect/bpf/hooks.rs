@@ -140,3 +140,62 @@ impl Program {
         })
     }
 }
+
+/// What a program made of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// XDP_* or TC_ACT_*.
+    pub action: i32,
+    pub packet: Vec<u8>,
+    /// Of one run.
+    pub duration_ns: u32,
+}
+
+/// Runs a program on a packet, from its Ethernet header on, as if it were at a hook of a device:
+/// BPF_PROG_RUN. Nothing is sent.
+///
+/// # Errors
+/// EINVAL for what the kernel does not take: at tcx a packet without whole network headers, at XDP a
+/// device that no XDP program is attached to.
+pub fn run(
+    hook: Hook,
+    ifindex: u32,
+    program: &OwnedFd,
+    packet: &[u8],
+    repeat: i32,
+) -> io::Result<Outcome> {
+    let mut out = vec![0; packet.len() + 64];
+    // struct __sk_buff with its ifindex; struct xdp_md with its data_end and ingress_ifindex.
+    let mut ctx = [0u8; 192];
+    let mut put = |at: usize, v: u32| ctx[at..at + 4].copy_from_slice(&v.to_ne_bytes());
+    let ctx_len = match hook {
+        Hook::Xdp => {
+            put(4, packet.len() as u32);
+            put(12, ifindex);
+            24
+        }
+        _ => {
+            put(40, ifindex);
+            192
+        }
+    };
+    let mut opts = sys::bpf_test_run_opts {
+        sz: size_of::<sys::bpf_test_run_opts>() as sys::size_t,
+        data_in: packet.as_ptr().cast(),
+        data_size_in: packet.len() as u32,
+        data_out: out.as_mut_ptr().cast(),
+        data_size_out: out.len() as u32,
+        ctx_in: ctx.as_ptr().cast(),
+        ctx_size_in: ctx_len,
+        repeat,
+        ..Default::default()
+    };
+    // SAFETY: all buffers are as long as the options say and outlive the call.
+    result(unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) })?;
+    out.truncate(opts.data_size_out as usize);
+    Ok(Outcome {
+        action: opts.retval as i32,
+        packet: out,
+        duration_ns: opts.duration,
+    })
+}

@@ -5,6 +5,7 @@
 //! programs are needed where.
 
 pub mod hooks;
+mod verify;
 
 #[allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
 mod skel {
@@ -411,9 +412,18 @@ pub fn install(rules: &[Installed]) -> Result<()> {
     let loaded = Loaded::complete(Loaded::find(&there)?, &wanted)?;
     let mut done = 0;
     let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
+        // Rules that take the same way are right or wrong together.
+        let mut ways = BTreeSet::new();
+        let there = attached()?;
         for (installed, value) in rules.iter().zip(&values) {
             insert(&loaded, installed, value)?;
             done += 1;
+            let Installed { rule, plan, .. } = installed;
+            let family = (rule.proto, rule.from.is_ipv6());
+            if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
+                verify::verify(&loaded, &there, installed)?;
+            }
+            begin(&loaded, installed)?;
         }
         Ok(())
     });
@@ -458,25 +468,31 @@ fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<
 }
 
 fn insert(loaded: &Loaded, installed: &Installed, value: &types::mtn_rd_rule) -> Result<()> {
-    let Installed { id, rule, .. } = installed;
-    let cpus = libbpf_rs::num_possible_cpus()?;
-    let zero = vec![bytes_of(&types::mtn_rd_stats::default()).to_vec(); cpus];
-    loaded
-        .map("rule_stats")?
-        .update_percpu(&id.to_ne_bytes(), &zero, MapFlags::ANY)?;
-    if let Some(per_second) = rule.log {
-        let limit = types::mtn_rd_log_limit {
-            per_second,
-            ..Default::default()
-        };
-        let limits = loaded.map("log_limits")?;
-        limits.update(&id.to_ne_bytes(), bytes_of(&limit), MapFlags::ANY)?;
-    }
+    let rule = &installed.rule;
     let key = rule_key(rule, value.client_dev);
     loaded
         .map("rules")?
         .update(bytes_of(&key), bytes_of(value), MapFlags::NO_EXIST)
         .with_context(|| format!("another rule redirects {} {}", rule.proto, rule.from))
+}
+
+/// Counts from now on, and logs.
+fn begin(loaded: &Loaded, installed: &Installed) -> Result<()> {
+    let id = installed.id.to_ne_bytes();
+    let cpus = libbpf_rs::num_possible_cpus()?;
+    let zero = vec![bytes_of(&types::mtn_rd_stats::default()).to_vec(); cpus];
+    loaded
+        .map("rule_stats")?
+        .update_percpu(&id, &zero, MapFlags::ANY)?;
+    if let Some(per_second) = installed.rule.log {
+        let limit = types::mtn_rd_log_limit {
+            per_second,
+            ..Default::default()
+        };
+        let limits = loaded.map("log_limits")?;
+        limits.update(&id, bytes_of(&limit), MapFlags::ANY)?;
+    }
+    Ok(())
 }
 
 /// Takes rules off, their flows with them, and the programs that no rule needs any more.

@@ -1,0 +1,197 @@
+//! One packet each way through a rule that has just been installed, before it counts as added.
+//!
+//! The packets go through the programs as they are attached, with the rules, routes and neighbours
+//! of now, by BPF_PROG_RUN: nothing is sent, so no target sees a packet from nobody. What comes out
+//! must be, byte by byte, what etherparse makes of the addresses that it must have.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{bail, ensure, Context, Result};
+use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+use libbpf_rs::MapCore;
+
+use super::super::{Installed, Proto};
+use super::hooks::{self, Hook};
+use super::{bytes_of, mac_of, types, words, Attached, Loaded, Prog};
+use crate::netlink::{way_back, WayBack};
+
+/// Addresses that are nobody's (RFC 5737, RFC 3849).
+const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+/// Discard (RFC 863): no client has it.
+const CLIENT_PORT: u16 = 9;
+const STRANGER: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const PAYLOAD: &[u8] = b"mountain";
+
+/// # Errors
+/// When a packet is not rewritten, or not as it must be.
+pub fn verify(loaded: &Loaded, there: &[Attached], installed: &Installed) -> Result<()> {
+    let Installed { rule, plan, .. } = installed;
+    let client_dev = super::client_of(plan)?;
+    let (client, answered) = client(rule.from.ip(), client_dev.ifindex);
+    let mut ways = Vec::new();
+    if let Some(device) = &plan.target_dev {
+        ways.extend([(Hook::Xdp, device), (Hook::TcxIngress, device)]);
+    }
+    ways.push((Hook::TcxEgress, client_dev));
+
+    let mut new_src = client;
+    let result = (|| {
+        let packet = build(
+            rule.proto,
+            client,
+            rule.from,
+            mac_of(client_dev)?,
+            STRANGER,
+            64,
+        );
+        let hooks = [(Hook::Xdp, client_dev), (Hook::TcxIngress, client_dev)];
+        let out = run(there, &hooks, &packet)?;
+        new_src = source(&out)?;
+        let src_ip = plan.snat.unwrap_or(client.ip());
+        ensure!(
+            new_src.ip() == src_ip && (plan.snat.is_some() || new_src == client),
+            "its source became {new_src}"
+        );
+        expect(rule.proto, &out, new_src, rule.to).context("on its way to the target")?;
+
+        if !answered {
+            return Ok(());
+        }
+        // What the target would answer; the host itself answers by the client's device.
+        let to = match &plan.target_dev {
+            Some(device) => mac_of(device)?,
+            None => STRANGER,
+        };
+        let packet = build(rule.proto, rule.to, new_src, to, STRANGER, 64);
+        let out = run(there, &ways, &packet).context("on its way back")?;
+        expect(rule.proto, &out, rule.from, client).context("on its way back")
+    })();
+    forget(loaded, rule.proto, client, rule.from);
+    forget(loaded, rule.proto, rule.to, new_src);
+    result.with_context(|| {
+        format!(
+            "a test packet was not redirected as it should be by {} ({rule})",
+            plan.backend
+        )
+    })
+}
+
+/// Who the packets are from, and whether this host would send to there by the device that clients
+/// come in by, as replies need it: a neighbour of the address that they send to, or nobody.
+fn client(from: IpAddr, device: u32) -> (SocketAddr, bool) {
+    let (near, nobody): (IpAddr, IpAddr) = match from {
+        IpAddr::V4(a) => (Ipv4Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY4.into()),
+        IpAddr::V6(a) => (Ipv6Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY6.into()),
+    };
+    let goes_there = |ip: &IpAddr| matches!(way_back(*ip), Ok(WayBack::Device(d)) if d == device);
+    let found = [near, nobody].into_iter().find(goes_there);
+    let client = SocketAddr::new(found.unwrap_or(nobody), CLIENT_PORT);
+    (client, found.is_some())
+}
+
+/// The packet after the first program that changes it.
+fn run(there: &[Attached], hooks: &[(Hook, &super::Device)], packet: &[u8]) -> Result<Vec<u8>> {
+    for (hook, device) in hooks {
+        let at = |a: &&Attached| a.ifindex == device.ifindex && a.prog.hook() == *hook;
+        let Some(attached) = there.iter().filter(|a| a.prog != Prog::Icmp).find(at) else {
+            continue;
+        };
+        let out = hooks::run(*hook, device.ifindex, &attached.program.fd, packet, 1)
+            .with_context(|| format!("cannot try the program at {hook:?} of {}", device.name))?;
+        if out.packet != packet {
+            return Ok(out.packet);
+        }
+    }
+    bail!("no program rewrote it")
+}
+
+fn build(
+    proto: Proto,
+    src: SocketAddr,
+    dst: SocketAddr,
+    to_mac: [u8; 6],
+    from_mac: [u8; 6],
+    ttl: u8,
+) -> Vec<u8> {
+    let builder = PacketBuilder::ethernet2(from_mac, to_mac);
+    let builder = match (src.ip(), dst.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => builder.ipv4(src.octets(), dst.octets(), ttl),
+        (src, dst) => builder.ipv6(octets(src), octets(dst), ttl),
+    };
+    let mut packet = Vec::new();
+    match proto {
+        Proto::Udp => builder
+            .udp(src.port(), dst.port())
+            .write(&mut packet, PAYLOAD),
+        Proto::Tcp => builder
+            .tcp(src.port(), dst.port(), 1, 1024)
+            .syn()
+            .write(&mut packet, PAYLOAD),
+    }
+    .expect("a short packet of one family, into memory");
+    packet
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
+        IpAddr::V6(a) => a.octets(),
+    }
+}
+
+fn source(packet: &[u8]) -> Result<SocketAddr> {
+    let parsed = SlicedPacket::from_ethernet(packet).context("what came out is no packet")?;
+    let ip = match &parsed.net {
+        Some(etherparse::NetSlice::Ipv4(ip)) => IpAddr::from(ip.header().source()),
+        Some(etherparse::NetSlice::Ipv6(ip)) => IpAddr::from(ip.header().source()),
+        _ => bail!("what came out is no IP packet"),
+    };
+    let port = match &parsed.transport {
+        Some(TransportSlice::Udp(udp)) => udp.source_port(),
+        Some(TransportSlice::Tcp(tcp)) => tcp.source_port(),
+        _ => bail!("what came out is another protocol"),
+    };
+    Ok(SocketAddr::new(ip, port))
+}
+
+/// Everything but link-layer addresses and lifetime, which depend on the way, must be as made anew.
+fn expect(proto: Proto, out: &[u8], src: SocketAddr, dst: SocketAddr) -> Result<()> {
+    let mac = |at: usize| -> [u8; 6] { out[at..at + 6].try_into().expect("6 bytes") };
+    ensure!(out.len() > 14 + 22, "it was cut off");
+    let ttl = out[if src.is_ipv6() { 14 + 7 } else { 14 + 8 }];
+    ensure!(ttl == 64 || ttl == 63, "its lifetime became {ttl}");
+    let want = build(proto, src, dst, mac(0), mac(6), ttl);
+    ensure!(
+        out == want,
+        "it should be from {src} to {dst}, with right checksums: {want:02x?}, and is {out:02x?}"
+    );
+    Ok(())
+}
+
+fn forget(loaded: &Loaded, proto: Proto, src: SocketAddr, dst: SocketAddr) {
+    let (saddr, daddr) = (words(src.ip()), words(dst.ip()));
+    let (sport, dport) = (src.port().to_be(), dst.port().to_be());
+    // Not there when the test failed early.
+    if src.is_ipv6() {
+        let key = types::mtn_rd_key6 {
+            saddr,
+            daddr,
+            sport,
+            dport,
+            proto: proto.number(),
+            ..Default::default()
+        };
+        let _ = loaded.map("flows6").map(|m| m.delete(bytes_of(&key)));
+    } else {
+        let key = types::mtn_rd_key4 {
+            saddr: saddr[0],
+            daddr: daddr[0],
+            sport,
+            dport,
+            proto: proto.number(),
+            ..Default::default()
+        };
+        let _ = loaded.map("flows4").map(|m| m.delete(bytes_of(&key)));
+    }
+}
