@@ -26,6 +26,11 @@ fn places(ipv6: bool) -> (&'static str, &'static str, &'static str) {
     }
 }
 
+/// Where [`tcp_echo`] serves: the port of `to` has a server.
+fn tcp_target(to: &str) -> String {
+    to.replace(":8083", ":8084")
+}
+
 /// Packets that a namespace's stack found with a wrong checksum.
 fn bad_checksums(ns: &Ns) -> u64 {
     ns.with(|| {
@@ -57,7 +62,7 @@ fn bad_checksums(ns: &Ns) -> u64 {
 /// what was sent, byte by byte.
 fn tcp_echo(net: &Net, ipv6: bool, bytes: usize) {
     let (_, from, to) = places(ipv6);
-    let to: SocketAddr = to.parse().unwrap();
+    let to: SocketAddr = tcp_target(to).parse().unwrap();
     let from: SocketAddr = from.parse().unwrap();
     let listener = net.server.with(move || TcpListener::bind(to).unwrap());
     let server = std::thread::spawn(move || {
@@ -147,8 +152,10 @@ fn each_backend_delivers_or_refuses() {
                         "{backend}, tx {t}, gro {g}, IPv{}",
                         if ipv6 { 6 } else { 4 }
                     );
-                    let rule = |proto| format!("--proto {proto} --from {from} --to {to}");
-                    let add = |proto| format!("add {} --backend {backend}", rule(proto));
+                    let add = |proto| {
+                        let to = if proto == "tcp" { tcp_target(to) } else { to.to_owned() };
+                        format!("add --proto {proto} --from {from} --to {to} --backend {backend}")
+                    };
                     if let Some(why) = expected_refusal(backend, tx, gro) {
                         let said = net.refuses(&add("udp"));
                         assert!(said.contains(why), "{what}: {said}");
