@@ -79,7 +79,7 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::device_exists(rule)?;
     let store = open(false)?;
     validate::among(rule, &store)?;
-    look(&store, rule, fix, target_kind(rule, &store)?)
+    look(&store, rule, fix, target_kind(rule, &store))
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
@@ -105,7 +105,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
         let target = (rule.proto, rule.to);
         let kind = match kinds.get(&target) {
             Some(kind) => Some(*kind),
-            None => target_kind(rule, store)?,
+            None => target_kind(rule, store),
         };
         let plan = choose(look(store, rule, one.fix, kind)?, one.backend)?;
         kinds.insert(target, Kind::of(plan.backend));
@@ -136,17 +136,16 @@ impl Kind {
 }
 
 /// Who keeps the flows of other rules with the same target, if there are any.
-fn target_kind(rule: &Rule, store: &Store) -> Result<Option<Kind>> {
-    let (proto, to) = (rule.proto.to_string(), rule.to.to_string());
-    let others = store.parse(|entry| entry.is_to(&proto, &to))?;
-    Ok(others.first().map(|other| Kind::of(other.plan.backend)))
+fn target_kind(rule: &Rule, store: &Store) -> Option<Kind> {
+    let mut entries = store.entries();
+    let other = entries.find(|entry| entry.is_to(rule.proto, rule.to));
+    other.map(|other| Kind::of(other.backend()))
 }
 
 /// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
 /// of other rules with the same target.
 fn look(store: &Store, rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec<Finding>> {
-    let others = store.parse(|entry| entry.has_fixes())?;
-    let in_force: Vec<Fix> = others.into_iter().flat_map(|i| i.plan.fixes).collect();
+    let in_force: Vec<Fix> = store.fixes(|_| true)?.into_iter().collect();
     let mut findings = preflight::look_beside(rule, fix, &in_force)?;
     for finding in &mut findings {
         // One client may use the same port by both: its replies could not be told apart.
@@ -248,8 +247,7 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
 /// What these rules need changed and no other rule has changed.
 fn fixes_of(store: &Store, rules: &[Installed]) -> Result<Vec<Fix>> {
     let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
-    let others = store.parse(|entry| entry.has_fixes() && !are_these.contains(&entry.id()))?;
-    let others: HashSet<Fix> = others.into_iter().flat_map(|i| i.plan.fixes).collect();
+    let others = store.fixes(|entry| !are_these.contains(&entry.id))?;
     let mut fixes: Vec<Fix> = Vec::new();
     for fix in rules.iter().flat_map(|i| &i.plan.fixes) {
         if !others.contains(fix) && !fixes.contains(fix) {
@@ -282,10 +280,9 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
-                let name = backend.to_string();
                 let last = !store
                     .entries()
-                    .any(|entry| entry.is_of(&name) && !are_these.contains(&entry.id()));
+                    .any(|entry| entry.backend() == backend && !are_these.contains(&entry.id));
                 nft::remove(&rules, last)?;
                 step("del-remove");
                 let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();

@@ -1,114 +1,155 @@
-//! What is installed in this network namespace: a journal in `/run/mountain/redirect-INODE/`.
+//! What is installed in this network namespace: two files in `/run/mountain/redirect-INODE/`.
 //!
-//! A command says in the journal what it is about to do, does it, and says that it is done. What a
-//! killed command leaves is therefore known ([`Store::half_done`]). The journal is only ever
-//! appended to, so that one more rule costs the same with 65,536 of them there; when most of it is
-//! history it is written anew. A line is one of
+//! A command writes here what it is about to do, does it, and writes that it is done. What a killed
+//! command leaves is therefore known ([`Store::half_done`]).
 //!
-//! ```text
-//! add ID PROTO FROM TO DEVICE BACKEND FIXES {...}    about to be installed; JSON: the rule, the plan
-//! is ID                                              it is installed
-//! del ID                                             about to be taken away
-//! gone ID                                            it is away
-//! ```
+//! `index` has a record of 64 bytes for each number a rule can have: its state, and what other rules
+//! are looked for by. One more rule means reading it, which takes less than a millisecond with
+//! 65,536 of them, and writing one record, which a kill does not tear: no record lies across two
+//! pages. `rules-N` has the rules and their plans as lines of JSON. It is only ever appended to,
+//! before the record that points into it is written; when most of it is history it is written anew,
+//! as `rules-N+1`, and so is the index, in one step.
 //!
-//! with `*` for no device and `-` for no fixes. What stands before the JSON is what other rules are looked
-//! for by: parsing all of the JSON for each command would take longer than all the rest.
-//!
-//! The number of a namespace is used again after it is gone: the first line holds its cookie, which
-//! is not.
+//! The number of a namespace is used again after it is gone: the first record of the index holds
+//! its cookie, which is not.
 
-use std::fmt::Write as _;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use nix::fcntl::{Flock, FlockArg};
 
-use super::{Backend, Installed, Proto, MAX_RULES};
+use super::{Backend, Fix, Installed, Proto, Rule, MAX_RULES};
 use crate::whole;
 
 const BASE: &str = "/run/mountain";
-/// Of the journal's form.
-const MAGIC: &str = "mountain-redirect-1";
-/// A journal smaller than this is not worth tidying.
-const TIDY_BYTES: usize = 64 * 1024;
+/// Of the files' form.
+const MAGIC: &[u8; 16] = b"mtn-redirect-1\0\0";
+/// Bytes of a record of the index, a divisor of a page's.
+const RECORD: usize = 64;
+/// History smaller than this is not worth tidying.
+const TIDY_BYTES: u64 = 64 * 1024;
 /// Not in the nix crate; linux/socket.h since 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// How far a rule is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum State {
     /// A command began to add it and has not said that it is done.
-    Adding,
-    Active,
+    Adding = 1,
+    Active = 2,
     /// A command began to take it away and has not said that it is done.
-    Removing,
+    Removing = 3,
 }
 
-/// A rule as the journal has it, not parsed.
+impl State {
+    fn of(byte: u8) -> Option<Self> {
+        [Self::Adding, Self::Active, Self::Removing]
+            .into_iter()
+            .find(|state| *state as u8 == byte)
+    }
+}
+
+/// The record of a rule: state, protocol, place of the backend in [`Backend::FASTEST_FIRST`],
+/// nothing, both ports, both addresses (IPv4 as mapped IPv6), where its line is, a hash of its fixes.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
+    pub id: u32,
     pub state: State,
-    line: &'a str,
+    record: &'a [u8; RECORD],
 }
 
-impl<'a> Entry<'a> {
-    /// ID, PROTO, FROM, TO, DEVICE, BACKEND or FIXES: the n-th word after `add`.
-    fn word(self, n: usize) -> &'a str {
-        self.line.split(' ').nth(n + 1).unwrap_or("")
-    }
+const LINE_AT: usize = 40;
+const LINE_LENGTH: usize = 48;
+const FIXES: usize = 56;
 
-    pub fn id(self) -> u32 {
-        self.word(0).parse().unwrap_or(u32::MAX)
-    }
-
+impl Entry<'_> {
     /// Whether it takes packets of this protocol to this address.
-    pub fn is_from(self, proto: &str, from: &str) -> bool {
-        self.word(1) == proto && self.word(2) == from
+    pub fn is_from(self, proto: Proto, from: SocketAddr) -> bool {
+        self.record[1] == proto.number()
+            && self.record[4..6] == from.port().to_ne_bytes()
+            && self.record[8..24] == address(from)
     }
 
     /// Whether it sends packets of this protocol to this address.
-    pub fn is_to(self, proto: &str, to: &str) -> bool {
-        self.word(1) == proto && self.word(3) == to
+    pub fn is_to(self, proto: Proto, to: SocketAddr) -> bool {
+        self.record[1] == proto.number()
+            && self.record[6..8] == to.port().to_ne_bytes()
+            && self.record[24..40] == address(to)
     }
 
-    pub fn is_of(self, backend: &str) -> bool {
-        self.word(5) == backend
+    pub fn backend(self) -> Backend {
+        let all = Backend::FASTEST_FIRST;
+        // `Store::load` has looked at it.
+        all[usize::from(self.record[2]) % all.len()]
     }
 
-    pub fn has_fixes(self) -> bool {
-        self.word(6) != "-"
+    /// What stands for the fixes of its plan; 0: none.
+    fn fixes(self) -> u64 {
+        self.number(FIXES)
     }
 
-    pub fn parse(self) -> Result<Installed> {
-        let json = self.line.splitn(9, ' ').nth(8).unwrap_or("");
-        serde_json::from_str(json).context("the journal of redirect rules is of another version")
+    /// Where its line begins and how long it is.
+    fn line(self) -> (u64, usize) {
+        (self.number(LINE_AT), self.number(LINE_LENGTH) as usize)
+    }
+
+    fn number(self, at: usize) -> u64 {
+        let bytes = self.record[at..].first_chunk();
+        u64::from_ne_bytes(*bytes.expect("a record is long enough"))
     }
 }
 
-/// Where the line of a rule begins.
-#[derive(Clone, Copy)]
-struct Slot {
-    state: State,
-    start: usize,
-    end: usize,
+fn address(at: SocketAddr) -> [u8; 16] {
+    match at.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The record of a rule that is about to be installed.
+fn record(installed: &Installed, line_at: u64, line_length: usize) -> [u8; RECORD] {
+    let Installed { rule, plan, .. } = installed;
+    let Rule {
+        proto, from, to, ..
+    } = rule;
+    let backend = Backend::FASTEST_FIRST
+        .iter()
+        .position(|backend| *backend == plan.backend);
+    let mut record = [0; RECORD];
+    record[0] = State::Adding as u8;
+    record[1] = proto.number();
+    record[2] = backend.expect("all are there") as u8;
+    record[4..6].copy_from_slice(&from.port().to_ne_bytes());
+    record[6..8].copy_from_slice(&to.port().to_ne_bytes());
+    record[8..24].copy_from_slice(&address(*from));
+    record[24..40].copy_from_slice(&address(*to));
+    record[LINE_AT..LINE_AT + 8].copy_from_slice(&line_at.to_ne_bytes());
+    record[LINE_LENGTH..LINE_LENGTH + 8].copy_from_slice(&(line_length as u64).to_ne_bytes());
+    if !plan.fixes.is_empty() {
+        let mut hash = DefaultHasher::new();
+        plan.fixes.hash(&mut hash);
+        record[FIXES..].copy_from_slice(&hash.finish().max(1).to_ne_bytes());
+    }
+    record
 }
 
 /// The rules of the calling thread's network namespace. Other commands wait while it is there.
 pub struct Store {
     dir: PathBuf,
     cookie: u64,
-    /// `None`: there is no rule yet, and no folder.
+    /// `None`: there is no rule, and no folder.
     lock: Option<Flock<File>>,
-    text: String,
-    slots: Vec<Option<Slot>>,
-    live: usize,
-    /// The journal was understood.
+    /// The first is not a rule's: magic, cookie, N of `rules-N`.
+    records: Vec<[u8; RECORD]>,
+    /// The files were understood.
     readable: bool,
 }
 
@@ -142,9 +183,7 @@ impl Store {
             dir,
             cookie,
             lock,
-            text: String::new(),
-            slots: Vec::new(),
-            live: 0,
+            records: vec![head(cookie, 0)],
             readable: false,
         };
         if store.lock.is_some() {
@@ -154,89 +193,67 @@ impl Store {
         Ok(store)
     }
 
-    fn journal(&self) -> PathBuf {
-        self.dir.join("journal")
+    fn index(&self) -> PathBuf {
+        self.dir.join("index")
+    }
+
+    fn rules(&self) -> PathBuf {
+        self.dir.join(format!("rules-{}", self.generation()))
+    }
+
+    fn generation(&self) -> u64 {
+        u64::from_ne_bytes(
+            *self.records[0][24..]
+                .first_chunk()
+                .expect("it is long enough"),
+        )
     }
 
     fn load(&mut self) -> Result<()> {
-        let path = self.journal();
-        self.text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        let path = self.index();
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
         };
-        let ours = format!("{MAGIC} {}", self.cookie);
-        let first = self.text.lines().next().unwrap_or("");
-        if first != ours {
+        // A command may have been killed while it made the file.
+        let (records, _) = bytes.as_chunks::<RECORD>();
+        let Some(first) = records.first() else {
+            return Ok(());
+        };
+        ensure!(
+            first.starts_with(MAGIC),
+            "{} is of another version of mountain: delete the rules with that one, or remove the \
+             folder",
+            path.display()
+        );
+        if first[16..24] != self.cookie.to_ne_bytes() {
+            // Of a namespace that is gone, and its rules with it.
+            return fs::remove_file(&path)
+                .with_context(|| format!("cannot remove {}", path.display()));
+        }
+        for record in &records[1..] {
             ensure!(
-                first.is_empty() || first.starts_with(&format!("{MAGIC} ")),
-                "{} is of another version of mountain: delete the rules with that one, or remove \
-                 the file",
+                record[0] == 0
+                    || State::of(record[0]).is_some()
+                        && usize::from(record[2]) < Backend::FASTEST_FIRST.len(),
+                "{} is damaged: remove the folder, and what is installed by hand",
                 path.display()
             );
-            // Of a namespace that is gone, and its rules with it.
-            self.text.clear();
-            let _ = fs::remove_file(&path);
         }
-        // A command may have been killed while it wrote its last line.
-        let whole = self.text.rfind('\n').map_or(0, |end| end + 1);
-        if whole < self.text.len() {
-            self.text.truncate(whole);
-            File::options()
-                .write(true)
-                .open(&path)?
-                .set_len(whole as u64)?;
-        }
-        let mut start = 0;
-        while start < self.text.len() {
-            let end = start + self.text[start..].find('\n').unwrap_or(0);
-            self.read_line(start, end)?;
-            start = end + 1;
-        }
-        Ok(())
-    }
-
-    /// Takes in the line that is at these bytes of the text.
-    fn read_line(&mut self, start: usize, end: usize) -> Result<()> {
-        let line = &self.text[start..end];
-        let mut words = line.splitn(3, ' ');
-        let (what, id) = (words.next(), words.next());
-        if what == Some(MAGIC) {
-            return Ok(());
-        }
-        let id = id
-            .and_then(|id| id.parse().ok())
-            .filter(|id| *id < MAX_RULES);
-        let (Some(what), Some(id)) = (what, id) else {
-            bail!("{}: {line:?} is no line of it", self.journal().display());
-        };
-        if self.slots.len() <= id {
-            self.slots.resize(id + 1, None);
-        }
-        let slot = &mut self.slots[id];
-        let was = slot.is_some();
-        match (what, &mut *slot) {
-            ("add", slot) => {
-                *slot = Some(Slot {
-                    state: State::Adding,
-                    start,
-                    end,
-                })
-            }
-            ("is", Some(slot)) => slot.state = State::Active,
-            ("del", Some(slot)) => slot.state = State::Removing,
-            ("gone", slot) => *slot = None,
-            _ => bail!("{}: {line:?} is out of place", self.journal().display()),
-        }
-        self.live = self.live + usize::from(slot.is_some()) - usize::from(was);
+        self.records = records.to_vec();
         Ok(())
     }
 
     /// All rules by their number, those half done too.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        self.slots.iter().flatten().map(|slot| Entry {
-            state: slot.state,
-            line: &self.text[slot.start..slot.end],
+        let numbered = self.records[1..].iter().enumerate();
+        numbered.filter_map(|(id, record)| {
+            Some(Entry {
+                id: id as u32,
+                state: State::of(record[0])?,
+                record,
+            })
         })
     }
 
@@ -247,38 +264,75 @@ impl Store {
 
     /// Those installed by a backend.
     pub fn all_of(&self, backend: Backend) -> Result<Vec<Installed>> {
-        let name = backend.to_string();
-        self.parse(|entry| entry.state == State::Active && entry.is_of(&name))
+        self.parse(|entry| entry.state == State::Active && entry.backend() == backend)
     }
 
-    /// Those that are installed and redirect this address.
+    /// Those that redirect this address.
     pub fn all_from(&self, proto: Proto, from: SocketAddr) -> Result<Vec<Installed>> {
-        let (proto, from) = (proto.to_string(), from.to_string());
-        self.parse(|entry| entry.is_from(&proto, &from))
+        self.parse(|entry| entry.is_from(proto, from))
     }
 
     /// What killed commands have left half done.
     pub fn half_done(&self) -> Result<Vec<(State, Installed)>> {
-        self.entries()
-            .filter(|entry| entry.state != State::Active)
-            .map(|entry| Ok((entry.state, entry.parse()?)))
-            .collect()
+        let rules = self.parse(|entry| entry.state != State::Active)?;
+        let states = self.entries().filter(|entry| entry.state != State::Active);
+        Ok(states.map(|entry| entry.state).zip(rules).collect())
     }
 
-    /// Those that `wanted` picks.
+    /// Those that `wanted` picks, with their plans.
     pub fn parse(&self, mut wanted: impl FnMut(Entry) -> bool) -> Result<Vec<Installed>> {
-        self.entries()
+        let lines: Vec<(u64, usize)> = self
+            .entries()
             .filter(|entry| wanted(*entry))
-            .map(Entry::parse)
-            .collect()
+            .map(Entry::line)
+            .collect();
+        if lines.is_empty() {
+            return Ok(Vec::new());
+        }
+        let path = self.rules();
+        let read = || -> Result<Vec<Installed>> {
+            let file = File::open(&path)?;
+            // Many: all at once.
+            let all = match lines.len() {
+                0..100 => None,
+                _ => Some(fs::read(&path)?),
+            };
+            lines
+                .iter()
+                .map(|&(at, length)| {
+                    let json = match &all {
+                        Some(all) => all
+                            .get(at as usize..at as usize + length)
+                            .map(<[u8]>::to_vec),
+                        None => {
+                            let mut json = vec![0; length];
+                            file.read_exact_at(&mut json, at)?;
+                            Some(json)
+                        }
+                    };
+                    Ok(serde_json::from_slice(&json.context("it is too short")?)?)
+                })
+                .collect()
+        };
+        read().with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    /// What is changed for the rules that `wanted` picks. Most have the same fixes: one rule is read of
+    /// those that have.
+    pub fn fixes(&self, wanted: impl Fn(Entry) -> bool) -> Result<HashSet<Fix>> {
+        let chosen = self.entries().filter(|entry| entry.fixes() != 0);
+        let chosen = chosen.filter(|entry| wanted(*entry));
+        let by_fixes: HashMap<u64, u32> = chosen.map(|entry| (entry.fixes(), entry.id)).collect();
+        let rules = self.parse(|entry| by_fixes.get(&entry.fixes()) == Some(&entry.id))?;
+        Ok(rules.into_iter().flat_map(|rule| rule.plan.fixes).collect())
     }
 
     pub fn len(&self) -> usize {
-        self.live
+        self.entries().count()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.live == 0
+        self.entries().next().is_none()
     }
 
     /// The smallest numbers that no rule has.
@@ -286,7 +340,7 @@ impl Store {
     /// # Errors
     /// When there would be too many rules.
     pub fn free_ids(&self, count: usize) -> Result<Vec<u32>> {
-        let is_free = |id: &usize| self.slots.get(*id).is_none_or(Option::is_none);
+        let is_free = |id: &usize| self.records.get(id + 1).is_none_or(|record| record[0] == 0);
         let ids: Vec<u32> = (0..MAX_RULES)
             .filter(is_free)
             .take(count)
@@ -295,109 +349,142 @@ impl Store {
         ensure!(
             ids.len() == count,
             "there are {} rules: no more than {MAX_RULES} fit",
-            self.live
+            self.len()
         );
         Ok(ids)
     }
 
     /// Says that these are about to be installed.
     pub fn adding(&mut self, rules: &[Installed]) -> Result<()> {
-        let mut lines = String::new();
-        for installed in rules {
-            let Installed { id, rule, plan } = installed;
-            let _ = writeln!(
-                lines,
-                "add {id} {} {} {} {} {} {} {}",
-                rule.proto,
-                rule.from,
-                rule.to,
-                rule.dev.as_deref().unwrap_or("*"),
-                plan.backend,
-                if plan.fixes.is_empty() { "-" } else { "fixes" },
-                serde_json::to_string(installed)?
-            );
-        }
-        self.append(&lines)
+        let path = self.rules();
+        let mut append = || -> Result<()> {
+            let mut file = File::options().append(true).create(true).open(&path)?;
+            let (mut at, mut lines) = (file.metadata()?.len(), Vec::new());
+            for installed in rules {
+                let before = lines.len();
+                serde_json::to_writer(&mut lines, installed)?;
+                let length = lines.len() - before;
+                lines.push(b'\n');
+                let place = installed.id as usize + 1;
+                if self.records.len() <= place {
+                    self.records.resize(place + 1, [0; RECORD]);
+                }
+                self.records[place] = record(installed, at, length);
+                at += length as u64 + 1;
+            }
+            file.write_all(&lines)?;
+            Ok(())
+        };
+        append().with_context(|| format!("cannot write {}", path.display()))?;
+        self.write(rules)
     }
 
     /// Says that they are installed.
     pub fn added(&mut self, rules: &[Installed]) -> Result<()> {
-        self.append(&lines("is", rules))
+        self.set(rules, State::Active as u8)
     }
 
     /// Says that they are about to be taken away.
     pub fn removing(&mut self, rules: &[Installed]) -> Result<()> {
-        self.append(&lines("del", rules))
+        self.set(rules, State::Removing as u8)
     }
 
     /// Says that they are away.
     pub fn removed(&mut self, rules: &[Installed]) -> Result<()> {
-        self.append(&lines("gone", rules))?;
-        if self.live > 0 && self.text.len() > TIDY_BYTES {
-            let used: usize = self.entries().map(|entry| entry.line.len()).sum();
-            if used < self.text.len() / 2 {
+        self.set(rules, 0)?;
+        let length = fs::metadata(self.rules()).map_or(0, |m| m.len());
+        if length > TIDY_BYTES && !self.is_empty() {
+            let used: usize = self.entries().map(|entry| entry.line().1 + 1).sum();
+            if (used as u64) < length / 2 {
                 return self.tidy();
             }
         }
         Ok(())
     }
 
-    fn append(&mut self, lines: &str) -> Result<()> {
-        let path = self.journal();
-        let head = match self.text.is_empty() {
-            true => format!("{MAGIC} {}\n", self.cookie),
-            false => String::new(),
-        };
-        let lines = head + lines;
-        File::options()
-            .append(true)
-            .create(true)
-            .open(&path)
-            .and_then(|mut file| file.write_all(lines.as_bytes()))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        let mut start = self.text.len();
-        self.text.push_str(&lines);
-        for line in lines.lines() {
-            self.read_line(start, start + line.len())?;
-            start += line.len() + 1;
+    fn set(&mut self, rules: &[Installed], state: u8) -> Result<()> {
+        for installed in rules {
+            self.records[installed.id as usize + 1][0] = state;
         }
-        Ok(())
+        self.write(rules)
     }
 
-    /// Writes the journal anew, without its history.
-    fn tidy(&mut self) -> Result<()> {
-        let mut text = format!("{MAGIC} {}\n", self.cookie);
-        for (id, slot) in self.slots.iter().enumerate() {
-            let Some(slot) = slot else { continue };
-            let _ = writeln!(text, "{}", &self.text[slot.start..slot.end]);
-            let _ = match slot.state {
-                State::Adding => Ok(()),
-                State::Active => writeln!(text, "is {id}"),
-                State::Removing => writeln!(text, "del {id}"),
-            };
-        }
-        let path = self.journal();
-        whole::write(&path, false, |out| out.write_all(text.as_bytes()))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        (self.slots, self.live) = (Vec::new(), 0);
-        self.load()
+    /// Writes the records of these rules, and those between them, which are as they were.
+    fn write(&self, rules: &[Installed]) -> Result<()> {
+        let places = rules.iter().map(|installed| installed.id as usize + 1);
+        let (Some(first), Some(last)) = (places.clone().min(), places.max()) else {
+            return Ok(());
+        };
+        let path = self.index();
+        let write = || -> io::Result<()> {
+            let file = File::options()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)?;
+            if file.metadata()?.len() == 0 {
+                file.write_all_at(&self.records[0], 0)?;
+            }
+            let bytes = self.records[first..=last].as_flattened();
+            file.write_all_at(bytes, (first * RECORD) as u64)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
     }
+
+    /// Writes both files anew, without history.
+    fn tidy(&mut self) -> Result<()> {
+        let all = self.parse(|_| true)?;
+        let states: Vec<State> = self.entries().map(|entry| entry.state).collect();
+        let old = self.rules();
+        let mut new = Self {
+            dir: self.dir.clone(),
+            cookie: self.cookie,
+            lock: None,
+            records: vec![head(self.cookie, self.generation() + 1)],
+            readable: true,
+        };
+        // What a killed command may have begun.
+        let _ = fs::remove_file(new.rules());
+        let (mut lines, mut at) = (Vec::new(), 0);
+        for (installed, state) in all.iter().zip(states) {
+            serde_json::to_writer(&mut lines, installed)?;
+            let place = installed.id as usize + 1;
+            new.records.resize(place + 1, [0; RECORD]);
+            new.records[place] = record(installed, at as u64, lines.len() - at);
+            new.records[place][0] = state as u8;
+            lines.push(b'\n');
+            at = lines.len();
+        }
+        let path = self.index();
+        fs::write(new.rules(), lines)
+            .and_then(|()| {
+                whole::write(&path, false, |out| {
+                    out.write_all(new.records.as_flattened())
+                })
+            })
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        self.records = std::mem::take(&mut new.records);
+        let _ = fs::remove_file(old);
+        Ok(())
+    }
+}
+
+/// The first record of the index.
+fn head(cookie: u64, generation: u64) -> [u8; RECORD] {
+    let mut head = [0; RECORD];
+    head[..16].copy_from_slice(MAGIC);
+    head[16..24].copy_from_slice(&cookie.to_ne_bytes());
+    head[24..32].copy_from_slice(&generation.to_ne_bytes());
+    head
 }
 
 impl Drop for Store {
     /// Without rules nothing is left.
     fn drop(&mut self) {
-        if self.lock.is_some() && self.live == 0 && self.readable {
+        if self.lock.is_some() && self.readable && self.is_empty() {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
-}
-
-fn lines(what: &str, rules: &[Installed]) -> String {
-    rules.iter().fold(String::new(), |mut text, installed| {
-        let _ = writeln!(text, "{what} {}", installed.id);
-        text
-    })
 }
 
 /// Locks the folder, if there is one.
@@ -512,9 +599,13 @@ mod tests {
         let found = store.all_from(Proto::Udp, rules[1].rule.from).unwrap();
         assert_eq!(ids(&found), [1]);
         assert_eq!(store.all_from(Proto::Tcp, rules[1].rule.from).unwrap(), []);
-        let to = store.parse(|e| e.is_to("udp", "192.0.2.9:99")).unwrap();
+        let to = store
+            .parse(|e| e.is_to(Proto::Udp, rules[0].rule.to))
+            .unwrap();
         assert_eq!(ids(&to), [0, 1, 2]);
-        assert_eq!(ids(&store.parse(|e| e.has_fixes()).unwrap()), [2]);
+        let fixes = store.fixes(|_| true).unwrap();
+        assert_eq!(fixes, rules[2].plan.fixes.iter().cloned().collect());
+        assert!(store.fixes(|e| e.id != 2).unwrap().is_empty());
         assert_eq!(store.all_of(Backend::Tcx).unwrap(), []);
         store.removing(&rules[1..2]).unwrap();
         store.removed(&rules[1..2]).unwrap();
@@ -537,15 +628,21 @@ mod tests {
         store.added(&[rule(0)]).unwrap();
         store.removing(&[rule(0)]).unwrap();
         drop(store);
-        // Killed while it wrote, by a machine that was full.
-        let journal = dir.join("journal");
-        let mut file = File::options().append(true).open(&journal).unwrap();
-        file.write_all(b"add 5 udp 192.0.2.1:5 192").unwrap();
+        // Killed while it wrote a line, and while it made the file longer.
+        for (file, torn) in [("rules-0", &b"{\"id\":5,"[..]), ("index", &[1, 2, 3])] {
+            let mut file = File::options().append(true).open(dir.join(file)).unwrap();
+            file.write_all(torn).unwrap();
+        }
         let store = open(&dir, false);
         let half = store.half_done().unwrap();
         assert_eq!(half, [(State::Removing, rule(0)), (State::Adding, rule(1))]);
         assert_eq!(store.len(), 2);
-        assert!(fs::read_to_string(&journal).unwrap().ends_with("del 0\n"));
+        drop(store);
+        // And it goes on.
+        let mut store = open(&dir, true);
+        store.removed(&[rule(0), rule(1)]).unwrap();
+        store.adding(&[rule(2)]).unwrap();
+        assert_eq!(store.half_done().unwrap(), [(State::Adding, rule(2))]);
     }
 
     #[test]
@@ -562,7 +659,12 @@ mod tests {
             store.removing(&one).unwrap();
             store.removed(&one).unwrap();
         }
-        assert!(fs::metadata(dir.join("journal")).unwrap().len() < 2 * TIDY_BYTES as u64);
+        let sizes: Vec<u64> = fs::read_dir(&dir)
+            .unwrap()
+            .map(|file| file.unwrap().metadata().unwrap().len())
+            .collect();
+        assert_eq!(sizes.len(), 2, "index and rules");
+        assert!(sizes.iter().sum::<u64>() < 2 * TIDY_BYTES, "{sizes:?}");
         drop(store);
         assert_eq!(open(&dir, false).all().unwrap(), [rule(0)]);
     }
@@ -582,13 +684,14 @@ mod tests {
         drop(other);
         assert!(!dir.exists());
         fs::create_dir(&dir).unwrap();
-        fs::write(dir.join("journal"), "mountain-redirect-9 7\n").unwrap();
+        fs::write(dir.join("index"), [7; RECORD]).unwrap();
         let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
         assert!(error.to_string().contains("another version"), "{error}");
-        fs::write(dir.join("journal"), "mountain-redirect-1 7\nis 4\n").unwrap();
+        let damaged = [head(7, 0), [9; RECORD]];
+        fs::write(dir.join("index"), damaged.as_flattened()).unwrap();
         let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
-        assert!(error.to_string().contains("out of place"), "{error}");
-        assert!(dir.join("journal").exists(), "left for who can read it");
+        assert!(error.to_string().contains("damaged"), "{error}");
+        assert!(dir.join("index").exists(), "left for who can read it");
     }
 
     #[test]

@@ -117,13 +117,11 @@ pub enum Fits {
 /// # Errors
 /// Which other rule is in the way and what to do.
 pub fn among(rule: &Rule, store: &Store) -> Result<Fits> {
-    let (proto, from, to) = (
-        rule.proto.to_string(),
-        rule.from.to_string(),
-        rule.to.to_string(),
-    );
+    let Rule {
+        proto, from, to, ..
+    } = rule;
     let touching = store.parse(|entry| {
-        entry.is_from(&proto, &from) || entry.is_from(&proto, &to) || entry.is_to(&proto, &from)
+        entry.is_from(*proto, *from) || entry.is_from(*proto, *to) || entry.is_to(*proto, *from)
     })?;
     let mut known = Known::default();
     for other in &touching {
