@@ -10,7 +10,7 @@ use std::io;
 
 use anyhow::{ensure, Context, Result};
 
-use super::preflight::features;
+use super::preflight::{features, namespaces};
 use super::{Device, Fix};
 use crate::cc::scope;
 use crate::netlink;
@@ -166,8 +166,8 @@ fn at<T: Send>(
     if scope::this_namespace()? == namespace {
         return inside();
     }
-    match scope::namespaces().remove(&namespace) {
-        Some(file) => scope::within(file, inside),
+    match namespaces::find(|found| found.inode == namespace) {
+        Some(found) => scope::within(found.file, inside),
         None => Ok(None),
     }
 }

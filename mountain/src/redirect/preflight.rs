@@ -15,6 +15,7 @@ pub mod facts;
 pub mod features;
 pub mod firewall;
 mod gather;
+pub mod namespaces;
 
 use anyhow::Result;
 

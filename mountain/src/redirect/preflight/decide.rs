@@ -1,39 +1,18 @@
-//! Facts in, findings out: no look at the host from here on.
+//! Facts in, findings out: no look at the host from here on. `devices`: what they do to packets;
+//! `host`: what the kernel and its firewall do.
+
+mod devices;
+mod host;
 
 use std::net::IpAddr;
 
 use crate::check::OLDEST_KERNEL;
 use crate::redirect::{self as types, Backend, Finding, Fix, Plan, Rule, Snat};
 
-use super::facts::{
-    Client, Device, Facts, Far, FarEnd, Way, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT, XDP_TRANSMIT,
-};
-use super::OWN_PROGRAMS;
-
-/// The checksum of packets that leave the device is left to it: on a veth, to nobody.
-const TX_CHECKSUM: &str = "tx-checksum-ip-generic";
-const GRO: &str = "rx-gro";
+use super::facts::{Client, Device, Facts, Far, Way};
 
 /// Source ports of packets whose source is rewritten.
 const SNAT_PORTS: (u16, u16) = (61_000, 65_535);
-
-/// Largest MTU that every driver receives in one buffer, which is what XDP needs there: a page less
-/// headroom and `struct skb_shared_info`.
-const ONE_BUFFER: u32 = 3_498;
-
-/// Drivers that take redirected packets once a program is attached to the device, and say so only
-/// then (`xdp_features_set_redirect_target`).
-const TRANSMIT_WHEN_ATTACHED: [&str; 9] = [
-    "atlantic",
-    "bnxt_en",
-    "i40e",
-    "ice",
-    "igb",
-    "ixgbe",
-    "mvneta",
-    "stmmac",
-    "virtio_net",
-];
 
 /// One finding for each backend, fastest first.
 pub fn decide(rule: &Rule, facts: &Facts, fix: bool, in_force: &[Fix]) -> Vec<Finding> {
@@ -213,6 +192,15 @@ impl<'a> Case<'a> {
                 format!("this host has no route to {to}"),
                 format!("ip route add {to} via ROUTER"),
             );
+        } else if self.rule.from.ip().is_loopback() && !to.is_loopback() {
+            self.refuse(
+                format!(
+                    "only this host itself sends to {}, from a loopback address, and replies from {to} \
+                     would not come back to that",
+                    self.rule.from.ip()
+                ),
+                "redirect another address of this host",
+            );
         } else if to.is_loopback() && !self.rule.from.ip().is_loopback() {
             match (self.backend, to) {
                 (Backend::Nft, IpAddr::V4(_)) => self.route_localnet(),
@@ -272,7 +260,25 @@ impl<'a> Case<'a> {
         };
         let client = self.facts.client_device();
         let hairpin = client.is_some_and(|c| devices.contains(&c.link.ifindex));
+        let device = self.facts.device(*ifindex);
+        let own = || {
+            let addresses = device.into_iter().flat_map(|d| &d.addresses).copied();
+            let mut usable = addresses.filter(|a| a.is_ipv4() == rule.to.is_ipv4());
+            usable.find(|a| !matches!(a, IpAddr::V6(v6) if v6.is_unicast_link_local()))
+        };
+        let name = device.map_or("it", |d| &d.link.name);
         match rule.snat {
+            // Clients come in by any device, and nft tells those apart that come in by the target's.
+            Snat::Auto if self.backend == Backend::Nft && rule.dev.is_none() => {
+                self.snat = source.or_else(own);
+                if let (Some(address), true) = (self.snat, hairpin) {
+                    self.note(format!(
+                        "packets to {} of clients that come in by {name} get the source {address}",
+                        rule.to
+                    ));
+                }
+                return;
+            }
             Snat::Auto if !hairpin => return,
             Snat::Never => {
                 if hairpin {
@@ -286,13 +292,6 @@ impl<'a> Case<'a> {
             }
             Snat::Auto | Snat::Always => {}
         }
-        let device = self.facts.device(*ifindex);
-        let own = || {
-            let addresses = device.into_iter().flat_map(|d| &d.addresses).copied();
-            let mut usable = addresses.filter(|a| a.is_ipv4() == rule.to.is_ipv4());
-            usable.find(|a| !matches!(a, IpAddr::V6(v6) if v6.is_unicast_link_local()))
-        };
-        let name = device.map_or("it", |d| &d.link.name);
         let Some(address) = source.or_else(own) else {
             return self.refuse(
                 format!("the source address has to be rewritten, and {name} has none to offer"),
@@ -387,20 +386,21 @@ impl<'a> Case<'a> {
                 ));
             }
         }
-        let ethernet = |device: &Device| device.link.ethernet;
-        let headerless = [Some(client), target.filter(|_| self.bypasses())];
-        let headerless = headerless.into_iter().flatten().find(|d| !ethernet(d));
-        if let (Some(device), true) = (
-            headerless,
-            self.backend != Backend::Tcx || self.snat.is_some(),
-        ) {
+        // The programs parse from the Ethernet header on; what is only routed out needs none.
+        let direct = self.bypasses() || self.snat.is_some();
+        let devices = [Some(client), target.filter(|_| direct)];
+        let headerless = devices.into_iter().flatten().find(|d| !d.link.ethernet);
+        if let Some(device) = headerless {
             return self.refuse(
                 format!(
                     "{} has no Ethernet headers: packets redirected from or to it are lost",
                     device.link.name
                 ),
-                "use tcx or nft",
+                "use nft",
             );
+        }
+        if let (Some(target), true) = (target, self.snat.is_some()) {
+            self.one_size(client, target);
         }
         match (self.backend, target) {
             (Backend::Xdp, _) => self.receives_by_xdp(client),
@@ -446,401 +446,6 @@ impl<'a> Case<'a> {
                 _ => format!("name the {kind}: --dev {master}, or use nft"),
             },
         );
-    }
-
-    fn xdp_redirect(&mut self, client: &Device, target: &Device) {
-        self.one_way_out();
-        for device in [client, target] {
-            self.receives_by_xdp(device);
-            if device.xdp.features & (XDP_BASIC | XDP_REDIRECT) == XDP_BASIC {
-                let name = &device.link.name;
-                self.refuse(
-                    format!("the driver of {name} cannot redirect from XDP"),
-                    "use xdp, tcx or nft",
-                );
-            }
-            self.transmits(device);
-        }
-        let (small, large) = (
-            client.link.mtu.min(target.link.mtu),
-            client.link.mtu.max(target.link.mtu),
-        );
-        if small != large {
-            self.note(format!(
-                "packets over {small} bytes take the slower way through the kernel"
-            ));
-        }
-    }
-
-    /// What the fast backends attach to is one device.
-    fn one_way_out(&mut self) {
-        if let Way::Out { devices, .. } = &self.facts.way {
-            if devices.len() > 1 {
-                self.refuse(
-                    format!(
-                        "the route to {} has next hops on {} devices, of which only one would be served",
-                        self.rule.to.ip(),
-                        devices.len()
-                    ),
-                    "use xdp, tcx or nft, or give the target a route of its own",
-                );
-            }
-        }
-    }
-
-    /// Packets that come in by `device` are rewritten by XDP.
-    fn receives_by_xdp(&mut self, device: &Device) {
-        let name = &device.link.name;
-        if let Some(other) = &device.xdp.program {
-            if !OWN_PROGRAMS.iter().any(|own| other.starts_with(own)) {
-                self.refuse(
-                    format!("another XDP program is attached to {name}: {other}"),
-                    format!("where nothing needs it: ip link set dev {name} xdp off"),
-                );
-            }
-        }
-        let native = device.xdp.features & XDP_BASIC != 0;
-        match (device.link.kind.as_deref(), &device.far) {
-            (Some("veth"), Far::Unknown(why)) => self.refuse(
-                format!(
-                    "{name} is a veth whose far end cannot be looked at ({why}): it may leave \
-                     checksums unfinished, which XDP would corrupt"
-                ),
-                "use tcx or nft",
-            ),
-            (Some("veth"), Far::End(_)) if !native => self.refuse(
-                format!("{name} has fewer receive queues than its far end has transmit queues"),
-                format!("ethtool -L {name} rx NUMBER, or use tcx"),
-            ),
-            (Some("veth"), Far::End(far)) => {
-                self.checksums(name, far);
-                self.note(format!(
-                    "while a program is attached to {name}, its far end {} sends single segments \
-                     (no TSO or GSO across the veth)",
-                    far.link.name
-                ));
-            }
-            (Some(kind), _) => self.refuse(
-                format!(
-                    "{name} is a {kind} device: packets may reach it with unfinished checksums, \
-                     which XDP would corrupt"
-                ),
-                "use tcx or nft",
-            ),
-            (None, _) if !native => {
-                let driver = device.driver.as_deref().unwrap_or("unknown");
-                self.refuse(
-                    format!(
-                        "the driver of {name} ({driver}) has no native XDP; the generic mode is \
-                         slower than tcx and never chosen"
-                    ),
-                    "use tcx or nft",
-                );
-            }
-            (None, _) => {
-                if device.link.mtu > ONE_BUFFER && device.xdp.features & XDP_FRAGMENTS == 0 {
-                    self.refuse(
-                        format!(
-                            "the driver of {name} has no XDP for packets of {} bytes",
-                            device.link.mtu
-                        ),
-                        format!("ip link set dev {name} mtu {ONE_BUFFER} or less, or use tcx"),
-                    );
-                }
-                self.note(format!(
-                    "{name} is taken for hardware whose packets arrive with complete checksums"
-                ));
-            }
-        }
-    }
-
-    /// What the far end of the veth `name` sends arrives with finished checksums.
-    fn checksums(&mut self, name: &str, far: &FarEnd) {
-        let feature = far.features.get(TX_CHECKSUM).copied().unwrap_or_default();
-        let end = &far.link.name;
-        let why = format!(
-            "{end}, the far end of {name}, leaves checksums unfinished ({TX_CHECKSUM} is on), which \
-             XDP would corrupt"
-        );
-        if feature.on && !feature.free {
-            return self.refuse(why, "use tcx or nft");
-        }
-        let (fix, by_hand) = far.feature(TX_CHECKSUM, false);
-        self.need(!feature.on, fix, why, by_hand);
-    }
-
-    /// XDP can send packets out of `device`.
-    fn transmits(&mut self, device: &Device) {
-        let name = &device.link.name;
-        let offered = device.xdp.features & XDP_TRANSMIT != 0;
-        match &device.far {
-            // NAPI at the far end by a program; whoever attached that may take it away.
-            Far::End(far) if far.xdp => {}
-            Far::End(far) => {
-                let feature = far.features.get(GRO).copied().unwrap_or_default();
-                let end = &far.link.name;
-                let why = format!(
-                    "{end}, the far end of {name}, does not poll by NAPI (GRO is off): all packets \
-                     that XDP redirects into the veth would be lost"
-                );
-                if !feature.on && !feature.free {
-                    return self.refuse(why, "use xdp, tcx or nft");
-                }
-                let (fix, by_hand) = far.feature(GRO, true);
-                self.need(feature.on, fix, why, by_hand);
-            }
-            // Refused already.
-            Far::Unknown(_) => {}
-            Far::None => {
-                let driver = device.driver.as_deref().unwrap_or("unknown");
-                if !offered && !TRANSMIT_WHEN_ATTACHED.contains(&driver) {
-                    self.refuse(
-                        format!(
-                            "the driver of {name} ({driver}) cannot send what XDP redirects to it"
-                        ),
-                        "use xdp, tcx or nft",
-                    );
-                } else if !offered {
-                    self.note(format!(
-                        "the driver of {name} ({driver}) is known to send what XDP redirects to it \
-                         once a program is attached"
-                    ));
-                }
-            }
-        }
-    }
-
-    fn tcx_peer(&mut self, client: &Device, target: &Device) {
-        self.one_way_out();
-        let (name, to) = (&target.link.name, self.rule.to.ip());
-        if client.link.ifindex == target.link.ifindex {
-            self.refuse(
-                format!("clients and target are both behind {name}"),
-                "use tcx or nft",
-            );
-        }
-        let far = match &target.far {
-            Far::None => {
-                return self.refuse(
-                    format!("{to} is reached by {name}, which is no veth into another namespace"),
-                    "use xdp-redirect, tcx or nft",
-                );
-            }
-            Far::Unknown(why) => {
-                return self.refuse(
-                    format!("the far end of {name} cannot be looked at: {why}"),
-                    "use tcx or nft",
-                );
-            }
-            Far::End(far) => far,
-        };
-        if far.here {
-            self.refuse(
-                format!("both ends of the veth {name} are in this namespace"),
-                "use xdp-redirect, tcx or nft",
-            );
-        } else if !far.addresses.contains(&to) {
-            self.refuse(
-                format!("{to} is not an address of the namespace behind {name}, but further away"),
-                "use xdp-redirect, tcx or nft",
-            );
-        }
-        // Replies are as large as the far end makes them, and go out without the kernel's check.
-        if far.link.mtu > client.link.mtu {
-            self.refuse(
-                format!(
-                    "replies may have {} bytes, and {} carries {}: larger ones would be lost",
-                    far.link.mtu, client.link.name, client.link.mtu
-                ),
-                far.command(&format!(
-                    "ip link set dev {} mtu {}",
-                    far.link.name, client.link.mtu
-                )),
-            );
-        }
-    }
-
-    /// The kernel forwards between the clients' device and the target's.
-    fn forwarding(&mut self) {
-        let (client, target) = (self.facts.client_device(), self.facts.target_device());
-        let devices: Vec<&Device> = [client, target].into_iter().flatten().collect();
-        let host = &self.facts.host;
-        let off = |name: &str| format!("{name} does not forward packets to other devices");
-        if self.rule.to.is_ipv4() {
-            if client.is_none() {
-                self.need(
-                    host.ip_forward,
-                    sysctl("net/ipv4/ip_forward", Some(0)),
-                    "this host does not forward packets (net.ipv4.ip_forward = 0)",
-                    "sysctl -w net.ipv4.ip_forward=1",
-                );
-            }
-            for device in devices {
-                let (name, now) = (&device.link.name, device.sysctls.forwarding4);
-                self.need(
-                    now == Some(1),
-                    conf("ipv4", name, "forwarding", now),
-                    off(name),
-                    by_hand("ipv4", name, "forwarding"),
-                );
-            }
-            return;
-        }
-        let by_device = client.is_some() && devices.iter().all(|d| d.sysctls.force6.is_some());
-        if !host.forwarding6 && by_device {
-            for device in &devices {
-                let (name, now) = (&device.link.name, device.sysctls.force6);
-                self.need(
-                    now == Some(1),
-                    conf("ipv6", name, "force_forwarding", now),
-                    off(name),
-                    by_hand("ipv6", name, "force_forwarding"),
-                );
-            }
-        } else {
-            self.forwarding6(
-                host.forwarding6,
-                sysctl("net/ipv6/conf/all/forwarding", Some(0)),
-                "this host does not forward packets (net.ipv6.conf.all.forwarding = 0)",
-                "sysctl -w net.ipv6.conf.all.forwarding=1",
-            );
-        }
-        if self.backend == Backend::XdpRedirect {
-            // The look-up by BPF asks the device alone.
-            for device in devices {
-                let (name, now) = (&device.link.name, device.sysctls.forwarding6);
-                self.forwarding6(
-                    now == Some(1),
-                    conf("ipv6", name, "forwarding", now),
-                    &format!("net.ipv6.conf.{name}.forwarding is 0, which stops look-ups by XDP"),
-                    &by_hand("ipv6", name, "forwarding"),
-                );
-            }
-        }
-    }
-
-    /// A device that begins to forward forgets the default routes that it learnt.
-    fn forwarding6(&mut self, met: bool, fix: Fix, why: &str, by_hand: &str) {
-        if met || !self.facts.host.learnt_default6 {
-            return self.need(met, fix, why, by_hand);
-        }
-        self.refuse(
-            why,
-            format!(
-                "{by_hand}; as this host then drops the default route that a router advertised, \
-                 first set accept_ra of that route's device to 2 (--fix leaves it alone)"
-            ),
-        );
-    }
-
-    fn firewall(&mut self) {
-        let firewall = &self.facts.firewall;
-        let local = matches!(self.facts.way, Way::Host);
-        let hook = if local { "input" } else { "forward" };
-        for chain in firewall.chains.iter().filter(|c| c.hook == hook && c.drops) {
-            let docker = if chain.docker {
-                " (Docker's rules)"
-            } else {
-                ""
-            };
-            if !self.bypasses() {
-                self.note(format!(
-                    "the firewall may drop redirected packets: {}{docker} {}",
-                    chain.name, chain.what
-                ));
-            }
-        }
-        if !self.bypasses() {
-            return;
-        }
-        let passed =
-            |hook: &str| matches!(hook, "ingress" | "prerouting" | "forward" | "postrouting");
-        for chain in firewall.chains.iter().filter(|c| passed(&c.hook)) {
-            let docker = if chain.docker {
-                " (Docker's rules)"
-            } else {
-                ""
-            };
-            self.by_name_only = true;
-            self.note(format!(
-                "{} goes around the firewall, and {}{docker} {}: not chosen unless asked for by name",
-                self.backend, chain.name, chain.what
-            ));
-        }
-        if let Some(why) = &firewall.unknown {
-            self.by_name_only = true;
-            self.note(format!(
-                "{} goes around the firewall, and {why}: not chosen unless asked for by name",
-                self.backend
-            ));
-        }
-    }
-
-    fn notes_on_ways(&mut self) {
-        let Way::Out {
-            devices,
-            next,
-            resolved,
-            ..
-        } = &self.facts.way
-        else {
-            return;
-        };
-        let ethernet = self.facts.target_device().is_some_and(|d| d.link.ethernet);
-        if ethernet && !resolved {
-            self.note(format!(
-                "{next} is not resolved at the moment: see whether it answers"
-            ));
-        }
-        if devices.len() > 1 {
-            self.note(format!(
-                "the route to {} has several next hops: the kernel chooses one for each flow",
-                self.rule.to.ip()
-            ));
-        }
-        if self.facts.host.policy_rules {
-            self.note(
-                "there are policy routing rules (ip rule), which may send clients' packets another \
-                 way than was looked up here",
-            );
-        }
-        let strict = self.facts.client_device();
-        let strict = strict.filter(|d| d.sysctls.rp_filter == 1 && self.rule.from.is_ipv4());
-        if let (Some(client), false) = (strict, self.bypasses()) {
-            self.note(format!(
-                "{0} filters strictly (rp_filter = 1): clients that this host would not answer by {0} \
-                 are dropped, redirected or not",
-                client.link.name
-            ));
-        }
-    }
-}
-
-impl FarEnd {
-    /// Switching a feature, and how that is done by hand.
-    fn feature(&self, feature: &str, on: bool) -> (Fix, String) {
-        let device = types::Device {
-            ifindex: self.link.ifindex,
-            name: self.link.name.clone(),
-            peer: false,
-        };
-        let state = if on { "on" } else { "off" };
-        let command = format!("ethtool -K {} {feature} {state}", device.name);
-        let fix = Fix::Feature {
-            namespace: self.namespace,
-            device,
-            feature: feature.to_owned(),
-            on,
-        };
-        (fix, self.command(&command))
-    }
-
-    /// A command to be run where the end is.
-    fn command(&self, command: &str) -> String {
-        match self.here {
-            true => command.to_owned(),
-            false => format!("nsenter --net={} {command}", self.path),
-        }
     }
 }
 

@@ -263,8 +263,14 @@ fn kinds_that_have_no_xdp_of_their_own() {
     }
     let mut facts = facts();
     facts.devices[0].link.ethernet = false;
-    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
-    refuses(&facts, &ordinary(), XdpPass, "e2 has no Ethernet headers");
+    assert_eq!(possible(&facts, &ordinary()), [Nft]);
+    refuses(&facts, &ordinary(), Tcx, "e2 has no Ethernet headers");
+    // What the kernel routes out needs none.
+    facts
+        .devices
+        .iter_mut()
+        .for_each(|d| d.link.ethernet ^= true);
+    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
     let mut always = ordinary();
     always.snat = Snat::Always;
     assert_eq!(possible(&facts, &always), [Nft]);
@@ -419,6 +425,21 @@ fn ipv6_forwarding_spares_learnt_routes() {
     ];
     assert_eq!(paths(&facts, Tcx), by_device);
     assert_eq!(paths(&facts, XdpRedirect).len(), 4);
+    let mut always = rule.clone();
+    always.snat = Snat::Always;
+    let found = decide(&always, &facts, true, &[]);
+    let of = |b| {
+        found
+            .iter()
+            .find(|f| f.backend == b)
+            .and_then(|f| f.plan.clone())
+    };
+    assert_eq!(
+        of(Tcx).map(|p| p.fixes.len()),
+        Some(4),
+        "BPF looks the way up"
+    );
+    assert_eq!(of(Nft).map(|p| p.fixes.len()), Some(2));
     // Whoever learns routes must not lose them.
     facts.host.learnt_default6 = true;
     assert_eq!(paths(&facts, Tcx), by_device);

@@ -1,10 +1,9 @@
 //! Reading the [`Facts`] of a rule in the calling thread's network namespace. Changes nothing.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result};
 
@@ -14,6 +13,7 @@ use crate::netlink;
 use crate::redirect::Rule;
 
 use super::facts::{Client, Device, Facts, Far, FarEnd, Host, Sysctls, Way, Xdp};
+use super::namespaces::{self, Namespace};
 use super::{features, firewall, OWN_PROGRAMS};
 
 /// Everything that matters for `rule`.
@@ -45,7 +45,7 @@ pub fn gather(rule: &Rule) -> Result<Facts> {
     }
     let devices = indices
         .into_iter()
-        .map(|ifindex| device(ifindex, &addresses));
+        .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
     let nft = firewall::nft_program();
     let release = read("sys/kernel/osrelease").unwrap_or_default();
     Ok(Facts {
@@ -81,14 +81,14 @@ fn way(target: IpAddr) -> io::Result<Way> {
     })
 }
 
-fn device(ifindex: u32, addresses: &[(u32, IpAddr)]) -> Result<Device> {
+fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Device> {
     let link = netlink::link(ifindex).with_context(|| format!("cannot read device {ifindex}"))?;
     let master = link.master.and_then(|ifindex| {
         let master = netlink::link(ifindex).ok()?;
         Some((master.kind.unwrap_or_default(), master.name))
     });
     let far = match (link.kind.as_deref(), link.peer) {
-        (Some("veth"), Some(peer)) => far(&link.name, peer, link.peer_namespace),
+        (Some("veth"), Some(peer)) => far(&link.name, peer, link.peer_namespace, from),
         (Some("veth"), None) => Far::Unknown("it has no other end".to_owned()),
         _ => Far::None,
     };
@@ -142,13 +142,13 @@ fn xdp(ifindex: u32) -> io::Result<Xdp> {
 }
 
 /// The other end of the veth `name`: device `peer` of the namespace with number `id`.
-fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
+fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Far {
     let here = match scope::this_namespace() {
         Ok(here) => here,
         Err(e) => return Far::Unknown(format!("{e:#}")),
     };
     let Some(id) = id else {
-        let end = far_end(peer).map(|end| FarEnd {
+        let end = far_end(peer, from).map(|end| FarEnd {
             namespace: here,
             here: true,
             ..end
@@ -158,20 +158,18 @@ fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
             |end| Far::End(end.into()),
         );
     };
-    let known = |file: &File| netlink::namespace_id(file).is_ok_and(|found| found == Some(id));
-    let namespace = scope::namespaces()
-        .into_iter()
-        .find(|(_, file)| known(file));
-    let Some((inode, file)) = namespace else {
+    let known = |found: &Namespace| netlink::namespace_id(&found.file).is_ok_and(|n| n == Some(id));
+    let Some(namespace) = namespaces::find(known) else {
         return Far::Unknown(format!(
             "the network namespace of its other end (link-netnsid {id}) has no name in /run/netns \
              and no process that can be seen"
         ));
     };
-    match scope::within(file, || far_end(peer)) {
+    let Namespace { inode, path, file } = namespace;
+    match scope::within(file, || far_end(peer, from)) {
         Ok(end) => Far::End(Box::new(FarEnd {
             namespace: inode,
-            path: namespace_path(inode),
+            path: path.display().to_string(),
             ..end
         })),
         Err(e) => Far::Unknown(format!("the other end of {name}: {e:#}")),
@@ -179,7 +177,7 @@ fn far(name: &str, peer: u32, id: Option<i32>) -> Far {
 }
 
 /// Of the calling thread's namespace.
-fn far_end(ifindex: u32) -> Result<FarEnd> {
+fn far_end(ifindex: u32, from: IpAddr) -> Result<FarEnd> {
     let link = netlink::link(ifindex).context("cannot be read")?;
     let addresses = netlink::addresses().context("its addresses cannot be listed")?;
     Ok(FarEnd {
@@ -188,25 +186,11 @@ fn far_end(ifindex: u32) -> Result<FarEnd> {
             .context("its XDP cannot be read")?
             .program
             .is_some(),
+        way_back: netlink::look_up(from).is_ok_and(|way| matches!(way, netlink::Way::Out { .. })),
         addresses: addresses.into_iter().map(|(_, address)| address).collect(),
         link,
         ..FarEnd::default()
     })
-}
-
-/// How nsenter(1) is told of a namespace.
-fn namespace_path(inode: u64) -> String {
-    let is = |path: &str| fs::metadata(path).is_ok_and(|m| m.ino() == inode);
-    let names = |folder: &str, below: &str| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let paths = entries.map(|e| format!("{}{below}", e.path().display()));
-        paths.collect::<Vec<_>>()
-    };
-    let mut paths = names("/run/netns", "").into_iter();
-    paths
-        .find(|path| is(path))
-        .or_else(|| names("/proc", "/ns/net").into_iter().find(|path| is(path)))
-        .unwrap_or_default()
 }
 
 fn sysctls(device: &str) -> Sysctls {

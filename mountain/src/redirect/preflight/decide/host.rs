@@ -1,0 +1,177 @@
+//! The host: forwarding, firewall, and what else decides where packets go.
+
+use crate::redirect::{Backend, Fix, Snat};
+
+use super::super::facts::{Device, Far, Way};
+use super::{by_hand, conf, sysctl, Case};
+
+impl Case<'_> {
+    /// The kernel forwards between the clients' device and the target's.
+    pub(super) fn forwarding(&mut self) {
+        let (client, target) = (self.facts.client_device(), self.facts.target_device());
+        let devices: Vec<&Device> = [client, target].into_iter().flatten().collect();
+        let host = &self.facts.host;
+        let off = |name: &str| format!("{name} does not forward packets to other devices");
+        if self.rule.to.is_ipv4() {
+            if client.is_none() {
+                self.need(
+                    host.ip_forward,
+                    sysctl("net/ipv4/ip_forward", Some(0)),
+                    "this host does not forward packets (net.ipv4.ip_forward = 0)",
+                    "sysctl -w net.ipv4.ip_forward=1",
+                );
+            }
+            for device in devices {
+                let (name, now) = (&device.link.name, device.sysctls.forwarding4);
+                self.need(
+                    now == Some(1),
+                    conf("ipv4", name, "forwarding", now),
+                    off(name),
+                    by_hand("ipv4", name, "forwarding"),
+                );
+            }
+            return;
+        }
+        let by_device = client.is_some() && devices.iter().all(|d| d.sysctls.force6.is_some());
+        if !host.forwarding6 && by_device {
+            for device in &devices {
+                let (name, now) = (&device.link.name, device.sysctls.force6);
+                self.need(
+                    now == Some(1),
+                    conf("ipv6", name, "force_forwarding", now),
+                    off(name),
+                    by_hand("ipv6", name, "force_forwarding"),
+                );
+            }
+        } else {
+            self.forwarding6(
+                host.forwarding6,
+                sysctl("net/ipv6/conf/all/forwarding", Some(0)),
+                "this host does not forward packets (net.ipv6.conf.all.forwarding = 0)",
+                "sysctl -w net.ipv6.conf.all.forwarding=1",
+            );
+        }
+        let by_snat = self.snat.is_some() && self.backend != Backend::Nft;
+        if self.backend == Backend::XdpRedirect || by_snat {
+            // The look-up by BPF asks the device alone.
+            for device in devices {
+                let (name, now) = (&device.link.name, device.sysctls.forwarding6);
+                self.forwarding6(
+                    now == Some(1),
+                    conf("ipv6", name, "forwarding", now),
+                    &format!("net.ipv6.conf.{name}.forwarding is 0, which stops look-ups by BPF"),
+                    &by_hand("ipv6", name, "forwarding"),
+                );
+            }
+        }
+    }
+
+    /// A device that begins to forward forgets the default routes that it learnt.
+    pub(super) fn forwarding6(&mut self, met: bool, fix: Fix, why: &str, by_hand: &str) {
+        if met || !self.facts.host.learnt_default6 {
+            return self.need(met, fix, why, by_hand);
+        }
+        self.refuse(
+            why,
+            format!(
+                "{by_hand}; as this host then drops the default route that a router advertised, \
+                 first set accept_ra of that route's device to 2 (--fix leaves it alone)"
+            ),
+        );
+    }
+
+    pub(super) fn firewall(&mut self) {
+        let firewall = &self.facts.firewall;
+        let local = matches!(self.facts.way, Way::Host);
+        let hook = if local { "input" } else { "forward" };
+        for chain in firewall.chains.iter().filter(|c| c.hook == hook && c.drops) {
+            let docker = if chain.docker {
+                " (Docker's rules)"
+            } else {
+                ""
+            };
+            if !self.bypasses() {
+                self.note(format!(
+                    "the firewall may drop redirected packets: {}{docker} {}",
+                    chain.name, chain.what
+                ));
+            }
+        }
+        if !self.bypasses() {
+            return;
+        }
+        let passed =
+            |hook: &str| matches!(hook, "ingress" | "prerouting" | "forward" | "postrouting");
+        for chain in firewall.chains.iter().filter(|c| passed(&c.hook)) {
+            let docker = if chain.docker {
+                " (Docker's rules)"
+            } else {
+                ""
+            };
+            self.by_name_only = true;
+            self.note(format!(
+                "{} goes around the firewall, and {}{docker} {}: not chosen unless asked for by name",
+                self.backend, chain.name, chain.what
+            ));
+        }
+        if let Some(why) = &firewall.unknown {
+            self.by_name_only = true;
+            self.note(format!(
+                "{} goes around the firewall, and {why}: not chosen unless asked for by name",
+                self.backend
+            ));
+        }
+    }
+
+    pub(super) fn notes_on_ways(&mut self) {
+        let Way::Out {
+            devices,
+            next,
+            resolved,
+            ..
+        } = &self.facts.way
+        else {
+            return;
+        };
+        let ethernet = self.facts.target_device().is_some_and(|d| d.link.ethernet);
+        if ethernet && !resolved {
+            self.note(format!(
+                "{next} is not resolved at the moment: see whether it answers"
+            ));
+        }
+        if devices.len() > 1 {
+            self.note(format!(
+                "the route to {} has several next hops: the kernel chooses one for each flow",
+                self.rule.to.ip()
+            ));
+        }
+        let target = self.facts.target_device().map(|d| &d.far);
+        // By nft only those clients get another source who come in by the target's device.
+        let hairpins = self.rule.snat == Snat::Auto && self.rule.dev.is_none();
+        let stays = self.snat.is_none() || (self.backend == Backend::Nft && hairpins);
+        if let (Some(Far::End(far)), true) = (target, stays) {
+            let (from, to) = (self.rule.from.ip(), self.rule.to.ip());
+            if far.addresses.contains(&to) && !far.way_back {
+                self.note(format!(
+                    "{to} has no route to {from}: replies to clients there do not come back; give it \
+                     one by this host, or use --snat always"
+                ));
+            }
+        }
+        if self.facts.host.policy_rules {
+            self.note(
+                "there are policy routing rules (ip rule), which may send clients' packets another \
+                 way than was looked up here",
+            );
+        }
+        let strict = self.facts.client_device();
+        let strict = strict.filter(|d| d.sysctls.rp_filter == 1 && self.rule.from.is_ipv4());
+        if let (Some(client), false) = (strict, self.bypasses()) {
+            self.note(format!(
+                "{0} filters strictly (rp_filter = 1): clients that this host would not answer by {0} \
+                 are dropped, redirected or not",
+                client.link.name
+            ));
+        }
+    }
+}
