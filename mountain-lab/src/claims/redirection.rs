@@ -22,7 +22,6 @@ const SIDES: [Way; 2] = [
     Way::Backend(Backend::XdpRedirect),
 ];
 const ROUNDS: u32 = 12;
-const PACKETS: u32 = 524_288;
 
 pub fn test(bench: &mut Bench) -> Result<Verdict> {
     let rounds = if bench.quick { LEAST_ROUNDS } else { ROUNDS };
@@ -36,12 +35,7 @@ pub fn test(bench: &mut Bench) -> Result<Verdict> {
 /// Call in the client's namespace.
 fn measure(rig: &Rig, bench: &mut Bench, rounds: u32) -> Result<Verdict> {
     let mut sources = Sources::new(Programs::load(rig, TO)?, bench.seed)?;
-    let load = Load {
-        source: Source::Live,
-        payload: 64,
-        pps: None,
-        packets: if bench.quick { PACKETS / 4 } else { PACKETS },
-    };
+    let load = Load::new(Source::Live, 64, None, bench.quick);
     let (mut pairs, mut void) = (vec![], None);
     // As many again may be void.
     for round in 0..rounds * 2 {

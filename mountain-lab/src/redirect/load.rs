@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 use std::{io, ptr};
 
 use anyhow::{ensure, Context, Result};
@@ -35,10 +36,25 @@ pub struct Load {
     pub payload: usize,
     /// Packets per second; `None`: as fast as the source goes.
     pub pps: Option<u32>,
+    /// Of one call; a segment is as many calls as it takes to be `least` long.
     pub packets: u32,
+    pub least: Duration,
 }
 
 impl Load {
+    /// At full speed, `pps` `None`, half a second; else a call. Both much shorter with `quick`.
+    pub fn new(source: Source, payload: usize, pps: Option<u32>, quick: bool) -> Self {
+        // A call of the generator is at least so long that its set-up does not matter.
+        let (packets, millis) = if quick { (8_192, 20) } else { (131_072, 500) };
+        Load {
+            source,
+            payload,
+            pps,
+            packets,
+            least: Duration::from_millis(if pps.is_none() { millis } else { 0 }),
+        }
+    }
+
     /// Part of names of metrics.
     pub fn name(&self) -> String {
         let source = match self.source {

@@ -29,19 +29,11 @@ const MAX_OVER_BARE: f64 = 1.25;
 
 /// What is offered to each row.
 pub fn loads(quick: bool) -> Vec<Load> {
-    // A call of the generator is at least so long that its set-up does not matter.
-    let packets = if quick { 8_192 } else { 131_072 };
     let mut loads = vec![];
     for source in [Source::Live, Source::Socket] {
         for payload in [64, 1_400] {
             for pps in [None, Some(FIXED_PPS)] {
-                loads.push(Load {
-                    source,
-                    payload,
-                    pps,
-                    // Faster, and so shorter; and much of it finds the router's ring full.
-                    packets: if pps.is_none() { packets * 4 } else { packets },
-                });
+                loads.push(Load::new(source, payload, pps, quick));
             }
         }
     }

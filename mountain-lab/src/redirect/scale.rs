@@ -174,13 +174,7 @@ fn segments(
     let mut rng = Pcg64Mcg::seed_from_u64(args.seed);
     let chosen: Vec<usize> = (0..ACTIVE).map(|_| rng.random_range(0..count)).collect();
     let uniform: Vec<usize> = (0..MAX_FLOWS).map(|_| rng.random_range(0..count)).collect();
-    let packets = if args.quick { 131_072 } else { 524_288 };
-    let load = Load {
-        source: Source::Live,
-        payload: 64,
-        pps: None,
-        packets,
-    };
+    let load = Load::new(Source::Live, 64, None, args.quick);
     // As many flows as elsewhere, by the rules in use; a flow and a packet or so for each of many.
     let flows = usize::from(FLOWS);
     let ports = |i: usize| FIRST_PORT + (i % flows) as u16;
