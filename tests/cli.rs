@@ -22,7 +22,13 @@ fn without_root_it_says_so() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = dir.path().join("mountain");
     fs::copy(MOUNTAIN, &program).unwrap();
-    for args in [&["up"][..], &["down"], &["status"]] {
+    for args in [
+        &["up"][..],
+        &["down"],
+        &["status"],
+        &["redirect", "list"],
+        &["redirect", "del", "--all"],
+    ] {
         let output = Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
             .arg(&program)

@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use mountain::redirect::bpf::hooks::{self, Hook, Program};
 use net::{ask, udp, Net, Place};
 use support::Ns;
 
@@ -23,6 +24,11 @@ fn places(ipv6: bool) -> (&'static str, &'static str, &'static str) {
         false => ("10.0.8.18:0", "10.0.8.17:8080", "10.0.1.2:8083"),
         true => ("[fd08::18]:0", "[fd08::17]:8080", "[fd01::2]:8083"),
     }
+}
+
+/// Where [`tcp_echo`] serves: the port of `to` has a server.
+fn tcp_target(to: &str) -> String {
+    to.replace(":8083", ":8084")
 }
 
 /// Packets that a namespace's stack found with a wrong checksum.
@@ -56,7 +62,7 @@ fn bad_checksums(ns: &Ns) -> u64 {
 /// what was sent, byte by byte.
 fn tcp_echo(net: &Net, ipv6: bool, bytes: usize) {
     let (_, from, to) = places(ipv6);
-    let to: SocketAddr = to.parse().unwrap();
+    let to: SocketAddr = tcp_target(to).parse().unwrap();
     let from: SocketAddr = from.parse().unwrap();
     let listener = net.server.with(move || TcpListener::bind(to).unwrap());
     let server = std::thread::spawn(move || {
@@ -128,7 +134,7 @@ fn each_backend_delivers_or_refuses() {
     let mut net = Net::new();
     for ipv6 in [false, true] {
         let (_, _, to) = places(ipv6);
-        net.serve_udp(Place::Server, "target", to);
+        net.serve(Place::Server, "target", to);
     }
     for tx in [true, false] {
         for gro in [true, false] {
@@ -146,8 +152,10 @@ fn each_backend_delivers_or_refuses() {
                         "{backend}, tx {t}, gro {g}, IPv{}",
                         if ipv6 { 6 } else { 4 }
                     );
-                    let rule = |proto| format!("--proto {proto} --from {from} --to {to}");
-                    let add = |proto| format!("add {} --backend {backend}", rule(proto));
+                    let add = |proto| {
+                        let to = if proto == "tcp" { tcp_target(to) } else { to.to_owned() };
+                        format!("add --proto {proto} --from {from} --to {to} --backend {backend}")
+                    };
                     if let Some(why) = expected_refusal(backend, tx, gro) {
                         let said = net.refuses(&add("udp"));
                         assert!(said.contains(why), "{what}: {said}");
@@ -185,7 +193,7 @@ fn each_backend_delivers_or_refuses() {
 #[test]
 fn fix_makes_every_backend_possible_and_del_undoes_it() {
     let mut net = Net::new();
-    net.serve_udp(Place::Server, "target", places(false).2);
+    net.serve(Place::Server, "target", places(false).2);
     let features = |net: &Net| net.client.run("ethtool -k c0") + &net.server.run("ethtool -k s0");
     let before = features(&net);
     for backend in BACKENDS {
@@ -242,7 +250,7 @@ fn backends_work_side_by_side_and_go_one_at_a_time() {
         ("10.0.1.2:9001", "third"),
     ];
     for (to, name) in targets {
-        net.serve_udp(Place::Server, name, to);
+        net.serve(Place::Server, name, to);
     }
     let socket = udp(&net.client, "10.0.8.18:0");
     let mut there = vec![];
@@ -327,4 +335,168 @@ fn a_target_that_is_down_says_so_to_the_client() {
             net.redirect("del --all");
         }
     }
+}
+
+/// Names of the programs at a tcx hook of a device, in the order in which they run.
+fn at_egress(ns: &Ns, dev: &'static str) -> Vec<String> {
+    ns.with(move || {
+        let ifindex = nix::net::if_::if_nametoindex(dev).unwrap();
+        let ids = hooks::programs(Hook::TcxEgress, ifindex).unwrap();
+        ids.into_iter()
+            .map(|id| Program::by_id(id).unwrap().name)
+            .collect()
+    })
+}
+
+/// The router has two ways to the server's address and steers among them, and clients' packets come
+/// back through steering too: replies are rewritten before.
+#[test]
+fn steering_sees_replies_as_they_leave() {
+    for steer_first in [true, false] {
+        let mut net = Net::new();
+        // A second way to the server and to the client.
+        net::join(&net.router, "rs1", &net.server, "s1");
+        net::address(&net.router, "rs1", "10.0.2.1", "fd02::1");
+        net::address(&net.server, "s1", "10.0.2.2", "fd02::2");
+        net::join(&net.client, "c1", &net.router, "rc1");
+        net::address(&net.client, "c1", "10.0.9.18", "fd09::18");
+        net::address(&net.router, "rc1", "10.0.9.17", "fd09::17");
+        net.server.ip("addr add 10.77.0.1/32 dev lo");
+        net.client.ip("addr add 10.78.0.1/32 dev lo");
+        net.router
+            .ip("route add 10.77.0.1 nexthop via 10.0.1.2 nexthop via 10.0.2.2");
+        net.router
+            .ip("route add 10.78.0.0/24 nexthop via 10.0.8.18 nexthop via 10.0.9.18");
+        let (from, to) = ("10.0.8.17:8080", "10.77.0.1:8083");
+        net.serve(Place::Server, "target", to);
+        let up = |net: &Net| net.router.mountain_ok("up");
+        // From the client's address on its uplink, which replies reach by one way only: what is
+        // looked at is the order at a device that both programs are on.
+        let rule = format!("--proto udp --from {from} --to {to} --dev rc --backend tcx");
+        if steer_first {
+            up(&net);
+        }
+        net.redirect(&format!("add {rule}"));
+        if !steer_first {
+            up(&net);
+        }
+        assert_eq!(
+            at_egress(&net.router, "rc"),
+            ["mtn_redirect_ou", "mountain_steer"]
+        );
+        let socket = udp(&net.client, "10.0.8.18:0");
+        for i in 0..20 {
+            let text = format!("hi {i}");
+            assert_eq!(
+                ask(&socket, from, &text),
+                (format!("target {text}"), from.to_owned())
+            );
+        }
+        net.router.mountain_ok("down");
+        assert_eq!(at_egress(&net.router, "rc"), ["mtn_redirect_ou"]);
+        assert_eq!(
+            ask(&socket, from, "still"),
+            ("target still".to_owned(), from.to_owned())
+        );
+        net.redirect("del --all");
+        assert_eq!(at_egress(&net.router, "rc"), [] as [&str; 0]);
+    }
+}
+
+/// Client and target behind one device: the target must answer through this host.
+#[test]
+fn a_hairpin_by_each_backend_that_can() {
+    let mut net = Net::new();
+    net.client.ip("addr add 10.0.8.20/24 dev c0");
+    net.serve(Place::Client, "neighbour", "10.0.8.20:8083");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    let from = "10.0.8.17:8080";
+    for backend in BACKENDS {
+        let add =
+            format!("add --proto udp --from {from} --to 10.0.8.20:8083 --backend {backend} --fix");
+        if backend == "xdp" {
+            let said = net.refuses(&add);
+            assert!(said.contains("source"), "{said}");
+            continue;
+        }
+        if backend == "tcx-peer" {
+            // It may or may not: the preflight says. What it accepts must work.
+            let possible = net
+                .router
+                .mountain(&format!("redirect {add}"))
+                .status
+                .success();
+            if !possible {
+                continue;
+            }
+        } else {
+            net.redirect(&add);
+        }
+        for i in 0..5 {
+            let text = format!("hi {i}");
+            let got = ask(&socket, from, &text);
+            assert_eq!(
+                got,
+                (format!("neighbour {text}"), from.to_owned()),
+                "{backend}"
+            );
+        }
+        let stats = net.json("stats");
+        assert_eq!(
+            stats["rules"][0]["reply"]["packets"], 5,
+            "{backend}: {stats:#}"
+        );
+        net.redirect("del --all");
+    }
+    net.assert_clean();
+}
+
+/// The target is this host: what leaves by the client device is rewritten as well.
+#[test]
+fn a_target_on_this_host_by_each_backend_that_can() {
+    let mut net = Net::new();
+    net.serve(Place::Router, "here", "10.0.1.1:9000");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    let from = "10.0.8.17:8080";
+    for backend in BACKENDS {
+        let add =
+            format!("add --proto udp --from {from} --to 10.0.1.1:9000 --backend {backend} --fix");
+        if backend == "tcx-peer" || backend == "xdp-redirect" {
+            let said = net.refuses(&add);
+            assert!(said.contains("this host"), "{said}");
+            continue;
+        }
+        net.redirect(&add);
+        assert_eq!(
+            ask(&socket, from, "hi"),
+            ("here hi".to_owned(), from.to_owned()),
+            "{backend}"
+        );
+        net.redirect("del --all");
+    }
+    net.assert_clean();
+}
+
+/// The device goes and takes the programs along: rules say so, can be deleted and added again.
+#[test]
+fn a_device_that_goes_takes_nothing_else_along() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "target", "10.0.1.2:8083");
+    let rule = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend xdp-redirect --fix";
+    net.redirect(&format!("add {rule}"));
+    net.client.ip("link del c0");
+    assert_eq!(net.rules(), 1);
+    net.redirect("del --proto udp --from 10.0.8.17:8080");
+    net.assert_clean();
+    net::join(&net.client, "c0", &net.router, "rc");
+    net::address(&net.client, "c0", "10.0.8.18", "fd08::18");
+    net::address(&net.router, "rc", "10.0.8.17", "fd08::17");
+    net.client.ip("route add default via 10.0.8.17");
+    net.redirect(&format!("add {rule}"));
+    let socket = udp(&net.client, "10.0.8.18:0");
+    let got = ask(&socket, "10.0.8.17:8080", "again");
+    assert_eq!(
+        got,
+        ("target again".to_owned(), "10.0.8.17:8080".to_owned())
+    );
 }

@@ -19,6 +19,8 @@ use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
 
+/// Rules that `restore` could not add and says so of, each.
+const SHOWN_ERRORS: usize = 20;
 const NONE: &str = "there is no redirect in this network namespace\n";
 /// Log lines a second of `--log` without a rate.
 const DEFAULT_LOG_RATE: &str = "10";
@@ -252,12 +254,12 @@ fn report(findings: &[Finding]) -> Report {
         let todo = finding.todo.join("; ");
         match &finding.plan {
             Some(plan) => {
-                let by_name = match finding.by_name_only {
-                    true => "; only when asked for by name",
-                    false => "",
+                let only = if finding.by_name_only {
+                    "; only when it is named"
+                } else {
+                    ""
                 };
-                let text = format!("{}{by_name}", plan_text(plan));
-                report.push(&name, Level::Ok, text, todo);
+                report.push(&name, Level::Ok, plan_text(plan) + only, todo);
             }
             None => report.push(&name, Level::Fail, finding.refused.join("; "), todo),
         }
@@ -359,7 +361,9 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
             Ok(Added::Was(_)) => was += 1,
             Err(e) => {
                 wrong += 1;
-                eprintln!("mountain: redirect[{i}] ({}): {e:#}", wanted[i].rule);
+                if wrong <= SHOWN_ERRORS {
+                    eprintln!("mountain: redirect[{i}] ({}): {e:#}", wanted[i].rule);
+                }
             }
         }
     }

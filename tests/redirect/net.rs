@@ -7,6 +7,7 @@
 //! Likewise fd08::/64 and fd01::/64. The server answers on every port it is told to, UDP and TCP,
 //! with its own name, a blank and what it got.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use nix::sched::{setns, CloneFlags};
 use serde_json::Value;
 
 use crate::support::Ns;
@@ -58,6 +60,28 @@ impl Net {
         net
     }
 
+    /// The same with a neighbour of the client, 10.0.8.19, on the other port of a bridge.
+    pub fn with_neighbour() -> (Self, Ns) {
+        let (mut net, neighbour) = (Self::new(), Ns::new("n"));
+        // Where its module is loaded, bridged packets would come by Netfilter as routed ones do.
+        for family in ["iptables", "ip6tables"] {
+            let key = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
+            net.router.with(move || drop(std::fs::write(key, "0")));
+        }
+        net.router.ip("addr flush dev rc");
+        net.router.ip("link add br0 type bridge");
+        join(&neighbour, "n0", &net.router, "rn");
+        for port in ["rc", "rn"] {
+            net.router.ip(&format!("link set {port} master br0"));
+        }
+        net.router.ip("link set br0 up");
+        address(&net.router, "br0", "10.0.8.17", "fd08::17");
+        address(&neighbour, "n0", "10.0.8.19", "fd08::19");
+        net.serve_in(&neighbour, "neighbour", "10.0.8.19:9000");
+        net.serve_in(&neighbour, "neighbour", "[fd08::19]:9000");
+        (net, neighbour)
+    }
+
     /// `mountain redirect ARGS` on the router; fails the test when it fails.
     pub fn redirect(&self, args: &str) -> String {
         self.router.mountain_ok(&format!("redirect {args}"))
@@ -88,13 +112,56 @@ impl Net {
         assert!(!std::path::Path::new(&dir).exists(), "{dir}");
     }
 
-    /// Answers at an address inside a namespace until the test ends, UDP and TCP.
+    /// Packets and bytes of a rule, there and back.
+    pub fn counted(&self, id: usize) -> [u64; 4] {
+        let stats = self.json("stats");
+        let rule = &stats["rules"][id];
+        assert_eq!(rule["id"], id);
+        ["forward", "reply"]
+            .into_iter()
+            .flat_map(|way| ["packets", "bytes"].map(|what| rule[way][what].as_u64().unwrap()))
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap()
+    }
+
+    /// Answers at an address inside a namespace until the test ends.
     pub fn serve(&mut self, at: Place, name: &'static str, address: &str) {
-        self.serve_udp(at, name, address);
+        let ns = match at {
+            Place::Client => self.client.path(),
+            Place::Router => self.router.path(),
+            Place::Server => self.server.path(),
+        };
+        self.serve_at(&ns, name, address);
+    }
+
+    fn serve_in(&mut self, ns: &Ns, name: &'static str, address: &str) {
+        self.serve_at(&ns.path(), name, address);
+    }
+
+    fn serve_at(&mut self, ns: &str, name: &'static str, address: &str) {
         let address: SocketAddr = address.parse().unwrap();
-        let tcp = self
-            .place(at)
-            .with(move || TcpListener::bind(address).unwrap());
+        let ns = File::open(ns).unwrap();
+        let sockets = thread::spawn(move || {
+            setns(&ns, CloneFlags::CLONE_NEWNET).unwrap();
+            (
+                UdpSocket::bind(address).unwrap(),
+                TcpListener::bind(address).unwrap(),
+            )
+        });
+        let (udp, tcp) = sockets.join().unwrap();
+        let stop = Arc::clone(&self.stop);
+        udp.set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        self.threads.push(thread::spawn(move || {
+            let mut buffer = [0; 2000];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((n, from)) = udp.recv_from(&mut buffer) {
+                    let answer = [name.as_bytes(), b" ", &buffer[..n]].concat();
+                    let _ = udp.send_to(&answer, from);
+                }
+            }
+        }));
         let stop = Arc::clone(&self.stop);
         tcp.set_nonblocking(true).unwrap();
         self.threads.push(thread::spawn(move || {
@@ -108,34 +175,6 @@ impl Net {
                 }
             }
         }));
-    }
-
-    /// UDP only.
-    pub fn serve_udp(&mut self, at: Place, name: &'static str, address: &str) {
-        let address: SocketAddr = address.parse().unwrap();
-        let udp = self
-            .place(at)
-            .with(move || UdpSocket::bind(address).unwrap());
-        let stop = Arc::clone(&self.stop);
-        udp.set_read_timeout(Some(Duration::from_millis(100)))
-            .unwrap();
-        self.threads.push(thread::spawn(move || {
-            let mut buffer = [0; 2000];
-            while !stop.load(Ordering::Relaxed) {
-                if let Ok((n, from)) = udp.recv_from(&mut buffer) {
-                    let answer = [name.as_bytes(), b" ", &buffer[..n]].concat();
-                    let _ = udp.send_to(&answer, from);
-                }
-            }
-        }));
-    }
-
-    fn place(&self, at: Place) -> &Ns {
-        match at {
-            Place::Client => &self.client,
-            Place::Router => &self.router,
-            Place::Server => &self.server,
-        }
     }
 }
 
@@ -151,6 +190,7 @@ impl Drop for Net {
 
 /// Where something runs.
 #[derive(Clone, Copy)]
+#[allow(dead_code)] // Each test binary uses its own part.
 pub enum Place {
     Client,
     Router,
@@ -198,6 +238,12 @@ pub fn ask(socket: &UdpSocket, to: &str, text: &str) -> (String, String) {
     )
 }
 
+/// Sends to an address and gets the answer of the one named, from that same address.
+pub fn assert_answers(socket: &UdpSocket, to: &str, name: &str) {
+    let answer = ask(socket, to, "hello");
+    assert_eq!(answer, (format!("{name} hello"), to.to_owned()));
+}
+
 /// Sends; there must be no answer but perhaps an ICMP error.
 pub fn ask_in_vain(socket: &UdpSocket, to: &str) {
     socket.set_read_timeout(Some(NO_ANSWER)).unwrap();
@@ -214,11 +260,11 @@ pub fn ask_tcp(ns: &Ns, to: &str, text: &'static str) -> io::Result<String> {
     ns.with(move || {
         let mut stream = TcpStream::connect_timeout(&to, ANSWER)?;
         stream.set_read_timeout(Some(ANSWER))?;
+        assert_eq!(stream.peer_addr()?, to);
         stream.write_all(text.as_bytes())?;
         stream.shutdown(Shutdown::Write)?;
         let mut got = String::new();
         stream.read_to_string(&mut got)?;
-        assert_eq!(stream.peer_addr()?, to);
         Ok(got)
     })
 }

@@ -25,7 +25,7 @@ pub fn tables_with_base_chains() -> io::Result<Vec<String>> {
     let kind = (NFNL_SUBSYS_NFTABLES << 8) | NFT_MSG_GETCHAIN;
     // Of all families.
     let header = [0; HEADER_LEN];
-    Socket::open_to(NETLINK_NETFILTER)?.dump(kind, &header, |_, payload| {
+    Socket::open_for(NETLINK_NETFILTER)?.dump(kind, &header, |_, payload| {
         let chain = Attributes::after(payload, HEADER_LEN);
         if chain.has(NFTA_CHAIN_HOOK) {
             tables.extend(chain.string(NFTA_CHAIN_TABLE));

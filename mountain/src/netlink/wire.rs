@@ -11,21 +11,23 @@ use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
 
 /// Length of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
+/// The kernel makes a dump's parts as large as the reader's buffer allows (32 KiB, except for single
+/// large objects), and begins a large set of nftables anew for each part.
+const DUMP_BUFFER: usize = 1 << 20;
 
-/// A blocking netlink socket in the namespace of the thread that opened it.
+/// A blocking netlink socket, of rtnetlink unless said otherwise, in the namespace of the thread that opened it.
 pub(crate) struct Socket {
     socket: netlink_sys::Socket,
     sequence: u32,
 }
 
 impl Socket {
-    /// Of rtnetlink.
     pub(crate) fn open() -> io::Result<Self> {
-        Self::open_to(NETLINK_ROUTE)
+        Self::open_for(NETLINK_ROUTE)
     }
 
-    /// Of another part of the kernel.
-    pub(crate) fn open_to(protocol: isize) -> io::Result<Self> {
+    /// One of another netlink protocol.
+    pub(crate) fn open_for(protocol: isize) -> io::Result<Self> {
         let mut socket = netlink_sys::Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
@@ -47,8 +49,10 @@ impl Socket {
     ) -> io::Result<bool> {
         self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, header)?;
         let mut consistent = true;
+        let mut datagram = Vec::with_capacity(DUMP_BUFFER);
         loop {
-            let (datagram, _) = self.socket.recv_from_full()?;
+            datagram.clear();
+            self.socket.recv(&mut datagram, 0)?;
             for message in messages(&datagram) {
                 if message.sequence_number() != self.sequence {
                     continue;

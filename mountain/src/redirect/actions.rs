@@ -47,20 +47,25 @@ pub fn open(to_add: bool) -> Result<Store> {
         true => Store::open_to_add()?,
         false => Store::open()?,
     };
-    for (state, installed) in store.half_done()? {
-        let rule = &installed.rule;
-        match state {
-            State::Adding => eprintln!(
-                "mountain: a command was ended while it added rule {} ({rule}): taken back",
-                installed.id
+    let half_done = store.half_done()?;
+    for (state, what, became) in [
+        (State::Adding, "added", "taken back"),
+        (State::Removing, "deleted", "finished"),
+    ] {
+        let of = half_done.iter().filter(|(found, _)| *found == state);
+        let rules: Vec<Installed> = of.map(|(_, installed)| installed.clone()).collect();
+        match &rules[..] {
+            [] => continue,
+            [one] => eprintln!(
+                "mountain: a command was ended while it {what} rule {} ({}): {became}",
+                one.id, one.rule
             ),
-            _ => eprintln!(
-                "mountain: a command was ended while it deleted rule {} ({rule}): finished",
-                installed.id
+            many => eprintln!(
+                "mountain: a command was ended while it {what} {} rules: {became}",
+                many.len()
             ),
         }
-        let these = [installed];
-        take_away(&mut store, &these)?;
+        take_away(&mut store, &rules)?;
     }
     Ok(store)
 }
@@ -74,7 +79,7 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::device_exists(rule)?;
     let store = open(false)?;
     validate::among(rule, &store)?;
-    look(rule, fix, target_kind(rule, &store)?)
+    look(&store, rule, fix, target_kind(rule, &store)?)
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
@@ -102,9 +107,8 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
             Some(kind) => Some(*kind),
             None => target_kind(rule, store)?,
         };
-        let mut plan = choose(look(rule, one.fix, kind)?, one.backend)?;
+        let plan = choose(look(store, rule, one.fix, kind)?, one.backend)?;
         kinds.insert(target, Kind::of(plan.backend));
-        inherit(&mut plan, store)?;
         new.insert("a rule before it".to_owned(), rule);
         Ok(Added::New(Installed {
             id: 0,
@@ -140,8 +144,10 @@ fn target_kind(rule: &Rule, store: &Store) -> Result<Option<Kind>> {
 
 /// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
 /// of other rules with the same target.
-fn look(rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec<Finding>> {
-    let mut findings = preflight::look(rule, fix)?;
+fn look(store: &Store, rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec<Finding>> {
+    let others = store.parse(|entry| entry.has_fixes())?;
+    let in_force: Vec<Fix> = others.into_iter().flat_map(|i| i.plan.fixes).collect();
+    let mut findings = preflight::look_beside(rule, fix, &in_force)?;
     for finding in &mut findings {
         // One client may use the same port by both: its replies could not be told apart.
         if kind.is_some_and(|kind| kind != Kind::of(finding.backend)) {
@@ -162,26 +168,6 @@ fn look(rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec<Finding>> {
         }
     }
     Ok(findings)
-}
-
-/// What rules of the same devices have changed is needed by this one too: it stays until the last
-/// of them goes.
-fn inherit(plan: &mut Plan, store: &Store) -> Result<()> {
-    let devices = |plan: &Plan| {
-        let both = [plan.client_dev.clone(), plan.target_dev.clone()];
-        both.into_iter().flatten().collect::<Vec<_>>()
-    };
-    let ours = devices(plan);
-    for other in store.parse(|entry| entry.has_fixes())? {
-        if devices(&other.plan).iter().any(|dev| ours.contains(dev)) {
-            for fix in other.plan.fixes {
-                if !plan.fixes.contains(&fix) {
-                    plan.fixes.push(fix);
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The plan of the backend that is asked for, or of the fastest that is possible.
@@ -205,13 +191,9 @@ pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
                 let reasons = reasons(&finding);
                 match finding.plan {
                     Some(plan) if !finding.by_name_only => return Ok(plan),
-                    Some(_) => {
-                        why += &format!("\n  {}: only when asked for by name", finding.backend);
-                        continue;
-                    }
-                    None => {}
+                    Some(_) => why += &format!("\n  {}: only when it is named", finding.backend),
+                    None => why += &format!("\n  {}: {reasons}", finding.backend),
                 }
-                why += &format!("\n  {}: {reasons}", finding.backend);
             }
             bail!("no backend is possible here:{why}")
         }
@@ -250,13 +232,12 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
         match backend {
             Backend::Nft => {
                 nft::install(&rules, || store.all_of(Backend::Nft))?;
-                for installed in &rules {
-                    let forgotten = conntrack::forget_direct(&installed.rule);
-                    warn(
-                        forgotten,
-                        "flows under way are not redirected until they pause",
-                    );
-                }
+                let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();
+                let forgotten = conntrack::forget_direct(&rules);
+                warn(
+                    forgotten,
+                    "flows under way are not redirected until they pause",
+                );
             }
             _ => bpf::install(&rules)?,
         }

@@ -55,36 +55,52 @@ struct Flow {
 /// # Errors
 /// When the kernel refuses to list or delete.
 pub fn forget_redirected(rules: &[&Rule]) -> Result<usize> {
-    let targets: HashMap<_, Vec<SocketAddr>> =
-        rules.iter().fold(HashMap::new(), |mut targets, rule| {
-            let key = (rule.proto.number(), rule.from);
-            targets.entry(key).or_default().push(rule.to);
-            targets
-        });
-    let is_ours = |flow: &Flow| {
-        let targets = targets.get(&(flow.proto, flow.from));
-        targets.is_some_and(|targets| targets.contains(&flow.to))
-    };
-    match rules {
-        [] => Ok(0),
-        [rule] => forget(rule.from.is_ipv6(), Some((rule.proto, rule.from)), is_ours),
-        _ => Ok(forget(false, None, is_ours)? + forget(true, None, is_ours)?),
-    }
+    forget_to(rules, |flow, rule| flow.to == rule.to)
 }
 
-/// Deletes the entries of UDP flows to a rule's address that are not redirected, so that a running
-/// one is from now on. (A TCP connection would break by it: it ends where it began.)
+/// Deletes the entries of UDP flows to the rules' addresses that are not redirected, so that running
+/// ones are from now on. (A TCP connection would break by it: it ends where it began.)
 ///
 /// # Errors
 /// As [`forget_redirected`].
-pub fn forget_direct(rule: &Rule) -> Result<usize> {
-    if rule.proto != Proto::Udp {
+pub fn forget_direct(rules: &[&Rule]) -> Result<usize> {
+    let udp: Vec<&Rule> = rules
+        .iter()
+        .filter(|r| r.proto == Proto::Udp)
+        .copied()
+        .collect();
+    forget_to(&udp, |flow, rule| flow.to == rule.from)
+}
+
+/// Deletes entries of what is sent to where these rules redirect from, if `wanted`.
+fn forget_to(rules: &[&Rule], wanted: impl Fn(&Flow, &Rule) -> bool) -> Result<usize> {
+    let mut by_from: HashMap<(u8, SocketAddr), Vec<&Rule>> = HashMap::new();
+    for rule in rules {
+        let key = (rule.proto.number(), rule.from);
+        by_from.entry(key).or_default().push(rule);
+    }
+    let wanted = |flow: &Flow| {
+        let rules = by_from.get(&(flow.proto, flow.from));
+        rules.is_some_and(|rules| rules.iter().any(|rule| wanted(flow, rule)))
+    };
+    // Each look goes through all of the kernel's table, of all namespaces.
+    if rules.is_empty() || is_empty() {
         return Ok(0);
     }
-    let only = Some((rule.proto, rule.from));
-    forget(rule.from.is_ipv6(), only, |flow| {
-        flow.proto == rule.proto.number() && flow.from == rule.from && flow.to == flow.from
-    })
+    match rules {
+        [rule] => forget(rule.from.is_ipv6(), Some((rule.proto, rule.from)), wanted),
+        _ => [false, true]
+            .into_iter()
+            .filter(|ipv6| rules.iter().any(|rule| rule.from.is_ipv6() == *ipv6))
+            .map(|ipv6| forget(ipv6, None, wanted))
+            .sum(),
+    }
+}
+
+/// Whether this namespace surely has no entry.
+fn is_empty() -> bool {
+    let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
+    count.is_ok_and(|count| count.trim() == "0")
 }
 
 fn forget(
@@ -93,7 +109,7 @@ fn forget(
     wanted: impl Fn(&Flow) -> bool,
 ) -> Result<usize> {
     let flows = || -> std::io::Result<usize> {
-        let mut socket = Socket::open_to(NETLINK_NETFILTER)?;
+        let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
         let mut found = Vec::new();
         // A filter that a kernel does not know is ignored: all entries are looked at then.
         socket.dump(

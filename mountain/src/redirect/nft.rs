@@ -90,7 +90,7 @@ pub fn remove(rules: &[Installed], last: bool) -> Result<()> {
 pub fn is_there() -> Result<bool> {
     let mut body = vec![NFPROTO_INET, 0, 0, 0];
     push_attribute(&mut body, NFTA_TABLE_NAME, &name(TABLE));
-    let answer = Socket::open_to(NETLINK_NETFILTER)
+    let answer = Socket::open_for(NETLINK_NETFILTER)
         .and_then(|mut socket| socket.request(kind(NFT_MSG_GETTABLE), 0, &body));
     match answer {
         Ok(_) => Ok(true),
@@ -150,7 +150,7 @@ fn elements_of(installed: &Installed) -> Vec<Element> {
         let ends = [rule.from, rule.to];
         let (set, key) = match (rule.snat, &plan.target_dev) {
             // Who comes in by another device than the target's is answered through this host.
-            (Snat::Auto, Some(target)) => (
+            (Snat::Auto, Some(target)) if dev.is_none() => (
                 format!("hairpin{v}_{}", rule.proto),
                 concat(Some(&target.name), None, &ends),
             ),
@@ -283,7 +283,7 @@ fn counters(set: &str, mut each: impl FnMut(&[u8], Traffic)) -> Result<()> {
     let mut body = vec![NFPROTO_INET, 0, 0, 0];
     push_attribute(&mut body, NFTA_SET_ELEM_LIST_TABLE, &name(TABLE));
     push_attribute(&mut body, NFTA_SET_ELEM_LIST_SET, &name(set));
-    Socket::open_to(NETLINK_NETFILTER)
+    Socket::open_for(NETLINK_NETFILTER)
         .and_then(|mut socket| {
             socket.dump(kind(NFT_MSG_GETSETELEM), &body, |_, payload| {
                 let message = Attributes::after(payload, HEADER_LEN);

@@ -21,7 +21,7 @@ use anyhow::Result;
 
 use super::{Finding, Fix, Plan, Rule};
 
-/// Programs of this project at a hook are no obstacle: names begin with one of these.
+/// Programs of this project at a tcx hook are no news: names begin with one of these.
 pub const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
 
 /// Looks at the devices that `rule` involves in the calling thread's network namespace and says for

@@ -1,7 +1,7 @@
 //! What can be wrong with a rule itself, and between it and the others.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use anyhow::{bail, ensure, Result};
 
@@ -22,9 +22,15 @@ pub fn rule(rule: &Rule) -> Result<()> {
     end("--to", *to)?;
     ensure!(from != to, "--from and --to are the same: {from}");
     ensure!(
-        from.ip().is_loopback() == to.ip().is_loopback(),
-        "only one of {from} and {to} is a loopback address, and the kernel takes no packet to or \
-         from one that comes in by a device: name an address of this host's devices instead"
+        !from.ip().is_loopback() || to.ip().is_loopback(),
+        "--from {from} is a loopback address: what is sent there does not leave this host, and its \
+         --to must be one too"
+    );
+    // An IPv4 one is another matter (route_localnet): that is for the preflight to say.
+    ensure!(
+        from.ip().is_loopback() || to.ip() != IpAddr::V6(Ipv6Addr::LOCALHOST),
+        "--to {to} is the loopback address, and the kernel takes no packet to it that came in by a \
+         device: name an address of this host's devices"
     );
     if let Some(dev) = &rule.dev {
         device(dev)?;
@@ -238,8 +244,8 @@ mod tests {
                 "--from 192.0.2.1:0: 0 is no port",
             ),
             (good, good, "are the same"),
-            (good, "127.0.0.1:80", "loopback"),
-            ("[::1]:80", "[2001:db8::1]:80", "loopback"),
+            ("127.0.0.1:80", good, "its --to must be one too"),
+            ("[2001:db8::1]:80", "[::1]:80", "is the loopback address"),
             (good, "224.0.0.1:80", "multicast"),
             ("[ff02::1]:80", "[2001:db8::1]:80", "multicast"),
             (

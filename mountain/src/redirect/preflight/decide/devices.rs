@@ -1,18 +1,18 @@
 //! Devices: which of them XDP and redirects are right on.
 
+use crate::redirect::bpf::PROGRAM_PREFIX;
 use crate::redirect::{self as types, Fix};
 
 use super::super::facts::{
     Device, Far, FarEnd, Way, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT, XDP_TRANSMIT,
 };
-use super::super::OWN_PROGRAMS;
 use super::Case;
 
 /// The checksum of packets that leave the device is left to it: on a veth, to nobody.
 const TX_CHECKSUM: &str = "tx-checksum-ip-generic";
 const GRO: &str = "rx-gro";
 
-/// Largest MTU that every driver receives in one buffer, which is what XDP needs there: a page less
+/// Largest MTU that fits into one buffer, which is what XDP needs without fragments: a page less
 /// headroom and `struct skb_shared_info`.
 const ONE_BUFFER: u32 = 3_498;
 
@@ -94,7 +94,7 @@ impl Case<'_> {
     pub(super) fn receives_by_xdp(&mut self, device: &Device) {
         let name = &device.link.name;
         if let Some(other) = &device.xdp.program {
-            if !OWN_PROGRAMS.iter().any(|own| other.starts_with(own)) {
+            if !other.starts_with(PROGRAM_PREFIX) {
                 self.refuse(
                     format!("another XDP program is attached to {name}: {other}"),
                     format!("where nothing needs it: ip link set dev {name} xdp off"),
