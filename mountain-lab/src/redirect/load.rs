@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 use std::{io, ptr};
 
 use anyhow::{ensure, Context, Result};
@@ -15,6 +16,9 @@ use crate::stopped;
 
 /// Flows of the client.
 pub const FLOWS: u16 = 1_024;
+/// Below saturation of every row, packets per second.
+pub const LIVE_PPS: u32 = 200_000;
+pub const SOCKET_PPS: u32 = 100_000;
 /// Packets of one socket in one sendmmsg(2).
 const BURST: usize = 4;
 
@@ -35,10 +39,30 @@ pub struct Load {
     pub payload: usize,
     /// Packets per second; `None`: as fast as the source goes.
     pub pps: Option<u32>,
+    /// Of one call; a segment is as many calls as it takes to be `least` long.
     pub packets: u32,
+    pub least: Duration,
 }
 
 impl Load {
+    /// Of half a second at least; much shorter with `quick`.
+    pub fn new(source: Source, payload: usize, pps: Option<u32>, quick: bool) -> Self {
+        // A call of the generator is at least so long that its set-up does not matter.
+        let (packets, millis) = if quick { (16_384, 50) } else { (131_072, 500) };
+        Load {
+            source,
+            payload,
+            pps,
+            packets,
+            least: Duration::from_millis(millis),
+        }
+    }
+
+    /// The one by which backends are judged: small packets as from a card, the same to all.
+    pub fn judged(quick: bool) -> Self {
+        Load::new(Source::Live, 64, Some(LIVE_PPS), quick)
+    }
+
     /// Part of names of metrics.
     pub fn name(&self) -> String {
         let source = match self.source {

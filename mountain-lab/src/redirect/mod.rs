@@ -1,5 +1,6 @@
 //! `mountain-lab redirect`: what redirecting costs, by each backend. Method: docs/redirect.md.
 
+mod chart;
 pub mod client;
 mod latency;
 pub mod load;

@@ -10,7 +10,7 @@ use mountain_lab::result::{Check, Metric, Op, RunResult, VoidRun};
 use mountain_lab::workload::sys::NoHalt;
 use serde_json::json;
 
-use super::load::{Load, Source, FLOWS};
+use super::load::{Load, Source, FLOWS, LIVE_PPS, SOCKET_PPS};
 use super::programs::Programs;
 use super::rig::{Rig, TO};
 use super::segment::{Segment, Sources};
@@ -18,10 +18,9 @@ use super::way::{install, Ready, Way};
 use super::{chosen, header, refusals, refused, RedirectArgs};
 use crate::stopped;
 
-/// Below saturation of every row, packets per second.
-const FIXED_PPS: u32 = 100_000;
-/// The load of the checks: whole batches from a card, so that waking up is no part of the work.
-const CHECKED: &str = "live_64_full";
+/// The load of the checks, [`Load::judged`]. At full speed slow rows are saturated, and share their
+/// ring with a source that finds it full; fast ones are not.
+const CHECKED: &str = "live_64_fixed";
 /// Most router time, relative to nft.
 const LIMITS: [(&str, f64); 3] = [("xdp-redirect", 0.40), ("tcx-peer", 0.50), ("xdp", 0.70)];
 /// ... of xdp-redirect relative to the same move without look-up and rewriting.
@@ -29,19 +28,11 @@ const MAX_OVER_BARE: f64 = 1.25;
 
 /// What is offered to each row.
 pub fn loads(quick: bool) -> Vec<Load> {
-    // A call of the generator is at least so long that its set-up does not matter.
-    let packets = if quick { 8_192 } else { 131_072 };
     let mut loads = vec![];
-    for source in [Source::Live, Source::Socket] {
+    for (source, pps) in [(Source::Live, LIVE_PPS), (Source::Socket, SOCKET_PPS)] {
         for payload in [64, 1_400] {
-            for pps in [None, Some(FIXED_PPS)] {
-                loads.push(Load {
-                    source,
-                    payload,
-                    pps,
-                    // Faster, and so shorter; and much of it finds the router's ring full.
-                    packets: if pps.is_none() { packets * 4 } else { packets },
-                });
+            for pps in [Some(pps), None] {
+                loads.push(Load::new(source, payload, pps, quick));
             }
         }
     }
@@ -88,7 +79,8 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         ("quick", json!(args.quick)),
         ("loadavg_before", json!(load.trim())),
         ("client_flows", json!(FLOWS)),
-        ("fixed_pps", json!(FIXED_PPS)),
+        ("live_fixed_pps", json!(LIVE_PPS)),
+        ("socket_fixed_pps", json!(SOCKET_PPS)),
     ] {
         result.environment.insert(name.into(), value);
     }

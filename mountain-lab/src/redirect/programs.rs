@@ -20,7 +20,7 @@ use crate::netns::Netns;
 
 /// Most flows of the generator.
 pub const MAX_FLOWS: usize = 65_536;
-/// Frames that the kernel hands on at once: a quarter of a veth's ring.
+/// Frames that the kernel hands on at once; BURST in the generator.
 const BATCH: u32 = 64;
 
 /// A program that can be attached.

@@ -1,14 +1,16 @@
 //! Rules in the router, by `mountain redirect`.
 
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use mountain::redirect::{Backend, Rule};
 
 use super::rig::Rig;
 use crate::policy_ctl::binary;
+use crate::stopped;
 
 /// Rules in the router; dropping it removes all of them.
 pub struct Guard<'a> {
@@ -40,7 +42,7 @@ pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Added<'a>>
 pub fn add_timed(rig: &Rig, rule: &Rule, backend: Backend) -> Result<Duration> {
     match try_add(rig, rule, backend)? {
         (took, None) => Ok(took),
-        (_, Some(why)) => anyhow::bail!("{rule}: {why}"),
+        (_, Some(why)) => bail!("{rule}: {why}"),
     }
 }
 
@@ -86,14 +88,37 @@ pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Added<
     file.flush()?;
     let guard = Guard { rig, log: None };
     let mut restore = redirect(rig, &["restore", "--config"])?;
-    let out = restore
-        .arg(file.path())
-        .output()
-        .context("mountain redirect restore")?;
+    let out = interruptible(restore.arg(file.path())).context("mountain redirect restore")?;
     if out.status.success() {
         return Ok(Added::Yes(guard));
     }
     Ok(Added::Refused(reason(&out)))
+}
+
+/// Runs a command that may take long: it is ended with us.
+fn interruptible(command: &mut Command) -> Result<Output> {
+    let err = tempfile::tempfile()?;
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.stderr(err.try_clone()?).spawn()?;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if stopped() {
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("interrupted");
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let (mut err, mut stderr) = (err, vec![]);
+    err.rewind()?;
+    err.read_to_end(&mut stderr)?;
+    Ok(Output {
+        status,
+        stdout: vec![],
+        stderr,
+    })
 }
 
 /// What a failed command said: of many rules it may say much.
@@ -101,7 +126,8 @@ fn reason(out: &Output) -> String {
     let said = String::from_utf8_lossy(&out.stderr);
     let said = said.trim().trim_start_matches("mountain: ");
     match said.lines().count() {
-        0..=4 => said.to_owned(),
+        0 => format!("it ended with {} and said nothing", out.status),
+        1..=4 => said.to_owned(),
         n => format!(
             "{} (and {} lines more)",
             said.lines().next().unwrap_or(said),
@@ -127,10 +153,7 @@ impl Drop for Guard<'_> {
         let del = redirect(self.rig, &["del", "--all"]).and_then(|mut c| Ok(c.output()?));
         match del {
             Ok(out) if out.status.success() => {}
-            Ok(out) => eprintln!(
-                "mountain-lab: rules were not removed: {}",
-                String::from_utf8_lossy(&out.stderr).trim()
-            ),
+            Ok(out) => eprintln!("mountain-lab: rules were not removed: {}", reason(&out)),
             Err(error) => eprintln!("mountain-lab: rules were not removed: {error:#}"),
         }
     }

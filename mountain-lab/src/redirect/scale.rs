@@ -17,7 +17,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde_json::json;
 
-use super::load::{Load, Source, FLOWS};
+use super::load::{Load, FLOWS};
 use super::programs::{Program, Programs, MAX_FLOWS};
 use super::rig::{Rig, FIRST_PORT, ROUTER, SERVER};
 use super::rules::{self, Added};
@@ -174,13 +174,7 @@ fn segments(
     let mut rng = Pcg64Mcg::seed_from_u64(args.seed);
     let chosen: Vec<usize> = (0..ACTIVE).map(|_| rng.random_range(0..count)).collect();
     let uniform: Vec<usize> = (0..MAX_FLOWS).map(|_| rng.random_range(0..count)).collect();
-    let packets = if args.quick { 131_072 } else { 524_288 };
-    let load = Load {
-        source: Source::Live,
-        payload: 64,
-        pps: None,
-        packets,
-    };
+    let load = Load::judged(args.quick);
     // As many flows as elsewhere, by the rules in use; a flow and a packet or so for each of many.
     let flows = usize::from(FLOWS);
     let ports = |i: usize| FIRST_PORT + (i % flows) as u16;
@@ -204,7 +198,7 @@ fn segments(
             };
             sources.programs.set_flows(&headers)?;
             let segment = sources.measure(rig, &load, headers.len() as u32)?;
-            match segment.void(false) {
+            match segment.void(true) {
                 Some(reason) => result.void.push(VoidRun {
                     policy: format!("{name} {what}"),
                     repeat,

@@ -162,7 +162,10 @@ impl Sources {
         let (taken, seen) = (rig.taken()?, self.programs.seen()?);
         let warm_up = seen.since(cold);
         let start = Instant::now();
-        let sent = self.send(load, load.packets, load.pps)?;
+        let mut sent = 0;
+        while sent == 0 || start.elapsed() < load.least {
+            sent += self.send(load, load.packets, load.pps)?;
+        }
         let took = start.elapsed();
         let after = (Time::at_rest(&router)?, Time::at_rest(&server)?);
         Ok(Segment {

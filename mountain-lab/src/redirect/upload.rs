@@ -13,6 +13,7 @@ use mountain_lab::result::{CheckSpec, Op, RunResult, VoidRun};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use serde_json::json;
 
+use super::chart;
 use super::client::Trial;
 use super::rig::{Rig, FIRST_PORT, TO};
 use super::rules::{self, Added};
@@ -109,10 +110,8 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
     print!("{}{}", result.table(), refusals(&result));
     print!("\n{}", by_second(&first));
     println!("{}", result.write(out)?.display());
-    let records: Vec<(String, RunFile)> = first.into_iter().collect();
-    if !records.is_empty() {
-        let page = mountain::report::write(&records, &out.join("cpu"))?;
-        println!("{}", page.display());
+    if !first.is_empty() {
+        println!("{}", chart::write(&first, out)?.display());
     }
     Ok(result.exit_code(args.check))
 }
@@ -244,12 +243,8 @@ fn by_second(first: &BTreeMap<String, RunFile>) -> String {
             KINDS.map(|k| format!("{k:>6}")).join(" ")
         );
         for (i, end) in cpu.at_us.iter().enumerate() {
-            let mean = |kind: usize| {
-                let sum: f32 = cpu.shares.iter().map(|one| one[i][kind]).sum();
-                sum / cpu.shares.len().max(1) as f32 * 100.0
-            };
             let shares: Vec<String> = (0..KINDS.len())
-                .map(|k| format!("{:6.1}", mean(k)))
+                .map(|k| format!("{:6.1}", chart::mean(cpu, i, k) * 100.0))
                 .collect();
             let _ = writeln!(out, "{:6.1} {}", end / 1e6, shares.join(" "));
         }
