@@ -13,6 +13,7 @@ mod skel {
 }
 
 use std::cell::Cell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -265,9 +266,8 @@ impl Loaded {
             let Some(prog) = prog.filter(|p| wanted.contains(p)) else {
                 continue;
             };
-            if !loaded.programs.contains_key(&prog) {
-                let fd = program.as_fd().try_clone_to_owned()?;
-                loaded.programs.insert(prog, fd);
+            if let Entry::Vacant(entry) = loaded.programs.entry(prog) {
+                entry.insert(program.as_fd().try_clone_to_owned()?);
             }
         }
         Ok(loaded)
