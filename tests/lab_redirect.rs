@@ -70,6 +70,7 @@ fn pps_has_its_rows_and_checks() {
     assert_eq!(result.scenario, "redirect-pps");
     let rows = [
         "route",
+        "dnat",
         "bare-xdp",
         "bare-xdp-generic",
         "bare-tcx-peer",
@@ -107,8 +108,8 @@ fn pps_has_its_rows_and_checks() {
         .map(|c| c.reference.as_deref())
         .collect();
     assert_eq!(
-        nft,
-        [Some("nft"), Some("nft"), Some("nft"), Some("bare-xdp")]
+        references,
+        [Some("dnat"), Some("dnat"), Some("dnat"), Some("bare-xdp")]
     );
     for (check, row) in result
         .checks
