@@ -102,7 +102,7 @@ fn pps_has_its_rows_and_checks() {
     }
     let promised: Vec<_> = result.checks.iter().map(|c| c.limit).collect();
     assert_eq!(promised, [0.40, 0.50, 0.70, 1.25]);
-    let nft: Vec<_> = result
+    let references: Vec<_> = result
         .checks
         .iter()
         .map(|c| c.reference.as_deref())
