@@ -70,6 +70,7 @@ fn pps_has_its_rows_and_checks() {
     assert_eq!(result.scenario, "redirect-pps");
     let rows = [
         "route",
+        "dnat",
         "bare-xdp",
         "bare-xdp-generic",
         "bare-tcx-peer",
@@ -101,14 +102,14 @@ fn pps_has_its_rows_and_checks() {
     }
     let promised: Vec<_> = result.checks.iter().map(|c| c.limit).collect();
     assert_eq!(promised, [0.40, 0.50, 0.70, 1.25]);
-    let nft: Vec<_> = result
+    let references: Vec<_> = result
         .checks
         .iter()
         .map(|c| c.reference.as_deref())
         .collect();
     assert_eq!(
-        nft,
-        [Some("nft"), Some("nft"), Some("nft"), Some("bare-xdp")]
+        references,
+        [Some("dnat"), Some("dnat"), Some("dnat"), Some("bare-xdp")]
     );
     for (check, row) in result
         .checks

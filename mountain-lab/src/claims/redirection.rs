@@ -1,6 +1,6 @@
 //! Claim 3: XDP redirection against Netfilter, router time per delivered packet.
 //!
-//! Netfilter is nft's destination NAT until there is the module. Segments in pairs, in the order A B,
+//! Netfilter is one destination NAT rule of nft until there is the module. Segments in pairs, in the order A B,
 //! B A, judged by the question of pairs alone (see [`crate::probing::ab`]): a figure is a segment's.
 
 use anyhow::{Context, Result};
@@ -17,10 +17,7 @@ use crate::redirect::rig::{Rig, TO};
 use crate::redirect::segment::{Segment, Sources};
 use crate::redirect::way::{install, Ready, Way};
 
-const SIDES: [Way; 2] = [
-    Way::Backend(Backend::Nft),
-    Way::Backend(Backend::XdpRedirect),
-];
+const SIDES: [Way; 2] = [Way::Dnat, Way::Backend(Backend::XdpRedirect)];
 const ROUNDS: u32 = 12;
 
 pub fn test(bench: &mut Bench) -> Result<Verdict> {
@@ -88,7 +85,7 @@ fn judge(pairs: &[[f64; 2]]) -> Verdict {
     let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64;
     let (nft, xdp) = (mean(0), mean(1));
     let detail = format!(
-        "200,000 64-byte packets a second of 1,024 flows by live frames, {} rounds, means, nft (as Netfilter) → \
+        "200,000 64-byte packets a second of 1,024 flows by live frames, {} rounds, means, one DNAT rule of nft → \
          xdp-redirect: {nft:.0} → {xdp:.0} ns of the router per delivered packet",
         pairs.len()
     );

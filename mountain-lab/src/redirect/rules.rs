@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, Context, Result};
 use mountain::redirect::{Backend, Rule};
 
-use super::rig::Rig;
+use super::rig::{Rig, FROM, TO};
 use crate::policy_ctl::binary;
 use crate::stopped;
 
@@ -157,4 +157,36 @@ impl Drop for Guard<'_> {
             Err(error) => eprintln!("mountain-lab: rules were not removed: {error:#}"),
         }
     }
+}
+
+/// A ruleset of nft with the one rule of the experiment; dropping it removes it.
+pub struct Dnat<'a>(&'a Rig);
+
+impl<'a> Dnat<'a> {
+    pub fn new(rig: &'a Rig) -> Result<Self> {
+        let ruleset = format!(
+            "table ip mtl {{\n chain pre {{\n  type nat hook prerouting priority dstnat;\n  \
+             iifname \"{}\" ip daddr {} udp dport {} dnat to {TO}\n }}\n}}\n",
+            rig.near,
+            FROM.ip(),
+            FROM.port()
+        );
+        nft(rig, &ruleset)?;
+        Ok(Dnat(rig))
+    }
+}
+
+impl Drop for Dnat<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = nft(self.0, "delete table ip mtl\n") {
+            eprintln!("mountain-lab: rules were not removed: {error:#}");
+        }
+    }
+}
+
+fn nft(rig: &Rig, ruleset: &str) -> Result<()> {
+    let mut file = tempfile::NamedTempFile::new()?;
+    file.write_all(ruleset.as_bytes())?;
+    let path = file.path().display().to_string();
+    rig.router.run("nft", ["-f", &path]).map(drop)
 }

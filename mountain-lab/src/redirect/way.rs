@@ -17,6 +17,8 @@ use crate::netns::Netns;
 pub enum Way {
     /// The client addresses the server, the router routes: what forwarding costs by itself.
     Route,
+    /// One destination NAT rule of nft, as one would write it by hand: the least that Netfilter takes.
+    Dnat,
     Backend(Backend),
     /// With every packet logged, as far as the ring buffer takes it, and somebody reading.
     Logged(Backend),
@@ -34,8 +36,9 @@ pub enum Way {
 
 impl Way {
     /// In the order of tables.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Route,
+        Self::Dnat,
         Self::Backend(Backend::Nft),
         Self::Backend(Backend::Tcx),
         Self::Backend(Backend::TcxPeer),
@@ -57,7 +60,7 @@ impl Way {
     /// Where the client sends to.
     pub fn addressed(self) -> SocketAddrV4 {
         match self {
-            Self::Backend(_) | Self::Logged(_) => FROM,
+            Self::Dnat | Self::Backend(_) | Self::Logged(_) => FROM,
             _ => TO,
         }
     }
@@ -67,6 +70,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Self::Route => f.write_str("route"),
+            Self::Dnat => f.write_str("dnat"),
             Self::Backend(backend) => backend.fmt(f),
             Self::Logged(backend) => write!(f, "{backend}+log"),
             Self::Bare => f.write_str("bare-xdp"),
@@ -82,6 +86,7 @@ impl fmt::Display for Way {
 pub struct Installed<'a> {
     _links: Vec<OwnedFd>,
     _rules: Option<rules::Guard<'a>>,
+    _dnat: Option<rules::Dnat<'a>>,
 }
 
 /// A row that can be measured, or why it cannot.
@@ -108,9 +113,10 @@ pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<
     let server = rig.index(&rig.server, &rig.server_dev)?;
     let attach = |what: Program, ns: &Netns, at: u32| programs.attach(what, ns, at);
     let mut links = vec![];
-    let mut guard = None;
+    let (mut guard, mut dnat) = (None, None);
     match way {
         Way::Route => {}
+        Way::Dnat => dnat = Some(rules::Dnat::new(rig)?),
         Way::Backend(backend) | Way::Logged(backend) => {
             let log = matches!(way, Way::Logged(_)).then_some(u32::MAX);
             match rules::add(rig, &rule(rig, log), backend)? {
@@ -132,5 +138,6 @@ pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<
     Ok(Ready::Yes(Installed {
         _links: links,
         _rules: guard,
+        _dnat: dnat,
     }))
 }
