@@ -481,26 +481,51 @@ fn a_target_on_this_host_by_each_backend_that_can() {
     net.assert_clean();
 }
 
-/// The device goes and takes the programs along: rules say so, can be deleted and added again.
+/// The device goes and takes the programs along: the list says so, and `restore` brings the rule back
+/// when a device of that name has come.
 #[test]
 fn a_device_that_goes_takes_nothing_else_along() {
     let mut net = Net::new();
     net.serve(Place::Server, "target", "10.0.1.2:8083");
-    let rule = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend xdp-redirect --fix";
-    net.redirect(&format!("add {rule}"));
+    let socket = |net: &Net| udp(&net.client, "10.0.8.18:0");
+    let (first, second) = ("10.0.8.17:8080", "10.0.8.17:8081");
+    for (from, backend) in [(first, "xdp-redirect"), (second, "nft")] {
+        let to = if backend == "nft" {
+            "10.0.1.2:8084"
+        } else {
+            "10.0.1.2:8083"
+        };
+        net.redirect(&format!(
+            "add --proto udp --from {from} --to {to} --backend {backend} --fix"
+        ));
+    }
+    assert_eq!(ask(&socket(&net), first, "1").0, "target 1");
+    let active = |net: &Net| -> Vec<bool> {
+        let list = net.json("list");
+        let rules = list["rules"].as_array().unwrap();
+        rules
+            .iter()
+            .map(|r| r["active"].as_bool().unwrap())
+            .collect()
+    };
+    assert_eq!(active(&net), [true, true]);
     net.client.ip("link del c0");
-    assert_eq!(net.rules(), 1);
-    net.redirect("del --proto udp --from 10.0.8.17:8080");
-    net.assert_clean();
+    assert_eq!(active(&net), [false, true]);
+    assert!(net.redirect("list").contains("NOT IN FORCE"));
     net::join(&net.client, "c0", &net.router, "rc");
     net::address(&net.client, "c0", "10.0.8.18", "fd08::18");
     net::address(&net.router, "rc", "10.0.8.17", "fd08::17");
     net.client.ip("route add default via 10.0.8.17");
-    net.redirect(&format!("add {rule}"));
-    let socket = udp(&net.client, "10.0.8.18:0");
-    let got = ask(&socket, "10.0.8.17:8080", "again");
+    assert_eq!(active(&net), [false, true]);
+    net.redirect("restore");
+    assert_eq!(active(&net), [true, true]);
     assert_eq!(
-        got,
-        ("target again".to_owned(), "10.0.8.17:8080".to_owned())
+        ask(&socket(&net), first, "2"),
+        ("target 2".to_owned(), first.to_owned())
     );
+    // Gone for good: the rule can be deleted all the same.
+    net.client.ip("link del c0");
+    net.redirect(&format!("del --proto udp --from {first}"));
+    net.redirect(&format!("del --proto udp --from {second}"));
+    net.assert_clean();
 }

@@ -1,5 +1,6 @@
 //! `mountain redirect`: arguments and printing.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -17,7 +18,7 @@ use crate::redirect::actions::{self, Added, Wanted};
 use crate::redirect::bpf;
 use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
-use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
+use crate::redirect::{Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
 
 /// Rules that `restore` could not add and says so of, each.
 const SHOWN_ERRORS: usize = 20;
@@ -349,7 +350,7 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
     let config = load_config(file.config.as_deref())?;
     let wanted: Vec<Wanted> = config.redirect.iter().map(|r| r.wanted()).collect();
     let mut store = actions::open(!wanted.is_empty())?;
-    let back = actions::repair(&store)?;
+    let back = actions::repair(&mut store)?;
     if back > 0 {
         println!("something had removed {back} rules: they are back");
     }
@@ -462,21 +463,13 @@ fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats]
 fn list(json: bool) -> Result<()> {
     let store = actions::open(false)?;
     let rules = store.all()?;
-    let gone: Vec<Backend> = Backend::FASTEST_FIRST
-        .into_iter()
-        .filter(|backend| rules.iter().any(|i| i.plan.backend == *backend))
-        .map(|backend| Ok((backend, actions::is_there(backend)?)))
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .filter(|(_, there)| !there)
-        .map(|(backend, _)| backend)
-        .collect();
+    let gone = actions::gone(&rules)?;
     if json {
         let rules = rules
             .iter()
             .map(|installed| {
                 let mut value = serde_json::to_value(installed)?;
-                value["active"] = (!gone.contains(&installed.plan.backend)).into();
+                value["active"] = (!gone.contains(&installed.id)).into();
                 Ok(value)
             })
             .collect::<Result<Vec<_>>>()?;
@@ -487,7 +480,7 @@ fn list(json: bool) -> Result<()> {
     Ok(())
 }
 
-fn list_text(rules: &[Installed], gone: &[Backend]) -> String {
+fn list_text(rules: &[Installed], gone: &HashSet<u32>) -> String {
     if rules.is_empty() {
         return NONE.to_owned();
     }
@@ -515,18 +508,18 @@ fn list_text(rules: &[Installed], gone: &[Backend]) -> String {
             to(i),
             i.rule.dev.as_deref().unwrap_or("any"),
             i.plan.backend.to_string(),
-            if gone.contains(&i.plan.backend) {
+            if gone.contains(&i.id) {
                 "  NOT IN FORCE"
             } else {
                 ""
             }
         );
     }
-    for backend in gone {
+    if !gone.is_empty() {
         let _ = writeln!(
             out,
-            "\nSomething has removed what {backend} had installed: `mountain redirect restore` \
-             brings it back."
+            "\nSomething has removed them, or their devices went: `mountain redirect restore` brings \
+             back what can be."
         );
     }
     out
@@ -535,6 +528,7 @@ fn list_text(rules: &[Installed], gone: &[Backend]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::redirect::Backend;
 
     fn installed(dev: Option<&str>) -> Installed {
         Installed {
@@ -559,8 +553,8 @@ mod tests {
 
     #[test]
     fn lists_say_what_is_not_in_force() {
-        assert_eq!(list_text(&[], &[]), NONE);
-        let text = list_text(&[installed(Some("eth0"))], &[]);
+        assert_eq!(list_text(&[], &HashSet::new()), NONE);
+        let text = list_text(&[installed(Some("eth0"))], &HashSet::new());
         let row = text.lines().nth(1).unwrap();
         for part in [
             "    3 udp ",
@@ -572,7 +566,7 @@ mod tests {
             assert!(row.contains(part), "{row}");
         }
         assert!(!text.contains("NOT IN FORCE"));
-        let text = list_text(&[installed(None)], &[Backend::Nft]);
+        let text = list_text(&[installed(None)], &HashSet::from([3]));
         assert!(
             text.contains("NOT IN FORCE") && text.contains("`mountain redirect restore`"),
             "{text}"

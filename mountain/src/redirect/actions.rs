@@ -326,19 +326,50 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     Ok(all)
 }
 
-/// Whether the kernel still has what was installed: something else may have removed it.
-pub fn is_there(backend: Backend) -> Result<bool> {
-    match backend {
-        Backend::Nft => nft::is_there(),
-        _ => bpf::is_there(),
+/// Numbers of the rules that the kernel does not have any more: something else has removed them, or
+/// a device has gone.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
+    let mut gone = HashSet::new();
+    for (backend, rules) in by_backend(rules) {
+        let lost = match backend {
+            Backend::Nft if nft::is_there()? => vec![],
+            Backend::Nft => rules,
+            _ => bpf::gone(rules)?,
+        };
+        gone.extend(lost.iter().map(|i| i.id));
     }
+    Ok(gone)
 }
 
-/// Puts back what something else has removed; says for how many rules.
-pub fn repair(store: &Store) -> Result<usize> {
-    let rules = store.all_of(Backend::Nft)?;
-    Ok(match nft::repair(&rules)? {
-        true => rules.len(),
-        false => 0,
-    })
+/// Puts back what something else has removed, as far as that is possible; says for how many rules.
+///
+/// # Errors
+/// When what could be put back is refused.
+pub fn repair(store: &mut Store) -> Result<usize> {
+    let mut back = 0;
+    let nft = store.all_of(Backend::Nft)?;
+    if nft::repair(&nft)? {
+        back += nft.len();
+    }
+    let all = store.all()?;
+    let lost = gone(&all)?;
+    for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
+        // Its devices may be others by now, under their old names.
+        let fix = !old.plan.fixes.is_empty();
+        let planned = look(store, &old.rule, fix, None)
+            .and_then(|findings| choose(findings, Some(old.plan.backend)));
+        match planned {
+            Ok(plan) => {
+                del(store, std::slice::from_ref(&old))?;
+                let rule = old.rule;
+                put(store, vec![Installed { id: 0, rule, plan }])?;
+                back += 1;
+            }
+            Err(e) => eprintln!("mountain: rule {} ({}): {e:#}", old.id, old.rule),
+        }
+    }
+    Ok(back)
 }

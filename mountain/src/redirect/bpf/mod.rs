@@ -530,12 +530,36 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
     detach_unneeded(&loaded)
 }
 
-/// Whether there is a program of ours, which holds the rules.
+/// Which of the rules are not in force: the rule is not in the kernel, or one of its programs is not
+/// where it should be, as the device has gone or somebody has taken it off.
 ///
 /// # Errors
 /// When the devices cannot be listed.
-pub fn is_there() -> Result<bool> {
-    Ok(!attached()?.is_empty())
+pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
+    let there = attached()?;
+    let Some(loaded) = Loaded::find(&there)? else {
+        return Ok(rules);
+    };
+    let at = |ifindex, prog| there.iter().any(|a| (a.ifindex, a.prog) == (ifindex, prog));
+    let is_there = |installed: &Installed| -> Result<bool> {
+        let Installed { id, rule, plan } = installed;
+        let key = rule_key(rule, client_of(plan)?.ifindex);
+        let found = loaded.map("rules")?.lookup(bytes_of(&key), MapFlags::ANY)?;
+        let Some(value) = found.map(|v| read_from::<types::mtn_rd_rule>(&v)) else {
+            return Ok(false);
+        };
+        let mut needs = Needs::default();
+        needs.of_rule(&value);
+        let full = |d, p| p == Prog::Icmp && at(d, Prog::In);
+        Ok(value.id == *id && needs.0.iter().all(|&(d, p)| at(d, p) || full(d, p)))
+    };
+    let mut gone = vec![];
+    for installed in rules {
+        if !is_there(&installed)? {
+            gone.push(installed);
+        }
+    }
+    Ok(gone)
 }
 
 /// Takes off all that is here, of whichever version; rules and flows go with the programs.
@@ -685,7 +709,7 @@ pub fn read_log(follow: bool, mut each: impl FnMut(&str) -> bool) -> Result<()> 
         buffer.consume()?;
         return Ok(());
     }
-    while go_on.get() && is_there()? {
+    while go_on.get() && !attached()?.is_empty() {
         buffer.poll(LOG_WAIT)?;
     }
     Ok(())
