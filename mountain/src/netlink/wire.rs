@@ -2,15 +2,19 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
 
 use netlink_packet_core::{
-    NetlinkBuffer, NlasIterator, NLA_HEADER_SIZE, NLMSG_DONE, NLMSG_ERROR, NLM_F_ACK, NLM_F_DUMP,
-    NLM_F_DUMP_INTR, NLM_F_REQUEST,
+    NetlinkBuffer, NlasIterator, NLA_HEADER_SIZE, NLMSG_DONE, NLMSG_ERROR, NLM_F_ACK, NLM_F_CREATE,
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
 };
 use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
 
 /// Length of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
+/// linux/netfilter/nfnetlink.h.
+const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+const NFNL_MSG_BATCH_END: u16 = 0x11;
 /// The kernel makes a dump's parts as large as the reader's buffer allows (32 KiB, except for single
 /// large objects), and begins a large set of nftables anew for each part.
 const DUMP_BUFFER: usize = 1 << 20;
@@ -93,15 +97,56 @@ impl Socket {
         }
     }
 
-    fn send(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+    /// Has one part of nfnetlink carry out all of these messages, or none.
+    pub(crate) fn transaction(
+        &mut self,
+        subsystem: u16,
+        messages: &[(u16, Vec<u8>)],
+    ) -> io::Result<()> {
+        let [high, low] = subsystem.to_be_bytes();
+        let edge = [0, 0, high, low];
+        let mut batch = Vec::new();
+        self.push(&mut batch, NFNL_MSG_BATCH_BEGIN, NLM_F_REQUEST, &edge);
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE;
+        for (kind, body) in messages {
+            self.push(&mut batch, *kind, flags, body);
+        }
+        self.push(&mut batch, NFNL_MSG_BATCH_END, NLM_F_REQUEST, &edge);
+        let room = batch.len().next_multiple_of(4096) * 2;
+        nix::sys::socket::setsockopt(
+            &self.socket.as_fd(),
+            nix::sys::socket::sockopt::SndBufForce,
+            &room,
+        )?;
+        self.socket.send(&batch, 0)?;
+        let mut answered = 0;
+        while answered < messages.len() {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            for message in self::messages(&datagram) {
+                if message.message_type() == NLMSG_ERROR {
+                    errno(message.payload())?;
+                    answered += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, batch: &mut Vec<u8>, kind: u16, flags: u16, body: &[u8]) {
         self.sequence += 1;
+        let mut message = ((HEADER_LEN + body.len()) as u32).to_ne_bytes().to_vec();
+        message.extend(kind.to_ne_bytes());
+        message.extend(flags.to_ne_bytes());
+        message.extend(self.sequence.to_ne_bytes());
+        message.extend(0u32.to_ne_bytes());
+        message.extend(body);
+        message.resize(message.len().next_multiple_of(4), 0);
+        batch.extend(message);
+    }
+
+    fn send(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
         let mut message = Vec::with_capacity(HEADER_LEN + body.len());
-        message.extend_from_slice(&((HEADER_LEN + body.len()) as u32).to_ne_bytes());
-        message.extend_from_slice(&kind.to_ne_bytes());
-        message.extend_from_slice(&flags.to_ne_bytes());
-        message.extend_from_slice(&self.sequence.to_ne_bytes());
-        message.extend_from_slice(&0u32.to_ne_bytes());
-        message.extend_from_slice(body);
+        self.push(&mut message, kind, flags, body);
         self.socket.send(&message, 0).map(|_| ())
     }
 }

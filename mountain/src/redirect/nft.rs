@@ -1,20 +1,20 @@
 //! The `nft` backend: destination NAT by one nftables table of ours.
 //!
 //! The table (`nft_table.nft`) is made with the first rule and deleted with the last one. A rule is
-//! elements of its maps and sets, put there in one transaction by nft(8): other rules, their
+//! elements of its maps and sets, put there in one transaction: other rules, their
 //! counters and their connections are not touched, and half a rule is never there.
 //!
-//! nft(8) reads all of a set of 65,536 rules in seconds; counters are therefore read from the kernel
-//! by nfnetlink (linux/netfilter/nf_tables.h).
+//! nft(8) makes the table; elements come and go and counters are read by nfnetlink
+//! (linux/netfilter/nf_tables.h), as nft(8) takes ten milliseconds to start, and seconds to read a set
+//! of 65,536 rules.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use anyhow::{bail, Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use serde_json::{json, Value};
 
 use super::{Installed, Proto, Snat, Stats, Traffic};
 use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
@@ -26,18 +26,26 @@ const SKELETON: &str = include_str!("nft_table.nft");
 /// linux/netfilter/nfnetlink.h and nf_tables.h.
 const NFNL_SUBSYS_NFTABLES: u16 = 10;
 const NFT_MSG_GETTABLE: u16 = 1;
+const NFT_MSG_DELTABLE: u16 = 2;
+const NFT_MSG_NEWSETELEM: u16 = 12;
 const NFT_MSG_GETSETELEM: u16 = 13;
+const NFT_MSG_DELSETELEM: u16 = 14;
 const NFPROTO_INET: u8 = 1;
 const NFTA_TABLE_NAME: u16 = 1;
 const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
 const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+const NFTA_LIST_ELEM: u16 = 1;
 const NFTA_SET_ELEM_KEY: u16 = 1;
+const NFTA_SET_ELEM_DATA: u16 = 2;
 const NFTA_SET_ELEM_EXPR: u16 = 7;
 const NFTA_DATA_VALUE: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;
 const NFTA_COUNTER_BYTES: u16 = 1;
 const NFTA_COUNTER_PACKETS: u16 = 2;
+const NLA_F_NESTED: u16 = 1 << 15;
+/// Elements of a message: the attribute around them holds less than 64 KiB.
+const ELEMENTS: usize = 400;
 /// Length of `struct nfgenmsg`.
 const HEADER_LEN: usize = 4;
 
@@ -45,7 +53,7 @@ const HEADER_LEN: usize = 4;
 /// that are there already: they come back where something else has removed the table.
 pub fn install(new: &[Installed], others: impl FnOnce() -> Result<Vec<Installed>>) -> Result<()> {
     if !is_there()? {
-        nft(&[], SKELETON.as_bytes())?;
+        nft(SKELETON.as_bytes())?;
         super::actions::step("table");
         let others = others()?;
         if !others.is_empty() {
@@ -53,10 +61,10 @@ pub fn install(new: &[Installed], others: impl FnOnce() -> Result<Vec<Installed>
                 "mountain: something had removed the nftables table {TABLE}: it is back, with {} rules",
                 others.len()
             );
-            elements(&["add"], &others)?;
+            elements(&[NFT_MSG_NEWSETELEM], &others)?;
         }
     }
-    elements(&["add"], new)
+    elements(&[NFT_MSG_NEWSETELEM], new)
 }
 
 /// Puts the table and its rules back if something has removed it; says whether it had to.
@@ -64,8 +72,8 @@ pub fn repair(all: &[Installed]) -> Result<bool> {
     if all.is_empty() || is_there()? {
         return Ok(false);
     }
-    nft(&[], SKELETON.as_bytes())?;
-    elements(&["add"], all)?;
+    nft(SKELETON.as_bytes())?;
+    elements(&[NFT_MSG_NEWSETELEM], all)?;
     Ok(true)
 }
 
@@ -76,14 +84,12 @@ pub fn remove(rules: &[Installed], last: bool) -> Result<()> {
         return Ok(());
     }
     if last {
-        let table = json!({"family": "inet", "name": TABLE});
-        return nft(
-            &["-j"],
-            &document(vec![json!({"delete": {"table": table}})])?,
-        );
+        let mut body = vec![NFPROTO_INET, 0, 0, 0];
+        push_attribute(&mut body, NFTA_TABLE_NAME, &name(TABLE));
+        return commit(&[(kind(NFT_MSG_DELTABLE), body)]);
     }
     // Deleting what is not there fails; adding what is there does not.
-    elements(&["add", "delete"], rules)
+    elements(&[NFT_MSG_NEWSETELEM, NFT_MSG_DELSETELEM], rules)
 }
 
 /// Whether our table exists.
@@ -107,23 +113,46 @@ fn name(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// An element of one of the table's sets.
+/// An element of one of the table's sets, as the kernel has it: its parts in network byte order, each
+/// padded to four bytes.
 struct Element {
     set: String,
-    /// What nft takes as the element.
-    value: Value,
+    key: Vec<u8>,
+    /// What a map has for the key.
+    data: Option<Vec<u8>>,
 }
 
-/// `iifname` or `oifname`, the protocol, addresses with their ports: as nft writes a key.
-fn concat(dev: Option<&str>, proto: Option<Proto>, ends: &[SocketAddr]) -> Value {
-    let mut parts: Vec<Value> = Vec::new();
-    parts.extend(dev.map(Value::from));
-    parts.extend(proto.map(|proto| proto.to_string().into()));
-    for end in ends {
-        parts.push(end.ip().to_string().into());
-        parts.push(end.port().into());
+/// `iifname` or `oifname`, the protocol, addresses with their ports.
+fn concat(dev: Option<&str>, proto: Option<Proto>, ends: &[SocketAddr]) -> Vec<u8> {
+    let mut key = Vec::new();
+    if let Some(dev) = dev {
+        let mut name = [0; libc::IFNAMSIZ];
+        name[..dev.len()].copy_from_slice(dev.as_bytes());
+        key.extend(name);
     }
-    json!({ "concat": parts })
+    key.extend(proto.iter().flat_map(|proto| [proto.number(), 0, 0, 0]));
+    for end in ends {
+        key.extend(ip_bytes(end.ip()));
+        key.extend(end.port().to_be_bytes());
+        key.extend([0; 2]);
+    }
+    key
+}
+
+/// The set that counts a rule's packets, and the key of the rule in it.
+fn counted_by(direction: &str, installed: &Installed) -> (String, Vec<u8>) {
+    let rule = &installed.rule;
+    let (v, proto) = (version(rule.from.ip()), Some(rule.proto));
+    match rule.dev.as_deref() {
+        Some(dev) => (
+            format!("{direction}{v}_dev"),
+            concat(Some(dev), proto, &[rule.from]),
+        ),
+        None => (
+            format!("{direction}{v}"),
+            concat(None, proto, &[rule.from, rule.to]),
+        ),
+    }
 }
 
 /// The elements that make up a rule.
@@ -131,20 +160,16 @@ fn elements_of(installed: &Installed) -> Vec<Element> {
     let Installed { rule, plan, .. } = installed;
     let v = version(rule.from.ip());
     let (dev, proto) = (rule.dev.as_deref(), Some(rule.proto));
-    let target = json!({"concat": [rule.to.ip().to_string(), rule.to.port()]});
     let suffix = if dev.is_some() { "_dev" } else { "" };
     let mut all = vec![Element {
         set: format!("to{v}{suffix}"),
-        value: json!([concat(dev, proto, &[rule.from]), target]),
+        key: concat(dev, proto, &[rule.from]),
+        data: Some(concat(None, None, &[rule.to])),
     }];
     for direction in ["forward", "reply"] {
-        all.push(Element {
-            set: format!("{direction}{v}{suffix}"),
-            value: match dev {
-                Some(_) => concat(dev, proto, &[rule.from]),
-                None => concat(None, proto, &[rule.from, rule.to]),
-            },
-        });
+        let (set, key) = counted_by(direction, installed);
+        let data = None;
+        all.push(Element { set, key, data });
     }
     if let Some(source) = plan.snat {
         let ends = [rule.from, rule.to];
@@ -156,10 +181,8 @@ fn elements_of(installed: &Installed) -> Vec<Element> {
             ),
             _ => (format!("snat{v}"), concat(None, proto, &ends)),
         };
-        all.push(Element {
-            set,
-            value: json!([key, source.to_string()]),
-        });
+        let data = Some(ip_bytes(source));
+        all.push(Element { set, key, data });
     }
     all
 }
@@ -172,30 +195,60 @@ fn version(address: IpAddr) -> u8 {
     }
 }
 
-/// Does each of `verbs` to all elements of these rules, in one transaction.
-fn elements(verbs: &[&str], rules: &[Installed]) -> Result<()> {
-    let mut sets: HashMap<String, Vec<Value>> = HashMap::new();
+/// Does each of these (NFT_MSG_NEWSETELEM, NFT_MSG_DELSETELEM) to all elements of these rules, in one
+/// transaction. Starting nft(8) for it would take longer than all the rest of an `add`.
+fn elements(verbs: &[u16], rules: &[Installed]) -> Result<()> {
+    let mut sets: BTreeMap<String, Vec<Element>> = BTreeMap::new();
     for element in rules.iter().flat_map(elements_of) {
-        sets.entry(element.set).or_default().push(element.value);
+        sets.entry(element.set.clone()).or_default().push(element);
     }
-    let mut commands = Vec::new();
+    let mut messages = Vec::new();
     for verb in verbs {
         for (set, elements) in &sets {
-            let element = json!({"family": "inet", "table": TABLE, "name": set, "elem": elements});
-            commands.push(json!({ *verb: {"element": element} }));
+            for some in elements.chunks(ELEMENTS) {
+                messages.push((kind(*verb), message(set, some)));
+            }
         }
     }
-    nft(&["-j"], &document(commands)?)
+    commit(&messages)
 }
 
-fn document(commands: Vec<Value>) -> Result<Vec<u8>> {
-    Ok(serde_json::to_vec(&json!({ "nftables": commands }))?)
+fn commit(messages: &[(u16, Vec<u8>)]) -> Result<()> {
+    Socket::open_for(NETLINK_NETFILTER)
+        .and_then(|mut socket| socket.transaction(NFNL_SUBSYS_NFTABLES, messages))
+        .with_context(|| format!("cannot change the nftables table {TABLE}"))
+}
+
+/// A message about elements of one set.
+fn message(set: &str, elements: &[Element]) -> Vec<u8> {
+    let nest = |kind: u16, inside: &[u8]| {
+        let mut out = Vec::new();
+        push_attribute(&mut out, kind | NLA_F_NESTED, inside);
+        out
+    };
+    let value = |kind: u16, value: &[u8]| {
+        let mut inside = Vec::new();
+        push_attribute(&mut inside, NFTA_DATA_VALUE, value);
+        nest(kind, &inside)
+    };
+    let mut list = Vec::new();
+    for element in elements {
+        let mut inside = value(NFTA_SET_ELEM_KEY, &element.key);
+        if let Some(data) = &element.data {
+            inside.extend(value(NFTA_SET_ELEM_DATA, data));
+        }
+        list.extend(nest(NFTA_LIST_ELEM, &inside));
+    }
+    let mut body = vec![NFPROTO_INET, 0, 0, 0];
+    push_attribute(&mut body, NFTA_SET_ELEM_LIST_TABLE, &name(TABLE));
+    push_attribute(&mut body, NFTA_SET_ELEM_LIST_SET, &name(set));
+    body.extend(nest(NFTA_SET_ELEM_LIST_ELEMENTS, &list));
+    body
 }
 
 /// Has nft(8) carry out a file as one transaction.
-fn nft(options: &[&str], file: &[u8]) -> Result<()> {
+fn nft(file: &[u8]) -> Result<()> {
     let mut child = Command::new("nft")
-        .args(options)
         .args(["-f", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -251,31 +304,6 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     let mut all: Vec<Stats> = all.into_values().collect();
     all.sort_by_key(|stats| stats.id);
     Ok(all)
-}
-
-/// The set that counts a rule's packets, and the key of the rule as the kernel has it: its parts in
-/// network byte order, each padded to four bytes.
-fn counted_by(direction: &str, installed: &Installed) -> (String, Vec<u8>) {
-    let rule = &installed.rule;
-    let suffix = if rule.dev.is_some() { "_dev" } else { "" };
-    let mut key = Vec::new();
-    if let Some(dev) = &rule.dev {
-        let mut name = [0; libc::IFNAMSIZ];
-        name[..dev.len()].copy_from_slice(dev.as_bytes());
-        key.extend(name);
-    }
-    key.extend([rule.proto.number(), 0, 0, 0]);
-    let mut end = |at: SocketAddr| {
-        key.extend(ip_bytes(at.ip()));
-        key.extend(at.port().to_be_bytes());
-        key.extend([0; 2]);
-    };
-    end(rule.from);
-    if rule.dev.is_none() {
-        end(rule.to);
-    }
-    let v = version(rule.from.ip());
-    (format!("{direction}{v}{suffix}"), key)
 }
 
 /// Reads the counters of a set.
