@@ -12,7 +12,8 @@
  * taken, because the client speaks to the same target by another rule from the same port, the flow
  * gets another source port; where the second cannot be made the first is taken back. Both maps are
  * LRU, and each direction looks after the other once a second, so that a flow which only sends
- * keeps its way back.
+ * keeps its way back. A flow that has been idle for as long as connection tracking would keep it is
+ * over: its port may be taken, and what comes back on it is left alone.
  *
  *   hook          direction   MTN_RD_TCX        _TCX_PEER        _XDP            _XDP_REDIRECT
  *   XDP           forward     -                 -                rewrite, pass   rewrite, redirect
@@ -64,7 +65,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define CHECKSUM_PARTIAL	3
 #define PACKET_HOST		0
 #define MTN_RD_L4_MAX		256	/* offset of a transport header, at most */
-/* How long a flow keeps its way out, and leaves the other direction alone. */
+/* How long a flow keeps its way out, and leaves its other direction alone. */
 #define MTN_RD_FIB_NS		(250 * 1000 * 1000ULL)
 #define MTN_RD_TOUCH_NS		(1000 * 1000 * 1000ULL)
 /* One in this many look-ups goes through the kernel, which keeps neighbours fresh. */
@@ -80,6 +81,9 @@ enum mtn_rd_hook { MTN_HOOK_XDP, MTN_HOOK_IN, MTN_HOOK_OUT };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
+	unsigned char *head;
+	unsigned char *data;
+	__u16 csum_start;
 	__u8 ip_summed : 2;
 };
 #pragma clang attribute pop
@@ -223,6 +227,23 @@ __noinline int mtn_rd_ext_skb(struct __sk_buff *ctx, struct mtn_rd_at *at)
 	return at ? mtn_rd_ext(ctx, at, MTN_HOOK_IN) : -1;
 }
 
+/* Of packets that find no flow. */
+static __always_inline __u32 mtn_rd_how(const struct mtn_rd_look *look, const int hook)
+{
+	bool first = (look->tcp_flags & (MTN_TCP_SYN | MTN_TCP_ACK)) == MTN_TCP_SYN;
+
+	return (hook == MTN_HOOK_XDP ? MTN_RD_BY_XDP : 0) |
+	       (look->proto == IPPROTO_TCP && !first ? MTN_RD_MIDWAY : 0);
+}
+
+/* Whether the flow's two directions are to be looked after. */
+static __always_inline bool mtn_rd_is_due(const struct mtn_rd_flow *f,
+					  const struct mtn_rd_look *look)
+{
+	return look->now - f->touched_ns > MTN_RD_TOUCH_NS ||
+	       look->tcp_flags & (MTN_TCP_FIN | MTN_TCP_SYN | MTN_TCP_RST);
+}
+
 /* How a packet of a flow goes on. */
 enum mtn_rd_go {
 	MTN_GO_UNTOUCHED,	/* another hook does it */
@@ -262,12 +283,11 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 	if (mtn_device(ctx, hook) != in)
 		return MTN_GO_UNTOUCHED;
 	if (hook == MTN_HOOK_XDP) {
-		/* A frame for another host, seen because the device is promiscuous. */
-		if (__builtin_memcmp(mac, f->in_mac, ETH_ALEN))
-			return MTN_GO_UNTOUCHED;
 		if (f->backend == MTN_RD_XDP)
 			return reply || snat ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
+		/* A frame for another host, seen because the device is promiscuous: not to be sent on. */
 		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 ||
+		    __builtin_memcmp(mac, f->in_mac, ETH_ALEN) ||
 		    mtn_rd_way_out(ctx, flow, look, ipv6, hook))
 			return MTN_GO_UNTOUCHED;
 		return look->len <= f->mtu ? MTN_GO_FAST : MTN_GO_UNTOUCHED;
@@ -306,15 +326,23 @@ static __always_inline int mtn_rd_send(struct mtn_rd_flow *f, int go, const int 
 	return TC_ACT_UNSPEC;
 }
 
-/* CHECKSUM_*; XDP is used only where a packet's checksum is what it should be. */
-static __always_inline int mtn_ip_summed(void *ctx, const int hook)
+/*
+ * CHECKSUM_* of the transport header at offset @l4; XDP is used only where a packet's checksum is what
+ * it should be. Of a tunnel it may be an inner header's that is yet to be completed.
+ */
+static __always_inline int mtn_ip_summed(void *ctx, __u32 l4, const int hook)
 {
 	struct sk_buff *skb;
+	int summed;
 
 	if (hook == MTN_HOOK_XDP)
 		return 0;
 	skb = bpf_cast_to_kern_ctx(ctx);
-	return BPF_CORE_READ_BITFIELD(skb, ip_summed);
+	summed = BPF_CORE_READ_BITFIELD(skb, ip_summed);
+	if (summed == CHECKSUM_PARTIAL &&
+	    (__u32)skb->csum_start != (__u32)((long)skb->data - (long)skb->head) + l4)
+		return 0;
+	return summed;
 }
 
 /*
@@ -334,13 +362,13 @@ static __always_inline __u16 mtn_rd_put_ports(struct mtn_rd_flow *f, void *l4, v
 		return 0;
 	ports->sport = f->sport;
 	ports->dport = f->dport;
+	/* 0 says that there is none (RFC 768): the ports go unnoticed. */
+	if (!tcp && !*check)
+		return mtn_sum(f->l4_delta, ~f->addr_delta);
 	if (summed == CHECKSUM_PARTIAL) {
 		*check = mtn_sum(*check, f->addr_delta);
 		return 0;
 	}
-	/* 0 says that there is none (RFC 768): the ports go unnoticed. */
-	if (!tcp && !*check)
-		return mtn_sum(f->l4_delta, ~f->addr_delta);
 	/* A computed 0 is sent as its equal. */
 	new = ~mtn_sum(~*check, f->l4_delta);
 	*check = new || tcp ? new : 0xffff;
@@ -370,15 +398,16 @@ static __always_inline void mtn_rd_account(void *ctx, struct mtn_rd_flow *f, __u
 
 /*
  * Length of the transport header at @l4, 0 when it is cut off; fills the ports of @key, which has
- * its protocol.
+ * its protocol, and the TCP flags of @look.
  */
-#define mtn_rd_transport(key, l4, data_end)						\
+#define mtn_rd_transport(key, look, l4, data_end)					\
 ({											\
 	__u32 __len = 0;								\
 											\
-	if ((key)->proto == IPPROTO_TCP && (l4) + sizeof(struct tcphdr) <= (data_end))	\
+	if ((key)->proto == IPPROTO_TCP && (l4) + sizeof(struct tcphdr) <= (data_end)) { \
 		__len = ((struct tcphdr *)(l4))->doff * 4;				\
-	else if ((key)->proto == IPPROTO_UDP &&						\
+		(look)->tcp_flags = ((__u8 *)(l4))[13];					\
+	} else if ((key)->proto == IPPROTO_UDP &&						\
 		 (l4) + sizeof(struct udphdr) <= (data_end))				\
 		__len = sizeof(struct udphdr);						\
 	if (__len) {									\
@@ -396,7 +425,7 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	struct mtn_rd_key4 key = {};
 	struct mtn_rd_look look = {};
 	struct mtn_rd_flow4 *flow;
-	__u32 headers;
+	__u32 headers, l4_off;
 	bool later;
 	int ret;
 	void *l4;
@@ -409,7 +438,8 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	}
 	if (ip->protocol != IPPROTO_UDP && ip->protocol != IPPROTO_TCP)
 		return mtn_pass(hook);
-	l4 = (void *)ip + ip->ihl * 4;
+	l4_off = ETH_HLEN + ip->ihl * 4;
+	l4 = data + l4_off;
 	key.saddr = ip->saddr;
 	key.daddr = ip->daddr;
 	key.proto = ip->protocol;
@@ -429,7 +459,7 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 		key.dport = ports >> 16;
 		headers = 0;
 	} else {
-		headers = mtn_rd_transport(&key, l4, data_end);
+		headers = mtn_rd_transport(&key, &look, l4, data_end);
 		if (!headers)
 			return mtn_pass(hook);
 		headers += ip->ihl * 4;
@@ -443,7 +473,7 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	if (!flow) {
 		if (hook == MTN_HOOK_OUT || later)
 			return mtn_pass(hook);
-		ret = mtn_rd_new4(&key, mtn_device(ctx, hook), hook == MTN_HOOK_XDP);
+		ret = mtn_rd_new4(&key, mtn_device(ctx, hook), mtn_rd_how(&look, hook));
 		if (ret > 0)
 			return hook == MTN_HOOK_XDP ? XDP_DROP : TC_ACT_SHOT;
 		flow = ret ? NULL : bpf_map_lookup_elem(&flows4, &key);
@@ -459,14 +489,14 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 		return mtn_pass(hook);
 	if (ret == MTN_GO_DROP)
 		return TC_ACT_SHOT;
-	if (look.now - flow->f.touched_ns > MTN_RD_TOUCH_NS)
-		mtn_rd_touch4(&key, flow, look.now);
+	if (mtn_rd_is_due(&flow->f, &look) && mtn_rd_touch4(&key, flow, &look))
+		return mtn_pass(hook);
 	if (flow->f.flags & MTN_RD_LOG)
 		mtn_rd_log4(&key, flow, &look);
 	mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
 
 	if (!later) {
-		int summed = mtn_ip_summed(ctx, hook);
+		int summed = mtn_ip_summed(ctx, l4_off, hook);
 		__u16 diff = mtn_rd_put_ports(&flow->f, l4, data_end, key.proto, summed);
 
 		/* Addresses and IP checksum make up for each other. */
@@ -532,7 +562,7 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 		key.sport = ports & 0xffff;
 		key.dport = ports >> 16;
 	} else {
-		headers = mtn_rd_transport(&key, l4, data_end);
+		headers = mtn_rd_transport(&key, &look, l4, data_end);
 		if (!headers)
 			return mtn_pass(hook);
 		headers += at.l4 - ETH_HLEN;
@@ -545,7 +575,7 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	if (!flow) {
 		if (hook == MTN_HOOK_OUT || at.later)
 			return mtn_pass(hook);
-		ret = mtn_rd_new(&key, mtn_device(ctx, hook), hook == MTN_HOOK_XDP, true);
+		ret = mtn_rd_new(&key, mtn_device(ctx, hook), mtn_rd_how(&look, hook), true);
 		if (ret > 0)
 			return hook == MTN_HOOK_XDP ? XDP_DROP : TC_ACT_SHOT;
 		flow = ret ? NULL : bpf_map_lookup_elem(&flows6, &key);
@@ -560,13 +590,13 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 		return mtn_pass(hook);
 	if (ret == MTN_GO_DROP)
 		return TC_ACT_SHOT;
-	if (look.now - flow->f.touched_ns > MTN_RD_TOUCH_NS)
-		mtn_rd_touch6(&key, flow, look.now);
+	if (mtn_rd_is_due(&flow->f, &look) && mtn_rd_touch6(&key, flow, &look))
+		return mtn_pass(hook);
 	if (flow->f.flags & MTN_RD_LOG)
 		mtn_rd_log6(&key, flow, &look);
 	mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
 
-	summed = mtn_ip_summed(ctx, hook);
+	summed = mtn_ip_summed(ctx, at.l4, hook);
 	diff = flow->f.addr_delta;
 	if (!at.later)
 		diff = mtn_sum(diff, mtn_rd_put_ports(&flow->f, l4, data_end, key.proto, summed));

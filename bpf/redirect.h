@@ -26,14 +26,14 @@ enum mtn_rd_backend {
 #define MTN_RD_REPLY	(1 << 0)	/* flow: from the target to the client */
 #define MTN_RD_SNAT	(1 << 1)	/* the target sees an address of this host */
 #define MTN_RD_LOG	(1 << 2)
+#define MTN_RD_CLOSING	(1 << 3)	/* flow: a FIN or RST has passed */
 
-/* Why a packet that a rule names was not redirected. */
+/* Why a packet that a rule names was dropped. */
 enum mtn_rd_drop {
-	MTN_RD_DROP_TTL,	/* lifetime over, where the kernel cannot answer for us; dropped */
-	MTN_RD_DROP_PORTS,	/* no free source port for a new flow; dropped */
-	MTN_RD_DROP_MEMORY,	/* no memory for a new flow; dropped */
-	MTN_RD_DROP_FRAGMENT,	/* fragment whose first one was not seen; passed untouched */
-	MTN_RD_DROP_ROUTE,	/* no way out for a packet that must not pass; dropped */
+	MTN_RD_DROP_TTL,	/* lifetime over, where the kernel cannot answer for us */
+	MTN_RD_DROP_PORTS,	/* no free source port for a new flow */
+	MTN_RD_DROP_MEMORY,	/* no memory for a new flow */
+	MTN_RD_DROP_ROUTE,	/* no way out for a packet that must not pass */
 	MTN_RD_DROP_MAX,
 };
 
@@ -81,7 +81,7 @@ struct mtn_rd_key6 {
 
 /* One direction of a flow, except its new addresses. */
 struct mtn_rd_flow {
-	__u64 touched_ns;	/* when the other direction was last looked after */
+	__u64 touched_ns;	/* last packet of either direction, to a second */
 	__u64 fib_until_ns;	/* what follows is to be looked up again then */
 	__u32 oif;
 	__u8 macs[12];		/* Ethernet header of the way out: destination, source */

@@ -8,6 +8,11 @@
 #define MOUNTAIN_REDIRECT_FLOW_H
 
 #define EEXIST		17
+#define MTN_SECOND	1000000000ULL
+/* How long a flow without packets is one; as the kernel's connection tracking has it. */
+#define MTN_RD_IDLE_UDP		(180 * MTN_SECOND)
+#define MTN_RD_IDLE_TCP		(5 * 24 * 3600 * MTN_SECOND)
+#define MTN_RD_IDLE_CLOSING	(120 * MTN_SECOND)
 /* linux/bpf.h of 6.3 and later */
 #define MTN_FIB_SKIP_NEIGH	(1U << 2)
 
@@ -18,7 +23,7 @@ struct mtn_rd_look {
 	__u8 ttl;
 	__u8 tos;
 	__u8 proto;
-	__u8 pad;
+	__u8 tcp_flags;
 };
 
 /* Room for a new pair: too much for the stack. */
@@ -137,6 +142,60 @@ __noinline int mtn_rd_same(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow, b
 	       narrow->daddr == flow->daddr[0];
 }
 
+static __always_inline bool mtn_rd_is_idle(const struct mtn_rd_flow *f, __u8 proto, __u64 now)
+{
+	__u64 limit = proto == IPPROTO_UDP ? MTN_RD_IDLE_UDP :
+		      f->flags & MTN_RD_CLOSING ? MTN_RD_IDLE_CLOSING : MTN_RD_IDLE_TCP;
+
+	/* Another CPU may be a little ahead. */
+	return now > f->touched_ns && now - f->touched_ns > limit;
+}
+
+/*
+ * The packets of the other direction are named by what this one's are turned into, and the other way
+ * round.
+ */
+static __always_inline void mtn_rd_mirror(const struct mtn_rd_flow6 *flow, __u8 proto,
+					  struct mtn_rd_key6 *back)
+{
+	__builtin_memcpy(back->saddr, flow->daddr, 16);
+	__builtin_memcpy(back->daddr, flow->saddr, 16);
+	back->sport = flow->f.dport;
+	back->dport = flow->f.sport;
+	back->proto = proto;
+}
+
+/* Forgets the flow at @key, with its other direction, when it is over. Returns whether it was. */
+__noinline int mtn_rd_expire(struct mtn_rd_key6 *key, bool ipv6)
+{
+	struct mtn_rd_key6 back = {};
+	struct mtn_rd_key4 key4 = {};
+	struct mtn_rd_flow4 *narrow;
+	struct mtn_rd_flow6 *wide;
+
+	if (!key)
+		return 0;
+	if (ipv6) {
+		wide = bpf_map_lookup_elem(&flows6, key);
+		if (!wide || !mtn_rd_is_idle(&wide->f, key->proto, bpf_ktime_get_coarse_ns()))
+			return 0;
+		mtn_rd_mirror(wide, key->proto, &back);
+	} else {
+		mtn_narrow_key(key, &key4);
+		narrow = bpf_map_lookup_elem(&flows4, &key4);
+		if (!narrow || !mtn_rd_is_idle(&narrow->f, key->proto, bpf_ktime_get_coarse_ns()))
+			return 0;
+		back.saddr[0] = narrow->daddr;
+		back.daddr[0] = narrow->saddr;
+		back.sport = narrow->f.dport;
+		back.dport = narrow->f.sport;
+		back.proto = key->proto;
+	}
+	mtn_rd_delete(&back, ipv6);
+	mtn_rd_delete(key, ipv6);
+	return 1;
+}
+
 /* What @flow's addresses and ports add to the sums of the packets that @key names. */
 static __always_inline void mtn_rd_deltas(const struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow)
 {
@@ -169,12 +228,25 @@ static __always_inline void mtn_rd_forward(const struct mtn_rd_key6 *key,
 	flow->f.dport = rule->to_port;
 }
 
+/* Byte 13 of a TCP header. */
+#define MTN_TCP_FIN	(1 << 0)
+#define MTN_TCP_SYN	(1 << 1)
+#define MTN_TCP_RST	(1 << 2)
+#define MTN_TCP_ACK	(1 << 4)
+
+/* How mtn_rd_new() is called. */
+#define MTN_RD_BY_XDP	(1 << 0)
+#define MTN_RD_MIDWAY	(1 << 1)	/* TCP, and not the first packet of a connection */
+
 /*
- * Makes the pair of flows that the packets with @key need, when a rule names them.
+ * Makes the pair of flows that the packets with @key need, when a rule names them. A connection that
+ * is under way was not redirected so far, and stays as it is; but one whose other direction is known
+ * has only lost this half.
  * Returns 0 when done, -1 when it is no business of this hook, 1 when the packet must be dropped.
  */
-__noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, bool xdp, bool ipv6)
+__noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, bool ipv6)
 {
+	bool xdp = how & MTN_RD_BY_XDP;
 	struct mtn_rd_rule_key rule_key = {};
 	struct mtn_rd_key6 back = {};
 	struct mtn_rd_rule *rule;
@@ -217,13 +289,22 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, bool xdp, bool
 	/* Always the same first choice, so that a flow that lost one half finds the other again. */
 	hash = (key->saddr[0] ^ key->saddr[1] ^ key->saddr[2] ^ key->saddr[3] ^
 		((__u32)key->sport << 16 | key->dport)) * 0x9e3779b1;
+	hash = (hash ^ hash >> 15) * 0x85ebca6b;
 	for (i = 0; i < MTN_RD_TRIES; i++) {
 		if (i || rule->flags & MTN_RD_SNAT)
 			pair->fwd.f.sport =
 				bpf_htons(MTN_RD_PORT_MIN + ((hash >> 16) + i) % MTN_RD_PORTS);
 		back.dport = pair->fwd.f.sport;
 		mtn_rd_deltas(&back, &pair->rev);
+		if (how & MTN_RD_MIDWAY) {
+			if (mtn_rd_same(&back, &pair->rev, ipv6))
+				break;
+			continue;
+		}
 		err = mtn_rd_insert(&back, &pair->rev, ipv6);
+		if (err == -EEXIST && !mtn_rd_same(&back, &pair->rev, ipv6) &&
+		    mtn_rd_expire(&back, ipv6))
+			err = mtn_rd_insert(&back, &pair->rev, ipv6);
 		made = !err;
 		if (made || (err == -EEXIST && mtn_rd_same(&back, &pair->rev, ipv6)))
 			break;
@@ -232,6 +313,8 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, bool xdp, bool
 			return 1;
 		}
 	}
+	if (i == MTN_RD_TRIES && how & MTN_RD_MIDWAY)
+		return -1;
 	if (i == MTN_RD_TRIES) {
 		mtn_rd_count_drop(rule->id, MTN_RD_DROP_PORTS);
 		return 1;
@@ -249,30 +332,20 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, bool xdp, bool
 	return 1;
 }
 
-__noinline int mtn_rd_new4(struct mtn_rd_key4 *key, __u32 ifindex, bool xdp)
+__noinline int mtn_rd_new4(struct mtn_rd_key4 *key, __u32 ifindex, __u32 how)
 {
 	struct mtn_rd_key6 wide = {};
 
 	if (!key)
 		return -1;
 	mtn_widen_key(key, &wide);
-	return mtn_rd_new(&wide, ifindex, xdp, false);
+	return mtn_rd_new(&wide, ifindex, how, false);
 }
 
 /*
- * Looks after the other direction, the packets of which are named by what this one's are turned
- * into: the look-up keeps the LRU from taking it for unused, and a reply's that is gone is put back.
+ * Looks after the other direction: the look-up keeps the LRU from taking it for unused, and a reply's
+ * that is gone is put back.
  */
-static __always_inline void mtn_rd_mirror(const struct mtn_rd_flow6 *flow, __u8 proto,
-					  struct mtn_rd_key6 *back)
-{
-	__builtin_memcpy(back->saddr, flow->daddr, 16);
-	__builtin_memcpy(back->daddr, flow->saddr, 16);
-	back->sport = flow->f.dport;
-	back->dport = flow->f.sport;
-	back->proto = proto;
-}
-
 __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow, bool ipv6)
 {
 	struct mtn_rd_rule_key rule_key = {};
@@ -306,43 +379,91 @@ __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flo
 	return mtn_rd_insert(&back, &pair->rev, ipv6);
 }
 
-__noinline int mtn_rd_touch6(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow, __u64 now)
+/* What a packet says of its flow. */
+static __always_inline void mtn_rd_state(struct mtn_rd_flow *f, const struct mtn_rd_look *look)
 {
-	struct mtn_rd_key6 back = {};
-
-	if (!key || !flow)
-		return 0;
-	flow->f.touched_ns = now;
-	mtn_rd_mirror(flow, key->proto, &back);
-	if (bpf_map_lookup_elem(&flows6, &back))
-		return 0;
-	return mtn_rd_put_back(key, flow, true);
+	f->touched_ns = look->now;
+	if (look->tcp_flags & (MTN_TCP_FIN | MTN_TCP_RST))
+		f->flags |= MTN_RD_CLOSING;
+	else if (look->tcp_flags & MTN_TCP_SYN)
+		f->flags &= ~MTN_RD_CLOSING;
 }
 
-__noinline int mtn_rd_touch4(struct mtn_rd_key4 *key, struct mtn_rd_flow4 *flow, __u64 now)
+/*
+ * Once a second of a flow's life, and for each FIN, RST and SYN. Returns non-zero when the flow is
+ * over, or its other direction somebody else's by now: then it is gone.
+ */
+__noinline int mtn_rd_touch6(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow,
+			     struct mtn_rd_look *look)
+{
+	struct mtn_rd_key6 back = {};
+	struct mtn_rd_flow6 *other;
+
+	if (!key || !flow || !look)
+		return 0;
+	mtn_rd_mirror(flow, key->proto, &back);
+	other = bpf_map_lookup_elem(&flows6, &back);
+	if (flow->f.flags & MTN_RD_REPLY && mtn_rd_is_idle(&flow->f, key->proto, look->now)) {
+		bpf_map_delete_elem(&flows6, &back);
+		bpf_map_delete_elem(&flows6, key);
+		return 1;
+	}
+	if (other && (other->f.dport != key->sport || other->f.sport != key->dport ||
+		      __builtin_memcmp(other->saddr, key->daddr, 16) ||
+		      __builtin_memcmp(other->daddr, key->saddr, 16))) {
+		bpf_map_delete_elem(&flows6, key);
+		return 1;
+	}
+	mtn_rd_state(&flow->f, look);
+	if (!other)
+		mtn_rd_put_back(key, flow, true);
+	else
+		mtn_rd_state(&other->f, look);
+	return 0;
+}
+
+__noinline int mtn_rd_touch4(struct mtn_rd_key4 *key, struct mtn_rd_flow4 *flow,
+			     struct mtn_rd_look *look)
 {
 	struct mtn_rd_key4 back = {};
 	struct mtn_rd_key6 wide = {};
+	struct mtn_rd_flow4 *other;
 	struct mtn_rd_pair *pair;
 	__u32 zero = 0;
 
-	if (!key || !flow)
+	if (!key || !flow || !look)
 		return 0;
-	flow->f.touched_ns = now;
 	back.saddr = flow->daddr;
 	back.daddr = flow->saddr;
 	back.sport = flow->f.dport;
 	back.dport = flow->f.sport;
 	back.proto = key->proto;
+	other = bpf_map_lookup_elem(&flows4, &back);
+	if (flow->f.flags & MTN_RD_REPLY && mtn_rd_is_idle(&flow->f, key->proto, look->now)) {
+		bpf_map_delete_elem(&flows4, &back);
+		bpf_map_delete_elem(&flows4, key);
+		return 1;
+	}
+	if (other && (other->f.dport != key->sport || other->f.sport != key->dport ||
+		      other->saddr != key->daddr || other->daddr != key->saddr)) {
+		bpf_map_delete_elem(&flows4, key);
+		return 1;
+	}
+	mtn_rd_state(&flow->f, look);
+	if (other) {
+		mtn_rd_state(&other->f, look);
+		return 0;
+	}
 	pair = bpf_map_lookup_elem(&rd_pair, &zero);
-	if (bpf_map_lookup_elem(&flows4, &back) || !pair)
+	if (!pair)
 		return 0;
 	mtn_widen_key(key, &wide);
 	__builtin_memset(&pair->fwd, 0, sizeof(pair->fwd));
 	pair->fwd.f = flow->f;
 	pair->fwd.saddr[0] = flow->saddr;
 	pair->fwd.daddr[0] = flow->daddr;
-	return mtn_rd_put_back(&wide, &pair->fwd, false);
+	mtn_rd_put_back(&wide, &pair->fwd, false);
+	return 0;
 }
 
 /* Looks the way out up and keeps it in the flow; 0 when there is one. */

@@ -72,10 +72,9 @@ __noinline int mtn_rd_icmp4_skb(struct __sk_buff *skb, bool out)
 	bpf_l3_csum_replace(skb, inner + offsetof(struct iphdr, check), old, new, sizeof(new));
 	bpf_skb_store_bytes(skb, inner + (reply ? offsetof(struct iphdr, daddr) :
 					  offsetof(struct iphdr, saddr)), &new, sizeof(new), 0);
-	if (reply)
-		ports.dport = flow->f.sport;
-	else
-		ports.sport = flow->f.dport;
+	/* Both: the source port may be another one, too. */
+	ports.sport = flow->f.dport;
+	ports.dport = flow->f.sport;
 	{
 		struct mtn_rd_ports before = { .sport = key.dport, .dport = key.sport };
 
@@ -123,10 +122,9 @@ __noinline int mtn_rd_icmp6_skb(struct __sk_buff *skb, bool out)
 
 	__builtin_memcpy(old, reply ? key.saddr : key.daddr, 16);
 	__builtin_memcpy(new, reply ? flow->saddr : flow->daddr, 16);
-	if (reply)
-		ports.dport = flow->f.sport;
-	else
-		ports.sport = flow->f.dport;
+	/* Both: the source port may be another one, too. */
+	ports.sport = flow->f.dport;
+	ports.dport = flow->f.sport;
 	mtn_icmp_put(skb, l4, icmp + 2, &before, &ports, sizeof(ports));
 	mtn_icmp_put(skb, inner + (reply ? offsetof(struct ipv6hdr, daddr) :
 				   offsetof(struct ipv6hdr, saddr)), icmp + 2, old, new, 16);

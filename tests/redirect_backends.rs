@@ -529,3 +529,51 @@ fn a_device_that_goes_takes_nothing_else_along() {
     net.redirect(&format!("del --proto udp --from {second}"));
     net.assert_clean();
 }
+
+/// The small program for ICMP gives way to the full one, which stays when the rule that brought it goes.
+#[test]
+fn a_rule_less_takes_nothing_from_the_others() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "target", "10.0.1.2:8083");
+    let add = |from: &str, backend: &str| {
+        format!("add --proto udp --from {from} --to 10.0.1.2:8083 --backend {backend} --fix")
+    };
+    net.redirect(&add("10.0.8.17:8080", "xdp"));
+    net.redirect(&add("10.0.8.17:8081", "tcx"));
+    net.redirect("del --proto udp --from 10.0.8.17:8081");
+    assert_eq!(net.json("list")["rules"][0]["active"], true);
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "hi").0, "target hi");
+    net.redirect("del --all");
+    net.assert_clean();
+}
+
+/// The order of a rule with a device and one without is known to nft only.
+#[test]
+fn rules_with_and_without_a_device_are_for_nft() {
+    let net = Net::new();
+    let rule = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2";
+    net.redirect(&format!("{rule}:1 --backend tcx"));
+    for backend in ["tcx", "nft"] {
+        let said = net.refuses(&format!("{rule}:2 --dev rc --backend {backend}"));
+        assert!(said.contains("only nft knows which"), "{said}");
+    }
+}
+
+/// The record is lost, the programs are not: `del --all` takes them away all the same.
+#[test]
+fn a_lost_record_keeps_nothing() {
+    let net = Net::new();
+    let rule = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:1";
+    for backend in ["tcx", "nft"] {
+        net.redirect(&format!("{rule} --backend {backend}"));
+        let inode = net.router.with(|| {
+            use std::os::unix::fs::MetadataExt;
+            std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
+        });
+        std::fs::remove_dir_all(format!("/run/mountain/redirect-{inode}")).unwrap();
+        net.redirect("del --all");
+        assert_eq!(at_egress(&net.router, "rc"), [] as [&str; 0], "{backend}");
+        net.assert_clean();
+    }
+}

@@ -18,7 +18,7 @@ use crate::redirect::actions::{self, Added, Wanted};
 use crate::redirect::bpf;
 use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
-use crate::redirect::{Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
+use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
 
 /// Rules that `restore` could not add and says so of, each.
 const SHOWN_ERRORS: usize = 20;
@@ -219,10 +219,24 @@ impl Add {
         }
         let Installed { id, rule, plan } = &installed;
         match new {
-            true => println!("rule {id}: {rule}, by {}", plan.backend),
+            true => println!("rule {id}: {rule}, by {}{}", plan.backend, only(&installed)),
             false => println!("rule {id} is already there: {rule}, by {}", plan.backend),
         }
         Ok(())
+    }
+}
+
+/// What a rule without a device does not reach by this backend.
+fn only(installed: &Installed) -> String {
+    match (&installed.rule.dev, &installed.plan) {
+        (None, plan) if plan.backend != Backend::Nft => match &plan.client_dev {
+            Some(device) => format!(
+                ", for what comes in by {} (--backend nft: by all devices, and from this host itself)",
+                device.name
+            ),
+            None => String::new(),
+        },
+        _ => String::new(),
     }
 }
 
@@ -296,6 +310,8 @@ impl Del {
         if self.all {
             let rules = store.all()?;
             actions::del(&mut store, &rules)?;
+            // Also what a lost record does not tell of.
+            actions::sweep()?;
             match rules.len() {
                 0 => print!("{NONE}"),
                 n => println!("{n} rules are deleted"),
@@ -368,7 +384,26 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
             }
         }
     }
-    let added = actions::put(&mut store, new)?.len();
+    let mut added = 0;
+    for batch in new.chunks(actions::BATCH) {
+        match actions::put(&mut store, batch.to_vec()) {
+            Ok(done) => added += done.len(),
+            // Which of them is wrong?
+            Err(_) => {
+                for one in batch {
+                    match actions::put(&mut store, vec![one.clone()]) {
+                        Ok(_) => added += 1,
+                        Err(e) => {
+                            wrong += 1;
+                            if wrong <= SHOWN_ERRORS {
+                                eprintln!("mountain: {}: {e:#}", one.rule);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
     println!("{added} rules added, {was} already there, {wrong} not possible");
     Ok(match wrong {
         0 => ExitCode::SUCCESS,
@@ -528,7 +563,6 @@ fn list_text(rules: &[Installed], gone: &HashSet<u32>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::Backend;
 
     fn installed(dev: Option<&str>) -> Installed {
         Installed {

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::bpf::packets::{Ip, ICMP, ICMPV6, TCP, UDP};
+use super::bpf::packets::{Ip, ICMP, ICMPV6, SYN, TCP, UDP};
 
 /// One's complement sum of big-endian words; an odd byte counts as the high half of one.
 pub fn sum(bytes: &[u8]) -> u16 {
@@ -72,7 +72,8 @@ pub struct Packet {
 impl Packet {
     pub fn new(proto: u8, src: SocketAddr, dst: SocketAddr, payload: usize) -> Self {
         let l4 = if proto == TCP {
-            super::bpf::packets::tcp(src.port(), dst.port(), 0x18, payload)
+            // SYN: other segments begin no flow.
+            super::bpf::packets::tcp(src.port(), dst.port(), SYN, payload)
         } else {
             super::bpf::packets::udp(src.port(), dst.port(), payload)
         };

@@ -30,7 +30,7 @@ pub enum Added {
 }
 
 /// Rules that are installed together, at most: so much nft takes at a time.
-const BATCH: usize = 4096;
+pub const BATCH: usize = 4096;
 
 /// Ends the process where a test wants it to be killed.
 pub(super) fn step(name: &str) {
@@ -146,6 +146,7 @@ fn target_kind(rule: &Rule, store: &Store) -> Option<Kind> {
 /// of other rules with the same target.
 fn look(store: &Store, rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec<Finding>> {
     let in_force: Vec<Fix> = store.fixes(|_| true)?.into_iter().collect();
+    let others = store.all_from(rule.proto, rule.from)?;
     let mut findings = preflight::look_beside(rule, fix, &in_force)?;
     for finding in &mut findings {
         // One client may use the same port by both: its replies could not be told apart.
@@ -158,6 +159,19 @@ fn look(store: &Store, rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec
             finding.refused.push(format!(
                 "another rule sends to {} by {theirs}, which does not know of {ours}'s flows",
                 rule.to
+            ));
+        }
+        // Which of two comes first is known to nft only.
+        let other = others.iter().find(|other| {
+            other.rule.dev.is_some() != rule.dev.is_some()
+                && (finding.backend != Backend::Nft || other.plan.backend != Backend::Nft)
+        });
+        if let Some(other) = other {
+            finding.plan = None;
+            finding.refused.push(format!(
+                "rule {} ({}, by {}) is for the same address, and only nft knows which of two goes \
+                 first, one with --dev and one without",
+                other.id, other.rule, other.plan.backend
             ));
         }
         if finding.backend == Backend::Nft && rule.log.is_some() {
@@ -292,7 +306,16 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                     "connections under way stay redirected until they end",
                 );
             }
-            _ => bpf::remove(&rules)?,
+            _ => {
+                let last = !store
+                    .entries()
+                    .any(|e| e.backend() != Backend::Nft && !are_these.contains(&e.id));
+                match last {
+                    // Whichever version of this program has installed them.
+                    true => bpf::remove_all()?,
+                    false => bpf::remove(&rules)?,
+                }
+            }
         }
     }
     step("del-flows");
@@ -322,8 +345,24 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
             _ => all.extend(bpf::stats(&rules.iter().map(|i| i.id).collect::<Vec<_>>())?),
         }
     }
+    // What is not in force has counted nothing.
+    let counted: HashSet<u32> = all.iter().map(|stats| stats.id).collect();
+    let missing = rules.iter().filter(|i| !counted.contains(&i.id));
+    all.extend(missing.map(|i| Stats {
+        id: i.id,
+        ..Stats::default()
+    }));
     all.sort_by_key(|stats| stats.id);
     Ok(all)
+}
+
+/// Takes away whatever is left in the kernel, on record or not.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn sweep() -> Result<()> {
+    nft::remove(&[], true)?;
+    bpf::remove_all()
 }
 
 /// Numbers of the rules that the kernel does not have any more: something else has removed them, or
@@ -364,9 +403,17 @@ pub fn repair(store: &mut Store) -> Result<usize> {
         match planned {
             Ok(plan) => {
                 del(store, std::slice::from_ref(&old))?;
-                let rule = old.rule;
-                put(store, vec![Installed { id: 0, rule, plan }])?;
-                back += 1;
+                let rule = old.rule.clone();
+                match put(store, vec![Installed { id: 0, rule, plan }]) {
+                    Ok(_) => back += 1,
+                    Err(e) => {
+                        eprintln!("mountain: rule {} ({}): {e:#}", old.id, old.rule);
+                        // Still wanted, and still not in force.
+                        let these = [old];
+                        store.adding(&these)?;
+                        store.added(&these)?;
+                    }
+                }
             }
             Err(e) => eprintln!("mountain: rule {} ({}): {e:#}", old.id, old.rule),
         }

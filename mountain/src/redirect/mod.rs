@@ -172,7 +172,8 @@ impl fmt::Display for Rule {
 pub struct Device {
     pub ifindex: u32,
     pub name: String,
-    /// It is a veth whose far end is in another network namespace: `bpf_redirect_peer()` works.
+    /// It is a veth whose far end is in another network namespace and no port of a bridge:
+    /// `bpf_redirect_peer()` works.
     #[serde(default)]
     pub peer: bool,
 }

@@ -5,6 +5,8 @@
 //! programs are needed where.
 
 pub mod hooks;
+mod loaded;
+mod log;
 mod verify;
 
 #[allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
@@ -12,22 +14,19 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/redirect.skel.rs"));
 }
 
-use std::cell::Cell;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
-use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{io, thread};
 
-use anyhow::{bail, ensure, Context, Result};
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder};
-use nix::net::if_::if_nameindex;
+use anyhow::{ensure, Context, Result};
+use libbpf_rs::{MapCore, MapFlags};
 
-use super::{Backend, Device, Installed, Plan, Proto, Rule, Stats, Traffic};
-use hooks::{Hook, Program};
+use super::{Backend, Device, Installed, Plan, Rule, Stats, Traffic};
+use hooks::Hook;
+use loaded::{attached, entries, Attached, Loaded, Needs, Prog};
+pub use log::read_log;
 pub use skel::types;
 
 /// All programs of this project's redirection are called so, and no other.
@@ -36,89 +35,9 @@ pub const PROGRAM_PREFIX: &str = "mtn_redirect";
 const SNAT: u8 = 1 << 1;
 const LOG: u8 = 1 << 2;
 /// Names of `enum mtn_rd_drop`.
-const DROPS: [&str; 5] = ["ttl", "ports", "memory", "fragment", "route"];
+const DROPS: [&str; 4] = ["ttl", "ports", "memory", "route"];
 /// A packet that has just found a rule may still make flows of it for so long after the rule is gone.
 const GRACE: Duration = Duration::from_millis(20);
-/// How long the end of the last rule goes unnoticed by who reads the log.
-const LOG_WAIT: Duration = Duration::from_millis(200);
-/// Entries read at once.
-const BATCH: u32 = 4096;
-
-/// The programs of the object, by the names that the kernel keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Prog {
-    Xdp,
-    In,
-    Icmp,
-    Out,
-}
-
-impl Prog {
-    const ALL: [Self; 4] = [Self::Xdp, Self::In, Self::Icmp, Self::Out];
-
-    /// 15 characters of the name in the object.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Xdp => "mtn_redirect_xd",
-            Self::In => "mtn_redirect_in",
-            Self::Icmp => "mtn_redirect_ic",
-            Self::Out => "mtn_redirect_ou",
-        }
-    }
-
-    fn hook(self) -> Hook {
-        match self {
-            Self::Xdp => Hook::Xdp,
-            Self::In | Self::Icmp => Hook::TcxIngress,
-            Self::Out => Hook::TcxEgress,
-        }
-    }
-}
-
-/// Which programs a set of rules needs, by device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Needs(BTreeSet<(u32, Prog)>);
-
-impl Needs {
-    fn add(&mut self, backend: Backend, client: u32, target: u32, snat: bool) {
-        let set = &mut self.0;
-        set.insert((client, Prog::Out));
-        match backend {
-            Backend::Xdp => {
-                set.insert((client, Prog::Xdp));
-                set.insert((client, Prog::Icmp));
-            }
-            _ => {
-                set.insert((client, Prog::In));
-            }
-        }
-        if backend == Backend::XdpRedirect {
-            set.insert((client, Prog::Xdp));
-            set.insert((target, Prog::Xdp));
-        }
-        if backend == Backend::TcxPeer || snat {
-            set.insert((target, Prog::In));
-        }
-        // It translates ICMP errors itself.
-        let full: Vec<_> = set
-            .iter()
-            .filter(|(_, p)| *p == Prog::In)
-            .copied()
-            .collect();
-        for (device, _) in full {
-            set.remove(&(device, Prog::Icmp));
-        }
-    }
-
-    fn of_rule(&mut self, rule: &types::mtn_rd_rule) {
-        self.add(
-            backend_of(rule.backend),
-            rule.client_dev,
-            rule.target_dev,
-            rule.flags & SNAT != 0,
-        );
-    }
-}
 
 /// `enum mtn_rd_backend`.
 fn backend_number(backend: Backend) -> u8 {
@@ -137,170 +56,6 @@ fn backend_of(number: u8) -> Backend {
         2 => Backend::Xdp,
         _ => Backend::XdpRedirect,
     }
-}
-
-/// Maps of the object, and the programs that are in the kernel already.
-struct Loaded {
-    maps: BTreeMap<String, MapHandle>,
-    programs: BTreeMap<Prog, OwnedFd>,
-}
-
-/// Programs of ours on the devices of this namespace.
-struct Attached {
-    ifindex: u32,
-    prog: Prog,
-    program: Program,
-}
-
-fn attached() -> Result<Vec<Attached>> {
-    let mut found = vec![];
-    let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
-    for device in &if_nameindex().context("cannot list the devices")? {
-        let ifindex = device.index();
-        for hook in Hook::ALL {
-            // Devices come and go.
-            for id in hooks::programs(hook, ifindex).unwrap_or_default() {
-                if known.get(&id) == Some(&None) {
-                    continue;
-                }
-                let Ok(program) = Program::by_id(id) else {
-                    continue;
-                };
-                let prog = Prog::ALL.into_iter().find(|p| p.name() == program.name);
-                known.insert(id, prog);
-                if let Some(prog) = prog {
-                    found.push(Attached {
-                        ifindex,
-                        prog,
-                        program,
-                    });
-                }
-            }
-        }
-    }
-    Ok(found)
-}
-
-impl Loaded {
-    /// What is in the kernel; `None`: nothing.
-    fn find(attached: &[Attached]) -> Result<Option<Self>> {
-        if attached.is_empty() {
-            return Ok(None);
-        }
-        let mut loaded = Self {
-            maps: BTreeMap::new(),
-            programs: BTreeMap::new(),
-        };
-        let mut ids = BTreeSet::new();
-        for a in attached {
-            let fd = a.program.fd.try_clone().context("out of descriptors")?;
-            loaded.programs.entry(a.prog).or_insert(fd);
-            ids.extend(&a.program.maps);
-        }
-        for id in ids {
-            let map = MapHandle::from_map_id(id).context("cannot open a map of ours")?;
-            let name = map.name().to_string_lossy().into_owned();
-            ensure!(
-                loaded.maps.insert(name, map).is_none(),
-                "there are redirections of two versions of mountain here: take all off with \
-                 `mountain redirect del --all` and add them again"
-            );
-        }
-        for (name, size) in [
-            ("rules", size_of::<types::mtn_rd_rule>()),
-            ("flows4", size_of::<types::mtn_rd_flow4>()),
-            ("flows6", size_of::<types::mtn_rd_flow6>()),
-        ] {
-            ensure!(
-                loaded
-                    .maps
-                    .get(name)
-                    .is_some_and(|m| m.value_size() as usize == size),
-                "the redirections here were made by another version of mountain: take all off \
-                 with `mountain redirect del --all` and add them again"
-            );
-        }
-        Ok(Some(loaded))
-    }
-
-    /// Brings the programs into the kernel that are not there, over the maps that are.
-    fn complete(found: Option<Self>, wanted: &BTreeSet<Prog>) -> Result<Self> {
-        let mut loaded = found.unwrap_or(Self {
-            maps: BTreeMap::new(),
-            programs: BTreeMap::new(),
-        });
-        if wanted.iter().all(|p| loaded.programs.contains_key(p)) {
-            return Ok(loaded);
-        }
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
-            tracing::debug!(target: "libbpf", "{}", text.trim_end());
-        })));
-        let mut object = MaybeUninit::uninit();
-        let mut open = skel::RedirectSkelBuilder::default()
-            .open(&mut object)
-            .context("opening the BPF object")?;
-        for mut map in open.open_object_mut().maps_mut() {
-            let name = map.name().to_string_lossy().into_owned();
-            if let Some(shared) = loaded.maps.get(&name) {
-                map.reuse_fd(shared.as_fd())?;
-            }
-        }
-        for mut program in open.open_object_mut().progs_mut() {
-            let name = program.name().to_string_lossy().into_owned();
-            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
-            let needed = |p| wanted.contains(&p) && !loaded.programs.contains_key(&p);
-            program.set_autoload(prog.is_some_and(needed));
-        }
-        let skel = open.load().context(
-            "the kernel refused the redirection program: `mountain redirect check` tells what is \
-             missing",
-        )?;
-        let object = libbpf_rs::skel::Skel::object(&skel);
-        for map in object.maps() {
-            let name = map.name().to_string_lossy().into_owned();
-            loaded.maps.insert(name, MapHandle::try_from(&map)?);
-        }
-        for program in object.progs() {
-            let name = program.name().to_string_lossy().into_owned();
-            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
-            let Some(prog) = prog.filter(|p| wanted.contains(p)) else {
-                continue;
-            };
-            if let Entry::Vacant(entry) = loaded.programs.entry(prog) {
-                entry.insert(program.as_fd().try_clone_to_owned()?);
-            }
-        }
-        Ok(loaded)
-    }
-
-    fn map(&self, name: &str) -> Result<&MapHandle> {
-        self.maps
-            .get(name)
-            .with_context(|| format!("the map {name} of the redirection program is missing"))
-    }
-
-    fn program(&self, prog: Prog) -> BorrowedFd<'_> {
-        self.programs[&prog].as_fd()
-    }
-
-    /// Which programs the rules in the kernel need.
-    fn needs(&self) -> Result<Needs> {
-        let mut needs = Needs::default();
-        let rules = self.map("rules")?;
-        for (_, value) in entries(rules)? {
-            needs.of_rule(&read_from(&value));
-        }
-        Ok(needs)
-    }
-}
-
-/// All entries of a hash map.
-fn entries(map: &MapHandle) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let mut all = vec![];
-    for entry in map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)? {
-        all.push(entry);
-    }
-    Ok(all)
 }
 
 /// A structure of the program's from the bytes of a map.
@@ -606,8 +361,17 @@ fn detach_unneeded(loaded: &Loaded) -> Result<()> {
             }
         }
     }
+    let has_icmp: BTreeSet<u32> = attached()?
+        .iter()
+        .filter(|a| a.prog == Prog::Icmp)
+        .map(|a| a.ifindex)
+        .collect();
     for a in there {
-        if !needs.0.contains(&(a.ifindex, a.prog)) {
+        // The full program does what the small one does, which may not be in the kernel any more.
+        let stands_in = a.prog == Prog::In
+            && needs.0.contains(&(a.ifindex, Prog::Icmp))
+            && !has_icmp.contains(&a.ifindex);
+        if !stands_in && !needs.0.contains(&(a.ifindex, a.prog)) {
             let gone =
                 |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT));
             match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
@@ -663,54 +427,4 @@ pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
         all.push(stats);
     }
     Ok(all)
-}
-
-/// The line of one redirected packet, as in
-/// `FORWARD UDP 10.0.8.18:10004 > 10.0.8.17:8080 => 10.0.1.2:8083`; where the source changes as well,
-/// the new one stands before the new destination.
-fn log_line(event: &types::mtn_rd_event) -> String {
-    let at =
-        |words, port: u16| SocketAddr::new(address(words, event.ipv6 != 0), u16::from_be(port));
-    let (src, dst) = (at(event.saddr, event.sport), at(event.daddr, event.dport));
-    let new_src = at(event.new_saddr, event.new_sport);
-    let new_dst = at(event.new_daddr, event.new_dport);
-    let proto = match event.proto {
-        p if p == Proto::Udp.number() => "UDP",
-        _ => "TCP",
-    };
-    let (what, new) = match event.reply != 0 {
-        false if src == new_src => ("FORWARD", new_dst.to_string()),
-        true if dst == new_dst => ("REPLY", new_src.to_string()),
-        false => ("FORWARD", format!("{new_src} > {new_dst}")),
-        true => ("REPLY", format!("{new_src} > {new_dst}")),
-    };
-    format!("{what} {proto} {src} > {dst} => {new}")
-}
-
-/// Hands the lines of the log to `each` until it returns false: those that are there, and with
-/// `follow` what is to come until the last rule is gone. One reader at a time sees a line.
-///
-/// # Errors
-/// When nothing is redirected by BPF here.
-pub fn read_log(follow: bool, mut each: impl FnMut(&str) -> bool) -> Result<()> {
-    let Some(loaded) = Loaded::find(&attached()?)? else {
-        bail!("no rule here is handled by BPF: there is nothing to log");
-    };
-    let go_on = Cell::new(true);
-    let mut builder = RingBufferBuilder::new();
-    builder.add(loaded.map("log_events")?, |bytes| {
-        if bytes.len() == size_of::<types::mtn_rd_event>() && go_on.get() {
-            go_on.set(each(&log_line(&read_from(bytes))));
-        }
-        0
-    })?;
-    let buffer = builder.build()?;
-    if !follow {
-        buffer.consume()?;
-        return Ok(());
-    }
-    while go_on.get() && !attached()?.is_empty() {
-        buffer.poll(LOG_WAIT)?;
-    }
-    Ok(())
 }

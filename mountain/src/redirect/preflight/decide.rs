@@ -66,7 +66,7 @@ impl<'a> Case<'a> {
         let device = |device: &Device| types::Device {
             ifindex: device.link.ifindex,
             name: device.link.name.clone(),
-            peer: matches!(&device.far, Far::End(end) if !end.here),
+            peer: matches!(&device.far, Far::End(end) if !end.here && end.link.master.is_none()),
         };
         let plan = Plan {
             backend: self.backend,

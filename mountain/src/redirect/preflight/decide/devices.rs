@@ -247,6 +247,16 @@ impl Case<'_> {
                 "use xdp-redirect, tcx or nft",
             );
         }
+        if far.link.master.is_some() {
+            self.refuse(
+                format!(
+                    "{}, the far end of {name}, is a port of another device, which would take the \
+                     packets for somebody else's by their Ethernet address",
+                    far.link.name
+                ),
+                "use xdp-redirect, tcx or nft",
+            );
+        }
         // Replies are as large as the far end makes them, and leave by the clients' device without
         // the kernel's check; straight into a namespace they need none.
         let straight = matches!(&client.far, Far::End(end) if !end.here);

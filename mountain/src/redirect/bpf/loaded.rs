@@ -1,0 +1,258 @@
+//! The programs and maps that are in the kernel, found again or brought there.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use anyhow::{ensure, Context, Result};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use nix::net::if_::if_nameindex;
+
+use super::super::Backend;
+use super::hooks::{self, Hook, Program};
+use super::{backend_of, read_from, skel, types, SNAT};
+
+/// Entries read at once.
+const BATCH: u32 = 4096;
+
+/// The programs of the object, by the names that the kernel keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Prog {
+    Xdp,
+    In,
+    Icmp,
+    Out,
+}
+
+impl Prog {
+    const ALL: [Self; 4] = [Self::Xdp, Self::In, Self::Icmp, Self::Out];
+
+    /// 15 characters of the name in the object.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "mtn_redirect_xd",
+            Self::In => "mtn_redirect_in",
+            Self::Icmp => "mtn_redirect_ic",
+            Self::Out => "mtn_redirect_ou",
+        }
+    }
+
+    pub(super) fn hook(self) -> Hook {
+        match self {
+            Self::Xdp => Hook::Xdp,
+            Self::In | Self::Icmp => Hook::TcxIngress,
+            Self::Out => Hook::TcxEgress,
+        }
+    }
+}
+
+/// Which programs a set of rules needs, by device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Needs(pub(super) BTreeSet<(u32, Prog)>);
+
+impl Needs {
+    pub(super) fn add(&mut self, backend: Backend, client: u32, target: u32, snat: bool) {
+        let set = &mut self.0;
+        set.insert((client, Prog::Out));
+        match backend {
+            Backend::Xdp => {
+                set.insert((client, Prog::Xdp));
+                set.insert((client, Prog::Icmp));
+            }
+            _ => {
+                set.insert((client, Prog::In));
+            }
+        }
+        if backend == Backend::XdpRedirect {
+            set.insert((client, Prog::Xdp));
+            set.insert((target, Prog::Xdp));
+        }
+        if backend == Backend::TcxPeer || snat {
+            set.insert((target, Prog::In));
+        }
+        // It translates ICMP errors itself.
+        let full: Vec<_> = set
+            .iter()
+            .filter(|(_, p)| *p == Prog::In)
+            .copied()
+            .collect();
+        for (device, _) in full {
+            set.remove(&(device, Prog::Icmp));
+        }
+    }
+
+    pub(super) fn of_rule(&mut self, rule: &types::mtn_rd_rule) {
+        self.add(
+            backend_of(rule.backend),
+            rule.client_dev,
+            rule.target_dev,
+            rule.flags & SNAT != 0,
+        );
+    }
+}
+
+/// Maps of the object, and the programs that are in the kernel already.
+pub(super) struct Loaded {
+    pub(super) maps: BTreeMap<String, MapHandle>,
+    pub(super) programs: BTreeMap<Prog, OwnedFd>,
+}
+
+/// Programs of ours on the devices of this namespace.
+pub(super) struct Attached {
+    pub(super) ifindex: u32,
+    pub(super) prog: Prog,
+    pub(super) program: Program,
+}
+
+pub(super) fn attached() -> Result<Vec<Attached>> {
+    let mut found = vec![];
+    let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
+    for device in &if_nameindex().context("cannot list the devices")? {
+        let ifindex = device.index();
+        for hook in Hook::ALL {
+            // Devices come and go.
+            for id in hooks::programs(hook, ifindex).unwrap_or_default() {
+                if known.get(&id) == Some(&None) {
+                    continue;
+                }
+                let Ok(program) = Program::by_id(id) else {
+                    continue;
+                };
+                let prog = Prog::ALL.into_iter().find(|p| p.name() == program.name);
+                known.insert(id, prog);
+                if let Some(prog) = prog {
+                    found.push(Attached {
+                        ifindex,
+                        prog,
+                        program,
+                    });
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Loaded {
+    /// What is in the kernel; `None`: nothing.
+    pub(super) fn find(attached: &[Attached]) -> Result<Option<Self>> {
+        if attached.is_empty() {
+            return Ok(None);
+        }
+        let mut loaded = Self {
+            maps: BTreeMap::new(),
+            programs: BTreeMap::new(),
+        };
+        let mut ids = BTreeSet::new();
+        for a in attached {
+            let fd = a.program.fd.try_clone().context("out of descriptors")?;
+            loaded.programs.entry(a.prog).or_insert(fd);
+            ids.extend(&a.program.maps);
+        }
+        for id in ids {
+            let map = MapHandle::from_map_id(id).context("cannot open a map of ours")?;
+            let name = map.name().to_string_lossy().into_owned();
+            ensure!(
+                loaded.maps.insert(name, map).is_none(),
+                "there are redirections of two versions of mountain here: take all off with \
+                 `mountain redirect del --all` and add them again"
+            );
+        }
+        for (name, size) in [
+            ("rules", size_of::<types::mtn_rd_rule>()),
+            ("flows4", size_of::<types::mtn_rd_flow4>()),
+            ("flows6", size_of::<types::mtn_rd_flow6>()),
+        ] {
+            ensure!(
+                loaded
+                    .maps
+                    .get(name)
+                    .is_some_and(|m| m.value_size() as usize == size),
+                "the redirections here were made by another version of mountain: take all off \
+                 with `mountain redirect del --all` and add them again"
+            );
+        }
+        Ok(Some(loaded))
+    }
+
+    /// Brings the programs into the kernel that are not there, over the maps that are.
+    pub(super) fn complete(found: Option<Self>, wanted: &BTreeSet<Prog>) -> Result<Self> {
+        let mut loaded = found.unwrap_or(Self {
+            maps: BTreeMap::new(),
+            programs: BTreeMap::new(),
+        });
+        if wanted.iter().all(|p| loaded.programs.contains_key(p)) {
+            return Ok(loaded);
+        }
+        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
+            tracing::debug!(target: "libbpf", "{}", text.trim_end());
+        })));
+        let mut object = MaybeUninit::uninit();
+        let mut open = skel::RedirectSkelBuilder::default()
+            .open(&mut object)
+            .context("opening the BPF object")?;
+        for mut map in open.open_object_mut().maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if let Some(shared) = loaded.maps.get(&name) {
+                map.reuse_fd(shared.as_fd())?;
+            }
+        }
+        for mut program in open.open_object_mut().progs_mut() {
+            let name = program.name().to_string_lossy().into_owned();
+            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
+            let needed = |p| wanted.contains(&p) && !loaded.programs.contains_key(&p);
+            program.set_autoload(prog.is_some_and(needed));
+        }
+        let skel = open.load().context(
+            "the kernel refused the redirection program: `mountain redirect check` tells what is \
+             missing",
+        )?;
+        let object = libbpf_rs::skel::Skel::object(&skel);
+        for map in object.maps() {
+            let name = map.name().to_string_lossy().into_owned();
+            loaded.maps.insert(name, MapHandle::try_from(&map)?);
+        }
+        for program in object.progs() {
+            let name = program.name().to_string_lossy().into_owned();
+            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
+            let Some(prog) = prog.filter(|p| wanted.contains(p)) else {
+                continue;
+            };
+            if let Entry::Vacant(entry) = loaded.programs.entry(prog) {
+                entry.insert(program.as_fd().try_clone_to_owned()?);
+            }
+        }
+        Ok(loaded)
+    }
+
+    pub(super) fn map(&self, name: &str) -> Result<&MapHandle> {
+        self.maps
+            .get(name)
+            .with_context(|| format!("the map {name} of the redirection program is missing"))
+    }
+
+    pub(super) fn program(&self, prog: Prog) -> BorrowedFd<'_> {
+        self.programs[&prog].as_fd()
+    }
+
+    /// Which programs the rules in the kernel need.
+    pub(super) fn needs(&self) -> Result<Needs> {
+        let mut needs = Needs::default();
+        let rules = self.map("rules")?;
+        for (_, value) in entries(rules)? {
+            needs.of_rule(&read_from(&value));
+        }
+        Ok(needs)
+    }
+}
+
+/// All entries of a hash map.
+pub(super) fn entries(map: &MapHandle) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut all = vec![];
+    for entry in map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)? {
+        all.push(entry);
+    }
+    Ok(all)
+}
