@@ -9,10 +9,10 @@
 
 #define EEXIST		17
 #define MTN_SECOND	1000000000ULL
-/* How long a flow without packets is one; as the kernel's connection tracking has it. */
-#define MTN_RD_IDLE_UDP		(180 * MTN_SECOND)
-#define MTN_RD_IDLE_TCP		(5 * 24 * 3600 * MTN_SECOND)
-#define MTN_RD_IDLE_CLOSING	(120 * MTN_SECOND)
+/* How long a flow without packets is one, ns; as the kernel's connection tracking has it. */
+const volatile __u64 idle_udp_ns = 180 * MTN_SECOND;
+const volatile __u64 idle_tcp_ns = 5 * 24 * 3600 * MTN_SECOND;
+const volatile __u64 idle_closing_ns = 120 * MTN_SECOND;
 /* linux/bpf.h of 6.3 and later */
 #define MTN_FIB_SKIP_NEIGH	(1U << 2)
 
@@ -144,8 +144,8 @@ __noinline int mtn_rd_same(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow, b
 
 static __always_inline bool mtn_rd_is_idle(const struct mtn_rd_flow *f, __u8 proto, __u64 now)
 {
-	__u64 limit = proto == IPPROTO_UDP ? MTN_RD_IDLE_UDP :
-		      f->flags & MTN_RD_CLOSING ? MTN_RD_IDLE_CLOSING : MTN_RD_IDLE_TCP;
+	__u64 limit = proto == IPPROTO_UDP ? idle_udp_ns :
+		      f->flags & MTN_RD_CLOSING ? idle_closing_ns : idle_tcp_ns;
 
 	/* Another CPU may be a little ahead. */
 	return now > f->touched_ns && now - f->touched_ns > limit;

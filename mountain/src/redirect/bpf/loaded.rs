@@ -193,6 +193,16 @@ impl Loaded {
         let mut open = skel::RedirectSkelBuilder::default()
             .open(&mut object)
             .context("opening the BPF object")?;
+        // Tests cannot wait for three minutes.
+        #[cfg(debug_assertions)]
+        if let Some(ms) = std::env::var("MOUNTAIN_REDIRECT_IDLE_MS")
+            .ok()
+            .and_then(|ms| ms.parse::<u64>().ok())
+        {
+            let rodata = open.maps.rodata_data.as_deref_mut().expect("there is one");
+            rodata.idle_udp_ns = ms * 1_000_000;
+            rodata.idle_closing_ns = ms * 1_000_000;
+        }
         for mut map in open.open_object_mut().maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
             if let Some(shared) = loaded.maps.get(&name) {

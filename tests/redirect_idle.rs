@@ -1,0 +1,114 @@
+//! Flows of the BPF backends end after an idle time, which is short here, and let go of what they had.
+//!
+//! A test program of its own: the idle time is set by its environment.
+
+mod bpf;
+#[path = "redirect/packets.rs"]
+mod packets;
+#[path = "redirect/rig.rs"]
+mod rig;
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
+use std::time::Duration;
+
+use bpf::packets::{ACK, SYN, TCP, UDP};
+use bpf::{in_netns, PASS, REDIRECT};
+use mountain::redirect::bpf::hooks::Hook;
+use mountain::redirect::bpf::stats;
+use mountain::redirect::{Backend, Proto};
+use packets::Packet;
+use rig::*;
+
+const IDLE: Duration = Duration::from_millis(1500);
+const TWICE: Duration = Duration::from_millis(3000);
+const FIN: u8 = 1;
+
+fn set_idle() {
+    // Both tests set the same, before either loads a program.
+    std::env::set_var("MOUNTAIN_REDIRECT_IDLE_MS", IDLE.as_millis().to_string());
+}
+
+/// There are 4,536 ports for the flows to one target with a source of ours: many more flows than that,
+/// one after another, must all get one.
+#[test]
+fn ports_of_flows_that_are_over_are_used_again() {
+    set_idle();
+    in_netns(|| {
+        let router = Router::new();
+        let own: IpAddr = "10.0.1.1".parse().unwrap();
+        let rule = rule(Proto::Udp, false, 0);
+        install(0, &rule, &router.plan(Backend::Tcx, Some(own))).unwrap();
+        let program = program(Hook::TcxIngress, "c0").unwrap();
+        let device = router.client.ifindex;
+        for round in 0..5u16 {
+            for n in 0..1500 {
+                let client = client(false, 10_000 + round * 1500 + n);
+                let packet = Packet::new(UDP, client, rule.from, 10).macs(C0, CLIENT);
+                let got = try_run(&program, Hook::TcxIngress, device, &packet.bytes()).unwrap();
+                assert_eq!(got.action, REDIRECT, "round {round}, flow {n}");
+            }
+            sleep(TWICE);
+        }
+        assert!(stats(&[0]).unwrap()[0].drops.is_empty());
+    });
+}
+
+/// What comes back on a flow that is over is somebody else's: left alone. While it goes on, it is not.
+#[test]
+fn what_comes_back_after_the_end_is_left_alone() {
+    set_idle();
+    in_netns(|| {
+        let router = Router::new();
+        let (udp, tcp) = (rule(Proto::Udp, false, 0), rule(Proto::Tcp, true, 0));
+        install_all(
+            &[udp.clone(), tcp.clone()],
+            &router.plan(Backend::Tcx, None),
+        );
+        let packet = |proto: u8, src: SocketAddr, dst: SocketAddr, flags: u8| {
+            let mut packet = Packet::new(proto, src, dst, 10);
+            if proto == TCP {
+                packet.ip.l4[13] = flags;
+            }
+            packet.bytes()
+        };
+        let changed = |hook: Hook, bytes: &[u8]| {
+            let got = run(hook, "c0", bytes);
+            assert_eq!(got.action, PASS);
+            got.packet != bytes
+        };
+        let (c4, c6) = (client(false, 7), client(true, 7));
+        assert!(changed(Hook::TcxIngress, &packet(UDP, c4, udp.from, 0)));
+        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, SYN)));
+        // Packets of one direction keep the other: three times half the idle time.
+        for _ in 0..3 {
+            sleep(IDLE / 2 + Duration::from_millis(300));
+            assert!(changed(Hook::TcxIngress, &packet(UDP, c4, udp.from, 0)));
+        }
+        assert!(changed(Hook::TcxEgress, &packet(UDP, udp.to, c4, 0)));
+        sleep(TWICE);
+        assert!(
+            !changed(Hook::TcxEgress, &packet(UDP, udp.to, c4, 0)),
+            "the UDP flow is over"
+        );
+        // A connection without packets goes on for days, and for a little while after a FIN.
+        assert!(changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)));
+        assert!(changed(
+            Hook::TcxEgress,
+            &packet(TCP, tcp.to, c6, ACK | FIN)
+        ));
+        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, ACK)));
+        sleep(TWICE);
+        assert!(
+            !changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
+            "closed"
+        );
+        // A new one from the same port.
+        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, SYN)));
+        sleep(TWICE);
+        assert!(
+            changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
+            "no FIN, no end"
+        );
+    });
+}
