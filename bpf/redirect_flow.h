@@ -484,6 +484,9 @@ static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct b
 	if (xdp && fib->ifindex != (reply ? f->client_dev : f->target_dev))
 		return -1;
 	f->oif = fib->ifindex;
+	/* No neighbour was asked for, which XDP needs: not for it to keep. */
+	if (!xdp && f->backend == MTN_RD_XDP_REDIRECT)
+		return 0;
 	f->mtu = fib->mtu_result;
 	__builtin_memcpy(f->macs, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(f->macs + ETH_ALEN, fib->smac, ETH_ALEN);

@@ -313,7 +313,8 @@ impl Load {
                 let stop = Arc::clone(&stop);
                 thread::spawn(move || {
                     let (mut out, mut back, mut rounds) = ([0; 8_000], [0; 8_000], 0u64);
-                    while !stop.load(Ordering::Relaxed) {
+                    // Once in any case: on a busy machine some of many threads have no turn before.
+                    while rounds == 0 || !stop.load(Ordering::Relaxed) {
                         fill(&mut out, rounds);
                         from.write_all(&out).expect("the connection lives");
                         to.read_exact(&mut back).expect("the connection lives");

@@ -485,6 +485,21 @@ fn with_source_nat_the_target_sees_this_host() {
                 }
                 let got = run_fast(hook, "s0", &answer.bytes(), action);
                 expect(&format!("{backend} {r}, reply"), got, action, &want.bytes());
+                if hook == Hook::Xdp {
+                    // What tcx has done in between (no neighbour was known) leaves nothing wrong.
+                    let through_tcx = run(Hook::TcxIngress, "c0", &packet.bytes());
+                    assert_eq!(through_tcx.action, REDIRECT);
+                    std::thread::sleep(std::time::Duration::from_millis(300));
+                    run(Hook::TcxIngress, "c0", &packet.bytes());
+                    let got = run_fast(hook, "c0", &packet.bytes(), action);
+                    let want = packet.rewritten(new_src, r.to).ttl(63).macs(TARGET, S0);
+                    expect(
+                        &format!("{backend} {r}, after tcx"),
+                        got,
+                        action,
+                        &want.bytes(),
+                    );
+                }
                 if hook == Hook::TcxIngress {
                     let last = packet.ttl(1);
                     assert_eq!(run(hook, "c0", &last.bytes()).action, 2, "TC_ACT_SHOT");
