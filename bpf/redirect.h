@@ -8,8 +8,6 @@
 #ifndef MOUNTAIN_REDIRECT_H
 #define MOUNTAIN_REDIRECT_H
 
-/* Raised when the layout of a map changes: programs of two versions do not share maps. */
-#define MTN_RD_VERSION		1
 #define MTN_RD_MAX_RULES	65536
 /* Ports that flows get whose own is taken, outside Linux's default ip_local_port_range. */
 #define MTN_RD_PORT_MIN		61000

@@ -234,6 +234,37 @@ static __always_inline void mtn_rd_forward(const struct mtn_rd_key6 *key,
 #define MTN_TCP_RST	(1 << 2)
 #define MTN_TCP_ACK	(1 << 4)
 
+/* The flow back of the forward flow @fwd, whose packets have @key. */
+static __always_inline void mtn_rd_reverse(const struct mtn_rd_key6 *key,
+					   const struct mtn_rd_rule *rule,
+					   const struct mtn_rd_flow6 *fwd, struct mtn_rd_flow6 *rev)
+{
+	*rev = *fwd;
+	rev->f.flags |= MTN_RD_REPLY;
+	rev->f.fib_until_ns = 0;
+	rev->f.out_veth = rule->client_veth;
+	__builtin_memcpy(rev->f.in_mac, rule->target_mac, ETH_ALEN);
+	__builtin_memcpy(rev->saddr, key->daddr, 16);
+	__builtin_memcpy(rev->daddr, key->saddr, 16);
+	rev->f.sport = key->dport;
+	rev->f.dport = key->sport;
+}
+
+/* The rule that names forward packets with @key which come in by a device. */
+static __always_inline struct mtn_rd_rule *mtn_rd_rule_of(const struct mtn_rd_key6 *key,
+							  __u32 ifindex, bool ipv6)
+{
+	struct mtn_rd_rule_key rule_key = {
+		.ifindex = ifindex,
+		.port = key->dport,
+		.proto = key->proto,
+		.ipv6 = ipv6,
+	};
+
+	__builtin_memcpy(rule_key.addr, key->daddr, 16);
+	return bpf_map_lookup_elem(&rules, &rule_key);
+}
+
 /* How mtn_rd_new() is called. */
 #define MTN_RD_BY_XDP	(1 << 0)
 #define MTN_RD_MIDWAY	(1 << 1)	/* TCP, and not the first packet of a connection */
@@ -247,7 +278,6 @@ static __always_inline void mtn_rd_forward(const struct mtn_rd_key6 *key,
 __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, bool ipv6)
 {
 	bool xdp = how & MTN_RD_BY_XDP;
-	struct mtn_rd_rule_key rule_key = {};
 	struct mtn_rd_key6 back = {};
 	struct mtn_rd_rule *rule;
 	struct mtn_rd_pair *pair;
@@ -257,12 +287,7 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 
 	if (!key)
 		return -1;
-	__builtin_memcpy(rule_key.addr, key->daddr, 16);
-	rule_key.ifindex = ifindex;
-	rule_key.port = key->dport;
-	rule_key.proto = key->proto;
-	rule_key.ipv6 = ipv6;
-	rule = bpf_map_lookup_elem(&rules, &rule_key);
+	rule = mtn_rd_rule_of(key, ifindex, ipv6);
 	pair = bpf_map_lookup_elem(&rd_pair, &zero);
 	if (!rule || !pair)
 		return -1;
@@ -272,14 +297,7 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 
 	mtn_rd_forward(key, rule, &pair->fwd);
 	pair->fwd.f.touched_ns = bpf_ktime_get_coarse_ns();
-	pair->rev = pair->fwd;
-	pair->rev.f.flags |= MTN_RD_REPLY;
-	pair->rev.f.out_veth = rule->client_veth;
-	__builtin_memcpy(pair->rev.f.in_mac, rule->target_mac, ETH_ALEN);
-	__builtin_memcpy(pair->rev.saddr, key->daddr, 16);
-	__builtin_memcpy(pair->rev.daddr, key->saddr, 16);
-	pair->rev.f.sport = key->dport;
-	pair->rev.f.dport = key->sport;
+	mtn_rd_reverse(key, rule, &pair->fwd, &pair->rev);
 
 	__builtin_memcpy(back.saddr, rule->to, 16);
 	__builtin_memcpy(back.daddr, pair->fwd.saddr, 16);
@@ -348,7 +366,6 @@ __noinline int mtn_rd_new4(struct mtn_rd_key4 *key, __u32 ifindex, __u32 how)
  */
 __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow, bool ipv6)
 {
-	struct mtn_rd_rule_key rule_key = {};
 	struct mtn_rd_key6 back = {};
 	struct mtn_rd_rule *rule;
 	struct mtn_rd_pair *pair;
@@ -357,23 +374,10 @@ __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flo
 	if (!key || !flow || flow->f.flags & MTN_RD_REPLY)
 		return 0;
 	pair = bpf_map_lookup_elem(&rd_pair, &zero);
-	__builtin_memcpy(rule_key.addr, key->daddr, 16);
-	rule_key.ifindex = flow->f.client_dev;
-	rule_key.port = key->dport;
-	rule_key.proto = key->proto;
-	rule_key.ipv6 = ipv6;
-	rule = bpf_map_lookup_elem(&rules, &rule_key);
+	rule = mtn_rd_rule_of(key, flow->f.client_dev, ipv6);
 	if (!pair || !rule)
 		return 0;
-	pair->rev = *flow;
-	pair->rev.f.flags |= MTN_RD_REPLY;
-	pair->rev.f.fib_until_ns = 0;
-	pair->rev.f.out_veth = rule->client_veth;
-	__builtin_memcpy(pair->rev.f.in_mac, rule->target_mac, ETH_ALEN);
-	__builtin_memcpy(pair->rev.saddr, key->daddr, 16);
-	__builtin_memcpy(pair->rev.daddr, key->saddr, 16);
-	pair->rev.f.sport = key->dport;
-	pair->rev.f.dport = key->sport;
+	mtn_rd_reverse(key, rule, flow, &pair->rev);
 	mtn_rd_mirror(flow, key->proto, &back);
 	mtn_rd_deltas(&back, &pair->rev);
 	return mtn_rd_insert(&back, &pair->rev, ipv6);
