@@ -1,0 +1,168 @@
+use super::*;
+use crate::redirect::{Fix, Plan, Rule, Snat};
+
+fn rule(id: u32) -> Installed {
+    Installed {
+        id,
+        rule: Rule {
+            proto: Proto::Udp,
+            from: SocketAddr::new([192, 0, 2, 1].into(), 1000 + id as u16),
+            to: SocketAddr::new([192, 0, 2, 9].into(), 99),
+            dev: (id == 1).then(|| "eth0".to_owned()),
+            snat: Snat::Auto,
+            log: None,
+        },
+        plan: Plan {
+            backend: Backend::Nft,
+            client_dev: None,
+            target_dev: None,
+            snat: None,
+            fixes: match id {
+                2 => vec![Fix::Sysctl {
+                    path: "net/ipv4/ip_forward".to_owned(),
+                    before: "0".to_owned(),
+                    value: "1".to_owned(),
+                }],
+                _ => Vec::new(),
+            },
+        },
+    }
+}
+
+fn open(dir: &Path, make: bool) -> Store {
+    Store::open_at(dir.to_owned(), 7, make).unwrap()
+}
+
+fn ids(rules: &[Installed]) -> Vec<u32> {
+    rules.iter().map(|i| i.id).collect()
+}
+
+#[test]
+fn what_is_added_is_found_until_it_is_removed() {
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("redirect-1");
+    assert!(open(&dir, false).is_empty());
+    assert!(!dir.exists(), "reading makes nothing");
+    let rules = [rule(0), rule(1), rule(2)];
+    {
+        let mut store = open(&dir, true);
+        assert_eq!(store.free_ids(2).unwrap(), [0, 1]);
+        store.adding(&rules).unwrap();
+        assert_eq!(store.all().unwrap(), []);
+        store.added(&rules).unwrap();
+    }
+    let mut store = open(&dir, false);
+    assert_eq!(store.all().unwrap(), rules);
+    assert_eq!(store.half_done().unwrap(), []);
+    let found = store.all_from(Proto::Udp, rules[1].rule.from).unwrap();
+    assert_eq!(ids(&found), [1]);
+    assert_eq!(store.all_from(Proto::Tcp, rules[1].rule.from).unwrap(), []);
+    let to = store
+        .parse(|e| e.is_to(Proto::Udp, rules[0].rule.to))
+        .unwrap();
+    assert_eq!(ids(&to), [0, 1, 2]);
+    let fixes = store.fixes(|_| true).unwrap();
+    assert_eq!(fixes, rules[2].plan.fixes.iter().cloned().collect());
+    assert!(store.fixes(|e| e.id != 2).unwrap().is_empty());
+    assert_eq!(store.all_of(Backend::Tcx).unwrap(), []);
+    store.removing(&rules[1..2]).unwrap();
+    store.removed(&rules[1..2]).unwrap();
+    assert_eq!(store.free_ids(2).unwrap(), [1, 3]);
+    drop(store);
+    let mut store = open(&dir, false);
+    assert_eq!(ids(&store.all().unwrap()), [0, 2]);
+    store.removing(&[rule(0), rule(2)]).unwrap();
+    store.removed(&[rule(0), rule(2)]).unwrap();
+    drop(store);
+    assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_was_half_done_is_known() {
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("redirect-1");
+    let mut store = open(&dir, true);
+    store.adding(&[rule(0), rule(1)]).unwrap();
+    store.added(&[rule(0)]).unwrap();
+    store.removing(&[rule(0)]).unwrap();
+    drop(store);
+    // Killed while it wrote a line, and while it made the file longer.
+    for (file, torn) in [("rules-0", &b"{\"id\":5,"[..]), ("index", &[1, 2, 3])] {
+        let mut file = File::options().append(true).open(dir.join(file)).unwrap();
+        file.write_all(torn).unwrap();
+    }
+    let store = open(&dir, false);
+    let half = store.half_done().unwrap();
+    assert_eq!(half, [(State::Removing, rule(0)), (State::Adding, rule(1))]);
+    assert_eq!(store.len(), 2);
+    drop(store);
+    // And it goes on.
+    let mut store = open(&dir, true);
+    store.removed(&[rule(0), rule(1)]).unwrap();
+    store.adding(&[rule(2)]).unwrap();
+    assert_eq!(store.half_done().unwrap(), [(State::Adding, rule(2))]);
+}
+
+#[test]
+fn history_does_not_pile_up() {
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("redirect-1");
+    let mut store = open(&dir, true);
+    store.adding(&[rule(0)]).unwrap();
+    store.added(&[rule(0)]).unwrap();
+    for _ in 0..2000 {
+        let one = [rule(1)];
+        store.adding(&one).unwrap();
+        store.added(&one).unwrap();
+        store.removing(&one).unwrap();
+        store.removed(&one).unwrap();
+    }
+    let sizes: Vec<u64> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap().len())
+        .collect();
+    assert_eq!(sizes.len(), 2, "index and rules");
+    assert!(sizes.iter().sum::<u64>() < 2 * TIDY_BYTES, "{sizes:?}");
+    drop(store);
+    assert_eq!(open(&dir, false).all().unwrap(), [rule(0)]);
+}
+
+#[test]
+fn what_is_of_another_namespace_or_version_is_not_ours() {
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("redirect-1");
+    let mut store = open(&dir, true);
+    store.adding(&[rule(0)]).unwrap();
+    drop(store);
+    let other = Store::open_at(dir.clone(), 8, false).unwrap();
+    assert!(
+        other.is_empty(),
+        "of a namespace that had the number before"
+    );
+    drop(other);
+    assert!(!dir.exists());
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("index"), [7; RECORD]).unwrap();
+    let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
+    assert!(error.to_string().contains("another version"), "{error}");
+    let damaged = [head(7, 0), [9; RECORD]];
+    fs::write(dir.join("index"), damaged.as_flattened()).unwrap();
+    let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
+    assert!(error.to_string().contains("damaged"), "{error}");
+    assert!(dir.join("index").exists(), "left for who can read it");
+}
+
+#[test]
+fn no_more_than_fit() {
+    let base = tempfile::tempdir().unwrap();
+    let store = open(&base.path().join("redirect-1"), true);
+    assert_eq!(store.free_ids(MAX_RULES).unwrap().len(), MAX_RULES);
+    let error = store.free_ids(MAX_RULES + 1).unwrap_err();
+    assert!(error.to_string().contains("no more than 65536"), "{error}");
+}
+
+#[test]
+fn a_namespace_has_a_number_of_its_own() {
+    assert_ne!(cookie().unwrap(), 0);
+    assert_eq!(cookie().unwrap(), cookie().unwrap());
+}
