@@ -16,10 +16,10 @@ use mountain_lab::result::{Check, Metric, Op, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use serde_json::json;
 
-use rig::{Rig, Verdict};
+use rig::Rig;
 use run_time::{Attached, Segment, Times, SEGMENTS};
 use table::{Eviction, Live, SizeTimes};
-use tcp::Pair;
+use tcp::{Pair, With};
 
 /// Limits of the checks.
 const MAX_RUN_NS: f64 = 150.0;
@@ -115,7 +115,7 @@ struct Measured {
     times: Option<Times>,
     packets: BTreeMap<Attached, Vec<f64>>,
     repeated: BTreeMap<Segment, Vec<f64>>,
-    tcp: Vec<(Verdict, Vec<Pair>)>,
+    tcp: Vec<(With, Vec<Pair>)>,
     sizes: Option<SizeTimes>,
     evictions: Vec<Eviction>,
 }
@@ -179,10 +179,10 @@ fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
         m.repeated = run_time::repeated(plan).context("BPF_PROG_RUN")?;
     }
     if only.contains(&Part::Tcp) {
-        for verdict in [Verdict::Stay, Verdict::Moved] {
-            eprintln!("TCP throughput, flow: {verdict:?}");
-            let pairs = tcp::pairs(rig, plan, verdict).context("TCP throughput")?;
-            m.tcp.push((verdict, pairs));
+        for with in With::ALL {
+            eprintln!("TCP throughput, {}", with.name());
+            let pairs = tcp::pairs(rig, plan, with).context("TCP throughput")?;
+            m.tcp.push((with, pairs));
         }
     }
     if only.contains(&Part::Table) {
@@ -289,29 +289,22 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
         };
         put(policy(*segment), name, of("ns", ns, n));
     }
-    for (verdict, pairs) in &m.tcp {
-        let column = if *verdict == Verdict::Moved {
-            "moved"
-        } else {
-            "stay"
-        };
+    for (with, pairs) in &m.tcp {
         let each = |f: fn(&Pair) -> f64| pairs.iter().map(f).collect::<Vec<_>>();
         let n = pairs.len() as u64;
         let ratio = each(|p| p.with_bps / p.without_bps);
-        put(
-            "none",
-            &format!("tcp_{column}_pairs_bps"),
-            of("bps", &each(|p| p.without_bps), n),
-        );
-        put(
-            column,
-            "tcp_goodput_bps",
-            of("bps", &each(|p| p.with_bps), n),
-        );
-        put(column, "tcp_ratio", of("x", &ratio, n));
-        let (lo, hi) = bootstrap_median(&ratio, seed);
-        let name = format!("TCP throughput with / without, flow {column} [{lo:.3}-{hi:.3}] n={n}");
-        limit(&name, median(&ratio), Op::AtLeast, MIN_TCP_RATIO);
+        let name = with.name();
+        let without = format!("tcp_{}_pairs_bps", name.split(' ').next().unwrap_or(name));
+        put("none", &without, of("bps", &each(|p| p.without_bps), n));
+        put(name, "tcp_goodput_bps", of("bps", &each(|p| p.with_bps), n));
+        put(name, "tcp_ratio", of("x", &ratio, n));
+        // The control has no limit.
+        if *with != With::Empty {
+            let (lo, hi) = bootstrap_median(&ratio, seed);
+            let name =
+                format!("TCP throughput with / without, flow {name} [{lo:.3}-{hi:.3}] n={n}");
+            limit(&name, median(&ratio), Op::AtLeast, MIN_TCP_RATIO);
+        }
     }
     if let Some(t) = &m.sizes {
         let n = t.batch * t.small.len() as u64;

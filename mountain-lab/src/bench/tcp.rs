@@ -11,6 +11,7 @@ use anyhow::{anyhow, ensure, Context, Result};
 use nix::sched::{sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
+use super::kernel::{Constant, PASS};
 use super::rig::{self, Rig, Verdict, SERVER};
 use super::Plan;
 use crate::stopped;
@@ -24,24 +25,56 @@ pub struct Pair {
     pub with_bps: f64,
 }
 
-/// `plan.pairs` pairs, in the order A B B A, of connections that stay or that are moved. Call in
-/// the client's namespace.
-pub fn pairs(rig: &Rig, plan: &Plan, verdict: Verdict) -> Result<Vec<Pair>> {
+/// What is compared with nothing at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum With {
+    /// Two instructions: the control, which tells what a hook in use costs, and how far two equal
+    /// halves differ.
+    Empty,
+    /// The program; connections stay on their path, or are moved.
+    Stay,
+    Moved,
+}
+
+impl With {
+    pub const ALL: [Self; 3] = [Self::Empty, Self::Stay, Self::Moved];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "empty program",
+            Self::Stay => "stay",
+            Self::Moved => "moved",
+        }
+    }
+}
+
+/// `plan.pairs` pairs, in the order A B B A. Call in the client's namespace.
+pub fn pairs(rig: &Rig, plan: &Plan, compared: With) -> Result<Vec<Pair>> {
     // A socket stays in the namespace it was made in.
     let listener = rig.server.enter(|| Ok(TcpListener::bind((SERVER, 0))?))?;
     let mut steer = rig::steer(65_536)?;
-    rig::set(&mut steer, verdict);
+    let empty = Constant::load(PASS)?;
+    let moved = compared == With::Moved;
+    rig::set(&mut steer, if moved { Verdict::Moved } else { Verdict::Stay });
     let uplinks = rig::uplinks()?;
-    let expected_path = usize::from(verdict == Verdict::Moved);
     let mut pairs = vec![];
     for i in 0..plan.pairs {
         ensure!(!stopped(), "interrupted");
         let mut run = |with: bool| -> Result<f64> {
-            steer.attach_to(if with { &uplinks } else { &[] })?;
+            let mut links = vec![];
+            match compared {
+                With::Empty if with => {
+                    for uplink in uplinks {
+                        links.push(empty.at_egress(uplink)?);
+                    }
+                }
+                _ if with => steer.attach_to(&uplinks)?,
+                _ => steer.attach_to(&[])?,
+            }
             let before = rig.arrived()?;
             let bps = goodput(&listener, plan)?;
             let arrived = rig.arrived()?;
-            let path = if with { expected_path } else { 0 };
+            let path = usize::from(with && moved);
             let (on, off) = (
                 arrived[path] - before[path],
                 arrived[1 - path] - before[1 - path],

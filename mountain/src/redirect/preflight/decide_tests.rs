@@ -192,6 +192,18 @@ fn drivers_without_xdp_leave_tcx() {
 }
 
 #[test]
+fn guests_beside_this_one_leave_checksums_unfinished() {
+    let mut facts = facts();
+    facts.devices[0].driver = Some("vif".to_owned());
+    for backend in [XdpPass, XdpRedirect] {
+        refuses(&facts, &ordinary(), backend, "unfinished checksums");
+    }
+    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
+    facts.devices[0].driver = Some("mlx5_core".to_owned());
+    assert!(possible(&facts, &ordinary()).contains(&XdpRedirect));
+}
+
+#[test]
 fn transmission_is_believed_of_known_drivers_only() {
     let mut facts = facts();
     facts.devices[1].xdp.features = ALL & !XDP_TRANSMIT;
