@@ -15,9 +15,11 @@
  *   OFF ---- drop, not clear yet ----> HOLD: window stays at what is in flight, for one slice
  *   OFF, HOLD, RELEASE ---- drop ----> CUT: rate = what is delivered, window = one BDP of it,
  *                                      so that the queue drains
- *   CUT ---- queue gone -------------> RELEASE: rate grows each slice that finds no queue, past
- *                                      BBR's estimate to what that was when the brake engaged
+ *   CUT ---- queue gone -------------> RELEASE: rate doubles each round trip that finds no queue,
+ *                                      past BBR's estimate to what that was when the brake engaged
+ *   CUT ---- ACKs come much faster --> RELEASE: the path is back, however long the queue still is
  *   RELEASE ---- there --------------> OFF
+ *   RELEASE ---- a queue ------------> CUT to what is delivered, until it is gone
  *   RELEASE ---- a queue, and the estimate reached ---> CUT to the estimate, then OFF
  *   CUT ---- queue does not drain ---> OFF for a while: it is someone else's
  *   CUT ---- a small one stays ------> RELEASE: as good as gone
@@ -72,8 +74,7 @@ struct mtn_brake_params {
 	__u32 hold;		/* ... below which it may be dropping */
 	__u32 queue;		/* share of the smallest RTT up to which the queue counts as gone */
 	__u32 queue_min_us;	/* ... but no delay below this counts as a queue */
-	__u32 grow_first;	/* growth of the rate in the first slice without a queue */
-	__u32 grow_max;		/* it doubles each slice up to this */
+	__u32 grow;		/* growth of the rate in a round trip without a queue */
 	__u32 hold_off_max;	/* most slices to stay off after braking for someone else's queue */
 	__u32 slack_max;	/* most of the queue to leave, share of the smallest RTT */
 };
@@ -103,6 +104,7 @@ struct mtn_brake {
 	__u64 goal_until_us;	/* when that is forgotten */
 	__u64 max_bps;		/* BBR's estimate at the end of the last slice */
 	__u64 release_bps;	/* the limit when it began to grow */
+	__u64 ack_bps;		/* at which ACKs came in the last slice */
 	/* The current slice. */
 	__u64 slice_start_us;
 	__u64 slice_bps;	/* highest delivery rate */
@@ -113,12 +115,12 @@ struct mtn_brake {
 	__u8 app_limited;	/* any sample was */
 	__u8 state;		/* enum mtn_brake_state */
 	__u8 drain;		/* this CUT only removes a queue that the release has made */
+	__u8 raised;		/* this RELEASE has raised the limit */
 	/* Between slices. */
 	__u64 last_bps;		/* delivery of the last slice */
 	__u32 queue_us;		/* its queue */
-	__u32 growth;		/* of the next slice without a queue */
 	__u32 hold_cwnd;
-	__u32 round_end;	/* mtn_ack.total that ends the packet-timed round */
+	__u32 round_end;	/* mtn_ack.total from which on ACKs tell of the limit as it is */
 	__u32 stuck;		/* rounds in CUT at the target with a queue that stays */
 	__u32 hold_off;		/* slices to stay off */
 	__u32 hold_off_next;
@@ -208,13 +210,30 @@ mtn_inline void mtn_brake_init(struct mtn_brake *b)
 	b->hold_off_next = MTN_HOLD_OFF_FIRST;
 }
 
-/* The queue is gone: grow from @bps on. Fast where rates come back fast. */
-mtn_inline void mtn_brake_release(struct mtn_brake *b, const struct mtn_brake_params *p, __u64 bps)
+/* The queue is gone: grow from @bps on, at once. */
+mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
 {
 	b->state = MTN_STATE_RELEASE;
 	b->bps = bps;
 	b->release_bps = bps;
-	b->growth = b->slack_us ? p->grow_max : p->grow_first;
+	b->round_end = b->slice_total;
+	b->raised = 0;
+	b->drain = 0;
+}
+
+/* From now on the limit is @bps: ACKs tell of it after what is in flight. */
+mtn_inline void mtn_brake_set(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
+{
+	b->bps = mtn_bps_clamp(bps);
+	b->round_end = a->total + a->inflight;
+}
+
+/* The release has made a queue: @bps until it is gone. */
+mtn_inline void mtn_brake_too_far(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
+{
+	mtn_brake_set(b, a, bps);
+	b->state = MTN_STATE_CUT;
+	b->stuck = 0;
 }
 
 /* The delivery of this slice, @bps, shows a drop: brake to it. */
@@ -271,6 +290,8 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 {
 	__u64 max = mtn_bps_clamp(a->max_bps), ref = mtn_min(max, b->bps), bps = b->slice_bps;
 	__u32 none = mtn_queue_low(p, a->min_rtt_us), low = none + b->slack_us, high = none + low;
+	__u64 acks = mtn_bps(a->total - b->slice_total, a->mss, a->now_us - b->slice_start_us);
+	__u64 back = mtn_min(acks, b->ack_bps);
 	__u32 queue, before = b->queue_us;
 	int rising, drop, more = max > b->max_bps + b->max_bps / 16;
 
@@ -279,6 +300,7 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 	rising = queue > before;
 	b->queue_us = queue;
 	b->last_bps = bps;
+	b->ack_bps = acks;
 	if (b->state != MTN_STATE_OFF)
 		b->braked_us += a->now_us - b->slice_start_us;
 
@@ -288,6 +310,16 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 		b->slack_us -= (b->slack_us + 15) / 16;
 	if (b->hold_off) {
 		b->hold_off--;
+		return;
+	}
+	/*
+	 * Rate samples span a round trip with its queue; how many ACKs come in a slice says at once that
+	 * the path is faster again. Two slices: not only ACKs that had been held back.
+	 */
+	if (b->state == MTN_STATE_CUT && back > b->bps + b->bps / 2) {
+		mtn_brake_release(b, mtn_min(back, mtn_max(max, b->goal_bps)));
+		mtn_brake_set(b, a, b->bps);
+		b->raised = 1;
 		return;
 	}
 	/*
@@ -311,7 +343,7 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 	case MTN_STATE_OFF:
 		if (more && queue <= low && !a->startup && a->now_us < b->goal_until_us &&
 		    max < mtn_share(b->goal_bps, p->engage)) {
-			mtn_brake_release(b, p, max);
+			mtn_brake_release(b, max);
 			return;
 		}
 		if (!b->app_limited && b->grow && rising && queue > low / 2 &&
@@ -333,7 +365,7 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 				 * As good as gone: a limit that is a little too high leaves as much.
 				 * Off, BBR could still go on at the rate of before.
 				 */
-				mtn_brake_release(b, p, b->bps);
+				mtn_brake_release(b, b->bps);
 			} else {
 				mtn_brake_off(b);
 				b->abandoned++;
@@ -346,29 +378,29 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			mtn_brake_off(b);
 			return;
 		}
-		mtn_brake_release(b, p, b->bps);
+		mtn_brake_release(b, b->bps);
 		/* fall through */
 	default:
-		if (queue <= low) {
-			b->bps = mtn_bps_clamp(mtn_max(b->bps + mtn_share(b->bps, b->growth), bps));
-			b->growth = mtn_min(2 * b->growth, p->grow_max);
-		} else {
-			/*
-			 * What BBR's estimate is made of counts here too, so that the limit is at
-			 * the estimate after ten round trips at the latest, whatever the queue does.
-			 */
-			b->bps = mtn_bps_clamp(mtn_max(b->bps, bps));
-			b->growth = p->grow_first;
+		/*
+		 * What BBR's estimate is made of counts here too, so that the limit is at the estimate
+		 * after ten round trips at the latest, whatever the queue does.
+		 */
+		b->bps = mtn_bps_clamp(mtn_max(b->bps, bps));
+		if (queue > low && b->raised && (__s32)(a->total - b->round_end) >= 0) {
+			mtn_brake_too_far(b, a, mtn_max(bps, b->bps / 2));
+			return;
+		}
+		/* A whole slice of what was sent since the last time. */
+		if (queue <= low && (__s32)(b->slice_total - b->round_end) >= 0) {
+			mtn_brake_set(b, a, b->bps + mtn_share(b->bps, p->grow));
+			b->raised = 1;
 		}
 		if (b->bps < max)
 			return;
 		b->hold_off_next = MTN_HOLD_OFF_FIRST;
 		if (queue > low) {
 			/* More than it carries: BBR would keep the queue that this has made. */
-			b->bps = max;
-			b->state = MTN_STATE_CUT;
-			b->stuck = 0;
-			b->round_end = a->total + a->inflight;
+			mtn_brake_too_far(b, a, max);
 			b->drain = 1;
 		} else if (b->bps >= b->goal_bps) {
 			mtn_brake_off(b);

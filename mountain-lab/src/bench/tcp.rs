@@ -55,7 +55,10 @@ pub fn pairs(rig: &Rig, plan: &Plan, compared: With) -> Result<Vec<Pair>> {
     let mut steer = rig::steer(65_536)?;
     let empty = Constant::load(PASS)?;
     let moved = compared == With::Moved;
-    rig::set(&mut steer, if moved { Verdict::Moved } else { Verdict::Stay });
+    rig::set(
+        &mut steer,
+        if moved { Verdict::Moved } else { Verdict::Stay },
+    );
     let uplinks = rig::uplinks()?;
     let mut pairs = vec![];
     for i in 0..plan.pairs {

@@ -228,6 +228,18 @@ fn drop_of(from: u64, to: u64, rtt_us: u32) -> (Brake, mtn_ack) {
     panic!("no engagement: {:?}", brake.b);
 }
 
+/// ... and then for as long as it takes the limit, which at most halves in a slice, to be `to`.
+fn braked_to(from: u64, to: u64, rtt_us: u32) -> (Brake, mtn_ack) {
+    let (mut brake, mut a) = drop_of(from, to, rtt_us);
+    for _ in 0..5 {
+        a = ack(&a, u64::from(rtt_us / 4), to, 2 * rtt_us, 1.5);
+        brake.ack(&a);
+    }
+    assert_eq!(brake.b.state, CUT);
+    assert!(brake.b.bps <= to, "{:?}", brake.b);
+    (brake, a)
+}
+
 #[test]
 fn from_one_bit_to_400_gigabits_per_second() {
     for (from, to) in [
@@ -326,7 +338,7 @@ fn a_small_queue_that_stays_does_not_hold_the_cut() {
 /// The same queue made by others while the release grows: what is delivered counts, not the wish.
 #[test]
 fn a_release_that_never_finds_the_queue_gone_ends() {
-    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    let (mut brake, mut a) = braked_to(50 * MBIT, 10 * MBIT, 40_000);
     for _ in 0..100 {
         a = ack(&a, 10_000, 10 * MBIT, 0, 1.0);
         brake.ack(&a);
@@ -344,6 +356,60 @@ fn a_release_that_never_finds_the_queue_gone_ends() {
         brake.ack(&a);
     }
     assert_eq!(brake.b.state, OFF, "{:?}", brake.b);
+}
+
+/// ACKs at 10 Mbit/s while the queue of a fade drains, then at 50: the brake does not wait for the
+/// samples, which span the queue, nor for the queue to be gone. One slice of them is not enough.
+#[test]
+fn a_path_that_is_back_ends_the_cut_at_once() {
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    let mut slice = |bps: u64| {
+        let total = a.total + (bps / 100 / 8 / 1448) as u32;
+        a = ack(&a, 10_000, 10 * MBIT, 200_000, 1.0);
+        (a.total, a.inflight) = (total, 200);
+        brake.ack(&a);
+        (brake.b.state, brake.b.bps)
+    };
+    for _ in 0..10 {
+        assert_eq!(slice(10 * MBIT).0, CUT);
+    }
+    assert_eq!(slice(50 * MBIT).0, CUT);
+    assert_eq!(slice(10 * MBIT).0, CUT);
+    assert_eq!(slice(50 * MBIT).0, CUT);
+    let (state, bps) = slice(45 * MBIT);
+    assert_eq!(state, RELEASE);
+    assert!((40 * MBIT..=45 * MBIT).contains(&bps), "{bps}");
+}
+
+/// A release looks after each raise, a round trip later, whether there is a queue.
+#[test]
+fn a_release_raises_once_a_round_trip_and_looks() {
+    let (mut brake, mut a) = braked_to(50 * MBIT, 10 * MBIT, 40_000);
+    let mut limits = vec![];
+    for i in 0..100 {
+        // The path carries 10 Mbit/s: more than that and the queue grows, a round trip later.
+        let queue_us = match limits.len() {
+            0..9 => 0,
+            _ => 20_000,
+        };
+        a = ack(&a, 10_000, 10 * MBIT, queue_us, 1.0);
+        brake.ack(&a);
+        if brake.b.state == RELEASE {
+            limits.push(brake.b.bps);
+        } else if !limits.is_empty() {
+            break;
+        }
+        assert!(i < 99, "{limits:?}");
+    }
+    // 40 ms are four slices, and what was sent since must fill one.
+    let raises = limits.windows(2).filter(|w| w[1] > w[0]).count();
+    assert!((1..=2).contains(&raises), "{limits:?}");
+    assert!(
+        limits[0] <= 20 * MBIT && *limits.last().unwrap() <= 40 * MBIT,
+        "{limits:?}"
+    );
+    assert_eq!(brake.b.state, CUT);
+    assert!(brake.b.bps <= 20 * MBIT, "{:?}", brake.b);
 }
 
 /// On a path of 20 us the hosts' delays are the longer part: a window of one BDP would be 4 packets.
@@ -367,6 +433,12 @@ fn a_step_down_drains_and_a_steady_link_is_left_alone() {
     let plain = Sim::new(link, None).run(10.0);
     assert_eq!(braked.engagements_before(5.0), 0);
     assert!(braked.engagements_before(5.3) >= 1);
+    // Of the 2 s after the step a fourth is what was in flight; then the release must not fill it again.
+    assert!(
+        braked.queue(5.0, 7.0, 0.5) < 0.02,
+        "{} s",
+        braked.queue(5.0, 7.0, 0.5)
+    );
     let after = |s: &sim::Seen| (s.queue(7.5, 10.0, 0.95), s.goodput(5.5, 10.0));
     let ((q, goodput), (plain_q, plain_goodput)) = (after(&braked), after(&plain));
     assert!(q < 0.15 * plain_q, "{q} s against {plain_q} s");

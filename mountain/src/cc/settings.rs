@@ -37,14 +37,11 @@ pub struct Settings {
     pub queue_percent: f64,
     /// ... and so does one of up to this, in ms, 0.1..=100. Default 2.
     pub queue_min_ms: f64,
-    /// When the queue is gone the rate grows by this much a slice, in percent, 0.5..=100.
-    /// Default 6.25.
+    /// When the queue is gone the rate grows by this much in each round trip without one, in percent,
+    /// 5..=300. Default 100.
     pub grow_percent: f64,
-    /// ... and by twice as much in each further slice without a queue, up to this, in percent,
-    /// at most 100. Default 40.
-    pub grow_max_percent: f64,
     /// Where the rate keeps changing, up to this much of the queue is left, in percent of the
-    /// smallest RTT, 0..=400. Default 150.
+    /// smallest RTT, 0..=400. Default 100.
     pub slack_max_percent: f64,
     /// After braking in vain for a queue that others make, stay off for up to this many slices,
     /// 1..=65536. Default 2048.
@@ -60,9 +57,8 @@ impl Default for Settings {
             hold_percent: 93.75,
             queue_percent: 12.5,
             queue_min_ms: 2.0,
-            grow_percent: 6.25,
-            grow_max_percent: 40.0,
-            slack_max_percent: 150.0,
+            grow_percent: 100.0,
+            slack_max_percent: 100.0,
             hold_off_max: 2048,
         }
     }
@@ -87,15 +83,7 @@ impl Settings {
         }
         within("queue_percent", self.queue_percent, 1.0, 100.0)?;
         within("queue_min_ms", self.queue_min_ms, 0.1, 100.0)?;
-        within("grow_percent", self.grow_percent, 0.5, 100.0)?;
-        within("grow_max_percent", self.grow_max_percent, 0.5, 100.0)?;
-        if self.grow_max_percent < self.grow_percent {
-            let text = format!(
-                "{} is less than grow_percent ({})",
-                self.grow_max_percent, self.grow_percent
-            );
-            return Err(("grow_max_percent", text));
-        }
+        within("grow_percent", self.grow_percent, 5.0, 300.0)?;
         within("slack_max_percent", self.slack_max_percent, 0.0, 400.0)?;
         within("hold_off_max", self.hold_off_max.into(), 1.0, 65_536.0)
     }
@@ -111,8 +99,7 @@ impl Settings {
             hold: share(self.hold_percent),
             queue: share(self.queue_percent),
             queue_min_us: (self.queue_min_ms * 1e3) as u32,
-            grow_first: share(self.grow_percent),
-            grow_max: share(self.grow_max_percent),
+            grow: share(self.grow_percent),
             hold_off_max: self.hold_off_max,
             slack_max: share(self.slack_max_percent),
         }
@@ -128,7 +115,7 @@ mod tests {
         let p = Settings::default().params();
         assert_eq!((p.engage, p.hold), (1024 * 13 / 16, 1024 * 15 / 16));
         assert_eq!((p.queue, p.queue_min_us), (1024 / 8, 2000));
-        assert_eq!((p.grow_first, p.grow_max), (1024 / 16, 410));
+        assert_eq!((p.grow, p.slack_max), (1024, 1024));
         assert_eq!(Settings::default().check(), Ok(()));
     }
 
@@ -141,11 +128,11 @@ mod tests {
         };
         assert_eq!(with(|s| s.slice_min_ms = 0).0, "slice_min_ms");
         assert_eq!(with(|s| s.engage_percent = f64::NAN).0, "engage_percent");
-        assert_eq!(with(|s| s.hold_percent = 60.0).0, "hold_percent");
+        let (key, why) = with(|s| s.hold_percent = 60.0);
+        assert_eq!(key, "hold_percent");
+        assert_eq!(why, "60 is less than engage_percent (81.25)");
         assert_eq!(with(|s| s.queue_percent = 0.0).0, "queue_percent");
-        let (key, why) = with(|s| s.grow_max_percent = 5.0);
-        assert_eq!(key, "grow_max_percent");
-        assert_eq!(why, "5 is less than grow_percent (6.25)");
+        assert_eq!(with(|s| s.grow_percent = 400.0).0, "grow_percent");
         assert_eq!(with(|s| s.hold_off_max = 0).0, "hold_off_max");
     }
 }

@@ -96,7 +96,7 @@ fn errors_name_file_line_and_key() {
             "0..=1024",
         ),
         (
-            "[cc]\n\ngrow_percent = 200\n",
+            "[cc]\n\ngrow_percent = 400\n",
             "/etc/mountain.toml:3: cc.grow_percent: ",
             "0.5..=100",
         ),

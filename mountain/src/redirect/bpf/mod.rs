@@ -36,8 +36,10 @@ const SNAT: u8 = 1 << 1;
 const LOG: u8 = 1 << 2;
 /// Names of `enum mtn_rd_drop`.
 const DROPS: [&str; 4] = ["ttl", "ports", "memory", "route"];
-/// A packet that has just found a rule may still make flows of it for so long after the rule is gone.
-const GRACE: Duration = Duration::from_millis(20);
+/// membarrier(2): waits for an RCU grace period (linux/membarrier.h, since 4.3).
+const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+/// How long is surely enough for a packet, where the kernel cannot be asked (full tickless CPUs).
+const GRACE: Duration = Duration::from_millis(100);
 
 /// `enum mtn_rd_backend`.
 fn backend_number(backend: Backend) -> u8 {
@@ -269,7 +271,7 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
         }
     }
     if !loaded.needs()?.0.is_empty() {
-        thread::sleep(GRACE);
+        wait_for_programs();
         forget_flows(&loaded, &rules.iter().map(|i| i.id).collect())?;
         for installed in rules {
             let _ = loaded
@@ -331,6 +333,16 @@ pub fn remove_all() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Until whatever was running when this was called has ended: a packet that had just found a rule may
+/// still make flows of it. Programs run in RCU's read-side sections.
+fn wait_for_programs() {
+    // SAFETY: takes three integers.
+    let failed = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } != 0;
+    if failed {
+        thread::sleep(GRACE);
+    }
 }
 
 fn forget_flows(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<()> {
