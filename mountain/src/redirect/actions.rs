@@ -5,11 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use anyhow::{bail, ensure, Context, Result};
 
+use super::preflight::Seen;
 use super::store::{State, Store};
 use super::validate::{self, Fits, Known};
-use super::{
-    bpf, conntrack, fixes, nft, preflight, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
-};
+use super::{bpf, conntrack, fixes, nft, Backend, Finding, Fix, Installed, Plan, Rule, Stats};
 
 /// A rule as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,13 +78,15 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::device_exists(rule)?;
     let store = open(false)?;
     validate::among(rule, &store)?;
-    look(&store, rule, fix, target_kind(rule, &store))
+    let seen = &mut Seen::default();
+    look(&store, seen, rule, fix, target_kind(rule, &store))
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
 pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
     let mut new = Known::default();
     let mut kinds = HashMap::new();
+    let mut seen = Seen::default();
     let mut plan = |one: &Wanted| {
         let rule = &one.rule;
         validate::rule(rule)?;
@@ -107,7 +108,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
             Some(kind) => Some(*kind),
             None => target_kind(rule, store),
         };
-        let plan = choose(look(store, rule, one.fix, kind)?, one.backend)?;
+        let plan = choose(look(store, &mut seen, rule, one.fix, kind)?, one.backend)?;
         kinds.insert(target, Kind::of(plan.backend));
         new.insert("a rule before it".to_owned(), rule);
         Ok(Added::New(Installed {
@@ -144,10 +145,16 @@ fn target_kind(rule: &Rule, store: &Store) -> Option<Kind> {
 
 /// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
 /// of other rules with the same target.
-fn look(store: &Store, rule: &Rule, fix: bool, kind: Option<Kind>) -> Result<Vec<Finding>> {
+fn look(
+    store: &Store,
+    seen: &mut Seen,
+    rule: &Rule,
+    fix: bool,
+    kind: Option<Kind>,
+) -> Result<Vec<Finding>> {
     let in_force: Vec<Fix> = store.fixes(|_| true)?.into_iter().collect();
     let others = store.all_from(rule.proto, rule.from)?;
-    let mut findings = preflight::look_beside(rule, fix, &in_force)?;
+    let mut findings = seen.look(rule, fix, &in_force)?;
     for finding in &mut findings {
         // One client may use the same port by both: its replies could not be told apart.
         if kind.is_some_and(|kind| kind != Kind::of(finding.backend)) {
@@ -398,7 +405,7 @@ pub fn repair(store: &mut Store) -> Result<usize> {
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
         // Its devices may be others by now, under their old names.
         let fix = !old.plan.fixes.is_empty();
-        let planned = look(store, &old.rule, fix, None)
+        let planned = look(store, &mut Seen::default(), &old.rule, fix, None)
             .and_then(|findings| choose(findings, Some(old.plan.backend)));
         match planned {
             Ok(plan) => {

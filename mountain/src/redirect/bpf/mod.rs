@@ -14,7 +14,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/redirect.skel.rs"));
 }
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -93,12 +93,21 @@ fn address(words: [u32; 4], ipv6: bool) -> IpAddr {
     Ipv6Addr::from(bytes).into()
 }
 
-/// The Ethernet address of a device of this namespace.
-fn mac_of(device: &Device) -> Result<[u8; 6]> {
-    let all = nix::ifaddrs::getifaddrs().context("cannot list the devices")?;
-    all.filter(|a| a.interface_name == device.name)
-        .find_map(|a| a.address?.as_link_addr()?.addr())
-        .with_context(|| format!("{} has no Ethernet address", device.name))
+/// Ethernet addresses of this namespace's devices.
+struct Macs(HashMap<String, [u8; 6]>);
+
+impl Macs {
+    fn read() -> Result<Self> {
+        let all = nix::ifaddrs::getifaddrs().context("cannot list the devices")?;
+        let macs = all.filter_map(|a| Some((a.interface_name, a.address?.as_link_addr()?.addr()?)));
+        Ok(Self(macs.collect()))
+    }
+
+    fn of(&self, device: &Device) -> Result<[u8; 6]> {
+        let mac = self.0.get(&device.name);
+        mac.copied()
+            .with_context(|| format!("{} has no Ethernet address", device.name))
+    }
 }
 
 fn rule_key(rule: &Rule, client: u32) -> types::mtn_rd_rule_key {
@@ -117,7 +126,7 @@ fn client_of(plan: &Plan) -> Result<&Device> {
         .context("this backend needs the device that clients come in by: name it with --dev")
 }
 
-fn rule_value(installed: &Installed) -> Result<types::mtn_rd_rule> {
+fn rule_value(installed: &Installed, macs: &Macs) -> Result<types::mtn_rd_rule> {
     let Installed { id, rule, plan } = installed;
     let client = client_of(plan)?;
     let target = plan.target_dev.as_ref();
@@ -146,8 +155,8 @@ fn rule_value(installed: &Installed) -> Result<types::mtn_rd_rule> {
         to_port: rule.to.port().to_be(),
         backend: backend_number(plan.backend),
         flags,
-        client_mac: mac_of(client)?,
-        target_mac: target.map_or(Ok([0; 6]), mac_of)?,
+        client_mac: macs.of(client)?,
+        target_mac: target.map_or(Ok([0; 6]), |device| macs.of(device))?,
         target_veth: target.is_some_and(|d| d.peer) as u8,
         client_veth: client.peer as u8,
         ..Default::default()
@@ -159,7 +168,9 @@ fn rule_value(installed: &Installed) -> Result<types::mtn_rd_rule> {
 /// # Errors
 /// What the kernel lacks or refuses; another rule for the same packets. Nothing is left then.
 pub fn install(rules: &[Installed]) -> Result<()> {
-    let values = rules.iter().map(rule_value).collect::<Result<Vec<_>>>()?;
+    let macs = Macs::read()?;
+    let values = rules.iter().map(|rule| rule_value(rule, &macs));
+    let values = values.collect::<Result<Vec<_>>>()?;
     let mut needs = Needs::default();
     for value in &values {
         needs.of_rule(value);
@@ -178,7 +189,7 @@ pub fn install(rules: &[Installed]) -> Result<()> {
             let Installed { rule, plan, .. } = installed;
             let family = (rule.proto, rule.from.is_ipv6());
             if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
-                verify::verify(&loaded, &there, installed)?;
+                verify::verify(&loaded, &there, &macs, installed)?;
             }
             begin(&loaded, installed)?;
         }

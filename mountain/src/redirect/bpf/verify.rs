@@ -12,7 +12,7 @@ use libbpf_rs::MapCore;
 
 use super::super::{Installed, Proto};
 use super::hooks::{self, Hook};
-use super::{bytes_of, mac_of, types, words, Attached, Loaded, Prog};
+use super::{bytes_of, types, words, Attached, Loaded, Macs, Prog};
 use crate::netlink::{way_back, WayBack};
 
 /// Addresses that are nobody's (RFC 5737, RFC 3849).
@@ -25,7 +25,12 @@ const PAYLOAD: &[u8] = b"mountain";
 
 /// # Errors
 /// When a packet is not rewritten, or not as it must be.
-pub fn verify(loaded: &Loaded, there: &[Attached], installed: &Installed) -> Result<()> {
+pub fn verify(
+    loaded: &Loaded,
+    there: &[Attached],
+    macs: &Macs,
+    installed: &Installed,
+) -> Result<()> {
     let Installed { rule, plan, .. } = installed;
     let client_dev = super::client_of(plan)?;
     let (client, answered) = client(rule.from.ip(), client_dev.ifindex);
@@ -41,7 +46,7 @@ pub fn verify(loaded: &Loaded, there: &[Attached], installed: &Installed) -> Res
             rule.proto,
             client,
             rule.from,
-            mac_of(client_dev)?,
+            macs.of(client_dev)?,
             STRANGER,
             64,
         );
@@ -60,7 +65,7 @@ pub fn verify(loaded: &Loaded, there: &[Attached], installed: &Installed) -> Res
         }
         // What the target would answer; the host itself answers by the client's device.
         let to = match &plan.target_dev {
-            Some(device) => mac_of(device)?,
+            Some(device) => macs.of(device)?,
             None => STRANGER,
         };
         let packet = build(rule.proto, rule.to, new_src, to, STRANGER, 64);
