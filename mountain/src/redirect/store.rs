@@ -16,7 +16,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
@@ -105,6 +105,15 @@ impl Entry<'_> {
         let bytes = self.record[at..].first_chunk();
         u64::from_ne_bytes(*bytes.expect("a record is long enough"))
     }
+}
+
+/// Whole records only: a command may have been killed while it made the file.
+fn read_records(path: &Path) -> io::Result<Vec<[u8; RECORD]>> {
+    let mut file = File::open(path)?;
+    let count = file.metadata()?.len() as usize / RECORD;
+    let mut records = vec![[0; RECORD]; count];
+    file.read_exact(records.as_flattened_mut())?;
+    Ok(records)
 }
 
 fn address(at: SocketAddr) -> [u8; 16] {
@@ -211,13 +220,11 @@ impl Store {
 
     fn load(&mut self) -> Result<()> {
         let path = self.index();
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
+        let records = match read_records(&path) {
+            Ok(records) => records,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
         };
-        // A command may have been killed while it made the file.
-        let (records, _) = bytes.as_chunks::<RECORD>();
         let Some(first) = records.first() else {
             return Ok(());
         };
@@ -241,7 +248,7 @@ impl Store {
                 path.display()
             );
         }
-        self.records = records.to_vec();
+        self.records = records;
         Ok(())
     }
 
