@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use mountain::redirect::preflight::look_beside;
+use mountain::redirect::preflight::Seen;
 use mountain::redirect::{fixes, Backend, Fix};
 
 use super::net::*;
@@ -65,7 +65,7 @@ fn fixes_of_other_rules_are_relied_on() {
     net.router.within(async || fixes::apply(&in_force).unwrap());
     let found = net
         .router
-        .within(async || look_beside(&rule, false, &in_force).unwrap());
+        .within(async || Seen::default().look(&rule, false, &in_force).unwrap());
     let fixes = |backend| possible(&found, backend).plan.clone().unwrap().fixes;
     assert_eq!(fixes(XdpRedirect), in_force);
     assert_eq!(fixes(Xdp).len(), 1);
