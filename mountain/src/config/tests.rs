@@ -98,7 +98,7 @@ fn errors_name_file_line_and_key() {
         (
             "[cc]\n\ngrow_percent = 400\n",
             "/etc/mountain.toml:3: cc.grow_percent: ",
-            "0.5..=100",
+            "5..=300",
         ),
         (
             "[steer]\nk_factor = -1\n",
