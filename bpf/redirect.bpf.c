@@ -54,6 +54,8 @@
 
 #include "redirect.h"
 
+_Static_assert(sizeof(struct mtn_rd_flow4) == 64, "a flow of IPv4 is one cache line");
+
 char LICENSE[] SEC("license") = "GPL";
 
 #define AF_INET		2
@@ -240,7 +242,7 @@ static __always_inline __u32 mtn_rd_how(const struct mtn_rd_look *look, const in
 static __always_inline bool mtn_rd_is_due(const struct mtn_rd_flow *f,
 					  const struct mtn_rd_look *look)
 {
-	return mtn_rd_tick(look->now) - f->touched > mtn_rd_tick(MTN_RD_TOUCH_NS) ||
+	return mtn_rd_ticks(look->now) - f->touched_ticks > mtn_rd_ticks(MTN_RD_TOUCH_NS) ||
 	       look->tcp_flags & (MTN_TCP_FIN | MTN_TCP_SYN | MTN_TCP_RST);
 }
 
@@ -259,7 +261,7 @@ static __always_inline int mtn_rd_way_out(void *ctx, void *flow, struct mtn_rd_l
 {
 	struct mtn_rd_flow *f = flow;
 
-	if (f->mtu && f->fib_until - mtn_rd_tick(look->now) <= mtn_rd_tick(MTN_RD_FIB_NS))
+	if (f->mtu && f->fib_until_ticks - mtn_rd_ticks(look->now) <= mtn_rd_ticks(MTN_RD_FIB_NS))
 		return 0;
 	if (hook == MTN_HOOK_XDP)
 		return ipv6 ? mtn_rd_fib6_xdp(ctx, flow, look) : mtn_rd_fib4_xdp(ctx, flow, look);

@@ -80,11 +80,11 @@ struct mtn_rd_key6 {
 /*
  * One direction of a flow, except its new addresses. With those of IPv4 it is one cache line, and the
  * kernel's LRU map puts it into one: the line before holds the map's own words and the key.
- * Times are in units of 2^20 ns (1.05 ms) of the monotonic clock and wrap after 52 days.
+ * Ticks are 2^20 ns (1.05 ms) of the monotonic clock and wrap after 52 days.
  */
 struct mtn_rd_flow {
-	__u32 touched;		/* last packet of either direction, to a second */
-	__u32 fib_until;	/* what follows is to be looked up again then */
+	__u32 touched_ticks;	/* last packet of either direction, to a second */
+	__u32 fib_until_ticks;	/* what follows is to be looked up again then */
 	__u32 oif;
 	__u8 macs[12];		/* Ethernet header of the way out: destination, source */
 	__u16 mtu;		/* 0: the way out has not been looked up */

@@ -14,12 +14,12 @@ const volatile __u64 idle_udp_ns = 180 * MTN_SECOND;
 const volatile __u64 idle_tcp_ns = 5 * 24 * 3600 * MTN_SECOND;
 const volatile __u64 idle_closing_ns = 120 * MTN_SECOND;
 /* How far the clocks of two CPUs may be apart, 67 s: more than they are, less than a limit's wrapping. */
-#define MTN_RD_AHEAD	(1U << 16)
+#define MTN_RD_AHEAD_TICKS	(1U << 16)
 /* linux/bpf.h of 6.3 and later */
 #define MTN_FIB_SKIP_NEIGH	(1U << 2)
 
 /* A time as flows keep it. */
-static __always_inline __u32 mtn_rd_tick(__u64 ns)
+static __always_inline __u32 mtn_rd_ticks(__u64 ns)
 {
 	return ns >> 20;
 }
@@ -154,10 +154,10 @@ static __always_inline bool mtn_rd_is_idle(const struct mtn_rd_flow *f, __u8 pro
 {
 	__u64 limit = proto == IPPROTO_UDP ? idle_udp_ns :
 		      f->flags & MTN_RD_CLOSING ? idle_closing_ns : idle_tcp_ns;
-	__u32 idle = mtn_rd_tick(now) - f->touched;
+	__u32 idle = mtn_rd_ticks(now) - f->touched_ticks;
 
 	/* Another CPU may be a little ahead. */
-	return idle > mtn_rd_tick(limit) && idle < -MTN_RD_AHEAD;
+	return idle > mtn_rd_ticks(limit) && idle < -MTN_RD_AHEAD_TICKS;
 }
 
 /*
@@ -305,7 +305,7 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 		return -1;
 
 	mtn_rd_forward(key, rule, &pair->fwd);
-	pair->fwd.f.touched = mtn_rd_tick(bpf_ktime_get_coarse_ns());
+	pair->fwd.f.touched_ticks = mtn_rd_ticks(bpf_ktime_get_coarse_ns());
 	mtn_rd_reverse(key, rule, &pair->fwd, &pair->rev);
 
 	__builtin_memcpy(back.saddr, rule->to, 16);
@@ -395,7 +395,7 @@ __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flo
 /* What a packet says of its flow. */
 static __always_inline void mtn_rd_state(struct mtn_rd_flow *f, const struct mtn_rd_look *look)
 {
-	f->touched = mtn_rd_tick(look->now);
+	f->touched_ticks = mtn_rd_ticks(look->now);
 	if (look->tcp_flags & (MTN_TCP_FIN | MTN_TCP_RST))
 		f->flags |= MTN_RD_CLOSING;
 	else if (look->tcp_flags & MTN_TCP_SYN)
@@ -503,7 +503,7 @@ static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct b
 	f->mtu = fib->mtu_result;
 	__builtin_memcpy(f->macs, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(f->macs + ETH_ALEN, fib->smac, ETH_ALEN);
-	f->fib_until = mtn_rd_tick(look->now) + mtn_rd_tick(MTN_RD_FIB_NS);
+	f->fib_until_ticks = mtn_rd_ticks(look->now) + mtn_rd_ticks(MTN_RD_FIB_NS);
 	return 0;
 }
 

@@ -565,24 +565,9 @@ mod tests {
     use super::*;
 
     fn installed(dev: Option<&str>) -> Installed {
-        Installed {
-            id: 3,
-            rule: Rule {
-                proto: Proto::Udp,
-                from: "192.0.2.1:80".parse().unwrap(),
-                to: "192.0.2.2:8080".parse().unwrap(),
-                dev: dev.map(str::to_owned),
-                snat: Snat::Auto,
-                log: None,
-            },
-            plan: Plan {
-                backend: Backend::Nft,
-                client_dev: None,
-                target_dev: None,
-                snat: None,
-                fixes: Vec::new(),
-            },
-        }
+        let mut installed = Installed::plain(3, "192.0.2.1:80");
+        installed.rule.dev = dev.map(str::to_owned);
+        installed
     }
 
     #[test]
@@ -592,7 +577,7 @@ mod tests {
         let row = text.lines().nth(1).unwrap();
         for part in [
             "    3 udp ",
-            "192.0.2.1:80 => 192.0.2.2:8080",
+            "192.0.2.1:80 => 192.0.2.9:99",
             "eth0",
             "nft",
             "the client's",

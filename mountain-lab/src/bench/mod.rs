@@ -294,7 +294,7 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
         let n = pairs.len() as u64;
         let ratio = each(|p| p.with_bps / p.without_bps);
         let name = with.name();
-        let without = format!("tcp_{}_pairs_bps", name.split(' ').next().unwrap_or(name));
+        let without = format!("tcp_{}_pairs_bps", name.replace(' ', "_"));
         put("none", &without, of("bps", &each(|p| p.without_bps), n));
         put(name, "tcp_goodput_bps", of("bps", &each(|p| p.with_bps), n));
         put(name, "tcp_ratio", of("x", &ratio, n));

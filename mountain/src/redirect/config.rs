@@ -182,27 +182,12 @@ fn with_rules(text: &str, rules: &[Installed]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::Plan;
 
     fn installed(id: u32, from: &str, dev: Option<&str>) -> Installed {
-        Installed {
-            id,
-            rule: Rule {
-                proto: Proto::Udp,
-                from: from.parse().unwrap(),
-                to: "192.0.2.9:99".parse().unwrap(),
-                dev: dev.map(str::to_owned),
-                snat: Snat::Never,
-                log: None,
-            },
-            plan: Plan {
-                backend: Backend::Nft,
-                client_dev: None,
-                target_dev: None,
-                snat: None,
-                fixes: Vec::new(),
-            },
-        }
+        let mut installed = Installed::plain(id, from);
+        installed.rule.dev = dev.map(str::to_owned);
+        installed.rule.snat = Snat::Never;
+        installed
     }
 
     const BEFORE: &str = "\

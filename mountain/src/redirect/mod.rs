@@ -225,6 +225,29 @@ pub struct Installed {
     pub plan: Plan,
 }
 
+#[cfg(test)]
+impl Installed {
+    /// For tests: UDP by nft, to 192.0.2.9:99, and nothing special.
+    pub(crate) fn plain(id: u32, from: &str) -> Self {
+        let rule = Rule {
+            proto: Proto::Udp,
+            from: from.parse().unwrap(),
+            to: "192.0.2.9:99".parse().unwrap(),
+            dev: None,
+            snat: Snat::Auto,
+            log: None,
+        };
+        let plan = Plan {
+            backend: Backend::Nft,
+            client_dev: None,
+            target_dev: None,
+            snat: None,
+            fixes: Vec::new(),
+        };
+        Self { id, rule, plan }
+    }
+}
+
 /// Packets and bytes (network layer) in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {

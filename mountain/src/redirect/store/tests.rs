@@ -1,32 +1,16 @@
 use super::*;
-use crate::redirect::{Fix, Plan, Rule, Snat};
 
 fn rule(id: u32) -> Installed {
-    Installed {
-        id,
-        rule: Rule {
-            proto: Proto::Udp,
-            from: SocketAddr::new([192, 0, 2, 1].into(), 1000 + id as u16),
-            to: SocketAddr::new([192, 0, 2, 9].into(), 99),
-            dev: (id == 1).then(|| "eth0".to_owned()),
-            snat: Snat::Auto,
-            log: None,
-        },
-        plan: Plan {
-            backend: Backend::Nft,
-            client_dev: None,
-            target_dev: None,
-            snat: None,
-            fixes: match id {
-                2 => vec![Fix::Sysctl {
-                    path: "net/ipv4/ip_forward".to_owned(),
-                    before: "0".to_owned(),
-                    value: "1".to_owned(),
-                }],
-                _ => Vec::new(),
-            },
-        },
+    let mut installed = Installed::plain(id, &format!("192.0.2.1:{}", 1000 + id));
+    installed.rule.dev = (id == 1).then(|| "eth0".to_owned());
+    if id == 2 {
+        installed.plan.fixes.push(Fix::Sysctl {
+            path: "net/ipv4/ip_forward".to_owned(),
+            before: "0".to_owned(),
+            value: "1".to_owned(),
+        });
     }
+    installed
 }
 
 fn open(dir: &Path, make: bool) -> Store {
