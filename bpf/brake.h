@@ -346,7 +346,7 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			mtn_brake_release(b, max);
 			return;
 		}
-		/* A rate sample spans a round trip, ACKs of this slice do not: less sure, but sooner. */
+		/* A rate sample spans a round trip, a slice's ACKs do not: less sure, sooner. */
 		if (!b->app_limited && rising && queue > low / 2 &&
 		    ((b->grow && bps < mtn_share(ref, p->hold)) || acks < ref / 2)) {
 			b->state = MTN_STATE_HOLD;
@@ -434,7 +434,7 @@ mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params
 	if (a->rtt_us && !a->ack_delayed && (!b->slice_rtt_us || a->rtt_us < b->slice_rtt_us))
 		b->slice_rtt_us = a->rtt_us;
 
-	/* Short ones to see a drop soon; longer ones while it matters more what the path carries. */
+	/* Short ones see a drop soon; longer ones tell better what the path carries. */
 	length = mtn_min(a->min_rtt_us, MTN_US_MAX) / (b->state >= MTN_STATE_CUT ? 4 : 8);
 	length = mtn_max(length, p->slice_min_us);
 	if (a->now_us - b->slice_start_us < length ||
