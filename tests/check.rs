@@ -261,6 +261,7 @@ fn the_attempt_to_load_is_reported_and_the_filter_used() {
         let bad = check_with(&filter, Some(&|_| anyhow::bail!("verifier says no")));
         let narrow = Filter {
             routes: nets(&["10.0.0.0/8"]),
+            ..Filter::default()
         };
         (good, bad, check_with(&narrow, None))
     });

@@ -13,6 +13,8 @@ use crate::steer::topology::{
     Group, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
 };
 
+mod defaults;
+
 const TABLE_MAIN: u32 = 254;
 
 /// Most reasons kept; a router with a million routes must not fill the memory with them.
@@ -46,6 +48,9 @@ pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
         if let Err(reason) = adopted {
             builder.skip(route, &reason);
         }
+    }
+    for ipv6 in [false, true] {
+        builder.adopt_by_metric(ipv6, filter);
     }
     builder.finish()
 }
@@ -149,11 +154,15 @@ impl<'a> Builder<'a> {
                 self.path_index.retain(|_, index| *index < known_paths);
                 return Err(format!("more than {MAX_GROUPS} groups on this host"));
             }
-            None => self.topology.groups.push(Group {
-                table: route.table,
-                prefixes: vec![route.prefix],
-                members,
-            }),
+            None => {
+                let kind = self.kind(route, &members);
+                self.topology.groups.push(Group {
+                    kind,
+                    table: route.table,
+                    prefixes: vec![route.prefix],
+                    members,
+                });
+            }
         }
         self.adopted.insert(route.prefix, route.table);
         Ok(())
@@ -291,6 +300,8 @@ impl<'a> Builder<'a> {
             key,
             ifname: link.ifname.clone(),
             source: source_address(self.snapshot, &key),
+            addresses: own_addresses(self.snapshot, &key),
+            preferred_source: None,
             mtu: link.mtu,
             ethernet: link.ethernet,
             up: link.up && !hop.dead,
@@ -353,6 +364,8 @@ impl<'a> Builder<'a> {
         self.topology.pinned_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;
+        self.topology.rule_priorities =
+            [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
         if self.reasons_left_out > 0 {
             let more = format!("{} more routes", self.reasons_left_out);
             self.topology.skipped.push(more);
@@ -427,6 +440,19 @@ fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
         // The first of the best: min_by_key returns the first of equals.
         .min_by_key(|a| (!a.global, a.second_choice, !on_gateways_subnet(&a.subnet)))
         .map(|a| a.address)
+}
+
+/// Global addresses on a path's device, sorted.
+fn own_addresses(snapshot: &Snapshot, path: &PathKey) -> Vec<IpAddr> {
+    let mut own: Vec<IpAddr> = snapshot
+        .addresses
+        .iter()
+        .filter(|a| a.ifindex == path.ifindex && a.address.is_ipv6() == path.ipv6 && a.global)
+        .map(|a| a.address)
+        .collect();
+    own.sort();
+    own.dedup();
+    own
 }
 
 /// Drops prefixes whose nearest enclosing prefix, ours or not, is itself one of `others`.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 
 use super::nexthop::{self, NextHop, NextHopObject};
+use super::uplinks;
 use super::wire::{self, push_attribute, Attributes, Socket};
 
 const RTM_GETLINK: u16 = 18;
@@ -69,6 +70,8 @@ pub(super) struct Route {
     pub tos: u8,
     /// Lower is preferred.
     pub metric: u32,
+    /// The source address that it gives to packets without one.
+    pub preferred_source: Option<IpAddr>,
     pub kind: u8,
     /// Made of several next hops by RTA_MULTIPATH or a nexthop group, even if only one is left.
     pub multipath: bool,
@@ -158,14 +161,19 @@ pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         consistent &= absent_family(
             family,
             socket.dump(RTM_GETROUTE, &header, |_, payload| {
-                snapshot.routes.extend(decode_route(payload, &objects));
+                // What mountain itself has added says nothing about the host.
+                if !uplinks::is_own_route(payload) {
+                    snapshot.routes.extend(decode_route(payload, &objects));
+                }
             }),
         )
         .context("cannot list the routes")?;
         consistent &= absent_family(
             family,
             socket.dump(RTM_GETRULE, &header, |_, payload| {
-                snapshot.rules.extend(decode_rule(payload, &indexes));
+                if !uplinks::is_own_rule(payload) {
+                    snapshot.rules.extend(decode_rule(payload, &indexes));
+                }
             }),
         )
         .context("cannot list the routing rules")?;
@@ -409,6 +417,7 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
     const RTA_DST: u16 = 1;
     const RTA_SRC: u16 = 2;
     const RTA_PRIORITY: u16 = 6;
+    const RTA_PREFSRC: u16 = 7;
     const RTA_MULTIPATH: u16 = 9;
     const RTA_TABLE: u16 = 15;
     const RTA_NH_ID: u16 = 30;
@@ -439,6 +448,7 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
         },
         tos,
         metric: attributes.u32(RTA_PRIORITY).unwrap_or(0),
+        preferred_source: attributes.ip(RTA_PREFSRC),
         kind,
         multipath,
         hops,
