@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The first one makes copies of other routes needless: a table holds the uplink's default route and
-//! nothing else. All stand behind every rule that others have made, so that those go on deciding.
+//! one that says "unreachable" in case that is gone: a flow that cannot go on is told so, rather than
+//! sent out by another uplink whose provider drops it. All rules stand behind every rule that others have made, so that those go on deciding.
 //! They have one priority, and the order in which they are added is that in which they are tried.
 //!
 //! An uplink's number, of which mark and table are made, comes from its device's index, which stays as
@@ -25,8 +26,8 @@ use serde::Serialize;
 
 use super::topology::{Path, Topology};
 
-/// Tables of the uplinks: this plus the uplink's number. ("MO".)
-pub const TABLE_BASE: u32 = 0x4d4f_0000;
+/// Tables of the uplinks: this plus the uplink's number.
+pub const TABLE_BASE: u32 = 19_700;
 
 /// The bits of packet marks that are ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -89,15 +90,26 @@ pub struct Rule {
     pub table: u32,
 }
 
-/// The default route in an uplink's table.
+/// A default route in an uplink's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Route {
-    pub table: u32,
-    pub ifindex: u32,
-    pub gateway: IpAddr,
     /// Family of what it routes; the gateway's may be another one.
     pub ipv6: bool,
-    pub preferred_source: Option<IpAddr>,
+    pub table: u32,
+    pub to: To,
+}
+
+/// Where it leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum To {
+    Gateway {
+        ifindex: u32,
+        gateway: IpAddr,
+        preferred_source: Option<IpAddr>,
+    },
+    /// For as long as there is no other.
+    Unreachable,
 }
 
 /// All that mountain adds to the kernel's routing.
@@ -168,7 +180,7 @@ pub fn plan(topology: &Topology, mask: MarkMask) -> Result<Plan> {
             };
             rules.push(rule(selects, table(number)));
             plan.marks.insert(index, mark);
-            plan.routing.routes.extend(default_route(path, number));
+            plan.routing.routes.extend(default_routes(path, number));
             let uplink = (mark, path.ifname.clone());
             if !plan.uplinks.contains(&uplink) {
                 plan.uplinks.push(uplink);
@@ -183,15 +195,20 @@ fn table(number: u32) -> u32 {
     TABLE_BASE + number
 }
 
-/// `None` while the device is down: the kernel would not take the route.
-fn default_route(path: &Path, number: u32) -> Option<Route> {
-    Some(Route {
-        table: table(number),
-        ifindex: path.key.ifindex,
-        gateway: path.key.gateway.filter(|_| path.up)?,
-        ipv6: path.key.ipv6,
-        preferred_source: path.preferred_source,
-    })
+/// While the device is down the kernel would not take the first one.
+fn default_routes(path: &Path, number: u32) -> impl Iterator<Item = Route> {
+    let to = path
+        .key
+        .gateway
+        .filter(|_| path.up)
+        .map(|gateway| To::Gateway {
+            ifindex: path.key.ifindex,
+            gateway,
+            preferred_source: path.preferred_source,
+        });
+    let (ipv6, table) = (path.key.ipv6, table(number));
+    let all = to.into_iter().chain([To::Unreachable]);
+    all.map(move |to| Route { ipv6, table, to })
 }
 
 /// A number for each device, 1 to `largest`: its index where that fits and is free.
@@ -260,8 +277,8 @@ pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
     changes.add_routes = missing.copied().collect();
     // A route that takes another one's place does so at once (see `netlink::uplinks`).
     let replaced = |route: &Route| {
-        let same = |r: &Route| (r.table, r.ipv6) == (route.table, route.ipv6);
-        wanted.routes.iter().any(same)
+        let kind = |r: &Route| (r.table, r.ipv6, r.to == To::Unreachable);
+        wanted.routes.iter().any(|r| kind(r) == kind(route))
     };
     let gone = there.routes.iter().filter(|route| !replaced(route));
     changes.remove_routes = gone.copied().collect();
@@ -276,16 +293,19 @@ pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String
         other => other.to_string(),
     };
     let routes = routing.routes.iter().map(|route| {
-        let source = route
-            .preferred_source
-            .map_or(String::new(), |s| format!(" src {s}"));
-        format!(
-            "{} route add default via {} dev {}{source} table {}",
-            family(route.ipv6),
-            route.gateway,
-            device(route.ifindex),
-            table(route.table)
-        )
+        let (family, table) = (family(route.ipv6), table(route.table));
+        match route.to {
+            To::Unreachable => format!("{family} route add unreachable default table {table}"),
+            To::Gateway {
+                ifindex,
+                gateway,
+                preferred_source,
+            } => {
+                let source = preferred_source.map_or(String::new(), |s| format!(" src {s}"));
+                let device = device(ifindex);
+                format!("{family} route add default via {gateway} dev {device}{source} table {table}")
+            }
+        }
     });
     let rules = routing.rules.iter().map(|rule| {
         let selects = match rule.selects {

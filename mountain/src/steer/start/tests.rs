@@ -69,9 +69,13 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
     let [two, three] = [TABLE_BASE + 2, TABLE_BASE + 3];
     let expected = [
         format!("ip route add default via 192.0.2.1 dev u2 table {two}"),
+        format!("ip route add unreachable default table {two}"),
         format!("ip route add default via 198.51.100.1 dev u3 src 198.51.100.7 table {three}"),
+        format!("ip route add unreachable default table {three}"),
         format!("ip -6 route add default via fe80::1 dev u2 table {two}"),
+        format!("ip -6 route add unreachable default table {two}"),
         format!("ip -6 route add default via fe80::2 dev u3 table {three}"),
+        format!("ip -6 route add unreachable default table {three}"),
         "ip rule add priority 32765 from all lookup main suppress_prefixlength 0".into(),
         format!("ip rule add priority 32765 from 192.0.2.10 lookup {two}"),
         format!("ip rule add priority 32765 from 192.0.2.11 lookup {two}"),
