@@ -252,8 +252,8 @@ static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 r
 		barrier_var(rule);
 		r = &rules[rule & (MTN_MAX_START_RULES - 1)];
 		s->by_rule = 1;
-		asked = r->use == MTN_USE_BULK ? masks.bulk & masks.alive :
-			r->use == MTN_USE_PATHS ? mtn_members_of(g, r->paths) & masks.alive : may;
+		asked = r->wants == MTN_USE_BULK ? masks.bulk & masks.alive :
+			r->wants == MTN_USE_PATHS ? mtn_members_of(g, r->paths) & masks.alive : may;
 		/* What was asked for is dead, or not of this group: the steadiest then. */
 		if (asked)
 			may = asked;

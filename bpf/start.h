@@ -59,7 +59,7 @@ struct mtn_start_rule {
 	__u8 proto;		/* 0: any */
 	__u8 dscp;		/* or MTN_ANY_DSCP */
 	__u8 ipv6;		/* 0, 1 or MTN_ANY_FAMILY */
-	__u8 use;		/* enum mtn_start_use */
+	__u8 wants;		/* enum mtn_start_use */
 	__u32 pad;
 };
 
