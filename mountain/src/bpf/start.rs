@@ -127,6 +127,9 @@ fn cgroup2_in(mounts: &str) -> Option<PathBuf> {
 /// What the kernel calls the network namespace of the calling thread.
 fn namespace_cookie() -> io::Result<u64> {
     use nix::sys::socket::{socket, AddressFamily, SockFlag, SockType};
+    /// asm-generic/socket.h.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+
     let socket: OwnedFd = socket(
         AddressFamily::Inet,
         SockType::Datagram,
@@ -140,7 +143,7 @@ fn namespace_cookie() -> io::Result<u64> {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
+            SO_NETNS_COOKIE,
             (&raw mut cookie).cast(),
             &mut length,
         )

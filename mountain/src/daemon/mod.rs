@@ -9,7 +9,7 @@ mod report;
 pub mod runtime;
 mod server;
 mod topology;
-mod translated;
+pub(crate) mod translated;
 
 pub use report::{explain_text, status_text};
 

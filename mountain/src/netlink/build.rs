@@ -364,6 +364,15 @@ impl<'a> Builder<'a> {
         self.topology.pinned_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;
+        if self.topology.starts() {
+            let links = self.snapshot.links.iter();
+            self.topology.inner_devices = links
+                .filter(|(ifindex, link)| {
+                    link.ethernet && link.master.is_none() && !devices.contains(ifindex)
+                })
+                .map(|(ifindex, _)| *ifindex)
+                .collect();
+        }
         self.topology.rule_priorities =
             [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
         if self.reasons_left_out > 0 {

@@ -32,7 +32,7 @@ use crate::steer::topology::Topology;
 
 pub use link::{addresses, link, namespace_id, neighbour_usable, Link};
 pub use monitor::{Change, Monitor};
-pub use netfilter::tables_with_base_chains;
+pub use netfilter::{tables_with_base_chains, translates_sources};
 pub use route::{look_up, policy_rules, route_to, Way, WayOut};
 
 /// Which routes to adopt.
