@@ -28,6 +28,7 @@ use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::netlink::Filter;
+use crate::start;
 use crate::steer::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
@@ -135,6 +136,12 @@ struct Up {
     /// Start even when there is no multipath route yet, and wait for one
     #[arg(long)]
     wait: bool,
+    /// Let new flows choose among default routes that differ only in metric, as those of two providers
+    ///
+    /// The routes stay as they are. While mountain runs, each uplink has a routing table of its own, and
+    /// rules lead there by source address and by mark; --dry-run shows them.
+    #[arg(long)]
+    adopt: bool,
 }
 
 /// Parses the arguments, runs the command, prints an error if there is one.
@@ -254,6 +261,7 @@ impl Up {
         if !self.route.is_empty() {
             config.steer.routes = self.route.clone();
         }
+        config.start.adopt |= self.adopt;
         if self.foreground || self.dry_run {
             return self.run_here(config);
         }
@@ -265,6 +273,7 @@ impl Up {
         let options = daemon::Options {
             filter: Filter {
                 routes: config.steer.routes.clone(),
+                adopt: config.start.adopt,
             },
             dry_run: self.dry_run,
             wait: self.wait,
@@ -295,6 +304,9 @@ impl Up {
         }
         if self.wait {
             command.arg("--wait");
+        }
+        if self.adopt {
+            command.arg("--adopt");
         }
         command
             .stdout(log.try_clone()?)
@@ -360,9 +372,17 @@ fn down() -> Result<()> {
             bail!("the daemon runs but does not answer: end its process")
         }
         None => {
-            // Nothing is attached without a process; only files can be left over.
+            // Nothing is attached without a process; files can be left over, and the rules and tables by
+            // which flows go on where they are.
+            let left = start::clear()?;
             run_dir.remove();
-            println!("mountain was not running; nothing is attached");
+            println!(
+                "mountain was not running; {}",
+                match left {
+                    true => "the rules and tables that it had left are removed",
+                    false => "nothing is attached",
+                }
+            );
         }
     }
     Ok(())

@@ -230,6 +230,12 @@ impl Start {
         Ok(())
     }
 
+    /// Places nothing any more.
+    pub fn detach(&mut self) {
+        self.sockets.clear();
+        self.devices.clear();
+    }
+
     /// Forgets the link of a device that was deleted.
     pub fn forget(&mut self, ifindex: u32) {
         self.devices.remove(&ifindex);

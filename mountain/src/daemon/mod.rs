@@ -26,6 +26,7 @@ use crate::bpf::{self, Masks, Mode, Settings, Steer};
 use crate::config::Config;
 use crate::measure::probe::{Answer, Prober};
 use crate::netlink::{self, Change, Filter, Monitor};
+use crate::start::Starter;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::topology::{Topology, MAX_PATHS};
 use runtime::RunDir;
@@ -45,6 +46,8 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 const ADOPT_MS: u64 = 2_000;
 /// Window over which a flow's class is settled.
 const CLASS_WINDOW_MS: u64 = 1_000;
+/// How often is looked whether this host forwards and translates, which nothing announces.
+const FORWARDING: Duration = Duration::from_secs(5);
 /// Single moves that are kept for `explain`.
 const MOVES_KEPT: usize = 10_000;
 
@@ -117,6 +120,9 @@ struct Daemon {
     paths: Paths,
     translated: Translated,
     steer: Option<Steer>,
+    /// Made when there is a group whose flows choose when they start.
+    starter: Option<Starter>,
+    forwarding_at: Instant,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     rates: BTreeMap<usize, Rate>,
@@ -164,6 +170,7 @@ async fn run_locked(
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
     daemon.adopt(topology)?;
+    daemon.take_over()?;
     daemon.say_unknown_devices();
     daemon.resolve_missing().await;
     ready();
@@ -205,6 +212,7 @@ fn ticker(period: Duration) -> tokio::time::Interval {
 fn no_groups(topology: &Topology) -> String {
     let mut text = String::from(
         "no multipath route to steer: `ip route` shows no route with several `nexthop`s that can be adopted.\n\
+         With --adopt, default routes that differ only in metric will do.\n\
          `mountain check` tells more; with --wait, mountain waits for one.",
     );
     for reason in &topology.skipped {
@@ -232,6 +240,8 @@ impl Daemon {
             started: Instant::now(),
             policy_name: PolicyName::Mountain,
             steer,
+            starter: None,
+            forwarding_at: Instant::now(),
             move_log,
             moves: VecDeque::new(),
             rates: BTreeMap::new(),
@@ -313,6 +323,9 @@ impl Daemon {
                 if deleted {
                     if let Some(steer) = &mut self.steer {
                         steer.forget(ifindex);
+                    }
+                    if let Some(starter) = &mut self.starter {
+                        starter.forget(ifindex);
                     }
                 }
                 self.reread().await;
@@ -406,6 +419,9 @@ impl Daemon {
         if let Err(e) = read {
             warn!("keeping the paths as they were: {e:#}");
         }
+        if let Some(Err(e)) = self.starter.as_mut().map(Starter::repair) {
+            warn!("{e:#}");
+        }
         self.resolve_missing().await;
     }
 
@@ -458,6 +474,9 @@ impl Daemon {
             };
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
+                if let Some(starter) = &mut self.starter {
+                    starter.set_masks(i, masks);
+                }
             }
         }
     }
@@ -495,6 +514,12 @@ impl Daemon {
             self.moves.drain(..surplus);
         }
         self.look_for_translated();
+        if let Some(starter) = &mut self.starter {
+            if self.forwarding_at.elapsed() >= FORWARDING {
+                self.forwarding_at = Instant::now();
+                starter.look_at_forwarding();
+            }
+        }
         self.say_unanswered();
     }
 
@@ -550,6 +575,9 @@ impl Daemon {
         );
         if let Some(steer) = &mut self.steer {
             steer.set_mode(mode_of(name), ADOPT_MS);
+        }
+        if let Some(starter) = &mut self.starter {
+            starter.set_mode(mode_of(name));
         }
         info!("policy: {}", name.name());
         self.tick();

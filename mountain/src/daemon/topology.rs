@@ -10,6 +10,7 @@ use super::{ids::PathIds, Daemon, ADOPT_MS};
 use crate::bpf::{GroupConfig, Masks, PathConfig};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
+use crate::start::{self, Starter};
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
 use crate::steer::topology::{Path, Topology};
@@ -170,7 +171,19 @@ impl Paths {
         self.topology = topology;
     }
 
-    /// Path ids and weights of each group, without paths that got no id.
+    /// The paths as those need them who place new flows.
+    fn known(&self) -> BTreeMap<usize, start::Known> {
+        let known = |index: usize| {
+            let id = self.id(index)?;
+            let salt = self.path_config(id)?.salt;
+            let name = self.name(id).to_owned();
+            Some((id, start::Known { index, name, salt }))
+        };
+        (0..self.topology.paths.len()).filter_map(known).collect()
+    }
+
+    /// Path ids and weights of each group, without paths that got no id. The prefixes are those whose
+    /// running flows move.
     fn groups(&self) -> Vec<GroupConfig> {
         self.topology
             .groups
@@ -181,7 +194,10 @@ impl Paths {
                     .iter()
                     .filter_map(|m| Some((self.id(m.path)?, inv_weight(m.weight))))
                     .collect(),
-                prefixes: g.prefixes.clone(),
+                prefixes: match g.kind.moves() {
+                    true => g.prefixes.clone(),
+                    false => Vec::new(),
+                },
             })
             .collect()
     }
@@ -248,6 +264,7 @@ impl Daemon {
             }
             steer.attach_to(&self.paths.devices())?;
         }
+        self.update_starter(&groups)?;
         for id in self.paths.ids() {
             let up = self.paths.path(id).is_some_and(|p| p.up);
             if !up || !first {
@@ -257,6 +274,35 @@ impl Daemon {
         self.unresolved
             .retain(|id, _| self.paths.path(*id).is_some());
         self.tick();
+        Ok(())
+    }
+
+    /// Has new flows choose among the groups that are there now.
+    fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
+        let topology = &self.paths.topology;
+        if self.options.dry_run || !self.config.start.enabled {
+            return Ok(());
+        }
+        if self.starter.is_none() {
+            if !topology.starts() {
+                return Ok(());
+            }
+            let mut starter = Starter::new(&self.config)?;
+            starter.set_mode(super::mode_of(self.policy_name));
+            self.starter = Some(starter);
+        }
+        let known = self.paths.known();
+        match &mut self.starter {
+            Some(starter) => starter.update(topology, groups, &known),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes what a daemon that was killed has left and that this one has no use for.
+    pub(super) fn take_over(&mut self) -> Result<()> {
+        if self.starter.is_none() && !self.options.dry_run && start::clear()? {
+            info!("removed the rules and tables that an earlier run has left");
+        }
         Ok(())
     }
 
@@ -320,11 +366,18 @@ impl Daemon {
                 .map(|id| self.paths.name(id))
                 .collect();
             info!(
-                "group {i}: {} (table {}) by {}",
+                "group {i}: {} (table {}) by {}: {}",
                 prefixes.join(", "),
                 g.table,
-                members.join(", ")
+                members.join(", "),
+                start::kind_text(g.kind)
             );
+        }
+        if self.options.dry_run {
+            match start::preview(t, &self.config.start) {
+                Ok(lines) => lines.iter().for_each(|line| info!("would add: {line}")),
+                Err(e) => warn!("{e:#}"),
+            }
         }
         if t.groups.is_empty() {
             warn!("no multipath route to steer: waiting for one");
