@@ -149,9 +149,14 @@ static __always_inline struct mtn_start_path *mtn_path_at(__u32 id)
 	return &paths[id & (MTN_MAX_PATHS - 1)];
 }
 
+static __always_inline bool mtn_is_path(__u32 path)
+{
+	return path < MTN_MAX_PATHS && mtn_path_at(path)->mark;
+}
+
 static __always_inline bool mtn_is_alive(__u32 path)
 {
-	return path < MTN_MAX_PATHS && mtn_path_at(path)->mark && (alive_paths >> path & 1);
+	return mtn_is_path(path) && (alive_paths >> (path & (MTN_MAX_PATHS - 1)) & 1);
 }
 
 /* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
@@ -449,7 +454,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	struct mtn_exchange_key pair = {}, whole = {};
 	struct bpf_sock *sk = ctx->sk;
 	struct mtn_exchange new = {}, *known, *last;
-	__u32 group, rule, path;
+	__u32 group, rule, path, was = MTN_MAX_PATHS;
 	__u64 now;
 
 	if (!sk || sk->bound_dev_if || mtn_dest_is_local(&s->key))
@@ -472,11 +477,11 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	whole.ipv6 = s->key.ipv6;
 	now = bpf_ktime_get_ns();
 	known = bpf_map_lookup_elem(&exchanges, &pair);
-	if (known && now - known->last_ns < config.idle_ns) {
-		path = known->path;
+	if (known && now - known->last_ns < config.idle_ns && mtn_is_path(known->path)) {
+		was = known->path;
 		known->last_ns = now;
-		if (mtn_is_alive(path))
-			return path;
+		if (mtn_is_alive(was))
+			return was;
 	}
 
 	group = mtn_group_of(&s->key);
@@ -510,9 +515,10 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 		s->prefer = last->path;
 	s->salt = whole.cookie ^ whole.cookie >> 32;
 	path = mtn_place_local(s, group, rule);
+	/* Nothing is better: an exchange keeps its address. */
 	if (path >= MTN_MAX_PATHS)
-		return MTN_MAX_PATHS;
-	if (known && now - known->last_ns < config.idle_ns && known->path != path)
+		return was;
+	if (was < MTN_MAX_PATHS && was != path)
 		mtn_count(MTN_START_LEFT_DEAD);
 	new.last_ns = now;
 	new.path = path;

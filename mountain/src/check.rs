@@ -4,6 +4,7 @@
 //! `connect` of a UDP socket makes, which sends nothing.
 
 mod sockets;
+mod start;
 
 use std::fmt::Display;
 use std::fs;
@@ -142,6 +143,7 @@ pub fn check_with(filter: &Filter, try_load: Option<TryLoad<'_>>) -> Report {
         return report;
     }
     check_paths(&mut report, &topology);
+    start::check(&mut report, &topology);
     check_other_programs(&mut report, &topology);
     check_sysctls(&mut report, &topology);
     sockets::check_new(&mut report, &topology);
@@ -276,7 +278,11 @@ fn describe(group: &Group, topology: &Topology) -> String {
         254 => String::new(),
         other => format!(" in table {other}"),
     };
-    format!("{}{table}: {}", prefixes.join(", "), hops.join(", "))
+    let kind = match group.kind.starts() {
+        true => format!("; {}", crate::start::kind_text(group.kind)),
+        false => String::new(),
+    };
+    format!("{}{table}: {}{kind}", prefixes.join(", "), hops.join(", "))
 }
 
 fn check_paths(report: &mut Report, topology: &Topology) {
@@ -399,6 +405,10 @@ fn check_sysctls(report: &mut Report, topology: &Topology) {
     let ipv4_groups = || topology.groups.iter().filter(|group| !is_ipv6(group));
     if ipv4_groups().next().is_some() {
         for (_, ifname) in devices(topology) {
+            // Where default routes differ in metric, `start` judges the filter.
+            if topology.groups.iter().all(|group| !group.kind.moves()) {
+                break;
+            }
             check_rp_filter(
                 report,
                 &ifname,

@@ -89,6 +89,9 @@ enum Cmd {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// As for `mountain up --adopt`
+        #[arg(long)]
+        adopt: bool,
     },
     /// TCP congestion control that brakes when the bandwidth under a connection drops
     Cc(Cc),
@@ -182,7 +185,7 @@ fn run(command: Cmd) -> Result<ExitCode> {
                 daemon::explain_text,
             );
         }
-        Cmd::Check { json } => return check(json),
+        Cmd::Check { json, adopt } => return check(json, adopt),
         Cmd::Cc(cc) => cc.run()?,
         Cmd::Redirect(redirect) => return redirect.run(),
         Cmd::Reflect { listen } => reflect(listen)?,
@@ -388,8 +391,14 @@ fn down() -> Result<()> {
     Ok(())
 }
 
-fn check(json: bool) -> Result<ExitCode> {
-    let report = check::check_with(&Filter::default(), Some(&try_load));
+fn check(json: bool, adopt: bool) -> Result<ExitCode> {
+    // A malformed file is for `up` to complain about.
+    let adopt = adopt || load_config(None).is_ok_and(|config| config.start.adopt);
+    let filter = Filter {
+        adopt,
+        ..Filter::default()
+    };
+    let report = check::check_with(&filter, Some(&try_load));
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -412,8 +421,15 @@ fn try_load(topology: &Topology) -> Result<String> {
     devices
         .iter()
         .try_for_each(|&ifindex| steer.attach(ifindex))?;
+    let also = match topology.starts() {
+        true => {
+            start::try_load()?;
+            "; those that place new flows load"
+        }
+        false => "",
+    };
     Ok(format!(
-        "the steering program loads and attaches to {} devices",
+        "the steering program loads and attaches to {} devices{also}",
         devices.len()
     ))
 }

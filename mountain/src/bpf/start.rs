@@ -270,7 +270,8 @@ impl Start {
     }
 
     /// Replaces groups, their destinations, ip rules that come before ours, and the user's rules.
-    /// Of a group with `prefixes` new flows to these are placed. The masks start empty.
+    /// Of a group with `prefixes` new flows to these are placed. The masks of groups with
+    /// other members start empty.
     pub fn set_topology(
         &mut self,
         groups: &[GroupConfig],
@@ -281,6 +282,7 @@ impl Start {
         if groups.len() > MAX_GROUPS {
             bail!("{} groups, at most {MAX_GROUPS} are supported", groups.len());
         }
+        let before = std::mem::take(&mut self.groups);
         let bss = self.bss();
         if selectors.len() > bss.selectors.len() || rules.len() > MAX_RULES {
             bail!(
@@ -290,10 +292,18 @@ impl Start {
                 bss.selectors.len()
             );
         }
-        for mask in &mut bss.group_masks {
-            mask.word = 0;
+        let members: Vec<Vec<usize>> = groups
+            .iter()
+            .map(|group| group.members.iter().map(|(path, _)| *path).collect())
+            .collect();
+        // What is known of paths that stay holds on: an exchange must not lose its path for a moment.
+        for (i, mask) in bss.group_masks.iter_mut().enumerate() {
+            if before.get(i) != members.get(i) {
+                mask.word = 0;
+            }
         }
-        bss.alive_paths = 0;
+        let bits = members.iter().flatten();
+        bss.alive_paths &= bits.fold(0, |bits, path| bits | 1u64 << (path % MAX_PATHS));
         for (i, group) in groups.iter().enumerate() {
             bss.groups[i] = same(encode::group(group)?);
         }
@@ -309,10 +319,7 @@ impl Start {
         bss.config.needs_dscp = rules.iter().any(|rule| rule.dscp.is_some()).into();
         bss.config.n_rules = rules.len() as u32;
 
-        self.groups = groups
-            .iter()
-            .map(|group| group.members.iter().map(|(path, _)| *path).collect())
-            .collect();
+        self.groups = members;
         let ours = groups
             .iter()
             .enumerate()

@@ -23,6 +23,13 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology) {
             socket.local_addr()
         });
         let prefix = group.prefixes[0];
+        if group.kind.starts() && source.is_ok() {
+            report.ok(
+                "new flows",
+                format!("to {prefix} they choose their uplink when they start"),
+            );
+            continue;
+        }
         match source.map(|source| source.ip()) {
             Ok(source) if topology.pinned_sources.contains(&source) => report.warn(
                 "new flows",

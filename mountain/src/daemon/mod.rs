@@ -46,6 +46,8 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 const ADOPT_MS: u64 = 2_000;
 /// Window over which a flow's class is settled.
 const CLASS_WINDOW_MS: u64 = 1_000;
+/// A change that could not be followed is tried again after this.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How often is looked whether this host forwards and translates, which nothing announces.
 const FORWARDING: Duration = Duration::from_secs(5);
 /// Single moves that are kept for `explain`.
@@ -123,6 +125,8 @@ struct Daemon {
     /// Made when there is a group whose flows choose when they start.
     starter: Option<Starter>,
     forwarding_at: Instant,
+    /// When the last change could not be followed as a whole.
+    failed_at: Option<Instant>,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     rates: BTreeMap<usize, Rate>,
@@ -187,7 +191,10 @@ async fn run_locked(
             change = monitor.next() => daemon.changed(change).await,
             _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
             _ = ticks.tick() => daemon.tick(),
-            _ = rates.tick() => daemon.take_rates(),
+            _ = rates.tick() => {
+                daemon.take_rates();
+                daemon.try_again().await;
+            }
             (request, reply) = server.next() => {
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
@@ -242,6 +249,7 @@ impl Daemon {
             steer,
             starter: None,
             forwarding_at: Instant::now(),
+            failed_at: None,
             move_log,
             moves: VecDeque::new(),
             rates: BTreeMap::new(),
@@ -416,13 +424,22 @@ impl Daemon {
             }
             Err(e) => Err(e),
         };
-        if let Err(e) = read {
+        if let Err(e) = &read {
             warn!("keeping the paths as they were: {e:#}");
         }
+        self.failed_at = read.is_err().then(Instant::now);
         if let Some(Err(e)) = self.starter.as_mut().map(Starter::repair) {
             warn!("{e:#}");
         }
         self.resolve_missing().await;
+    }
+
+    /// Follows a change again that could not be followed, as that of a device which was down again by
+    /// then.
+    async fn try_again(&mut self) {
+        if self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN) {
+            self.reread().await;
+        }
     }
 
     async fn resolve_missing(&mut self) {

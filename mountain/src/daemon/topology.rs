@@ -226,7 +226,7 @@ impl Daemon {
             && self.paths.topology.groups == topology.groups
             && keys(&self.paths.topology) == keys(&topology);
         let unchanged = self.paths.topology == topology;
-        if unchanged && self.paths.any() {
+        if unchanged && self.paths.any() && self.failed_at.is_none() {
             return Ok(());
         }
         let first = !self.paths.any();

@@ -61,17 +61,11 @@ impl Starter {
             Some(path) => path.clone(),
             None => cgroup_root()?,
         };
-        let settings = Settings {
-            hash_seed: rand::random(),
-            mark_mask: start.mark_mask,
-            idle_s: start.idle_s,
-            by_destination: start.spread == Spread::Destination,
-        };
         Ok(Self {
             config: start.clone(),
             rules: config.rule.clone(),
             cgroup,
-            programs: Start::load(&settings)?,
+            programs: Start::load(&settings(start))?,
             plan: Plan::default(),
             inner_devices: Vec::new(),
             table: None,
@@ -79,8 +73,8 @@ impl Starter {
         })
     }
 
-    /// Makes these the paths and groups that new flows choose from. The masks are empty afterwards:
-    /// the kernel's choice until [`Starter::set_masks`].
+    /// Makes these the paths and groups that new flows choose from. The masks of a group that is new
+    /// are empty: the kernel's choice until [`Starter::set_masks`].
     ///
     /// # Errors
     /// When the kernel refuses a route, rule or attachment.
@@ -282,6 +276,23 @@ impl Drop for Starter {
             warn!("{e:#}");
         }
     }
+}
+
+fn settings(start: &StartConfig) -> Settings {
+    Settings {
+        hash_seed: rand::random(),
+        mark_mask: start.mark_mask,
+        idle_s: start.idle_s,
+        by_destination: start.spread == Spread::Destination,
+    }
+}
+
+/// Loads the programs and lets go of them: whether this kernel takes them. Changes nothing else.
+///
+/// # Errors
+/// What the kernel said.
+pub fn try_load() -> Result<()> {
+    Start::load(&settings(&StartConfig::default())).map(drop)
 }
 
 /// Removes what a daemon that was killed has left in this network namespace. Says whether there was
