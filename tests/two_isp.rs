@@ -54,10 +54,14 @@ fn new_flows_avoid_a_black_hole(ipv6: bool) {
     }
     // Streams and connected sockets have an address to keep, and keep it.
     net.no_blackhole();
-    let back = old.ask();
-    for (was, is) in before.iter().zip(&back).take(2 * EACH) {
-        assert_eq!(is, was);
-    }
+    wait_until("all have gone on, from the addresses they had", 3 * LEAVE, || {
+        let back = old.ask();
+        for (was, is) in before.iter().zip(&back).take(2 * EACH) {
+            // A stream that waits for its next retransmission is not there yet.
+            assert!(is.server.is_none() || is == was, "{was:?} has become {is:?}");
+        }
+        back[..2 * EACH] == before[..2 * EACH]
+    });
     assert_eq!(net.refused(), 0, "no packet left with another uplink's address");
     assert!(net.counter("placed_connect") >= 4 * EACH as u64);
     assert!(net.counter("placed_exchange") >= 2 * EACH as u64);
@@ -87,10 +91,17 @@ fn without_mountain_all_go_by_the_preferred_route() {
     assert!(net.refused() > 0);
 }
 
+/// All that `down` has to leave as it was. How many connections are tracked changes by itself.
+fn fingerprint(net: &Home) -> String {
+    let text = net.home.fingerprint();
+    let lines = text.lines().filter(|line| !line.contains("nf_conntrack_count"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 #[test]
 fn up_then_down_leaves_the_host_as_it_was() {
     let net = Home::new().with_lan();
-    let before = net.home.fingerprint();
+    let before = fingerprint(&net);
     net.up();
     let rules = net.home.ip("rule");
     assert!(rules.contains("from 10.41.0.2 lookup 197"), "{rules}");
@@ -98,14 +109,14 @@ fn up_then_down_leaves_the_host_as_it_was() {
     let tables = net.home.run("nft list tables");
     assert!(tables.contains("mountain_start"), "{tables}");
     net.home.mountain_ok("down");
-    assert_eq!(net.home.fingerprint(), before);
+    assert_eq!(fingerprint(&net), before);
     assert!(!net.home.run("nft list tables").contains("mountain"));
 }
 
 #[test]
 fn kill_9_breaks_no_flow_and_the_next_up_takes_over() {
     let net = Home::new();
-    let before = net.home.fingerprint();
+    let before = fingerprint(&net);
     net.up();
     let mut flows = net.flows();
     let opened = open_all(&mut flows, false);
@@ -124,7 +135,7 @@ fn kill_9_breaks_no_flow_and_the_next_up_takes_over() {
     net.kill_daemon();
     let said = net.home.mountain_ok("down");
     assert!(said.contains("are removed"), "{said}");
-    assert_eq!(net.home.fingerprint(), before);
+    assert_eq!(fingerprint(&net), before);
     assert_eq!(net.refused(), 0);
 }
 
@@ -183,7 +194,7 @@ fn other_namespaces_are_not_touched() {
     net.up();
     let before = net.counter("placed_connect");
     let mut flows = net.flows_in(&net.server);
-    let near = flows.open("tcp", 4, "10.50.0.1");
+    let near = flows.open("udp", 4, "10.50.0.1");
     assert!(near.iter().all(|f| f.own == "10.50.0.2"), "{near:?}");
     assert_eq!(net.counter("placed_connect"), before);
 }
@@ -205,7 +216,9 @@ fn an_uplink_with_another_lease_is_followed() {
     });
     // Who removes our rules finds them back.
     let rules = net.home.ip("rule");
-    while net.home.try_ip("rule del priority 32765") {}
+    for _ in 0..3 {
+        net.home.try_ip("rule del priority 32765");
+    }
     wait_until("they are back", LEAVE, || net.home.ip("rule") == rules);
 }
 
@@ -274,8 +287,7 @@ fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
 fn rules_say_which_path() {
     let net = Home::with_config(
         "[[rule]]\nmatch = { proto = \"tcp\", ports = 7100, prefix = \"10.50.0.0/24\" }\nuse = \"u1\"\n\
-         [[rule]]\nmatch = { uid = 0, proto = \"udp\" }\nuse = \"second\"\n\
-         [[path]]\ndev = \"u1\"\n",
+         [[rule]]\nmatch = { uid = 0, proto = \"udp\" }\nuse = \"nonesuch\"\n",
     );
     net.up();
     let mut flows = net.flows();
@@ -283,8 +295,10 @@ fn rules_say_which_path() {
     assert_eq!(net.counter("by_rule"), 16);
     let [a, b] = by_uplink(&flows.open("tcp", EACH, SERVER[1]));
     assert!(a > 0 && b > 0, "not of this prefix: {a} and {b}");
-    let log = net.home.status()["pid"].as_i64().unwrap();
-    assert!(log > 0);
+    // A rule for a path that is not there is not in force.
+    let [a, b] = by_uplink(&flows.open("udp", EACH, SERVER[0]));
+    assert!(a > 0 && b > 0, "{a} and {b}");
+    assert_eq!(net.counter("by_rule"), 16);
     // A dead path is not insisted on.
     net.blackhole(1);
     assert_eq!(by_uplink(&flows.open("tcp", 16, SERVER[0])), [16, 0]);
@@ -293,7 +307,7 @@ fn rules_say_which_path() {
 #[test]
 fn check_and_dry_run_tell_what_would_be_done() {
     let net = Home::new();
-    let before = net.home.fingerprint();
+    let before = fingerprint(&net);
     let plain = String::from_utf8(net.home.mountain("check").stdout).unwrap();
     assert!(plain.contains("`mountain up --adopt` lets new flows choose"), "{plain}");
     let adopting = net.home.mountain_ok("check --adopt");
@@ -316,8 +330,7 @@ fn check_and_dry_run_tell_what_would_be_done() {
     ] {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
-    assert_eq!(net.home.fingerprint(), before);
+    assert_eq!(fingerprint(&net), before);
     let refused = net.home.mountain_fails("up");
     assert!(refused.contains("--adopt"), "{refused}");
-    assert!(!net.config().is_empty());
 }
