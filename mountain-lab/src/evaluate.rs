@@ -18,6 +18,7 @@ use serde_json::Value;
 use crate::run::Segment;
 use crate::scenario::{EventKind, Policy, Replies, Scenario, WorkloadKind};
 use crate::schedule::{Event, Schedule};
+use crate::sessions;
 use crate::RunArgs;
 
 /// A flow without an answer for this long counts as lost.
@@ -61,16 +62,20 @@ pub fn finish(
         samples
             .events
             .extend(schedule.events.iter().map(|e| path_event(repeat, e)));
-        result.add(
-            "oracle",
-            repeat,
-            &game_figures(&oracle, best, scenario.paths.len()),
-        );
+        let mut best_figures = game_figures(&oracle, best, scenario.paths.len());
+        if has_sessions(scenario) {
+            best_figures.extend(session_figures(first, &schedule).1);
+        }
+        result.add("oracle", repeat, &best_figures);
         samples.segments.push(drawn("oracle", first, oracle));
         for segment in own {
             let packets = measured(segment);
             let name = segment.policy.name();
-            result.add(name, repeat, &figures(segment, &packets, best, scenario));
+            let mut own_figures = figures(segment, &packets, best, scenario);
+            if has_sessions(scenario) {
+                own_figures.extend(session_figures(segment, &schedule).0);
+            }
+            result.add(name, repeat, &own_figures);
             samples.segments.push(drawn(name, segment, packets));
             let all = leaves.entry(segment.policy).or_default();
             all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
@@ -138,6 +143,21 @@ pub fn finish(
         result.void[0].reason
     );
     Ok(result.exit_code(args.check))
+}
+
+fn has_sessions(scenario: &Scenario) -> bool {
+    let mut workloads = scenario.workloads.iter();
+    workloads.any(|w| w.kind == WorkloadKind::Sessions)
+}
+
+/// Figures of the flows that choose when they start, and the oracle's.
+fn session_figures(segment: &Segment, schedule: &Schedule) -> (Figures, Figures) {
+    sessions::figures(
+        &segment.seen.shorts,
+        schedule,
+        segment.start_ns,
+        &segment.measured,
+    )
 }
 
 /// The packets of the measured part.

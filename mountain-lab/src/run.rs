@@ -12,6 +12,7 @@ use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::sys::NoHalt;
 use serde_json::Value;
 
+use crate::cgroup::Cgroup;
 use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
 use crate::evaluate;
 use crate::hosts::Hosts;
@@ -94,11 +95,15 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let _awake = NoHalt::hold();
     bar.set_message("building hosts");
     let hosts = Hosts::build(&scenario)?;
+    let cgroup = match scenario.topology.has_own_addresses() {
+        true => Some(Cgroup::join()?),
+        false => None,
+    };
     let mut emulator = Emulator::start(&hosts, &scenario, args.seed)?;
     let mut product = Product::new(
         hosts.steering(),
         "client",
-        &product_config(&scenario, &hosts, false),
+        &(product_config(&scenario, &hosts, false) + &start_config(cgroup.as_ref())),
         &args.out,
     )?;
     let mut far = if scenario.both_ends {
@@ -219,6 +224,16 @@ fn product_config(scenario: &Scenario, hosts: &Hosts, server: bool) -> String {
         text = text.replace(&format!("{{dev{i}}}"), &device);
     }
     text
+}
+
+/// What the product is told where flows choose when they start.
+fn start_config(cgroup: Option<&Cgroup>) -> String {
+    cgroup.map_or(String::new(), |cgroup| {
+        format!(
+            "\n[start]\nadopt = true\ncgroup = \"{}\"\n",
+            cgroup.path().display()
+        )
+    })
 }
 
 fn run_segment(
