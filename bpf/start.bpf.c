@@ -140,6 +140,7 @@ struct mtn_start {
 	__u8 dsfield;
 	__u8 by_rule;			/* result: a rule decided */
 	__u16 pad;
+	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
 };
 
 /* An index that was checked before; see mtn_path_at() in steer.bpf.c. */

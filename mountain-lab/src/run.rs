@@ -226,14 +226,12 @@ fn product_config(scenario: &Scenario, hosts: &Hosts, server: bool) -> String {
     text
 }
 
-/// What the product is told where flows choose when they start.
+/// Flows choose when they start in scenarios that are about that, of sockets in the run's own cgroup.
 fn start_config(cgroup: Option<&Cgroup>) -> String {
-    cgroup.map_or(String::new(), |cgroup| {
-        format!(
-            "\n[start]\nadopt = true\ncgroup = \"{}\"\n",
-            cgroup.path().display()
-        )
-    })
+    match cgroup.map(|cgroup| cgroup.path().display()) {
+        Some(path) => format!("\n[start]\nadopt = true\ncgroup = \"{path}\"\n"),
+        None => "\n[start]\nenabled = false\n".to_owned(),
+    }
 }
 
 fn run_segment(

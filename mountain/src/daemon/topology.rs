@@ -13,7 +13,7 @@ use crate::measure::probe::{ProbePath, Target};
 use crate::start::{self, Starter};
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::steer::topology::{Path, Topology};
+use crate::steer::topology::{Kind, Path, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -280,22 +280,32 @@ impl Daemon {
     /// Has new flows choose among the groups that are there now.
     fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
         let topology = &self.paths.topology;
-        if self.options.dry_run || !self.config.start.enabled {
+        let wanted = topology.starts() && self.config.start.enabled && !self.options.dry_run;
+        if !wanted && self.starter.is_none() {
             return Ok(());
         }
-        if self.starter.is_none() {
-            if !topology.starts() {
-                return Ok(());
+        match self.try_update_starter(groups) {
+            // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
+            Err(e) if !self.paths.topology.groups.iter().any(|g| g.kind == Kind::Start) => {
+                warn!("new flows do not choose their path: {e:#}");
+                self.starter = None;
+                self.config.start.enabled = false;
+                Ok(())
             }
-            let mut starter = Starter::new(&self.config)?;
-            starter.set_mode(super::mode_of(self.policy_name));
-            self.starter = Some(starter);
+            done => done,
         }
-        let known = self.paths.known();
-        match &mut self.starter {
-            Some(starter) => starter.update(topology, groups, &known),
-            None => Ok(()),
-        }
+    }
+
+    fn try_update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
+        let starter = match &mut self.starter {
+            Some(starter) => starter,
+            none => {
+                let mut starter = Starter::new(&self.config)?;
+                starter.set_mode(super::mode_of(self.policy_name));
+                none.insert(starter)
+            }
+        };
+        starter.update(&self.paths.topology, groups, &self.paths.known())
     }
 
     /// Removes what a daemon that was killed has left and that this one has no use for.
