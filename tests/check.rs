@@ -115,9 +115,10 @@ fn obstacles_are_named() {
     let flows: Vec<_> = items(&report, "new flows");
     assert_eq!(flows.len(), 2, "one for each family");
     for flow in flows {
-        assert_eq!(flow.level, Level::Warn);
-        assert!(flow.todo.contains("src ADDRESS"), "{flow:?}");
+        assert_eq!(flow.level, Level::Ok);
+        assert!(flow.what.ends_with("choose their uplink when they start"), "{flow:?}");
     }
+    item(&report, "uplinks", "routes and rules would be added");
     let live = item(
         &report,
         "live flows",
@@ -143,6 +144,18 @@ fn obstacles_are_named() {
     item(&report, "forwarding", "off");
     host.sysctl("ipv4/ip_forward", "1");
     item(&check_in(&net), "forwarding", "router");
+}
+
+#[test]
+fn flows_that_get_an_uplinks_address_and_cannot_choose_are_told() {
+    let net = Net::new(2);
+    // Only default routes can be chosen from.
+    net.host.ip(&format!("route add 198.51.100.0/24 {TWO_HOPS}"));
+    let report = check_in(&net);
+    let flows = item(&report, "new flows", "an address of one uplink");
+    assert_eq!(flows.level, Level::Warn);
+    assert!(flows.todo.contains("src ADDRESS"), "{flows:?}");
+    assert!(items(&report, "uplinks").is_empty());
 }
 
 #[test]

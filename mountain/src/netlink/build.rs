@@ -372,9 +372,9 @@ impl<'a> Builder<'a> {
                 })
                 .map(|(ifindex, _)| *ifindex)
                 .collect();
+            self.topology.rule_priorities =
+                [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
         }
-        self.topology.rule_priorities =
-            [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
         if self.reasons_left_out > 0 {
             let more = format!("{} more routes", self.reasons_left_out);
             self.topology.skipped.push(more);

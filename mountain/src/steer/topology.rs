@@ -145,7 +145,7 @@ pub struct Topology {
     /// Where some flows choose when they start: devices by which forwarded packets may come from
     /// within, those with Ethernet headers that are no path's and no port of another one.
     pub inner_devices: Vec<u32>,
-    /// Priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
+    /// Likewise: priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
     /// main table, after every rule that others have put there.
     pub rule_priorities: [u32; 2],
 }
