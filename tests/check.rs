@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mountain::check::{check, check_with, Item, Level, Report};
 use mountain::netlink::Filter;
-use netns::{nets, Net, TWO_HOPS_V6};
+use netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 
 fn check_in(net: &Net) -> Report {
     net.host.within(async || check())
