@@ -50,7 +50,9 @@ fn enter(cgroup: &Path) -> Result<()> {
 /// The line of version 2 in /proc/self/cgroup: `0::/path`.
 fn own_cgroup(text: &str) -> &str {
     let mut lines = text.lines();
-    lines.find_map(|line| line.strip_prefix("0::")).unwrap_or("/")
+    lines
+        .find_map(|line| line.strip_prefix("0::"))
+        .unwrap_or("/")
 }
 
 #[cfg(test)]

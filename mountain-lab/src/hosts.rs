@@ -293,8 +293,9 @@ impl Hosts {
         let Some(router) = &self.router else {
             return Ok(());
         };
-        let mut rules =
-            String::from("table inet mtl {\n chain post {\n  type nat hook postrouting priority 100;\n");
+        let mut rules = String::from(
+            "table inet mtl {\n chain post {\n  type nat hook postrouting priority 100;\n",
+        );
         for i in 0..self.paths {
             rules += &format!("  oifname \"u{i}\" masquerade\n");
         }

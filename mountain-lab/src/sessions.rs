@@ -45,7 +45,10 @@ pub fn figures(
         if opened_us >= event.start_us + KNOWN_AFTER_US {
             known.1 += 1;
             // What nobody has seen arrive was on the path that drops.
-            known.0 += u64::from(flow.path.is_some_and(|path| usize::from(path) != event.path));
+            known.0 += u64::from(
+                flow.path
+                    .is_some_and(|path| usize::from(path) != event.path),
+            );
         }
         met.extend(flow.rtts.iter().map(|(_, rtt)| rtt.unwrap_or(LOST_US)));
         best.extend(best_path(flow, schedule, &at_us));
@@ -77,8 +80,12 @@ fn put(figures: &mut Figures, name: &str, unit: &'static str, value: f64, n: u64
 fn best_path(flow: &ShortFlow, schedule: &Schedule, at_us: &impl Fn(u64) -> i64) -> Vec<u32> {
     let on = |path: usize| -> Vec<u32> {
         let sent = flow.rtts.iter().map(|(sent_ns, _)| at_us(*sent_ns));
-        sent.map(|t| schedule.trip(path, path, t).map_or(LOST_US, |trip| trip.rtt_us()))
-            .collect()
+        sent.map(|t| {
+            schedule
+                .trip(path, path, t)
+                .map_or(LOST_US, |trip| trip.rtt_us())
+        })
+        .collect()
     };
     let paths = (0..schedule.paths()).map(on);
     paths
@@ -131,11 +138,11 @@ kind = "sessions"
             }
         };
         let flows = [
-            flow(-100_000, Some(0)),   // before it
-            flow(100_000, None),       // nobody could know yet
-            flow(400_000, Some(1)),    // avoids it
-            flow(500_000, None),       // does not
-            flow(2_100_000, Some(0)),  // after it
+            flow(-100_000, Some(0)),  // before it
+            flow(100_000, None),      // nobody could know yet
+            flow(400_000, Some(1)),   // avoids it
+            flow(500_000, None),      // does not
+            flow(2_100_000, Some(0)), // after it
         ];
         let (own, oracle) = figures(&flows, &schedule, start_ns, &(0..u64::MAX));
         assert_eq!(own["sessions_avoid"].value, 0.5);

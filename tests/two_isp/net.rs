@@ -37,7 +37,8 @@ impl Cgroup {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let root = mountain::bpf::start::cgroup_root().expect("these tests need cgroups of version 2");
+        let root =
+            mountain::bpf::start::cgroup_root().expect("these tests need cgroups of version 2");
         let path = root.join(format!("mtt-isp-{}-{n}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
@@ -75,7 +76,10 @@ impl Home {
         }
         providers.sysctl("net.ipv4.ip_forward", "1");
         providers.sysctl("net.ipv6.conf.all.forwarding", "1");
-        providers.ip(&format!("link add w type veth peer name w netns {}", server.name));
+        providers.ip(&format!(
+            "link add w type veth peer name w netns {}",
+            server.name
+        ));
         for address in ["10.50.0.1/24", "10.50.0.10/24", "10.50.0.11/24"] {
             providers.ip(&format!("addr add {address} dev w"));
         }
@@ -86,7 +90,10 @@ impl Home {
         server.ip("addr add fd50::2/64 dev w nodad");
         providers.ip("link set w up");
         server.ip("link set w up");
-        let mut config = format!("[start]\ncgroup = \"{}\"\nadopt = true\n", cgroup.0.display());
+        let mut config = format!(
+            "[start]\ncgroup = \"{}\"\nadopt = true\n",
+            cgroup.0.display()
+        );
         config += more;
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), config).unwrap();
@@ -133,9 +140,12 @@ impl Home {
             self.providers.name
         ));
         self.home.ip(&format!("addr add 10.4{i}.0.2/24 dev u{i}"));
-        self.home.ip(&format!("addr add fd4{i}::2/64 dev u{i} nodad"));
-        self.providers.ip(&format!("addr add 10.4{i}.0.1/24 dev r{i}"));
-        self.providers.ip(&format!("addr add fd4{i}::1/64 dev r{i} nodad"));
+        self.home
+            .ip(&format!("addr add fd4{i}::2/64 dev u{i} nodad"));
+        self.providers
+            .ip(&format!("addr add 10.4{i}.0.1/24 dev r{i}"));
+        self.providers
+            .ip(&format!("addr add fd4{i}::1/64 dev r{i} nodad"));
         self.providers.ip(&format!("link set r{i} up"));
         self.home.ip(&format!("link set u{i} up"));
         self.default_routes(i);
@@ -144,10 +154,12 @@ impl Home {
     /// The default routes by an uplink, as DHCP and router advertisements make them.
     pub fn default_routes(&self, i: u32) {
         let metric = [100, 600][i as usize];
-        self.home
-            .ip(&format!("route replace default via 10.4{i}.0.1 dev u{i} metric {metric}"));
-        self.home
-            .ip(&format!("-6 route replace default via fd4{i}::1 dev u{i} metric {metric}"));
+        self.home.ip(&format!(
+            "route replace default via 10.4{i}.0.1 dev u{i} metric {metric}"
+        ));
+        self.home.ip(&format!(
+            "-6 route replace default via fd4{i}::1 dev u{i} metric {metric}"
+        ));
     }
 
     fn translate(&self) {
@@ -155,9 +167,10 @@ impl Home {
             "table inet providers {\n chain strict {\n  type filter hook prerouting priority -300;\n",
         );
         for i in 0..2 {
-            rules += &format!("  iifname r{i} ip saddr != 10.4{i}.0.2 counter drop\n");
+            rules +=
+                &format!("  iifname r{i} ip saddr != {{ 0.0.0.0, 10.4{i}.0.2 }} counter drop\n");
             rules += &format!(
-                "  iifname r{i} ip6 saddr != {{ fd4{i}::2, fe80::/10 }} counter drop\n"
+                "  iifname r{i} ip6 saddr != {{ ::, fd4{i}::2, fe80::/10 }} counter drop\n"
             );
         }
         rules += " }\n chain nat {\n  type nat hook postrouting priority srcnat;\n";
@@ -181,8 +194,10 @@ impl Home {
     /// A network behind the home, which translates its addresses on both uplinks.
     pub fn with_lan(mut self) -> Self {
         let lan = Ns::new("l");
-        self.home
-            .ip(&format!("link add lan0 type veth peer name e0 netns {}", lan.name));
+        self.home.ip(&format!(
+            "link add lan0 type veth peer name e0 netns {}",
+            lan.name
+        ));
         for (ns, dev, n) in [(&self.home, "lan0", 1), (&lan, "e0", 2)] {
             ns.ip(&format!("addr add 192.168.7.{n}/24 dev {dev}"));
             ns.ip(&format!("addr add fd77::{n}/64 dev {dev} nodad"));
@@ -272,7 +287,10 @@ impl Home {
 
     /// The same in any namespace.
     pub fn flows_in(&self, ns: &Ns) -> Flows {
-        let script = format!("echo $$ > {}/cgroup.procs && exec python3 -u -c \"$0\"", self.cgroup.0.display());
+        let script = format!(
+            "echo $$ > {}/cgroup.procs && exec python3 -u -c \"$0\"",
+            self.cgroup.0.display()
+        );
         let mut child = ns
             .command("sh")
             .args(["-c", &script, FLOWS])
@@ -350,7 +368,13 @@ impl Flows {
         self.open_with(kind, count, server, "")
     }
 
-    pub fn open_with(&mut self, kind: &str, count: usize, server: &str, options: &str) -> Vec<Seen> {
+    pub fn open_with(
+        &mut self,
+        kind: &str,
+        count: usize,
+        server: &str,
+        options: &str,
+    ) -> Vec<Seen> {
         self.tell(&format!("open {kind} {count} {server} {PORT} {options}"))
     }
 

@@ -352,13 +352,14 @@ fn add_udp_paths(flows: &mut [ShortFlow], server: &EchoServer, run: u32) {
         let until = ends
             .insert(flow.client_port, flow.opened_ns)
             .unwrap_or(u64::MAX);
-        let mut seen = by_port
-            .get(&flow.client_port)
-            .into_iter()
-            .flatten()
-            .filter(|(at_ns, path, _)| {
-                (flow.opened_ns..until).contains(at_ns) && *path != UNKNOWN_PATH
-            });
+        let mut seen =
+            by_port
+                .get(&flow.client_port)
+                .into_iter()
+                .flatten()
+                .filter(|(at_ns, path, _)| {
+                    (flow.opened_ns..until).contains(at_ns) && *path != UNKNOWN_PATH
+                });
         let Some((_, first, address)) = seen.next() else {
             continue;
         };

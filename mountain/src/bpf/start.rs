@@ -112,7 +112,9 @@ pub fn cgroup_root() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
     match cgroup2_in(&mounts) {
         Some(path) => Ok(path),
-        None => bail!("no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup"),
+        None => bail!(
+            "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup"
+        ),
     }
 }
 
@@ -173,7 +175,8 @@ impl Start {
             skel,
             groups: Vec::new(),
         };
-        let netns_cookie = namespace_cookie().context("cannot tell which network namespace this is")?;
+        let netns_cookie =
+            namespace_cookie().context("cannot tell which network namespace this is")?;
         start.bss().config = types::mtn_start_config {
             netns_cookie,
             idle_ns: u64::from(settings.idle_s) * 1_000_000_000,
@@ -209,7 +212,10 @@ impl Start {
         for program in programs {
             let link = program.attach_cgroup(folder.as_raw_fd());
             links.push(link.with_context(|| {
-                format!("attaching to {}: is it a cgroup of version 2?", cgroup.display())
+                format!(
+                    "attaching to {}: is it a cgroup of version 2?",
+                    cgroup.display()
+                )
             })?);
         }
         self.sockets = links;
@@ -218,7 +224,8 @@ impl Start {
 
     /// Places the connections that come in by exactly these devices.
     pub fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
-        self.devices.retain(|ifindex, _| ifindexes.contains(ifindex));
+        self.devices
+            .retain(|ifindex, _| ifindexes.contains(ifindex));
         let program = self.skel.progs.mountain_lan.as_libbpf_object();
         for &ifindex in ifindexes {
             if !self.devices.contains_key(&ifindex) {
@@ -260,11 +267,13 @@ impl Start {
     pub fn set_paths(&mut self, marks: &BTreeMap<usize, PathMark>) {
         let bss = self.bss();
         for (id, path) in bss.paths.iter_mut().enumerate() {
-            let new = marks.get(&id).map_or_else(Default::default, |m| types::mtn_start_path {
-                mark: m.mark,
-                salt: m.salt,
-                addr: m.source.map(encode::addr).unwrap_or_default(),
-            });
+            let new = marks
+                .get(&id)
+                .map_or_else(Default::default, |m| types::mtn_start_path {
+                    mark: m.mark,
+                    salt: m.salt,
+                    addr: m.source.map(encode::addr).unwrap_or_default(),
+                });
             *path = new;
         }
     }
@@ -280,7 +289,10 @@ impl Start {
         rules: &[Rule],
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
-            bail!("{} groups, at most {MAX_GROUPS} are supported", groups.len());
+            bail!(
+                "{} groups, at most {MAX_GROUPS} are supported",
+                groups.len()
+            );
         }
         let before = std::mem::take(&mut self.groups);
         let bss = self.bss();
@@ -366,7 +378,8 @@ impl Start {
     /// Flows that were placed on a path.
     pub fn placed(&self, path: usize) -> u64 {
         let bss = self.skel.maps.bss_data.as_deref();
-        bss.and_then(|bss| bss.placed.get(path).copied()).unwrap_or(0)
+        bss.and_then(|bss| bss.placed.get(path).copied())
+            .unwrap_or(0)
     }
 
     /// The programs' counters by name.
@@ -433,7 +446,10 @@ mod tests {
             cgroup2_in(hybrid).as_deref(),
             Some(Path::new("/sys/fs/cgroup/unified"))
         );
-        assert_eq!(cgroup2_in("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"), None);
+        assert_eq!(
+            cgroup2_in("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"),
+            None
+        );
     }
 
     #[test]

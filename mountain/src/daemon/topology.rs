@@ -286,7 +286,14 @@ impl Daemon {
         }
         match self.try_update_starter(groups) {
             // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
-            Err(e) if !self.paths.topology.groups.iter().any(|g| g.kind == Kind::Start) => {
+            Err(e)
+                if !self
+                    .paths
+                    .topology
+                    .groups
+                    .iter()
+                    .any(|g| g.kind == Kind::Start) =>
+            {
                 warn!("new flows do not choose their path: {e:#}");
                 self.starter = None;
                 self.config.start.enabled = false;

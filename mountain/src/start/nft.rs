@@ -25,7 +25,8 @@ pub const TABLE: &str = "mountain_start";
 pub fn table(mask: MarkMask, uplinks: &[(u32, String)]) -> String {
     let mask = mask.bits();
     let others = !mask;
-    let mut text = format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n");
+    let mut text =
+        format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n");
     for (mark, _) in uplinks {
         text += &format!(
             "\tchain to_{mark:x} {{\n\t\tmeta mark set meta mark and {others:#010x} or {mark:#010x}\n\t}}\n\
@@ -39,11 +40,14 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)]) -> String {
     let restored = map(&|(mark, _)| format!("{mark:#010x} : goto to_{mark:x}"));
     let kept = map(&|(mark, _)| format!("{mark:#010x} : goto keep_{mark:x}"));
     let came_by = map(&|(mark, device)| format!("\"{device}\" : goto keep_{mark:x}"));
-    text += "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
+    text +=
+        "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
     text += &format!("\t\tct mark and {mask:#010x} vmap {{ {restored} }}\n");
     text += &format!("\t\tct state new iifname vmap {{ {came_by} }}\n");
     text += &format!("\t\tct state new meta mark and {mask:#010x} vmap {{ {kept} }}\n");
-    text += &format!("\t\tmeta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}\n");
+    text += &format!(
+        "\t\tmeta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}\n"
+    );
     text + "\t}\n}\n"
 }
 
@@ -83,7 +87,11 @@ fn body() -> Vec<u8> {
     const NFPROTO_INET: u8 = 1;
     const NFTA_TABLE_NAME: u16 = 1;
     let mut body = vec![NFPROTO_INET, 0, 0, 0];
-    push_attribute(&mut body, NFTA_TABLE_NAME, &[TABLE.as_bytes(), &[0]].concat());
+    push_attribute(
+        &mut body,
+        NFTA_TABLE_NAME,
+        &[TABLE.as_bytes(), &[0]].concat(),
+    );
     body
 }
 
@@ -115,7 +123,10 @@ mod tests {
 
     #[test]
     fn the_table_has_two_chains_for_each_uplink() {
-        let uplinks = [(0x0200_0000, "eth0".to_owned()), (0x0300_0000, "wwan0".to_owned())];
+        let uplinks = [
+            (0x0200_0000, "eth0".to_owned()),
+            (0x0300_0000, "wwan0".to_owned()),
+        ];
         let text = table(MarkMask::new(0xff00_0000).unwrap(), &uplinks);
         let expected = "\
 table inet mountain_start

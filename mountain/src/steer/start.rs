@@ -303,7 +303,9 @@ pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String
             } => {
                 let source = preferred_source.map_or(String::new(), |s| format!(" src {s}"));
                 let device = device(ifindex);
-                format!("{family} route add default via {gateway} dev {device}{source} table {table}")
+                format!(
+                    "{family} route add default via {gateway} dev {device}{source} table {table}"
+                )
             }
         }
     });

@@ -3,9 +3,7 @@
 use super::super::snapshot::{Route, UNICAST};
 use super::super::Filter;
 use super::{is_conditional, is_ipv6, key, Builder, TABLE_MAIN};
-use crate::steer::topology::{
-    Group, Kind, Member, Path, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
-};
+use crate::steer::topology::{Group, Kind, Member, Path, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 
 impl Builder<'_> {
     /// Whether sockets that this multipath route sends out get an address of the uplink.
@@ -95,7 +93,9 @@ impl Builder<'_> {
                 Err(reasons.join("; "))
             }
             2..=MAX_GROUP_PATHS => Ok(paths),
-            n => Err(format!("{n} uplinks, at most {MAX_GROUP_PATHS} are handled")),
+            n => Err(format!(
+                "{n} uplinks, at most {MAX_GROUP_PATHS} are handled"
+            )),
         }
     }
 
@@ -244,9 +244,7 @@ mod tests {
 
     fn devices(topology: &Topology, group: usize) -> Vec<&str> {
         let members = topology.groups[group].members.iter();
-        members
-            .map(|m| &*topology.paths[m.path].ifname)
-            .collect()
+        members.map(|m| &*topology.paths[m.path].ifname).collect()
     }
 
     #[test]
@@ -256,7 +254,11 @@ mod tests {
         let topology = adopted(&home);
         assert_eq!(topology.groups.len(), 1, "{:?}", topology.skipped);
         assert_eq!(topology.groups[0].kind, Kind::Start);
-        assert_eq!(devices(&topology, 0), ["fibre", "lte"], "the preferred first");
+        assert_eq!(
+            devices(&topology, 0),
+            ["fibre", "lte"],
+            "the preferred first"
+        );
         assert!(topology.groups[0].members.iter().all(|m| m.weight == 1));
         assert_eq!(topology.paths[0].preferred_source, Some(ip("192.0.2.10")));
         assert_eq!(topology.paths[1].preferred_source, None);
