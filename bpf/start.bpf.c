@@ -449,6 +449,12 @@ int mountain_con6(struct bpf_sock_addr *ctx)
 	return mtn_connect(ctx, &s);
 }
 
+/* Was the exchange in use lately? Another CPU may have used it since @now was read. */
+static __always_inline bool mtn_is_fresh(const struct mtn_exchange *e, __u64 now)
+{
+	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
+}
+
 /* The path of a datagram of an unconnected socket, or MTN_MAX_PATHS. */
 static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_start *s)
 {
@@ -478,7 +484,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	whole.ipv6 = s->key.ipv6;
 	now = bpf_ktime_get_ns();
 	known = bpf_map_lookup_elem(&exchanges, &pair);
-	if (known && now - known->last_ns < config.idle_ns && mtn_is_path(known->path)) {
+	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path)) {
 		was = known->path;
 		known->last_ns = now;
 		if (mtn_is_alive(was))
@@ -512,7 +518,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	}
 	/* What the socket used last: its address should be one to all, while that path will do. */
 	last = bpf_map_lookup_elem(&exchanges, &whole);
-	if (last && now - last->last_ns < config.idle_ns)
+	if (last && mtn_is_fresh(last, now))
 		s->prefer = last->path;
 	s->salt = whole.cookie ^ whole.cookie >> 32;
 	path = mtn_place_local(s, group, rule);
