@@ -8,7 +8,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/start.skel.rs"));
 }
 
-use std::collections::BTreeMap;
+use std::collections::{btree_map::Entry, BTreeMap};
 use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
@@ -228,10 +228,10 @@ impl Start {
             .retain(|ifindex, _| ifindexes.contains(ifindex));
         let program = self.skel.progs.mountain_lan.as_libbpf_object();
         for &ifindex in ifindexes {
-            if !self.devices.contains_key(&ifindex) {
+            if let Entry::Vacant(place) = self.devices.entry(ifindex) {
                 let link = super::attach_tcx(program, ifindex)
                     .with_context(|| format!("attaching to the ingress of device {ifindex}"))?;
-                self.devices.insert(ifindex, link);
+                place.insert(link);
             }
         }
         Ok(())

@@ -315,7 +315,7 @@ pub fn preview(topology: &Topology, config: &StartConfig) -> Result<Vec<String>>
         return Ok(Vec::new());
     }
     let plan = plan(topology, config.mask())?;
-    let device = |ifindex| {
+    let device = |ifindex: u32| {
         let mut paths = topology.paths.iter();
         let found = paths.find(|path| path.key.ifindex == ifindex);
         found.map_or(ifindex.to_string(), |path| path.ifname.clone())
