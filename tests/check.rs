@@ -116,7 +116,10 @@ fn obstacles_are_named() {
     assert_eq!(flows.len(), 2, "one for each family");
     for flow in flows {
         assert_eq!(flow.level, Level::Ok);
-        assert!(flow.what.ends_with("choose their uplink when they start"), "{flow:?}");
+        assert!(
+            flow.what.ends_with("choose their uplink when they start"),
+            "{flow:?}"
+        );
     }
     item(&report, "uplinks", "routes and rules would be added");
     let live = item(
@@ -150,7 +153,8 @@ fn obstacles_are_named() {
 fn flows_that_get_an_uplinks_address_and_cannot_choose_are_told() {
     let net = Net::new(2);
     // Only default routes can be chosen from.
-    net.host.ip(&format!("route add 198.51.100.0/24 {TWO_HOPS}"));
+    net.host
+        .ip(&format!("route add 198.51.100.0/24 {TWO_HOPS}"));
     let report = check_in(&net);
     let flows = item(&report, "new flows", "an address of one uplink");
     assert_eq!(flows.level, Level::Warn);

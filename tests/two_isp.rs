@@ -347,8 +347,11 @@ fn rules_say_which_path() {
     let [a, b] = by_uplink(&flows.open("udp", EACH, SERVER[0]));
     assert!(a > 0 && b > 0, "{a} and {b}");
     assert_eq!(net.counter("by_rule"), 16);
-    // A dead path is not insisted on.
+    // A dead path is not insisted on; one that is merely bad is.
     net.blackhole(1);
+    wait_until("it is dead", LEAVE, || {
+        net.path(1, false)["state"] == "dead"
+    });
     assert_eq!(by_uplink(&flows.open("tcp", 16, SERVER[0])), [16, 0]);
 }
 
