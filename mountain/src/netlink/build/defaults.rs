@@ -290,7 +290,9 @@ mod tests {
             "fibre and lte have the same address 192.0.2.10",
         );
         refused(
-            &|home| drop(home.addresses.pop()),
+            &|home| {
+                home.addresses.pop();
+            },
             "lte has no address of its own",
         );
         refused(
