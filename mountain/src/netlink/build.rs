@@ -365,13 +365,7 @@ impl<'a> Builder<'a> {
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;
         if self.topology.starts() {
-            let links = self.snapshot.links.iter();
-            self.topology.inner_devices = links
-                .filter(|(ifindex, link)| {
-                    link.ethernet && link.master.is_none() && !devices.contains(ifindex)
-                })
-                .map(|(ifindex, _)| *ifindex)
-                .collect();
+            self.topology.inner_devices = inner_devices(self.snapshot, &devices);
             self.topology.rule_priorities =
                 [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
         }
@@ -489,6 +483,23 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNe
         enclosing.push((prefix, ours));
     }
     kept
+}
+
+/// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports
+/// of one. Of a bridge its ports: with br_netfilter (as Docker has it) Netfilter meets a packet before
+/// the bridge's own ingress does, and what is marked there comes too late for the connection.
+fn inner_devices(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<u32> {
+    let is_bridge = |ifindex: u32| snapshot.links.get(&ifindex).is_some_and(|link| link.bridge);
+    let is_inner = |ifindex: u32, link: &Link| {
+        let is_first = match link.master {
+            Some(master) => is_bridge(master) && !uplinks.contains(&master),
+            None => !link.bridge,
+        };
+        link.ethernet && is_first && !uplinks.contains(&ifindex)
+    };
+    let links = snapshot.links.iter();
+    let inner = links.filter(|(ifindex, link)| is_inner(**ifindex, link));
+    inner.map(|(ifindex, _)| *ifindex).collect()
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ pub(super) struct Link {
     pub ethernet: bool,
     /// Device this one is a port of.
     pub master: Option<u32>,
+    pub bridge: bool,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
 }
@@ -230,13 +231,14 @@ fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
     let head = decode_link_head(payload)?;
     let attributes = Attributes::after(payload, 16);
     let device_type = u16::from_ne_bytes(*payload.get(2..)?.first_chunk()?);
-    let vrf_table = attributes.get(IFLA_LINKINFO).and_then(|info| {
-        let info = Attributes::after(info, 0);
-        if info.string(IFLA_INFO_KIND)? != "vrf" {
-            return None;
-        }
-        Attributes::after(info.get(IFLA_INFO_DATA)?, 0).u32(IFLA_VRF_TABLE)
-    });
+    let info = attributes.get(IFLA_LINKINFO);
+    let info = info.map(|info| Attributes::after(info, 0));
+    let kind = info.as_ref().and_then(|info| info.string(IFLA_INFO_KIND));
+    let vrf_table = match kind.as_deref() {
+        Some("vrf") => info
+            .and_then(|info| Attributes::after(info.get(IFLA_INFO_DATA)?, 0).u32(IFLA_VRF_TABLE)),
+        _ => None,
+    };
     Some((
         head.ifindex,
         Link {
@@ -245,6 +247,7 @@ fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
             mtu: attributes.u32(IFLA_MTU)?,
             ethernet: device_type == libc::ARPHRD_ETHER,
             master: attributes.u32(IFLA_MASTER),
+            bridge: kind.as_deref() == Some("bridge"),
             vrf_table,
         },
     ))

@@ -143,7 +143,7 @@ pub struct Topology {
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
     pub skipped: Vec<String>,
     /// Where some flows choose when they start: devices by which forwarded packets may come from
-    /// within, those with Ethernet headers that are no path's and no port of another one.
+    /// within, those with Ethernet headers that are no path's; of a bridge its ports.
     pub inner_devices: Vec<u32>,
     /// Likewise: priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
     /// main table, after every rule that others have put there.

@@ -81,6 +81,10 @@ impl Builder<'_> {
             }
             let mut path = self.new_path(key(hop, route), link, hop);
             path.preferred_source = route.preferred_source;
+            if path.addresses.is_empty() {
+                reasons.push(format!("{} has no address of its own", link.ifname));
+                continue;
+            }
             paths.push(path);
         }
         own_sources(&paths.iter().collect::<Vec<_>>()).map_err(|reason| {
@@ -273,6 +277,40 @@ mod tests {
             ["0.0.0.0/0 metric 100: default routes by fibre (metric 100), lte (metric 600) differ \
               only in metric: `mountain up --adopt` lets new flows choose"]
         );
+    }
+
+    #[test]
+    fn an_uplink_without_an_address_is_left_out_of_three() {
+        let mut home = home();
+        let third = home.links[&3].clone();
+        home.links.insert(4, third);
+        home.routes.push(default_by(4, "203.0.113.1", 700));
+        assert_eq!(devices(&adopted(&home), 0), ["fibre", "lte"]);
+        home.addresses.push(address(4, "203.0.113.9"));
+        assert_eq!(adopted(&home).paths.len(), 3);
+    }
+
+    #[test]
+    fn connections_come_in_by_ports_of_bridges_and_by_what_is_no_uplink() {
+        let mut home = home();
+        let mut add = |ifindex, master, bridge| {
+            let link = Link {
+                master,
+                bridge,
+                ..home.links[&2].clone()
+            };
+            home.links.insert(ifindex, link);
+        };
+        add(4, None, false); // an inner network
+        add(5, None, true); // a bridge
+        add(6, Some(5), false); // its port
+        add(7, None, false); // a bond
+        add(8, Some(7), false); // its port
+        add(9, Some(3), false); // a port of the uplink
+        home.links.get_mut(&3).unwrap().bridge = true;
+        let mut inner = adopted(&home).inner_devices;
+        inner.sort_unstable();
+        assert_eq!(inner, [4, 6, 7]);
     }
 
     #[test]
