@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use mountain::check::{check, check_with, Item, Level, Report};
 use mountain::netlink::Filter;
+use mountain::start::config::{Forward, StartConfig};
 use netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 
 fn check_in(net: &Net) -> Report {
@@ -163,6 +164,31 @@ fn flows_that_get_an_uplinks_address_and_cannot_choose_are_told() {
 }
 
 #[test]
+fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
+    let net = Net::new(2);
+    net.host.ip(&format!("route add default {TWO_HOPS}"));
+    net.host.ip("route add default via 10.0.0.2 table 77");
+    net.host.ip("rule add fwmark 0x100/0xf00 lookup 77");
+    net.host.sysctl("ipv4/ip_forward", "1");
+    let with = |change: fn(&mut StartConfig)| {
+        let mut start = StartConfig::default();
+        change(&mut start);
+        let check = async || check_with(&Filter::default(), &start, None);
+        net.host.within(check)
+    };
+    let default = with(|_| {});
+    assert!(items(&default, "marks").is_empty(), "{default:#?}");
+    let same_bits = with(|start| start.mark_mask = 0xff00);
+    let marks = item(&same_bits, "marks", "uses bits 0xf00 of packet marks");
+    assert_eq!(marks.level, Level::Warn);
+    let never = with(|start| start.forward = Forward::Never);
+    item(&never, "placing", "`forward = \"never\"`");
+    let off = with(|start| start.enabled = false);
+    item(&off, "uplinks", "`enabled = false`");
+    assert!(items(&off, "placing").is_empty(), "{off:#?}");
+}
+
+#[test]
 fn other_programs_and_devices_without_headers_are_named() {
     let net = Net::new(1);
     let host = &net.host;
@@ -271,16 +297,22 @@ fn the_attempt_to_load_is_reported_and_the_filter_used() {
     let net = Net::with_default();
     let (good, bad, none) = net.host.within(async || {
         let filter = Filter::default();
+        let start = StartConfig::default();
         let good = check_with(
             &filter,
+            &start,
             Some(&|topology| Ok(format!("loaded for {} paths", topology.paths.len()))),
         );
-        let bad = check_with(&filter, Some(&|_| anyhow::bail!("verifier says no")));
+        let bad = check_with(
+            &filter,
+            &start,
+            Some(&|_| anyhow::bail!("verifier says no")),
+        );
         let narrow = Filter {
             routes: nets(&["10.0.0.0/8"]),
             ..Filter::default()
         };
-        (good, bad, check_with(&narrow, None))
+        (good, bad, check_with(&narrow, &start, None))
     });
     assert_eq!(
         item(&good, "program", "loaded for 2 paths").level,

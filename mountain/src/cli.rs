@@ -28,7 +28,7 @@ use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::netlink::Filter;
-use crate::start;
+use crate::start::{self, config::StartConfig};
 use crate::steer::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
@@ -92,6 +92,9 @@ enum Cmd {
         /// As for `mountain up --adopt`
         #[arg(long)]
         adopt: bool,
+        /// Configuration file [default: /etc/mountain/mountain.toml if it exists]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
     },
     /// TCP congestion control that brakes when the bandwidth under a connection drops
     Cc(Cc),
@@ -185,7 +188,11 @@ fn run(command: Cmd) -> Result<ExitCode> {
                 daemon::explain_text,
             );
         }
-        Cmd::Check { json, adopt } => return check(json, adopt),
+        Cmd::Check {
+            json,
+            adopt,
+            config,
+        } => return check(json, adopt, config.as_deref()),
         Cmd::Cc(cc) => cc.run()?,
         Cmd::Redirect(redirect) => return redirect.run(),
         Cmd::Reflect { listen } => reflect(listen)?,
@@ -391,14 +398,18 @@ fn down() -> Result<()> {
     Ok(())
 }
 
-fn check(json: bool, adopt: bool) -> Result<ExitCode> {
-    // A malformed file is for `up` to complain about.
-    let adopt = adopt || load_config(None).is_ok_and(|config| config.start.adopt);
+fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
+    let start = match load_config(file) {
+        Ok(config) => config.start,
+        // A malformed one in the usual place is for `up` to complain about.
+        Err(_) if file.is_none() => StartConfig::default(),
+        Err(e) => return Err(e),
+    };
     let filter = Filter {
-        adopt,
+        adopt: adopt || start.adopt,
         ..Filter::default()
     };
-    let report = check::check_with(&filter, Some(&try_load));
+    let report = check::check_with(&filter, &start, Some(&try_load));
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

@@ -4,16 +4,22 @@ use super::{devices, sysctl, Report};
 use crate::bpf::start::cgroup_root;
 use crate::daemon::translated::forwards;
 use crate::netlink;
-use crate::start::config::StartConfig;
+use crate::start::config::{Forward, StartConfig};
 use crate::start::preview;
 use crate::steer::topology::Topology;
 
-pub(super) fn check(report: &mut Report, topology: &Topology) {
+pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConfig) {
     if !topology.starts() {
         return;
     }
-    let config = StartConfig::default();
-    match preview(topology, &config) {
+    if !config.enabled {
+        report.ok(
+            "uplinks",
+            "new flows are left to the kernel: `enabled = false` in [start]",
+        );
+        return;
+    }
+    match preview(topology, config) {
         Ok(lines) => report.ok(
             "uplinks",
             format!(
@@ -46,16 +52,23 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
             );
         }
     }
-    check_forwarding(report, topology);
+    check_forwarding(report, topology, config);
 }
 
-fn check_forwarding(report: &mut Report, topology: &Topology) {
+fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConfig) {
     if !forwards() {
         return;
     }
-    match netlink::translates_sources() {
-        Ok(true) => {}
-        Ok(false) => {
+    match (config.forward, netlink::translates_sources()) {
+        (Forward::Never, _) => {
+            report.ok(
+                "placing",
+                "forwarded connections are left to the kernel: `forward = \"never\"` in [start]",
+            );
+            return;
+        }
+        (Forward::Always, _) | (Forward::Auto, Ok(true)) => {}
+        (Forward::Auto, Ok(false)) => {
             report.ok(
                 "placing",
                 "forwarded connections are left to the kernel: nothing here translates their sources",
@@ -63,7 +76,7 @@ fn check_forwarding(report: &mut Report, topology: &Topology) {
             return;
         }
         // Without privileges; that was said.
-        Err(_) => return,
+        (Forward::Auto, Err(_)) => return,
     }
     report.ok(
         "placing",
