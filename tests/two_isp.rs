@@ -160,8 +160,13 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
     let mut flows = net.flows();
     // All others go by u1 now.
     assert_eq!(by_uplink(&flows.open("tcp", 8, SERVER[0])), [0, 8]);
-    for choice in ["bind=10.40.0.2", "dev=u0"] {
-        for kind in KINDS {
+    for (choice, kinds) in [
+        ("bind=10.40.0.2", &KINDS[..]),
+        ("dev=u0", &KINDS),
+        // As resolvers do that ask each link's servers by that link.
+        ("out=u0", &["msg"]),
+    ] {
+        for kind in kinds {
             let bound = flows.open_with(kind, 2, SERVER[0], choice);
             assert!(
                 bound.iter().all(|f| f.server.is_none()),

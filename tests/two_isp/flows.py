@@ -1,6 +1,7 @@
 """Opens flows and asks over them where they seem to come from; told what to do line by line.
 
-open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [mark=N]   KIND: tcp, udp (connected), msg
+open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [mark=N]
+                        KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF
 ask                     asks over every open flow
 again SERVER PORT       connects every udp flow anew, after it was dissolved
 close
@@ -32,6 +33,9 @@ def open_flow(kind, server, port, options):
             s.bind((address, int(own_port or 0)))
         elif key == "dev":
             s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, value.encode())
+        elif key == "out":
+            index = socket.htonl(socket.if_nametoindex(value))
+            s.setsockopt(socket.IPPROTO_IP, 50, index.to_bytes(4, sys.byteorder))
         elif key == "mark":
             s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
     if kind != "msg":

@@ -12,7 +12,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -220,6 +220,10 @@ impl Home {
     /// `mountain up`, and all paths measured.
     pub fn up(&self) {
         self.start();
+        self.wait_good();
+    }
+
+    pub fn wait_good(&self) {
         wait_until("all paths are good", 2 * LEAVE, || {
             let status = self.home.status();
             let paths = status["paths"].as_array().unwrap();
@@ -231,8 +235,14 @@ impl Home {
     }
 
     pub fn start(&self) {
+        self.start_with("");
+    }
+
+    /// `mountain up` with further arguments.
+    pub fn start_with(&self, more: &str) {
+        let config = self.config.path().display();
         self.home
-            .mountain_ok(&format!("up --config {}", self.config.path().display()));
+            .mountain_ok(&format!("up --config {config} {more}"));
     }
 
     /// Drops all that comes by an uplink, silently.
@@ -285,15 +295,22 @@ impl Home {
         self.flows_in(&self.home)
     }
 
-    /// The same in any namespace.
-    pub fn flows_in(&self, ns: &Ns) -> Flows {
+    /// A program in any namespace, in the cgroup whose sockets are placed.
+    pub fn placed(&self, ns: &Ns, program: &str) -> Command {
         let script = format!(
-            "echo $$ > {}/cgroup.procs && exec python3 -u -c \"$0\"",
+            "echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"",
             self.cgroup.0.display()
         );
-        let mut child = ns
-            .command("sh")
-            .args(["-c", &script, FLOWS])
+        let mut command = ns.command("sh");
+        command.args(["-c", &script, program]);
+        command
+    }
+
+    /// The same in any namespace.
+    pub fn flows_in(&self, ns: &Ns) -> Flows {
+        let mut child = self
+            .placed(ns, "python3")
+            .args(["-u", "-c", FLOWS])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
