@@ -6,23 +6,11 @@ mod net;
 mod support;
 
 use std::fs;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use net::*;
 use serde_json::Value;
 use support::*;
-
-/// A program that is ended with the value.
-fn start(mut command: Command, args: &[&str]) -> Guard {
-    let child = command
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{command:?}: {e}; scripts/setup --test installs it"));
-    Guard::new(child)
-}
 
 fn wait_open(ns: &Ns, flag: &str, port: u16) {
     wait_until(&format!("port {port}"), LEAVE, || {
@@ -53,10 +41,8 @@ fn count(answers: &[String]) -> [usize; 2] {
 fn curl() {
     const TIMES: usize = 20;
     let net = Home::new();
-    let _server = start(
-        net.server.command("python3"),
-        &["-c", include_str!("two_isp/http.py"), "7180"],
-    );
+    let mut python = net.server.command("python3");
+    let _server = Guard::start(python.args(["-c", include_str!("two_isp/http.py"), "7180"]));
     wait_open(&net.server, "t", 7180);
     net.up();
     let get = |url: &str, more: &[&str]| -> Option<String> {
@@ -89,24 +75,21 @@ fn curl() {
 }
 
 /// A DNS server that knows one name; its log.
-fn dns_server(ns: &Ns, command: Command) -> (Guard, tempfile::TempDir) {
+fn dns_server(ns: &Ns, mut command: Command) -> (Guard, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let log = format!("--log-facility={}/log", folder.path().display());
-    let server = start(
-        command,
-        &[
-            "--keep-in-foreground",
-            "--conf-file=/dev/null",
-            "--no-resolv",
-            "--no-hosts",
-            "--pid-file=",
-            "--user=root",
-            "--port=5353",
-            "--log-queries",
-            &log,
-            "--address=/steady.test/192.0.2.7",
-        ],
-    );
+    let server = Guard::start(command.args([
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--no-resolv",
+        "--no-hosts",
+        "--pid-file=",
+        "--user=root",
+        "--port=5353",
+        "--log-queries",
+        &log,
+        "--address=/steady.test/192.0.2.7",
+    ]));
     wait_open(ns, "u", 5353);
     (server, folder)
 }
@@ -176,7 +159,8 @@ fn a_server_at_home_answers_from_the_address_that_was_asked() {
 #[test]
 fn iperf3_in_both_directions() {
     let net = Home::new();
-    let _server = start(net.server.command("iperf3"), &["-s", "-p", "7201"]);
+    let mut iperf3 = net.server.command("iperf3");
+    let _server = Guard::start(iperf3.args(["-s", "-p", "7201"]));
     wait_open(&net.server, "t", 7201);
     net.up();
     for server in SERVER {

@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
@@ -19,10 +18,10 @@ use mountain::start::{Known, Starter};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain_lab::result::{Check, Metric, Op};
 use mountain_lab::workload::stats::median;
-use mountain_lab::workload::sys::device_index;
 use socket2::{Domain, Socket, Type};
 
 use super::kernel::Constant;
+use super::rig;
 use super::run_time::{thread_time, Senders, DELIVERED};
 use super::Plan;
 use crate::cgroup::Cgroup;
@@ -121,29 +120,7 @@ impl Home {
 
     /// Packets that have arrived at the far end.
     fn arrived(&self) -> Result<u64> {
-        let devices = ["s0", "s1"];
-        self.far.enter(|| {
-            let counts = devices.map(|dev| -> Result<u64> {
-                // Not /sys, which shows the namespace that it was mounted in.
-                let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
-                let mut lines = table.lines().map(str::trim);
-                let line = lines.find_map(|l| l.strip_prefix(dev)?.strip_prefix(':'));
-                let packets = line.and_then(|l| l.split_whitespace().nth(1));
-                Ok(packets
-                    .with_context(|| format!("no device {dev}"))?
-                    .parse()?)
-            });
-            counts.into_iter().sum()
-        })
-    }
-
-    fn sink(&self, drop: &Constant) -> Result<Vec<OwnedFd>> {
-        self.far.enter(|| {
-            let devices = ["s0", "s1"].iter();
-            devices
-                .map(|dev| drop.at_ingress(device_index(dev)))
-                .collect()
-        })
+        Ok(rig::arrived(&self.far)?.iter().sum())
     }
 }
 
@@ -247,7 +224,7 @@ fn time_connects(kind: Connects, count: u32, listener: &TcpListener) -> Result<f
 pub fn forwarded(net: &Home, plan: &Plan) -> Result<Pairs> {
     net.translate()?;
     let drop = Constant::load(super::kernel::DROP)?;
-    let _sink = net.sink(&drop)?;
+    let _sink = rig::sink(&net.far, &drop)?;
     // Each half has connections of its own, which began, and stay, as it is about.
     let senders = |seed| net.inner.enter(|| Senders::new(INNER, FAR, seed));
     let halves = [senders(plan.seed)?, senders(plan.seed + 1)?];
