@@ -491,9 +491,10 @@ impl Daemon {
             };
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
-                if let Some(starter) = &mut self.starter {
-                    starter.set_masks(i, masks);
-                }
+            }
+            if let Some(starter) = &mut self.starter {
+                let latency = self.policy.for_new_flows(i);
+                starter.set_masks(i, Masks { latency, ..masks });
             }
         }
     }
