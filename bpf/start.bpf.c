@@ -160,6 +160,14 @@ static __always_inline bool mtn_is_alive(__u32 path)
 	return mtn_is_path(path) && (alive_paths >> (path & (MTN_MAX_PATHS - 1)) & 1);
 }
 
+static __always_inline bool mtn_is_member(__u32 group, __u32 path)
+{
+	barrier_var(group);
+	barrier_var(path);
+	return groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)] <
+	       MTN_MAX_MEMBERS;
+}
+
 /* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
 static __always_inline bool mtn_rule_matches(const struct mtn_start_rule *r,
 					     const struct mtn_start *s, const bool local)
@@ -475,22 +483,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 		mtn_set_mark(ctx, s->mark, 0);
 		return MTN_MAX_PATHS;
 	}
-
-	whole.cookie = bpf_get_socket_cookie(ctx);
-	pair.cookie = whole.cookie;
-	__builtin_memcpy(pair.daddr, s->key.daddr, 16);
-	pair.dport = s->key.dport;
-	pair.ipv6 = s->key.ipv6;
-	whole.ipv6 = s->key.ipv6;
-	now = bpf_ktime_get_ns();
-	known = bpf_map_lookup_elem(&exchanges, &pair);
-	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path)) {
-		was = known->path;
-		known->last_ns = now;
-		if (mtn_is_alive(was))
-			return was;
-	}
-
+	/* Asked each time: a route, a rule or an option may have come since the exchange began. */
 	group = mtn_group_of(&s->key);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
@@ -505,6 +498,23 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 		mtn_count(MTN_START_PASS_SELECTOR);
 		return MTN_MAX_PATHS;
 	}
+
+	whole.cookie = bpf_get_socket_cookie(ctx);
+	pair.cookie = whole.cookie;
+	__builtin_memcpy(pair.daddr, s->key.daddr, 16);
+	pair.dport = s->key.dport;
+	pair.ipv6 = s->key.ipv6;
+	whole.ipv6 = s->key.ipv6;
+	now = bpf_ktime_get_ns();
+	known = bpf_map_lookup_elem(&exchanges, &pair);
+	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path) &&
+	    mtn_is_member(group, known->path)) {
+		was = known->path;
+		known->last_ns = now;
+		if (mtn_is_alive(was))
+			return was;
+	}
+
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
 	if (rule >= MTN_MAX_START_RULES) {
 		if (s->mark) {

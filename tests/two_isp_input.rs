@@ -104,6 +104,35 @@ fn rules_that_were_there_come_first() {
     assert_eq!(net.refused(), 0);
 }
 
+/// As when a VPN comes up: what has chosen already, and goes on sending, follows as well.
+#[test]
+fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
+    let net = Home::new();
+    net.home
+        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.up();
+    let mut flows = net.flows();
+    let opened = flows.open("msg", EACH, SERVER[0]);
+    let [a, b] = by_uplink(&opened);
+    assert!(a >= 8 && b >= 8, "the test proves nothing: {a} and {b}");
+    let mut follow = |there: &str, gone: &str| {
+        net.home.ip(there);
+        wait_until("running exchanges follow", LEAVE, || {
+            by_uplink(&flows.ask()) == [0, EACH]
+        });
+        net.home.ip(gone);
+        wait_until("and go back", LEAVE, || flows.ask() == opened);
+    };
+    follow(
+        "rule add to 10.50.0.2 lookup 55",
+        "rule del to 10.50.0.2 lookup 55",
+    );
+    follow(
+        "route add 10.50.0.2 via 10.41.0.1 dev u1",
+        "route del 10.50.0.2 via 10.41.0.1 dev u1",
+    );
+}
+
 #[test]
 fn of_overlapping_rules_the_first_decides() {
     let net = Home::with_config(
