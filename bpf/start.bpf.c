@@ -363,11 +363,30 @@ static __always_inline __u8 mtn_dsfield(struct bpf_sock_addr *ctx, bool ipv6)
 	return failed ? 0 : tos;
 }
 
-/* Gives the socket a mark within our bits; the others stay. */
-static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, __u32 ours)
+/*
+ * Is all of a socket's mark one of ours, as an earlier connect() left it there? With other bits it is
+ * its owner's, whichever of our bits it happens to have.
+ */
+static __always_inline bool mtn_is_own_mark(__u32 mark)
 {
-	__u32 mark = (now & ~config.mark_mask) | ours;
+	bool is_own = false;
+	__u32 i;
 
+	if (!mark || (mark & ~config.mark_mask))
+		return false;
+	bpf_for(i, 0, MTN_MAX_PATHS) {
+		if (i >= MTN_MAX_PATHS)
+			break;
+		if (mtn_path_at(i)->mark == mark) {
+			is_own = true;
+			break;
+		}
+	}
+	return is_own;
+}
+
+static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, __u32 mark)
+{
 	if (mark == now)
 		return true;
 	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark))) {
@@ -384,7 +403,7 @@ static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, _
 static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_start *s)
 {
 	struct bpf_sock *sk = ctx->sk;
-	__u32 group, rule, path = MTN_MAX_PATHS;
+	__u32 group, rule, now, path = MTN_MAX_PATHS;
 	__u64 cookie;
 
 	if (!sk)
@@ -393,7 +412,8 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_sta
 		mtn_count(MTN_START_PASS_BOUND);
 		return ALLOW;
 	}
-	s->mark = sk->mark;
+	now = sk->mark;
+	s->mark = mtn_is_own_mark(now) ? 0 : now;
 	s->key.proto = ctx->protocol;
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
@@ -403,26 +423,24 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_sta
 	s->uid = bpf_get_current_uid_gid();
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
-	if (rule >= MTN_MAX_START_RULES) {
-		if (s->mark & ~config.mark_mask) {
-			mtn_count(MTN_START_PASS_MARKED);
-			return ALLOW;
-		}
-		if (s->key.proto == IPPROTO_UDP && mtn_has_own_port(sk)) {
-			mtn_count(MTN_START_PASS_PORT);
-			goto out;
-		}
+	/* A rule adds our bits to a mark of the owner's, unless they would take the place of his. */
+	if (rule >= MTN_MAX_START_RULES ? s->mark : s->mark & config.mark_mask) {
+		mtn_count(MTN_START_PASS_MARKED);
+		return ALLOW;
+	}
+	if (rule >= MTN_MAX_START_RULES && s->key.proto == IPPROTO_UDP && mtn_has_own_port(sk)) {
+		mtn_count(MTN_START_PASS_PORT);
+		goto out;
 	}
 	cookie = bpf_get_socket_cookie(ctx);
 	s->salt = cookie ^ cookie >> 32;
 	path = mtn_place_local(s, group, rule);
 out:
 	if (path >= MTN_MAX_PATHS) {
-		if (s->mark & config.mark_mask)
-			mtn_set_mark(ctx, s->mark, 0);
+		mtn_set_mark(ctx, now, s->mark);
 		return ALLOW;
 	}
-	if (mtn_set_mark(ctx, s->mark, mtn_path_at(path)->mark))
+	if (mtn_set_mark(ctx, now, s->mark | mtn_path_at(path)->mark))
 		mtn_placed(s, path, MTN_START_CONNECT);
 	return ALLOW;
 }
@@ -478,7 +496,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	s->key.proto = IPPROTO_UDP;
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
-	if (s->mark & config.mark_mask) {
+	if (mtn_is_own_mark(s->mark)) {
 		/* From a connect() that is undone: this datagram still follows it, the next will not. */
 		mtn_set_mark(ctx, s->mark, 0);
 		return MTN_MAX_PATHS;

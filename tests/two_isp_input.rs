@@ -133,6 +133,31 @@ fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
     );
 }
 
+/// A VPN that marks its own socket, so that a rule of its takes the packets past the tunnel, in bits of which
+/// some are ours: losing them would lead them into it.
+#[test]
+fn a_mark_of_the_owners_keeps_all_its_bits() {
+    const MARK: &str = "0x6d6f6c65";
+    let net = Home::with_config("[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"steadiest\"\n");
+    net.home
+        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.home
+        .ip(&format!("rule add fwmark {MARK} lookup 55"));
+    net.up();
+    for kind in ["tcp", "udp", "msg"] {
+        let mut flows = net.flows();
+        let marked = flows.open_with(kind, 8, SERVER[0], &format!("mark={MARK}"));
+        assert_eq!(by_uplink(&marked), [0, 8], "{kind}");
+        assert_eq!(flows.ask(), marked, "{kind}: and again");
+        if kind == "udp" {
+            // Connected to what is not ours, and back.
+            flows.again("10.41.0.1");
+            assert_eq!(by_uplink(&flows.again(SERVER[0])), [0, 8]);
+        }
+    }
+    assert_eq!(net.refused(), 0);
+}
+
 #[test]
 fn of_overlapping_rules_the_first_decides() {
     let net = Home::with_config(
