@@ -33,7 +33,8 @@
  * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
  * port of their own unless a rule names them (servers; others may have been told the address),
  * destinations with a route of their own, local ones, multicast; for sendmsg, what an ip rule of the
- * user's selects, and per-packet choices of source or device. Everything, when no path is known good.
+ * user's selects, and a source per packet. (A device per packet without a source, IP_PKTINFO, cannot be
+ * seen here.) Everything, when no path is known good.
  *
  * Nothing here ever refuses a call: each program returns 1.
  */
@@ -408,7 +409,8 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_sta
 
 	if (!sk)
 		return ALLOW;
-	if (sk->bound_dev_if || mtn_has_source(sk)) {
+	/* A look-up by our mark for another device than the socket's would end at `unreachable`. */
+	if (sk->bound_dev_if || mtn_has_source(sk) || mtn_has_own_device(sk, s->key.ipv6)) {
 		mtn_count(MTN_START_PASS_BOUND);
 		return ALLOW;
 	}

@@ -156,6 +156,13 @@ fn kill_9_breaks_no_flow_and_the_next_up_takes_over() {
 fn sockets_that_have_chosen_stay_with_their_choice() {
     let net = Home::new();
     net.up();
+    let mut named = net.flows();
+    for kind in ["udp", "msg"] {
+        for (device, expected) in [("u0", [16, 0]), ("u1", [0, 16])] {
+            let out = named.open_with(kind, 16, SERVER[0], &format!("out={device}"));
+            assert_eq!(by_uplink(&out), expected, "{kind} out={device}");
+        }
+    }
     net.blackhole(0);
     let mut flows = net.flows();
     // All others go by u1 now.
@@ -164,7 +171,7 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
         ("bind=10.40.0.2", &KINDS[..]),
         ("dev=u0", &KINDS),
         // As resolvers do that ask each link's servers by that link.
-        ("out=u0", &["msg"]),
+        ("out=u0", &["udp", "msg"]),
     ] {
         for kind in kinds {
             let bound = flows.open_with(kind, 2, SERVER[0], choice);
