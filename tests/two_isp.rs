@@ -307,6 +307,29 @@ fn forwarded_connections_choose_and_stay() {
     assert_eq!(net.refused(), 0);
 }
 
+/// Datagrams that nobody has answered yet, as of a meter or a camera that only sends.
+#[test]
+fn one_way_datagrams_that_began_before_keep_their_uplink() {
+    let net = Home::new().with_lan();
+    nft(
+        &net.providers,
+        &format!(
+            "table inet mute {{\n chain in {{\n  type filter hook prerouting priority -310;\n  \
+             iifname w udp sport {PORT} drop\n }}\n}}\n"
+        ),
+    );
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    for server in SERVER {
+        let opened = flows.open("udp", EACH, server);
+        assert_eq!(by_uplink(&opened), [0, 0], "one way");
+    }
+    net.up();
+    flows.ask();
+    assert_eq!(net.refused(), 0, "none was moved");
+    net.providers.run("nft delete table inet mute");
+    assert_eq!(by_uplink(&flows.ask()), [2 * EACH, 0]);
+}
+
 #[test]
 fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
     let net = Home::new().with_lan();

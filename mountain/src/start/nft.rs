@@ -4,7 +4,8 @@
 //! of the moment; only connection tracking knows what does. So the first packet's mark becomes the
 //! connection's, and the connection's becomes that of every further packet. A connection that comes in
 //! from outside belongs to the uplink that it came by. One that is older than the table keeps the
-//! kernel's way: what the program has put on its packets is taken off again.
+//! kernel's way: what the program has put on its packets is taken off again. Older is what is confirmed: "new"
+//! is every packet until there is an answer, and to some datagrams there never is one.
 //!
 //! The marks are in the kernel's connections, so they outlive the daemon; when it was killed, so does
 //! the table. Nothing here asks for `meta mark or ct mark` with two variables, which nft and the kernel
@@ -43,8 +44,8 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)]) -> String {
     text +=
         "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
     text += &format!("\t\tct mark and {mask:#010x} vmap {{ {restored} }}\n");
-    text += &format!("\t\tct state new iifname vmap {{ {came_by} }}\n");
-    text += &format!("\t\tct state new meta mark and {mask:#010x} vmap {{ {kept} }}\n");
+    text += &format!("\t\tct state new ct status and confirmed == 0 iifname vmap {{ {came_by} }}\n");
+    text += &format!("\t\tct state new ct status and confirmed == 0 meta mark and {mask:#010x} vmap {{ {kept} }}\n");
     text += &format!(
         "\t\tmeta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}\n"
     );
@@ -147,8 +148,8 @@ table inet mountain_start {
 \tchain prerouting {
 \t\ttype filter hook prerouting priority mangle; policy accept;
 \t\tct mark and 0xff000000 vmap { 0x02000000 : goto to_2000000, 0x03000000 : goto to_3000000 }
-\t\tct state new iifname vmap { \"eth0\" : goto keep_2000000, \"wwan0\" : goto keep_3000000 }
-\t\tct state new meta mark and 0xff000000 vmap { 0x02000000 : goto keep_2000000, 0x03000000 : goto keep_3000000 }
+\t\tct state new ct status and confirmed == 0 iifname vmap { \"eth0\" : goto keep_2000000, \"wwan0\" : goto keep_3000000 }
+\t\tct state new ct status and confirmed == 0 meta mark and 0xff000000 vmap { 0x02000000 : goto keep_2000000, 0x03000000 : goto keep_3000000 }
 \t\tmeta mark and 0xff000000 != 0 meta mark set meta mark and 0x00ffffff
 \t}
 }
