@@ -5,6 +5,7 @@ mod net;
 mod support;
 
 use net::*;
+use nix::sys::signal::Signal;
 use support::*;
 
 const EACH: usize = 40;
@@ -328,6 +329,29 @@ fn one_way_datagrams_that_began_before_keep_their_uplink() {
     assert_eq!(net.refused(), 0, "none was moved");
     net.providers.run("nft delete table inet mute");
     assert_eq!(by_uplink(&flows.ask()), [2 * EACH, 0]);
+}
+
+/// What `systemctl restart` does: SIGUSR1, then another one.
+#[test]
+fn a_restart_keeps_forwarded_connections() {
+    let net = Home::new().with_lan();
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut opened = flows.open("tcp", EACH, SERVER[0]);
+    opened.extend(flows.open("udp", EACH, SERVER[0]));
+    let [_, second] = by_uplink(&opened);
+    assert!(second >= 8, "the test proves nothing: {second}");
+    net.end_daemon(Signal::SIGUSR1);
+    assert_eq!(flows.ask(), opened, "while there is none");
+    net.up();
+    assert_eq!(flows.ask(), opened, "when there is another one");
+    assert_eq!(net.refused(), 0);
+    // As `systemctl stop` does.
+    net.end_daemon(Signal::SIGTERM);
+    for rules in [net.home.ip("rule"), net.home.ip("-6 rule")] {
+        assert!(!rules.contains("lookup 197"), "{rules}");
+    }
+    assert!(!net.home.run("nft list tables").contains("mountain"));
 }
 
 #[test]

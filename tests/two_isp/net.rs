@@ -16,6 +16,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{wait_until, Ns, LEAVE};
@@ -282,9 +283,13 @@ impl Home {
     }
 
     pub fn kill_daemon(&self) {
+        self.end_daemon(Signal::SIGKILL);
+    }
+
+    pub fn end_daemon(&self, signal: Signal) {
         let pid = self.home.status()["pid"].as_i64().unwrap();
         let pid = nix::unistd::Pid::from_raw(pid as i32);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        nix::sys::signal::kill(pid, signal).unwrap();
         wait_until("the process is gone", LEAVE, || {
             !self.home.mountain("status").status.success()
         });

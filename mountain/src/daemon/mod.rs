@@ -181,6 +181,7 @@ async fn run_locked(
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut relieve = signal(SignalKind::user_defined1())?;
     let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
     while !daemon.stop {
@@ -201,6 +202,7 @@ async fn run_locked(
             }
             _ = terminate.recv() => daemon.stop = true,
             _ = interrupt.recv() => daemon.stop = true,
+            _ = relieve.recv() => daemon.leave_to_the_next(),
         }
     }
     info!("stopping: detaching from all devices");
@@ -580,6 +582,16 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// Ends, as another daemon is about to start: what keeps flows on their uplinks stays, as after
+    /// `kill -9`.
+    fn leave_to_the_next(&mut self) {
+        if let Some(starter) = self.starter.take() {
+            starter.leave();
+            info!("the uplinks' rules and tables stay for the next run; `mountain down` removes them");
+        }
+        self.stop = true;
     }
 
     fn set_policy(&mut self, name: PolicyName) {

@@ -3,8 +3,9 @@
 //! [`Starter`] owns all that this needs of the kernel: a routing table for each uplink with the rules
 //! that lead there ([`crate::steer::start`]), the programs that say which (bpf/start.bpf.c), and the
 //! table that keeps forwarded connections where they began ([`nft`]). Its drop takes all of it out.
-//! A daemon that was killed leaves rules, tables and connection marks, by which flows go on where they
-//! are; new ones are the kernel's. The next daemon takes them over, `mountain down` removes them.
+//! A daemon that was killed, or made way for another one ([`Starter::leave`]), leaves rules, tables and
+//! connection marks, by which flows go on where they are; new ones are the kernel's, and so are datagrams
+//! of unconnected sockets. The next daemon takes them over, `mountain down` removes them.
 
 pub mod config;
 pub mod nft;
@@ -48,6 +49,8 @@ pub struct Starter {
     /// What the nftables table was made for; `None`: it is not there.
     table: Option<Vec<(u32, String)>>,
     said_forward: Option<String>,
+    /// Whether rules and tables outlive it.
+    leaves: bool,
 }
 
 impl Starter {
@@ -70,6 +73,7 @@ impl Starter {
             inner_devices: Vec::new(),
             table: None,
             said_forward: None,
+            leaves: false,
         })
     }
 
@@ -237,6 +241,11 @@ impl Starter {
         self.programs.forget(ifindex);
     }
 
+    /// Places nothing any more, but leaves rules, tables and marks, by which flows go on where they are.
+    pub fn leave(mut self) {
+        self.leaves = true;
+    }
+
     /// Flows that were placed on a path.
     pub fn placed(&self, path: usize) -> u64 {
         self.programs.placed(path)
@@ -267,6 +276,9 @@ impl Drop for Starter {
     fn drop(&mut self) {
         // Marks first: what is marked needs its table. Nobody is left to tell a failure but the log.
         self.programs.detach();
+        if self.leaves {
+            return;
+        }
         if self.table.is_some() {
             if let Err(e) = nft::remove() {
                 warn!("{e:#}");
