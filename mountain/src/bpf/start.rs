@@ -375,6 +375,12 @@ impl Start {
         }
     }
 
+    /// Bits of the ids of paths that deliver at all, by the verdicts written.
+    pub fn alive(&self) -> u64 {
+        let bss = self.skel.maps.bss_data.as_deref();
+        bss.map_or(0, |bss| bss.alive_paths)
+    }
+
     /// Flows that were placed on a path.
     pub fn placed(&self, path: usize) -> u64 {
         let bss = self.skel.maps.bss_data.as_deref();

@@ -535,6 +535,7 @@ impl Daemon {
         }
         self.look_for_translated();
         if let Some(starter) = &mut self.starter {
+            starter.give_up_dead();
             if self.forwarding_at.elapsed() >= FORWARDING {
                 self.forwarding_at = Instant::now();
                 starter.look_at_forwarding();

@@ -13,6 +13,7 @@ pub mod nft;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -24,9 +25,14 @@ use crate::bpf::{GroupConfig, Masks, Mode};
 use crate::config::Config;
 use crate::daemon::translated::forwards;
 use crate::netlink::{self, uplinks};
+use crate::redirect::conntrack;
 use crate::steer::start::{describe, plan, Plan};
 use crate::steer::topology::{Kind, Topology};
 use config::{Forward, RuleConfig, Spread, StartConfig};
+
+/// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
+/// than a short gap.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A path as the daemon knows it; by path id.
 #[derive(Clone, Debug)]
@@ -45,6 +51,12 @@ pub struct Starter {
     cgroup: PathBuf,
     programs: Start,
     plan: Plan,
+    /// Mark of each path, and whether it is of IPv6; by path id.
+    marks: BTreeMap<usize, (u32, bool)>,
+    /// Bits of the paths that deliver at all.
+    alive: u64,
+    /// Paths that have died since when, and whose flows wait.
+    dead: BTreeMap<usize, Instant>,
     inner_devices: Vec<u32>,
     /// What the nftables table was made for; `None`: it is not there.
     table: Option<Vec<(u32, String)>>,
@@ -70,6 +82,9 @@ impl Starter {
             cgroup,
             programs: Start::load(&settings(start))?,
             plan: Plan::default(),
+            marks: BTreeMap::new(),
+            alive: 0,
+            dead: BTreeMap::new(),
             inner_devices: Vec::new(),
             table: None,
             said_forward: None,
@@ -92,6 +107,7 @@ impl Starter {
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
         let mut marks = BTreeMap::new();
+        self.marks.clear();
         for (&id, path) in known {
             let Some(&mark) = plan.marks.get(&path.index) else {
                 continue;
@@ -101,9 +117,11 @@ impl Starter {
                 .filter(|source| uplink.addresses.contains(source))
                 .or(uplink.addresses.first().copied());
             let salt = path.salt;
+            self.marks.insert(id, (mark, uplink.key.ipv6));
             marks.insert(id, PathMark { mark, salt, source });
         }
         self.programs.set_paths(&marks);
+        self.dead.retain(|id, _| marks.contains_key(id));
         let (groups, not_ours) = destinations(topology, groups);
         let rules = self.bpf_rules(known);
         self.programs
@@ -229,6 +247,40 @@ impl Starter {
     /// Writes the verdict about a group.
     pub fn set_masks(&mut self, group: usize, masks: Masks) {
         self.programs.set_masks(group, masks);
+        let (before, alive) = (self.alive, self.programs.alive());
+        for &id in self.marks.keys() {
+            if alive >> id & 1 == 1 {
+                self.dead.remove(&id);
+            } else if before >> id & 1 == 1 {
+                self.dead.insert(id, Instant::now());
+            }
+        }
+        self.alive = alive;
+    }
+
+    /// Has forwarded flows leave uplinks that stay dead, those that can go on from another address: their
+    /// entries in connection tracking are deleted, and the next packet is placed anew. To be called
+    /// several times a second.
+    pub fn give_up_dead(&mut self) {
+        let is_due = |(id, since): (&usize, &Instant)| {
+            let ipv6 = self.marks[id].1;
+            let mut others = self.marks.iter();
+            let elsewhere = others.any(|(other, m)| m.1 == ipv6 && self.alive >> other & 1 == 1);
+            (elsewhere && since.elapsed() >= PATIENCE).then_some(*id)
+        };
+        let due: Vec<usize> = self.dead.iter().filter_map(is_due).collect();
+        for id in due {
+            self.dead.remove(&id);
+            let (mark, ipv6) = self.marks[&id];
+            if self.table.is_none() {
+                continue;
+            }
+            match conntrack::forget_marked(ipv6, mark, self.config.mark_mask) {
+                Ok(0) => {}
+                Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
+                Err(e) => warn!("{e:#}"),
+            }
+        }
     }
 
     /// Who decides; only the daemon's verdict places flows.
