@@ -201,6 +201,40 @@ fn an_uplink_whose_lease_comes_later() {
     }
 }
 
+#[test]
+fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
+    let net = Home::new();
+    net.up();
+    let mut old = net.flows();
+    let before = old.open("tcp", EACH, SERVER[1]);
+    let [_, second] = by_uplink(&before);
+    assert!(second >= 8, "the test proves nothing: {second}");
+    let address = |lifetimes: &str| {
+        net.home
+            .ip(&format!("-6 addr change fd41::2/64 dev u1 {lifetimes}"));
+    };
+    address("valid_lft 3600 preferred_lft 0");
+    let mut new = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        wait_until("new flows stay out of it", LEAVE, || {
+            new.close();
+            by_uplink(&new.open(kind, EACH, SERVER[1])) == [EACH, 0]
+        });
+    }
+    assert_eq!(old.ask(), before, "what has it goes on");
+    let rules = net.home.ip("-6 rule");
+    assert!(rules.contains("from fd41::2 lookup 197"), "{rules}");
+    new.close();
+    let [a, b] = by_uplink(&new.open("tcp", EACH, SERVER[0]));
+    assert!(a >= 8 && b >= 8, "IPv4 is not concerned: {a} and {b}");
+    address("valid_lft forever preferred_lft forever");
+    wait_until("it is used again", LEAVE, || {
+        new.close();
+        by_uplink(&new.open("tcp", EACH, SERVER[1]))[1] >= 8
+    });
+    assert_eq!(net.refused(), 0);
+}
+
 /// Has a provider advertise itself and prefixes (with preferred lifetimes) to the home.
 fn advertise(net: &Home, uplink: usize, prefixes: &[(&str, u32)]) {
     let mut command = net.providers.command("python3");

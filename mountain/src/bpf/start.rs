@@ -67,6 +67,8 @@ pub struct PathMark {
     pub salt: u32,
     /// Source of datagrams; `None` while it is not known.
     pub source: Option<IpAddr>,
+    /// Whether new flows may choose it.
+    pub open: bool,
 }
 
 /// Which paths a rule wants.
@@ -102,6 +104,8 @@ pub struct Start {
     devices: BTreeMap<u32, Link>,
     skel: skel::StartSkel<'static>,
     groups: Vec<Vec<usize>>,
+    /// Bits of the paths that new flows may choose.
+    open: u64,
 }
 
 /// The root of the cgroups of version 2, as it is mounted here.
@@ -174,6 +178,7 @@ impl Start {
             devices: BTreeMap::new(),
             skel,
             groups: Vec::new(),
+            open: 0,
         };
         let netns_cookie =
             namespace_cookie().context("cannot tell which network namespace this is")?;
@@ -265,6 +270,8 @@ impl Start {
 
     /// Writes what marks each path, by id; the others are no paths any more.
     pub fn set_paths(&mut self, marks: &BTreeMap<usize, PathMark>) {
+        let open = marks.iter().filter(|(_, path)| path.open);
+        self.open = open.fold(0, |bits, (id, _)| bits | 1u64 << (id % MAX_PATHS));
         let bss = self.bss();
         for (id, path) in bss.paths.iter_mut().enumerate() {
             let new = marks
@@ -350,23 +357,25 @@ impl Start {
         let Some(members) = self.groups.get(group).cloned() else {
             return;
         };
-        let word = types::mtn_masks {
-            __anon_mtn_masks_1: types::__anon_mtn_masks_1 {
-                latency: masks.latency,
-                bulk: masks.bulk,
-                alive: masks.alive,
-                ejected: masks.ejected,
-            },
-        };
-        let bss = self.bss();
-        let mut alive = bss.alive_paths;
+        // What is on a closed path stays there, as long as it is alive.
+        let (mut open, mut alive) = (0, self.alive());
         for (i, path) in members.iter().enumerate().take(MAX_GROUP_PATHS) {
             let bit = 1u64 << (path % MAX_PATHS);
+            open |= u16::from(self.open & bit != 0) << i;
             match masks.alive >> i & 1 {
                 1 => alive |= bit,
                 _ => alive &= !bit,
             }
         }
+        let word = types::mtn_masks {
+            __anon_mtn_masks_1: types::__anon_mtn_masks_1 {
+                latency: masks.latency & open,
+                bulk: masks.bulk & open,
+                alive: masks.alive & open,
+                ejected: masks.ejected,
+            },
+        };
+        let bss = self.bss();
         // SAFETY: both members of the union are 64 plain bits; the stores are aligned, of memory that
         // the programs read concurrently.
         unsafe {

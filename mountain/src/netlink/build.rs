@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::nexthop::NextHop;
 use super::rules::{self, Reach};
-use super::snapshot::{Link, Route, Snapshot, UNICAST};
+use super::snapshot::{Address, Link, Route, Snapshot, UNICAST};
 use super::Filter;
 use crate::steer::topology::{
     Group, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
@@ -296,11 +296,15 @@ impl<'a> Builder<'a> {
     }
 
     fn new_path(&self, key: PathKey, link: &Link, hop: &NextHop) -> Path {
+        let own: BTreeSet<IpAddr> = own_addresses(self.snapshot, &key)
+            .map(|a| a.address)
+            .collect();
         Path {
             key,
             ifname: link.ifname.clone(),
             source: source_address(self.snapshot, &key),
-            addresses: own_addresses(self.snapshot, &key),
+            addresses: own.into_iter().collect(),
+            fresh: own_addresses(self.snapshot, &key).any(|a| a.fresh),
             preferred_source: None,
             mtu: link.mtu,
             ethernet: link.ethernet,
@@ -445,17 +449,16 @@ fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
         .map(|a| a.address)
 }
 
-/// Global addresses on a path's device, sorted.
-fn own_addresses(snapshot: &Snapshot, path: &PathKey) -> Vec<IpAddr> {
-    let mut own: Vec<IpAddr> = snapshot
+/// Global addresses on a path's device.
+fn own_addresses<'a>(
+    snapshot: &'a Snapshot,
+    path: &PathKey,
+) -> impl Iterator<Item = &'a Address> + 'a {
+    let (ifindex, ipv6) = (path.ifindex, path.ipv6);
+    snapshot
         .addresses
         .iter()
-        .filter(|a| a.ifindex == path.ifindex && a.address.is_ipv6() == path.ipv6 && a.global)
-        .map(|a| a.address)
-        .collect();
-    own.sort();
-    own.dedup();
-    own
+        .filter(move |a| a.ifindex == ifindex && a.address.is_ipv6() == ipv6 && a.global)
 }
 
 /// Drops prefixes whose nearest enclosing prefix, ours or not, is itself one of `others`.

@@ -61,6 +61,8 @@ pub(super) struct Address {
     /// Not to be used as a source while there is another: secondary (IPv4), temporary,
     /// deprecated, tentative or duplicate (IPv6).
     pub second_choice: bool,
+    /// Not deprecated, tentative or duplicate (IPv6): something new may use it as its source.
+    pub fresh: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -258,7 +260,8 @@ fn decode_address(payload: &[u8]) -> Option<Address> {
     const IFA_LOCAL: u16 = 2;
     const IFA_FLAGS: u16 = 8;
     // IFA_F_SECONDARY (temporary for IPv6), DADFAILED, DEPRECATED, TENTATIVE.
-    const SECOND_CHOICE: u32 = 0x01 | 0x08 | 0x20 | 0x40;
+    const SECOND_CHOICE: u32 = 0x01 | NOT_FRESH;
+    const NOT_FRESH: u32 = 0x08 | 0x20 | 0x40;
 
     // struct ifaddrmsg: family, prefix length, flags, scope, index (4)
     let &[_, prefix_length, flags, scope] = payload.first_chunk()?;
@@ -271,6 +274,7 @@ fn decode_address(payload: &[u8]) -> Option<Address> {
         subnet: on_link.and_then(|ip| IpNet::new(ip, prefix_length).ok().map(|net| net.trunc())),
         global: scope == libc::RT_SCOPE_UNIVERSE,
         second_choice: flags & SECOND_CHOICE != 0,
+        fresh: flags & NOT_FRESH == 0,
     })
 }
 

@@ -118,7 +118,13 @@ impl Starter {
                 .or(uplink.addresses.first().copied());
             let salt = path.salt;
             self.marks.insert(id, (mark, uplink.key.ipv6));
-            marks.insert(id, PathMark { mark, salt, source });
+            let mark = PathMark {
+                mark,
+                salt,
+                source,
+                open: uplink.fresh,
+            };
+            marks.insert(id, mark);
         }
         self.programs.set_paths(&marks);
         self.dead.retain(|id, _| marks.contains_key(id));

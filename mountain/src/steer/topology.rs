@@ -46,6 +46,9 @@ pub struct Path {
     /// Global addresses on the device, of the path's family, in order: what packets bear that belong
     /// to this path.
     pub addresses: Vec<IpAddr>,
+    /// Whether one of them may be the source of something new: neither deprecated, tentative nor
+    /// duplicate.
+    pub fresh: bool,
     /// The source that the path's own default route prefers, where it names one.
     pub preferred_source: Option<IpAddr>,
     /// Link-layer address of the gateway while the kernel's neighbour entry is usable

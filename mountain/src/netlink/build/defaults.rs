@@ -210,6 +210,7 @@ mod tests {
             subnet: None,
             global: !text.starts_with("fe80"),
             second_choice: false,
+            fresh: true,
         }
     }
 
@@ -374,6 +375,20 @@ mod tests {
     }
 
     /// A multipath default, with sources of the uplinks or one for all.
+    #[test]
+    fn an_uplink_whose_only_address_is_going_keeps_it_but_is_not_fresh() {
+        let mut home = home();
+        home.addresses[1].fresh = false;
+        let fresh = |home: &Snapshot| {
+            let paths = adopted(home).paths;
+            let fresh = paths.iter().map(|p| (p.addresses.len(), p.fresh));
+            fresh.collect::<Vec<_>>()
+        };
+        assert_eq!(fresh(&home), [(1, true), (1, false)]);
+        home.addresses.push(address(3, "198.51.100.8"));
+        assert_eq!(fresh(&home), [(1, true), (2, true)]);
+    }
+
     #[test]
     fn a_multipath_default_chooses_at_the_start_where_sources_differ() {
         let mut home = home();

@@ -18,6 +18,7 @@ fn path(ifindex: u32, gateway: &str, addresses: &[&str]) -> Path {
         ethernet: true,
         up: true,
         addresses: addresses.iter().map(|a| ip(a)).collect(),
+        fresh: true,
         preferred_source: None,
         gateway_mac: None,
     }
