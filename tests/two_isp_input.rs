@@ -158,6 +158,29 @@ fn a_mark_of_the_owners_keeps_all_its_bits() {
     assert_eq!(net.refused(), 0);
 }
 
+/// As wg-quick's own `down` does it: removes what reads as its rule, until nothing does.
+#[test]
+fn wg_quick_removes_its_own_rule_only() {
+    const OWN_RULE: &str = "from all lookup main suppress_prefixlength 0";
+    let net = Home::new();
+    net.up();
+    for family in ["-4", "-6"] {
+        let rules = || net.home.ip(&format!("{family} rule"));
+        let before = rules();
+        assert!(before.contains("suppress_prefixlength 0"), "{before}");
+        net.home
+            .ip(&format!("{family} rule add table main suppress_prefixlength 0"));
+        assert!(rules().contains(OWN_RULE));
+        let mut removed = 0;
+        while removed < 5 && rules().contains(OWN_RULE) {
+            net.home
+                .ip(&format!("{family} rule del table main suppress_prefixlength 0"));
+            removed += 1;
+        }
+        assert_eq!((removed, rules()), (1, before), "{family}");
+    }
+}
+
 #[test]
 fn of_overlapping_rules_the_first_decides() {
     let net = Home::with_config(

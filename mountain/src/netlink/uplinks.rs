@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 
 use super::wire::{ip_bytes, push_attribute, Attributes, Socket};
-use crate::steer::start::{changes, Changes, Route, Routing, Rule, Selects, To};
+use crate::steer::start::{changes, Changes, Route, Routing, Rule, Selects, To, EVERYBODY};
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -54,6 +54,7 @@ const FRA_FWMARK: u16 = 10;
 const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
 const FRA_FWMASK: u16 = 16;
+const FRA_UID_RANGE: u16 = 20;
 const FRA_PROTOCOL: u16 = 21;
 /// "No limit" in FRA_SUPPRESS_PREFIXLEN.
 const NO_LIMIT: u32 = u32::MAX;
@@ -261,6 +262,9 @@ fn encode_rule(rule: &Rule) -> Vec<u8> {
     match rule.selects {
         Selects::Specific => {
             push_attribute(&mut body, FRA_SUPPRESS_PREFIXLEN, &0u32.to_ne_bytes());
+            let (first, last) = EVERYBODY;
+            let range = [first.to_ne_bytes(), last.to_ne_bytes()].concat();
+            push_attribute(&mut body, FRA_UID_RANGE, &range);
         }
         Selects::From(address) => push_attribute(&mut body, FRA_SRC, &ip_bytes(address)),
         Selects::Mark { mark, mask } => {

@@ -3,7 +3,8 @@
 //! Pure data from a [`Topology`]; `netlink::uplinks` puts it into the kernel. For each family:
 //!
 //! ```text
-//! 32765: from all lookup main suppress_prefixlength 0     everything but the default route
+//! 32765: from all uidrange 0-4294967294 lookup main suppress_prefixlength 0
+//!                                                         everything but the default route
 //! 32765: from ADDRESS lookup TABLE                        for every address of every uplink
 //! 32765: from all fwmark MARK/MASK lookup TABLE           for every uplink
 //! 32766: from all lookup main                             (the kernel's own)
@@ -28,6 +29,10 @@ use super::topology::{Path, Topology};
 
 /// Tables of the uplinks: this plus the uplink's number.
 pub const TABLE_BASE: u32 = 19_700;
+
+/// First and last user that [`Selects::Specific`] is about: all, which says nothing but where it is printed. Without
+/// it the rule would read as one of wg-quick's, which removes what reads so until it finds none.
+pub const EVERYBODY: (u32, u32) = (0, u32::MAX - 1);
 
 /// The bits of packet marks that are ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -311,7 +316,7 @@ pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String
     });
     let rules = routing.rules.iter().map(|rule| {
         let selects = match rule.selects {
-            Selects::Specific => "from all".to_owned(),
+            Selects::Specific => format!("from all uidrange {}-{}", EVERYBODY.0, EVERYBODY.1),
             Selects::From(address) => format!("from {address}"),
             Selects::Mark { mark, mask } => format!("fwmark {mark:#x}/{mask:#x}"),
         };

@@ -77,13 +77,15 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
         format!("ip -6 route add unreachable default table {two}"),
         format!("ip -6 route add default via fe80::2 dev u3 table {three}"),
         format!("ip -6 route add unreachable default table {three}"),
-        "ip rule add priority 32765 from all lookup main suppress_prefixlength 0".into(),
+        "ip rule add priority 32765 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0"
+            .into(),
         format!("ip rule add priority 32765 from 192.0.2.10 lookup {two}"),
         format!("ip rule add priority 32765 from 192.0.2.11 lookup {two}"),
         format!("ip rule add priority 32765 from 198.51.100.7 lookup {three}"),
         format!("ip rule add priority 32765 fwmark 0x2000000/0xff000000 lookup {two}"),
         format!("ip rule add priority 32765 fwmark 0x3000000/0xff000000 lookup {three}"),
-        "ip -6 rule add priority 199 from all lookup main suppress_prefixlength 0".into(),
+        "ip -6 rule add priority 199 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0"
+            .into(),
         format!("ip -6 rule add priority 199 from 2001:db8:1::5 lookup {two}"),
         format!("ip -6 rule add priority 199 from 2001:db8:2::5 lookup {three}"),
         format!("ip -6 rule add priority 199 fwmark 0x2000000/0xff000000 lookup {two}"),
