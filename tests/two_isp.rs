@@ -262,6 +262,7 @@ fn an_uplink_with_another_lease_is_followed() {
         lines
     };
     let rules = sorted();
+    let count = rules.len();
     for _ in 0..3 {
         net.home.try_ip("rule del priority 32765");
     }
@@ -272,6 +273,16 @@ fn an_uplink_with_another_lease_is_followed() {
         .find(|line| line.starts_with("32765:"))
         .unwrap();
     assert!(first.contains("suppress_prefixlength 0"), "{first}");
+    // Where an address comes in addition, it stands before the marks.
+    net.home.ip("addr add 10.41.0.9/24 dev u1");
+    wait_until("it has a rule", LEAVE, || {
+        net.home.ip("rule").contains("from 10.41.0.9")
+    });
+    wait_until("in the right place, and each is there once", LEAVE, || {
+        let rules = net.home.ip("rule");
+        let at = |part: &str| rules.rfind(part).unwrap();
+        at("from 10.41.0.9") < rules.find("fwmark").unwrap() && sorted().len() == count + 1
+    });
 }
 
 #[test]

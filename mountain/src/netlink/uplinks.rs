@@ -21,7 +21,6 @@ const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
 const NLM_F_REPLACE: u16 = 0x100;
-const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 
 /// `rtm_protocol` and FRA_PROTOCOL of what is ours: "M". No other program is known to use it
@@ -151,15 +150,16 @@ fn carry_out(socket: &mut Socket, changes: &Changes) -> Result<()> {
             .request(RTM_NEWROUTE, flags, &encode_route(route))
             .with_context(|| format!("cannot add a route to table {}", route.table))?;
     }
+    // Added before others are removed, so that flows have a rule at each moment: one that changes its
+    // place is there twice in between, and the first of two is what the kernel removes.
+    for rule in &changes.add_rules {
+        socket
+            .request(RTM_NEWRULE, NLM_F_CREATE, &encode_rule(rule))
+            .with_context(|| format!("cannot add the rule {rule:?}"))?;
+    }
     for rule in &changes.remove_rules {
         gone(socket.request(RTM_DELRULE, 0, &encode_rule(rule)))
             .with_context(|| format!("cannot remove the rule {rule:?}"))?;
-    }
-    for rule in &changes.add_rules {
-        let flags = NLM_F_CREATE | NLM_F_EXCL;
-        socket
-            .request(RTM_NEWRULE, flags, &encode_rule(rule))
-            .with_context(|| format!("cannot add the rule {rule:?}"))?;
     }
     for route in &changes.remove_routes {
         gone(socket.request(RTM_DELROUTE, 0, &encode_route(route)))

@@ -13,7 +13,8 @@
 //! The first one makes copies of other routes needless: a table holds the uplink's default route and
 //! one that says "unreachable" in case that is gone: a flow that cannot go on is told so, rather than
 //! sent out by another uplink whose provider drops it. All rules stand behind every rule that others have made, so that those go on deciding.
-//! They have one priority, and the order in which they are added is that in which they are tried.
+//! They have one priority, and the order in which they are added is that in which they are tried. Addresses
+//! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark.
 //!
 //! An uplink's number, of which mark and table are made, comes from its device's index, which stays as
 //! long as the device does. So connections that Netfilter has marked find their uplink again when
@@ -253,11 +254,19 @@ impl Changes {
     }
 }
 
+/// Where a rule has to stand among those of its family.
+fn rank(rule: &Rule) -> u8 {
+    match rule.selects {
+        Selects::Specific => 0,
+        Selects::From(_) => 1,
+        Selects::Mark { .. } => 2,
+    }
+}
+
 /// From what is there, in the kernel's order, to what is wanted.
 ///
-/// Routes come before the rules that lead to them, and go after. What stays is not touched, unless the
-/// rules of a family do not begin with [`Selects::Specific`]: that one can only be put first by adding
-/// the others anew.
+/// Routes come before the rules that lead to them, and go after. What stays is not touched, but a rule that
+/// has to stand behind a new one is added anew, as the kernel puts a new one behind those of its priority.
 pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
     let mut changes = Changes::default();
     for ipv6 in [false, true] {
@@ -266,11 +275,21 @@ pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
             rules.copied().collect()
         };
         let (have, want) = (of(&there.rules), of(&wanted.rules));
-        let anew = have.first() != want.first();
+        let new = want.iter().filter(|rule| !have.contains(rule));
+        let mut first_new = new.map(rank).min();
+        let mut highest = 0;
+        for rule in &have {
+            // One that stands too far behind counts as new: all that belong behind it are behind it then.
+            if rank(rule) < highest {
+                first_new = Some(first_new.map_or(rank(rule), |r| r.min(rank(rule))));
+            }
+            highest = highest.max(rank(rule));
+        }
         let mut kept: Vec<Rule> = Vec::new();
         for rule in have {
+            let stays = first_new.is_none_or(|first| rank(&rule) <= first);
             // One that is there twice is there once too often.
-            match want.contains(&rule) && !anew && !kept.contains(&rule) {
+            match want.contains(&rule) && stays && !kept.contains(&rule) {
                 true => kept.push(rule),
                 false => changes.remove_rules.push(rule),
             }

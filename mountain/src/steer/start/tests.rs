@@ -161,8 +161,15 @@ fn only_what_differs_is_changed() {
     let change = changes(&wanted, &renewed);
     let from = |address: &str| Selects::From(ip(address));
     let selects = |rules: &[Rule]| rules.iter().map(|r| r.selects).collect::<Vec<_>>();
-    assert_eq!(selects(&change.remove_rules), [from("198.51.100.7")]);
-    assert_eq!(selects(&change.add_rules), [from("203.0.113.9")]);
+    // The new address must stand before the marks.
+    let marks = [2, 3].map(|n| Selects::Mark {
+        mark: n << 24,
+        mask: 0xff00_0000,
+    });
+    let expected = [from("198.51.100.7"), marks[0], marks[1]];
+    assert_eq!(selects(&change.remove_rules), expected);
+    let expected = [from("203.0.113.9"), marks[0], marks[1]];
+    assert_eq!(selects(&change.add_rules), expected);
     assert_eq!(change.add_routes.len(), 1);
     assert_eq!(change.remove_routes, [], "replaced in place");
 }
@@ -177,6 +184,14 @@ fn rules_that_do_not_begin_with_main_are_added_anew() {
     assert_eq!(change.remove_rules.len(), of_ipv4 - 1, "IPv6 is in order");
     assert_eq!(change.add_rules.len(), of_ipv4);
     assert_eq!(change.add_rules[0].selects, Selects::Specific);
+
+    // An address behind the marks, as if it had come later.
+    let mut late = wanted.clone();
+    let address = late.rules.remove(1);
+    late.rules.insert(of_ipv4 - 1, address);
+    let change = changes(&late, &wanted);
+    assert_eq!(change.remove_rules, wanted.rules[of_ipv4 - 2..of_ipv4]);
+    assert_eq!(change.add_rules, change.remove_rules);
 
     let mut twice = wanted.clone();
     twice.rules.push(wanted.rules[1]);
