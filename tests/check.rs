@@ -186,6 +186,12 @@ fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
     let off = with(|start| start.enabled = false);
     item(&off, "uplinks", "`enabled = false`");
     assert!(items(&off, "placing").is_empty(), "{off:#?}");
+    // One that compares all bits meets no forwarded packet that bears ours as well.
+    net.host.ip("rule add fwmark 0x5 lookup 77");
+    let always = with(|start| start.forward = Forward::Always);
+    item(&always, "marks", "compares all bits");
+    let never = with(|start| start.forward = Forward::Never);
+    assert!(items(&never, "marks").is_empty(), "{never:#?}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::atomic::{self, Ordering};
 
 use anyhow::{bail, Context, Result};
 use ipnet::IpNet;
@@ -227,19 +228,28 @@ impl Start {
         Ok(())
     }
 
-    /// Places the connections that come in by exactly these devices.
+    /// Places the connections that come in by exactly these devices. One that cannot be attached to, as it
+    /// has just been deleted, does not keep the others from it.
     pub fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
         self.devices
             .retain(|ifindex, _| ifindexes.contains(ifindex));
         let program = self.skel.progs.mountain_lan.as_libbpf_object();
+        let mut done = Ok(());
         for &ifindex in ifindexes {
             if let Entry::Vacant(place) = self.devices.entry(ifindex) {
-                let link = super::attach_tcx(program, ifindex)
-                    .with_context(|| format!("attaching to the ingress of device {ifindex}"))?;
-                place.insert(link);
+                match super::attach_tcx(program, ifindex) {
+                    Ok(link) => {
+                        place.insert(link);
+                    }
+                    Err(e) => {
+                        done = Err(e).with_context(|| {
+                            format!("attaching to the ingress of device {ifindex}")
+                        });
+                    }
+                }
             }
         }
-        Ok(())
+        done
     }
 
     /// Places nothing any more.
@@ -274,14 +284,20 @@ impl Start {
         self.open = open.fold(0, |bits, (id, _)| bits | 1u64 << (id % MAX_PATHS));
         let bss = self.bss();
         for (id, path) in bss.paths.iter_mut().enumerate() {
-            let new = marks
-                .get(&id)
-                .map_or_else(Default::default, |m| types::mtn_start_path {
-                    mark: m.mark,
-                    salt: m.salt,
-                    addr: m.source.map(encode::addr).unwrap_or_default(),
-                });
-            *path = new;
+            let (mark, salt, addr) = marks.get(&id).map_or_else(Default::default, |m| {
+                (m.mark, m.salt, m.source.map(encode::addr).unwrap_or_default())
+            });
+            if (path.mark, path.salt, path.addr) == (mark, salt, addr) {
+                continue;
+            }
+            // An address is several words: while it is written there is no such path.
+            // SAFETY: aligned fields of live mapped memory that the programs read concurrently.
+            unsafe { ptr::write_volatile(&mut path.mark, 0) };
+            atomic::fence(Ordering::SeqCst);
+            (path.salt, path.addr) = (salt, addr);
+            atomic::fence(Ordering::SeqCst);
+            // SAFETY: as above.
+            unsafe { ptr::write_volatile(&mut path.mark, mark) };
         }
     }
 

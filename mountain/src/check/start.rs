@@ -85,6 +85,22 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConf
             topology.inner_devices.len()
         ),
     );
+    for selector in &topology.selectors {
+        if selector.fwmark.is_some_and(|(_, mask)| mask == u32::MAX) && !selector.invert {
+            report.warn(
+                "marks",
+                format!(
+                    "the routing rule of priority {} compares all bits of packet marks: a forwarded packet that \
+                     something has marked so before routing bears ours as well, and does not meet it",
+                    selector.priority
+                ),
+                format!(
+                    "give the rule a mask (fwmark MARK/{:#x}), or set `forward = \"never\"` in [start]",
+                    !config.mark_mask
+                ),
+            );
+        }
+    }
     for (_, ifname) in devices(topology) {
         let value = |name: &str| sysctl(&format!("net.ipv4.conf.{ifname}.{name}"));
         let all = |name: &str| sysctl(&format!("net.ipv4.conf.all.{name}"));
