@@ -141,8 +141,7 @@ fn a_mark_of_the_owners_keeps_all_its_bits() {
     let net = Home::with_config("[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"steadiest\"\n");
     net.home
         .ip("route add default via 10.41.0.1 dev u1 table 55");
-    net.home
-        .ip(&format!("rule add fwmark {MARK} lookup 55"));
+    net.home.ip(&format!("rule add fwmark {MARK} lookup 55"));
     net.up();
     for kind in ["tcp", "udp", "msg"] {
         let mut flows = net.flows();
@@ -168,13 +167,15 @@ fn wg_quick_removes_its_own_rule_only() {
         let rules = || net.home.ip(&format!("{family} rule"));
         let before = rules();
         assert!(before.contains("suppress_prefixlength 0"), "{before}");
-        net.home
-            .ip(&format!("{family} rule add table main suppress_prefixlength 0"));
+        net.home.ip(&format!(
+            "{family} rule add table main suppress_prefixlength 0"
+        ));
         assert!(rules().contains(OWN_RULE));
         let mut removed = 0;
         while removed < 5 && rules().contains(OWN_RULE) {
-            net.home
-                .ip(&format!("{family} rule del table main suppress_prefixlength 0"));
+            net.home.ip(&format!(
+                "{family} rule del table main suppress_prefixlength 0"
+            ));
             removed += 1;
         }
         assert_eq!((removed, rules()), (1, before), "{family}");
@@ -256,6 +257,26 @@ fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
         by_uplink(&new.open("tcp", EACH, SERVER[1]))[1] >= 8
     });
     assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
+    let name = format!("mtt-late-{}", std::process::id());
+    let net = Home::with_config(&format!(
+        "[[rule]]\nmatch = {{ cgroup = \"{name}\" }}\nuse = \"u1\"\n"
+    ));
+    net.up();
+    let unresolved = || net.home.status()["start"]["unresolved"].clone();
+    let said = unresolved()[0].as_str().unwrap_or_default().to_owned();
+    assert!(said.contains("there is no cgroup"), "{said}");
+    assert!(net.home.mountain_ok("status").contains(&said));
+    let folder = mountain::bpf::start::cgroup_root().unwrap().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    wait_until("it is in force", LEAVE, || {
+        unresolved() == serde_json::json!([])
+    });
+    std::fs::remove_dir(&folder).unwrap();
+    wait_until("it is not", LEAVE, || unresolved() != serde_json::json!([]));
 }
 
 /// Has a provider advertise itself and prefixes (with preferred lifetimes) to the home.

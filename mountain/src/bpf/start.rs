@@ -285,7 +285,11 @@ impl Start {
         let bss = self.bss();
         for (id, path) in bss.paths.iter_mut().enumerate() {
             let (mark, salt, addr) = marks.get(&id).map_or_else(Default::default, |m| {
-                (m.mark, m.salt, m.source.map(encode::addr).unwrap_or_default())
+                (
+                    m.mark,
+                    m.salt,
+                    m.source.map(encode::addr).unwrap_or_default(),
+                )
             });
             if (path.mark, path.salt, path.addr) == (mark, salt, addr) {
                 continue;
@@ -301,7 +305,7 @@ impl Start {
         }
     }
 
-    /// Replaces groups, their destinations, ip rules that come before ours, and the user's rules.
+    /// Replaces groups, their destinations, and ip rules that come before ours.
     /// Of a group with `prefixes` new flows to these are placed. The masks of groups with
     /// other members start empty.
     pub fn set_topology(
@@ -309,7 +313,6 @@ impl Start {
         groups: &[GroupConfig],
         not_ours: &[IpNet],
         selectors: &[Selector],
-        rules: &[Rule],
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
             bail!(
@@ -319,11 +322,10 @@ impl Start {
         }
         let before = std::mem::take(&mut self.groups);
         let bss = self.bss();
-        if selectors.len() > bss.selectors.len() || rules.len() > MAX_RULES {
+        if selectors.len() > bss.selectors.len() {
             bail!(
-                "{} ip rules and {} rules, at most {} and {MAX_RULES} are supported",
+                "{} ip rules, at most {} are supported",
                 selectors.len(),
-                rules.len(),
                 bss.selectors.len()
             );
         }
@@ -346,14 +348,6 @@ impl Start {
             bss.selectors[i] = same(encode::selector(selector));
         }
         bss.config.n_selectors = selectors.len() as u32;
-        // No run may see more rules than are written.
-        bss.config.n_rules = 0;
-        for (i, rule) in rules.iter().enumerate() {
-            bss.rules[i] = encode_rule(rule);
-        }
-        bss.config.needs_dscp = rules.iter().any(|rule| rule.dscp.is_some()).into();
-        bss.config.n_rules = rules.len() as u32;
-
         self.groups = members;
         let ours = groups
             .iter()
@@ -366,6 +360,18 @@ impl Start {
             .partition(|(p, _)| matches!(p, IpNet::V4(_)));
         super::sync(&self.skel.maps.dest4, v4.iter().map(encode::dest))?;
         super::sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))
+    }
+
+    /// Replaces the user's rules, of which there are [`MAX_RULES`] at most.
+    pub fn set_rules(&mut self, rules: &[Rule]) {
+        let config = &mut self.bss().config;
+        // No run may see more rules than are written.
+        config.n_rules = 0;
+        config.needs_dscp = rules.iter().any(|rule| rule.dscp.is_some()).into();
+        for (i, rule) in rules.iter().enumerate() {
+            self.bss().rules[i] = encode_rule(rule);
+        }
+        self.bss().config.n_rules = rules.len() as u32;
     }
 
     /// Writes the verdict about a group.

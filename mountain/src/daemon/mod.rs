@@ -48,7 +48,7 @@ const ADOPT_MS: u64 = 2_000;
 const CLASS_WINDOW_MS: u64 = 1_000;
 /// A change that could not be followed is tried again after this.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// How often is looked whether this host forwards and translates, which nothing announces.
+/// How often is looked for what nothing announces: whether this host forwards and translates, and cgroups.
 const FORWARDING: Duration = Duration::from_secs(5);
 /// Single moves that are kept for `explain`.
 const MOVES_KEPT: usize = 10_000;
@@ -538,7 +538,7 @@ impl Daemon {
             starter.give_up_dead();
             if self.forwarding_at.elapsed() >= FORWARDING {
                 self.forwarding_at = Instant::now();
-                starter.look_at_forwarding();
+                starter.look_around();
             }
         }
         self.say_unanswered();
@@ -590,7 +590,9 @@ impl Daemon {
     fn leave_to_the_next(&mut self) {
         if let Some(starter) = self.starter.take() {
             starter.leave();
-            info!("the uplinks' rules and tables stay for the next run; `mountain down` removes them");
+            info!(
+                "the uplinks' rules and tables stay for the next run; `mountain down` removes them"
+            );
         }
         self.stop = true;
     }

@@ -201,6 +201,9 @@ pub fn status_text(v: &Value) -> String {
     for s in list(&v["skipped"]) {
         let _ = writeln!(out, "not adopted: {}", text(&s));
     }
+    for s in list(&v["start"]["unresolved"]) {
+        let _ = writeln!(out, "{}", text(&s));
+    }
     for s in list(&v["translated_sources"]) {
         let _ = writeln!(out, "left alone: flows from {} (translated)", text(&s));
     }

@@ -159,11 +159,7 @@ fn is_stuck(entry: &Attributes, mark: u32, mask: u32) -> bool {
 }
 
 /// Deletes the entries among those asked for by `request` of which `wanted` says how to name them.
-fn forget(
-    ipv6: bool,
-    request: &[u8],
-    wanted: impl Fn(&[u8]) -> Option<Vec<u8>>,
-) -> Result<usize> {
+fn forget(ipv6: bool, request: &[u8], wanted: impl Fn(&[u8]) -> Option<Vec<u8>>) -> Result<usize> {
     let flows = || -> std::io::Result<usize> {
         let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
         let mut found = Vec::new();

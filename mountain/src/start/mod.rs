@@ -11,14 +11,16 @@ pub mod config;
 pub mod nft;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 use serde_json::{json, Value};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::bpf::start::{cgroup_root, PathMark, Rule, Settings, Start, Wants};
 use crate::bpf::{GroupConfig, Masks, Mode};
@@ -48,7 +50,14 @@ pub struct Known {
 pub struct Starter {
     config: StartConfig,
     rules: Vec<RuleConfig>,
+    /// Those of the rules that the programs have.
+    in_force: Vec<Rule>,
+    /// What is said of the others.
+    unresolved: Vec<String>,
+    known: BTreeMap<usize, Known>,
     cgroup: PathBuf,
+    /// Number of the cgroup that the programs are attached to.
+    cgroup_id: Option<u64>,
     programs: Start,
     plan: Plan,
     /// Mark of each path, and whether it is of IPv6; by path id.
@@ -79,7 +88,11 @@ impl Starter {
         Ok(Self {
             config: start.clone(),
             rules: config.rule.clone(),
+            in_force: Vec::new(),
+            unresolved: Vec::new(),
+            known: BTreeMap::new(),
             cgroup,
+            cgroup_id: None,
             programs: Start::load(&settings(start))?,
             plan: Plan::default(),
             marks: BTreeMap::new(),
@@ -129,12 +142,14 @@ impl Starter {
         self.programs.set_paths(&marks);
         self.dead.retain(|id, _| marks.contains_key(id));
         let (groups, not_ours) = destinations(topology, groups);
-        let rules = self.bpf_rules(known);
         self.programs
-            .set_topology(&groups, &not_ours, &topology.selectors, &rules)
+            .set_topology(&groups, &not_ours, &topology.selectors)
             .context("writing the routes of new flows to the kernel's tables")?;
-        if self.plan == Plan::default() {
-            self.programs.attach_cgroup(&self.cgroup)?;
+        self.known.clone_from(known);
+        self.look_at_rules();
+        let followed = self.follow_cgroup();
+        if self.cgroup_id.is_none() {
+            followed?;
         }
         self.plan = plan;
         self.inner_devices.clone_from(&topology.inner_devices);
@@ -158,10 +173,35 @@ impl Starter {
         Ok(())
     }
 
+    /// Looks up again what may have come or gone without an event: cgroups, and whether this host forwards and
+    /// translates. To be called now and then.
+    pub fn look_around(&mut self) {
+        if self.is_idle() {
+            return self.look_at_forwarding();
+        }
+        self.look_at_rules();
+        // One that is gone for the moment has no processes.
+        if let Err(e) = self.follow_cgroup() {
+            debug!("{e:#}");
+        }
+        self.look_at_forwarding();
+    }
+
+    /// Attaches to the cgroup; anew where another one has taken its place.
+    fn follow_cgroup(&mut self) -> Result<()> {
+        let id = fs::metadata(&self.cgroup)
+            .with_context(|| format!("cannot open the cgroup {}", self.cgroup.display()))?
+            .ino();
+        if self.cgroup_id != Some(id) {
+            self.programs.attach_cgroup(&self.cgroup)?;
+            self.cgroup_id = Some(id);
+        }
+        Ok(())
+    }
+
     /// Begins or ends placing forwarded connections, as this host forwards and translates or not, and
-    /// puts the table back if something has removed it. To be called now and then: none of this is
-    /// announced by the kernel.
-    pub fn look_at_forwarding(&mut self) {
+    /// puts the table back if something has removed it.
+    fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
         let done = if wanted {
             self.place_forwarded()
@@ -209,17 +249,24 @@ impl Starter {
         Ok(())
     }
 
-    /// Rules with the names of paths and cgroups looked up. One whose path or cgroup is not there is
-    /// left out, and said.
-    fn bpf_rules(&self, known: &BTreeMap<usize, Known>) -> Vec<Rule> {
-        let mut rules = Vec::new();
+    /// Looks up the names of paths and cgroups in the rules. A rule whose path or cgroup is not there is left
+    /// out, and said.
+    fn look_at_rules(&mut self) {
+        let (mut rules, mut unresolved) = (Vec::new(), Vec::new());
         for (i, rule) in self.rules.iter().enumerate() {
-            match self.bpf_rule(rule, known) {
+            match self.bpf_rule(rule, &self.known) {
                 Ok(rule) => rules.push(rule),
-                Err(e) => warn!("rule {} is not in force: {e:#}", i + 1),
+                Err(e) => unresolved.push(format!("rule {} is not in force: {e:#}", i + 1)),
             }
         }
-        rules
+        for said in unresolved.iter().filter(|s| !self.unresolved.contains(s)) {
+            warn!("{said}");
+        }
+        self.unresolved = unresolved;
+        if self.in_force != rules {
+            self.programs.set_rules(&rules);
+            self.in_force = rules;
+        }
     }
 
     fn bpf_rule(&self, rule: &RuleConfig, known: &BTreeMap<usize, Known>) -> Result<Rule> {
@@ -325,6 +372,7 @@ impl Starter {
             "mark_mask": format!("{:#x}", self.config.mark_mask),
             "forwarding": self.table.is_some(),
             "inner_devices": self.programs.attached(),
+            "unresolved": self.unresolved,
             "counters": self.programs.stats()?,
         }))
     }

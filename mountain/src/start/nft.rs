@@ -44,7 +44,8 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)]) -> String {
     text +=
         "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
     text += &format!("\t\tct mark and {mask:#010x} vmap {{ {restored} }}\n");
-    text += &format!("\t\tct state new ct status and confirmed == 0 iifname vmap {{ {came_by} }}\n");
+    text +=
+        &format!("\t\tct state new ct status and confirmed == 0 iifname vmap {{ {came_by} }}\n");
     text += &format!("\t\tct state new ct status and confirmed == 0 meta mark and {mask:#010x} vmap {{ {kept} }}\n");
     text += &format!(
         "\t\tmeta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}\n"
