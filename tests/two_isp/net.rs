@@ -16,6 +16,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use mountain::daemon::runtime::RunDir;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -290,8 +291,10 @@ impl Home {
         let pid = self.home.status()["pid"].as_i64().unwrap();
         let pid = nix::unistd::Pid::from_raw(pid as i32);
         nix::sys::signal::kill(pid, signal).unwrap();
+        // The lock goes with the last of its threads.
         wait_until("the process is gone", LEAVE, || {
-            !self.home.mountain("status").status.success()
+            let is_running = || RunDir::of_this_namespace().unwrap().is_running().unwrap();
+            !self.home.with(is_running)
         });
     }
 

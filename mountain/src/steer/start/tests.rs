@@ -195,6 +195,13 @@ fn rules_that_do_not_begin_with_main_are_added_anew() {
 
     let mut twice = wanted.clone();
     twice.rules.push(wanted.rules[1]);
+    // The kernel removes the first of two, and the other one stands behind the marks.
+    let change = changes(&twice, &wanted);
+    let marks = &wanted.rules[of_ipv4 - 2..of_ipv4];
+    assert_eq!(change.remove_rules, [marks, &[wanted.rules[1]]].concat());
+    assert_eq!(change.add_rules, marks);
+    let mut twice = wanted.clone();
+    twice.rules.insert(2, wanted.rules[1]);
     let change = changes(&twice, &wanted);
     assert_eq!(change.remove_rules, [wanted.rules[1]]);
     assert!(change.add_rules.is_empty());
