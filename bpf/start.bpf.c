@@ -409,7 +409,7 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_sta
 
 	if (!sk)
 		return ALLOW;
-	/* A look-up by our mark for another device than the socket's would end at `unreachable`. */
+	/* A look-up by our mark for another device than the socket's would meet `unreachable` first. */
 	if (sk->bound_dev_if || mtn_has_source(sk) || mtn_has_own_device(sk, s->key.ipv6)) {
 		mtn_count(MTN_START_PASS_BOUND);
 		return ALLOW;

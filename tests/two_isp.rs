@@ -161,12 +161,15 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
     let net = Home::new();
     net.up();
     let mut named = net.flows();
-    for kind in ["udp", "msg"] {
-        for (device, expected) in [("u0", [16, 0]), ("u1", [0, 16])] {
-            let out = named.open_with(kind, 16, SERVER[0], &format!("out={device}"));
-            assert_eq!(by_uplink(&out), expected, "{kind} out={device}");
+    for server in SERVER {
+        for kind in ["udp", "msg"] {
+            for (device, expected) in [("u0", [16, 0]), ("u1", [0, 16])] {
+                let out = named.open_with(kind, 16, server, &format!("out={device}"));
+                assert_eq!(by_uplink(&out), expected, "{server}: {kind} out={device}");
+            }
         }
     }
+    assert_eq!(net.counter("placed_connect"), 0, "none of these was placed");
     net.blackhole(0);
     let mut flows = net.flows();
     // All others go by u1 now.

@@ -1,7 +1,7 @@
 """Opens flows and asks over them where they seem to come from; told what to do line by line.
 
 open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [mark=N]
-                        KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF
+                        KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF
 ask                     asks over every open flow
 again SERVER PORT       connects every udp flow anew, after it was dissolved
 close
@@ -35,7 +35,8 @@ def open_flow(kind, server, port, options):
             s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, value.encode())
         elif key == "out":
             index = socket.htonl(socket.if_nametoindex(value))
-            s.setsockopt(socket.IPPROTO_IP, 50, index.to_bytes(4, sys.byteorder))
+            level = (socket.IPPROTO_IPV6, 76) if ":" in server else (socket.IPPROTO_IP, 50)
+            s.setsockopt(*level, index.to_bytes(4, sys.byteorder))
         elif key == "mark":
             s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
     if kind != "msg":
