@@ -297,15 +297,7 @@ fn forwarded_connections_choose_and_stay() {
     for (family, server) in SERVER.iter().enumerate() {
         let mut opened = Vec::new();
         for kind in ["tcp", "udp"] {
-            let mut flows = old.open(kind, EACH, server);
-            // A busy machine may take longer than the first answer is waited for.
-            wait_until("all are answered", LEAVE, || {
-                if flows.iter().any(|f| f.server.is_none()) {
-                    let all = old.ask();
-                    flows = all[all.len() - EACH..].to_vec();
-                }
-                flows.iter().all(|f| f.server.is_some())
-            });
+            let flows = old.open(kind, EACH, server);
             let [a, b] = by_uplink(&flows);
             assert_eq!(a + b, EACH, "{kind}, family {family}: all are answered");
             assert!(a >= 8 && b >= 8, "{kind}, family {family}: {a} and {b}");
@@ -319,14 +311,14 @@ fn forwarded_connections_choose_and_stay() {
         old.close();
     }
     net.blackhole(1);
+    // From other addresses: a datagram from a port that an earlier flow had is that flow to connection
+    // tracking, and one in ten runs has such a one.
     let mut new = net.flows_in(lan);
-    for server in SERVER {
+    for (server, own) in SERVER.iter().zip(["192.168.7.3", "fd77::3"]) {
+        lan.ip(&format!("addr add {own} dev e0 nodad"));
         for kind in KINDS {
-            assert_eq!(
-                by_uplink(&new.open(kind, EACH, server)),
-                [EACH, 0],
-                "{kind}"
-            );
+            let flows = new.open_with(kind, EACH, server, &format!("bind={own}"));
+            assert_eq!(by_uplink(&flows), [EACH, 0], "{kind}");
         }
     }
     net.no_blackhole();
