@@ -568,11 +568,14 @@ static __always_inline void mtn_account_coarse(struct __sk_buff *skb, __u32 path
 	mtn_account(path, skb->len, packets, now, config.n_cpus, config.k_factor);
 }
 
-static __always_inline bool mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt)
+/* A function of its own to the verifier, which would else follow each case of it to the end. */
+__noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt)
 {
 	/* To ip rules, what the host itself sends came in by lo. */
 	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
 
+	if (!pkt)
+		return 0;
 	return mtn_selected_elsewhere(&pkt->key, skb->mark, iif, bpf_get_socket_uid(skb),
 				      pkt->dsfield);
 }
