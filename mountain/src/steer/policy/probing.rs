@@ -1,6 +1,7 @@
 //! How often paths are probed, and what the newest probe says to flows that can never change their path.
 
-use super::{Group, GroupVerdict, Mode, Path, Policy};
+use super::{Group, GroupVerdict, Member, Mode, Path, Policy};
+use crate::steer::ejection::Cause;
 
 /// Probes follow one another this much faster while no path is good, as a single one decides, and at most
 /// so while many flows start.
@@ -38,7 +39,9 @@ impl Path {
 impl Policy {
     /// Which of a group's paths flows that start now may use: those of the latency class, without the ones
     /// whose newest probe is beyond. Such a flow has nothing to lose elsewhere and can never leave, so one
-    /// late probe is enough. Where none is left, any that delivers and has no late probe; else all of the class.
+    /// late probe is enough. While no path is eligible they share all that are good at present: the least
+    /// bad one is kept for those that would have to move. Where none is left, any that delivers and has no
+    /// late probe; else all of the class.
     pub fn for_new_flows(&self, g: usize) -> u16 {
         let Some((verdict, group)) = self.verdict.groups.get(g).zip(self.groups.get(g)) else {
             return 0;
@@ -46,12 +49,23 @@ impl Policy {
         if self.mode == Mode::MinRtt || verdict.latency == 0 {
             return verdict.latency;
         }
-        let mut late = 0;
-        for (i, m) in group.members.iter().enumerate() {
-            late |= u16::from(m.late) << i;
-        }
-        let choices = [verdict.latency & !late, verdict.alive & !late];
-        let found = choices.into_iter().find(|paths| *paths != 0);
+        let those = |test: &dyn Fn(&Member) -> bool| {
+            let members = group.members.iter().enumerate();
+            members.fold(0, |bits, (i, m)| bits | u16::from(test(m)) << i)
+        };
+        let in_time = verdict.alive & those(&|m| !m.late);
+        // What makes a path dear at any moment: loss, or that it was left for its cost.
+        let fair = those(&|m| {
+            let is_dear = m.out.as_ref().is_some_and(|out| out.cause == Cause::Cost);
+            !m.bad && !is_dear && self.paths[m.path].stats.loss == 0.0
+        });
+        let usual = match group.least_bad {
+            Some(_) => fair,
+            None => verdict.latency,
+        };
+        let choices = [usual, verdict.latency, verdict.alive];
+        let mut choices = choices.into_iter().map(|paths| paths & in_time);
+        let found = choices.find(|paths| *paths != 0);
         found.unwrap_or(verdict.latency)
     }
 
