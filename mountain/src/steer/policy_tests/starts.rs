@@ -57,10 +57,10 @@ impl<'a> Host<'a> {
             for path in 0..2 {
                 self.probe(path);
             }
-            if now % TICK == 0 || self.policy.next_late_us().is_some_and(|at| at <= now) {
+            if now.is_multiple_of(TICK) || self.policy.next_late_us().is_some_and(|at| at <= now) {
                 self.policy.tick(now);
             }
-            if now % (100 * MS) == 0 {
+            if now.is_multiple_of(100 * MS) {
                 for (path, placed) in self.placed.iter_mut().enumerate() {
                     let flows = std::mem::take(placed);
                     let at_us = now;
@@ -110,15 +110,15 @@ fn slower_from<'a>(onset: u64, seed: u64) -> Model<'a> {
 }
 
 #[test]
-fn where_many_flows_start_a_slow_path_is_known_within_40_ms() {
+fn where_many_flows_start_a_slow_path_is_known_within_37_ms() {
     // A probe every 10 ms, the answer missed after 22 + 2 ms, in steps of 1 ms.
     for seed in 0..20u64 {
         let onset = 10 * S + seed * 3_700;
         let models = vec![slower_from(onset, seed), noisy(seed + 1000)];
-        let mut host = Host::new(models, 50, seed);
+        let mut host = Host::new(models, 500, seed);
         host.run(12 * S, |host, path| {
             let since = host.now as i64 - onset as i64;
-            assert!(path == 1 || since < 40_000, "{since} us after the onset");
+            assert!(path == 1 || since < 37_000, "{since} us after the onset");
         });
     }
 }
