@@ -143,7 +143,8 @@ mod tests {
     #[test]
     fn bpf_and_the_kernel_patch_share_one_text() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-        let patch = format!("{root}/kernel/patches/6.12/0001-net-dst-per-path-transmit-metrics.patch");
+        let patch =
+            format!("{root}/kernel/patches/6.12/0001-net-dst-per-path-transmit-metrics.patch");
         let patch = std::fs::read_to_string(&patch).expect(&patch);
         let bpf = std::fs::read_to_string(format!("{root}/bpf/path_average.h")).unwrap();
         assert!(bpf.contains("ema_time_delta = path_avg_ema("));
