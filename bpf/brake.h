@@ -64,7 +64,7 @@
 #define MTN_SLICE_PACKETS	4
 #define MTN_UNREST		128		/* slices */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
-#define MTN_IDLE_US		1000000		/* after such a pause what is known is out of date */
+#define MTN_IDLE_US		1000000		/* after such a pause all known is out of date */
 #define MTN_PUBLISHED_MIN	512		/* the published change slows no more than this */
 #define MTN_BBR_BW_SHIFT	24		/* BBR's bandwidth is packets/µs times 2 to this */
 

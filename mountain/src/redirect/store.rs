@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// The record of a rule: state, protocol, place of the backend in [`Backend::FASTEST_FIRST`],
+/// The record of a rule: state, protocol, place of the backend in [`Backend::ALL`],
 /// nothing, both ports, both addresses (IPv4 as mapped IPv6), where its line is, a hash of its fixes.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
@@ -86,7 +86,7 @@ impl Entry<'_> {
     }
 
     pub fn backend(self) -> Backend {
-        let all = Backend::FASTEST_FIRST;
+        let all = Backend::ALL;
         // `Store::load` has looked at it.
         all[usize::from(self.record[2]) % all.len()]
     }
@@ -129,7 +129,7 @@ fn record(installed: &Installed, line_at: u64, line_length: usize) -> [u8; RECOR
     let Rule {
         proto, from, to, ..
     } = rule;
-    let backend = Backend::FASTEST_FIRST
+    let backend = Backend::ALL
         .iter()
         .position(|backend| *backend == plan.backend);
     let mut record = [0; RECORD];
@@ -243,7 +243,7 @@ impl Store {
             ensure!(
                 record[0] == 0
                     || State::of(record[0]).is_some()
-                        && usize::from(record[2]) < Backend::FASTEST_FIRST.len(),
+                        && usize::from(record[2]) < Backend::ALL.len(),
                 "{} is damaged: remove the folder, and what is installed by hand",
                 path.display()
             );
