@@ -5,6 +5,7 @@
 #   # mode: smp          on two processors: it may not
 #   # kernel: patched    only with the series (without such a line: stock kernel, too)
 #   # nics: 1            it needs that many pairs of virtio_net devices
+#   # selftests: yes     it runs some of the kernel's own, which then are in /selftests
 #   # seconds: 120       it may take this long (machine's time), 300 by default
 # shellcheck shell=bash
 set -u
@@ -56,6 +57,15 @@ need() {
     for tool in "$@"; do
         command -v "$tool" >/dev/null || skip "no $tool in the machine"
     done
+}
+
+# selftest SCRIPT ARGUMENT...: one of the kernel's own, below /selftests. Its exit code counts: 0, or 4 if
+# it skips itself, which is a failure: what it needs is meant to be here.
+selftest() {
+    local script=$1 code=0
+    shift
+    (cd "/selftests/$(dirname "$script")" && bash "./$(basename "$script")" "$@") || code=$?
+    check "selftest $script" "$code" == 0
 }
 
 patched() { [[ $(uname -r) != *-stock-* ]]; }

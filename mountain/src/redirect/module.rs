@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::{Installed, Proto, Stats, Traffic};
+use super::{Installed, Stats, Traffic};
 use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
 
 /// linux/genetlink.h: the family that knows the others.
@@ -266,7 +266,7 @@ fn read() -> Result<HashMap<u32, InKernel>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::{Backend, Device, Plan, Rule, Snat};
+    use crate::redirect::{Backend, Device, Plan, Proto, Rule, Snat};
 
     fn installed(from: &str, to: &str, ifindex: Option<u32>) -> Installed {
         Installed {
