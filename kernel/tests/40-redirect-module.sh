@@ -97,6 +97,7 @@ failed=0
 for n in $(seq 200); do
     lsmod | grep -q mountain_redirect || insmod /lib/modules/mountain_redirect.ko || failed=$((failed + 1))
     from4 udp >/dev/null && from6 tcp >/dev/null || failed=$((failed + 1))
+    # shellcheck disable=SC2016
     ip netns exec c bash -c 'for i in $(seq 20); do echo x >/dev/udp/192.0.2.2/5000; done' 2>/dev/null
     # A rule that is there must not hold it; half of the times the rules go first.
     [[ $((n % 2)) -eq 0 ]] || redirect del --all >/dev/null
