@@ -37,7 +37,7 @@ tc -n r qdisc add dev ra root netem delay 40ms limit 10000
 
 rate() { tc -n r qdisc replace dev rb root tbf rate "$1" burst 5000 limit 4000000; }
 
-# p95 of the round trip in ms from 0 to 3 s after the drop, less the smallest; bytes in those 3 s.
+# p95 of the round trip in ms from 0 to 3 s after the drop, less that of the idle link.
 drop() {
     echo "$1" >$delta
     rate 50mbit
@@ -49,8 +49,8 @@ drop() {
     rate 10mbit
     ip netns exec a ping -c 150 -i 0.02 -W 5 198.51.100.1 >/tmp/ping
     wait "$client"
-    sed -n 's/.*time=\([0-9.]*\) ms/\1/p' /tmp/ping | sort -n | awk '{ v[NR] = $1 }
-        END { if (NR >= 100) printf "%.1f", v[int(NR * 0.95)] - v[1] }'
+    sed -n 's/.*time=\([0-9.]*\) ms/\1/p' /tmp/ping | sort -n | awk -v base="$base" '{ v[NR] = $1 }
+        END { if (NR >= 100) printf "%.1f", v[int(NR * 0.95)] - base }'
 }
 
 base=$(ip netns exec a ping -c 3 -i 0.2 -W 5 198.51.100.1 | sed -n 's|.*= \([0-9.]*\)/.*|\1|p')
