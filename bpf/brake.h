@@ -2,10 +2,9 @@
 /*
  * The delta brake: how fast a flow may send after the bandwidth under it fell.
  *
- * Pure code over plain data, the clock passed in. It is one text for BPF (Mountain's bpf/brake.h),
- * for the kernel's own BBR (net/ipv4/tcp_bbr_brake.h, of Mountain's kernel series) and for tests in
- * user space: change both files or none. The reasons for every number are in Mountain's
- * docs/congestion-control.md.
+ * Pure code over plain data, the clock passed in. It is one text for BPF (Mountain's bpf/), for the
+ * kernel's own BBR (net/ipv4/, in Mountain's kernel series) and for tests in user space: change
+ * both files or none. The reasons for every number are in Mountain's docs/congestion-control.md.
  *
  * BBR paces at the highest delivery rate of the last ten round trips. When the path slows down, it
  * goes on at the old rate for that long, and the difference piles up in the bottleneck's queue. The
@@ -45,7 +44,7 @@
 
 /* An includer may have its own: BPF wants all inlined, 32-bit kernels divide by a function. */
 #ifndef mtn_inline
-#define mtn_inline	static inline
+#define mtn_inline inline
 #endif
 #ifndef mtn_div
 #define mtn_div(a, b)	((a) / (b))
@@ -64,7 +63,7 @@
 #define MTN_SLICE_PACKETS	4
 #define MTN_UNREST		128		/* slices */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
-#define MTN_IDLE_US		1000000		/* after such a pause all known is out of date */
+#define MTN_IDLE_US		1000000		/* what is known is out of date after it */
 #define MTN_PUBLISHED_MIN	512		/* the published change slows no more than this */
 #define MTN_BBR_BW_SHIFT	24		/* BBR's bandwidth is packets/µs times 2 to this */
 
@@ -94,7 +93,7 @@ struct mtn_brake_params {
 	__u32 slack_max;	/* most of the queue to leave, share of the smallest RTT */
 };
 
-/* For which docs/congestion-control.md gives the reasons; mountain.toml can set others for BPF. */
+/* For which docs/congestion-control.md gives the reasons. mountain.toml can set others for BPF. */
 #define MTN_BRAKE_DEFAULTS {				\
 	.mode		= MTN_CC_BRAKE,			\
 	.slice_min_us	= 2000,				\
@@ -120,7 +119,7 @@ struct mtn_ack {
 	__u32 total;		/* packets delivered since the flow began, wraps */
 	__u32 inflight;		/* packets */
 	__u32 mss;		/* bytes of a packet */
-	__u8 app_limited;	/* the sample is what the application sent, not the path's rate */
+	__u8 app_limited;	/* the sample says what was sent, not what the path carries */
 	__u8 ack_delayed;	/* the RTT includes the receiver's waiting */
 	__u8 suspended;		/* BBR drains, probes the RTT or follows a policer: stand back */
 	__u8 startup;		/* BBR has not found the bandwidth yet */
@@ -165,18 +164,18 @@ struct mtn_brake {
 #define mtn_min(a, b)	((a) < (b) ? (a) : (b))
 #define mtn_max(a, b)	((a) > (b) ? (a) : (b))
 
-mtn_inline __u64 mtn_share(__u64 value, __u32 share)
+static mtn_inline __u64 mtn_share(__u64 value, __u32 share)
 {
 	return value * share / MTN_ONE;
 }
 
-mtn_inline __u64 mtn_bps_clamp(__u64 bps)
+static mtn_inline __u64 mtn_bps_clamp(__u64 bps)
 {
 	return bps < 1 ? 1 : mtn_min(bps, MTN_BPS_MAX);
 }
 
 /* Rate of @packets of @mss bytes in @us. */
-mtn_inline __u64 mtn_bps(__u32 packets, __u32 mss, __u32 us)
+static mtn_inline __u64 mtn_bps(__u32 packets, __u32 mss, __u32 us)
 {
 	/* 2^20 packets of 2^16 bytes are 2^39 bits; a second is 2^20 µs. */
 	__u64 bits = (__u64)mtn_min(packets, 1U << 20) * mtn_min(mss, 1U << 16) * 8;
@@ -185,13 +184,13 @@ mtn_inline __u64 mtn_bps(__u32 packets, __u32 mss, __u32 us)
 }
 
 /* BBR's estimate @bw, for packets of @mss bytes: bw has 32 bits, so the first product has 51. */
-mtn_inline __u64 mtn_bps_of_bbr(__u32 bw, __u32 mss)
+static mtn_inline __u64 mtn_bps_of_bbr(__u32 bw, __u32 mss)
 {
 	return ((__u64)bw * (mtn_min(mss, 1U << 16) * 8) >> 8) * 1000000 >> (MTN_BBR_BW_SHIFT - 8);
 }
 
 /* BBR's pacing_gain as the published change leaves it, where BBR's estimate is @max_bps. */
-mtn_inline __u32 mtn_published_gain(__u32 gain, __u64 max_bps, __u64 bps)
+static mtn_inline __u32 mtn_published_gain(__u32 gain, __u64 max_bps, __u64 bps)
 {
 	__u64 share;
 
@@ -202,7 +201,7 @@ mtn_inline __u32 mtn_published_gain(__u32 gain, __u64 max_bps, __u64 bps)
 }
 
 /* Packets in flight that keep a path of @bps and @us busy. */
-mtn_inline __u32 mtn_bdp(__u64 bps, __u32 us, __u32 mss)
+static mtn_inline __u32 mtn_bdp(__u64 bps, __u32 us, __u32 mss)
 {
 	__u64 bytes = mtn_div(mtn_min(bps, MTN_BPS_MAX) * mtn_min(us, MTN_US_MAX), 8000000);
 	__u64 packets = mtn_div(bytes, mtn_max(mss, 1U)) + 1;
@@ -211,7 +210,7 @@ mtn_inline __u32 mtn_bdp(__u64 bps, __u32 us, __u32 mss)
 }
 
 /* Delay up to which the queue counts as gone. */
-mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_us)
+static mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_us)
 {
 	__u32 us = mtn_share(mtn_min(min_rtt_us, MTN_US_MAX), p->queue);
 
@@ -222,12 +221,12 @@ mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_u
  * Round trip that a window has to last for. On paths of microseconds it is the hosts' own delays
  * that count: half of what counts as no queue, so that such a window makes none.
  */
-mtn_inline __u32 mtn_window_us(const struct mtn_brake_params *p, __u32 min_rtt_us)
+static mtn_inline __u32 mtn_window_us(const struct mtn_brake_params *p, __u32 min_rtt_us)
 {
 	return mtn_max(mtn_min(min_rtt_us, MTN_US_MAX), p->queue_min_us / 2);
 }
 
-mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 total)
+static mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 total)
 {
 	b->slice_start_us = now_us;
 	b->slice_total = total;
@@ -238,7 +237,7 @@ mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 t
 	b->app_limited = 0;
 }
 
-mtn_inline void mtn_brake_off(struct mtn_brake *b)
+static mtn_inline void mtn_brake_off(struct mtn_brake *b)
 {
 	b->bps = MTN_BRAKE_OFF;
 	b->state = MTN_STATE_OFF;
@@ -246,7 +245,7 @@ mtn_inline void mtn_brake_off(struct mtn_brake *b)
 	b->stuck = 0;
 }
 
-mtn_inline void mtn_brake_init(struct mtn_brake *b)
+static mtn_inline void mtn_brake_init(struct mtn_brake *b)
 {
 	__builtin_memset(b, 0, sizeof(*b));
 	mtn_brake_off(b);
@@ -254,7 +253,7 @@ mtn_inline void mtn_brake_init(struct mtn_brake *b)
 }
 
 /* The queue is gone: grow from @bps on, at once. */
-mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
+static mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
 {
 	b->state = MTN_STATE_RELEASE;
 	b->bps = bps;
@@ -265,14 +264,14 @@ mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
 }
 
 /* From now on the limit is @bps: ACKs tell of it after what is in flight. */
-mtn_inline void mtn_brake_set(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
+static mtn_inline void mtn_brake_set(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
 {
 	b->bps = mtn_bps_clamp(bps);
 	b->round_end = a->total + a->inflight;
 }
 
 /* The release has made a queue: @bps until it is gone. */
-mtn_inline void mtn_brake_too_far(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
+static mtn_inline void mtn_brake_too_far(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
 {
 	mtn_brake_set(b, a, bps);
 	b->state = MTN_STATE_CUT;
@@ -280,8 +279,8 @@ mtn_inline void mtn_brake_too_far(struct mtn_brake *b, const struct mtn_ack *a, 
 }
 
 /* The delivery of this slice, @bps, shows a drop: brake to it. */
-mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params *p,
-				 const struct mtn_ack *a, __u64 ref, __u64 bps)
+static mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params *p,
+				     const struct mtn_ack *a, __u64 ref, __u64 bps)
 {
 	__u32 rtt = mtn_min(a->min_rtt_us, MTN_US_MAX);
 
@@ -313,8 +312,8 @@ mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params
  * Has the queue stayed for two round trips, although our own part of it must be gone? Call where
  * there is one. However small it is: a CUT that waited for a queue which stays would never end.
  */
-mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_brake_params *p,
-				    const struct mtn_ack *a)
+static mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_brake_params *p,
+					const struct mtn_ack *a)
 {
 	__u32 us = mtn_window_us(p, a->min_rtt_us) + b->slack_us;
 
@@ -328,8 +327,8 @@ mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_brake_par
 	return b->stuck >= 2;
 }
 
-mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_params *p,
-				       const struct mtn_ack *a)
+static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_params *p,
+					   const struct mtn_ack *a)
 {
 	__u64 max = mtn_bps_clamp(a->max_bps), ref = mtn_min(max, b->bps), bps = b->slice_bps;
 	__u32 none = mtn_queue_low(p, a->min_rtt_us), low = none + b->slack_us, high = none + low;
@@ -452,8 +451,8 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 }
 
 /* Takes one ACK in; call after BBR has seen it. */
-mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params *p,
-				 const struct mtn_ack *a)
+static mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params *p,
+				     const struct mtn_ack *a)
 {
 	__u32 length;
 
@@ -494,8 +493,8 @@ mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params
  * gap, would never make a slice complete, and the limit would stay what it is for ever. The pause
  * does no harm in it: what counts is the highest rate and the lowest RTT.
  */
-mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_brake_params *p,
-				      __u64 now_us, __u32 total, __u64 idle_us, int app_limited)
+static mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_brake_params *p,
+					  __u64 now_us, __u32 total, __u64 idle_us, int app_limited)
 {
 	if (!app_limited)
 		return;
@@ -512,7 +511,8 @@ mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_brake_p
 }
 
 /* Bytes/s to pace at, where BBR wants @rate. */
-mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct mtn_ack *a, __u64 rate)
+static mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct mtn_ack *a,
+					 __u64 rate)
 {
 	__u64 limit;
 
@@ -526,8 +526,8 @@ mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct mtn_ac
 }
 
 /* Most packets in flight, or MTN_CWND_OFF. */
-mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
-				   const struct mtn_ack *a)
+static mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
+				       const struct mtn_ack *a)
 {
 	__u32 bdp, us = mtn_window_us(p, a->min_rtt_us);
 

@@ -39,7 +39,7 @@
 #include "tcp_types.h"
 
 /* Where BPF calls a function of its own it may not leave a stack address in r0; clang does. */
-#define mtn_inline static inline __attribute__((always_inline))
+#define mtn_inline __always_inline
 #include "brake.h"
 
 char LICENSE[] SEC("license") = "GPL";

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * mountain_redirect: UDP and TCP packets to one address and port go to another one, and replies come
- * from where they were sent to. This file: the rules of each network namespace, how they are set and
- * read by generic netlink (uapi.h), and the module. What happens to a packet is in packet.c.
+ * mountain_redirect: UDP and TCP packets to one address and port go to another one, and replies
+ * come from where they were sent to. This file: the rules of each network namespace, how they are
+ * set and read by generic netlink (uapi.h), and the module. What happens to a packet is in packet.c.
  *
- * Life of a rule: made and unlinked under mtn_net.lock. Packets find it by two hash tables under RCU,
- * dumps by number, under RCU as well. After it was unlinked it is freed by call_rcu().
+ * Life of a rule: made and unlinked under mtn_net.lock. Packets find it by two hash tables under
+ * RCU, dumps by number, under RCU as well. After it was unlinked it is freed by call_rcu().
  *
- * Life of the hooks: there are some as long as the namespace has rules of their family. They are taken
- * away before the rules are, at the latest by .pre_exit, after which the core waits for a grace
- * period; only then .exit frees what is left, and the module's text may go.
+ * Life of the hooks: there are some as long as the namespace has rules of their family. They are
+ * taken away before the rules are, at the latest by .pre_exit, after which the core waits for a
+ * grace period; only then .exit frees what is left, and the module's text may go.
  */
 #include <linux/module.h>
 #include <linux/slab.h>
