@@ -3,6 +3,7 @@
 # A test is a script NN-name.sh. Comments at its head say where it runs:
 #   # mode: virtual      in virtual time, on one processor: it may assert times
 #   # mode: smp          on two processors: it may not
+#   # mode: cost         in virtual time, in five boots, to be compared with the stock kernel
 #   # kernel: patched    only with the series (without such a line: stock kernel, too)
 #   # nics: 1            it needs that many pairs of virtio_net devices
 #   # selftests: yes     it runs some of the kernel's own, which then are in /selftests
