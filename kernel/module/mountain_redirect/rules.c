@@ -14,6 +14,7 @@
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <net/genetlink.h>
+#include <net/ipv6.h>
 
 #include "redirect.h"
 #include "uapi.h"
@@ -217,7 +218,7 @@ static int mtn_cmd_new(struct sk_buff *skb, struct genl_info *info)
 	err = mtn_get_rule(info, rule);
 	if (err)
 		goto free;
-	rule->counters = alloc_percpu_gfp(struct mtn_counters, GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	rule->counters = alloc_percpu_gfp(struct mtn_counters, GFP_KERNEL_ACCOUNT);
 	if (!rule->counters) {
 		err = -ENOMEM;
 		goto free;

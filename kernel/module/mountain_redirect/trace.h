@@ -6,6 +6,7 @@
 #if !defined(MTN_REDIRECT_TRACE_H) || defined(TRACE_HEADER_MULTI_READ)
 #define MTN_REDIRECT_TRACE_H
 
+#include <linux/skbuff.h>
 #include <linux/tracepoint.h>
 
 #include "redirect.h"
