@@ -2,7 +2,7 @@
 # The module mountain_redirect: UDP and TCP, IPv4 and IPv6, checksums with and without offloads, fragments,
 # statistics, namespaces; and nothing left when it is removed under load.
 # mode: smp
-# seconds: 600
+# seconds: 1800
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
 need iperf3
