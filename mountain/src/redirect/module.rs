@@ -89,11 +89,12 @@ impl Module {
     /// What the module has, by number.
     fn rules(&mut self) -> io::Result<HashMap<u32, InKernel>> {
         let mut all = HashMap::new();
-        self.socket.dump(self.family, &body(CMD_GET), |_, payload| {
-            if let Some((id, rule)) = in_kernel(payload) {
-                all.insert(id, rule);
-            }
-        })?;
+        self.socket
+            .dump(self.family, &body(CMD_GET), |_, payload| {
+                if let Some((id, rule)) = in_kernel(payload) {
+                    all.insert(id, rule);
+                }
+            })?;
         Ok(all)
     }
 }
@@ -104,10 +105,7 @@ fn new_rule(installed: &Installed) -> Vec<u8> {
     let mut body = body(CMD_NEW);
     push_attribute(&mut body, A_ID, &id.to_ne_bytes());
     push_attribute(&mut body, A_PROTO, &[rule.proto.number()]);
-    for (end, address, port) in [
-        (rule.from, A_FROM, A_FROM_PORT),
-        (rule.to, A_TO, A_TO_PORT),
-    ] {
+    for (end, address, port) in [(rule.from, A_FROM, A_FROM_PORT), (rule.to, A_TO, A_TO_PORT)] {
         push_attribute(&mut body, address, &ip_bytes(end.ip()));
         push_attribute(&mut body, port, &end.port().to_be_bytes());
     }
@@ -182,7 +180,8 @@ pub fn is_there() -> io::Result<bool> {
 /// # Errors
 /// Why not.
 pub fn install(rules: &[Installed]) -> Result<()> {
-    let mut module = Module::open()?.context("the kernel module mountain_redirect is not loaded")?;
+    let mut module =
+        Module::open()?.context("the kernel module mountain_redirect is not loaded")?;
     for (done, installed) in rules.iter().enumerate() {
         let Err(e) = module.add(installed) else {
             continue;
@@ -239,7 +238,10 @@ pub fn remove_all() -> Result<()> {
 pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     let there = read()?;
     let of = |installed: &Installed| there.get(&installed.id).filter(|r| r.is(installed));
-    let mut all: Vec<Stats> = rules.iter().filter_map(|i| Some(of(i)?.stats.clone())).collect();
+    let mut all: Vec<Stats> = rules
+        .iter()
+        .filter_map(|i| Some(of(i)?.stats.clone()))
+        .collect();
     all.sort_by_key(|stats| stats.id);
     Ok(all)
 }
