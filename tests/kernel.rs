@@ -70,8 +70,8 @@ fn verdicts_that_are_missing_stale_or_bad_are_none() {
         assert!(!check.status.success());
         assert!(said(&check).contains(why), "'{why}' in: {}", said(&check));
     };
-    fails("no verdict `full`: make kernel-test");
-    leave(root, "full", "pass");
+    fails("no verdict `quick`: make kernel-test-quick");
+    leave(root, "quick", "pass");
     let check = verdict(root, &["check"]);
     assert!(check.status.success(), "{}", said(&check));
 
@@ -84,10 +84,10 @@ fn verdicts_that_are_missing_stale_or_bad_are_none() {
     let header = root.join("bpf/brake.h");
     let text = fs::read_to_string(&header).unwrap();
     fs::write(&header, text.replace("15 / 16", "14 / 16")).unwrap();
-    fails("the verdict `full` is stale");
+    fails("the verdict `quick` is stale");
     fails("kernel/scripts/test --debug kasan");
     fs::write(&header, text).unwrap();
     assert!(verdict(root, &["check"]).status.success());
     fs::write(root.join("kernel/tests/99-new.sh"), "# mode: smp\n").unwrap();
-    fails("the verdict `full` is stale");
+    fails("the verdict `quick` is stale");
 }

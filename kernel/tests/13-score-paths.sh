@@ -58,6 +58,9 @@ hash_now() { head -n 1 <<<"$looked"; }
 # Of 1000 new flows, in percent, by a1.
 share() { awk '$1 == "a1" { n = $2 } END { print n / 10 }' <<<"$looked"; }
 
+# feeds DEVICE: how many of its paths TCP feeds.
+feeds() { grep -c "^$1 .* stack " <(ip netns exec a cat /proc/net/path_metrics); }
+
 # route FAMILY KIND
 route() {
     local family=$1 kind=$2 dst=10.10.0.0/16 source=10.9.9.1
@@ -94,9 +97,7 @@ scored() {
     client_pid=$!
     sleep 5
     for device in a0 a1; do
-        check "$name: flows by $device" \
-            "$(ip netns exec a awk -v dev="$device" '$1 == dev { n += $9 == "stack" } END { print n + 0 }' \
-                /proc/net/path_metrics)" ">=" 1
+        check "$name: flows by $device" "$(feeds $device)" ">=" 1
     done
     look
     before=$(hash_now)

@@ -2,6 +2,7 @@
 # The kernel's own tests of what the series touches. Each of their subtests is a check of its own, so that
 # kernel/scripts/test can hold the patched kernel against the stock one; here counts that they ran.
 # mode: smp
+# run: full
 # selftests: yes
 # seconds: 3600
 # shellcheck source=kernel/tests/lib.sh

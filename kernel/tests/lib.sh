@@ -5,6 +5,7 @@
 #   # mode: smp          on two processors: it may not
 #   # mode: cost         in virtual time, in five boots, to be compared with the stock kernel
 #   # kernel: patched    only with the series (without such a line: stock kernel, too)
+#   # run: full          not with --quick or --debug: it takes too long, or needs both kernels
 #   # nics: 1            it needs that many pairs of virtio_net devices
 #   # selftests: yes     it runs some of the kernel's own, which then are in /selftests
 #   # seconds: 120       it may take this long (machine's time), 300 by default
