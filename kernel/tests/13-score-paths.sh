@@ -81,7 +81,7 @@ route() {
 }
 
 scored() {
-    local name="IPv$1, $2" calm=$3 server_pid client_pid spikes_pid before n moved=0
+    local name="IPv$1, $2" calm=$3 port=$4 server_pid client_pid spikes_pid before n moved=0
     ip -n a -4 route del 10.10.0.0/16 2>/dev/null
     ip -n a -6 route del 2001:db8:10::/64 2>/dev/null
     ip -n a nexthop flush >/dev/null 2>&1
@@ -92,8 +92,8 @@ scored() {
     ip netns exec b iperf3 -s -1 >/dev/null &
     server_pid=$!
     sleep 0.5
-    # Sixteen flows, some by each path. Fixed ports: with the seed the same ones each time.
-    ip netns exec a iperf3 -c "$server" -P 16 -b 0.5M -l 2000 -t 600 -i 0 --cport 20000 >/tmp/iperf 2>&1 &
+    # Sixteen flows, some by each path. Fixed ports, so that they choose alike each time.
+    ip netns exec a iperf3 -c "$server" -P 16 -b 0.5M -l 2000 -t 600 -i 0 --cport "$port" >/tmp/iperf 2>&1 &
     client_pid=$!
     sleep 5
     for device in a0 a1; do
@@ -116,7 +116,7 @@ scored() {
     look
     n=$(share)
     echo "$name: $n % of new flows by a1 after 2 s of spikes"
-    cat_metrics
+    ip netns exec a cat /proc/net/path_metrics
     check "$name: of its 50 % the path with spikes keeps after 2 s, %" "$n" "<=" 10
     for n in $(seq 10); do
         sleep 1
@@ -141,12 +141,10 @@ scored() {
     sleep 6
 }
 
-cat_metrics() { ip netns exec a cat /proc/net/path_metrics; }
-
-scored 4 route 60
-scored 6 route 5
-scored 4 group 5
-scored 6 group 5
+scored 4 route 60 20000
+scored 6 route 5 21000
+scored 4 group 5 22000
+scored 6 group 5 23000
 
 # Forwarded, fed by netlink, as `mountain` feeds it: nobody here sends TCP.
 ip -n a link add c0 type veth peer name c1
