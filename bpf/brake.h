@@ -61,7 +61,7 @@
 #define MTN_CWND_OFF		(~0U)
 #define MTN_HOLD_OFF_FIRST	64		/* slices */
 #define MTN_SLICE_PACKETS	4
-#define MTN_UNREST		128		/* slices */
+#define MTN_UNREST		256		/* slices */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
 #define MTN_IDLE_US		1000000		/* what is known is out of date after it */
 #define MTN_PUBLISHED_MIN	512		/* the published change slows no more than this */
@@ -388,8 +388,9 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 			mtn_brake_release(b, max);
 			return;
 		}
-		if (!b->app_limited && b->grow && rising && queue > low / 2 &&
-		    bps < mtn_share(ref, p->hold)) {
+		/* A rate sample spans a round trip, a slice's ACKs do not: less sure, sooner. */
+		if (!b->app_limited && rising && queue > low / 2 &&
+		    ((b->grow && bps < mtn_share(ref, p->hold)) || acks < ref / 2)) {
 			b->state = MTN_STATE_HOLD;
 			b->hold_cwnd = mtn_max(a->inflight, MTN_CWND_MIN);
 			b->holds++;
@@ -475,7 +476,9 @@ static mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake
 	if (a->rtt_us && !a->ack_delayed && (!b->slice_rtt_us || a->rtt_us < b->slice_rtt_us))
 		b->slice_rtt_us = a->rtt_us;
 
-	length = mtn_max(mtn_min(a->min_rtt_us, MTN_US_MAX) / 4, p->slice_min_us);
+	/* Short ones see a drop soon; longer ones tell better what the path carries. */
+	length = mtn_min(a->min_rtt_us, MTN_US_MAX) / (b->state >= MTN_STATE_CUT ? 4 : 8);
+	length = mtn_max(length, p->slice_min_us);
 	if (a->now_us - b->slice_start_us < length ||
 	    a->total - b->slice_total < MTN_SLICE_PACKETS || !b->slice_rtt_us || !b->slice_bps)
 		return;

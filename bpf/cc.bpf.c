@@ -10,14 +10,15 @@
  * (brake.h) looks at the same rate sample, and where it is engaged, pacing rate and window are
  * limited to what the brake allows:
  *
- *   ACK -> pacing rate as BBR left it last time
+ *   ACK -> pacing rate and window as BBR left them last time
  *       -> bbr_main()
  *       -> brake takes the sample in
- *       -> pacing rate and window limited; BBR's own rate kept for the next ACK
+ *       -> pacing rate and window limited; BBR's own kept for the next ACK
  *
  * BBR's rate is kept and put back because in STARTUP BBR only ever raises the rate that it finds:
- * fed with a limited one, or a raised one, it would build on that. The window needs no such care:
- * BBR grows it by what each ACK acknowledges and bounds it by its own target.
+ * fed with a limited one, or a raised one, it would build on that. And the window, because BBR grows
+ * it by what each ACK acknowledges: from a limited one it would take round trips to come back when
+ * the limit has gone.
  *
  * BBR reads nothing of the brake. A flow that is braked delivers less, and after ten round trips
  * BBR's estimate has followed; the brake ends when it has grown back to the estimate.
@@ -67,6 +68,8 @@ struct mtn_cc_flow {
 	__u64 max_bps;		/* BBR's estimate */
 	__u32 min_rtt_us;
 	__u32 acks;
+	__u32 cwnd;		/* BBR's own, packets */
+	__u32 cwnd_limited;	/* what was made of it */
 };
 
 /* What the iterator writes. */
@@ -179,6 +182,17 @@ static __always_inline void mtn_own_rate(struct sock *sk, const struct mtn_cc_fl
 		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, (__u64)sk->sk_max_pacing_rate);
 }
 
+/* ... and its own window, where nobody else has changed it since: after a timeout TCP has. */
+static __always_inline void mtn_own_cwnd(struct sock *sk, const struct mtn_cc_flow *flow)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	struct inet_connection_sock *icsk = (struct inet_connection_sock *)sk;
+
+	if (flow->cwnd > flow->cwnd_limited && tp->snd_cwnd == flow->cwnd_limited &&
+	    BPF_CORE_READ_BITFIELD(icsk, icsk_ca_state) != TCP_CA_Loss)
+		tp->snd_cwnd = flow->cwnd;
+}
+
 /* Limits what BBR decided to what the brake allows. */
 static __always_inline void mtn_apply(struct sock *sk, struct mtn_cc_flow *flow,
 				      const struct mtn_ack *a)
@@ -189,8 +203,10 @@ static __always_inline void mtn_apply(struct sock *sk, struct mtn_cc_flow *flow,
 	flow->pacing_rate = sk->sk_pacing_rate;
 	sk->sk_pacing_rate = mtn_min((__u64)mtn_brake_pacing(&flow->brake, a, flow->pacing_rate),
 				     (__u64)sk->sk_max_pacing_rate);
+	flow->cwnd = tp->snd_cwnd;
 	if (tp->snd_cwnd > cwnd)
 		tp->snd_cwnd = cwnd;
+	flow->cwnd_limited = tp->snd_cwnd;
 }
 
 SEC("struct_ops")
@@ -206,6 +222,7 @@ void BPF_PROG(mountain_main, struct sock *sk, __u32 ack, int flag, const struct 
 		return;
 	}
 	mtn_own_rate(sk, flow);
+	mtn_own_cwnd(sk, flow);
 	bbr_main(sk, ack, flag, rs);
 	mtn_ack_of(sk, rs, &a);
 	mtn_brake_ack(&flow->brake, mtn_params(), &a);

@@ -24,15 +24,13 @@ static __always_inline bool mtn_in_prefix(const __u32 *addr, const __u32 *net, c
 		 ((addr[2] ^ net[2]) & mask[2]) | ((addr[3] ^ net[3]) & mask[3]));
 }
 
-/* Did an ip rule that looks up another table select this packet? */
-__noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt)
+/* Did an ip rule that looks up another table select this packet, which came in by @iif? */
+__noinline int mtn_selected_elsewhere(struct mtn_flow_key *key, __u32 mark, __u32 iif, __u32 uid,
+				      __u32 dsfield)
 {
-	/* To ip rules, what the host itself sends came in by lo. */
-	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
-	__u32 uid = bpf_get_socket_uid(skb);
 	__u32 i;
 
-	if (!pkt)
+	if (!key)
 		return 0;
 	bpf_for(i, 0, config.n_selectors) {
 		struct mtn_selector *s;
@@ -41,17 +39,17 @@ __noinline int mtn_selected_elsewhere(struct __sk_buff *skb, struct mtn_pkt *pkt
 		if (i >= MTN_MAX_SELECTORS)
 			break;
 		s = &selectors[i];
-		if (s->ipv6 != pkt->key.ipv6)
+		if (s->ipv6 != key->ipv6)
 			continue;
-		match = (skb->mark & s->mark_mask) == s->mark &&
-			mtn_in_prefix(pkt->key.saddr, s->src, s->src_mask) &&
-			mtn_in_prefix(pkt->key.daddr, s->dst, s->dst_mask) &&
+		match = (mark & s->mark_mask) == s->mark &&
+			mtn_in_prefix(key->saddr, s->src, s->src_mask) &&
+			mtn_in_prefix(key->daddr, s->dst, s->dst_mask) &&
 			(!s->iif || s->iif == iif) &&
 			uid >= s->uid_first && uid <= s->uid_last &&
-			(!s->ipproto || s->ipproto == pkt->key.proto) &&
-			mtn_in_range(pkt->key.sport, s->sport_first, s->sport_last) &&
-			mtn_in_range(pkt->key.dport, s->dport_first, s->dport_last) &&
-			(!s->tos || !((s->tos ^ pkt->dsfield) & DSCP_MASK));
+			(!s->ipproto || s->ipproto == key->proto) &&
+			mtn_in_range(key->sport, s->sport_first, s->sport_last) &&
+			mtn_in_range(key->dport, s->dport_first, s->dport_last) &&
+			(!s->tos || !((s->tos ^ dsfield) & DSCP_MASK));
 		if (match != !!s->invert)
 			return 1;
 	}

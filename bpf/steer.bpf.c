@@ -72,6 +72,7 @@ struct bpf_iter_num {
 #include "averages.h"
 #include "rendezvous.h"
 #include "fragments.h"
+#include "dest.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -81,35 +82,6 @@ struct mtn_group groups[MTN_MAX_GROUPS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 
 #include "selectors.h"
-
-/* Value of the destination tries: a group, or MTN_NOT_OURS. */
-#define MTN_NOT_OURS	0xffffffff
-
-struct mtn_lpm4_key {
-	__u32 prefixlen;
-	__u32 addr;
-};
-
-struct mtn_lpm6_key {
-	__u32 prefixlen;
-	__u32 addr[4];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct mtn_lpm4_key);
-	__type(value, __u32);
-} dest4 SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct mtn_lpm6_key);
-	__type(value, __u32);
-} dest6 SEC(".maps");
 
 /* Source addresses that belong to one uplink (IPv4 in the first word). */
 struct mtn_addr {
@@ -211,24 +183,6 @@ static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, bool ipv6)
 			return i;
 	}
 	return MTN_MAX_PATHS;
-}
-
-/* The group of a destination, or MTN_NOT_OURS. */
-static __always_inline __u32 mtn_group_of(const struct mtn_flow_key *key)
-{
-	__u32 *group;
-
-	if (key->ipv6) {
-		struct mtn_lpm6_key k = { .prefixlen = 128 };
-
-		__builtin_memcpy(k.addr, key->daddr, 16);
-		group = bpf_map_lookup_elem(&dest6, &k);
-	} else {
-		struct mtn_lpm4_key k = { .prefixlen = 32, .addr = key->daddr[0] };
-
-		group = bpf_map_lookup_elem(&dest4, &k);
-	}
-	return group ? *group : MTN_NOT_OURS;
 }
 
 static __always_inline bool mtn_is_pinned(const struct mtn_flow_key *key)
@@ -614,6 +568,18 @@ static __always_inline void mtn_account_coarse(struct __sk_buff *skb, __u32 path
 	mtn_account(path, skb->len, packets, now, config.n_cpus, config.k_factor);
 }
 
+/* A function of its own to the verifier, which would else follow each case of it to the end. */
+__noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt)
+{
+	/* To ip rules, what the host itself sends came in by lo. */
+	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
+
+	if (!pkt)
+		return 0;
+	return mtn_selected_elsewhere(&pkt->key, skb->mark, iif, bpf_get_socket_uid(skb),
+				      pkt->dsfield);
+}
+
 static __always_inline bool mtn_is_bound(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
@@ -663,7 +629,7 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count(MTN_STAT_PASS_DEST);
 		goto pass;
 	}
-	if (config.n_selectors && mtn_selected_elsewhere(skb, &pkt)) {
+	if (config.n_selectors && mtn_is_selected(skb, &pkt)) {
 		mtn_count(MTN_STAT_PASS_SELECTOR);
 		goto pass;
 	}

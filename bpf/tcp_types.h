@@ -33,6 +33,7 @@ struct sock {
 };
 
 struct inet_connection_sock {
+	__u8 icsk_ca_state:5;
 	__u64 icsk_ca_priv[13];
 };
 
@@ -57,6 +58,10 @@ struct rate_sample {
 	long rtt_us;
 	_Bool is_app_limited;
 	_Bool is_ack_delayed;
+};
+
+enum tcp_ca_state {
+	TCP_CA_Loss = 4,
 };
 
 enum tcp_ca_event {

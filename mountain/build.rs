@@ -52,6 +52,12 @@ fn main() -> Result<()> {
         .build_and_generate(out.join("steer.skel.rs"))
         .context("compiling bpf/steer.bpf.c")?;
     SkeletonBuilder::new()
+        .source(bpf.join("start.bpf.c"))
+        .clang(&clang)
+        .clang_args(args.clone())
+        .build_and_generate(out.join("start.skel.rs"))
+        .context("compiling bpf/start.bpf.c")?;
+    SkeletonBuilder::new()
         .source(bpf.join("cc.bpf.c"))
         .clang(&clang)
         .clang_args(args.clone())

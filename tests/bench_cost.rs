@@ -40,6 +40,12 @@ fn quick_cost_has_every_figure() {
         ("stay", "table_small_ns"),
         ("stay", "table_zipf_ns"),
         ("stay", "table_uniform_ns"),
+        ("none", "connect_udp_ns"),
+        ("placing", "connect_udp_ns"),
+        ("none", "connect_tcp_ns"),
+        ("placing", "connect_tcp_ns"),
+        ("none", "forward_ns"),
+        ("placing", "forward_ns"),
     ] {
         let m = result
             .metric(policy, metric)
@@ -51,14 +57,20 @@ fn quick_cost_has_every_figure() {
         assert!(m.n >= 5, "{policy} {metric}: {m:?}");
     }
     // Differences of two noisy figures: may be anything, but not absent.
-    for (policy, metric) in [("moved", "second_run_ns"), ("stay", "packet_added_ns")] {
+    for (policy, metric) in [
+        ("moved", "second_run_ns"),
+        ("stay", "packet_added_ns"),
+        ("placing", "connect_udp_added_ns"),
+        ("placing", "connect_tcp_added_ns"),
+        ("placing", "forward_added_ns"),
+    ] {
         let difference = result.metric(policy, metric);
         assert!(
             difference.is_some_and(|m| m.median.is_finite()),
             "{policy} {metric}"
         );
     }
-    assert_eq!(result.checks.len(), 10, "{:#?}", result.checks);
+    assert_eq!(result.checks.len(), 13, "{:#?}", result.checks);
     assert!(
         result.checks.iter().all(|c| c.figure.is_some()),
         "{:#?}",

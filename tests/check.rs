@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use mountain::check::{check, check_with, Item, Level, Report};
 use mountain::netlink::Filter;
-use netns::{nets, Net, TWO_HOPS_V6};
+use mountain::start::config::{Forward, StartConfig};
+use netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 
 fn check_in(net: &Net) -> Report {
     net.host.within(async || check())
@@ -115,9 +116,13 @@ fn obstacles_are_named() {
     let flows: Vec<_> = items(&report, "new flows");
     assert_eq!(flows.len(), 2, "one for each family");
     for flow in flows {
-        assert_eq!(flow.level, Level::Warn);
-        assert!(flow.todo.contains("src ADDRESS"), "{flow:?}");
+        assert_eq!(flow.level, Level::Ok);
+        assert!(
+            flow.what.ends_with("choose their uplink when they start"),
+            "{flow:?}"
+        );
     }
+    item(&report, "uplinks", "routes and rules would be added");
     let live = item(
         &report,
         "live flows",
@@ -143,6 +148,50 @@ fn obstacles_are_named() {
     item(&report, "forwarding", "off");
     host.sysctl("ipv4/ip_forward", "1");
     item(&check_in(&net), "forwarding", "router");
+}
+
+#[test]
+fn flows_that_get_an_uplinks_address_and_cannot_choose_are_told() {
+    let net = Net::new(2);
+    // Only default routes can be chosen from.
+    net.host
+        .ip(&format!("route add 198.51.100.0/24 {TWO_HOPS}"));
+    let report = check_in(&net);
+    let flows = item(&report, "new flows", "an address of one uplink");
+    assert_eq!(flows.level, Level::Warn);
+    assert!(flows.todo.contains("src ADDRESS"), "{flows:?}");
+    assert!(items(&report, "uplinks").is_empty());
+}
+
+#[test]
+fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
+    let net = Net::new(2);
+    net.host.ip(&format!("route add default {TWO_HOPS}"));
+    net.host.ip("route add default via 10.0.0.2 table 77");
+    net.host.ip("rule add fwmark 0x100/0xf00 lookup 77");
+    net.host.sysctl("ipv4/ip_forward", "1");
+    let with = |change: fn(&mut StartConfig)| {
+        let mut start = StartConfig::default();
+        change(&mut start);
+        let check = async || check_with(&Filter::default(), &start, None);
+        net.host.within(check)
+    };
+    let default = with(|_| {});
+    assert!(items(&default, "marks").is_empty(), "{default:#?}");
+    let same_bits = with(|start| start.mark_mask = 0xff00);
+    let marks = item(&same_bits, "marks", "uses bits 0xf00 of packet marks");
+    assert_eq!(marks.level, Level::Warn);
+    let never = with(|start| start.forward = Forward::Never);
+    item(&never, "placing", "`forward = \"never\"`");
+    let off = with(|start| start.enabled = false);
+    item(&off, "uplinks", "`enabled = false`");
+    assert!(items(&off, "placing").is_empty(), "{off:#?}");
+    // One that compares all bits meets no forwarded packet that bears ours as well.
+    net.host.ip("rule add fwmark 0x5 lookup 77");
+    let always = with(|start| start.forward = Forward::Always);
+    item(&always, "marks", "compares all bits");
+    let never = with(|start| start.forward = Forward::Never);
+    assert!(items(&never, "marks").is_empty(), "{never:#?}");
 }
 
 #[test]
@@ -254,15 +303,22 @@ fn the_attempt_to_load_is_reported_and_the_filter_used() {
     let net = Net::with_default();
     let (good, bad, none) = net.host.within(async || {
         let filter = Filter::default();
+        let start = StartConfig::default();
         let good = check_with(
             &filter,
+            &start,
             Some(&|topology| Ok(format!("loaded for {} paths", topology.paths.len()))),
         );
-        let bad = check_with(&filter, Some(&|_| anyhow::bail!("verifier says no")));
+        let bad = check_with(
+            &filter,
+            &start,
+            Some(&|_| anyhow::bail!("verifier says no")),
+        );
         let narrow = Filter {
             routes: nets(&["10.0.0.0/8"]),
+            ..Filter::default()
         };
-        (good, bad, check_with(&narrow, None))
+        (good, bad, check_with(&narrow, &start, None))
     });
     assert_eq!(
         item(&good, "program", "loaded for 2 paths").level,

@@ -34,15 +34,7 @@ fn redirect(net: &Net, backend: &str, protos: &[&str], ports: (u16, u16)) {
 
 /// A program in a namespace that is ended with the value.
 fn start(ns: &Ns, program: &str, args: &[&str]) -> Guard {
-    let child = ns
-        .command(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{program}: {e}; scripts/setup --test installs it"));
-    Guard::new(child)
+    Guard::start(ns.command(program).args(args))
 }
 
 /// A TCP port of the server is open, or a UDP one is taken.

@@ -1,6 +1,6 @@
 //! From what was collected to what is claimed: figures, checks, result file, page.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::process::ExitCode;
 
@@ -18,6 +18,7 @@ use serde_json::Value;
 use crate::run::Segment;
 use crate::scenario::{EventKind, Policy, Replies, Scenario, WorkloadKind};
 use crate::schedule::{Event, Schedule};
+use crate::sessions;
 use crate::RunArgs;
 
 /// A flow without an answer for this long counts as lost.
@@ -47,6 +48,7 @@ pub fn finish(
     };
     let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
     let mut bulk_leaves: BTreeMap<Policy, Vec<(&'static str, Leave)>> = BTreeMap::new();
+    let mut totals: BTreeMap<Policy, sessions::Totals> = BTreeMap::new();
     for repeat in 0..scenario.repeats {
         let schedule = Schedule::generate(scenario, args.seed, repeat);
         let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
@@ -61,16 +63,21 @@ pub fn finish(
         samples
             .events
             .extend(schedule.events.iter().map(|e| path_event(repeat, e)));
-        result.add(
-            "oracle",
-            repeat,
-            &game_figures(&oracle, best, scenario.paths.len()),
-        );
+        let mut best_figures = game_figures(&oracle, best, scenario.paths.len());
+        if has_sessions(scenario) {
+            best_figures.extend(session_figures(first, &schedule).1);
+        }
+        result.add("oracle", repeat, &best_figures);
         samples.segments.push(drawn("oracle", first, oracle));
         for segment in own {
             let packets = measured(segment);
             let name = segment.policy.name();
-            result.add(name, repeat, &figures(segment, &packets, best, scenario));
+            let mut own_figures = figures(segment, &packets, best, scenario);
+            if has_sessions(scenario) {
+                own_figures.extend(session_figures(segment, &schedule).0);
+                count_sessions(totals.entry(segment.policy).or_default(), segment, &packets);
+            }
+            result.add(name, repeat, &own_figures);
             samples.segments.push(drawn(name, segment, packets));
             let all = leaves.entry(segment.policy).or_default();
             all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
@@ -84,6 +91,12 @@ pub fn finish(
     for (policy, leaves) in leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {
         let metrics = result.policies.entry(policy.name().into()).or_default();
         for (name, f) in leave_figures(leaves) {
+            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        }
+    }
+    for (policy, totals) in &totals {
+        let metrics = result.policies.entry(policy.name().into()).or_default();
+        for (name, f) in totals.figures() {
             metrics.insert(name, Metric::single(f.unit, f.value, f.n));
         }
     }
@@ -140,6 +153,29 @@ pub fn finish(
     Ok(result.exit_code(args.check))
 }
 
+fn has_sessions(scenario: &Scenario) -> bool {
+    let mut workloads = scenario.workloads.iter();
+    workloads.any(|w| w.kind == WorkloadKind::Sessions)
+}
+
+/// Figures of the flows that choose when they start, and the oracle's.
+fn session_figures(segment: &Segment, schedule: &Schedule) -> (Figures, Figures) {
+    sessions::figures(
+        &segment.seen.shorts,
+        schedule,
+        segment.start_ns,
+        &segment.measured,
+    )
+}
+
+fn count_sessions(totals: &mut sessions::Totals, segment: &Segment, packets: &[Packet]) {
+    let span_ns = segment.measured.end - segment.measured.start;
+    let choices = decisions(&segment.explain, span_ns, changes_new_flows).unwrap_or(0);
+    totals.add(&segment.seen.shorts, &segment.measured, choices);
+    let long: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
+    totals.add_long(long.len() as u64, flow_moves(packets) as u64);
+}
+
 /// The packets of the measured part.
 fn measured(segment: &Segment) -> Vec<Packet> {
     let inside = |p: &&Packet| segment.measured.contains(&p.sent_ns);
@@ -193,10 +229,8 @@ fn figures(
     if let Some(cores) = segment.product_cores {
         put("product_cpu", "ratio", cores, 1);
     }
-    if let Some(n) = switches(
-        &segment.explain,
-        segment.measured.end - segment.measured.start,
-    ) {
+    let span_ns = segment.measured.end - segment.measured.start;
+    if let Some(n) = decisions(&segment.explain, span_ns, |_| true) {
         put("switches", "count", n as f64, n);
     }
     bulk_figures(segment, scenario.paths.len(), &mut put);
@@ -356,15 +390,22 @@ fn flows_lost(packets: &[Packet], measured: &Range<u64>) -> (u64, u64) {
     (silent.count() as u64, flows)
 }
 
-/// Decisions of the product about its paths in the last `span_ns`, from `explain --json`.
-fn switches(explain: &Value, span_ns: u64) -> Option<u64> {
+/// Decisions of this kind that the product has made about its paths in the last `span_ns`, from
+/// `explain --json`.
+fn decisions(explain: &Value, span_ns: u64, is_one: fn(&Value) -> bool) -> Option<u64> {
     let now_us = explain["now_us"].as_f64()?;
     let since_us = now_us - span_ns as f64 / 1e3;
     let decisions = explain["decisions"].as_array()?;
     let recent = decisions
         .iter()
-        .filter(|d| d["at_us"].as_f64().is_some_and(|t| t >= since_us));
+        .filter(|d| d["at_us"].as_f64().is_some_and(|t| t >= since_us) && is_one(d));
     Some(recent.count() as u64)
+}
+
+/// Whether a decision changes which paths new flows choose from: they are of the latency class.
+fn changes_new_flows(decision: &Value) -> bool {
+    let may = |when: &str| matches!(decision[when].as_str(), Some("all" | "least-bad"));
+    may("from") != may("to")
 }
 
 /// What a policy that knew the paths would have had: the same sending times, the best path.
@@ -453,8 +494,12 @@ mod tests {
     #[test]
     fn only_decisions_of_the_measured_part_count_as_switches() {
         let explain = json!({ "now_us": 10e6, "decisions": [
-            { "at_us": 1e6 }, { "at_us": 6e6 }, { "at_us": 9e6 } ] });
-        assert_eq!(switches(&explain, 5_000_000_000), Some(2));
-        assert_eq!(switches(&Value::Null, 5_000_000_000), None);
+            { "at_us": 1e6, "from": "all", "to": "nothing" },
+            { "at_us": 6e6, "from": "nothing", "to": "bulk-only" },
+            { "at_us": 9e6, "from": "bulk-only", "to": "all" } ] });
+        let last = |is_one| decisions(&explain, 5_000_000_000, is_one);
+        assert_eq!(last(|_| true), Some(2));
+        assert_eq!(last(changes_new_flows), Some(1));
+        assert_eq!(decisions(&Value::Null, 5_000_000_000, |_| true), None);
     }
 }

@@ -7,7 +7,8 @@
 //!            uref ─ ecref          esref ─ sref
 //! ```
 //!
-//! Hosts are addressed by a service address on `lo`, so that any path can carry any flow.
+//! Hosts are addressed by a service address on `lo`, so that any path can carry any flow; but a client with
+//! two providers by that of its path, or as a router translates it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -34,6 +35,7 @@ pub struct Hosts {
     /// What the emulator has to join, in path order, the reference path last.
     pub links: Vec<LinkConfig>,
     family: Family,
+    topology: Topology,
     paths: usize,
 }
 
@@ -52,9 +54,9 @@ impl Hosts {
             client: Netns::create("client")?,
             server: Netns::create("server")?,
             emulator: Netns::create("emulator")?,
-            router: match scenario.topology {
-                Topology::Forward => Some(Netns::create("router")?),
-                Topology::Direct => None,
+            router: match scenario.topology.has_router() {
+                true => Some(Netns::create("router")?),
+                false => None,
             },
             foreign: match scenario.foreign_path() {
                 Some(_) => Some(Netns::create("foreign")?),
@@ -62,6 +64,7 @@ impl Hosts {
             },
             links: vec![],
             family: scenario.family,
+            topology: scenario.topology,
             paths: scenario.paths.len(),
         };
         for ns in hosts.all() {
@@ -103,9 +106,17 @@ impl Hosts {
         self.router.as_ref().unwrap_or(&self.client)
     }
 
-    /// Service address of the client.
+    /// Service address of the client, which its flows are bound to.
     pub fn client_addr(&self) -> IpAddr {
         self.pick("10.99.0.1", "fd99::1")
+    }
+
+    /// What the client's flows are bound to: nothing, where their address is that of their path.
+    pub fn flow_addr(&self) -> IpAddr {
+        match self.topology.has_own_addresses() {
+            true => self.pick("0.0.0.0", "::"),
+            false => self.client_addr(),
+        }
     }
 
     /// Service address of the server.
@@ -239,12 +250,17 @@ impl Hosts {
             self.client_addr().to_string(),
             self.server_addr().to_string(),
         );
-        self.address_on_lo(&self.client, &client)?;
+        if !self.topology.has_own_addresses() {
+            self.address_on_lo(&self.client, &client)?;
+        }
         self.address_on_lo(&self.server, &server)?;
         if let Some(router) = &self.router {
             self.join_router(router, &client)?;
         }
 
+        if self.topology.has_own_addresses() {
+            return self.add_uplinks();
+        }
         let mut route = vec![flag, "route", "add", "default"];
         if self.router.is_none() {
             route.extend(["src", &client]);
@@ -262,6 +278,33 @@ impl Hosts {
             Replies::SamePath => self.pin_replies(&client, |i| i),
             Replies::OtherPath => self.pin_replies(&client, |i| (i + 1) % self.paths),
         }
+    }
+
+    /// Default routes as DHCP makes them, the first path's preferred; a router translates. The server
+    /// knows the way back to each path's address, which is on the link.
+    fn add_uplinks(&self) -> Result<()> {
+        for i in 0..self.paths {
+            let (gateway, device) = (self.gateway(i).to_string(), format!("u{i}"));
+            let metric = (100 * (i + 1)).to_string();
+            let route = ["via", &gateway, "dev", &device, "metric", &metric];
+            let add = [self.flag(), "route", "add", "default"];
+            self.steering().ip(add.into_iter().chain(route))?;
+        }
+        let Some(router) = &self.router else {
+            return Ok(());
+        };
+        let mut rules = String::from(
+            "table inet mtl {\n chain post {\n  type nat hook postrouting priority 100;\n",
+        );
+        for i in 0..self.paths {
+            rules += &format!("  oifname \"u{i}\" masquerade\n");
+        }
+        rules += " }\n}\n";
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), rules)?;
+        router
+            .run("nft", [std::ffi::OsStr::new("-f"), file.path().as_os_str()])
+            .map(drop)
     }
 
     fn next_hops(&self, prefix: &str, gateway: impl Fn(usize) -> IpAddr) -> Vec<String> {
@@ -351,18 +394,14 @@ impl Hosts {
             "dev",
             "lan0",
         ])?;
-        self.client.ip([
-            flag,
-            "route",
-            "add",
-            "default",
-            "via",
-            &r.to_string(),
-            "dev",
-            "eth0",
-            "src",
-            client,
-        ])?;
+        let router = r.to_string();
+        let mut route = vec![
+            flag, "route", "add", "default", "via", &router, "dev", "eth0",
+        ];
+        if !self.topology.has_own_addresses() {
+            route.extend(["src", client]);
+        }
+        self.client.ip(route)?;
         Ok(())
     }
 

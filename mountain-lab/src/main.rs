@@ -4,6 +4,7 @@ mod bars;
 mod bench;
 mod cc;
 mod cell;
+mod cgroup;
 mod claims;
 mod emulator;
 mod evaluate;
@@ -15,6 +16,7 @@ mod redirect;
 mod run;
 mod scenario;
 mod schedule;
+mod sessions;
 mod traffic;
 
 use std::path::PathBuf;

@@ -12,6 +12,7 @@ use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::sys::NoHalt;
 use serde_json::Value;
 
+use crate::cgroup::Cgroup;
 use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
 use crate::evaluate;
 use crate::hosts::Hosts;
@@ -94,11 +95,15 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let _awake = NoHalt::hold();
     bar.set_message("building hosts");
     let hosts = Hosts::build(&scenario)?;
+    let cgroup = match scenario.topology.has_own_addresses() {
+        true => Some(Cgroup::join()?),
+        false => None,
+    };
     let mut emulator = Emulator::start(&hosts, &scenario, args.seed)?;
     let mut product = Product::new(
         hosts.steering(),
         "client",
-        &product_config(&scenario, &hosts, false),
+        &(product_config(&scenario, &hosts, false) + &start_config(cgroup.as_ref())),
         &args.out,
     )?;
     let mut far = if scenario.both_ends {
@@ -219,6 +224,14 @@ fn product_config(scenario: &Scenario, hosts: &Hosts, server: bool) -> String {
         text = text.replace(&format!("{{dev{i}}}"), &device);
     }
     text
+}
+
+/// Flows choose when they start in scenarios that are about that, of sockets in the run's own cgroup.
+fn start_config(cgroup: Option<&Cgroup>) -> String {
+    match cgroup.map(|cgroup| cgroup.path().display()) {
+        Some(path) => format!("\n[start]\nadopt = true\ncgroup = \"{path}\"\n"),
+        None => "\n[start]\nenabled = false\n".to_owned(),
+    }
 }
 
 fn run_segment(

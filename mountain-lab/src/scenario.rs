@@ -101,6 +101,22 @@ pub enum Topology {
     Direct,
     /// A router between client and paths has them.
     Forward,
+    /// The client has them, with an address of its own on each and default routes that differ in metric.
+    TwoIsp,
+    /// A router has them so, and translates the client's address on each.
+    TwoIspRouter,
+}
+
+impl Topology {
+    /// Whether a router stands before the client.
+    pub fn has_router(self) -> bool {
+        matches!(self, Topology::Forward | Topology::TwoIspRouter)
+    }
+
+    /// Whether a flow's address is that of the path it started on.
+    pub fn has_own_addresses(self) -> bool {
+        matches!(self, Topology::TwoIsp | Topology::TwoIspRouter)
+    }
 }
 
 /// Which path the server answers on.
@@ -216,6 +232,8 @@ pub enum WorkloadKind {
     RequestResponse,
     /// New short flows, `rate_hz` a second.
     Short,
+    /// New game-like flows, `rate_hz` a second, of half a second each.
+    Sessions,
     /// UDP from another host at `rate_mbit` over `path`.
     Foreign,
 }
@@ -604,6 +622,10 @@ kind = "game"
             "spiky-both",
             "spiky-short",
             "steady",
+            "two-isp",
+            "two-isp-ipv6",
+            "two-isp-router",
+            "two-isp-steady",
         ] {
             assert!(names.contains(&name), "{name} is missing of {names:?}");
             assert_eq!(Scenario::find(name).unwrap().name, name);

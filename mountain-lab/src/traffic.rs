@@ -22,6 +22,9 @@ const THINK_MS: u64 = 50;
 /// A short flow has this many packets, so far apart.
 const SHORT_PACKETS: u32 = 3;
 const SHORT_INTERVAL_MS: u64 = 50;
+/// A session: half a second of a game.
+const SESSION_PACKETS: u32 = 30;
+const SESSION_INTERVAL_MS: u64 = 17;
 /// UDP payload of foreign load.
 const FOREIGN_BYTES: usize = 1200;
 
@@ -70,7 +73,7 @@ impl Traffic {
                 WorkloadKind::Bulk | WorkloadKind::RequestResponse => traffic
                     .bulks
                     .push(bulk::start(bulk_config(scenario, hosts, w, port))?),
-                WorkloadKind::Short => traffic
+                WorkloadKind::Short | WorkloadKind::Sessions => traffic
                     .shorts
                     .push(short::start(short_config(hosts, w, port))?),
                 WorkloadKind::Foreign => {
@@ -148,7 +151,7 @@ fn game_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> GameConfig 
     GameConfig {
         client_ns: hosts.client.path(),
         server_ns: hosts.server.path(),
-        client_addr: hosts.client_addr(),
+        client_addr: hosts.flow_addr(),
         server_addr: hosts.server_addr(),
         port,
         flows: workload.flows,
@@ -169,7 +172,7 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
     BulkConfig {
         client_ns: hosts.client.path(),
         server_ns: hosts.server.path(),
-        client_addr: hosts.client_addr(),
+        client_addr: hosts.flow_addr(),
         server_addr: hosts.server_addr(),
         port,
         flows: w.flows,
@@ -193,16 +196,20 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
 }
 
 fn short_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> ShortConfig {
+    let (packets, interval_ms) = match workload.kind {
+        WorkloadKind::Sessions => (SESSION_PACKETS, SESSION_INTERVAL_MS),
+        _ => (SHORT_PACKETS, SHORT_INTERVAL_MS),
+    };
     ShortConfig {
         client_ns: hosts.client.path(),
         server_ns: hosts.server.path(),
-        client_addr: hosts.client_addr(),
+        client_addr: hosts.flow_addr(),
         server_addr: hosts.server_addr(),
         port,
         proto: Proto::Udp,
         flows_per_s: workload.rate_hz,
-        packets: SHORT_PACKETS,
-        interval_ms: SHORT_INTERVAL_MS,
+        packets,
+        interval_ms,
         payload_bytes: workload.payload_bytes,
         paths: hosts.server_devices(),
     }

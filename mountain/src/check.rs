@@ -4,6 +4,7 @@
 //! `connect` of a UDP socket makes, which sends nothing.
 
 mod sockets;
+mod start;
 
 use std::fmt::Display;
 use std::fs;
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 use crate::cc;
 use crate::netlink::{self, Filter};
+use crate::start::config::StartConfig;
 use crate::steer::topology::{Group, Topology};
 
 /// Oldest kernel with tcx, the hook the steering program is attached to.
@@ -114,12 +116,12 @@ pub type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
 /// Checks the calling thread's network namespace for all its multipath routes, without loading
 /// anything.
 pub fn check() -> Report {
-    check_with(&Filter::default(), None)
+    check_with(&Filter::default(), &StartConfig::default(), None)
 }
 
-/// Checks the calling thread's network namespace for the routes that `filter` admits, and whether
-/// the program can be loaded if `try_load` is given.
-pub fn check_with(filter: &Filter, try_load: Option<TryLoad<'_>>) -> Report {
+/// Checks the calling thread's network namespace for the routes that `filter` admits, for new flows
+/// that are placed as `start` says, and whether the program can be loaded if `try_load` is given.
+pub fn check_with(filter: &Filter, start: &StartConfig, try_load: Option<TryLoad<'_>>) -> Report {
     let mut report = Report::default();
     check_privileges(&mut report);
     check_kernel(&mut report);
@@ -142,9 +144,10 @@ pub fn check_with(filter: &Filter, try_load: Option<TryLoad<'_>>) -> Report {
         return report;
     }
     check_paths(&mut report, &topology);
+    start::check(&mut report, &topology, start);
     check_other_programs(&mut report, &topology);
     check_sysctls(&mut report, &topology);
-    sockets::check_new(&mut report, &topology);
+    sockets::check_new(&mut report, &topology, start);
     sockets::check_live(&mut report, &topology);
     report
 }
@@ -276,7 +279,11 @@ fn describe(group: &Group, topology: &Topology) -> String {
         254 => String::new(),
         other => format!(" in table {other}"),
     };
-    format!("{}{table}: {}", prefixes.join(", "), hops.join(", "))
+    let kind = match group.kind.starts() {
+        true => format!("; {}", crate::start::kind_text(group.kind)),
+        false => String::new(),
+    };
+    format!("{}{table}: {}{kind}", prefixes.join(", "), hops.join(", "))
 }
 
 fn check_paths(report: &mut Report, topology: &Topology) {
@@ -399,6 +406,10 @@ fn check_sysctls(report: &mut Report, topology: &Topology) {
     let ipv4_groups = || topology.groups.iter().filter(|group| !is_ipv6(group));
     if ipv4_groups().next().is_some() {
         for (_, ifname) in devices(topology) {
+            // Where default routes differ in metric, `start` judges the filter.
+            if topology.groups.iter().all(|group| !group.kind.moves()) {
+                break;
+            }
             check_rp_filter(
                 report,
                 &ifname,

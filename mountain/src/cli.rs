@@ -28,6 +28,7 @@ use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::netlink::Filter;
+use crate::start::{self, config::StartConfig};
 use crate::steer::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
@@ -88,6 +89,12 @@ enum Cmd {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// As for `mountain up --adopt`
+        #[arg(long)]
+        adopt: bool,
+        /// Configuration file [default: /etc/mountain/mountain.toml if it exists]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
     },
     /// TCP congestion control that brakes when the bandwidth under a connection drops
     Cc(Cc),
@@ -135,6 +142,12 @@ struct Up {
     /// Start even when there is no multipath route yet, and wait for one
     #[arg(long)]
     wait: bool,
+    /// Let new flows choose among default routes that differ only in metric, as those of two providers
+    ///
+    /// The routes stay as they are. While mountain runs, each uplink has a routing table of its own, and
+    /// rules lead there by source address and by mark; --dry-run shows them.
+    #[arg(long)]
+    adopt: bool,
 }
 
 /// Parses the arguments, runs the command, prints an error if there is one.
@@ -175,7 +188,11 @@ fn run(command: Cmd) -> Result<ExitCode> {
                 daemon::explain_text,
             );
         }
-        Cmd::Check { json } => return check(json),
+        Cmd::Check {
+            json,
+            adopt,
+            config,
+        } => return check(json, adopt, config.as_deref()),
         Cmd::Cc(cc) => cc.run()?,
         Cmd::Redirect(redirect) => return redirect.run(),
         Cmd::Reflect { listen } => reflect(listen)?,
@@ -254,6 +271,7 @@ impl Up {
         if !self.route.is_empty() {
             config.steer.routes = self.route.clone();
         }
+        config.start.adopt |= self.adopt;
         if self.foreground || self.dry_run {
             return self.run_here(config);
         }
@@ -265,6 +283,7 @@ impl Up {
         let options = daemon::Options {
             filter: Filter {
                 routes: config.steer.routes.clone(),
+                adopt: config.start.adopt,
             },
             dry_run: self.dry_run,
             wait: self.wait,
@@ -295,6 +314,9 @@ impl Up {
         }
         if self.wait {
             command.arg("--wait");
+        }
+        if self.adopt {
+            command.arg("--adopt");
         }
         command
             .stdout(log.try_clone()?)
@@ -360,16 +382,34 @@ fn down() -> Result<()> {
             bail!("the daemon runs but does not answer: end its process")
         }
         None => {
-            // Nothing is attached without a process; only files can be left over.
+            // Nothing is attached without a process; files can be left over, and the rules and tables by
+            // which flows go on where they are.
+            let left = start::clear()?;
             run_dir.remove();
-            println!("mountain was not running; nothing is attached");
+            println!(
+                "mountain was not running; {}",
+                match left {
+                    true => "the rules and tables that it had left are removed",
+                    false => "nothing is attached",
+                }
+            );
         }
     }
     Ok(())
 }
 
-fn check(json: bool) -> Result<ExitCode> {
-    let report = check::check_with(&Filter::default(), Some(&try_load));
+fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
+    let start = match load_config(file) {
+        Ok(config) => config.start,
+        // A malformed one in the usual place is for `up` to complain about.
+        Err(_) if file.is_none() => StartConfig::default(),
+        Err(e) => return Err(e),
+    };
+    let filter = Filter {
+        adopt: adopt || start.adopt,
+        ..Filter::default()
+    };
+    let report = check::check_with(&filter, &start, Some(&try_load));
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -392,8 +432,15 @@ fn try_load(topology: &Topology) -> Result<String> {
     devices
         .iter()
         .try_for_each(|&ifindex| steer.attach(ifindex))?;
+    let also = match topology.starts() {
+        true => {
+            start::try_load()?;
+            "; those that place new flows load"
+        }
+        false => "",
+    };
     Ok(format!(
-        "the steering program loads and attaches to {} devices",
+        "the steering program loads and attaches to {} devices{also}",
         devices.len()
     ))
 }

@@ -14,6 +14,7 @@ use toml::de::{DeTable, DeValue};
 use crate::cc::Settings as CcConfig;
 use crate::measure::probe::Target;
 use crate::redirect::config::{self as redirects, RedirectConfig};
+use crate::start::config::{self as rules, RuleConfig, StartConfig};
 use crate::steer::cost::{Band, Objective, Weights};
 
 /// The whole file.
@@ -23,6 +24,10 @@ pub struct Config {
     pub steer: SteerConfig,
     /// One `[[path]]` table per path that needs more than what is found by itself.
     pub path: Vec<PathConfig>,
+    /// `[start]`: new flows, where uplinks have addresses of their own.
+    pub start: StartConfig,
+    /// One `[[rule]]` table per kind of new flows that is to use certain paths.
+    pub rule: Vec<RuleConfig>,
     /// `[cc]`: the congestion control.
     pub cc: CcConfig,
     /// One `[[redirect]]` table per rule that `mountain redirect restore` adds.
@@ -403,6 +408,8 @@ impl Config {
         let within = |table| move |(key, text)| (table, key, text);
         self.steer.check().map_err(within(Table::Named("steer")))?;
         self.cc.check().map_err(within(Table::Named("cc")))?;
+        self.start.check().map_err(within(Table::Named("start")))?;
+        rules::check(&self.rule).map_err(|(i, key, text)| (Table::Nth("rule", i), key, text))?;
         for (i, path) in self.path.iter().enumerate() {
             path.check().map_err(within(Table::Nth("path", i)))?;
             let same = |p: &PathConfig| p.dev == path.dev && p.gateway == path.gateway;
@@ -416,7 +423,8 @@ impl Config {
     }
 }
 
-/// A table of the file: `[steer]`, `[cc]`, or the n-th `[[path]]` or `[[redirect]]`.
+/// A table of the file: `[steer]`, `[start]`, `[cc]`, or the n-th `[[path]]`, `[[rule]]` or
+/// `[[redirect]]`.
 #[derive(Clone, Copy)]
 enum Table {
     Named(&'static str),

@@ -22,5 +22,6 @@ pub mod measure;
 pub mod netlink;
 pub mod redirect;
 pub mod report;
+pub mod start;
 pub mod steer;
 pub mod whole;

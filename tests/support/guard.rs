@@ -1,6 +1,6 @@
 //! Processes that do not outlive their test, even one that fails.
 
-use std::process::{Child, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
@@ -11,6 +11,15 @@ pub struct Guard(Option<Child>);
 impl Guard {
     pub fn new(child: Child) -> Self {
         Self(Some(child))
+    }
+
+    /// A program that says nothing but errors.
+    pub fn start(command: &mut Command) -> Self {
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null());
+        match quiet.stderr(Stdio::inherit()).spawn() {
+            Ok(child) => Self::new(child),
+            Err(e) => panic!("{command:?}: {e}; scripts/setup --test installs it"),
+        }
     }
 
     pub fn child(&mut self) -> &mut Child {

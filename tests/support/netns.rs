@@ -81,6 +81,7 @@ impl Namespace {
     pub fn filtered(&self, routes: &[&str]) -> Topology {
         let filter = Filter {
             routes: routes.iter().map(|route| prefix(route)).collect(),
+            ..Filter::default()
         };
         self.within(async || read_topology(&filter).await.unwrap())
     }

@@ -3,6 +3,7 @@
 pub mod kernel;
 mod rig;
 mod run_time;
+mod start;
 mod table;
 mod tcp;
 
@@ -41,7 +42,7 @@ pub struct CostArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Measure only these parts.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Packet, Part::Repeat, Part::Tcp, Part::Table])]
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Packet, Part::Repeat, Part::Tcp, Part::Table, Part::Connect, Part::Forward])]
     only: Vec<Part>,
 }
 
@@ -57,6 +58,10 @@ enum Part {
     Tcp,
     /// Large flow tables, eviction.
     Table,
+    /// connect() with two providers, where new flows choose their uplink.
+    Connect,
+    /// Processor time of a forwarded packet there.
+    Forward,
 }
 
 /// How long and how often.
@@ -75,6 +80,8 @@ pub struct Plan {
     entries: u32,
     table_runs: u64,
     eviction_rounds: u32,
+    /// Calls of connect() in one segment.
+    connects: u32,
 }
 
 impl Plan {
@@ -91,6 +98,7 @@ impl Plan {
                 entries: 50_000,
                 table_runs: 100_000,
                 eviction_rounds: 8,
+                connects: 500,
             }
         } else {
             Plan {
@@ -104,6 +112,7 @@ impl Plan {
                 entries: 1_000_000,
                 table_runs: 1_000_000,
                 eviction_rounds: 8,
+                connects: 5_000,
             }
         }
     }
@@ -118,6 +127,7 @@ struct Measured {
     tcp: Vec<(With, Vec<Pair>)>,
     sizes: Option<SizeTimes>,
     evictions: Vec<Eviction>,
+    start: start::Measured,
 }
 
 /// `mountain-lab cost`.
@@ -130,7 +140,8 @@ pub fn cost(args: &CostArgs) -> Result<ExitCode> {
         .insert("loadavg_before".into(), json!(load.trim()));
     let (start, busy) = (Instant::now(), foreign_ticks());
     let rig = Rig::build()?;
-    let measured = rig.client.enter(|| measure(&rig, &plan, &args.only))?;
+    let mut measured = rig.client.enter(|| measure(&rig, &plan, &args.only))?;
+    measured.start = measure_start(&plan, &args.only)?;
     if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
         let cores = after.saturating_sub(before) as f64 / 100.0 / start.elapsed().as_secs_f64();
         // Whoever else computes here takes caches and processors from what is measured.
@@ -197,6 +208,26 @@ fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
             let seen = table::eviction(plan, live, held).context("eviction")?;
             m.evictions.push(seen);
         }
+    }
+    Ok(m)
+}
+
+fn measure_start(plan: &Plan, only: &[Part]) -> Result<start::Measured> {
+    let mut m = start::Measured::default();
+    if !only.contains(&Part::Connect) && !only.contains(&Part::Forward) {
+        return Ok(m);
+    }
+    let home = start::Home::build().context("a home with two providers")?;
+    if only.contains(&Part::Connect) {
+        for kind in start::Connects::ALL {
+            eprintln!("connect(), {kind:?}");
+            let pairs = start::connects(&home, plan, kind).context("connect()")?;
+            m.connects.insert(kind, pairs);
+        }
+    }
+    if only.contains(&Part::Forward) {
+        eprintln!("time per forwarded packet, with and without");
+        m.forwarded = start::forwarded(&home, plan).context("forwarding")?;
     }
     Ok(m)
 }
@@ -331,6 +362,7 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
         );
         limit(&name, e.changed as f64, Op::AtMost, 0.0);
     }
+    checks.extend(m.start.report(&mut put, seed));
     result
         .environment
         .insert("eviction".into(), json!(m.evictions));

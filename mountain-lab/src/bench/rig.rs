@@ -93,32 +93,42 @@ impl Rig {
 
     /// Packets that have arrived at the server by each path.
     pub fn arrived(&self) -> Result<[u64; 2]> {
-        self.server.enter(|| {
-            let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
-            let packets = |dev: &str| -> Result<u64> {
-                let line = table
-                    .lines()
-                    .find_map(|l| l.trim().strip_prefix(dev)?.strip_prefix(':'))
-                    .with_context(|| format!("no device {dev}"))?;
-                Ok(line
-                    .split_whitespace()
-                    .nth(1)
-                    .context("no packet counter")?
-                    .parse()?)
-            };
-            Ok([packets("s0")?, packets("s1")?])
-        })
+        arrived(&self.server)
     }
 
     /// Drops everything that arrives at the server, before its network layer, until dropped.
     pub fn sink(&self, drop: &Constant) -> Result<Vec<OwnedFd>> {
-        self.server.enter(|| {
-            ["s0", "s1"]
-                .iter()
-                .map(|dev| drop.at_ingress(device_index(dev)))
-                .collect()
-        })
+        sink(&self.server, drop)
     }
+}
+
+/// Packets that have come in by `s0` and `s1` of a namespace.
+pub fn arrived(ns: &Netns) -> Result<[u64; 2]> {
+    ns.enter(|| {
+        let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
+        let packets = |dev: &str| -> Result<u64> {
+            let line = table
+                .lines()
+                .find_map(|l| l.trim().strip_prefix(dev)?.strip_prefix(':'))
+                .with_context(|| format!("no device {dev}"))?;
+            Ok(line
+                .split_whitespace()
+                .nth(1)
+                .context("no packet counter")?
+                .parse()?)
+        };
+        Ok([packets("s0")?, packets("s1")?])
+    })
+}
+
+/// Drops everything that comes in by `s0` and `s1` of a namespace until dropped.
+pub fn sink(ns: &Netns, drop: &Constant) -> Result<Vec<OwnedFd>> {
+    ns.enter(|| {
+        ["s0", "s1"]
+            .iter()
+            .map(|dev| drop.at_ingress(device_index(dev)))
+            .collect()
+    })
 }
 
 /// Indices of `u0` and `u1`; call in the client's namespace.

@@ -1,7 +1,7 @@
 //! Time per run of the steering program under real traffic, and by BPF_PROG_RUN.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ pub const FLOWS: usize = 1_000;
 /// UDP payload: the smallest frame, since cost is per packet.
 const PAYLOAD: [u8; 18] = [0; 18];
 /// At least this share of what was sent must have arrived by the path it belongs on.
-const DELIVERED: f64 = 0.9999;
+pub const DELIVERED: f64 = 0.9999;
 
 /// What is attached to the uplinks in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,14 +67,14 @@ const PACKET_ROUNDS: u32 = 4;
 pub type Times = BTreeMap<Segment, (Vec<f64>, u64)>;
 
 /// 1,000 sockets that send in an order of their own.
-struct Senders(Vec<UdpSocket>);
+pub struct Senders(Vec<UdpSocket>);
 
 impl Senders {
-    fn new(seed: u64) -> Result<Self> {
+    pub fn new(from: Ipv4Addr, to: Ipv4Addr, seed: u64) -> Result<Self> {
         let mut sockets = (0..FLOWS)
             .map(|_| {
-                let socket = UdpSocket::bind((CLIENT, 0))?;
-                socket.connect(SocketAddr::from((SERVER, 9)))?;
+                let socket = UdpSocket::bind((from, 0))?;
+                socket.connect(SocketAddr::from((to, 9)))?;
                 Ok(socket)
             })
             .collect::<Result<Vec<_>>>()?;
@@ -84,7 +84,7 @@ impl Senders {
     }
 
     /// Sends in turn for `time`, whole rounds. Returns the number of packets.
-    fn send(&self, time: Duration) -> Result<u64> {
+    pub fn send(&self, time: Duration) -> Result<u64> {
         let end = Instant::now() + time;
         let mut sent = 0;
         while Instant::now() < end {
@@ -103,7 +103,7 @@ pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
     let _sink = rig.sink(&drop)?;
     let mut steer = rig::steer(65_536)?;
     let uplinks = rig::uplinks()?;
-    let senders = Senders::new(plan.seed)?;
+    let senders = Senders::new(CLIENT, SERVER, plan.seed)?;
     let _stats = RunTimeStats::enable()?;
     let mut times = Times::new();
     for repeat in 0..plan.repeats {
@@ -170,7 +170,7 @@ pub fn whole_packet(rig: &Rig, plan: &Plan) -> Result<BTreeMap<Attached, Vec<f64
     let _sink = rig.sink(&drop)?;
     let mut steer = rig::steer(65_536)?;
     let uplinks = rig::uplinks()?;
-    let senders = Senders::new(plan.seed)?;
+    let senders = Senders::new(CLIENT, SERVER, plan.seed)?;
     let mut times = BTreeMap::<Attached, Vec<f64>>::new();
     for round in 0..(plan.repeats * PACKET_ROUNDS) as usize {
         for i in 0..ATTACHED.len() {
@@ -202,7 +202,7 @@ pub fn whole_packet(rig: &Rig, plan: &Plan) -> Result<BTreeMap<Attached, Vec<f64
 }
 
 /// Processor time of this thread.
-fn thread_time() -> Result<Duration> {
+pub fn thread_time() -> Result<Duration> {
     let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
     Ok(nix::time::clock_gettime(clock)?.into())
 }

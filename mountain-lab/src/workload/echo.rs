@@ -107,7 +107,8 @@ impl Header {
 pub struct Arrival {
     /// The header with the server's members filled in.
     pub header: Header,
-    /// Source port it came from.
+    /// Source address and port it came from.
+    pub client_addr: IpAddr,
     pub client_port: u16,
 }
 
@@ -242,6 +243,7 @@ fn serve(socket: &Socket, mut paths: PathIndex, stop: &AtomicBool, arrivals: &Se
         let _ = answer(socket, &buf[..datagram.len], &datagram);
         let _ = arrivals.send(Arrival {
             header,
+            client_addr: datagram.from_addr,
             client_port: datagram.from_port,
         });
     }
@@ -250,6 +252,7 @@ fn serve(socket: &Socket, mut paths: PathIndex, stop: &AtomicBool, arrivals: &Se
 struct Datagram {
     len: usize,
     from: SockaddrStorage,
+    from_addr: IpAddr,
     from_port: u16,
     device: u32,
     arrival_ns: u64,
@@ -266,13 +269,14 @@ fn receive(socket: &Socket, buf: &mut [u8], control: &mut [u8]) -> Option<Datagr
     )
     .ok()?;
     let from = message.address?;
-    let from_port = from
+    let (from_addr, from_port) = from
         .as_sockaddr_in()
-        .map(|a| a.port())
-        .or_else(|| from.as_sockaddr_in6().map(|a| a.port()))?;
+        .map(|a| (IpAddr::from(a.ip()), a.port()))
+        .or_else(|| from.as_sockaddr_in6().map(|a| (a.ip().into(), a.port())))?;
     let mut datagram = Datagram {
         len: message.bytes,
         from,
+        from_addr,
         from_port,
         device: 0,
         arrival_ns: sys::realtime_ns(),

@@ -1,8 +1,9 @@
 //! Many short flows, each with its own source port: how a policy spreads flows over paths.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{Read, Write};
+use std::io::{IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
+use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags};
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, Socket, Type};
 
@@ -72,6 +74,10 @@ pub struct ShortFlow {
     pub path: Option<u8>,
     /// Later packets came by another path.
     pub moved: bool,
+    /// UDP: later packets came from another source address.
+    pub readdressed: bool,
+    /// UDP: time of sending (`CLOCK_MONOTONIC`) and round trip of each packet; `None`: no answer.
+    pub rtts: Vec<(u64, Option<u32>)>,
     /// UDP: packets sent. TCP: 1.
     pub sent: u32,
     /// UDP: packets answered. TCP: 1 if the response came.
@@ -224,6 +230,7 @@ fn start_udp(cfg: ShortConfig, stop: &Arc<AtomicBool>) -> Result<Kind> {
 fn open_udp(cfg: &ShortConfig) -> Result<Socket> {
     let socket = sys::socket_for(cfg.client_addr, Type::DGRAM)?;
     socket.set_nonblocking(true)?;
+    sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
     socket.bind(&SocketAddr::new(cfg.client_addr, 0).into())?;
     socket.connect(&SocketAddr::new(cfg.server_addr, cfg.port).into())?;
     Ok(socket)
@@ -253,6 +260,8 @@ fn run_udp(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
                 opened_ns: now,
                 path: None,
                 moved: false,
+                readdressed: false,
+                rtts: Vec::new(),
                 sent: 0,
                 answered: 0,
                 completion_us: None,
@@ -268,6 +277,7 @@ fn run_udp(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
         for flow in open.iter_mut() {
             if flow.record.sent < cfg.packets && flow.next_ns <= now {
                 Header::request(run, flow.number, flow.record.sent).write(&mut payload);
+                flow.record.rtts.push((sys::monotonic_ns(), None));
                 let _ = flow.socket.send(&payload);
                 flow.record.sent += 1;
                 flow.next_ns += interval_ns;
@@ -287,27 +297,53 @@ fn run_udp(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
     }
 }
 
-/// Counts the answers that wait in the socket.
-fn close_udp(mut flow: OpenFlow) -> ShortFlow {
+/// Counts and times the answers that wait in the socket, by the kernel's receive timestamps.
+fn close_udp(flow: OpenFlow) -> ShortFlow {
+    let OpenFlow {
+        socket, mut record, ..
+    } = flow;
+    let offset_ns = sys::realtime_ns() - sys::monotonic_ns();
     let mut buf = [0u8; 2048];
-    while let Ok(len) = flow.socket.read(&mut buf) {
-        if Header::read(&buf[..len]).is_some() {
-            flow.record.answered += 1;
-        }
+    let mut control = nix::cmsg_space!(nix::sys::time::TimeSpec);
+    while let Some((len, at_ns)) = receive(&socket, &mut buf, &mut control) {
+        let Some(header) = Header::read(&buf[..len]) else {
+            continue;
+        };
+        let Some((sent_ns, rtt)) = record.rtts.get_mut(header.seq as usize) else {
+            continue;
+        };
+        record.answered += 1;
+        let took = at_ns.saturating_sub(offset_ns + *sent_ns + header.residence_ns);
+        rtt.get_or_insert((took / 1000) as u32);
     }
-    flow.record
+    record
+}
+
+/// Length and time (`CLOCK_REALTIME`) of a datagram that waits in the socket.
+fn receive(socket: &Socket, buf: &mut [u8], control: &mut [u8]) -> Option<(usize, u64)> {
+    let mut iov = [IoSliceMut::new(buf)];
+    let fd = socket.as_raw_fd();
+    let message = recvmsg::<()>(fd, &mut iov, Some(control), MsgFlags::empty()).ok()?;
+    let at_ns = message.cmsgs().ok()?.find_map(|item| match item {
+        ControlMessageOwned::ScmTimestampns(t) => {
+            Some(t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
+        }
+        _ => None,
+    });
+    Some((message.bytes, at_ns.unwrap_or_else(sys::realtime_ns)))
 }
 
 fn add_udp_paths(flows: &mut [ShortFlow], server: &EchoServer, run: u32) {
     // Ports come back after the range is used up; a flow's datagrams arrive after it was opened.
     let offset_ns = sys::realtime_ns() - sys::monotonic_ns();
-    let mut by_port: HashMap<u16, Vec<(u64, u8)>> = HashMap::new();
+    let mut by_port: HashMap<u16, Vec<(u64, u8, IpAddr)>> = HashMap::new();
     for arrival in server.arrivals().filter(|a| a.header.run == run) {
         let at_ns = arrival.header.arrival_ns.saturating_sub(offset_ns);
-        by_port
-            .entry(arrival.client_port)
-            .or_default()
-            .push((at_ns, arrival.header.path));
+        by_port.entry(arrival.client_port).or_default().push((
+            at_ns,
+            arrival.header.path,
+            arrival.client_addr,
+        ));
     }
     let mut ends: HashMap<u16, u64> = HashMap::new();
     flows.sort_by_key(|f| std::cmp::Reverse(f.opened_ns));
@@ -316,16 +352,22 @@ fn add_udp_paths(flows: &mut [ShortFlow], server: &EchoServer, run: u32) {
         let until = ends
             .insert(flow.client_port, flow.opened_ns)
             .unwrap_or(u64::MAX);
-        let mut paths = by_port
-            .get(&flow.client_port)
-            .into_iter()
-            .flatten()
-            .filter(|(at_ns, path)| {
-                (flow.opened_ns..until).contains(at_ns) && *path != UNKNOWN_PATH
-            })
-            .map(|(_, path)| *path);
-        flow.path = paths.next();
-        flow.moved = paths.any(|p| Some(p) != flow.path);
+        let mut seen =
+            by_port
+                .get(&flow.client_port)
+                .into_iter()
+                .flatten()
+                .filter(|(at_ns, path, _)| {
+                    (flow.opened_ns..until).contains(at_ns) && *path != UNKNOWN_PATH
+                });
+        let Some((_, first, address)) = seen.next() else {
+            continue;
+        };
+        flow.path = Some(*first);
+        for (_, path, from) in seen {
+            flow.moved |= path != first;
+            flow.readdressed |= from != address;
+        }
     }
 }
 
@@ -381,6 +423,8 @@ fn one_tcp_flow(cfg: &ShortConfig, request: usize) -> ShortFlow {
         opened_ns: sys::monotonic_ns(),
         path: None,
         moved: false,
+        readdressed: false,
+        rtts: Vec::new(),
         sent: 1,
         answered: 0,
         completion_us: None,

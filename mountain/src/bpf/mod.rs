@@ -9,6 +9,7 @@ mod skel {
 }
 mod encode;
 pub mod flows;
+pub mod start;
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -148,10 +149,7 @@ fn tick_ns() -> u32 {
 impl Steer {
     /// Loads the program into the kernel, attached to nothing.
     pub fn load(settings: &Settings) -> Result<Self> {
-        // The verifier's log is long and for developers: MOUNTAIN_LOG=debug shows it.
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
-            tracing::debug!(target: "libbpf", "{}", text.trim_end());
-        })));
+        log_libbpf();
         // One object for the life of the process: the skeleton borrows it.
         let object: &'static mut MaybeUninit<OpenObject> =
             Box::leak(Box::new(MaybeUninit::uninit()));
@@ -214,19 +212,10 @@ impl Steer {
         if self.links.contains_key(&ifindex) {
             return Ok(());
         }
-        let opts = libbpf_sys::bpf_tcx_opts {
-            sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
-            ..Default::default()
-        };
-        let prog = self.skel.progs.mountain_steer.as_libbpf_object();
-        // SAFETY: the program is loaded and outlives the call, the options live on the stack.
-        let link =
-            unsafe { libbpf_sys::bpf_program__attach_tcx(prog.as_ptr(), ifindex as i32, &opts) };
-        let link = ptr::NonNull::new(link)
-            .ok_or_else(std::io::Error::last_os_error)
+        let program = self.skel.progs.mountain_steer.as_libbpf_object();
+        let link = attach_tcx(program, ifindex)
             .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
-        // SAFETY: libbpf returned a link that nobody else owns.
-        self.links.insert(ifindex, unsafe { Link::from_ptr(link) });
+        self.links.insert(ifindex, link);
         Ok(())
     }
 
@@ -406,23 +395,7 @@ impl Steer {
 
     /// The program's counters by name.
     pub fn stats(&self) -> Result<BTreeMap<&'static str, u64>> {
-        STAT_NAMES
-            .iter()
-            .enumerate()
-            .map(|(i, name)| {
-                let cpus = self
-                    .skel
-                    .maps
-                    .stats
-                    .lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY)?
-                    .unwrap_or_default();
-                let sum = cpus
-                    .iter()
-                    .map(|c| u64::from_ne_bytes(c[..8].try_into().unwrap()))
-                    .sum();
-                Ok((*name, sum))
-            })
-            .collect()
+        counters(&self.skel.maps.stats, &STAT_NAMES)
     }
 
     /// The table of flows.
@@ -439,6 +412,49 @@ impl Steer {
     pub fn program(&self) -> &impl AsFd {
         &self.skel.progs.mountain_steer
     }
+}
+
+/// Attaches a program to the hook of a device that its section names.
+fn attach_tcx(
+    program: ptr::NonNull<libbpf_sys::bpf_program>,
+    ifindex: u32,
+) -> std::io::Result<Link> {
+    let opts = libbpf_sys::bpf_tcx_opts {
+        sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    // SAFETY: the program is loaded and outlives the call, the options live on the stack.
+    let link =
+        unsafe { libbpf_sys::bpf_program__attach_tcx(program.as_ptr(), ifindex as i32, &opts) };
+    let link = ptr::NonNull::new(link).ok_or_else(std::io::Error::last_os_error)?;
+    // SAFETY: libbpf returned a link that nobody else owns.
+    Ok(unsafe { Link::from_ptr(link) })
+}
+
+/// A per-CPU array of counters by name, summed.
+fn counters(map: &impl MapCore, names: &[&'static str]) -> Result<BTreeMap<&'static str, u64>> {
+    names
+        .iter()
+        .enumerate()
+        .map(|(i, name)| {
+            let cpus = map
+                .lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY)?
+                .unwrap_or_default();
+            let sum = cpus
+                .iter()
+                .map(|c| u64::from_ne_bytes(c[..8].try_into().unwrap()))
+                .sum();
+            Ok((*name, sum))
+        })
+        .collect()
+}
+
+/// Sends libbpf's messages, the verifier's log among them, to ours. They are long and for developers:
+/// MOUNTAIN_LOG=debug shows them.
+fn log_libbpf() {
+    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
+        tracing::debug!(target: "libbpf", "{}", text.trim_end());
+    })));
 }
 
 /// Makes a map hold exactly `entries`: adds and replaces first, so that no look-up finds less

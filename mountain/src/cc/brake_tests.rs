@@ -185,11 +185,14 @@ proptest! {
     ) {
         let mut brake = Brake::new();
         let mut a = flow(50 * MBIT, min_rtt_us);
+        let mut inflight = 0;
         for (mbit, queue_us, stretch) in acks {
             a = ack(&a, u64::from(min_rtt_us) / 8, mbit * MBIT, queue_us, stretch);
             brake.ack(&a);
+            inflight = inflight.max(a.inflight);
         }
-        for _ in 0..400 {
+        // What was in flight comes out first, one packet or more with each ACK.
+        for _ in 0..400 + inflight {
             a = ack(&a, u64::from(min_rtt_us) / 4, 10 * MBIT, 0, 1.0);
             brake.ack(&a);
         }

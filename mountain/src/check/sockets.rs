@@ -6,10 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use ipnet::IpNet;
 
 use super::Report;
+use crate::start::config::StartConfig;
 use crate::steer::topology::{Group, Topology};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
-pub(super) fn check_new(report: &mut Report, topology: &Topology) {
+pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &StartConfig) {
     for group in &topology.groups {
         let Some(destination) = some_destination(group, topology) else {
             continue;
@@ -23,6 +24,13 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology) {
             socket.local_addr()
         });
         let prefix = group.prefixes[0];
+        if start.enabled && group.kind.starts() && source.is_ok() {
+            report.ok(
+                "new flows",
+                format!("to {prefix} they choose their uplink when they start"),
+            );
+            continue;
+        }
         match source.map(|source| source.ip()) {
             Ok(source) if topology.pinned_sources.contains(&source) => report.warn(
                 "new flows",

@@ -39,11 +39,14 @@ fn the_sample_is_the_defaults() {
     assert_eq!(config.steer, SteerConfig::default());
     assert_eq!(config.path.len(), 1);
     assert_eq!(config.redirect.len(), 1);
+    assert_eq!(config.rule.len(), 1);
+    assert_eq!(config.start, StartConfig::default());
     // And no key is missing.
     assert_eq!(config.cc, CcConfig::default());
     let all = toml::to_string(&SteerConfig::default()).unwrap();
     let cc = toml::to_string(&CcConfig::default()).unwrap();
-    for key in (all + &cc)
+    let start = toml::to_string(&StartConfig::default()).unwrap();
+    for key in (all + &cc + &start)
         .lines()
         .filter_map(|l| l.split_once(" = "))
         .map(|(k, _)| k)

@@ -9,7 +9,7 @@ mod report;
 pub mod runtime;
 mod server;
 mod topology;
-mod translated;
+pub(crate) mod translated;
 
 pub use report::{explain_text, status_text};
 
@@ -26,6 +26,7 @@ use crate::bpf::{self, Masks, Mode, Settings, Steer};
 use crate::config::Config;
 use crate::measure::probe::{Answer, Prober};
 use crate::netlink::{self, Change, Filter, Monitor};
+use crate::start::Starter;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::topology::{Topology, MAX_PATHS};
 use runtime::RunDir;
@@ -45,6 +46,10 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 const ADOPT_MS: u64 = 2_000;
 /// Window over which a flow's class is settled.
 const CLASS_WINDOW_MS: u64 = 1_000;
+/// A change that could not be followed is tried again after this.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// How often is looked for what nothing announces: whether this host forwards and translates, and cgroups.
+const FORWARDING: Duration = Duration::from_secs(5);
 /// Single moves that are kept for `explain`.
 const MOVES_KEPT: usize = 10_000;
 
@@ -117,6 +122,11 @@ struct Daemon {
     paths: Paths,
     translated: Translated,
     steer: Option<Steer>,
+    /// Made when there is a group whose flows choose when they start.
+    starter: Option<Starter>,
+    forwarding_at: Instant,
+    /// When the last change could not be followed as a whole.
+    failed_at: Option<Instant>,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     rates: BTreeMap<usize, Rate>,
@@ -164,12 +174,14 @@ async fn run_locked(
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
     daemon.adopt(topology)?;
+    daemon.take_over()?;
     daemon.say_unknown_devices();
     daemon.resolve_missing().await;
     ready();
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut relieve = signal(SignalKind::user_defined1())?;
     let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
     while !daemon.stop {
@@ -180,13 +192,17 @@ async fn run_locked(
             change = monitor.next() => daemon.changed(change).await,
             _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
             _ = ticks.tick() => daemon.tick(),
-            _ = rates.tick() => daemon.take_rates(),
+            _ = rates.tick() => {
+                daemon.take_rates();
+                daemon.try_again().await;
+            }
             (request, reply) = server.next() => {
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
             }
             _ = terminate.recv() => daemon.stop = true,
             _ = interrupt.recv() => daemon.stop = true,
+            _ = relieve.recv() => daemon.leave_to_the_next(),
         }
     }
     info!("stopping: detaching from all devices");
@@ -205,6 +221,7 @@ fn ticker(period: Duration) -> tokio::time::Interval {
 fn no_groups(topology: &Topology) -> String {
     let mut text = String::from(
         "no multipath route to steer: `ip route` shows no route with several `nexthop`s that can be adopted.\n\
+         With --adopt, default routes that differ only in metric will do.\n\
          `mountain check` tells more; with --wait, mountain waits for one.",
     );
     for reason in &topology.skipped {
@@ -232,6 +249,9 @@ impl Daemon {
             started: Instant::now(),
             policy_name: PolicyName::Mountain,
             steer,
+            starter: None,
+            forwarding_at: Instant::now(),
+            failed_at: None,
             move_log,
             moves: VecDeque::new(),
             rates: BTreeMap::new(),
@@ -313,6 +333,9 @@ impl Daemon {
                 if deleted {
                     if let Some(steer) = &mut self.steer {
                         steer.forget(ifindex);
+                    }
+                    if let Some(starter) = &mut self.starter {
+                        starter.forget(ifindex);
                     }
                 }
                 self.reread().await;
@@ -403,10 +426,22 @@ impl Daemon {
             }
             Err(e) => Err(e),
         };
-        if let Err(e) = read {
+        if let Err(e) = &read {
             warn!("keeping the paths as they were: {e:#}");
         }
+        self.failed_at = read.is_err().then(Instant::now);
+        if let Some(Err(e)) = self.starter.as_mut().map(Starter::repair) {
+            warn!("{e:#}");
+        }
         self.resolve_missing().await;
+    }
+
+    /// Follows a change again that could not be followed, as that of a device which was down again by
+    /// then.
+    async fn try_again(&mut self) {
+        if self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN) {
+            self.reread().await;
+        }
     }
 
     async fn resolve_missing(&mut self) {
@@ -459,6 +494,10 @@ impl Daemon {
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
             }
+            if let Some(starter) = &mut self.starter {
+                let latency = self.policy.for_new_flows(i);
+                starter.set_masks(i, Masks { latency, ..masks });
+            }
         }
     }
 
@@ -495,6 +534,13 @@ impl Daemon {
             self.moves.drain(..surplus);
         }
         self.look_for_translated();
+        if let Some(starter) = &mut self.starter {
+            starter.give_up_dead();
+            if self.forwarding_at.elapsed() >= FORWARDING {
+                self.forwarding_at = Instant::now();
+                starter.look_around();
+            }
+        }
         self.say_unanswered();
     }
 
@@ -539,6 +585,18 @@ impl Daemon {
         }
     }
 
+    /// Ends, as another daemon is about to start: what keeps flows on their uplinks stays, as after
+    /// `kill -9`.
+    fn leave_to_the_next(&mut self) {
+        if let Some(starter) = self.starter.take() {
+            starter.leave();
+            info!(
+                "the uplinks' rules and tables stay for the next run; `mountain down` removes them"
+            );
+        }
+        self.stop = true;
+    }
+
     fn set_policy(&mut self, name: PolicyName) {
         self.policy_name = name;
         self.policy.set_objective(
@@ -550,6 +608,9 @@ impl Daemon {
         );
         if let Some(steer) = &mut self.steer {
             steer.set_mode(mode_of(name), ADOPT_MS);
+        }
+        if let Some(starter) = &mut self.starter {
+            starter.set_mode(mode_of(name));
         }
         info!("policy: {}", name.name());
         self.tick();

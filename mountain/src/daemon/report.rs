@@ -70,6 +70,7 @@ impl Daemon {
                 "probes": { "sent": probes.sent, "answered": probes.answered,
                             "ignored": probes.ignored, "last_error": probes.last_error },
                 "flows": { "latency": of_class(Class::Latency), "bulk": of_class(Class::Bulk) },
+                "started": self.starter.as_ref().map(|s| s.placed(id)),
                 "rate_bps": self.rates.get(&id).map_or(0.0, |r| r.bps),
                 "traffic": self.steer.as_ref().map(|s| s.traffic(id)).transpose()?,
                 "averages": self.steer.as_ref().map(|s| {
@@ -102,7 +103,7 @@ impl Daemon {
                         Some(json!({ "path": self.paths.id(m.path)?, "weight": m.weight }))
                     })
                     .collect();
-                json!({ "table": g.table, "prefixes": g.prefixes, "members": members,
+                json!({ "kind": g.kind, "table": g.table, "prefixes": g.prefixes, "members": members,
                         "verdict": verdict.groups.get(i) })
             })
             .collect();
@@ -115,6 +116,7 @@ impl Daemon {
             "groups": groups,
             "paths": paths,
             "counters": self.steer.as_ref().map(|s| s.stats()).transpose()?,
+            "start": self.starter.as_ref().map(|s| s.status()).transpose()?,
             "skipped": self.paths.topology().skipped,
             "translated_sources": self.translated.sources().collect::<Vec<_>>(),
         }))
@@ -157,9 +159,13 @@ pub fn status_text(v: &Value) -> String {
         let prefixes: Vec<_> = list(&g["prefixes"]).iter().map(text).collect();
         let _ = writeln!(
             out,
-            "\ngroup {i}: {} (table {})",
+            "\ngroup {i}: {} (table {}){}",
             prefixes.join(", "),
-            table_name(&g["table"])
+            table_name(&g["table"]),
+            match g["kind"].as_str() {
+                Some("start" | "start-and-move") => ", new flows choose",
+                _ => "",
+            }
         );
         let _ = writeln!(
             out,
@@ -194,6 +200,9 @@ pub fn status_text(v: &Value) -> String {
     }
     for s in list(&v["skipped"]) {
         let _ = writeln!(out, "not adopted: {}", text(&s));
+    }
+    for s in list(&v["start"]["unresolved"]) {
+        let _ = writeln!(out, "{}", text(&s));
     }
     for s in list(&v["translated_sources"]) {
         let _ = writeln!(out, "left alone: flows from {} (translated)", text(&s));

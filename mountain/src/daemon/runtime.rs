@@ -87,16 +87,17 @@ impl RunDir {
             .mode(0o600)
             .open(&path)
             .with_context(|| format!("cannot open {}: run as root", path.display()))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Some(lock)),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
-            Err((_, e)) => Err(e).context("cannot lock"),
-        }
+        try_lock(file)
     }
 
-    /// Whether a daemon runs in this namespace. Makes nothing.
+    /// Whether a daemon runs in this namespace. Makes nothing: one that ends removes its folder.
     pub fn is_running(&self) -> Result<bool> {
-        Ok(self.0.join("lock").exists() && self.lock()?.is_none())
+        let path = self.0.join("lock");
+        match File::options().write(true).open(&path) {
+            Ok(file) => Ok(try_lock(file)?.is_none()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e).with_context(|| format!("cannot open {}", path.display())),
+        }
     }
 
     /// Removes the folder; for the holder of the lock, or to clear up after one that was killed.
@@ -141,5 +142,35 @@ impl RunDir {
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(true)
+    }
+}
+
+/// The lock on an open file; `None` when another process has it.
+fn try_lock(file: File) -> Result<Option<Flock<File>>> {
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, e)) => Err(e).context("cannot lock"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_told_by_its_lock_and_asking_makes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir(dir.path().join("net-1"));
+        assert!(!run_dir.is_running().unwrap());
+        assert!(!run_dir.path().exists());
+
+        let held = run_dir.lock().unwrap().unwrap();
+        assert!(run_dir.is_running().unwrap());
+        // What `down` meets when the daemon has just removed its folder.
+        run_dir.remove();
+        assert!(!run_dir.is_running().unwrap());
+        assert!(!run_dir.path().exists());
+        drop(held);
     }
 }

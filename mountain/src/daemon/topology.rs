@@ -10,9 +10,10 @@ use super::{ids::PathIds, Daemon, ADOPT_MS};
 use crate::bpf::{GroupConfig, Masks, PathConfig};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
+use crate::start::{self, Starter};
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::steer::topology::{Path, Topology};
+use crate::steer::topology::{Kind, Path, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -170,7 +171,19 @@ impl Paths {
         self.topology = topology;
     }
 
-    /// Path ids and weights of each group, without paths that got no id.
+    /// The paths as those need them who place new flows.
+    fn known(&self) -> BTreeMap<usize, start::Known> {
+        let known = |index: usize| {
+            let id = self.id(index)?;
+            let salt = self.path_config(id)?.salt;
+            let name = self.name(id).to_owned();
+            Some((id, start::Known { index, name, salt }))
+        };
+        (0..self.topology.paths.len()).filter_map(known).collect()
+    }
+
+    /// Path ids and weights of each group, without paths that got no id. The prefixes are those whose
+    /// running flows move.
     fn groups(&self) -> Vec<GroupConfig> {
         self.topology
             .groups
@@ -181,7 +194,10 @@ impl Paths {
                     .iter()
                     .filter_map(|m| Some((self.id(m.path)?, inv_weight(m.weight))))
                     .collect(),
-                prefixes: g.prefixes.clone(),
+                prefixes: match g.kind.moves() {
+                    true => g.prefixes.clone(),
+                    false => Vec::new(),
+                },
             })
             .collect()
     }
@@ -210,7 +226,7 @@ impl Daemon {
             && self.paths.topology.groups == topology.groups
             && keys(&self.paths.topology) == keys(&topology);
         let unchanged = self.paths.topology == topology;
-        if unchanged && self.paths.any() {
+        if unchanged && self.paths.any() && self.failed_at.is_none() {
             return Ok(());
         }
         let first = !self.paths.any();
@@ -248,6 +264,7 @@ impl Daemon {
             }
             steer.attach_to(&self.paths.devices())?;
         }
+        self.update_starter(&groups)?;
         for id in self.paths.ids() {
             let up = self.paths.path(id).is_some_and(|p| p.up);
             if !up || !first {
@@ -257,6 +274,52 @@ impl Daemon {
         self.unresolved
             .retain(|id, _| self.paths.path(*id).is_some());
         self.tick();
+        Ok(())
+    }
+
+    /// Has new flows choose among the groups that are there now.
+    fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
+        let topology = &self.paths.topology;
+        let wanted = topology.starts() && self.config.start.enabled && !self.options.dry_run;
+        if !wanted && self.starter.is_none() {
+            return Ok(());
+        }
+        match self.try_update_starter(groups) {
+            // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
+            Err(e)
+                if !self
+                    .paths
+                    .topology
+                    .groups
+                    .iter()
+                    .any(|g| g.kind == Kind::Start) =>
+            {
+                warn!("new flows do not choose their path: {e:#}");
+                self.starter = None;
+                self.config.start.enabled = false;
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn try_update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
+        let starter = match &mut self.starter {
+            Some(starter) => starter,
+            none => {
+                let mut starter = Starter::new(&self.config)?;
+                starter.set_mode(super::mode_of(self.policy_name));
+                none.insert(starter)
+            }
+        };
+        starter.update(&self.paths.topology, groups, &self.paths.known())
+    }
+
+    /// Removes what a daemon that was killed has left and that this one has no use for.
+    pub(super) fn take_over(&mut self) -> Result<()> {
+        if self.starter.is_none() && !self.options.dry_run && start::clear()? {
+            info!("removed the rules and tables that an earlier run has left");
+        }
         Ok(())
     }
 
@@ -320,11 +383,18 @@ impl Daemon {
                 .map(|id| self.paths.name(id))
                 .collect();
             info!(
-                "group {i}: {} (table {}) by {}",
+                "group {i}: {} (table {}) by {}: {}",
                 prefixes.join(", "),
                 g.table,
-                members.join(", ")
+                members.join(", "),
+                start::kind_text(g.kind)
             );
+        }
+        if self.options.dry_run {
+            match start::preview(t, &self.config.start) {
+                Ok(lines) => lines.iter().for_each(|line| info!("would add: {line}")),
+                Err(e) => warn!("{e:#}"),
+            }
         }
         if t.groups.is_empty() {
             warn!("no multipath route to steer: waiting for one");

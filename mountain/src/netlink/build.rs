@@ -7,11 +7,13 @@ use ipnet::IpNet;
 
 use super::nexthop::NextHop;
 use super::rules::{self, Reach};
-use super::snapshot::{Link, Route, Snapshot, UNICAST};
+use super::snapshot::{Address, Link, Route, Snapshot, UNICAST};
 use super::Filter;
 use crate::steer::topology::{
     Group, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
 };
+
+mod defaults;
 
 const TABLE_MAIN: u32 = 254;
 
@@ -46,6 +48,9 @@ pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
         if let Err(reason) = adopted {
             builder.skip(route, &reason);
         }
+    }
+    for ipv6 in [false, true] {
+        builder.adopt_by_metric(ipv6, filter);
     }
     builder.finish()
 }
@@ -149,11 +154,15 @@ impl<'a> Builder<'a> {
                 self.path_index.retain(|_, index| *index < known_paths);
                 return Err(format!("more than {MAX_GROUPS} groups on this host"));
             }
-            None => self.topology.groups.push(Group {
-                table: route.table,
-                prefixes: vec![route.prefix],
-                members,
-            }),
+            None => {
+                let kind = self.kind(route, &members);
+                self.topology.groups.push(Group {
+                    kind,
+                    table: route.table,
+                    prefixes: vec![route.prefix],
+                    members,
+                });
+            }
         }
         self.adopted.insert(route.prefix, route.table);
         Ok(())
@@ -287,10 +296,16 @@ impl<'a> Builder<'a> {
     }
 
     fn new_path(&self, key: PathKey, link: &Link, hop: &NextHop) -> Path {
+        let own: BTreeSet<IpAddr> = own_addresses(self.snapshot, &key)
+            .map(|a| a.address)
+            .collect();
         Path {
             key,
             ifname: link.ifname.clone(),
             source: source_address(self.snapshot, &key),
+            addresses: own.into_iter().collect(),
+            fresh: own_addresses(self.snapshot, &key).any(|a| a.fresh),
+            preferred_source: None,
             mtu: link.mtu,
             ethernet: link.ethernet,
             up: link.up && !hop.dead,
@@ -353,6 +368,11 @@ impl<'a> Builder<'a> {
         self.topology.pinned_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;
+        if self.topology.starts() {
+            self.topology.inner_devices = inner_devices(self.snapshot, &devices);
+            self.topology.rule_priorities =
+                [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
+        }
         if self.reasons_left_out > 0 {
             let more = format!("{} more routes", self.reasons_left_out);
             self.topology.skipped.push(more);
@@ -429,6 +449,18 @@ fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
         .map(|a| a.address)
 }
 
+/// Global addresses on a path's device.
+fn own_addresses<'a>(
+    snapshot: &'a Snapshot,
+    path: &PathKey,
+) -> impl Iterator<Item = &'a Address> + 'a {
+    let (ifindex, ipv6) = (path.ifindex, path.ipv6);
+    snapshot
+        .addresses
+        .iter()
+        .filter(move |a| a.ifindex == ifindex && a.address.is_ipv6() == ipv6 && a.global)
+}
+
 /// Drops prefixes whose nearest enclosing prefix, ours or not, is itself one of `others`.
 fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNet> {
     // Sorted by address, then length: an enclosing prefix comes before what it encloses.
@@ -454,6 +486,23 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNe
         enclosing.push((prefix, ours));
     }
     kept
+}
+
+/// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports
+/// of one. Of a bridge its ports: with br_netfilter (as Docker has it) Netfilter meets a packet before
+/// the bridge's own ingress does, and what is marked there comes too late for the connection.
+fn inner_devices(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<u32> {
+    let is_bridge = |ifindex: u32| snapshot.links.get(&ifindex).is_some_and(|link| link.bridge);
+    let is_inner = |ifindex: u32, link: &Link| {
+        let is_first = match link.master {
+            Some(master) => is_bridge(master) && !uplinks.contains(&master),
+            None => !link.bridge,
+        };
+        link.ethernet && is_first && !uplinks.contains(&ifindex)
+    };
+    let links = snapshot.links.iter();
+    let inner = links.filter(|(ifindex, link)| is_inner(**ifindex, link));
+    inner.map(|(ifindex, _)| *ifindex).collect()
 }
 
 #[cfg(test)]

@@ -71,6 +71,22 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
     }
 }
 
+/// Where a rule has to stand that every packet meets right before it would look the main table up:
+/// behind all that others have put there. The kernel puts a new rule behind those of its priority.
+pub(super) fn last_priority(snapshot: &Snapshot, ipv6: bool) -> u32 {
+    const TABLE_MAIN: u32 = 254;
+    const USUAL: u32 = 32766;
+
+    let main = snapshot.rules.iter().find(|rule| {
+        rule.ipv6 == ipv6
+            && rule.action == Action::Table(TABLE_MAIN)
+            && rule.suppress_length.is_none()
+            && !rule.suppress_group
+            && matches!(match_of(rule), Match::All)
+    });
+    main.map_or(USUAL, |rule| rule.priority).saturating_sub(1)
+}
+
 enum Match {
     None,
     Some,
@@ -167,6 +183,7 @@ mod tests {
             source: None,
             tos: 0,
             metric: 0,
+            preferred_source: None,
             kind: 1,
             multipath: false,
             hops: Vec::new(),
@@ -252,6 +269,14 @@ mod tests {
         let rules = vec![always, rule(32766, Action::Table(254))];
         let reach_always = reach(&snapshot(rules), 254, false).unwrap();
         assert_eq!(reach_always.earlier, [(100, None)]);
+
+        assert_eq!(last_priority(&Snapshot::default(), false), 32765);
+        let early = Rule {
+            suppress_length: Some(0),
+            ..rule(100, Action::Table(254))
+        };
+        let rules = vec![early, rule(200, Action::Table(254))];
+        assert_eq!(last_priority(&snapshot(rules), false), 199);
 
         let dropped = vec![rule(5, Action::Drop), rule(32766, Action::Table(254))];
         assert!(reach(&snapshot(dropped), 254, false).is_err());

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 
 use super::nexthop::{self, NextHop, NextHopObject};
+use super::uplinks;
 use super::wire::{self, push_attribute, Attributes, Socket};
 
 const RTM_GETLINK: u16 = 18;
@@ -45,6 +46,7 @@ pub(super) struct Link {
     pub ethernet: bool,
     /// Device this one is a port of.
     pub master: Option<u32>,
+    pub bridge: bool,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
 }
@@ -59,6 +61,8 @@ pub(super) struct Address {
     /// Not to be used as a source while there is another: secondary (IPv4), temporary,
     /// deprecated, tentative or duplicate (IPv6).
     pub second_choice: bool,
+    /// Not deprecated, tentative or duplicate (IPv6): something new may use it as its source.
+    pub fresh: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -69,6 +73,8 @@ pub(super) struct Route {
     pub tos: u8,
     /// Lower is preferred.
     pub metric: u32,
+    /// The source address that it gives to packets without one.
+    pub preferred_source: Option<IpAddr>,
     pub kind: u8,
     /// Made of several next hops by RTA_MULTIPATH or a nexthop group, even if only one is left.
     pub multipath: bool,
@@ -158,14 +164,19 @@ pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         consistent &= absent_family(
             family,
             socket.dump(RTM_GETROUTE, &header, |_, payload| {
-                snapshot.routes.extend(decode_route(payload, &objects));
+                // What mountain itself has added says nothing about the host.
+                if !uplinks::is_own_route(payload) {
+                    snapshot.routes.extend(decode_route(payload, &objects));
+                }
             }),
         )
         .context("cannot list the routes")?;
         consistent &= absent_family(
             family,
             socket.dump(RTM_GETRULE, &header, |_, payload| {
-                snapshot.rules.extend(decode_rule(payload, &indexes));
+                if !uplinks::is_own_rule(payload) {
+                    snapshot.rules.extend(decode_rule(payload, &indexes));
+                }
             }),
         )
         .context("cannot list the routing rules")?;
@@ -222,13 +233,14 @@ fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
     let head = decode_link_head(payload)?;
     let attributes = Attributes::after(payload, 16);
     let device_type = u16::from_ne_bytes(*payload.get(2..)?.first_chunk()?);
-    let vrf_table = attributes.get(IFLA_LINKINFO).and_then(|info| {
-        let info = Attributes::after(info, 0);
-        if info.string(IFLA_INFO_KIND)? != "vrf" {
-            return None;
-        }
-        Attributes::after(info.get(IFLA_INFO_DATA)?, 0).u32(IFLA_VRF_TABLE)
-    });
+    let info = attributes.get(IFLA_LINKINFO);
+    let info = info.map(|info| Attributes::after(info, 0));
+    let kind = info.as_ref().and_then(|info| info.string(IFLA_INFO_KIND));
+    let vrf_table = match kind.as_deref() {
+        Some("vrf") => info
+            .and_then(|info| Attributes::after(info.get(IFLA_INFO_DATA)?, 0).u32(IFLA_VRF_TABLE)),
+        _ => None,
+    };
     Some((
         head.ifindex,
         Link {
@@ -237,6 +249,7 @@ fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
             mtu: attributes.u32(IFLA_MTU)?,
             ethernet: device_type == libc::ARPHRD_ETHER,
             master: attributes.u32(IFLA_MASTER),
+            bridge: kind.as_deref() == Some("bridge"),
             vrf_table,
         },
     ))
@@ -247,7 +260,8 @@ fn decode_address(payload: &[u8]) -> Option<Address> {
     const IFA_LOCAL: u16 = 2;
     const IFA_FLAGS: u16 = 8;
     // IFA_F_SECONDARY (temporary for IPv6), DADFAILED, DEPRECATED, TENTATIVE.
-    const SECOND_CHOICE: u32 = 0x01 | 0x08 | 0x20 | 0x40;
+    const SECOND_CHOICE: u32 = 0x01 | NOT_FRESH;
+    const NOT_FRESH: u32 = 0x08 | 0x20 | 0x40;
 
     // struct ifaddrmsg: family, prefix length, flags, scope, index (4)
     let &[_, prefix_length, flags, scope] = payload.first_chunk()?;
@@ -260,6 +274,7 @@ fn decode_address(payload: &[u8]) -> Option<Address> {
         subnet: on_link.and_then(|ip| IpNet::new(ip, prefix_length).ok().map(|net| net.trunc())),
         global: scope == libc::RT_SCOPE_UNIVERSE,
         second_choice: flags & SECOND_CHOICE != 0,
+        fresh: flags & NOT_FRESH == 0,
     })
 }
 
@@ -409,6 +424,7 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
     const RTA_DST: u16 = 1;
     const RTA_SRC: u16 = 2;
     const RTA_PRIORITY: u16 = 6;
+    const RTA_PREFSRC: u16 = 7;
     const RTA_MULTIPATH: u16 = 9;
     const RTA_TABLE: u16 = 15;
     const RTA_NH_ID: u16 = 30;
@@ -439,6 +455,7 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
         },
         tos,
         metric: attributes.u32(RTA_PRIORITY).unwrap_or(0),
+        preferred_source: attributes.ip(RTA_PREFSRC),
         kind,
         multipath,
         hops,

@@ -1,7 +1,8 @@
 //! Connections that the kernel has decided about already (linux/netfilter/nfnetlink_conntrack.h).
 //!
 //! Where a connection goes is decided with its first packet. One that is under way when its rule goes
-//! would go on being redirected, so its entry is deleted: the next packet is decided about anew.
+//! would go on being redirected, so its entry is deleted: the next packet is decided about anew. Likewise
+//! with flows that were placed on an uplink which is dead ([`crate::start`]).
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -17,8 +18,11 @@ const IPCTNL_MSG_CT_GET: u16 = 1;
 const IPCTNL_MSG_CT_DELETE: u16 = 2;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_STATUS: u16 = 3;
+const CTA_MARK: u16 = 8;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
+const CTA_MARK_MASK: u16 = 21;
 const CTA_FILTER: u16 = 25;
 const CTA_FILTER_ORIG_FLAGS: u16 = 1;
 const CTA_FILTER_REPLY_FLAGS: u16 = 2;
@@ -38,6 +42,15 @@ const HEADER_LEN: usize = 4;
 const FILTER_IP_DST: u32 = 1 << 1;
 const FILTER_PROTO_NUM: u32 = 1 << 3;
 const FILTER_DST_PORT: u32 = 1 << 5;
+/// There was an answer: linux/netfilter/nf_conntrack_common.h.
+const IPS_SEEN_REPLY: u32 = 1 << 1;
+/// Protocols whose flows have no connection that ends when their translated address changes.
+const CONNECTIONLESS: [libc::c_int; 4] = [
+    libc::IPPROTO_UDP,
+    libc::IPPROTO_UDPLITE,
+    libc::IPPROTO_ICMP,
+    libc::IPPROTO_ICMPV6,
+];
 
 /// One connection.
 struct Flow {
@@ -88,11 +101,11 @@ fn forget_to(rules: &[&Rule], wanted: impl Fn(&Flow, &Rule) -> bool) -> Result<u
         return Ok(0);
     }
     match rules {
-        [rule] => forget(rule.from.is_ipv6(), Some((rule.proto, rule.from)), wanted),
+        [rule] => forget_flows(rule.from.is_ipv6(), Some((rule.proto, rule.from)), wanted),
         _ => [false, true]
             .into_iter()
             .filter(|ipv6| rules.iter().any(|rule| rule.from.is_ipv6() == *ipv6))
-            .map(|ipv6| forget(ipv6, None, wanted))
+            .map(|ipv6| forget_flows(ipv6, None, wanted))
             .sum(),
     }
 }
@@ -103,22 +116,56 @@ fn is_empty() -> bool {
     count.is_ok_and(|count| count.trim() == "0")
 }
 
-fn forget(
+fn forget_flows(
     ipv6: bool,
     only: Option<(Proto, SocketAddr)>,
     wanted: impl Fn(&Flow) -> bool,
 ) -> Result<usize> {
+    // A filter that a kernel does not know is ignored: all entries are looked at then.
+    forget(ipv6, &request(ipv6, only), |payload| {
+        let flow = flow(payload).filter(&wanted)?;
+        Some(flow.attributes)
+    })
+}
+
+/// Deletes the entries, of one family and with a mark within a mask, of flows that can go on from another
+/// address: those without a connection, and what was never answered. Says how many.
+///
+/// # Errors
+/// When the kernel refuses to list or delete.
+pub fn forget_marked(ipv6: bool, mark: u32, mask: u32) -> Result<usize> {
+    let mut request = header(ipv6);
+    push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
+    push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
+    forget(ipv6, &request, |payload| {
+        let entry = Attributes::after(payload, HEADER_LEN);
+        is_stuck(&entry, mark, mask).then(|| name(&entry))
+    })
+}
+
+fn is_stuck(entry: &Attributes, mark: u32, mask: u32) -> bool {
+    let number = |kind| -> Option<u32> {
+        let bytes = *entry.get(kind)?.first_chunk::<4>()?;
+        Some(u32::from_be_bytes(bytes))
+    };
+    let proto = || {
+        let original = entry.nested(CTA_TUPLE_ORIG)?;
+        original.nested(CTA_TUPLE_PROTO)?.u8(CTA_PROTO_NUM)
+    };
+    let has_connection = || proto().is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
+    let is_answered = || number(CTA_STATUS).is_none_or(|status| status & IPS_SEEN_REPLY != 0);
+    number(CTA_MARK).is_some_and(|found| found & mask == mark)
+        && !(has_connection() && is_answered())
+}
+
+/// Deletes the entries among those asked for by `request` of which `wanted` says how to name them.
+fn forget(ipv6: bool, request: &[u8], wanted: impl Fn(&[u8]) -> Option<Vec<u8>>) -> Result<usize> {
     let flows = || -> std::io::Result<usize> {
         let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
         let mut found = Vec::new();
-        // A filter that a kernel does not know is ignored: all entries are looked at then.
-        socket.dump(
-            kind(IPCTNL_MSG_CT_GET),
-            &request(ipv6, only),
-            |_, payload| {
-                found.extend(flow(payload).filter(&wanted).map(|flow| flow.attributes));
-            },
-        )?;
+        socket.dump(kind(IPCTNL_MSG_CT_GET), request, |_, payload| {
+            found.extend(wanted(payload));
+        })?;
         let mut count = 0;
         for attributes in found {
             let body = [header(ipv6), attributes].concat();
@@ -185,6 +232,20 @@ fn flow(payload: &[u8]) -> Option<Flow> {
     let entry = Attributes::after(payload, HEADER_LEN);
     let original = entry.nested(CTA_TUPLE_ORIG)?;
     let reply = entry.nested(CTA_TUPLE_REPLY)?;
+    Some(Flow {
+        proto: original.nested(CTA_TUPLE_PROTO)?.u8(CTA_PROTO_NUM)?,
+        from: end(
+            &original,
+            [CTA_IP_V4_DST, CTA_IP_V6_DST],
+            CTA_PROTO_DST_PORT,
+        )?,
+        to: end(&reply, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT)?,
+        attributes: name(&entry),
+    })
+}
+
+/// What names an entry, to delete this one and no other.
+fn name(entry: &Attributes) -> Vec<u8> {
     let mut attributes = Vec::new();
     for kind in [CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE] {
         if let Some(value) = entry.get(kind) {
@@ -196,16 +257,7 @@ fn flow(payload: &[u8]) -> Option<Flow> {
             push_attribute(&mut attributes, kind | nested, value);
         }
     }
-    Some(Flow {
-        proto: original.nested(CTA_TUPLE_PROTO)?.u8(CTA_PROTO_NUM)?,
-        from: end(
-            &original,
-            [CTA_IP_V4_DST, CTA_IP_V6_DST],
-            CTA_PROTO_DST_PORT,
-        )?,
-        to: end(&reply, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT)?,
-        attributes,
-    })
+    attributes
 }
 
 /// One end of a tuple.
@@ -215,4 +267,39 @@ fn end(tuple: &Attributes, addresses: [u16; 2], port: u16) -> Option<SocketAddr>
     let proto = tuple.nested(CTA_TUPLE_PROTO)?;
     let port = u16::from_be_bytes(*proto.get(port)?.first_chunk()?);
     Some(SocketAddr::new(address, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(proto: libc::c_int, mark: u32, status: u32) -> Vec<u8> {
+        let mut tuple = Vec::new();
+        let mut number = Vec::new();
+        push_attribute(&mut number, CTA_PROTO_NUM, &[proto as u8]);
+        push_attribute(&mut tuple, CTA_TUPLE_PROTO | NLA_F_NESTED, &number);
+        let mut entry = Vec::new();
+        push_attribute(&mut entry, CTA_TUPLE_ORIG | NLA_F_NESTED, &tuple);
+        push_attribute(&mut entry, CTA_STATUS, &status.to_be_bytes());
+        push_attribute(&mut entry, CTA_MARK, &mark.to_be_bytes());
+        entry
+    }
+
+    #[test]
+    fn what_can_go_on_elsewhere_is_stuck_on_a_dead_uplink() {
+        const MARK: u32 = 0x0300_0000;
+        for (proto, mark, status, expected) in [
+            (libc::IPPROTO_UDP, MARK | 7, IPS_SEEN_REPLY, true),
+            (libc::IPPROTO_ICMPV6, MARK, IPS_SEEN_REPLY, true),
+            (libc::IPPROTO_TCP, MARK, 0, true),
+            (libc::IPPROTO_TCP, MARK, IPS_SEEN_REPLY, false),
+            (libc::IPPROTO_UDP, 0x0200_0000, 0, false),
+            (libc::IPPROTO_UDP, 0, 0, false),
+        ] {
+            let bytes = entry(proto, mark, status);
+            let entry = Attributes::after(&bytes, 0);
+            let stuck = is_stuck(&entry, MARK, 0xff00_0000);
+            assert_eq!(stuck, expected, "protocol {proto}, mark {mark:#x}");
+        }
+    }
 }

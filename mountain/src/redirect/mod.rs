@@ -10,7 +10,7 @@
 pub mod actions;
 pub mod bpf;
 pub mod config;
-mod conntrack;
+pub(crate) mod conntrack;
 pub mod fixes;
 pub mod module;
 pub mod nft;

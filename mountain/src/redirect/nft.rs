@@ -247,7 +247,7 @@ fn message(set: &str, elements: &[Element]) -> Vec<u8> {
 }
 
 /// Has nft(8) carry out a file as one transaction.
-fn nft(file: &[u8]) -> Result<()> {
+pub(crate) fn nft(file: &[u8]) -> Result<()> {
     let mut child = Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())

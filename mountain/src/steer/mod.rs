@@ -9,5 +9,6 @@ pub mod policy;
 mod policy_tests;
 pub mod rendezvous;
 pub mod selfload;
+pub mod start;
 pub mod topology;
 pub mod window;

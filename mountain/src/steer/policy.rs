@@ -418,6 +418,25 @@ impl Policy {
         &self.verdict
     }
 
+    /// Which of a group's paths flows that start now may use: those of the latency class, without the ones
+    /// whose newest probe is beyond. Such a flow has nothing to lose elsewhere and can never leave, so one
+    /// late probe is enough. Where none is left, any that delivers and has no late probe; else all of the class.
+    pub fn for_new_flows(&self, g: usize) -> u16 {
+        let Some((verdict, group)) = self.verdict.groups.get(g).zip(self.groups.get(g)) else {
+            return 0;
+        };
+        if self.mode == Mode::MinRtt || verdict.latency == 0 {
+            return verdict.latency;
+        }
+        let mut late = 0;
+        for (i, m) in group.members.iter().enumerate() {
+            late |= u16::from(m.seen.newest_beyond) << i;
+        }
+        let choices = [verdict.latency & !late, verdict.alive & !late];
+        let found = choices.into_iter().find(|paths| *paths != 0);
+        found.unwrap_or(verdict.latency)
+    }
+
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.log.iter()

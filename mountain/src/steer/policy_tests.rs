@@ -67,6 +67,37 @@ fn a_step_is_left_within_200_ms() {
 }
 
 #[test]
+fn new_flows_stay_out_of_a_path_from_its_first_late_probe_on() {
+    for seed in 0..10u64 {
+        let onset = 10 * S + seed * 3_700;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let slow: Model = Box::new(move |t| {
+            let late = if t < onset { 0 } else { 300_000 };
+            same(noise(&mut rng) + late)
+        });
+        let mut sim = Sim::new(vec![slow, noisy(seed + 1000)], seed);
+        let (mut avoided, mut left) = (None, None);
+        sim.run(12 * S, |s| {
+            let new = s.policy.for_new_flows(0);
+            match s.now {
+                now if now < 5 * S => {}
+                now if now < onset => assert_eq!(new, 0b11, "no probe was late"),
+                now if new == 0b10 => _ = avoided.get_or_insert(now),
+                _ => assert_eq!(avoided, None, "and stay out"),
+            }
+            if s.now >= onset && s.mask().latency == 0b10 {
+                left.get_or_insert(s.now);
+            }
+        });
+        let (avoided, left) = (avoided.unwrap() - onset, left.unwrap() - onset);
+        assert!(
+            avoided <= 100 * MS && avoided <= left,
+            "{avoided}, {left} us"
+        );
+    }
+}
+
+#[test]
 fn a_silent_drop_is_left_within_200_ms_and_then_dead() {
     for seed in 0..10u64 {
         let onset = 10 * S + seed * 3_700;

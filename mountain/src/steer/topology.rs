@@ -43,6 +43,14 @@ pub struct Path {
     pub ethernet: bool,
     /// Device administratively up with carrier, and the next hop neither dead nor linkdown.
     pub up: bool,
+    /// Global addresses on the device, of the path's family, in order: what packets bear that belong
+    /// to this path.
+    pub addresses: Vec<IpAddr>,
+    /// Whether one of them may be the source of something new: neither deprecated, tentative nor
+    /// duplicate.
+    pub fresh: bool,
+    /// The source that the path's own default route prefers, where it names one.
+    pub preferred_source: Option<IpAddr>,
     /// Link-layer address of the gateway while the kernel's neighbour entry is usable
     /// (REACHABLE, STALE, DELAY, PROBE, PERMANENT, NOARP); `None` otherwise.
     pub gateway_mac: Option<[u8; 6]>,
@@ -57,9 +65,36 @@ pub struct Member {
     pub weight: u16,
 }
 
+/// What can be chosen for the flows of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// All paths carry the same source addresses: running flows move.
+    #[default]
+    Move,
+    /// The next hops of one multipath route give sockets addresses of their own: new flows choose
+    /// their path; those that have an address of the host itself move as well.
+    StartAndMove,
+    /// Several default routes, one preferred by its metric: new flows choose their path.
+    Start,
+}
+
+impl Kind {
+    /// Whether running flows may be moved between the paths.
+    pub fn moves(self) -> bool {
+        self != Self::Start
+    }
+
+    /// Whether new flows choose a path, before their source address is chosen.
+    pub fn starts(self) -> bool {
+        self != Self::Move
+    }
+}
+
 /// Prefixes that share one set of next hops in one table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
+    pub kind: Kind,
     /// Routing table (254 is `main`).
     pub table: u32,
     /// Destination prefixes of the multipath routes that have exactly these members.
@@ -110,6 +145,19 @@ pub struct Topology {
     pub pinned_sources: Vec<IpAddr>,
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
     pub skipped: Vec<String>,
+    /// Where some flows choose when they start: devices by which forwarded packets may come from
+    /// within, those with Ethernet headers that are no path's; of a bridge its ports.
+    pub inner_devices: Vec<u32>,
+    /// Likewise: priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
+    /// main table, after every rule that others have put there.
+    pub rule_priorities: [u32; 2],
+}
+
+impl Topology {
+    /// Whether some group's new flows choose their path.
+    pub fn starts(&self) -> bool {
+        self.groups.iter().any(|group| group.kind.starts())
+    }
 }
 
 impl Selector {

@@ -25,6 +25,7 @@ fn route(table: u32, prefix: &str, devices: &[u32]) -> Route {
         source: None,
         tos: 0,
         metric: 0,
+        preferred_source: None,
         kind: UNICAST,
         multipath: devices.len() > 1,
         hops: devices.iter().map(hop).collect(),
@@ -75,6 +76,7 @@ fn a_full_routing_table_takes_seconds_not_hours() {
 
     let filter = Filter {
         routes: vec!["10.0.0.0/8".parse().unwrap()],
+        ..Filter::default()
     };
     let nothing = build(&snapshot, &filter);
     assert_eq!(nothing.groups, []);

@@ -1,0 +1,679 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * start: choose the uplink of a new flow, where it cannot be changed later.
+ *
+ * Theory of operation
+ * ===================
+ *
+ * Uplinks with addresses of their own, as those of two providers: a flow's source address is that of
+ * the uplink which it starts on, and so it can never change to another one. Here the choice is made
+ * before the address is. The daemon measures the paths and writes which of them each class may use,
+ * as for steer.bpf.c; it also keeps a routing table for each uplink and ip rules that lead there
+ * (mountain/src/steer/start.rs). The programs only say which:
+ *
+ *   connect(), TCP and UDP    cgroup/connect4, connect6: the socket is given the uplink's mark, and
+ *                             the kernel's own look-up, made right after, finds route and source
+ *                             address by it. The mark stays with the socket, so does the path.
+ *   sendto() without          cgroup/sendmsg4, sendmsg6: the mark would come too late (the kernel has
+ *   connect()                 read it by now), so the datagram is given the uplink's address as its
+ *                             source; the rule for that address does the rest. Remembered for each
+ *                             socket and destination, so that an exchange keeps its address.
+ *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
+ *                             is given the mark. Netfilter keeps it with the connection and gives
+ *                             it to all further packets, whatever stands in them by then
+ *                             (mountain/src/start/nft.rs).
+ *
+ * Why a mark rather than bpf_bind() to the uplink's address: a socket bound so keeps the address when
+ * it is connected to something else later (getaddrinfo() does that with one socket to sort addresses,
+ * resolvers and the like do), also when that is on another network; binding fails for sockets that
+ * have a port already; and the choice among an uplink's IPv6 addresses, temporary ones above all,
+ * is the kernel's to make.
+ *
+ * Left alone: other network namespaces (the programs are attached to a cgroup, which knows none),
+ * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
+ * port of their own unless a rule names them (servers; others may have been told the address),
+ * destinations with a route of their own, local ones, multicast; for sendmsg, what an ip rule of the
+ * user's selects, and a source per packet. (A device per packet without a source, IP_PKTINFO, cannot be
+ * seen here.) Everything, when no path is known good.
+ *
+ * Nothing here ever refuses a call: each program returns 1.
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/version.h>
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
+/* Debian 12's headers are older than the kernels that this program runs on. */
+struct bpf_iter_num {
+	__u64 __opaque[1];
+} __attribute__((aligned(8)));
+#endif
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+
+#define AF_INET		2
+#define AF_INET6	10
+/* <asm-generic/socket.h> of user space drags more in than these. */
+#define SOL_SOCKET	1
+#define SO_MARK		36
+#define SOL_IP		0
+#define IP_TOS		1
+#define SOL_IPV6	41
+#define IPV6_TCLASS	67
+/* include/net/sock.h: the port was asked for by bind(). */
+#define SOCK_BINDPORT_LOCK	8
+
+#define ALLOW		1	/* the call goes on */
+
+#include "start.h"
+#include "parse.h"
+#include "rendezvous.h"
+#include "dest.h"
+
+/* The members of the kernel's sockets that are read here; their places are found at load (CO-RE). */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct sock {
+	unsigned char sk_userlocks : 4;
+};
+
+struct ipv6_pinfo {
+	int ucast_oif;
+};
+
+struct inet_sock {
+	struct ipv6_pinfo *pinet6;
+	int uc_index;
+};
+#pragma clang attribute pop
+
+extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
+
+char LICENSE[] SEC("license") = "GPL";
+
+struct mtn_start_config config;
+struct mtn_start_path paths[MTN_MAX_PATHS];
+struct mtn_group groups[MTN_MAX_GROUPS];
+struct mtn_start_rule rules[MTN_MAX_START_RULES];
+volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
+/* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
+volatile __u64 alive_paths;
+/* Flows placed on each path; plain increments, for people. */
+__u64 placed[MTN_MAX_PATHS];
+
+#include "selectors.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct mtn_exchange_key);
+	__type(value, struct mtn_exchange);
+} exchanges SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MTN_START_STAT_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} stats SEC(".maps");
+
+static __always_inline void mtn_count(__u32 stat)
+{
+	__u64 *n = bpf_map_lookup_elem(&stats, &stat);
+
+	if (n)
+		(*n)++;
+}
+
+/* A flow that is about to start. */
+struct mtn_start {
+	struct mtn_flow_key key;	/* local flows: no source, but destination, protocol, family */
+	__u32 salt;			/* tells local flows apart, whose ports are not chosen yet */
+	__u32 mark;
+	__u32 uid;
+	__u32 prefer;			/* path to stay with if it will do, or MTN_MAX_PATHS */
+	__u8 dsfield;
+	__u8 by_rule;			/* result: a rule decided */
+	__u16 pad;
+	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
+};
+
+/* An index that was checked before; see mtn_path_at() in steer.bpf.c. */
+static __always_inline struct mtn_start_path *mtn_path_at(__u32 id)
+{
+	barrier_var(id);
+	return &paths[id & (MTN_MAX_PATHS - 1)];
+}
+
+static __always_inline bool mtn_is_path(__u32 path)
+{
+	return path < MTN_MAX_PATHS && mtn_path_at(path)->mark;
+}
+
+static __always_inline bool mtn_is_alive(__u32 path)
+{
+	return mtn_is_path(path) && (alive_paths >> (path & (MTN_MAX_PATHS - 1)) & 1);
+}
+
+static __always_inline bool mtn_is_member(__u32 group, __u32 path)
+{
+	barrier_var(group);
+	barrier_var(path);
+	return groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)] <
+	       MTN_MAX_MEMBERS;
+}
+
+/* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
+static __always_inline bool mtn_rule_matches(const struct mtn_start_rule *r,
+					     const struct mtn_start *s, const bool local)
+{
+	if (r->ipv6 != MTN_ANY_FAMILY && r->ipv6 != s->key.ipv6)
+		return false;
+	if (r->proto && r->proto != s->key.proto)
+		return false;
+	if (!mtn_in_range(s->key.dport, r->dport_first, r->dport_last))
+		return false;
+	if ((s->mark & r->mark_mask) != r->mark)
+		return false;
+	if (!mtn_in_prefix(s->key.daddr, r->dst, r->dst_mask))
+		return false;
+	if (r->dscp != MTN_ANY_DSCP && r->dscp != s->dsfield >> 2)
+		return false;
+	if (!local)
+		return !r->cgroup && !r->uid_first && r->uid_last == 0xffffffff;
+	if (s->uid < r->uid_first || s->uid > r->uid_last)
+		return false;
+	return !r->cgroup || (local && bpf_get_current_ancestor_cgroup_id(r->cgroup_level) == r->cgroup);
+}
+
+/* The first rule that matches, or MTN_MAX_START_RULES. */
+static __always_inline __u32 mtn_rule_for(const struct mtn_start *s, const bool local)
+{
+	__u32 i, found = MTN_MAX_START_RULES;
+
+	bpf_for(i, 0, config.n_rules) {
+		if (i >= MTN_MAX_START_RULES)
+			break;
+		if (mtn_rule_matches(&rules[i], s, local)) {
+			found = i;
+			break;
+		}
+	}
+	return found;
+}
+
+/* Members of @g among the paths in @wanted. */
+static __always_inline __u32 mtn_members_of(const struct mtn_group *g, __u64 wanted)
+{
+	__u32 i, members = 0;
+
+	bpf_for(i, 0, g->n_members) {
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		if (wanted >> (g->path[i] & (MTN_MAX_PATHS - 1)) & 1)
+			members |= 1U << i;
+	}
+	return members;
+}
+
+/* The path that @hash gives among the members in @may; MTN_MAX_PATHS: there is none. */
+static __always_inline __u32 mtn_choose(const struct mtn_group *g, __u32 may, __u32 hash)
+{
+	__u32 i, best = MTN_MAX_PATHS;
+	__u64 best_score = ~0ULL;
+
+	bpf_for(i, 0, g->n_members) {
+		__u64 score;
+		__u32 path;
+
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		path = g->path[i];
+		if (!(may & (1U << i)) || path >= MTN_MAX_PATHS || !mtn_path_at(path)->mark)
+			continue;
+		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+			g->inv_weight[i];
+		if (best == MTN_MAX_PATHS || score < best_score) {
+			best_score = score;
+			best = path;
+		}
+	}
+	return best;
+}
+
+/* Where a flow to @group starts: a path id, or MTN_MAX_PATHS for the kernel's choice. */
+static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 rule)
+{
+	struct mtn_flow_key key = s->key;
+	union mtn_masks masks;
+	struct mtn_group *g;
+	__u32 may, path;
+
+	barrier_var(group);
+	g = &groups[group & (MTN_MAX_GROUPS - 1)];
+	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
+	may = masks.latency & masks.alive;
+	s->by_rule = 0;
+	if (rule < MTN_MAX_START_RULES) {
+		struct mtn_start_rule *r;
+		__u32 asked;
+
+		barrier_var(rule);
+		r = &rules[rule & (MTN_MAX_START_RULES - 1)];
+		s->by_rule = 1;
+		asked = r->wants == MTN_USE_BULK ? masks.bulk & masks.alive :
+			r->wants == MTN_USE_PATHS ? mtn_members_of(g, r->paths) & masks.alive : may;
+		/* What was asked for is dead, or not of this group: the steadiest then. */
+		if (asked)
+			may = asked;
+	}
+	if (s->prefer < MTN_MAX_PATHS) {
+		__u32 member, prefer = s->prefer;
+
+		barrier_var(prefer);
+		member = g->member_of[prefer & (MTN_MAX_PATHS - 1)];
+		if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && mtn_is_alive(prefer))
+			return prefer;
+	}
+	if (config.by_destination) {
+		key.sport = 0;
+		key.dport = 0;
+		key.proto = 0;
+		s->salt = 0;
+	}
+	path = mtn_choose(g, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
+	if (path >= MTN_MAX_PATHS)
+		mtn_count(MTN_START_PASS_NO_PATH);
+	return path;
+}
+
+/* The same by the first rule that matches, for flows of the current task ... */
+__noinline int mtn_place_local(struct mtn_start *s, __u32 group, __u32 rule)
+{
+	return s ? mtn_place(s, group, rule) : MTN_MAX_PATHS;
+}
+
+__noinline int mtn_local_rule(struct mtn_start *s)
+{
+	return s ? mtn_rule_for(s, true) : MTN_MAX_START_RULES;
+}
+
+/* ... and for forwarded ones. */
+__noinline int mtn_place_forwarded(struct mtn_start *s, __u32 group)
+{
+	return s ? mtn_place(s, group, mtn_rule_for(s, false)) : MTN_MAX_PATHS;
+}
+
+static __always_inline void mtn_placed(const struct mtn_start *s, __u32 path, __u32 stat)
+{
+	barrier_var(path);
+	placed[path & (MTN_MAX_PATHS - 1)]++;
+	mtn_count(stat);
+	if (s->by_rule)
+		mtn_count(MTN_START_BY_RULE);
+}
+
+/* A socket of the namespace that is steered? */
+static __always_inline bool mtn_is_mine(struct bpf_sock_addr *ctx)
+{
+	return config.mode == MTN_MODE_STEER && bpf_get_netns_cookie(ctx) == config.netns_cookie;
+}
+
+/* Was the port asked for, rather than given by the kernel? */
+static __always_inline bool mtn_has_own_port(struct bpf_sock *sk)
+{
+	struct sock *kernels = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
+
+	return BPF_CORE_READ_BITFIELD(kernels, sk_userlocks) & SOCK_BINDPORT_LOCK;
+}
+
+/* Does the socket name a device for what it sends (IP_UNICAST_IF, IPV6_UNICAST_IF)? */
+static __always_inline bool mtn_has_own_device(struct bpf_sock *sk, bool ipv6)
+{
+	struct inet_sock *inet = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct inet_sock));
+
+	return ipv6 ? inet->pinet6->ucast_oif : inet->uc_index;
+}
+
+/* Does the socket have a source address? An IPv6 one bound to IPv6 has a stand-in for IPv4. */
+static __always_inline bool mtn_has_source(struct bpf_sock *sk)
+{
+	if (sk->src_ip4)
+		return true;
+	return sk->family == AF_INET6 &&
+	       (sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
+}
+
+/* The socket's DS field, where some rule asks for it. */
+static __always_inline __u8 mtn_dsfield(struct bpf_sock_addr *ctx, bool ipv6)
+{
+	int tos = 0, failed;
+
+	if (!config.needs_dscp)
+		return 0;
+	if (ipv6)
+		failed = bpf_getsockopt(ctx, SOL_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
+	else
+		failed = bpf_getsockopt(ctx, SOL_IP, IP_TOS, &tos, sizeof(tos));
+	return failed ? 0 : tos;
+}
+
+/*
+ * Is all of a socket's mark one of ours, as an earlier connect() left it there? With other bits it is
+ * its owner's, whichever of our bits it happens to have.
+ */
+static __always_inline bool mtn_is_own_mark(__u32 mark)
+{
+	bool is_own = false;
+	__u32 i;
+
+	if (!mark || (mark & ~config.mark_mask))
+		return false;
+	bpf_for(i, 0, MTN_MAX_PATHS) {
+		if (i >= MTN_MAX_PATHS)
+			break;
+		if (mtn_path_at(i)->mark == mark) {
+			is_own = true;
+			break;
+		}
+	}
+	return is_own;
+}
+
+static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, __u32 mark)
+{
+	if (mark == now)
+		return true;
+	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark))) {
+		mtn_count(MTN_START_PASS_FAILED);
+		return false;
+	}
+	return true;
+}
+
+/*
+ * connect() to the destination in @s. A mark of ours that is there is from an earlier connect() of
+ * the same socket: it goes when the new destination is not to have one.
+ */
+static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_start *s)
+{
+	struct bpf_sock *sk = ctx->sk;
+	__u32 group, rule, now, path = MTN_MAX_PATHS;
+	__u64 cookie;
+
+	if (!sk)
+		return ALLOW;
+	/* A look-up by our mark for another device than the socket's would meet `unreachable` first. */
+	if (sk->bound_dev_if || mtn_has_source(sk) || mtn_has_own_device(sk, s->key.ipv6)) {
+		mtn_count(MTN_START_PASS_BOUND);
+		return ALLOW;
+	}
+	now = sk->mark;
+	s->mark = mtn_is_own_mark(now) ? 0 : now;
+	s->key.proto = ctx->protocol;
+	s->key.dport = ctx->user_port;
+	s->prefer = MTN_MAX_PATHS;
+	group = mtn_dest_is_local(&s->key) ? MTN_NOT_OURS : mtn_group_of(&s->key);
+	if (group >= MTN_MAX_GROUPS)
+		goto out;
+	s->uid = bpf_get_current_uid_gid();
+	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
+	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
+	/* A rule adds our bits to a mark of the owner's, unless they would take the place of his. */
+	if (rule >= MTN_MAX_START_RULES ? s->mark : s->mark & config.mark_mask) {
+		mtn_count(MTN_START_PASS_MARKED);
+		return ALLOW;
+	}
+	if (rule >= MTN_MAX_START_RULES && s->key.proto == IPPROTO_UDP && mtn_has_own_port(sk)) {
+		mtn_count(MTN_START_PASS_PORT);
+		goto out;
+	}
+	cookie = bpf_get_socket_cookie(ctx);
+	s->salt = cookie ^ cookie >> 32;
+	path = mtn_place_local(s, group, rule);
+out:
+	if (path >= MTN_MAX_PATHS) {
+		mtn_set_mark(ctx, now, s->mark);
+		return ALLOW;
+	}
+	if (mtn_set_mark(ctx, now, s->mark | mtn_path_at(path)->mark))
+		mtn_placed(s, path, MTN_START_CONNECT);
+	return ALLOW;
+}
+
+SEC("cgroup/connect4")
+int mountain_con4(struct bpf_sock_addr *ctx)
+{
+	struct mtn_start s = {};
+
+	if (!mtn_is_mine(ctx))
+		return ALLOW;
+	s.key.daddr[0] = ctx->user_ip4;
+	return mtn_connect(ctx, &s);
+}
+
+SEC("cgroup/connect6")
+int mountain_con6(struct bpf_sock_addr *ctx)
+{
+	struct mtn_start s = {};
+
+	if (!mtn_is_mine(ctx))
+		return ALLOW;
+	if (!ctx->user_ip6[0] && !ctx->user_ip6[1] && ctx->user_ip6[2] == bpf_htonl(0xffff)) {
+		s.key.daddr[0] = ctx->user_ip6[3];	/* IPv4-mapped */
+	} else {
+		s.key.daddr[0] = ctx->user_ip6[0];
+		s.key.daddr[1] = ctx->user_ip6[1];
+		s.key.daddr[2] = ctx->user_ip6[2];
+		s.key.daddr[3] = ctx->user_ip6[3];
+		s.key.ipv6 = 1;
+	}
+	return mtn_connect(ctx, &s);
+}
+
+/* Was the exchange in use lately? Another CPU may have used it since @now was read. */
+static __always_inline bool mtn_is_fresh(const struct mtn_exchange *e, __u64 now)
+{
+	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
+}
+
+/* The path of a datagram of an unconnected socket, or MTN_MAX_PATHS. */
+static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_start *s)
+{
+	struct mtn_exchange_key pair = {}, whole = {};
+	struct bpf_sock *sk = ctx->sk;
+	struct mtn_exchange new = {}, *known, *last;
+	__u32 group, rule, path, was = MTN_MAX_PATHS;
+	__u64 now;
+
+	if (!sk || sk->bound_dev_if || mtn_dest_is_local(&s->key))
+		return MTN_MAX_PATHS;
+	s->mark = sk->mark;
+	s->key.proto = IPPROTO_UDP;
+	s->key.dport = ctx->user_port;
+	s->prefer = MTN_MAX_PATHS;
+	if (mtn_is_own_mark(s->mark)) {
+		/* From a connect() that is undone: this datagram still follows it, the next will not. */
+		mtn_set_mark(ctx, s->mark, 0);
+		return MTN_MAX_PATHS;
+	}
+	/* Asked each time: a route, a rule or an option may have come since the exchange began. */
+	group = mtn_group_of(&s->key);
+	if (group >= MTN_MAX_GROUPS)
+		return MTN_MAX_PATHS;
+	if (mtn_has_own_device(sk, s->key.ipv6)) {
+		mtn_count(MTN_START_PASS_BOUND);
+		return MTN_MAX_PATHS;
+	}
+	s->uid = bpf_get_current_uid_gid();
+	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
+	if (config.n_selectors &&
+	    mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield)) {
+		mtn_count(MTN_START_PASS_SELECTOR);
+		return MTN_MAX_PATHS;
+	}
+
+	whole.cookie = bpf_get_socket_cookie(ctx);
+	pair.cookie = whole.cookie;
+	__builtin_memcpy(pair.daddr, s->key.daddr, 16);
+	pair.dport = s->key.dport;
+	pair.ipv6 = s->key.ipv6;
+	whole.ipv6 = s->key.ipv6;
+	now = bpf_ktime_get_ns();
+	known = bpf_map_lookup_elem(&exchanges, &pair);
+	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path) &&
+	    mtn_is_member(group, known->path)) {
+		was = known->path;
+		known->last_ns = now;
+		if (mtn_is_alive(was))
+			return was;
+	}
+
+	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
+	if (rule >= MTN_MAX_START_RULES) {
+		if (s->mark) {
+			mtn_count(MTN_START_PASS_MARKED);
+			return MTN_MAX_PATHS;
+		}
+		if (mtn_has_own_port(sk)) {
+			mtn_count(MTN_START_PASS_PORT);
+			return MTN_MAX_PATHS;
+		}
+	}
+	/* What the socket used last: its address should be one to all, while that path will do. */
+	last = bpf_map_lookup_elem(&exchanges, &whole);
+	if (last && mtn_is_fresh(last, now))
+		s->prefer = last->path;
+	s->salt = whole.cookie ^ whole.cookie >> 32;
+	path = mtn_place_local(s, group, rule);
+	/* Nothing is better: an exchange keeps its address. */
+	if (path >= MTN_MAX_PATHS)
+		return was;
+	if (was < MTN_MAX_PATHS && was != path)
+		mtn_count(MTN_START_LEFT_DEAD);
+	new.last_ns = now;
+	new.path = path;
+	bpf_map_update_elem(&exchanges, &pair, &new, BPF_ANY);
+	bpf_map_update_elem(&exchanges, &whole, &new, BPF_ANY);
+	mtn_placed(s, path, MTN_START_EXCHANGE);
+	return path;
+}
+
+SEC("cgroup/sendmsg4")
+int mountain_msg4(struct bpf_sock_addr *ctx)
+{
+	struct mtn_start s = {};
+	__u32 path, addr;
+
+	/* The source is set: by bind(), by connect(), or in this packet (IP_PKTINFO). */
+	if (!mtn_is_mine(ctx) || ctx->msg_src_ip4)
+		return ALLOW;
+	s.key.daddr[0] = ctx->user_ip4;
+	path = mtn_exchange(ctx, &s);
+	if (path >= MTN_MAX_PATHS)
+		return ALLOW;
+	addr = mtn_path_at(path)->addr[0];
+	if (addr)
+		ctx->msg_src_ip4 = addr;
+	else
+		mtn_count(MTN_START_PASS_NO_PATH);
+	return ALLOW;
+}
+
+SEC("cgroup/sendmsg6")
+int mountain_msg6(struct bpf_sock_addr *ctx)
+{
+	struct mtn_start s = {};
+	__u32 path, a, b, c, d;
+
+	if (!mtn_is_mine(ctx))
+		return ALLOW;
+	if (ctx->msg_src_ip6[0] || ctx->msg_src_ip6[1] || ctx->msg_src_ip6[2] || ctx->msg_src_ip6[3])
+		return ALLOW;
+	/* IPv4-mapped destinations come by sendmsg4. */
+	s.key.daddr[0] = ctx->user_ip6[0];
+	s.key.daddr[1] = ctx->user_ip6[1];
+	s.key.daddr[2] = ctx->user_ip6[2];
+	s.key.daddr[3] = ctx->user_ip6[3];
+	s.key.ipv6 = 1;
+	path = mtn_exchange(ctx, &s);
+	if (path >= MTN_MAX_PATHS)
+		return ALLOW;
+	a = mtn_path_at(path)->addr[0];
+	b = mtn_path_at(path)->addr[1];
+	c = mtn_path_at(path)->addr[2];
+	d = mtn_path_at(path)->addr[3];
+	if (a | b | c | d) {
+		ctx->msg_src_ip6[0] = a;
+		ctx->msg_src_ip6[1] = b;
+		ctx->msg_src_ip6[2] = c;
+		ctx->msg_src_ip6[3] = d;
+	} else {
+		mtn_count(MTN_START_PASS_NO_PATH);
+	}
+	return ALLOW;
+}
+
+/*
+ * An address that means nothing to the provider, so that the source will be translated on whichever
+ * uplink the packet leaves by: RFC 1918, RFC 6598; RFC 4193. Any other belongs to one uplink.
+ */
+static __always_inline bool mtn_is_inner(const struct mtn_flow_key *key)
+{
+	__u32 first = bpf_ntohl(key->saddr[0]);
+
+	if (key->ipv6)
+		return (first & 0xfe000000) == 0xfc000000;
+	return (first & 0xff000000) == 0x0a000000 || (first & 0xfff00000) == 0xac100000 ||
+	       (first & 0xffff0000) == 0xc0a80000 || (first & 0xffc00000) == 0x64400000;
+}
+
+SEC("tcx/ingress")
+int mountain_lan(struct __sk_buff *skb)
+{
+	struct mtn_start s = {};
+	struct mtn_pkt pkt = {};
+	__u32 group, path;
+
+	if (config.mode != MTN_MODE_STEER)
+		return TC_ACT_UNSPEC;
+	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
+		return TC_ACT_UNSPEC;
+	if (mtn_parse(skb, &pkt))
+		return TC_ACT_UNSPEC;
+	/* Of a datagram in fragments the first one's mark is the datagram's. */
+	if (pkt.flags & (MTN_PKT_FRAG_LATER | MTN_PKT_ICMP_ERROR))
+		return TC_ACT_UNSPEC;
+	/* Only a SYN begins a TCP connection; of others, Netfilter can tell. */
+	if (pkt.key.proto == IPPROTO_TCP && !(pkt.flags & MTN_PKT_SYN))
+		return TC_ACT_UNSPEC;
+	if (mtn_dest_is_local(&pkt.key))
+		return TC_ACT_UNSPEC;
+	group = mtn_group_of(&pkt.key);
+	if (group >= MTN_MAX_GROUPS)
+		return TC_ACT_UNSPEC;
+	if (!mtn_is_inner(&pkt.key)) {
+		mtn_count(MTN_START_PASS_SOURCE);
+		return TC_ACT_UNSPEC;
+	}
+	s.key = pkt.key;
+	s.mark = skb->mark;
+	s.dsfield = pkt.dsfield;
+	s.prefer = MTN_MAX_PATHS;
+	path = mtn_place_forwarded(&s, group);
+	if (path >= MTN_MAX_PATHS)
+		return TC_ACT_UNSPEC;
+	skb->mark = (skb->mark & ~config.mark_mask) | mtn_path_at(path)->mark;
+	mtn_placed(&s, path, MTN_START_FORWARD);
+	return TC_ACT_UNSPEC;
+}
+
+/* Types that only maps use reach the skeleton through variables that mention them. */
+struct mtn_exchange_key unused_exchange_key;
+struct mtn_exchange unused_exchange;

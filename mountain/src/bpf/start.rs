@@ -1,0 +1,496 @@
+//! The programs that place new flows (bpf/start.bpf.c): loading, attaching, configuring, reading.
+//!
+//! [`Start`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's
+//! to place again. What leads flows to their uplinks, rules and tables, is `netlink::uplinks`'.
+
+mod skel {
+    #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
+    include!(concat!(env!("OUT_DIR"), "/start.skel.rs"));
+}
+
+use std::collections::{btree_map::Entry, BTreeMap};
+use std::fs::{self, File};
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{self, Ordering};
+
+use anyhow::{bail, Context, Result};
+use ipnet::IpNet;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{AsRawLibbpf, Link, OpenObject};
+
+use super::{encode, GroupConfig, Masks, Mode, NOT_OURS};
+use crate::steer::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use skel::types;
+
+/// Most rules, `MTN_MAX_START_RULES` in bpf/start.h.
+pub const MAX_RULES: usize = 64;
+const ANY_DSCP: u8 = 0xff;
+const ANY_FAMILY: u8 = 0xff;
+
+/// Names of the counters, in the order of `mtn_start_stat` in bpf/start.h.
+const STAT_NAMES: [&str; 12] = [
+    "placed_connect",
+    "placed_exchange",
+    "placed_forwarded",
+    "by_rule",
+    "left_dead",
+    "pass_bound",
+    "pass_marked",
+    "pass_port",
+    "pass_selector",
+    "pass_source",
+    "pass_no_path",
+    "pass_failed",
+];
+
+/// Settings that hold as long as the programs are loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub hash_seed: u32,
+    /// The bits of packet marks that are ours.
+    pub mark_mask: u32,
+    /// An exchange of an unconnected socket that rests for so long starts anew, in s.
+    pub idle_s: u32,
+    /// One path for all that goes from one address to one other.
+    pub by_destination: bool,
+}
+
+/// What marks a path's flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathMark {
+    pub mark: u32,
+    /// Of the path in rendezvous hashing.
+    pub salt: u32,
+    /// Source of datagrams; `None` while it is not known.
+    pub source: Option<IpAddr>,
+    /// Whether new flows may choose it.
+    pub open: bool,
+}
+
+/// Which paths a rule wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wants {
+    Steadiest,
+    Bulk,
+    /// Bits of path ids.
+    Paths(u64),
+}
+
+/// Which flows a rule is about, and what it wants; unset fields match everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub proto: Option<u8>,
+    /// Destination ports, first and last.
+    pub ports: Option<(u16, u16)>,
+    pub dscp: Option<u8>,
+    /// Id of a cgroup and how deep it is below the root.
+    pub cgroup: Option<(u64, u32)>,
+    pub uid: Option<(u32, u32)>,
+    /// (mark, mask)
+    pub mark: Option<(u32, u32)>,
+    /// Destination.
+    pub prefix: Option<IpNet>,
+    pub wants: Wants,
+}
+
+/// The loaded programs with their links.
+pub struct Start {
+    // Links before the skeleton: fields drop in order, and the programs go last.
+    sockets: Vec<Link>,
+    devices: BTreeMap<u32, Link>,
+    skel: skel::StartSkel<'static>,
+    groups: Vec<Vec<usize>>,
+    /// Bits of the paths that new flows may choose.
+    open: u64,
+}
+
+/// The root of the cgroups of version 2, as it is mounted here.
+///
+/// # Errors
+/// When it is not.
+pub fn cgroup_root() -> Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    match cgroup2_in(&mounts) {
+        Some(path) => Ok(path),
+        None => bail!(
+            "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup"
+        ),
+    }
+}
+
+fn cgroup2_in(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let at = fields.next()?;
+        (fields.next()? == "cgroup2").then(|| at.into())
+    })
+}
+
+/// What the kernel calls the network namespace of the calling thread.
+fn namespace_cookie() -> io::Result<u64> {
+    use nix::sys::socket::{socket, AddressFamily, SockFlag, SockType};
+    /// asm-generic/socket.h.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+
+    let socket: OwnedFd = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the value and its length live through the call, which writes at most `length` bytes.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut length,
+        )
+    };
+    match status {
+        0 => Ok(cookie),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Start {
+    /// Loads the programs for the calling thread's network namespace, attached to nothing.
+    pub fn load(settings: &Settings) -> Result<Self> {
+        super::log_libbpf();
+        // One object for the life of the process: the skeleton borrows it.
+        let object: &'static mut MaybeUninit<OpenObject> =
+            Box::leak(Box::new(MaybeUninit::uninit()));
+        let open = skel::StartSkelBuilder::default()
+            .open(object)
+            .context("opening the BPF object of new flows")?;
+        let skel = open
+            .load()
+            .context("the kernel refused the programs that place new flows")?;
+        let mut start = Self {
+            sockets: Vec::new(),
+            devices: BTreeMap::new(),
+            skel,
+            groups: Vec::new(),
+            open: 0,
+        };
+        let netns_cookie =
+            namespace_cookie().context("cannot tell which network namespace this is")?;
+        start.bss().config = types::mtn_start_config {
+            netns_cookie,
+            idle_ns: u64::from(settings.idle_s) * 1_000_000_000,
+            mode: Mode::Pass as u32,
+            hash_seed: settings.hash_seed,
+            mark_mask: settings.mark_mask,
+            by_destination: settings.by_destination.into(),
+            ..Default::default()
+        };
+        Ok(start)
+    }
+
+    fn bss(&mut self) -> &mut types::bss {
+        self.skel
+            .maps
+            .bss_data
+            .as_deref_mut()
+            .expect("the object has a .bss")
+    }
+
+    /// Places the flows of the sockets of a cgroup, and of those below it.
+    pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<()> {
+        let folder = File::open(cgroup)
+            .with_context(|| format!("cannot open the cgroup {}", cgroup.display()))?;
+        let progs = &self.skel.progs;
+        let programs = [
+            &progs.mountain_con4,
+            &progs.mountain_con6,
+            &progs.mountain_msg4,
+            &progs.mountain_msg6,
+        ];
+        let mut links = Vec::new();
+        for program in programs {
+            let link = program.attach_cgroup(folder.as_raw_fd());
+            links.push(link.with_context(|| {
+                format!(
+                    "attaching to {}: is it a cgroup of version 2?",
+                    cgroup.display()
+                )
+            })?);
+        }
+        self.sockets = links;
+        Ok(())
+    }
+
+    /// Places the connections that come in by exactly these devices. One that cannot be attached to, as it
+    /// has just been deleted, does not keep the others from it.
+    pub fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
+        self.devices
+            .retain(|ifindex, _| ifindexes.contains(ifindex));
+        let program = self.skel.progs.mountain_lan.as_libbpf_object();
+        let mut done = Ok(());
+        for &ifindex in ifindexes {
+            if let Entry::Vacant(place) = self.devices.entry(ifindex) {
+                match super::attach_tcx(program, ifindex) {
+                    Ok(link) => {
+                        place.insert(link);
+                    }
+                    Err(e) => {
+                        done = Err(e).with_context(|| {
+                            format!("attaching to the ingress of device {ifindex}")
+                        });
+                    }
+                }
+            }
+        }
+        done
+    }
+
+    /// Places nothing any more.
+    pub fn detach(&mut self) {
+        self.sockets.clear();
+        self.devices.clear();
+    }
+
+    /// Forgets the link of a device that was deleted.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.devices.remove(&ifindex);
+    }
+
+    /// Devices whose new connections are placed.
+    pub fn attached(&self) -> Vec<u32> {
+        self.devices.keys().copied().collect()
+    }
+
+    /// Whether flows are placed. The argmax-load baseline has no meaning here.
+    pub fn set_mode(&mut self, mode: Mode) {
+        let mode = match mode {
+            Mode::Steer => Mode::Steer,
+            Mode::Pass | Mode::ArgmaxLoad => Mode::Pass,
+        };
+        // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
+        unsafe { ptr::write_volatile(&mut self.bss().config.mode, mode as u32) };
+    }
+
+    /// Writes what marks each path, by id; the others are no paths any more.
+    pub fn set_paths(&mut self, marks: &BTreeMap<usize, PathMark>) {
+        let open = marks.iter().filter(|(_, path)| path.open);
+        self.open = open.fold(0, |bits, (id, _)| bits | 1u64 << (id % MAX_PATHS));
+        let bss = self.bss();
+        for (id, path) in bss.paths.iter_mut().enumerate() {
+            let (mark, salt, addr) = marks.get(&id).map_or_else(Default::default, |m| {
+                (
+                    m.mark,
+                    m.salt,
+                    m.source.map(encode::addr).unwrap_or_default(),
+                )
+            });
+            if (path.mark, path.salt, path.addr) == (mark, salt, addr) {
+                continue;
+            }
+            // An address is several words: while it is written there is no such path.
+            // SAFETY: aligned fields of live mapped memory that the programs read concurrently.
+            unsafe { ptr::write_volatile(&mut path.mark, 0) };
+            atomic::fence(Ordering::SeqCst);
+            (path.salt, path.addr) = (salt, addr);
+            atomic::fence(Ordering::SeqCst);
+            // SAFETY: as above.
+            unsafe { ptr::write_volatile(&mut path.mark, mark) };
+        }
+    }
+
+    /// Replaces groups, their destinations, and ip rules that come before ours.
+    /// Of a group with `prefixes` new flows to these are placed. The masks of groups with
+    /// other members start empty.
+    pub fn set_topology(
+        &mut self,
+        groups: &[GroupConfig],
+        not_ours: &[IpNet],
+        selectors: &[Selector],
+    ) -> Result<()> {
+        if groups.len() > MAX_GROUPS {
+            bail!(
+                "{} groups, at most {MAX_GROUPS} are supported",
+                groups.len()
+            );
+        }
+        let before = std::mem::take(&mut self.groups);
+        let bss = self.bss();
+        if selectors.len() > bss.selectors.len() {
+            bail!(
+                "{} ip rules, at most {} are supported",
+                selectors.len(),
+                bss.selectors.len()
+            );
+        }
+        let members: Vec<Vec<usize>> = groups
+            .iter()
+            .map(|group| group.members.iter().map(|(path, _)| *path).collect())
+            .collect();
+        // What is known of paths that stay holds on: an exchange must not lose its path for a moment.
+        for (i, mask) in bss.group_masks.iter_mut().enumerate() {
+            if before.get(i) != members.get(i) {
+                mask.word = 0;
+            }
+        }
+        let bits = members.iter().flatten();
+        bss.alive_paths &= bits.fold(0, |bits, path| bits | 1u64 << (path % MAX_PATHS));
+        for (i, group) in groups.iter().enumerate() {
+            bss.groups[i] = same(encode::group(group)?);
+        }
+        for (i, selector) in selectors.iter().enumerate() {
+            bss.selectors[i] = same(encode::selector(selector));
+        }
+        bss.config.n_selectors = selectors.len() as u32;
+        self.groups = members;
+        let ours = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(i, g)| g.prefixes.iter().map(move |p| (*p, i as u32)));
+        let mut dests: BTreeMap<IpNet, u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
+        dests.extend(ours);
+        let (v4, v6): (Vec<_>, Vec<_>) = dests
+            .into_iter()
+            .partition(|(p, _)| matches!(p, IpNet::V4(_)));
+        super::sync(&self.skel.maps.dest4, v4.iter().map(encode::dest))?;
+        super::sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))
+    }
+
+    /// Replaces the user's rules, of which there are [`MAX_RULES`] at most.
+    pub fn set_rules(&mut self, rules: &[Rule]) {
+        let config = &mut self.bss().config;
+        // No run may see more rules than are written.
+        config.n_rules = 0;
+        config.needs_dscp = rules.iter().any(|rule| rule.dscp.is_some()).into();
+        for (i, rule) in rules.iter().enumerate() {
+            self.bss().rules[i] = encode_rule(rule);
+        }
+        self.bss().config.n_rules = rules.len() as u32;
+    }
+
+    /// Writes the verdict about a group.
+    pub fn set_masks(&mut self, group: usize, masks: Masks) {
+        let Some(members) = self.groups.get(group).cloned() else {
+            return;
+        };
+        // What is on a closed path stays there, as long as it is alive.
+        let (mut open, mut alive) = (0, self.alive());
+        for (i, path) in members.iter().enumerate().take(MAX_GROUP_PATHS) {
+            let bit = 1u64 << (path % MAX_PATHS);
+            open |= u16::from(self.open & bit != 0) << i;
+            match masks.alive >> i & 1 {
+                1 => alive |= bit,
+                _ => alive &= !bit,
+            }
+        }
+        let word = types::mtn_masks {
+            __anon_mtn_masks_1: types::__anon_mtn_masks_1 {
+                latency: masks.latency & open,
+                bulk: masks.bulk & open,
+                alive: masks.alive & open,
+                ejected: masks.ejected,
+            },
+        };
+        let bss = self.bss();
+        // SAFETY: both members of the union are 64 plain bits; the stores are aligned, of memory that
+        // the programs read concurrently.
+        unsafe {
+            ptr::write_volatile(&mut bss.group_masks[group].word, word.word);
+            ptr::write_volatile(&mut bss.alive_paths, alive);
+        }
+    }
+
+    /// Bits of the ids of paths that deliver at all, by the verdicts written.
+    pub fn alive(&self) -> u64 {
+        let bss = self.skel.maps.bss_data.as_deref();
+        bss.map_or(0, |bss| bss.alive_paths)
+    }
+
+    /// Flows that were placed on a path.
+    pub fn placed(&self, path: usize) -> u64 {
+        let bss = self.skel.maps.bss_data.as_deref();
+        bss.and_then(|bss| bss.placed.get(path).copied())
+            .unwrap_or(0)
+    }
+
+    /// The programs' counters by name.
+    pub fn stats(&self) -> Result<BTreeMap<&'static str, u64>> {
+        super::counters(&self.skel.maps.stats, &STAT_NAMES)
+    }
+}
+
+/// A struct of the other object's skeleton as this one's: one C struct, from one header.
+fn same<A: Copy, B: Copy>(value: A) -> B {
+    const { assert!(size_of::<A>() == size_of::<B>()) };
+    // SAFETY: of one size, and integers only, of which any bytes are a valid value.
+    unsafe { std::mem::transmute_copy(&value) }
+}
+
+fn encode_rule(rule: &Rule) -> types::mtn_start_rule {
+    let (mark, mark_mask) = rule.mark.unwrap_or_default();
+    let (cgroup, cgroup_level) = rule.cgroup.unwrap_or_default();
+    let (uid_first, uid_last) = rule.uid.unwrap_or((0, u32::MAX));
+    let (dport_first, dport_last) = rule.ports.unwrap_or((0, u16::MAX));
+    let (dst, dst_mask) = rule.prefix.map_or_else(Default::default, |p| {
+        (encode::addr(p.network()), encode::addr(p.netmask()))
+    });
+    types::mtn_start_rule {
+        paths: match rule.wants {
+            Wants::Paths(paths) => paths,
+            _ => 0,
+        },
+        cgroup,
+        cgroup_level,
+        uid_first,
+        uid_last,
+        mark: mark & mark_mask,
+        mark_mask,
+        dst,
+        dst_mask,
+        dport_first,
+        dport_last,
+        proto: rule.proto.unwrap_or(0),
+        dscp: rule.dscp.unwrap_or(ANY_DSCP),
+        ipv6: match rule.prefix {
+            Some(IpNet::V4(_)) => 0,
+            Some(IpNet::V6(_)) => 1,
+            None => ANY_FAMILY,
+        },
+        wants: match rule.wants {
+            Wants::Steadiest => 0,
+            Wants::Bulk => 1,
+            Wants::Paths(_) => 2,
+        },
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cgroups_of_version_2_are_found() {
+        let hybrid = "sysfs /sys sysfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(
+            cgroup2_in(hybrid).as_deref(),
+            Some(Path::new("/sys/fs/cgroup/unified"))
+        );
+        assert_eq!(
+            cgroup2_in("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn namespaces_have_cookies() {
+        assert_ne!(namespace_cookie().unwrap(), 0);
+    }
+}

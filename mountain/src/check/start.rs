@@ -1,0 +1,119 @@
+//! What is in the way of placing new flows, where uplinks have addresses of their own.
+
+use super::{devices, sysctl, Report};
+use crate::bpf::start::cgroup_root;
+use crate::daemon::translated::forwards;
+use crate::netlink;
+use crate::start::config::{Forward, StartConfig};
+use crate::start::preview;
+use crate::steer::topology::Topology;
+
+pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConfig) {
+    if !topology.starts() {
+        return;
+    }
+    if !config.enabled {
+        report.ok(
+            "uplinks",
+            "new flows are left to the kernel: `enabled = false` in [start]",
+        );
+        return;
+    }
+    match preview(topology, config) {
+        Ok(lines) => report.ok(
+            "uplinks",
+            format!(
+                "{} routes and rules would be added while mountain runs; `mountain up --dry-run` lists them",
+                lines.len()
+            ),
+        ),
+        Err(error) => report.fail("uplinks", format!("{error:#}"), ""),
+    }
+    match cgroup_root() {
+        Ok(root) => report.ok("cgroup", format!("sockets are met at {}", root.display())),
+        Err(error) => report.fail("cgroup", format!("{error:#}"), ""),
+    }
+    let mask = config.mark_mask;
+    for selector in &topology.selectors {
+        let Some((_, theirs)) = selector.fwmark.filter(|(_, theirs)| theirs & mask != 0) else {
+            continue;
+        };
+        // One that compares all bits (as wg-quick's) never meets a packet of ours: those go on as
+        // the unmarked ones do.
+        if theirs != u32::MAX {
+            report.warn(
+                "marks",
+                format!(
+                    "the routing rule of priority {} uses bits {:#x} of packet marks",
+                    selector.priority,
+                    theirs & mask
+                ),
+                "set other ones: `mark_mask` in [start] of /etc/mountain/mountain.toml",
+            );
+        }
+    }
+    check_forwarding(report, topology, config);
+}
+
+fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConfig) {
+    if !forwards() {
+        return;
+    }
+    match (config.forward, netlink::translates_sources()) {
+        (Forward::Never, _) => {
+            report.ok(
+                "placing",
+                "forwarded connections are left to the kernel: `forward = \"never\"` in [start]",
+            );
+            return;
+        }
+        (Forward::Always, _) | (Forward::Auto, Ok(true)) => {}
+        (Forward::Auto, Ok(false)) => {
+            report.ok(
+                "placing",
+                "forwarded connections are left to the kernel: nothing here translates their sources",
+            );
+            return;
+        }
+        // Without privileges; that was said.
+        (Forward::Auto, Err(_)) => return,
+    }
+    report.ok(
+        "placing",
+        format!(
+            "forwarded connections choose their uplink too, from {} inner devices",
+            topology.inner_devices.len()
+        ),
+    );
+    for selector in &topology.selectors {
+        if selector.fwmark.is_some_and(|(_, mask)| mask == u32::MAX) && !selector.invert {
+            report.warn(
+                "marks",
+                format!(
+                    "the routing rule of priority {} compares all bits of packet marks: a forwarded packet that \
+                     something has marked so before routing bears ours as well, and does not meet it",
+                    selector.priority
+                ),
+                format!(
+                    "give the rule a mask (fwmark MARK/{:#x}), or set `forward = \"never\"` in [start]",
+                    !config.mark_mask
+                ),
+            );
+        }
+    }
+    for (_, ifname) in devices(topology) {
+        let value = |name: &str| sysctl(&format!("net.ipv4.conf.{ifname}.{name}"));
+        let all = |name: &str| sysctl(&format!("net.ipv4.conf.all.{name}"));
+        let strict = value("rp_filter").max(all("rp_filter")) == Some(1);
+        let by_mark = value("src_valid_mark").max(all("src_valid_mark")) == Some(1);
+        if strict && !by_mark {
+            report.warn(
+                "rp_filter",
+                format!(
+                    "{ifname}: strict, and blind to marks: replies to forwarded connections may be dropped"
+                ),
+                format!("sysctl -w net.ipv4.conf.{ifname}.rp_filter=2"),
+            );
+        }
+    }
+}

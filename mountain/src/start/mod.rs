@@ -1,0 +1,533 @@
+//! New flows choose their uplink, where a running one cannot change it: two providers, two addresses.
+//!
+//! [`Starter`] owns all that this needs of the kernel: a routing table for each uplink with the rules
+//! that lead there ([`crate::steer::start`]), the programs that say which (bpf/start.bpf.c), and the
+//! table that keeps forwarded connections where they began ([`nft`]). Its drop takes all of it out.
+//! A daemon that was killed, or made way for another one ([`Starter::leave`]), leaves rules, tables and
+//! connection marks, by which flows go on where they are; new ones are the kernel's, and so are datagrams
+//! of unconnected sockets. The next daemon takes them over, `mountain down` removes them.
+
+pub mod config;
+pub mod nft;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+use serde_json::{json, Value};
+use tracing::{debug, info, warn};
+
+use crate::bpf::start::{cgroup_root, PathMark, Rule, Settings, Start, Wants};
+use crate::bpf::{GroupConfig, Masks, Mode};
+use crate::config::Config;
+use crate::daemon::translated::forwards;
+use crate::netlink::{self, uplinks};
+use crate::redirect::conntrack;
+use crate::steer::start::{describe, plan, Plan};
+use crate::steer::topology::{Kind, Topology};
+use config::{Forward, RuleConfig, Spread, StartConfig};
+
+/// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
+/// than a short gap.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A path as the daemon knows it; by path id.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Index into [`Topology::paths`].
+    pub index: usize,
+    pub name: String,
+    /// Of the path in rendezvous hashing.
+    pub salt: u32,
+}
+
+/// Places the new flows of this network namespace, until it is dropped.
+pub struct Starter {
+    config: StartConfig,
+    rules: Vec<RuleConfig>,
+    /// Those of the rules that the programs have.
+    in_force: Vec<Rule>,
+    /// What is said of the others.
+    unresolved: Vec<String>,
+    known: BTreeMap<usize, Known>,
+    cgroup: PathBuf,
+    /// Number of the cgroup that the programs are attached to.
+    cgroup_id: Option<u64>,
+    programs: Start,
+    plan: Plan,
+    /// Mark of each path, and whether it is of IPv6; by path id.
+    marks: BTreeMap<usize, (u32, bool)>,
+    /// Bits of the paths that deliver at all.
+    alive: u64,
+    /// Paths that have died since when, and whose flows wait.
+    dead: BTreeMap<usize, Instant>,
+    inner_devices: Vec<u32>,
+    /// What the nftables table was made for; `None`: it is not there.
+    table: Option<Vec<(u32, String)>>,
+    said_forward: Option<String>,
+    /// Whether rules and tables outlive it.
+    leaves: bool,
+}
+
+impl Starter {
+    /// Loads the programs; nothing is attached or routed before [`Starter::update`].
+    ///
+    /// # Errors
+    /// When the kernel refuses the programs, or there are no cgroups of version 2.
+    pub fn new(config: &Config) -> Result<Self> {
+        let start = &config.start;
+        let cgroup = match &start.cgroup {
+            Some(path) => path.clone(),
+            None => cgroup_root()?,
+        };
+        Ok(Self {
+            config: start.clone(),
+            rules: config.rule.clone(),
+            in_force: Vec::new(),
+            unresolved: Vec::new(),
+            known: BTreeMap::new(),
+            cgroup,
+            cgroup_id: None,
+            programs: Start::load(&settings(start))?,
+            plan: Plan::default(),
+            marks: BTreeMap::new(),
+            alive: 0,
+            dead: BTreeMap::new(),
+            inner_devices: Vec::new(),
+            table: None,
+            said_forward: None,
+            leaves: false,
+        })
+    }
+
+    /// Makes these the paths and groups that new flows choose from. The masks of a group that is new
+    /// are empty: the kernel's choice until [`Starter::set_masks`].
+    ///
+    /// # Errors
+    /// When the kernel refuses a route, rule or attachment.
+    pub fn update(
+        &mut self,
+        topology: &Topology,
+        groups: &[GroupConfig],
+        known: &BTreeMap<usize, Known>,
+    ) -> Result<()> {
+        let plan = plan(topology, self.config.mask())?;
+        // Tables before marks, so that no mark leads nowhere.
+        uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
+        let mut marks = BTreeMap::new();
+        self.marks.clear();
+        for (&id, path) in known {
+            let Some(&mark) = plan.marks.get(&path.index) else {
+                continue;
+            };
+            let uplink = &topology.paths[path.index];
+            let source = source_by(&uplink.ifname, uplink.key.ipv6)
+                .filter(|source| uplink.addresses.contains(source))
+                .or(uplink.addresses.first().copied());
+            let salt = path.salt;
+            self.marks.insert(id, (mark, uplink.key.ipv6));
+            let mark = PathMark {
+                mark,
+                salt,
+                source,
+                open: uplink.fresh,
+            };
+            marks.insert(id, mark);
+        }
+        self.programs.set_paths(&marks);
+        self.dead.retain(|id, _| marks.contains_key(id));
+        let (groups, not_ours) = destinations(topology, groups);
+        self.programs
+            .set_topology(&groups, &not_ours, &topology.selectors)
+            .context("writing the routes of new flows to the kernel's tables")?;
+        self.known.clone_from(known);
+        self.look_at_rules();
+        let followed = self.follow_cgroup();
+        if self.cgroup_id.is_none() {
+            followed?;
+        }
+        self.plan = plan;
+        self.inner_devices.clone_from(&topology.inner_devices);
+        self.look_at_forwarding();
+        Ok(())
+    }
+
+    /// Whether anything is adopted at the moment.
+    pub fn is_idle(&self) -> bool {
+        self.plan == Plan::default()
+    }
+
+    /// Puts back what others have removed of rules and routes.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn repair(&mut self) -> Result<()> {
+        if uplinks::apply(&self.plan.routing)? {
+            info!("routing rules or tables of the uplinks were changed by others: put back");
+        }
+        Ok(())
+    }
+
+    /// Looks up again what may have come or gone without an event: cgroups, and whether this host forwards and
+    /// translates. To be called now and then.
+    pub fn look_around(&mut self) {
+        if self.is_idle() {
+            return self.look_at_forwarding();
+        }
+        self.look_at_rules();
+        // One that is gone for the moment has no processes.
+        if let Err(e) = self.follow_cgroup() {
+            debug!("{e:#}");
+        }
+        self.look_at_forwarding();
+    }
+
+    /// Attaches to the cgroup; anew where another one has taken its place.
+    fn follow_cgroup(&mut self) -> Result<()> {
+        let id = fs::metadata(&self.cgroup)
+            .with_context(|| format!("cannot open the cgroup {}", self.cgroup.display()))?
+            .ino();
+        if self.cgroup_id != Some(id) {
+            self.programs.attach_cgroup(&self.cgroup)?;
+            self.cgroup_id = Some(id);
+        }
+        Ok(())
+    }
+
+    /// Begins or ends placing forwarded connections, as this host forwards and translates or not, and
+    /// puts the table back if something has removed it.
+    fn look_at_forwarding(&mut self) {
+        let wanted = !self.is_idle() && self.is_forwarding_wanted();
+        let done = if wanted {
+            self.place_forwarded()
+        } else {
+            self.leave_forwarded()
+        };
+        let said = match (done, wanted) {
+            (Ok(()), true) => "forwarded connections are placed".to_owned(),
+            (Ok(()), false) => "forwarded connections are left to the kernel".to_owned(),
+            (Err(e), _) => format!("forwarded connections cannot be placed: {e:#}"),
+        };
+        if self.said_forward.as_ref() != Some(&said) {
+            match said.contains("cannot") {
+                true => warn!("{said}"),
+                false => info!("{said}"),
+            }
+            self.said_forward = Some(said);
+        }
+    }
+
+    fn is_forwarding_wanted(&self) -> bool {
+        match self.config.forward {
+            Forward::Always => true,
+            Forward::Never => false,
+            Forward::Auto => forwards() && netlink::translates_sources().unwrap_or(false),
+        }
+    }
+
+    fn place_forwarded(&mut self) -> Result<()> {
+        let uplinks = &self.plan.uplinks;
+        if self.table.as_ref() != Some(uplinks) || !nft::is_there()? {
+            nft::install(self.config.mask(), uplinks)?;
+            self.table = Some(uplinks.clone());
+        }
+        // Not before: what is marked must be kept.
+        self.programs.attach_to(&self.inner_devices)
+    }
+
+    fn leave_forwarded(&mut self) -> Result<()> {
+        self.programs.attach_to(&[])?;
+        // The first time also what one that was killed has left.
+        if self.table.take().is_some() || self.said_forward.is_none() {
+            nft::remove()?;
+        }
+        Ok(())
+    }
+
+    /// Looks up the names of paths and cgroups in the rules. A rule whose path or cgroup is not there is left
+    /// out, and said.
+    fn look_at_rules(&mut self) {
+        let (mut rules, mut unresolved) = (Vec::new(), Vec::new());
+        for (i, rule) in self.rules.iter().enumerate() {
+            match self.bpf_rule(rule, &self.known) {
+                Ok(rule) => rules.push(rule),
+                Err(e) => unresolved.push(format!("rule {} is not in force: {e:#}", i + 1)),
+            }
+        }
+        for said in unresolved.iter().filter(|s| !self.unresolved.contains(s)) {
+            warn!("{said}");
+        }
+        self.unresolved = unresolved;
+        if self.in_force != rules {
+            self.programs.set_rules(&rules);
+            self.in_force = rules;
+        }
+    }
+
+    fn bpf_rule(&self, rule: &RuleConfig, known: &BTreeMap<usize, Known>) -> Result<Rule> {
+        let m = &rule.matches;
+        let wants = match rule.wants.as_str() {
+            "steadiest" => Wants::Steadiest,
+            "bulk" => Wants::Bulk,
+            name => {
+                let named = known.iter().filter(|(_, path)| path.name == name);
+                let paths = named.fold(0, |bits, (id, _)| bits | 1u64 << id);
+                anyhow::ensure!(paths != 0, "there is no path {name} at the moment");
+                Wants::Paths(paths)
+            }
+        };
+        let port = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
+        Ok(Rule {
+            proto: m.proto.map(|proto| proto.0),
+            ports: m.ports.map(|ports| (port(ports.0), port(ports.1))),
+            dscp: m.dscp,
+            cgroup: match &m.cgroup {
+                Some(cgroup) => Some(config::cgroup_id(&cgroup_root()?, cgroup)?),
+                None => None,
+            },
+            uid: m.uid.map(|uid| (uid.0, uid.1)),
+            mark: m.mark.map(|mark| (mark.0, mark.1)),
+            prefix: m.prefix,
+            wants,
+        })
+    }
+
+    /// Writes the verdict about a group.
+    pub fn set_masks(&mut self, group: usize, masks: Masks) {
+        self.programs.set_masks(group, masks);
+        let (before, alive) = (self.alive, self.programs.alive());
+        for &id in self.marks.keys() {
+            if alive >> id & 1 == 1 {
+                self.dead.remove(&id);
+            } else if before >> id & 1 == 1 {
+                self.dead.insert(id, Instant::now());
+            }
+        }
+        self.alive = alive;
+    }
+
+    /// Has forwarded flows leave uplinks that stay dead, those that can go on from another address: their
+    /// entries in connection tracking are deleted, and the next packet is placed anew. To be called
+    /// several times a second.
+    pub fn give_up_dead(&mut self) {
+        let is_due = |(id, since): (&usize, &Instant)| {
+            let ipv6 = self.marks[id].1;
+            let mut others = self.marks.iter();
+            let elsewhere = others.any(|(other, m)| m.1 == ipv6 && self.alive >> other & 1 == 1);
+            (elsewhere && since.elapsed() >= PATIENCE).then_some(*id)
+        };
+        let due: Vec<usize> = self.dead.iter().filter_map(is_due).collect();
+        for id in due {
+            self.dead.remove(&id);
+            let (mark, ipv6) = self.marks[&id];
+            if self.table.is_none() {
+                continue;
+            }
+            match conntrack::forget_marked(ipv6, mark, self.config.mark_mask) {
+                Ok(0) => {}
+                Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
+                Err(e) => warn!("{e:#}"),
+            }
+        }
+    }
+
+    /// Who decides; only the daemon's verdict places flows.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.programs.set_mode(mode);
+    }
+
+    /// Forgets what was attached to a device that is gone.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.programs.forget(ifindex);
+    }
+
+    /// Places nothing any more, but leaves rules, tables and marks, by which flows go on where they are.
+    pub fn leave(mut self) {
+        self.leaves = true;
+    }
+
+    /// Flows that were placed on a path.
+    pub fn placed(&self, path: usize) -> u64 {
+        self.programs.placed(path)
+    }
+
+    /// For `mountain status`.
+    ///
+    /// # Errors
+    /// When the counters cannot be read.
+    pub fn status(&self) -> Result<Value> {
+        let uplinks: Vec<Value> = self
+            .plan
+            .uplinks
+            .iter()
+            .map(|(mark, device)| json!({ "device": device, "mark": format!("{mark:#x}") }))
+            .collect();
+        Ok(json!({
+            "uplinks": uplinks,
+            "mark_mask": format!("{:#x}", self.config.mark_mask),
+            "forwarding": self.table.is_some(),
+            "inner_devices": self.programs.attached(),
+            "unresolved": self.unresolved,
+            "counters": self.programs.stats()?,
+        }))
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        // Marks first: what is marked needs its table. Nobody is left to tell a failure but the log.
+        self.programs.detach();
+        if self.leaves {
+            return;
+        }
+        if self.table.is_some() {
+            if let Err(e) = nft::remove() {
+                warn!("{e:#}");
+            }
+        }
+        if let Err(e) = uplinks::remove_all() {
+            warn!("{e:#}");
+        }
+    }
+}
+
+fn settings(start: &StartConfig) -> Settings {
+    Settings {
+        hash_seed: rand::random(),
+        mark_mask: start.mark_mask,
+        idle_s: start.idle_s,
+        by_destination: start.spread == Spread::Destination,
+    }
+}
+
+/// Loads the programs and lets go of them: whether this kernel takes them. Changes nothing else.
+///
+/// # Errors
+/// What the kernel said.
+pub fn try_load() -> Result<()> {
+    Start::load(&settings(&StartConfig::default())).map(drop)
+}
+
+/// Removes what a daemon that was killed has left in this network namespace. Says whether there was
+/// anything.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn clear() -> Result<bool> {
+    let table = nft::remove()?;
+    Ok(uplinks::remove_all()? || table)
+}
+
+/// What `up` would add to the kernel's routing, in the words of ip(8); nothing where no group's flows
+/// choose when they start.
+///
+/// # Errors
+/// When there are more uplinks than marks.
+pub fn preview(topology: &Topology, config: &StartConfig) -> Result<Vec<String>> {
+    if !config.enabled {
+        return Ok(Vec::new());
+    }
+    let plan = plan(topology, config.mask())?;
+    let device = |ifindex: u32| {
+        let mut paths = topology.paths.iter();
+        let found = paths.find(|path| path.key.ifindex == ifindex);
+        found.map_or(ifindex.to_string(), |path| path.ifname.clone())
+    };
+    Ok(describe(&plan.routing, device))
+}
+
+/// Groups with the destinations of new flows that choose, which is default routes only, and all other
+/// prefixes as not ours.
+fn destinations(topology: &Topology, groups: &[GroupConfig]) -> (Vec<GroupConfig>, Vec<IpNet>) {
+    let mut not_ours = topology.not_ours.clone();
+    let mut ours = Vec::new();
+    for (group, config) in topology.groups.iter().zip(groups) {
+        let is_ours = |prefix: &IpNet| group.kind.starts() && prefix.prefix_len() == 0;
+        let (choose, others): (Vec<IpNet>, Vec<IpNet>) =
+            group.prefixes.iter().copied().partition(is_ours);
+        not_ours.extend(others);
+        ours.push(GroupConfig {
+            members: config.members.clone(),
+            prefixes: choose,
+        });
+    }
+    (ours, not_ours)
+}
+
+/// The source address that the kernel gives to what leaves by a device: its own rules decide, RFC 6724
+/// and temporary addresses included. Sends nothing.
+fn source_by(ifname: &str, ipv6: bool) -> Option<IpAddr> {
+    // Of documentation (RFC 5737, RFC 3849): a default route leads there.
+    let (any, far): (IpAddr, IpAddr) = match ipv6 {
+        false => (
+            Ipv4Addr::UNSPECIFIED.into(),
+            Ipv4Addr::new(203, 0, 113, 1).into(),
+        ),
+        true => (
+            Ipv6Addr::UNSPECIFIED.into(),
+            Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+        ),
+    };
+    let socket = socket2::Socket::from(UdpSocket::bind(SocketAddr::new(any, 0)).ok()?);
+    socket.bind_device(Some(ifname.as_bytes())).ok()?;
+    let socket = UdpSocket::from(socket);
+    socket.connect((far, 9)).ok()?;
+    let source = socket.local_addr().ok()?.ip();
+    (!source.is_unspecified()).then_some(source)
+}
+
+/// How a kind of group reads.
+pub fn kind_text(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Move => "running flows move",
+        Kind::StartAndMove => "new flows choose, those without an uplink's address move",
+        Kind::Start => "new flows choose",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steer::topology::Group;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn only_default_routes_of_groups_that_start_are_destinations() {
+        let group = |kind, prefixes: &[&str]| Group {
+            kind,
+            table: 254,
+            prefixes: nets(prefixes),
+            members: Vec::new(),
+        };
+        let topology = Topology {
+            groups: vec![
+                group(Kind::StartAndMove, &["0.0.0.0/0", "10.0.0.0/8"]),
+                group(Kind::Move, &["::/0"]),
+            ],
+            not_ours: nets(&["192.0.2.0/24"]),
+            ..Topology::default()
+        };
+        let configs = [3, 4].map(|path| GroupConfig {
+            members: vec![(path, 1)],
+            prefixes: nets(&["10.9.0.0/16"]),
+        });
+        let (groups, not_ours) = destinations(&topology, &configs);
+        assert_eq!(groups[0].prefixes, nets(&["0.0.0.0/0"]));
+        assert_eq!(groups[0].members, [(3, 1)]);
+        assert_eq!(groups[1].prefixes, []);
+        assert_eq!(not_ours, nets(&["192.0.2.0/24", "10.0.0.0/8", "::/0"]));
+    }
+
+    #[test]
+    fn the_kernel_tells_the_source_of_a_device() {
+        assert_eq!(source_by("nonesuch", false), None);
+    }
+}

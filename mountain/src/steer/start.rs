@@ -1,0 +1,357 @@
+//! The routing that new flows choose from: a table for each uplink, and rules that lead there.
+//!
+//! Pure data from a [`Topology`]; `netlink::uplinks` puts it into the kernel. For each family:
+//!
+//! ```text
+//! 32765: from all uidrange 0-4294967294 lookup main suppress_prefixlength 0
+//!                                                         everything but the default route
+//! 32765: from ADDRESS lookup TABLE                        for every address of every uplink
+//! 32765: from all fwmark MARK/MASK lookup TABLE           for every uplink
+//! 32766: from all lookup main                             (the kernel's own)
+//! ```
+//!
+//! The first one makes copies of other routes needless: a table holds the uplink's default route and
+//! one that says "unreachable" in case that is gone: a flow that cannot go on is told so, rather than
+//! sent out by another uplink whose provider drops it. All rules stand behind every rule that others have made, so that those go on deciding.
+//! They have one priority, and the order in which they are added is that in which they are tried. Addresses
+//! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark.
+//!
+//! An uplink's number, of which mark and table are made, comes from its device's index, which stays as
+//! long as the device does. So connections that Netfilter has marked find their uplink again when
+//! mountain is started anew.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::{bail, Result};
+use serde::Serialize;
+
+use super::topology::{Path, Topology};
+
+/// Tables of the uplinks: this plus the uplink's number.
+pub const TABLE_BASE: u32 = 19_700;
+
+/// First and last user that [`Selects::Specific`] is about: all, which says nothing but where it is printed. Without
+/// it the rule would read as one of wg-quick's, which removes what reads so until it finds none.
+pub const EVERYBODY: (u32, u32) = (0, u32::MAX - 1);
+
+/// The bits of packet marks that are ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MarkMask(u32);
+
+impl MarkMask {
+    /// Fewest bits: three uplinks, and none.
+    const BITS_MIN: u32 = 2;
+
+    /// `mask`: bits next to each other.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn new(mask: u32) -> Result<Self, String> {
+        let bits = mask.count_ones();
+        let contiguous = bits > 0 && mask >> mask.trailing_zeros() == u32::MAX >> (32 - bits);
+        if !contiguous || bits < Self::BITS_MIN {
+            return Err(format!(
+                "{mask:#010x} is not a mask of {} bits or more next to each other",
+                Self::BITS_MIN
+            ));
+        }
+        Ok(Self(mask))
+    }
+
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The largest number that fits.
+    fn largest(self) -> u32 {
+        self.0 >> self.0.trailing_zeros()
+    }
+
+    /// The mark of the uplink of this number.
+    pub fn mark(self, number: u32) -> u32 {
+        number << self.0.trailing_zeros() & self.0
+    }
+}
+
+/// Which packets a rule selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Selects {
+    /// All, for what is more specific than a default route.
+    Specific,
+    From(IpAddr),
+    Mark {
+        mark: u32,
+        mask: u32,
+    },
+}
+
+/// An ip rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Rule {
+    pub ipv6: bool,
+    pub priority: u32,
+    pub selects: Selects,
+    pub table: u32,
+}
+
+/// A default route in an uplink's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Route {
+    /// Family of what it routes; the gateway's may be another one.
+    pub ipv6: bool,
+    pub table: u32,
+    pub to: To,
+}
+
+/// Where it leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum To {
+    Gateway {
+        ifindex: u32,
+        gateway: IpAddr,
+        preferred_source: Option<IpAddr>,
+    },
+    /// For as long as there is no other.
+    Unreachable,
+}
+
+/// All that mountain adds to the kernel's routing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Routing {
+    /// In the order in which they are tried.
+    pub rules: Vec<Rule>,
+    pub routes: Vec<Route>,
+}
+
+/// What new flows choose from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    pub routing: Routing,
+    /// Mark of each path that new flows may choose; by index into [`Topology::paths`].
+    pub marks: BTreeMap<usize, u32>,
+    /// Mark and device of each uplink.
+    pub uplinks: Vec<(u32, String)>,
+}
+
+const TABLE_MAIN: u32 = 254;
+
+/// The routing for a topology's groups whose flows choose when they start; nothing when there are none.
+///
+/// # Errors
+/// When there are more uplinks than marks.
+pub fn plan(topology: &Topology, mask: MarkMask) -> Result<Plan> {
+    let members = topology.groups.iter().filter(|group| group.kind.starts());
+    let mut indexes: Vec<usize> = members
+        .flat_map(|group| group.members.iter().map(|member| member.path))
+        .collect();
+    indexes.sort_unstable();
+    indexes.dedup();
+    let numbers = numbers(
+        indexes.iter().map(|&i| topology.paths[i].key.ifindex),
+        mask.largest(),
+    )?;
+    let mut plan = Plan::default();
+    for ipv6 in [false, true] {
+        let of_family: Vec<usize> = indexes
+            .iter()
+            .copied()
+            .filter(|&i| topology.paths[i].key.ipv6 == ipv6)
+            .collect();
+        if of_family.is_empty() {
+            continue;
+        }
+        let rule = |selects, table| Rule {
+            ipv6,
+            priority: topology.rule_priorities[usize::from(ipv6)],
+            selects,
+            table,
+        };
+        let mut rules = vec![rule(Selects::Specific, TABLE_MAIN)];
+        for &index in &of_family {
+            let path = &topology.paths[index];
+            let table = table(numbers[&path.key.ifindex]);
+            let own = path.addresses.iter();
+            rules.extend(own.map(|address| rule(Selects::From(*address), table)));
+        }
+        for &index in &of_family {
+            let path = &topology.paths[index];
+            let number = numbers[&path.key.ifindex];
+            let mark = mask.mark(number);
+            let selects = Selects::Mark {
+                mark,
+                mask: mask.bits(),
+            };
+            rules.push(rule(selects, table(number)));
+            plan.marks.insert(index, mark);
+            plan.routing.routes.extend(default_routes(path, number));
+            let uplink = (mark, path.ifname.clone());
+            if !plan.uplinks.contains(&uplink) {
+                plan.uplinks.push(uplink);
+            }
+        }
+        plan.routing.rules.extend(rules);
+    }
+    Ok(plan)
+}
+
+fn table(number: u32) -> u32 {
+    TABLE_BASE + number
+}
+
+/// While the device is down the kernel would not take the first one.
+fn default_routes(path: &Path, number: u32) -> impl Iterator<Item = Route> {
+    let to = path
+        .key
+        .gateway
+        .filter(|_| path.up)
+        .map(|gateway| To::Gateway {
+            ifindex: path.key.ifindex,
+            gateway,
+            preferred_source: path.preferred_source,
+        });
+    let (ipv6, table) = (path.key.ipv6, table(number));
+    let all = to.into_iter().chain([To::Unreachable]);
+    all.map(move |to| Route { ipv6, table, to })
+}
+
+/// A number for each device, 1 to `largest`: its index where that fits and is free.
+fn numbers(devices: impl Iterator<Item = u32>, largest: u32) -> Result<BTreeMap<u32, u32>> {
+    let mut devices: Vec<u32> = devices.collect();
+    devices.sort_unstable();
+    devices.dedup();
+    if devices.len() > largest as usize {
+        bail!(
+            "{} uplinks, but the mark has room for {largest}: widen `mark_mask`",
+            devices.len()
+        );
+    }
+    let mut numbers: BTreeMap<u32, u32> = BTreeMap::new();
+    for device in devices {
+        let mut number = (device - 1) % largest + 1;
+        while numbers.values().any(|taken| *taken == number) {
+            number = number % largest + 1;
+        }
+        numbers.insert(device, number);
+    }
+    Ok(numbers)
+}
+
+/// What has to be done so that `wanted` is there instead of `there`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub remove_rules: Vec<Rule>,
+    pub add_routes: Vec<Route>,
+    pub add_rules: Vec<Rule>,
+    pub remove_routes: Vec<Route>,
+}
+
+impl Changes {
+    pub fn none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Where a rule has to stand among those of its family.
+fn rank(rule: &Rule) -> u8 {
+    match rule.selects {
+        Selects::Specific => 0,
+        Selects::From(_) => 1,
+        Selects::Mark { .. } => 2,
+    }
+}
+
+/// From what is there, in the kernel's order, to what is wanted.
+///
+/// Routes come before the rules that lead to them, and go after. What stays is not touched, but a rule that
+/// has to stand behind a new one is added anew, as the kernel puts a new one behind those of its priority.
+pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
+    let mut changes = Changes::default();
+    for ipv6 in [false, true] {
+        let of = |rules: &[Rule]| -> Vec<Rule> {
+            let rules = rules.iter().filter(|rule| rule.ipv6 == ipv6);
+            rules.copied().collect()
+        };
+        let (have, want) = (of(&there.rules), of(&wanted.rules));
+        let new = want.iter().filter(|rule| !have.contains(rule));
+        let mut first_new = new.map(rank).min();
+        let mut highest = 0;
+        for rule in &have {
+            // One that stands too far behind counts as new: all that belong behind it are behind it then.
+            if rank(rule) < highest {
+                first_new = Some(first_new.map_or(rank(rule), |r| r.min(rank(rule))));
+            }
+            highest = highest.max(rank(rule));
+        }
+        let mut kept: Vec<Rule> = Vec::new();
+        for rule in have {
+            let stays = first_new.is_none_or(|first| rank(&rule) <= first);
+            // One that is there twice is there once too often.
+            match want.contains(&rule) && stays && !kept.contains(&rule) {
+                true => kept.push(rule),
+                false => changes.remove_rules.push(rule),
+            }
+        }
+        let new = want.into_iter().filter(|rule| !kept.contains(rule));
+        changes.add_rules.extend(new);
+    }
+    let missing = wanted.routes.iter().filter(|r| !there.routes.contains(r));
+    changes.add_routes = missing.copied().collect();
+    // A route that takes another one's place does so at once (see `netlink::uplinks`).
+    let replaced = |route: &Route| {
+        let kind = |r: &Route| (r.table, r.ipv6, r.to == To::Unreachable);
+        wanted.routes.iter().any(|r| kind(r) == kind(route))
+    };
+    let gone = there.routes.iter().filter(|route| !replaced(route));
+    changes.remove_routes = gone.copied().collect();
+    changes
+}
+
+/// The rules and routes as ip(8) would have them typed, for people.
+pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String> {
+    let family = |ipv6| if ipv6 { "ip -6" } else { "ip" };
+    let table = |table| match table {
+        TABLE_MAIN => "main".to_owned(),
+        other => other.to_string(),
+    };
+    let routes = routing.routes.iter().map(|route| {
+        let (family, table) = (family(route.ipv6), table(route.table));
+        match route.to {
+            To::Unreachable => format!("{family} route add unreachable default table {table}"),
+            To::Gateway {
+                ifindex,
+                gateway,
+                preferred_source,
+            } => {
+                let source = preferred_source.map_or(String::new(), |s| format!(" src {s}"));
+                let device = device(ifindex);
+                format!(
+                    "{family} route add default via {gateway} dev {device}{source} table {table}"
+                )
+            }
+        }
+    });
+    let rules = routing.rules.iter().map(|rule| {
+        let selects = match rule.selects {
+            Selects::Specific => format!("from all uidrange {}-{}", EVERYBODY.0, EVERYBODY.1),
+            Selects::From(address) => format!("from {address}"),
+            Selects::Mark { mark, mask } => format!("fwmark {mark:#x}/{mask:#x}"),
+        };
+        let suppress = match rule.selects {
+            Selects::Specific => " suppress_prefixlength 0",
+            _ => "",
+        };
+        format!(
+            "{} rule add priority {} {selects} lookup {}{suppress}",
+            family(rule.ipv6),
+            rule.priority,
+            table(rule.table)
+        )
+    });
+    routes.chain(rules).collect()
+}
+
+#[cfg(test)]
+mod tests;

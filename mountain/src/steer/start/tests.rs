@@ -1,0 +1,208 @@
+use super::*;
+use crate::steer::topology::{Group, Kind, Member, PathKey};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn path(ifindex: u32, gateway: &str, addresses: &[&str]) -> Path {
+    Path {
+        key: PathKey {
+            ifindex,
+            gateway: Some(ip(gateway)),
+            ipv6: gateway.contains(':'),
+        },
+        ifname: format!("u{ifindex}"),
+        source: addresses.first().map(|a| ip(a)),
+        mtu: 1500,
+        ethernet: true,
+        up: true,
+        addresses: addresses.iter().map(|a| ip(a)).collect(),
+        fresh: true,
+        preferred_source: None,
+        gateway_mac: None,
+    }
+}
+
+fn group(kind: Kind, paths: &[usize]) -> Group {
+    Group {
+        kind,
+        table: 254,
+        prefixes: vec!["0.0.0.0/0".parse().unwrap()],
+        members: paths
+            .iter()
+            .map(|&path| Member { path, weight: 1 })
+            .collect(),
+    }
+}
+
+/// Two uplinks, both families on the first, and a pair of paths whose flows can move.
+fn home() -> Topology {
+    Topology {
+        paths: vec![
+            path(2, "192.0.2.1", &["192.0.2.10", "192.0.2.11"]),
+            path(3, "198.51.100.1", &["198.51.100.7"]),
+            path(2, "fe80::1", &["2001:db8:1::5"]),
+            path(3, "fe80::2", &["2001:db8:2::5"]),
+            path(4, "10.1.0.1", &["10.1.0.2"]),
+            path(5, "10.2.0.1", &["10.2.0.2"]),
+        ],
+        groups: vec![
+            group(Kind::Start, &[0, 1]),
+            group(Kind::StartAndMove, &[2, 3]),
+            group(Kind::Move, &[4, 5]),
+        ],
+        rule_priorities: [32765, 199],
+        ..Topology::default()
+    }
+}
+
+fn mask() -> MarkMask {
+    MarkMask::new(0xff00_0000).unwrap()
+}
+
+#[test]
+fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
+    let mut home = home();
+    home.paths[1].preferred_source = Some(ip("198.51.100.7"));
+    let plan = plan(&home, mask()).unwrap();
+    let lines = describe(&plan.routing, |i| format!("u{i}"));
+    let [two, three] = [TABLE_BASE + 2, TABLE_BASE + 3];
+    let expected = [
+        format!("ip route add default via 192.0.2.1 dev u2 table {two}"),
+        format!("ip route add unreachable default table {two}"),
+        format!("ip route add default via 198.51.100.1 dev u3 src 198.51.100.7 table {three}"),
+        format!("ip route add unreachable default table {three}"),
+        format!("ip -6 route add default via fe80::1 dev u2 table {two}"),
+        format!("ip -6 route add unreachable default table {two}"),
+        format!("ip -6 route add default via fe80::2 dev u3 table {three}"),
+        format!("ip -6 route add unreachable default table {three}"),
+        "ip rule add priority 32765 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0"
+            .into(),
+        format!("ip rule add priority 32765 from 192.0.2.10 lookup {two}"),
+        format!("ip rule add priority 32765 from 192.0.2.11 lookup {two}"),
+        format!("ip rule add priority 32765 from 198.51.100.7 lookup {three}"),
+        format!("ip rule add priority 32765 fwmark 0x2000000/0xff000000 lookup {two}"),
+        format!("ip rule add priority 32765 fwmark 0x3000000/0xff000000 lookup {three}"),
+        "ip -6 rule add priority 199 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0"
+            .into(),
+        format!("ip -6 rule add priority 199 from 2001:db8:1::5 lookup {two}"),
+        format!("ip -6 rule add priority 199 from 2001:db8:2::5 lookup {three}"),
+        format!("ip -6 rule add priority 199 fwmark 0x2000000/0xff000000 lookup {two}"),
+        format!("ip -6 rule add priority 199 fwmark 0x3000000/0xff000000 lookup {three}"),
+    ];
+    assert_eq!(lines, expected);
+    let marks: Vec<_> = plan.marks.into_iter().collect();
+    let [a, b] = [0x0200_0000, 0x0300_0000];
+    assert_eq!(marks, [(0, a), (1, b), (2, a), (3, b)]);
+    assert_eq!(plan.uplinks, [(a, "u2".to_owned()), (b, "u3".to_owned())]);
+}
+
+#[test]
+fn groups_whose_flows_only_move_need_nothing() {
+    let mut home = home();
+    home.groups.drain(..2);
+    assert_eq!(plan(&home, mask()).unwrap(), Plan::default());
+}
+
+#[test]
+fn a_device_that_is_down_has_no_route_but_keeps_its_rules() {
+    let mut home = home();
+    let up = plan(&home, mask()).unwrap();
+    home.paths[1].up = false;
+    let down = plan(&home, mask()).unwrap();
+    assert_eq!(down.routing.rules, up.routing.rules);
+    assert_eq!(down.routing.routes.len(), up.routing.routes.len() - 1);
+}
+
+#[test]
+fn numbers_are_the_devices_own_and_differ() {
+    let numbers = |devices: &[u32], largest| {
+        let numbers = super::numbers(devices.iter().copied(), largest)?;
+        anyhow::Ok(numbers.into_values().collect::<Vec<_>>())
+    };
+    assert_eq!(numbers(&[2, 3, 2], 255).unwrap(), [2, 3]);
+    // 258 would be 3, which is taken; whoever is there does not depend on who else is, mostly.
+    assert_eq!(numbers(&[3, 258, 300], 255).unwrap(), [3, 4, 45]);
+    assert_eq!(numbers(&[258, 300], 255).unwrap(), [3, 45]);
+    assert_eq!(numbers(&[255, 510], 255).unwrap(), [255, 1], "never 0");
+    assert_eq!(numbers(&[1, 2, 3], 3).unwrap(), [1, 2, 3]);
+    let error = numbers(&[1, 2, 3, 4], 3).unwrap_err().to_string();
+    assert!(error.contains("mark_mask"), "{error}");
+}
+
+#[test]
+fn masks_have_two_bits_or_more_in_a_row() {
+    assert_eq!(mask().mark(7), 0x0700_0000);
+    assert_eq!(MarkMask::new(0x30).unwrap().mark(3), 0x30);
+    assert_eq!(MarkMask::new(u32::MAX).unwrap().mark(9), 9);
+    for bad in [0, 1, 0x8000_0000, 0x5, 0xff0f] {
+        let error = MarkMask::new(bad).unwrap_err();
+        assert!(error.contains("next to each other"), "{error}");
+    }
+}
+
+#[test]
+fn only_what_differs_is_changed() {
+    let wanted = plan(&home(), mask()).unwrap().routing;
+    let from_nothing = changes(&Routing::default(), &wanted);
+    assert_eq!(from_nothing.add_rules, wanted.rules);
+    assert_eq!(from_nothing.add_routes, wanted.routes);
+    assert!(from_nothing.remove_rules.is_empty() && from_nothing.remove_routes.is_empty());
+    assert!(changes(&wanted, &wanted).none());
+    let to_nothing = changes(&wanted, &Routing::default());
+    assert_eq!(to_nothing.remove_rules, wanted.rules);
+    assert_eq!(to_nothing.remove_routes, wanted.routes);
+
+    // Another lease: one address, gateway and source less, and one more.
+    let mut home = home();
+    home.paths[1] = path(3, "203.0.113.1", &["203.0.113.9"]);
+    let renewed = plan(&home, mask()).unwrap().routing;
+    let change = changes(&wanted, &renewed);
+    let from = |address: &str| Selects::From(ip(address));
+    let selects = |rules: &[Rule]| rules.iter().map(|r| r.selects).collect::<Vec<_>>();
+    // The new address must stand before the marks.
+    let marks = [2, 3].map(|n| Selects::Mark {
+        mark: n << 24,
+        mask: 0xff00_0000,
+    });
+    let expected = [from("198.51.100.7"), marks[0], marks[1]];
+    assert_eq!(selects(&change.remove_rules), expected);
+    let expected = [from("203.0.113.9"), marks[0], marks[1]];
+    assert_eq!(selects(&change.add_rules), expected);
+    assert_eq!(change.add_routes.len(), 1);
+    assert_eq!(change.remove_routes, [], "replaced in place");
+}
+
+#[test]
+fn rules_that_do_not_begin_with_main_are_added_anew() {
+    let wanted = plan(&home(), mask()).unwrap().routing;
+    let mut without = wanted.clone();
+    without.rules.remove(0);
+    let change = changes(&without, &wanted);
+    let of_ipv4 = wanted.rules.iter().filter(|r| !r.ipv6).count();
+    assert_eq!(change.remove_rules.len(), of_ipv4 - 1, "IPv6 is in order");
+    assert_eq!(change.add_rules.len(), of_ipv4);
+    assert_eq!(change.add_rules[0].selects, Selects::Specific);
+
+    // An address behind the marks, as if it had come later.
+    let mut late = wanted.clone();
+    let address = late.rules.remove(1);
+    late.rules.insert(of_ipv4 - 1, address);
+    let change = changes(&late, &wanted);
+    assert_eq!(change.remove_rules, wanted.rules[of_ipv4 - 2..of_ipv4]);
+    assert_eq!(change.add_rules, change.remove_rules);
+
+    let mut twice = wanted.clone();
+    twice.rules.push(wanted.rules[1]);
+    // The kernel removes the first of two, and the other one stands behind the marks.
+    let change = changes(&twice, &wanted);
+    let marks = &wanted.rules[of_ipv4 - 2..of_ipv4];
+    assert_eq!(change.remove_rules, [marks, &[wanted.rules[1]]].concat());
+    assert_eq!(change.add_rules, marks);
+    let mut twice = wanted.clone();
+    twice.rules.insert(2, wanted.rules[1]);
+    let change = changes(&twice, &wanted);
+    assert_eq!(change.remove_rules, [wanted.rules[1]]);
+    assert!(change.add_rules.is_empty());
+}

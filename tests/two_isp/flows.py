@@ -1,0 +1,129 @@
+"""Opens flows and asks over them where they seem to come from; told what to do line by line.
+
+open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [mark=N]
+                        KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF
+ask                     asks over every open flow
+again SERVER PORT       connects every udp flow anew, after it was dissolved
+close
+
+Answers with one line of JSON: [[own address, address that the server saw, or null], ...]
+"""
+import json
+import select
+import socket
+import sys
+import time
+
+flows = []
+nonce = 0
+
+
+def target(server, port):
+    return (server, int(port))
+
+
+def open_flow(kind, server, port, options):
+    family = socket.AF_INET6 if ":" in server else socket.AF_INET
+    s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    s.setblocking(False)
+    for option in options:
+        key, value = option.split("=", 1)
+        if key == "bind":
+            address, _, own_port = value.partition("/")
+            s.bind((address, int(own_port or 0)))
+        elif key == "dev":
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, value.encode())
+        elif key == "out":
+            index = socket.htonl(socket.if_nametoindex(value))
+            level = (socket.IPPROTO_IPV6, 76) if ":" in server else (socket.IPPROTO_IP, 50)
+            s.setsockopt(*level, index.to_bytes(4, sys.byteorder))
+        elif key == "mark":
+            s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
+    if kind != "msg":
+        s.connect_ex(target(server, port))
+    flows.append({"kind": kind, "socket": s, "to": target(server, port), "seen": None, "rest": ""})
+
+
+def send(flow):
+    data = f"{nonce}\n".encode()
+    try:
+        if flow["kind"] == "msg":
+            flow["socket"].sendto(data, flow["to"])
+        else:
+            flow["socket"].send(data)
+    except OSError:
+        return False
+    return True
+
+
+def receive(flow):
+    try:
+        flow["rest"] += flow["socket"].recv(4096).decode()
+    except OSError:
+        return
+    *lines, flow["rest"] = flow["rest"].split("\n")
+    for line in lines:
+        number, address = line.split()
+        if int(number) == nonce:
+            flow["seen"] = address
+
+
+def ask(wait=1.2):
+    global nonce
+    nonce += 1
+    for flow in flows:
+        flow["seen"] = None
+        flow["sent"] = 0
+    end = time.monotonic() + wait
+    while time.monotonic() < end and any(f["seen"] is None for f in flows):
+        now = time.monotonic()
+        for flow in flows:
+            # Datagrams once more in case one was lost; a stream as soon as it is connected.
+            again = flow["sent"] == 0 or (flow["kind"] != "tcp" and now - flow["sent"] > 0.4)
+            if flow["seen"] is None and again and send(flow):
+                flow["sent"] = now
+        readable, _, _ = select.select([f["socket"] for f in flows], [], [], 0.02)
+        for flow in flows:
+            if flow["socket"] in readable:
+                receive(flow)
+
+
+def own(flow):
+    try:
+        return flow["socket"].getsockname()[0]
+    except OSError:
+        return None
+
+
+def say():
+    print(json.dumps([[own(f), f["seen"]] for f in flows]), flush=True)
+
+
+for line in sys.stdin:
+    command, *rest = line.split()
+    if command == "open":
+        kind, count, server, port, *options = rest
+        before, flows = flows, []
+        for _ in range(int(count)):
+            open_flow(kind, server, port, options)
+        ask()
+        say()
+        flows = before + flows
+    elif command == "ask":
+        ask()
+        say()
+    elif command == "again":
+        for flow in flows:
+            # AF_UNSPEC: connect() that dissolves a connection.
+            import ctypes
+
+            ctypes.CDLL(None).connect(flow["socket"].fileno(), bytes(16), 16)
+            flow["to"] = target(*rest)
+            flow["socket"].connect_ex(flow["to"])
+        ask()
+        say()
+    elif command == "close":
+        for flow in flows:
+            flow["socket"].close()
+        flows = []
+        say()
