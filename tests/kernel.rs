@@ -61,33 +61,58 @@ fn leave(root: &Path, run: &str, result: &str) {
     assert!(written.status.success(), "{}", said(&written));
 }
 
+/// Runs, and what else is in the list of what does not pass.
+fn excuses(root: &Path, lines: &str) {
+    fs::write(root.join("kernel/not-passing"), lines).unwrap();
+}
+
+const NOT_RUN: &str = "full * takes too long\nkasan * not built\nkcsan * not built\n";
+
 #[test]
 fn verdicts_that_are_missing_stale_or_bad_are_none() {
     let root = checkout();
     let root = root.path();
+    let passes = || {
+        let check = verdict(root, &["check"]);
+        assert!(check.status.success(), "{}", said(&check));
+        said(&check)
+    };
     let fails = |why: &str| {
         let check = verdict(root, &["check"]);
         assert!(!check.status.success());
         assert!(said(&check).contains(why), "'{why}' in: {}", said(&check));
     };
+    excuses(root, NOT_RUN);
     fails("no verdict `quick`: make kernel-test-quick");
     leave(root, "quick", "pass");
-    let check = verdict(root, &["check"]);
-    assert!(check.status.success(), "{}", said(&check));
+    assert!(passes().contains("`kasan` has not been run on what is here: not built"));
+    excuses(root, "");
+    fails("no verdict `kcsan`: kernel/scripts/test --debug kcsan");
+    excuses(root, NOT_RUN);
 
+    // A run that was made counts, whatever is said about runs that were not.
     leave(root, "kasan", "fail");
     fails("in the run `kasan` tests have failed: 00-boot");
+    leave(root, "kasan", "skip");
+    fails("in the run `kasan` tests have failed: 00-boot");
+    excuses(root, &format!("{NOT_RUN}quick 00-boot of another run\n"));
+    fails("in the run `kasan` tests have failed: 00-boot");
+    excuses(root, &format!("{NOT_RUN}kasan 00-boot no memory\n"));
+    assert!(passes().contains("00-boot does not pass in `kasan`: no memory"));
     leave(root, "kasan", "pass");
-    assert!(verdict(root, &["check"]).status.success());
+    excuses(root, NOT_RUN);
+    passes();
 
     // Whatever decides about the tests: here the part that lies outside of kernel/.
     let header = root.join("bpf/brake.h");
     let text = fs::read_to_string(&header).unwrap();
     fs::write(&header, text.replace("15 / 16", "14 / 16")).unwrap();
     fails("the verdict `quick` is stale");
+    excuses(root, "full * takes too long\n");
     fails("kernel/scripts/test --debug kasan");
+    excuses(root, NOT_RUN);
     fs::write(&header, text).unwrap();
-    assert!(verdict(root, &["check"]).status.success());
+    passes();
     fs::write(root.join("kernel/tests/99-new.sh"), "# mode: smp\n").unwrap();
     fails("the verdict `quick` is stale");
 }

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Which next hops 10,000 random 5-tuples take, with a fixed hash seed, on the stock and on the patched kernel
-# with everything off: kernel/scripts/test compares the lines, a hash of all choices in each. Here counts
-# that they were made, and that what was on leaves nothing behind.
+# Which next hops 10,000 random 5-tuples take, with a fixed hash seed: on the patched kernel with everything
+# off, after everything was on, and with scores while nothing is known about any path, those that they take on
+# the stock kernel. What that chose is in kernel/tests/data/choices (`kernel/scripts/test --choices` writes
+# it), a line a case: a hash of all choices, and how many each device has got.
 # mode: smp
-# run: full
-# seconds: 900
+# seconds: 1800
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
 
@@ -43,7 +43,7 @@ route() {
     ip nexthop add id 2 via "${gw[1]}" dev a1
     case $kind in
         group) ip nexthop add id 3 group "1/2,$weight" ;;
-        resilient) ip nexthop add id 3 group "1/2,$weight" type resilient buckets 128 ;;
+        resilient) ip nexthop add id 3 group "1/2,$weight" type resilient buckets 128 idle_timer 1 ;;
     esac
     ip -"$family" route add $dst nhid 3
 }
@@ -54,7 +54,9 @@ none() {
     ip nexthop flush >/dev/null 2>&1
 }
 
-declare -A first
+# wanted NAME: what the stock kernel chose there.
+wanted() { awk -v name="$1: " 'index($0, name) == 1 { print substr($0, length(name) + 1) }' /tests/choices; }
+
 # chosen NAME FAMILY [in]
 chosen() {
     local name=$1 to=10.10 from=10.8 line
@@ -62,64 +64,92 @@ chosen() {
     line=$(choices 10000 $to ${3:+c0 $from} | tr '\n' ' ')
     line=${line% }
     check "$name: made" "$(awk '{ for (i = 3; i <= NF; i += 2) n += $i; print n }' <<<"$line")" == 10000
-    if [[ -z ${first[$name]:-} ]]; then
-        first[$name]=$line
-        echo "mountain-subtest: PASS choices: $name: $line"
+    if patched; then
+        same "$name$when: as on the stock kernel" "$line" "$(wanted "$name")"
     else
-        same "$name: as before" "$line" "${first[$name]}"
+        echo "mountain-subtest: PASS choices: $name: $line"
     fi
 }
 
-all() {
-    for family in 4 6; do
-        for kind in route group resilient; do
-            for weight in 1 3; do
-                none
-                route $family $kind $weight
-                policy 1
-                chosen "IPv$family, $kind, 1:$weight" $family
-                [[ $weight == 3 ]] || continue
-                chosen "IPv$family, $kind, 1:$weight, forwarded" $family in
-                [[ $kind == route ]] || continue
-                for number in 0 2 3; do
-                    policy $number
-                    chosen "IPv$family, $kind, 1:$weight, policy $number" $family
-                done
-            done
+# fresh FAMILY KIND WEIGHT: this route and no other.
+fresh() {
+    none
+    route "$@"
+}
+
+# all_alive FAMILY KIND: both next hops are there.
+all_alive() {
+    local family=$1 kind=$2 weight number
+    for weight in 1 3; do
+        fresh "$family" "$kind" $weight
+        for number in 0 1 2 3; do
+            policy $number
+            chosen "IPv$family, $kind, 1:$weight, policy $number" "$family"
         done
         policy 1
-        # Without carrier: the other end is down.
-        none
-        sysctl -qw net.ipv4.conf.a1.ignore_routes_with_linkdown=1 \
-            net.ipv6.conf.a1.ignore_routes_with_linkdown=1
-        route $family route 3
-        ip -n b link set b1 down
-        sleep 1.5
-        chosen "IPv$family, route, 1:3, linkdown" $family
-        ip -n b link set b1 up
-        sleep 1.5
-        chosen "IPv$family, route, 1:3, link up again" $family
-        sysctl -qw net.ipv4.conf.a1.ignore_routes_with_linkdown=0 \
-            net.ipv6.conf.a1.ignore_routes_with_linkdown=0
-        ip link set a1 down
-        chosen "IPv$family, route, 1:3, dead" $family
-        ip link set a1 up
-        ip address replace 2001:db8:91::1/64 dev a1 nodad
-        ip neighbour replace 10.9.1.2 lladdr 02:00:00:00:00:02 dev a1
-        ip neighbour replace 2001:db8:91::2 lladdr 02:00:00:00:00:02 dev a1
+        chosen "IPv$family, $kind, 1:$weight, forwarded" "$family" in
     done
 }
 
-all
+linkdown_ignored() {
+    sysctl -qw net.ipv4.conf.a1.ignore_routes_with_linkdown="$1" \
+        net.ipv6.conf.a1.ignore_routes_with_linkdown="$1"
+}
+
+# one_down FAMILY KIND: the second one without carrier (the other end is down), then down itself. A group
+# loses it each time.
+one_down() {
+    local family=$1 kind=$2
+    policy 1
+    linkdown_ignored 1
+    fresh "$family" "$kind" 3
+    ip -n b link set b1 down
+    sleep 1.5
+    chosen "IPv$family, $kind, 1:3, linkdown" "$family"
+    ip -n b link set b1 up
+    sleep 1.5
+    [[ $kind != route ]] ||
+        chosen "IPv$family, $kind, 1:3, link up again" "$family"
+    linkdown_ignored 0
+    fresh "$family" "$kind" 3
+    ip link set a1 down
+    chosen "IPv$family, $kind, 1:3, dead" "$family"
+    ip link set a1 up
+    ip address replace 2001:db8:91::1/64 dev a1 nodad
+    ip neighbour replace 10.9.1.2 lladdr 02:00:00:00:00:02 dev a1
+    ip neighbour replace 2001:db8:91::2 lladdr 02:00:00:00:00:02 dev a1
+}
+
+# Buckets of a resilient group move when they have been idle for a second.
+settle() { sleep "$([[ $kind == resilient ]] && echo 3 || echo 1)"; }
+
+when=''
+for family in 4 6; do
+    for kind in route group resilient; do
+        all_alive $family $kind
+        one_down $family $kind
+    done
+done
 if patched; then
-    # Of paths that nothing is known about nobody loses anything.
-    for score in 2 0; do
-        sysctl -qw net.ipv4.fib_multipath_score=$score
-        none
-        route 4 route 3
-        route 6 route 3
-        sleep 1
-        chosen "IPv4, route, 1:3" 4
-        chosen "IPv6, route, 1:3" 6
+    policy 1
+    for family in 4 6; do
+        for kind in route group resilient; do
+            when=' (score 2, nothing known)'
+            fresh $family $kind 3
+            sysctl -qw net.ipv4.fib_multipath_score=2
+            sleep 1
+            chosen "IPv$family, $kind, 1:3, policy 1" $family
+            # All by the first: the same route, otherwise.
+            sysctl -qw net.ipv4.fib_multipath_score=1
+            settle
+            check "IPv$family, $kind: score 1: devices that are chosen" \
+                "$(choices 1000 "$([[ $family == 4 ]] && echo 10.10 || echo 2001:db8:10:0)" | grep -c '^a')" == 1
+            sysctl -qw net.ipv4.fib_multipath_score=2
+            sleep 1
+            sysctl -qw net.ipv4.fib_multipath_score=0
+            settle
+            when=' (after scores 1, 2 and 0)'
+            chosen "IPv$family, $kind, 1:3, policy 1" $family
+        done
     done
 fi

@@ -6,7 +6,8 @@
 #   # mode: cost         in virtual time, in five boots, to be compared with the stock kernel
 #   # kernel: patched    only with the series (without such a line: stock kernel, too)
 #   # run: full          not with --quick or --debug: it takes too long, or needs both kernels
-#   # nics: 1            it needs that many pairs of virtio_net devices
+#   # netns: init        it needs settings that exist in the first namespace only; it leaves that as it was
+#   # nics: 1            it needs that many pairs of virtio_net devices (then with `netns: init`)
 #   # selftests: yes     it runs some of the kernel's own, which then are in /selftests
 #   # seconds: 120       it may take this long (machine's time), 300 by default
 # shellcheck shell=bash
@@ -49,6 +50,14 @@ same() {
     check "$1" "$([[ $2 == "$3" ]] && echo 0 || echo 1)" == 0
 }
 
+# ended NAME PID: that child has ended, with exit code 0.
+ended() {
+    local code=0
+    wait "$2" || code=$?
+    check "$1" "$code" == 0
+}
+
+# A skip counts as a failure, unless kernel/not-passing has it.
 skip() {
     printf 'skipped: %s\n' "$*"
     exit 4
