@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use net::Net;
 use serde_json::Value;
-use support::{wait_until, Guard, Ns};
+use support::{wait_until, Guard, Ns, DNSMASQ};
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
 const FROM: &str = "10.0.8.17";
@@ -90,22 +90,11 @@ fn iperf3_tcp_and_udp() {
 #[test]
 fn a_dns_server() {
     let net = Net::new();
-    let _server = start(
-        &net.server,
-        "dnsmasq",
-        &[
-            "--keep-in-foreground",
-            "--conf-file=/dev/null",
-            "--no-resolv",
-            "--no-hosts",
-            "--pid-file=",
-            "--user=root",
-            "--port=5353",
-            "--listen-address=10.0.1.2",
-            "--bind-interfaces",
-            "--address=/steady.test/192.0.2.7",
-        ],
-    );
+    let _server = Guard::start(net.server.command("dnsmasq").args(DNSMASQ).args([
+        "--listen-address=10.0.1.2",
+        "--bind-interfaces",
+        "--address=/steady.test/192.0.2.7",
+    ]));
     wait_open(&net, "udp", 5353);
     for backend in BACKENDS {
         redirect(&net, backend, &["udp", "tcp"], (53, 5353));

@@ -78,14 +78,7 @@ fn curl() {
 fn dns_server(ns: &Ns, mut command: Command) -> (Guard, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let log = format!("--log-facility={}/log", folder.path().display());
-    let server = Guard::start(command.args([
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        "--no-resolv",
-        "--no-hosts",
-        "--pid-file=",
-        "--user=root",
-        "--port=5353",
+    let server = Guard::start(command.args(DNSMASQ).args([
         "--log-queries",
         &log,
         "--address=/steady.test/192.0.2.7",

@@ -6,13 +6,13 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/redirect_rig.skel.rs"));
 }
 
-use std::mem::MaybeUninit;
 use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use anyhow::{ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, OpenObject};
+use libbpf_rs::{MapCore, MapFlags};
+use mountain::bpf;
 use mountain_lab::workload::sys::monotonic_ns;
 
 use super::rig::Rig;
@@ -71,13 +71,8 @@ impl Programs {
     /// Loads them; `rig` says what the bare redirects lead to, `target` what sinks wait for (port 0:
     /// any).
     pub fn load(rig: &Rig, target: SocketAddrV4) -> Result<Self> {
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
-            tracing::debug!(target: "libbpf", "{}", text.trim_end());
-        })));
-        // One object for the life of the process: the skeleton borrows it.
-        let object: &'static mut MaybeUninit<OpenObject> =
-            Box::leak(Box::new(MaybeUninit::uninit()));
-        let open = skel::RedirectRigSkelBuilder::default().open(object)?;
+        bpf::log_libbpf();
+        let open = skel::RedirectRigSkelBuilder::default().open(bpf::object())?;
         let skel = open
             .load()
             .context("the kernel refused the lab's programs")?;

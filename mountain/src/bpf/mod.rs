@@ -12,9 +12,10 @@ pub mod flows;
 pub mod start;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 
 use anyhow::{anyhow, bail, Context, Result};
@@ -150,11 +151,8 @@ impl Steer {
     /// Loads the program into the kernel, attached to nothing.
     pub fn load(settings: &Settings) -> Result<Self> {
         log_libbpf();
-        // One object for the life of the process: the skeleton borrows it.
-        let object: &'static mut MaybeUninit<OpenObject> =
-            Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = skel::SteerSkelBuilder::default()
-            .open(object)
+            .open(object())
             .context("opening the BPF object")?;
         let (near_slots, far_slots) = flows::slots(settings.flow_entries);
         let slots = near_slots + far_slots;
@@ -418,7 +416,7 @@ impl Steer {
 fn attach_tcx(
     program: ptr::NonNull<libbpf_sys::bpf_program>,
     ifindex: u32,
-) -> std::io::Result<Link> {
+) -> io::Result<Link> {
     let opts = libbpf_sys::bpf_tcx_opts {
         sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
         ..Default::default()
@@ -426,7 +424,7 @@ fn attach_tcx(
     // SAFETY: the program is loaded and outlives the call, the options live on the stack.
     let link =
         unsafe { libbpf_sys::bpf_program__attach_tcx(program.as_ptr(), ifindex as i32, &opts) };
-    let link = ptr::NonNull::new(link).ok_or_else(std::io::Error::last_os_error)?;
+    let link = ptr::NonNull::new(link).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: libbpf returned a link that nobody else owns.
     Ok(unsafe { Link::from_ptr(link) })
 }
@@ -451,10 +449,38 @@ fn counters(map: &impl MapCore, names: &[&'static str]) -> Result<BTreeMap<&'sta
 
 /// Sends libbpf's messages, the verifier's log among them, to ours. They are long and for developers:
 /// MOUNTAIN_LOG=debug shows them.
-fn log_libbpf() {
+pub fn log_libbpf() {
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
         tracing::debug!(target: "libbpf", "{}", text.trim_end());
     })));
+}
+
+/// A place for an opened object, for the life of the process: the skeleton borrows it.
+pub fn object() -> &'static mut MaybeUninit<OpenObject> {
+    Box::leak(Box::new(MaybeUninit::uninit()))
+}
+
+/// A number that only the calling thread's network namespace has and has had since the machine started.
+pub(crate) fn namespace_cookie() -> io::Result<u64> {
+    /// Not in the nix crate; asm-generic/socket.h since 5.14.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+    let (mut cookie, mut length) = (0u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: a live socket, and a place of the length that is told.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut length,
+        )
+    };
+    match rc {
+        0 => Ok(cookie),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Makes a map hold exactly `entries`: adds and replaces first, so that no look-up finds less

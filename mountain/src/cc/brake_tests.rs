@@ -469,6 +469,10 @@ fn a_step_down_drains_and_a_steady_link_is_left_alone() {
     let plain = Sim::new(link, None).run(10.0);
     assert_eq!(braked.engagements_before(5.0), 0);
     assert!(braked.engagements_before(5.3) >= 1);
+    // The first slow packet is acknowledged a round trip after the step: two slices, and the ACKs of one
+    // of them are not all slow.
+    let held = braked.first_limited(5.0) - 5.04;
+    assert!(held < 3.0 * 0.04 / 8.0, "{held} s");
     // Of the 2 s after the step a fourth is what was in flight; then the release must not fill it again.
     assert!(
         braked.queue(5.0, 7.0, 0.5) < 0.02,
@@ -482,6 +486,30 @@ fn a_step_down_drains_and_a_steady_link_is_left_alone() {
         goodput > 0.95 * plain_goodput,
         "{goodput} against {plain_goodput}"
     );
+}
+
+/// Rate samples span a round trip and its queue; that ACKs come slower is seen in a slice.
+#[test]
+fn slow_acks_hold_the_window_before_the_rate_samples_tell() {
+    // Two packets an ACK: what 50 Mbit/s take for them, and four times as long.
+    for (step_us, state) in [(463, OFF), (4 * 463, HOLD)] {
+        let mut brake = Brake::new();
+        let mut a = flow(50 * MBIT, 40_000);
+        for i in 0..40 {
+            let total = a.total + 2;
+            a = ack(&a, step_us, 50 * MBIT, 4_000 + 200 * i, 1.0);
+            a.total = total;
+            brake.ack(&a);
+            if brake.b.state != OFF {
+                break;
+            }
+        }
+        assert_eq!(brake.b.state, state, "{step_us} us: {:?}", brake.b);
+        assert_eq!(brake.b.engagements, 0);
+        if state == HOLD {
+            assert_eq!(brake.cwnd(&a), a.inflight);
+        }
+    }
 }
 
 #[test]

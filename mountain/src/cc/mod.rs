@@ -24,15 +24,15 @@ pub mod scope;
 pub mod settings;
 
 use std::ffi::c_char;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::ptr;
 
 use anyhow::{bail, ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapHandle, OpenObject};
+use libbpf_rs::{Link, MapCore, MapHandle};
 
+use crate::bpf;
 pub use settings::Settings;
 pub use skel::types;
 
@@ -94,15 +94,9 @@ impl Loaded {
         if let Some(missing) = kernel::missing() {
             bail!("{missing}");
         }
-        // The verifier's log is long and for developers: MOUNTAIN_LOG=debug shows it.
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
-            tracing::debug!(target: "libbpf", "{}", text.trim_end());
-        })));
-        // One object for the life of the process: the skeleton borrows it.
-        let object: &'static mut MaybeUninit<OpenObject> =
-            Box::leak(Box::new(MaybeUninit::uninit()));
+        bpf::log_libbpf();
         let mut open = skel::CcSkelBuilder::default()
-            .open(object)
+            .open(bpf::object())
             .context("opening the BPF object")?;
         let rodata = open
             .maps

@@ -18,7 +18,6 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +25,7 @@ use anyhow::{ensure, Context, Result};
 use nix::fcntl::{Flock, FlockArg};
 
 use super::{Backend, Fix, Installed, Proto, Rule, MAX_RULES};
-use crate::whole;
+use crate::{bpf::namespace_cookie, whole};
 
 const BASE: &str = "/run/mountain";
 /// Of the files' form.
@@ -35,8 +34,6 @@ const MAGIC: &[u8; 16] = b"mtn-redirect-1\0\0";
 const RECORD: usize = 64;
 /// History smaller than this is not worth tidying.
 const TIDY_BYTES: u64 = 64 * 1024;
-/// Not in the nix crate; linux/socket.h since 5.14.
-const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// How far a rule is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +176,7 @@ impl Store {
             .ino();
         let dir = base.join(format!("redirect-{inode}"));
         let cookie =
-            cookie().context("cannot tell which network namespace this is: Linux 5.14 can")?;
+            namespace_cookie().context("cannot tell which network namespace this is: Linux 5.14 can")?;
         Self::open_at(dir, cookie, make)
     }
 
@@ -522,26 +519,6 @@ fn make_locked(dir: &Path) -> Result<Flock<File>> {
         if let Some(lock) = lock(dir)? {
             return Ok(lock);
         }
-    }
-}
-
-/// A number that only this namespace has and has had since the machine started.
-fn cookie() -> io::Result<u64> {
-    let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
-    let (mut cookie, mut length) = (0u64, size_of::<u64>() as libc::socklen_t);
-    // SAFETY: a live socket, and a place of the length that is told.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &mut length,
-        )
-    };
-    match rc {
-        0 => Ok(cookie),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::{mtn_ack, Brake};
+use super::{mtn_ack, Brake, OFF};
 
 const MSS: u32 = 1448;
 const BITS: f64 = MSS as f64 * 8.0;
@@ -39,6 +39,8 @@ struct Packet {
 pub struct Seen {
     /// ACK time, queueing delay and engagements so far.
     acks: Vec<(f64, f64, u32)>,
+    /// When there was a limit, on the rate or only on the window.
+    limited: Vec<f64>,
 }
 
 impl Seen {
@@ -49,6 +51,12 @@ impl Seen {
             .map(|a| a.2)
             .max()
             .unwrap_or(0)
+    }
+
+    /// When the brake first limited anything, from `t` on.
+    pub fn first_limited(&self, t: f64) -> f64 {
+        let mut after = self.limited.iter().filter(|at| **at >= t);
+        after.next().copied().unwrap_or(f64::INFINITY)
     }
 
     /// Quantile of the queueing delay, s.
@@ -193,6 +201,9 @@ impl Sim {
         let (rate, cwnd, brakes) = match &mut self.brake {
             Some(brake) => {
                 brake.ack(&a);
+                if brake.b.state != OFF {
+                    seen.limited.push(now);
+                }
                 (brake.pacing(&a, rate), brake.cwnd(&a), brake.b.engagements)
             }
             None => (rate, u32::MAX, 0),

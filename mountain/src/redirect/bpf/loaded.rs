@@ -186,9 +186,7 @@ impl Loaded {
         if wanted.iter().all(|p| loaded.programs.contains_key(p)) {
             return Ok(loaded);
         }
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
-            tracing::debug!(target: "libbpf", "{}", text.trim_end());
-        })));
+        crate::bpf::log_libbpf();
         let mut object = MaybeUninit::uninit();
         let mut open = skel::RedirectSkelBuilder::default()
             .open(&mut object)

@@ -147,6 +147,6 @@ fn no_more_than_fit() {
 
 #[test]
 fn a_namespace_has_a_number_of_its_own() {
-    assert_ne!(cookie().unwrap(), 0);
-    assert_eq!(cookie().unwrap(), cookie().unwrap());
+    assert_ne!(namespace_cookie().unwrap(), 0);
+    assert_eq!(namespace_cookie().unwrap(), namespace_cookie().unwrap());
 }
