@@ -4,6 +4,7 @@
 # mode: virtual
 # kernel: patched
 # netns: init
+# seconds: 900
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
 
