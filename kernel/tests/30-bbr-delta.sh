@@ -26,7 +26,8 @@ ip -n r address add 192.0.2.2/24 dev ra
 ip -n r address add 198.51.100.2/24 dev rb
 ip -n b address add 198.51.100.1/24 dev br
 for end in a/ar r/ra r/rb b/br; do
-    ip -n ${end%/*} link set ${end#*/} up
+    # `dev`: ip takes "br" for "broadcast".
+    ip -n ${end%/*} link set dev ${end#*/} up
     ip netns exec ${end%/*} ethtool -K ${end#*/} gso off tso off gro off >/dev/null
 done
 ip -n a route add default via 192.0.2.2
