@@ -131,10 +131,11 @@ fi
 # Removed 200 times while packets go through its hooks. Other hooks stay there meanwhile, so that the kernel
 # does not patch its code at each round: emulated processors that run side by side fall over that now and
 # then (a breakpoint that is not there any more).
-works "other hooks" ip netns exec r nft 'table inet other {
-    chain first { type filter hook prerouting priority 100; }
-    chain last { type filter hook postrouting priority 100; }
-}'
+for hook in prerouting input forward output postrouting; do
+    works "another hook: $hook" ip netns exec r nft "table inet other {
+        chain $hook { type filter hook $hook priority 100; }
+    }"
+done
 pids=()
 for address in 192.0.2.2 2001:db8:1::2; do
     ip netns exec c bash -c "while :; do echo x >/dev/udp/$address/5000; done" 2>/dev/null &
