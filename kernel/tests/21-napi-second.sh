@@ -33,7 +33,8 @@ weight() {
 
 # p99 of 400 round trips, µs.
 p99() {
-    ip netns exec src ping -q -f -l 250 -w 60 192.0.2.2 >/dev/null &
+    # ping's own send buffer would hold a packet or two.
+    ip netns exec src ping -q -f -l 250 -S 400000 -w 60 192.0.2.2 >/dev/null &
     local flood=$!
     sleep 1
     ip netns exec src ping -c 400 -i 0.01 -W 5 198.51.100.2 |
