@@ -21,7 +21,9 @@
  *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
  *                             is given the mark. Netfilter keeps it with the connection and gives
  *                             it to all further packets, whatever stands in them by then
- *                             (mountain/src/start/nft.rs).
+ *                             (mountain/src/start/nft.rs). Any datagram may begin one, so what was
+ *                             chosen for a flow's last one is remembered, and need not be found
+ *                             out again for each.
  *
  * Why a mark rather than bpf_bind() to the uplink's address: a socket bound so keeps the address when
  * it is connected to something else later (getaddrinfo() does that with one socket to sort addresses,
@@ -106,6 +108,8 @@ volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 volatile __u64 alive_paths;
 /* Flows placed on each path; plain increments, for people. */
 __u64 placed[MTN_MAX_PATHS];
+/* union mtn_recent by hash; a new flow takes the slot of whichever was there. */
+volatile __u64 recent[MTN_RECENT];
 
 #include "selectors.h"
 
@@ -634,12 +638,91 @@ static __always_inline bool mtn_is_inner(const struct mtn_flow_key *key)
 	       (first & 0xffff0000) == 0xc0a80000 || (first & 0xffc00000) == 0x64400000;
 }
 
+/* Of a flow's words, each times an odd number of its own: no multiplication waits for another one. */
+static __always_inline __u32 mtn_recent_hash(const struct mtn_flow_key *key)
+{
+	const __u64 *word = (const __u64 *)key;
+	__u64 sum = word[0] * 0x9e3779b97f4a7c15 + word[1] * 0xc2b2ae3d27d4eb4f +
+		    word[2] * 0xd6e8feb86659fd93 + word[3] * 0xff51afd7ed558ccd +
+		    word[4] * 0xc4ceb9fe1a85ec53 + config.hash_seed;
+
+	return (sum ^ sum >> 29) * 0xbf58476d1ce4e5b9 >> 32;
+}
+
+static __always_inline volatile __u64 *mtn_recent_at(__u32 hash)
+{
+	barrier_var(hash);
+	return &recent[hash & (MTN_RECENT - 1)];
+}
+
+/*
+ * The path where the flow of this hash was placed, if a new one might be placed there now; else
+ * MTN_MAX_PATHS. Two flows of one hash share their path: each could have had it.
+ */
+static __always_inline __u32 mtn_recent_path(__u32 hash, __u32 generation)
+{
+	union mtn_recent r = { .word = *mtn_recent_at(hash) };
+	union mtn_masks masks;
+	__u32 group, path, member;
+
+	if (r.hash != hash || r.generation != (__u16)generation)
+		return MTN_MAX_PATHS;
+	group = r.group;
+	path = r.path;
+	barrier_var(group);
+	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
+	barrier_var(path);
+	member = groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)];
+	if (member >= MTN_MAX_MEMBERS || !(masks.latency & masks.alive & (1U << member)))
+		return MTN_MAX_PATHS;
+	return path;
+}
+
+/* Places the flow of a packet that may begin it. */
+static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt, __u32 hash,
+				__u32 generation)
+{
+	struct mtn_start s = {};
+	__u32 group, path;
+
+	if (mtn_dest_is_local(&pkt->key))
+		return MTN_MAX_PATHS;
+	group = mtn_group_of(&pkt->key);
+	if (group >= MTN_MAX_GROUPS)
+		return MTN_MAX_PATHS;
+	if (!mtn_is_inner(&pkt->key)) {
+		mtn_count(MTN_START_PASS_SOURCE);
+		return MTN_MAX_PATHS;
+	}
+	s.key = pkt->key;
+	s.mark = skb->mark;
+	s.dsfield = pkt->dsfield;
+	s.prefer = MTN_MAX_PATHS;
+	path = mtn_place_forwarded(&s, group);
+	if (path >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	mtn_placed(&s, path, MTN_START_FORWARD);
+	/* What a rule says may differ from packet to packet. */
+	if (!config.n_rules) {
+		union mtn_recent r = {
+			.hash = hash,
+			.generation = generation,
+			.group = group,
+			.path = path,
+		};
+
+		*mtn_recent_at(hash) = r.word;
+	}
+	return path;
+}
+
 SEC("tcx/ingress")
 int mountain_lan(struct __sk_buff *skb)
 {
-	struct mtn_start s = {};
+	/* Before all that it stands for: what is found out by an older one is not remembered. */
+	__u32 generation = *(volatile __u32 *)&config.generation;
+	__u32 hash, path = MTN_MAX_PATHS;
 	struct mtn_pkt pkt = {};
-	__u32 group, path;
 
 	if (config.mode != MTN_MODE_STEER)
 		return TC_ACT_UNSPEC;
@@ -653,24 +736,14 @@ int mountain_lan(struct __sk_buff *skb)
 	/* Only a SYN begins a TCP connection; of others, Netfilter can tell. */
 	if (pkt.key.proto == IPPROTO_TCP && !(pkt.flags & MTN_PKT_SYN))
 		return TC_ACT_UNSPEC;
-	if (mtn_dest_is_local(&pkt.key))
-		return TC_ACT_UNSPEC;
-	group = mtn_group_of(&pkt.key);
-	if (group >= MTN_MAX_GROUPS)
-		return TC_ACT_UNSPEC;
-	if (!mtn_is_inner(&pkt.key)) {
-		mtn_count(MTN_START_PASS_SOURCE);
-		return TC_ACT_UNSPEC;
-	}
-	s.key = pkt.key;
-	s.mark = skb->mark;
-	s.dsfield = pkt.dsfield;
-	s.prefer = MTN_MAX_PATHS;
-	path = mtn_place_forwarded(&s, group);
+	hash = mtn_recent_hash(&pkt.key);
+	/* A SYN begins another connection, whatever had its ports before. */
+	if (pkt.key.proto != IPPROTO_TCP && !config.n_rules)
+		path = mtn_recent_path(hash, generation);
 	if (path >= MTN_MAX_PATHS)
-		return TC_ACT_UNSPEC;
-	skb->mark = (skb->mark & ~config.mark_mask) | mtn_path_at(path)->mark;
-	mtn_placed(&s, path, MTN_START_FORWARD);
+		path = mtn_begin(skb, &pkt, hash, generation);
+	if (mtn_is_path(path))
+		skb->mark = (skb->mark & ~config.mark_mask) | mtn_path_at(path)->mark;
 	return TC_ACT_UNSPEC;
 }
 

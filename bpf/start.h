@@ -9,6 +9,7 @@
 #include "intf.h"
 
 #define MTN_MAX_START_RULES	64
+#define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 #define MTN_ANY_DSCP		0xff
 #define MTN_ANY_FAMILY		0xff
 
@@ -16,7 +17,7 @@
 enum mtn_start_stat {
 	MTN_START_CONNECT,	/* connections of local sockets that were placed */
 	MTN_START_EXCHANGE,	/* exchanges of unconnected sockets that were placed */
-	MTN_START_FORWARD,	/* packets that may begin a forwarded connection and were placed */
+	MTN_START_FORWARD,	/* forwarded flows that were placed, some of them again and again */
 	MTN_START_BY_RULE,	/* of these three, those that a rule decided */
 	MTN_START_LEFT_DEAD,	/* exchanges that went on by another path, as theirs was dead */
 	MTN_START_PASS_BOUND,	/* the socket has chosen a source address or a device */
@@ -73,7 +74,18 @@ struct mtn_start_config {
 	__u32 n_selectors;
 	__u32 by_destination;	/* one path for all that goes to one address */
 	__u32 needs_dscp;	/* some rule asks for it */
-	__u32 pad;
+	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */
+};
+
+/* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */
+union mtn_recent {
+	struct {
+		__u32 hash;		/* of its key */
+		__u16 generation;	/* of the configuration then */
+		__u8 group;
+		__u8 path;
+	};
+	__u64 word;
 };
 
 /* Datagrams of an unconnected socket to one destination. All 0 but the cookie: the socket itself. */

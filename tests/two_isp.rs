@@ -325,6 +325,52 @@ fn forwarded_connections_choose_and_stay() {
     assert_eq!(net.refused(), 0);
 }
 
+#[test]
+fn a_forwarded_flow_is_placed_once() {
+    // No path is late, however busy the machine is: flows would be placed again, though their connections stay.
+    let net = Home::with_config("[steer]\nequivalence_band_us = 1000000\n").with_lan();
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    for server in SERVER {
+        flows.open("udp", EACH, server);
+    }
+    let placed = net.counter("placed_forwarded");
+    assert!(placed >= 2 * EACH as u64, "{placed}");
+    flows.ask();
+    let others = net.counter("placed_forwarded") - placed;
+    // Two flows of one slot take turns in it: that many pairs there never are.
+    assert!(others <= EACH as u64 / 4, "{others} of {}", 2 * EACH);
+}
+
+/// Those by which a router shapes or counts.
+#[test]
+fn forwarded_packets_keep_all_bits_of_the_owners_mark() {
+    let net = Home::new().with_lan();
+    nft(
+        &net.home,
+        "table inet owner {\n chain put {\n  type filter hook prerouting priority raw;\n  \
+         iifname lan0 meta mark set meta mark or 0x7\n }\n \
+         chain kept {\n  type filter hook forward priority filter;\n  \
+         iifname lan0 meta mark and 0x00ffffff == 0x7 counter\n }\n \
+         chain lost {\n  type filter hook forward priority filter;\n  \
+         iifname lan0 meta mark and 0x00ffffff != 0x7 counter\n }\n}\n",
+    );
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    for kind in ["tcp", "udp"] {
+        let opened = flows.open(kind, EACH, SERVER[0]);
+        let [a, b] = by_uplink(&opened);
+        assert!(a >= 8 && b >= 8, "{kind}: {a} and {b}");
+    }
+    flows.ask();
+    let none = "packets 0 ";
+    let kept = net.home.run("nft list chain inet owner kept");
+    assert!(kept.contains("packets ") && !kept.contains(none), "{kept}");
+    let lost = net.home.run("nft list chain inet owner lost");
+    assert!(lost.contains(none), "{lost}");
+    assert_eq!(net.refused(), 0);
+}
+
 /// Datagrams that nobody has answered yet, as of a meter or a camera that only sends.
 #[test]
 fn one_way_datagrams_that_began_before_keep_their_uplink() {

@@ -51,7 +51,7 @@ pub struct SteerConfig {
     /// Flows from these sources may be moved although the addresses are not this host's and replies
     /// to them do not go inwards: NAT to addresses that every uplink accepts. Default: none.
     pub movable_sources: Vec<IpNet>,
-    /// Time between two probes of a path, 5..=1000 ms. Default 50.
+    /// Time between two probes of a path, 5..=1000 ms; a fifth of it at times (docs/steering.md). Default 50.
     pub probe_interval_ms: u32,
     /// How far back probes count, 1..=120 s. Default 10.
     pub window_s: f64,

@@ -324,7 +324,18 @@ impl Start {
             .into_iter()
             .partition(|(p, _)| matches!(p, IpNet::V4(_)));
         super::sync(&self.skel.maps.dest4, v4.iter().map(encode::dest))?;
-        super::sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))
+        super::sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))?;
+        self.forget_recent();
+        Ok(())
+    }
+
+    /// Has every forwarded flow be placed anew. To be called when all is written that they are placed by.
+    fn forget_recent(&mut self) {
+        let generation = &mut self.bss().config.generation;
+        // 0 in the low 16 bits is what unused slots have.
+        let next = *generation as u16 % u16::MAX + 1;
+        // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
+        unsafe { ptr::write_volatile(generation, next.into()) };
     }
 
     /// Replaces the user's rules, of which there are [`MAX_RULES`] at most.
@@ -337,6 +348,7 @@ impl Start {
             self.bss().rules[i] = encode_rule(rule);
         }
         self.bss().config.n_rules = rules.len() as u32;
+        self.forget_recent();
     }
 
     /// Writes the verdict about a group.

@@ -130,6 +130,8 @@ struct Daemon {
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     rates: BTreeMap<usize, Rate>,
+    /// New flows that were placed on each path by the last look.
+    placed: BTreeMap<usize, u64>,
     /// Paths whose neighbour entry is missing, and since when.
     unresolved: BTreeMap<usize, Instant>,
     /// When each path's gateway was last resolved from scratch.
@@ -186,11 +188,13 @@ async fn run_locked(
     let mut rates = ticker(RATES);
     while !daemon.stop {
         let due = daemon.next_probe();
+        let late = daemon.next_late();
         tokio::select! {
             biased;
             answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
             change = monitor.next() => daemon.changed(change).await,
             _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
+            _ = at(late) => daemon.tick(),
             _ = ticks.tick() => daemon.tick(),
             _ = rates.tick() => {
                 daemon.take_rates();
@@ -216,6 +220,14 @@ fn ticker(period: Duration) -> tokio::time::Interval {
     let mut t = interval(period);
     t.set_missed_tick_behavior(MissedTickBehavior::Delay);
     t
+}
+
+/// Waits until then; for ever, if never.
+async fn at(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn no_groups(topology: &Topology) -> String {
@@ -255,6 +267,7 @@ impl Daemon {
             move_log,
             moves: VecDeque::new(),
             rates: BTreeMap::new(),
+            placed: BTreeMap::new(),
             unresolved: BTreeMap::new(),
             resolved_at: BTreeMap::new(),
             seq: 0,
@@ -284,6 +297,13 @@ impl Daemon {
             .map(|path| self.probe_due(path))
             .min();
         due.unwrap_or_else(|| Instant::now() + TICK)
+    }
+
+    /// When a path turns late that new flows may choose by now, unless its probe is answered before.
+    fn next_late(&self) -> Option<Instant> {
+        self.starter.as_ref()?;
+        let in_us = self.policy.next_late_us()?.saturating_sub(now_us());
+        Some(Instant::now() + Duration::from_micros(in_us))
     }
 
     fn send_probes(&mut self) {
@@ -523,6 +543,17 @@ impl Daemon {
             for (path, delays) in self.policy.path_delays(at_us).iter().enumerate() {
                 let us = |v: u64| u32::try_from(v).unwrap_or(u32::MAX);
                 steer.set_delays(path, us(delays.recent_max_us), us(delays.min_us));
+            }
+        }
+        if let Some(starter) = &self.starter {
+            for path in self.paths.ids() {
+                let placed = starter.placed(path);
+                let before = self.placed.insert(path, placed).unwrap_or(placed);
+                self.policy.event(Event::Placed {
+                    path,
+                    at_us,
+                    flows: placed.saturating_sub(before),
+                });
             }
         }
         if let Some(log) = &self.move_log {

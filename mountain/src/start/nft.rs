@@ -43,6 +43,11 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)]) -> String {
     let came_by = map(&|(mark, device)| format!("\"{device}\" : goto keep_{mark:x}"));
     text +=
         "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
+    // Nearly all packets, by the fewest steps: those without a mark of others', whose bits would be lost.
+    text += &format!(
+        "\t\tct mark and {mask:#010x} != 0 meta mark and {others:#010x} == 0 \
+         meta mark set ct mark and {mask:#010x} accept\n"
+    );
     text += &format!("\t\tct mark and {mask:#010x} vmap {{ {restored} }}\n");
     text +=
         &format!("\t\tct state new ct status and confirmed == 0 iifname vmap {{ {came_by} }}\n");
@@ -148,6 +153,7 @@ table inet mountain_start {
 \t}
 \tchain prerouting {
 \t\ttype filter hook prerouting priority mangle; policy accept;
+\t\tct mark and 0xff000000 != 0 meta mark and 0x00ffffff == 0 meta mark set ct mark and 0xff000000 accept
 \t\tct mark and 0xff000000 vmap { 0x02000000 : goto to_2000000, 0x03000000 : goto to_3000000 }
 \t\tct state new ct status and confirmed == 0 iifname vmap { \"eth0\" : goto keep_2000000, \"wwan0\" : goto keep_3000000 }
 \t\tct state new ct status and confirmed == 0 meta mark and 0xff000000 vmap { 0x02000000 : goto keep_2000000, 0x03000000 : goto keep_3000000 }

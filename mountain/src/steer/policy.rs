@@ -17,6 +17,7 @@ use crate::config::SteerConfig;
 
 mod blame;
 mod choose;
+mod probing;
 mod report;
 
 /// Probes before which a path is neither good nor bad.
@@ -34,8 +35,6 @@ const DEAD_US: u64 = 500_000;
 /// A path must cost too much for this long: cost is the slow signal, and while a common cause
 /// makes all paths dearer they do not all do so at the same tick.
 const COSTLY_US: u64 = 500_000;
-/// While no path is good, probes follow one another this much faster, as a single one decides.
-const FASTER: u64 = 5;
 /// How far back the largest delay counts for the flowlet gap.
 const RECENT_US: u64 = 3_000_000;
 /// An ejection can be taken back by late answers for this long.
@@ -87,6 +86,12 @@ pub enum Event {
         at_us: u64,
         rate_bps: f64,
     },
+    /// New flows that were placed on the path since the last such event; about every 100 ms.
+    Placed {
+        path: usize,
+        at_us: u64,
+        flows: u64,
+    },
 }
 
 /// What is optimised.
@@ -130,7 +135,15 @@ pub struct PathDelays {
 
 struct Path {
     input: PathInput,
+    /// The probes at the pace of [`Policy::pace_us`], by which the path is judged.
     window: Window,
+    /// When the last of these was sent.
+    counted_us: Option<u64>,
+    /// These and those sent in between while flows start, which only say how the path is now.
+    latest: Window,
+    /// Flows that start on it, 1/s, as of a time.
+    starts_hz: f64,
+    starts_at_us: u64,
     stats: Stats,
     dirty: bool,
     stats_at_us: u64,
@@ -143,14 +156,19 @@ struct Path {
 
 impl Path {
     fn new(cfg: &SteerConfig, input: PathInput) -> Self {
+        let window = Window::new(
+            cfg.window_us(),
+            cfg.half_life_us(),
+            u64::from(cfg.lost_min_ms) * 1000,
+        );
         Path {
             load: SelfLoad::new(input.capacity_bps),
             input,
-            window: Window::new(
-                cfg.window_us(),
-                cfg.half_life_us(),
-                u64::from(cfg.lost_min_ms) * 1000,
-            ),
+            latest: window.clone(),
+            window,
+            counted_us: None,
+            starts_hz: 0.0,
+            starts_at_us: 0,
             stats: Stats::default(),
             dirty: false,
             stats_at_us: 0,
@@ -209,6 +227,8 @@ struct Member {
     bad: bool,
     /// When it was bad last; 0: never.
     bad_until_us: u64,
+    /// Its newest probe is beyond.
+    late: bool,
     hold: Hold,
     load: Option<Judgement>,
     /// The rise of the delay that `load` is about.
@@ -300,6 +320,7 @@ impl Policy {
                             costly_since_us: None,
                             bad: false,
                             bad_until_us: 0,
+                            late: false,
                             hold: hold.clone(),
                             load: None,
                             episode: None,
@@ -332,13 +353,24 @@ impl Policy {
         | Event::Answered { path, .. }
         | Event::SendFailed { path, .. }
         | Event::Usable { path, .. }
-        | Event::Egress { path, .. }) = e;
+        | Event::Egress { path, .. }
+        | Event::Placed { path, .. }) = e;
+        let (pace, interval) = (self.pace_us(path), self.probe_interval_us(path));
         let Some(p) = self.paths.get_mut(path) else {
             return;
         };
+        // Those that are sent in between do not count: three late ones are to say as much as ever.
+        let counts = |p: &Path, at_us: u64| {
+            p.counted_us
+                .is_none_or(|last| at_us + interval / 2 >= last + pace)
+        };
         match e {
             Event::Sent { seq, at_us, .. } => {
-                p.window.sent(seq, at_us);
+                p.latest.sent(seq, at_us);
+                if counts(p, at_us) {
+                    p.counted_us = Some(at_us);
+                    p.window.sent(seq, at_us);
+                }
                 return;
             }
             Event::Answered {
@@ -348,16 +380,27 @@ impl Policy {
                 delay_us,
                 ..
             } => {
-                if p.window.answered(seq, rtt_us, delay_us) {
+                if p.latest.answered(seq, rtt_us, delay_us) {
                     p.last_answer_us = Some(p.last_answer_us.map_or(at_us, |t| t.max(at_us)));
                     p.forward_only |= rtt_us != delay_us;
                 }
+                if !p.window.answered(seq, rtt_us, delay_us) {
+                    return;
+                }
             }
-            Event::SendFailed { seq, at_us, .. } => p.window.failed(seq, at_us),
+            Event::SendFailed { seq, at_us, .. } => {
+                p.latest.failed(seq, at_us);
+                if p.window.get(seq).is_none() && !counts(p, at_us) {
+                    return;
+                }
+                p.counted_us = Some(at_us);
+                p.window.failed(seq, at_us);
+            }
             Event::Usable { usable, why, .. } => {
                 if p.usable && !usable {
                     // What was measured before says nothing of what comes back.
                     p.window.clear();
+                    p.latest.clear();
                     p.last_answer_us = None;
                 }
                 p.usable = usable;
@@ -367,6 +410,10 @@ impl Policy {
                 at_us, rate_bps, ..
             } => {
                 p.load.egress(at_us, rate_bps);
+                return;
+            }
+            Event::Placed { at_us, flows, .. } => {
+                p.started(at_us, flows);
                 return;
             }
         }
@@ -385,6 +432,7 @@ impl Policy {
         self.last_tick_us = Some(now_us);
         let judge_age = now_us >= self.grace_until_us;
         for p in &mut self.paths {
+            p.latest.expire(now_us, false);
             // Weights change by a thirtieth in 100 ms: no need to sort at each tick.
             if p.window.expire(now_us, judge_age) || p.dirty || now_us >= p.stats_at_us + 100_000 {
                 p.stats = p.window.stats(now_us);
@@ -418,25 +466,6 @@ impl Policy {
         &self.verdict
     }
 
-    /// Which of a group's paths flows that start now may use: those of the latency class, without the ones
-    /// whose newest probe is beyond. Such a flow has nothing to lose elsewhere and can never leave, so one
-    /// late probe is enough. Where none is left, any that delivers and has no late probe; else all of the class.
-    pub fn for_new_flows(&self, g: usize) -> u16 {
-        let Some((verdict, group)) = self.verdict.groups.get(g).zip(self.groups.get(g)) else {
-            return 0;
-        };
-        if self.mode == Mode::MinRtt || verdict.latency == 0 {
-            return verdict.latency;
-        }
-        let mut late = 0;
-        for (i, m) in group.members.iter().enumerate() {
-            late |= u16::from(m.seen.newest_beyond) << i;
-        }
-        let choices = [verdict.latency & !late, verdict.alive & !late];
-        let found = choices.into_iter().find(|paths| *paths != 0);
-        found.unwrap_or(verdict.latency)
-    }
-
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.log.iter()
@@ -467,23 +496,6 @@ impl Policy {
             .collect()
     }
 
-    /// How often to probe a path now: the configured interval, a fifth of it (at least 10 ms)
-    /// while at most one of a group's paths is eligible and that one has flapped lately, when a
-    /// single probe decides.
-    pub fn probe_interval_us(&self, path: usize) -> u64 {
-        let usual = u64::from(self.cfg.probe_interval_ms) * 1000;
-        let now_us = self.last_tick_us.unwrap_or(0);
-        let hurry = |(g, v): (&Group, &GroupVerdict)| {
-            (g.least_bad.is_some() || self.lone(g, *v, now_us).is_some())
-                && g.members.len() > 1
-                && g.members.iter().any(|m| m.path == path)
-        };
-        match self.groups.iter().zip(&self.verdict.groups).any(hurry) {
-            true => (usual / FASTER).max(10_000).min(usual),
-            false => usual,
-        }
-    }
-
     fn alive(&self, path: usize, now_us: u64) -> bool {
         self.paths[path].alive(now_us, self.cfg.lost_in_row)
     }
@@ -502,6 +514,7 @@ impl Policy {
             let p = &self.paths[m.path];
             let limit = group.threshold_us.unwrap_or(f64::INFINITY);
             m.seen = evidence(&p.window, now_us, limit, of, judge_age);
+            m.late = p.is_late(now_us, limit, judge_age);
             let beyond = m.seen.beyond.len();
             let known = p.stats.settled >= KNOWN;
             m.bad = known

@@ -14,6 +14,7 @@ use sim::*;
 mod moves;
 mod onsets;
 mod sim;
+mod starts;
 mod words;
 
 #[test]

@@ -224,6 +224,13 @@ impl Window {
         (None, waiting)
     }
 
+    /// When the oldest probe was sent of those after the newest answered one.
+    pub fn waiting_since(&self) -> Option<u64> {
+        let answered = |p: &&Probe| matches!(p.fate, Fate::Answered { .. });
+        let unanswered = self.newest().take_while(|p| !answered(p));
+        unanswered.last().map(|p| p.sent_us)
+    }
+
     /// Number of the newest settled probes that were lost in a row.
     pub fn lost_in_row(&self) -> usize {
         self.newest()
