@@ -175,8 +175,8 @@ impl Store {
             .context("cannot tell which network namespace this is: is /proc mounted?")?
             .ino();
         let dir = base.join(format!("redirect-{inode}"));
-        let cookie =
-            namespace_cookie().context("cannot tell which network namespace this is: Linux 5.14 can")?;
+        let cookie = namespace_cookie()
+            .context("cannot tell which network namespace this is: Linux 5.14 can")?;
         Self::open_at(dir, cookie, make)
     }
 

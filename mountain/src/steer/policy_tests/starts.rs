@@ -57,10 +57,10 @@ impl<'a> Host<'a> {
             for path in 0..2 {
                 self.probe(path);
             }
-            if now % TICK == 0 || self.policy.next_late_us().is_some_and(|at| at <= now) {
+            if now.is_multiple_of(TICK) || self.policy.next_late_us().is_some_and(|at| at <= now) {
                 self.policy.tick(now);
             }
-            if now % (100 * MS) == 0 {
+            if now.is_multiple_of(100 * MS) {
                 for (path, placed) in self.placed.iter_mut().enumerate() {
                     let flows = std::mem::take(placed);
                     let at_us = now;
