@@ -6,15 +6,18 @@ DESTDIR ?=
 # make bench SCENARIOS="spiky steady" ARGS="--seed 7"
 SCENARIOS ?=
 ARGS ?=
+# make kernel-deb CONFIG=/boot/config-6.12.0-amd64
+CONFIG ?=
 
 CARGO = scripts/cargo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup setup-bench setup-test preflight build demo test bench lint check install uninstall deb clean
+.PHONY: setup-kernel kernel kernel-deb kernel-test kernel-test-quick kernel-shell
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PREFIX=$(PREFIX) and DESTDIR= apply to install and uninstall."
 
@@ -55,6 +58,25 @@ uninstall: ## remove what install put there; your configuration stays
 
 deb: build ## build a Debian package into out/
 	@packaging/build-deb
+
+setup-kernel:
+	@scripts/setup --kernel
+
+kernel: setup-kernel ## fetch, patch and build the kernel edition for the tests, into target/kernel/
+	@kernel/scripts/build
+
+kernel-deb: ## the kernel edition as Debian packages: make kernel-deb CONFIG=/boot/config-...
+	@scripts/setup --kernel-deb
+	@kernel/scripts/deb "$(CONFIG)"
+
+kernel-test: setup-kernel ## boot stock and patched kernel in QEMU and run all kernel tests
+	@kernel/scripts/test $(ARGS)
+
+kernel-test-quick: setup-kernel ## the patched kernel only
+	@kernel/scripts/test --quick $(ARGS)
+
+kernel-shell: setup-kernel ## a shell on the patched kernel, in QEMU
+	@kernel/scripts/shell $(ARGS)
 
 clean: ## remove build results, reports and bench results
 	rm -rf target report out

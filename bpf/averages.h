@@ -4,11 +4,17 @@
  *
  * Bytes are counted per CPU. The first packet of a new interval merges: it sums the CPUs' totals
  * and folds what came since the last merge into the averages, as the rate of one interval followed
- * by the empty ones that have passed. Twin of mountain/src/steer/averages.rs; tests/vectors/
- * averages.json holds both to the same values.
+ * by the empty ones that have passed. The arithmetic is that of the kernel edition, the same text
+ * (path_average.h), and of mountain/src/steer/averages.rs; tests/vectors/averages.json holds all to
+ * the same values.
  */
 #ifndef MOUNTAIN_AVERAGES_H
 #define MOUNTAIN_AVERAGES_H
+
+#define path_avg_for bpf_for
+#include "path_average.h"
+
+#define MTN_AVG_INTERVAL_NS	PATH_AVG_INTERVAL_NS
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -19,34 +25,18 @@ struct {
 
 struct mtn_average averages[MTN_MAX_PATHS];
 
-static __always_inline __u64 mtn_ema(__u64 old, __u64 new, __u64 k)
-{
-	return (k * new + (MTN_AVG_SCALE - k) * old) / MTN_AVG_SCALE;
-}
-
-static __always_inline void mtn_average_interval(struct mtn_average *avg, __u64 rate, __u64 k)
-{
-	__u64 diff;
-
-	avg->ema_load = mtn_ema(avg->ema_load, rate, k);
-	diff = rate > avg->ema_load ? rate - avg->ema_load : avg->ema_load - rate;
-	avg->ema_time_delta = mtn_ema(avg->ema_time_delta, diff, k);
-}
-
 /* @bytes came in the first of @intervals intervals, nothing in the others. */
 static __always_inline void mtn_average_update(struct mtn_average *avg, __u64 bytes,
 					       __u64 intervals, __u64 k)
 {
-	int i;
+	struct path_average pair = {
+		.ema_load = avg->ema_load,
+		.ema_time_delta = avg->ema_time_delta,
+	};
 
-	if (intervals > MTN_AVG_CATCH_UP) {
-		avg->ema_load = 0;
-		avg->ema_time_delta = 0;
-		return;
-	}
-	mtn_average_interval(avg, bytes * (1000000000ULL / MTN_AVG_INTERVAL_NS), k);
-	bpf_for(i, 1, (int)intervals)
-		mtn_average_interval(avg, 0, k);
+	path_avg_advance(&pair, bytes, intervals, k);
+	avg->ema_load = pair.ema_load;
+	avg->ema_time_delta = pair.ema_time_delta;
 }
 
 __noinline int mtn_average_merge(__u32 path, __u64 start, __u64 now, __u32 n_cpus,

@@ -2,8 +2,9 @@
 /*
  * The delta brake: how fast a flow may send after the bandwidth under it fell.
  *
- * Pure code over plain data, the clock passed in: cc.bpf.c runs it in the kernel, brake_host.c
- * compiles it for the tests. The reasons for every number are in docs/congestion-control.md.
+ * Pure code over plain data, the clock passed in. It is one text for BPF (Mountain's bpf/), for the
+ * kernel's own BBR (net/ipv4/, in Mountain's kernel series) and for tests in user space: change
+ * both files or none. The reasons for every number are in Mountain's docs/congestion-control.md.
  *
  * BBR paces at the highest delivery rate of the last ten round trips. When the path slows down, it
  * goes on at the old rate for that long, and the difference piles up in the bottleneck's queue. The
@@ -27,9 +28,9 @@
  *
  * The limit is never below what was measured to be delivered, and at most halves in one slice.
  *
- * In a fade longer than ten round trips BBR forgets what the path carried before, and finds it again
- * by a quarter every eight round trips. The brake remembers for a while: where one of BBR's probes
- * delivers more without a queue, it goes on from there.
+ * In a fade longer than ten round trips BBR forgets what the path carried before, and finds it
+ * again by a quarter every eight round trips. The brake remembers for a while: where one of BBR's
+ * probes delivers more without a queue, it goes on from there.
  *
  * A path whose rate keeps changing punishes an empty queue: when the rate comes back nothing is
  * there to be sent. Each time that the brake engages again soon it leaves a larger part of the
@@ -41,6 +42,17 @@
 #ifndef MOUNTAIN_BRAKE_H
 #define MOUNTAIN_BRAKE_H
 
+/* An includer may have its own: BPF wants all inlined, 32-bit kernels divide by a function. */
+#ifndef mtn_inline
+#define mtn_inline inline
+#endif
+#ifndef mtn_div
+#define mtn_div(a, b)	((a) / (b))
+#endif
+#ifndef fallthrough
+#define fallthrough	__attribute__((__fallthrough__))
+#endif
+
 #define MTN_ONE			1024
 #define MTN_BPS_MAX		(1ULL << 39)	/* 550 Gbit/s */
 #define MTN_US_MAX		(1U << 24)	/* 17 s */
@@ -51,7 +63,9 @@
 #define MTN_SLICE_PACKETS	4
 #define MTN_UNREST		256		/* slices */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
-#define MTN_IDLE_US		1000000		/* after so long a pause what is known is out of date */
+#define MTN_IDLE_US		1000000		/* what is known is out of date after it */
+#define MTN_PUBLISHED_MIN	512		/* the published change slows no more than this */
+#define MTN_BBR_BW_SHIFT	24		/* BBR's bandwidth is packets/µs times 2 to this */
 
 enum mtn_cc_mode {
 	MTN_CC_BRAKE = 0,	/* what this is for */
@@ -79,6 +93,19 @@ struct mtn_brake_params {
 	__u32 slack_max;	/* most of the queue to leave, share of the smallest RTT */
 };
 
+/* For which docs/congestion-control.md gives the reasons. mountain.toml can set others for BPF. */
+#define MTN_BRAKE_DEFAULTS {				\
+	.mode		= MTN_CC_BRAKE,			\
+	.slice_min_us	= 2000,				\
+	.engage		= MTN_ONE * 13 / 16,		\
+	.hold		= MTN_ONE * 15 / 16,		\
+	.queue		= MTN_ONE / 8,			\
+	.queue_min_us	= 2000,				\
+	.grow		= MTN_ONE,			\
+	.hold_off_max	= 2048,				\
+	.slack_max	= MTN_ONE,			\
+}
+
 /* What one ACK tells. */
 struct mtn_ack {
 	__u64 now_us;
@@ -92,9 +119,9 @@ struct mtn_ack {
 	__u32 total;		/* packets delivered since the flow began, wraps */
 	__u32 inflight;		/* packets */
 	__u32 mss;		/* bytes of a packet */
-	__u8 app_limited;	/* the sample says what the application sent, not what the path carries */
+	__u8 app_limited;	/* the sample says what was sent, not what the path carries */
 	__u8 ack_delayed;	/* the RTT includes the receiver's waiting */
-	__u8 suspended;		/* BBR drains, probes for the RTT or follows a policer: stand back */
+	__u8 suspended;		/* BBR drains, probes the RTT or follows a policer: stand back */
 	__u8 startup;		/* BBR has not found the bandwidth yet */
 };
 
@@ -134,41 +161,56 @@ struct mtn_brake {
 	__u64 braked_us;	/* time not OFF, to the end of the last slice */
 };
 
-/* Where BPF calls a function of its own it may not leave a stack address in r0; clang does. */
-#define mtn_inline static inline __attribute__((always_inline))
-
 #define mtn_min(a, b)	((a) < (b) ? (a) : (b))
 #define mtn_max(a, b)	((a) > (b) ? (a) : (b))
 
-mtn_inline __u64 mtn_share(__u64 value, __u32 share)
+static mtn_inline __u64 mtn_share(__u64 value, __u32 share)
 {
 	return value * share / MTN_ONE;
 }
 
-mtn_inline __u64 mtn_bps_clamp(__u64 bps)
+static mtn_inline __u64 mtn_bps_clamp(__u64 bps)
 {
 	return bps < 1 ? 1 : mtn_min(bps, MTN_BPS_MAX);
 }
 
 /* Rate of @packets of @mss bytes in @us. */
-mtn_inline __u64 mtn_bps(__u32 packets, __u32 mss, __u32 us)
+static mtn_inline __u64 mtn_bps(__u32 packets, __u32 mss, __u32 us)
 {
 	/* 2^20 packets of 2^16 bytes are 2^39 bits; a second is 2^20 µs. */
 	__u64 bits = (__u64)mtn_min(packets, 1U << 20) * mtn_min(mss, 1U << 16) * 8;
 
-	return mtn_bps_clamp(bits * 1000000 / mtn_max(us, 1U));
+	return mtn_bps_clamp(mtn_div(bits * 1000000, mtn_max(us, 1U)));
+}
+
+/* BBR's estimate @bw, for packets of @mss bytes: bw has 32 bits, so the first product has 51. */
+static mtn_inline __u64 mtn_bps_of_bbr(__u32 bw, __u32 mss)
+{
+	return ((__u64)bw * (mtn_min(mss, 1U << 16) * 8) >> 8) * 1000000 >> (MTN_BBR_BW_SHIFT - 8);
+}
+
+/* BBR's pacing_gain as the published change leaves it, where BBR's estimate is @max_bps. */
+static mtn_inline __u32 mtn_published_gain(__u32 gain, __u64 max_bps, __u64 bps)
+{
+	__u64 share;
+
+	if (!max_bps || bps >= max_bps)
+		return gain;
+	share = mtn_div(bps * MTN_ONE, max_bps);
+	return gain * mtn_max(share, MTN_PUBLISHED_MIN) / MTN_ONE;
 }
 
 /* Packets in flight that keep a path of @bps and @us busy. */
-mtn_inline __u32 mtn_bdp(__u64 bps, __u32 us, __u32 mss)
+static mtn_inline __u32 mtn_bdp(__u64 bps, __u32 us, __u32 mss)
 {
-	__u64 bytes = mtn_min(bps, MTN_BPS_MAX) * mtn_min(us, MTN_US_MAX) / 8000000;
+	__u64 bytes = mtn_div(mtn_min(bps, MTN_BPS_MAX) * mtn_min(us, MTN_US_MAX), 8000000);
+	__u64 packets = mtn_div(bytes, mtn_max(mss, 1U)) + 1;
 
-	return mtn_min(bytes / mtn_max(mss, 1U) + 1, 1ULL << 30);
+	return mtn_min(packets, 1ULL << 30);
 }
 
 /* Delay up to which the queue counts as gone. */
-mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_us)
+static mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_us)
 {
 	__u32 us = mtn_share(mtn_min(min_rtt_us, MTN_US_MAX), p->queue);
 
@@ -176,15 +218,15 @@ mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 min_rtt_u
 }
 
 /*
- * Round trip that a window has to last for. On paths of microseconds it is the hosts' own delays that
- * count: half of what counts as no queue, so that such a window makes none.
+ * Round trip that a window has to last for. On paths of microseconds it is the hosts' own delays
+ * that count: half of what counts as no queue, so that such a window makes none.
  */
-mtn_inline __u32 mtn_window_us(const struct mtn_brake_params *p, __u32 min_rtt_us)
+static mtn_inline __u32 mtn_window_us(const struct mtn_brake_params *p, __u32 min_rtt_us)
 {
 	return mtn_max(mtn_min(min_rtt_us, MTN_US_MAX), p->queue_min_us / 2);
 }
 
-mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 total)
+static mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 total)
 {
 	b->slice_start_us = now_us;
 	b->slice_total = total;
@@ -195,7 +237,7 @@ mtn_inline void mtn_brake_slice_start(struct mtn_brake *b, __u64 now_us, __u32 t
 	b->app_limited = 0;
 }
 
-mtn_inline void mtn_brake_off(struct mtn_brake *b)
+static mtn_inline void mtn_brake_off(struct mtn_brake *b)
 {
 	b->bps = MTN_BRAKE_OFF;
 	b->state = MTN_STATE_OFF;
@@ -203,7 +245,7 @@ mtn_inline void mtn_brake_off(struct mtn_brake *b)
 	b->stuck = 0;
 }
 
-mtn_inline void mtn_brake_init(struct mtn_brake *b)
+static mtn_inline void mtn_brake_init(struct mtn_brake *b)
 {
 	__builtin_memset(b, 0, sizeof(*b));
 	mtn_brake_off(b);
@@ -211,7 +253,7 @@ mtn_inline void mtn_brake_init(struct mtn_brake *b)
 }
 
 /* The queue is gone: grow from @bps on, at once. */
-mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
+static mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
 {
 	b->state = MTN_STATE_RELEASE;
 	b->bps = bps;
@@ -222,14 +264,14 @@ mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
 }
 
 /* From now on the limit is @bps: ACKs tell of it after what is in flight. */
-mtn_inline void mtn_brake_set(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
+static mtn_inline void mtn_brake_set(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
 {
 	b->bps = mtn_bps_clamp(bps);
 	b->round_end = a->total + a->inflight;
 }
 
 /* The release has made a queue: @bps until it is gone. */
-mtn_inline void mtn_brake_too_far(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
+static mtn_inline void mtn_brake_too_far(struct mtn_brake *b, const struct mtn_ack *a, __u64 bps)
 {
 	mtn_brake_set(b, a, bps);
 	b->state = MTN_STATE_CUT;
@@ -237,8 +279,8 @@ mtn_inline void mtn_brake_too_far(struct mtn_brake *b, const struct mtn_ack *a, 
 }
 
 /* The delivery of this slice, @bps, shows a drop: brake to it. */
-mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params *p,
-				 const struct mtn_ack *a, __u64 ref, __u64 bps)
+static mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params *p,
+				     const struct mtn_ack *a, __u64 ref, __u64 bps)
 {
 	__u32 rtt = mtn_min(a->min_rtt_us, MTN_US_MAX);
 
@@ -270,8 +312,8 @@ mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake_params
  * Has the queue stayed for two round trips, although our own part of it must be gone? Call where
  * there is one. However small it is: a CUT that waited for a queue which stays would never end.
  */
-mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_brake_params *p,
-				    const struct mtn_ack *a)
+static mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_brake_params *p,
+					const struct mtn_ack *a)
 {
 	__u32 us = mtn_window_us(p, a->min_rtt_us) + b->slack_us;
 
@@ -285,8 +327,8 @@ mtn_inline int mtn_brake_in_vain(struct mtn_brake *b, const struct mtn_brake_par
 	return b->stuck >= 2;
 }
 
-mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_params *p,
-				       const struct mtn_ack *a)
+static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_params *p,
+					   const struct mtn_ack *a)
 {
 	__u64 max = mtn_bps_clamp(a->max_bps), ref = mtn_min(max, b->bps), bps = b->slice_bps;
 	__u32 none = mtn_queue_low(p, a->min_rtt_us), low = none + b->slack_us, high = none + low;
@@ -313,8 +355,8 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 		return;
 	}
 	/*
-	 * Rate samples span a round trip with its queue; how many ACKs come in a slice says at once that
-	 * the path is faster again. Two slices: not only ACKs that had been held back.
+	 * Rate samples span a round trip with its queue; how many ACKs come in a slice says at once
+	 * that the path is faster again. Two slices: not only ACKs that had been held back.
 	 */
 	if (b->state == MTN_STATE_CUT && back > b->bps + b->bps / 2) {
 		mtn_brake_release(b, mtn_min(back, mtn_max(max, b->goal_bps)));
@@ -323,8 +365,8 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 		return;
 	}
 	/*
-	 * Of an application that sends little, the rate says nothing about the path; but packets that
-	 * all come out further apart than they went in do.
+	 * Of an application that sends little, the rate says nothing about the path; but packets
+	 * that all come out further apart than they went in do.
 	 */
 	if (b->app_limited)
 		drop = b->grow_all && queue > high;
@@ -339,7 +381,7 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 	switch (b->state) {
 	case MTN_STATE_HOLD:
 		b->state = MTN_STATE_OFF;
-		/* fall through */
+		fallthrough;
 	case MTN_STATE_OFF:
 		if (more && queue <= low && !a->startup && a->now_us < b->goal_until_us &&
 		    max < mtn_share(b->goal_bps, p->engage)) {
@@ -363,8 +405,8 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 				return;
 			if (queue <= high && !b->drain) {
 				/*
-				 * As good as gone: a limit that is a little too high leaves as much.
-				 * Off, BBR could still go on at the rate of before.
+				 * As good as gone: a limit that is a little too high leaves as
+				 * much. Off, BBR could still go on at the rate of before.
 				 */
 				mtn_brake_release(b, b->bps);
 			} else {
@@ -380,11 +422,11 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 			return;
 		}
 		mtn_brake_release(b, b->bps);
-		/* fall through */
+		fallthrough;
 	default:
 		/*
-		 * What BBR's estimate is made of counts here too, so that the limit is at the estimate
-		 * after ten round trips at the latest, whatever the queue does.
+		 * What BBR's estimate is made of counts here too, so that the limit is at the
+		 * estimate after ten round trips at the latest, whatever the queue does.
 		 */
 		b->bps = mtn_bps_clamp(mtn_max(b->bps, bps));
 		if (queue > low && b->raised && (__s32)(a->total - b->round_end) >= 0) {
@@ -410,8 +452,8 @@ mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn_brake_
 }
 
 /* Takes one ACK in; call after BBR has seen it. */
-mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params *p,
-				 const struct mtn_ack *a)
+static mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params *p,
+				     const struct mtn_ack *a)
 {
 	__u32 length;
 
@@ -445,16 +487,17 @@ mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake_params
 }
 
 /*
- * A transmission begins with nothing in flight, @idle_us after the last ACK. That is idleness only where
- * the application had nothing to send (@app_limited, BBR's condition too): a timeout leaves nothing in
- * flight either, and so does every gap of the brake's own pacing that is longer than the round trip.
+ * A transmission begins with nothing in flight, @idle_us after the last ACK. That is idleness only
+ * where the application had nothing to send (@app_limited, BBR's condition too): a timeout leaves
+ * nothing in flight either, and so does every gap of the brake's own pacing that is longer than the
+ * round trip.
  *
  * Where the brake paces no slice is begun again: packets that come one at a time, each after such a
- * gap, would never make a slice complete, and the limit would stay what it is for ever. The pause does
- * no harm in it: what counts is the highest rate and the lowest RTT.
+ * gap, would never make a slice complete, and the limit would stay what it is for ever. The pause
+ * does no harm in it: what counts is the highest rate and the lowest RTT.
  */
-mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_brake_params *p,
-				      __u64 now_us, __u32 total, __u64 idle_us, int app_limited)
+static mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_brake_params *p,
+					  __u64 now_us, __u32 total, __u64 idle_us, int app_limited)
 {
 	if (!app_limited)
 		return;
@@ -471,21 +514,23 @@ mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_brake_p
 }
 
 /* Bytes/s to pace at, where BBR wants @rate. */
-mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct mtn_ack *a, __u64 rate)
+static mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct mtn_ack *a,
+					 __u64 rate)
 {
 	__u64 limit;
 
 	if (a->suspended || b->state < MTN_STATE_CUT)
 		return rate;
 	/* 1% less, as BBR does: no queue from rounding. */
-	limit = mtn_max(b->bps / 8 * 99 / 100, 1ULL);
+	limit = mtn_div(b->bps / 8 * 99, 100);
+	limit = mtn_max(limit, 1ULL);
 	/* Neither its probing up nor its draining afterwards: growth takes their place. */
 	return a->startup ? mtn_min(rate, limit) : limit;
 }
 
 /* Most packets in flight, or MTN_CWND_OFF. */
-mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
-				   const struct mtn_ack *a)
+static mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
+				       const struct mtn_ack *a)
 {
 	__u32 bdp, us = mtn_window_us(p, a->min_rtt_us);
 

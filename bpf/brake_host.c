@@ -4,6 +4,8 @@
 
 #include "brake.h"
 
+const struct mtn_brake_params mtn_brake_host_defaults = MTN_BRAKE_DEFAULTS;
+
 void mtn_brake_host_init(struct mtn_brake *b)
 {
 	mtn_brake_init(b);

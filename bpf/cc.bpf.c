@@ -38,6 +38,9 @@
 #include <bpf/bpf_tracing.h>
 
 #include "tcp_types.h"
+
+/* Where BPF calls a function of its own it may not leave a stack address in r0; clang does. */
+#define mtn_inline __always_inline
 #include "brake.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -51,10 +54,6 @@ char LICENSE[] SEC("license") = "GPL";
 /* BBR's modes, enum bbr_mode. */
 #define BBR_STARTUP	0
 #define BBR_PROBE_BW	2
-/* bbr.bw is packets/µs times this; bbr.pacing_gain is in 1/256. */
-#define BBR_BW_SHIFT	24
-/* The published change slows by no more than this, in 1/1024 (docs/congestion-control.md). */
-#define PUBLISHED_MIN	512
 
 /* Name and settings; user space sets them before loading. */
 const volatile char cc_name[16] = "mountain";
@@ -137,9 +136,7 @@ static __always_inline void mtn_ack_of(struct sock *sk, const struct rate_sample
 
 	a->now_us = tp->tcp_mstamp;
 	a->mss = tp->mss_cache;
-	/* packets/µs << 24 to bit/s; the estimate fits in 32 bits, the product in 64. */
-	a->max_bps = ((__u64)bbr->bw.s[0].v * (mtn_min(a->mss, 1U << 16) * 8) >> 8) *
-		     1000000 >> (BBR_BW_SHIFT - 8);
+	a->max_bps = mtn_bps_of_bbr(bbr->bw.s[0].v, a->mss);
 	a->min_rtt_us = bbr->min_rtt_us == ~0U ? 0 : bbr->min_rtt_us;
 	a->total = tp->delivered;
 	a->inflight = tp->packets_out + tp->retrans_out;
@@ -168,19 +165,13 @@ static __always_inline void mtn_published(struct sock *sk, const struct rate_sam
 {
 	struct bbr *bbr = mtn_bbr(sk);
 	struct mtn_ack a = {};
-	__u64 bps, share;
 	__u32 gain;
 
 	mtn_ack_of(sk, rs, &a);
-	if (!a.delivered || !a.max_bps || a.startup || a.suspended)
+	if (!a.delivered || a.startup || a.suspended)
 		return;
-	bps = mtn_bps(a.delivered, a.mss, a.interval_us);
-	if (bps >= a.max_bps)
-		return;
-	share = bps * MTN_ONE / a.max_bps;
-	if (share < PUBLISHED_MIN)
-		share = PUBLISHED_MIN;
-	gain = BPF_CORE_READ_BITFIELD(bbr, pacing_gain) * share / MTN_ONE;
+	gain = mtn_published_gain(BPF_CORE_READ_BITFIELD(bbr, pacing_gain), a.max_bps,
+				  mtn_bps(a.delivered, a.mss, a.interval_us));
 	BPF_CORE_WRITE_BITFIELD(bbr, pacing_gain, gain);
 }
 

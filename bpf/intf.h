@@ -17,11 +17,6 @@
 /* Of `mountain reflect` (mountain/src/measure/wire.rs): its replies stay on the probe's path. */
 #define MTN_REFLECT_PORT	8629
 
-/* The averages (docs/steering.md): interval and scale of K. */
-#define MTN_AVG_INTERVAL_NS	10000000ULL
-#define MTN_AVG_SCALE		1024ULL
-#define MTN_AVG_CATCH_UP	64ULL
-
 /* The flow table (flow_table.h). */
 #define MTN_FLOW_SET		8	/* slots in a set, a power of 2; a flow may use three sets */
 #define MTN_FLOW_STALE_NS	60000000000ULL	/* an entry unused for so long goes first */

@@ -413,10 +413,7 @@ impl Steer {
 }
 
 /// Attaches a program to the hook of a device that its section names.
-fn attach_tcx(
-    program: ptr::NonNull<libbpf_sys::bpf_program>,
-    ifindex: u32,
-) -> io::Result<Link> {
+fn attach_tcx(program: ptr::NonNull<libbpf_sys::bpf_program>, ifindex: u32) -> io::Result<Link> {
     let opts = libbpf_sys::bpf_tcx_opts {
         sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
         ..Default::default()

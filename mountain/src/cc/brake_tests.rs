@@ -12,6 +12,7 @@ use super::Settings;
 use sim::{Link, Sim};
 
 unsafe extern "C" {
+    static mtn_brake_host_defaults: mtn_brake_params;
     fn mtn_brake_host_init(b: *mut mtn_brake);
     fn mtn_brake_host_ack(b: *mut mtn_brake, p: *const mtn_brake_params, a: *const mtn_ack);
     fn mtn_brake_host_tx_start(
@@ -28,6 +29,38 @@ unsafe extern "C" {
         p: *const mtn_brake_params,
         a: *const mtn_ack,
     ) -> u32;
+}
+
+/// The kernel's own BBR (kernel/patches) brakes with the defaults of bpf/brake.h.
+#[test]
+fn defaults_are_the_same_in_the_kernel() {
+    // SAFETY: a constant.
+    let kernel = unsafe { &mtn_brake_host_defaults };
+    assert_eq!(
+        format!("{kernel:?}"),
+        format!("{:?}", Settings::default().params())
+    );
+}
+
+/// ... and by the same text.
+#[test]
+fn arithmetic_is_the_same_in_the_kernel() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+    let ours = std::fs::read_to_string(format!("{root}bpf/brake.h")).unwrap();
+    let patch = "kernel/patches/6.12/0008-tcp_bbr-delta-brake.patch";
+    let patch = std::fs::read_to_string(format!("{root}{patch}")).unwrap();
+    let (_, file) = patch
+        .split_once("+++ b/net/ipv4/tcp_bbr_brake.h\n@@ ")
+        .expect("the patch adds the file");
+    let theirs: String = file
+        .split_inclusive('\n')
+        .skip(1)
+        .map_while(|line| line.strip_prefix('+'))
+        .collect();
+    assert!(
+        theirs == ours,
+        "the patch has another bpf/brake.h: kernel/scripts/brake puts this one into it"
+    );
 }
 
 const OFF: u8 = 0;

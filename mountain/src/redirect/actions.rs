@@ -8,7 +8,9 @@ use anyhow::{bail, ensure, Context, Result};
 use super::preflight::Seen;
 use super::store::{State, Store};
 use super::validate::{self, Fits, Known};
-use super::{bpf, conntrack, fixes, nft, Backend, Finding, Fix, Installed, Plan, Rule, Stats};
+use super::{
+    bpf, conntrack, fixes, module, nft, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
+};
 
 /// A rule as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,18 +122,29 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
     wanted.iter().map(&mut plan).collect()
 }
 
-/// Who keeps the flows: connection tracking, or the maps of the BPF programs.
+/// Who keeps the flows: connection tracking, the maps of the BPF programs, or nobody: the module takes
+/// everything that comes from a target for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Nft,
     Bpf,
+    Module,
 }
 
 impl Kind {
     fn of(backend: Backend) -> Self {
         match backend {
             Backend::Nft => Self::Nft,
+            Backend::Module => Self::Module,
             _ => Self::Bpf,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nft => "nft",
+            Self::Bpf => "BPF",
+            Self::Module => "the module",
         }
     }
 }
@@ -157,31 +170,36 @@ fn look(
     let mut findings = seen.look(rule, fix, &in_force)?;
     for finding in &mut findings {
         // One client may use the same port by both: its replies could not be told apart.
-        if kind.is_some_and(|kind| kind != Kind::of(finding.backend)) {
-            let (ours, theirs) = match finding.backend {
-                Backend::Nft => ("nft", "BPF"),
-                _ => ("BPF", "nft"),
-            };
+        let ours = Kind::of(finding.backend);
+        if let Some(theirs) = kind.filter(|theirs| *theirs != ours) {
             finding.plan = None;
             finding.refused.push(format!(
-                "another rule sends to {} by {theirs}, which does not know of {ours}'s flows",
+                "another rule sends to {} by {}, which does not know of {}'s flows",
+                rule.to,
+                theirs.name(),
+                ours.name()
+            ));
+        } else if kind == Some(Kind::Module) {
+            finding.plan = None;
+            finding.refused.push(format!(
+                "another rule sends to {}, and the module tells replies by where they come from only",
                 rule.to
             ));
         }
-        // Which of two comes first is known to nft only.
+        // Which of two comes first is known to nft and the module only, each for its own rules.
         let other = others.iter().find(|other| {
             other.rule.dev.is_some() != rule.dev.is_some()
-                && (finding.backend != Backend::Nft || other.plan.backend != Backend::Nft)
+                && (finding.backend.is_bpf() || other.plan.backend != finding.backend)
         });
         if let Some(other) = other {
             finding.plan = None;
             finding.refused.push(format!(
-                "rule {} ({}, by {}) is for the same address, and only nft knows which of two goes \
-                 first, one with --dev and one without",
+                "rule {} ({}, by {}) is for the same address, and only nft, for both, knows which of two \
+                 goes first, one with --dev and one without",
                 other.id, other.rule, other.plan.backend
             ));
         }
-        if finding.backend == Backend::Nft && rule.log.is_some() {
+        if !finding.backend.is_bpf() && rule.log.is_some() {
             finding.plan = None;
             finding.refused.push("only the BPF backends log".to_owned());
             finding.todo.push("leave --log out".to_owned());
@@ -259,6 +277,7 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
                     "flows under way are not redirected until they pause",
                 );
             }
+            Backend::Module => module::install(&rules)?,
             _ => bpf::install(&rules)?,
         }
     }
@@ -313,10 +332,11 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                     "connections under way stay redirected until they end",
                 );
             }
+            Backend::Module => module::remove(&rules)?,
             _ => {
                 let last = !store
                     .entries()
-                    .any(|e| e.backend() != Backend::Nft && !are_these.contains(&e.id));
+                    .any(|e| e.backend().is_bpf() && !are_these.contains(&e.id));
                 match last {
                     // Whichever version of this program has installed them.
                     true => bpf::remove_all()?,
@@ -333,7 +353,7 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
 
 /// Rules by what moves their packets.
 fn by_backend(rules: &[Installed]) -> Vec<(Backend, Vec<Installed>)> {
-    Backend::FASTEST_FIRST
+    Backend::ALL
         .into_iter()
         .map(|backend| {
             let of = rules.iter().filter(|i| i.plan.backend == backend);
@@ -349,6 +369,7 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => all.extend(nft::stats(&rules)?),
+            Backend::Module => all.extend(module::stats(&rules)?),
             _ => all.extend(bpf::stats(&rules.iter().map(|i| i.id).collect::<Vec<_>>())?),
         }
     }
@@ -369,6 +390,7 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
 /// When the kernel refuses.
 pub fn sweep() -> Result<()> {
     nft::remove(&[], true)?;
+    module::remove_all()?;
     bpf::remove_all()
 }
 
@@ -383,6 +405,7 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
         let lost = match backend {
             Backend::Nft if nft::is_there()? => vec![],
             Backend::Nft => rules,
+            Backend::Module => module::gone(rules)?,
             _ => bpf::gone(rules)?,
         };
         gone.extend(lost.iter().map(|i| i.id));

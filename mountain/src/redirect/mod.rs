@@ -2,7 +2,7 @@
 //!
 //! Theory of operation. A [`Rule`] says what; [`preflight`] looks at the devices that are involved
 //! and decides, for each [`Backend`], whether it would be correct there, and with what [`Plan`];
-//! [`nft`] and [`bpf`] carry a plan out and take it back; [`store`] remembers what is installed in
+//! [`nft`], [`bpf`] and [`module`] carry a plan out and take it back; [`store`] remembers what is installed in
 //! this network namespace, so that `list` and `del` find it, and undoes what a killed command has
 //! left half done. What moves packets lives in the kernel only (an nftables table of ours, programs
 //! attached to devices): there is no daemon, and rules outlive the command.
@@ -12,6 +12,7 @@ pub mod bpf;
 pub mod config;
 pub(crate) mod conntrack;
 pub mod fixes;
+pub mod module;
 pub mod nft;
 pub mod preflight;
 pub mod store;
@@ -92,10 +93,13 @@ pub enum Backend {
     Xdp,
     /// BPF at XDP: rewritten and sent on to the other device at once.
     XdpRedirect,
+    /// The kernel module mountain_redirect (kernel/module): rewritten at Netfilter's hooks, without
+    /// connection tracking.
+    Module,
 }
 
 impl Backend {
-    /// All of them, fastest first: the order in which `auto` tries.
+    /// Those that `auto` tries, in this order.
     pub const FASTEST_FIRST: [Self; 5] = [
         Self::XdpRedirect,
         Self::TcxPeer,
@@ -103,6 +107,21 @@ impl Backend {
         Self::Tcx,
         Self::Nft,
     ];
+
+    /// All of them. Records in the store name a backend by its place here.
+    pub const ALL: [Self; 6] = [
+        Self::XdpRedirect,
+        Self::TcxPeer,
+        Self::Xdp,
+        Self::Tcx,
+        Self::Nft,
+        Self::Module,
+    ];
+
+    /// It is made of the programs of bpf/redirect.bpf.c.
+    pub fn is_bpf(self) -> bool {
+        !matches!(self, Self::Nft | Self::Module)
+    }
 }
 
 impl fmt::Display for Backend {
@@ -113,6 +132,7 @@ impl fmt::Display for Backend {
             Self::TcxPeer => "tcx-peer",
             Self::Xdp => "xdp",
             Self::XdpRedirect => "xdp-redirect",
+            Self::Module => "module",
         })
     }
 }

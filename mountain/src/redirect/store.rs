@@ -54,7 +54,7 @@ impl State {
     }
 }
 
-/// The record of a rule: state, protocol, place of the backend in [`Backend::FASTEST_FIRST`],
+/// The record of a rule: state, protocol, place of the backend in [`Backend::ALL`],
 /// nothing, both ports, both addresses (IPv4 as mapped IPv6), where its line is, a hash of its fixes.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
@@ -83,7 +83,7 @@ impl Entry<'_> {
     }
 
     pub fn backend(self) -> Backend {
-        let all = Backend::FASTEST_FIRST;
+        let all = Backend::ALL;
         // `Store::load` has looked at it.
         all[usize::from(self.record[2]) % all.len()]
     }
@@ -126,7 +126,7 @@ fn record(installed: &Installed, line_at: u64, line_length: usize) -> [u8; RECOR
     let Rule {
         proto, from, to, ..
     } = rule;
-    let backend = Backend::FASTEST_FIRST
+    let backend = Backend::ALL
         .iter()
         .position(|backend| *backend == plan.backend);
     let mut record = [0; RECORD];
@@ -175,8 +175,8 @@ impl Store {
             .context("cannot tell which network namespace this is: is /proc mounted?")?
             .ino();
         let dir = base.join(format!("redirect-{inode}"));
-        let cookie =
-            namespace_cookie().context("cannot tell which network namespace this is: Linux 5.14 can")?;
+        let cookie = namespace_cookie()
+            .context("cannot tell which network namespace this is: Linux 5.14 can")?;
         Self::open_at(dir, cookie, make)
     }
 
@@ -240,7 +240,7 @@ impl Store {
             ensure!(
                 record[0] == 0
                     || State::of(record[0]).is_some()
-                        && usize::from(record[2]) < Backend::FASTEST_FIRST.len(),
+                        && usize::from(record[2]) < Backend::ALL.len(),
                 "{} is damaged: remove the folder, and what is installed by hand",
                 path.display()
             );

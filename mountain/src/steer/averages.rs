@@ -128,6 +128,29 @@ mod tests {
         }
     }
 
+    /// The file that `patch` adds as `path`.
+    fn added_file(patch: &str, path: &str) -> String {
+        let header = format!("\n+++ b/{path}\n");
+        let start = patch.find(&header).expect("the patch adds the file") + header.len();
+        patch[start..]
+            .lines()
+            .skip(1) // @@
+            .take_while(|line| line.starts_with('+'))
+            .map(|line| format!("{}\n", &line[1..]))
+            .collect()
+    }
+
+    #[test]
+    fn bpf_and_the_kernel_patch_share_one_text() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let patch =
+            format!("{root}/kernel/patches/6.12/0001-net-dst-per-path-transmit-metrics.patch");
+        let patch = std::fs::read_to_string(&patch).expect(&patch);
+        let bpf = std::fs::read_to_string(format!("{root}/bpf/path_average.h")).unwrap();
+        assert!(bpf.contains("ema_time_delta = path_avg_ema("));
+        assert_eq!(added_file(&patch, "include/net/path_average.h"), bpf);
+    }
+
     #[test]
     fn worked_by_hand() {
         // 1000 bytes in 10 ms are 100,000 B/s. K = 512: load 50,000, distance 50,000, half 25,000.

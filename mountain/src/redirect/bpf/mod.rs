@@ -44,7 +44,7 @@ const GRACE: Duration = Duration::from_millis(100);
 /// `enum mtn_rd_backend`.
 fn backend_number(backend: Backend) -> u8 {
     match backend {
-        Backend::Tcx | Backend::Nft => 0,
+        Backend::Tcx | Backend::Nft | Backend::Module => 0,
         Backend::TcxPeer => 1,
         Backend::Xdp => 2,
         Backend::XdpRedirect => 3,

@@ -14,14 +14,14 @@ use super::facts::{Client, Device, Facts, Far, Way};
 /// Source ports of packets whose source is rewritten.
 const SNAT_PORTS: (u16, u16) = (61_000, 65_535);
 
-/// One finding for each backend, fastest first.
+/// One finding for each backend, fastest first; last the module, which is never chosen.
 pub fn decide(rule: &Rule, facts: &Facts, fix: bool, in_force: &[Fix]) -> Vec<Finding> {
     let decide = |backend| {
         let mut case = Case::new(backend, rule, facts, fix, in_force);
         case.look();
         case.finding()
     };
-    Backend::FASTEST_FIRST.into_iter().map(decide).collect()
+    Backend::ALL.into_iter().map(decide).collect()
 }
 
 /// One backend for one rule.
@@ -73,7 +73,7 @@ impl<'a> Case<'a> {
             client_dev: self
                 .facts
                 .client_device()
-                .filter(|_| self.backend != Backend::Nft || self.rule.dev.is_some())
+                .filter(|_| self.backend.is_bpf() || self.rule.dev.is_some())
                 .map(device),
             target_dev: self.facts.target_device().map(device),
             snat: self.snat,
@@ -149,6 +149,7 @@ impl<'a> Case<'a> {
         self.source();
         match self.backend {
             Backend::Nft => self.nft(),
+            Backend::Module => self.module(),
             _ => self.bpf(),
         }
         if let Way::Out { .. } = self.facts.way {
@@ -292,6 +293,13 @@ impl<'a> Case<'a> {
             }
             Snat::Auto | Snat::Always => {}
         }
+        if self.backend == Backend::Module {
+            return self.refuse(
+                "the source address has to be rewritten, and the module keeps no flows by which to put \
+                 it back in replies",
+                "use tcx or nft; or --snat never, where replies come back through this host anyway",
+            );
+        }
         let Some(address) = source.or_else(own) else {
             return self.refuse(
                 format!("the source address has to be rewritten, and {name} has none to offer"),
@@ -337,6 +345,35 @@ impl<'a> Case<'a> {
         if !self.facts.nft {
             self.refuse("nft is not installed", "apt install nftables");
         }
+    }
+
+    fn module(&mut self) {
+        if !self.facts.module {
+            self.refuse(
+                "the kernel module mountain_redirect is not there",
+                "build and load it: docs/kernel.md",
+            );
+        }
+        if self.rule.from.ip().is_loopback() {
+            return self.refuse(
+                format!(
+                    "only this host itself sends to {}, and only nft redirects that",
+                    self.rule.from.ip()
+                ),
+                "use nft",
+            );
+        }
+        self.by_name_only = true;
+        self.note(format!(
+            "whoever speaks to {} directly, through this host, gets answers from {}, too: the module \
+             keeps no flows",
+            self.rule.to, self.rule.from
+        ));
+        self.note("ICMP errors about redirected flows are not translated");
+        self.note(format!(
+            "what this host itself sends to {} is not redirected",
+            self.rule.from
+        ));
     }
 
     fn bpf(&mut self) {

@@ -63,6 +63,7 @@ fn facts() -> Facts {
         kernel: Some((6, 12)),
         btf: true,
         nft: true,
+        module: false,
         from_here: true,
         client: Client::Device(2),
         way: Way::Out {
@@ -155,15 +156,45 @@ fn rules_that_cannot_be_are_refused_everywhere() {
         ),
         ("[fe80::1]:80", "[fd00::1]:80", "valid on one link only"),
     ] {
-        for backend in Backend::FASTEST_FIRST {
+        for backend in Backend::ALL {
             refuses(&facts(), &rule(from, to), backend, why);
         }
     }
     let mut facts = facts();
     facts.way = Way::Nowhere;
-    for backend in Backend::FASTEST_FIRST {
+    for backend in Backend::ALL {
         refuses(&facts, &ordinary(), backend, "no route to 10.0.1.2");
     }
+}
+
+#[test]
+fn the_module_is_for_those_who_name_it() {
+    use Backend::Module;
+    refuses(&facts(), &ordinary(), Module, "mountain_redirect");
+    let mut facts = facts();
+    facts.module = true;
+    let found = of(&facts, &ordinary(), Module);
+    assert!(found.plan.is_some() && found.by_name_only, "{found:#?}");
+    // From whatever device clients come, unless one is named.
+    assert_eq!(found.plan.unwrap().client_dev, None);
+    let named = Rule {
+        dev: Some("e2".to_owned()),
+        ..ordinary()
+    };
+    let plan = of(&facts, &named, Module).plan.unwrap();
+    assert_eq!(plan.client_dev.unwrap().ifindex, 2);
+    // It keeps no flows, so it cannot put a source back.
+    let always = Rule {
+        snat: Snat::Always,
+        ..ordinary()
+    };
+    refuses(&facts, &always, Module, "keeps no flows");
+    refuses(
+        &facts,
+        &rule("127.0.0.1:80", "127.0.0.1:8080"),
+        Module,
+        "only nft redirects that",
+    );
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub struct Facts {
     pub btf: bool,
     /// The `nft` program is installed.
     pub nft: bool,
+    /// The kernel has the module mountain_redirect, or has loaded it when asked.
+    pub module: bool,
     /// `rule.from` is an address of this host.
     pub from_here: bool,
     pub client: Client,

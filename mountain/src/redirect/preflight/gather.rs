@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::cc::scope;
 use crate::check;
 use crate::netlink;
-use crate::redirect::Rule;
+use crate::redirect::{module, Rule};
 
 use super::facts::{Client, Device, Facts, Far, FarEnd, Host, Sysctls, Way, Xdp};
 use super::namespaces::{self, Namespace};
@@ -58,6 +58,7 @@ pub fn gather(rule: &Rule) -> Result<Facts> {
         host: host(rule.to.is_ipv6()),
         firewall: firewall::read(nft.as_deref(), rule.from.ip()),
         nft: nft.is_some(),
+        module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
     })
 }
 

@@ -1,0 +1,336 @@
+//! The `module` backend: the kernel module mountain_redirect (kernel/module), by generic netlink.
+//!
+//! Its rules have our numbers. Names and numbers here are those of
+//! kernel/module/mountain_redirect/uapi.h.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use netlink_sys::protocols::NETLINK_GENERIC;
+
+use super::{Installed, Stats, Traffic};
+use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
+
+/// linux/genetlink.h: the family that knows the others.
+const GENL_ID_CTRL: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+/// Length of `struct genlmsghdr`.
+const HEADER_LEN: usize = 4;
+
+const FAMILY: &[u8] = b"mtn_redirect\0";
+const VERSION: u8 = 1;
+const CMD_NEW: u8 = 1;
+const CMD_DEL: u8 = 2;
+const CMD_GET: u8 = 3;
+const A_ID: u16 = 2;
+const A_PROTO: u16 = 3;
+const A_FROM: u16 = 4;
+const A_FROM_PORT: u16 = 5;
+const A_TO: u16 = 6;
+const A_TO_PORT: u16 = 7;
+const A_IFINDEX: u16 = 8;
+const A_FORWARD_PACKETS: u16 = 9;
+const A_FORWARD_BYTES: u16 = 10;
+const A_REPLY_PACKETS: u16 = 11;
+const A_REPLY_BYTES: u16 = 12;
+const A_DROPS_MEMORY: u16 = 13;
+
+/// The module, by a socket of the calling thread's network namespace.
+struct Module {
+    socket: Socket,
+    family: u16,
+}
+
+fn body(command: u8) -> Vec<u8> {
+    vec![command, VERSION, 0, 0]
+}
+
+impl Module {
+    /// `None`: the kernel has no such module, and could not load one.
+    fn open() -> io::Result<Option<Self>> {
+        let mut socket = Socket::open_for(NETLINK_GENERIC)?;
+        let mut question = body(CTRL_CMD_GETFAMILY);
+        push_attribute(&mut question, CTRL_ATTR_FAMILY_NAME, FAMILY);
+        let answer = match socket.request(GENL_ID_CTRL, 0, &question) {
+            Ok(answer) => answer.unwrap_or_default(),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let id = Attributes::after(&answer, HEADER_LEN);
+        let id = id.get(CTRL_ATTR_FAMILY_ID).and_then(|id| id.first_chunk());
+        Ok(id.map(|id| Self {
+            socket,
+            family: u16::from_ne_bytes(*id),
+        }))
+    }
+
+    fn request(&mut self, body: &[u8]) -> io::Result<()> {
+        self.socket.request(self.family, 0, body).map(|_| ())
+    }
+
+    fn add(&mut self, installed: &Installed) -> io::Result<()> {
+        self.request(&new_rule(installed))
+    }
+
+    /// Whether it was there or not.
+    fn del(&mut self, id: u32) -> io::Result<()> {
+        let mut body = body(CMD_DEL);
+        push_attribute(&mut body, A_ID, &id.to_ne_bytes());
+        match self.request(&body) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// What the module has, by number.
+    fn rules(&mut self) -> io::Result<HashMap<u32, InKernel>> {
+        let mut all = HashMap::new();
+        self.socket
+            .dump(self.family, &body(CMD_GET), |_, payload| {
+                if let Some((id, rule)) = in_kernel(payload) {
+                    all.insert(id, rule);
+                }
+            })?;
+        Ok(all)
+    }
+}
+
+/// The request that makes a rule.
+fn new_rule(installed: &Installed) -> Vec<u8> {
+    let Installed { id, rule, plan } = installed;
+    let mut body = body(CMD_NEW);
+    push_attribute(&mut body, A_ID, &id.to_ne_bytes());
+    push_attribute(&mut body, A_PROTO, &[rule.proto.number()]);
+    for (end, address, port) in [(rule.from, A_FROM, A_FROM_PORT), (rule.to, A_TO, A_TO_PORT)] {
+        push_attribute(&mut body, address, &ip_bytes(end.ip()));
+        push_attribute(&mut body, port, &end.port().to_be_bytes());
+    }
+    // Without --dev the plan has no device either.
+    if let Some(device) = &plan.client_dev {
+        push_attribute(&mut body, A_IFINDEX, &device.ifindex.to_ne_bytes());
+    }
+    body
+}
+
+/// A rule as the module has it.
+#[derive(Clone, Debug, PartialEq)]
+struct InKernel {
+    proto: u8,
+    from: SocketAddr,
+    to: SocketAddr,
+    ifindex: Option<u32>,
+    stats: Stats,
+}
+
+impl InKernel {
+    fn is(&self, installed: &Installed) -> bool {
+        let Installed { rule, plan, .. } = installed;
+        (self.proto, self.from, self.to) == (rule.proto.number(), rule.from, rule.to)
+            && self.ifindex == plan.client_dev.as_ref().map(|device| device.ifindex)
+    }
+}
+
+fn in_kernel(payload: &[u8]) -> Option<(u32, InKernel)> {
+    let message = Attributes::after(payload, HEADER_LEN);
+    let id = message.u32(A_ID)?;
+    let end = |address, port| {
+        let port = u16::from_be_bytes(*message.get(port)?.first_chunk()?);
+        Some(SocketAddr::new(message.ip(address)?, port))
+    };
+    let number = |kind| Some(u64::from_ne_bytes(*message.get(kind)?.first_chunk()?));
+    let traffic = |packets, bytes| {
+        Some(Traffic {
+            packets: number(packets)?,
+            bytes: number(bytes)?,
+        })
+    };
+    let mut stats = Stats {
+        id,
+        forward: traffic(A_FORWARD_PACKETS, A_FORWARD_BYTES)?,
+        reply: traffic(A_REPLY_PACKETS, A_REPLY_BYTES)?,
+        ..Stats::default()
+    };
+    if let Some(drops @ 1..) = number(A_DROPS_MEMORY) {
+        stats.drops.insert("memory".to_owned(), drops);
+    }
+    let rule = InKernel {
+        proto: message.u8(A_PROTO)?,
+        from: end(A_FROM, A_FROM_PORT)?,
+        to: end(A_TO, A_TO_PORT)?,
+        ifindex: message.u32(A_IFINDEX),
+        stats,
+    };
+    Some((id, rule))
+}
+
+/// Whether the kernel has the module, or loads it now.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn is_there() -> io::Result<bool> {
+    Ok(Module::open()?.is_some())
+}
+
+/// Redirects from now on; all of them or, on failure, none.
+///
+/// # Errors
+/// Why not.
+pub fn install(rules: &[Installed]) -> Result<()> {
+    let mut module =
+        Module::open()?.context("the kernel module mountain_redirect is not loaded")?;
+    for (done, installed) in rules.iter().enumerate() {
+        let Err(e) = module.add(installed) else {
+            continue;
+        };
+        for added in &rules[..done] {
+            // The first error is the one to tell.
+            let _ = module.del(added.id);
+        }
+        let why = match e.raw_os_error() {
+            Some(libc::EEXIST) => {
+                "the module has a rule of this number, address or target, which was not made here"
+            }
+            _ => "the module refuses the rule",
+        };
+        return Err(e).with_context(|| format!("{}: {why}", installed.rule));
+    }
+    Ok(())
+}
+
+/// Does not redirect any more, whether these were (all) there or not.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn remove(rules: &[Installed]) -> Result<()> {
+    let Some(mut module) = Module::open()? else {
+        return Ok(());
+    };
+    for installed in rules {
+        module
+            .del(installed.id)
+            .with_context(|| format!("{}: the module keeps the rule", installed.rule))?;
+    }
+    Ok(())
+}
+
+/// Takes away all that the module redirects in this network namespace.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn remove_all() -> Result<()> {
+    match Module::open()? {
+        Some(mut module) => module
+            .request(&body(CMD_DEL))
+            .context("the module keeps its rules: run as root"),
+        None => Ok(()),
+    }
+}
+
+/// What rules have done; of those that the module has. Packets as Netfilter sees them: received ones
+/// after GRO and defragmentation, own ones before segmentation.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
+    let there = read()?;
+    let of = |installed: &Installed| there.get(&installed.id).filter(|r| r.is(installed));
+    let mut all: Vec<Stats> = rules
+        .iter()
+        .filter_map(|i| Some(of(i)?.stats.clone()))
+        .collect();
+    all.sort_by_key(|stats| stats.id);
+    Ok(all)
+}
+
+/// Those of `rules` that the module does not have.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
+    let there = read()?;
+    let gone = |i: &Installed| there.get(&i.id).is_none_or(|rule| !rule.is(i));
+    Ok(rules.into_iter().filter(gone).collect())
+}
+
+fn read() -> Result<HashMap<u32, InKernel>> {
+    match Module::open()? {
+        Some(mut module) => module
+            .rules()
+            .context("cannot read the module's rules: run as root"),
+        None => Ok(HashMap::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redirect::{Backend, Device, Plan, Proto, Rule, Snat};
+
+    fn installed(from: &str, to: &str, ifindex: Option<u32>) -> Installed {
+        Installed {
+            id: 300,
+            rule: Rule {
+                proto: Proto::Tcp,
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+                dev: ifindex.map(|_| "e2".to_owned()),
+                snat: Snat::Never,
+                log: None,
+            },
+            plan: Plan {
+                backend: Backend::Module,
+                client_dev: ifindex.map(|ifindex| Device {
+                    ifindex,
+                    name: "e2".to_owned(),
+                    peer: false,
+                }),
+                target_dev: None,
+                snat: None,
+                fixes: Vec::new(),
+            },
+        }
+    }
+
+    /// What the module answers: the attributes that it was given, and counters.
+    fn answer(installed: &Installed, counters: [u64; 5]) -> Vec<u8> {
+        let mut message = new_rule(installed);
+        for (counter, kind) in counters.into_iter().zip(A_FORWARD_PACKETS..) {
+            push_attribute(&mut message, kind, &counter.to_ne_bytes());
+        }
+        message
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_is_read() {
+        for (from, to, ifindex) in [
+            ("192.0.2.1:80", "198.51.100.2:8080", None),
+            ("[2001:db8::1]:80", "[2001:db8:1::2]:65535", Some(7)),
+        ] {
+            let wanted = installed(from, to, ifindex);
+            let (id, rule) = in_kernel(&answer(&wanted, [1, 2, 3, 4, 0])).unwrap();
+            assert_eq!(id, 300);
+            assert!(rule.is(&wanted), "{rule:?}");
+            let (forward, reply) = (&rule.stats.forward, &rule.stats.reply);
+            assert_eq!((forward.packets, forward.bytes), (1, 2));
+            assert_eq!((reply.packets, reply.bytes), (3, 4));
+            assert!(rule.stats.drops.is_empty());
+            // Another one of the same number is not it.
+            assert!(!rule.is(&installed(from, from, ifindex)));
+            assert!(!rule.is(&installed(from, to, Some(8))));
+        }
+    }
+
+    #[test]
+    fn drops_have_a_reason_and_half_a_rule_is_none() {
+        let wanted = installed("192.0.2.1:80", "198.51.100.2:8080", None);
+        let whole = answer(&wanted, [0, 0, 0, 0, 5]);
+        let (_, rule) = in_kernel(&whole).unwrap();
+        assert_eq!(rule.stats.drops["memory"], 5);
+        assert_eq!(in_kernel(&whole[..whole.len() - 50]), None);
+        assert_eq!(in_kernel(&[]), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! The kernel edition's verdicts: its tests take an hour in QEMU, so here only that they have passed with
+//! what is here now (kernel/scripts/verdict).
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::json;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+fn verdict(root: &Path, args: &[&str]) -> Output {
+    Command::new(root.join("kernel/scripts/verdict"))
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_kernel_edition_has_passed_as_it_is() {
+    let check = verdict(Path::new(ROOT), &["check"]);
+    assert!(check.status.success(), "{}", said(&check));
+}
+
+/// A checkout with all that the hash is made of.
+fn checkout() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for part in ["kernel", "bpf", "scripts", "Cargo.toml"] {
+        let copied = Command::new("cp")
+            .arg("-r")
+            .args([&format!("{ROOT}/{part}"), root.path().to_str().unwrap()])
+            .status();
+        assert!(copied.unwrap().success());
+    }
+    let _ = fs::remove_dir_all(root.path().join("kernel/verdicts"));
+    root
+}
+
+/// Has a run with this result of its one test leave its verdict.
+fn leave(root: &Path, run: &str, result: &str) {
+    let hash = "set -euo pipefail; . kernel/scripts/lib.sh; content_hash";
+    let hash = Command::new("bash")
+        .args(["-c", hash])
+        .current_dir(root)
+        .output()
+        .unwrap();
+    assert!(hash.status.success(), "{}", said(&hash));
+    let content = String::from_utf8(hash.stdout).unwrap();
+    let test = json!({"kernel": "patched", "mode": "smp", "name": "00-boot", "result": result});
+    let file = root.join("result.json");
+    let result = json!({
+        "started": "2026-01-01T00:00:00Z", "checks": [],
+        "environment": {"content": content.trim(), "source": "6.12.1", "tests": [test]},
+    });
+    fs::write(&file, result.to_string()).unwrap();
+    let written = verdict(root, &["write", run, file.to_str().unwrap()]);
+    assert!(written.status.success(), "{}", said(&written));
+}
+
+/// Runs, and what else is in the list of what does not pass.
+fn excuses(root: &Path, lines: &str) {
+    fs::write(root.join("kernel/not-passing"), lines).unwrap();
+}
+
+const NOT_RUN: &str = "full * takes too long\nkasan * not built\nkcsan * not built\n";
+
+#[test]
+fn verdicts_that_are_missing_stale_or_bad_are_none() {
+    let root = checkout();
+    let root = root.path();
+    let passes = || {
+        let check = verdict(root, &["check"]);
+        assert!(check.status.success(), "{}", said(&check));
+        said(&check)
+    };
+    let fails = |why: &str| {
+        let check = verdict(root, &["check"]);
+        assert!(!check.status.success());
+        assert!(said(&check).contains(why), "'{why}' in: {}", said(&check));
+    };
+    excuses(root, NOT_RUN);
+    fails("no verdict `quick`: make kernel-test-quick");
+    leave(root, "quick", "pass");
+    assert!(passes().contains("`kasan` has not been run on what is here: not built"));
+    excuses(root, "");
+    fails("no verdict `kcsan`: kernel/scripts/test --debug kcsan");
+    excuses(root, NOT_RUN);
+
+    // A run that was made counts, whatever is said about runs that were not.
+    leave(root, "kasan", "fail");
+    fails("in the run `kasan` tests have failed: 00-boot");
+    leave(root, "kasan", "skip");
+    fails("in the run `kasan` tests have failed: 00-boot");
+    excuses(root, &format!("{NOT_RUN}quick 00-boot of another run\n"));
+    fails("in the run `kasan` tests have failed: 00-boot");
+    excuses(root, &format!("{NOT_RUN}kasan 00-boot no memory\n"));
+    assert!(passes().contains("00-boot does not pass in `kasan`: no memory"));
+    leave(root, "kasan", "pass");
+    excuses(root, NOT_RUN);
+    passes();
+
+    // Whatever decides about the tests: here the part that lies outside of kernel/.
+    let header = root.join("bpf/brake.h");
+    let text = fs::read_to_string(&header).unwrap();
+    fs::write(&header, text.replace("15 / 16", "14 / 16")).unwrap();
+    fails("the verdict `quick` is stale");
+    excuses(root, "full * takes too long\n");
+    fails("kernel/scripts/test --debug kasan");
+    excuses(root, NOT_RUN);
+    fs::write(&header, text).unwrap();
+    passes();
+    fs::write(root.join("kernel/tests/99-new.sh"), "# mode: smp\n").unwrap();
+    fails("the verdict `quick` is stale");
+}
