@@ -550,7 +550,7 @@ fn rules_with_and_without_a_device_are_for_nft() {
     net.redirect(&format!("{rule}:1 --backend tcx"));
     for backend in ["tcx", "nft"] {
         let said = net.refuses(&format!("{rule}:2 --dev rc --backend {backend}"));
-        assert!(said.contains("only nft knows which"), "{said}");
+        assert!(said.contains("only nft, for both, knows which"), "{said}");
     }
 }
 

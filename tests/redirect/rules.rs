@@ -89,8 +89,11 @@ fn check_says_what_each_backend_would_do() {
     assert!(text.contains("✓ nft"), "{text}");
     let json = net.json(&check);
     let findings = json["findings"].as_array().unwrap();
-    assert_eq!(findings.len(), 5);
+    assert_eq!(findings.len(), 6);
     assert_eq!(findings[4]["backend"], "nft");
+    // This kernel has no such module.
+    assert_eq!(findings[5]["backend"], "module");
+    assert!(text.contains("✗ module"), "{text}");
     assert_eq!(findings[4]["plan"]["target_dev"]["name"], "rs");
     // None is possible: what would have to be logged, nft cannot.
     let output = net
