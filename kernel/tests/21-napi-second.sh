@@ -68,7 +68,8 @@ sysctl -qw net.core.dev_weight_tx_bias=1
 echo "p99 of a second context's wait: off $off us, 1: $shrink us, 2: $large us"
 check "off: packets in the largest poll of the flood" "$off_work" == 64
 check "mode 1: packets in the largest poll of the flood" "$shrink_work" == 64
-check "mode 2: packets in the largest poll of the flood" "$large_work" == 256
+# Only a budget of 256, the next after 128, allows that; how many of a burst the ring has held does not matter.
+check "mode 2: packets in the largest poll of the flood" "$large_work" ">" 128
 check "off: wait, us" "$off" ">" 0
 # 1 must do no harm; 2 is documented as harmful, and shows that harm would be seen.
 check "mode 1 against off" "$(awk -v a="$shrink" -v b="$off" 'BEGIN { if (a && b) print a / b }')" "<=" 1.05
