@@ -70,23 +70,14 @@ impl<'a> Sim<'a> {
                 let phase = path as u64 * interval / self.models.len() as u64 / TICK * TICK;
                 if now % interval == phase {
                     self.seq += 1;
-                    let seq = self.seq;
-                    self.policy.event(Event::Sent {
+                    let answer = probe(
+                        &mut self.policy,
+                        &mut self.models[path],
                         path,
-                        seq,
-                        at_us: now,
-                    });
-                    if let Some((delay_us, rtt_us)) = (self.models[path])(now) {
-                        let at_us = now + u64::from(rtt_us);
-                        let e = Event::Answered {
-                            path,
-                            seq,
-                            at_us,
-                            rtt_us,
-                            delay_us,
-                        };
-                        self.flight.push((at_us, e));
-                    }
+                        self.seq,
+                        now,
+                    );
+                    self.flight.extend(answer);
                 }
             }
             if let Some(v) = self.policy.tick(now) {
@@ -112,6 +103,31 @@ impl<'a> Sim<'a> {
             .collect();
         lines.join("\n")
     }
+}
+
+/// Sends a probe at `now`; its answer and when that comes, unless it is lost.
+pub fn probe(
+    policy: &mut Policy,
+    model: &mut Model,
+    path: usize,
+    seq: u64,
+    now: u64,
+) -> Option<(u64, Event)> {
+    policy.event(Event::Sent {
+        path,
+        seq,
+        at_us: now,
+    });
+    let (delay_us, rtt_us) = model(now)?;
+    let at_us = now + u64::from(rtt_us);
+    let answer = Event::Answered {
+        path,
+        seq,
+        at_us,
+        rtt_us,
+        delay_us,
+    };
+    Some((at_us, answer))
 }
 
 /// 20 ms ± 2 ms.

@@ -87,20 +87,14 @@ impl<'a> Host<'a> {
         self.probed_at[path] = now;
         self.probes[path] += 1;
         self.seq += 1;
-        let seq = self.seq;
-        let at_us = now;
-        self.policy.event(Event::Sent { path, seq, at_us });
-        if let Some((delay_us, rtt_us)) = (self.models[path])(now) {
-            let at_us = now + u64::from(rtt_us);
-            let answer = Event::Answered {
-                path,
-                seq,
-                at_us,
-                rtt_us,
-                delay_us,
-            };
-            self.flight.push((at_us, answer));
-        }
+        let answer = probe(
+            &mut self.policy,
+            &mut self.models[path],
+            path,
+            self.seq,
+            now,
+        );
+        self.flight.extend(answer);
     }
 }
 
@@ -115,7 +109,7 @@ fn where_many_flows_start_a_slow_path_is_known_within_37_ms() {
     for seed in 0..20u64 {
         let onset = 10 * S + seed * 3_700;
         let models = vec![slower_from(onset, seed), noisy(seed + 1000)];
-        let mut host = Host::new(models, 500, seed);
+        let mut host = Host::new(models, 1000, seed);
         host.run(12 * S, |host, path| {
             let since = host.now as i64 - onset as i64;
             assert!(path == 1 || since < 37_000, "{since} us after the onset");

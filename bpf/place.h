@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Where a flow starts: the first rule of the user's that matches it says which paths it may have, else
+ * the verdict about its group does; rendezvous hashing takes one of them. Included by start.bpf.c behind
+ * the configuration that all of it reads.
+ */
+#ifndef MOUNTAIN_PLACE_H
+#define MOUNTAIN_PLACE_H
+
+/* A flow that is about to start. */
+struct mtn_start {
+	struct mtn_flow_key key;	/* local flows: no source, but destination, protocol, family */
+	__u32 salt;			/* tells local flows apart, whose ports are not chosen yet */
+	__u32 mark;
+	__u32 uid;
+	__u32 prefer;			/* path to stay with if it will do, or MTN_MAX_PATHS */
+	__u8 dsfield;
+	__u8 by_rule;			/* result: a rule decided */
+	__u16 pad;
+	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
+};
+
+/* An index that was checked before; see mtn_path_at() in steer.bpf.c. */
+static __always_inline struct mtn_start_path *mtn_path_at(__u32 id)
+{
+	barrier_var(id);
+	return &paths[id & (MTN_MAX_PATHS - 1)];
+}
+
+static __always_inline bool mtn_is_path(__u32 path)
+{
+	return path < MTN_MAX_PATHS && mtn_path_at(path)->mark;
+}
+
+static __always_inline bool mtn_is_alive(__u32 path)
+{
+	return mtn_is_path(path) && (alive_paths >> (path & (MTN_MAX_PATHS - 1)) & 1);
+}
+
+static __always_inline bool mtn_is_member(__u32 group, __u32 path)
+{
+	barrier_var(group);
+	barrier_var(path);
+	return groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)] <
+	       MTN_MAX_MEMBERS;
+}
+
+/* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
+static __always_inline bool mtn_rule_matches(const struct mtn_start_rule *r,
+					     const struct mtn_start *s, const bool local)
+{
+	if (r->ipv6 != MTN_ANY_FAMILY && r->ipv6 != s->key.ipv6)
+		return false;
+	if (r->proto && r->proto != s->key.proto)
+		return false;
+	if (!mtn_in_range(s->key.dport, r->dport_first, r->dport_last))
+		return false;
+	if ((s->mark & r->mark_mask) != r->mark)
+		return false;
+	if (!mtn_in_prefix(s->key.daddr, r->dst, r->dst_mask))
+		return false;
+	if (r->dscp != MTN_ANY_DSCP && r->dscp != s->dsfield >> 2)
+		return false;
+	if (!local)
+		return !r->cgroup && !r->uid_first && r->uid_last == 0xffffffff;
+	if (s->uid < r->uid_first || s->uid > r->uid_last)
+		return false;
+	return !r->cgroup || (local && bpf_get_current_ancestor_cgroup_id(r->cgroup_level) == r->cgroup);
+}
+
+/* The first rule that matches, or MTN_MAX_START_RULES. */
+static __always_inline __u32 mtn_rule_for(const struct mtn_start *s, const bool local)
+{
+	__u32 i, found = MTN_MAX_START_RULES;
+
+	bpf_for(i, 0, config.n_rules) {
+		if (i >= MTN_MAX_START_RULES)
+			break;
+		if (mtn_rule_matches(&rules[i], s, local)) {
+			found = i;
+			break;
+		}
+	}
+	return found;
+}
+
+/* Members of @g among the paths in @wanted. */
+static __always_inline __u32 mtn_members_of(const struct mtn_group *g, __u64 wanted)
+{
+	__u32 i, members = 0;
+
+	bpf_for(i, 0, g->n_members) {
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		if (wanted >> (g->path[i] & (MTN_MAX_PATHS - 1)) & 1)
+			members |= 1U << i;
+	}
+	return members;
+}
+
+/* The path that @hash gives among the members in @may; MTN_MAX_PATHS: there is none. */
+static __always_inline __u32 mtn_choose(const struct mtn_group *g, __u32 may, __u32 hash)
+{
+	__u32 i, best = MTN_MAX_PATHS;
+	__u64 best_score = ~0ULL;
+
+	bpf_for(i, 0, g->n_members) {
+		__u64 score;
+		__u32 path;
+
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		path = g->path[i];
+		if (!(may & (1U << i)) || path >= MTN_MAX_PATHS || !mtn_path_at(path)->mark)
+			continue;
+		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+			g->inv_weight[i];
+		if (best == MTN_MAX_PATHS || score < best_score) {
+			best_score = score;
+			best = path;
+		}
+	}
+	return best;
+}
+
+/* Where a flow to @group starts: a path id, or MTN_MAX_PATHS for the kernel's choice. */
+static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 rule)
+{
+	struct mtn_flow_key key = s->key;
+	union mtn_masks masks;
+	struct mtn_group *g;
+	__u32 may, path;
+
+	barrier_var(group);
+	g = &groups[group & (MTN_MAX_GROUPS - 1)];
+	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
+	may = masks.latency & masks.alive;
+	s->by_rule = 0;
+	if (rule < MTN_MAX_START_RULES) {
+		struct mtn_start_rule *r;
+		__u32 asked;
+
+		barrier_var(rule);
+		r = &rules[rule & (MTN_MAX_START_RULES - 1)];
+		s->by_rule = 1;
+		asked = r->wants == MTN_USE_BULK ? masks.bulk & masks.alive :
+			r->wants == MTN_USE_PATHS ? mtn_members_of(g, r->paths) & masks.alive : may;
+		/* What was asked for is dead, or not of this group: the steadiest then. */
+		if (asked)
+			may = asked;
+	}
+	if (s->prefer < MTN_MAX_PATHS) {
+		__u32 member, prefer = s->prefer;
+
+		barrier_var(prefer);
+		member = g->member_of[prefer & (MTN_MAX_PATHS - 1)];
+		if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && mtn_is_alive(prefer))
+			return prefer;
+	}
+	if (config.by_destination) {
+		key.sport = 0;
+		key.dport = 0;
+		key.proto = 0;
+		s->salt = 0;
+	}
+	path = mtn_choose(g, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
+	if (path >= MTN_MAX_PATHS)
+		mtn_count(MTN_START_PASS_NO_PATH);
+	return path;
+}
+
+/* The same by the first rule that matches, for flows of the current task ... */
+__noinline int mtn_place_local(struct mtn_start *s, __u32 group, __u32 rule)
+{
+	return s ? mtn_place(s, group, rule) : MTN_MAX_PATHS;
+}
+
+__noinline int mtn_local_rule(struct mtn_start *s)
+{
+	return s ? mtn_rule_for(s, true) : MTN_MAX_START_RULES;
+}
+
+/* ... and for forwarded ones. */
+__noinline int mtn_place_forwarded(struct mtn_start *s, __u32 group)
+{
+	return s ? mtn_place(s, group, mtn_rule_for(s, false)) : MTN_MAX_PATHS;
+}
+
+static __always_inline void mtn_placed(const struct mtn_start *s, __u32 path, __u32 stat)
+{
+	barrier_var(path);
+	placed[path & (MTN_MAX_PATHS - 1)]++;
+	mtn_count(stat);
+	if (s->by_rule)
+		mtn_count(MTN_START_BY_RULE);
+}
+
+#endif
