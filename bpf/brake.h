@@ -545,4 +545,13 @@ static mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct m
 	return mtn_max(bdp, MTN_CWND_MIN);
 }
 
+/*
+ * The window that BBR goes on from, where @own was its last one and @limited what was made of it:
+ * its own again, unless @cwnd has been changed by others since. After a timeout (@loss) TCP has.
+ */
+static mtn_inline __u32 mtn_brake_own_cwnd(__u32 cwnd, __u32 own, __u32 limited, int loss)
+{
+	return own > limited && cwnd == limited && !loss ? own : cwnd;
+}
+
 #endif /* MOUNTAIN_BRAKE_H */

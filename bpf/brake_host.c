@@ -33,3 +33,8 @@ __u32 mtn_brake_host_cwnd(const struct mtn_brake *b, const struct mtn_brake_para
 {
 	return mtn_brake_cwnd(b, p, a);
 }
+
+__u32 mtn_brake_host_own_cwnd(__u32 cwnd, __u32 own, __u32 limited, int loss)
+{
+	return mtn_brake_own_cwnd(cwnd, own, limited, loss);
+}

@@ -182,15 +182,14 @@ static __always_inline void mtn_own_rate(struct sock *sk, const struct mtn_cc_fl
 		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, (__u64)sk->sk_max_pacing_rate);
 }
 
-/* ... and its own window, where nobody else has changed it since: after a timeout TCP has. */
+/* ... and its own window. */
 static __always_inline void mtn_own_cwnd(struct sock *sk, const struct mtn_cc_flow *flow)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
 	struct inet_connection_sock *icsk = (struct inet_connection_sock *)sk;
+	int loss = BPF_CORE_READ_BITFIELD(icsk, icsk_ca_state) == TCP_CA_Loss;
 
-	if (flow->cwnd > flow->cwnd_limited && tp->snd_cwnd == flow->cwnd_limited &&
-	    BPF_CORE_READ_BITFIELD(icsk, icsk_ca_state) != TCP_CA_Loss)
-		tp->snd_cwnd = flow->cwnd;
+	tp->snd_cwnd = mtn_brake_own_cwnd(tp->snd_cwnd, flow->cwnd, flow->cwnd_limited, loss);
 }
 
 /* Limits what BBR decided to what the brake allows. */

@@ -29,6 +29,7 @@ unsafe extern "C" {
         p: *const mtn_brake_params,
         a: *const mtn_ack,
     ) -> u32;
+    fn mtn_brake_host_own_cwnd(cwnd: u32, own: u32, limited: u32, loss: i32) -> u32;
 }
 
 /// The kernel's own BBR (kernel/patches) brakes with the defaults of bpf/brake.h.
@@ -305,6 +306,20 @@ fn a_suspended_brake_limits_nothing() {
     a.suspended = 1;
     assert_eq!(brake.pacing(&a, 50 * MBIT / 8), 50 * MBIT / 8);
     assert_eq!(brake.cwnd(&a), u32::MAX);
+}
+
+/// BBR grows its window by what each ACK acknowledges: it must not begin at the limit.
+#[test]
+fn bbr_goes_on_from_its_own_window() {
+    let own_cwnd = |cwnd, own, limited, loss| {
+        // SAFETY: numbers only.
+        unsafe { mtn_brake_host_own_cwnd(cwnd, own, limited, loss) }
+    };
+    assert_eq!(own_cwnd(20, 100, 20, 0), 100);
+    assert_eq!(own_cwnd(100, 100, 100, 0), 100, "was not limited");
+    assert_eq!(own_cwnd(10, 100, 20, 0), 10, "changed by others");
+    assert_eq!(own_cwnd(20, 100, 20, 1), 20, "after a timeout");
+    assert_eq!(own_cwnd(10, 0, 0, 0), 10, "before the first ACK");
 }
 
 #[test]
