@@ -4,10 +4,12 @@ open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [mark=N]
                         KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF
 ask                     asks over every open flow
 again SERVER PORT       connects every udp flow anew, after it was dissolved
+errors                  says how flows have ended: [[own address, name of the error, or null], ...]
 close
 
 Answers with one line of JSON: [[own address, address that the server saw, or null], ...]
 """
+import errno
 import json
 import select
 import socket
@@ -41,7 +43,13 @@ def open_flow(kind, server, port, options):
             s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
     if kind != "msg":
         s.connect_ex(target(server, port))
-    flows.append({"kind": kind, "socket": s, "to": target(server, port), "seen": None, "rest": ""})
+    to = target(server, port)
+    flows.append({"kind": kind, "socket": s, "to": to, "seen": None, "rest": "", "error": None})
+
+
+def failed(flow, e):
+    if e.errno not in (errno.EAGAIN, errno.EINPROGRESS, errno.ENOTCONN, errno.EPIPE):
+        flow["error"] = errno.errorcode[e.errno]
 
 
 def send(flow):
@@ -51,7 +59,8 @@ def send(flow):
             flow["socket"].sendto(data, flow["to"])
         else:
             flow["socket"].send(data)
-    except OSError:
+    except OSError as e:
+        failed(flow, e)
         return False
     return True
 
@@ -59,7 +68,8 @@ def send(flow):
 def receive(flow):
     try:
         flow["rest"] += flow["socket"].recv(4096).decode()
-    except OSError:
+    except OSError as e:
+        failed(flow, e)
         return
     *lines, flow["rest"] = flow["rest"].split("\n")
     for line in lines:
@@ -95,8 +105,8 @@ def own(flow):
         return None
 
 
-def say():
-    print(json.dumps([[own(f), f["seen"]] for f in flows]), flush=True)
+def say(what="seen"):
+    print(json.dumps([[own(f), f[what]] for f in flows]), flush=True)
 
 
 for line in sys.stdin:
@@ -122,6 +132,8 @@ for line in sys.stdin:
             flow["socket"].connect_ex(flow["to"])
         ask()
         say()
+    elif command == "errors":
+        say("error")
     elif command == "close":
         for flow in flows:
             flow["socket"].close()

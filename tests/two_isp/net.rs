@@ -412,6 +412,12 @@ impl Flows {
         self.tell("ask")
     }
 
+    /// The errors by which flows have ended, by name.
+    pub fn errors(&mut self) -> Vec<Option<String>> {
+        let flows = self.tell("errors");
+        flows.into_iter().map(|flow| flow.server).collect()
+    }
+
     /// Connects all datagram flows anew after dissolving them.
     pub fn again(&mut self, server: &str) -> Vec<Seen> {
         self.tell(&format!("again {server} {PORT}"))

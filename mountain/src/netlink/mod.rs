@@ -5,7 +5,7 @@
 //! changes afterwards. Make the monitor first and read second, so that no change falls between.
 //!
 //! Theory of operation. `wire` speaks the netlink framing, `snapshot` decodes the few attributes
-//! needed into plain data (`nexthop`: those of next hops; `route`: one look-up; `link`: one device; `netfilter`: tables; `uplinks`: the rules and routes that mountain itself adds), `rules` walks the policy rules as the kernel does, and `build` decides
+//! needed into plain data (`nexthop`: those of next hops; `route`: one look-up; `link`: one device; `netfilter`: tables; `uplinks`: the rules and routes that mountain itself adds; `sock_diag`: sockets), `rules` walks the policy rules as the kernel does, and `build` decides
 //! what is a group, what is left alone and why. The last two are pure functions. Attributes are
 //! picked one by one instead of decoding whole messages with `netlink-packet-route`, because there
 //! one attribute of a newer kernel, or an encapsulation inside a multipath next hop, makes the
@@ -20,6 +20,7 @@ mod nexthop;
 mod route;
 mod rules;
 mod snapshot;
+mod sock_diag;
 pub mod uplinks;
 pub(crate) mod wire;
 
@@ -34,6 +35,7 @@ pub use link::{addresses, link, namespace_id, neighbour_usable, Link};
 pub use monitor::{Change, Monitor};
 pub use netfilter::{tables_with_base_chains, translates_sources};
 pub use route::{look_up, policy_rules, route_to, Way, WayOut};
+pub use sock_diag::reset_unanswered;
 
 /// Which routes to adopt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

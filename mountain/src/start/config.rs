@@ -31,6 +31,9 @@ pub struct StartConfig {
     /// An exchange of datagrams without a connection that rests for so long may start by another
     /// path, 10..=86400 s. Default 300.
     pub idle_s: u32,
+    /// TCP connections that hang on an uplink that has been dead for so long are reset, so that programs
+    /// connect anew, 1..=3600 s. Default 0: never, they go on when the uplink does.
+    pub reset_stuck_s: u32,
     /// Only sockets of processes in this cgroup (v2) are placed. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
@@ -64,6 +67,7 @@ impl Default for StartConfig {
             spread: Spread::Flow,
             mark_mask: 0xff00_0000,
             idle_s: 300,
+            reset_stuck_s: 0,
             cgroup: None,
         }
     }
@@ -83,6 +87,10 @@ impl StartConfig {
                 "idle_s",
                 format!("{} is not within 10..=86400", self.idle_s),
             ));
+        }
+        if self.reset_stuck_s > 3600 {
+            let text = format!("{} is not within 0..=3600", self.reset_stuck_s);
+            return Err(("reset_stuck_s", text));
         }
         Ok(())
     }
@@ -335,6 +343,10 @@ mod tests {
                 "m.toml:2: start.mark_mask: 0x00000101 is not a mask",
             ),
             ("idle_s = 1", "m.toml:2: start.idle_s: 1 is not within"),
+            (
+                "reset_stuck_s = 3601",
+                "m.toml:2: start.reset_stuck_s: 3601",
+            ),
             ("forward = \"perhaps\"", "start.forward"),
         ] {
             let error = parse(&format!("[start]\n{text}\n")).unwrap_err();

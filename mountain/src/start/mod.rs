@@ -8,6 +8,7 @@
 //! of unconnected sockets. The next daemon takes them over, `mountain down` removes them.
 
 pub mod config;
+mod dead;
 pub mod nft;
 
 use std::collections::BTreeMap;
@@ -15,7 +16,6 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -27,14 +27,10 @@ use crate::bpf::{GroupConfig, Masks, Mode};
 use crate::config::Config;
 use crate::daemon::translated::forwards;
 use crate::netlink::{self, uplinks};
-use crate::redirect::conntrack;
 use crate::steer::start::{describe, plan, Plan};
 use crate::steer::topology::{Kind, Topology};
 use config::{Forward, RuleConfig, Spread, StartConfig};
-
-/// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
-/// than a short gap.
-const PATIENCE: Duration = Duration::from_secs(2);
+use dead::Dead;
 
 /// A path as the daemon knows it; by path id.
 #[derive(Clone, Debug)]
@@ -60,18 +56,24 @@ pub struct Starter {
     cgroup_id: Option<u64>,
     programs: Start,
     plan: Plan,
-    /// Mark of each path, and whether it is of IPv6; by path id.
-    marks: BTreeMap<usize, (u32, bool)>,
+    /// Where new flows may start; by path id.
+    uplinks: BTreeMap<usize, Uplink>,
     /// Bits of the paths that deliver at all.
     alive: u64,
-    /// Paths that have died since when, and whose flows wait.
-    dead: BTreeMap<usize, Instant>,
+    dead: Dead,
     inner_devices: Vec<u32>,
     /// What the nftables table was made for; `None`: it is not there.
     table: Option<Vec<(u32, String)>>,
     said_forward: Option<String>,
     /// Whether rules and tables outlive it.
     leaves: bool,
+}
+
+/// A path where new flows may start.
+struct Uplink {
+    mark: u32,
+    ipv6: bool,
+    addresses: Vec<IpAddr>,
 }
 
 impl Starter {
@@ -95,9 +97,9 @@ impl Starter {
             cgroup_id: None,
             programs: Start::load(&settings(start))?,
             plan: Plan::default(),
-            marks: BTreeMap::new(),
+            uplinks: BTreeMap::new(),
             alive: 0,
-            dead: BTreeMap::new(),
+            dead: Dead::default(),
             inner_devices: Vec::new(),
             table: None,
             said_forward: None,
@@ -120,7 +122,7 @@ impl Starter {
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
         let mut marks = BTreeMap::new();
-        self.marks.clear();
+        self.uplinks.clear();
         for (&id, path) in known {
             let Some(&mark) = plan.marks.get(&path.index) else {
                 continue;
@@ -130,7 +132,12 @@ impl Starter {
                 .filter(|source| uplink.addresses.contains(source))
                 .or(uplink.addresses.first().copied());
             let salt = path.salt;
-            self.marks.insert(id, (mark, uplink.key.ipv6));
+            let known = Uplink {
+                mark,
+                ipv6: uplink.key.ipv6,
+                addresses: uplink.addresses.clone(),
+            };
+            self.uplinks.insert(id, known);
             let mark = PathMark {
                 mark,
                 salt,
@@ -140,7 +147,7 @@ impl Starter {
             marks.insert(id, mark);
         }
         self.programs.set_paths(&marks);
-        self.dead.retain(|id, _| marks.contains_key(id));
+        self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);
         self.programs
             .set_topology(&groups, &not_ours, &topology.selectors)
@@ -233,7 +240,8 @@ impl Starter {
     fn place_forwarded(&mut self) -> Result<()> {
         let uplinks = &self.plan.uplinks;
         if self.table.as_ref() != Some(uplinks) || !nft::is_there()? {
-            nft::install(self.config.mask(), uplinks)?;
+            let resets = self.config.reset_stuck_s > 0;
+            nft::install(self.config.mask(), uplinks, resets)?;
             self.table = Some(uplinks.clone());
         }
         // Not before: what is marked must be kept.
@@ -301,39 +309,11 @@ impl Starter {
     pub fn set_masks(&mut self, group: usize, masks: Masks) {
         self.programs.set_masks(group, masks);
         let (before, alive) = (self.alive, self.programs.alive());
-        for &id in self.marks.keys() {
-            if alive >> id & 1 == 1 {
-                self.dead.remove(&id);
-            } else if before >> id & 1 == 1 {
-                self.dead.insert(id, Instant::now());
-            }
+        for &id in self.uplinks.keys() {
+            let bit = |bits: u64| bits >> id & 1 == 1;
+            self.dead.saw(id, bit(before), bit(alive));
         }
         self.alive = alive;
-    }
-
-    /// Has forwarded flows leave uplinks that stay dead, those that can go on from another address: their
-    /// entries in connection tracking are deleted, and the next packet is placed anew. To be called
-    /// several times a second.
-    pub fn give_up_dead(&mut self) {
-        let is_due = |(id, since): (&usize, &Instant)| {
-            let ipv6 = self.marks[id].1;
-            let mut others = self.marks.iter();
-            let elsewhere = others.any(|(other, m)| m.1 == ipv6 && self.alive >> other & 1 == 1);
-            (elsewhere && since.elapsed() >= PATIENCE).then_some(*id)
-        };
-        let due: Vec<usize> = self.dead.iter().filter_map(is_due).collect();
-        for id in due {
-            self.dead.remove(&id);
-            let (mark, ipv6) = self.marks[&id];
-            if self.table.is_none() {
-                continue;
-            }
-            match conntrack::forget_marked(ipv6, mark, self.config.mark_mask) {
-                Ok(0) => {}
-                Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
-                Err(e) => warn!("{e:#}"),
-            }
-        }
     }
 
     /// Who decides; only the daemon's verdict places flows.
@@ -373,6 +353,7 @@ impl Starter {
             "forwarding": self.table.is_some(),
             "inner_devices": self.programs.attached(),
             "unresolved": self.unresolved,
+            "reset": self.dead.reset(),
             "counters": self.programs.stats()?,
         }))
     }

@@ -10,6 +10,10 @@
 //! The marks are in the kernel's connections, so they outlive the daemon; when it was killed, so does
 //! the table. Nothing here asks for `meta mark or ct mark` with two variables, which nft and the kernel
 //! can only since 6.13: there is a chain for each uplink instead.
+//!
+//! Where TCP connections that hang are reset (`reset_stuck_s`), two sets name the uplinks that are dead, one
+//! for each family. Their elements end by themselves after a few seconds, and so does the resetting when
+//! the daemon was killed.
 
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -21,9 +25,14 @@ use crate::steer::start::MarkMask;
 /// Name of the table, of family `inet`.
 pub const TABLE: &str = "mountain_start";
 
+/// The sets of uplinks whose connections are reset, of IPv4 and of IPv6.
+const STUCK: [&str; 2] = ["stuck4", "stuck6"];
+/// How long an element of theirs lasts, s: several times as long as until it is set again.
+const STUCK_S: u32 = 5;
+
 /// The table as nft(8) takes it: made anew in one transaction, whatever was there. `uplinks`: mark and
-/// device of each.
-pub fn table(mask: MarkMask, uplinks: &[(u32, String)]) -> String {
+/// device of each. `resets`: whether connections that hang are reset ([`set_stuck`]).
+pub fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String {
     let mask = mask.bits();
     let others = !mask;
     let mut text =
@@ -55,15 +64,53 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)]) -> String {
     text += &format!(
         "\t\tmeta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}\n"
     );
-    text + "\t}\n}\n"
+    text += "\t}\n";
+    if resets {
+        let devices: Vec<String> = uplinks.iter().map(|(_, d)| format!("\"{d}\"")).collect();
+        let devices = devices.join(", ");
+        for set in STUCK {
+            text += &format!("\tset {set} {{\n\t\ttype mark; flags timeout;\n\t}}\n");
+        }
+        text += "\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;\n";
+        for (set, family) in STUCK.iter().zip(["ipv4", "ipv6"]) {
+            text += &format!(
+                "\t\toifname {{ {devices} }} meta nfproto {family} meta l4proto tcp \
+                 ct mark and {mask:#010x} @{set} reject with tcp reset\n"
+            );
+        }
+        text += "\t}\n";
+    }
+    text + "}\n"
+}
+
+/// What nft(8) is told of the uplinks whose connections are reset from now on, and for [`STUCK_S`]: marks
+/// and whether it is about IPv6.
+fn stuck(marks: &[(u32, bool)]) -> String {
+    let mut text = String::new();
+    for (set, of_ipv6) in STUCK.iter().zip([false, true]) {
+        text += &format!("flush set inet {TABLE} {set}\n");
+        for (mark, _) in marks.iter().filter(|(_, ipv6)| *ipv6 == of_ipv6) {
+            text +=
+                &format!("add element inet {TABLE} {set} {{ {mark:#010x} timeout {STUCK_S}s }}\n");
+        }
+    }
+    text
+}
+
+/// Has the forwarded connections of these uplinks reset as they send, for a few seconds.
+///
+/// # Errors
+/// When the table is not there, or was made without resetting.
+pub fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
+    nft(stuck(marks).as_bytes())
 }
 
 /// Makes the table, in place of the one that is there.
 ///
 /// # Errors
 /// Without nft(8), or when the kernel cannot track connections.
-pub fn install(mask: MarkMask, uplinks: &[(u32, String)]) -> Result<()> {
-    nft(table(mask, uplinks).as_bytes())
+pub fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> Result<()> {
+    nft(table(mask, uplinks, resets).as_bytes())
 }
 
 /// Removes the table; says whether it was there.
@@ -134,7 +181,8 @@ mod tests {
             (0x0200_0000, "eth0".to_owned()),
             (0x0300_0000, "wwan0".to_owned()),
         ];
-        let text = table(MarkMask::new(0xff00_0000).unwrap(), &uplinks);
+        let mask = MarkMask::new(0xff00_0000).unwrap();
+        let text = table(mask, &uplinks, false);
         let expected = "\
 table inet mountain_start
 delete table inet mountain_start
@@ -162,5 +210,36 @@ table inet mountain_start {
 }
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn with_resets_the_table_has_a_set_for_each_family() {
+        let uplinks = [(0x0200_0000, "eth0".to_owned())];
+        let mask = MarkMask::new(0xff00_0000).unwrap();
+        let (with, without) = (table(mask, &uplinks, true), table(mask, &uplinks, false));
+        let more = with
+            .strip_prefix(without.strip_suffix("}\n").unwrap())
+            .unwrap();
+        let expected = "\
+\tset stuck4 {
+\t\ttype mark; flags timeout;
+\t}
+\tset stuck6 {
+\t\ttype mark; flags timeout;
+\t}
+\tchain forward {
+\t\ttype filter hook forward priority filter; policy accept;
+\t\toifname { \"eth0\" } meta nfproto ipv4 meta l4proto tcp ct mark and 0xff000000 @stuck4 reject with tcp reset
+\t\toifname { \"eth0\" } meta nfproto ipv6 meta l4proto tcp ct mark and 0xff000000 @stuck6 reject with tcp reset
+\t}
+}
+";
+        assert_eq!(more, expected);
+        let expected = "\
+flush set inet mountain_start stuck4
+add element inet mountain_start stuck4 { 0x02000000 timeout 5s }
+flush set inet mountain_start stuck6
+";
+        assert_eq!(stuck(&[(0x0200_0000, false)]), expected);
     }
 }

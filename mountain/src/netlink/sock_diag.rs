@@ -1,0 +1,109 @@
+//! TCP sockets by `NETLINK_SOCK_DIAG` (sock_diag(7)): which of them wait for answers in vain, and their end.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+
+use super::wire::Socket;
+
+/// linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+/// Offset and length of `struct inet_diag_sockid` in `struct inet_diag_msg` (linux/inet_diag.h), and of the
+/// source address in it.
+const ID: usize = 4;
+const ID_LEN: usize = 48;
+const SOURCE: usize = ID + 4;
+/// enum of include/net/tcp_states.h, as bits: what has, or tries to have, another end.
+const STATES: u32 = 1 << TCP_ESTABLISHED
+    | 1 << TCP_SYN_SENT
+    | 1 << TCP_FIN_WAIT1
+    | 1 << TCP_CLOSE_WAIT
+    | 1 << TCP_LAST_ACK
+    | 1 << TCP_CLOSING;
+const TCP_ESTABLISHED: u32 = 1;
+const TCP_SYN_SENT: u32 = 2;
+const TCP_FIN_WAIT1: u32 = 4;
+const TCP_CLOSE_WAIT: u32 = 8;
+const TCP_LAST_ACK: u32 = 9;
+const TCP_CLOSING: u32 = 11;
+
+/// Ends the TCP connections of the calling thread's network namespace that are from one of these
+/// addresses and have repeated what they sent (data, a window probe or a keepalive) without an answer: the
+/// program gets ECONNABORTED, the other end an RST. Returns how many.
+///
+/// # Errors
+/// EOPNOTSUPP where the kernel cannot (CONFIG_INET_DIAG_DESTROY), and without CAP_NET_ADMIN.
+pub fn reset_unanswered(sources: &BTreeSet<IpAddr>) -> io::Result<usize> {
+    let mut socket = Socket::open_for(NETLINK_SOCK_DIAG)?;
+    let mut count = 0;
+    // Sockets of IPv6 also hold connections of IPv4.
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let mut found = Vec::new();
+        let all = request(family, [0; ID_LEN]);
+        socket.dump(SOCK_DIAG_BY_FAMILY, &all, |_, message| {
+            found.extend(unanswered(message, sources));
+        })?;
+        for id in found {
+            match socket.request(SOCK_DESTROY, 0, &request(family, id)) {
+                Ok(_) => count += 1,
+                // It has ended meanwhile.
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// `struct inet_diag_req_v2`.
+fn request(family: libc::c_int, id: [u8; ID_LEN]) -> Vec<u8> {
+    let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+    body.extend(STATES.to_ne_bytes());
+    body.extend(id);
+    body
+}
+
+/// The id of the socket that a `struct inet_diag_msg` tells of, if that is one to be reset.
+fn unanswered(message: &[u8], sources: &BTreeSet<IpAddr>) -> Option<[u8; ID_LEN]> {
+    let (&family, &retransmits) = (message.first()?, message.get(3)?);
+    let source = match i32::from(family) {
+        libc::AF_INET => Ipv4Addr::from(*message.get(SOURCE..)?.first_chunk::<4>()?).into(),
+        _ => Ipv6Addr::from(*message.get(SOURCE..)?.first_chunk::<16>()?).to_canonical(),
+    };
+    let id = *message.get(ID..)?.first_chunk::<ID_LEN>()?;
+    (retransmits > 0 && sources.contains(&source)).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(family: libc::c_int, retransmits: u8, source: &[u8]) -> Vec<u8> {
+        let mut message = vec![family as u8, 1, 1, retransmits, 0x1f, 0x90, 0, 80];
+        message.extend(source);
+        message.resize(72, 0);
+        message
+    }
+
+    #[test]
+    fn only_what_repeats_itself_from_these_addresses() {
+        let sources: BTreeSet<IpAddr> = ["10.0.0.2", "fd00::2"]
+            .iter()
+            .map(|text| text.parse().unwrap())
+            .collect();
+        let v4: Ipv4Addr = "10.0.0.2".parse().unwrap();
+        let v6: Ipv6Addr = "fd00::2".parse().unwrap();
+        let found = |m: &[u8]| unanswered(m, &sources);
+        let stuck = message(libc::AF_INET, 2, &v4.octets());
+        assert_eq!(found(&stuck).unwrap()[..], stuck[4..52]);
+        assert_eq!(found(&message(libc::AF_INET, 0, &v4.octets())), None);
+        assert_eq!(found(&message(libc::AF_INET, 2, &[10, 0, 0, 3])), None);
+        assert!(found(&message(libc::AF_INET6, 1, &v6.octets())).is_some());
+        let mapped = v4.to_ipv6_mapped().octets();
+        assert!(found(&message(libc::AF_INET6, 1, &mapped)).is_some());
+        assert_eq!(found(&stuck[..40]), None, "cut off");
+    }
+}

@@ -1,0 +1,146 @@
+//! Uplinks that are dead: flows that can go on by another one leave, connections that cannot are reset where
+//! the user wants that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tracing::{info, warn};
+
+use super::{nft, Starter};
+use crate::netlink;
+use crate::redirect::conntrack;
+
+/// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
+/// than a short gap.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often connections that hang are looked for.
+const RESET_EVERY: Duration = Duration::from_secs(1);
+
+/// The paths that have died.
+#[derive(Default)]
+pub struct Dead {
+    paths: BTreeMap<usize, Death>,
+    /// Those whose connections are reset, and when these were looked for last.
+    stuck: Vec<usize>,
+    looked_at: Option<Instant>,
+    /// Connections of this host that were reset.
+    reset: usize,
+    /// The last failure to do so; it is said once.
+    said: String,
+}
+
+struct Death {
+    since: Instant,
+    /// Whether the flows that can have left.
+    is_left: bool,
+}
+
+impl Dead {
+    pub fn retain(&mut self, wanted: impl Fn(usize) -> bool) {
+        self.paths.retain(|id, _| wanted(*id));
+    }
+
+    /// Takes note of whether a path was, and is, alive. One that never was has no flows.
+    pub fn saw(&mut self, id: usize, was_alive: bool, is_alive: bool) {
+        if is_alive {
+            self.paths.remove(&id);
+        } else if was_alive {
+            let since = Instant::now();
+            self.paths.insert(
+                id,
+                Death {
+                    since,
+                    is_left: false,
+                },
+            );
+        }
+    }
+
+    /// Connections of this host that were reset.
+    pub fn reset(&self) -> usize {
+        self.reset
+    }
+
+    fn longer_than(&self, time: Duration) -> Vec<usize> {
+        let paths = self.paths.iter();
+        let long = paths.filter(|(_, death)| death.since.elapsed() >= time);
+        long.map(|(id, _)| *id).collect()
+    }
+}
+
+impl Starter {
+    /// Has flows leave uplinks that stay dead while another one lives: entries of forwarded flows that can
+    /// go on from another address are deleted in connection tracking, and the next packet is placed anew;
+    /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
+    pub fn give_up_dead(&mut self) {
+        for id in self.dead.longer_than(PATIENCE) {
+            if self.has_other(id) {
+                self.leave_dead(id);
+            }
+        }
+        if self.config.reset_stuck_s > 0 {
+            self.reset_stuck();
+        }
+    }
+
+    /// Whether another path of the family is alive.
+    fn has_other(&self, id: usize) -> bool {
+        let ipv6 = self.uplinks[&id].ipv6;
+        let mut others = self.uplinks.iter();
+        others.any(|(other, uplink)| uplink.ipv6 == ipv6 && self.alive >> other & 1 == 1)
+    }
+
+    fn leave_dead(&mut self, id: usize) {
+        let Some(death) = self.dead.paths.get_mut(&id).filter(|d| !d.is_left) else {
+            return;
+        };
+        death.is_left = true;
+        if self.table.is_none() {
+            return;
+        }
+        let uplink = &self.uplinks[&id];
+        match conntrack::forget_marked(uplink.ipv6, uplink.mark, self.config.mark_mask) {
+            Ok(0) => {}
+            Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
+            Err(e) => warn!("{e:#}"),
+        }
+    }
+
+    fn reset_stuck(&mut self) {
+        let after = Duration::from_secs(u64::from(self.config.reset_stuck_s));
+        let mut stuck = self.dead.longer_than(after);
+        stuck.retain(|id| self.has_other(*id));
+        let dead = &mut self.dead;
+        let is_due = || dead.looked_at.is_none_or(|at| at.elapsed() >= RESET_EVERY);
+        if stuck == dead.stuck && (stuck.is_empty() || !is_due()) {
+            return;
+        }
+        dead.looked_at = Some(Instant::now());
+        dead.stuck.clone_from(&stuck);
+        let uplinks = || stuck.iter().map(|id| &self.uplinks[id]);
+        let sources: BTreeSet<IpAddr> = uplinks().flat_map(|u| u.addresses.clone()).collect();
+        let mut result = Ok(());
+        if self.table.is_some() {
+            let marks: Vec<(u32, bool)> = uplinks().map(|u| (u.mark, u.ipv6)).collect();
+            result = nft::set_stuck(&marks);
+        }
+        if !sources.is_empty() {
+            let reset = netlink::reset_unanswered(&sources);
+            match reset.context("cannot reset connections that hang on an uplink that is dead") {
+                Ok(0) => {}
+                Ok(n) => {
+                    info!("{n} connections that hang on an uplink that is dead are reset");
+                    dead.reset += n;
+                }
+                Err(e) => result = result.and(Err(e)),
+            }
+        }
+        let said = result.map_or_else(|e| format!("{e:#}"), |()| String::new());
+        if said != dead.said && !said.is_empty() {
+            warn!("{said}");
+        }
+        dead.said = said;
+    }
+}
