@@ -279,6 +279,17 @@ fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
     wait_until("it is not", LEAVE, || unresolved() != serde_json::json!([]));
 }
 
+#[test]
+fn a_cgroup_that_takes_the_place_of_another_is_followed() {
+    let net = Home::new();
+    net.up();
+    net.renew_cgroup();
+    wait_until("new flows are placed", LEAVE, || {
+        by_uplink(&net.flows().open("udp", EACH, SERVER[0]))[1] >= 8
+    });
+    both_are_used(&net, SERVER[1]);
+}
+
 /// Has a provider advertise itself and prefixes (with preferred lifetimes) to the home.
 fn advertise(net: &Home, uplink: usize, prefixes: &[(&str, u32)]) {
     let mut command = net.providers.command("python3");

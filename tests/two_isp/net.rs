@@ -298,6 +298,12 @@ impl Home {
         });
     }
 
+    /// Has another cgroup take the place of that whose sockets are placed.
+    pub fn renew_cgroup(&self) {
+        std::fs::remove_dir(&self.cgroup.0).unwrap();
+        std::fs::create_dir(&self.cgroup.0).unwrap();
+    }
+
     /// A process at home whose flows are placed.
     pub fn flows(&self) -> Flows {
         self.flows_in(&self.home)

@@ -214,20 +214,16 @@ fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
 
 fn measure_start(plan: &Plan, only: &[Part]) -> Result<start::Measured> {
     let mut m = start::Measured::default();
-    if !only.contains(&Part::Connect) && !only.contains(&Part::Forward) {
-        return Ok(m);
-    }
-    let home = start::Home::build().context("a home with two providers")?;
     if only.contains(&Part::Connect) {
         for kind in start::Connects::ALL {
             eprintln!("connect(), {kind:?}");
-            let pairs = start::connects(&home, plan, kind).context("connect()")?;
+            let pairs = start::connects(plan, kind).context("connect()")?;
             m.connects.insert(kind, pairs);
         }
     }
     if only.contains(&Part::Forward) {
         eprintln!("time per forwarded packet, with and without");
-        m.forwarded = start::forwarded(&home, plan).context("forwarding")?;
+        m.forwarded = start::forwarded(plan).context("forwarding")?;
     }
     Ok(m)
 }

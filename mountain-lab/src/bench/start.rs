@@ -36,24 +36,35 @@ const MAX_CONNECT_NS: f64 = 5_000.0;
 const MAX_FORWARD_NS: f64 = 150.0;
 
 /// A home with two providers, what is behind it, and what is before it.
-pub struct Home {
+struct Home {
     inner: Netns,
     home: Netns,
     far: Netns,
-    cgroup: Cgroup,
+}
+
+/// Two homes alike, without and with: the first ip rule of a namespace makes the kernel look routes up in
+/// another way there, for good (`fib_has_custom_rules`), so one of them never has any. They are made anew
+/// for each pair, as two that were alike would differ all the same by where they lie in memory.
+struct Homes([Home; 2]);
+
+impl Homes {
+    fn build() -> Result<Self> {
+        Ok(Homes([Home::build()?, Home::build()?]))
+    }
+
+    fn half(&self, with: bool) -> &Home {
+        &self.0[usize::from(with)]
+    }
 }
 
 impl Home {
-    pub fn build() -> Result<Self> {
+    fn build() -> Result<Self> {
         let net = Home {
             inner: Netns::create("inner")?,
             home: Netns::create("home")?,
             far: Netns::create("far")?,
-            cgroup: Cgroup::join()?,
         };
-        let Home {
-            inner, home, far, ..
-        } = &net;
+        let Home { inner, home, far } = &net;
         for ns in [inner, home, far] {
             for key in ["all", "default"] {
                 ns.sysctl(&[(&format!("net/ipv4/conf/{key}/rp_filter"), "0")])?;
@@ -80,7 +91,7 @@ impl Home {
     }
 
     /// All that places flows, as `mountain up --adopt` sets it up with two good uplinks; call at home.
-    fn placing(&self) -> Result<Starter> {
+    fn placing(&self, cgroup: &Cgroup) -> Result<Starter> {
         let filter = Filter {
             adopt: true,
             ..Filter::default()
@@ -104,7 +115,7 @@ impl Home {
         };
         let known: BTreeMap<usize, Known> = topology.paths.iter().enumerate().map(known).collect();
         let mut config = Config::default();
-        config.start.cgroup = Some(self.cgroup.path().to_owned());
+        config.start.cgroup = Some(cgroup.path().to_owned());
         let mut starter = Starter::new(&config)?;
         starter.update(&topology, &groups, &known)?;
         let both = Masks {
@@ -173,27 +184,50 @@ impl Connects {
 }
 
 /// ns of connect(), the median of each segment, in the order A B B A.
-pub fn connects(net: &Home, plan: &Plan, kind: Connects) -> Result<Pairs> {
-    let listener = net.far.enter(|| Ok(TcpListener::bind((FAR, 0))?))?;
-    listener.set_nonblocking(true)?;
-    net.home.enter(|| {
-        in_turn(plan.pairs, |with| {
-            let starter = with.then(|| net.placing()).transpose()?;
-            let placed = |s: &Starter| s.placed(0) + s.placed(1);
-            let before = starter.as_ref().map(placed);
-            time_connects(kind, plan.connects / 10, &listener)?;
-            let ns = time_connects(kind, plan.connects, &listener)?;
-            if let (Some(starter), Some(before)) = (&starter, before) {
-                let placed = placed(starter) - before;
-                ensure!(
-                    placed >= u64::from(plan.connects),
-                    "{placed} of {} connections were placed: not the cost of that",
-                    plan.connects
-                );
-            }
-            Ok(ns)
-        })
-    })
+pub fn connects(plan: &Plan, kind: Connects) -> Result<Pairs> {
+    let cgroup = Cgroup::join()?;
+    let mut seen = Pairs::new();
+    for i in 0..plan.pairs {
+        let homes = Homes::build()?;
+        let listen = |net: &Home| net.far.enter(|| Ok(TcpListener::bind((FAR, 0))?));
+        let listeners = [listen(homes.half(false))?, listen(homes.half(true))?];
+        for listener in &listeners {
+            listener.set_nonblocking(true)?;
+        }
+        let measure = |with| {
+            let net = homes.half(with);
+            let listener = &listeners[usize::from(with)];
+            net.home
+                .enter(|| time_placed(plan, kind, net, &cgroup, listener, with))
+        };
+        seen.push(in_turn(i, measure)?);
+    }
+    Ok(seen)
+}
+
+/// Median time of one connect(), ns, at home; with: each is placed.
+fn time_placed(
+    plan: &Plan,
+    kind: Connects,
+    net: &Home,
+    cgroup: &Cgroup,
+    listener: &TcpListener,
+    with: bool,
+) -> Result<f64> {
+    let starter = with.then(|| net.placing(cgroup)).transpose()?;
+    let placed = |s: &Starter| s.placed(0) + s.placed(1);
+    let before = starter.as_ref().map(placed);
+    time_connects(kind, plan.connects / 10, listener)?;
+    let ns = time_connects(kind, plan.connects, listener)?;
+    if let (Some(starter), Some(before)) = (&starter, before) {
+        let placed = placed(starter) - before;
+        ensure!(
+            placed >= u64::from(plan.connects),
+            "{placed} of {} connections were placed: not the cost of that",
+            plan.connects
+        );
+    }
+    Ok(ns)
 }
 
 /// Median time of one connect(), ns.
@@ -221,54 +255,73 @@ fn time_connects(kind: Connects, count: u32, listener: &TcpListener) -> Result<f
 
 /// Processor time of a forwarded packet, ns, from the sender's system call to the far end's ingress,
 /// in the order A B B A. The home translates, with and without.
-pub fn forwarded(net: &Home, plan: &Plan) -> Result<Pairs> {
-    net.translate()?;
+pub fn forwarded(plan: &Plan) -> Result<Pairs> {
+    let cgroup = Cgroup::join()?;
     let drop = Constant::load(super::kernel::DROP)?;
-    let _sink = rig::sink(&net.far, &drop)?;
-    // Each half has connections of its own, which began, and stay, as it is about.
-    let senders = |seed| net.inner.enter(|| Senders::new(INNER, FAR, seed));
-    let halves = [senders(plan.seed)?, senders(plan.seed + 1)?];
-    net.home.enter(|| {
-        in_turn(plan.pairs * FORWARD_ROUNDS, |with| {
-            let _starter = with.then(|| net.placing()).transpose()?;
-            let half = &halves[usize::from(with)];
-            half.send(plan.warm_up / FORWARD_ROUNDS)?;
-            let (before, cpu) = (net.arrived()?, thread_time()?);
-            let sent = half.send(plan.segment / FORWARD_ROUNDS)?;
-            let cpu = thread_time()? - cpu;
-            let arrived = net.arrived()?;
-            let got = [0, 1].map(|uplink| arrived[uplink] - before[uplink]);
-            let all = got[0] + got[1];
-            ensure!(
-                all as f64 >= sent as f64 * DELIVERED,
-                "{sent} packets sent, {all} arrived: not a cost but a loss"
-            );
-            let by_second = got[1] as f64 / all as f64;
-            ensure!(
-                (by_second > 0.25) == with && by_second < 0.75,
-                "{by_second:.2} of the packets by the second uplink: not what was to be measured"
-            );
-            Ok(cpu.as_nanos() as f64 / sent as f64)
-        })
-    })
+    let mut seen = Pairs::new();
+    for i in 0..plan.pairs {
+        let homes = Homes::build()?;
+        let mut sinks = Vec::new();
+        let mut senders = Vec::new();
+        for net in &homes.0 {
+            net.translate()?;
+            sinks.push(rig::sink(&net.far, &drop)?);
+            let seed = plan.seed + u64::from(i);
+            senders.push(net.inner.enter(|| Senders::new(INNER, FAR, seed))?);
+        }
+        for round in 0..FORWARD_ROUNDS {
+            let measure = |with| {
+                let net = homes.half(with);
+                let senders = &senders[usize::from(with)];
+                net.home
+                    .enter(|| time_forwarded(plan, net, &cgroup, senders, with))
+            };
+            seen.push(in_turn(i + round, measure)?);
+        }
+    }
+    Ok(seen)
+}
+
+/// Processor time of one packet, ns; call at home.
+fn time_forwarded(
+    plan: &Plan,
+    net: &Home,
+    cgroup: &Cgroup,
+    senders: &Senders,
+    with: bool,
+) -> Result<f64> {
+    let _starter = with.then(|| net.placing(cgroup)).transpose()?;
+    senders.send(plan.warm_up / FORWARD_ROUNDS)?;
+    let (before, cpu) = (net.arrived()?, thread_time()?);
+    let sent = senders.send(plan.segment / FORWARD_ROUNDS)?;
+    let cpu = thread_time()? - cpu;
+    let arrived = net.arrived()?;
+    let got = [0, 1].map(|uplink| arrived[uplink] - before[uplink]);
+    let all = got[0] + got[1];
+    ensure!(
+        all as f64 >= sent as f64 * DELIVERED,
+        "{sent} packets sent, {all} arrived: not a cost but a loss"
+    );
+    let by_second = got[1] as f64 / all as f64;
+    ensure!(
+        (by_second > 0.25) == with && by_second < 0.75,
+        "{by_second:.2} of the packets by the second uplink: not what was to be measured"
+    );
+    Ok(cpu.as_nanos() as f64 / sent as f64)
 }
 
 /// Differences of a few per cent want many neighbouring pairs.
 const FORWARD_ROUNDS: u32 = 4;
 
-/// Measures without and with in turn, each first as often as the other.
-fn in_turn(pairs: u32, mut measure: impl FnMut(bool) -> Result<f64>) -> Result<Pairs> {
-    let mut seen = Vec::new();
-    for i in 0..pairs {
-        ensure!(!stopped(), "interrupted");
-        let with_first = i % 2 == 1;
-        let (first, second) = (measure(with_first)?, measure(!with_first)?);
-        seen.push(match with_first {
-            false => (first, second),
-            true => (second, first),
-        });
-    }
-    Ok(seen)
+/// Measures pair `i`, without and with; each comes first in every other pair.
+fn in_turn(i: u32, mut measure: impl FnMut(bool) -> Result<f64>) -> Result<(f64, f64)> {
+    ensure!(!stopped(), "interrupted");
+    let with_first = i % 2 == 1;
+    let (first, second) = (measure(with_first)?, measure(!with_first)?);
+    Ok(match with_first {
+        false => (first, second),
+        true => (second, first),
+    })
 }
 
 /// What was measured, before it is put into a result.
