@@ -221,8 +221,8 @@ fn a_more_specific_route_is_not_ours() {
     net.client.run(&format!("ping -c 3 -i 0.1 -W 1 {SERVER4}"));
 }
 
-/// The path that the kernel chooses for pings to the server.
-fn path_of_pings(net: &Net) -> usize {
+/// The path that the kernel chooses for pings to an address of the server.
+fn path_of_pings(net: &Net, server: &str) -> usize {
     let received = |i: usize| {
         let file = format!("cat /sys/class/net/s{i}/statistics/rx_packets");
         // Of the namespace, which `ip netns exec` mounts.
@@ -235,8 +235,7 @@ fn path_of_pings(net: &Net) -> usize {
         text.trim().parse::<u64>().unwrap()
     };
     let before = [0, 1].map(received);
-    net.client
-        .run(&format!("ping -c 20 -i 0.01 -W 1 {SERVER4}"));
+    net.client.run(&format!("ping -c 20 -i 0.01 -W 1 {server}"));
     let grown = [0, 1].map(|i| received(i) - before[i]);
     assert!(grown[0].abs_diff(grown[1]) >= 15, "on one path: {grown:?}");
     usize::from(grown[1] > grown[0])
@@ -245,11 +244,18 @@ fn path_of_pings(net: &Net) -> usize {
 #[test]
 fn large_packets_keep_working_when_the_other_path_is_smaller() {
     let net = Net::new();
-    let large = path_of_pings(&net);
-    let small = 1 - large;
+    // The server's packets all come by the first path, and would not fit if that were the small one.
+    let (large, small) = (0, 1);
+    let server = (1..=20)
+        .map(|n| format!("10.98.1.{n}"))
+        .find(|server| {
+            net.server.ip(&format!("addr replace {server}/32 dev lo"));
+            path_of_pings(&net, server) == large
+        })
+        .expect("one of 20 addresses by the first path");
     net.client.ip(&format!("link set u{small} mtu 1280"));
     let ping = |args: &str| {
-        let line = format!("-c 20 -i 0.05 -W 1 {args} {SERVER4}");
+        let line = format!("-c 20 -i 0.05 -W 1 {args} {server}");
         let mut command = net.client.command("ping");
         let output = command.args(line.split_whitespace()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
