@@ -1,6 +1,7 @@
 //! Tests of the brake (bpf/brake.h, compiled for this machine): what holds for every sequence of
 //! ACKs, and what becomes of flows on a simulated link.
 
+mod recorded;
 mod sim;
 
 use std::ffi::c_int;
