@@ -623,6 +623,7 @@ kind = "game"
             "spiky-short",
             "steady",
             "two-isp",
+            "two-isp-blackhole",
             "two-isp-ipv6",
             "two-isp-router",
             "two-isp-steady",
