@@ -223,9 +223,9 @@ impl Net {
             net.join(i);
         }
         net.client.ip("addr add 10.98.0.1/32 dev lo");
-        net.client.ip("addr add fd98:0::1/128 dev lo");
+        net.client.ip("addr add fd98:0::1/128 dev lo nodad");
         net.server.ip("addr add 10.98.1.1/32 dev lo");
-        net.server.ip("addr add fd98:1::1/128 dev lo");
+        net.server.ip("addr add fd98:1::1/128 dev lo nodad");
         net.client.sysctl("net.ipv4.fib_multipath_hash_policy", "1");
         net.client.sysctl("net.ipv6.fib_multipath_hash_policy", "1");
         net.multipath();
