@@ -407,17 +407,22 @@ impl Hosts {
 
     fn address(&self, ns: &Netns, device: &str, addr: IpAddr) -> Result<()> {
         let text = format!("{addr}/{}", self.link_bits());
-        let mut args = vec![self.flag(), "address", "add", &text, "dev", device];
-        if addr.is_ipv6() {
-            args.push("nodad");
-        }
-        ns.ip(args).map(drop)
+        self.add_address(ns, device, &text)
     }
 
     fn address_on_lo(&self, ns: &Netns, addr: &str) -> Result<()> {
         let text = format!("{addr}/{}", self.host_bits());
-        ns.ip([self.flag(), "address", "add", &text, "dev", "lo"])
-            .map(drop)
+        self.add_address(ns, "lo", &text)
+    }
+
+    /// Usable at once: without `nodad` also loopback's are tentative until a kernel thread gets to them.
+    fn add_address(&self, ns: &Netns, device: &str, addr: &str) -> Result<()> {
+        let flag = self.flag();
+        let mut args = vec![flag, "address", "add", addr, "dev", device];
+        if flag == "-6" {
+            args.push("nodad");
+        }
+        ns.ip(args).map(drop)
     }
 
     fn neighbour(&self, ns: &Netns, device: &str, addr: IpAddr, mac: [u8; 6]) -> Result<()> {

@@ -58,7 +58,9 @@ impl Net {
         }
         for (ns, host) in [(c, 0), (s, 1)] {
             ip(&format!("-n {ns} address add 10.99.{host}.1/32 dev lo"));
-            ip(&format!("-n {ns} address add fd99::{host}:1/128 dev lo nodad"));
+            ip(&format!(
+                "-n {ns} address add fd99::{host}:1/128 dev lo nodad"
+            ));
         }
         ip(&format!(
             "-n {s} route add 10.99.0.1 src 10.99.1.1 nexthop via 10.77.0.1 nexthop via 10.77.1.1"
