@@ -131,8 +131,7 @@ tc -n a qdisc del dev va root
 # Redirects: by each backend a datagram gets its answer from the target, by the address it was sent to.
 in_ns c exchange answer 10.0.1.2 8083 'from the target: ' &
 soon 20 listens c u 8083
-# shellcheck disable=SC2016 # for the other bash to expand
-ask='exec 3<>/dev/udp/192.0.2.2/8080 && echo hello >&3 && read -r -t 10 line <&3 && echo "$line"'
+ask='exec 3<>/dev/udp/192.0.2.2/8080 && echo hello >&3 && timeout 10 head -n 1 <&3'
 for backend in nft tcx tcx-peer xdp xdp-redirect; do
     rule=(--proto udp --from 192.0.2.2:8080 --to 10.0.1.2:8083 --backend "$backend")
     fix=()
@@ -143,7 +142,7 @@ for backend in nft tcx tcx-peer xdp xdp-redirect; do
         '.rules[0] | .forward.packets >= 1 and .reply.packets >= 1' router redirect stats --json
     works "redirect by $backend: del" router redirect del --all
 done
-refused "without a rule nobody answers" in_ns a bash -c "${ask/-t 10/-t 1}"
+refused "without a rule nobody answers" in_ns a bash -c "${ask/timeout 10/timeout 1}"
 
 # Steering.
 all_good() {
