@@ -148,8 +148,8 @@ refused "without a rule nobody answers" in_ns a bash -c "${ask/timeout 10/timeou
 all_good() {
     m status --json >/tmp/status && jq -e '[.paths[].state] == ["good", "good"]' /tmp/status
 }
-timeout -s INT 20 nsenter --net=/run/netns/a mountain up --dry-run >/tmp/dry 2>&1
-says "up --dry-run" "dry" cat /tmp/dry
+timeout -s INT 12 nsenter --net=/run/netns/a mountain up --dry-run >/tmp/dry 2>&1
+says "up --dry-run" '203.0.113.0/24 .* by va, wa' cat /tmp/dry
 works "up" m up
 works "up: both paths are good" soon 60 all_good
 exchanged "by the steered paths" - reno 7010 203.0.113.1
