@@ -44,7 +44,84 @@ pub fn lacking() -> Option<(&'static str, &'static str)> {
             "use a kernel whose tcp_bbr is that of kernel.org",
         ));
     }
+    if bbr_takes_other_sockets() {
+        return Some((
+            "the module tcp_bbr of this kernel describes `struct sock` anew (BTF), so the kernel lets no BPF \
+             program call it",
+            "use another build of this kernel: it is pahole that should have merged the two",
+        ));
+    }
     None
+}
+
+/// Whether the module's `bbr_main()` takes a socket of a type of the module's own. For the verifier that is
+/// another type than the kernel's, whatever its name and members (`btf_types_are_same()` in
+/// kernel/bpf/btf.c). Seen with Debian's 6.18.15-1~bpo13+1.
+fn bbr_takes_other_sockets() -> bool {
+    // SAFETY: both are live.
+    let found = with_btf("tcp_bbr", |kernel, module| unsafe {
+        first_parameter(module?, c"bbr_main").map(|id| id >= libbpf_sys::btf__type_cnt(kernel))
+    });
+    found.flatten().unwrap_or(false)
+}
+
+/// Id of the type that the first parameter of a function points to, qualifiers aside.
+///
+/// # Safety
+/// `btf` is live.
+unsafe fn first_parameter(btf: *const libbpf_sys::btf, function: &CStr) -> Option<u32> {
+    let kind_of = |info: u32| info >> 24 & 0x1f;
+    let type_of = |id| {
+        // SAFETY: null where there is no such type.
+        let found = unsafe { libbpf_sys::btf__type_by_id(btf, id) };
+        (!found.is_null()).then_some(found)
+    };
+    // SAFETY: a live BTF and a string that ends in NUL; what comes of it are types of this BTF, and a
+    // prototype's parameters follow it, as many as the low half of `info` says.
+    unsafe {
+        let id =
+            libbpf_sys::btf__find_by_name_kind(btf, function.as_ptr(), libbpf_sys::BTF_KIND_FUNC);
+        let id = u32::try_from(id).ok().filter(|id| *id > 0)?;
+        let prototype = type_of((*type_of(id)?).__bindgen_anon_1.type_)?;
+        if (*prototype).info & 0xffff == 0 {
+            return None;
+        }
+        let parameter = prototype.add(1).cast::<libbpf_sys::btf_param>();
+        let mut id = (*parameter).type_;
+        loop {
+            let found = type_of(id)?;
+            match kind_of((*found).info) {
+                libbpf_sys::BTF_KIND_PTR
+                | libbpf_sys::BTF_KIND_CONST
+                | libbpf_sys::BTF_KIND_VOLATILE
+                | libbpf_sys::BTF_KIND_RESTRICT
+                | libbpf_sys::BTF_KIND_TYPE_TAG => id = (*found).__bindgen_anon_1.type_,
+                _ => return Some(id),
+            }
+        }
+    }
+}
+
+/// Has a look at the types of the kernel, and of a module where that is loaded; `None`: the kernel does not
+/// describe its types.
+fn with_btf<T>(
+    module: &str,
+    look: impl FnOnce(*mut libbpf_sys::btf, Option<*mut libbpf_sys::btf>) -> T,
+) -> Option<T> {
+    let module = CString::new(module).ok()?;
+    // SAFETY: null or a BTF that is ours to free; the module's refers to the kernel's, which is
+    // freed after it.
+    unsafe {
+        let kernel = libbpf_sys::btf__load_vmlinux_btf();
+        if kernel.is_null() {
+            return None;
+        }
+        let split = libbpf_sys::btf__load_module_btf(module.as_ptr(), kernel);
+        let found = look(kernel, (!split.is_null()).then_some(split));
+        libbpf_sys::btf__free(split);
+        libbpf_sys::btf__free(kernel);
+        Some(found)
+    }
 }
 
 /// Whether the BBR that is there, built in or loaded, is of another version: BBRv3, which some
@@ -71,7 +148,7 @@ fn bbr_is_another() -> bool {
 /// Names of the members of a structure of the kernel, or of a module of it where the kernel has it
 /// not; `None`: neither has it.
 fn struct_members(module: &str, name: &str) -> Option<Vec<String>> {
-    let (module, name) = (CString::new(module).ok()?, CString::new(name).ok()?);
+    let name = CString::new(name).ok()?;
     let text = |btf, offset| {
         // SAFETY: a live BTF, which owns the string; null where the offset is none of it.
         let text = unsafe { libbpf_sys::btf__name_by_offset(btf, offset) };
@@ -102,24 +179,9 @@ fn struct_members(module: &str, name: &str) -> Option<Vec<String>> {
                 .collect(),
         )
     };
-    // SAFETY: null or a BTF that is ours to free; the module's refers to the kernel's, which is
-    // freed after it.
-    unsafe {
-        let kernel = libbpf_sys::btf__load_vmlinux_btf();
-        if kernel.is_null() {
-            return None;
-        }
-        let mut found = members(kernel);
-        if found.is_none() {
-            let split = libbpf_sys::btf__load_module_btf(module.as_ptr(), kernel);
-            if !split.is_null() {
-                found = members(split);
-                libbpf_sys::btf__free(split);
-            }
-        }
-        libbpf_sys::btf__free(kernel);
-        found
-    }
+    with_btf(module, |kernel, split| {
+        members(kernel).or_else(|| members(split?))
+    })?
 }
 
 fn has_bbr(btf: &Btf<'_>) -> bool {
@@ -168,6 +230,35 @@ mod tests {
     fn this_kernel_is_able() {
         assert_eq!(lacking(), None);
         assert_eq!(missing(), None);
+    }
+
+    /// A module that refers to the kernel's `struct sock`, and one that has its own.
+    #[test]
+    fn a_function_that_takes_a_type_of_the_modules_own_is_told() {
+        for own in [false, true] {
+            // SAFETY: BTFs that are made here, and freed in order; names end in NUL.
+            unsafe {
+                let kernel = libbpf_sys::btf__new_empty();
+                let mut sock = libbpf_sys::btf__add_struct(kernel, c"sock".as_ptr(), 8);
+                let module = libbpf_sys::btf__new_empty_split(kernel);
+                if own {
+                    sock = libbpf_sys::btf__add_struct(module, c"sock".as_ptr(), 8);
+                }
+                let pointer = libbpf_sys::btf__add_ptr(module, sock);
+                let prototype = libbpf_sys::btf__add_func_proto(module, 0);
+                libbpf_sys::btf__add_func_param(module, c"sk".as_ptr(), pointer);
+                let name = c"bbr_main";
+                let linkage = libbpf_sys::BTF_FUNC_STATIC;
+                libbpf_sys::btf__add_func(module, name.as_ptr(), linkage, prototype);
+                let found = first_parameter(module, name);
+                assert_eq!(found, u32::try_from(sock).ok());
+                assert_eq!(found >= Some(libbpf_sys::btf__type_cnt(kernel)), own);
+                assert_eq!(first_parameter(module, c"bbr_init"), None);
+                libbpf_sys::btf__free(module);
+                libbpf_sys::btf__free(kernel);
+            }
+        }
+        assert!(!bbr_takes_other_sockets());
     }
 
     #[test]
