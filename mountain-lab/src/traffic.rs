@@ -25,6 +25,8 @@ const SHORT_INTERVAL_MS: u64 = 50;
 /// A session: half a second of a game.
 const SESSION_PACKETS: u32 = 30;
 const SESSION_INTERVAL_MS: u64 = 17;
+/// Source port of the first session behind a router.
+const FIRST_CLIENT_PORT: u16 = 10_000;
 /// UDP payload of foreign load.
 const FOREIGN_BYTES: usize = 1200;
 
@@ -204,6 +206,8 @@ fn short_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> ShortConfi
         client_ns: hosts.client.path(),
         server_ns: hosts.server.path(),
         client_addr: hosts.flow_addr(),
+        // A host whose flows choose by themselves leaves sockets alone that ask for a port.
+        first_client_port: hosts.router.as_ref().map(|_| FIRST_CLIENT_PORT),
         server_addr: hosts.server_addr(),
         port,
         proto: Proto::Udp,

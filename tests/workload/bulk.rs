@@ -351,6 +351,7 @@ fn many_short_flows_spread_and_name_their_path() {
         client_ns: net.client_ns(),
         server_ns: net.server_ns(),
         client_addr,
+        first_client_port: Some(20_000),
         server_addr,
         port: 7021,
         proto: Proto::Udp,
@@ -373,6 +374,13 @@ fn many_short_flows_spread_and_name_their_path() {
         let flows = running.stop().unwrap();
         assert!(flows.len() >= at_least, "{proto:?}: {} flows", flows.len());
         let expected = if proto == Proto::Udp { 3 } else { 1 };
+        if proto == Proto::Udp {
+            let ports = flows.iter().map(|flow| flow.client_port);
+            assert!(
+                ports.eq((20_000..).take(flows.len())),
+                "one after the other"
+            );
+        }
         for flow in &flows {
             assert_eq!(
                 (flow.sent, flow.answered),
@@ -392,6 +400,7 @@ fn many_short_flows_spread_and_name_their_path() {
         client_ns: net.client_ns(),
         server_ns: net.server_ns(),
         client_addr,
+        first_client_port: None,
         server_addr,
         port: 7023,
         proto: Proto::Tcp,

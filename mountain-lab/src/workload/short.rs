@@ -45,6 +45,9 @@ pub struct ShortConfig {
     pub server_ns: PathBuf,
     /// Source address of all flows.
     pub client_addr: IpAddr,
+    /// UDP: source port of the first flow; further ones have the next ones. `None`: the kernel's choice, which
+    /// is one of before now and then, and to connection tracking the same flow.
+    pub first_client_port: Option<u16>,
     /// Address the flows are sent to.
     pub server_addr: IpAddr,
     /// Port of the server.
@@ -214,7 +217,11 @@ fn start_udp(cfg: ShortConfig, stop: &Arc<AtomicBool>) -> Result<Kind> {
         "short-udp",
         &netns,
         // A first socket shows at once what is wrong with the addresses.
-        move || open_udp(&first_cfg).context("cannot open a flow").map(drop),
+        move || {
+            open_udp(&first_cfg, 0)
+                .context("cannot open a flow")
+                .map(drop)
+        },
         {
             let stop = Arc::clone(stop);
             move |()| run_udp(&cfg, run, &stop)
@@ -227,11 +234,16 @@ fn start_udp(cfg: ShortConfig, stop: &Arc<AtomicBool>) -> Result<Kind> {
     })
 }
 
-fn open_udp(cfg: &ShortConfig) -> Result<Socket> {
+/// The socket of the flow of this number.
+fn open_udp(cfg: &ShortConfig, number: u16) -> Result<Socket> {
     let socket = sys::socket_for(cfg.client_addr, Type::DGRAM)?;
     socket.set_nonblocking(true)?;
     sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
-    socket.bind(&SocketAddr::new(cfg.client_addr, 0).into())?;
+    let port = cfg.first_client_port.map_or(0, |first| {
+        // As many as there are from it on, then again.
+        first + number % (u16::MAX - first)
+    });
+    socket.bind(&SocketAddr::new(cfg.client_addr, port).into())?;
     socket.connect(&SocketAddr::new(cfg.server_addr, cfg.port).into())?;
     Ok(socket)
 }
@@ -253,7 +265,9 @@ fn run_udp(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
         next_open_ns = next_open_ns.max(now.saturating_sub(100_000_000));
         while !stopping && next_open_ns <= now {
             next_open_ns += step_ns;
-            let Ok(socket) = open_udp(cfg) else { continue };
+            let Ok(socket) = open_udp(cfg, number) else {
+                continue;
+            };
             let local = socket.local_addr().ok().and_then(|a| a.as_socket());
             let record = ShortFlow {
                 client_port: local.map_or(0, |a| a.port()),
