@@ -162,7 +162,10 @@ fn enable_transfer_disable() {
     let said = name.cc(&ns, "disable");
     assert!(said.contains("is disabled"), "{said}");
     assert!(!name.is_available() && !name.has_pins());
-    assert!(name.cc(&ns, "disable").contains("was not enabled"));
+    let output = ns.mountain(&format!("cc disable --name {}", name.0));
+    let (out, err) = (output.stdout, output.stderr);
+    assert!(String::from_utf8_lossy(&out).contains("was not enabled"));
+    assert_eq!(String::from_utf8_lossy(&err), "", "nor a word of libbpf's");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use ipnet::IpNet;
 use serde_json::{json, Value};
 
+use crate::bpf::log_libbpf;
 use crate::cc::flows::{Flow, State as FlowState};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::settings::Behaviour;
@@ -96,6 +97,7 @@ impl Cc {
         if std::env::var_os("MOUNTAIN_LOG").is_some() {
             log_to_stderr();
         }
+        log_libbpf();
         match self.command {
             Command::Enable(enable) => enable.run(),
             Command::Disable { name } => disable(&name.name),
