@@ -5,6 +5,7 @@
 mod net;
 mod support;
 
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use net::*;
@@ -153,4 +154,49 @@ fn without_the_setting_nothing_is_reset() {
         .home
         .run("nft list table inet mountain_start")
         .contains("reject"));
+}
+
+/// A neighbour is nobody that the provider leads to; and while the kernel decides, what begins anew might
+/// begin on the dead uplink again.
+#[test]
+fn neighbours_are_left_alone_and_everybody_while_the_kernel_decides() {
+    const NEAR: &str = "10.41.0.1";
+    let net = Home::with_config(RESET);
+    let serve = include_str!("two_isp/serve.py");
+    let mut serving = net
+        .providers
+        .command("python3")
+        .args(["-u", "-c", serve, "7101"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    net.up();
+    wait_until("the neighbour answers", LEAVE, || {
+        let seen = net.flows().open_at("tcp", NEAR, 7101);
+        seen[0].server.is_some()
+    });
+    net.home.mountain_ok("policy ecmp");
+    let (mut near, mut far) = (net.flows(), net.flows());
+    assert!(near.open_at("tcp", NEAR, 7101)[0].server.is_some());
+    let opened = far.open_with("tcp", EACH, SERVER[0], "bind=10.41.0.2");
+    assert_eq!(by_uplink(&opened), [0, EACH]);
+    net.blackhole(1);
+    for _ in 0..6 {
+        assert_eq!(far.ask()[0].server, None, "a black hole");
+        near.ask();
+    }
+    assert_eq!(far.errors(), vec![None; EACH]);
+    net.home.mountain_ok("policy mountain");
+    wait_until("those to the far server are reset", 3 * LEAVE, || {
+        near.ask();
+        far.ask();
+        far.errors().iter().all(Option::is_some)
+    });
+    assert_eq!(near.errors(), [None]);
+    net.no_blackhole();
+    wait_until("the neighbour answers again", 3 * LEAVE, || {
+        near.ask()[0].server.is_some()
+    });
+    let _ = serving.kill();
+    let _ = serving.wait();
 }

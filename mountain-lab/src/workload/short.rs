@@ -241,7 +241,7 @@ fn open_udp(cfg: &ShortConfig, number: u16) -> Result<Socket> {
     sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
     let port = cfg.first_client_port.map_or(0, |first| {
         // As many as there are from it on, then again.
-        first + number % (u16::MAX - first)
+        first + (u32::from(number) % (u32::from(u16::MAX - first) + 1)) as u16
     });
     socket.bind(&SocketAddr::new(cfg.client_addr, port).into())?;
     socket.connect(&SocketAddr::new(cfg.server_addr, cfg.port).into())?;
@@ -265,7 +265,9 @@ fn run_udp(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
         next_open_ns = next_open_ns.max(now.saturating_sub(100_000_000));
         while !stopping && next_open_ns <= now {
             next_open_ns += step_ns;
-            let Ok(socket) = open_udp(cfg, number) else {
+            let this = number;
+            number = number.wrapping_add(1);
+            let Ok(socket) = open_udp(cfg, this) else {
                 continue;
             };
             let local = socket.local_addr().ok().and_then(|a| a.as_socket());
@@ -282,11 +284,10 @@ fn run_udp(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
             };
             open.push_back(OpenFlow {
                 socket,
-                number,
+                number: this,
                 record,
                 next_ns: now,
             });
-            number = number.wrapping_add(1);
         }
         for flow in open.iter_mut() {
             if flow.record.sent < cfg.packets && flow.next_ns <= now {

@@ -12,50 +12,50 @@ use super::wire::Socket;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 /// Offset and length of `struct inet_diag_sockid` in `struct inet_diag_msg` (linux/inet_diag.h), and of the
-/// source address in it.
+/// addresses in it.
 const ID: usize = 4;
 const ID_LEN: usize = 48;
 const SOURCE: usize = ID + 4;
-/// enum of include/net/tcp_states.h, as bits: what has, or tries to have, another end.
-const STATES: u32 = 1 << TCP_ESTABLISHED
-    | 1 << TCP_SYN_SENT
-    | 1 << TCP_FIN_WAIT1
-    | 1 << TCP_CLOSE_WAIT
-    | 1 << TCP_LAST_ACK
-    | 1 << TCP_CLOSING;
+const DESTINATION: usize = SOURCE + 16;
+/// enum of include/net/tcp_states.h, as bits: what a program may wait for. What is being closed mostly has
+/// none any more.
+const STATES: u32 = 1 << TCP_ESTABLISHED | 1 << TCP_SYN_SENT | 1 << TCP_CLOSE_WAIT;
 const TCP_ESTABLISHED: u32 = 1;
 const TCP_SYN_SENT: u32 = 2;
-const TCP_FIN_WAIT1: u32 = 4;
 const TCP_CLOSE_WAIT: u32 = 8;
-const TCP_LAST_ACK: u32 = 9;
-const TCP_CLOSING: u32 = 11;
+/// One may be a packet that got lost, also on a path that works.
+const RETRANSMITS: u8 = 2;
 
 /// Ends the TCP connections of the calling thread's network namespace that are from one of these
-/// addresses and have repeated what they sent (data, a window probe or a keepalive) without an answer: the
-/// program gets ECONNABORTED, the other end an RST. Returns how many.
+/// addresses, to a destination that is `meant`, and have repeated what they sent (data, a window probe or a
+/// keepalive) twice without an answer: the program gets ECONNABORTED, the other end an RST. Returns how many,
+/// and what the kernel said of the first one that it did not end.
 ///
 /// # Errors
-/// EOPNOTSUPP where the kernel cannot (CONFIG_INET_DIAG_DESTROY), and without CAP_NET_ADMIN.
-pub fn reset_unanswered(sources: &BTreeSet<IpAddr>) -> io::Result<usize> {
+/// When the kernel does not list its sockets (CONFIG_INET_TCP_DIAG).
+pub fn reset_unanswered(
+    sources: &BTreeSet<IpAddr>,
+    meant: impl Fn(IpAddr) -> bool,
+) -> io::Result<(usize, Option<io::Error>)> {
     let mut socket = Socket::open_for(NETLINK_SOCK_DIAG)?;
-    let mut count = 0;
+    let (mut count, mut refused) = (0, None);
     // Sockets of IPv6 also hold connections of IPv4.
     for family in [libc::AF_INET, libc::AF_INET6] {
         let mut found = Vec::new();
         let all = request(family, [0; ID_LEN]);
         socket.dump(SOCK_DIAG_BY_FAMILY, &all, |_, message| {
-            found.extend(unanswered(message, sources));
+            found.extend(unanswered(message, sources, &meant));
         })?;
         for id in found {
             match socket.request(SOCK_DESTROY, 0, &request(family, id)) {
                 Ok(_) => count += 1,
                 // It has ended meanwhile.
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                Err(e) => return Err(e),
+                Err(e) => refused = refused.or(Some(e)),
             }
         }
     }
-    Ok(count)
+    Ok((count, refused))
 }
 
 /// `struct inet_diag_req_v2`.
@@ -67,14 +67,23 @@ fn request(family: libc::c_int, id: [u8; ID_LEN]) -> Vec<u8> {
 }
 
 /// The id of the socket that a `struct inet_diag_msg` tells of, if that is one to be reset.
-fn unanswered(message: &[u8], sources: &BTreeSet<IpAddr>) -> Option<[u8; ID_LEN]> {
+fn unanswered(
+    message: &[u8],
+    sources: &BTreeSet<IpAddr>,
+    meant: impl Fn(IpAddr) -> bool,
+) -> Option<[u8; ID_LEN]> {
     let (&family, &retransmits) = (message.first()?, message.get(3)?);
-    let source = match i32::from(family) {
-        libc::AF_INET => Ipv4Addr::from(*message.get(SOURCE..)?.first_chunk::<4>()?).into(),
-        _ => Ipv6Addr::from(*message.get(SOURCE..)?.first_chunk::<16>()?).to_canonical(),
+    let address = |offset: usize| -> Option<IpAddr> {
+        let bytes = message.get(offset..)?;
+        Some(match i32::from(family) {
+            libc::AF_INET => Ipv4Addr::from(*bytes.first_chunk::<4>()?).into(),
+            _ => Ipv6Addr::from(*bytes.first_chunk::<16>()?).to_canonical(),
+        })
     };
+    let (source, destination) = (address(SOURCE)?, address(DESTINATION)?);
     let id = *message.get(ID..)?.first_chunk::<ID_LEN>()?;
-    (retransmits > 0 && sources.contains(&source)).then_some(id)
+    let is_stuck = retransmits >= RETRANSMITS && sources.contains(&source) && meant(destination);
+    is_stuck.then_some(id)
 }
 
 #[cfg(test)]
@@ -84,6 +93,8 @@ mod tests {
     fn message(family: libc::c_int, retransmits: u8, source: &[u8]) -> Vec<u8> {
         let mut message = vec![family as u8, 1, 1, retransmits, 0x1f, 0x90, 0, 80];
         message.extend(source);
+        message.resize(DESTINATION, 0);
+        message.extend([192, 0, 2, 1]);
         message.resize(72, 0);
         message
     }
@@ -96,14 +107,16 @@ mod tests {
             .collect();
         let v4: Ipv4Addr = "10.0.0.2".parse().unwrap();
         let v6: Ipv6Addr = "fd00::2".parse().unwrap();
-        let found = |m: &[u8]| unanswered(m, &sources);
+        let found = |m: &[u8]| unanswered(m, &sources, |_| true);
         let stuck = message(libc::AF_INET, 2, &v4.octets());
         assert_eq!(found(&stuck).unwrap()[..], stuck[4..52]);
-        assert_eq!(found(&message(libc::AF_INET, 0, &v4.octets())), None);
+        let far: IpAddr = "192.0.2.1".parse().unwrap();
+        assert_eq!(unanswered(&stuck, &sources, |to| to != far), None);
+        assert_eq!(found(&message(libc::AF_INET, 1, &v4.octets())), None);
         assert_eq!(found(&message(libc::AF_INET, 2, &[10, 0, 0, 3])), None);
-        assert!(found(&message(libc::AF_INET6, 1, &v6.octets())).is_some());
+        assert!(found(&message(libc::AF_INET6, 2, &v6.octets())).is_some());
         let mapped = v4.to_ipv6_mapped().octets();
-        assert!(found(&message(libc::AF_INET6, 1, &mapped)).is_some());
+        assert!(found(&message(libc::AF_INET6, 2, &mapped)).is_some());
         assert_eq!(found(&stuck[..40]), None, "cut off");
     }
 }

@@ -32,7 +32,7 @@ pub struct StartConfig {
     /// path, 10..=86400 s. Default 300.
     pub idle_s: u32,
     /// TCP connections that hang on an uplink that has been dead for so long are reset, so that programs
-    /// connect anew, 1..=3600 s. Default 0: never, they go on when the uplink does.
+    /// connect anew, 3..=3600 s. Default 0: never, they go on when the uplink does.
     pub reset_stuck_s: u32,
     /// Only sockets of processes in this cgroup (v2) are placed. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,8 +88,9 @@ impl StartConfig {
                 format!("{} is not within 10..=86400", self.idle_s),
             ));
         }
-        if self.reset_stuck_s > 3600 {
-            let text = format!("{} is not within 0..=3600", self.reset_stuck_s);
+        // Before 3 s flows that can go on by another uplink are not given up yet.
+        if self.reset_stuck_s != 0 && !(3..=3600).contains(&self.reset_stuck_s) {
+            let text = format!("{} is neither 0 nor within 3..=3600", self.reset_stuck_s);
             return Err(("reset_stuck_s", text));
         }
         Ok(())
@@ -346,6 +347,10 @@ mod tests {
             (
                 "reset_stuck_s = 3601",
                 "m.toml:2: start.reset_stuck_s: 3601",
+            ),
+            (
+                "reset_stuck_s = 2",
+                "m.toml:2: start.reset_stuck_s: 2 is neither",
             ),
             ("forward = \"perhaps\"", "start.forward"),
         ] {

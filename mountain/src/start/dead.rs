@@ -9,6 +9,7 @@ use anyhow::Context;
 use tracing::{info, warn};
 
 use super::{nft, Starter};
+use crate::bpf::Mode;
 use crate::netlink;
 use crate::redirect::conntrack;
 
@@ -75,21 +76,23 @@ impl Starter {
     /// go on from another address are deleted in connection tracking, and the next packet is placed anew;
     /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub fn give_up_dead(&mut self) {
+        // While the kernel decides, what begins anew might begin there again.
+        let is_deciding = self.mode == Mode::Steer;
         for id in self.dead.longer_than(PATIENCE) {
-            if self.has_other(id) {
+            if is_deciding && self.has_other(id) {
                 self.leave_dead(id);
             }
         }
         if self.config.reset_stuck_s > 0 {
-            self.reset_stuck();
+            self.reset_stuck(is_deciding);
         }
     }
 
-    /// Whether another path of the family is alive.
+    /// Whether what begins anew can begin on another path of the family.
     fn has_other(&self, id: usize) -> bool {
         let ipv6 = self.uplinks[&id].ipv6;
         let mut others = self.uplinks.iter();
-        others.any(|(other, uplink)| uplink.ipv6 == ipv6 && self.alive >> other & 1 == 1)
+        others.any(|(other, u)| u.ipv6 == ipv6 && u.open && self.alive >> other & 1 == 1)
     }
 
     fn leave_dead(&mut self, id: usize) {
@@ -108,10 +111,10 @@ impl Starter {
         }
     }
 
-    fn reset_stuck(&mut self) {
+    fn reset_stuck(&mut self, is_deciding: bool) {
         let after = Duration::from_secs(u64::from(self.config.reset_stuck_s));
         let mut stuck = self.dead.longer_than(after);
-        stuck.retain(|id| self.has_other(*id));
+        stuck.retain(|id| is_deciding && self.has_other(*id));
         let dead = &mut self.dead;
         let is_due = || dead.looked_at.is_none_or(|at| at.elapsed() >= RESET_EVERY);
         if stuck == dead.stuck && (stuck.is_empty() || !is_due()) {
@@ -127,14 +130,19 @@ impl Starter {
             result = nft::set_stuck(&marks);
         }
         if !sources.is_empty() {
-            let reset = netlink::reset_unanswered(&sources);
-            match reset.context("cannot reset connections that hang on an uplink that is dead") {
-                Ok(0) => {}
-                Ok(n) => {
-                    info!("{n} connections that hang on an uplink that is dead are reset");
-                    dead.reset += n;
-                }
-                Err(e) => result = result.and(Err(e)),
+            // By the default route, not those to neighbours or where another route leads.
+            let is_ours = |to: IpAddr| !self.not_ours.iter().any(|prefix| prefix.contains(&to));
+            let (reset, refused) =
+                netlink::reset_unanswered(&sources, is_ours).unwrap_or_else(|e| (0, Some(e)));
+            if reset > 0 {
+                info!("{reset} connections that hang on an uplink that is dead are reset");
+                dead.reset += reset;
+            }
+            if let Some(e) = refused {
+                let what =
+                    "cannot reset connections that hang on an uplink that is dead (it takes \
+                            CONFIG_INET_TCP_DIAG and CONFIG_INET_DIAG_DESTROY)";
+                result = result.and(Err(e).context(what));
             }
         }
         let said = result.map_or_else(|e| format!("{e:#}"), |()| String::new());

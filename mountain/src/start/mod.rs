@@ -61,6 +61,9 @@ pub struct Starter {
     /// Bits of the paths that deliver at all.
     alive: u64,
     dead: Dead,
+    /// Destinations that no uplink's default route decides about.
+    not_ours: Vec<IpNet>,
+    mode: Mode,
     inner_devices: Vec<u32>,
     /// What the nftables table was made for; `None`: it is not there.
     table: Option<Vec<(u32, String)>>,
@@ -74,6 +77,8 @@ struct Uplink {
     mark: u32,
     ipv6: bool,
     addresses: Vec<IpAddr>,
+    /// Whether it may be chosen: it has an address for what is new.
+    open: bool,
 }
 
 impl Starter {
@@ -100,6 +105,8 @@ impl Starter {
             uplinks: BTreeMap::new(),
             alive: 0,
             dead: Dead::default(),
+            not_ours: Vec::new(),
+            mode: Mode::Pass,
             inner_devices: Vec::new(),
             table: None,
             said_forward: None,
@@ -136,6 +143,7 @@ impl Starter {
                 mark,
                 ipv6: uplink.key.ipv6,
                 addresses: uplink.addresses.clone(),
+                open: uplink.fresh,
             };
             self.uplinks.insert(id, known);
             let mark = PathMark {
@@ -152,6 +160,7 @@ impl Starter {
         self.programs
             .set_topology(&groups, &not_ours, &topology.selectors)
             .context("writing the routes of new flows to the kernel's tables")?;
+        self.not_ours = not_ours;
         self.known.clone_from(known);
         self.look_at_rules();
         let followed = self.follow_cgroup();
@@ -240,8 +249,17 @@ impl Starter {
     fn place_forwarded(&mut self) -> Result<()> {
         let uplinks = &self.plan.uplinks;
         if self.table.as_ref() != Some(uplinks) || !nft::is_there()? {
+            let mask = self.config.mask();
             let resets = self.config.reset_stuck_s > 0;
-            nft::install(self.config.mask(), uplinks, resets)?;
+            nft::install(mask, uplinks, resets).or_else(|e| {
+                if !resets {
+                    return Err(e);
+                }
+                // Placing them is worth more than telling those that hang.
+                nft::install(mask, uplinks, false)?;
+                warn!("forwarded connections that hang cannot be reset: {e:#}");
+                Ok(())
+            })?;
             self.table = Some(uplinks.clone());
         }
         // Not before: what is marked must be kept.
@@ -319,6 +337,7 @@ impl Starter {
     /// Who decides; only the daemon's verdict places flows.
     pub fn set_mode(&mut self, mode: Mode) {
         self.programs.set_mode(mode);
+        self.mode = mode;
     }
 
     /// Forgets what was attached to a device that is gone.
