@@ -18,6 +18,9 @@ use crate::redirect::conntrack;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often connections that hang are looked for.
 const RESET_EVERY: Duration = Duration::from_secs(1);
+const CANNOT_RESET: &str =
+    "cannot reset connections that hang on an uplink that is dead (the kernel needs \
+                            CONFIG_INET_TCP_DIAG and CONFIG_INET_DIAG_DESTROY)";
 
 /// The paths that have died.
 #[derive(Default)]
@@ -48,14 +51,11 @@ impl Dead {
         if is_alive {
             self.paths.remove(&id);
         } else if was_alive {
-            let since = Instant::now();
-            self.paths.insert(
-                id,
-                Death {
-                    since,
-                    is_left: false,
-                },
-            );
+            let death = Death {
+                since: Instant::now(),
+                is_left: false,
+            };
+            self.paths.insert(id, death);
         }
     }
 
@@ -139,10 +139,7 @@ impl Starter {
                 dead.reset += reset;
             }
             if let Some(e) = refused {
-                let what =
-                    "cannot reset connections that hang on an uplink that is dead (it takes \
-                            CONFIG_INET_TCP_DIAG and CONFIG_INET_DIAG_DESTROY)";
-                result = result.and(Err(e).context(what));
+                result = result.and(Err(e).context(CANNOT_RESET));
             }
         }
         let said = result.map_or_else(|e| format!("{e:#}"), |()| String::new());

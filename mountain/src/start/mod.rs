@@ -372,7 +372,7 @@ impl Starter {
             "forwarding": self.table.is_some(),
             "inner_devices": self.programs.attached(),
             "unresolved": self.unresolved,
-            "reset": self.dead.reset(),
+            "connections_reset": self.dead.reset(),
             "counters": self.programs.stats()?,
         }))
     }
