@@ -31,6 +31,17 @@ spikes() {
         sleep 0.2
     done
 }
+# begin COMMAND: in the background, until `finish`; afterwards both paths are as late as usual.
+begin() {
+    "$1" &
+    pid=$!
+}
+finish() {
+    kill $pid
+    wait $pid 2>/dev/null
+    delay 0 10
+    delay 1 10
+}
 sent() { ip -n a -s -j link show dev "$1" | jq '.[0].stats64.tx.packets'; }
 # by_first SECONDS: of what is sent in them, in percent, by a0.
 by_first() {
@@ -61,13 +72,10 @@ delay 0 10
 delay 1 10
 talk 12
 check "off: by the primary path, %" "$(by_first 1)" ">=" 90
-spikes &
-pid=$!
+begin spikes
 sleep 2
 check "off: by the primary path with spikes, %" "$(by_first 3)" ">=" 90
-kill $pid
-wait $pid 2>/dev/null
-delay 0 10
+finish
 ended "off: it came to its end" "$talk"
 sleep 2
 
@@ -75,16 +83,13 @@ ip netns exec a sysctl -qw net.sctp.path_score=1
 same "of the other namespace" "$(ip netns exec b cat $sctp)" 0
 talk 45
 check "by the primary path, %" "$(by_first 5)" ">=" 90
-spikes &
-pid=$!
+begin spikes
 sleep 2
 first=$(by_first 1)
 echo "2 s after spikes began: $first % by the primary path"
 check "2 s after spikes began, by the primary path, %" "$first" "<=" 20
 echo "in the 6 s after that: $(by_first 6) %"
-kill $pid
-wait $pid 2>/dev/null
-delay 0 10
+finish
 # Three heartbeats, each after 2 s, the RTO of 1 s, and up to as much by chance.
 sleep 15
 check "15 s after the last spike, by the primary path, %" "$(by_first 3)" ">=" 90
@@ -92,28 +97,22 @@ ended "it came to its end" "$talk"
 sleep 2
 
 talk 15 pin
-spikes &
-pid=$!
+begin spikes
 sleep 2
 check "asked for: by the primary path with spikes, %" "$(by_first 3)" ">=" 90
-kill $pid
-wait $pid 2>/dev/null
-delay 0 10
+finish
 ended "asked for: it came to its end" "$talk"
 sleep 2
 
 # Turned off under way.
 talk 20
-spikes &
-pid=$!
+begin spikes
 sleep 2
 check "left again, by the primary path, %" "$(by_first 1)" "<=" 20
 ip netns exec a sysctl -qw net.sctp.path_score=0
 sleep 1
 check "turned off: by the primary path, %" "$(by_first 3)" ">=" 90
-kill $pid
-wait $pid 2>/dev/null
-delay 0 10
+finish
 ended "turned off: it came to its end" "$talk"
 sleep 2
 
@@ -132,13 +131,9 @@ both() {
     done
 }
 talk 40
-both &
-pid=$!
+begin both
 sleep 6
 check "heartbeats every 30 s: by the later primary path in 25 s, %" "$(by_first 25)" "<=" 10
-kill $pid
-wait $pid 2>/dev/null
-delay 0 10
-delay 1 10
+finish
 ended "heartbeats every 30 s: it came to its end" "$talk"
 ip netns exec a sysctl -qw net.sctp.path_score=0

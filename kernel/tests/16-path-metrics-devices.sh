@@ -1,7 +1,7 @@
 #!/bin/bash
 # Path metrics and what is below: over virtio_net what is counted is what the other end receives, trains of
-# segments with the headers of each; netem's losses and duplicates; what a qdisc or a driver refuses is not
-# counted, what is dropped later is.
+# segments, of TCP and UDP, with the headers of each; netem's losses and duplicates; what a qdisc or a driver
+# refuses is not counted, nor what finds no carrier, what is dropped later is.
 # mode: virtual
 # kernel: patched
 # netns: init
@@ -9,7 +9,7 @@
 # seconds: 600
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
-need iperf3
+need iperf3 udp_talk
 
 # c - d by virtio_net, a - b by veth, with nothing but this test's packets on them.
 devices=()
@@ -73,6 +73,8 @@ finish() {
     dropped_p=$(($(dropped) - dropped0))
     echo "counted $counted_p packets, $counted_b bytes; arrived $arrived_p, $arrived_b; dropped $dropped_p"
 }
+# 100 trains of ten of 1042 bytes each, headers and all.
+udp_trains() { ip netns exec "$from" udp_talk trains "$there" 9 100 10 1000; }
 # 1100 of 106 bytes each, headers and all.
 datagrams() { ip netns exec "$from" cost send 1000 "$there" >/dev/null; }
 transfer() {
@@ -117,6 +119,13 @@ all_of_it "virtio_net, TCP"
 # Ethernet, IPv4, and TCP with its timestamps.
 check "virtio_net, TCP: bytes counted are the queued ones and 66 for each other segment" \
     $((counted_b - queued[1] - 66 * (counted_p - queued[0]))) == 0
+
+begin
+works "virtio_net: trains of datagrams" udp_trains
+finish
+check "virtio_net, trains of datagrams" "$counted_p" == 1000
+check "virtio_net, trains of datagrams: bytes" "$counted_b" == $((1000 * 1042))
+all_of_it "virtio_net, trains of datagrams"
 
 # Netem: nothing changes by delay, loss is its secret, what it makes twice was sent once.
 tc -n c qdisc replace dev vc root netem delay 5ms rate 50mbit limit 10000
@@ -182,6 +191,19 @@ check "veth with TSO: segments counted for each packet that arrived" \
     "$(awk "BEGIN { print $counted_p / $arrived_p }")" ">" 2
 check "veth with TSO: bytes counted are those that arrived and 66 for each other segment" \
     $((counted_b - arrived_b - 66 * (counted_p - arrived_p))) == 0
+begin
+works "veth: trains of datagrams" udp_trains
+finish
+echo "veth: $arrived_p packets for 1000 datagrams"
+check "veth, trains of datagrams" "$counted_p" == 1000
+check "veth, trains of datagrams: bytes" "$counted_b" == $((1000 * 1042))
+ip netns exec a ethtool -K va tx-udp-segmentation off gso off >/dev/null
+begin
+works "veth without UDP segmentation: trains of datagrams" udp_trains
+finish
+check "veth without UDP segmentation" "$counted_p" == 1000
+all_of_it "veth without UDP segmentation"
+ip netns exec a ethtool -K va tx-udp-segmentation on gso on >/dev/null
 ip -n b link set vb mtu 1000
 begin
 for ((n = 0; n < 10; n++)); do
@@ -190,6 +212,24 @@ done
 finish
 check "veth that refuses long ones: counted" "$counted_p" == 10
 all_of_it "veth that refuses long ones"
+ip -n b link set vb mtu 1500
+
+# Without a carrier all is dropped, in a way that elsewhere means that this or another packet was.
+ip -n b link set vb down
+for qdisc in none fq_codel; do
+    [[ $qdisc == none ]] || tc -n a qdisc replace dev va root $qdisc
+    begin
+    datagrams
+    finish
+    check "no carrier, qdisc $qdisc: arrived" "$arrived_p" == 0
+    check "no carrier, qdisc $qdisc: counted" "${counted_p:-none}" == 0
+done
+ip -n b link set vb up
+begin
+datagrams
+finish
+check "the carrier is back: counted" "$counted_p" == 1100
+all_of_it "the carrier is back"
 
 # As they were.
 ip -n c link set vc down

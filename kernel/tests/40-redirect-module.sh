@@ -8,27 +8,8 @@
 need iperf3
 [[ -e /lib/modules/mountain_redirect.ko ]] || skip "no module in the machine"
 
-# c - r - s: clients send to 192.0.2.2:5000 and 2001:db8:1::2:5000 of r, s listens at port 5201.
-for ns in c r s; do
-    ip netns add $ns
-    ip -n $ns link set lo up
-done
-ip link add cr netns c type veth peer name rc netns r
-ip link add rs netns r type veth peer name sr netns s
-ip -n c address add 192.0.2.1/24 dev cr
-ip -n r address add 192.0.2.2/24 dev rc
-ip -n r address add 198.51.100.2/24 dev rs
-ip -n s address add 198.51.100.1/24 dev sr
-ip -n c address add 2001:db8:1::1/64 dev cr nodad
-ip -n r address add 2001:db8:1::2/64 dev rc nodad
-ip -n r address add 2001:db8:2::2/64 dev rs nodad
-ip -n s address add 2001:db8:2::1/64 dev sr nodad
-for end in c/cr r/rc r/rs s/sr; do ip -n ${end%/*} link set ${end#*/} up; done
-ip -n c route add default via 192.0.2.2
-ip -n s route add default via 198.51.100.2
-ip -n c -6 route add default via 2001:db8:1::2
-ip -n s -6 route add default via 2001:db8:2::2
-ip netns exec r sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+# Clients send to 192.0.2.2:5000 and 2001:db8:1::2:5000 of r, s listens at port 5201.
+router_hosts
 
 rule() { ip netns exec r mtnrule "$@"; }
 # all_rules: 5000 to 5201, both protocols and families, numbers 1 to 4.

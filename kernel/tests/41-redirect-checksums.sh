@@ -9,22 +9,8 @@
 need iperf3 udp_talk
 [[ -e /lib/modules/mountain_redirect.ko ]] || skip "no module in the machine"
 
-# c - r - s; clients speak to port 5000 of r, s listens at 5201. And a tunnel from c to r.
-for ns in c r s; do
-    ip netns add $ns
-    ip -n $ns link set lo up
-done
-ip link add cr netns c type veth peer name rc netns r
-ip link add rs netns r type veth peer name sr netns s
-ip -n c address add 192.0.2.1/24 dev cr
-ip -n r address add 192.0.2.2/24 dev rc
-ip -n r address add 198.51.100.2/24 dev rs
-ip -n s address add 198.51.100.1/24 dev sr
-ip -n c address add 2001:db8:1::1/64 dev cr nodad
-ip -n r address add 2001:db8:1::2/64 dev rc nodad
-ip -n r address add 2001:db8:2::2/64 dev rs nodad
-ip -n s address add 2001:db8:2::1/64 dev sr nodad
-for end in c/cr r/rc r/rs s/sr; do ip -n ${end%/*} link set ${end#*/} up; done
+# Clients speak to port 5000 of r, s listens at 5201. And a tunnel from c to r.
+router_hosts
 ip -n c tunnel add tun mode gre local 192.0.2.1 remote 192.0.2.2 csum
 ip -n r tunnel add tun mode gre local 192.0.2.2 remote 192.0.2.1 csum
 ip -n c address add 203.0.113.1/24 dev tun
@@ -32,11 +18,6 @@ ip -n r address add 203.0.113.2/24 dev tun
 ip -n c address add 2001:db8:3::1/64 dev tun nodad
 ip -n r address add 2001:db8:3::2/64 dev tun nodad
 for ns in c r; do ip -n $ns link set tun up; done
-ip -n c route add default via 192.0.2.2
-ip -n s route add default via 198.51.100.2
-ip -n c -6 route add default via 2001:db8:1::2
-ip -n s -6 route add default via 2001:db8:2::2
-ip netns exec r sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
 
 # The first connection makes the kernel patch its code (net_get_random_once()), at which emulated processors
 # that run side by side may fall over: now, while nothing else is going on.

@@ -7,26 +7,36 @@
 # seconds: 3600
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
-need jq mausezahn
+need bc du jq mausezahn perf ping6 socat tcpdump which
 
 cd /selftests/net || exit 1
-export PATH=$PATH:/selftests/net
+ln -s "$PWD/nettest" /usr/bin/
+# It is asked for what is built in.
+printf '#!/bin/sh\nexit 0\n' >/usr/bin/modprobe
+chmod +x /usr/bin/modprobe
 # Four tests of 300 s each that nothing here is about.
-sed 's/ipv[46]_\(res_\)\?torture//g' fib_nexthops.sh >fib_nexthops_short.sh
+sed 's/^\tipv[46]_\(res_\)\?torture$//' fib_nexthops.sh >fib_nexthops_short.sh
 
-# As it comes with forwarding: its eight devices, veth pairs.
-cat >forwarding/forwarding.config <<'CONFIG'
-NETIF_CREATE=yes
-NETIF_TYPE=veth
-PING=ping
-PING6="ping -6"
-CONFIG
+# may_skip SUBTEST: those that cannot run here, and why.
+may_skip() {
+    case $1 in
+        # ip of Debian 12 knows weights up to 256, and no statistics of next hops.
+        'fib_nexthops_short.sh: 16-bit weights') ;;
+        'forwarding/router_mpath_nh'*': 16-bit multipath tests '*) ;;
+        'forwarding/router_mpath_nh'*": NH stats test: ip doesn't support HW stats") ;;
+        # Neither Open vSwitch nor Python.
+        'pmtu.sh: IPv'[46]', OVS '*) ;;
+        *) return 1 ;;
+    esac
+}
 
 for script in fib_tests.sh fib_nexthops_short.sh fib_nexthop_multiprefix.sh fib-onlink-tests.sh pmtu.sh \
     forwarding/router_multipath.sh forwarding/router_mpath_nh.sh forwarding/router_mpath_nh_res.sh; do
     echo "== $script"
     # In a namespace of its own: they make devices where they are.
-    (cd "$(dirname "$script")" && timeout 900 unshare --net bash "./$(basename "$script")") >/tmp/said 2>&1
+    # shellcheck disable=SC2016
+    (cd "$(dirname "$script")" && timeout 900 unshare --net \
+        bash -c 'ip link set lo up && exec bash "$0"' "./$(basename "$script")") >/tmp/said 2>&1
     code=$?
     cat /tmp/said
     # "TEST: what   [ OK ]", "[FAIL]", "[SKIP]", "[XFAIL]"; what is numbered by a process or a time is not part
@@ -34,11 +44,13 @@ for script in fib_tests.sh fib_nexthops_short.sh fib_nexthop_multiprefix.sh fib-
     sed -n 's/^ *TEST: *\(.*[^ ]\) *\[ *\(OK\|FAIL\|SKIP\|XFAIL\) *\].*/\2 \1/p' /tmp/said |
         while read -r result name; do
             printf 'mountain-subtest: %s %s: %s\n' "$result" "$script" "$name"
-        done
+            [[ $result != SKIP ]] || may_skip "$script: $name" || printf '%s\n' "$name" >&3
+        done 3>/tmp/skipped
+    check "$script: subtests skipped without a reason" "$(wc -l </tmp/skipped)" == 0
     ran=$(grep -c '\[ *\(OK\|FAIL\) *\]' /tmp/said)
     check "$script: subtests that ran" "$ran" ">" 0
-    # 4: it skipped as a whole.
-    check "$script: not skipped" "$code" "!=" 4
-    check "$script: came to an end" "$code" "!=" 124
+    # 1: a subtest failed; 124: too slow; 4: it skipped one, or all.
+    [[ $code -ne 4 || $ran -eq 0 ]] || code=0
+    check "$script: exit code" "$code" == 0
     for ns in $(ip netns list | cut -d ' ' -f 1); do ip netns del "$ns"; done
 done

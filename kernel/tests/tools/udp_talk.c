@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Datagrams whose checksums are looked at:
+ * Datagrams whose checksums are looked at, and trains of them:
  *
  *   udp_talk serve ADDRESS PORT [nocheck]
  *       answers each with what it had, and says "LENGTH SUM" of it, where SUM is `right` or `wrong` if the
@@ -9,6 +9,8 @@
  *       sends one and says from whom the answer came: "ADDRESS PORT". Exit code: 1 if there was none
  *   udp_talk zero SOURCE SPORT ADDRESS PORT TO TO-PORT
  *       the same, IPv4, with a checksum that would be 0 if it were made for TO and TO-PORT
+ *   udp_talk trains ADDRESS PORT COUNT SEGMENTS LENGTH
+ *       sends COUNT trains, each in one call, which the kernel or the device cuts up (UDP_SEGMENT)
  *
  * `nocheck` sends without a checksum.
  */
@@ -26,6 +28,7 @@
 #define IP_CHECKSUM_OPTION	23
 #define UDP_NO_CHECK6_TX_OPTION	101
 #define UDP_NO_CHECK6_RX_OPTION	102
+#define UDP_SEGMENT_OPTION	103
 
 static unsigned char data[65536], answer[65536];
 static int fd;
@@ -140,6 +143,17 @@ static int ask(const struct sockaddr_storage *to, socklen_t to_length, size_t le
 	return 0;
 }
 
+static void trains(const struct sockaddr_storage *to, socklen_t to_length, int count, int segments, int length)
+{
+	ssize_t whole = segments * length;
+
+	if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT_OPTION, &length, sizeof(length)))
+		err(2, "UDP_SEGMENT");
+	while (count--)
+		if (sendto(fd, data, whole, 0, (const void *)to, to_length) != whole)
+			err(2, "sendto");
+}
+
 int main(int argc, char **argv)
 {
 	struct sockaddr_storage address, from, goal;
@@ -161,6 +175,11 @@ int main(int argc, char **argv)
 		length = parse(argv[2], argv[3], &address);
 		open_socket(address.ss_family, argc == 6);
 		return ask(&address, length, atoi(argv[4]));
+	} else if (argc == 7 && !strcmp(argv[1], "trains")) {
+		length = parse(argv[2], argv[3], &address);
+		open_socket(address.ss_family, 0);
+		trains(&address, length, atoi(argv[4]), atoi(argv[5]), atoi(argv[6]));
+		return 0;
 	} else if (argc == 8 && !strcmp(argv[1], "zero")) {
 		uint16_t rest, header[] = { htons(IPPROTO_UDP), htons(8 + 100), htons(8 + 100) };
 		uint32_t sum;
