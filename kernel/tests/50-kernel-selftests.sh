@@ -4,7 +4,7 @@
 # mode: smp
 # run: full
 # selftests: yes
-# seconds: 3600
+# seconds: 6000
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
 need bc du jq mausezahn perf ping6 socat tcpdump which
@@ -30,12 +30,16 @@ may_skip() {
     esac
 }
 
-for script in fib_tests.sh fib_nexthops_short.sh fib_nexthop_multiprefix.sh fib-onlink-tests.sh pmtu.sh \
-    forwarding/router_multipath.sh forwarding/router_mpath_nh.sh forwarding/router_mpath_nh_res.sh; do
+# Each with the number of its subtests, so that it cannot end early unseen: exit codes do not tell, as some
+# scripts take a skip for a failure.
+for script in fib_tests.sh=218 fib_nexthops_short.sh=240 fib_nexthop_multiprefix.sh=12 fib-onlink-tests.sh=38 \
+    pmtu.sh=69 forwarding/router_multipath.sh=8 forwarding/router_mpath_nh.sh=13 \
+    forwarding/router_mpath_nh_res.sh=20; do
+    least=${script#*=} script=${script%=*}
     echo "== $script"
     # In a namespace of its own: they make devices where they are.
     # shellcheck disable=SC2016
-    (cd "$(dirname "$script")" && timeout 900 unshare --net \
+    (cd "$(dirname "$script")" && timeout 1800 unshare --net \
         bash -c 'ip link set lo up && exec bash "$0"' "./$(basename "$script")") >/tmp/said 2>&1
     code=$?
     cat /tmp/said
@@ -47,10 +51,8 @@ for script in fib_tests.sh fib_nexthops_short.sh fib_nexthop_multiprefix.sh fib-
             [[ $result != SKIP ]] || may_skip "$script: $name" || printf '%s\n' "$name" >&3
         done 3>/tmp/skipped
     check "$script: subtests skipped without a reason" "$(wc -l </tmp/skipped)" == 0
-    ran=$(grep -c '\[ *\(OK\|FAIL\) *\]' /tmp/said)
-    check "$script: subtests that ran" "$ran" ">" 0
-    # 1: a subtest failed; 124: too slow; 4: it skipped one, or all.
-    [[ $code -ne 4 || $ran -eq 0 ]] || code=0
-    check "$script: exit code" "$code" == 0
+    check "$script: subtests that ran" "$(grep -c '\[ *\(OK\|FAIL\) *\]' /tmp/said)" ">=" "$least"
+    check "$script: subtests that failed" "$(grep -c '\[ *FAIL *\]' /tmp/said)" == 0
+    check "$script: too slow" "$code" "!=" 124
     for ns in $(ip netns list | cut -d ' ' -f 1); do ip netns del "$ns"; done
 done
