@@ -218,6 +218,13 @@ fn reordered(replies: &[Reply]) -> u64 {
     count
 }
 
+/// From where on an RTT is an outlier: more than three interquartile ranges above the upper
+/// quartile (Tukey's "far out", Exploratory Data Analysis 1977). `None` without samples.
+pub fn far_out(sorted: &[f64]) -> Option<f64> {
+    let (lower, upper) = (quantile(sorted, 0.25)?, quantile(sorted, 0.75)?);
+    Some(upper + 3.0 * (upper - lower))
+}
+
 /// The `p` quantile of ascending values, interpolated (Hyndman and Fan's type 7, the default of R
 /// and NumPy); `None` if there are none.
 pub fn quantile(sorted: &[f64], p: f64) -> Option<f64> {

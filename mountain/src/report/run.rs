@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::measure::runfile::{RunFile, Samples};
-use crate::measure::stats::{choose_thresholds, quantile, Table};
+use crate::measure::stats::{choose_thresholds, far_out, quantile, Table};
 
 use super::plots::{RGBColor, SERIES};
 
@@ -88,13 +88,6 @@ fn ascending(samples: &Samples) -> Vec<f64> {
 fn table(samples: &Samples, times_us: &[Option<f64>], thresholds_us: &[f64]) -> Table {
     let replies = samples.replies(times_us);
     Table::new(times_us.len() as u64, &replies, thresholds_us)
-}
-
-/// From where on an RTT is an outlier: more than three interquartile ranges above the upper
-/// quartile (Tukey's "far out", Exploratory Data Analysis 1977). `None` without samples.
-pub fn far_out(sorted: &[f64]) -> Option<f64> {
-    let (lower, upper) = (quantile(sorted, 0.25)?, quantile(sorted, 0.75)?);
-    Some(upper + 3.0 * (upper - lower))
 }
 
 /// How many outliers there are, and the largest with their moments (s, ms).
