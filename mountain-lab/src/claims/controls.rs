@@ -2,17 +2,14 @@
 //! claims, on paths whose difference is known.
 
 use std::cell::Cell;
-use std::time::Duration;
 
 use anyhow::Result;
-use mountain_lab::result::RunResult;
 use serde::Serialize;
 
 use super::Bench;
 use crate::probing::ab::{interleaved, Judgement, Side, Turn, LEAST_ROUNDS};
 use crate::probing::lane::{Delay, Lane};
-use crate::probing::pool::metrics;
-use crate::probing::tool::{Block, Tool};
+use crate::probing::tool::Tool;
 
 /// The paths, one way, so that round trips take 20 ms ± 2 ms and 22 ms ± 2 ms.
 const PATHS: [Delay; 2] = [
@@ -68,20 +65,9 @@ pub fn steps() -> u64 {
     SPECS.len() as u64 * u64::from(LEAST_ROUNDS) * 2
 }
 
-/// Runs the controls; their figures go into `result`.
-pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<Vec<Control>> {
-    // Of P99 nothing is said below 1,000 answers a side.
-    let block = match bench.quick {
-        true => Block {
-            count: 140,
-            interval: Duration::from_millis(2),
-            ..Block::default()
-        },
-        false => Block {
-            count: 250,
-            ..Block::default()
-        },
-    };
+/// Runs the controls.
+pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
+    let block = bench.block();
     let mut lane = Lane::build(&PATHS, block.seconds() + 2.0, bench.seed)?;
     let dir = bench.scratch.path().to_owned();
     let mut controls = vec![];
@@ -110,11 +96,7 @@ pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<Vec<Control>> {
             Tool::MountainIcmp.measure(lane.client(), target, &block, &dir)
         };
         let blocks = interleaved(sides, LEAST_ROUNDS, &mut measure)?;
-        for (name, runs) in blocks.names.iter().zip(&blocks.runs) {
-            let runs: Vec<_> = runs.iter().cloned().map(Some).collect();
-            let metrics = metrics(&runs, bench.seed);
-            result.policies.insert(name.clone(), metrics);
-        }
+        bench.blocks(&blocks);
         let judgement = blocks.judge(bench.seed)?;
         controls.push(Control {
             name: spec.name,

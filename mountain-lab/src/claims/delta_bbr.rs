@@ -4,18 +4,15 @@
 //! probes, so the question of pairs alone is asked of them (see [`crate::probing::ab`]), with Holm's
 //! correction of the two.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result};
 use mountain::cc::Settings;
-use mountain::measure::verdict::{holm, LEVEL};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
 use super::registry::Verdict;
 use super::Bench;
 use crate::cc::{figures, void_reason, Available, Cc, Cell, Rig, Segment, WARM_UP_US};
-use crate::probing::ab::{sign_flips, LEAST_ROUNDS};
+use crate::probing::ab::paired;
 
 /// 50 Mbit/s, then 10: where a queue builds up if the sender is late to notice.
 const CELL: &str = "step-50-10";
@@ -23,7 +20,6 @@ const SIDES: [Cc; 2] = [Cc::Bbr, Cc::Published];
 /// Time in the queue over the segment from the warm-up on, the drop in it, 95th percentile.
 const DELAY: &str = "queue_p95_us";
 const GOODPUT: &str = "goodput";
-const ROUNDS: u32 = 12;
 
 /// Both sides of a round: delay in µs, goodput as a share of the link's rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,11 +30,9 @@ struct Pair {
 
 pub fn test(bench: &mut Bench) -> Result<Verdict> {
     let cell = Cell::find(CELL).context("its cell is gone")?;
-    let rounds = if bench.quick { LEAST_ROUNDS } else { ROUNDS };
+    let rounds = bench.plan();
     // As many again may be void.
     let attempts = rounds * 2;
-    bench.more(u64::from(rounds) * 2);
-    bench.rounds = bench.rounds.max(rounds);
     let rig = Rig::build()?;
     let mut sides = vec![];
     for cc in SIDES {
@@ -103,25 +97,17 @@ fn of_segment(cell: &Cell, segment: &Segment) -> Result<Figures> {
 /// The claim is about the delay alone. What it costs in goodput is said with it. Tested are the means
 /// of the differences, so what is said are means, too: their difference is the same.
 fn judge(pairs: &[Pair]) -> Verdict {
-    let row = |of: fn(&Pair) -> [f64; 2]| -> (Vec<f64>, [f64; 2]) {
-        let differences = pairs.iter().map(|p| of(p)[1] - of(p)[0]).collect();
-        (differences, [0, 1].map(|side| mean(pairs, |p| of(p)[side])))
+    let differences = |of: fn(&Pair) -> [f64; 2]| -> Vec<f64> {
+        pairs.iter().map(|p| of(p)[1] - of(p)[0]).collect()
     };
-    let rows = BTreeMap::from([
-        ("queueing-delay p95", row(|p| p.delay_us)),
-        ("goodput", row(|p| p.goodput)),
+    let rows = paired([
+        ("queueing-delay p95", differences(|p| p.delay_us)),
+        ("goodput", differences(|p| p.goodput)),
     ]);
-    let p: Vec<f64> = rows.values().map(|(d, _)| sign_flips(d)).collect();
-    let p = holm(&p);
-    // Whether it is shown, and in which direction.
-    let shown = |name: &str| -> Option<bool> {
-        let at = rows.keys().position(|k| *k == name)?;
-        let sum: f64 = rows[name].0.iter().sum();
-        (p[at] < LEVEL && sum != 0.0).then_some(sum < 0.0)
-    };
+    let means = |of: fn(&Pair) -> [f64; 2]| [0, 1].map(|side| mean(pairs, |p| of(p)[side]));
     let ([delay_a, delay_b], [goodput_a, goodput_b]) =
-        (rows["queueing-delay p95"].1, rows["goodput"].1);
-    let cost = match shown("goodput") {
+        (means(|p| p.delay_us), means(|p| p.goodput));
+    let cost = match rows[1].lower() {
         Some(true) => "less",
         Some(false) => "more",
         None => "no difference shown",
@@ -135,7 +121,7 @@ fn judge(pairs: &[Pair]) -> Verdict {
         goodput_a * 100.0,
         goodput_b * 100.0
     );
-    match shown("queueing-delay p95") {
+    match rows[0].lower() {
         Some(true) => Verdict::Shown(detail),
         Some(false) => Verdict::Refuted(detail),
         None => Verdict::NoDifference(detail),

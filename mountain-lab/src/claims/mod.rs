@@ -2,25 +2,34 @@
 
 mod controls;
 mod delta_bbr;
+mod metrics;
+mod napi;
 mod redirection;
 mod registry;
+mod switches;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use mountain_lab::result::{Check, Op, RunResult};
+use mountain_lab::result::{Check, Metrics, Op, RunResult};
 use mountain_lab::workload::metrics::Figures;
 use mountain_lab::workload::sys::NoHalt;
 use serde::Serialize;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::probing::ab::LEAST_ROUNDS;
+use crate::probing::ab::{Blocks, LEAST_ROUNDS};
+use crate::probing::pool::metrics as of_blocks;
+use crate::probing::tool::Block;
 use crate::stopped;
 use controls::Control;
 use registry::{Verdict, CLAIMS};
+
+/// Of a claim's test; with `--quick` [`LEAST_ROUNDS`].
+const ROUNDS: u32 = 12;
 
 #[derive(clap::Args)]
 pub struct ClaimsArgs {
@@ -52,6 +61,8 @@ pub struct Bench {
     bar: ProgressBar,
     /// Figures of the claims' tests: side, round, figures.
     measured: Vec<(String, u32, Figures)>,
+    /// Those of a side's blocks of pings.
+    pings: Vec<(String, Metrics)>,
 }
 
 impl Bench {
@@ -68,7 +79,39 @@ impl Bench {
             scratch: tempfile::tempdir().context("no folder for files under way")?,
             bar,
             measured: vec![],
+            pings: vec![],
         })
+    }
+
+    /// Rounds of a claim's test; that many on each side are to come.
+    pub fn plan(&mut self) -> u32 {
+        let rounds = if self.quick { LEAST_ROUNDS } else { ROUNDS };
+        self.more(u64::from(rounds) * 2);
+        self.rounds = self.rounds.max(rounds);
+        rounds
+    }
+
+    /// Pings of one side in a round. Of P99 nothing is said below 1,000 answers a side.
+    pub fn block(&self) -> Block {
+        match self.quick {
+            true => Block {
+                count: 140,
+                interval: Duration::from_millis(2),
+                ..Block::default()
+            },
+            false => Block {
+                count: 250,
+                ..Block::default()
+            },
+        }
+    }
+
+    /// Keeps the figures of both sides' pings for the result.
+    pub fn blocks(&mut self, blocks: &Blocks) {
+        for (name, runs) in blocks.names.iter().zip(&blocks.runs) {
+            let runs: Vec<_> = runs.iter().cloned().map(Some).collect();
+            self.pings.push((name.clone(), of_blocks(&runs, self.seed)));
+        }
     }
 
     /// So many steps are to come.
@@ -113,7 +156,7 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     let command = format!("mountain-lab claims{quick}{only} --seed {}", args.seed);
     let mut result = RunResult::new("claims", &command, args.seed, LEAST_ROUNDS);
     let mut bench = Bench::new(args.quick, args.seed, controls::steps())?;
-    let controls = controls::run(&mut bench, &mut result).context("controls")?;
+    let controls = controls::run(&mut bench).context("controls")?;
     let answers = answers(&mut bench, &args.only, controls.iter().all(|c| c.holds));
     if stopped() {
         bail!("stopped");
@@ -122,6 +165,7 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     for (side, round, figures) in &bench.measured {
         result.add(side, *round, figures);
     }
+    result.policies.extend(std::mem::take(&mut bench.pings));
     bench.bar.finish_and_clear();
     for control in &controls {
         let name = format!("control: {}", control.name);

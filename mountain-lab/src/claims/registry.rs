@@ -1,12 +1,12 @@
 //! The claims, what each needs, and what can be said of it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{delta_bbr, redirection, Bench};
+use super::{delta_bbr, metrics, napi, redirection, switches, Bench};
 use crate::policy_ctl::binary;
 
 /// What is said of a claim.
@@ -41,8 +41,8 @@ impl std::fmt::Display for Verdict {
 /// A part of this project that a claim is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The kernel patches, to be run in a virtual machine beside the same kernel without them.
-    Patches,
+    /// A sysctl that the kernel patches bring, in the kernel that runs.
+    Sysctl(&'static str),
     /// A command of `mountain`.
     Command(&'static str),
 }
@@ -51,10 +51,8 @@ impl Need {
     /// What is missing, in words; `None`: it is here.
     pub fn missing(self) -> Option<String> {
         match self {
-            Need::Patches => {
-                let none = !folders().iter().any(|f| f.join("kernel/patches").is_dir());
-                none.then(|| "the patched kernel: there is no kernel/patches".into())
-            }
+            Need::Sysctl(name) => (!switches::path(name).exists())
+                .then(|| format!("this kernel has not got {name} (docs/kernel.md)")),
             Need::Command(name) => {
                 let knows = binary().is_ok_and(|mountain| has_command(&mountain, name));
                 (!knows).then(|| format!("there is no `mountain {name}`"))
@@ -69,16 +67,6 @@ fn has_command(mountain: &Path, name: &str) -> bool {
     command.output().is_ok_and(|out| out.status.success())
 }
 
-/// Where a source tree may be: around the working directory, and around this program.
-fn folders() -> Vec<PathBuf> {
-    let exe = std::env::current_exe().ok();
-    let starts = [std::env::current_dir().ok(), exe];
-    let starts = starts.iter().flatten();
-    starts
-        .flat_map(|s| s.ancestors().map(Path::to_owned))
-        .collect()
-}
-
 /// The measurement behind a claim: a controlled A/B, see [`crate::probing::ab`].
 pub type Test = fn(&mut Bench) -> Result<Verdict>;
 
@@ -87,8 +75,7 @@ pub struct Claim {
     pub number: u8,
     pub text: &'static str,
     pub needs: &'static [Need],
-    /// `None` until it is written, along with the part that it tests.
-    pub test: Option<Test>,
+    pub test: Test,
 }
 
 /// All of them.
@@ -96,32 +83,32 @@ pub const CLAIMS: [Claim; 5] = [
     Claim {
         number: 1,
         text: "local pings have a lower stdev and fewer outliers with the metrics patch",
-        needs: &[Need::Patches],
-        test: None,
+        needs: &[Need::Sysctl(metrics::METRICS), Need::Sysctl(metrics::SCORE)],
+        test: metrics::local,
     },
     Claim {
         number: 2,
         text: "pings over a WAN are unchanged by it",
-        needs: &[Need::Patches],
-        test: None,
+        needs: &[Need::Sysctl(metrics::METRICS), Need::Sysctl(metrics::SCORE)],
+        test: metrics::wan,
     },
     Claim {
         number: 3,
         text: "XDP redirection uses less CPU than Netfilter per delivered packet",
         needs: &[Need::Command("redirect")],
-        test: Some(redirection::test),
+        test: redirection::test,
     },
     Claim {
         number: 4,
         text: "delta-BBR as published lowers the delay",
         needs: &[Need::Command("cc")],
-        test: Some(delta_bbr::test),
+        test: delta_bbr::test,
     },
     Claim {
         number: 5,
         text: "an adaptive NAPI weight lowers the latency",
-        needs: &[Need::Patches],
-        test: None,
+        needs: &[Need::Sysctl(napi::WEIGHT)],
+        test: napi::test,
     },
 ];
 
@@ -130,13 +117,10 @@ impl Claim {
     pub fn run(&self, bench: &mut Bench) -> Verdict {
         let missing: Vec<String> = self.needs.iter().filter_map(|n| n.missing()).collect();
         if !missing.is_empty() {
-            let missing = missing.join("; ");
-            return Verdict::NotShown(format!("its part does not exist yet ({missing})"));
+            return Verdict::NotShown(missing.join("; "));
         }
-        let Some(test) = self.test else {
-            return Verdict::NotShown("its part is here, but nothing tests it yet".into());
-        };
-        test(bench).unwrap_or_else(|error| Verdict::NotShown(format!("it failed: {error:#}")))
+        (self.test)(bench)
+            .unwrap_or_else(|error| Verdict::NotShown(format!("it failed: {error:#}")))
     }
 }
 
@@ -147,7 +131,7 @@ mod tests {
 
     const NEVER: Need = Need::Command("nonesuch");
 
-    fn run(needs: &'static [Need], test: Option<Test>) -> String {
+    fn run(needs: &'static [Need], test: Test) -> String {
         let claim = Claim {
             number: 9,
             text: "",
@@ -161,32 +145,39 @@ mod tests {
     #[test]
     fn a_missing_part_is_named_and_its_test_not_run() {
         let test: Test = |_| panic!("must not run");
-        let verdict = run(&[NEVER], Some(test));
+        let verdict = run(&[NEVER], test);
+        assert_eq!(verdict, "not shown: there is no `mountain nonesuch`");
+        const SYSCTL: Need = Need::Sysctl("net.ipv4.nonesuch");
         assert_eq!(
-            verdict,
-            "not shown: its part does not exist yet (there is no `mountain nonesuch`)"
+            run(&[SYSCTL, NEVER], test),
+            "not shown: this kernel has not got net.ipv4.nonesuch (docs/kernel.md); there is no `mountain nonesuch`"
         );
     }
 
     #[test]
-    fn a_part_without_a_test_is_not_shown() {
-        let verdict = run(&[], None);
-        assert!(verdict.starts_with("not shown") && verdict.contains("nothing tests it"));
+    fn a_sysctl_is_asked_of_the_kernel_that_runs() {
+        assert_eq!(Need::Sysctl("net.ipv4.ip_forward").missing(), None);
+        assert_eq!(
+            run(&[Need::Sysctl("net.ipv4.ip_forward")], |_| Ok(
+                Verdict::Shown("".into())
+            )),
+            "shown: "
+        );
     }
 
     #[test]
     fn a_test_has_the_word() {
         assert_eq!(
-            run(&[], Some(|_| Ok(Verdict::Refuted("worse".into())))),
+            run(&[], |_| Ok(Verdict::Refuted("worse".into()))),
             "refuted: worse"
         );
         assert_eq!(
-            run(&[], Some(|_| Ok(Verdict::Shown("better".into())))),
+            run(&[], |_| Ok(Verdict::Shown("better".into()))),
             "shown: better"
         );
-        let none = run(&[], Some(|_| Ok(Verdict::NoDifference("n = 9".into()))));
+        let none = run(&[], |_| Ok(Verdict::NoDifference("n = 9".into())));
         assert_eq!(none, "no difference shown: n = 9");
-        let failed = run(&[], Some(|_| bail!("no disk")));
+        let failed = run(&[], |_| bail!("no disk"));
         assert_eq!(failed, "not shown: it failed: no disk");
     }
 

@@ -12,6 +12,7 @@
 //! A row differs when both say so.
 
 use anyhow::{ensure, Result};
+use mountain::measure::bootstrap::Interval;
 use mountain::measure::compare::{self, compare, Options, HEADLINE};
 use mountain::measure::runfile::RunFile;
 use mountain::measure::verdict::{holm, Verdict, LEVEL};
@@ -103,38 +104,27 @@ impl Blocks {
             ..Options::default()
         };
         let pooled = compare(&runs, &options)?;
-        let mut paired = vec![];
-        for row in HEADLINE {
+        let rows = HEADLINE.map(|row| {
             let of = |run: &RunFile| {
                 let rows = table(run, false).rows();
                 rows.into_iter().find(|r| r.name == row)?.value
             };
             // A round in which a side had no answer has no median, but its loss counts.
             let pairs = a.iter().zip(b).filter_map(|(a, b)| Some(of(b)? - of(a)?));
-            let differences: Vec<f64> = pairs.collect();
-            paired.push(Paired {
-                row: row.into(),
-                p: sign_flips(&differences),
-                p_holm: 1.0,
-                differences,
-            });
-        }
-        let p: Vec<f64> = paired.iter().map(|p| p.p).collect();
-        for (paired, p_holm) in paired.iter_mut().zip(holm(&p)) {
-            paired.p_holm = p_holm;
-        }
+            (row, pairs.collect())
+        });
+        let paired = paired(rows);
         let (mut better, mut worse) = (vec![], vec![]);
         for test in &pooled.headlines[0].tests {
             let Some(paired) = paired.iter().find(|p| p.row == test.row) else {
                 continue;
             };
-            let mean: f64 = paired.differences.iter().sum();
-            if test.p_holm >= LEVEL || paired.p_holm >= LEVEL {
+            if test.p_holm >= LEVEL {
                 continue;
             }
-            match test.verdict {
-                Verdict::Better if mean < 0.0 => better.push(test.row.clone()),
-                Verdict::Worse if mean > 0.0 => worse.push(test.row.clone()),
+            match (test.verdict, paired.lower()) {
+                (Verdict::Better, Some(true)) => better.push(test.row.clone()),
+                (Verdict::Worse, Some(false)) => worse.push(test.row.clone()),
                 _ => {}
             }
         }
@@ -171,6 +161,64 @@ impl Judgement {
         let shifts: Vec<String> = rows.filter_map(shift).collect();
         format!("{said}: {}", shifts.join(", "))
     }
+
+    /// Both sides' answers and headline figures, A → B.
+    pub fn figures(&self) -> String {
+        let [a, b] = [0, 1].map(|i| self.pooled.runs[i].answered);
+        let row = |row: &compare::Compared| {
+            let of = |i: usize| row.values[i].map_or("–".into(), |v| in_unit(v, &row.unit));
+            format!("{} {} → {}", row.name, of(0), of(1))
+        };
+        let shown = self.pooled.rows.iter();
+        let shown = shown.filter(|r| HEADLINE.contains(&r.name.as_str()));
+        let rows: Vec<String> = shown.map(row).collect();
+        format!("n = {a} → {b}, {}", rows.join(", "))
+    }
+
+    /// Whether all that the data allow of this row's difference lies within this share of A's value, by the
+    /// 95% interval of all rounds together.
+    pub fn within(&self, row: &str, share: f64) -> bool {
+        let Some(row) = self.pooled.rows.iter().find(|r| r.name == row) else {
+            return false;
+        };
+        let (Some(value), Some(difference)) = (row.values[0], row.against_first[0].difference)
+        else {
+            return false;
+        };
+        let Interval { low, high, .. } = difference.interval;
+        low.abs().max(high.abs()) <= share * value
+    }
+}
+
+fn in_unit(value: f64, unit: &str) -> String {
+    match unit {
+        "us" => format!("{:.3} ms", value / 1e3),
+        _ => format!("{value:.2} %"),
+    }
+}
+
+impl Paired {
+    /// Whether B is lower than A; `None`: no difference is shown.
+    pub fn lower(&self) -> Option<bool> {
+        let sum: f64 = self.differences.iter().sum();
+        (self.p_holm < LEVEL && sum != 0.0).then_some(sum < 0.0)
+    }
+}
+
+/// Judges rows (name, B − A of each round) by the question of pairs, with Holm's correction of all of them.
+pub fn paired<'a>(rows: impl IntoIterator<Item = (&'a str, Vec<f64>)>) -> Vec<Paired> {
+    let of_row = |(row, differences): (&str, Vec<f64>)| Paired {
+        row: row.into(),
+        p: sign_flips(&differences),
+        p_holm: 1.0,
+        differences,
+    };
+    let mut rows: Vec<Paired> = rows.into_iter().map(of_row).collect();
+    let p: Vec<f64> = rows.iter().map(|r| r.p).collect();
+    for (row, p_holm) in rows.iter_mut().zip(holm(&p)) {
+        row.p_holm = p_holm;
+    }
+    rows
 }
 
 /// Fisher's randomisation test of paired differences: if A and B were alike, each difference could
@@ -289,6 +337,41 @@ mod tests {
             "together it looks like one"
         );
         assert_eq!(judgement.text(), "no difference shown");
+    }
+
+    #[test]
+    fn rows_in_pairs_are_corrected_for_how_many_they_are() {
+        let seven = |sign: f64| {
+            let mut d = vec![sign; 8];
+            d[0] = -sign * 0.1;
+            d
+        };
+        let alone = &paired([("x", seven(-1.0))])[0];
+        assert_eq!((alone.p, alone.p_holm), (4.0 / 256.0, 4.0 / 256.0));
+        assert_eq!(alone.lower(), Some(true));
+        let names = ["a", "b", "c", "d"];
+        let rows = paired(names.map(|n| (n, seven(1.0))));
+        assert!(rows
+            .iter()
+            .all(|r| r.p_holm == 16.0 / 256.0 && r.lower().is_none()));
+        assert_eq!(paired([("none", vec![0.0; 8])])[0].lower(), None);
+        assert_eq!(paired([("up", vec![1.0; 8])])[0].lower(), Some(false));
+    }
+
+    #[test]
+    fn alike_is_said_by_what_the_data_allow() {
+        let same = ab(|_| 0.0);
+        // 20 to 24 ms: what is left open is some hundredth.
+        assert!(same.within("Median", 0.05) && !same.within("Median", 1e-6));
+        assert!(!same.within("Nonesuch", 1.0));
+        let worse = ab(|turn| turn.side as f64 * 1_000.0);
+        assert!(!worse.within("Median", 0.01), "5% more");
+        let text = worse.figures();
+        assert!(text.starts_with("n = 1600 → 1600, Median 2"), "{text}");
+        assert!(
+            text.contains("P99 2") && text.ends_with("Loss 0.00 % → 0.00 %"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -57,6 +57,11 @@ impl Lane {
         self.hosts.gateway(i)
     }
 
+    /// Address of the server that the client's multipath route reaches by any path.
+    pub fn server_addr(&self) -> IpAddr {
+        self.hosts.server_addr()
+    }
+
     /// A `mountain reflect` on the server, for path `i`; logs go to `dir`.
     pub fn reflector(&self, i: usize, dir: &Path) -> Result<Reflector> {
         Reflector::start(&self.hosts.server, "server", &[self.target(i)], dir)
@@ -78,10 +83,11 @@ impl Lane {
 }
 
 fn scenario(delays: &[Delay], seconds: f64) -> Result<Scenario> {
-    // The workload is never started; a scenario cannot be without.
+    // The workload is never started; a scenario cannot be without. Probes go between a path's own
+    // addresses, so replies need no rules, which not every kernel has.
     let mut text = format!(
         "name = \"probing\"\ndescription = \"probes only\"\nseconds = {seconds}\n\
-         discard_seconds = 0\npolicies = [\"none\"]\n[[workload]]\nkind = \"game\"\n"
+         discard_seconds = 0\nreplies = \"free\"\npolicies = [\"none\"]\n[[workload]]\nkind = \"game\"\n"
     );
     // Nor with one path; the second one stays idle.
     let idle = (delays.len() == 1).then_some(&delays[0]);

@@ -4,7 +4,7 @@ mod chart;
 pub mod client;
 mod latency;
 pub mod load;
-mod napi;
+pub mod napi;
 mod pps;
 pub mod programs;
 pub mod rig;
