@@ -31,6 +31,11 @@ pub fn of(dev: &str) -> Result<Vec<Thread>> {
     Ok(found)
 }
 
+/// Whether there is one processor only, as in an emulated machine's virtual time: all take turns there.
+pub fn is_alone() -> bool {
+    std::thread::available_parallelism().is_ok_and(|n| n.get() == 1)
+}
+
 /// Binds this thread of ours to a processor.
 pub fn pin_self(cpu: usize) -> Result<()> {
     pin(0, cpu)
@@ -59,7 +64,15 @@ impl Thread {
     }
 }
 
-/// What /proc/PID/schedstat tells, summed over threads, ns.
+/// How long a thread has run, by its clock.
+fn clock_ns(pid: i32) -> Result<u64> {
+    let clock = nix::time::clock_getcpuclockid(Pid::from_raw(pid)).context("a thread is gone")?;
+    let ran = clock.now().context("a thread's clock")?;
+    Ok(ran.tv_sec() as u64 * 1_000_000_000 + ran.tv_nsec() as u64)
+}
+
+/// What /proc/PID/schedstat tells, summed over threads, ns. Where the kernel does not keep that, the threads'
+/// clocks tell how long they ran, and nothing how long they waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
     /// On a processor.
@@ -73,7 +86,13 @@ impl Time {
         let mut sum = Time::default();
         for Thread(pid) in threads {
             let path = format!("/proc/{pid}/schedstat");
-            let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+            let text = match fs::read_to_string(&path) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                    sum.ran += clock_ns(*pid)?;
+                    continue;
+                }
+                text => text.with_context(|| path.clone())?,
+            };
             let mut words = text.split_whitespace().map_while(|w| w.parse::<u64>().ok());
             let (Some(ran), Some(waited)) = (words.next(), words.next()) else {
                 anyhow::bail!("{path}: {text:?}");
@@ -106,5 +125,26 @@ impl Time {
             last = now;
         }
         Ok(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_tells_what_schedstat_does() {
+        let pid = std::process::id() as i32;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(30) {
+            std::hint::spin_loop();
+        }
+        let (clock, stat) = (clock_ns(pid).unwrap(), Time::of(&[Thread(pid)]).unwrap());
+        // Of this process all threads, of the other its first.
+        assert!(clock > 0 && clock >= stat.ran, "{clock} {stat:?}");
+        // Beyond the largest number that a process can have.
+        const NOBODY: i32 = 1 << 23;
+        assert!(clock_ns(NOBODY).is_err());
+        assert!(Time::of(&[Thread(NOBODY)]).is_err());
     }
 }

@@ -10,7 +10,7 @@ use super::napi::{self, Time};
 use super::programs::{Programs, Seen};
 use super::rig::Rig;
 
-/// Where packets are made and the server works; the router has the other one.
+/// Where packets are made and the server works; the router has the other one, if there is one.
 pub const LOAD_CPU: usize = 0;
 pub const ROUTER_CPU: usize = 1;
 /// Packets in advance, at a rate that nothing loses: every flow is known, every cache is warm.
@@ -145,7 +145,11 @@ impl Sources {
         let mut router = napi::of(&rig.near)?;
         router.extend(napi::of(&rig.far)?);
         for thread in &router {
-            thread.place(ROUTER_CPU)?;
+            thread.place(if napi::is_alone() {
+                LOAD_CPU
+            } else {
+                ROUTER_CPU
+            })?;
         }
         let server = napi::of(&rig.server_dev)?;
         for thread in &server {
