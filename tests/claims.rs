@@ -62,7 +62,8 @@ fn controls_hold_and_every_claim_has_a_verdict() {
     for claim in claims {
         assert_eq!(claim["verdict"], "not shown", "{claim}");
         let why = claim["detail"].as_str().unwrap();
-        assert!(why.contains("nothing tests it yet"), "{why}");
+        // No kernel that these tests run on has the patches.
+        assert!(why.contains("this kernel has not got net."), "{why}");
     }
     assert_eq!(result.environment["claims"], json["claims"]);
     assert!(
