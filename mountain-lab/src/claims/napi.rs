@@ -52,7 +52,7 @@ pub fn test(bench: &mut Bench) -> Result<Verdict> {
         let _flood = Flood::start(source)?;
         let run = Tool::MountainIcmp.measure(source, PINGED.into(), &block, &dir)?;
         let seen = rig.flooded()? - before;
-        // A burst in four of netem's slots: what claims something is that pings met them, this that there were any.
+        // A burst in one of four slots at least, or it was no flood.
         let least = block.seconds() / EVERY.as_secs_f64() * f64::from(BURST) / 4.0;
         ensure!(seen as f64 > least, "of the flood only {seen} packets came");
         Ok(run)

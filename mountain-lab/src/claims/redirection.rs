@@ -1,7 +1,8 @@
 //! Claim 3: XDP redirection against Netfilter, router time per delivered packet.
 //!
-//! Netfilter is its module mountain_redirect where that is loaded, else one destination NAT rule of nft.
-//! Segments in pairs, in the order A B, B A, judged by the question of pairs alone (see [`crate::probing::ab`]): a figure is a segment's.
+//! Netfilter is the module mountain_redirect where that is loaded, else one destination NAT rule of nft. Segments
+//! in pairs, in the order A B, B A, judged by the question of pairs alone (see [`crate::probing::ab`]): a figure is a
+//! segment's.
 
 use std::path::Path;
 
