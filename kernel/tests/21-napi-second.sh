@@ -7,6 +7,7 @@
 # seconds: 900
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
+need mountain
 
 # Floods come in by v1, pings by w1; both have a NAPI context in `dst`, polled on the only processor.
 ip netns add src
@@ -32,14 +33,15 @@ weight() {
 }
 
 # What one processor sends itself it has received before it sends more, and nobody waits. So netem keeps the
-# flood and lets go of 256 packets, a veth's ring, every 40 ms, all of them before the first is polled; and
-# pings arrive 3 ms after they were sent, amid them, too.
+# flood and lets go of 256 packets, a veth's ring, every 20 ms, all of them before the first is polled; and
+# it keeps each ping for a time of its own, so that they arrive at all moments between two bursts. That time
+# does not count: a ping is stamped behind netem.
 sysctl -qw net.core.dev_weight_tx_bias=4
-tc -n src qdisc replace dev v0 root netem delay 1us slot 40ms limit 256
-tc -n src qdisc replace dev w0 root netem delay 3ms
+tc -n src qdisc replace dev v0 root netem delay 1us slot 20ms limit 256
+tc -n src qdisc replace dev w0 root netem delay 13ms 10ms
 
-# More than 256 in each 40 ms, with the processor idle for most of them.
-flood() { exec ip netns exec src bash -c 'while :; do cost send 300 192.0.2.2 >/dev/null; sleep 0.025; done'; }
+# More than 256 in each 20 ms, with the processor idle for most of them.
+flood() { exec ip netns exec src bash -c 'while :; do cost send 300 192.0.2.2 >/dev/null; sleep 0.013; done'; }
 
 # pings MODE: 1000 more round trips in /tmp/rtt-MODE, and the works of the flooded context's polls in
 # /tmp/works-MODE.
@@ -51,8 +53,8 @@ pings() {
     sleep 1
     echo >$trace/trace
     echo 1 >$trace/events/napi/napi_poll/enable
-    ip netns exec src ping -c 1000 -i 0.011 -W 5 198.51.100.2 |
-        sed -n 's/.*time=\([0-9.]*\) ms/\1/p' >>"/tmp/rtt-$1"
+    ip netns exec src mountain ping -4 -c 1000 -i 11ms -o /tmp/run 198.51.100.2 >/dev/null
+    jq '.samples.rtt_us[] | values' /tmp/run >>"/tmp/rtt-$1"
     echo 0 >$trace/events/napi/napi_poll/enable
     kill "$flood"
     wait "$flood" 2>/dev/null
@@ -62,11 +64,11 @@ pings() {
 # wait_of MODE: p99 of what the round trips have above the least, us; largest_work MODE: of a poll.
 wait_of() {
     sort -n "/tmp/rtt-$1" | awk '{ v[NR] = $1 }
-        END { print (NR >= 5940 ? int((v[int(NR * 0.99)] - v[1]) * 1000) : "none") }'
+        END { print (NR >= 5940 ? int(v[int(NR * 0.99)] - v[1]) : "none") }'
 }
 largest_work() { sort -n "/tmp/works-$1" | tail -n 1; }
 
-# A few in a hundred pings come amid a burst: what p99 stands on. The modes in turn, there and back.
+# A few in a hundred pings come amid a burst, and p99 stands on them. The modes in turn, there and back.
 for mode in 0 1 2 2 1 0 0 1 2 2 1 0 0 1 2 2 1 0; do pings $mode; done
 weight 0
 sysctl -qw net.core.dev_weight_tx_bias=1

@@ -14,47 +14,32 @@ for value in -1 3 x; do
     refused "$value is refused" sh -c "echo $value >$delta"
 done
 
-# a - r - b: the rate at r towards b, 20 ms each way on hops of their own, where no sender's queue is.
-for ns in a r b; do
-    ip netns add $ns
-    ip -n $ns link set lo up
-done
-ip link add ar netns a type veth peer name ra netns r
-ip link add rb netns r type veth peer name br netns b
-ip -n a address add 192.0.2.1/24 dev ar
-ip -n r address add 192.0.2.2/24 dev ra
-ip -n r address add 198.51.100.2/24 dev rb
-ip -n b address add 198.51.100.1/24 dev br
-for end in a/ar r/ra r/rb b/br; do
-    # `dev`: ip takes "br" for "broadcast".
-    ip -n ${end%/*} link set dev ${end#*/} up
+# The rate at r towards s, 40 ms on the way back, at r's other side: no sender's queue is there.
+router_hosts
+for end in c/cr r/rc r/rs s/sr; do
     ip netns exec ${end%/*} ethtool -K ${end#*/} gso off tso off gro off >/dev/null
 done
-ip -n a route add default via 192.0.2.2
-ip -n b route add default via 198.51.100.2
-ip netns exec r sysctl -qw net.ipv4.ip_forward=1
-# The way back, and the first half of the round trip, at r's other side.
-tc -n r qdisc add dev ra root netem delay 40ms limit 10000
+tc -n r qdisc add dev rc root netem delay 40ms limit 10000
 
-rate() { tc -n r qdisc replace dev rb root tbf rate "$1" burst 5000 limit 4000000; }
+rate() { tc -n r qdisc replace dev rs root tbf rate "$1" burst 5000 limit 4000000; }
 
 # p95 of the round trip in ms from 0 to 3 s after the drop, less that of the idle link.
 drop() {
     echo "$1" >$delta
     rate 50mbit
-    ip netns exec b iperf3 -s -1 -D
+    ip netns exec s iperf3 -s -1 -D
     sleep 0.5
-    ip netns exec a iperf3 -c 198.51.100.1 -C bbr -t 10 -i 0 >/tmp/iperf &
+    ip netns exec c iperf3 -c 198.51.100.1 -C bbr -t 10 -i 0 >/tmp/iperf &
     local client=$!
     sleep 6
     rate 10mbit
-    ip netns exec a ping -c 150 -i 0.02 -W 5 198.51.100.1 >/tmp/ping
+    ip netns exec c ping -c 150 -i 0.02 -W 5 198.51.100.1 >/tmp/ping
     wait "$client"
     sed -n 's/.*time=\([0-9.]*\) ms/\1/p' /tmp/ping | sort -n | awk -v base="$base" '{ v[NR] = $1 }
         END { if (NR >= 100) printf "%.1f", v[int(NR * 0.95)] - base }'
 }
 
-base=$(ip netns exec a ping -c 3 -i 0.2 -W 5 198.51.100.1 | sed -n 's|.*= \([0-9.]*\)/.*|\1|p')
+base=$(ip netns exec c ping -c 3 -i 0.2 -W 5 198.51.100.1 | sed -n 's|.*= \([0-9.]*\)/.*|\1|p')
 check "round trip of the idle link, ms" "$base" ">=" 40
 declare -A queue
 for value in 0 1 2; do
