@@ -4,6 +4,7 @@
 # afterwards. Routes and groups, IPv4 and IPv6; forwarded traffic, fed by netlink. Virtual time.
 # mode: virtual
 # kernel: patched
+# debug: no
 # selftests: yes
 # seconds: 1800
 # shellcheck source=kernel/tests/lib.sh

@@ -3,6 +3,7 @@
 # processor is flooded, p99 in each mode against off. Virtual time.
 # mode: virtual
 # kernel: patched
+# debug: no
 # netns: init
 # seconds: 900
 # shellcheck source=kernel/tests/lib.sh

@@ -6,6 +6,7 @@
 #   # mode: cost         in virtual time, in five boots, to be compared with the stock kernel
 #   # kernel: patched    only with the series (without such a line: stock kernel, too)
 #   # run: full          not with --quick or --debug: it takes too long, or needs both kernels
+#   # debug: no         not with --debug: it is about times, and a debug build has others
 #   # netns: init        it needs settings that exist in the first namespace only; it leaves that as it was
 #   # nics: 1            it needs that many pairs of virtio_net devices (then with `netns: init`)
 #   # selftests: yes     it runs some of the kernel's own, which then are in /selftests
