@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* brake.h for user space: the tests call what the kernel runs. */
+/* brake.h and settle.h for user space: the tests call what the kernel runs. */
 #include <linux/types.h>
 
 #include "brake.h"
+#include "settle.h"
 
 const struct mtn_brake_params mtn_brake_host_defaults = MTN_BRAKE_DEFAULTS;
 
@@ -37,4 +38,14 @@ __u32 mtn_brake_host_cwnd(const struct mtn_brake *b, const struct mtn_brake_para
 __u32 mtn_brake_host_own_cwnd(__u32 cwnd, __u32 own, __u32 limited, int loss)
 {
 	return mtn_brake_own_cwnd(cwnd, own, limited, loss);
+}
+
+void mtn_settle_host_ack(struct mtn_settle *s, const struct mtn_ack *a)
+{
+	mtn_settle_ack(s, a);
+}
+
+__u32 mtn_settle_host_cwnd(const struct mtn_settle *s, const struct mtn_ack *a)
+{
+	return mtn_settle_cwnd(s, a);
 }

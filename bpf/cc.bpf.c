@@ -12,7 +12,7 @@
  *
  *   ACK -> pacing rate and window as BBR left them last time
  *       -> bbr_main()
- *       -> brake takes the sample in
+ *       -> brake takes the sample in, and so does settling (settle.h) once a flow has found its rate
  *       -> pacing rate and window limited; BBR's own kept for the next ACK
  *
  * BBR's rate is kept and put back because in STARTUP BBR only ever raises the rate that it finds:
@@ -42,6 +42,7 @@
 /* Where BPF calls a function of its own it may not leave a stack address in r0; clang does. */
 #define mtn_inline __always_inline
 #include "brake.h"
+#include "settle.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -62,6 +63,7 @@ const volatile struct mtn_brake_params params;
 /* One flow. */
 struct mtn_cc_flow {
 	struct mtn_brake brake;
+	struct mtn_settle settle;
 	__u64 pacing_rate;	/* BBR's own, bytes/s */
 	__u64 last_ack_us;
 	__u64 since_us;		/* tcp_mstamp of the first ACK */
@@ -192,12 +194,13 @@ static __always_inline void mtn_own_cwnd(struct sock *sk, const struct mtn_cc_fl
 	tp->snd_cwnd = mtn_brake_own_cwnd(tp->snd_cwnd, flow->cwnd, flow->cwnd_limited, loss);
 }
 
-/* Limits what BBR decided to what the brake allows. */
+/* Limits what BBR decided to what brake and settling allow. */
 static __always_inline void mtn_apply(struct sock *sk, struct mtn_cc_flow *flow,
 				      const struct mtn_ack *a)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
-	__u32 cwnd = mtn_brake_cwnd(&flow->brake, mtn_params(), a);
+	__u32 cwnd = mtn_min(mtn_brake_cwnd(&flow->brake, mtn_params(), a),
+			     mtn_settle_cwnd(&flow->settle, a));
 
 	flow->pacing_rate = sk->sk_pacing_rate;
 	sk->sk_pacing_rate = mtn_min((__u64)mtn_brake_pacing(&flow->brake, a, flow->pacing_rate),
@@ -225,6 +228,7 @@ void BPF_PROG(mountain_main, struct sock *sk, __u32 ack, int flag, const struct 
 	bbr_main(sk, ack, flag, rs);
 	mtn_ack_of(sk, rs, &a);
 	mtn_brake_ack(&flow->brake, mtn_params(), &a);
+	mtn_settle_ack(&flow->settle, &a);
 	mtn_apply(sk, flow, &a);
 	if (!flow->since_us)
 		flow->since_us = a.now_us;

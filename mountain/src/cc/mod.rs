@@ -22,6 +22,8 @@ pub mod pinned;
 pub mod routes;
 pub mod scope;
 pub mod settings;
+#[cfg(test)]
+mod settle_tests;
 
 use std::ffi::c_char;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
