@@ -10,7 +10,7 @@
  * So when BBR has left STARTUP and DRAIN for the first time, the window is half of what is in flight, until
  * a round trip has passed that only saw packets sent into that window; and half of that for each round trip
  * that is shorter than all before it: then there is a queue, and the others are making room, too. Where
- * there is none it costs half of a round trip's packets, once.
+ * there is none it costs about a round trip's packets, once.
  *
  * Pure code over plain data, as brake.h, whose mtn_ack it takes. The reasons for the numbers are in
  * docs/congestion-control.md.

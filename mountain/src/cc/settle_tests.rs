@@ -97,6 +97,16 @@ fn acks_that_the_receiver_held_back_say_nothing() {
     assert_eq!((f.ack(1, 40_000), f.s.rounds), (33, 1));
 }
 
+#[test]
+fn it_lasts_eight_round_trips_at_most() {
+    let mut f = Flow::new(1 << 20, 4_000);
+    assert_eq!(f.ack(1, 1 << 20), 2_000);
+    for round in 1..8 {
+        assert_eq!(f.round(1 << (20 - round)), 2_000 >> round, "{round}");
+    }
+    assert_eq!((f.round(1 << 12), f.s.state), (NO_LIMIT, DONE));
+}
+
 /// `n` flows of `own` packets each on a path of `rtt_us` that carries `bdp` of them; the first
 /// `settling` settle, the others keep their windows. Returns the shortest RTT that anybody saw.
 fn together(n: usize, settling: usize, own: u32, bdp: u32, rtt_us: u32) -> u32 {
