@@ -82,7 +82,7 @@ fn flow_packet(
         p.ip.options = vec![0; 4 * rng.random_range(1..=10)];
         rng.fill_bytes(&mut p.ip.options);
     }
-    p.unchecked = r.proto == Proto::Udp && !r.from.is_ipv6() && rng.random_ratio(1, 8);
+    p.unchecked = r.proto == Proto::Udp && rng.random_ratio(1, 8);
     (p, new.0, new.1)
 }
 
@@ -124,9 +124,13 @@ fn is_fragment(b: &[u8]) -> bool {
     b[14] >> 4 == 4 && (b[20] & 0x3f, b[21]) != (0, 0)
 }
 
+/// UDP without a checksum, which stays without one; with IPv6 too (RFC 6935, section 5).
 fn is_unchecked(b: &[u8]) -> bool {
-    let at = 14 + usize::from(b[14] & 15) * 4 + 6;
-    b[14] >> 4 == 4 && b[23] == 17 && b.get(at..at + 2) == Some(&[0, 0])
+    let (proto, l4) = match b[14] >> 4 {
+        4 => (b[23], 14 + usize::from(b[14] & 15) * 4),
+        _ => (b[20], 14 + 40),
+    };
+    proto == 17 && b.get(l4 + 6..l4 + 8) == Some(&[0, 0])
 }
 
 fn run_case(case: &'static Case, seed: u64) {
