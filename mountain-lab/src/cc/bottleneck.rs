@@ -48,7 +48,7 @@ impl Back {
 
 impl LinkPlan {
     /// Rate at `t_us` and the time at which it changes next.
-    fn rate_at(&self, t_us: f64) -> (f64, f64) {
+    pub fn rate_at(&self, t_us: f64) -> (f64, f64) {
         let next = self.rates.partition_point(|(from, _)| *from as f64 <= t_us);
         let rate = self.rates[next.max(1) - 1].1 as f64;
         let until = self.rates.get(next).map_or(f64::INFINITY, |r| r.0 as f64);

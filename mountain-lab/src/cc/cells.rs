@@ -15,6 +15,9 @@ pub const STEP_US: u64 = 6_000_000;
 /// What a link in an outage still carries, bit/s: an emulated rate cannot be nothing.
 const OUTAGE_BPS: f64 = 10e3;
 
+/// A link goes on for so long after a run: longer than the longest outage.
+const AFTER_US: f64 = 4e6;
+
 /// What kind of link and traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
@@ -155,7 +158,8 @@ impl Trace {
     fn rates(self, length_us: u64, rng: &mut Pcg64Mcg) -> Vec<(u64, u64)> {
         let mut rates = Vec::new();
         let mut push = |t: f64, bps: f64| rates.push((t as u64, bps as u64));
-        let end = length_us as f64 + 1e6;
+        // What waits at the end of a run is known by what comes then: an outage ends as all others do.
+        let end = length_us as f64 + AFTER_US;
         let mut t = 0.0;
         // An AR(1) process of variance 1, `memory` µs long, looked at every 20 ms.
         let mut level: f64 = rng.sample(StandardNormal);
@@ -247,6 +251,19 @@ mod tests {
             if let Kind::Trace(_) = cell.kind {
                 assert_ne!(plan.rates, cell.plan(8, 30_000_000).rates, "{}", cell.name);
             }
+        }
+    }
+
+    #[test]
+    fn an_outage_at_the_end_of_a_run_ends() {
+        let cell = Cell::find("outage").unwrap();
+        let end = 13_000_000;
+        for seed in 0..100 {
+            let rates = cell.plan(seed, end).rates;
+            let mut after = rates
+                .iter()
+                .filter(|(t, _)| (end..end + 3_100_000).contains(t));
+            assert!(after.any(|(_, bps)| *bps > 1_000_000), "seed {seed}");
         }
     }
 

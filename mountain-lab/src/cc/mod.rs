@@ -8,6 +8,7 @@ mod cost;
 mod evaluate;
 mod flows;
 pub mod link;
+mod oracle;
 mod plots;
 
 use std::path::PathBuf;
@@ -334,6 +335,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
                 one(&rig, args, cell, who, repeat, &mut result, &mut steps)?;
                 bar.inc(1);
             }
+            if let Some(figures) = oracle::figures(cell, link_seed(args, repeat), args.quick) {
+                result.add(oracle::NAME, repeat, &figures);
+            }
         }
     }
     bar.finish_and_clear();
@@ -348,6 +352,11 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     Ok(result.exit_code(args.check))
 }
 
+/// Of a repeat's links: the same for everybody.
+fn link_seed(args: &CcArgs, repeat: u32) -> u64 {
+    args.seed.wrapping_mul(1_000).wrapping_add(repeat.into())
+}
+
 /// One segment, again when it is void; its figures go into the result.
 fn one(
     rig: &Rig,
@@ -358,8 +367,8 @@ fn one(
     result: &mut RunResult,
     steps: &mut Steps,
 ) -> Result<()> {
+    let seed = link_seed(args, repeat);
     for attempt in 0..=RETRIES {
-        let seed = args.seed.wrapping_mul(1_000).wrapping_add(repeat.into());
         let segment = rig
             .run(cell, who, seed, args.quick)
             .with_context(|| format!("{} {}", cell.name, who.cc.name()))?;
