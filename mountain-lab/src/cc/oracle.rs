@@ -63,7 +63,7 @@ fn send(plan: &LinkPlan, length_us: u64) -> (FlowReport, LinkReport) {
         while in_flight.front().is_some_and(|known| *known <= t_us) {
             in_flight.pop_front();
         }
-        // Pacing: no more is saved up than a packet.
+        // Pacing: after a pause two packets may go back to back, no more.
         may_send = f64::min(may_send + rate_bps * TICK_US / 8e6, 2.0 * PACKET as f64);
         // The BDP rounded up, and the packet that is on its way into the link.
         let fits = (in_flight.len() as u64) * PACKET <= window as u64;
@@ -125,6 +125,23 @@ mod tests {
         let (goodput, later) = of("step-50-10", "after_p95_us");
         assert!(later < 3.0, "{later} ms");
         assert!((0.94..=0.97).contains(&goodput), "{goodput}");
+    }
+
+    #[test]
+    fn a_window_that_grows_is_paced() {
+        let cell = Cell::find("step-10-50").unwrap();
+        let length_us = cell.length_us(true);
+        let (_, link) = send(&cell.plan(1, length_us), length_us);
+        let most = link.queue_us(1_000_000, length_us).into_iter().max();
+        assert!(most < Some(3_000), "{most:?} µs");
+    }
+
+    #[test]
+    fn what_is_lost_counts_and_no_emulator_does() {
+        let figures = figures(&Cell::find("loss-1").unwrap(), 1, true).unwrap();
+        assert!(figures.keys().all(|name| !name.contains("emulator")));
+        let share = figures["loss-1/retransmits"].value / figures["loss-1/goodput"].n as f64;
+        assert!((0.007..0.013).contains(&share), "{share}");
     }
 
     #[test]
