@@ -144,6 +144,8 @@ if patched; then
             settle
             check "IPv$family, $kind: score 1: devices that are chosen" \
                 "$(choices 1000 "$([[ $family == 4 ]] && echo 10.10 || echo 2001:db8:10:0)" | grep -c '^a[01] ')" == 1
+            # Which buckets move is decided by their order only while all of them are idle.
+            settle
             sysctl -qw net.ipv4.fib_multipath_score=2
             sleep 1
             sysctl -qw net.ipv4.fib_multipath_score=0
