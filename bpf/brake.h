@@ -32,9 +32,9 @@
  * again by a quarter every eight round trips. The brake remembers for a while: where one of BBR's
  * probes delivers more without a queue, it goes on from there.
  *
- * A path whose rate keeps changing punishes an empty queue: when the rate comes back nothing is
- * there to be sent. Each time that the brake engages again soon it leaves a larger part of the
- * queue (`slack`), up to a limit, and forgets that in calm.
+ * A path whose rate keeps falling far and coming back punishes an empty queue: nothing is there to
+ * be sent. Each time that the brake engages again soon, and has to go far down, it leaves a larger
+ * part of the queue (`slack`), up to a limit, and forgets that in calm.
  *
  * Units: bit/s, µs, packets; shares in 1/1024. All rates are kept within 1 .. MTN_BPS_MAX, so that
  * a product with a time of up to MTN_US_MAX or a share stays within 64 bits.
@@ -62,6 +62,8 @@
 #define MTN_HOLD_OFF_FIRST	64		/* slices */
 #define MTN_SLICE_PACKETS	4
 #define MTN_UNREST		256		/* slices */
+#define MTN_DEEP		(MTN_ONE * 5 / 8)	/* share of the rate: falling below it is far */
+#define MTN_OUTAGE_ROUNDS	10		/* smallest RTTs without an ACK */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
 #define MTN_IDLE_US		1000000		/* what is known is out of date after it */
 #define MTN_PUBLISHED_MIN	512		/* the published change slows no more than this */
@@ -131,6 +133,7 @@ struct mtn_brake {
 	__u64 goal_until_us;	/* when that is forgotten */
 	__u64 max_bps;		/* BBR's estimate at the end of the last slice */
 	__u64 release_bps;	/* the limit when it began to grow */
+	__u64 cut_bps;		/* what it was cut from, where that may say how far the rate falls */
 	__u64 ack_bps;		/* at which ACKs came in the last slice */
 	/* The current slice. */
 	__u64 slice_start_us;
@@ -253,8 +256,16 @@ static mtn_inline void mtn_brake_init(struct mtn_brake *b)
 }
 
 /* The queue is gone: grow from @bps on, at once. */
-static mtn_inline void mtn_brake_release(struct mtn_brake *b, __u64 bps)
+static mtn_inline void mtn_brake_release(struct mtn_brake *b, const struct mtn_brake_params *p,
+					 const struct mtn_ack *a, __u64 bps)
 {
+	__u32 rtt = mtn_min(a->min_rtt_us, MTN_US_MAX);
+
+	/* Where it fell far, and not for the first time, leave more of a queue. */
+	if (b->bps < mtn_share(b->cut_bps, MTN_DEEP))
+		b->slack_us = mtn_min(b->slack_us + rtt / 4,
+				      (__u32)mtn_share(rtt, p->slack_max));
+	b->cut_bps = 0;
 	b->state = MTN_STATE_RELEASE;
 	b->bps = bps;
 	b->release_bps = bps;
@@ -295,11 +306,13 @@ static mtn_inline void mtn_brake_cut(struct mtn_brake *b, const struct mtn_brake
 	b->goal_until_us = a->now_us + MTN_MEMORY_US;
 	b->bps = mtn_bps_clamp(mtn_max(bps, ref / 2));
 	if (b->state != MTN_STATE_CUT) {
-		/* Our own growth was too much: not the path's fault. */
-		if (b->unrest && (b->state != MTN_STATE_RELEASE ||
-				  bps < mtn_share(b->release_bps, p->engage)))
-			b->slack_us = mtn_min(b->slack_us + rtt / 4,
-					      (__u32)mtn_share(rtt, p->slack_max));
+		/* Our own growth was too much: not the path's fault. An outage: no rate at all. */
+		if (b->unrest && a->now_us - b->slice_start_us < MTN_OUTAGE_ROUNDS * (__u64)rtt &&
+		    (b->state != MTN_STATE_RELEASE ||
+		     bps < mtn_share(b->release_bps, p->engage)))
+			b->cut_bps = ref;
+		else
+			b->cut_bps = 0;
 		b->unrest = MTN_UNREST;
 		b->stuck = 0;
 		b->round_end = a->total + a->inflight;
@@ -359,7 +372,7 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 	 * that the path is faster again. Two slices: not only ACKs that had been held back.
 	 */
 	if (b->state == MTN_STATE_CUT && back > b->bps + b->bps / 2) {
-		mtn_brake_release(b, mtn_min(back, mtn_max(max, b->goal_bps)));
+		mtn_brake_release(b, p, a, mtn_min(back, mtn_max(max, b->goal_bps)));
 		mtn_brake_set(b, a, b->bps);
 		b->raised = 1;
 		return;
@@ -385,7 +398,7 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 	case MTN_STATE_OFF:
 		if (more && queue <= low && !a->startup && a->now_us < b->goal_until_us &&
 		    max < mtn_share(b->goal_bps, p->engage)) {
-			mtn_brake_release(b, max);
+			mtn_brake_release(b, p, a, max);
 			return;
 		}
 		/* A rate sample spans a round trip, a slice's ACKs do not: less sure, sooner. */
@@ -408,7 +421,7 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 				 * As good as gone: a limit that is a little too high leaves as
 				 * much. Off, BBR could still go on at the rate of before.
 				 */
-				mtn_brake_release(b, b->bps);
+				mtn_brake_release(b, p, a, b->bps);
 			} else {
 				mtn_brake_off(b);
 				b->abandoned++;
@@ -421,7 +434,7 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 			mtn_brake_off(b);
 			return;
 		}
-		mtn_brake_release(b, b->bps);
+		mtn_brake_release(b, p, a, b->bps);
 		fallthrough;
 	default:
 		/*

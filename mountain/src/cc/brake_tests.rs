@@ -595,6 +595,44 @@ fn gaps_of_its_own_pacing_do_not_hold_the_limit() {
     }
 }
 
+/// The slack, µs, after a drop to `to` Mbit/s and its end, at 40 ms: `before` it, `unrest` slices in which that
+/// counts as soon, and `gap_us` without an ACK.
+fn slack_after(to: u64, before: u32, unrest: u32, gap_us: u64) -> u32 {
+    let mut brake = Brake::new();
+    (brake.b.slack_us, brake.b.unrest) = (before, unrest);
+    let mut a = flow(50 * MBIT, 40_000);
+    for i in 1..100 {
+        let gap_us = if i == 2 { gap_us } else { 0 };
+        a = ack(&a, 10_000 + gap_us, to * MBIT, 20_000 * i, 1.5);
+        brake.ack(&a);
+        if brake.b.state == CUT {
+            break;
+        }
+    }
+    assert_eq!(brake.b.state, CUT);
+    for _ in 0..100 {
+        a = ack(&a, 10_000, to * MBIT, 0, 1.0);
+        brake.ack(&a);
+        // With half of it left the release is over at once.
+        if brake.b.state != CUT {
+            assert_eq!(brake.b.abandoned, 0);
+            return brake.b.slack_us;
+        }
+    }
+    panic!("no release: {:?}", brake.b);
+}
+
+#[test]
+fn a_queue_is_left_where_the_rate_falls_far_and_soon_again() {
+    assert_eq!(slack_after(10, 0, 100, 0), 10_000);
+    assert_eq!(slack_after(10, 10_000, 100, 0), 20_000);
+    assert_eq!(slack_after(10, 38_000, 100, 0), 40_000, "at most");
+    assert_eq!(slack_after(35, 10_000, 100, 0), 10_000, "not far");
+    assert_eq!(slack_after(10, 0, 0, 0), 0, "for the first time");
+    assert_eq!(slack_after(10, 0, 100, 300_000), 10_000);
+    assert_eq!(slack_after(10, 0, 100, 2_000_000), 0, "an outage");
+}
+
 #[test]
 fn only_idleness_of_the_application_ends_a_brake() {
     let braked = || {
