@@ -5,8 +5,10 @@
 #   # mode: smp          on two processors: it may not
 #   # mode: cost         in virtual time, in five boots, to be compared with the stock kernel
 #   # kernel: patched    only with the series (without such a line: stock kernel, too)
+#   # kernel: debug      only with --debug
 #   # run: full          not with --quick or --debug: it takes too long, or needs both kernels
-#   # debug: no         not with --debug: it is about times, and a debug build has others
+#   # debug: no          not with --debug: it is about times, and a debug build has others
+#   # complaints: its own   it makes the kernel complain, and looks for that itself
 #   # netns: init        it needs settings that exist in the first namespace only; it leaves that as it was
 #   # nics: 1            it needs that many pairs of virtio_net devices (then with `netns: init`)
 #   # selftests: yes     it runs some of the kernel's own, which then are in /selftests
