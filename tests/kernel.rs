@@ -42,9 +42,9 @@ fn checkout() -> tempfile::TempDir {
 
 /// Has a run with this result of its one test leave its verdict.
 fn leave(root: &Path, run: &str, result: &str) {
-    let hash = "set -euo pipefail; . kernel/scripts/lib.sh; content_hash";
+    let hash = "set -euo pipefail; . kernel/scripts/lib.sh; content_hash $0";
     let hash = Command::new("bash")
-        .args(["-c", hash])
+        .args(["-c", hash, run])
         .current_dir(root)
         .output()
         .unwrap();
@@ -113,6 +113,79 @@ fn verdicts_that_are_missing_stale_or_bad_are_none() {
     excuses(root, NOT_RUN);
     fs::write(&header, text).unwrap();
     passes();
+    // What decides about one run only.
+    leave(root, "kcsan", "pass");
+    let expected = root.join("kernel/vm/kcsan-expected");
+    fs::write(&expected, "").unwrap();
+    assert!(passes().contains("`kcsan` has not been run on what is here"));
     fs::write(root.join("kernel/tests/99-new.sh"), "# mode: smp\n").unwrap();
     fails("the verdict `quick` is stale");
+}
+
+/// What kernel/vm/our-races keeps of a log, and what it says about the rest.
+fn our_races(functions: Option<&str>, log: &str) -> (String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    if let Some(functions) = functions {
+        fs::write(path("functions"), functions).unwrap();
+    }
+    fs::write(path("expected"), "# why\nknown_* also_known harmless\n").unwrap();
+    fs::write(path("log"), log).unwrap();
+    let output = Command::new(format!("{ROOT}/kernel/vm/our-races"))
+        .args([path("functions"), path("expected")])
+        .stdin(fs::File::open(path("log")).unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let kept = String::from_utf8_lossy(&output.stdout).into_owned();
+    (kept, said(&output))
+}
+
+/// A report of KCSAN's, as in the log.
+fn race(title: &str, stack: &str) -> String {
+    let line = "=".repeat(66);
+    let frame = "\n read to 0xffff88800 of 8 bytes by interrupt on cpu 1:\n";
+    format!("{line}\nBUG: KCSAN: data-race in {title}\n{frame} {stack}+0x41/0xa0\n{line}\n")
+}
+
+#[test]
+fn data_races_of_the_unpatched_kernel_are_told_from_ours() {
+    let functions = "touched dev_xmit\nadded path_metrics_add\ntouched known_one\n";
+    let kept = |title: &str, stack: &str| {
+        let report = race(title, stack);
+        let log = format!("before\n{report}WARNING: between\n{report}after\n");
+        let (log_kept, others) = our_races(Some(functions), &log);
+        if log_kept == log {
+            assert_eq!(others, "");
+            return true;
+        }
+        // Nothing else goes with it.
+        let line = format!("{}\n", "=".repeat(66));
+        let rest = format!("before\n{line}WARNING: between\n{line}after\n");
+        assert_eq!(log_kept, rest);
+        assert_eq!(
+            others,
+            format!("not of the series: BUG: KCSAN: data-race in {title}\n").repeat(2)
+        );
+        false
+    };
+    assert!(!kept("pollwake / schedule_timeout", "dev_xmit"));
+    assert!(kept("pollwake / schedule_timeout", "path_metrics_add"));
+    assert!(kept("dev_xmit / pollwake", "pollwake"));
+    assert!(kept("pollwake / dev_xmit.constprop.0", "pollwake"));
+    assert!(kept("dev_xmit", "pollwake"));
+    assert!(!kept("dev_xmit2 / pollwake", "pollwake"));
+    assert!(!kept("known_one / also_known", "pollwake"));
+    assert!(kept("also_known / known_one", "pollwake"));
+    assert!(kept(
+        "handle / handle",
+        "handle+0x41/0xa0 [mountain_redirect] x"
+    ));
+
+    // Where it is not known whose they are, and where the log ends in a report.
+    let (log_kept, _) = our_races(None, &race("pollwake / pollwake", "pollwake"));
+    assert!(log_kept.contains("pollwake"));
+    let cut = race("dev_xmit / pollwake", "pollwake");
+    let cut = &cut[..cut.len() - 67];
+    assert_eq!(our_races(Some(functions), cut).0, cut);
 }

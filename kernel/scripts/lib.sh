@@ -33,12 +33,17 @@ tools_needed() {
         die "not installed: ${missing[*]}; run: sudo scripts/setup --kernel"
 }
 
-# content_hash: of what decides how the tests in kernel/ come out.
+# content_hash RUN: of what decides how the tests in kernel/ come out in that run.
 content_hash() {
+    local -a others=(-path config/debug -o -path tests/bugs -o -name kcsan-expected -o -name '99-debug-*')
+    case $1 in
+        kasan) others=(-name kcsan.config -o -name kcsan-expected) ;;
+        kcsan) others=(-name kasan.config) ;;
+    esac
     (
         cd "$KERNEL" || exit
-        find config module patches scripts tests vm -type f -print0 | LC_ALL=C sort -z |
-            xargs -0 sha256sum
+        find config module patches scripts tests vm '(' "${others[@]}" ')' -prune -o -type f -print0 |
+            LC_ALL=C sort -z | xargs -0 sha256sum
         # What is compiled into the patched kernel and the tests from outside of kernel/.
         sha256sum ../bpf/brake.h
     ) | hash_of

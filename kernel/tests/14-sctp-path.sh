@@ -81,7 +81,10 @@ sleep 2
 
 ip netns exec a sysctl -qw net.sctp.path_score=1
 same "of the other namespace" "$(ip netns exec b cat $sctp)" 0
-talk 45
+# On a debug build each tc takes its time, and so do the spikes: they leave more behind.
+back=15
+! debug_build || back=40
+talk $((30 + back))
 check "by the primary path, %" "$(by_first 5)" ">=" 90
 begin spikes
 sleep 2
@@ -91,8 +94,8 @@ check "2 s after spikes began, by the primary path, %" "$first" "<=" 20
 echo "in the 6 s after that: $(by_first 6) %"
 finish
 # Three heartbeats, each after 2 s, the RTO of 1 s, and up to as much by chance.
-sleep 15
-check "15 s after the last spike, by the primary path, %" "$(by_first 3)" ">=" 90
+sleep $back
+check "$back s after the last spike, by the primary path, %" "$(by_first 3)" ">=" 90
 ended "it came to its end" "$talk"
 sleep 2
 

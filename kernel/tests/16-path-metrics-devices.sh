@@ -163,7 +163,7 @@ finish
 all_of_it "full qdisc, TCP"
 tc -n c qdisc del dev vc root
 # NET_XMIT_CN: the newest is taken, and the oldest goes for it.
-tc -n c qdisc replace dev vc root handle 1: tbf rate 1mbit burst 2000 limit 100000
+tc -n c qdisc replace dev vc root handle 1: tbf rate 200kbit burst 2000 limit 100000
 tc -n c qdisc replace dev vc parent 1:1 pfifo_head_drop limit 10
 begin
 datagrams

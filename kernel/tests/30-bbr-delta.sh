@@ -45,8 +45,9 @@ declare -A queue
 for value in 0 1 2; do
     queue[$value]=$(drop "$value")
     echo "delta $value: p95 of the queue in the 3 s after the drop: ${queue[$value]} ms"
+    # KASAN's build carries 12 Mbit/s.
     check "delta $value: the flow goes on, Mbit/s" \
-        "$(sed -n 's|.* \([0-9.]*\) Mbits/sec.*receiver|\1|p' /tmp/iperf)" ">=" 15
+        "$(sed -n 's|.* \([0-9.]*\) Mbits/sec.*receiver|\1|p' /tmp/iperf)" ">=" "$(debug_build && echo 8 || echo 15)"
 done
 echo 0 >$delta
 check "off: the queue fills, ms" "${queue[0]}" ">=" 50

@@ -84,6 +84,9 @@ selftest() {
 
 patched() { [[ $(uname -r) != *-stock-* ]]; }
 
+# A debug build: it is there for the kernel's complaints, and takes several times as long for everything.
+debug_build() { [[ $(uname -r) =~ -k[ac]san- ]]; }
+
 # two_hosts: namespaces `a` and `b` joined by the veths va (192.0.2.1, 2001:db8::1) and vb (.2, ::2).
 two_hosts() {
     ip netns add a

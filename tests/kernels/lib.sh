@@ -43,7 +43,7 @@ lab_runs() {
     done
     printf '%s\n' "$settings" >"$work/settings"
     "$KERNEL/scripts/initramfs" "$work/initramfs" "${files[@]}" \
-        "$KERNEL/tests/lib.sh=/tests/lib.sh" "$KERNEL/vm/kcsan-expected=/tests/kcsan-expected" \
+        "$KERNEL/tests/lib.sh=/tests/lib.sh" \
         "$here/$script=/tests/10-$script" "$work/settings=/tests/settings" \
         "$kernel/mountain_redirect.ko=/lib/modules/mountain_redirect.ko" \
         "$(type -P base64)=/usr/bin/base64"
