@@ -221,6 +221,10 @@ fn check_kernel(report: &mut Report) {
 /// Steering does without: what is missing is a warning.
 fn check_cc(report: &mut Report) {
     match cc::kernel::lacking() {
+        None if cc::kernel::is_to_be_loaded() => report.ok(
+            "cc",
+            "`mountain cc enable` can work here, if the module tcp_bbr can be loaded (not tried)",
+        ),
         None => report.ok("cc", "`mountain cc enable` can work here"),
         Some((what, todo)) => report.warn("cc", what, todo),
     }

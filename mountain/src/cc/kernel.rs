@@ -1,6 +1,7 @@
 //! What the congestion control needs of the kernel.
 
 use std::ffi::{CStr, CString};
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -10,14 +11,25 @@ use libbpf_rs::btf::{types, Btf};
 ///
 /// Where BBR is a module it is loaded: libbpf looks for its functions among what is there.
 pub fn missing() -> Option<String> {
-    if load_bbr() {
-        return None;
-    }
-    lacking().map(|(what, todo)| format!("{what}: {todo}"))
+    let loaded = load_bbr();
+    sentence(lacking(), loaded)
 }
 
-/// What is missing here, and what to do about it. Changes nothing: a module of BBR that could be
-/// loaded is enough.
+/// What is `lacking`, or else why BBR could not be `loaded`, as a sentence.
+fn sentence(lacking: Option<(&str, &str)>, loaded: Result<(), String>) -> Option<String> {
+    if let Some((what, todo)) = lacking {
+        return Some(format!("{what}: {todo}"));
+    }
+    loaded.err().map(|why| {
+        format!(
+            "the module tcp_bbr cannot be loaded ({why}): see `dmesg`, and what is said of tcp_bbr in \
+             /etc/modprobe.d"
+        )
+    })
+}
+
+/// What is missing here, and what to do about it. Changes nothing: a module of BBR that looks as if it
+/// could be loaded is enough. Whether it can, [`missing`] knows.
 pub fn lacking() -> Option<(&'static str, &'static str)> {
     let Ok(btf) = Btf::from_vmlinux() else {
         return Some((
@@ -32,11 +44,20 @@ pub fn lacking() -> Option<(&'static str, &'static str)> {
             "use Linux 6.12 or newer with CONFIG_BPF_SYSCALL=y and CONFIG_BPF_JIT=y",
         ));
     }
-    if !has_bbr(&btf) && !bbr_is_loaded() && !modprobe(&["--dry-run"]) {
-        return Some((
-            "the kernel has no BBR",
-            "install the module tcp_bbr, or use a kernel with CONFIG_TCP_CONG_BBR=y",
-        ));
+    if is_to_be_loaded() {
+        if no_more_modules() {
+            return Some((
+                "BBR is a module that is not loaded, and the kernel loads none any more \
+                 (kernel.modules_disabled)",
+                "start the machine anew with tcp_bbr in /etc/modules-load.d",
+            ));
+        }
+        if modprobe(&["--dry-run"]).is_err() {
+            return Some((
+                "the kernel has no BBR",
+                "install the module tcp_bbr, or use a kernel with CONFIG_TCP_CONG_BBR=y",
+            ));
+        }
     }
     if bbr_is_another() {
         return Some((
@@ -184,29 +205,71 @@ fn struct_members(module: &str, name: &str) -> Option<Vec<String>> {
     })?
 }
 
-fn has_bbr(btf: &Btf<'_>) -> bool {
-    btf.type_by_name::<types::Func<'_>>("bbr_main").is_some()
+/// Whether BBR is neither built in nor loaded: a module yet to be loaded, or nothing at all. Not where the
+/// kernel does not describe its types.
+pub fn is_to_be_loaded() -> bool {
+    let has_bbr = |btf: Btf<'_>| {
+        let function = btf.type_by_name::<types::Func<'_>>("bbr_main");
+        function.is_some()
+    };
+    Btf::from_vmlinux().is_ok_and(|btf| !has_bbr(btf)) && !bbr_is_loaded()
 }
 
 fn bbr_is_loaded() -> bool {
     Path::new("/sys/kernel/btf/tcp_bbr").exists()
 }
 
-/// Makes the kernel load BBR's module, if it is one; whether BBR and all else is there now.
-fn load_bbr() -> bool {
-    match Btf::from_vmlinux() {
-        Ok(btf) if !has_bbr(&btf) && !bbr_is_loaded() => {
-            modprobe(&[]);
-            bbr_is_loaded() && lacking().is_none()
-        }
-        _ => lacking().is_none(),
+/// Whether kernel.modules_disabled is set, which nothing but a restart takes back. Kernels without
+/// modules have no such file.
+fn no_more_modules() -> bool {
+    fs::read_to_string("/proc/sys/kernel/modules_disabled").is_ok_and(|text| text.trim() == "1")
+}
+
+/// Makes the kernel load BBR's module, if it is one.
+///
+/// # Errors
+/// Why it is not there after that.
+fn load_bbr() -> Result<(), String> {
+    match is_to_be_loaded() {
+        true => came_of(modprobe(&[]), bbr_is_loaded()),
+        false => Ok(()),
     }
 }
 
-fn modprobe(options: &[&str]) -> bool {
+/// What came of `modprobe`, after which the module is loaded or not. `install tcp_bbr /bin/true` in its
+/// configuration is a success that loads nothing; and what modprobe complains of may yet have worked.
+fn came_of(modprobe: Result<(), String>, is_loaded: bool) -> Result<(), String> {
+    match modprobe {
+        _ if is_loaded => Ok(()),
+        Ok(()) => Err("modprobe does not fail, but there is no /sys/kernel/btf/tcp_bbr".into()),
+        failed => failed,
+    }
+}
+
+/// # Errors
+/// What modprobe says, on one line.
+fn modprobe(options: &[&str]) -> Result<(), String> {
     let mut command = Command::new("modprobe");
-    command.args(options).arg("tcp_bbr").stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
+    succeeds(command.args(options).arg("tcp_bbr"))
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// What it says, on one line, or how it ended if it says nothing.
+fn succeeds(command: &mut Command) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|e| format!("cannot run {program}: {e}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    Err(match said.is_empty() {
+        true => format!("{program}: {}", output.status),
+        false => said,
+    })
 }
 
 /// Whether `cwnd_event_tx_start` has replaced `cwnd_event` (Linux 7.3).
@@ -230,6 +293,38 @@ mod tests {
     fn this_kernel_is_able() {
         assert_eq!(lacking(), None);
         assert_eq!(missing(), None);
+    }
+
+    /// What `modprobe --dry-run` finds may fail to load all the same.
+    #[test]
+    fn a_module_that_is_not_there_after_loading_it_is_missing() {
+        let refused = "modprobe: ERROR: could not insert 'tcp_bbr': Key was rejected by service";
+        let shell = |script: &str| succeeds(Command::new("sh").args(["-c", script]));
+        let failed = shell(&format!("echo \"{refused}\" >&2; exit 1"));
+        assert_eq!(failed, Err(refused.to_owned()));
+        let told = sentence(None, came_of(failed.clone(), false)).unwrap();
+        assert!(
+            told.contains("tcp_bbr cannot be loaded") && told.contains(refused),
+            "{told}"
+        );
+        // Somebody else has loaded it meanwhile.
+        assert_eq!(sentence(None, came_of(failed.clone(), true)), None);
+        let silent = sentence(None, came_of(shell("exit 3"), false)).unwrap();
+        assert!(silent.contains("sh: exit status: 3"), "{silent}");
+        let nothing_done = sentence(None, came_of(shell("exit 0"), false)).unwrap();
+        assert!(
+            nothing_done.contains("/sys/kernel/btf/tcp_bbr"),
+            "{nothing_done}"
+        );
+        assert_eq!(sentence(None, came_of(Ok(()), true)), None);
+        // What is known to be lacking says more.
+        let lacking = Some(("no BBR", "install it"));
+        assert_eq!(sentence(lacking, failed), Some("no BBR: install it".into()));
+        let error = succeeds(&mut Command::new("/nonesuch/modprobe")).unwrap_err();
+        assert!(
+            error.starts_with("cannot run /nonesuch/modprobe: "),
+            "{error}"
+        );
     }
 
     /// A module that refers to the kernel's `struct sock`, and one that has its own.
