@@ -69,10 +69,20 @@ impl Metric {
         }
     }
 
+    /// Whether at least half of the repeats that were asked for have it: what fewer say is chance.
+    pub fn is_of_half(&self) -> bool {
+        half(&self.values)
+    }
+
     /// The same with another interval, such as a block bootstrap's of a run with one repeat.
     pub fn with_interval(self, (lo, hi): (f64, f64)) -> Self {
         Metric { lo, hi, ..self }
     }
+}
+
+/// Whether at least half of the values are there.
+fn half(values: &[Option<f64>]) -> bool {
+    values.iter().flatten().count() * 2 >= values.len()
 }
 
 /// Metrics by name.
@@ -151,8 +161,8 @@ pub struct Check {
     pub op: Op,
     /// The policy the figure is relative to.
     pub reference: Option<String>,
-    /// `null`: not measured, for example because all runs were void; with a figure, not shown: the
-    /// figure's interval is on both sides of the limit.
+    /// `null`: not measured, for example because more than half of the runs were void; with a figure,
+    /// not shown: the figure's interval is on both sides of the limit.
     pub met: Option<bool>,
 }
 
@@ -268,17 +278,17 @@ impl RunResult {
 
     /// Adds the figures of one `repeat` (from 0, not void) of `policy` to its metrics.
     ///
-    /// Median and interval are those of all repeats added so far. Adding a repeat twice replaces
-    /// its value.
+    /// Median and interval are those of all repeats added so far; those that never are stay `None`.
+    /// Adding a repeat twice replaces its value.
     pub fn add(&mut self, policy: &str, repeat: u32, figures: &Figures) {
-        let seed = self.seed;
+        let (seed, repeats) = (self.seed, self.repeats as usize);
         let metrics = self.policies.entry(policy.to_owned()).or_default();
         for (name, figure) in figures {
             let (mut values, n) = metrics
                 .remove(name)
                 .map_or_else(Default::default, |old| (old.values, old.n));
             let repeat = repeat as usize;
-            values.resize(values.len().max(repeat + 1), None);
+            values.resize(values.len().max(repeats).max(repeat + 1), None);
             values[repeat] = Some(figure.value);
             let metric = Metric::of_repeats(figure.unit, values, n + figure.n, seed);
             metrics.insert(name.clone(), metric);
@@ -294,6 +304,10 @@ impl RunResult {
     ///
     /// With a reference the figure is the median over repeats of the ratio within each repeat:
     /// both saw the same schedule there. A repeat in which either was void does not count.
+    ///
+    /// Where fewer than half of the repeats that were asked for count, nothing was measured; how many
+    /// that have to be is for who asks, so one of one is enough. Figures taken once from all repeats
+    /// together ([`Metric::single`]) are not affected.
     pub fn evaluate(&mut self, specs: &[CheckSpec]) {
         let checks: Vec<Check> = specs
             .iter()
@@ -312,15 +326,13 @@ impl RunResult {
     fn figure(&self, spec: &CheckSpec) -> Option<f64> {
         let metric = self.metric(&spec.policy, &spec.metric)?;
         let Some(reference) = &spec.reference else {
-            return Some(metric.median);
+            return metric.is_of_half().then_some(metric.median);
         };
         let reference = self.metric(reference, &spec.metric)?;
         let pairs = metric.values.iter().zip(&reference.values);
-        Some(median(
-            &pairs
-                .filter_map(|(a, b)| Some((*a)? / (*b)?))
-                .collect::<Vec<_>>(),
-        ))
+        let ratios: Vec<Option<f64>> = pairs.map(|(a, b)| Some((*a)? / (*b)?)).collect();
+        let present: Vec<f64> = ratios.iter().copied().flatten().collect();
+        half(&ratios).then(|| median(&present))
     }
 
     /// The checks that were not met or not measured; the first error to show to the user.

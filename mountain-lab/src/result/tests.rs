@@ -121,6 +121,7 @@ fn a_void_repeat_is_left_out_of_the_pairs() {
     let mut result = RunResult::new("spiky", "mountain-lab run spiky", 42, 3);
     result.add("ecmp", 0, &figures(100.0));
     result.add("ecmp", 2, &figures(1_000.0));
+    result.add("mountain", 0, &figures(50.0));
     result.add("mountain", 1, &figures(1.0));
     result.add("mountain", 2, &figures(500.0));
     let values = &result.metric("ecmp", "rtt_p99_us").unwrap().values;
@@ -128,6 +129,45 @@ fn a_void_repeat_is_left_out_of_the_pairs() {
     let half = "policy='mountain'\nmetric='rtt_p99_us'\nop='<='\nlimit=1\nreference='ecmp'";
     result.evaluate(&[spec(half)]);
     assert_eq!(result.checks[0].figure, Some(0.5));
+}
+
+#[test]
+fn with_fewer_than_half_of_the_repeats_nothing_was_measured() {
+    let plain = "policy='mountain'\nmetric='rtt_p99_us'\nop='<='\nlimit=1000000";
+    let ratio = format!("{plain}\nreference='ecmp'");
+    // What becomes of both when of `asked` repeats these are not void.
+    let met = |asked, ecmp: &[u32], mountain: &[u32]| {
+        let mut result = RunResult::new("spiky", "mountain-lab run spiky", 42, asked);
+        for (policy, repeats) in [("ecmp", ecmp), ("mountain", mountain)] {
+            for repeat in repeats {
+                result.add(policy, *repeat, &figures(100.0));
+            }
+        }
+        result.evaluate(&[spec(plain), spec(&ratio)]);
+        assert!(result
+            .checks
+            .iter()
+            .all(|c| c.figure.is_some() == c.met.is_some()));
+        [result.checks[0].met, result.checks[1].met]
+    };
+    let all: Vec<u32> = (0..10).collect();
+    assert_eq!(met(10, &all, &all), [Some(true); 2]);
+    assert_eq!(met(10, &all, &all[..5]), [Some(true); 2]);
+    assert_eq!(met(10, &all, &all[..4]), [None; 2]);
+    assert_eq!(met(10, &all, &all[9..]), [None; 2], "the others came first");
+    // Of five and six there is one in which neither was void.
+    assert_eq!(met(10, &all[..5], &all[4..]), [Some(true), None]);
+    assert_eq!(met(1, &[0], &[0]), [Some(true); 2], "as was asked for");
+    assert_eq!(met(3, &[0], &[0]), [None; 2]);
+
+    // Onsets of all repeats together: one figure, however many repeats there were.
+    let mut result = sample();
+    let leave = Metric::single("us", 200_000.0, 7);
+    let metrics = result.policies.get_mut("mountain").unwrap();
+    metrics.insert("leave_p95_us".into(), leave);
+    let leave = "policy='mountain'\nmetric='leave_p95_us'\nop='<='\nlimit=300000";
+    result.evaluate(&[spec(leave)]);
+    assert_eq!(result.checks[0].met, Some(true));
 }
 
 #[test]
