@@ -91,6 +91,12 @@ fn legend(all: &[Cc]) -> Vec<(String, RGBColor)> {
     all.iter().map(|c| (c.name().into(), colour(*c))).collect()
 }
 
+/// What the legend says of one that has no point or line, because all its repeats are void: without it
+/// the plot would look as if nobody had asked for it. `what` it is: its name, before that the cell's.
+fn void(what: &str, cc: Cc) -> (String, RGBColor) {
+    (format!("void: {what}"), colour(cc))
+}
+
 /// Ends of an axis that shows all values, with room.
 fn around(values: impl Iterator<Item = f64>) -> Range<f64> {
     let (least, most) = values
@@ -155,8 +161,13 @@ pub fn throughput_over_delay(result: &RunResult, cells: &[Cell], all: &[Cc]) -> 
         y_title: "goodput, % of the link".into(),
         ..Xy::default()
     };
+    let mut entries = legend(all);
     for cc in all {
         let points = medians(result, cells, *cc);
+        let is_void = |cell: &&Cell| !points.iter().any(|(name, _)| *name == cell.name);
+        for cell in cells.iter().filter(is_void) {
+            entries.push(void(&format!("{} {}", cell.name, cc.name()), *cc));
+        }
         let logs: Vec<_> = points.iter().map(|(_, (x, y))| (x.log10(), *y)).collect();
         let outline = ellipse(&logs).into_iter();
         plot.lines.push(Line {
@@ -184,11 +195,10 @@ pub fn throughput_over_delay(result: &RunResult, cells: &[Cell], all: &[Cc]) -> 
         true => least * 0.8..most * 1.25,
         false => 1.0..10.0,
     };
-    let legend = legend(all);
     let format = Format {
         header: Some((
             "Goodput and delay, medians of each cell; 1-sigma ellipses",
-            &legend,
+            &entries,
         )),
         ..Format::WIDE
     };
@@ -211,12 +221,13 @@ fn middle(repeats: &[&Vec<f64>], from_us: u64, step_us: u64) -> Vec<(f64, f64)> 
         .collect()
 }
 
-/// A step cell over time, medians over the repeats: goodput with the link's rate, and the queue.
-pub fn step_over_time(steps: &Steps, cell: &Cell) -> Result<[String; 2]> {
+/// A step cell over time, medians over the repeats: goodput with the link's rate, and the queue. `all`
+/// are those that were asked for: who was never seen is void.
+pub fn step_over_time(steps: &Steps, cell: &Cell, all: &[Cc]) -> Result<[String; 2]> {
     let (first, last) = span();
     let seconds = |t_us: u64| (t_us as f64 - STEP_US as f64) / 1e6;
     let (mut rate, mut queue) = (Vec::new(), Vec::new());
-    let mut all = Vec::new();
+    let mut drawn = Vec::new();
     for (cc, seen) in steps.of(cell.name) {
         let (rates, queues): (Vec<_>, Vec<_>) = seen.iter().map(|s| (&s.rate, &s.queue)).unzip();
         let colour = colour(cc);
@@ -228,7 +239,7 @@ pub fn step_over_time(steps: &Steps, cell: &Cell) -> Result<[String; 2]> {
             colour,
             points: middle(&queues, first, QUEUE_STEP_US),
         });
-        all.push(cc);
+        drawn.push(cc);
     }
     if let Some(plan) = steps.plans.get(cell.name) {
         let (before, after) = (plan.rates[0].1, plan.rates[plan.rates.len() - 1].1);
@@ -255,10 +266,12 @@ pub fn step_over_time(steps: &Steps, cell: &Cell) -> Result<[String; 2]> {
             lines,
             points: Vec::new(),
         };
-        let mut entries = legend(&all);
+        let mut entries = legend(&drawn);
         if link {
             entries.push(("link".into(), INK));
         }
+        let missing = all.iter().filter(|cc| !drawn.contains(cc));
+        entries.extend(missing.map(|cc| void(cc.name(), *cc)));
         let title = format!("{}: {y_title}, medians over the repeats", cell.name);
         let format = Format {
             header: Some((&title, &entries)),
@@ -289,12 +302,11 @@ pub fn write(
     };
     let svg = throughput_over_delay(result, cells, all)?;
     file("throughput-delay.svg".into(), &svg)?;
-    for cell in cells {
-        if steps.of(cell.name).next().is_some() {
-            let [rate, queue] = step_over_time(steps, cell)?;
-            file(format!("{}-rate.svg", cell.name), &rate)?;
-            file(format!("{}-queue.svg", cell.name), &queue)?;
-        }
+    let is_step = |cell: &&Cell| matches!(cell.kind, Kind::Step(..));
+    for cell in cells.iter().filter(is_step) {
+        let [rate, queue] = step_over_time(steps, cell, all)?;
+        file(format!("{}-rate.svg", cell.name), &rate)?;
+        file(format!("{}-queue.svg", cell.name), &queue)?;
     }
     Ok(written)
 }
@@ -353,9 +365,10 @@ mod tests {
             );
             result.add("bbr", 0, &figures(cell.name, 1e5 + 1e4 * i, 0.95));
         }
-        let all = [Cc::Mountain, Cc::Bbr, Cc::Reno];
+        result.add("cubic", 0, &figures("slow", 1e5, 0.9));
+        let all = [Cc::Mountain, Cc::Bbr, Cc::Cubic, Cc::Reno];
         let svg = throughput_over_delay(&result, &cells, &all).unwrap();
-        assert_eq!(svg.matches("<circle").count(), 8, "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 9, "{svg}");
         let lines = |cc| {
             let line = format!("stroke=\"{}\"", hex(colour(cc)));
             let lines = svg.split("<polyline").skip(1);
@@ -365,6 +378,12 @@ mod tests {
         };
         assert_eq!((lines(Cc::Mountain), lines(Cc::Bbr)), (1, 1), "{svg}");
         assert_eq!(lines(Cc::Reno), 0, "it was not measured: {svg}");
+        for cell in ["step-50-10", "slow", "fast", "deep"] {
+            let told = |cc: &str| svg.contains(&format!("void: {cell} {cc}"));
+            assert!(told("reno"), "{cell}: {svg}");
+            assert_eq!(told("cubic"), cell != "slow", "{cell}: {svg}");
+        }
+        assert_eq!(svg.matches("void: ").count(), 4 + 3, "{svg}");
         for name in ["slow", "step-50-10", "mountain", "reno", "goodput"] {
             assert!(svg.contains(name), "{name}: {svg}");
         }
@@ -415,7 +434,8 @@ mod tests {
             "step-50-10-queue.svg",
         ];
         assert_eq!(names, expected);
-        let [rate, queue] = step_over_time(&steps, &cells[0]).unwrap();
+        let all = [Cc::Mountain, Cc::Bbr, Cc::Cubic];
+        let [rate, queue] = step_over_time(&steps, &cells[0], &all).unwrap();
         let drawn = |svg: &str, colour| {
             let stroke = format!("stroke=\"{}\" stroke-width=\"2\"", hex(colour));
             svg.matches(&stroke).count()
@@ -429,5 +449,14 @@ mod tests {
         }
         assert_eq!((drawn(&rate, INK), drawn(&queue, INK)), (1, 0), "{rate}");
         assert!(queue.contains("queueing delay, ms") && rate.contains("goodput, Mbit/s"));
+        for svg in [&rate, &queue] {
+            assert!(svg.contains("void: cubic"), "asked for, never seen: {svg}");
+            assert_eq!(svg.matches("void: ").count(), 1, "{svg}");
+        }
+        // Nobody was seen: all that can be said is that.
+        let [rate, queue] = step_over_time(&Steps::default(), &cells[0], &all).unwrap();
+        for svg in [&rate, &queue] {
+            assert_eq!(svg.matches("void: ").count(), 3, "{svg}");
+        }
     }
 }
