@@ -40,6 +40,16 @@ __u32 mtn_brake_host_own_cwnd(__u32 cwnd, __u32 own, __u32 limited, int loss)
 	return mtn_brake_own_cwnd(cwnd, own, limited, loss);
 }
 
+__u64 mtn_brake_host_bps_of_bbr(__u32 bw, __u32 mss)
+{
+	return mtn_bps_of_bbr(bw, mss);
+}
+
+__u32 mtn_brake_host_published_gain(__u32 gain, __u64 max_bps, __u64 bps)
+{
+	return mtn_published_gain(gain, max_bps, bps);
+}
+
 void mtn_settle_host_ack(struct mtn_settle *s, const struct mtn_ack *a)
 {
 	mtn_settle_ack(s, a);

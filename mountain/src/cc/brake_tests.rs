@@ -1,6 +1,7 @@
 //! Tests of the brake (bpf/brake.h, compiled for this machine): what holds for every sequence of
 //! ACKs, and what becomes of flows on a simulated link.
 
+mod bbr;
 mod recorded;
 mod sim;
 
@@ -31,6 +32,8 @@ unsafe extern "C" {
         a: *const mtn_ack,
     ) -> u32;
     fn mtn_brake_host_own_cwnd(cwnd: u32, own: u32, limited: u32, loss: i32) -> u32;
+    fn mtn_brake_host_bps_of_bbr(bw: u32, mss: u32) -> u64;
+    fn mtn_brake_host_published_gain(gain: u32, max_bps: u64, bps: u64) -> u32;
 }
 
 /// The kernel's own BBR (kernel/patches) brakes with the defaults of bpf/brake.h.
