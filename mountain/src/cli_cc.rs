@@ -389,4 +389,74 @@ mod tests {
         let foreign = json!({"name": "mountain", "enabled": false, "default": "x", "taken": true});
         assert!(status_text(&foreign).contains("but not by"));
     }
+
+    fn flow(state: FlowState, limit_bps: Option<u64>) -> Flow {
+        Flow {
+            local: "192.0.2.1:443".parse().unwrap(),
+            remote: "[2001:db8::1]:50000".parse().unwrap(),
+            rate_bps: 9_876_543,
+            estimate_bps: 50_000_000,
+            pacing_bps: 10_000_000,
+            limit_bps,
+            min_rtt_us: 40_300,
+            queue_us: 7_500,
+            cwnd: 40,
+            retransmits: 0,
+            state,
+            engagements: 3,
+            holds: 5,
+            abandoned: 0,
+            braked_us: 1_300_000,
+            age_us: 60_000_000,
+            acks: 10_000,
+        }
+    }
+
+    #[test]
+    fn a_row_of_top_says_what_the_brake_does() {
+        let row = |state, limit| {
+            let text = top_text(&[flow(state, limit)]);
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!((lines.len(), lines[0]), (3, "1 flows"), "{text}");
+            // The state begins where its title does.
+            let word = &lines[2][lines[1].find("state").unwrap()..];
+            let word = word.split(' ').next().unwrap().to_owned();
+            (
+                word,
+                lines[2].split_whitespace().map(str::to_owned).collect(),
+            )
+        };
+        for (state, limit, word, limited) in [
+            (FlowState::Off, None, "-", "-"),
+            (FlowState::Hold, None, "hold", "-"),
+            (FlowState::Braking, Some(10_400_000), "braking", "10.40"),
+            (FlowState::Releasing, Some(20_800_000), "releasing", "20.80"),
+        ] {
+            let (at_title, words): (String, Vec<String>) = row(state, limit);
+            assert_eq!(at_title, word);
+            let expected = [
+                "192.0.2.1:443",
+                "[2001:db8::1]:50000",
+                "9.88",
+                limited,
+                "40.3",
+                "7.5",
+                word,
+                "3",
+                "1.3",
+            ];
+            assert_eq!(words, expected);
+        }
+    }
+
+    #[test]
+    fn top_says_how_many_it_leaves_out() {
+        let flows = vec![flow(FlowState::Off, None); TOP_ROWS + 2];
+        let text = top_text(&flows);
+        assert_eq!(text.lines().count(), TOP_ROWS + 3, "{text}");
+        assert!(
+            text.ends_with("... and 2 more: --json prints all\n"),
+            "{text}"
+        );
+    }
 }
