@@ -168,6 +168,26 @@ fn enable_transfer_disable() {
     assert_eq!(String::from_utf8_lossy(&err), "", "nor a word of libbpf's");
 }
 
+/// Who has no capabilities may choose it, too, without a word from net.ipv4.tcp_allowed_congestion_control.
+#[test]
+fn no_privilege_is_needed_to_choose_it() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let allowed = ns.run("cat /proc/sys/net/ipv4/tcp_allowed_congestion_control");
+    let script = "import os,socket,sys;os.setgroups([]);os.setgid(65534);os.setuid(65534);\
+        s=socket.socket();s.setsockopt(6,13,sys.argv[1].encode());\
+        print(s.getsockopt(6,13,16).rstrip(b'\\0').decode(),os.geteuid(),\
+        *(l.split()[1] for l in open('/proc/self/status') if l.startswith('CapEff')))";
+    let output = ns
+        .command("python3")
+        .args(["-c", script, &name.0])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let expected = format!("{} 65534 0000000000000000", name.0);
+    assert_eq!(said.trim(), expected, "{output:?}; allowed: {allowed}");
+}
+
 #[test]
 fn a_wrong_name_fails() {
     let (ns, name) = (Ns::new("cc"), Name::new());

@@ -37,17 +37,25 @@ fn a_default_that_was_changed_since_stays() {
 struct Cgroup(PathBuf);
 
 impl Cgroup {
+    /// `None`: the kernel has no cgroups of version 2, so that there is nothing to test. Where it has them
+    /// the test has to run: that they are mounted nowhere is an error.
     fn new() -> Option<Self> {
+        let known = fs::read_to_string("/proc/filesystems").unwrap();
+        if !known.split_whitespace().any(|word| word == "cgroup2") {
+            eprintln!("skipped: this kernel has no cgroup2 (/proc/filesystems)");
+            return None;
+        }
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let at = mounts.lines().find_map(|line| {
             let mut fields = line.split(' ').skip(1);
             let at = fields.next()?;
             (fields.next()? == "cgroup2").then(|| at.to_owned())
-        })?;
+        });
+        let at = at.expect("cgroup2 is mounted: `mount -t cgroup2 none FOLDER` does it");
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = PathBuf::from(at).join(format!("mtt-{}-{n}", std::process::id()));
-        fs::create_dir(&path).ok()?;
+        fs::create_dir(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         Some(Cgroup(path))
     }
 }
@@ -61,7 +69,6 @@ impl Drop for Cgroup {
 #[test]
 fn a_cgroup_uses_it_and_others_do_not() {
     let Some(cgroup) = Cgroup::new() else {
-        eprintln!("no cgroup2 here: not tested");
         return;
     };
     let (ns, name) = (Ns::new("cc"), Name::new());
@@ -102,7 +109,6 @@ fn a_cgroup_uses_it_and_others_do_not() {
 #[test]
 fn a_cgroup_that_is_gone_is_forgotten() {
     let (Some(gone), Some(stays)) = (Cgroup::new(), Cgroup::new()) else {
-        eprintln!("no cgroup2 here: not tested");
         return;
     };
     let (ns, name) = (Ns::new("cc"), Name::new());
@@ -150,6 +156,48 @@ fn a_route_names_it_and_is_put_back() {
     name.cc(&ns, "enable --route 10.32.0.0/16");
     name.cc(&ns, "disable");
     assert_eq!(ns.ip("route show"), before);
+}
+
+/// Which one a connection has that goes by a route: the one that the route names, and by its neighbour the
+/// default, though both lead to the same host.
+#[test]
+fn connections_by_a_route_use_it_and_others_do_not() {
+    let (ns, server, name) = (Ns::new("cc"), Ns::new("ccs"), Name::new());
+    ns.ip(&format!(
+        "link add d0 type veth peer name d1 netns {}",
+        server.name
+    ));
+    for (ns, dev, end) in [(&ns, "d0", 1), (&server, "d1", 2)] {
+        ns.ip(&format!("addr add 10.31.0.{end}/24 dev {dev}"));
+        ns.ip(&format!("addr add fd31::{end}/64 dev {dev} nodad"));
+        ns.ip(&format!("link set {dev} up"));
+    }
+    let all = ["10.32.0.1", "10.33.0.1", "fd32::1", "fd33::1"];
+    for (prefix, via, address) in [
+        ("10.32.0.0/16", "10.31.0.2", all[0]),
+        ("10.33.0.0/16", "10.31.0.2", all[1]),
+        ("fd32::/32", "fd31::2", all[2]),
+        ("fd33::/32", "fd31::2", all[3]),
+    ] {
+        ns.ip(&format!("route add {prefix} via {via}"));
+        server.ip(&format!("addr add {address} dev lo"));
+    }
+    let used = || {
+        all.map(|address| {
+            let at: std::net::IpAddr = address.parse().unwrap();
+            let listener = server.with(move || TcpListener::bind((at, 0)).unwrap());
+            let to = listener.local_addr().unwrap();
+            let limit = Duration::from_secs(10);
+            ns.with(move || congestion(&TcpStream::connect_timeout(&to, limit).unwrap()))
+        })
+    };
+    let default = default_in(&ns);
+    assert_eq!(used(), [(); 4].map(|()| default.clone()));
+    name.cc(&ns, "enable --route 10.32.0.0/16 --route fd32::/32");
+    let (ours, others) = (name.0.clone(), default.clone());
+    assert_eq!(used(), [&ours, &others, &ours, &others].map(String::clone));
+    name.cc(&ns, "disable");
+    assert_eq!(used(), [(); 4].map(|()| default.clone()));
 }
 
 #[test]
