@@ -24,8 +24,8 @@ pub enum Behaviour {
 pub struct Settings {
     /// What it does: `brake`, `bbr` or `published`. Default `brake`.
     pub behaviour: Behaviour,
-    /// Delivery is looked at in slices of a quarter of the smallest RTT, but of no less than this,
-    /// in ms, 1..=100. Default 2.
+    /// Delivery is looked at in slices of an eighth of the smallest RTT, of a quarter while it brakes, but
+    /// of no less than this, in ms, 1..=100. Default 2.
     pub slice_min_ms: u32,
     /// Delivery below this share of the estimate is a drop, in percent, 50..=95. Default 81.25.
     pub engage_percent: f64,

@@ -70,11 +70,12 @@ macro_rules! recorded {
     };
 }
 
-/// When the rate falls in step-50-10.
-const DROP_US: u64 = 699_201;
+/// When the first slow ACK comes in in step-50-10: two packets each 2.4 ms, not each 0.48. The link's rate
+/// fell about one round trip before that, and nothing could tell in between.
+const FIRST_SLOW_US: u64 = 699_201;
 
 #[test]
-fn a_recorded_drop_is_braked_within_a_round_trip_to_what_is_delivered() {
+fn a_recorded_drop_is_braked_within_a_round_trip_of_the_first_slow_ack_to_what_is_delivered() {
     let mut cut_at = None;
     let mut limits = Vec::new();
     recorded!("step-50-10").run(|at, a, _, brake| {
@@ -83,14 +84,14 @@ fn a_recorded_drop_is_braked_within_a_round_trip_to_what_is_delivered() {
         }
         // As nothing slows the flow down, its samples last as long as the queue that it makes, and contain
         // the time before the drop until then.
-        if (DROP_US + 240_000..DROP_US + 400_000).contains(&at) {
+        if (FIRST_SLOW_US + 240_000..FIRST_SLOW_US + 400_000).contains(&at) {
             limits.push(brake.effective(a));
         }
     });
     let cut_at = cut_at.expect("braked");
     assert!(
-        (DROP_US..DROP_US + 40_000).contains(&cut_at),
-        "{cut_at}, the drop is at {DROP_US}"
+        (FIRST_SLOW_US..FIRST_SLOW_US + 40_000).contains(&cut_at),
+        "{cut_at}, the first slow ACK is at {FIRST_SLOW_US}"
     );
     for limit in limits {
         // What comes in on the wire is 10 Mbit/s, of which 1448 of 1514 bytes count.
