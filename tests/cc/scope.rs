@@ -51,7 +51,7 @@ impl Cgroup {
             let at = fields.next()?;
             (fields.next()? == "cgroup2").then(|| at.to_owned())
         });
-        let at = at.expect("cgroup2 is mounted: `mount -t cgroup2 none FOLDER` does it");
+        let at = at.expect("the kernel has cgroup2, mounted nowhere: `mount -t cgroup2 none FOLDER`");
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = PathBuf::from(at).join(format!("mtt-{}-{n}", std::process::id()));
