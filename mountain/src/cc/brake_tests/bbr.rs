@@ -21,7 +21,7 @@ fn published_gain(gain: u32, max_bps: u64, bps: u64) -> u32 {
 
 /// The same in 128 bits, where nothing has to be shifted out before the end.
 fn exact_bps(bw: u32, mss: u32) -> u128 {
-    u128::from(bw) * u128::from(mss) * 8 * 1_000_000 >> BW_SHIFT
+    (u128::from(bw) * u128::from(mss) * 8 * 1_000_000) >> BW_SHIFT
 }
 
 /// That it is rounded down, by what eight bits too many that are shifted out first are worth.
@@ -51,7 +51,7 @@ fn an_estimate_of_one_bit_to_400_gigabits_per_second_is_converted() {
         assert_eq!(bps_of_bbr(0, mss), 0);
     }
     // 10 Mbit/s of full packets, as BBR has it.
-    let bw = (10 * MBIT << BW_SHIFT) / (1448 * 8_000_000);
+    let bw = ((10 * MBIT) << BW_SHIFT) / (1448 * 8_000_000);
     let bps = bps_of_bbr(bw as u32, 1448);
     assert!((9_990_000..=10 * MBIT).contains(&bps), "{bps}");
 }
