@@ -8,10 +8,10 @@
  *
  * BBR paces at the highest delivery rate of the last ten round trips. When the path slows down, it
  * goes on at the old rate for that long, and the difference piles up in the bottleneck's queue. The
- * brake watches each *slice* of time (a quarter of the smallest RTT) for the three signs of such a
- * drop together: ACKs are further apart than the packets were (`grow`), the delay rises, and the
- * delivery rate has fallen well below the estimate. Then it limits the *bandwidth* that pacing and
- * window are made of, never a gain:
+ * brake watches each *slice* of time (an eighth of the smallest RTT, a quarter while it limits) for
+ * the three signs of such a drop together: ACKs are further apart than the packets were (`grow`),
+ * the delay rises, and the delivery rate has fallen well below the estimate. Then it limits the
+ * *bandwidth* that pacing and window are made of, never a gain:
  *
  *   OFF ---- drop, not clear yet ----> HOLD: window stays at what is in flight, for one slice
  *   OFF, HOLD, RELEASE ---- drop ----> CUT: rate = what is delivered, window = one BDP of it,
@@ -26,7 +26,8 @@
  *   CUT ---- a small one stays ------> RELEASE: as good as gone
  *   OFF ---- a fade seems over ------> RELEASE
  *
- * The limit is never below what was measured to be delivered, and at most halves in one slice.
+ * What it brakes to is never below what was measured to be delivered, nor below half of the limit
+ * or BBR's estimate, whichever is less.
  *
  * In a fade longer than ten round trips BBR forgets what the path carried before, and finds it
  * again by a quarter every eight round trips. The brake remembers for a while: where one of BBR's
@@ -62,7 +63,7 @@
 #define MTN_HOLD_OFF_FIRST	64		/* slices */
 #define MTN_SLICE_PACKETS	4
 #define MTN_UNREST		256		/* slices */
-#define MTN_DEEP		(MTN_ONE * 5 / 8)	/* share of the rate: falling below it is far */
+#define MTN_DEEP		(MTN_ONE * 5 / 8)	/* falling below this share of it is far */
 #define MTN_OUTAGE_ROUNDS	10		/* smallest RTTs without an ACK */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
 #define MTN_IDLE_US		1000000		/* what is known is out of date after it */
@@ -133,7 +134,7 @@ struct mtn_brake {
 	__u64 goal_until_us;	/* when that is forgotten */
 	__u64 max_bps;		/* BBR's estimate at the end of the last slice */
 	__u64 release_bps;	/* the limit when it began to grow */
-	__u64 cut_bps;		/* what it was cut from, where that may say how far the rate falls */
+	__u64 cut_bps;		/* what it was cut from, if that may tell how far it falls */
 	__u64 ack_bps;		/* at which ACKs came in the last slice */
 	/* The current slice. */
 	__u64 slice_start_us;
@@ -246,6 +247,14 @@ static mtn_inline void mtn_brake_off(struct mtn_brake *b)
 	b->state = MTN_STATE_OFF;
 	b->drain = 0;
 	b->stuck = 0;
+}
+
+/* What is known of the path is out of date. */
+static mtn_inline void mtn_brake_forget(struct mtn_brake *b)
+{
+	mtn_brake_off(b);
+	b->slack_us = 0;
+	b->unrest = 0;
 }
 
 static mtn_inline void mtn_brake_init(struct mtn_brake *b)
@@ -471,6 +480,9 @@ static mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake
 	__u32 length;
 
 	if (a->suspended || !a->max_bps || !a->min_rtt_us) {
+		/* A window held for one slice must not outlast it. */
+		if (b->state == MTN_STATE_HOLD)
+			b->state = MTN_STATE_OFF;
 		mtn_brake_slice_start(b, a->now_us, a->total);
 		return;
 	}
@@ -493,8 +505,13 @@ static mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake
 	length = mtn_min(a->min_rtt_us, MTN_US_MAX) / (b->state >= MTN_STATE_CUT ? 4 : 8);
 	length = mtn_max(length, p->slice_min_us);
 	if (a->now_us - b->slice_start_us < length ||
-	    a->total - b->slice_total < MTN_SLICE_PACKETS || !b->slice_rtt_us || !b->slice_bps)
+	    a->total - b->slice_total < MTN_SLICE_PACKETS || !b->slice_rtt_us || !b->slice_bps) {
+		/* Single messages of less than a packet never tell an RTT: brake no longer. */
+		if (b->app_limited && !b->slice_rtt_us &&
+		    a->now_us - b->slice_start_us > MTN_IDLE_US)
+			mtn_brake_forget(b);
 		return;
+	}
 	mtn_brake_slice_end(b, p, a);
 	mtn_brake_slice_start(b, a->now_us, a->total);
 }
@@ -514,13 +531,10 @@ static mtn_inline void mtn_brake_tx_start(struct mtn_brake *b, const struct mtn_
 {
 	if (!app_limited)
 		return;
-	if (idle_us > MTN_IDLE_US) {
-		mtn_brake_off(b);
-		b->slack_us = 0;
-		b->unrest = 0;
-	}
+	if (idle_us > MTN_IDLE_US)
+		mtn_brake_forget(b);
 	if (b->state < MTN_STATE_CUT && idle_us > p->slice_min_us) {
-		/* A window held for one slice must not outlast it. */
+		/* The same. */
 		b->state = MTN_STATE_OFF;
 		mtn_brake_slice_start(b, now_us, total);
 	}

@@ -55,6 +55,11 @@ void mtn_settle_host_ack(struct mtn_settle *s, const struct mtn_ack *a)
 	mtn_settle_ack(s, a);
 }
 
+void mtn_settle_host_tx_start(struct mtn_settle *s, __u64 idle_us)
+{
+	mtn_settle_tx_start(s, idle_us);
+}
+
 __u32 mtn_settle_host_cwnd(const struct mtn_settle *s, const struct mtn_ack *a)
 {
 	return mtn_settle_cwnd(s, a);

@@ -127,13 +127,22 @@ static __always_inline struct mtn_cc_flow *mtn_flow(struct sock *sk)
 	return bpf_sk_storage_get(&flows, sk, 0, 0);
 }
 
+/* BBR drains, probes the RTT or follows a policer: the brake stands back. */
+static __always_inline int mtn_suspended(struct sock *sk)
+{
+	struct bbr *bbr = mtn_bbr(sk);
+	__u32 mode = BPF_CORE_READ_BITFIELD(bbr, mode);
+
+	return (mode != BBR_STARTUP && mode != BBR_PROBE_BW) ||
+	       BPF_CORE_READ_BITFIELD(bbr, lt_use_bw);
+}
+
 /* What the brake wants to know about this ACK. */
 static __always_inline void mtn_ack_of(struct sock *sk, const struct rate_sample *rs,
 				       struct mtn_ack *a)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
 	struct bbr *bbr = mtn_bbr(sk);
-	__u32 mode = BPF_CORE_READ_BITFIELD(bbr, mode);
 	__u32 left = tp->sacked_out + tp->lost_out;
 
 	a->now_us = tp->tcp_mstamp;
@@ -153,9 +162,8 @@ static __always_inline void mtn_ack_of(struct sock *sk, const struct rate_sample
 		a->rtt_us = mtn_min((__u64)rs->rtt_us, 0xffffffffULL);
 	a->app_limited = rs->is_app_limited;
 	a->ack_delayed = rs->is_ack_delayed;
-	a->startup = mode == BBR_STARTUP;
-	a->suspended = (mode != BBR_STARTUP && mode != BBR_PROBE_BW) ||
-		       BPF_CORE_READ_BITFIELD(bbr, lt_use_bw);
+	a->startup = BPF_CORE_READ_BITFIELD(bbr, mode) == BBR_STARTUP;
+	a->suspended = mtn_suspended(sk);
 }
 
 /*
@@ -256,13 +264,20 @@ static __always_inline struct mtn_cc_flow *mtn_before_tx_start(struct sock *sk)
 static __always_inline void mtn_tx_start(struct sock *sk, struct mtn_cc_flow *flow)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u64 idle_us;
 
 	if (!flow)
 		return;
-	mtn_brake_tx_start(&flow->brake, mtn_params(), tp->tcp_mstamp, tp->delivered,
-			   tp->tcp_mstamp - flow->last_ack_us, tp->app_limited != 0);
+	idle_us = tp->tcp_mstamp - flow->last_ack_us;
+	mtn_brake_tx_start(&flow->brake, mtn_params(), tp->tcp_mstamp, tp->delivered, idle_us,
+			   tp->app_limited != 0);
+	if (tp->app_limited)
+		mtn_settle_tx_start(&flow->settle, idle_us);
+	/* What is not limited any more has BBR's window from the first packet on, too. */
+	if (flow->brake.state == MTN_STATE_OFF && flow->settle.state != MTN_SETTLE_LOOKING)
+		mtn_own_cwnd(sk, flow);
 	flow->pacing_rate = sk->sk_pacing_rate;
-	if (flow->brake.state >= MTN_STATE_CUT)
+	if (flow->brake.state >= MTN_STATE_CUT && !mtn_suspended(sk))
 		sk->sk_pacing_rate = mtn_min(flow->pacing_rate, flow->brake.bps / 8 + 1);
 }
 
@@ -322,7 +337,16 @@ __u32 BPF_PROG(mountain_undo_cwnd, struct sock *sk)
 SEC("struct_ops")
 __u32 BPF_PROG(mountain_ssthresh, struct sock *sk)
 {
-	return bbr_ssthresh(sk);
+	struct mtn_cc_flow *flow = params.mode == MTN_CC_BRAKE ? mtn_flow(sk) : NULL;
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u32 limited = tp->snd_cwnd, ssthresh;
+
+	/* BBR keeps its window here, for the end of a recovery: its own. */
+	if (flow)
+		mtn_own_cwnd(sk, flow);
+	ssthresh = bbr_ssthresh(sk);
+	tp->snd_cwnd = limited;
+	return ssthresh;
 }
 
 SEC("struct_ops")

@@ -47,6 +47,9 @@ static mtn_inline void mtn_settle_ack(struct mtn_settle *s, const struct mtn_ack
 	if (s->state == MTN_SETTLE_DONE || a->startup || a->suspended || !a->min_rtt_us)
 		return;
 	if (s->state == MTN_SETTLE_BEFORE) {
+		/* What an application sends in small parts makes no queue, and half of it is no window. */
+		if (a->app_limited)
+			return;
 		s->state = MTN_SETTLE_LOOKING;
 		s->low_us = a->min_rtt_us;
 		s->cwnd = mtn_max(a->inflight / 2, MTN_CWND_MIN);
@@ -69,6 +72,14 @@ static mtn_inline void mtn_settle_ack(struct mtn_settle *s, const struct mtn_ack
 	s->low_us = mtn_min(s->low_us, s->rtt_us);
 	s->rtt_us = 0;
 	s->round_end = a->total + a->inflight;
+}
+
+/* A transmission begins with nothing in flight, after the application had nothing to send for @idle_us. */
+static mtn_inline void mtn_settle_tx_start(struct mtn_settle *s, __u64 idle_us)
+{
+	/* The path has been empty: there is nothing to make room for. */
+	if (s->state == MTN_SETTLE_LOOKING && idle_us > MTN_IDLE_US)
+		s->state = MTN_SETTLE_DONE;
 }
 
 /* Most packets in flight, or MTN_CWND_OFF. */

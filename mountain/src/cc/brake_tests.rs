@@ -668,3 +668,50 @@ fn only_idleness_of_the_application_ends_a_brake() {
         (OFF, a.now_us + 2_001)
     );
 }
+
+#[test]
+fn a_held_window_ends_where_the_brake_stands_back() {
+    let mut brake = Brake::new();
+    let mut a = flow(50 * MBIT, 40_000);
+    brake.ack(&a);
+    (brake.b.state, brake.b.hold_cwnd) = (HOLD, 5);
+    assert_eq!(brake.cwnd(&a), 5);
+    a = ack(&a, 1_000, 50 * MBIT, 0, 1.0);
+    a.suspended = 1;
+    brake.ack(&a);
+    a.suspended = 0;
+    assert_eq!((brake.b.state, brake.cwnd(&a)), (OFF, u32::MAX));
+    // A limit does not: it counts again afterwards.
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    let limit = brake.b.bps;
+    a.suspended = 1;
+    brake.ack(&a);
+    assert_eq!((brake.b.state, brake.b.bps), (CUT, limit));
+}
+
+/// Such a packet's RTT may be the receiver's waiting, and an ACK of four of them never comes.
+#[test]
+fn lone_small_messages_do_not_hold_the_limit() {
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    let message = |a: &mtn_ack, app_limited| {
+        let mut next = ack(a, 300_000, 10 * MBIT, 0, 1.0);
+        (next.total, next.delivered) = (a.total + 1, 1);
+        (next.ack_delayed, next.app_limited) = (1, app_limited);
+        next
+    };
+    let start = brake.b.slice_start_us;
+    while a.now_us <= start + 1_000_000 {
+        assert_eq!(brake.b.state, CUT, "{} us", a.now_us - start);
+        a = message(&a, 1);
+        brake.tx_start(&a, 0, true);
+        brake.ack(&a);
+    }
+    assert_eq!((brake.b.state, brake.b.bps), (OFF, u64::MAX));
+    // One that has more to send waits for its slice.
+    let (mut brake, mut a) = drop_of(50 * MBIT, 10 * MBIT, 40_000);
+    for _ in 0..10 {
+        a = message(&a, 0);
+        brake.ack(&a);
+    }
+    assert_eq!(brake.b.state, CUT);
+}

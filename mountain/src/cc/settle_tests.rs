@@ -6,6 +6,7 @@ use super::types::{mtn_ack, mtn_settle};
 
 unsafe extern "C" {
     fn mtn_settle_host_ack(s: *mut mtn_settle, a: *const mtn_ack);
+    fn mtn_settle_host_tx_start(s: *mut mtn_settle, idle_us: u64);
     fn mtn_settle_host_cwnd(s: *const mtn_settle, a: *const mtn_ack) -> u32;
 }
 
@@ -50,6 +51,12 @@ impl Flow {
         self.limit()
     }
 
+    /// Something is sent with nothing in flight, after the application had nothing for `idle_us`.
+    fn tx_start(&mut self, idle_us: u64) {
+        // SAFETY: a live structure.
+        unsafe { mtn_settle_host_tx_start(&mut self.s, idle_us) }
+    }
+
     /// All that was in flight is acknowledged.
     fn round(&mut self, rtt_us: u32) -> u32 {
         self.ack(self.a.inflight, rtt_us)
@@ -85,6 +92,21 @@ fn it_stands_back_while_bbr_drains_or_probes() {
     assert_eq!((f.ack(66, 41_000), f.s.rounds), (NO_LIMIT, 0));
     f.a.suspended = 0;
     assert_eq!(f.ack(1, 41_000), 33);
+}
+
+#[test]
+fn it_begins_with_a_full_flight_and_idleness_ends_it() {
+    let mut f = Flow::new(40_000, 7);
+    f.a.app_limited = 1;
+    assert_eq!((f.ack(3, 41_000), f.s.state), (NO_LIMIT, BEFORE));
+    f.tx_start(2_000_000);
+    assert_eq!(f.s.state, BEFORE);
+    (f.a.app_limited, f.a.inflight) = (0, 66);
+    assert_eq!((f.ack(1, 41_000), f.s.state), (33, LOOKING));
+    f.tx_start(1_000_000);
+    assert_eq!((f.limit(), f.s.state), (33, LOOKING), "a short pause");
+    f.tx_start(1_000_001);
+    assert_eq!((f.limit(), f.s.state), (NO_LIMIT, DONE));
 }
 
 #[test]
