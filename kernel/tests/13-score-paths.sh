@@ -143,17 +143,24 @@ scored() {
 }
 
 scored 4 route 60 20000
-scored 6 route 5 21000
-scored 4 group 5 22000
-scored 6 group 5 23000
+scored 6 route 60 21000
+scored 4 group 60 22000
+scored 6 group 60 23000
 
-# Forwarded, fed by netlink, as `mountain` feeds it: nobody here sends TCP.
+# Forwarded, fed by netlink: nobody here sends TCP.
 ip -n a link add c0 type veth peer name c1
 ip -n a address add 10.6.0.1/16 dev c0
 ip -n a address add 2001:db8:6::1/64 dev c0 nodad
 ip -n a link set c0 up
 ip -n a link set c1 up
 nl() { ip netns exec a /selftests/net/path_metrics_nl "$@"; }
+# load I: what is put on the path by a$i, bytes/s.
+load() { ip netns exec a cat /proc/net/path_metrics | awk -v gw="${gw[$1]}" '$2 == gw { print $5 }'; }
+# By a1 alone, and no further than r1.
+ip -n a route add 10.11.0.0/16 via 10.8.1.2
+ip -n a -6 route add 2001:db8:11::/64 via 2001:db8:81::2
+ip -n r1 route add blackhole 10.11.0.0/16
+ip -n r1 -6 route add blackhole 2001:db8:11::/64
 for family in 4 6; do
     ip -n a -4 route del 10.10.0.0/16 2>/dev/null
     ip -n a -6 route del 2001:db8:10::/64 2>/dev/null
@@ -161,6 +168,8 @@ for family in 4 6; do
     route $family route
     from=10.6
     [[ $family == 4 ]] || from=2001:db8:6:0
+    one=10.11.0.1
+    [[ $family == 4 ]] || one=2001:db8:11::1
     ip netns exec a sysctl -qw net.ipv4.fib_multipath_score=2
     look() { looked=$(ip netns exec a choices 1000 "$to" c0 "$from"); }
     sleep 1
@@ -175,5 +184,22 @@ for family in 4 6; do
     sleep 10
     look
     check "IPv$family, forwarded: by a1 after nothing was said for 5 s, %" "$(share)" ">=" 45
+
+    # What is put on a path is no reason to leave it.
+    least=100 loaded=1e9
+    ip netns exec a bash -c "while :; do printf '%01000d' 0 >/dev/udp/$one/9; done" &
+    load_pid=$!
+    for _ in 1 2 3 4 5 6 7 8; do
+        nl set a0 "${gw[0]}" delay 1000 variation 500
+        nl set a1 "${gw[1]}" delay 1000 variation 500
+        sleep 0.3
+        loaded=$(awk "BEGIN { n = $(load 1) / ($(load 0) + 1); print n < $loaded ? n : $loaded }")
+        look
+        least=$(awk "BEGIN { n = $(share); n = n < 50 ? n : 100 - n; print n < $least ? n : $least }")
+    done
+    kill $load_pid
+    wait $load_pid 2>/dev/null
+    check "IPv$family: load of a1's path, in terms of a0's, at least" "$loaded" ">=" 100
+    check "IPv$family: with that the least that either has, %" "$least" ">=" 45
     ip netns exec a sysctl -qw net.ipv4.fib_multipath_score=0
 done

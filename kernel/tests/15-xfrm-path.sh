@@ -116,6 +116,17 @@ for mode in tunnel transport; do
     other=a1
     [[ $used == a0 ]] || other=a0
     same "$mode: and not the other one, $other" "$(path source $other)" none
+
+    # The outer route changes below bundles that are in use: they are made anew, with the other path.
+    ip -n a route add 10.10.0.1 src 10.8.0.1 via 10.9.${other#a}.2
+    for dev in a0 a1; do declare "before_$dev=$(path packets $dev)"; done
+    ip netns exec a bash -c "for i in 1 2 3 4 5 6 7 8 9 10; do printf '%0200d' 0 >/dev/udp/$inner.1/9; done"
+    for dev in a0 a1; do
+        before=before_$dev
+        check "$mode: after the outer route has changed to $other: packets by $dev" \
+            "$(($(path packets $dev) - ${!before}))" == "$([[ $dev == "$other" ]] && echo 10 || echo 0)"
+    done
+    ip -n a route del 10.10.0.1
     # Until nothing is known any more.
     sleep 6
 done

@@ -5,6 +5,8 @@
  *   sctp_talk serve PORT                       takes one in and reads until it ends
  *   sctp_talk send ADDRESS PORT SECONDS [pin]  50 messages of 500 bytes a second; pin: ADDRESS is asked
  *                                              for as the primary path
+ *   sctp_talk send ADDRESS PORT SECONDS three  three of 400 bytes at once, each second: while the first is
+ *                                              under way Nagle's algorithm puts the others in one packet
  *
  * Both ends are bound to all their addresses.
  */
@@ -35,12 +37,13 @@ static void serve(int fd)
 		;
 }
 
-static void send_all(int fd, int seconds, int pin)
+static void send_all(int fd, int seconds, const char *how)
 {
-	const struct timespec pause = { .tv_nsec = 20000000 };
+	const int pin = !strcmp(how, "pin"), three = !strcmp(how, "three");
+	const struct timespec pause = { .tv_sec = three, .tv_nsec = three ? 0 : 20000000 };
 	static const char message[500];
 	struct sctp_prim primary = {};
-	int i;
+	int i, j;
 
 	if (connect(fd, (void *)&to, sizeof(to)) < 0)
 		err(1, "connect");
@@ -49,9 +52,11 @@ static void send_all(int fd, int seconds, int pin)
 		if (setsockopt(fd, IPPROTO_SCTP, SCTP_PRIMARY_ADDR, &primary, sizeof(primary)) < 0)
 			err(1, "SCTP_PRIMARY_ADDR");
 	}
-	for (i = 0; i < seconds * 50; i++) {
-		if (send(fd, message, sizeof(message), MSG_NOSIGNAL) < 0)
-			err(1, "send");
+	for (i = 0; i < (three ? seconds : seconds * 50); i++) {
+		for (j = 0; j < (three ? 3 : 1); j++) {
+			if (send(fd, message, three ? 400 : sizeof(message), MSG_NOSIGNAL) < 0)
+				err(1, "send");
+		}
 		nanosleep(&pause, NULL);
 	}
 }
@@ -69,9 +74,9 @@ int main(int argc, char **argv)
 		if (inet_pton(AF_INET, argv[2], &to.sin_addr) != 1)
 			errx(2, "not an address: %s", argv[2]);
 		to.sin_port = htons(atoi(argv[3]));
-		send_all(fd, atoi(argv[4]), argc == 6);
+		send_all(fd, atoi(argv[4]), argc == 6 ? argv[5] : "");
 	} else {
-		errx(2, "usage: sctp_talk serve PORT | send ADDRESS PORT SECONDS [pin]");
+		errx(2, "usage: sctp_talk serve PORT | send ADDRESS PORT SECONDS [pin|three]");
 	}
 	return 0;
 }
