@@ -96,18 +96,33 @@ refused "TCP by another device's rule" transfer 192.0.2.2 -n 1M
 rule del
 
 # As `mountain redirect` does it.
-if command -v mountain >/dev/null; then
-    redirect() { nsenter --net=/run/netns/r mountain redirect "$@"; }
-    works "mountain redirect add" redirect add --backend module --proto tcp --from 192.0.2.2:5000 \
-        --to 198.51.100.1:5201
-    works "TCP" transfer 192.0.2.2 -n 1M
-    check "mountain redirect stats" \
-        "$(redirect stats --json | jq '[.rules[].forward.packets] | add')" ">" 10
-    refused "a source that has to be rewritten" redirect add --backend module --snat always \
-        --proto tcp --from 192.0.2.2:5002 --to 198.51.100.1:5202
-    works "mountain redirect del" redirect del --all
-    check "rules afterwards" "$(rule get | wc -l)" == 0
-fi
+need mountain
+redirect() { nsenter --net=/run/netns/r mountain redirect "$@"; }
+works "mountain redirect add" redirect add --backend module --proto tcp --from 192.0.2.2:5000 \
+    --to 198.51.100.1:5201
+works "TCP" transfer 192.0.2.2 -n 1M
+check "mountain redirect stats" \
+    "$(redirect stats --json | jq '[.rules[].forward.packets] | add')" ">" 10
+refused "a source that has to be rewritten" redirect add --backend module --snat always \
+    --proto tcp --from 192.0.2.2:5002 --to 198.51.100.1:5202
+works "mountain redirect del" redirect del --all
+check "rules afterwards" "$(rule get | wc -l)" == 0
+
+# Its tracepoint, with rules and without.
+tracing=/sys/kernel/tracing
+[[ -d $tracing/events ]] || mount -t tracefs tracefs $tracing
+traced() { grep -c 'mtn_redirect_packet: rule 9 forward udp' $tracing/trace; }
+echo 1 >$tracing/events/mtn_redirect/mtn_redirect_packet/enable
+ip netns exec c bash -c 'echo -n x >/dev/udp/192.0.2.2/5009'
+check "traced without a rule" "$(traced)" == 0
+rule add 9 udp 192.0.2.2 5009 198.51.100.1 5209
+ip netns exec c bash -c 'for i in 1 2 3; do echo -n x >/dev/udp/192.0.2.2/5009; done'
+check "traced" "$(traced)" == 3
+echo 0 >$tracing/events/mtn_redirect/mtn_redirect_packet/enable
+ip netns exec c bash -c 'echo -n x >/dev/udp/192.0.2.2/5009'
+check "traced after it was turned off" "$(traced)" == 3
+echo >$tracing/trace
+rule del
 
 # Removed 200 times while packets go through its hooks. Other hooks stay there meanwhile, so that the kernel
 # does not patch its code at each round: emulated processors that run side by side fall over that now and

@@ -38,10 +38,11 @@ works "rules, tunnel, IPv6" rule 5 udp 2001:db8:3::2 5000 2001:db8:2::2 5202
 for end in c/sport/5000 s/dport/5201; do
     IFS=/ read -r ns field port <<<"$end"
     ip netns exec "$ns" nft "table inet look {
-        counter none { }; counter ones { }
+        counter none { }; counter some { }; counter ones { }
         chain input {
             type filter hook input priority 0
             udp $field $port udp checksum 0 counter name none
+            udp $field $port udp checksum != 0 counter name some
             udp $field $port udp checksum 0xffff counter name ones
         }
     }"
@@ -86,6 +87,19 @@ without_checksum() {
     done
 }
 without_checksum "offloads"
+
+# A tunnel without checksums: what is left to be summed up is the TCP inside of it (CHECKSUM_PARTIAL).
+ip -n c link add vx type vxlan id 7 local 192.0.2.1 remote 192.0.2.2 dstport 5000 noudpcsum
+ip netns exec c sysctl -qw net.ipv6.conf.vx.disable_ipv6=1
+ip -n c address add 10.99.0.1/24 dev vx
+ip -n c link set vx up
+ip -n c neighbour add 10.99.0.2 lladdr 02:00:00:00:00:01 dev vx
+seen s none >/dev/null
+seen s some >/dev/null
+ip netns exec c timeout 0.5 bash -c 'exec 3<>/dev/tcp/10.99.0.2/9' 2>/dev/null
+check "a tunnel without checksums: 0 at the server" "$(seen s none)" ">=" 1
+check "a tunnel without checksums: a sum at the server" "$(seen s some)" == 0
+ip -n c link del vx
 for end in c/cr r/rc r/rs s/sr c/tun r/tun; do
     ip netns exec ${end%/*} ethtool -K ${end#*/} tx off gso off tso off gro off >/dev/null 2>&1
 done

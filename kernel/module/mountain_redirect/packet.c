@@ -110,9 +110,14 @@ static void mtn_rewrite(struct sk_buff *skb, enum mtn_direction direction,
 			const struct mtn_end *from, const struct mtn_end *to, unsigned int offset)
 {
 	void *transport = skb->data + offset;
+	u8 ip_summed = skb->ip_summed;
 	__sum16 *check;
 	__be16 *port;
 	bool summed;
+
+	/* That of a packet inside of this one, whose own sum is there or not wanted: left alone. */
+	if (ip_summed == CHECKSUM_PARTIAL && skb_checksum_start(skb) != transport)
+		skb->ip_summed = CHECKSUM_NONE;
 
 	if (from->proto == IPPROTO_TCP) {
 		struct tcphdr *tcp = transport;
@@ -145,6 +150,8 @@ static void mtn_rewrite(struct sk_buff *skb, enum mtn_direction direction,
 		/* Nothing in the packet makes up for the change, and nobody will ask. */
 		skb->ip_summed = CHECKSUM_NONE;
 	}
+	if (ip_summed == CHECKSUM_PARTIAL)
+		skb->ip_summed = ip_summed;
 	*port = to->port;
 
 	if (from->family == NFPROTO_IPV4) {
