@@ -4,6 +4,7 @@
 //! process is not mistaken for a late path; then netlink changes, then timers and requests.
 //! Whatever is attached is owned by [`Steer`] and goes with it, also by `kill -9`.
 
+mod feed;
 mod ids;
 mod report;
 pub mod runtime;
@@ -29,6 +30,7 @@ use crate::netlink::{self, Change, Filter, Monitor};
 use crate::start::Starter;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::topology::{Topology, MAX_PATHS};
+use feed::Feed;
 use runtime::RunDir;
 use topology::Paths;
 use translated::Translated;
@@ -50,6 +52,8 @@ const CLASS_WINDOW_MS: u64 = 1_000;
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How often is looked for what nothing announces: whether this host forwards and translates, and cgroups.
 const FORWARDING: Duration = Duration::from_secs(5);
+/// Samples from which on a path's cost is held against others.
+const COSTED: u64 = 20;
 /// Single moves that are kept for `explain`.
 const MOVES_KEPT: usize = 10_000;
 
@@ -124,6 +128,8 @@ struct Daemon {
     steer: Option<Steer>,
     /// Made when there is a group whose flows choose when they start.
     starter: Option<Starter>,
+    /// A patched kernel, which is told what is measured.
+    feed: Option<Feed>,
     forwarding_at: Instant,
     /// When the last change could not be followed as a whole.
     failed_at: Option<Instant>,
@@ -262,6 +268,7 @@ impl Daemon {
             policy_name: PolicyName::Mountain,
             steer,
             starter: None,
+            feed: if options.dry_run { None } else { Feed::open() },
             forwarding_at: Instant::now(),
             failed_at: None,
             move_log,
@@ -556,6 +563,7 @@ impl Daemon {
                 });
             }
         }
+        self.feed_kernel();
         if let Some(log) = &self.move_log {
             match log.drain() {
                 Ok(moves) => self.moves.extend(moves),

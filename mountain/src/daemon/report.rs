@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{json, Value};
 
 use super::runtime::{Request, Response};
-use super::{now_us, Daemon, PolicyName};
+use super::{now_us, Daemon, PolicyName, COSTED};
 use crate::bpf::flows::Class;
 use crate::bpf::now_ns;
 
@@ -14,8 +14,6 @@ use crate::bpf::now_ns;
 const LIVE_NS: u64 = 10_000_000_000;
 /// State of a path with too few samples to be judged.
 const UNKNOWN: &str = "unknown";
-/// Samples from which on a path's cost is held against others.
-const COSTED: u64 = 20;
 
 impl Daemon {
     pub(super) fn respond(&mut self, request: Request) -> Response {
@@ -118,6 +116,7 @@ impl Daemon {
             "counters": self.steer.as_ref().map(|s| s.stats()).transpose()?,
             "start": self.starter.as_ref().map(|s| s.status()).transpose()?,
             "skipped": self.paths.topology().skipped,
+            "kernel_told": self.feed.is_some(),
             "translated_sources": self.translated.sources().collect::<Vec<_>>(),
         }))
     }
@@ -197,6 +196,12 @@ pub fn status_text(v: &Value) -> String {
                 text(&p["reason"])
             );
         }
+    }
+    if v["kernel_told"] == true {
+        let _ = writeln!(
+            out,
+            "\nthe kernel is told what is measured (net.ipv4.fib_multipath_score)"
+        );
     }
     for s in list(&v["skipped"]) {
         let _ = writeln!(out, "not adopted: {}", text(&s));

@@ -5,7 +5,7 @@
 //! changes afterwards. Make the monitor first and read second, so that no change falls between.
 //!
 //! Theory of operation. `wire` speaks the netlink framing, `snapshot` decodes the few attributes
-//! needed into plain data (`nexthop`: those of next hops; `route`: one look-up; `link`: one device; `netfilter`: tables; `uplinks`: the rules and routes that mountain itself adds; `sock_diag`: sockets), `rules` walks the policy rules as the kernel does, and `build` decides
+//! needed into plain data (`nexthop`: those of next hops; `route`: one look-up; `link`: one device; `netfilter`: tables; `generic`: families of generic netlink, `path_metrics` one of them; `uplinks`: the rules and routes that mountain itself adds; `sock_diag`: sockets), `rules` walks the policy rules as the kernel does, and `build` decides
 //! what is a group, what is left alone and why. The last two are pure functions. Attributes are
 //! picked one by one instead of decoding whole messages with `netlink-packet-route`, because there
 //! one attribute of a newer kernel, or an encapsulation inside a multipath next hop, makes the
@@ -13,10 +13,12 @@
 //! traffic is moved by mistake.
 
 mod build;
+pub(crate) mod generic;
 mod link;
 mod monitor;
 mod netfilter;
 mod nexthop;
+mod path_metrics;
 mod route;
 mod rules;
 mod snapshot;
@@ -34,6 +36,7 @@ use crate::steer::topology::Topology;
 pub use link::{addresses, link, namespace_id, neighbour_usable, Link};
 pub use monitor::{Change, Monitor};
 pub use netfilter::{tables_with_base_chains, translates_sources};
+pub use path_metrics::PathMetrics;
 pub use route::{look_up, policy_rules, route_to, Way, WayOut};
 pub use sock_diag::reset_unanswered;
 

@@ -8,20 +8,12 @@ use std::io;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
-use netlink_sys::protocols::NETLINK_GENERIC;
 
 use super::{Installed, Stats, Traffic};
-use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
+use crate::netlink::generic::{self, Family, HEADER_LEN};
+use crate::netlink::wire::{ip_bytes, push_attribute, Attributes};
 
-/// linux/genetlink.h: the family that knows the others.
-const GENL_ID_CTRL: u16 = 16;
-const CTRL_CMD_GETFAMILY: u8 = 3;
-const CTRL_ATTR_FAMILY_ID: u16 = 1;
-const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-/// Length of `struct genlmsghdr`.
-const HEADER_LEN: usize = 4;
-
-const FAMILY: &[u8] = b"mtn_redirect\0";
+const FAMILY: &str = "mtn_redirect";
 const VERSION: u8 = 1;
 const CMD_NEW: u8 = 1;
 const CMD_DEL: u8 = 2;
@@ -39,48 +31,28 @@ const A_REPLY_PACKETS: u16 = 11;
 const A_REPLY_BYTES: u16 = 12;
 const A_DROPS_MEMORY: u16 = 13;
 
-/// The module, by a socket of the calling thread's network namespace.
-struct Module {
-    socket: Socket,
-    family: u16,
-}
+/// The module, in the calling thread's network namespace.
+struct Module(Family);
 
 fn body(command: u8) -> Vec<u8> {
-    vec![command, VERSION, 0, 0]
+    generic::body(command, VERSION)
 }
 
 impl Module {
     /// `None`: the kernel has no such module, and could not load one.
     fn open() -> io::Result<Option<Self>> {
-        let mut socket = Socket::open_for(NETLINK_GENERIC)?;
-        let mut question = body(CTRL_CMD_GETFAMILY);
-        push_attribute(&mut question, CTRL_ATTR_FAMILY_NAME, FAMILY);
-        let answer = match socket.request(GENL_ID_CTRL, 0, &question) {
-            Ok(answer) => answer.unwrap_or_default(),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-            Err(e) => return Err(e),
-        };
-        let id = Attributes::after(&answer, HEADER_LEN);
-        let id = id.get(CTRL_ATTR_FAMILY_ID).and_then(|id| id.first_chunk());
-        Ok(id.map(|id| Self {
-            socket,
-            family: u16::from_ne_bytes(*id),
-        }))
-    }
-
-    fn request(&mut self, body: &[u8]) -> io::Result<()> {
-        self.socket.request(self.family, 0, body).map(|_| ())
+        Ok(Family::open(FAMILY)?.map(Self))
     }
 
     fn add(&mut self, installed: &Installed) -> io::Result<()> {
-        self.request(&new_rule(installed))
+        self.0.request(&new_rule(installed))
     }
 
     /// Whether it was there or not.
     fn del(&mut self, id: u32) -> io::Result<()> {
         let mut body = body(CMD_DEL);
         push_attribute(&mut body, A_ID, &id.to_ne_bytes());
-        match self.request(&body) {
+        match self.0.request(&body) {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             other => other,
         }
@@ -89,12 +61,11 @@ impl Module {
     /// What the module has, by number.
     fn rules(&mut self) -> io::Result<HashMap<u32, InKernel>> {
         let mut all = HashMap::new();
-        self.socket
-            .dump(self.family, &body(CMD_GET), |_, payload| {
-                if let Some((id, rule)) = in_kernel(payload) {
-                    all.insert(id, rule);
-                }
-            })?;
+        self.0.dump(&body(CMD_GET), |payload| {
+            if let Some((id, rule)) = in_kernel(payload) {
+                all.insert(id, rule);
+            }
+        })?;
         Ok(all)
     }
 }
@@ -224,6 +195,7 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
 pub fn remove_all() -> Result<()> {
     match Module::open()? {
         Some(mut module) => module
+            .0
             .request(&body(CMD_DEL))
             .context("the module keeps its rules: run as root"),
         None => Ok(()),

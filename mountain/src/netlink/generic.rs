@@ -1,0 +1,71 @@
+//! Generic netlink: families of the kernel that are known by name.
+
+use std::io;
+
+use netlink_sys::protocols::NETLINK_GENERIC;
+
+use super::wire::{push_attribute, Attributes, Socket};
+
+/// linux/genetlink.h: the family that knows the others.
+const GENL_ID_CTRL: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+/// Length of `struct genlmsghdr`: attributes come after it.
+pub(crate) const HEADER_LEN: usize = 4;
+
+/// A family, by a socket of the network namespace of the thread that opened it.
+pub(crate) struct Family {
+    socket: Socket,
+    id: u16,
+}
+
+/// The head of a message; attributes are pushed behind it.
+pub(crate) fn body(command: u8, version: u8) -> Vec<u8> {
+    vec![command, version, 0, 0]
+}
+
+impl Family {
+    /// The family of this name. `None`: the kernel has none, and could not load one.
+    pub(crate) fn open(name: &str) -> io::Result<Option<Self>> {
+        let mut socket = Socket::open_for(NETLINK_GENERIC)?;
+        let mut question = body(CTRL_CMD_GETFAMILY, 1);
+        let name = [name.as_bytes(), b"\0"].concat();
+        push_attribute(&mut question, CTRL_ATTR_FAMILY_NAME, &name);
+        let answer = match socket.request(GENL_ID_CTRL, 0, &question) {
+            Ok(answer) => answer.unwrap_or_default(),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let id = Attributes::after(&answer, HEADER_LEN);
+        let id = id.get(CTRL_ATTR_FAMILY_ID).and_then(|id| id.first_chunk());
+        Ok(id.map(|id| Self {
+            socket,
+            id: u16::from_ne_bytes(*id),
+        }))
+    }
+
+    /// Has the kernel carry out one message.
+    pub(crate) fn request(&mut self, body: &[u8]) -> io::Result<()> {
+        self.socket.request(self.id, 0, body).map(|_| ())
+    }
+
+    /// Asks for all objects; `each` gets their messages.
+    pub(crate) fn dump(&mut self, body: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        self.socket
+            .dump(self.id, body, |_, payload| each(payload))
+            .map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_family_of_families_is_there_and_others_are_not() {
+        // Its own number, as the kernel gives it.
+        assert_eq!(Family::open("nlctrl").unwrap().unwrap().id, GENL_ID_CTRL);
+        assert!(Family::open("mtn_no_such").unwrap().is_none());
+    }
+}
