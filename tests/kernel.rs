@@ -26,6 +26,39 @@ fn the_kernel_edition_has_passed_as_it_is() {
     assert!(check.status.success(), "{}", said(&check));
 }
 
+/// By the script of the source that they are for, where that has been fetched (kernel/scripts/fetch).
+#[test]
+fn the_patches_are_as_the_kernel_wants_them() {
+    let cache = Path::new(ROOT).join("target/kernel");
+    let source = fs::read_dir(&cache).into_iter().flatten().flatten();
+    let script = source
+        .map(|folder| folder.path().join("scripts/checkpatch.pl"))
+        .find(|script| script.exists());
+    let Some(script) = script else {
+        let cache = cache.display();
+        eprintln!("skipped: no kernel source in {cache}, `make kernel` fetches it");
+        return;
+    };
+    let mut patches: Vec<_> = fs::read_dir(format!("{ROOT}/kernel/patches/6.12"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    patches.sort();
+    assert_eq!(patches.len(), 8);
+    for patch in patches {
+        // A file in a folder that MAINTAINERS names as a whole needs no entry, which the script cannot tell.
+        let checked = Command::new("perl")
+            .arg(&script)
+            .args(["--no-tree", "--ignore", "FILE_PATH_CHANGES"])
+            .arg(&patch)
+            .output()
+            .unwrap();
+        // Its third kind, "checks", is a matter of taste.
+        let text = String::from_utf8_lossy(&checked.stdout);
+        assert!(text.contains("total: 0 errors, 0 warnings"), "{text}");
+    }
+}
+
 /// A checkout with all that the hash is made of.
 fn checkout() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
