@@ -128,6 +128,15 @@ echo $$ >/sys/fs/cgroup/cgroup.procs
 refused "cc: nothing is left" ls -d /sys/fs/bpf/mountain/cc/mountain /run/mountain/cc-mountain.json
 tc -n a qdisc del dev va root
 
+# Where fq paces, and not TCP by itself: it has held packets back.
+works "qdisc fq" tc -n a qdisc add dev va root fq
+works "cc enable with fq" m cc enable
+exchanged "cc with fq" mountain mountain 7012
+held=$(tc -n a -s -j qdisc show dev va | jq '[.[] | select(.kind == "fq") | .throttled] | add')
+check "cc with fq: packets that fq has held back" "$held" ">" 0
+works "cc disable with fq" m cc disable
+tc -n a qdisc del dev va root
+
 # Redirects: by each backend a datagram gets its answer from the target, by the address it was sent to.
 in_ns c exchange answer 10.0.1.2 8083 'from the target: ' &
 soon 20 listens c u 8083

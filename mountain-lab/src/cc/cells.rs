@@ -7,7 +7,8 @@ use rand_pcg::Pcg64Mcg;
 use super::bottleneck::{Back, LinkPlan};
 
 const MBIT: f64 = 1e6;
-const RTT_US: u32 = 40_000;
+/// Round trip of the empty link, µs.
+pub const RTT_US: u32 = 40_000;
 /// Before it no figure is taken: the flows have found their rate.
 pub const WARM_UP_US: u64 = 3_000_000;
 /// When the rate of a step changes.

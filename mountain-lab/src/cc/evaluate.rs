@@ -6,9 +6,13 @@ use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
 use super::bottleneck::LinkPlan;
-use super::cells::{Cell, Kind, STEP_US, WARM_UP_US};
-use super::flows::FlowReport;
+use super::cells::{Cell, Kind, RTT_US, STEP_US, WARM_UP_US};
+use super::flows::{FlowReport, BUCKET_US};
 use super::link::LinkReport;
+
+/// For how long a flow has to carry a rate until it counts as there: several round trips, less than a cycle of
+/// BBR's probes lasts with a queue.
+const RISE_US: u64 = 500_000;
 
 /// What one congestion control did in one cell.
 pub struct Segment {
@@ -27,6 +31,20 @@ fn jain(shares: &[f64]) -> f64 {
         .iter()
         .fold((0.0, 0.0), |(s, q), x| (s + x, q + x * x));
     sum * sum / (shares.len() as f64 * squares)
+}
+
+/// After how long a queue, sampled every ms, has gone for good: to what BBR's own probes make.
+fn settle_us(samples: &[u32]) -> u64 {
+    let last = samples.iter().rposition(|q| *q > RTT_US / 2);
+    last.map_or(0, |last| (last as u64 + 1) * 1_000)
+}
+
+/// After how long a flow first carries 90 % of `bps` for [`RISE_US`]; all of the time, if it never does.
+fn rise_us(flow: &FlowReport, from: u64, until: u64, bps: f64) -> u64 {
+    (from..=until - RISE_US)
+        .step_by(BUCKET_US as usize)
+        .find(|t| flow.goodput_bps(*t, t + RISE_US) >= 0.9 * bps)
+        .map_or(until - from, |t| t + RISE_US - from)
 }
 
 /// The figures of a segment; their names begin with the cell's.
@@ -73,6 +91,16 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
     );
     put("retransmits", "count", retransmits as f64, retransmits);
     match cell.kind {
+        Kind::Step(a, b) if b < a => {
+            let samples = s.link.queue_us(from, end);
+            let most = samples.iter().max().copied().unwrap_or(0);
+            put("peak_us", "us", most.into(), samples.len() as u64);
+            put("settle_us", "us", settle_us(&samples) as f64, 1);
+        }
+        Kind::Step(_, to) => {
+            let rise_us = rise_us(&s.flows[0], from, end, to * 1e6);
+            put("rise_us", "us", rise_us as f64, 1);
+        }
         Kind::Alike(n) => put("jain", "x", jain(&each), n.into()),
         // What the flow that is looked at gets of what both get.
         Kind::Against(_) => put("share", "ratio", each[0] / all, 2),
@@ -176,6 +204,22 @@ mod tests {
     fn fairness() {
         assert_eq!(jain(&[3.0, 3.0, 3.0]), 1.0);
         assert_eq!(jain(&[1.0, 0.0, 0.0, 0.0]), 0.25);
+    }
+
+    #[test]
+    fn when_a_step_is_over() {
+        assert_eq!(settle_us(&[0, 10_000, 20_000]), 0);
+        assert_eq!(settle_us(&[0, 20_001, 5, 30_000, 20_000, 1]), 4_000);
+        assert_eq!(settle_us(&[50_000; 7_000]), 7_000_000);
+
+        // 10 Mbit/s, and 45 from 2.3 s on.
+        let bytes = |bucket| if bucket < 23 { 125_000 } else { 562_500 };
+        let flow = FlowReport {
+            bytes: (0..60).map(bytes).collect(),
+            retransmits: 0,
+        };
+        assert_eq!(rise_us(&flow, 1_000_000, 6_000_000, 50e6), 1_800_000);
+        assert_eq!(rise_us(&flow, 1_000_000, 6_000_000, 60e6), 5_000_000);
     }
 
     #[test]
