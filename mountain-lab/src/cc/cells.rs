@@ -28,6 +28,8 @@ pub enum Kind {
     Steady(f64, f64, f64),
     /// Like a mobile link.
     Trace(Trace),
+    /// The same with a queue of 4 BDP at 12 Mbit/s: what the rate's falls leave in it is lost in part.
+    Short(Trace),
     /// So many flows alike.
     Alike(u32),
     /// One flow that is there first, and one of this congestion control that comes 2 s later.
@@ -69,7 +71,7 @@ pub struct Cell {
 }
 
 /// Every cell, in the order of the table.
-pub const CELLS: [Cell; 27] = {
+pub const CELLS: [Cell; 29] = {
     const fn cell(name: &'static str, kind: Kind, quick: bool) -> Cell {
         Cell { name, kind, quick }
     }
@@ -87,6 +89,8 @@ pub const CELLS: [Cell; 27] = {
         cell("outage", Kind::Trace(Trace::Outage), true),
         cell("two-states", Kind::Trace(Trace::TwoStates), true),
         cell("walk", Kind::Trace(Trace::Walk), true),
+        cell("deep-short", Kind::Short(Trace::Deep), false),
+        cell("two-states-short", Kind::Short(Trace::TwoStates), false),
         cell("flows-2", Kind::Alike(2), false),
         cell("flows-4", Kind::Alike(4), true),
         cell("flows-16", Kind::Alike(16), false),
@@ -131,6 +135,10 @@ impl Cell {
                 (vec![(0, bits(mbit))], queue, loss)
             }
             Kind::Trace(trace) => (trace.rates(length_us, &mut rng), 3e6, 0.0),
+            Kind::Short(trace) => {
+                let rates = trace.rates(length_us, &mut rng);
+                (rates, 4.0 * bdp(12.0), 0.0)
+            }
             Kind::Alike(_)
             | Kind::Against(_)
             | Kind::Late(_)
@@ -249,7 +257,7 @@ mod tests {
             for (_, rate) in &plan.rates {
                 assert!((low..=high).contains(rate), "{}: {rate}", cell.name);
             }
-            if let Kind::Trace(_) = cell.kind {
+            if let Kind::Trace(_) | Kind::Short(_) = cell.kind {
                 assert_ne!(plan.rates, cell.plan(8, 30_000_000).rates, "{}", cell.name);
             }
         }

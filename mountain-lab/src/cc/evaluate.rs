@@ -171,7 +171,7 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
             }
             Kind::Against(_) | Kind::Late(_) => spec("share", Op::AtLeast, 0.8, bbr),
             // To look at: nothing is promised.
-            Kind::Ratio(_) | Kind::Bursts(_) | Kind::Media(_) => {}
+            Kind::Short(_) | Kind::Ratio(_) | Kind::Bursts(_) | Kind::Media(_) => {}
         }
     }
     specs
