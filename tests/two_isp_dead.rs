@@ -73,12 +73,15 @@ fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
     let opened = [&opened[0].1[..], &opened[1].1].concat();
     net.blackhole(1);
     wait_until("what hangs is reset", 6 * LEAVE, || {
-        let answered = by_uplink(&flows.ask());
-        assert_eq!(answered, [first, 0], "the other uplink's go on");
+        assert_eq!(by_uplink(&flows.ask())[1], 0);
         errors_by_uplink(&opened, &mut flows)[1].len() == opened.len() - first
     });
     let [none, reset] = errors_by_uplink(&opened, &mut flows);
     assert_eq!(none, [""; 0]);
+    // Once they are answered: a busy machine may take longer than one look does.
+    wait_until("the other uplink's go on", LEAVE, || {
+        by_uplink(&flows.ask()) == [first, 0]
+    });
     assert!(reset.iter().all(|e| e == error), "{reset:?}");
     // What applications do then works.
     for (by_uplink, _) in open(&mut net.flows_in(ns)) {
