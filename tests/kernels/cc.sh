@@ -128,13 +128,16 @@ echo $$ >/sys/fs/cgroup/cgroup.procs
 refused "cc: nothing is left" ls -d /sys/fs/bpf/mountain/cc/mountain /run/mountain/cc-mountain.json
 tc -n a qdisc del dev va root
 
-# Where fq paces, and not TCP by itself: it has held packets back.
+# Where fq paces, and not TCP by itself: it has held packets back. ACKs are late, or all that this machine can send
+# would be slower than the rate.
 works "qdisc fq" tc -n a qdisc add dev va root fq
+tc -n b qdisc add dev vb root netem delay 50ms
 works "cc enable with fq" m cc enable
 exchanged "cc with fq" mountain mountain 7012
 held=$(tc -n a -s -j qdisc show dev va | jq '[.[] | select(.kind == "fq") | .throttled] | add')
 check "cc with fq: packets that fq has held back" "$held" ">" 0
 works "cc disable with fq" m cc disable
+tc -n b qdisc del dev vb root
 tc -n a qdisc del dev va root
 
 # Redirects: by each backend a datagram gets its answer from the target, by the address it was sent to.
