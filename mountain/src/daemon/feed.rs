@@ -1,5 +1,5 @@
 //! The kernel edition chooses among next hops by itself (`net.ipv4.fib_multipath_score`): it is told what is
-//! measured here, so that forwarded and UDP traffic, and groups that are not adopted, go by it, too.
+//! measured here, so that forwarded and UDP traffic, and other routes by the same paths, go by it, too.
 
 use std::io;
 use std::time::{Duration, Instant};
