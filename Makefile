@@ -71,6 +71,7 @@ kernel-deb: ## the kernel edition as Debian packages: make kernel-deb CONFIG=/bo
 
 kernel-test: setup-kernel ## boot stock and patched kernel in QEMU and run all kernel tests
 	@kernel/scripts/test $(ARGS)
+	@[ -n "$(ARGS)" ] || tests/kernels/bbr-off
 
 kernel-test-quick: setup-kernel ## the patched kernel only
 	@kernel/scripts/test --quick $(ARGS)
