@@ -69,6 +69,10 @@ fn cells_are_listed_and_unknown_ones_refused() {
     for name in ["step-50-10", "steady-1-bdp", "two-states", "against-cubic"] {
         assert!(text.contains(name), "{text}");
     }
+    assert!(
+        text.contains("20 Mbit/s, a queue of 4 BDP, 1 % lost at random"),
+        "{text}"
+    );
     let wrong = lab(&["--cells", "nonesuch"]);
     assert_eq!(wrong.status.code(), Some(2));
     let error = String::from_utf8(wrong.stderr).unwrap();

@@ -1,5 +1,7 @@
 //! The matrix of the bench: links, flows, and what is looked at in each cell.
 
+use std::fmt;
+
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, StandardNormal};
 use rand_pcg::Pcg64Mcg;
@@ -60,6 +62,43 @@ pub enum Trace {
     TwoStates,
     /// Another rate between 2 and 40 Mbit/s every one to three seconds.
     Walk,
+}
+
+/// In words, for `--list`.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Kind::Step(before, after) => write!(f, "{before} Mbit/s, then {after}; a deep queue"),
+            Kind::Steady(mbit, bdps, loss) => {
+                write!(f, "{mbit} Mbit/s, a queue of {bdps} BDP")?;
+                match *loss > 0.0 {
+                    true => write!(f, ", {} % lost at random", loss * 100.0),
+                    false => Ok(()),
+                }
+            }
+            Kind::Trace(trace) => write!(f, "{trace}; a deep queue"),
+            Kind::Short(trace) => write!(f, "{trace}; a short queue"),
+            Kind::Alike(flows) => write!(f, "{flows} flows alike"),
+            Kind::Against(cc) => write!(f, "one flow, and one of {cc} that comes 2 s later"),
+            Kind::Late(cc) => write!(f, "one flow that comes 2 s after one of {cc}"),
+            Kind::Ratio(times) => write!(f, "two flows, one with {times} times the round trip"),
+            Kind::Bursts(ms) => write!(f, "ACKs come back together, every {ms} ms"),
+            Kind::Media(mbit) => write!(f, "an application that sends {mbit} Mbit/s, in frames"),
+        }
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Trace::Slow => "4 to 24 Mbit/s and back in 8 s",
+            Trace::Fast => "around 12 Mbit/s, another rate within a tenth of a second",
+            Trace::Deep => "0.5 to 40 Mbit/s, another rate within half a second",
+            Trace::Outage => "15 Mbit/s with outages of one to three seconds",
+            Trace::TwoStates => "2 or 30 Mbit/s, each for 0.4 s in the mean",
+            Trace::Walk => "2 to 40 Mbit/s, another rate every one to three seconds",
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -293,7 +293,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     if args.list {
         for cell in CELLS {
             let quick = if cell.quick { "quick" } else { "" };
-            println!("{:20} {quick:6} {:?}", cell.name, cell.kind);
+            println!("{:20} {quick:6} {}", cell.name, cell.kind);
         }
         return Ok(ExitCode::SUCCESS);
     }
