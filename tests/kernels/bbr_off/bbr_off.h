@@ -11,8 +11,7 @@
 #include <linux/random.h>
 #include <net/tcp.h>
 
-/* What BBR is doing, for the driver to know what it has been through: bits. */
-#define BBR_OFF_PROBE_RTT	3	/* enum bbr_mode is 0 to 3 */
+/* What BBR is doing, for the driver to know what it has been through: bits; enum bbr_mode is 0 to 3. */
 #define BBR_OFF_LT_BW		4	/* it follows a policer */
 #define BBR_OFF_RESTART		5	/* from idleness */
 #define BBR_OFF_CONSERVE	6	/* packet conservation, in a recovery */
