@@ -9,6 +9,7 @@ mod scope;
 mod sockets;
 mod support;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{Read, Write};
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use libbpf_rs::query::ProgInfoIter;
 use serde_json::Value;
 use socket2::{Domain, SockRef, Socket, Type};
 use support::{Ns, MOUNTAIN};
@@ -299,6 +301,29 @@ fn settings_come_from_the_file_and_wrong_ones_are_refused() {
         "published",
         "as it was"
     );
+}
+
+/// Instructions that the verifier looked at in each `mountain_main` there is, by the program's id.
+fn verified() -> BTreeMap<u32, u32> {
+    ProgInfoIter::default()
+        .filter(|p| p.name == "mountain_main")
+        .map(|p| (p.id, p.verified_insns))
+        .collect()
+}
+
+/// It refuses what takes more than a million, and other kernels, and compilers, need others: a tenth is room
+/// enough, and loads in an instant.
+#[test]
+fn the_verifier_is_far_from_its_limit() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let before = verified();
+    name.cc(&ns, "enable");
+    let mut ours = verified();
+    ours.retain(|id, _| !before.contains_key(id));
+    let [count] = ours.into_values().collect::<Vec<_>>()[..] else {
+        panic!("one program is new")
+    };
+    assert!((1_000..100_000).contains(&count), "{count} instructions");
 }
 
 #[test]
