@@ -8,10 +8,10 @@
  *
  * BBR paces at the highest delivery rate of the last ten round trips. When the path slows down, it
  * goes on at the old rate for that long, and the difference piles up in the bottleneck's queue. The
- * brake watches each *slice* of time (an eighth of the smallest RTT, a quarter while it limits) for
- * the three signs of such a drop together: ACKs are further apart than the packets were (`grow`),
- * the delay rises, and the delivery rate has fallen well below the estimate. Then it limits the
- * *bandwidth* that pacing and window are made of, never a gain:
+ * brake watches each *slice* of time (an eighth of the smallest RTT, a quarter while it
+ * limits) for the three signs of such a drop together: ACKs are further apart than the packets were
+ * (`grow`), the delay rises, and the delivery rate has fallen well below the estimate. Then it
+ * limits the *bandwidth* that pacing and window are made of, never a gain:
  *
  *   OFF ---- drop, not clear yet ----> HOLD: window stays at what is in flight, for one slice
  *   OFF, HOLD, RELEASE ---- drop ----> CUT: rate = what is delivered, window = one BDP of it,
@@ -30,8 +30,8 @@
  * or BBR's estimate, whichever is less.
  *
  * In a fade longer than ten round trips BBR forgets what the path carried before, and finds it
- * again by a quarter every eight round trips. The brake remembers for a while: where one of BBR's
- * probes delivers more without a queue, it goes on from there.
+ * again by a quarter every eight round trips. The brake remembers for a while: where BBR's estimate
+ * has risen without a queue, it goes on from there.
  *
  * A path whose rate keeps falling far and coming back punishes an empty queue: nothing is there to
  * be sent. Each time that the brake engages again soon, and has to go far down, it leaves a larger
@@ -132,7 +132,7 @@ struct mtn_brake {
 	__u64 bps;		/* the limit, or MTN_BRAKE_OFF */
 	__u64 goal_bps;		/* the release ends here: the estimate when the brake engaged */
 	__u64 goal_until_us;	/* when that is forgotten */
-	__u64 max_bps;		/* BBR's estimate at the end of the last slice */
+	__u64 low_bps;		/* BBR's lowest estimate since there was a queue */
 	__u64 release_bps;	/* the limit when it began to grow */
 	__u64 cut_bps;		/* what it was cut from, if that may tell how far it falls */
 	__u64 ack_bps;		/* at which ACKs came in the last slice */
@@ -219,6 +219,14 @@ static mtn_inline __u32 mtn_queue_low(const struct mtn_brake_params *p, __u32 mi
 	__u32 us = mtn_share(mtn_min(min_rtt_us, MTN_US_MAX), p->queue);
 
 	return mtn_max(us, p->queue_min_us);
+}
+
+/* Time of two packets at the limit: windows are rounded up to whole ones, which makes no queue. */
+static mtn_inline __u32 mtn_two_packets_us(const struct mtn_brake *b, __u32 mss)
+{
+	__u64 us = mtn_div(2 * 8 * 1000000ULL * mtn_min(mss, 1U << 16), mtn_max(b->bps, 1ULL));
+
+	return mtn_min(us, MTN_US_MAX);
 }
 
 /*
@@ -353,18 +361,24 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 					   const struct mtn_ack *a)
 {
 	__u64 max = mtn_bps_clamp(a->max_bps), ref = mtn_min(max, b->bps), bps = b->slice_bps;
-	__u32 none = mtn_queue_low(p, a->min_rtt_us), low = none + b->slack_us, high = none + low;
+	__u32 none = mtn_queue_low(p, a->min_rtt_us), low, high;
 	__u64 acks = mtn_bps(a->total - b->slice_total, a->mss, a->now_us - b->slice_start_us);
 	__u64 back = mtn_min(acks, b->ack_bps);
 	__u32 queue, before = b->queue_us;
-	int rising, drop, more = max > b->max_bps + b->max_bps / 16;
+	int rising, drop, more;
 
-	b->max_bps = max;
+	if (b->state >= MTN_STATE_CUT)
+		none = mtn_max(none, mtn_two_packets_us(b, a->mss));
+	low = none + b->slack_us;
+	high = none + low;
 	queue = b->slice_rtt_us > a->min_rtt_us ? b->slice_rtt_us - a->min_rtt_us : 0;
 	rising = queue > before;
 	b->queue_us = queue;
 	b->last_bps = bps;
 	b->ack_bps = acks;
+	more = queue <= low && max > b->low_bps + b->low_bps / 8;
+	if (queue > low || max < b->low_bps)
+		b->low_bps = max;
 	if (b->state != MTN_STATE_OFF)
 		b->braked_us += a->now_us - b->slice_start_us;
 
@@ -405,7 +419,7 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 		b->state = MTN_STATE_OFF;
 		fallthrough;
 	case MTN_STATE_OFF:
-		if (more && queue <= low && !a->startup && a->now_us < b->goal_until_us &&
+		if (more && !a->startup && a->now_us < b->goal_until_us &&
 		    max < mtn_share(b->goal_bps, p->engage)) {
 			mtn_brake_release(b, p, a, max);
 			return;
@@ -451,7 +465,8 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 		 * estimate after ten round trips at the latest, whatever the queue does.
 		 */
 		b->bps = mtn_bps_clamp(mtn_max(b->bps, bps));
-		if (queue > low && b->raised && (__s32)(a->total - b->round_end) >= 0) {
+		if (queue > low && b->bps < max && b->raised &&
+		    (__s32)(a->total - b->round_end) >= 0) {
 			mtn_brake_too_far(b, a, mtn_max(bps, b->bps / 2));
 			return;
 		}

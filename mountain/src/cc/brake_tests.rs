@@ -2,6 +2,7 @@
 //! ACKs, and what becomes of flows on a simulated link.
 
 mod bbr;
+mod links;
 mod pauses;
 mod recorded;
 mod sim;
@@ -12,7 +13,6 @@ use proptest::prelude::*;
 
 use super::types::{mtn_ack, mtn_brake, mtn_brake_params};
 use super::Settings;
-use sim::{Link, Sim};
 
 unsafe extern "C" {
     static mtn_brake_host_defaults: mtn_brake_params;
@@ -478,36 +478,6 @@ fn windows_of_short_paths_last_for_a_millisecond() {
     assert!(of_a_ms > 40);
 }
 
-#[test]
-fn a_step_down_drains_and_a_steady_link_is_left_alone() {
-    let link = Link {
-        rates: vec![(0.0, 50e6), (5.0, 10e6)],
-        rtt: 0.04,
-        queue: 3e6,
-    };
-    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
-    let plain = Sim::new(link, None).run(10.0);
-    assert_eq!(braked.engagements_before(5.0), 0);
-    assert!(braked.engagements_before(5.3) >= 1);
-    // The first slow packet is acknowledged a round trip after the step: two slices, and the ACKs of one
-    // of them are not all slow.
-    let held = braked.first_limited(5.0) - 5.04;
-    assert!(held < 3.0 * 0.04 / 8.0, "{held} s");
-    // Of the 2 s after the step a fourth is what was in flight; then the release must not fill it again.
-    assert!(
-        braked.queue(5.0, 7.0, 0.5) < 0.02,
-        "{} s",
-        braked.queue(5.0, 7.0, 0.5)
-    );
-    let after = |s: &sim::Seen| (s.queue(7.5, 10.0, 0.95), s.goodput(5.5, 10.0));
-    let ((q, goodput), (plain_q, plain_goodput)) = (after(&braked), after(&plain));
-    assert!(q < 0.15 * plain_q, "{q} s against {plain_q} s");
-    assert!(
-        goodput > 0.95 * plain_goodput,
-        "{goodput} against {plain_goodput}"
-    );
-}
-
 /// Rate samples span a round trip and its queue; that ACKs come slower is seen in a slice.
 #[test]
 fn slow_acks_hold_the_window_before_the_rate_samples_tell() {
@@ -530,52 +500,6 @@ fn slow_acks_hold_the_window_before_the_rate_samples_tell() {
             assert_eq!(brake.cwnd(&a), a.inflight);
         }
     }
-}
-
-#[test]
-fn a_step_up_is_found_as_fast_as_without() {
-    let link = Link {
-        rates: vec![(0.0, 10e6), (5.0, 40e6)],
-        rtt: 0.04,
-        queue: 3e6,
-    };
-    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
-    let plain = Sim::new(link, None).run(10.0);
-    let (a, b) = (braked.goodput(5.0, 10.0), plain.goodput(5.0, 10.0));
-    assert!(a > 0.97 * b, "{a} against {b}");
-}
-
-#[test]
-fn after_a_fade_the_rate_is_back_within_a_second() {
-    let link = Link {
-        rates: vec![(0.0, 40e6), (4.0, 4e6), (6.0, 40e6)],
-        rtt: 0.04,
-        queue: 3e6,
-    };
-    let braked = Sim::new(link, Some(Brake::new())).run(9.0);
-    let share = braked.goodput(7.0, 9.0) / 40e6;
-    assert!(share > 0.85, "{share}");
-}
-
-/// A fade so deep that the gaps of the brake's own pacing are longer than the round trip: afterwards
-/// every packet is sent with nothing in flight.
-#[test]
-fn after_a_fade_to_almost_nothing_the_rate_is_back() {
-    let mut shares = vec![];
-    for rtt in [0.04, 100e-6] {
-        for fade in [4.0, 8.0] {
-            let link = Link {
-                rates: vec![(0.0, 20e6), (3.0, 100e3), (3.0 + fade, 20e6)],
-                rtt,
-                queue: 60e3,
-            };
-            let braked = Sim::new(link, Some(Brake::new())).run(13.0 + fade);
-            assert!(braked.engagements_before(3.0 + fade) >= 1, "{rtt} {fade}");
-            let share = braked.goodput(8.0 + fade, 13.0 + fade) / 20e6;
-            shares.push((rtt, fade, share));
-        }
-    }
-    assert!(shares.iter().all(|s| s.2 > 0.85), "{shares:?}");
 }
 
 /// The slack, µs, after a drop to `to` Mbit/s and its end, at 40 ms: `before` it, `unrest` slices in which that

@@ -1,0 +1,139 @@
+//! What becomes of a flow on a simulated link whose rate changes.
+
+use super::sim::{Link, Seen, Sim};
+use super::*;
+
+#[test]
+fn a_step_down_drains_and_a_steady_link_is_left_alone() {
+    let link = Link {
+        rates: vec![(0.0, 50e6), (5.0, 10e6)],
+        rtt: 0.04,
+        queue: 3e6,
+    };
+    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
+    let plain = Sim::new(link, None).run(10.0);
+    assert_eq!(braked.engagements_before(5.0), 0);
+    assert!(braked.engagements_before(5.3) >= 1);
+    // The first slow packet is acknowledged a round trip after the step: two slices, and the ACKs of one
+    // of them are not all slow.
+    let held = braked.first_limited(5.0) - 5.04;
+    assert!(held < 3.0 * 0.04 / 8.0, "{held} s");
+    // Of the 2 s after the step a fourth is what was in flight; then the release must not fill it again.
+    assert!(
+        braked.queue(5.0, 7.0, 0.5) < 0.02,
+        "{} s",
+        braked.queue(5.0, 7.0, 0.5)
+    );
+    let after = |s: &Seen| (s.queue(7.5, 10.0, 0.95), s.goodput(5.5, 10.0));
+    let ((q, goodput), (plain_q, plain_goodput)) = (after(&braked), after(&plain));
+    assert!(q < 0.15 * plain_q, "{q} s against {plain_q} s");
+    assert!(
+        goodput > 0.95 * plain_goodput,
+        "{goodput} against {plain_goodput}"
+    );
+}
+
+/// Wherever in BBR's cycle the step comes: a release that finds a queue when it is at BBR's estimate is over. Begun
+/// again, it would fill the queue and drain it until BBR probes the RTT.
+#[test]
+fn a_release_that_has_reached_the_estimate_is_over() {
+    for i in 0..40 {
+        let step = 2.0 + f64::from(i) * 0.008;
+        let link = Link {
+            rates: vec![(0.0, 50e6), (step, 10e6)],
+            rtt: 0.04,
+            queue: 3e6,
+        };
+        let braked = Sim::new(link, Some(Brake::new())).run(step + 5.0);
+        let queue = braked.queue(step + 2.5, step + 5.0, 0.95);
+        assert!(queue < 0.03, "step at {step} s: {queue} s");
+    }
+}
+
+/// Three packets are one BDP here: the fourth of the smallest window is in the queue, and is nobody else's.
+#[test]
+fn a_window_of_few_packets_is_no_queue_of_others() {
+    for (from, to, rtt) in [(20e6, 2e6, 0.02), (10e6, 1e6, 0.02)] {
+        let link = Link {
+            rates: vec![(0.0, from), (5.0, to)],
+            rtt,
+            queue: 1e6,
+        };
+        let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
+        let plain = Sim::new(link, None).run(10.0);
+        let (a, b) = (braked.queue(7.5, 10.0, 0.95), plain.queue(7.5, 10.0, 0.95));
+        assert!(a < 0.2 * b, "{from} to {to}: {a} s against {b} s");
+        let (a, b) = (braked.goodput(7.5, 10.0), plain.goodput(7.5, 10.0));
+        assert!(a > 0.95 * b, "{from} to {to}: {a} against {b}");
+    }
+}
+
+#[test]
+fn a_step_up_is_found_as_fast_as_without() {
+    let link = Link {
+        rates: vec![(0.0, 10e6), (5.0, 40e6)],
+        rtt: 0.04,
+        queue: 3e6,
+    };
+    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
+    let plain = Sim::new(link, None).run(10.0);
+    let (a, b) = (braked.goodput(5.0, 10.0), plain.goodput(5.0, 10.0));
+    assert!(a > 0.97 * b, "{a} against {b}");
+}
+
+#[test]
+fn after_a_fade_the_rate_is_back_within_a_second() {
+    let link = Link {
+        rates: vec![(0.0, 40e6), (4.0, 4e6), (6.0, 40e6)],
+        rtt: 0.04,
+        queue: 3e6,
+    };
+    let braked = Sim::new(link, Some(Brake::new())).run(9.0);
+    let share = braked.goodput(7.0, 9.0) / 40e6;
+    assert!(share > 0.85, "{share}");
+}
+
+/// A fade so deep that the gaps of the brake's own pacing are longer than the round trip: afterwards
+/// every packet is sent with nothing in flight.
+#[test]
+fn after_a_fade_to_almost_nothing_the_rate_is_back() {
+    let mut shares = vec![];
+    for rtt in [0.04, 100e-6] {
+        for fade in [4.0, 8.0] {
+            let link = Link {
+                rates: vec![(0.0, 20e6), (3.0, 100e3), (3.0 + fade, 20e6)],
+                rtt,
+                queue: 60e3,
+            };
+            let braked = Sim::new(link, Some(Brake::new())).run(13.0 + fade);
+            assert!(braked.engagements_before(3.0 + fade) >= 1, "{rtt} {fade}");
+            let share = braked.goodput(8.0 + fade, 13.0 + fade) / 20e6;
+            shares.push((rtt, fade, share));
+        }
+    }
+    assert!(shares.iter().all(|s| s.2 > 0.85), "{shares:?}");
+}
+
+/// A fade is over where BBR's estimate has risen by an eighth from its lowest, and there was no queue since.
+#[test]
+fn the_end_of_a_fade_is_a_rise_without_a_queue() {
+    let released_at = |queue_at: Option<u64>| {
+        let (mut brake, mut a) = braked_to(50 * MBIT, 5 * MBIT, 40_000);
+        brake.b.state = OFF;
+        brake.b.bps = u64::MAX;
+        a.max_bps = 10 * MBIT;
+        for percent in 0..40 {
+            a.max_bps = 10 * MBIT + percent * MBIT / 10;
+            let queue_us = if queue_at == Some(percent) { 8_000 } else { 0 };
+            a = ack(&a, 10_000, a.max_bps, queue_us, 1.0);
+            brake.ack(&a);
+            if brake.b.state == RELEASE {
+                return percent;
+            }
+            assert_eq!(brake.b.state, OFF);
+        }
+        panic!("{:?}", brake.b);
+    };
+    assert_eq!(released_at(None), 13);
+    assert_eq!(released_at(Some(9)), 23);
+}
