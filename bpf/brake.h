@@ -8,7 +8,7 @@
  *
  * BBR paces at the highest delivery rate of the last ten round trips. When the path slows down, it
  * goes on at the old rate for that long, and the difference piles up in the bottleneck's queue. The
- * brake watches each *slice* of time (an eighth of the smallest RTT, a quarter while it
+ * brake watches each *slice* of time (an eighth of the smallest RTT, mostly a quarter while it
  * limits) for the three signs of such a drop together: ACKs are further apart than the packets were
  * (`grow`), the delay rises, and the delivery rate has fallen well below the estimate. Then it
  * limits the *bandwidth* that pacing and window are made of, never a gain:
@@ -35,7 +35,9 @@
  *
  * A path whose rate keeps falling far and coming back punishes an empty queue: nothing is there to
  * be sent. Each time that the brake engages again soon, and has to go far down, it leaves a larger
- * part of the queue (`slack`), up to a limit, and forgets that in calm.
+ * part of the queue (`slack`), up to a limit, and forgets that in calm. As long as there is any the
+ * path is *restless*: what is in flight when its rate falls is what queues, so that the window is
+ * little more than one BDP instead of BBR's two, and what comes back is taken up faster.
  *
  * Units: bit/s, µs, packets; shares in 1/1024. All rates are kept within 1 .. MTN_BPS_MAX, so that
  * a product with a time of up to MTN_US_MAX or a share stays within 64 bits.
@@ -64,6 +66,7 @@
 #define MTN_SLICE_PACKETS	4
 #define MTN_UNREST		256		/* slices */
 #define MTN_DEEP		(MTN_ONE * 5 / 8)	/* falling below this share of it is far */
+#define MTN_AT_ONCE		4	/* times the limit: ACKs as fast need no second look */
 #define MTN_OUTAGE_ROUNDS	10		/* smallest RTTs without an ACK */
 #define MTN_MEMORY_US		10000000	/* as long as BBR remembers the smallest RTT */
 #define MTN_IDLE_US		1000000		/* what is known is out of date after it */
@@ -257,12 +260,17 @@ static mtn_inline void mtn_brake_off(struct mtn_brake *b)
 	b->stuck = 0;
 }
 
-/* What is known of the path is out of date. */
+/* What is known of the path is out of date, or was not the path's. */
 static mtn_inline void mtn_brake_forget(struct mtn_brake *b)
 {
 	mtn_brake_off(b);
 	b->slack_us = 0;
 	b->unrest = 0;
+}
+
+static mtn_inline int mtn_brake_restless(const struct mtn_brake *b)
+{
+	return b->slack_us != 0;
 }
 
 static mtn_inline void mtn_brake_init(struct mtn_brake *b)
@@ -392,8 +400,11 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 	}
 	/*
 	 * Rate samples span a round trip with its queue; how many ACKs come in a slice says at once
-	 * that the path is faster again. Two slices: not only ACKs that had been held back.
+	 * that the path is faster again. Two slices: not only ACKs that had been held back. Where
+	 * the path keeps coming back one is enough, if it is by far.
 	 */
+	if (mtn_brake_restless(b) && acks > MTN_AT_ONCE * b->bps)
+		back = acks / 4 * 3;
 	if (b->state == MTN_STATE_CUT && back > b->bps + b->bps / 2) {
 		mtn_brake_release(b, p, a, mtn_min(back, mtn_max(max, b->goal_bps)));
 		mtn_brake_set(b, a, b->bps);
@@ -446,7 +457,7 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 				 */
 				mtn_brake_release(b, p, a, b->bps);
 			} else {
-				mtn_brake_off(b);
+				mtn_brake_forget(b);
 				b->abandoned++;
 				b->hold_off = mtn_min(b->hold_off_next, p->hold_off_max);
 				b->hold_off_next = mtn_min(2 * b->hold_off_next, p->hold_off_max);
@@ -472,7 +483,11 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 		}
 		/* A whole slice of what was sent since the last time. */
 		if (queue <= low && (__s32)(b->slice_total - b->round_end) >= 0) {
-			mtn_brake_set(b, a, b->bps + mtn_share(b->bps, p->grow));
+			__u64 more_bps = b->bps + mtn_share(b->bps, p->grow);
+
+			if (mtn_brake_restless(b))
+				more_bps += mtn_share(more_bps, p->grow);
+			mtn_brake_set(b, a, more_bps);
 			b->raised = 1;
 		}
 		if (b->bps < max)
@@ -517,7 +532,10 @@ static mtn_inline void mtn_brake_ack(struct mtn_brake *b, const struct mtn_brake
 		b->slice_rtt_us = a->rtt_us;
 
 	/* Short ones see a drop soon; longer ones tell better what the path carries. */
-	length = mtn_min(a->min_rtt_us, MTN_US_MAX) / (b->state >= MTN_STATE_CUT ? 4 : 8);
+	length = mtn_min(a->min_rtt_us, MTN_US_MAX) / 8;
+	if (b->state == MTN_STATE_CUT ||
+	    (b->state == MTN_STATE_RELEASE && !mtn_brake_restless(b)))
+		length *= 2;
 	length = mtn_max(length, p->slice_min_us);
 	if (a->now_us - b->slice_start_us < length ||
 	    a->total - b->slice_total < MTN_SLICE_PACKETS || !b->slice_rtt_us || !b->slice_bps) {
@@ -570,21 +588,34 @@ static mtn_inline __u64 mtn_brake_pacing(const struct mtn_brake *b, const struct
 	return a->startup ? mtn_min(rate, limit) : limit;
 }
 
-/* Most packets in flight, or MTN_CWND_OFF. */
+/* Most packets in flight, or MTN_CWND_OFF, where BBR wants @own. */
 static mtn_inline __u32 mtn_brake_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
-				       const struct mtn_ack *a)
+				       const struct mtn_ack *a, __u32 own)
 {
-	__u32 bdp, us = mtn_window_us(p, a->min_rtt_us);
+	__u32 cwnd, own_bdp, us = mtn_window_us(p, a->min_rtt_us);
 
-	if (a->suspended || b->state == MTN_STATE_OFF)
+	if (a->suspended)
 		return MTN_CWND_OFF;
 	if (b->state == MTN_STATE_HOLD)
 		return b->hold_cwnd;
-	if (b->state == MTN_STATE_CUT)
-		bdp = mtn_bdp(b->bps, us + b->slack_us, a->mss);
-	else	/* As much again as BBR allows itself for delayed and aggregated ACKs. */
-		bdp = mtn_bdp(b->bps, 2 * us + b->slack_us, a->mss);
-	return mtn_max(bdp, MTN_CWND_MIN);
+	if (b->state == MTN_STATE_CUT) {
+		cwnd = mtn_bdp(b->bps, us + b->slack_us, a->mss);
+	} else if (mtn_brake_restless(b) && !a->startup && a->max_bps) {
+		/* A quarter to probe with, and what BBR adds to two BDP for ACKs that come late. */
+		cwnd = mtn_bdp(b->state == MTN_STATE_OFF ? a->max_bps : b->bps, us, a->mss);
+		cwnd += cwnd / 4;
+		own_bdp = mtn_bdp(a->max_bps, 2 * us, a->mss);
+		if (own > own_bdp)
+			cwnd += mtn_min(own - own_bdp, 1U << 30);
+		if (b->state == MTN_STATE_RELEASE)
+			cwnd += mtn_bdp(b->release_bps, b->slack_us, a->mss);
+	} else if (b->state == MTN_STATE_RELEASE) {
+		/* As much again as BBR allows itself for delayed and aggregated ACKs. */
+		cwnd = mtn_bdp(b->bps, 2 * us + b->slack_us, a->mss);
+	} else {
+		return MTN_CWND_OFF;
+	}
+	return mtn_max(cwnd, MTN_CWND_MIN);
 }
 
 /*

@@ -30,9 +30,9 @@ __u64 mtn_brake_host_pacing(const struct mtn_brake *b, const struct mtn_ack *a, 
 }
 
 __u32 mtn_brake_host_cwnd(const struct mtn_brake *b, const struct mtn_brake_params *p,
-			  const struct mtn_ack *a)
+			  const struct mtn_ack *a, __u32 own)
 {
-	return mtn_brake_cwnd(b, p, a);
+	return mtn_brake_cwnd(b, p, a, own);
 }
 
 __u32 mtn_brake_host_own_cwnd(__u32 cwnd, __u32 own, __u32 limited, int loss)

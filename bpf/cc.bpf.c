@@ -217,7 +217,7 @@ static __always_inline void mtn_apply(struct sock *sk, struct mtn_cc_flow *flow,
 				      const struct mtn_ack *a)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)sk;
-	__u32 cwnd = mtn_min(mtn_brake_cwnd(&flow->brake, mtn_params(), a),
+	__u32 cwnd = mtn_min(mtn_brake_cwnd(&flow->brake, mtn_params(), a, tp->snd_cwnd),
 			     mtn_settle_cwnd(&flow->settle, a));
 
 	flow->pacing_rate = sk->sk_pacing_rate;

@@ -116,14 +116,18 @@ impl Sim {
         self.rates.iter().map(|r| r.1).fold(0.0, f64::max)
     }
 
+    /// BBR's window: what it allows itself besides is for TSO, in the kernel.
+    fn own_cwnd(&self) -> u32 {
+        (2.0 * self.max_bps() * self.link.rtt / BITS) as u32 + 3
+    }
+
     pub fn run(mut self, seconds: f64) -> Seen {
         let mut seen = Seen::default();
         let (mut t, mut free_at) = (0.0, 0.0f64);
         let mut limits = (self.max_bps(), u32::MAX);
         while t < seconds {
             // The next packet goes when pacing and window allow; until then ACKs come in.
-            let bdp = self.max_bps() * self.link.rtt / BITS;
-            let cwnd = ((2.0 * bdp) as u32 + 3).min(limits.1).max(4);
+            let cwnd = self.own_cwnd().min(limits.1).max(4);
             while self.inflight.front().is_some_and(|p| p.acked <= t)
                 || self.inflight.len() as u32 >= cwnd
             {
@@ -198,13 +202,18 @@ impl Sim {
         };
         self.last_ack = a;
         let rate = (max * gain * 0.99 / 8.0) as u64;
+        let own = self.own_cwnd();
         let (rate, cwnd, brakes) = match &mut self.brake {
             Some(brake) => {
                 brake.ack(&a);
                 if brake.b.state != OFF {
                     seen.limited.push(now);
                 }
-                (brake.pacing(&a, rate), brake.cwnd(&a), brake.b.engagements)
+                (
+                    brake.pacing(&a, rate),
+                    brake.cwnd_of(&a, own),
+                    brake.b.engagements,
+                )
             }
             None => (rate, u32::MAX, 0),
         };
