@@ -32,6 +32,10 @@ pub enum Kind {
     Trace(Trace),
     /// The same with a queue of 4 BDP at 12 Mbit/s: what the rate's falls leave in it is lost in part.
     Short(Trace),
+    /// One flow over it whose ACKs come back together, once in so many ms.
+    TraceBursts(Trace, u32),
+    /// So many flows alike over it.
+    TraceAlike(Trace, u32),
     /// So many flows alike.
     Alike(u32),
     /// One flow that is there first, and one of this congestion control that comes 2 s later.
@@ -78,6 +82,15 @@ impl fmt::Display for Kind {
             }
             Kind::Trace(trace) => write!(f, "{trace}; a deep queue"),
             Kind::Short(trace) => write!(f, "{trace}; a short queue"),
+            Kind::TraceBursts(trace, ms) => {
+                write!(
+                    f,
+                    "{trace}; a deep queue; ACKs come back together, every {ms} ms"
+                )
+            }
+            Kind::TraceAlike(trace, flows) => {
+                write!(f, "{trace}; a deep queue; {flows} flows alike")
+            }
             Kind::Alike(flows) => write!(f, "{flows} flows alike"),
             Kind::Against(cc) => write!(f, "one flow, and one of {cc} that comes 2 s later"),
             Kind::Late(cc) => write!(f, "one flow that comes 2 s after one of {cc}"),
@@ -110,7 +123,7 @@ pub struct Cell {
 }
 
 /// Every cell, in the order of the table.
-pub const CELLS: [Cell; 29] = {
+pub const CELLS: [Cell; 31] = {
     const fn cell(name: &'static str, kind: Kind, quick: bool) -> Cell {
         Cell { name, kind, quick }
     }
@@ -130,6 +143,8 @@ pub const CELLS: [Cell; 29] = {
         cell("walk", Kind::Trace(Trace::Walk), true),
         cell("deep-short", Kind::Short(Trace::Deep), false),
         cell("two-states-short", Kind::Short(Trace::TwoStates), false),
+        cell("deep-bursts-10", Kind::TraceBursts(Trace::Deep, 10), false),
+        cell("deep-flows-4", Kind::TraceAlike(Trace::Deep, 4), false),
         cell("flows-2", Kind::Alike(2), false),
         cell("flows-4", Kind::Alike(4), true),
         cell("flows-16", Kind::Alike(16), false),
@@ -173,7 +188,9 @@ impl Cell {
                 let queue = (bdp(mbit) * bdps).max(6_000.0);
                 (vec![(0, bits(mbit))], queue, loss)
             }
-            Kind::Trace(trace) => (trace.rates(length_us, &mut rng), 3e6, 0.0),
+            Kind::Trace(trace) | Kind::TraceBursts(trace, _) | Kind::TraceAlike(trace, _) => {
+                (trace.rates(length_us, &mut rng), 3e6, 0.0)
+            }
             Kind::Short(trace) => {
                 let rates = trace.rates(length_us, &mut rng);
                 (rates, 4.0 * bdp(12.0), 0.0)
@@ -188,7 +205,7 @@ impl Cell {
         let mut back = Back::default();
         match self.kind {
             Kind::Ratio(times) => back.far_us = (times - 1) * RTT_US,
-            Kind::Bursts(ms) => back.burst_us = ms * 1_000,
+            Kind::Bursts(ms) | Kind::TraceBursts(_, ms) => back.burst_us = ms * 1_000,
             _ => {}
         }
         LinkPlan {
@@ -296,7 +313,7 @@ mod tests {
             for (_, rate) in &plan.rates {
                 assert!((low..=high).contains(rate), "{}: {rate}", cell.name);
             }
-            if let Kind::Trace(_) | Kind::Short(_) = cell.kind {
+            if let Kind::Trace(_) | Kind::Short(_) | Kind::TraceAlike(..) = cell.kind {
                 assert_ne!(plan.rates, cell.plan(8, 30_000_000).rates, "{}", cell.name);
             }
         }

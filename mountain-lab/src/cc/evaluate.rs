@@ -33,9 +33,9 @@ fn jain(shares: &[f64]) -> f64 {
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// After how long a queue, sampled every ms, has gone for good: to what BBR's own probes make.
+/// After how long a queue, sampled every ms, has gone for good: to what BBR's own probes make, up to half a round trip.
 fn settle_us(samples: &[u32]) -> u64 {
-    let last = samples.iter().rposition(|q| *q > RTT_US / 2);
+    let last = samples.iter().rposition(|q| *q > RTT_US / 4 * 3);
     last.map_or(0, |last| (last as u64 + 1) * 1_000)
 }
 
@@ -101,7 +101,7 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
             let rise_us = rise_us(&s.flows[0], from, end, to * 1e6);
             put("rise_us", "us", rise_us as f64, 1);
         }
-        Kind::Alike(n) => put("jain", "x", jain(&each), n.into()),
+        Kind::Alike(n) | Kind::TraceAlike(_, n) => put("jain", "x", jain(&each), n.into()),
         // What the flow that is looked at gets of what both get.
         Kind::Against(_) => put("share", "ratio", each[0] / all, 2),
         Kind::Late(_) => put("share", "ratio", each[1] / all, 2),
@@ -171,7 +171,12 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
             }
             Kind::Against(_) | Kind::Late(_) => spec("share", Op::AtLeast, 0.8, bbr),
             // To look at: nothing is promised.
-            Kind::Short(_) | Kind::Ratio(_) | Kind::Bursts(_) | Kind::Media(_) => {}
+            Kind::Short(_)
+            | Kind::TraceBursts(..)
+            | Kind::TraceAlike(..)
+            | Kind::Ratio(_)
+            | Kind::Bursts(_)
+            | Kind::Media(_) => {}
         }
     }
     specs
@@ -208,8 +213,8 @@ mod tests {
 
     #[test]
     fn when_a_step_is_over() {
-        assert_eq!(settle_us(&[0, 10_000, 20_000]), 0);
-        assert_eq!(settle_us(&[0, 20_001, 5, 30_000, 20_000, 1]), 4_000);
+        assert_eq!(settle_us(&[0, 20_000, 30_000]), 0);
+        assert_eq!(settle_us(&[0, 30_001, 5, 40_000, 30_000, 1]), 4_000);
         assert_eq!(settle_us(&[50_000; 7_000]), 7_000_000);
 
         // 10 Mbit/s, and 45 from 2.3 s on.

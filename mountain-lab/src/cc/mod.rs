@@ -225,7 +225,7 @@ impl Rig {
             media_bps: None,
         };
         let specs: Vec<FlowSpec> = match cell.kind {
-            Kind::Alike(n) => (0..n)
+            Kind::Alike(n) | Kind::TraceAlike(_, n) => (0..n)
                 .map(|i| flow(&who.name, 100_000 + u64::from(i) * 100_000))
                 .collect(),
             Kind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
