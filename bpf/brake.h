@@ -390,6 +390,9 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 	if (b->state != MTN_STATE_OFF)
 		b->braked_us += a->now_us - b->slice_start_us;
 
+	/* Slices of who sends little may take for ever. */
+	if (a->now_us > b->goal_until_us)
+		b->slack_us = b->unrest = 0;
 	if (b->unrest)
 		b->unrest--;
 	else
@@ -432,6 +435,7 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 	case MTN_STATE_OFF:
 		if (more && !a->startup && a->now_us < b->goal_until_us &&
 		    max < mtn_share(b->goal_bps, p->engage)) {
+			b->low_bps = max;
 			mtn_brake_release(b, p, a, max);
 			return;
 		}
@@ -483,11 +487,11 @@ static mtn_inline void mtn_brake_slice_end(struct mtn_brake *b, const struct mtn
 		}
 		/* A whole slice of what was sent since the last time. */
 		if (queue <= low && (__s32)(b->slice_total - b->round_end) >= 0) {
-			__u64 more_bps = b->bps + mtn_share(b->bps, p->grow);
+			__u64 raised = b->bps + mtn_share(b->bps, p->grow);
 
 			if (mtn_brake_restless(b))
-				more_bps += mtn_share(more_bps, p->grow);
-			mtn_brake_set(b, a, more_bps);
+				raised += mtn_share(raised, p->grow);
+			mtn_brake_set(b, a, raised);
 			b->raised = 1;
 		}
 		if (b->bps < max)

@@ -284,7 +284,8 @@ static __always_inline void mtn_tx_start(struct sock *sk, struct mtn_cc_flow *fl
 	if (tp->app_limited)
 		mtn_settle_tx_start(&flow->settle, idle_us);
 	/* What is not limited any more has BBR's window from the first packet on, too. */
-	if (flow->brake.state == MTN_STATE_OFF && flow->settle.state != MTN_SETTLE_LOOKING)
+	if (flow->brake.state == MTN_STATE_OFF && !mtn_brake_restless(&flow->brake) &&
+	    flow->settle.state != MTN_SETTLE_LOOKING)
 		mtn_own_cwnd(sk, flow);
 	flow->pacing_rate = sk->sk_pacing_rate;
 	if (flow->brake.state >= MTN_STATE_CUT && !mtn_suspended(sk))

@@ -311,8 +311,8 @@ fn verified() -> BTreeMap<u32, u32> {
         .collect()
 }
 
-/// It refuses what takes more than a million, and other kernels, and compilers, need others: a tenth is room
-/// enough, and loads in an instant.
+/// It refuses what takes more than a million. Other kernels and compilers need others: a fifth is room enough, and
+/// loads in an instant.
 #[test]
 fn the_verifier_is_far_from_its_limit() {
     let (ns, name) = (Ns::new("cc"), Name::new());
@@ -323,7 +323,7 @@ fn the_verifier_is_far_from_its_limit() {
     let [count] = ours.into_values().collect::<Vec<_>>()[..] else {
         panic!("one program is new")
     };
-    assert!((1_000..100_000).contains(&count), "{count} instructions");
+    assert!((1_000..200_000).contains(&count), "{count} instructions");
 }
 
 #[test]

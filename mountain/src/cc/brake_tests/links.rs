@@ -137,3 +137,30 @@ fn the_end_of_a_fade_is_a_rise_without_a_queue() {
     assert_eq!(released_at(None), 13);
     assert_eq!(released_at(Some(9)), 23);
 }
+
+/// ... and then it is over: once more only after a further rise.
+#[test]
+fn the_end_of_a_fade_is_seen_once() {
+    let (mut brake, mut a) = braked_to(50 * MBIT, 5 * MBIT, 40_000);
+    brake.b.state = OFF;
+    brake.b.bps = u64::MAX;
+    a.max_bps = 10 * MBIT;
+    let (mut releases, mut most, mut before) = (0, 0, OFF);
+    for i in 0..400 {
+        if i == 10 {
+            a.max_bps = 12 * MBIT;
+        }
+        a = ack(&a, 10_000, a.max_bps, 0, 1.0);
+        brake.ack(&a);
+        if brake.b.state == RELEASE {
+            releases += u32::from(before == OFF);
+            most = most.max(brake.b.bps);
+        }
+        before = brake.b.state;
+    }
+    assert_eq!((releases, brake.b.state), (1, OFF));
+    assert!(
+        most > 40 * MBIT,
+        "the estimate when the brake engaged is 50: {most}"
+    );
+}

@@ -8,6 +8,7 @@ use super::*;
 fn slack_after(to: u64, before: u32, unrest: u32, gap_us: u64) -> u32 {
     let mut brake = Brake::new();
     (brake.b.slack_us, brake.b.unrest) = (before, unrest);
+    brake.b.goal_until_us = 60_000_000;
     let mut a = flow(50 * MBIT, 40_000);
     for i in 1..100 {
         let gap_us = if i == 2 { gap_us } else { 0 };
@@ -55,10 +56,26 @@ fn a_brake_in_vain_is_not_restless() {
     assert_eq!((brake.b.slack_us, brake.b.unrest), (0, 0));
 }
 
+/// Who sends so little that no slice is complete does not stay restless: ten seconds after the last brake it is over.
+#[test]
+fn restlessness_is_forgotten_by_the_clock_too() {
+    let (mut brake, mut a) = unlimited(20_000);
+    brake.b.goal_until_us = a.now_us + 30_000;
+    for _ in 0..3 {
+        a = ack(&a, 10_000, 50 * MBIT, 0, 1.0);
+        brake.ack(&a);
+    }
+    assert_eq!(brake.b.slack_us, 20_000);
+    a = ack(&a, 10_000, 50 * MBIT, 0, 1.0);
+    brake.ack(&a);
+    assert_eq!((brake.b.slack_us, brake.b.unrest), (0, 0));
+}
+
 /// A flow that has `slack_us` of slack and is not braked: 50 Mbit/s, 40 ms, 173 packets.
 fn unlimited(slack_us: u32) -> (Brake, mtn_ack) {
     let mut brake = Brake::new();
     (brake.b.slack_us, brake.b.unrest) = (slack_us, 200);
+    brake.b.goal_until_us = 60_000_000;
     let a = flow(50 * MBIT, 40_000);
     (brake, ack(&a, 10_000, 50 * MBIT, 0, 1.0))
 }
