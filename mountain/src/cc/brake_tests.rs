@@ -477,6 +477,31 @@ fn a_release_raises_once_a_round_trip_and_looks() {
     assert!(brake.b.bps <= 20 * MBIT, "{:?}", brake.b);
 }
 
+/// Begun again, a release that has reached BBR's estimate would fill the queue and drain it until BBR probes the RTT.
+#[test]
+fn a_release_that_finds_a_queue_at_the_estimate_is_over() {
+    let (mut brake, mut a) = braked_to(50 * MBIT, 10 * MBIT, 40_000);
+    // In which BBR has forgotten what the path carried before.
+    a.max_bps = 12 * MBIT;
+    for _ in 0..20 {
+        let mut next = ack(&a, 10_000, 9 * MBIT, 0, 1.0);
+        let raised = brake.b.state == RELEASE && brake.b.bps > a.max_bps;
+        if raised && next.total.wrapping_sub(brake.b.round_end) < 1 << 31 {
+            next = ack(&a, 10_000, 9 * MBIT, 20_000, 1.0);
+        }
+        a = next;
+        brake.ack(&a);
+        if a.rtt_us > 40_000 {
+            break;
+        }
+    }
+    let b = &brake.b;
+    assert_eq!((b.state, b.bps, b.drain), (CUT, 12 * MBIT, 1), "{b:?}");
+    a = ack(&a, 10_000, 9 * MBIT, 0, 1.0);
+    brake.ack(&a);
+    assert_eq!(brake.b.state, OFF);
+}
+
 /// On a path of 20 us the hosts' delays are the longer part: a window of one BDP would be 4 packets.
 #[test]
 fn windows_of_short_paths_last_for_a_millisecond() {

@@ -33,23 +33,6 @@ fn a_step_down_drains_and_a_steady_link_is_left_alone() {
     );
 }
 
-/// Wherever in BBR's cycle the step comes: a release that finds a queue when it is at BBR's estimate is over. Begun
-/// again, it would fill the queue and drain it until BBR probes the RTT.
-#[test]
-fn a_release_that_has_reached_the_estimate_is_over() {
-    for i in 0..40 {
-        let step = 2.0 + f64::from(i) * 0.008;
-        let link = Link {
-            rates: vec![(0.0, 50e6), (step, 10e6)],
-            rtt: 0.04,
-            queue: 3e6,
-        };
-        let braked = Sim::new(link, Some(Brake::new())).run(step + 5.0);
-        let queue = braked.queue(step + 2.5, step + 5.0, 0.95);
-        assert!(queue < 0.03, "step at {step} s: {queue} s");
-    }
-}
-
 /// Three packets are one BDP here: the fourth of the smallest window is in the queue, and is nobody else's.
 #[test]
 fn a_window_of_few_packets_is_no_queue_of_others() {
