@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Do no harm: one test per way in which Mountain could hurt the host that it runs on, named after
+//! what the user would lose.
+//!
+//! Every test builds its own uniquely named namespaces and may run beside the others, on a busy
+//! machine: it asserts what happens, not how fast.
+
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+mod adopt;
+mod commands;
+mod firewall;
+mod frames;
+mod measure;
+mod packaging;
+mod pressure;
+mod redirect;
+mod redirect_flood;
