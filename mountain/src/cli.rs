@@ -170,24 +170,14 @@ fn run(command: Cmd) -> Result<ExitCode> {
             let status = ask(&Request::Status)?;
             print(&status, json, status_text);
         }
-        Cmd::Explain {
-            last,
-            moves: true,
-            json: _,
-        } => {
-            print(&ask(&Request::Moves { last })?, true, |_| String::new());
-        }
-        Cmd::Explain {
-            last,
-            moves: false,
-            json,
-        } => {
-            print(
+        Cmd::Explain { last, moves, json } => match moves {
+            true => print(&ask(&Request::Moves { last })?, json, daemon::moves_text),
+            false => print(
                 &ask(&Request::Explain { last })?,
                 json,
                 daemon::explain_text,
-            );
-        }
+            ),
+        },
         Cmd::Check {
             json,
             adopt,

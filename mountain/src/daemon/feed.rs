@@ -103,7 +103,6 @@ mod tests {
             p95_us,
             loss,
             samples,
-            forward_only: false,
             reason: String::new(),
             hold_remaining_us: None,
             flaps: 0,

@@ -12,7 +12,7 @@ mod server;
 mod topology;
 pub(crate) mod translated;
 
-pub use report::{explain_text, status_text};
+pub use report::{explain_text, moves_text, status_text};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -179,6 +179,12 @@ async fn run_locked(
     if topology.groups.is_empty() && !options.wait {
         bail!("{}", no_groups(&topology));
     }
+    // Before anything is put into the kernel, so that each of these ends by taking it out again.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut relieve = signal(SignalKind::user_defined1())?;
+    let dry_run = options.dry_run;
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
     daemon.adopt(topology)?;
@@ -187,9 +193,6 @@ async fn run_locked(
     daemon.resolve_missing().await;
     ready();
 
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut relieve = signal(SignalKind::user_defined1())?;
     let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
     while !daemon.stop {
@@ -212,10 +215,14 @@ async fn run_locked(
             }
             _ = terminate.recv() => daemon.stop = true,
             _ = interrupt.recv() => daemon.stop = true,
+            _ = hangup.recv() => daemon.stop = true,
             _ = relieve.recv() => daemon.leave_to_the_next(),
         }
     }
-    info!("stopping: detaching from all devices");
+    match dry_run {
+        true => info!("stopping; nothing was attached"),
+        false => info!("stopping: detaching from all devices"),
+    }
     // Give the last answer time to leave before the socket closes.
     server.finish().await;
     Ok(())

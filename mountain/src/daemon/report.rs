@@ -1,5 +1,6 @@
 //! Answers to requests, and their text for people.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use anyhow::Result;
@@ -65,6 +66,7 @@ impl Daemon {
                 "up": path.up,
                 "gateway_resolved": path.gateway_mac.is_some(),
                 "probe_target": self.paths.target_text(id),
+                "forward_only": probes.forward_only,
                 "probes": { "sent": probes.sent, "answered": probes.answered,
                             "ignored": probes.ignored, "last_error": probes.last_error },
                 "flows": { "latency": of_class(Class::Latency), "bulk": of_class(Class::Bulk) },
@@ -131,7 +133,17 @@ impl Daemon {
 
     fn last_moves(&self, last: usize) -> Value {
         let from = self.moves.len().saturating_sub(last);
-        json!({ "moves": self.moves.range(from..).collect::<Vec<_>>() })
+        let names: BTreeMap<usize, &str> = self
+            .paths
+            .ids()
+            .into_iter()
+            .map(|id| (id, self.paths.name(id)))
+            .collect();
+        json!({
+            "now_ns": now_ns(),
+            "paths": names,
+            "moves": self.moves.range(from..).collect::<Vec<_>>(),
+        })
     }
 }
 
@@ -168,9 +180,18 @@ pub fn status_text(v: &Value) -> String {
         );
         let _ = writeln!(
             out,
-            "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>11} {:>9}  why",
-            "path", "state", "p50 ms", "p95 ms", "cost ms", "loss", "flows l/b", "Mbit/s"
+            "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8} {:>9}  why",
+            "path",
+            "state",
+            "p50 ms",
+            "p95 ms",
+            "cost ms",
+            "loss",
+            "latency/bulk",
+            "placed",
+            "Mbit/s"
         );
+        let starts = matches!(g["kind"].as_str(), Some("start" | "start-and-move"));
         for m in list(&g["members"]) {
             let Some(p) = list(&v["paths"]).into_iter().find(|p| p["id"] == m["path"]) else {
                 continue;
@@ -184,7 +205,7 @@ pub fn status_text(v: &Value) -> String {
             };
             let _ = writeln!(
                 out,
-                "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>11} {:>9.2}  {}",
+                "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8} {:>9.2}  {}",
                 text(&p["name"]),
                 state,
                 ms("p50_us"),
@@ -192,10 +213,20 @@ pub fn status_text(v: &Value) -> String {
                 ms("cost_us"),
                 figure("loss").map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
                 format!("{}/{}", p["flows"]["latency"], p["flows"]["bulk"]),
+                p["started"]
+                    .as_u64()
+                    .filter(|_| starts)
+                    .map_or("-".into(), |n| n.to_string()),
                 p["rate_bps"].as_f64().unwrap_or(0.0) / 1e6,
                 text(&p["reason"])
             );
         }
+    }
+    if list(&v["groups"]).is_empty() {
+        let _ = writeln!(
+            out,
+            "\nwaiting for a multipath route to steer; `mountain check` says what is missing"
+        );
     }
     if v["kernel_told"] == true {
         let _ = writeln!(
@@ -236,6 +267,55 @@ pub fn explain_text(v: &Value) -> String {
         );
     }
     out
+}
+
+/// `mountain explain --moves` for people.
+pub fn moves_text(v: &Value) -> String {
+    let mut out = String::new();
+    let Some(moves) = v["moves"].as_array().filter(|m| !m.is_empty()) else {
+        return "no flow was moved yet\n".into();
+    };
+    let now = v["now_ns"].as_f64().unwrap_or(0.0);
+    let name = |id: &Value| {
+        let known = v["paths"][id.to_string()].as_str();
+        known.map_or(format!("path {id}"), str::to_owned)
+    };
+    for m in moves {
+        let text = |v: &Value| v.as_str().unwrap_or("-").to_owned();
+        let ms = |key: &str| m[key].as_f64().unwrap_or(0.0) / 1e3;
+        let why = match m["reason"].as_str() {
+            Some("flowlet") => format!(
+                "it paused for {:.1} ms, more than the {:.1} ms that rule out reordering",
+                ms("gap_us"),
+                ms("need_us")
+            ),
+            Some("ejected") => "its path was late".into(),
+            Some("dead") => "its path was dead".into(),
+            _ => "no pause came in time".into(),
+        };
+        let _ = writeln!(
+            out,
+            "{:8.1} s ago  {} {} to {} ({}): {} -> {}: {why}",
+            (now - m["at_ns"].as_f64().unwrap_or(now)) / 1e9,
+            proto_name(&m["key"]["proto"]),
+            text(&m["key"]["source"]),
+            text(&m["key"]["destination"]),
+            text(&m["class"]),
+            name(&m["from"]),
+            name(&m["to"]),
+        );
+    }
+    out
+}
+
+/// An IP protocol by name, or its number.
+fn proto_name(v: &Value) -> String {
+    match v.as_i64().map(|n| n as i32) {
+        Some(libc::IPPROTO_TCP) => "TCP".into(),
+        Some(libc::IPPROTO_UDP) => "UDP".into(),
+        Some(libc::IPPROTO_ICMP | libc::IPPROTO_ICMPV6) => "ICMP".into(),
+        _ => format!("protocol {v}"),
+    }
 }
 
 /// What the probes of the two seconds after a decision showed.

@@ -19,6 +19,9 @@ use serde_json::Value;
 const BASE: &str = "/run/mountain";
 /// How long a client waits for the daemon's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a daemon that closed a connection may take to be gone, if that was its end.
+const ENDING: Duration = Duration::from_millis(500);
+const UNANSWERED: &str = "mountain runs in this network namespace but did not answer: try again";
 
 /// What a client asks for; one line of JSON.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -106,6 +109,9 @@ impl RunDir {
     }
 
     /// Asks the daemon. `None` when there is none.
+    ///
+    /// # Errors
+    /// What the daemon answered, or that it runs and does not answer.
     pub fn ask(&self, request: &Request) -> Result<Option<Value>> {
         let mut stream = match UnixStream::connect(self.socket()) {
             Ok(stream) => stream,
@@ -113,18 +119,30 @@ impl RunDir {
                 bail!("only root may talk to the daemon: try again with sudo")
             }
             // A socket file without a listener is left over from a daemon that was killed.
-            Err(_) => return Ok(None),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) =>
+            {
+                return Ok(None)
+            }
+            Err(e) => return Err(e).context(UNANSWERED),
         };
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
-        stream.write_all(line.as_bytes())?;
+        // A connection that was closed already shows in the answer.
+        let _ = stream.write_all(line.as_bytes());
         let mut answer = String::new();
         match BufReader::new(stream).read_line(&mut answer) {
-            // It ended in between.
-            Ok(0) => return Ok(None),
-            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
-            other => other.context("the daemon does not answer")?,
+            // It ended in between, or made way for the next of too many clients.
+            Ok(0) if self.wait_gone(ENDING)? => return Ok(None),
+            Ok(0) => bail!(UNANSWERED),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset && self.wait_gone(ENDING)? => {
+                return Ok(None)
+            }
+            other => other.context(UNANSWERED)?,
         };
         match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
             Response::Ok(value) => Ok(Some(value)),

@@ -1,5 +1,10 @@
 //! The control socket: one line of JSON in, one line out.
+//!
+//! Clients are bounded. When a new one finds [`MAX_CLIENTS`] others, the oldest makes way: commands
+//! that are answered at once are never the oldest. Running out of file descriptors only delays
+//! the next client.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -8,12 +13,17 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
 
 use super::runtime::{Request, Response, RunDir};
 
 /// Longest request that is read, and how long one may take to arrive.
 const MAX_REQUEST_BYTES: u64 = 4096;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections that are served at the same time.
+const MAX_CLIENTS: usize = 64;
+/// Pause after a connection could not be accepted (EMFILE, ENFILE, ENOMEM).
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 type Asked = (Request, oneshot::Sender<Response>);
 
@@ -33,11 +43,7 @@ impl Server {
             .with_context(|| format!("cannot listen on {}", path.display()))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         let (sender, requests) = mpsc::channel(16);
-        let accept = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, sender.clone()));
-            }
-        });
+        let accept = tokio::spawn(accept(listener, sender));
         Ok(Self { requests, accept })
     }
 
@@ -53,6 +59,27 @@ impl Server {
     pub async fn finish(self) {
         self.accept.abort();
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn accept(listener: UnixListener, sender: mpsc::Sender<Asked>) {
+    let mut clients: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                tracing::debug!("cannot accept a client: {e}");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        clients.retain(|client| !client.is_finished());
+        if clients.len() == MAX_CLIENTS {
+            if let Some(oldest) = clients.pop_front() {
+                oldest.abort();
+            }
+        }
+        clients.push_back(tokio::spawn(serve(stream, sender.clone())).abort_handle());
     }
 }
 

@@ -125,6 +125,9 @@ pub struct PathStats {
     pub send_errors: u64,
     /// Answers whose RTT had to be taken without a kernel stamp.
     pub unstamped: u64,
+    /// Whether the last answer told the way out apart from the way back, so that the path is judged
+    /// by the way out alone. Only a reflector's answers can.
+    pub forward_only: bool,
     /// Last failure, in words.
     pub last_error: Option<String>,
 }
@@ -524,6 +527,7 @@ impl Endpoint {
         };
         let figures = times.evaluate(at_ns, &mut self.one_way);
         self.stats.unstamped += u64::from(!figures.kernel_stamps);
+        self.stats.forward_only = figures.forward_us.is_some();
         Some(Answer {
             path: 0,
             seq: waiting.seq,

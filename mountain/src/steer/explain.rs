@@ -92,8 +92,6 @@ pub struct PathStatus {
     pub p95_us: f64,
     pub loss: f64,
     pub samples: usize,
-    /// Whether delays are of the forward direction only (a reflector answers).
-    pub forward_only: bool,
     pub reason: String,
     /// Time left until the path may be used again if it stays good.
     pub hold_remaining_us: Option<u64>,

@@ -35,6 +35,9 @@ const DEAD_US: u64 = 500_000;
 /// A path must cost too much for this long: cost is the slow signal, and while a common cause
 /// makes all paths dearer they do not all do so at the same tick.
 const COSTLY_US: u64 = 500_000;
+/// A path that was left comes back only when its cost exceeds the best by at most this share of the
+/// band, so that it does not leave again at once.
+const BACK_AT: f64 = 0.5;
 /// How far back the largest delay counts for the flowlet gap.
 const RECENT_US: u64 = 3_000_000;
 /// An ejection can be taken back by late answers for this long.
@@ -150,7 +153,6 @@ struct Path {
     usable: bool,
     why_unusable: &'static str,
     last_answer_us: Option<u64>,
-    forward_only: bool,
     load: SelfLoad,
 }
 
@@ -175,7 +177,6 @@ impl Path {
             usable: true,
             why_unusable: "",
             last_answer_us: None,
-            forward_only: false,
         }
     }
 
@@ -382,7 +383,6 @@ impl Policy {
             } => {
                 if p.latest.answered(seq, rtt_us, delay_us) {
                     p.last_answer_us = Some(p.last_answer_us.map_or(at_us, |t| t.max(at_us)));
-                    p.forward_only |= rtt_us != delay_us;
                 }
                 if !p.window.answered(seq, rtt_us, delay_us) {
                     return;
@@ -569,15 +569,19 @@ impl Policy {
         })
     }
 
+    /// The cost that members are held against, and the difference from it that counts, both in µs.
+    fn yardstick(&self, g: usize, now_us: u64) -> Option<(f64, f64)> {
+        let best = self.best(g, now_us, COSTED)?;
+        let best = &self.paths[self.groups[g].members[best].path];
+        let cost = best.cost(&self.weights, COSTED)?;
+        // Where the best path itself has a tail, tails of that size do not tell paths apart.
+        let tail = best.stats.p95_us - best.stats.ordinary_us();
+        Some((cost, self.band.width_us(cost).max(tail)))
+    }
+
     /// Lets one path leave or come back.
     fn transition(&mut self, g: usize, m: usize, now_us: u64) {
-        let yardstick = self.best(g, now_us, COSTED).and_then(|b| {
-            let best = &self.paths[self.groups[g].members[b].path];
-            let cost = best.cost(&self.weights, COSTED)?;
-            // Where the best path itself has a tail, tails of that size do not tell paths apart.
-            let tail = best.stats.p95_us - best.stats.ordinary_us();
-            Some((cost, self.band.width_us(cost).max(tail)))
-        });
+        let yardstick = self.yardstick(g, now_us);
         let better = self.better_exists(g, m, now_us);
         let member = &self.groups[g].members[m];
         let path = &self.paths[member.path];
@@ -637,7 +641,7 @@ impl Policy {
                     &mut member.hold,
                     &mut self.rng,
                 );
-                let back = out.remaining_us(now_us) == Some(0) && over <= 0.5;
+                let back = out.remaining_us(now_us) == Some(0) && over <= BACK_AT;
                 if back {
                     member.out = None;
                     member.load = None;

@@ -1,11 +1,12 @@
 //! What the policy says of itself: decisions with their grounds, outcomes, status.
 
-use super::{GroupVerdict, Mode, Policy, KNOWN};
+use super::{GroupVerdict, Mode, Policy, BACK_AT, KNOWN};
 use crate::steer::ejection::Cause;
 use crate::steer::explain::{
     ms, p95, Decision, Grounds, Outcome, PathStatus, Use, JUDGED_AFTER_US,
 };
 use crate::steer::selfload::Load;
+use crate::steer::window::Fate;
 
 impl Policy {
     /// Logs what changed for each path.
@@ -69,8 +70,9 @@ impl Policy {
         }
     }
 
-    fn why(&self, g: usize, m: usize, to: Use, gr: &Grounds, _now_us: u64) -> String {
+    fn why(&self, g: usize, m: usize, to: Use, gr: &Grounds, now_us: u64) -> String {
         let name = &self.paths[self.groups[g].members[m].path].input.name;
+        let silent_us = self.silent_us(g, m, now_us);
         let usable = self.paths[self.groups[g].members[m].path].usable;
         let costs = format!("{}, {}", own_cost(gr), best_cost(gr));
         if self.mode == Mode::MinRtt {
@@ -90,7 +92,12 @@ impl Policy {
                 self.paths[self.groups[g].members[m].path].why_unusable
             ),
             (_, Some(Cause::Link)) => format!("{name} was down and is held"),
-            (_, Some(Cause::Lost)) => format!("{name} lost its latest probes"),
+            (_, Some(Cause::Lost | Cause::Late | Cause::Cost)) if silent_us.is_some() => format!(
+                "{name} has not answered for {}",
+                ms(silent_us.unwrap_or(0) as f64)
+            ),
+            (_, Some(Cause::Lost)) => format!("{name} had stopped answering"),
+            (_, Some(Cause::Late)) if gr.beyond == 0 => format!("{name} was late"),
             (_, Some(Cause::Late)) => match (gr.threshold_us, &gr.best) {
                 (Some(threshold), Some(best)) => format!(
                     "{} of the latest {} probes of {name} beyond {} (best path {best} plus band): {}",
@@ -112,7 +119,7 @@ impl Policy {
             ),
             (_, None) => format!("{name} is not the best of what is left: {costs}"),
         };
-        if let (Use::BulkOnly | Use::Nothing, Some(j)) = (to, &gr.load) {
+        if let (Use::BulkOnly | Use::Nothing, Some(j), None) = (to, &gr.load, silent_us) {
             text += &format!(
                 "; {} load: {} ({:.1} of {:.1} Mbit/s)",
                 if j.load == Load::Own {
@@ -125,14 +132,59 @@ impl Policy {
                 j.reference_bps / 1e6
             );
         }
-        if let (Some(hold), true) = (gr.hold_us, to != Use::All) {
-            text += &format!(
-                "; back after {:.1} s of good probes (flap {})",
-                hold as f64 / 1e6,
-                gr.flaps
-            );
+        if to != Use::All {
+            text += &self.awaited(g, m, gr, now_us);
         }
         text
+    }
+
+    /// What has to come true before a path that was left is used again: it must stay good for the
+    /// hold, and its cost must have come down.
+    fn awaited(&self, g: usize, m: usize, gr: &Grounds, now_us: u64) -> String {
+        let Some(out) = &self.groups[g].members[m].out else {
+            return String::new();
+        };
+        let seconds = |us: u64| us as f64 / 1e6;
+        let flap = format!("(flap {})", gr.flaps);
+        let limit_us = self
+            .yardstick(g, now_us)
+            .map(|(best, band)| best + BACK_AT * band);
+        let dear = limit_us
+            .zip(gr.cost_us)
+            .filter(|(limit, cost)| cost > limit);
+        let cost = dear.map(|(limit, cost)| {
+            format!("its cost has to fall from {} to {}", ms(cost), ms(limit))
+        });
+        match (out.remaining_us(now_us), cost) {
+            (None, _) => format!(
+                "; back when it has been good for {:.1} s and its cost is near the best {flap}",
+                seconds(out.hold_us)
+            ),
+            (Some(0), Some(cost)) => format!("; good again, but {cost} {flap}"),
+            (Some(left), Some(cost)) => format!(
+                "; good again: back in {:.1} s at the earliest, {cost} {flap}",
+                seconds(left)
+            ),
+            (Some(left), None) => format!(
+                "; good again: back in {:.1} s if it stays so {flap}",
+                seconds(left)
+            ),
+        }
+    }
+
+    /// How long a path has been silent, if nothing but silence speaks against it: the probes that
+    /// are too late have no answer. Whose load delays a path says nothing about such a one.
+    fn silent_us(&self, g: usize, m: usize, now_us: u64) -> Option<u64> {
+        let member = &self.groups[g].members[m];
+        let window = &self.paths[member.path].window;
+        let unanswered = |seq: &u64| {
+            let fate = window.get(*seq).map(|probe| probe.fate);
+            !matches!(fate, Some(Fate::Answered { .. }))
+        };
+        let beyond = &member.seen.beyond;
+        let silent = !beyond.is_empty() && beyond.iter().all(unanswered);
+        let since = window.waiting_since().filter(|_| silent)?;
+        Some(now_us.saturating_sub(since))
     }
 
     /// Compares, two seconds after a decision, the path with the others.
@@ -189,11 +241,13 @@ impl Policy {
                     p95_us: gr.p95_us,
                     loss: gr.loss,
                     samples: gr.samples,
-                    forward_only: path.forward_only,
                     reason: self.why(g, m, member.used, &gr, now_us),
                     hold_remaining_us: member.out.as_ref().and_then(|o| o.remaining_us(now_us)),
                     flaps: gr.flaps,
-                    load: member.load.as_ref().map(|l| l.load),
+                    load: match self.silent_us(g, m, now_us) {
+                        Some(_) => None,
+                        None => member.load.as_ref().map(|l| l.load),
+                    },
                 });
             }
         }

@@ -52,3 +52,56 @@ fn a_silent_path_says_that_nothing_was_answered() {
         "{all}"
     );
 }
+
+#[test]
+fn silence_is_not_called_a_load_of_others() {
+    let mut sim = Sim::new(
+        vec![
+            Box::new(|t| (t < 10 * S).then_some((20_000, 20_000))),
+            noisy(2),
+        ],
+        1,
+    );
+    sim.run(12 * S, |_| {});
+    let status = sim.policy.status(sim.now).remove(0);
+    assert!(
+        status.reason.contains("p0 has not answered for "),
+        "{status:?}"
+    );
+    assert_eq!(status.load, None);
+    let all = status.reason + &sim.explain();
+    assert!(!all.contains("load"), "{all}");
+}
+
+#[test]
+fn a_path_that_was_left_says_what_it_waits_for() {
+    let late = |t| {
+        Some(if (10 * S..14 * S).contains(&t) {
+            (120_000, 120_000)
+        } else {
+            (20_000, 20_000)
+        })
+    };
+    let mut sim = Sim::new(vec![Box::new(late), noisy(2)], 1);
+    sim.run(13 * S, |_| {});
+    let bad = &reasons(&sim)[0];
+    assert!(bad.contains("; back when it has been good for "), "{bad}");
+    let mut said = Vec::new();
+    while sim.now < 40 * S && sim.mask().latency & 1 == 0 {
+        sim.run(sim.now + 100 * MS, |_| {});
+        said.push(reasons(&sim)[0].clone());
+    }
+    let first = |what: &str| {
+        let found = said.iter().position(|text| text.contains(what));
+        found.unwrap_or_else(|| panic!("{what}: {said:#?}"))
+    };
+    // The hold ends before the spike is forgotten; no text promises a time that passes.
+    assert!(
+        first("at the earliest, its cost has to fall from") < first("good again, but its cost")
+    );
+    assert!(
+        said.last()
+            .is_some_and(|text| text.starts_with("p0 is good")),
+        "{said:#?}"
+    );
+}
