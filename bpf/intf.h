@@ -58,6 +58,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
 	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated, fragment without its first */
 	MTN_STAT_FLOW_EVICTED,		/* entries of flows in use that a new flow took */
+	MTN_STAT_PASS_FOREIGN,		/* this host's routing did not send it here: a guest's frame */
 	MTN_STAT_MAX,
 };
 

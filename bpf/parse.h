@@ -27,6 +27,18 @@
 #define IP_MF			0x2000
 #define IP_OFFSET		0x1fff
 
+/* An Ethernet address, aligned as in memory it is not, which the kernels' packet access allows: no
+ * loads byte by byte.
+ */
+struct mtn_mac {
+	__u16 word[3];
+};
+
+struct mtn_link_header {
+	struct mtn_mac to;
+	struct mtn_mac from;
+};
+
 /* What the headers of all transports with ports begin with. */
 struct mtn_ports {
 	__be16 source;

@@ -13,8 +13,8 @@
  * cannot overtake each other. Everything it does not understand passes as the kernel sent it.
  *
  *   packet -> handed over to this path by the run before? -> account, pass     (second run)
- *          -> on a known path? to a steerable destination? socket not bound?
- *             not chosen by another ip rule?                     no -> pass
+ *          -> on a known path? sent here by this host's routing (origin.h)? to a steerable
+ *             destination? socket not bound? not chosen by another ip rule?      no -> pass
  *          -> flow in the table?
  *               yes: keep, or move (mtn_flow_next), update time and class
  *               no:  group by destination (LPM; a more specific route is "not ours"), source not
@@ -58,6 +58,7 @@ struct bpf_iter_num {
 } __attribute__((aligned(8)));
 #endif
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 
 #define AF_INET		2
@@ -69,6 +70,7 @@ struct bpf_iter_num {
 
 #include "intf.h"
 #include "parse.h"
+#include "origin.h"
 #include "averages.h"
 #include "rendezvous.h"
 #include "fragments.h"
@@ -161,25 +163,18 @@ static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 me
 	return g->path[member & (MTN_MAX_MEMBERS - 1)];
 }
 
-/* Aligned as in memory it is not, which the kernels' packet access allows: no loads byte by byte. */
-struct mtn_mac {
-	__u16 word[3];
-};
-
 /* The path a packet is on: its device and the link-layer address the kernel wrote. */
-static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, bool ipv6)
+static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, const struct mtn_link_header *link,
+					   bool ipv6)
 {
-	struct mtn_mac mac;
 	__u32 i;
 
-	if (mtn_load(skb, 0, &mac))
-		return MTN_MAX_PATHS;
 	for (i = 0; i < MTN_MAX_PATHS && i < config.n_paths; i++) {
 		struct mtn_path *p = &paths[i];
 
 		if (p->ifindex == skb->ifindex && p->ipv6 == ipv6 &&
 		    (p->flags & MTN_PATH_NEIGH_VALID) &&
-		    !__builtin_memcmp(p->mac, &mac, sizeof(mac)))
+		    !__builtin_memcmp(p->mac, &link->to, sizeof(link->to)))
 			return i;
 	}
 	return MTN_MAX_PATHS;
@@ -590,6 +585,7 @@ static __always_inline bool mtn_is_bound(struct __sk_buff *skb)
 SEC("tcx/egress")
 int mountain_steer(struct __sk_buff *skb)
 {
+	struct mtn_link_header link;
 	struct mtn_handover *note;
 	struct mtn_pkt pkt = {};
 	__u32 zero = 0, here, to, packets;
@@ -610,13 +606,19 @@ int mountain_steer(struct __sk_buff *skb)
 
 	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TC_ACT_UNSPEC;
-	here = mtn_path_here(skb, skb->protocol == bpf_htons(ETH_P_IPV6));
+	if (mtn_load(skb, 0, &link))
+		return TC_ACT_UNSPEC;
+	here = mtn_path_here(skb, &link, skb->protocol == bpf_htons(ETH_P_IPV6));
 	if (here >= MTN_MAX_PATHS)
 		return TC_ACT_UNSPEC;
 	to = here;
 	now = bpf_ktime_get_coarse_ns();
 	if (config.mode == MTN_MODE_PASS)
 		goto pass;
+	if (!mtn_is_routed_here(skb, &link.from)) {
+		mtn_count(MTN_STAT_PASS_FOREIGN);
+		goto pass;
+	}
 	if (mtn_is_bound(skb)) {
 		mtn_count(MTN_STAT_PASS_BOUND);
 		goto pass;

@@ -78,6 +78,7 @@ pub fn settings() -> Settings {
         bulk_above_bps: 1_600_000,  // 10,000 bytes in a window
         elastic_above_bps: 480_000, // 3,000 bytes in a window
         flow_entries: 65536,
+        only_routed: false,
     }
 }
 

@@ -156,7 +156,11 @@ pub fn masks(steer: &mut Steer, masks: Masks) {
 
 /// The program attached to u0 and u1 of this namespace, with all on path 0.
 pub fn steer_two(settings: &Settings) -> Steer {
-    let mut steer = Steer::load(settings).unwrap();
+    let mut steer = Steer::load(&Settings {
+        only_routed: true,
+        ..*settings
+    })
+    .unwrap();
     for id in 0..4 {
         steer.set_path(id, &path(id)).unwrap();
     }

@@ -142,8 +142,8 @@ pub fn uplinks() -> Result<[u32; 2]> {
 }
 
 /// The program, loaded and told about both paths, attached to nothing. Call in the client's
-/// namespace.
-pub fn steer(flow_entries: u32) -> Result<Steer> {
+/// namespace. `only_routed`: as for a host; false for packets made for BPF_PROG_RUN.
+pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
     let mut steer = Steer::load(&Settings {
         hash_seed: 0x5eed,
         k_factor: 512,
@@ -154,6 +154,7 @@ pub fn steer(flow_entries: u32) -> Result<Steer> {
         bulk_above_bps: 3_000_000,
         elastic_above_bps: 200_000,
         flow_entries,
+        only_routed,
     })?;
     for (id, ifindex) in uplinks()?.into_iter().enumerate() {
         steer.set_path(

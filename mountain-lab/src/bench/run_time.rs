@@ -101,7 +101,7 @@ impl Senders {
 pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
     let (empty, drop) = (Constant::load(PASS)?, Constant::load(super::kernel::DROP)?);
     let _sink = rig.sink(&drop)?;
-    let mut steer = rig::steer(65_536)?;
+    let mut steer = rig::steer(65_536, true)?;
     let uplinks = rig::uplinks()?;
     let senders = Senders::new(CLIENT, SERVER, plan.seed)?;
     let _stats = RunTimeStats::enable()?;
@@ -168,7 +168,7 @@ pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
 pub fn whole_packet(rig: &Rig, plan: &Plan) -> Result<BTreeMap<Attached, Vec<f64>>> {
     let drop = Constant::load(super::kernel::DROP)?;
     let _sink = rig.sink(&drop)?;
-    let mut steer = rig::steer(65_536)?;
+    let mut steer = rig::steer(65_536, true)?;
     let uplinks = rig::uplinks()?;
     let senders = Senders::new(CLIENT, SERVER, plan.seed)?;
     let mut times = BTreeMap::<Attached, Vec<f64>>::new();
@@ -211,7 +211,7 @@ pub fn thread_time() -> Result<Duration> {
 /// program, and the first runs of a packet that stays and of one that is moved.
 pub fn repeated(plan: &Plan) -> Result<BTreeMap<Segment, Vec<f64>>> {
     let empty = Constant::load(PASS)?;
-    let mut steer = rig::steer(65_536)?;
+    let mut steer = rig::steer(65_536, false)?;
     let uplink = rig::uplinks()?[0];
     let mut times = BTreeMap::<Segment, Vec<f64>>::new();
     for _ in 0..plan.repeats {

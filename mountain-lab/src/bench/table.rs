@@ -86,7 +86,7 @@ pub struct SizeTimes {
 /// Measures with `plan.entries` flows in the table. Call in the client's namespace.
 pub fn size(plan: &Plan) -> Result<SizeTimes> {
     let n = plan.entries;
-    let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32)?;
+    let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32, false)?;
     rig::set(&mut steer, Verdict::Stay);
     let mut feeder = Feeder::new(&steer)?;
     let mut rng = Pcg64Mcg::seed_from_u64(plan.seed);
@@ -154,7 +154,7 @@ pub fn eviction(plan: &Plan, live: Live, held: bool) -> Result<Eviction> {
         Live::Fewer => plan.entries / 4 * 3,
         Live::TooMany => (near + far) / 2 * 3,
     };
-    let mut steer = rig::steer(plan.entries)?;
+    let mut steer = rig::steer(plan.entries, false)?;
     rig::set(
         &mut steer,
         if held { Verdict::Moved } else { Verdict::Both },

@@ -52,7 +52,7 @@ impl With {
 pub fn pairs(rig: &Rig, plan: &Plan, compared: With) -> Result<Vec<Pair>> {
     // A socket stays in the namespace it was made in.
     let listener = rig.server.enter(|| Ok(TcpListener::bind((SERVER, 0))?))?;
-    let mut steer = rig::steer(65_536)?;
+    let mut steer = rig::steer(65_536, true)?;
     let empty = Constant::load(PASS)?;
     let moved = compared == With::Moved;
     rig::set(

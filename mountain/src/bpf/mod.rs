@@ -95,6 +95,9 @@ pub struct Settings {
     pub elastic_above_bps: u64,
     /// Flows that the table is for.
     pub flow_entries: u32,
+    /// Move only what this host's routing sent to the device (bpf/origin.h). Always true, except for
+    /// BPF_PROG_RUN, whose packets nobody routed.
+    pub only_routed: bool,
 }
 
 /// Packets and bytes sent by a path since the program was loaded.
@@ -105,7 +108,7 @@ pub struct Traffic {
 }
 
 /// Names of the counters, in the order of `mtn_stat` in bpf/intf.h.
-pub const STAT_NAMES: [&str; 17] = [
+pub const STAT_NAMES: [&str; 18] = [
     "redirected",
     "flow_new",
     "flow_adopted",
@@ -123,6 +126,7 @@ pub const STAT_NAMES: [&str; 17] = [
     "pass_no_path",
     "pass_parse",
     "flow_evicted",
+    "pass_foreign",
 ];
 
 /// The loaded program with its links.
@@ -158,6 +162,8 @@ impl Steer {
         let slots = near_slots + far_slots;
         open.maps.flows.set_max_entries(slots)?;
         open.maps.flow_keys.set_max_entries(slots)?;
+        let constants = open.maps.rodata_data.as_deref_mut();
+        constants.expect("the object has a .rodata").only_routed = settings.only_routed.into();
         let skel = open.load().context(
             "the kernel refused the steering program: `mountain check` tells what is missing",
         )?;

@@ -676,6 +676,7 @@ pub fn settings(config: &Config) -> Settings {
         bulk_above_bps: s.bulk_above_bps,
         elastic_above_bps: s.elastic_above_bps,
         flow_entries: s.flow_table_entries,
+        only_routed: true,
     }
 }
 

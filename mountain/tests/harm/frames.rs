@@ -1,2 +1,257 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Other people's frames on our devices, and packets about which something is doubtful.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::stat::{makedev, mknod, Mode, SFlag};
+
+use super::support::{said, wait_until, Net, Ns, LEAVE, SERVER4, SETTLE};
+
+/// Packets of each kind that are sent, and with which source port.
+const PACKETS: u64 = 40;
+/// From an address that the configuration lets move, whoever sends.
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 30, 0, 77);
+
+/// Lets the daemon of `net` move all it may from u0 to u1: probes die on u0, nothing else does.
+fn only_u1_is_good(net: &mut Net) -> File {
+    let config = tempfile::NamedTempFile::new().unwrap();
+    fs::write(
+        config.path(),
+        "[steer]\nmovable_sources = [\"10.30.0.64/26\"]\n",
+    )
+    .unwrap();
+    let log = net.start(&format!(
+        "up --foreground --config {}",
+        config.path().display()
+    ));
+    wait_until("it runs", LEAVE, || said(&log).contains("running"));
+    net.wait_good();
+    thread::sleep(SETTLE);
+    let server = &net.server;
+    server.run("nft add table inet q");
+    server.run("nft add chain inet q in { type filter hook prerouting priority -300 ; }");
+    server.run("nft add rule inet q in iifname s0 icmp type echo-request drop");
+    net.wait_left("u0", false);
+    log
+}
+
+/// Counts datagrams to ports of the server by the device they come in on.
+fn count_arrivals(server: &Ns, port: u16) {
+    for dev in ["s0", "s1"] {
+        server.run(&format!("nft add counter inet q {dev}_{port}"));
+        server.run(&format!(
+            "nft add rule inet q in iifname {dev} udp dport {port} counter name {dev}_{port}"
+        ));
+    }
+}
+
+fn arrived(server: &Ns, dev: &str, port: u16) -> u64 {
+    let text = server.run(&format!("nft list counter inet q {dev}_{port}"));
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let at = words.iter().position(|w| *w == "packets").unwrap();
+    words[at + 1].parse().unwrap()
+}
+
+/// Asserts that what `send` sends to a port of the server came by `dev` alone.
+fn all_come_by(server: &Ns, dev: &str, port: u16, what: &str, send: impl FnOnce(u16)) {
+    count_arrivals(server, port);
+    send(port);
+    let both = || ["s0", "s1"].map(|d| arrived(server, d, port));
+    wait_until(&format!("{what}: all arrive, {:?}", both()), LEAVE, || {
+        both().iter().sum::<u64>() >= PACKETS
+    });
+    let expected = if dev == "s0" {
+        [PACKETS, 0]
+    } else {
+        [0, PACKETS]
+    };
+    assert_eq!(both(), expected, "{what}: by s0 and s1");
+}
+
+/// Sends from sockets of a namespace, bound to `source`.
+fn by_sockets(ns: &Ns, source: Ipv4Addr, port: u16) {
+    ns.with(move || {
+        for _ in 0..PACKETS {
+            let socket = UdpSocket::bind((source, 0)).unwrap();
+            socket.send_to(b"x", (SERVER4, port)).unwrap();
+            thread::sleep(Duration::from_millis(2));
+        }
+    });
+}
+
+fn mac(ns: &Ns, dev: &str) -> [u8; 6] {
+    let text = ns.ip(&format!("-br link show dev {dev}"));
+    let mac = text.split_whitespace().nth(2).unwrap();
+    let bytes: Vec<u8> = mac
+        .split(':')
+        .map(|b| u8::from_str_radix(b, 16).unwrap())
+        .collect();
+    bytes.try_into().unwrap()
+}
+
+/// A datagram from [`GUEST`] to the server in an Ethernet frame.
+fn frame(to: [u8; 6], from: [u8; 6], source_port: u16, port: u16) -> Vec<u8> {
+    let mut f = [to, from].concat();
+    f.extend([8, 0]);
+    let ip = f.len();
+    f.extend([0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0]);
+    f.extend(GUEST.octets());
+    f.extend(SERVER4.parse::<Ipv4Addr>().unwrap().octets());
+    let sum: u32 = f[ip..]
+        .chunks(2)
+        .map(|w| u32::from(w[0]) << 8 | u32::from(w[1]))
+        .sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    f[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
+    f.extend(source_port.to_be_bytes());
+    f.extend(port.to_be_bytes());
+    f.extend([0, 9, 0, 0, b'x']);
+    f
+}
+
+/// Sends frames with the device's own source address from a packet socket on u0.
+fn by_packet_socket(net: &Net, port: u16) {
+    let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "u0"));
+    net.client.with(move || {
+        let socket = socket2::Socket::new(
+            socket2::Domain::PACKET,
+            socket2::Type::RAW,
+            Some(socket2::Protocol::from(0)),
+        )
+        .unwrap();
+        // SAFETY: all zeros is a valid address.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_ifindex = nix::net::if_::if_nametoindex("u0").unwrap() as i32;
+        for n in 0..PACKETS {
+            let frame = frame(to, from, 1000 + n as u16, port);
+            // SAFETY: both buffers are live and as long as told.
+            let sent = unsafe {
+                libc::sendto(
+                    socket.as_raw_fd(),
+                    frame.as_ptr().cast(),
+                    frame.len(),
+                    0,
+                    (&raw const address).cast(),
+                    size_of_val(&address) as u32,
+                )
+            };
+            assert_eq!(sent, frame.len() as isize);
+            thread::sleep(Duration::from_millis(2));
+        }
+    });
+}
+
+/// Sends frames as a virtual machine behind the macvtap device `tap0` of the client does.
+fn by_macvtap(net: &Net, port: u16) {
+    let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "tap0"));
+    let number = net
+        .client
+        .command("unshare")
+        .args(["-m", "sh", "-c"])
+        .arg("mount -t sysfs none /sys && cat /sys/class/net/tap0/macvtap/*/dev")
+        .output()
+        .unwrap();
+    let number = String::from_utf8(number.stdout).unwrap();
+    let (major, minor) = number.trim().split_once(':').expect("a character device");
+    let folder = tempfile::tempdir().unwrap();
+    let node = folder.path().join("tap");
+    let device = makedev(major.parse().unwrap(), minor.parse().unwrap());
+    mknod(&node, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, device).unwrap();
+    let mut tap = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&node)
+        .unwrap();
+    for n in 0..PACKETS {
+        // struct virtio_net_hdr comes first: nothing is offloaded.
+        let mut packet = vec![0; 10];
+        packet.extend(frame(to, from, 2000 + n as u16, port));
+        tap.write_all(&packet).unwrap();
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
+    let mut net = Net::new();
+    let _log = only_u1_is_good(&mut net);
+    let (client, server) = (&net.client, &net.server);
+    let own = "10.98.0.1".parse().unwrap();
+    all_come_by(server, "s1", 9001, "the host's own packets", |port| {
+        by_sockets(client, own, port);
+    });
+
+    let before = client.status()["counters"]["pass_foreign"].clone();
+    let guest = Ns::new("g");
+    client.ip("link add link u0 name m0 type macvlan mode bridge");
+    client.ip(&format!("link set m0 netns {}", guest.name));
+    guest.ip(&format!("addr add {GUEST}/24 dev m0"));
+    guest.ip("link set m0 up");
+    guest.ip("route add default via 10.30.0.2");
+    all_come_by(server, "s0", 9002, "a macvlan guest", |port| {
+        by_sockets(&guest, GUEST, port);
+    });
+    guest.ip("link del m0");
+
+    client.ip("link add link u0 name tap0 type macvtap mode bridge");
+    client.ip("link set tap0 up");
+    all_come_by(
+        server,
+        "s0",
+        9003,
+        "a virtual machine behind macvtap",
+        |port| {
+            by_macvtap(&net, port);
+        },
+    );
+    client.ip("link del tap0");
+
+    all_come_by(server, "s0", 9004, "a packet socket", |port| {
+        by_packet_socket(&net, port);
+    });
+
+    // A bridge takes the device in: what its other ports send is not the host's.
+    client.ip(&format!(
+        "neigh replace 10.30.0.2 dev u0 nud permanent lladdr {}",
+        server
+            .ip("-br link show dev s0")
+            .split_whitespace()
+            .nth(2)
+            .unwrap()
+    ));
+    client.ip(&format!(
+        "link add p0 type veth peer name e0 netns {}",
+        guest.name
+    ));
+    client.ip("link add b0 type bridge");
+    for dev in ["u0", "p0"] {
+        client.ip(&format!("link set {dev} master b0"));
+    }
+    for dev in ["p0", "b0"] {
+        client.ip(&format!("link set {dev} up"));
+    }
+    guest.ip(&format!("addr add {GUEST}/24 dev e0"));
+    guest.ip("link set e0 up");
+    guest.ip("route add default via 10.30.0.2");
+    all_come_by(server, "s0", 9005, "a bridge's other port", |port| {
+        by_sockets(&guest, GUEST, port);
+    });
+    all_come_by(
+        server,
+        "s1",
+        9006,
+        "the host's own packets at last",
+        |port| {
+            by_sockets(client, own, port);
+        },
+    );
+    let after = client.status()["counters"]["pass_foreign"].clone();
+    let told = after.as_u64().unwrap() - before.as_u64().unwrap();
+    assert!(told >= 4 * PACKETS, "{told} packets told as foreign");
+}
