@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use mountain::check::{check, check_with, Item, Level, Report};
-use mountain::netlink::Filter;
+use mountain::config::Config;
 use mountain::start::config::{Forward, StartConfig};
 use netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 
@@ -81,7 +81,7 @@ fn a_well_prepared_host_has_nothing_to_do() {
     item(
         &with_socket,
         "live flows",
-        "all 1 connected sockets can be moved",
+        "1 connected socket, all of which can be moved",
     );
     assert_eq!(items(&report, "rp_filter").len(), 2, "one for each uplink");
 }
@@ -122,7 +122,7 @@ fn obstacles_are_named() {
             "{flow:?}"
         );
     }
-    item(&report, "uplinks", "routes and rules would be added");
+    item(&report, "uplinks", "would be added while mountain runs");
     let live = item(
         &report,
         "live flows",
@@ -132,9 +132,9 @@ fn obstacles_are_named() {
     for family in ["ipv4", "ipv6"] {
         let policy = item(&report, "hash policy", &format!("net.{family}."));
         assert_eq!(policy.level, Level::Warn);
-        assert!(policy
-            .todo
-            .ends_with("fib_multipath_hash_policy=1 spreads them by port"));
+        assert!(policy.todo.ends_with(&format!(
+            "`sysctl -w net.{family}.fib_multipath_hash_policy=1`"
+        )));
     }
     item(&report, "rp_filter", "u0: strict");
     item(&report, "rp_filter", "u1: loose");
@@ -171,9 +171,9 @@ fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
     net.host.ip("rule add fwmark 0x100/0xf00 lookup 77");
     net.host.sysctl("ipv4/ip_forward", "1");
     let with = |change: fn(&mut StartConfig)| {
-        let mut start = StartConfig::default();
-        change(&mut start);
-        let check = async || check_with(&Filter::default(), &start, None);
+        let mut config = Config::default();
+        change(&mut config.start);
+        let check = async || check_with(&config, "mountain up", None);
         net.host.within(check)
     };
     let default = with(|_| {});
@@ -302,23 +302,16 @@ fn the_strict_filter_accepts_every_path_of_a_multipath_route() {
 fn the_attempt_to_load_is_reported_and_the_filter_used() {
     let net = Net::with_default();
     let (good, bad, none) = net.host.within(async || {
-        let filter = Filter::default();
-        let start = StartConfig::default();
+        let (config, up) = (Config::default(), "mountain up");
         let good = check_with(
-            &filter,
-            &start,
+            &config,
+            up,
             Some(&|topology| Ok(format!("loaded for {} paths", topology.paths.len()))),
         );
-        let bad = check_with(
-            &filter,
-            &start,
-            Some(&|_| anyhow::bail!("verifier says no")),
-        );
-        let narrow = Filter {
-            routes: nets(&["10.0.0.0/8"]),
-            ..Filter::default()
-        };
-        (good, bad, check_with(&narrow, &start, None))
+        let bad = check_with(&config, up, Some(&|_| anyhow::bail!("verifier says no")));
+        let mut narrow = Config::default();
+        narrow.steer.routes = nets(&["10.0.0.0/8"]);
+        (good, bad, check_with(&narrow, up, None))
     });
     assert_eq!(
         item(&good, "program", "loaded for 2 paths").level,

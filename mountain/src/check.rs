@@ -3,6 +3,7 @@
 //! Reads only. The one thing it asks of the kernel beyond reading is the route look-up that
 //! `connect` of a UDP socket makes, which sends nothing.
 
+mod config;
 mod sockets;
 mod start;
 
@@ -14,8 +15,8 @@ use ipnet::IpNet;
 use serde::Serialize;
 
 use crate::cc;
+use crate::config::Config;
 use crate::netlink::{self, Filter};
-use crate::start::config::StartConfig;
 use crate::steer::topology::{Group, Topology};
 
 /// Oldest kernel with tcx, the hook the steering program is attached to.
@@ -116,21 +117,32 @@ pub type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
 /// Checks the calling thread's network namespace for all its multipath routes, without loading
 /// anything.
 pub fn check() -> Report {
-    check_with(&Filter::default(), &StartConfig::default(), None)
+    check_with(&Config::default(), "mountain up", None)
 }
 
-/// Checks the calling thread's network namespace for the routes that `filter` admits, for new flows
-/// that are placed as `start` says, and whether the program can be loaded if `try_load` is given.
-pub fn check_with(filter: &Filter, start: &StartConfig, try_load: Option<TryLoad<'_>>) -> Report {
+/// Checks what `up`, the command line that would start steering here, is about: the calling thread's
+/// network namespace with this configuration; and whether the program can be loaded if `try_load` is
+/// given.
+pub fn check_with(config: &Config, up: &str, try_load: Option<TryLoad<'_>>) -> Report {
     let mut report = Report::default();
-    check_privileges(&mut report);
-    check_kernel(&mut report);
-    check_cc(&mut report);
-    let topology = match netlink::read_topology_blocking(filter) {
+    check_into(&mut report, config, up, try_load);
+    report
+}
+
+/// As [`check_with`], after what `report` already holds.
+pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Option<TryLoad<'_>>) {
+    check_privileges(report);
+    check_kernel(report);
+    check_cc(report);
+    let filter = Filter {
+        routes: config.steer.routes.clone(),
+        adopt: config.start.adopt,
+    };
+    let topology = match netlink::read_topology_blocking(&filter) {
         Ok(topology) => topology,
         Err(error) => {
             report.fail("routes", format!("cannot be read: {error:#}"), "");
-            return report;
+            return;
         }
     };
     if let Some(try_load) = try_load {
@@ -139,17 +151,18 @@ pub fn check_with(filter: &Filter, start: &StartConfig, try_load: Option<TryLoad
             Err(error) => report.fail("program", format!("cannot be loaded: {error:#}"), ""),
         }
     }
-    check_routes(&mut report, &topology);
+    check_routes(report, &topology);
     if topology.groups.is_empty() {
-        return report;
+        say_no_route(report, &filter, up);
+        return;
     }
-    check_paths(&mut report, &topology);
-    start::check(&mut report, &topology, start);
-    check_other_programs(&mut report, &topology);
-    check_sysctls(&mut report, &topology);
-    sockets::check_new(&mut report, &topology, start);
-    sockets::check_live(&mut report, &topology);
-    report
+    config::check(report, &topology, config);
+    check_paths(report, &topology);
+    start::check(report, &topology, &config.start, up);
+    check_other_programs(report, &topology);
+    check_sysctls(report, &topology, config.start.enabled);
+    sockets::check_new(report, &topology, &config.start);
+    sockets::check_live(report, &topology);
 }
 
 fn check_privileges(report: &mut Report) {
@@ -242,23 +255,84 @@ fn check_routes(report: &mut Report, topology: &Topology) {
     for group in &topology.groups {
         report.ok("routes", describe(group, topology));
     }
-    if topology.groups.is_empty() {
-        report.fail(
-            "routes",
-            "no multipath route that can be steered",
-            "ip route replace default nexthop via GATEWAY1 dev DEV1 nexthop via GATEWAY2 dev DEV2",
+    let (others, rules) = (topology.not_ours.len(), topology.selectors.len());
+    if !topology.groups.is_empty() && others + rules > 0 {
+        report.ok(
+            "left alone",
+            format!(
+                "traffic of {} and {}",
+                count(others, "more specific route"),
+                count(rules, "routing rule")
+            ),
         );
-    } else {
-        let (others, rules) = (topology.not_ours.len(), topology.selectors.len());
-        if others + rules > 0 {
-            report.ok(
-                "left alone",
-                format!("traffic of {others} more specific routes and {rules} routing rules"),
-            );
-        }
     }
     for reason in &topology.skipped {
         report.warn("skipped", reason, "");
+    }
+}
+
+/// Says that there is nothing to steer, and which command changes that.
+fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
+    let adopting = Filter {
+        adopt: true,
+        ..filter.clone()
+    };
+    let others = netlink::read_topology_blocking(&adopting).unwrap_or_default();
+    let Some(group) = others.groups.first() else {
+        report.fail(
+            "routes",
+            "no multipath route that can be steered",
+            "make one: `ip route replace default nexthop via GATEWAY1 dev DEVICE1 nexthop via GATEWAY2 dev \
+             DEVICE2`, with your gateways and devices",
+        );
+        return;
+    };
+    report.fail(
+        "routes",
+        format!(
+            "no multipath route that can be steered, but default routes that differ only in metric: {}",
+            describe(group, &others)
+        ),
+        format!(
+            "`{up} --adopt` lets new flows choose among them; or make one route of them: `{}`",
+            route_command(group, &others, "")
+        ),
+    );
+}
+
+/// The ip(8) command that makes one multipath route of a group; `options` stand before the next hops.
+fn route_command(group: &Group, topology: &Topology, options: &str) -> String {
+    let family = if is_ipv6(group) { " -6" } else { "" };
+    let prefix = match group.prefixes.first() {
+        Some(prefix) if prefix.prefix_len() > 0 => prefix.to_string(),
+        _ => "default".to_owned(),
+    };
+    let mut command = format!("ip{family} route replace {prefix}");
+    if group.table != 254 {
+        command += &format!(" table {}", group.table);
+    }
+    command += options;
+    for member in &group.members {
+        let path = &topology.paths[member.path];
+        command += " nexthop";
+        if let Some(gateway) = path.key.gateway {
+            let other = if gateway.is_ipv6() && !path.key.ipv6 {
+                " inet6"
+            } else {
+                ""
+            };
+            command += &format!(" via{other} {gateway}");
+        }
+        command += &format!(" dev {} weight {}", path.ifname, member.weight);
+    }
+    command
+}
+
+/// A number of things: "1 rule", "2 rules".
+pub fn count(n: usize, what: &str) -> String {
+    match n {
+        1 => format!("1 {what}"),
+        _ => format!("{n} {what}s"),
     }
 }
 
@@ -309,7 +383,7 @@ fn check_paths(report: &mut Report, topology: &Topology) {
             report.warn(
                 "paths",
                 format!("gateway {gateway} on {name} is not resolved at the moment"),
-                format!("see whether it answers: ping -I {name} {gateway}"),
+                format!("see whether it answers: `ping -c 3 -I {name} {gateway}`"),
             );
         }
         if path.source.is_none() {
@@ -391,22 +465,36 @@ pub(crate) fn tcx_programs(ifindex: u32, hook: u32) -> io::Result<Vec<String>> {
         .collect())
 }
 
-fn check_sysctls(report: &mut Report, topology: &Topology) {
+/// The kernel's own choice among next hops: it counts for multipath routes only, and there for the
+/// flows that do not choose their path when they start.
+fn check_hash_policy(report: &mut Report, topology: &Topology, placing: bool) {
     for (ipv6, family) in [(false, "ipv4"), (true, "ipv6")] {
-        if !topology.paths.iter().any(|path| path.key.ipv6 == ipv6) {
+        let groups = || {
+            let groups = topology.groups.iter();
+            groups.filter(move |group| is_ipv6(group) == ipv6 && group.kind.moves())
+        };
+        if groups().next().is_none() {
             continue;
         }
+        let who = match placing && groups().all(|group| group.kind.starts()) {
+            true => "flows that mountain does not place start on one path for each pair of hosts",
+            false => "all flows between two hosts start on one path",
+        };
         let key = format!("net.{family}.fib_multipath_hash_policy");
         match sysctl(&key) {
             Some(0) => report.warn(
                 "hash policy",
-                format!("{key} = 0: all flows between two hosts start on one path"),
-                format!("sysctl -w {key}=1 spreads them by port"),
+                format!("{key} = 0: {who}"),
+                format!("spread them by port: `sysctl -w {key}=1`"),
             ),
             Some(value) => report.ok("hash policy", format!("{key} = {value}")),
             None => report.warn("hash policy", format!("{key} cannot be read"), ""),
         }
     }
+}
+
+fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
+    check_hash_policy(report, topology, placing);
     let ipv4_groups = || topology.groups.iter().filter(|group| !is_ipv6(group));
     if ipv4_groups().next().is_some() {
         for (_, ifname) in devices(topology) {
@@ -445,7 +533,7 @@ fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
         Some(1) if !main_table => report.warn(
             "rp_filter",
             format!("{ifname}: strict, and the multipath route is not in the main table: replies may be dropped"),
-            format!("sysctl -w net.ipv4.conf.{ifname}.rp_filter=2"),
+            format!("`sysctl -w {}=2`", rp_filter_key(ifname)),
         ),
         Some(1) => report.ok(
             "rp_filter",
@@ -454,6 +542,11 @@ fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
         Some(2) => report.ok("rp_filter", format!("{ifname}: loose")),
         _ => report.ok("rp_filter", format!("{ifname}: off")),
     }
+}
+
+/// The key as sysctl(8) takes it: dots in a device's name are written as slashes there.
+fn rp_filter_key(ifname: &str) -> String {
+    format!("net.ipv4.conf.{}.rp_filter", ifname.replace('.', "/"))
 }
 
 fn sysctl(key: &str) -> Option<u32> {

@@ -28,7 +28,7 @@ use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::netlink::Filter;
-use crate::start::{self, config::StartConfig};
+use crate::start;
 use crate::steer::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
@@ -389,17 +389,31 @@ fn down() -> Result<()> {
 }
 
 fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
-    let start = match load_config(file) {
-        Ok(config) => config.start,
-        // A malformed one in the usual place is for `up` to complain about.
-        Err(_) if file.is_none() => StartConfig::default(),
+    let mut report = check::Report::default();
+    let mut config = match load_config(file) {
+        Ok(config) => config,
+        // `up` would refuse one in the usual place; the host can be looked at all the same.
+        Err(e) if file.is_none() => {
+            report.push(
+                "configuration",
+                check::Level::Fail,
+                format!("{e:#}"),
+                "mend that line",
+            );
+            Config::default()
+        }
         Err(e) => return Err(e),
     };
-    let filter = Filter {
-        adopt: adopt || start.adopt,
-        ..Filter::default()
-    };
-    let report = check::check_with(&filter, &start, Some(&try_load));
+    let mut up = "mountain up".to_owned();
+    if adopt && !config.start.adopt {
+        up += " --adopt";
+    }
+    if let Some(file) = file {
+        up += &format!(" --config {}", file.display());
+    }
+    config.start.adopt |= adopt;
+    let try_load = |topology: &Topology| try_load(topology, &config);
+    check::check_into(&mut report, &config, &up, Some(&try_load));
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -415,24 +429,26 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     })
 }
 
-/// Loads the program and attaches it, passing everything, for as long as this takes.
-fn try_load(topology: &Topology) -> Result<String> {
-    let mut steer = Steer::load(&daemon::settings(&Config::default()))?;
+/// Loads the program with the configuration's settings and attaches it, passing everything, for as
+/// long as this takes.
+fn try_load(topology: &Topology, config: &Config) -> Result<String> {
+    let mut steer = Steer::load(&daemon::settings(config))?;
     let devices: BTreeSet<u32> = topology.paths.iter().map(|p| p.key.ifindex).collect();
     devices
         .iter()
         .try_for_each(|&ifindex| steer.attach(ifindex))?;
-    let also = match topology.starts() {
+    let also = match topology.starts() && config.start.enabled {
         true => {
-            start::try_load()?;
+            start::try_load(&config.start)?;
             "; those that place new flows load"
         }
         false => "",
     };
-    Ok(format!(
-        "the steering program loads and attaches to {} devices{also}",
-        devices.len()
-    ))
+    let attached = match devices.len() {
+        0 => String::new(),
+        n => format!(" and attaches to {}", check::count(n, "device")),
+    };
+    Ok(format!("the steering program loads{attached}{also}"))
 }
 
 fn reflect(listen: Vec<SocketAddr>) -> Result<()> {

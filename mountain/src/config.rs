@@ -376,6 +376,34 @@ impl Config {
             .or_else(|| on_dev().find(|p| p.gateway.is_none()))
     }
 
+    /// How the path by a device and gateway is called: by its table, else by its device.
+    pub fn path_name(&self, dev: &str, gateway: Option<IpAddr>) -> String {
+        let named = self.path(dev, gateway).and_then(|entry| entry.name.clone());
+        named.unwrap_or_else(|| dev.to_owned())
+    }
+
+    /// The `[[path]]` tables that fit none of these paths (device, gateway), in words.
+    pub fn unused_paths(
+        &self,
+        paths: impl Iterator<Item = (String, Option<IpAddr>)>,
+    ) -> Vec<String> {
+        let paths: Vec<_> = paths.collect();
+        let fits = |entry: &&PathConfig| {
+            let mut paths = paths.iter();
+            paths.any(|(dev, gateway)| {
+                *dev == entry.dev && entry.gateway.is_none_or(|own| *gateway == Some(own))
+            })
+        };
+        let (entries, count) = (self.path.iter(), 1..);
+        let unused = entries.zip(count).filter(|(entry, _)| !fits(entry));
+        unused
+            .map(|(entry, n)| {
+                let via = entry.gateway.map_or(String::new(), |g| format!(" via {g}"));
+                format!("path {n} ({}{via})", entry.dev)
+            })
+            .collect()
+    }
+
     /// Parses and checks `text`; `file` only appears in errors.
     pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigError> {
         let bad = |offset: usize, key: String, message: String| ConfigError::Bad {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use ipnet::IpNet;
 
-use super::Report;
+use super::{count, route_command, Report};
 use crate::start::config::StartConfig;
 use crate::steer::topology::{Group, Topology};
 
@@ -39,8 +39,9 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &StartC
                      be moved"
                 ),
                 format!(
-                    "have the route name an address of the host itself: ip address add ADDRESS \
-                     dev lo; ip route replace {prefix} src ADDRESS nexthop ..."
+                    "have the route name an address of the host itself, here ADDRESS: \
+                     `ip address add ADDRESS dev lo && {}`",
+                    route_command(group, topology, " src ADDRESS")
                 ),
             ),
             Ok(source) => report.ok(
@@ -90,7 +91,7 @@ fn is_ours(address: IpAddr, topology: &Topology) -> bool {
 
 /// Which share of the connected sockets could be moved to another path.
 pub(super) fn check_live(report: &mut Report, topology: &Topology) {
-    let (mut movable, mut pinned) = (0u64, 0u64);
+    let (mut movable, mut pinned) = (0usize, 0usize);
     for table in ["tcp", "tcp6", "udp", "udp6"] {
         // A kernel without IPv6 has no such table.
         let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
@@ -110,7 +111,10 @@ pub(super) fn check_live(report: &mut Report, topology: &Topology) {
     } else if pinned == 0 {
         report.ok(
             "live flows",
-            format!("all {total} connected sockets can be moved"),
+            format!(
+                "{}, all of which can be moved",
+                count(total, "connected socket")
+            ),
         );
     } else {
         report.warn(

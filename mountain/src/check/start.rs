@@ -1,6 +1,6 @@
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
-use super::{devices, sysctl, Report};
+use super::{count, devices, rp_filter_key, sysctl, Report};
 use crate::bpf::start::cgroup_root;
 use crate::daemon::translated::forwards;
 use crate::netlink;
@@ -8,7 +8,7 @@ use crate::start::config::{Forward, StartConfig};
 use crate::start::preview;
 use crate::steer::topology::Topology;
 
-pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConfig) {
+pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConfig, up: &str) {
     if !topology.starts() {
         return;
     }
@@ -23,8 +23,9 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConf
         Ok(lines) => report.ok(
             "uplinks",
             format!(
-                "{} routes and rules would be added while mountain runs; `mountain up --dry-run` lists them",
-                lines.len()
+                "routes and rules of their own would be added while mountain runs ({}); \
+                 `{up} --dry-run` shows them",
+                count(lines.len(), "line")
             ),
         ),
         Err(error) => report.fail("uplinks", format!("{error:#}"), ""),
@@ -48,7 +49,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConf
                     selector.priority,
                     theirs & mask
                 ),
-                "set other ones: `mark_mask` in [start] of /etc/mountain/mountain.toml",
+                "set other ones: `mark_mask` in [start] of the configuration",
             );
         }
     }
@@ -81,8 +82,8 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConf
     report.ok(
         "placing",
         format!(
-            "forwarded connections choose their uplink too, from {} inner devices",
-            topology.inner_devices.len()
+            "forwarded connections choose their uplink too, from {}",
+            count(topology.inner_devices.len(), "inner device")
         ),
     );
     for selector in &topology.selectors {
@@ -112,7 +113,7 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConf
                 format!(
                     "{ifname}: strict, and blind to marks: replies to forwarded connections may be dropped"
                 ),
-                format!("sysctl -w net.ipv4.conf.{ifname}.rp_filter=2"),
+                format!("`sysctl -w {}=2`", rp_filter_key(&ifname)),
             );
         }
     }

@@ -592,19 +592,11 @@ impl Daemon {
 
     /// Says which `[[path]]` tables of the configuration fit no path.
     fn say_unknown_devices(&self) {
-        for entry in &self.config.path {
-            let fits = |id: &usize| {
-                let path = self.paths.path(*id).expect("listed");
-                path.ifname == entry.dev
-                    && entry.gateway.is_none_or(|g| path.key.gateway == Some(g))
-            };
-            if !self.paths.ids().iter().any(fits) {
-                let gateway = entry.gateway.map_or(String::new(), |g| format!(" via {g}"));
-                warn!(
-                    "the configuration names a path on {}{gateway}, but no adopted route uses it",
-                    entry.dev
-                );
-            }
+        let ids = self.paths.ids();
+        let paths = ids.iter().filter_map(|id| self.paths.path(*id));
+        let paths = paths.map(|path| (path.ifname.clone(), path.key.gateway));
+        for unused in self.config.unused_paths(paths) {
+            warn!("configuration: {unused}: no route that is steered uses it");
         }
     }
 

@@ -207,9 +207,7 @@ fn known(path: &Path, config: &Config) -> Known {
     let entry = config.path(&path.ifname, path.key.gateway);
     Known {
         path: path.clone(),
-        name: entry
-            .and_then(|e| e.name.clone())
-            .unwrap_or_else(|| path.ifname.clone()),
+        name: config.path_name(&path.ifname, path.key.gateway),
         capacity_bps: entry.and_then(|e| e.capacity_bps()),
         power_cost_us: entry.map_or(0.0, |e| e.power_cost_us),
         target: entry

@@ -405,12 +405,13 @@ fn settings(start: &StartConfig) -> Settings {
     }
 }
 
-/// Loads the programs and lets go of them: whether this kernel takes them. Changes nothing else.
+/// Loads the programs as `config` says and lets go of them: whether this kernel takes them. Changes
+/// nothing else.
 ///
 /// # Errors
 /// What the kernel said.
-pub fn try_load() -> Result<()> {
-    Start::load(&settings(&StartConfig::default())).map(drop)
+pub fn try_load(config: &StartConfig) -> Result<()> {
+    Start::load(&settings(config)).map(drop)
 }
 
 /// Removes what a daemon that was killed has left in this network namespace. Says whether there was

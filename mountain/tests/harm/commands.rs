@@ -101,6 +101,80 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
         .contains("no flow was moved"));
 }
 
+/// What stands between backquotes in a text.
+fn quoted(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn a_check_of_two_providers_offers_what_works_as_printed() {
+    let mut net = two_providers();
+    let check = net.client.mountain("check");
+    assert_eq!(check.status.code(), Some(1));
+    let text = String::from_utf8(check.stdout).unwrap();
+    let hints = quoted(text.lines().find(|line| line.contains("→")).expect(&text));
+    assert_eq!(hints[0], "mountain up --adopt", "{text}");
+    net.client
+        .mountain_ok(hints[0].strip_prefix("mountain ").unwrap());
+    net.client.mountain_ok("down");
+
+    let adopting = net.client.mountain_ok("check --adopt");
+    assert!(
+        !adopting.contains("hash policy"),
+        "no hash chooses among metrics: {adopting}"
+    );
+    let look = quoted(&adopting)
+        .into_iter()
+        .find(|hint| hint.ends_with("--dry-run"))
+        .unwrap();
+    let log = net.start(look.strip_prefix("mountain ").unwrap());
+    wait_until("it lists them", LEAVE, || {
+        said(&log).contains("would add: ")
+    });
+    net.client.mountain_ok("down");
+    wait_until("it ends", LEAVE, || {
+        said(&log).contains("nothing was attached")
+    });
+
+    net.client.run(hints[1]);
+    let text = net.client.mountain_ok("check");
+    assert!(
+        text.contains("u0 via 10.30.0.2") && text.contains("u1 via 10.30.1.2"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_check_reads_the_configuration_as_up_would() {
+    let net = two_providers();
+    let check = |text: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let output = net
+            .client
+            .mountain(&format!("check --adopt --config {}", file.path().display()));
+        (
+            output.status.success(),
+            String::from_utf8(output.stdout).unwrap(),
+        )
+    };
+    let (_, text) = check("[[path]]\ndev = \"nope0\"\n");
+    assert!(text.contains("path 1 (nope0)"), "{text}");
+    let (_, text) =
+        check("[[path]]\ndev = \"u0\"\nname = \"dsl\"\n[[rule]]\nmatch = {}\nuse = \"nosuch\"\n");
+    assert!(
+        text.contains("rule 1 is not in force: there is no path nosuch; known are dsl, u1"),
+        "{text}"
+    );
+    let (passed, text) = check("[start]\ncgroup = \"/sys/fs/cgroup/nosuch\"\n");
+    assert!(
+        !passed && text.contains("there is no cgroup /sys/fs/cgroup/nosuch"),
+        "{text}"
+    );
+    let (passed, text) = check("[steer]\nroutes = [\"10.98.0.0/16\"]\n");
+    assert!(!passed && text.contains("no multipath route"), "{text}");
+}
+
 #[test]
 fn a_daemon_that_waits_for_a_route_says_so() {
     let ns = Ns::new("c");

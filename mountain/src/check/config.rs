@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What the configuration names and this host does not have.
+
+use super::{Level, Report};
+use crate::bpf::start::cgroup_root;
+use crate::config::Config;
+use crate::start::config::{cgroup_id, RuleConfig};
+use crate::steer::topology::{Kind, Topology};
+
+/// Holds the tables of the configuration against the paths and cgroups that are there.
+pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
+    let paths = || {
+        let of = |path: &crate::steer::topology::Path| (path.ifname.clone(), path.key.gateway);
+        topology.paths.iter().map(of)
+    };
+    for unused in config.unused_paths(paths()) {
+        report.warn(
+            "configuration",
+            format!("{unused}: no route that is steered uses it"),
+            "mend `dev` and `gateway`, or remove the table",
+        );
+    }
+    if !topology.starts() || !config.start.enabled {
+        return;
+    }
+    let names: Vec<String> = paths()
+        .map(|(dev, gateway)| config.path_name(&dev, gateway))
+        .collect();
+    for (i, rule) in config.rule.iter().enumerate() {
+        if let Err(why) = applies(rule, &names) {
+            report.warn(
+                "configuration",
+                format!("rule {} is not in force: {why}", i + 1),
+                "",
+            );
+        }
+    }
+    if let Some(cgroup) = config.start.cgroup.as_ref().filter(|path| !path.exists()) {
+        // Without one, `up` moves running flows where it can and fails where it cannot.
+        let level = match topology
+            .groups
+            .iter()
+            .any(|group| group.kind == Kind::Start)
+        {
+            true => Level::Fail,
+            false => Level::Warn,
+        };
+        report.push(
+            "configuration",
+            level,
+            format!("start.cgroup: there is no cgroup {}", cgroup.display()),
+            "create it, or name another one (`systemd-cgls` lists them)",
+        );
+    }
+}
+
+/// Whether the path and the cgroup that a rule names are there.
+fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
+    let known = ["steadiest", "bulk"];
+    let wants = &rule.wants;
+    anyhow::ensure!(
+        known.contains(&wants.as_str()) || names.contains(wants),
+        "there is no path {wants}; known are {}",
+        names.join(", ")
+    );
+    if let Some(cgroup) = &rule.matches.cgroup {
+        cgroup_id(&cgroup_root()?, cgroup)?;
+    }
+    Ok(())
+}
