@@ -21,6 +21,7 @@ mod nexthop;
 mod path_metrics;
 mod route;
 mod rules;
+pub mod ruleset;
 mod snapshot;
 mod sock_diag;
 pub mod uplinks;

@@ -216,6 +216,11 @@ impl<'a> Attributes<'a> {
         self.0.iter().map(|(_, value)| *value)
     }
 
+    /// All, in their order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'_, 'a> {
+        self.0.iter().copied()
+    }
+
     pub(crate) fn has(&self, kind: u16) -> bool {
         self.get(kind).is_some()
     }

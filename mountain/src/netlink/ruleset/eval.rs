@@ -1,0 +1,679 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Runs chains with registers whose bytes are known or named unknowns.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+use super::expr::{hex, Expr, Reg, Source, Statement, Verdict};
+use super::facts::{Facts, Loaded};
+use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
+use super::registers::{
+    bitwise, compare, in_range, known, named, render, swapped, Answer, Byte, Registers,
+};
+use super::residue::{Body, EffectKind, End, Hooked, Line, Origin, Residue, Step};
+use super::sets::{label, may_match, question};
+use super::{xt, Base, Chain, Element, Family, Hook, Packets, Place, Ruleset, Set, Table, Value};
+
+/// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
+const DEPTH_MAX: usize = 64;
+/// A chain that is jumped to by every packet becomes part of its caller up to this length, rules.
+const INLINE_MAX: usize = 4096;
+
+impl Ruleset {
+    /// What the base chains at a place may still do to a packet of which these facts are known.
+    pub fn residue(&self, place: &Place, facts: &Facts) -> Residue<'_> {
+        let residue = self.evaluate(place, facts);
+        // What rules change on the way is not known after.
+        let mut open = facts.clone();
+        if residue.writes(&[EffectKind::Mark, EffectKind::Unknown]) {
+            open.mark = None;
+        }
+        if residue.writes(&[EffectKind::Nat, EffectKind::Modify, EffectKind::Unknown]) {
+            open.source = None;
+            open.destination = None;
+            open.source_port = None;
+            open.destination_port = None;
+        }
+        match open == *facts {
+            true => residue,
+            false => self.evaluate(place, &open),
+        }
+    }
+
+    fn evaluate(&self, place: &Place, facts: &Facts) -> Residue<'_> {
+        let mut run = Run {
+            ruleset: self,
+            place,
+            facts,
+            residue: Residue::default(),
+            bodies: HashMap::new(),
+            running: HashSet::new(),
+        };
+        for ((family, name), table) in self.tables.iter().filter(|(_, table)| !table.dormant) {
+            for (chain_name, chain) in &table.chains {
+                let base = chain
+                    .base
+                    .as_ref()
+                    .filter(|base| concerns(*family, base, place, facts));
+                if let Some(base) = base {
+                    let here = Here {
+                        family: *family,
+                        table_name: name,
+                        table,
+                        chain: chain_name,
+                    };
+                    run.base_chain(here, base);
+                }
+            }
+        }
+        // The order of those of one priority is not to be seen.
+        run.residue
+            .chains
+            .sort_by_key(|chain| (chain.priority, chain.body.digest));
+        run.residue
+    }
+}
+
+/// Whether packets at a place meet a base chain.
+fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
+    let of_family = match (place.packets, place.hook) {
+        (_, Hook::Ingress | Hook::Egress) => matches!(family, Family::Netdev | Family::Inet),
+        (Packets::Ipv4, _) => matches!(family, Family::Ip | Family::Inet | Family::LegacyIp),
+        (Packets::Ipv6, _) => matches!(family, Family::Ip6 | Family::Inet | Family::LegacyIp6),
+        (Packets::Bridged, _) => family == Family::Bridge,
+    };
+    let (first, last) = place.priorities;
+    let at_device = match place.hook {
+        Hook::Ingress => facts.iif.known(),
+        Hook::Egress => facts.oif.known(),
+        _ => None,
+    };
+    let bound = |name: &str| {
+        base.devices
+            .iter()
+            .any(|device| match device.strip_suffix('*') {
+                Some(beginning) => name.starts_with(beginning),
+                None => device == name,
+            })
+    };
+    of_family
+        && base.hook == place.hook
+        && (first..=last).contains(&base.priority)
+        && at_device.is_none_or(|device| bound(&device.name))
+}
+
+/// The chain that is being run.
+#[derive(Clone, Copy)]
+struct Here<'a> {
+    family: Family,
+    table_name: &'a str,
+    table: &'a Table,
+    chain: &'a str,
+}
+
+impl Here<'_> {
+    /// A set's full name.
+    fn set(&self, name: &str) -> String {
+        format!("@{} {} {name}", self.family.name(), self.table_name)
+    }
+}
+
+struct Run<'a, 'b> {
+    ruleset: &'a Ruleset,
+    place: &'b Place,
+    facts: &'b Facts,
+    residue: Residue<'a>,
+    bodies: HashMap<(Family, &'a str, &'a str), Rc<Body>>,
+    running: HashSet<(Family, &'a str, &'a str)>,
+}
+
+/// What running an expression leads to.
+enum Next {
+    On,
+    /// The rule does not apply.
+    Not,
+    End(End),
+}
+
+impl<'a> Run<'a, '_> {
+    fn base_chain(&mut self, here: Here<'a>, base: &Base) {
+        let body = self.body(here, here.chain, 0);
+        let mut lines = body.lines.clone();
+        // A last rule for all that are left is a policy.
+        let mut policy = None;
+        let mut drops = base.drops;
+        match lines.last() {
+            Some(last) if last.is_certain() && matches!(last.end, End::Drop) => {
+                drops = true;
+                policy = lines.pop();
+            }
+            Some(last) if last.is_certain() && matches!(last.end, End::Accept) => {
+                drops = false;
+                lines.pop();
+            }
+            _ => {}
+        }
+        let mut lines = settle(lines, drops);
+        if drops {
+            lines.push(policy.unwrap_or_else(|| {
+                let origin = self.origin(here, None);
+                Rc::new(Line::new(Vec::new(), End::Drop, origin))
+            }));
+        }
+        if !lines.is_empty() {
+            let body = Rc::new(Body::new(lines));
+            self.residue.chains.push(Hooked {
+                priority: base.priority,
+                body,
+            });
+        }
+    }
+
+    fn origin(&mut self, here: Here<'a>, rule: Option<&'a super::Rule>) -> usize {
+        let Here {
+            family,
+            table_name,
+            table,
+            chain,
+        } = here;
+        self.residue.origins.push(Origin {
+            family,
+            table_name,
+            table,
+            chain,
+            rule,
+        });
+        self.residue.origins.len() - 1
+    }
+
+    fn body(&mut self, here: Here<'a>, name: &str, depth: usize) -> Rc<Body> {
+        let Some((name, chain)) = here.table.chains.get_key_value(name) else {
+            return self.not_evaluated(here, "a chain that is not there");
+        };
+        let key = (here.family, here.table_name, name.as_str());
+        if let Some(body) = self.bodies.get(&key) {
+            return body.clone();
+        }
+        if depth > DEPTH_MAX || !self.running.insert(key) {
+            return self.not_evaluated(here, "jumps too deep");
+        }
+        let body = self.run_chain(
+            Here {
+                chain: name,
+                ..here
+            },
+            chain,
+            depth,
+        );
+        self.running.remove(&key);
+        self.bodies.insert(key, body.clone());
+        body
+    }
+
+    fn not_evaluated(&mut self, here: Here<'a>, why: &str) -> Rc<Body> {
+        let origin = self.origin(here, None);
+        let step = Step::Do(EffectKind::Unknown, self.by_device(why));
+        Rc::new(Body::new(vec![Rc::new(Line::new(
+            vec![step],
+            End::Continue,
+            origin,
+        ))]))
+    }
+
+    fn run_chain(&mut self, here: Here<'a>, chain: &'a Chain, depth: usize) -> Rc<Body> {
+        let mut lines: Vec<Rc<Line>> = Vec::new();
+        for rule in &chain.rules {
+            let Some((steps, end)) = self.run_rule(here, &rule.exprs, depth) else {
+                continue;
+            };
+            let mut end = end;
+            if steps.is_empty() {
+                end = match end {
+                    // Every packet that gets here goes there: as if it stood here.
+                    End::Jump(body) if joins(&lines, &body) => {
+                        lines.extend(body.lines.iter().cloned());
+                        match lines.last().is_some_and(|last| ends(last)) {
+                            true => break,
+                            false => continue,
+                        }
+                    }
+                    End::Goto(body) if lines.len() + body.lines.len() <= INLINE_MAX => {
+                        lines.extend(body.lines.iter().cloned());
+                        break;
+                    }
+                    End::Return => break,
+                    end => end,
+                };
+            }
+            let origin = self.origin(here, Some(rule));
+            lines.push(Rc::new(Line::new(steps, end, origin)));
+            if lines.last().is_some_and(|last| ends(last)) {
+                break;
+            }
+        }
+        // To return at the end is no decision.
+        while lines
+            .last()
+            .is_some_and(|l| l.only_decides() && matches!(l.end, End::Return))
+        {
+            lines.pop();
+        }
+        Rc::new(Body::new(lines))
+    }
+
+    /// What remains of a rule; `None` when it does nothing to such a packet.
+    fn run_rule(
+        &mut self,
+        here: Here<'a>,
+        exprs: &[Expr],
+        depth: usize,
+    ) -> Option<(Vec<Step>, End)> {
+        let mut registers = Registers::new();
+        let mut steps = Vec::new();
+        let mut end = End::Continue;
+        for expr in exprs {
+            match self.run(here, expr, &mut registers, &mut steps, depth) {
+                Next::On => {}
+                Next::Not => break,
+                Next::End(at) => {
+                    end = at;
+                    break;
+                }
+            }
+        }
+        if is_nothing(&end) {
+            end = End::Continue;
+            let last = steps
+                .iter()
+                .rposition(|step| matches!(step, Step::Do(..)))?;
+            steps.truncate(last + 1);
+        }
+        Some((steps, end))
+    }
+
+    fn run(
+        &mut self,
+        here: Here<'a>,
+        expr: &Expr,
+        registers: &mut Registers,
+        steps: &mut Vec<Step>,
+        depth: usize,
+    ) -> Next {
+        match expr {
+            Expr::Quiet(_) => {}
+            Expr::Load { source, dreg, len } => match self.load(source, *len) {
+                Some(bytes) => registers.write(*dreg, bytes),
+                None => return Next::Not,
+            },
+            Expr::Immediate { dreg, data } => {
+                registers.write(*dreg, data.iter().copied().map(Byte::Known).collect());
+            }
+            Expr::Bitwise {
+                sreg,
+                dreg,
+                len,
+                how,
+            } => {
+                let bytes = bitwise(&registers.read(*sreg, *len), how);
+                registers.write(*dreg, bytes);
+            }
+            Expr::Byteorder {
+                sreg,
+                dreg,
+                len,
+                size,
+            } => {
+                let bytes = swapped(&registers.read(*sreg, *len), *size);
+                registers.write(*dreg, bytes);
+            }
+            Expr::Cmp { op, sreg, data } => {
+                return next(
+                    compare(*op, &registers.read(*sreg, data.len()), data),
+                    steps,
+                );
+            }
+            Expr::Range {
+                invert,
+                sreg,
+                from,
+                to,
+            } => {
+                let bytes = registers.read(*sreg, from.len());
+                return next(in_range(*invert, &bytes, from, to), steps);
+            }
+            Expr::Lookup {
+                set,
+                sreg,
+                dreg,
+                verdict,
+                invert,
+            } => {
+                return self.look_up(
+                    here, set, *sreg, *dreg, *verdict, *invert, registers, steps, depth,
+                );
+            }
+            Expr::Condition(what) => steps.push(Step::If(what.clone())),
+            Expr::Match {
+                name,
+                revision,
+                info,
+            } => {
+                return self.run_match(here, name, *revision, info, registers, steps, depth);
+            }
+            Expr::Target {
+                name,
+                revision,
+                info,
+            } => {
+                let (kind, ends) = xt::target(name);
+                let mut what = format!("target {name} {revision} {}", hex(info));
+                if xt::asks_mtu(name, info) {
+                    what += &self.mtu();
+                }
+                if kind == Some(EffectKind::Unknown) {
+                    what = self.by_device(&what);
+                }
+                steps.extend(kind.map(|kind| Step::Do(kind, what)));
+                match (name.as_str(), ends) {
+                    ("ACCEPT", _) => return Next::End(End::Accept),
+                    ("RETURN", _) => return Next::End(End::Return),
+                    (_, true) => return Next::End(End::Stop),
+                    _ => {}
+                }
+            }
+            Expr::Effect(statement) => {
+                steps.push(self.statement(here, statement, registers));
+                if statement.ends {
+                    return Next::End(End::Stop);
+                }
+            }
+            Expr::Unknown(name) => {
+                let what = self.by_device(name);
+                steps.push(Step::Do(EffectKind::Unknown, what));
+            }
+            Expr::Verdict(verdict) => return Next::End(self.end(here, verdict, depth)),
+        }
+        Next::On
+    }
+
+    fn end(&mut self, here: Here<'a>, verdict: &Verdict, depth: usize) -> End {
+        match verdict {
+            Verdict::Accept => End::Accept,
+            Verdict::Drop | Verdict::Other(_) => End::Drop,
+            Verdict::Return => End::Return,
+            Verdict::Continue => End::Continue,
+            Verdict::Jump(chain) => End::Jump(self.body(here, chain, depth + 1)),
+            Verdict::Goto(chain) => match self.body(here, chain, depth + 1) {
+                body if body.lines.is_empty() => End::Return,
+                body => End::Goto(body),
+            },
+        }
+    }
+
+    fn load(&self, source: &Source, len: usize) -> Option<Vec<Byte>> {
+        let name = match source {
+            Source::Meta(key) => format!("meta {key}"),
+            Source::Payload(base, ..) => format!("payload {base}"),
+            Source::Other(name) => name.clone(),
+            Source::ByDevice(name) => self.by_device(name),
+            Source::Mss => format!("mss{}", self.mtu()),
+        };
+        let shift = match source {
+            Source::Payload(_, offset, _) => *offset as usize,
+            _ => 0,
+        };
+        let open = named(&name, len).into_iter().map(|byte| match byte {
+            Byte::Open(name, i) => Byte::Open(name, i + shift),
+            byte => byte,
+        });
+        match self.facts.load(source, len, self.place) {
+            Loaded::Nothing => None,
+            Loaded::Bytes(bytes) => {
+                let both = bytes.into_iter().zip(open);
+                Some(
+                    both.map(|(known, open)| known.map_or(open, Byte::Known))
+                        .collect(),
+                )
+            }
+        }
+    }
+
+    /// A name for what the device of the packet may decide.
+    fn by_device(&self, name: &str) -> String {
+        match self.facts.oif.known() {
+            Some(device) => format!("{name} on {}", device.name),
+            None => name.to_owned(),
+        }
+    }
+
+    fn mtu(&self) -> String {
+        let device = self.facts.oif.known();
+        device.map_or(String::new(), |device| format!(" of {}", device.mtu))
+    }
+
+    fn statement(&self, here: Here<'_>, statement: &Statement, registers: &Registers) -> Step {
+        let mut what = format!("{} {}", statement.name, statement.fixed);
+        for (meaning, reg) in &statement.registers {
+            let _ = write!(what, " {meaning}:{}", render(&registers.read_written(*reg)));
+        }
+        // Sets and objects are those of the table.
+        if matches!(
+            statement.name.as_str(),
+            "dynset" | "objref" | "flow_offload" | "synproxy"
+        ) {
+            let _ = write!(what, " in {} {}", here.family.name(), here.table_name);
+        }
+        Step::Do(kind_of(statement), what)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn run_match(
+        &mut self,
+        here: Here<'a>,
+        name: &str,
+        revision: u32,
+        info: &[u8],
+        registers: &mut Registers,
+        steps: &mut Vec<Step>,
+        depth: usize,
+    ) -> Next {
+        if let Some(exprs) = xt::as_exprs(name, revision, info) {
+            for expr in &exprs {
+                match self.run(here, expr, registers, steps, depth) {
+                    Next::On => {}
+                    other => return other,
+                }
+            }
+            return Next::On;
+        }
+        let what = format!("match {name} {revision} {}", hex(info));
+        match xt::classify(name, revision, info, self.ruleset.ipsets_by_device) {
+            xt::Match::Always => {}
+            xt::Match::Packet => steps.push(Step::If(what)),
+            xt::Match::Remembers => steps.push(Step::Do(EffectKind::Remember, what)),
+            xt::Match::Device => steps.push(Step::If(self.by_device(&what))),
+        }
+        Next::On
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn look_up(
+        &mut self,
+        here: Here<'a>,
+        set_name: &str,
+        sreg: Reg,
+        dreg: Option<Reg>,
+        verdict: bool,
+        invert: bool,
+        registers: &mut Registers,
+        steps: &mut Vec<Step>,
+        depth: usize,
+    ) -> Next {
+        let Some(set) = here.table.sets.get(set_name) else {
+            let what = self.by_device("a set that is not there");
+            steps.push(Step::Do(EffectKind::Unknown, what));
+            return Next::On;
+        };
+        let key = registers.read(sreg, set.key_len);
+        // Where elements come and go with packets or time, what is in there is not known.
+        let changes = set.flags & (SET_EVAL | SET_TIMEOUT) != 0;
+        let has_known = key.iter().any(|byte| matches!(byte, Byte::Known(_)));
+        let elements = may_match(set, &key).filter(|_| !(changes && has_known));
+        let what = question(&here.set(set_name), set, &key, elements.as_deref());
+        if verdict {
+            let Some(elements) = elements else {
+                let what = self.by_device(&format!("verdict map {set_name}"));
+                return Next::End(End::Branch(what, vec![("?".to_owned(), End::Drop)]));
+            };
+            return self.branch(here, set, &key, &elements, depth);
+        }
+        let found = match (&elements, known(&key)) {
+            (Some(elements), Some(_)) => Some(elements.first()),
+            (Some(elements), None) if elements.is_empty() && !changes => Some(None),
+            _ => None,
+        };
+        match found {
+            Some(found) if found.is_some() == invert => return Next::Not,
+            Some(Some(element)) => {
+                if let (Some(dreg), Value::Data(data)) = (dreg, &element.value) {
+                    registers.write(dreg, data.iter().copied().map(Byte::Known).collect());
+                }
+            }
+            Some(None) => {}
+            None => {
+                if let Some(dreg) = dreg {
+                    // As long as it may be: comparisons read what they compare.
+                    registers.write(dreg, named(&format!("value of {what}"), 16));
+                }
+                let not = if invert { "not " } else { "" };
+                steps.push(Step::If(format!("{not}{what}")));
+            }
+        }
+        Next::On
+    }
+
+    fn branch(
+        &mut self,
+        here: Here<'a>,
+        set: &Set,
+        key: &[Byte],
+        elements: &[Element],
+        depth: usize,
+    ) -> Next {
+        let mut branches = Vec::new();
+        let is_known = known(key).is_some();
+        for element in elements {
+            let end = match &element.value {
+                Value::Verdict(verdict) => self.end(here, verdict, depth),
+                _ => End::Continue,
+            };
+            if is_known {
+                return Next::End(end);
+            }
+            let is_interval = set.flags & SET_INTERVAL != 0;
+            // Nothing is what is done to those that are not in the map, too; ends of intervals count.
+            if !is_nothing(&end) || is_interval {
+                branches.push((label(key, element), end));
+            }
+        }
+        if branches.iter().all(|(_, end)| is_nothing(end)) {
+            return Next::Not;
+        }
+        Next::End(End::Branch(render(key), branches))
+    }
+}
+
+/// Whether a jumped-to body can stand in place of the jump: nothing in it returns from it.
+fn joins(lines: &[Rc<Line>], body: &Body) -> bool {
+    let returns = |end: &End| match end {
+        End::Return | End::Goto(_) => true,
+        End::Branch(_, branches) => branches
+            .iter()
+            .any(|(_, end)| matches!(end, End::Return | End::Goto(_))),
+        _ => false,
+    };
+    lines.len() + body.lines.len() <= INLINE_MAX && !body.lines.iter().any(|l| returns(&l.end))
+}
+
+/// Whether no packet gets past a line.
+fn ends(line: &Line) -> bool {
+    let certain = !line.steps.iter().any(|step| matches!(step, Step::If(_)));
+    certain && matches!(line.end, End::Accept | End::Drop | End::Goto(_) | End::Stop)
+}
+
+/// Whether going on is all that an end does.
+fn is_nothing(end: &End) -> bool {
+    match end {
+        End::Continue => true,
+        End::Jump(body) => body.lines.is_empty(),
+        _ => false,
+    }
+}
+
+/// Leaves out, from the end, what decides as the policy does.
+fn settle(mut lines: Vec<Rc<Line>>, drops: bool) -> Vec<Rc<Line>> {
+    fn as_policy(end: &End, drops: bool) -> bool {
+        match end {
+            End::Continue | End::Return => true,
+            End::Accept => !drops,
+            End::Drop => drops,
+            End::Branch(_, branches) => branches.iter().all(|(_, end)| as_policy(end, drops)),
+            End::Jump(body) | End::Goto(body) => body.lines.is_empty(),
+            End::Stop => false,
+        }
+    }
+    while let Some(last) = lines.last().filter(|last| last.only_decides()) {
+        let end: fn(Rc<Body>) -> End = match &last.end {
+            End::Jump(_) => End::Jump,
+            End::Goto(_) => End::Goto,
+            end if as_policy(end, drops) => {
+                lines.pop();
+                continue;
+            }
+            _ => break,
+        };
+        let body = last.end.bodies()[0];
+        let settled = settle(body.lines.clone(), drops);
+        if settled.is_empty() {
+            lines.pop();
+            continue;
+        }
+        if settled.len() < body.lines.len() {
+            let end = end(Rc::new(Body::new(settled)));
+            let line = Line::new(last.steps.clone(), end, last.origin);
+            lines.pop();
+            lines.push(Rc::new(line));
+        }
+        break;
+    }
+    lines
+}
+
+fn next(answer: Answer, steps: &mut Vec<Step>) -> Next {
+    match answer {
+        Answer::Yes => Next::On,
+        Answer::No => Next::Not,
+        Answer::If(what) => {
+            steps.push(Step::If(what));
+            Next::On
+        }
+    }
+}
+
+fn kind_of(statement: &Statement) -> EffectKind {
+    match statement.name.as_str() {
+        "nat" | "masq" | "redir" => EffectKind::Nat,
+        "meta" => EffectKind::Mark,
+        "ct" if statement.fixed.starts_with("3 ") => EffectKind::Mark,
+        "ct" | "notrack" => EffectKind::Track,
+        "payload" | "exthdr" => EffectKind::Modify,
+        "queue" => EffectKind::Queue,
+        "reject" | "synproxy" => EffectKind::Drop,
+        "dup" => EffectKind::Copy,
+        "fwd" | "tproxy" | "flow_offload" => EffectKind::Forward,
+        "dynset" => EffectKind::Remember,
+        "objref" => EffectKind::Object,
+        _ => EffectKind::Unknown,
+    }
+}

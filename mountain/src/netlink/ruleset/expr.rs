@@ -1,0 +1,533 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The parts that rules are made of, as the kernel executes them.
+
+use super::super::wire::Attributes;
+
+/// Where a register begins, in bytes: 16 of 4 bytes follow each other.
+pub type Reg = usize;
+
+/// Room of all registers, bytes.
+pub const REGISTERS: usize = 64;
+
+/// What a rule, or an element of a verdict map, decides.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    Accept,
+    Drop,
+    Return,
+    Continue,
+    Jump(String),
+    Goto(String),
+    /// Something else that ends the packet's way.
+    Other(i32),
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// NFT_META_*.
+    Meta(u32),
+    /// NFT_PAYLOAD_* base, offset and length in bytes.
+    Payload(u32, u32, u32),
+    /// Anything else that a packet's device does not change, by a name that is its identity.
+    Other(String),
+    /// Something that the route or the device decides in a way not evaluated here.
+    ByDevice(String),
+    /// The route's MTU less the headers.
+    Mss,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+/// How bytes are changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bitwise {
+    MaskXor(Vec<u8>, Vec<u8>),
+    /// Another one, by a name that is its identity.
+    Other(String),
+}
+
+/// One part of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expr {
+    Load {
+        source: Source,
+        dreg: Reg,
+        len: usize,
+    },
+    Immediate {
+        dreg: Reg,
+        data: Vec<u8>,
+    },
+    Verdict(Verdict),
+    Cmp {
+        op: Op,
+        sreg: Reg,
+        data: Vec<u8>,
+    },
+    Range {
+        invert: bool,
+        sreg: Reg,
+        from: Vec<u8>,
+        to: Vec<u8>,
+    },
+    Bitwise {
+        sreg: Reg,
+        dreg: Reg,
+        len: usize,
+        how: Bitwise,
+    },
+    Byteorder {
+        sreg: Reg,
+        dreg: Reg,
+        len: usize,
+        size: usize,
+    },
+    /// In a set; with `dreg` the value that a map has for it, with `verdict` the verdict.
+    Lookup {
+        set: String,
+        sreg: Reg,
+        dreg: Option<Reg>,
+        verdict: bool,
+        invert: bool,
+    },
+    /// Holds for some packets, by a state of its own: limit, quota...
+    Condition(String),
+    /// A match of xtables, with its options.
+    Match {
+        name: String,
+        revision: u32,
+        info: Vec<u8>,
+    },
+    /// A target of xtables, with its options.
+    Target {
+        name: String,
+        revision: u32,
+        info: Vec<u8>,
+    },
+    /// Counts, logs or traces.
+    Quiet(&'static str),
+    Effect(Statement),
+    Unknown(String),
+}
+
+/// Something done to a packet or because of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statement {
+    /// As the kernel names it: `masq`, `notrack`...
+    pub name: String,
+    /// What it is done with, apart from registers: its identity.
+    pub fixed: String,
+    /// Registers that it reads, by what they mean to it.
+    pub registers: Vec<(u16, Reg)>,
+    /// Ends the packet's way through the chain.
+    pub ends: bool,
+}
+
+fn be32(attributes: &Attributes<'_>, kind: u16) -> Option<u32> {
+    attributes
+        .get(kind)?
+        .first_chunk()
+        .map(|b| u32::from_be_bytes(*b))
+}
+
+fn reg(attributes: &Attributes<'_>, kind: u16) -> Option<Reg> {
+    register(be32(attributes, kind)?)
+}
+
+/// NFT_REG_1.. are of 16 bytes, NFT_REG32_00.. of 4; NFT_REG_VERDICT is none of them.
+fn register(number: u32) -> Option<Reg> {
+    match number as usize {
+        n @ 1..=4 => Some((n - 1) * 16),
+        n @ 8..=23 => Some((n - 8) * 4),
+        _ => None,
+    }
+}
+
+fn data(attributes: &Attributes<'_>, kind: u16) -> Option<Vec<u8>> {
+    const NFTA_DATA_VALUE: u16 = 1;
+    let nested = attributes.nested(kind)?;
+    nested.get(NFTA_DATA_VALUE).map(<[u8]>::to_vec)
+}
+
+/// The verdict in an NFTA_*_DATA attribute, if it is one.
+pub(super) fn verdict(attributes: &Attributes<'_>, kind: u16) -> Option<Verdict> {
+    const NFTA_DATA_VERDICT: u16 = 2;
+    const NFTA_VERDICT_CODE: u16 = 1;
+    const NFTA_VERDICT_CHAIN: u16 = 2;
+    let nested = attributes.nested(kind)?.nested(NFTA_DATA_VERDICT)?;
+    let code = be32(&nested, NFTA_VERDICT_CODE)?.cast_signed();
+    let chain = nested.string(NFTA_VERDICT_CHAIN);
+    Some(match (code, chain) {
+        (-1, _) => Verdict::Continue,
+        (-3, Some(chain)) => Verdict::Jump(chain),
+        (-4, Some(chain)) => Verdict::Goto(chain),
+        (-5, _) => Verdict::Return,
+        (1, _) => Verdict::Accept,
+        (code, _) if code & 0xff == 0 => Verdict::Drop,
+        (code, _) => Verdict::Other(code),
+    })
+}
+
+/// Attributes as text, in the order of their kinds, without those in `but`.
+fn identity(attributes: &Attributes<'_>, but: &[u16]) -> String {
+    let mut all: Vec<String> = attributes
+        .iter()
+        .filter(|(kind, _)| !but.contains(kind))
+        .map(|(kind, value)| format!("{kind}={}", hex(value)))
+        .collect();
+    all.sort();
+    all.join(" ")
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Decodes one expression; anything that is not understood becomes [`Expr::Unknown`].
+pub(super) fn parse(name: &str, a: &Attributes<'_>) -> Expr {
+    known(name, a).unwrap_or_else(|| Expr::Unknown(name.to_owned()))
+}
+
+fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
+    Some(match name {
+        "meta" => meta(a)?,
+        "payload" => payload(a)?,
+        "ct" => ct(a)?,
+        "fib" => fib(a)?,
+        "rt" => rt(a)?,
+        "immediate" => immediate(a)?,
+        "cmp" => cmp(a)?,
+        "range" => range(a)?,
+        "bitwise" => bitwise(a)?,
+        "byteorder" => byteorder(a)?,
+        "lookup" => lookup(a)?,
+        "exthdr" => exthdr(a)?,
+        // What a packet's device does not change. The register is the first attribute but for these.
+        "socket" | "xfrm" => other(name, a, if name == "xfrm" { 1 } else { 2 })?,
+        "osf" | "numgen" | "tunnel" => other(name, a, if name == "tunnel" { 2 } else { 1 })?,
+        "hash" => hash(a)?,
+        "limit" => Expr::Condition(format!("limit {}", identity(a, &[]))),
+        // Without how much of it is used up.
+        "quota" => Expr::Condition(format!("quota {}", identity(a, &[3, 4]))),
+        "connlimit" => Expr::Condition(format!("ct count {}", identity(a, &[]))),
+        "counter" => Expr::Quiet("counter"),
+        "log" => Expr::Quiet("log"),
+        "last" => Expr::Quiet("last"),
+        "objref" => objref(a)?,
+        "match" | "target" => compat(name, a)?,
+        "nat" => statement(name, a, &[3, 4, 5, 6], true),
+        "masq" => statement(name, a, &[2, 3], true),
+        "redir" => statement(name, a, &[1, 2], true),
+        "tproxy" => statement(name, a, &[2, 3], false),
+        "dup" => statement(name, a, &[1, 2], false),
+        "fwd" => statement(name, a, &[1, 2], true),
+        "queue" => statement(name, a, &[4], true),
+        "dynset" => statement(name, a, &[4, 5], false),
+        "reject" | "synproxy" => statement(name, a, &[], true),
+        "notrack" | "flow_offload" => statement(name, a, &[], false),
+        _ => return None,
+    })
+}
+
+fn statement(name: &str, a: &Attributes<'_>, registers: &[u16], ends: bool) -> Expr {
+    Expr::Effect(Statement {
+        name: name.to_owned(),
+        fixed: identity(a, registers),
+        registers: registers
+            .iter()
+            .filter_map(|kind| Some((*kind, reg(a, *kind)?)))
+            .collect(),
+        ends,
+    })
+}
+
+pub const META_PROTOCOL: u32 = 1;
+pub const META_MARK: u32 = 3;
+pub const META_IIF: u32 = 4;
+pub const META_OIF: u32 = 5;
+pub const META_IIFNAME: u32 = 6;
+pub const META_OIFNAME: u32 = 7;
+pub const META_IIFTYPE: u32 = 8;
+pub const META_OIFTYPE: u32 = 9;
+pub const META_NFTRACE: u32 = 12;
+pub const META_NFPROTO: u32 = 15;
+pub const META_L4PROTO: u32 = 16;
+pub const META_IIFGROUP: u32 = 21;
+pub const META_OIFGROUP: u32 = 22;
+pub const META_IIFKIND: u32 = 26;
+pub const META_OIFKIND: u32 = 27;
+
+fn meta(a: &Attributes<'_>) -> Option<Expr> {
+    let (dreg, key, sreg) = (reg(a, 1), be32(a, 2)?, reg(a, 3));
+    if let Some(sreg) = sreg {
+        return Some(match key {
+            META_NFTRACE => Expr::Quiet("trace"),
+            _ => Expr::Effect(Statement {
+                name: "meta".to_owned(),
+                fixed: key.to_string(),
+                registers: vec![(3, sreg)],
+                ends: false,
+            }),
+        });
+    }
+    // Lengths as the kernel fills them (nft_meta_get_init). The realm comes with the route.
+    let (source, len) = match key {
+        META_PROTOCOL | META_IIFTYPE | META_OIFTYPE => (Source::Meta(key), 2),
+        META_NFPROTO | META_L4PROTO => (Source::Meta(key), 1),
+        META_IIFNAME | META_OIFNAME | META_IIFKIND | META_OIFKIND => (Source::Meta(key), 16),
+        13 => (Source::ByDevice("meta rtclassid".to_owned()), 4),
+        0 | 2 | 3..=5 | 10 | 11 | 14 | 20 | 21..=24 | 32 => (Source::Meta(key), 4),
+        19 | 25 | 31 | 35 => (Source::Meta(key), 1),
+        28 | 29 => (Source::Meta(key), 2),
+        17 | 18 => (Source::Meta(key), 16),
+        30 => (Source::Meta(key), 8),
+        // VRF and other masters of the device that a packet came in by.
+        33 => (Source::Meta(key), 4),
+        34 => (Source::Meta(key), 16),
+        _ => return None,
+    };
+    Some(Expr::Load {
+        source,
+        dreg: dreg?,
+        len,
+    })
+}
+
+fn payload(a: &Attributes<'_>) -> Option<Expr> {
+    let (base, offset, len) = (be32(a, 2)?, be32(a, 3)?, be32(a, 4)?);
+    if let Some(sreg) = reg(a, 5) {
+        return Some(Expr::Effect(Statement {
+            name: "payload".to_owned(),
+            fixed: format!("{base} {offset} {len}"),
+            registers: vec![(5, sreg)],
+            ends: false,
+        }));
+    }
+    Some(Expr::Load {
+        source: Source::Payload(base, offset, len),
+        dreg: reg(a, 1)?,
+        len: len as usize,
+    })
+}
+
+fn ct(a: &Attributes<'_>) -> Option<Expr> {
+    let (key, direction, sreg) = (be32(a, 2)?, a.u8(3), reg(a, 4));
+    if let Some(sreg) = sreg {
+        return Some(Expr::Effect(Statement {
+            name: "ct".to_owned(),
+            fixed: format!("{key} {direction:?}"),
+            registers: vec![(4, sreg)],
+            ends: false,
+        }));
+    }
+    let direction = match direction {
+        Some(0) => " original",
+        Some(_) => " reply",
+        None => "",
+    };
+    // nft_ct_get_init; addresses depend on the table's family.
+    let (name, len) = match key {
+        0 => ("state", 4),
+        1 => ("direction", 1),
+        2 => ("status", 4),
+        3 => ("mark", 4),
+        4 => ("secmark", 4),
+        5 => ("expiration", 4),
+        6 => ("helper", 16),
+        7 => ("l3proto", 1),
+        8 | 9 => (["saddr", "daddr"][key as usize - 8], 16),
+        10 => ("protocol", 1),
+        11 | 12 => (["proto-src", "proto-dst"][key as usize - 11], 2),
+        13 => ("label", 16),
+        14..=16 => (["packets", "bytes", "avgpkt"][key as usize - 14], 8),
+        17 => ("zone", 2),
+        18 => ("event", 4),
+        19 | 20 => (["ip saddr", "ip daddr"][key as usize - 19], 4),
+        21 | 22 => (["ip6 saddr", "ip6 daddr"][key as usize - 21], 16),
+        23 => ("id", 4),
+        _ => return None,
+    };
+    Some(Expr::Load {
+        source: Source::Other(format!("ct{direction} {name}")),
+        dreg: reg(a, 1)?,
+        len,
+    })
+}
+
+fn fib(a: &Attributes<'_>) -> Option<Expr> {
+    const BY_OIF: u32 = 1 << 4;
+    const PRESENT: u32 = 1 << 5;
+    let (dreg, result, flags) = (reg(a, 1)?, be32(a, 2)?, be32(a, 3)?);
+    let len = match result {
+        2 if flags & PRESENT == 0 => 16,
+        1 | 3 => 4,
+        _ => 1,
+    };
+    let name = format!("fib {result} {flags:#x}");
+    let source = match flags & BY_OIF {
+        0 => Source::Other(name),
+        _ => Source::ByDevice(name),
+    };
+    Some(Expr::Load { source, dreg, len })
+}
+
+fn rt(a: &Attributes<'_>) -> Option<Expr> {
+    let (dreg, key) = (reg(a, 1)?, be32(a, 2)?);
+    let (source, len) = match key {
+        0 => (Source::ByDevice("rt classid".to_owned()), 4),
+        1 => (Source::ByDevice("rt ip nexthop".to_owned()), 4),
+        2 => (Source::ByDevice("rt ip6 nexthop".to_owned()), 16),
+        3 => (Source::Mss, 2),
+        4 => (Source::Other("rt ipsec".to_owned()), 1),
+        _ => return None,
+    };
+    Some(Expr::Load { source, dreg, len })
+}
+
+fn exthdr(a: &Attributes<'_>) -> Option<Expr> {
+    if reg(a, 7).is_some() || reg(a, 1).is_none() {
+        // An option is set (7), or taken off.
+        return Some(statement("exthdr", a, &[7], false));
+    }
+    let present = be32(a, 5).unwrap_or(0) & 1 != 0;
+    let len = if present { 1 } else { be32(a, 4)? as usize };
+    Some(Expr::Load {
+        source: Source::Other(format!("exthdr {}", identity(a, &[1]))),
+        dreg: reg(a, 1)?,
+        len,
+    })
+}
+
+fn other(name: &str, a: &Attributes<'_>, dreg: u16) -> Option<Expr> {
+    Some(Expr::Load {
+        source: Source::Other(format!("{name} {}", identity(a, &[dreg]))),
+        dreg: reg(a, dreg)?,
+        len: 16,
+    })
+}
+
+fn hash(a: &Attributes<'_>) -> Option<Expr> {
+    // Of a register (jhash): what is in it would have to be known.
+    if a.has(1) {
+        return None;
+    }
+    other("hash", a, 2)
+}
+
+fn immediate(a: &Attributes<'_>) -> Option<Expr> {
+    if be32(a, 1)? == 0 {
+        return verdict(a, 2).map(Expr::Verdict);
+    }
+    Some(Expr::Immediate {
+        dreg: reg(a, 1)?,
+        data: data(a, 2)?,
+    })
+}
+
+fn cmp(a: &Attributes<'_>) -> Option<Expr> {
+    let op = [Op::Eq, Op::Ne, Op::Lt, Op::Le, Op::Gt, Op::Ge];
+    let op = *op.get(be32(a, 2)? as usize)?;
+    Some(Expr::Cmp {
+        op,
+        sreg: reg(a, 1)?,
+        data: data(a, 3)?,
+    })
+}
+
+fn range(a: &Attributes<'_>) -> Option<Expr> {
+    let invert = match be32(a, 2)? {
+        0 => false,
+        1 => true,
+        _ => return None,
+    };
+    let (from, to) = (data(a, 3)?, data(a, 4)?);
+    (from.len() == to.len()).then_some(())?;
+    Some(Expr::Range {
+        invert,
+        sreg: reg(a, 1)?,
+        from,
+        to,
+    })
+}
+
+fn bitwise(a: &Attributes<'_>) -> Option<Expr> {
+    // 8: a second register, which newer kernels know.
+    if a.has(8) {
+        return None;
+    }
+    let len = be32(a, 3)? as usize;
+    let how = match be32(a, 6).unwrap_or(0) {
+        0 => {
+            let (mask, xor) = (data(a, 4)?, data(a, 5)?);
+            (mask.len() == len && xor.len() == len).then_some(())?;
+            Bitwise::MaskXor(mask, xor)
+        }
+        _ => Bitwise::Other(identity(a, &[1, 2])),
+    };
+    Some(Expr::Bitwise {
+        sreg: reg(a, 1)?,
+        dreg: reg(a, 2)?,
+        len,
+        how,
+    })
+}
+
+fn byteorder(a: &Attributes<'_>) -> Option<Expr> {
+    let (len, size) = (be32(a, 4)? as usize, be32(a, 5)? as usize);
+    matches!(size, 2 | 4 | 8).then_some(())?;
+    Some(Expr::Byteorder {
+        sreg: reg(a, 1)?,
+        dreg: reg(a, 2)?,
+        len,
+        size,
+    })
+}
+
+fn lookup(a: &Attributes<'_>) -> Option<Expr> {
+    Some(Expr::Lookup {
+        set: a.string(1)?,
+        sreg: reg(a, 2)?,
+        dreg: reg(a, 3),
+        verdict: a.has(3) && be32(a, 3) == Some(0),
+        invert: be32(a, 5).unwrap_or(0) & 1 != 0,
+    })
+}
+
+fn objref(a: &Attributes<'_>) -> Option<Expr> {
+    const COUNTER: u32 = 1;
+    if be32(a, 1) == Some(COUNTER) {
+        return Some(Expr::Quiet("counter"));
+    }
+    // 5: the set's number within the transaction that made it.
+    let Expr::Effect(mut statement) = statement("objref", a, &[3], false) else {
+        return None;
+    };
+    statement.fixed = identity(a, &[3, 5]);
+    Some(Expr::Effect(statement))
+}
+
+fn compat(name: &str, a: &Attributes<'_>) -> Option<Expr> {
+    let (module, revision) = (a.string(1)?, be32(a, 2)?);
+    let info = a.get(3).unwrap_or_default().to_vec();
+    Some(match name {
+        "match" => Expr::Match {
+            name: module,
+            revision,
+            info,
+        },
+        _ => Expr::Target {
+            name: module,
+            revision,
+            info,
+        },
+    })
+}

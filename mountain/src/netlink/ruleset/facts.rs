@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What is known of a packet before its rules are evaluated.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::expr::{self, Source};
+use super::{Hook, Packets, Place};
+use crate::netlink::wire::{ip_bytes, Attributes, Socket};
+
+/// What rules can ask about a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Device {
+    pub index: u32,
+    pub name: String,
+    pub group: u32,
+    /// ARPHRD_*.
+    pub arphrd: u16,
+    /// Kind of a virtual one (`veth`, `vlan`...), empty for others.
+    pub kind: String,
+    /// Bytes of the network layer.
+    pub mtu: u32,
+}
+
+/// The device that a packet came in or leaves by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceFact {
+    /// Any, or none.
+    #[default]
+    Open,
+    /// None: at output no packet has come in by a device.
+    Absent,
+    Known(Device),
+}
+
+impl DeviceFact {
+    pub(super) fn known(&self) -> Option<&Device> {
+        match self {
+            Self::Known(device) => Some(device),
+            _ => None,
+        }
+    }
+}
+
+/// What is known of a packet; all else is open. Addresses and ports are those that the packet bears
+/// at the hook in question.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    pub iif: DeviceFact,
+    pub oif: DeviceFact,
+    /// IPPROTO_*.
+    pub protocol: Option<u8>,
+    pub source: Option<IpAddr>,
+    pub destination: Option<IpAddr>,
+    pub source_port: Option<u16>,
+    pub destination_port: Option<u16>,
+    pub mark: Option<u32>,
+}
+
+/// What a load gives.
+pub(super) enum Loaded {
+    /// Each byte, where it is known.
+    Bytes(Vec<Option<u8>>),
+    /// The rule does not apply.
+    Nothing,
+}
+
+impl Facts {
+    /// What the kernel would load at a place.
+    pub(super) fn load(&self, source: &Source, len: usize, place: &Place) -> Loaded {
+        let bytes = match source {
+            Source::Meta(key) => match self.meta(*key, place) {
+                Some(bytes) => bytes.map(|mut bytes| {
+                    bytes.resize(len, 0);
+                    bytes
+                }),
+                None => return Loaded::Nothing,
+            },
+            Source::Payload(base, offset, _) => {
+                let range = 0..len as u32;
+                let bytes = range.map(|i| self.payload(*base, offset.saturating_add(i), place));
+                return Loaded::Bytes(bytes.collect());
+            }
+            _ => None,
+        };
+        Loaded::Bytes(match bytes {
+            Some(bytes) => bytes.into_iter().map(Some).collect(),
+            None => vec![None; len],
+        })
+    }
+
+    /// The outer `None`: the rule does not apply; the inner one: not known.
+    fn meta(&self, key: u32, place: &Place) -> Option<Option<Vec<u8>>> {
+        let of_device =
+            |fact: &DeviceFact, value: fn(&Device) -> Vec<u8>, none: Option<Vec<u8>>| match fact {
+                DeviceFact::Open => Some(None),
+                DeviceFact::Absent => none.map(Some),
+                DeviceFact::Known(device) => Some(Some(value(device))),
+            };
+        // A device that is not there has index 0 and no name; a rule about its type, group or kind
+        // does not apply (nft_meta.c).
+        let index = |device: &Device| device.index.to_ne_bytes().to_vec();
+        let name = |device: &Device| device.name.clone().into_bytes();
+        let arphrd = |device: &Device| device.arphrd.to_ne_bytes().to_vec();
+        let group = |device: &Device| device.group.to_ne_bytes().to_vec();
+        let kind = |device: &Device| device.kind.clone().into_bytes();
+        let at_device = matches!(place.hook, Hook::Ingress | Hook::Egress);
+        match key {
+            expr::META_IIF => of_device(&self.iif, index, Some(vec![0; 4])),
+            expr::META_OIF => of_device(&self.oif, index, Some(vec![0; 4])),
+            expr::META_IIFNAME => of_device(&self.iif, name, Some(Vec::new())),
+            expr::META_OIFNAME => of_device(&self.oif, name, Some(Vec::new())),
+            expr::META_IIFTYPE => of_device(&self.iif, arphrd, None),
+            expr::META_OIFTYPE => of_device(&self.oif, arphrd, None),
+            expr::META_IIFGROUP => of_device(&self.iif, group, None),
+            expr::META_OIFGROUP => of_device(&self.oif, group, None),
+            expr::META_IIFKIND => of_device(&self.iif, kind, None),
+            expr::META_OIFKIND => of_device(&self.oif, kind, None),
+            expr::META_MARK => Some(self.mark.map(|mark| mark.to_ne_bytes().to_vec())),
+            expr::META_L4PROTO => Some(self.protocol.map(|protocol| vec![protocol])),
+            expr::META_NFPROTO if at_device => Some(None),
+            expr::META_NFPROTO => Some(match place.packets {
+                Packets::Ipv4 => Some(vec![libc::AF_INET as u8]),
+                Packets::Ipv6 => Some(vec![libc::AF_INET6 as u8]),
+                Packets::Bridged => None,
+            }),
+            expr::META_PROTOCOL => Some(match place.packets {
+                Packets::Ipv4 => Some(0x0800u16.to_be_bytes().to_vec()),
+                Packets::Ipv6 => Some(0x86ddu16.to_be_bytes().to_vec()),
+                Packets::Bridged => None,
+            }),
+            _ => Some(None),
+        }
+    }
+
+    fn payload(&self, base: u32, offset: u32, place: &Place) -> Option<u8> {
+        const NETWORK: u32 = 1;
+        const TRANSPORT: u32 = 2;
+        let (source_at, destination_at, length) = match place.packets {
+            Packets::Ipv4 => (12, 16, 4),
+            Packets::Ipv6 => (8, 24, 16),
+            Packets::Bridged => return None,
+        };
+        let address = |address: Option<IpAddr>, at: u32| {
+            let bytes = ip_bytes(address?);
+            (bytes.len() == length as usize).then_some(())?;
+            bytes.get((offset - at) as usize).copied()
+        };
+        let port = |port: Option<u16>, byte: u32| Some(port?.to_be_bytes()[byte as usize]);
+        match base {
+            NETWORK if place.packets == Packets::Ipv4 && offset == 9 => self.protocol,
+            NETWORK if (source_at..source_at + length).contains(&offset) => {
+                address(self.source, source_at)
+            }
+            NETWORK if (destination_at..destination_at + length).contains(&offset) => {
+                address(self.destination, destination_at)
+            }
+            TRANSPORT if offset < 2 => port(self.source_port, offset),
+            TRANSPORT if offset < 4 => port(self.destination_port, offset - 2),
+            _ => None,
+        }
+    }
+}
+
+/// All devices of the calling thread's network namespace.
+///
+/// # Errors
+/// When the kernel refuses a netlink socket or the dump.
+pub fn devices() -> io::Result<Vec<Device>> {
+    const RTM_GETLINK: u16 = 18;
+    let mut devices = Vec::new();
+    Socket::open()?.dump(RTM_GETLINK, &[0; 16], |_, payload| {
+        devices.extend(decode(payload))
+    })?;
+    Ok(devices)
+}
+
+/// The device of a name.
+///
+/// # Errors
+/// ENODEV when there is none, and as [`devices`].
+pub fn device(name: &str) -> io::Result<Device> {
+    let found = devices()?.into_iter().find(|device| device.name == name);
+    found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
+}
+
+fn decode(payload: &[u8]) -> Option<Device> {
+    const IFLA_IFNAME: u16 = 3;
+    const IFLA_MTU: u16 = 4;
+    const IFLA_LINKINFO: u16 = 18;
+    const IFLA_GROUP: u16 = 27;
+    const IFLA_INFO_KIND: u16 = 1;
+    let attributes = Attributes::after(payload, 16);
+    let info = attributes.nested(IFLA_LINKINFO);
+    Some(Device {
+        index: u32::from_ne_bytes(*payload.get(4..)?.first_chunk()?),
+        name: attributes.string(IFLA_IFNAME)?,
+        group: attributes.u32(IFLA_GROUP).unwrap_or(0),
+        arphrd: u16::from_ne_bytes(*payload.get(2..)?.first_chunk()?),
+        kind: info
+            .and_then(|info| info.string(IFLA_INFO_KIND))
+            .unwrap_or_default(),
+        mtu: attributes.u32(IFLA_MTU).unwrap_or(0),
+    })
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Registers in which each byte is known or has a name, and what can be said of them.
+
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+use super::expr::{hex, Bitwise, Op, Reg, REGISTERS};
+
+/// One byte of a register.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Byte {
+    Unset,
+    Known(u8),
+    /// Byte of a named value.
+    Open(Rc<str>, usize),
+}
+
+pub(super) struct Registers {
+    bytes: Vec<Byte>,
+    /// How many bytes were written last from here on.
+    written: [usize; REGISTERS / 4],
+}
+
+/// What is known of a comparison.
+pub(super) enum Answer {
+    Yes,
+    No,
+    If(String),
+}
+
+impl Registers {
+    pub fn new() -> Self {
+        Self {
+            bytes: vec![Byte::Unset; REGISTERS],
+            written: [0; REGISTERS / 4],
+        }
+    }
+
+    pub fn read(&self, reg: Reg, len: usize) -> Vec<Byte> {
+        let slice = self.bytes.iter().skip(reg).take(len);
+        let mut bytes: Vec<Byte> = slice.cloned().collect();
+        bytes.resize(len, Byte::Unset);
+        bytes
+    }
+
+    /// As much as was written there last.
+    pub fn read_written(&self, reg: Reg) -> Vec<Byte> {
+        self.read(reg, self.written.get(reg / 4).copied().unwrap_or(0))
+    }
+
+    pub fn write(&mut self, reg: Reg, bytes: Vec<Byte>) {
+        if let Some(written) = self.written.get_mut(reg / 4) {
+            *written = bytes.len();
+        }
+        for (place, byte) in self.bytes.iter_mut().skip(reg).zip(bytes) {
+            *place = byte;
+        }
+    }
+}
+
+pub(super) fn known(bytes: &[Byte]) -> Option<Vec<u8>> {
+    let byte = |byte: &Byte| match byte {
+        Byte::Known(byte) => Some(*byte),
+        _ => None,
+    };
+    bytes.iter().map(byte).collect()
+}
+
+pub(super) fn named(name: &str, len: usize) -> Vec<Byte> {
+    let name: Rc<str> = name.into();
+    (0..len).map(|i| Byte::Open(name.clone(), i)).collect()
+}
+
+/// Bytes as text: their identity.
+pub(super) fn render(bytes: &[Byte]) -> String {
+    let mut text = String::new();
+    let mut i = 0;
+    while i < bytes.len() {
+        let separator = if i == 0 { "" } else { " . " };
+        match &bytes[i] {
+            Byte::Unset => {
+                let _ = write!(text, "{separator}-");
+                i += 1;
+            }
+            Byte::Known(_) => {
+                let known = bytes[i..].iter().map_while(|byte| match byte {
+                    Byte::Known(byte) => Some(*byte),
+                    _ => None,
+                });
+                let known: Vec<u8> = known.collect();
+                let _ = write!(text, "{separator}{}", hex(&known));
+                i += known.len();
+            }
+            Byte::Open(name, at) => {
+                let follows = |(n, byte): (usize, &Byte)| matches!(byte, Byte::Open(other, place) if other == name && *place == at + n);
+                let len = bytes[i..]
+                    .iter()
+                    .enumerate()
+                    .take_while(|p| follows(*p))
+                    .count();
+                let _ = write!(text, "{separator}{name}[{at}..{}]", at + len);
+                i += len;
+            }
+        }
+    }
+    text
+}
+
+pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Answer {
+    if let Some(known) = known(bytes) {
+        let holds = match op {
+            Op::Eq => known == data,
+            Op::Ne => known != data,
+            Op::Lt => &known[..] < data,
+            Op::Le => &known[..] <= data,
+            Op::Gt => &known[..] > data,
+            Op::Ge => &known[..] >= data,
+        };
+        return if holds { Answer::Yes } else { Answer::No };
+    }
+    if !matches!(op, Op::Eq | Op::Ne) {
+        return Answer::If(format!("{} {op:?} {}", render(bytes), hex(data)));
+    }
+    let pairs = bytes.iter().zip(data);
+    let differ = |(byte, data): (&Byte, &u8)| matches!(byte, Byte::Known(byte) if byte != data);
+    if pairs.clone().any(differ) {
+        return if op == Op::Eq {
+            Answer::No
+        } else {
+            Answer::Yes
+        };
+    }
+    let open = pairs.filter(|(byte, _)| !matches!(byte, Byte::Known(_)));
+    let (open, data): (Vec<Byte>, Vec<u8>) = open.map(|(b, d)| (b.clone(), *d)).unzip();
+    Answer::If(format!("{} {op:?} {}", render(&open), hex(&data)))
+}
+
+pub(super) fn in_range(invert: bool, bytes: &[Byte], from: &[u8], to: &[u8]) -> Answer {
+    match known(bytes) {
+        Some(known) => match (from <= &known[..] && &known[..] <= to) != invert {
+            true => Answer::Yes,
+            false => Answer::No,
+        },
+        None => {
+            let not = if invert { "not " } else { "" };
+            Answer::If(format!(
+                "{} {not}in {}-{}",
+                render(bytes),
+                hex(from),
+                hex(to)
+            ))
+        }
+    }
+}
+
+pub(super) fn bitwise(bytes: &[Byte], how: &Bitwise) -> Vec<Byte> {
+    match how {
+        Bitwise::MaskXor(mask, xor) => {
+            let all = bytes.iter().zip(mask).zip(xor);
+            all.map(|((byte, mask), xor)| match (byte, mask, xor) {
+                (_, 0, xor) => Byte::Known(*xor),
+                (Byte::Known(byte), mask, xor) => Byte::Known(byte & mask ^ xor),
+                (Byte::Open(..), 0xff, 0) => byte.clone(),
+                (byte, mask, xor) => {
+                    let name = format!(
+                        "({} & {mask:02x} ^ {xor:02x})",
+                        render(std::slice::from_ref(byte))
+                    );
+                    Byte::Open(name.into(), 0)
+                }
+            })
+            .collect()
+        }
+        Bitwise::Other(what) => named(&format!("({} {what})", render(bytes)), bytes.len()),
+    }
+}
+
+pub(super) fn swapped(bytes: &[Byte], size: usize) -> Vec<Byte> {
+    // To network or host order: on a big-endian machine they are the same.
+    if cfg!(target_endian = "big") {
+        return bytes.to_vec();
+    }
+    bytes
+        .chunks(size)
+        .flat_map(|chunk| chunk.iter().rev().cloned())
+        .collect()
+}

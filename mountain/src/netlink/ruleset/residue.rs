@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What rules may still do to a packet, in a form that can be compared.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use sha2::{Digest, Sha256};
+
+use super::{text, Family, Rule, RuleRef, Table};
+
+/// What a statement does to a packet, or because of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EffectKind {
+    /// Drops, rejects or steals.
+    Drop,
+    /// Changes an address or a port.
+    Nat,
+    /// Sets a mark, priority or class, of the packet or the connection.
+    Mark,
+    /// Hands it to a program.
+    Queue,
+    /// Changes how the connection is tracked: not at all, zone, helper, timeout.
+    Track,
+    /// Writes to the packet: a header field, an option, the MSS.
+    Modify,
+    Copy,
+    /// Sends it another way: to another device, a socket, a flow table.
+    Forward,
+    /// Adds it to a set.
+    Remember,
+    /// Uses up a named limit or quota, or sets another named object.
+    Object,
+    /// Cannot be evaluated, and so may do anything.
+    Unknown,
+}
+
+/// A statement that a packet may meet.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Effect {
+    pub kind: EffectKind,
+    pub rule: RuleRef,
+}
+
+/// Something of a rule that could not be decided.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// The rest applies to some packets.
+    If(String),
+    Do(EffectKind, String),
+}
+
+/// How a rule ends.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    Continue,
+    Accept,
+    Drop,
+    Return,
+    /// By the last step.
+    Stop,
+    Jump(Rc<Body>),
+    Goto(Rc<Body>),
+    /// By a verdict map: for each key, where it is not decided.
+    Branch(String, Vec<(String, End)>),
+}
+
+/// Where a line comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin<'a> {
+    pub family: Family,
+    pub table_name: &'a str,
+    pub table: &'a Table,
+    pub chain: &'a str,
+    /// `None`: the policy.
+    pub rule: Option<&'a Rule>,
+}
+
+/// What remains of a rule.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    pub steps: Vec<Step>,
+    pub end: End,
+    pub origin: OriginId,
+    pub digest: [u8; 32],
+}
+
+/// Index into the origins of a residue.
+pub(super) type OriginId = usize;
+
+/// What remains of a chain.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Body {
+    pub lines: Vec<Rc<Line>>,
+    pub digest: [u8; 32],
+}
+
+impl Line {
+    pub fn new(steps: Vec<Step>, end: End, origin: OriginId) -> Self {
+        let mut hash = Sha256::new();
+        for step in &steps {
+            match step {
+                Step::If(what) => hash.update(format!("if {what}\n")),
+                Step::Do(kind, what) => hash.update(format!("do {kind:?} {what}\n")),
+            }
+        }
+        end.hash(&mut hash);
+        let digest = hash.finalize().into();
+        Self {
+            steps,
+            end,
+            origin,
+            digest,
+        }
+    }
+
+    /// Applies to every packet that comes to it.
+    pub fn is_certain(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Does nothing but to decide.
+    pub fn only_decides(&self) -> bool {
+        !self.steps.iter().any(|step| matches!(step, Step::Do(..)))
+    }
+}
+
+impl End {
+    fn hash(&self, hash: &mut Sha256) {
+        match self {
+            Self::Jump(body) => {
+                hash.update("jump ");
+                hash.update(body.digest);
+            }
+            Self::Goto(body) => {
+                hash.update("goto ");
+                hash.update(body.digest);
+            }
+            Self::Branch(key, branches) => {
+                hash.update(format!("branch {key} {}\n", branches.len()));
+                for (value, end) in branches {
+                    hash.update(format!("{value}: "));
+                    end.hash(hash);
+                }
+            }
+            Self::Continue => hash.update("continue"),
+            Self::Accept => hash.update("accept"),
+            Self::Drop => hash.update("drop"),
+            Self::Return => hash.update("return"),
+            Self::Stop => hash.update("stop"),
+        }
+        hash.update("\n");
+    }
+
+    pub fn bodies(&self) -> Vec<&Rc<Body>> {
+        match self {
+            Self::Jump(body) | Self::Goto(body) => vec![body],
+            Self::Branch(_, branches) => branches.iter().flat_map(|(_, e)| e.bodies()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn drops(&self) -> bool {
+        match self {
+            Self::Drop => true,
+            Self::Branch(_, branches) => branches.iter().any(|(_, end)| end.drops()),
+            _ => false,
+        }
+    }
+}
+
+impl Body {
+    pub fn new(lines: Vec<Rc<Line>>) -> Self {
+        let mut hash = Sha256::new();
+        lines.iter().for_each(|line| hash.update(line.digest));
+        let digest = hash.finalize().into();
+        Self { lines, digest }
+    }
+}
+
+/// What remains of one base chain.
+#[derive(Clone, Debug)]
+pub(super) struct Hooked {
+    pub priority: i32,
+    pub body: Rc<Body>,
+}
+
+/// What the base chains at a place may still do to a packet of which some facts are known. Chains
+/// that do nothing to it are not in here.
+#[derive(Clone, Debug, Default)]
+pub struct Residue<'a> {
+    pub(super) origins: Vec<Origin<'a>>,
+    pub(super) chains: Vec<Hooked>,
+}
+
+impl Residue<'_> {
+    /// Whether nothing remains: the packet is accepted as it is.
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    /// Every statement that the packet may meet, each rule once.
+    pub fn effects(&self) -> Vec<Effect> {
+        let mut found = Vec::new();
+        let mut seen = HashSet::new();
+        let mut bodies: Vec<&Rc<Body>> = self.chains.iter().rev().map(|c| &c.body).collect();
+        while let Some(body) = bodies.pop() {
+            if !seen.insert(Rc::as_ptr(body)) {
+                continue;
+            }
+            for line in &body.lines {
+                let mut kinds: Vec<EffectKind> = Vec::new();
+                kinds.extend(line.end.drops().then_some(EffectKind::Drop));
+                kinds.extend(line.steps.iter().filter_map(|step| match step {
+                    Step::Do(kind, _) => Some(*kind),
+                    Step::If(_) => None,
+                }));
+                let rule = |kind| Effect {
+                    kind,
+                    rule: self.rule(line.origin),
+                };
+                found.extend(kinds.into_iter().map(rule));
+                bodies.extend(line.end.bodies());
+            }
+        }
+        let mut once = HashSet::new();
+        found.retain(|e: &Effect| once.insert((e.kind, format!("{}", e.rule))));
+        found
+    }
+
+    pub(super) fn writes(&self, kinds: &[EffectKind]) -> bool {
+        self.effects()
+            .iter()
+            .any(|effect| kinds.contains(&effect.kind))
+    }
+
+    fn rule(&self, origin: OriginId) -> RuleRef {
+        let origin = &self.origins[origin];
+        RuleRef {
+            family: origin.family,
+            table: origin.table_name.to_owned(),
+            chain: origin.chain.to_owned(),
+            handle: origin.rule.map(|rule| rule.handle),
+            text: match origin.rule {
+                Some(rule) => text::rule(rule, origin.table),
+                None => "drop".to_owned(),
+            },
+        }
+    }
+
+    /// The first rule by which the two differ: one that holds for either alone. `None`: they do the
+    /// same to every packet.
+    pub fn difference(&self, other: &Residue<'_>) -> Option<RuleRef> {
+        let same =
+            |a: &Hooked, b: &Hooked| a.priority == b.priority && a.body.digest == b.body.digest;
+        let (mut ours, mut theirs) = (
+            self.chains.iter().peekable(),
+            other.chains.iter().peekable(),
+        );
+        loop {
+            match (ours.peek(), theirs.peek()) {
+                (None, None) => return None,
+                (Some(a), Some(b)) if same(a, b) => {
+                    ours.next();
+                    theirs.next();
+                }
+                (Some(a), Some(b)) if a.priority == b.priority => {
+                    return Some(first_difference(self, &a.body, other, &b.body));
+                }
+                (Some(a), Some(b)) if a.priority > b.priority => {
+                    return Some(first(other, &b.body))
+                }
+                (Some(a), _) => return Some(first(self, &a.body)),
+                (None, Some(b)) => return Some(first(other, &b.body)),
+            }
+        }
+    }
+}
+
+/// The first rule that does something.
+fn first(residue: &Residue<'_>, body: &Body) -> RuleRef {
+    let line = body.lines.first().expect("an empty chain is left out");
+    inner(residue, line)
+}
+
+fn first_difference(a: &Residue<'_>, ours: &Body, b: &Residue<'_>, theirs: &Body) -> RuleRef {
+    let pairs = ours.lines.iter().zip(&theirs.lines);
+    let at = pairs.take_while(|(a, b)| a.digest == b.digest).count();
+    match (ours.lines.get(at), theirs.lines.get(at)) {
+        (Some(line), Some(their)) => {
+            // Two ways to chains that differ: what differs in there says more.
+            if let (End::Jump(x) | End::Goto(x), End::Jump(y) | End::Goto(y)) =
+                (&line.end, &their.end)
+            {
+                let all = |line: &Line| format!("{:?}", line.steps);
+                if all(line) == all(their) && x.digest != y.digest {
+                    return first_difference(a, x, b, y);
+                }
+            }
+            // The one that the other side has not got at all.
+            match theirs.lines[at..]
+                .iter()
+                .any(|other| other.digest == line.digest)
+            {
+                true => inner(b, their),
+                false => inner(a, line),
+            }
+        }
+        (Some(line), None) => inner(a, line),
+        (None, Some(line)) => inner(b, line),
+        (None, None) => unreachable!("bodies of different digests differ"),
+    }
+}
+
+/// A rule, or the first one that it leads to.
+fn inner(residue: &Residue<'_>, line: &Line) -> RuleRef {
+    match &line.end {
+        End::Jump(body) | End::Goto(body) if line.only_decides() && !body.lines.is_empty() => {
+            first(residue, body)
+        }
+        _ => residue.rule(line.origin),
+    }
+}

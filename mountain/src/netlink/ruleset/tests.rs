@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Parsing of fixed bytes, and evaluation of rules that no program would load.
+
+use std::collections::BTreeMap;
+
+use super::expr::{self, Bitwise, Expr, Op, Source, Verdict};
+use super::xtables::{parse, Head};
+use super::*;
+use crate::netlink::wire::{push_attribute, Attributes};
+
+fn attributes(list: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    list.iter()
+        .for_each(|(kind, value)| push_attribute(&mut bytes, *kind, value));
+    bytes
+}
+
+fn parsed(name: &str, list: &[(u16, &[u8])]) -> Expr {
+    expr::parse(name, &Attributes::after(&attributes(list), 0))
+}
+
+/// What `nft --debug=netlink add rule inet f c oifname "u1" ip daddr 192.0.2.0/24 drop` sends.
+#[test]
+fn expressions_of_nftables_are_decoded() {
+    let be = |n: u32| n.to_be_bytes();
+    assert_eq!(
+        parsed("meta", &[(2, &be(7)), (1, &be(1))]),
+        Expr::Load {
+            source: Source::Meta(expr::META_OIFNAME),
+            dreg: 0,
+            len: 16
+        }
+    );
+    let name = attributes(&[(1, b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0")]);
+    assert_eq!(
+        parsed("cmp", &[(1, &be(1)), (2, &be(0)), (3, &name)]),
+        Expr::Cmp {
+            op: Op::Eq,
+            sreg: 0,
+            data: b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0".to_vec()
+        }
+    );
+    assert_eq!(
+        parsed(
+            "payload",
+            &[(1, &be(9)), (2, &be(1)), (3, &be(16)), (4, &be(4))]
+        ),
+        Expr::Load {
+            source: Source::Payload(1, 16, 4),
+            dreg: 4,
+            len: 4
+        }
+    );
+    let (mask, xor) = (
+        attributes(&[(1, &[255, 255, 255, 0])]),
+        attributes(&[(1, &[0; 4])]),
+    );
+    let bitwise: &[(u16, &[u8])] = &[(1, &be(9)), (2, &be(9)), (3, &be(4)), (4, &mask), (5, &xor)];
+    assert_eq!(
+        parsed("bitwise", bitwise),
+        Expr::Bitwise {
+            sreg: 4,
+            dreg: 4,
+            len: 4,
+            how: Bitwise::MaskXor(vec![255, 255, 255, 0], vec![0; 4]),
+        }
+    );
+    let verdict = |code: i32| attributes(&[(2, &attributes(&[(1, &code.to_be_bytes())]))]);
+    assert_eq!(
+        parsed("immediate", &[(1, &be(0)), (2, &verdict(0))]),
+        Expr::Verdict(Verdict::Drop)
+    );
+    // An errno of its own, as `drop` of newer kernels may have.
+    assert_eq!(
+        parsed("immediate", &[(1, &be(0)), (2, &verdict(0x6e_0000))]),
+        Expr::Verdict(Verdict::Drop)
+    );
+    // A register of the kernel's that is none, a second source register, and what nobody knows yet.
+    for (name, list) in [
+        ("meta", &[(2, &be(7)[..]), (1, &be(99))][..]),
+        (
+            "bitwise",
+            &[(1, &be(9)), (2, &be(9)), (3, &be(4)), (8, &be(1))],
+        ),
+        ("telepathy", &[]),
+        ("cmp", &[]),
+    ] {
+        assert_eq!(parsed(name, list), Expr::Unknown(name.to_owned()));
+    }
+}
+
+/// A table of legacy iptables with `-A OUTPUT -o u1 -p udp -j DROP`, policy accept.
+fn legacy() -> (Head, Vec<u8>) {
+    let standard = |verdict: i32| {
+        let mut target = 40u16.to_ne_bytes().to_vec();
+        target.resize(32, 0);
+        target.extend(verdict.to_ne_bytes());
+        target.resize(40, 0);
+        target
+    };
+    let entry = |device: &[u8], protocol: u16, target: &[u8]| {
+        let mut entry = vec![0; 112];
+        entry[32..32 + device.len()].copy_from_slice(device);
+        entry[64..64 + device.len()].fill(0xff);
+        entry[80..82].copy_from_slice(&protocol.to_ne_bytes());
+        entry[88..90].copy_from_slice(&112u16.to_ne_bytes());
+        entry[90..92].copy_from_slice(&(112 + target.len() as u16).to_ne_bytes());
+        entry.extend(target);
+        entry
+    };
+    let mut error = 64u16.to_ne_bytes().to_vec();
+    error.extend(b"ERROR");
+    error.resize(32, 0);
+    error.extend(b"ERROR");
+    error.resize(64, 0);
+    let block = [
+        entry(b"u1\0", 17, &standard(-1)),
+        entry(b"", 0, &standard(-2)),
+        entry(b"", 0, &error),
+    ]
+    .concat();
+    let mut info = vec![0; 84];
+    let mut set = |word: usize, value: u32| {
+        info[32 + word * 4..36 + word * 4].copy_from_slice(&value.to_ne_bytes());
+    };
+    // Of the five hooks only output; its entry, its policy, and the size.
+    for (word, value) in [(0, 8), (4, 0), (9, 152), (12, block.len() as u32)] {
+        set(word, value);
+    }
+    (Head::new("filter", &info), block)
+}
+
+#[test]
+fn a_legacy_table_is_decoded() {
+    let (head, block) = legacy();
+    let table = parse(Family::LegacyIp, &head, &block).unwrap();
+    let chain = &table.chains["OUTPUT"];
+    let base = chain.base.as_ref().unwrap();
+    assert_eq!(
+        (base.hook, base.priority, base.drops),
+        (Hook::Output, 0, false)
+    );
+    assert_eq!(chain.rules.len(), 1);
+    assert_eq!(
+        text::rule(&chain.rules[0], &table),
+        "oifname \"u1\" meta l4proto udp drop"
+    );
+    // Cut short or absurd, it is not understood, and nothing is guessed.
+    for length in (0..block.len()).filter(|length| ![152, 304].contains(length)) {
+        assert!(
+            parse(Family::LegacyIp, &head, &block[..length]).is_none(),
+            "{length} bytes"
+        );
+    }
+}
+
+fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
+    let base = Base {
+        hook: Hook::Output,
+        priority: 0,
+        kind: "filter".into(),
+        devices: Vec::new(),
+        drops: false,
+    };
+    let rules = rules
+        .into_iter()
+        .map(|exprs| Rule { handle: 1, exprs })
+        .collect();
+    let chains = BTreeMap::from([(
+        "out".to_owned(),
+        Chain {
+            base: Some(base),
+            rules,
+        },
+    )]);
+    let table = Table {
+        chains,
+        ..Table::default()
+    };
+    Ruleset {
+        tables: BTreeMap::from([((Family::Inet, "t".to_owned()), table)]),
+        ..Ruleset::default()
+    }
+}
+
+fn differs(ruleset: &Ruleset) -> bool {
+    let place = Place::new(Packets::Ipv4, Hook::Output);
+    let [a, b] = [1u32, 2].map(|index| {
+        let device = Device {
+            index,
+            name: format!("u{index}"),
+            ..Device::default()
+        };
+        let oif = DeviceFact::Known(device);
+        ruleset.residue(
+            &place,
+            &Facts {
+                oif,
+                iif: DeviceFact::Absent,
+                ..Facts::default()
+            },
+        )
+    });
+    a.difference(&b).is_some()
+}
+
+#[test]
+fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
+    let unknown = Expr::Unknown("telepathy".into());
+    assert!(differs(&ruleset(vec![vec![unknown.clone()]])));
+    let protocol = |protocol: u8| {
+        [
+            Expr::Load {
+                source: Source::Meta(expr::META_NFPROTO),
+                dreg: 0,
+                len: 1,
+            },
+            Expr::Cmp {
+                op: Op::Eq,
+                sreg: 0,
+                data: vec![protocol],
+            },
+        ]
+    };
+    let [load, ipv6] = protocol(10);
+    assert!(
+        !differs(&ruleset(vec![vec![load, ipv6, unknown.clone()]])),
+        "IPv6 alone"
+    );
+    let accept = Expr::Verdict(Verdict::Accept);
+    assert!(
+        !differs(&ruleset(vec![vec![accept], vec![unknown]])),
+        "behind the end"
+    );
+    let gone = Expr::Verdict(Verdict::Jump("gone".into()));
+    assert!(
+        differs(&ruleset(vec![vec![gone]])),
+        "a chain that was not read"
+    );
+    let itself = Expr::Verdict(Verdict::Goto("out".into()));
+    assert!(differs(&ruleset(vec![vec![itself]])), "a loop");
+    let lookup = Expr::Lookup {
+        set: "gone".into(),
+        sreg: 0,
+        dreg: None,
+        verdict: false,
+        invert: false,
+    };
+    assert!(
+        differs(&ruleset(vec![vec![lookup]])),
+        "a set that was not read"
+    );
+}
+
+#[test]
+fn own_tables_can_be_left_out() {
+    let drop = vec![Expr::Verdict(Verdict::Drop)];
+    let rules = ruleset(vec![drop]);
+    assert!(!rules.is_empty());
+    assert!(!rules.clone().without_tables(&["other"]).is_empty());
+    assert!(rules.without_tables(&["t"]).is_empty());
+}

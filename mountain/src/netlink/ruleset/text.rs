@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Rules as text for messages, much as nft(8) prints them. Not complete, and not an identity.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::expr::{self, hex, Bitwise, Expr, Op, Reg, Source, Verdict};
+use super::read::SET_ANONYMOUS;
+use super::{xt, Table};
+
+/// Longest text of a set's elements.
+const ELEMENTS_MAX: usize = 60;
+
+/// How a value is written.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Name,
+    /// Integer of host byte order.
+    Host,
+    Port,
+    Ipv4,
+    Ipv6,
+    Protocol,
+    Nfproto,
+    State,
+    Hex,
+}
+
+/// A rule as text.
+pub(super) fn rule(rule: &super::Rule, table: &Table) -> String {
+    let mut writer = Writer {
+        table,
+        registers: BTreeMap::new(),
+        prefixes: BTreeMap::new(),
+        words: Vec::new(),
+    };
+    rule.exprs.iter().for_each(|expr| writer.write(expr));
+    writer.words.join(" ")
+}
+
+struct Writer<'a> {
+    table: &'a Table,
+    registers: BTreeMap<Reg, (String, Form)>,
+    /// Lengths of the prefixes that are left in registers.
+    prefixes: BTreeMap<Reg, u32>,
+    words: Vec<String>,
+}
+
+impl Writer<'_> {
+    fn write(&mut self, expr: &Expr) {
+        match expr {
+            Expr::Load { source, dreg, .. } => {
+                self.registers.insert(*dreg, source_text(source));
+                self.prefixes.remove(dreg);
+            }
+            Expr::Immediate { dreg, data } => {
+                self.registers
+                    .insert(*dreg, (value(data, form_of(data)), Form::Hex));
+            }
+            Expr::Bitwise {
+                sreg, dreg, how, ..
+            } => {
+                let (name, form) = self.register(*sreg);
+                let masked = match how {
+                    Bitwise::MaskXor(mask, _) => match prefix(mask, form) {
+                        Some(length) => {
+                            self.prefixes.insert(*dreg, length);
+                            (name, form)
+                        }
+                        None => (format!("{name} & {}", value(mask, form)), form),
+                    },
+                    Bitwise::Other(_) => (name, form),
+                };
+                self.registers.insert(*dreg, masked);
+            }
+            Expr::Byteorder { sreg, dreg, .. } => {
+                let register = self.register(*sreg);
+                self.registers.insert(*dreg, register);
+            }
+            Expr::Cmp { op, sreg, data } => {
+                let (name, form) = self.register(*sreg);
+                let op = match op {
+                    Op::Eq => "",
+                    Op::Ne => "!= ",
+                    Op::Lt => "< ",
+                    Op::Le => "<= ",
+                    Op::Gt => "> ",
+                    Op::Ge => ">= ",
+                };
+                let length = self.prefixes.get(sreg);
+                let length = length.map_or(String::new(), |length| format!("/{length}"));
+                self.words
+                    .push(format!("{name} {op}{}{length}", value(data, form)));
+            }
+            Expr::Range {
+                invert,
+                sreg,
+                from,
+                to,
+            } => {
+                let (name, form) = self.register(*sreg);
+                let not = if *invert { "!= " } else { "" };
+                let range = format!("{}-{}", value(from, form), value(to, form));
+                self.words.push(format!("{name} {not}{range}"));
+            }
+            Expr::Lookup {
+                set,
+                sreg,
+                dreg,
+                verdict,
+                invert,
+            } => {
+                let (name, form) = self.register(*sreg);
+                let kind = match (verdict, dreg) {
+                    (true, _) => " vmap",
+                    (false, Some(_)) => " map",
+                    (false, None) if *invert => " !=",
+                    (false, None) => "",
+                };
+                self.words
+                    .push(format!("{name}{kind} {}", self.set(set, form)));
+                if let Some(dreg) = dreg {
+                    self.registers
+                        .insert(*dreg, ("the value".to_owned(), Form::Hex));
+                }
+            }
+            Expr::Condition(what) => {
+                let name = what.split(' ').next().unwrap_or_default();
+                self.words.push(if name == "ct" {
+                    "ct count".into()
+                } else {
+                    name.to_owned()
+                });
+            }
+            Expr::Match {
+                name,
+                revision,
+                info,
+            } => match xt::as_exprs(name, *revision, info) {
+                Some(exprs) => exprs.iter().for_each(|expr| self.write(expr)),
+                None => self.words.push(format!("-m {name}")),
+            },
+            Expr::Target { name, .. } => self.words.push(format!("-j {name}")),
+            Expr::Quiet(what) => self.words.push((*what).to_owned()),
+            Expr::Effect(statement) => {
+                let name = match statement.name.as_str() {
+                    "masq" => "masquerade",
+                    "redir" => "redirect",
+                    "meta" if statement.fixed == expr::META_MARK.to_string() => "meta mark set",
+                    "meta" => "meta set",
+                    "ct" if statement.fixed.starts_with("3 ") => "ct mark set",
+                    "ct" => "ct set",
+                    "payload" => "payload set",
+                    "exthdr" => "option set",
+                    "dynset" => "set update",
+                    "objref" => "object",
+                    "flow_offload" => "flow add",
+                    name => name,
+                };
+                let values: Vec<String> = statement
+                    .registers
+                    .iter()
+                    .map(|(_, reg)| self.register(*reg).0)
+                    .collect();
+                self.words.push(
+                    [name.to_owned(), values.join(", ")]
+                        .join(" ")
+                        .trim()
+                        .to_owned(),
+                );
+            }
+            Expr::Unknown(name) => self.words.push(format!("[{name}]")),
+            Expr::Verdict(verdict) => self.words.push(verdict_text(verdict)),
+        }
+    }
+
+    fn register(&self, reg: Reg) -> (String, Form) {
+        self.registers
+            .get(&reg)
+            .cloned()
+            .unwrap_or_else(|| ("?".to_owned(), Form::Hex))
+    }
+
+    fn set(&self, name: &str, form: Form) -> String {
+        let set = self.table.sets.get(name);
+        let anonymous = set.filter(|set| set.flags & SET_ANONYMOUS != 0);
+        let Some(elements) = anonymous.and_then(|set| set.elements.as_ref()) else {
+            return format!("@{name}");
+        };
+        let all: Vec<String> = elements
+            .iter()
+            .map(|element| value(&element.key, form))
+            .collect();
+        let mut text = all.join(", ");
+        if text.chars().count() > ELEMENTS_MAX {
+            text = text.chars().take(ELEMENTS_MAX).collect::<String>() + "...";
+        }
+        format!("{{ {text} }}")
+    }
+}
+
+fn verdict_text(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Accept => "accept".into(),
+        Verdict::Drop => "drop".into(),
+        Verdict::Return => "return".into(),
+        Verdict::Continue => "continue".into(),
+        Verdict::Jump(chain) => format!("jump {chain}"),
+        Verdict::Goto(chain) => format!("goto {chain}"),
+        Verdict::Other(code) => format!("verdict {code}"),
+    }
+}
+
+fn source_text(source: &Source) -> (String, Form) {
+    let (name, form) = match source {
+        Source::Meta(key) => match *key {
+            expr::META_MARK => ("meta mark", Form::Host),
+            expr::META_IIF => ("iif", Form::Host),
+            expr::META_OIF => ("oif", Form::Host),
+            expr::META_IIFNAME => ("iifname", Form::Name),
+            expr::META_OIFNAME => ("oifname", Form::Name),
+            expr::META_IIFTYPE => ("iiftype", Form::Host),
+            expr::META_OIFTYPE => ("oiftype", Form::Host),
+            expr::META_IIFGROUP => ("iifgroup", Form::Host),
+            expr::META_OIFGROUP => ("oifgroup", Form::Host),
+            expr::META_IIFKIND => ("meta iifkind", Form::Name),
+            expr::META_OIFKIND => ("meta oifkind", Form::Name),
+            expr::META_NFPROTO => ("meta nfproto", Form::Nfproto),
+            expr::META_L4PROTO => ("meta l4proto", Form::Protocol),
+            10 => ("meta skuid", Form::Host),
+            11 => ("meta skgid", Form::Host),
+            19 => ("meta pkttype", Form::Hex),
+            23 => ("meta cgroup", Form::Host),
+            other => return (format!("meta {other}"), Form::Hex),
+        },
+        Source::Payload(1, 12, 4) => ("ip saddr", Form::Ipv4),
+        Source::Payload(1, 16, 4) => ("ip daddr", Form::Ipv4),
+        Source::Payload(1, 9, 1) => ("ip protocol", Form::Protocol),
+        Source::Payload(1, 6, 1) => ("ip6 nexthdr", Form::Protocol),
+        Source::Payload(1, 8, 16) => ("ip6 saddr", Form::Ipv6),
+        Source::Payload(1, 24, 16) => ("ip6 daddr", Form::Ipv6),
+        Source::Payload(2, 0, 2) => ("sport", Form::Port),
+        Source::Payload(2, 2, 2) => ("dport", Form::Port),
+        Source::Payload(base, offset, len) => {
+            let base = ["ll", "nh", "th", "ih"].get(*base as usize).unwrap_or(&"?");
+            return (format!("@{base},{},{}", offset * 8, len * 8), Form::Hex);
+        }
+        Source::Other(name) if name == "ct state" => ("ct state", Form::State),
+        Source::Other(name) if name == "ct mark" => ("ct mark", Form::Host),
+        Source::Other(name) | Source::ByDevice(name) => {
+            let words: Vec<&str> = name.split(' ').take(2).collect();
+            return (words.join(" "), Form::Hex);
+        }
+        Source::Mss => ("rt mtu", Form::Host),
+    };
+    (name.to_owned(), form)
+}
+
+fn form_of(data: &[u8]) -> Form {
+    match data.len() {
+        4 => Form::Ipv4,
+        16 => Form::Ipv6,
+        2 => Form::Port,
+        _ => Form::Hex,
+    }
+}
+
+/// The length of a prefix that a mask is.
+fn prefix(mask: &[u8], form: Form) -> Option<u32> {
+    if !matches!(form, Form::Ipv4 | Form::Ipv6) {
+        return None;
+    }
+    let ones: u32 = mask.iter().map(|byte| byte.leading_ones()).sum();
+    let all: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
+    (ones == all).then_some(ones)
+}
+
+fn value(bytes: &[u8], form: Form) -> String {
+    let number = |bytes: &[u8]| bytes.iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+    let host = |bytes: &[u8]| match cfg!(target_endian = "big") {
+        true => number(bytes),
+        false => number(&bytes.iter().rev().copied().collect::<Vec<u8>>()),
+    };
+    match form {
+        Form::Name => {
+            let end = bytes.iter().position(|byte| *byte == 0);
+            let name = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned();
+            // Shorter than a register and without an end: the beginning of names.
+            match end.is_none() && bytes.len() < 16 {
+                true => format!("\"{name}*\""),
+                false => format!("\"{name}\""),
+            }
+        }
+        Form::Host if bytes.len() <= 8 => match host(bytes) {
+            n if n > 0xffff => format!("{n:#x}"),
+            n => n.to_string(),
+        },
+        Form::Port if bytes.len() == 2 => number(bytes).to_string(),
+        Form::Ipv4 => match bytes.first_chunk::<4>() {
+            Some(address) => Ipv4Addr::from(*address).to_string(),
+            None => hex(bytes),
+        },
+        Form::Ipv6 => match bytes.first_chunk::<16>() {
+            Some(address) => Ipv6Addr::from(*address).to_string(),
+            None => hex(bytes),
+        },
+        Form::Protocol => match bytes {
+            [1] => "icmp".into(),
+            [6] => "tcp".into(),
+            [17] => "udp".into(),
+            [58] => "ipv6-icmp".into(),
+            [other] => other.to_string(),
+            _ => hex(bytes),
+        },
+        Form::Nfproto => match bytes {
+            [2] => "ipv4".into(),
+            [10] => "ipv6".into(),
+            _ => hex(bytes),
+        },
+        Form::State if bytes.len() == 4 => {
+            let names = ["invalid", "established", "related", "new"];
+            let bits = host(bytes);
+            let set = names
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| bits & (1 << i) != 0);
+            let set: Vec<&str> = set.map(|(_, name)| *name).collect();
+            if set.is_empty() {
+                bits.to_string()
+            } else {
+                set.join(",")
+            }
+        }
+        _ => format!("0x{}", hex(bytes)),
+    }
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What is known of the matches and targets of xtables, whether a legacy rule or iptables-nft uses
+//! them.
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use super::expr::{self, Bitwise, Expr, Op, Source};
+use super::residue::EffectKind;
+use crate::netlink::wire::{Attributes, Socket};
+
+/// Matches that look at nothing that the device or the route decides (net/netfilter/xt_*.c,
+/// ipt_*.c, ip6t_*.c). `tcp`, `udp`, `mark` and `devgroup` are evaluated, see [`as_exprs`].
+const BY_PACKET: &[&str] = &[
+    "ah",
+    "cgroup",
+    "cluster",
+    "comment",
+    "connbytes",
+    "connlabel",
+    "connlimit",
+    "connmark",
+    "conntrack",
+    "cpu",
+    "dccp",
+    "dscp",
+    "dst",
+    "ecn",
+    "esp",
+    "eui64",
+    "frag",
+    "hashlimit",
+    "hbh",
+    "helper",
+    "hl",
+    "icmp",
+    "icmp6",
+    "ipcomp",
+    "iprange",
+    "ipv6header",
+    "l2tp",
+    "length",
+    "limit",
+    "mac",
+    "mark",
+    "mh",
+    "multiport",
+    "nfacct",
+    "osf",
+    "owner",
+    "physdev",
+    "pkttype",
+    "policy",
+    "quota",
+    "rateest",
+    "recent",
+    "rpfilter",
+    "rt",
+    "sctp",
+    "socket",
+    "srh",
+    "state",
+    "statistic",
+    "string",
+    "tcp",
+    "tcpmss",
+    "time",
+    "tos",
+    "ttl",
+    "u32",
+    "udp",
+    "udplite",
+];
+
+/// How a match is dealt with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Match {
+    /// Holds always.
+    Always,
+    /// Asks the packet.
+    Packet,
+    /// Asks the packet, and remembers it.
+    Remembers,
+    /// May ask the device or the route.
+    Device,
+}
+
+pub(super) fn classify(name: &str, revision: u32, info: &[u8], ipsets_by_device: bool) -> Match {
+    const ADDRTYPE_IFACE_OUT: u8 = 8;
+    match name {
+        "comment" => Match::Always,
+        "recent" => Match::Remembers,
+        "addrtype" if revision == 0 => Match::Packet,
+        "addrtype" => match u32_at(info, 4).is_some_and(|f| f & u32::from(ADDRTYPE_IFACE_OUT) == 0)
+        {
+            true => Match::Packet,
+            false => Match::Device,
+        },
+        "set" if !ipsets_by_device => Match::Packet,
+        name if BY_PACKET.contains(&name) => Match::Packet,
+        _ => Match::Device,
+    }
+}
+
+/// Register for what matches load: the last of the old ones, which iptables-nft does not use.
+const SCRATCH: usize = 48;
+
+/// A match in the words of nftables, where it can be said so.
+pub(super) fn as_exprs(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Expr>> {
+    match (name, revision) {
+        // Two pairs of ports, and for tcp an option, flags and their mask: none of these.
+        ("tcp", 0) => match *info.get(8..12)? {
+            [0, 0, _, inverted] if inverted & !3 == 0 => ports(info, inverted),
+            _ => None,
+        },
+        ("udp", 0) => ports(info, *info.get(8)?),
+        ("mark", 1) => Some(masked(
+            expr::META_MARK,
+            u32_at(info, 0)?,
+            u32_at(info, 4)?,
+            *info.get(8)? != 0,
+        )),
+        ("devgroup", 0) => devgroup(info),
+        _ => None,
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|b| u32::from_ne_bytes(*b))
+}
+
+fn ports(info: &[u8], inverted: u8) -> Option<Vec<Expr>> {
+    let port = |i: usize| {
+        info.get(i * 2..)?
+            .first_chunk()
+            .map(|b| u16::from_ne_bytes(*b))
+    };
+    let mut exprs = Vec::new();
+    for (side, offset) in [(0, 0), (1, 2)] {
+        let (from, to) = (port(side * 2)?, port(side * 2 + 1)?);
+        let invert = inverted & (1 << side) != 0;
+        if (from, to) == (0, u16::MAX) && !invert {
+            continue;
+        }
+        let source = Source::Payload(2, offset, 2);
+        exprs.push(Expr::Load {
+            source,
+            dreg: SCRATCH,
+            len: 2,
+        });
+        exprs.push(match from == to {
+            true => Expr::Cmp {
+                op: if invert { Op::Ne } else { Op::Eq },
+                sreg: SCRATCH,
+                data: from.to_be_bytes().to_vec(),
+            },
+            false => Expr::Range {
+                invert,
+                sreg: SCRATCH,
+                from: from.to_be_bytes().to_vec(),
+                to: to.to_be_bytes().to_vec(),
+            },
+        });
+    }
+    Some(exprs)
+}
+
+fn masked(key: u32, value: u32, mask: u32, invert: bool) -> Vec<Expr> {
+    let load = Expr::Load {
+        source: Source::Meta(key),
+        dreg: SCRATCH,
+        len: 4,
+    };
+    let mask = Expr::Bitwise {
+        sreg: SCRATCH,
+        dreg: SCRATCH,
+        len: 4,
+        how: Bitwise::MaskXor(mask.to_ne_bytes().to_vec(), vec![0; 4]),
+    };
+    let op = if invert { Op::Ne } else { Op::Eq };
+    let data = value.to_ne_bytes().to_vec();
+    vec![
+        load,
+        mask,
+        Expr::Cmp {
+            op,
+            sreg: SCRATCH,
+            data,
+        },
+    ]
+}
+
+/// struct xt_devgroup_info: flags, then group and mask of either side.
+fn devgroup(info: &[u8]) -> Option<Vec<Expr>> {
+    let flags = u32_at(info, 0)?;
+    let mut exprs = Vec::new();
+    for (key, at, side) in [(expr::META_IIFGROUP, 4, 0), (expr::META_OIFGROUP, 12, 2)] {
+        if flags & (1 << side) != 0 {
+            let invert = flags & (2 << side) != 0;
+            exprs.extend(masked(
+                key,
+                u32_at(info, at)?,
+                u32_at(info, at + 4)?,
+                invert,
+            ));
+        }
+    }
+    Some(exprs)
+}
+
+/// What a target does to a packet, and whether it ends the packet's way through the chain.
+pub(super) fn target(name: &str) -> (Option<EffectKind>, bool) {
+    use EffectKind as E;
+    match name {
+        "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "RATEEST" | "LED" => (None, false),
+        "ACCEPT" | "RETURN" => (None, true),
+        "DROP" | "REJECT" | "SYNPROXY" => (Some(E::Drop), true),
+        "MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => (Some(E::Nat), true),
+        "NFQUEUE" | "QUEUE" => (Some(E::Queue), true),
+        "MARK" | "CONNMARK" | "CLASSIFY" | "HMARK" | "SECMARK" | "CONNSECMARK" => {
+            (Some(E::Mark), false)
+        }
+        "CT" | "NOTRACK" => (Some(E::Track), false),
+        "TPROXY" => (Some(E::Forward), true),
+        "TEE" => (Some(E::Copy), false),
+        "SET" => (Some(E::Remember), false),
+        "TCPMSS" | "TCPOPTSTRIP" | "TTL" | "HL" | "DSCP" | "TOS" | "ECN" | "CHECKSUM" | "DNPT"
+        | "SNPT" => (Some(E::Modify), false),
+        _ => (Some(E::Unknown), false),
+    }
+}
+
+/// Targets by which the route's MTU becomes part of the packet.
+pub(super) fn asks_mtu(name: &str, info: &[u8]) -> bool {
+    // XT_TCPMSS_CLAMP_PMTU
+    name == "TCPMSS" && info.first_chunk().map(|b| u16::from_ne_bytes(*b)) == Some(u16::MAX)
+}
+
+/// Whether some set of the kernel's ipset is about devices, or whether there are such is not known.
+pub(super) fn ipsets_by_device() -> bool {
+    const SUBSYSTEM: u16 = 6;
+    const LIST: u16 = 7;
+    const ATTR_PROTOCOL: u16 = 1;
+    const ATTR_TYPENAME: u16 = 3;
+    const ATTR_FLAGS: u16 = 6;
+    const FLAG_LIST_HEADER: u32 = 1 << 2;
+    let mut found = false;
+    let mut request = vec![0; 4];
+    crate::netlink::wire::push_attribute(&mut request, ATTR_PROTOCOL, &[6]);
+    crate::netlink::wire::push_attribute(&mut request, ATTR_FLAGS, &FLAG_LIST_HEADER.to_be_bytes());
+    let listed = Socket::open_for(NETLINK_NETFILTER).and_then(|mut socket| {
+        socket.dump(SUBSYSTEM << 8 | LIST, &request, |_, payload| {
+            let kind = Attributes::after(payload, 4).string(ATTR_TYPENAME);
+            found |= kind.is_some_and(|kind| kind.contains("iface"));
+        })
+    });
+    found || listed.is_err()
+}

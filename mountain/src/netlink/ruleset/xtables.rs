@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Legacy iptables and ip6tables, by their own interface: the whole table as one block
+//! (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::socket::{socket, AddressFamily, SockFlag, SockProtocol, SockType};
+
+use super::expr::{self, Bitwise, Expr, Op, Source, Verdict};
+use super::{Base, Family, Hook, Rule, Ruleset, Table};
+
+/// IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; those of IPv6 have the same numbers.
+const GET_INFO: libc::c_int = 64;
+const GET_ENTRIES: libc::c_int = 65;
+const NAME_LEN: usize = 32;
+/// `struct ipt_getinfo`: name, valid hooks, entry and underflow of five hooks, entries, size.
+const INFO_LEN: usize = NAME_LEN + 4 + 20 + 20 + 4 + 4;
+/// The entries begin behind name and size, aligned to 8.
+const ENTRIES_AT: usize = NAME_LEN + 8;
+/// A table that changes while it is read is read again so often.
+const TRIES: usize = 10;
+
+const HOOKS: [(Hook, &str); 5] = [
+    (Hook::Prerouting, "PREROUTING"),
+    (Hook::Input, "INPUT"),
+    (Hook::Forward, "FORWARD"),
+    (Hook::Output, "OUTPUT"),
+    (Hook::Postrouting, "POSTROUTING"),
+];
+
+/// Adds the tables that the kernel lists, and asks for no others: asking makes a table.
+pub(super) fn read(ruleset: &mut Ruleset) -> io::Result<()> {
+    for (family, file) in [
+        (Family::LegacyIp, "ip_tables_names"),
+        (Family::LegacyIp6, "ip6_tables_names"),
+    ] {
+        let names = match fs::read_to_string(format!("/proc/thread-self/net/{file}")) {
+            // The kernel has none of these.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            names => names?,
+        };
+        for name in names.split_whitespace() {
+            let table = read_table(family, name).map_err(|e| {
+                io::Error::new(e.kind(), format!("{} -t {name}: {e}", family.name()))
+            })?;
+            ruleset.tables.insert((family, name.to_owned()), table);
+        }
+    }
+    Ok(())
+}
+
+fn read_table(family: Family, name: &str) -> io::Result<Table> {
+    let (domain, level) = match family {
+        Family::LegacyIp6 => (AddressFamily::Inet6, libc::SOL_IPV6),
+        _ => (AddressFamily::Inet, libc::SOL_IP),
+    };
+    let socket = socket(
+        domain,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::Raw,
+    )?;
+    for _ in 0..TRIES {
+        let mut info = vec![0; INFO_LEN];
+        info[..name.len().min(NAME_LEN - 1)]
+            .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_LEN - 1)]);
+        get(&socket, level, GET_INFO, &mut info)?;
+        let head = Head::new(name, &info);
+        let mut block = vec![0; ENTRIES_AT + head.size];
+        block[..NAME_LEN].copy_from_slice(&info[..NAME_LEN]);
+        block[NAME_LEN..NAME_LEN + 4].copy_from_slice(&(head.size as u32).to_ne_bytes());
+        match get(&socket, level, GET_ENTRIES, &mut block) {
+            // Its size is another one by now.
+            Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => continue,
+            got => got?,
+        }
+        return parse(family, &head, &block[ENTRIES_AT..])
+            .ok_or_else(|| io::Error::other("the kernel's table is not understood"));
+    }
+    Err(io::Error::other(format!(
+        "changed during each of {TRIES} readings"
+    )))
+}
+
+fn get(socket: &OwnedFd, level: i32, what: i32, buffer: &mut [u8]) -> io::Result<()> {
+    let mut len = buffer.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to the buffer.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            what,
+            buffer.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What is known of a table besides its entries.
+pub(super) struct Head {
+    name: String,
+    valid: u32,
+    entry: [usize; 5],
+    underflow: [usize; 5],
+    size: usize,
+}
+
+impl Head {
+    pub(super) fn new(name: &str, info: &[u8]) -> Self {
+        let word = |i: usize| u32_at(info, NAME_LEN + i * 4).unwrap_or(0);
+        Self {
+            name: name.to_owned(),
+            valid: word(0),
+            entry: std::array::from_fn(|i| word(1 + i) as usize),
+            underflow: std::array::from_fn(|i| word(6 + i) as usize),
+            size: word(12) as usize,
+        }
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|b| u32::from_ne_bytes(*b))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|b| u16::from_ne_bytes(*b).into())
+}
+
+/// Priority of a table's base chains (NF_IP_PRI_*).
+fn priority(table: &str, hook: Hook) -> i32 {
+    match table {
+        "raw" => -300,
+        "mangle" => -150,
+        "nat" if matches!(hook, Hook::Prerouting | Hook::Output) => -100,
+        "nat" => 100,
+        "security" => 50,
+        _ => 0,
+    }
+}
+
+/// Where an entry is, and what it is.
+struct Entry<'a> {
+    at: usize,
+    bytes: &'a [u8],
+    target_at: usize,
+}
+
+impl<'a> Entry<'a> {
+    fn target(&self) -> Option<(String, u32, &'a [u8])> {
+        module(self.bytes.get(self.target_at..)?)
+    }
+}
+
+/// Name, revision and options of a match or target: `struct xt_entry_match`.
+fn module(bytes: &[u8]) -> Option<(String, u32, &[u8])> {
+    let size = u16_at(bytes, 0)?;
+    let name = bytes.get(2..31)?;
+    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+    let name = String::from_utf8_lossy(&name[..end]).into_owned();
+    Some((name, u32::from(*bytes.get(31)?), bytes.get(32..size)?))
+}
+
+/// The chains of a table's block of entries. `None`: it is not as expected.
+pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Table> {
+    let ip_len = if family == Family::LegacyIp6 { 136 } else { 84 };
+    let mut entries = Vec::new();
+    let mut at = 0;
+    while at < block.len() {
+        let (target_at, next) = (
+            u16_at(block, at + ip_len + 4)?,
+            u16_at(block, at + ip_len + 6)?,
+        );
+        let bytes = block.get(at..at.checked_add(next).filter(|_| next > 0)?)?;
+        entries.push(Entry {
+            at,
+            bytes,
+            target_at,
+        });
+        at += next;
+    }
+    // A chain begins at a hook's entry, or behind its name in a target ERROR.
+    let mut starts: BTreeMap<usize, String> = BTreeMap::new();
+    for (i, (_, name)) in HOOKS.iter().enumerate() {
+        if head.valid & (1 << i) != 0 {
+            starts.insert(head.entry[i], (*name).to_owned());
+        }
+    }
+    for entry in &entries {
+        let (name, _, info) = entry.target()?;
+        if name == "ERROR" {
+            let end = info.iter().position(|b| *b == 0).unwrap_or(info.len());
+            let chain = String::from_utf8_lossy(&info[..end]).into_owned();
+            starts.insert(entry.at + entry.bytes.len(), chain);
+        }
+    }
+    let mut table = Table::default();
+    let mut chain = String::new();
+    for entry in &entries {
+        if let Some(name) = starts.get(&entry.at) {
+            chain.clone_from(name);
+            table.chains.entry(chain.clone()).or_default();
+        }
+        if entry.target()?.0 == "ERROR" {
+            continue;
+        }
+        let exprs = rule(family, entry, &starts)?;
+        let rules = &mut table.chains.entry(chain.clone()).or_default().rules;
+        rules.push(Rule {
+            handle: rules.len() as u64 + 1,
+            exprs,
+        });
+    }
+    for (i, (hook, name)) in HOOKS.iter().enumerate() {
+        if head.valid & (1 << i) != 0 {
+            let policy = entries.iter().find(|entry| entry.at == head.underflow[i])?;
+            let base = Base {
+                hook: *hook,
+                priority: priority(&head.name, *hook),
+                kind: head.name.clone(),
+                devices: Vec::new(),
+                drops: u32_at(policy.target()?.2, 0)?.cast_signed() == -1,
+            };
+            let chain = table.chains.get_mut(*name)?;
+            // The policy is the last rule.
+            chain.rules.pop();
+            chain.base = Some(base);
+        }
+    }
+    Some(table)
+}
+
+fn rule(family: Family, entry: &Entry<'_>, starts: &BTreeMap<usize, String>) -> Option<Vec<Expr>> {
+    let mut exprs = Vec::new();
+    let (gotos, header) = match family {
+        Family::LegacyIp6 => (conditions_ipv6(entry.bytes, &mut exprs)?, 168),
+        _ => (conditions_ipv4(entry.bytes, &mut exprs)?, 112),
+    };
+    let mut at = header;
+    while at < entry.target_at {
+        let size = u16_at(entry.bytes, at)?;
+        let (name, revision, info) = module(entry.bytes.get(at..)?)?;
+        exprs.push(Expr::Match {
+            name,
+            revision,
+            info: info.to_vec(),
+        });
+        at += Some(size).filter(|size| *size > 0)?;
+    }
+    let (name, revision, info) = entry.target()?;
+    if !name.is_empty() {
+        exprs.push(Expr::Target {
+            name,
+            revision,
+            info: info.to_vec(),
+        });
+        return Some(exprs);
+    }
+    let verdict = u32_at(info, 0)?.cast_signed();
+    exprs.push(Expr::Verdict(match verdict {
+        // -NF_ACCEPT - 1, -NF_DROP - 1, XT_RETURN.
+        -2 => Verdict::Accept,
+        -1 => Verdict::Drop,
+        -5 => Verdict::Return,
+        verdict if verdict < 0 => Verdict::Other(verdict),
+        next if next as usize == entry.at + entry.bytes.len() => Verdict::Continue,
+        to => {
+            let chain = starts.get(&(to as usize))?.clone();
+            match gotos {
+                true => Verdict::Goto(chain),
+                false => Verdict::Jump(chain),
+            }
+        }
+    }));
+    Some(exprs)
+}
+
+/// Register for what conditions load.
+const SCRATCH: usize = 0;
+
+fn compare(source: Source, mask: Option<&[u8]>, data: &[u8], invert: bool) -> Vec<Expr> {
+    let len = data.len();
+    let mut exprs = vec![Expr::Load {
+        source,
+        dreg: SCRATCH,
+        len,
+    }];
+    if let Some(mask) = mask.filter(|mask| mask.iter().any(|b| *b != 0xff)) {
+        let how = Bitwise::MaskXor(mask.to_vec(), vec![0; len]);
+        exprs.push(Expr::Bitwise {
+            sreg: SCRATCH,
+            dreg: SCRATCH,
+            len,
+            how,
+        });
+    }
+    let op = if invert { Op::Ne } else { Op::Eq };
+    exprs.push(Expr::Cmp {
+        op,
+        sreg: SCRATCH,
+        data: data.to_vec(),
+    });
+    exprs
+}
+
+/// An address with its mask; none where the mask is empty.
+fn address(
+    bytes: &[u8],
+    at: usize,
+    mask: usize,
+    len: u32,
+    offset: u32,
+    invert: bool,
+) -> Option<Vec<Expr>> {
+    let data = bytes.get(at..at + len as usize)?;
+    let mask = bytes.get(mask..mask + len as usize)?;
+    if mask.iter().all(|b| *b == 0) && !invert {
+        return Some(Vec::new());
+    }
+    Some(compare(
+        Source::Payload(1, offset, len),
+        Some(mask),
+        data,
+        invert,
+    ))
+}
+
+/// A device's name, or its beginning.
+fn device(key: u32, name: &[u8], mask: &[u8], invert: bool) -> Vec<Expr> {
+    let len = mask.iter().position(|b| *b == 0).unwrap_or(mask.len());
+    if len == 0 && !invert {
+        return Vec::new();
+    }
+    let mut exprs = compare(Source::Meta(key), None, &name[..len], invert);
+    if let Some(Expr::Load { len, .. }) = exprs.first_mut() {
+        *len = 16;
+    }
+    exprs
+}
+
+const INVERT_IIF: u8 = 0x01;
+const INVERT_OIF: u8 = 0x02;
+const INVERT_SOURCE: u8 = 0x08;
+const INVERT_DESTINATION: u8 = 0x10;
+const INVERT_FRAGMENT: u8 = 0x20;
+const INVERT_PROTOCOL: u8 = 0x40;
+
+/// What `struct ipt_ip` asks; true for a goto.
+fn conditions_ipv4(b: &[u8], exprs: &mut Vec<Expr>) -> Option<bool> {
+    let (flags, inverted) = (*b.get(82)?, *b.get(83)?);
+    exprs.extend(address(b, 0, 8, 4, 12, inverted & INVERT_SOURCE != 0)?);
+    exprs.extend(address(
+        b,
+        4,
+        12,
+        4,
+        16,
+        inverted & INVERT_DESTINATION != 0,
+    )?);
+    devices(b, 16, inverted, exprs)?;
+    let protocol = u16_at(b, 80)? as u8;
+    if protocol != 0 {
+        let invert = inverted & INVERT_PROTOCOL != 0;
+        exprs.extend(compare(
+            Source::Meta(expr::META_L4PROTO),
+            None,
+            &[protocol],
+            invert,
+        ));
+    }
+    if flags & 1 != 0 {
+        exprs.push(Expr::Condition(format!(
+            "fragment {}",
+            inverted & INVERT_FRAGMENT == 0
+        )));
+    }
+    Some(flags & 2 != 0)
+}
+
+/// What `struct ip6t_ip6` asks; true for a goto.
+fn conditions_ipv6(b: &[u8], exprs: &mut Vec<Expr>) -> Option<bool> {
+    let (tos, flags, inverted) = (*b.get(130)?, *b.get(131)?, *b.get(132)?);
+    exprs.extend(address(b, 0, 32, 16, 8, inverted & INVERT_SOURCE != 0)?);
+    exprs.extend(address(
+        b,
+        16,
+        48,
+        16,
+        24,
+        inverted & INVERT_DESTINATION != 0,
+    )?);
+    devices(b, 64, inverted, exprs)?;
+    let protocol = u16_at(b, 128)? as u8;
+    if flags & 1 != 0 && protocol != 0 {
+        let invert = inverted & INVERT_PROTOCOL != 0;
+        exprs.extend(compare(
+            Source::Meta(expr::META_L4PROTO),
+            None,
+            &[protocol],
+            invert,
+        ));
+    }
+    if flags & 2 != 0 {
+        exprs.push(Expr::Condition(format!("tos {tos} {}", inverted & 4 == 0)));
+    }
+    Some(flags & 4 != 0)
+}
+
+/// Names and masks of both devices, 16 bytes each.
+fn devices(b: &[u8], at: usize, inverted: u8, exprs: &mut Vec<Expr>) -> Option<()> {
+    let part = |i: usize| b.get(at + i * 16..at + (i + 1) * 16);
+    let iif = inverted & INVERT_IIF != 0;
+    let oif = inverted & INVERT_OIF != 0;
+    exprs.extend(device(expr::META_IIFNAME, part(0)?, part(2)?, iif));
+    exprs.extend(device(expr::META_OIFNAME, part(1)?, part(3)?, oif));
+    Some(())
+}

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What the evaluator says of rulesets that nft(8) and iptables(8) have loaded.
+
+use mountain::netlink::ruleset::{
+    Device, DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset,
+};
+
+use crate::support::Ns;
+
+fn load(ns: &Ns, rules: &str) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    // nft wants a block's end on a line of its own.
+    std::fs::write(file.path(), rules.replace("} }", "}\n}")).unwrap();
+    ns.run(&format!("nft -f {}", file.path().display()));
+}
+
+fn read(ns: &Ns) -> Ruleset {
+    ns.with(|| Ruleset::read(Elements::All).unwrap())
+}
+
+fn device(n: u32) -> DeviceFact {
+    DeviceFact::Known(Device {
+        index: 100 + n,
+        name: format!("u{n}"),
+        group: n,
+        arphrd: 1,
+        kind: "veth".into(),
+        mtu: 1500,
+    })
+}
+
+fn leaving(n: u32) -> Facts {
+    Facts {
+        oif: device(n),
+        iif: DeviceFact::Absent,
+        ..Facts::default()
+    }
+}
+
+/// By which rule packets that leave by u0 and by u1 are told apart, at some hook after routing.
+fn difference(ruleset: &Ruleset) -> Option<String> {
+    [Hook::Output, Hook::Forward, Hook::Postrouting, Hook::Egress]
+        .iter()
+        .find_map(|hook| {
+            let place = Place::new(Packets::Ipv4, *hook);
+            let [a, b] = [0, 1].map(|n| {
+                let mut facts = leaving(n);
+                if *hook != Hook::Output {
+                    facts.iif = DeviceFact::Open;
+                }
+                ruleset.residue(&place, &facts)
+            });
+            let found = a.difference(&b);
+            assert_eq!(
+                found.is_some(),
+                b.difference(&a).is_some(),
+                "the same from either side"
+            );
+            found.map(|rule| rule.to_string())
+        })
+}
+
+/// A table with one chain at output and one more to jump to.
+fn output(rules: &str) -> String {
+    format!(
+        "table inet f {{ set devs {{ type ifname; elements = {{ \"u1\" }} }}\n\
+         set pairs {{ type ifname . inet_service; elements = {{ \"u0\" . 22, \"u1\" . 23 }} }}\n\
+         set alike {{ type ifname . inet_service; elements = {{ \"u0\" . 22, \"u1\" . 22 }} }}\n\
+         set wild {{ type ifname; flags interval; elements = {{ \"u1*\" }} }}\n\
+         chain more {{ udp dport 5555 drop; }}\n\
+         chain leave {{ return; }}\n\
+         chain out {{ type filter hook output priority 0; policy accept;\n{rules}\n}} }}\n"
+    )
+}
+
+/// Says which of these rulesets make a difference, and names the rule.
+#[test]
+fn rules_that_treat_devices_differently_are_found() {
+    let ns = Ns::new("rules");
+    let cases: &[(&str, Option<&str>)] = &[
+        ("", None),
+        ("drop", None),
+        ("oifname \"u1\" udp dport 5555 drop", Some("oifname \"u1\"")),
+        ("oifname \"u1\" accept", None),
+        ("oifname \"u1\" counter log", None),
+        ("oifname \"u1\" meta nftrace set 1", None),
+        ("oifname \"u1\" meta mark set 7", Some("meta mark set")),
+        ("oifname \"u1\" ct mark set 7", Some("ct mark set")),
+        (
+            "oifname \"u1\" limit rate over 1/second drop",
+            Some("limit"),
+        ),
+        ("oifname \"u1\" quota over 1 mbytes drop", Some("quota")),
+        (
+            "oifname \"u1\" tcp flags syn tcp option maxseg size set 1000",
+            Some("option set"),
+        ),
+        ("oifname \"u1\" ip dscp set cs1", Some("payload set")),
+        ("oifname \"u1\" notrack", Some("notrack")),
+        ("oifname \"u1\" reject", Some("reject")),
+        ("oifname \"u9\" drop", None),
+        ("oifname \"u*\" drop", None),
+        ("oifname { \"u0\", \"u1\" } tcp dport 22 drop", None),
+        ("oifname { \"u0\", \"u2\" } tcp dport 22 drop", Some("tcp")),
+        ("oifname @devs tcp dport 22 drop", Some("@devs")),
+        ("oifname != @devs tcp dport 22 drop", Some("@devs")),
+        ("oifname @wild tcp dport 22 drop", Some("@wild")),
+        ("oifname . tcp dport @pairs drop", Some("@pairs")),
+        ("oifname . tcp dport @alike drop", None),
+        (
+            "oifname u0 tcp dport 22 drop; oifname u1 tcp dport 22 drop",
+            None,
+        ),
+        (
+            "oifname u0 tcp dport {22,23} drop; oifname u1 tcp dport {22,23} drop",
+            None,
+        ),
+        (
+            "oifname u0 tcp dport {22,23} drop; oifname u1 tcp dport {22,24} drop",
+            Some("drop"),
+        ),
+        (
+            "oifname vmap { \"u0\" : jump more, \"u1\" : jump more }",
+            None,
+        ),
+        (
+            "oifname vmap { \"u0\" : jump more, \"u1\" : accept }",
+            Some("dport 5555 drop"),
+        ),
+        (
+            "oifname vmap { \"u0\" : goto leave, \"u1\" : accept }",
+            None,
+        ),
+        ("oifname u1 jump more", Some("dport 5555 drop")),
+        ("oifname u1 goto more; jump more", None),
+        ("tcp dport vmap { 22 : drop, 23 : jump more }", None),
+        (
+            "oifname u1 tcp dport vmap { 22 : drop, 23 : jump more }",
+            Some("vmap"),
+        ),
+        ("meta oifgroup 1 udp dport 1 drop", Some("oifgroup")),
+        ("meta oifgroup & 0x8 == 0 udp dport 1 drop", None),
+        ("meta oif 101 udp dport 1 drop", Some("oif 101")),
+        ("meta oifkind veth udp dport 1 drop", None),
+        ("meta oiftype ether udp dport 1 drop", None),
+        ("oifname u1 ip6 daddr ::1 drop", None),
+        ("oifname u1 meta nfproto ipv6 drop", None),
+        ("iifname u1 oifname u1 drop", None),
+        ("tcp flags syn tcp option maxseg size set rt mtu", None),
+        (
+            "ip daddr 192.0.2.0/24 tcp dport { 1-5, 80 } ct state new counter accept; drop",
+            None,
+        ),
+        (
+            "oifname u1 ip daddr 192.0.2.0/24 accept; oifname u0 accept; drop",
+            Some(""),
+        ),
+        ("fib daddr . oif type local drop", Some("fib")),
+        ("fib daddr type local drop", None),
+        ("rt ip nexthop 192.0.2.1 drop", Some("rt ip")),
+    ];
+    for (rules, expected) in cases {
+        load(
+            &ns,
+            &format!("flush ruleset\n{}", output(&rules.replace(';', "\n"))),
+        );
+        let found = difference(&read(&ns));
+        match (expected, &found) {
+            (None, None) => {}
+            (Some(part), Some(rule)) => assert!(rule.contains(part), "{rules}: {rule}"),
+            _ => panic!("{rules}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn all_hooks_after_routing_are_looked_at() {
+    let ns = Ns::new("hooks");
+    for (table, hook, kind) in [
+        ("ip", "output", "nat"),
+        ("ip", "output", "route"),
+        ("inet", "forward", "filter"),
+        ("ip", "postrouting", "nat"),
+    ] {
+        load(
+            &ns,
+            &format!(
+                "flush ruleset\ntable {table} t {{ chain c {{ type {kind} hook {hook} priority 0;\n\
+                 oifname u1 udp dport 9 drop\n}} }}"
+            ),
+        );
+        let found = difference(&read(&ns)).unwrap_or_else(|| panic!("{table} {hook}"));
+        assert!(
+            found.starts_with(&format!("{table} t c handle ")),
+            "{found}"
+        );
+    }
+    // Not met by IPv4 packets that leave, or not hooked in.
+    for rules in [
+        "table ip6 t { chain c { type filter hook output priority 0; oifname u1 drop; } }",
+        "table ip t { chain c { type filter hook prerouting priority 0; iifname u1 drop; } }",
+        "table ip t { chain c { oifname u1 drop; } }",
+        "table ip t { flags dormant; chain c { type filter hook output priority 0; oifname u1 drop; } }",
+    ] {
+        load(&ns, &format!("flush ruleset\n{rules}"));
+        assert_eq!(difference(&read(&ns)), None, "{rules}");
+    }
+    // The masquerade of a home router, and one that names a source for each uplink.
+    let home = "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
+                ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade\n} }";
+    load(&ns, &format!("flush ruleset\n{home}"));
+    assert_eq!(difference(&read(&ns)), None);
+    let snat = "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
+                oifname u0 snat to 192.0.2.1\noifname u1 snat to 192.0.2.2\n} }";
+    load(&ns, &format!("flush ruleset\n{snat}"));
+    assert!(difference(&read(&ns)).is_some());
+}
+
+#[test]
+fn egress_hooks_are_those_of_the_device() {
+    let ns = Ns::new("egress");
+    ns.ip("link add u0 type veth peer name v0");
+    ns.ip("link add u1 type veth peer name v1");
+    let chain = |device: &str, rules: &str| {
+        format!(
+            "table netdev {device} {{ chain c {{ type filter hook egress device {device} \
+             priority 0;\n{rules}\n}} }}\n"
+        )
+    };
+    for (rules, differ) in [
+        (chain("u1", "udp dport 5555 drop"), true),
+        (chain("u1", "udp dport 5555 counter"), false),
+        (
+            chain("u0", "udp dport 1 drop") + &chain("u1", "udp dport 1 drop"),
+            false,
+        ),
+        (
+            chain("u0", "udp dport 1 drop") + &chain("u1", "udp dport 2 drop"),
+            true,
+        ),
+        (
+            "table netdev t { chain c { type filter hook egress devices = { u0, u1 } priority 0;\n\
+             udp dport 1 drop\n} }"
+                .to_owned(),
+            false,
+        ),
+    ] {
+        load(&ns, &format!("flush ruleset\n{rules}"));
+        assert_eq!(difference(&read(&ns)).is_some(), differ, "{rules}");
+    }
+}
+
+/// What a redirect asks: which rules could matter to its packets.
+#[test]
+fn rules_that_could_matter_to_some_packets_are_listed() {
+    let ns = Ns::new("effects");
+    load(
+        &ns,
+        "table inet f {\n\
+         set blocked { type ipv4_addr; flags interval; elements = { 192.0.2.0/24 } }\n\
+         chain pre { type filter hook prerouting priority -150; policy accept;\n\
+         tcp dport 22 drop\n\
+         udp dport 53 ip daddr 198.51.100.1 drop\n\
+         udp dport { 53, 123 } meta mark set 5\n\
+         meta mark 9 drop\n\
+         ip daddr @blocked drop\n\
+         iifname u1 drop\n\
+         udp dport 53 accept\n\
+         drop\n} }\n",
+    );
+    let ruleset = read(&ns);
+    let facts = Facts {
+        iif: device(0),
+        protocol: Some(17),
+        destination: Some("203.0.113.1".parse().unwrap()),
+        destination_port: Some(53),
+        mark: Some(0),
+        ..Facts::default()
+    };
+    let place = Place::new(Packets::Ipv4, Hook::Prerouting);
+    let effects = |place: &Place, facts: &Facts| -> Vec<(EffectKind, String)> {
+        let effects = ruleset.residue(place, facts).effects();
+        effects
+            .into_iter()
+            .map(|e| (e.kind, e.rule.to_string()))
+            .collect()
+    };
+    let found = effects(&place, &facts);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(found[0].0, EffectKind::Mark);
+    // A mark that was known is not after a rule that sets one.
+    assert_eq!(found[1].0, EffectKind::Drop);
+    assert!(found[1].1.contains("meta mark 9 drop"), "{found:?}");
+    let other = Facts {
+        destination: Some("192.0.2.9".parse().unwrap()),
+        ..facts.clone()
+    };
+    assert!(effects(&place, &other)
+        .iter()
+        .any(|(_, rule)| rule.contains("@blocked")));
+    assert_eq!(effects(&place.priorities(..-150), &facts), []);
+    assert_eq!(effects(&Place::new(Packets::Ipv4, Hook::Input), &facts), []);
+    // With nothing known, all of them.
+    assert_eq!(effects(&place, &Facts::default()).len(), 7);
+}
+
+/// Legacy iptables, as its own program has made it.
+#[test]
+fn legacy_tables_are_read_and_none_is_made_by_reading() {
+    let ns = Ns::new("legacy");
+    let names = |file: &str| ns.run(&format!("cat /proc/net/{file}"));
+    read(&ns);
+    assert_eq!(
+        (names("ip_tables_names"), names("ip6_tables_names")),
+        ("".into(), "".into())
+    );
+    let run = |line: &str| ns.run(line);
+    run("iptables-legacy -t mangle -N more");
+    read(&ns);
+    assert_eq!(
+        names("ip_tables_names"),
+        "mangle\n",
+        "nothing but what was there"
+    );
+    assert_eq!(names("ip6_tables_names"), "");
+    let cases: &[(&str, bool)] = &[
+        ("-o u1 -p udp --dport 5555 -j DROP", true),
+        ("-o u1 -p udp --dport 5555", false),
+        ("-o u1 -p udp --dport 5555 -j LOG", false),
+        ("-o u+ -p udp --dport 5555 -j DROP", false),
+        ("! -o u1 -p udp --dport 5555 -j DROP", true),
+        ("-o u1 -j MARK --set-mark 7", true),
+        ("-o u1 -m comment --comment x -j more", true),
+        ("-m devgroup --dst-group 1 -j DROP", true),
+        ("-m devgroup --dst-group 9 -j DROP", false),
+        ("-m addrtype --dst-type LOCAL -j DROP", false),
+        (
+            "-m addrtype --dst-type LOCAL --limit-iface-out -j DROP",
+            true,
+        ),
+        ("-m realm --realm 1 -j DROP", true),
+        (
+            "-p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu",
+            false,
+        ),
+        ("-o u1 -s 10.0.0.0/8 ! -d 192.0.2.0/24 -g more", true),
+    ];
+    run("iptables-legacy -t mangle -A more -p tcp -m conntrack --ctstate NEW -j DROP");
+    for (rule, differ) in cases {
+        let rule = format!("iptables-legacy -t mangle -A POSTROUTING {rule}");
+        run(&rule);
+        let found = difference(&read(&ns));
+        assert_eq!(found.is_some(), *differ, "{rule}: {found:?}");
+        if let Some(found) = found {
+            assert!(found.starts_with("iptables-legacy -t mangle "), "{found}");
+        }
+        run(&rule.replace(" -A ", " -D "));
+    }
+    run("iptables-legacy -t mangle -P FORWARD DROP");
+    let ruleset = read(&ns);
+    let place = Place::new(Packets::Ipv4, Hook::Forward);
+    let effects = ruleset.residue(&place, &leaving(0)).effects();
+    assert_eq!(effects[0].kind, EffectKind::Drop);
+    assert_eq!(effects[0].rule.handle, None);
+    // IPv6 has tables of its own.
+    run("ip6tables-legacy -A OUTPUT -o u1 -d fd00::/8 -p udp -m udp --sport 1:5 -j REJECT");
+    let ruleset = read(&ns);
+    assert_eq!(difference(&ruleset), None);
+    let place = Place::new(Packets::Ipv6, Hook::Output);
+    let [a, b] = [0, 1].map(|n| ruleset.residue(&place, &leaving(n)));
+    let rule = a.difference(&b).unwrap().to_string();
+    assert!(
+        rule.contains("OUTPUT, rule 1: ip6 daddr fd00::/8 oifname"),
+        "{rule}"
+    );
+}
+
+/// The same rules by iptables-nft, whose matches and targets are those of xtables.
+#[test]
+fn rules_of_iptables_nft_are_understood() {
+    let ns = Ns::new("inft");
+    for (rule, differ) in [
+        (
+            "-t filter -A FORWARD -o u1 -p udp -m multiport --dports 1,2 -j DROP",
+            true,
+        ),
+        (
+            "-t filter -A FORWARD -p udp -m multiport --dports 1,2 -j DROP",
+            false,
+        ),
+        (
+            "-t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
+            false,
+        ),
+        ("-t nat -A POSTROUTING -o u0 -j MASQUERADE", true),
+        (
+            "-t filter -A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT",
+            false,
+        ),
+    ] {
+        ns.run(&format!("iptables-nft {rule}"));
+        let found = difference(&read(&ns));
+        assert_eq!(found.is_some(), differ, "{rule}: {found:?}");
+        ns.run("nft flush ruleset");
+    }
+}
