@@ -106,7 +106,7 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     let name = file.path().to_str().unwrap();
     let said = net.client.mountain_fails(&format!("up --config {name}"));
     assert!(
-        said.contains("steer.routes[0]: not a prefix such as"),
+        said.contains("steer.routes 1: not a prefix such as"),
         "{said}"
     );
 }

@@ -79,7 +79,7 @@ fn both_protocols_and_families() {
         }
     }
     assert_eq!(net.rules(), 4);
-    assert_eq!(net.redirect("del --all"), "4 rules are deleted\n");
+    assert_eq!(net.redirect("del --all"), "deleted 4 rules\n");
     assert!(ask_tcp(&net.client, "[fd08::17]:80", "x").is_err());
     net.assert_clean();
 }

@@ -18,6 +18,7 @@ use crate::cc;
 use crate::config::Config;
 use crate::netlink::{self, Filter};
 use crate::steer::topology::{Group, Topology};
+use crate::text::count;
 
 /// Oldest kernel with tcx, the hook the steering program is attached to.
 pub(crate) const OLDEST_KERNEL: (u32, u32) = (6, 6);
@@ -326,14 +327,6 @@ fn route_command(group: &Group, topology: &Topology, options: &str) -> String {
         command += &format!(" dev {} weight {}", path.ifname, member.weight);
     }
     command
-}
-
-/// A number of things: "1 rule", "2 rules".
-pub fn count(n: usize, what: &str) -> String {
-    match n {
-        1 => format!("1 {what}"),
-        _ => format!("{n} {what}s"),
-    }
 }
 
 /// A group in words: prefixes and next hops with weights.

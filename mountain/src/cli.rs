@@ -30,6 +30,7 @@ use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::netlink::Filter;
 use crate::start;
 use crate::steer::topology::Topology;
+use crate::text::{count, prefix};
 
 /// Read when `--config` is not given and it exists.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
@@ -120,15 +121,15 @@ enum Cmd {
     Completions { shell: clap_complete::Shell },
     /// Switch the running daemon to another policy: mountain, or a baseline to compare with
     Policy {
-        /// mountain | ecmp (the kernel's own choice) | min-rtt | argmax-load
-        name: String,
+        #[arg(value_enum)]
+        name: PolicyName,
     },
 }
 
 #[derive(Args)]
 struct Up {
     /// Steer only multipath routes inside this prefix; may be given several times
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, value_name = "PREFIX", value_parser = prefix)]
     route: Vec<IpNet>,
     /// Measure, decide and explain, but attach nothing (stays in the foreground)
     #[arg(long)]
@@ -197,7 +198,7 @@ fn run(command: Cmd) -> Result<ExitCode> {
             print!("{}", String::from_utf8_lossy(&text));
         }
         Cmd::Policy { name } => {
-            PolicyName::parse(&name)?;
+            let name = name.name().to_owned();
             ask(&Request::Policy { name })?;
         }
     }
@@ -446,7 +447,7 @@ fn try_load(topology: &Topology, config: &Config) -> Result<String> {
     };
     let attached = match devices.len() {
         0 => String::new(),
-        n => format!(" and attaches to {}", check::count(n, "device")),
+        n => format!(" and attaches to {}", count(n, "device")),
     };
     Ok(format!("the steering program loads{attached}{also}"))
 }

@@ -1,6 +1,7 @@
 //! `mountain compare` and `mountain import`: arguments and printing.
 
 use std::fmt::Write;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
@@ -28,7 +29,7 @@ pub struct Compare {
 
 #[derive(Args)]
 pub struct Import {
-    /// Log of ping(8), JSON of irtt or .flent.gz; told apart by content
+    /// Log of ping(8), JSON of irtt or .flent.gz, told apart by content; `-`: standard input
     file: PathBuf,
     /// Where to write the run file [default: FILE.run.json]
     #[arg(long, short, value_name = "FILE")]
@@ -85,12 +86,26 @@ impl Compare {
 impl Import {
     pub fn run(self) -> Result<()> {
         let name = self.file.display();
-        let content = std::fs::read(&self.file).with_context(|| format!("cannot read {name}"))?;
-        let out = self.out.clone().unwrap_or_else(|| {
-            let mut out = self.file.clone().into_os_string();
-            out.push(".run.json");
-            out.into()
-        });
+        let (content, out) = match (self.file.as_os_str() == "-", &self.out) {
+            (true, None) => bail!("give --out a name: what comes from standard input has none"),
+            (true, Some(out)) => {
+                let mut content = Vec::new();
+                std::io::stdin()
+                    .read_to_end(&mut content)
+                    .context("cannot read standard input")?;
+                (content, out.clone())
+            }
+            (false, out) => {
+                let content =
+                    std::fs::read(&self.file).with_context(|| format!("cannot read {name}"))?;
+                let beside = || {
+                    let mut out = self.file.clone().into_os_string();
+                    out.push(".run.json");
+                    out.into()
+                };
+                (content, out.clone().unwrap_or_else(beside))
+            }
+        };
         let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
         if same(&self.file, &out) == Some(true) {
             bail!("{name} would be overwritten by what is read from it: give --out another name");

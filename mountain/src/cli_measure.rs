@@ -19,6 +19,7 @@ use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::Table;
 use crate::measure::{cpu, environment};
 use crate::out;
+use crate::text::{count, duration};
 
 /// Highest RTT of the live figures, µs.
 const LIVE_MAX: u64 = 60_000_000;
@@ -33,7 +34,7 @@ pub struct Ping {
     #[arg(long, short = 'c', default_value_t = 1000)]
     count: usize,
     /// Time between two probes (5ms, 1s, ...)
-    #[arg(long, short = 'i', default_value = "10ms", value_parser = humantime::parse_duration)]
+    #[arg(long, short = 'i', default_value = "10ms", value_parser = duration)]
     interval: Duration,
     /// Payload bytes of a probe
     #[arg(long, short = 's', default_value_t = 56, conflicts_with = "tcp")]
@@ -202,10 +203,10 @@ impl Ping {
             self.print_clock(outcome);
         }
         if outcome.duplicates > 0 {
-            println!("{} duplicates, not counted", outcome.duplicates);
+            println!("{}, not counted", count(outcome.duplicates, "duplicate"));
         }
         if let Some(error) = &outcome.last_error {
-            println!("{} errors, the last: {error}", outcome.errors);
+            println!("{}, the last: {error}", count(outcome.errors, "error"));
         }
         let silent = ping::silent_since(&run.samples);
         if silent >= 10 && kernel.count > 0 {
@@ -256,10 +257,10 @@ impl Ping {
 #[derive(Args)]
 pub struct Cpu {
     /// Length of an interval
-    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "1s", value_parser = duration)]
     interval: Duration,
     /// How long, without a command [default: 10s]
-    #[arg(long, value_parser = humantime::parse_duration, conflicts_with = "command")]
+    #[arg(long, value_parser = duration, conflicts_with = "command")]
     duration: Option<Duration>,
     /// Write all intervals and the circumstances to this file
     #[arg(long, short = 'o', value_name = "FILE")]

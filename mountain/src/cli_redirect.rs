@@ -19,6 +19,7 @@ use crate::redirect::bpf;
 use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
+use crate::text::count;
 
 /// Rules that `restore` could not add and says so of, each.
 const SHOWN_ERRORS: usize = 20;
@@ -93,7 +94,7 @@ struct Check {
     #[command(flatten)]
     rule: RuleArgs,
     /// Look at this one only
-    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     backend: BackendChoice,
     /// Print JSON
     #[arg(long)]
@@ -138,7 +139,7 @@ struct Add {
     #[command(flatten)]
     rule: RuleArgs,
     /// What moves the packets; auto: the fastest that is correct here
-    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     backend: BackendChoice,
     /// Print JSON
     #[arg(long)]
@@ -299,7 +300,7 @@ fn plan_text(plan: &Plan) -> String {
     };
     let fixes = match plan.fixes.len() {
         0 => String::new(),
-        n => format!(", with {n} settings changed"),
+        n => format!(", with {} changed", count(n, "setting")),
     };
     format!("possible: {target}{source}{fixes}")
 }
@@ -314,7 +315,7 @@ impl Del {
             actions::sweep()?;
             match rules.len() {
                 0 => print!("{NONE}"),
-                n => println!("{n} rules are deleted"),
+                n => println!("deleted {}", count(n, "rule")),
             }
             return Ok(());
         }
@@ -358,7 +359,7 @@ impl ConfigFile {
 fn save(file: &Path) -> Result<()> {
     let rules = actions::open(false)?.all()?;
     config::save(file, &rules)?;
-    println!("{} rules are in {}", rules.len(), file.display());
+    println!("saved {} in {}", count(rules.len(), "rule"), file.display());
     Ok(())
 }
 
@@ -368,7 +369,10 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
     let mut store = actions::open(!wanted.is_empty())?;
     let back = actions::repair(&mut store)?;
     if back > 0 {
-        println!("something had removed {back} rules: they are back");
+        println!(
+            "brought back {} that something had removed",
+            count(back, "rule")
+        );
     }
     // One that is wrong by now (a device that is gone) does not keep the others out.
     let (mut new, mut was, mut wrong) = (Vec::new(), 0, 0);
@@ -379,7 +383,7 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
             Err(e) => {
                 wrong += 1;
                 if wrong <= SHOWN_ERRORS {
-                    eprintln!("mountain: redirect[{i}] ({}): {e:#}", wanted[i].rule);
+                    eprintln!("mountain: redirect {} ({}): {e:#}", i + 1, wanted[i].rule);
                 }
             }
         }
@@ -404,7 +408,10 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
             }
         }
     }
-    println!("{added} rules added, {was} already there, {wrong} not possible");
+    println!(
+        "{} added, {was} already there, {wrong} not possible",
+        count(added, "rule")
+    );
     Ok(match wrong {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,

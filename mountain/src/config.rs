@@ -16,6 +16,7 @@ use crate::measure::probe::Target;
 use crate::redirect::config::{self as redirects, RedirectConfig};
 use crate::start::config::{self as rules, RuleConfig, StartConfig};
 use crate::steer::cost::{Band, Objective, Weights};
+use crate::text::whole_prefix;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -179,6 +180,13 @@ impl SteerConfig {
             v if (min..=max).contains(&v) => Ok(()),
             _ => Err((key, format!("{v} is not within {min}..={max}"))),
         };
+        for (key, nets) in [
+            ("routes", &self.routes),
+            ("movable_sources", &self.movable_sources),
+        ] {
+            let whole = nets.iter().try_for_each(whole_prefix);
+            whole.map_err(|text| (key, text))?;
+        }
         float("jitter_weight", self.jitter_weight.unwrap_or(0.0), 0.0, 1.0)?;
         float(
             "loss_weight_us",
@@ -339,8 +347,8 @@ pub enum ConfigError {
         file: PathBuf,
         source: std::io::Error,
     },
-    /// `key` is the dotted name, e.g. `steer.window_s` or `path[1].dev`; empty when the file is
-    /// not even TOML and the line names none.
+    /// `key` is the dotted name, e.g. `steer.window_s`, or `path 2: dev` for the second `[[path]]`;
+    /// empty when the file is not even TOML and the line names none.
     #[error("{}:{line}: {}{message}", file.display(), prefix(key))]
     Bad {
         file: PathBuf,
@@ -463,7 +471,7 @@ enum Table {
 fn locate(text: &str, table: Table, key: &str) -> (usize, String) {
     let name = match table {
         Table::Named(table) => format!("{table}.{key}"),
-        Table::Nth(array, i) => format!("{array}[{i}].{key}"),
+        Table::Nth(array, i) => format!("{array} {}: {key}", i + 1),
     };
     let mut offset = 0;
     if let Ok(root) = DeTable::parse(text) {
@@ -510,7 +518,11 @@ fn key_at(text: &str, offset: usize) -> String {
 
 /// Appends the parts of the dotted name of the key at `offset` to `name`.
 fn descend(table: &DeTable, offset: usize, name: &mut Vec<String>) {
-    let dot = if name.is_empty() { "" } else { "." };
+    let dot = match name.last() {
+        None => "",
+        Some(last) if last.ends_with(|c: char| c.is_ascii_digit()) => ": ",
+        Some(_) => ".",
+    };
     for (key, value) in table.iter() {
         if key.span().contains(&offset) && !matches!(value.get_ref(), DeValue::Table(_)) {
             name.push(format!("{dot}{}", key.get_ref()));
@@ -532,7 +544,7 @@ fn descend(table: &DeTable, offset: usize, name: &mut Vec<String>) {
             DeValue::Array(items) => {
                 let mark = name.len();
                 for (i, item) in items.iter().enumerate() {
-                    name.push(format!("{dot}{}[{i}]", key.get_ref()));
+                    name.push(format!("{dot}{} {}", key.get_ref(), i + 1));
                     if let DeValue::Table(inner) = item.get_ref() {
                         descend(inner, offset, name);
                     }

@@ -24,4 +24,5 @@ pub mod redirect;
 pub mod report;
 pub mod start;
 pub mod steer;
+pub mod text;
 pub mod whole;

@@ -117,7 +117,7 @@ fn rules_are_saved_and_restored() {
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
     net.redirect("add --proto tcp --from [fd08::17]:1 --to [fd01::2]:2 --dev rc --snat always");
     let said = net.redirect(&format!("save {config}"));
-    assert!(said.starts_with("2 rules are in "), "{said}");
+    assert!(said.starts_with("saved 2 rules in "), "{said}");
     let before = net.json("list");
     let text = fs::read_to_string(&file).unwrap();
     assert!(
@@ -143,7 +143,7 @@ fn rules_are_saved_and_restored() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
         error.contains(
-            "redirect[1] (tcp [fd08::17]:1 => [fd01::2]:2 in by gone0): there is no device gone0"
+            "redirect 2 (tcp [fd08::17]:1 => [fd01::2]:2 in by gone0): there is no device gone0"
         ),
         "{error}"
     );
@@ -156,7 +156,7 @@ fn rules_are_saved_and_restored() {
     )
     .unwrap();
     let error = net.refuses(&format!("restore {config}"));
-    assert!(error.contains("m.toml:1: redirect[0]"), "{error}");
+    assert!(error.contains("m.toml:1: redirect 1"), "{error}");
     assert!(error.contains("missing field `to`"), "{error}");
     let error = net.refuses(&format!("save {config}"));
     assert!(error.contains("missing field `to`"), "{error}");
@@ -177,7 +177,7 @@ fn what_something_else_removed_is_said_and_comes_back() {
     assert!(text.contains("NOT IN FORCE"), "{text}");
     let said = net.redirect(&restore);
     assert!(
-        said.contains("had removed 1 rules: they are back"),
+        said.contains("brought back 1 rule that something had removed"),
         "{said}"
     );
     assert_answers(&socket, "10.0.8.17:8080", "server");

@@ -1,12 +1,13 @@
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
-use super::{count, devices, rp_filter_key, sysctl, Report};
+use super::{devices, rp_filter_key, sysctl, Report};
 use crate::bpf::start::cgroup_root;
 use crate::daemon::translated::forwards;
 use crate::netlink;
 use crate::start::config::{Forward, StartConfig};
 use crate::start::preview;
 use crate::steer::topology::Topology;
+use crate::text::count;
 
 pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConfig, up: &str) {
     if !topology.starts() {

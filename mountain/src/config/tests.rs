@@ -125,7 +125,7 @@ fn errors_name_file_line_and_key() {
         ),
         (
             "[steer]\nroutes = [\"10.0.0.0/40\"]\n",
-            "/etc/mountain.toml:2: steer.routes[0]: ",
+            "/etc/mountain.toml:2: steer.routes 1: ",
             "",
         ),
         ("[steer]\nwindow_s 3\n", "/etc/mountain.toml:2: ", ""),
@@ -136,48 +136,48 @@ fn errors_name_file_line_and_key() {
         ),
         (
             "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"b\"\nspeed = 1\n",
-            "/etc/mountain.toml:5: path[1].speed: ",
+            "/etc/mountain.toml:5: path 2: speed: ",
             "unknown field",
         ),
         (
             "[[path]]\ndev = \"a\"\ncapacity_mbit = 0\n",
-            "/etc/mountain.toml:3: path[0].capacity_mbit: ",
+            "/etc/mountain.toml:3: path 1: capacity_mbit: ",
             "not within",
         ),
         (
             "[[path]]\ndev = \"a\"\nprobe_target = \"here\"\n",
-            "/etc/mountain.toml:3: path[0].probe_target: ",
+            "/etc/mountain.toml:3: path 1: probe_target: ",
             "neither",
         ),
         (
             "[[path]]\nname = \"a\"\n",
-            "/etc/mountain.toml:1: path[0]",
+            "/etc/mountain.toml:1: path 1",
             "missing field `dev`",
         ),
         (
             "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"a\"\n",
-            "/etc/mountain.toml:4: path[1].dev: ",
+            "/etc/mountain.toml:4: path 2: dev: ",
             "second table",
         ),
         (
             "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:0\"\nto = \"192.0.2.2:1\"\n",
-            "/etc/mountain.toml:3: redirect[0].from: ",
+            "/etc/mountain.toml:3: redirect 1: from: ",
             "0 is no port",
         ),
         (
             "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1\"\nto = \"192.0.2.2:1\"\n",
-            "/etc/mountain.toml:3: redirect[0].from: ",
+            "/etc/mountain.toml:3: redirect 1: from: ",
             "socket address",
         ),
         (
             "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:1\"\nto = \"192.0.2.2:1\"\n\
              backend = \"fast\"\n",
-            "/etc/mountain.toml:5: redirect[0].backend: ",
+            "/etc/mountain.toml:5: redirect 1: backend: ",
             "is no backend",
         ),
         (
             "[[path]]\ndev = \"a name too long for one\"\n",
-            "/etc/mountain.toml:2: path[0].dev: ",
+            "/etc/mountain.toml:2: path 1: dev: ",
             "no device name",
         ),
     ] {

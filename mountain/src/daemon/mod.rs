@@ -68,15 +68,15 @@ pub struct Options {
 }
 
 /// Who decides, as `mountain policy` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PolicyName {
-    /// The steadiest path (the product).
+    /// The steadiest path: what `mountain up` begins with
     Mountain,
-    /// Baseline: the kernel's own choice.
+    /// For comparison: the kernel's own choice by hash
     Ecmp,
-    /// Baseline: the path with the lowest median RTT.
+    /// For comparison: the path with the lowest median RTT
     MinRtt,
-    /// Baseline: the originally published rule.
+    /// For comparison: the rule that was published first
     ArgmaxLoad,
 }
 

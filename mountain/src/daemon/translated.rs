@@ -139,7 +139,7 @@ fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<b
     Ok(match netlink::way_back(source)? {
         WayBack::Host => true,
         WayBack::Device(ifindex) => !devices.contains(&ifindex),
-        WayBack::Nowhere => false,
+        WayBack::Nowhere | WayBack::Broadcast => false,
     })
 }
 

@@ -111,6 +111,8 @@ pub enum WayBack {
     Host,
     /// Out by the device of this index.
     Device(u32),
+    /// To all hosts of a subnet that this host is in.
+    Broadcast,
     /// There is no route, or one that drops.
     Nowhere,
 }

@@ -371,6 +371,7 @@ pub(super) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super
     const RTA_DST: u16 = 1;
     const RTA_OIF: u16 = 4;
     const LOCAL: u8 = 2;
+    const BROADCAST: u8 = 3;
 
     // struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope, type,
     // flags (4)
@@ -395,6 +396,7 @@ pub(super) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super
     let device = Attributes::after(&answer, 12).u32(RTA_OIF);
     Ok(match (answer.get(7), device) {
         (Some(&LOCAL), _) => super::WayBack::Host,
+        (Some(&BROADCAST), _) => super::WayBack::Broadcast,
         (Some(&UNICAST), Some(ifindex)) => super::WayBack::Device(ifindex),
         _ => super::WayBack::Nowhere,
     })

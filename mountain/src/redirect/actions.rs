@@ -77,7 +77,7 @@ pub fn open(to_add: bool) -> Result<Store> {
 /// What is wrong with it.
 pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::rule(rule)?;
-    validate::device_exists(rule)?;
+    validate::here(rule)?;
     let store = open(false)?;
     validate::among(rule, &store)?;
     let seen = &mut Seen::default();
@@ -92,7 +92,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
     let mut plan = |one: &Wanted| {
         let rule = &one.rule;
         validate::rule(rule)?;
-        validate::device_exists(rule)?;
+        validate::here(rule)?;
         new.fits(rule)?;
         if let Fits::Same(installed) = validate::among(rule, store)? {
             ensure!(

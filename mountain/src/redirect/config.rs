@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::builder::PossibleValue;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use toml_edit::{ArrayOfTables, DocumentMut, Item};
 
@@ -26,7 +28,7 @@ pub struct RedirectConfig {
     /// Only what comes in by this device. Default: whatever device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dev: Option<String>,
-    /// `nft`, `tcx`, `tcx-peer`, `xdp`, `xdp-redirect`, or `auto`. Default `auto`.
+    /// `nft`, `tcx`, `tcx-peer`, `xdp`, `xdp-redirect`, `module`, or `auto`. Default `auto`.
     #[serde(default, skip_serializing_if = "BackendChoice::is_auto")]
     pub backend: BackendChoice,
     /// `auto`, `always` or `never`. Default `auto`.
@@ -55,18 +57,25 @@ impl BackendChoice {
     }
 }
 
-impl std::str::FromStr for BackendChoice {
-    type Err = String;
+impl ValueEnum for BackendChoice {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [BackendChoice; 1 + Backend::ALL.len()] = {
+            let mut all = [BackendChoice(None); 1 + Backend::ALL.len()];
+            let mut i = 0;
+            while i < Backend::ALL.len() {
+                all[1 + i] = BackendChoice(Some(Backend::ALL[i]));
+                i += 1;
+            }
+            all
+        };
+        &ALL
+    }
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "auto" {
-            return Ok(Self(None));
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self.0 {
+            None => Some(PossibleValue::new("auto")),
+            Some(backend) => backend.to_possible_value(),
         }
-        <Backend as clap::ValueEnum>::from_str(text, false)
-            .map(|backend| Self(Some(backend)))
-            .map_err(|_| {
-                format!("{text:?} is no backend: auto, nft, tcx, tcx-peer, xdp or xdp-redirect")
-            })
     }
 }
 
@@ -74,7 +83,13 @@ impl TryFrom<String> for BackendChoice {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
+        <Self as ValueEnum>::from_str(&text, false).map_err(|_| {
+            let names = Self::value_variants()
+                .iter()
+                .map(|&choice| String::from(choice));
+            let names: Vec<String> = names.collect();
+            format!("{text:?} is no backend; known are {}", names.join(", "))
+        })
     }
 }
 
@@ -130,7 +145,7 @@ pub fn check(all: &[RedirectConfig]) -> Result<(), (usize, String)> {
         validate::rule(&rule)
             .and_then(|()| known.fits(&rule))
             .map_err(|e| (i, e.to_string()))?;
-        known.insert(format!("redirect[{i}]"), &rule);
+        known.insert(format!("redirect {}", i + 1), &rule);
     }
     Ok(())
 }

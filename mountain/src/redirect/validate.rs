@@ -7,6 +7,7 @@ use anyhow::{bail, ensure, Result};
 
 use super::store::Store;
 use super::{Installed, Proto, Rule};
+use crate::netlink::{way_back, WayBack};
 
 /// What would not work on any host.
 ///
@@ -91,11 +92,20 @@ fn device(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether the device of a rule is there now.
+/// What would not work on this host as it is now: a device that is not there, an address that stands
+/// for a whole subnet.
 ///
 /// # Errors
-/// That it is not.
-pub fn device_exists(rule: &Rule) -> Result<()> {
+/// Which it is.
+pub fn here(rule: &Rule) -> Result<()> {
+    for (option, at) in [("--from", rule.from), ("--to", rule.to)] {
+        ensure!(
+            !matches!(way_back(at.ip()), Ok(WayBack::Broadcast)),
+            "{option} {at}: {} is the broadcast address of a subnet of this host, and broadcasts \
+             cannot be redirected",
+            at.ip()
+        );
+    }
     let Some(name) = &rule.dev else { return Ok(()) };
     ensure!(
         nix::net::if_::if_nametoindex(name.as_str()).is_ok(),
@@ -298,7 +308,7 @@ mod tests {
         let error = rule(&on("lo", udp("127.0.0.1:80", "127.0.0.2:80"))).unwrap_err();
         assert!(error.to_string().contains("leave --dev out"), "{error}");
         let gone = on("nosuch0", udp("192.0.2.1:80", "192.0.2.2:80"));
-        let error = device_exists(&gone).unwrap_err().to_string();
+        let error = here(&gone).unwrap_err().to_string();
         assert!(error.contains("there is no device nosuch0"), "{error}");
     }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bpf::start::MAX_RULES;
 use crate::steer::start::MarkMask;
+use crate::text::whole_prefix;
 
 /// `[start]`: new flows, where uplinks have addresses of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -244,7 +245,7 @@ impl Match {
         if let Some(dscp) = self.dscp.filter(|dscp| *dscp > 63) {
             return Err(format!("dscp {dscp} is not within 0..=63"));
         }
-        Ok(())
+        self.prefix.iter().try_for_each(whole_prefix)
     }
 }
 
@@ -320,11 +321,15 @@ mod tests {
             ),
             (
                 "match = { ports = 70000 }\nuse = \"bulk\"",
-                "m.toml:2: rule[0].match: ports end",
+                "m.toml:2: rule 1: match: ports end",
             ),
             (
                 "match = { proto = \"tpc\" }\nuse = \"bulk\"",
                 "is no protocol",
+            ),
+            (
+                "match = { prefix = \"10.0.0.1/8\" }\nuse = \"bulk\"",
+                "rule 1: match: 10.0.0.1/8 has bits set beyond its length",
             ),
             ("match = { dscp = 64 }\nuse = \"bulk\"", "0..=63"),
             (
@@ -359,7 +364,7 @@ mod tests {
         }
         let many = "[[rule]]\nmatch = {}\nuse = \"bulk\"\n".repeat(65);
         let error = parse(&many).unwrap_err();
-        assert!(error.contains("rule[64].match: at most 64"), "{error}");
+        assert!(error.contains("rule 65: match: at most 64"), "{error}");
     }
 
     #[test]

@@ -176,6 +176,84 @@ fn a_check_reads_the_configuration_as_up_would() {
 }
 
 #[test]
+fn what_stands_for_more_than_it_says_is_refused() {
+    let net = Net::new();
+    for (from, to) in [
+        ("10.30.0.255:80", "10.98.1.1:80"),
+        ("10.30.0.1:80", "10.30.1.255:80"),
+    ] {
+        let rule = format!("--proto udp --from {from} --to {to}");
+        for command in ["redirect add", "redirect check"] {
+            let said = net.client.mountain_fails(&format!("{command} {rule}"));
+            assert!(said.contains("is the broadcast address"), "{said}");
+        }
+    }
+    for command in ["up --route 10.98.1.1/16", "cc enable --route 10.98.1.1/16"] {
+        let said = net.client.mountain_fails(command);
+        assert!(said.contains("write 10.98.0.0/16"), "{command}: {said}");
+    }
+}
+
+#[test]
+fn times_are_seconds_as_for_ping_and_dash_is_standard_input() {
+    let net = Net::new();
+    net.client.mountain_ok("ping -c 3 -i 0.02 10.30.0.2");
+    net.client.mountain_ok("cpu --interval 0.1 --duration 0.2");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run.json");
+    let log = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/ping-losses.log"
+    );
+    let mut import = std::process::Command::new(MOUNTAIN);
+    import.args(["import", "-", "--out"]).arg(&out);
+    import.stdin(std::fs::File::open(log).unwrap());
+    assert!(import.status().unwrap().success());
+    assert!(out.exists());
+}
+
+#[test]
+fn values_that_can_be_chosen_are_listed() {
+    let said = |args: &[&str]| {
+        let output = std::process::Command::new(MOUNTAIN)
+            .args(args)
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let help = [
+        said(&["policy", "--help"]),
+        said(&["redirect", "add", "--help"]),
+        said(&["redirect", "check", "--help"]),
+        said(&["completions", "bash"]),
+    ];
+    let values = [
+        &["min-rtt", "argmax-load"][..],
+        &["xdp-redirect", "module"],
+        &["module"],
+        &["module", "min-rtt"],
+    ];
+    for (text, values) in help.iter().zip(values) {
+        for value in values {
+            assert!(text.contains(value), "{value}: {text}");
+        }
+    }
+    let wrong = said(&[
+        "redirect",
+        "check",
+        "--proto",
+        "udp",
+        "--from",
+        "192.0.2.1:1",
+        "--to",
+        "192.0.2.2:1",
+        "--backend",
+        "x",
+    ]);
+    assert!(wrong.contains("module"), "{wrong}");
+}
+
+#[test]
 fn a_daemon_that_waits_for_a_route_says_so() {
     let ns = Ns::new("c");
     ns.mountain_ok("up --wait");

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Words that users write and read: counts, prefixes, times.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+/// A number of things: "1 rule", "2 rules".
+pub fn count(n: impl Display, what: &str) -> String {
+    let n = n.to_string();
+    let s = if n == "1" { "" } else { "s" };
+    format!("{n} {what}{s}")
+}
+
+/// Parses a prefix, or an address that stands for itself alone.
+///
+/// # Errors
+/// What is wrong with the text and what to write instead.
+pub fn prefix(text: &str) -> Result<IpNet, String> {
+    let parsed: Result<IpNet, _> = text.parse();
+    let net = parsed.or_else(|e| text.parse::<IpAddr>().map(IpNet::from).map_err(|_| e));
+    let net = net.map_err(|_| format!("{text:?} is no prefix such as 192.0.2.0/24"))?;
+    whole_prefix(&net)?;
+    Ok(net)
+}
+
+/// Whether no bit is set beyond the prefix length: 10.0.0.1/8 may be meant as /32 or as 10.0.0.0/8.
+///
+/// # Errors
+/// What to write instead.
+pub fn whole_prefix(net: &IpNet) -> Result<(), String> {
+    match net.trunc() {
+        whole if whole == *net => Ok(()),
+        whole => Err(format!(
+            "{net} has bits set beyond its length: write {whole}, or {}/{}",
+            net.addr(),
+            net.max_prefix_len()
+        )),
+    }
+}
+
+/// Parses a time: seconds as ping(8) takes them ("0.2"), or with units ("200ms", "1m 30s").
+///
+/// # Errors
+/// What is wrong with the text.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|_| format!("{text} s is no time that can be waited for")),
+        Err(_) => humantime::parse_duration(text)
+            .map_err(|e| format!("{e}: write seconds (0.2) or a number with a unit (200ms)")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thing_and_several() {
+        assert_eq!(
+            (count(1, "rule"), count(0, "rule")),
+            ("1 rule".into(), "0 rules".into())
+        );
+    }
+
+    #[test]
+    fn a_prefix_with_bits_beyond_its_length_is_refused() {
+        assert_eq!(prefix("192.0.2.7").unwrap().to_string(), "192.0.2.7/32");
+        assert_eq!(
+            prefix("2001:db8::/32").unwrap().to_string(),
+            "2001:db8::/32"
+        );
+        let error = prefix("10.0.0.1/8").unwrap_err();
+        assert!(
+            error.contains("write 10.0.0.0/8, or 10.0.0.1/32"),
+            "{error}"
+        );
+        assert!(prefix("10.0.0/8")
+            .unwrap_err()
+            .contains("no prefix such as"));
+    }
+
+    #[test]
+    fn seconds_need_no_unit() {
+        assert_eq!(duration("0.2").unwrap(), Duration::from_millis(200));
+        assert_eq!(duration("2").unwrap(), Duration::from_secs(2));
+        assert_eq!(duration("10ms").unwrap(), Duration::from_millis(10));
+        for bad in ["-1", "nan", "1e30", "5 parsecs", ""] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}
