@@ -12,6 +12,15 @@ export PATH
 # rustup's stand-ins must not start a download just because they are asked for their version.
 export RUSTUP_AUTO_INSTALL=0
 
+# Every script that sources this answers --help with its own leading comment.
+usage() { sed -n '2,/^[^#]/ { /SPDX-License/d; /^#\( \|$\)/ s/^# \{0,1\}//p; }' "$0"; }
+case ${1:-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+esac
+
 say() { printf '%s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
