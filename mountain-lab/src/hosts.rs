@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
+use mountain::measure::ping::{self, Pinger};
 
 use crate::emulator::{LinkConfig, Port};
 use crate::netns::Netns;
@@ -443,13 +444,20 @@ impl Hosts {
     }
 
     /// Sends one ping and says whether it was answered within a second.
-    pub fn ping(&self, ns: &Netns, device: &str, to: IpAddr) -> bool {
-        let to = to.to_string();
-        ns.run(
-            "ping",
-            ["-n", "-q", "-c", "1", "-W", "1", "-I", device, &to],
-        )
-        .is_ok()
+    ///
+    /// # Errors
+    /// When it could not be sent, which says more than a missing answer.
+    pub fn ping(&self, ns: &Netns, device: &str, to: IpAddr) -> Result<bool> {
+        let options = ping::Options {
+            target: to.to_string(),
+            count: 1,
+            interval: Duration::from_secs(1),
+            size: 56,
+            device: Some(device.to_owned()),
+            ..ping::Options::default()
+        };
+        let outcome = ns.enter(|| Pinger::new(options)?.run(|_, _| ()))?;
+        Ok(outcome.run.samples.rtt_us.iter().any(Option::is_some))
     }
 
     /// Waits until every path answers; fails with the name of the one that does not.
@@ -460,14 +468,14 @@ impl Hosts {
             } else {
                 format!("u{i}")
             };
-            let ok = (0..5).any(|_| {
-                let ok = self.ping(self.steering(), &device, self.gateway(i));
-                if !ok {
-                    std::thread::sleep(Duration::from_millis(100));
-                }
-                ok
-            });
-            anyhow::ensure!(ok, "emulated path {device} does not answer a ping");
+            let mut tries = 0..5;
+            while !self.ping(self.steering(), &device, self.gateway(i))? {
+                anyhow::ensure!(
+                    tries.next().is_some(),
+                    "emulated path {device} does not answer a ping"
+                );
+                std::thread::sleep(Duration::from_millis(100));
+            }
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{bail, ensure, Context, Result};
+use mountain::host::program;
 
 /// All namespaces of the lab start with this: `mtl-<pid>-<n>-<role>`.
 pub const PREFIX: &str = "mtl-";
@@ -74,6 +75,8 @@ impl Netns {
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
     {
+        // nsenter would only say that there is no such file.
+        program::find(program)?;
         let mut command = self.command(program);
         command.args(args);
         output(command)
@@ -138,10 +141,11 @@ where
 
 fn output(mut command: Command) -> Result<String> {
     let shown = format!("{command:?}").replace('"', "");
+    program::find(command.get_program())?;
     let out = command
         .stdin(Stdio::null())
         .output()
-        .with_context(|| format!("cannot start {shown}: is the program installed?"))?;
+        .with_context(|| format!("cannot start {shown}"))?;
     if !out.status.success() {
         bail!(
             "{shown}: {}: {}",

@@ -476,16 +476,33 @@ impl Scenario {
     }
 }
 
-/// Where scenarios are looked for: $MOUNTAIN_SCENARIOS, the source tree's, and the installed ones.
+/// The scenario folders, first match first: `$MOUNTAIN_SCENARIOS`, and those that belong to this
+/// executable.
 fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::env::var_os("MOUNTAIN_SCENARIOS")
         .map(PathBuf::from)
         .into_iter()
         .collect();
-    folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios"));
-    folders.push("/usr/share/mountain/scenarios".into());
+    if let Ok(exe) = std::env::current_exe() {
+        folders.extend(folders_of(&exe));
+    }
     folders.retain(|f| f.is_dir());
     folders
+}
+
+/// PREFIX/share/mountain/scenarios of a program in PREFIX/bin, and the source tree's of one in its
+/// target folder.
+fn folders_of(exe: &Path) -> Vec<PathBuf> {
+    let installed = exe.ancestors().nth(2).map(|prefix| {
+        let share = Path::new("share/mountain/scenarios");
+        prefix.join(share)
+    });
+    let built = exe
+        .ancestors()
+        .find(|folder| folder.file_name().is_some_and(|name| name == "target"))
+        .and_then(Path::parent)
+        .map(|root| root.join("mountain-lab/scenarios"));
+    installed.into_iter().chain(built).collect()
 }
 
 fn line_and_message(text: &str, error: &toml::de::Error) -> String {
@@ -596,6 +613,25 @@ kind = "game"
         assert!(e.starts_with("my.toml:3: seconds: "), "{e}");
         let e = error("name = \"x\"\nseconds = = 3\n");
         assert!(e.starts_with("my.toml:2: "), "{e}");
+    }
+
+    #[test]
+    fn scenarios_are_found_from_the_programs_place() {
+        let folders = |exe: &str| folders_of(Path::new(exe));
+        let has = |exe: &str, folder: &str| folders(exe).contains(&PathBuf::from(folder));
+        assert!(has(
+            "/usr/bin/mountain-lab",
+            "/usr/share/mountain/scenarios"
+        ));
+        assert!(has(
+            "/opt/m/bin/mountain-lab",
+            "/opt/m/share/mountain/scenarios"
+        ));
+        assert!(has(
+            "/src/target/release/mountain-lab",
+            "/src/mountain-lab/scenarios"
+        ));
+        assert_eq!(folders("/usr/bin/mountain-lab").len(), 1);
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod cli_redirect;
 mod cli_report;
 pub mod config;
 pub mod daemon;
+pub mod host;
 pub mod measure;
 pub mod netlink;
 pub mod redirect;

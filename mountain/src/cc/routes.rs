@@ -9,6 +9,8 @@ use anyhow::{bail, ensure, Context, Result};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::host::program;
+
 use super::scope::{namespaces, this_namespace, within, State};
 
 /// A route that was given the congestion control.
@@ -35,11 +37,11 @@ fn ip(family: IpNet, arguments: &[&str]) -> Result<String> {
         IpNet::V4(_) => "-4",
         IpNet::V6(_) => "-6",
     };
-    let out = Command::new("ip")
+    let out = Command::new(program::find("ip")?)
         .args([flag, "route"])
         .args(arguments)
         .output()
-        .context("cannot start ip: install iproute2")?;
+        .context("cannot start ip")?;
     ensure!(
         out.status.success(),
         "ip route {}: {}",

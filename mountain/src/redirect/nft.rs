@@ -17,6 +17,7 @@ use anyhow::{bail, Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{Installed, Proto, Snat, Stats, Traffic};
+use crate::host::program::Missing;
 use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
 
 /// Name of the table, of family `inet`.
@@ -255,9 +256,7 @@ pub(crate) fn nft(file: &[u8]) -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => anyhow::anyhow!(
-                "the program nft is not there: install it (Debian: apt install nftables)"
-            ),
+            io::ErrorKind::NotFound => Missing::new("nft").into(),
             _ => anyhow::anyhow!("cannot run nft: {e}"),
         })?;
     // nft reads all of it before it says anything.

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Other programs that Mountain starts: a missing one is named, with the package that has it.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Programs and their Debian packages, where the names differ.
+const PACKAGES: [(&str, &str); 9] = [
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("nft", "nftables"),
+    ("ping", "iputils-ping"),
+    ("nsenter", "util-linux"),
+    ("unshare", "util-linux"),
+    ("taskset", "util-linux"),
+    ("sysctl", "procps"),
+    ("modprobe", "kmod"),
+];
+
+/// A program is in none of the folders of `$PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    program: String,
+}
+
+impl Missing {
+    /// The error for `program`, once starting it has failed with "not found".
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        let program = Path::new(program.as_ref());
+        let name = program.file_name().unwrap_or(program.as_os_str());
+        Missing {
+            program: name.to_string_lossy().into_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let program = &self.program;
+        let package = PACKAGES
+            .iter()
+            .find(|(name, _)| name == program)
+            .map_or(program.as_str(), |(_, package)| package);
+        write!(
+            f,
+            "{program} is not installed: run \"apt install {package}\" (on Debian), \
+             or \"sudo scripts/setup\" in the source tree"
+        )
+    }
+}
+
+impl std::error::Error for Missing {}
+
+/// Where a program is: itself if its name has a slash, else in the first folder of `$PATH` that
+/// has an executable file of that name.
+///
+/// # Errors
+/// [`Missing`] if there is none.
+pub fn find(program: impl AsRef<OsStr>) -> Result<PathBuf, Missing> {
+    find_in(program.as_ref(), env::var_os("PATH").as_deref())
+}
+
+fn find_in(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Missing> {
+    let runs = |file: &Path| {
+        file.metadata()
+            .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    let direct = Path::new(program);
+    if direct.components().count() > 1 {
+        return match runs(direct) {
+            true => Ok(direct.to_owned()),
+            false => Err(Missing::new(program)),
+        };
+    }
+    path.into_iter()
+        .flat_map(env::split_paths)
+        .map(|folder| folder.join(program))
+        .find(|file| runs(file))
+        .ok_or_else(|| Missing::new(program))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_is_named_with_its_package() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ping");
+        let path = folder.path().as_os_str();
+        let missing = find_in(OsStr::new("ping"), Some(path)).unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            "ping is not installed: run \"apt install iputils-ping\" (on Debian), \
+             or \"sudo scripts/setup\" in the source tree"
+        );
+        // A file that cannot be executed is no program.
+        std::fs::write(&file, "").unwrap();
+        assert!(find_in(OsStr::new("ping"), Some(path)).is_err());
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(find_in(OsStr::new("ping"), Some(path)).unwrap(), file);
+        assert_eq!(find_in(file.as_os_str(), None).unwrap(), file);
+        assert!(Missing::new("/usr/sbin/irtt")
+            .to_string()
+            .starts_with("irtt is not installed: run \"apt install irtt\""));
+    }
+}
