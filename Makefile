@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 # Everything a user or a contributor runs, one line each: `make help`.
 # The recipes are scripts/*; this file only says what comes before what.
 

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* brake.h and settle.h for user space: the tests call what the kernel runs. */
 #include <linux/types.h>
 

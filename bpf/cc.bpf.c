@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * cc: TCP congestion control that brakes when the bandwidth under a flow drops.
  *
@@ -44,7 +44,7 @@
 #include "brake.h"
 #include "settle.h"
 
-char LICENSE[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define SOL_TCP		6
 #define TCP_CONGESTION	13

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Which group of paths a destination belongs to: the longest prefix decides, and a more specific
  * route that is no group's stands in the tries as "not ours".

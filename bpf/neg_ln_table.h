@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Generated from mountain/src/steer/rendezvous.rs, which describes the algorithm.
  * neg_ln_table[i] = (1 - log2(1 + i/256)) * 2^26, rounded to nearest.
  */

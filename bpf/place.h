@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Where a flow starts: the first rule of the user's that matches it says which paths it may have, else
  * the verdict about its group does; rendezvous hashing takes one of them. Included by start.bpf.c behind

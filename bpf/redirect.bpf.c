@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * redirect: UDP and TCP traffic to one address:port goes to another one, both directions rewritten.
  *
@@ -56,7 +56,7 @@
 
 _Static_assert(sizeof(struct mtn_rd_flow4) == 64, "a flow of IPv4 is one cache line");
 
-char LICENSE[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define AF_INET		2
 #define AF_INET6	10

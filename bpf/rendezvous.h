@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Weighted rendezvous hashing; bit for bit what mountain/src/steer/rendezvous.rs describes, where
  * the algorithm and its sources are written down.

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * ip rules that look up another table than a group's. What they select was not routed by the
  * group's route, so it is left alone. Compared as net/core/fib_rules.c compares them.

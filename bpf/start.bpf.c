@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * start: choose the uplink of a new flow, where it cannot be changed later.
  *
@@ -97,7 +97,7 @@ struct inet_sock {
 
 extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
 
-char LICENSE[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 struct mtn_start_config config;
 struct mtn_start_path paths[MTN_MAX_PATHS];

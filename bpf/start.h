@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What the program that places new flows shares with user space; its Rust twin is
  * mountain/src/bpf/start.rs. Paths, groups and masks are those of intf.h.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * steer: keep each flow on the steadiest of the paths that the routing table offers.
  *
@@ -76,7 +76,7 @@ struct bpf_iter_num {
 #include "fragments.h"
 #include "dest.h"
 
-char LICENSE[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 struct mtn_config config;
 struct mtn_path paths[MTN_MAX_PATHS];

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The members of the kernel's TCP structures that cc.bpf.c uses. Their offsets and sizes are found
  * when the program is loaded (CO-RE), so one object fits kernels whose structures differ.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 # shellcheck shell=sh
 # Part of `packaging/install --remove` and of the Debian package's prerm.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 # Shared by the scripts beside it; meant to be sourced, after `set -euo pipefail`.
 #
 # The one idea here is the *builder*: `sudo make demo` inside somebody's checkout must not leave a
@@ -126,4 +127,16 @@ run_rust_here() {
 need_rust() {
     find_rust || die "no Rust $(rust_wanted) or newer${RUST_FOUND:+ (found: $RUST_FOUND)};" \
         "\`sudo scripts/setup\` installs one"
+}
+
+# find_deny: prints the path of cargo-deny, which `scripts/setup --test` unpacks if it is not there.
+find_deny() {
+    local candidate
+    for candidate in "$(command -v cargo-deny || true)" "$BUILDER_HOME/.cargo/bin/cargo-deny" \
+        "$ROOT/target/tools/cargo-deny/bin/cargo-deny"; do
+        [[ -x $candidate ]] || continue
+        printf '%s\n' "$candidate"
+        return 0
+    done
+    return 1
 }

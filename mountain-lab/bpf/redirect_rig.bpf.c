@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The small programs of `mountain-lab redirect`: a generator of packets, sinks that count what
  * arrives, and the least that moves a packet from one device to another.
@@ -184,4 +184,4 @@ int tc_bare_peer(struct __sk_buff *skb)
 	return bpf_redirect_peer(bare_ifindex, 0);
 }
 
-char _license[] SEC("license") = "GPL";
+char _license[] SEC("license") = "Dual BSD/GPL";

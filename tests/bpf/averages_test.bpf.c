@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * bpf/averages.h alone, driven by a clock that the test makes up: tests/bpf_averages.rs runs the
  * shared vectors through it.
@@ -16,7 +16,7 @@ struct bpf_iter_num {
 #include "../../bpf/intf.h"
 #include "../../bpf/averages.h"
 
-char LICENSE[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 struct step {
 	__u64 now_ns;

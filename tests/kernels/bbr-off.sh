@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
 # The series' BBR with delta 0 beside the unpatched kernel's, by the module bbr_off. Run by tests/kernels/bbr-off.
 # mode: virtual
 # netns: init

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
 # `mountain-lab cc` on the patched kernel. Run by tests/kernels/bench-cc, which says with which options.
 # mode: virtual
 # netns: init

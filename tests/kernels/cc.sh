@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
 # What loads BPF programs, on a kernel that is not ours: `mountain cc` end to end, every redirect backend, the
 # steering and the choice of uplinks for new flows. Run by tests/kernels/run.
 # mode: smp

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
 # `mountain-lab claims` on the patched kernel. Run by tests/kernels/claims, which says which ones.
 # mode: virtual
 # netns: init

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * A TCP connection with a congestion control of one's own, for cc.sh:
  *

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 # Sourced by claims, bench-cc and bbr-off: runs something in QEMU (kernel/scripts/vm), on the patched kernel.
 # shellcheck shell=bash
 # shellcheck source=kernel/scripts/lib.sh
@@ -6,8 +7,6 @@
 here=$ROOT/tests/kernels
 out=$ROOT/out/kernels
 kernel='' cpus='' limit=5400
-
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
 
 # machine_option NAME [VALUE]: takes in one of those that all have, else fails.
 machine_option() {

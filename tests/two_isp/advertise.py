@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Sends one router advertisement by a device: DEVICE ROUTER_LIFETIME [PREFIX/64 PREFERRED_LIFETIME]...
 
 RFC 4861, sections 4.2 and 4.6.2; the kernel puts in the checksum.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Opens flows and asks over them where they seem to come from; told what to do line by line.
 
 open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [mark=N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Answers each HTTP request with the address that it came from; both families."""
 import http.server
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Answers each line "NONCE" with "NONCE ADDRESS": the address that it came from. TCP and UDP."""
 import selectors
 import socket

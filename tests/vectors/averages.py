@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Writes averages.json: python3 averages.py > averages.json
 
 An implementation of its own, in Python's unbounded integers, of the definition in

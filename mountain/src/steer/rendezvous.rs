@@ -67,7 +67,7 @@ const fn neg_log2_table() -> [u32; SEGMENTS + 1] {
 /// The table as the C header `bpf/neg_ln_table.h`; a test holds the committed file against it.
 pub fn table_header() -> String {
     let mut out = String::from(
-        "/* SPDX-License-Identifier: GPL-2.0 */\n\
+        "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n\
          /* Generated from mountain/src/steer/rendezvous.rs, which describes the algorithm.\n \
          * neg_ln_table[i] = (1 - log2(1 + i/256)) * 2^26, rounded to nearest.\n \
          */\n\
