@@ -1,2 +1,132 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Installing, removing and purging.
+//!
+//! Into a staging folder here; into minimal Debian roots by scripts/bare-test.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// Runs packaging/install with the programs that lie beside the one under test.
+fn install(arguments: &[&str], staging: &Path) -> Output {
+    let built = Path::new(env!("CARGO_BIN_EXE_mountain")).parent().unwrap();
+    assert!(
+        built.join("mountain-lab").exists(),
+        "mountain-lab is not built: cargo build --workspace --bins"
+    );
+    Command::new(format!("{ROOT}/packaging/install"))
+        .args(arguments)
+        .args([staging.as_os_str(), "/usr".as_ref()])
+        .env("BUILD", built)
+        .output()
+        .unwrap()
+}
+
+fn succeeds(output: Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// All files below a folder, by their paths from it.
+fn files(folder: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => _ = found.insert(path.strip_prefix(folder).unwrap().to_owned()),
+            }
+        }
+    }
+    found
+}
+
+/// Targets of Markdown links that are files.
+fn links(text: &str) -> Vec<&str> {
+    text.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(target, _)| target.split('#').next().unwrap_or_default())
+        .filter(|target| !target.is_empty() && !target.contains("://"))
+        .collect()
+}
+
+#[test]
+fn what_is_installed_is_complete_works_and_can_be_removed() {
+    let staging = tempfile::tempdir().unwrap();
+    let staging = staging.path();
+    succeeds(install(&[], staging));
+    let all = files(staging);
+    for wanted in [
+        "etc/mountain/mountain.toml",
+        "usr/bin/mountain",
+        "usr/bin/mountain-lab",
+        "usr/lib/systemd/system/mountain.service",
+        "usr/lib/systemd/system/mountain-cc.service",
+        "usr/lib/systemd/system/mountain-redirect.service",
+        "usr/lib/systemd/system/mountain-reflect.service",
+        "usr/share/bash-completion/completions/mountain",
+        "usr/share/doc/mountain/LICENSES/GPL-2.0-or-later.txt",
+        "usr/share/doc/mountain/README.md",
+        "usr/share/doc/mountain/docs/steering.md",
+        "usr/share/doc/mountain/packaging/mountain.toml",
+        "usr/share/fish/vendor_completions.d/mountain.fish",
+        "usr/share/mountain/scenarios/spiky.toml",
+        "usr/share/zsh/vendor-completions/_mountain",
+    ] {
+        assert!(all.contains(Path::new(wanted)), "{wanted} is not installed");
+    }
+
+    // Every link of the installed docs leads somewhere.
+    for file in all.iter().filter(|f| f.extension().is_some_and(|e| e == "md")) {
+        let path = staging.join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        for link in links(&text) {
+            let target = path.parent().unwrap().join(link);
+            assert!(target.exists(), "{}: dead link {link}", file.display());
+        }
+    }
+
+    // Each crate that is linked is named, with the texts that it carries.
+    let notices = staging.join("usr/share/doc/mountain/THIRD-PARTY-NOTICES");
+    let notices = fs::read_to_string(notices).unwrap();
+    for wanted in ["\nrattan-core 0.1", "\nlibbpf-rs 0.27", "Apache License"] {
+        assert!(notices.contains(wanted), "not in the notices: {wanted}");
+    }
+
+    // From its own place the lab finds its scenarios, and not those of the source tree.
+    fs::rename(
+        staging.join("usr/share/mountain/scenarios/spiky.toml"),
+        staging.join("usr/share/mountain/scenarios/installed.toml"),
+    )
+    .unwrap();
+    let list = Command::new(staging.join("usr/bin/mountain-lab"))
+        .arg("list")
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let list = succeeds(list);
+    assert!(list.lines().count() > 10, "{list}");
+
+    // The owner's configuration survives both.
+    let config = staging.join("etc/mountain/mountain.toml");
+    fs::write(&config, "# mine\n").unwrap();
+    let said = succeeds(install(&[], staging));
+    assert!(said.contains("Kept your"), "{said}");
+    succeeds(install(&["--remove"], staging));
+    assert_eq!(fs::read_to_string(&config).unwrap(), "# mine\n");
+    let left: Vec<PathBuf> = files(staging).into_iter().collect();
+    assert_eq!(left, [Path::new("etc/mountain/mountain.toml")]);
+}
+
+#[test]
+fn links_are_found_in_markdown() {
+    let text = "[a](x.md#part) and [b](https://example.org/y) ![c](d.svg) [e](#here)";
+    assert_eq!(links(text), ["x.md", "d.svg"]);
+}
