@@ -83,6 +83,9 @@ pub struct RunArgs {
     /// Repeats instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
+    /// Measured seconds of a segment (one policy, one repeat) instead of the scenario's.
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<f64>,
     /// Decides every random event of the run.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -95,6 +98,14 @@ pub struct RunArgs {
     /// Exit with 1 when a figure of the scenario is missed.
     #[arg(long)]
     check: bool,
+}
+
+/// Seconds of a segment: two at least, as statistics of less say nothing, and an hour at most.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (2.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("not a number of seconds from 2 to 3600".into()),
+    }
 }
 
 fn main() -> ExitCode {

@@ -194,6 +194,9 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
         scenario.seconds = (scenario.seconds / 3.0).max(2.0);
         scenario.repeats = scenario.repeats.min(2);
     }
+    if let Some(seconds) = args.seconds {
+        scenario.seconds = seconds;
+    }
     if let Some(repeat) = args.repeat {
         scenario.repeats = repeat;
     }
