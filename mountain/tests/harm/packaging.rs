@@ -84,7 +84,10 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     }
 
     // Every link of the installed docs leads somewhere.
-    for file in all.iter().filter(|f| f.extension().is_some_and(|e| e == "md")) {
+    for file in all
+        .iter()
+        .filter(|f| f.extension().is_some_and(|e| e == "md"))
+    {
         let path = staging.join(file);
         let text = fs::read_to_string(&path).unwrap();
         for link in links(&text) {
