@@ -216,12 +216,21 @@ fn fix_makes_every_backend_possible_and_del_undoes_it() {
     net.assert_clean();
 }
 
-/// Without being asked for one by name, the fastest that is correct is chosen.
+/// Without being asked for one by name, the fastest that is correct is chosen while somebody watches.
 #[test]
 fn auto_takes_the_fastest_that_is_correct() {
     let net = Net::new();
     let (_, from, to) = places(false);
     let rule = format!("--proto udp --from {from} --to {to}");
+    let mut watch = net.router.command(support::MOUNTAIN);
+    let _watch = support::Guard::start(watch.args(["redirect", "watch"]));
+    let wait_for = |backend: &str, what: &str| {
+        let until = std::time::Instant::now() + TIMEOUT;
+        while net.json("list")["rules"][0]["carried_by"] != backend {
+            assert!(std::time::Instant::now() < until, "{what}: not {backend}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
     for (features, backend) in [
         ("tx on gro off", "tcx-peer"),
         ("tx off gro off", "tcx-peer"),
@@ -230,17 +239,19 @@ fn auto_takes_the_fastest_that_is_correct() {
         feature(&net.client, "c0", features);
         feature(&net.server, "s0", features);
         let added = net.json(&format!("add {rule} --backend auto"));
-        assert_eq!(added["plan"]["backend"], backend, "{features}");
+        assert_eq!(added["plan"]["backend"], "nft", "{features}");
+        wait_for(backend, features);
         net.redirect(&format!("del --proto udp --from {from}"));
     }
-    // A firewall that may drop: what goes around it is not chosen, and says so when named.
+    // A firewall that may drop: what goes around it is not chosen.
+    net.redirect(&format!("add {rule} --backend auto"));
+    wait_for("xdp-redirect", "before the firewall");
     net.router.run("nft add table inet guard");
     net.router
         .run("nft add chain inet guard f { type filter hook forward priority 0 ; policy drop ; }");
     net.router
         .run("nft add rule inet guard f ip daddr 10.0.1.2 accept");
-    let added = net.json(&format!("add {rule} --backend auto"));
-    assert_eq!(added["plan"]["backend"], "xdp");
+    wait_for("nft", "with the firewall");
     net.redirect(&format!("del --proto udp --from {from}"));
 }
 

@@ -1,9 +1,10 @@
 //! `mountain redirect`: arguments and printing.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -15,9 +16,10 @@ use serde_json::{json, Value};
 use crate::check::{Level, Report};
 use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
 use crate::redirect::actions::{self, Added, Wanted};
-use crate::redirect::bpf;
+use crate::redirect::bpf::{self, fast::Carried};
 use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
+use crate::redirect::watch;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
 use crate::text::count;
 
@@ -68,6 +70,19 @@ enum Command {
     },
     /// Tell which backends could carry out a rule here, which not and why, without adding it
     Check(Check),
+    /// Watch the firewall and carry rules by a faster backend while nothing there could matter
+    ///
+    /// Rules whose backend is automatic are always carried out by nft. While this runs, those that
+    /// no filter, NAT or shaper could concern are carried by a faster backend as well. Within a
+    /// second of a change that could concern one it is left to nft, with its running flows. The
+    /// faster backend ends with this command, however it ends.
+    Watch {
+        /// Add the rules of the configuration file first, as `restore` does
+        #[arg(long)]
+        restore: bool,
+        #[command(flatten)]
+        config: ConfigFile,
+    },
     /// Write the rules of now into the configuration file, in the place of those that it names
     Save {
         #[command(flatten)]
@@ -138,7 +153,7 @@ struct RuleArgs {
 struct Add {
     #[command(flatten)]
     rule: RuleArgs,
-    /// What moves the packets; auto: the fastest that is correct here
+    /// What moves the packets; auto: nft, and a faster one while `redirect watch` runs
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     backend: BackendChoice,
     /// Print JSON
@@ -181,6 +196,10 @@ impl Redirect {
             Command::Check(check) => return check.run(),
             Command::Save { config } => save(&config.path())?,
             Command::Restore { config } => return restore(&config),
+            Command::Watch {
+                restore: first,
+                config,
+            } => return watch(first.then_some(&config)),
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -210,7 +229,10 @@ impl Add {
         let planned = actions::plan(&store, &[wanted]).remove(0)?;
         let (installed, new) = match planned {
             Added::New(planned) => (actions::put(&mut store, vec![planned])?.remove(0), true),
-            Added::Was(installed) => (installed, false),
+            Added::Was(installed) => {
+                actions::keep(&mut store, std::slice::from_ref(&installed))?;
+                (installed, false)
+            }
         };
         if self.json {
             let mut value = serde_json::to_value(&installed)?;
@@ -218,9 +240,18 @@ impl Add {
             println!("{value:#}");
             return Ok(());
         }
-        let Installed { id, rule, plan } = &installed;
+        let Installed { id, rule, plan, .. } = &installed;
         match new {
-            true => println!("rule {id}: {rule}, by {}{}", plan.backend, only(&installed)),
+            true => println!(
+                "rule {id}: {rule}, by {}{}{}",
+                plan.backend,
+                only(&installed),
+                if installed.fixed {
+                    ""
+                } else {
+                    ", or faster while `mountain redirect watch` runs"
+                }
+            ),
             false => println!("rule {id} is already there: {rule}, by {}", plan.backend),
         }
         Ok(())
@@ -364,8 +395,16 @@ fn save(file: &Path) -> Result<()> {
 }
 
 fn restore(file: &ConfigFile) -> Result<ExitCode> {
-    let config = load_config(file.config.as_deref())?;
-    let wanted: Vec<Wanted> = config.redirect.iter().map(|r| r.wanted()).collect();
+    let loaded = load_config(file.config.as_deref())?;
+    let wanted: Vec<Wanted> = loaded.redirect.iter().map(|r| r.wanted()).collect();
+    let unfixed = config::unfixed(&loaded.redirect);
+    if unfixed > 0 {
+        eprintln!(
+            "mountain: {unfixed} rules of {} name a backend without backend_fixed = true: their backend \
+             is chosen automatically",
+            file.path().display()
+        );
+    }
     let mut store = actions::open(!wanted.is_empty())?;
     let back = actions::repair(&mut store)?;
     if back > 0 {
@@ -379,7 +418,10 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
     for (i, planned) in actions::plan(&store, &wanted).into_iter().enumerate() {
         match planned {
             Ok(Added::New(installed)) => new.push(installed),
-            Ok(Added::Was(_)) => was += 1,
+            Ok(Added::Was(installed)) => {
+                actions::keep(&mut store, &[installed])?;
+                was += 1;
+            }
             Err(e) => {
                 wrong += 1;
                 if wrong <= SHOWN_ERRORS {
@@ -416,6 +458,23 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })
+}
+
+/// Watches until a signal ends it.
+fn watch(restore_first: Option<&ConfigFile>) -> Result<ExitCode> {
+    use nix::sys::signal::{SigSet, Signal};
+    use nix::sys::signalfd::{SfdFlags, SignalFd};
+    let code = match restore_first {
+        Some(config) => restore(config)?,
+        None => ExitCode::SUCCESS,
+    };
+    let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
+        .into_iter()
+        .collect();
+    signals.thread_block().context("cannot block signals")?;
+    let stop = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC).context("signalfd")?;
+    watch::run(stop.as_fd(), |line| eprintln!("mountain: {line}"))?;
+    Ok(code)
 }
 
 fn stats(watch: bool, json: bool) -> Result<()> {
@@ -506,23 +565,43 @@ fn list(json: bool) -> Result<()> {
     let store = actions::open(false)?;
     let rules = store.all()?;
     let gone = actions::gone(&rules)?;
+    let carried = bpf::fast::carried()?;
     if json {
         let rules = rules
             .iter()
             .map(|installed| {
                 let mut value = serde_json::to_value(installed)?;
                 value["active"] = (!gone.contains(&installed.id)).into();
+                value["carried_by"] = carried_by(installed, &carried).to_string().into();
                 Ok(value)
             })
             .collect::<Result<Vec<_>>>()?;
         println!("{:#}", json!({ "rules": rules }));
         return Ok(());
     }
-    print!("{}", list_text(&rules, &gone));
+    print!("{}", list_text(&rules, &gone, &carried));
     Ok(())
 }
 
-fn list_text(rules: &[Installed], gone: &HashSet<u32>) -> String {
+/// What moves the packets of a rule at the moment.
+fn carried_by(installed: &Installed, carried: &HashMap<u32, Carried>) -> Backend {
+    carried
+        .get(&installed.id)
+        .filter(|_| !installed.fixed)
+        .map_or(installed.plan.backend, |carried| carried.backend)
+}
+
+/// The only device whose packets a rule is for.
+fn limited_to(installed: &Installed) -> &str {
+    let by_plan = || {
+        let only = installed.plan.client_dev.as_ref();
+        only.filter(|_| installed.plan.backend.is_bpf())
+    };
+    let named = installed.rule.dev.as_deref();
+    named.unwrap_or_else(|| by_plan().map_or("any", |device| &device.name))
+}
+
+fn list_text(rules: &[Installed], gone: &HashSet<u32>, carried: &HashMap<u32, Carried>) -> String {
     if rules.is_empty() {
         return NONE.to_owned();
     }
@@ -548,8 +627,8 @@ fn list_text(rules: &[Installed], gone: &HashSet<u32>) -> String {
             i.rule.proto.to_string(),
             from(i),
             to(i),
-            i.rule.dev.as_deref().unwrap_or("any"),
-            i.plan.backend.to_string(),
+            limited_to(i),
+            carried_by(i, carried).to_string(),
             if gone.contains(&i.id) {
                 "  NOT IN FORCE"
             } else {
@@ -579,8 +658,8 @@ mod tests {
 
     #[test]
     fn lists_say_what_is_not_in_force() {
-        assert_eq!(list_text(&[], &HashSet::new()), NONE);
-        let text = list_text(&[installed(Some("eth0"))], &HashSet::new());
+        assert_eq!(list_text(&[], &HashSet::new(), &HashMap::new()), NONE);
+        let text = list_text(&[installed(Some("eth0"))], &HashSet::new(), &HashMap::new());
         let row = text.lines().nth(1).unwrap();
         for part in [
             "    3 udp ",
@@ -592,7 +671,7 @@ mod tests {
             assert!(row.contains(part), "{row}");
         }
         assert!(!text.contains("NOT IN FORCE"));
-        let text = list_text(&[installed(None)], &HashSet::from([3]));
+        let text = list_text(&[installed(None)], &HashSet::from([3]), &HashMap::new());
         assert!(
             text.contains("NOT IN FORCE") && text.contains("`mountain redirect restore`"),
             "{text}"

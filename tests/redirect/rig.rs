@@ -119,6 +119,7 @@ fn installed(id: u32, rule: &Rule, plan: &Plan) -> Installed {
         id,
         rule: rule.clone(),
         plan: plan.clone(),
+        fixed: true,
     }
 }
 

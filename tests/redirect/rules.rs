@@ -191,15 +191,16 @@ fn what_something_else_removed_is_said_and_comes_back() {
     net.assert_clean();
 }
 
-/// The unit adds what the file names, again after nftables has been loaded anew, and takes all away.
+/// The unit adds what the file names and watches, so that it is put back after nftables has been loaded
+/// anew, and takes all away.
 #[test]
 fn the_service_restores() {
     let unit = include_str!("../../packaging/mountain-redirect.service");
     for line in [
-        "ExecStart=/usr/bin/mountain redirect restore $MOUNTAIN_REDIRECT_ARGS",
+        "Type=notify",
+        "ExecStart=/usr/bin/mountain redirect watch --restore $MOUNTAIN_REDIRECT_ARGS",
         "ExecReload=/usr/bin/mountain redirect restore $MOUNTAIN_REDIRECT_ARGS",
         "ExecStop=/usr/bin/mountain redirect del --all",
-        "ReloadPropagatedFrom=nftables.service",
     ] {
         assert!(unit.lines().any(|l| l == line), "{line}");
     }

@@ -85,6 +85,7 @@ fn refusals_and_fixes_are_right() {
             id: 0,
             rule: rule.clone(),
             plan,
+            fixed: true,
         }];
         net.router.within(async || bpf::install(&rules).unwrap());
 

@@ -1,7 +1,7 @@
 //! Adding and deleting rules: in steps that the journal knows, so that one that is killed between
 //! two of them leaves something that the next command puts right.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -16,7 +16,7 @@ use super::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     pub rule: Rule,
-    /// `None`: the fastest that is correct.
+    /// `None`: nft, and whatever faster one `redirect watch` finds correct while it runs.
     pub backend: Option<Backend>,
     /// Change what is in the way.
     pub fix: bool,
@@ -103,29 +103,60 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
                 installed.plan.backend,
                 validate::options(rule)
             );
-            return Ok(Added::Was(*installed));
+            return Ok(Added::Was(Installed {
+                fixed: installed.fixed || one.backend.is_some(),
+                ..*installed
+            }));
         }
         let target = (rule.proto, rule.to);
         let kind = match kinds.get(&target) {
             Some(kind) => Some(*kind),
             None => target_kind(rule, store),
         };
-        let plan = choose(look(store, &mut seen, rule, one.fix, kind)?, one.backend)?;
+        let findings = look(store, &mut seen, rule, one.fix, kind)?;
+        let faster = faster_fixes(&findings, one);
+        let mut plan = choose(findings, one.backend)?;
+        plan.fixes.extend(faster);
         kinds.insert(target, Kind::of(plan.backend));
         new.insert("a rule before it".to_owned(), rule);
         Ok(Added::New(Installed {
             id: 0,
             rule: rule.clone(),
             plan,
+            fixed: one.backend.is_some(),
         }))
     };
     wanted.iter().map(&mut plan).collect()
 }
 
+/// What the fastest backend on top of a rule would need changed besides, with `--fix`.
+fn faster_fixes(findings: &[Finding], wanted: &Wanted) -> Vec<Fix> {
+    if wanted.backend.is_some() || !wanted.fix {
+        return Vec::new();
+    }
+    let base = findings.iter().find(|f| f.backend == Backend::Nft);
+    let base = base.and_then(|f| f.plan.as_ref());
+    let known = |fix: &Fix| base.is_some_and(|plan| plan.fixes.iter().any(|f| f.same(fix)));
+    let fastest = on_top(findings).into_iter().flat_map(|plan| &plan.fixes);
+    fastest.filter(|fix| !known(fix)).cloned().collect()
+}
+
+/// The plan of the fastest backend that `redirect watch` may put on top of nft.
+pub(super) fn on_top(findings: &[Finding]) -> Option<&Plan> {
+    let fastest = Backend::FASTEST_FIRST.iter().find_map(|backend| {
+        let finding = findings.iter().find(|f| f.backend == *backend)?;
+        let plan = finding.plan.as_ref()?;
+        (!finding.by_name_only && bpf::fast::goes_around(plan)).then_some(plan)
+    });
+    // It must be possible to take it off again.
+    let under = findings.iter().find(|f| f.backend == Backend::Nft)?;
+    fastest.filter(|_| under.plan.is_some())
+}
+
 /// Who keeps the flows: connection tracking, the maps of the BPF programs, or nobody: the module takes
 /// everything that comes from a target for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Nft,
     Bpf,
     Module,
@@ -158,7 +189,7 @@ fn target_kind(rule: &Rule, store: &Store) -> Option<Kind> {
 
 /// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
 /// of other rules with the same target.
-fn look(
+pub(super) fn look(
     store: &Store,
     seen: &mut Seen,
     rule: &Rule,
@@ -202,13 +233,15 @@ fn look(
         if !finding.backend.is_bpf() && rule.log.is_some() {
             finding.plan = None;
             finding.refused.push("only the BPF backends log".to_owned());
-            finding.todo.push("leave --log out".to_owned());
+            let todo = "leave --log out, or name a BPF backend such as --backend tcx";
+            finding.todo.push(todo.to_owned());
         }
     }
     Ok(findings)
 }
 
-/// The plan of the backend that is asked for, or of the fastest that is possible.
+/// The plan of the backend that is asked for, or of nft: all others skip hooks of the firewall, and
+/// are right only for as long as somebody watches that.
 pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
     let reasons = |finding: &Finding| {
         let todo = finding.todo.iter().map(|todo| format!("; to do: {todo}"));
@@ -228,14 +261,32 @@ pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
             for finding in findings {
                 let reasons = reasons(&finding);
                 match finding.plan {
-                    Some(plan) if !finding.by_name_only => return Ok(plan),
+                    Some(plan) if finding.backend == Backend::Nft => return Ok(plan),
                     Some(_) => why += &format!("\n  {}: only when it is named", finding.backend),
                     None => why += &format!("\n  {}: {reasons}", finding.backend),
                 }
             }
-            bail!("no backend is possible here:{why}")
+            bail!("nft is not possible here, and no other backend is chosen without it:{why}")
         }
     }
+}
+
+/// Notes what a command asks of rules that are there already: that their backend is fixed.
+///
+/// # Errors
+/// When that cannot be written.
+pub fn keep(store: &mut Store, rules: &[Installed]) -> Result<()> {
+    let asked: HashSet<u32> = rules.iter().filter(|i| i.fixed).map(|i| i.id).collect();
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let mut changed = store.parse(|entry| asked.contains(&entry.id))?;
+    changed.retain(|installed| !installed.fixed);
+    for installed in &mut changed {
+        installed.fixed = true;
+    }
+    bpf::fast::lower(&changed.iter().map(|i| i.id).collect(), true)?;
+    store.replace(&changed)
 }
 
 /// Gives planned rules their numbers and installs them, in batches, each of which is installed as a
@@ -266,6 +317,10 @@ pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>>
 fn install(store: &Store, rules: &[Installed]) -> Result<()> {
     fixes::apply(&fixes_of(store, rules)?)?;
     step("fixes");
+    if rules.iter().any(|i| i.plan.backend.is_bpf()) {
+        // One set of programs at a time.
+        bpf::fast::end()?;
+    }
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
@@ -323,6 +378,10 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                 let last = !store
                     .entries()
                     .any(|entry| entry.backend() == backend && !are_these.contains(&entry.id));
+                if rules.iter().any(|i| !i.fixed) {
+                    let ids: BTreeSet<u32> = rules.iter().map(|i| i.id).collect();
+                    bpf::fast::lower(&ids, false)?;
+                }
                 nft::remove(&rules, last)?;
                 step("del-remove");
                 let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();
@@ -368,7 +427,14 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     let mut all = Vec::new();
     for (backend, rules) in by_backend(rules) {
         match backend {
-            Backend::Nft => all.extend(nft::stats(&rules)?),
+            Backend::Nft => {
+                let on_top: Vec<u32> = rules.iter().filter(|i| !i.fixed).map(|i| i.id).collect();
+                let mut stats = nft::stats(&rules)?;
+                if !on_top.is_empty() {
+                    add_up(&mut stats, bpf::fast::stats(&on_top)?);
+                }
+                all.extend(stats);
+            }
             Backend::Module => all.extend(module::stats(&rules)?),
             _ => all.extend(bpf::stats(&rules.iter().map(|i| i.id).collect::<Vec<_>>())?),
         }
@@ -384,11 +450,31 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     Ok(all)
 }
 
+/// What two backends have counted of the same rules.
+fn add_up(stats: &mut [Stats], more: Vec<Stats>) {
+    for more in more {
+        let Some(sum) = stats.iter_mut().find(|sum| sum.id == more.id) else {
+            continue;
+        };
+        for (to, of) in [
+            (&mut sum.forward, more.forward),
+            (&mut sum.reply, more.reply),
+        ] {
+            to.packets += of.packets;
+            to.bytes += of.bytes;
+        }
+        for (reason, count) in more.drops {
+            *sum.drops.entry(reason).or_default() += count;
+        }
+    }
+}
+
 /// Takes away whatever is left in the kernel, on record or not.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub fn sweep() -> Result<()> {
+    bpf::fast::end()?;
     nft::remove(&[], true)?;
     module::remove_all()?;
     bpf::remove_all()
@@ -434,7 +520,13 @@ pub fn repair(store: &mut Store) -> Result<usize> {
             Ok(plan) => {
                 del(store, std::slice::from_ref(&old))?;
                 let rule = old.rule.clone();
-                match put(store, vec![Installed { id: 0, rule, plan }]) {
+                let new = Installed {
+                    id: 0,
+                    rule,
+                    plan,
+                    fixed: old.fixed,
+                };
+                match put(store, vec![new]) {
                     Ok(_) => back += 1,
                     Err(e) => {
                         eprintln!("mountain: rule {} ({}): {e:#}", old.id, old.rule);

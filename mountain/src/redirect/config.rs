@@ -31,6 +31,10 @@ pub struct RedirectConfig {
     /// `nft`, `tcx`, `tcx-peer`, `xdp`, `xdp-redirect`, `module`, or `auto`. Default `auto`.
     #[serde(default, skip_serializing_if = "BackendChoice::is_auto")]
     pub backend: BackendChoice,
+    /// Take that backend and no other. Without it a backend in the file is read as `auto`: it is
+    /// what an earlier version had chosen. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub backend_fixed: bool,
     /// `auto`, `always` or `never`. Default `auto`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub snat: Snat,
@@ -117,7 +121,7 @@ impl RedirectConfig {
     pub fn wanted(&self) -> Wanted {
         Wanted {
             rule: self.rule(),
-            backend: self.backend.0,
+            backend: self.backend.0.filter(|_| self.backend_fixed),
             fix: self.fix,
         }
     }
@@ -129,12 +133,19 @@ impl RedirectConfig {
             from: rule.from,
             to: rule.to,
             dev: rule.dev.clone(),
-            backend: BackendChoice(Some(installed.plan.backend)),
+            backend: BackendChoice(installed.fixed.then_some(installed.plan.backend)),
+            backend_fixed: installed.fixed,
             snat: rule.snat,
             log: rule.log,
             fix: !installed.plan.fixes.is_empty(),
         }
     }
+}
+
+/// How many rules name a backend that is read as `auto`.
+pub fn unfixed(all: &[RedirectConfig]) -> usize {
+    let unfixed = |one: &&RedirectConfig| !one.backend.is_auto() && !one.backend_fixed;
+    all.iter().filter(unfixed).count()
 }
 
 /// The first of these that is wrong, in itself or together with those before it: its number and why.
@@ -145,6 +156,10 @@ pub fn check(all: &[RedirectConfig]) -> Result<(), (usize, String)> {
         validate::rule(&rule)
             .and_then(|()| known.fits(&rule))
             .map_err(|e| (i, e.to_string()))?;
+        if one.backend_fixed && one.backend.is_auto() {
+            let why = "backend_fixed = true without a backend: name one, or remove the line";
+            return Err((i, why.to_owned()));
+        }
         known.insert(format!("redirect {}", i + 1), &rule);
     }
     Ok(())
@@ -221,10 +236,11 @@ dev = \"eth0\"
 
     #[test]
     fn the_rest_of_the_file_stays() {
-        let rules = [
+        let mut rules = [
             installed(0, "192.0.2.1:80", None),
             installed(1, "192.0.2.1:81", Some("eth0")),
         ];
+        rules[1].fixed = true;
         let text = with_rules(BEFORE, &rules).unwrap();
         for part in [
             "# My file.\n",
@@ -241,7 +257,8 @@ dev = \"eth0\"
         assert_eq!(wanted.len(), 2);
         for (wanted, installed) in wanted.iter().zip(&rules) {
             assert_eq!(wanted.rule, installed.rule);
-            assert_eq!((wanted.backend, wanted.fix), (Some(Backend::Nft), false));
+            let backend = installed.fixed.then_some(Backend::Nft);
+            assert_eq!((wanted.backend, wanted.fix), (backend, false));
         }
         // Again the same, and with none of them there is none.
         assert_eq!(with_rules(&text, &rules).unwrap(), text);

@@ -4,6 +4,8 @@
 //! would go on being redirected, so its entry is deleted: the next packet is decided about anew. Likewise
 //! with flows that were placed on an uplink which is dead ([`crate::start`]).
 
+pub(crate) mod adopt;
+
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
@@ -83,6 +85,29 @@ pub fn forget_direct(rules: &[&Rule]) -> Result<usize> {
         .copied()
         .collect();
     forget_to(&udp, |flow, rule| flow.to == rule.from)
+}
+
+/// Whether connection tracking has entries of flows that this rule redirects.
+///
+/// # Errors
+/// When the kernel refuses to list them.
+pub fn has_redirected(rule: &Rule) -> Result<bool> {
+    if is_empty() {
+        return Ok(false);
+    }
+    let ipv6 = rule.from.is_ipv6();
+    let mut found = false;
+    Socket::open_for(NETLINK_NETFILTER)
+        .and_then(|mut socket| {
+            let request = request(ipv6, Some((rule.proto, rule.from)));
+            socket.dump(kind(IPCTNL_MSG_CT_GET), &request, |_, payload| {
+                found |= flow(payload).is_some_and(|flow| {
+                    (flow.proto, flow.from, flow.to) == (rule.proto.number(), rule.from, rule.to)
+                });
+            })
+        })
+        .context("cannot list the kernel's connection tracking")?;
+    Ok(found)
 }
 
 /// Deletes entries of what is sent to where these rules redirect from, if `wanted`.

@@ -5,7 +5,11 @@
 //! [`nft`], [`bpf`] and [`module`] carry a plan out and take it back; [`store`] remembers what is installed in
 //! this network namespace, so that `list` and `del` find it, and undoes what a killed command has
 //! left half done. What moves packets lives in the kernel only (an nftables table of ours, programs
-//! attached to devices): there is no daemon, and rules outlive the command.
+//! attached to devices): rules outlive the command.
+//!
+//! A rule whose backend is chosen automatically is always carried out by nft, which honours whatever
+//! firewall this host has or gets. [`watch`] puts a faster backend on top of it while it watches the
+//! firewall ([`bpf::fast`]); that one ends with the process.
 
 pub mod actions;
 pub mod bpf;
@@ -17,6 +21,7 @@ pub mod nft;
 pub mod preflight;
 pub mod store;
 mod validate;
+pub mod watch;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -243,6 +248,10 @@ pub struct Installed {
     pub id: u32,
     pub rule: Rule,
     pub plan: Plan,
+    /// The user named the backend. Otherwise the plan is by nft, and `redirect watch` may put a
+    /// faster backend on top of it for as long as it runs.
+    #[serde(default)]
+    pub fixed: bool,
 }
 
 #[cfg(test)]
@@ -264,7 +273,12 @@ impl Installed {
             snat: None,
             fixes: Vec::new(),
         };
-        Self { id, rule, plan }
+        Self {
+            id,
+            rule,
+            plan,
+            fixed: false,
+        }
     }
 }
 

@@ -72,7 +72,7 @@ impl Module {
 
 /// The request that makes a rule.
 fn new_rule(installed: &Installed) -> Vec<u8> {
-    let Installed { id, rule, plan } = installed;
+    let Installed { id, rule, plan, .. } = installed;
     let mut body = body(CMD_NEW);
     push_attribute(&mut body, A_ID, &id.to_ne_bytes());
     push_attribute(&mut body, A_PROTO, &[rule.proto.number()]);
@@ -264,6 +264,7 @@ mod tests {
                 snat: None,
                 fixes: Vec::new(),
             },
+            fixed: true,
         }
     }
 

@@ -13,16 +13,19 @@
 //! The number of a namespace is used again after it is gone: the first record of the index holds
 //! its cookie, which is not.
 
+mod lock;
+
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 
 use super::{Backend, Fix, Installed, Proto, Rule, MAX_RULES};
 use crate::{bpf::namespace_cookie, whole};
@@ -160,30 +163,39 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens it as it is; waits for other commands to finish.
+    /// Opens it as it is; waits for other commands to finish, up to 5 s.
     pub fn open() -> Result<Self> {
-        Self::open_in(Path::new(BASE), false)
+        Self::open_in(false, lock::WAIT)
     }
 
     /// Opens it to add rules.
     pub fn open_to_add() -> Result<Self> {
-        Self::open_in(Path::new(BASE), true)
+        Self::open_in(true, lock::WAIT)
     }
 
-    fn open_in(base: &Path, make: bool) -> Result<Self> {
+    /// Opens it as it is, within this time.
+    pub fn open_within(wait: Duration) -> Result<Self> {
+        Self::open_in(false, wait)
+    }
+
+    /// The folder of the calling thread's network namespace.
+    pub fn folder() -> Result<PathBuf> {
         let inode = fs::metadata("/proc/thread-self/ns/net")
             .context("cannot tell which network namespace this is: is /proc mounted?")?
             .ino();
-        let dir = base.join(format!("redirect-{inode}"));
-        let cookie = namespace_cookie()
-            .context("cannot tell which network namespace this is: Linux 5.14 can")?;
-        Self::open_at(dir, cookie, make)
+        Ok(Path::new(BASE).join(format!("redirect-{inode}")))
     }
 
-    fn open_at(dir: PathBuf, cookie: u64, make: bool) -> Result<Self> {
+    fn open_in(make: bool, wait: Duration) -> Result<Self> {
+        let cookie = namespace_cookie()
+            .context("cannot tell which network namespace this is: Linux 5.14 can")?;
+        Self::open_at(Self::folder()?, cookie, make, wait)
+    }
+
+    fn open_at(dir: PathBuf, cookie: u64, make: bool, wait: Duration) -> Result<Self> {
         let lock = match make {
-            true => Some(make_locked(&dir)?),
-            false => lock(&dir)?,
+            true => Some(lock::make_locked(&dir, wait)?),
+            false => lock::lock(&dir, wait)?,
         };
         let mut store = Self {
             dir,
@@ -362,7 +374,11 @@ impl Store {
     pub fn adding(&mut self, rules: &[Installed]) -> Result<()> {
         let path = self.rules();
         let mut append = || -> Result<()> {
-            let mut file = File::options().append(true).create(true).open(&path)?;
+            let mut file = File::options()
+                .append(true)
+                .create(true)
+                .mode(0o600)
+                .open(&path)?;
             let (mut at, mut lines) = (file.metadata()?.len(), Vec::new());
             for installed in rules {
                 let before = lines.len();
@@ -406,6 +422,12 @@ impl Store {
         Ok(())
     }
 
+    /// Says that these, which are installed, are now so: of the same numbers and keys.
+    pub fn replace(&mut self, rules: &[Installed]) -> Result<()> {
+        self.adding(rules)?;
+        self.added(rules)
+    }
+
     fn set(&mut self, rules: &[Installed], state: u8) -> Result<()> {
         for installed in rules {
             self.records[installed.id as usize + 1][0] = state;
@@ -425,6 +447,7 @@ impl Store {
                 .write(true)
                 .create(true)
                 .truncate(false)
+                .mode(0o600)
                 .open(&path)?;
             if file.metadata()?.len() == 0 {
                 file.write_all_at(&self.records[0], 0)?;
@@ -487,37 +510,6 @@ impl Drop for Store {
     fn drop(&mut self) {
         if self.lock.is_some() && self.readable && self.is_empty() {
             let _ = fs::remove_dir_all(&self.dir);
-        }
-    }
-}
-
-/// Locks the folder, if there is one.
-fn lock(dir: &Path) -> Result<Option<Flock<File>>> {
-    loop {
-        let file = match File::open(dir) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(e).with_context(|| format!("cannot open {}", dir.display())),
-        };
-        let locked = Flock::lock(file, FlockArg::LockExclusive)
-            .map_err(|(_, e)| anyhow::anyhow!("cannot lock {}: {e}", dir.display()))?;
-        // Who held it may have removed the folder meanwhile, and others made one anew.
-        let inode = |m: io::Result<fs::Metadata>| m.map(|m| m.ino()).ok();
-        if inode(locked.metadata()) == inode(fs::metadata(dir)) {
-            return Ok(Some(locked));
-        }
-    }
-}
-
-fn make_locked(dir: &Path) -> Result<Flock<File>> {
-    loop {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(dir)
-            .with_context(|| format!("cannot make {}: run as root", dir.display()))?;
-        if let Some(lock) = lock(dir)? {
-            return Ok(lock);
         }
     }
 }

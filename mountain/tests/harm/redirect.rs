@@ -1,2 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Redirects and the owner's rules.
+//! Redirects keep to the owner's rules, and never lock the owner out.
+
+#[path = "../../../tests/redirect/net.rs"]
+#[allow(dead_code)]
+mod net;
+
+mod watch;

@@ -1,13 +1,16 @@
 //! Where programs are attached: XDP, tcx ingress and tcx egress of a device.
 //!
-//! Attached without links, so that no process and no file has to hold them: they stay until they
-//! are taken off or the device goes. (Links would have to be pinned, and inside `ip netns exec` the
-//! BPF file system goes away with the command.)
+//! The programs of rules whose backend the user named are attached without links, so that no process
+//! and no file has to hold them: they stay until they are taken off or the device goes. (Links would
+//! have to be pinned, and inside `ip netns exec` the BPF file system goes away with the command.)
+//! Those of [`super::fast`] are attached by links and end with the process that holds them.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use libbpf_sys as sys;
 
 /// A place for programs on a device.
@@ -57,6 +60,54 @@ pub fn attach(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
     };
     // SAFETY: the options outlive the call.
     result(unsafe { sys::bpf_prog_attach_opts(fd, ifindex as i32, hook.tcx(), &opts) })
+}
+
+/// Attaches a program for as long as what is returned is open, wherever [`attach`] would.
+///
+/// # Errors
+/// As [`attach`].
+pub fn link(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<OwnedFd> {
+    let (kind, flags) = match hook {
+        Hook::Xdp => (sys::BPF_XDP, sys::XDP_FLAGS_DRV_MODE),
+        _ => (hook.tcx(), sys::BPF_F_BEFORE),
+    };
+    let opts = sys::bpf_link_create_opts {
+        sz: size_of::<sys::bpf_link_create_opts>() as sys::size_t,
+        flags,
+        ..Default::default()
+    };
+    // SAFETY: the options outlive the call.
+    let fd = unsafe { sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, kind, &opts) };
+    result(fd)?;
+    // SAFETY: just opened, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The links by which programs are at devices, of all network namespaces, by the ids of program and
+/// device.
+pub fn links() -> HashMap<(u32, u32), u32> {
+    let device = |info: &LinkTypeInfo| match info {
+        LinkTypeInfo::Xdp(at) => Some(at.ifindex),
+        LinkTypeInfo::Tcx(at) => Some(at.ifindex),
+        _ => None,
+    };
+    LinkInfoIter::default()
+        .filter_map(|link| Some(((link.prog_id, device(&link.info)?), link.id)))
+        .collect()
+}
+
+/// Takes the program of a link off, whoever holds the link.
+///
+/// # Errors
+/// ENOENT when the link is gone.
+pub fn cut(link: u32) -> io::Result<()> {
+    // SAFETY: a plain number.
+    let fd = unsafe { sys::bpf_link_get_fd_by_id(link) };
+    result(fd)?;
+    // SAFETY: just opened, and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: an open descriptor.
+    result(unsafe { sys::bpf_link_detach(fd.as_raw_fd()) })
 }
 
 /// Takes a program off, unless another one is in its place.

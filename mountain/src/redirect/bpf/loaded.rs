@@ -18,7 +18,7 @@ use super::{backend_of, read_from, skel, types, SNAT};
 const BATCH: u32 = 4096;
 
 /// The programs of the object, by the names that the kernel keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Prog {
     Xdp,
     In,
@@ -104,9 +104,26 @@ pub(super) struct Attached {
     pub(super) ifindex: u32,
     pub(super) prog: Prog,
     pub(super) program: Program,
+    /// The link that it is attached by, which the process that watches holds.
+    pub(super) link: Option<u32>,
 }
 
+/// Those that stay by themselves.
 pub(super) fn attached() -> Result<Vec<Attached>> {
+    let mut all = all_attached()?;
+    all.retain(|a| a.link.is_none());
+    Ok(all)
+}
+
+/// Those that the process that watches holds.
+pub(super) fn linked() -> Result<Vec<Attached>> {
+    let mut all = all_attached()?;
+    all.retain(|a| a.link.is_some());
+    Ok(all)
+}
+
+fn all_attached() -> Result<Vec<Attached>> {
+    let links = hooks::links();
     let mut found = vec![];
     let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
     for device in &if_nameindex().context("cannot list the devices")? {
@@ -127,6 +144,7 @@ pub(super) fn attached() -> Result<Vec<Attached>> {
                         ifindex,
                         prog,
                         program,
+                        link: links.get(&(id, ifindex)).copied(),
                     });
                 }
             }
@@ -136,15 +154,20 @@ pub(super) fn attached() -> Result<Vec<Attached>> {
 }
 
 impl Loaded {
+    /// Nothing yet.
+    pub(super) fn none() -> Self {
+        Self {
+            maps: BTreeMap::new(),
+            programs: BTreeMap::new(),
+        }
+    }
+
     /// What is in the kernel; `None`: nothing.
     pub(super) fn find(attached: &[Attached]) -> Result<Option<Self>> {
         if attached.is_empty() {
             return Ok(None);
         }
-        let mut loaded = Self {
-            maps: BTreeMap::new(),
-            programs: BTreeMap::new(),
-        };
+        let mut loaded = Self::none();
         let mut ids = BTreeSet::new();
         for a in attached {
             let fd = a.program.fd.try_clone().context("out of descriptors")?;
@@ -179,10 +202,7 @@ impl Loaded {
 
     /// Brings the programs into the kernel that are not there, over the maps that are.
     pub(super) fn complete(found: Option<Self>, wanted: &BTreeSet<Prog>) -> Result<Self> {
-        let mut loaded = found.unwrap_or(Self {
-            maps: BTreeMap::new(),
-            programs: BTreeMap::new(),
-        });
+        let mut loaded = found.unwrap_or(Self::none());
         if wanted.iter().all(|p| loaded.programs.contains_key(p)) {
             return Ok(loaded);
         }

@@ -4,6 +4,7 @@
 //! command finds them again by the programs on the devices. The rules in the kernel say which
 //! programs are needed where.
 
+pub mod fast;
 pub mod hooks;
 mod loaded;
 mod log;
@@ -127,7 +128,7 @@ fn client_of(plan: &Plan) -> Result<&Device> {
 }
 
 fn rule_value(installed: &Installed, macs: &Macs) -> Result<types::mtn_rd_rule> {
-    let Installed { id, rule, plan } = installed;
+    let Installed { id, rule, plan, .. } = installed;
     let client = client_of(plan)?;
     let target = plan.target_dev.as_ref();
     ensure!(
@@ -310,7 +311,7 @@ pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
     };
     let at = |ifindex, prog| there.iter().any(|a| (a.ifindex, a.prog) == (ifindex, prog));
     let is_there = |installed: &Installed| -> Result<bool> {
-        let Installed { id, rule, plan } = installed;
+        let Installed { id, rule, plan, .. } = installed;
         let key = rule_key(rule, client_of(plan)?.ifindex);
         let found = loaded.map("rules")?.lookup(bytes_of(&key), MapFlags::ANY)?;
         let Some(value) = found.map(|v| read_from::<types::mtn_rd_rule>(&v)) else {
@@ -411,9 +412,13 @@ fn detach_unneeded(loaded: &Loaded) -> Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
-    let Some(loaded) = Loaded::find(&attached()?)? else {
-        return Ok(vec![]);
-    };
+    match Loaded::find(&attached()?)? {
+        Some(loaded) => stats_of(&loaded, ids),
+        None => Ok(vec![]),
+    }
+}
+
+fn stats_of(loaded: &Loaded, ids: &[u32]) -> Result<Vec<Stats>> {
     let map = loaded.map("rule_stats")?;
     let mut all = vec![];
     for &id in ids {

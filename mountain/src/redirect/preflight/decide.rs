@@ -128,9 +128,11 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Goes around the kernel's forwarding.
+    /// Goes around the kernel's forwarding. What gets another source by BPF is redirected, never
+    /// passed.
     fn bypasses(&self) -> bool {
-        matches!(self.backend, Backend::TcxPeer | Backend::XdpRedirect)
+        let by_bpf = self.backend.is_bpf() && self.snat.is_some();
+        by_bpf || matches!(self.backend, Backend::TcxPeer | Backend::XdpRedirect)
     }
 
     fn look(&mut self) {

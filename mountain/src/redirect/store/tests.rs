@@ -14,7 +14,7 @@ fn rule(id: u32) -> Installed {
 }
 
 fn open(dir: &Path, make: bool) -> Store {
-    Store::open_at(dir.to_owned(), 7, make).unwrap()
+    Store::open_at(dir.to_owned(), 7, make, lock::WAIT).unwrap()
 }
 
 fn ids(rules: &[Installed]) -> Vec<u32> {
@@ -118,7 +118,7 @@ fn what_is_of_another_namespace_or_version_is_not_ours() {
     let mut store = open(&dir, true);
     store.adding(&[rule(0)]).unwrap();
     drop(store);
-    let other = Store::open_at(dir.clone(), 8, false).unwrap();
+    let other = Store::open_at(dir.clone(), 8, false, lock::WAIT).unwrap();
     assert!(
         other.is_empty(),
         "of a namespace that had the number before"
@@ -127,11 +127,15 @@ fn what_is_of_another_namespace_or_version_is_not_ours() {
     assert!(!dir.exists());
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("index"), [7; RECORD]).unwrap();
-    let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
+    let error = Store::open_at(dir.clone(), 7, true, lock::WAIT)
+        .err()
+        .unwrap();
     assert!(error.to_string().contains("another version"), "{error}");
     let damaged = [head(7, 0), [9; RECORD]];
     fs::write(dir.join("index"), damaged.as_flattened()).unwrap();
-    let error = Store::open_at(dir.clone(), 7, true).err().unwrap();
+    let error = Store::open_at(dir.clone(), 7, true, lock::WAIT)
+        .err()
+        .unwrap();
     assert!(error.to_string().contains("damaged"), "{error}");
     assert!(dir.join("index").exists(), "left for who can read it");
 }

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Fast backends on top of rules that nft carries out.
+//!
+//! The process that watches the firewall holds the programs by links ([`Fast`]), so that they end
+//! with it, however it ends: from then on packets meet the nft rule again. The programs have maps of
+//! their own, apart from those of rules whose backend the user named. Any command can take a rule
+//! out of them ([`lower`]) or take them off ([`end`]).
+//!
+//! Only backends that go around the kernel's forwarding are used, so that connection tracking holds
+//! no entry of a flow's rewritten packets. Therefore [`lower`] can hand running flows over: it gives
+//! connection tracking the entries that it would have if nft had carried the flows from the start,
+//! and then forgets them here.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use libbpf_rs::MapCore;
+
+use super::loaded::{entries, linked, Loaded, Needs, Prog};
+use super::{address, begin, bytes_of, hooks, insert, read_from, rule_key, rule_value};
+use super::{backend_of, forget_flows, stats_of, types, verify, wait_for_programs, Macs};
+use crate::redirect::conntrack::adopt::{adopt, Running};
+use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
+
+/// Bits of a flow's `flags`, bpf/redirect.h.
+const REPLY: u8 = 1 << 0;
+const CLOSING: u8 = 1 << 3;
+/// Nanoseconds of a tick of a flow's clock.
+const TICK_NS: u64 = 1 << 20;
+/// How long flows without packets are kept, as the programs have it.
+const UDP_IDLE: Duration = Duration::from_secs(180);
+const TCP_IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
+const CLOSING_IDLE: Duration = Duration::from_secs(120);
+
+/// Whether a plan goes around the kernel's forwarding with every packet of its flows.
+pub fn goes_around(plan: &Plan) -> bool {
+    match plan.backend {
+        Backend::XdpRedirect | Backend::TcxPeer => true,
+        Backend::Tcx => plan.snat.is_some(),
+        _ => false,
+    }
+}
+
+/// Programs and maps of this process.
+#[derive(Default)]
+pub struct Fast {
+    loaded: Option<Loaded>,
+    links: HashMap<(u32, Prog), OwnedFd>,
+    /// Rules whose counters have begun.
+    begun: HashMap<u32, (Proto, SocketAddr)>,
+}
+
+impl Fast {
+    /// Carries these rules from now on; their plans are of [`goes_around`]'s backends.
+    ///
+    /// # Errors
+    /// What the kernel lacks or refuses; none of them is carried then.
+    pub fn raise(&mut self, rules: &[Installed]) -> Result<()> {
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let macs = Macs::read()?;
+        let values = rules.iter().map(|rule| rule_value(rule, &macs));
+        let values = values.collect::<Result<Vec<_>>>()?;
+        let mut needs = Needs::default();
+        for value in &values {
+            needs.of_rule(value);
+        }
+        let wanted = needs.0.iter().map(|(_, p)| *p).collect();
+        // What is attached stays one set, whatever became of this process's own handles.
+        let mine = match self.loaded.take() {
+            Some(loaded) => Some(loaded),
+            None => found()?,
+        };
+        let loaded = &*self.loaded.insert(Loaded::complete(mine, &wanted)?);
+        let mut done = 0;
+        let raised = attach(&mut self.links, loaded, &needs).and_then(|()| {
+            let there = linked()?;
+            let mut ways = BTreeSet::new();
+            for (installed, value) in rules.iter().zip(&values) {
+                let Installed { id, rule, plan, .. } = installed;
+                insert(loaded, installed, value)?;
+                done += 1;
+                let family = (rule.proto, rule.from.is_ipv6());
+                if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
+                    verify::verify(loaded, &there, &macs, installed)?;
+                }
+                let name = (rule.proto, rule.from);
+                if self.begun.insert(*id, name) != Some(name) {
+                    begin(loaded, installed)?;
+                }
+            }
+            Ok(())
+        });
+        if raised.is_err() {
+            for (installed, value) in rules.iter().zip(&values).take(done) {
+                let key = rule_key(&installed.rule, value.client_dev);
+                let _ = loaded.map("rules")?.delete(bytes_of(&key));
+            }
+        }
+        raised
+    }
+
+    /// Takes programs off that no rule needs any more.
+    ///
+    /// # Errors
+    /// When the kernel refuses to read what is there.
+    pub fn trim(&mut self) -> Result<()> {
+        if let Some(loaded) = &self.loaded {
+            let needs = loaded.needs()?;
+            self.links.retain(|at, _| needs.0.contains(at));
+        }
+        Ok(())
+    }
+
+    /// Whether any program is attached.
+    pub fn is_idle(&self) -> bool {
+        self.links.is_empty()
+    }
+}
+
+fn attach(links: &mut HashMap<(u32, Prog), OwnedFd>, loaded: &Loaded, needs: &Needs) -> Result<()> {
+    // A device that has gone takes its programs off, and so may other commands.
+    let there: HashSet<(u32, Prog)> = linked()?.iter().map(|a| (a.ifindex, a.prog)).collect();
+    links.retain(|at, _| there.contains(at));
+    for &(ifindex, prog) in &needs.0 {
+        if links.contains_key(&(ifindex, prog)) {
+            continue;
+        }
+        let link = hooks::link(prog.hook(), ifindex, loaded.program(prog))
+            .with_context(|| format!("cannot attach to device {ifindex}"))?;
+        links.insert((ifindex, prog), link);
+    }
+    Ok(())
+}
+
+fn found() -> Result<Option<Loaded>> {
+    Loaded::find(&linked()?)
+}
+
+/// How a rule is carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    pub backend: Backend,
+    devices: [u32; 2],
+    macs: [[u8; 6]; 2],
+    snat: [u32; 4],
+}
+
+impl Carried {
+    fn of(rule: &types::mtn_rd_rule) -> Self {
+        Self {
+            backend: backend_of(rule.backend),
+            devices: [rule.client_dev, rule.target_dev],
+            macs: [rule.client_mac, rule.target_mac],
+            snat: rule.snat,
+        }
+    }
+}
+
+/// How [`Fast::raise`] would carry these rules; what cannot be carried is left out.
+///
+/// # Errors
+/// When the devices cannot be listed.
+pub fn as_carried(rules: &[Installed]) -> Result<HashMap<u32, Carried>> {
+    let macs = Macs::read()?;
+    let of = |installed: &Installed| {
+        let value = rule_value(installed, &macs).ok()?;
+        Some((installed.id, Carried::of(&value)))
+    };
+    Ok(rules.iter().filter_map(of).collect())
+}
+
+/// Rules that are carried now, by number.
+///
+/// # Errors
+/// When the kernel refuses to read what is there.
+pub fn carried() -> Result<HashMap<u32, Carried>> {
+    let Some(loaded) = found()? else {
+        return Ok(HashMap::new());
+    };
+    let rules = entries(loaded.map("rules")?)?;
+    let rules = rules.iter().map(|(_, value)| {
+        let rule: types::mtn_rd_rule = read_from(value);
+        (rule.id, Carried::of(&rule))
+    });
+    Ok(rules.collect())
+}
+
+/// What the fast backends have counted of these rules.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
+    match found()? {
+        Some(loaded) => stats_of(&loaded, ids),
+        None => Ok(vec![]),
+    }
+}
+
+/// Leaves these rules to nft. `hand_over`: with their running flows; otherwise those end.
+///
+/// # Errors
+/// When the kernel refuses to read or change what is there.
+pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
+    let Some(loaded) = found()? else {
+        return Ok(());
+    };
+    let rules = loaded.map("rules")?;
+    let mut lowered = false;
+    for (key, value) in entries(rules)? {
+        if ids.contains(&read_from::<types::mtn_rd_rule>(&value).id) {
+            // No new flow begins here from now on.
+            rules.delete(&key).context("cannot take a rule out")?;
+            lowered = true;
+        }
+    }
+    if !lowered {
+        return Ok(());
+    }
+    wait_for_programs();
+    let handed = match hand_over {
+        true => running(&loaded, ids).and_then(|flows| adopt(&flows)),
+        false => Ok(()),
+    };
+    // Whatever became of that: the new firewall must see these packets.
+    forget_flows(&loaded, ids)?;
+    handed
+}
+
+/// Takes all fast backends off, with their running flows handed over to nft.
+///
+/// # Errors
+/// When the kernel refuses; the programs are off nevertheless.
+pub fn end() -> Result<()> {
+    let lowered = carried().and_then(|all| lower(&all.into_keys().collect(), true));
+    for link in linked()?.into_iter().filter_map(|a| a.link) {
+        let _ = hooks::cut(link);
+    }
+    lowered
+}
+
+/// Flows of these rules that are not over.
+fn running(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map(Duration::from)
+        .context("cannot read the clock")?;
+    let mut all = Vec::new();
+    let mut push = |proto: u8, f: &types::mtn_rd_flow, ends: [SocketAddr; 4]| {
+        if f.flags & REPLY != 0 || !ids.contains(&f.rule) {
+            return;
+        }
+        let limit = match proto {
+            _ if f.flags & CLOSING != 0 => CLOSING_IDLE,
+            p if p == Proto::Udp.number() => UDP_IDLE,
+            _ => TCP_IDLE,
+        };
+        let ticks = (now.as_nanos() as u64 / TICK_NS) as u32;
+        // Another processor's clock may be ahead of this one's.
+        let idle = ticks.wrapping_sub(f.touched_ticks).cast_signed().max(0);
+        let idle = Duration::from_nanos(u64::from(idle.cast_unsigned()) * TICK_NS);
+        if let Some(left) = limit.checked_sub(idle) {
+            let [client, from, source, to] = ends;
+            all.push(Running {
+                proto,
+                client,
+                from,
+                source,
+                to,
+                left,
+            });
+        }
+    };
+    let at = |words, ipv6, port: u16| SocketAddr::new(address(words, ipv6), u16::from_be(port));
+    for (key, value) in entries(loaded.map("flows4")?)? {
+        let key: types::mtn_rd_key4 = read_from(&key);
+        let flow: types::mtn_rd_flow4 = read_from(&value);
+        let at = |word: u32, port| at([word, 0, 0, 0], false, port);
+        let ends = [
+            at(key.saddr, key.sport),
+            at(key.daddr, key.dport),
+            at(flow.saddr, flow.f.sport),
+            at(flow.daddr, flow.f.dport),
+        ];
+        push(key.proto, &flow.f, ends);
+    }
+    for (key, value) in entries(loaded.map("flows6")?)? {
+        let key: types::mtn_rd_key6 = read_from(&key);
+        let flow: types::mtn_rd_flow6 = read_from(&value);
+        let ends = [
+            at(key.saddr, true, key.sport),
+            at(key.daddr, true, key.dport),
+            at(flow.saddr, true, flow.f.sport),
+            at(flow.daddr, true, flow.f.dport),
+        ];
+        push(key.proto, &flow.f, ends);
+    }
+    Ok(all)
+}

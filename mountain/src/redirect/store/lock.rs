@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The lock of the store: one command at a time, and nobody but root.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+/// How long a command waits for others to finish.
+pub const WAIT: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(10);
+
+/// Locks the folder, if there is one.
+///
+/// # Errors
+/// Who holds the lock, when it is not free within `wait`.
+pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
+    let until = Instant::now() + wait;
+    loop {
+        let mut file = match File::open(dir) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("cannot open {}", dir.display())),
+        };
+        // Who can open it can lock it. Earlier versions made it for all to read.
+        if file.metadata().is_ok_and(|m| m.mode() & 0o077 != 0) {
+            let closed = file.set_permissions(Permissions::from_mode(0o700));
+            closed.with_context(|| format!("cannot close {} to others", dir.display()))?;
+        }
+        let locked = loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(locked) => break locked,
+                Err((back, Errno::EWOULDBLOCK)) => file = back,
+                Err((_, e)) => bail!("cannot lock {}: {e}", dir.display()),
+            }
+            ensure!(
+                Instant::now() < until,
+                "{} has been locked for {} s by {}: wait until that has ended, or end it, and try \
+                 again",
+                dir.display(),
+                wait.as_secs_f32(),
+                holder(&file)
+            );
+            thread::sleep(POLL);
+        };
+        // Who held it may have removed the folder meanwhile, and others made one anew.
+        let inode = |m: io::Result<fs::Metadata>| m.map(|m| m.ino()).ok();
+        if inode(locked.metadata()) == inode(fs::metadata(dir)) {
+            return Ok(Some(locked));
+        }
+    }
+}
+
+/// Locks the folder, and makes it if it is not there.
+///
+/// # Errors
+/// As [`lock`].
+pub fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
+    loop {
+        if let Some(base) = dir.parent() {
+            let mut all = DirBuilder::new();
+            all.recursive(true).mode(0o755).create(base).ok();
+        }
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(e)
+                    .with_context(|| format!("cannot make {}: run as root", dir.display()));
+            }
+            _ => {}
+        }
+        if let Some(lock) = lock(dir, wait)? {
+            return Ok(lock);
+        }
+    }
+}
+
+/// Names the process that has locked a file, by /proc/locks.
+fn holder(file: &File) -> String {
+    let Ok(meta) = file.metadata() else {
+        return "another process".to_owned();
+    };
+    let (major, minor) = (
+        nix::sys::stat::major(meta.dev()),
+        nix::sys::stat::minor(meta.dev()),
+    );
+    let at = format!("{major:02x}:{minor:02x}:{}", meta.ino());
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let pid = locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_it = words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&at.as_str());
+        is_it.then(|| words[4].to_owned())
+    });
+    match pid {
+        Some(pid) => {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("process {pid} ({})", name.trim().escape_default())
+        }
+        None => "another process".to_owned(),
+    }
+}

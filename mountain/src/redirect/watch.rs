@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Watching the firewall, so that rules may be carried by something faster than nft.
+//!
+//! Theory of operation. A fast backend skips hooks of the firewall. It is right only where nothing
+//! at these hooks could matter, and only for as long as somebody looks. One process per network
+//! namespace does ([`run`]): it hears of every change of the ruleset, and of devices, routes and
+//! settings ([`sources`]). After each it decides anew for every rule whose backend is automatic,
+//! takes away what is no longer right first, with running flows handed over to nft, and then adds
+//! what has become right. The programs are held by this process and end with it ([`Fast`]). The nft
+//! rule is always there underneath, and is put back if something removes it.
+//!
+//! When the picture is incomplete, everything is left to nft.
+
+mod sources;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+
+use super::bpf::fast::{self, Fast};
+use super::preflight::firewall::{self, Firewall};
+use super::preflight::Seen;
+use super::store::Store;
+use super::{actions, conntrack, nft, Backend, Finding, Installed, Proto};
+use sources::{Heard, Sources};
+
+/// How often is looked at what nothing announces.
+const POLL: Duration = Duration::from_millis(250);
+/// How long a decision waits for other commands before everything is left to nft.
+const LOCK_WAIT: Duration = Duration::from_millis(300);
+/// Rules that had flows under way in nft are tried again after so many polls.
+const BUSY_POLLS: u32 = 40;
+/// Messages about single rules at a time.
+const SHOWN: usize = 20;
+
+/// Watches until `stop` is readable. `say` gets lines for the user.
+///
+/// # Errors
+/// When another process watches already, or the kernel refuses what is needed for it.
+pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
+    let _alone = Alone::new()?;
+    let mut sources = Sources::open().context("cannot hear of changes: run as root")?;
+    let mut watcher = Watcher {
+        fast: Fast::default(),
+        firewalls: None,
+        refused: HashMap::new(),
+        busy: false,
+        say: &say,
+    };
+    let mut heard = Heard {
+        firewall: true,
+        rest: true,
+        stop: false,
+    };
+    let mut polls = 0;
+    let mut ready = false;
+    while !heard.stop {
+        polls = if heard.anything() { 0 } else { polls + 1 };
+        if heard.anything() || (watcher.busy && polls % BUSY_POLLS == 0) {
+            watcher.round(heard);
+        }
+        if !std::mem::replace(&mut ready, true) {
+            notify_ready();
+        }
+        heard = sources
+            .wait(stop, POLL)
+            .context("cannot wait for changes")?;
+    }
+    // Connections go on by nft.
+    fast::end()
+}
+
+/// Tells systemd that the service has started (sd_notify(3)).
+fn notify_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let name = path.as_encoded_bytes();
+    let address = match name.strip_prefix(b"@") {
+        Some(name) => UnixAddr::from_abstract_name(name),
+        None => UnixAddr::from_pathname(&path),
+    };
+    let socket = UnixDatagram::unbound();
+    if let (Ok(address), Ok(socket)) = (address, socket) {
+        let _ = socket.send_to_addr(b"READY=1", &address);
+    }
+}
+
+/// One process of a network namespace watches.
+struct Alone {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Alone {
+    fn new() -> Result<Self> {
+        let folder = Store::folder()?;
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let path = folder.with_file_name(format!("watch-{name}"));
+        if let Some(base) = path.parent() {
+            fs::create_dir_all(base).ok();
+        }
+        loop {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            let file = options
+                .open(&path)
+                .with_context(|| format!("cannot open {}: run as root", path.display()))?;
+            let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+                bail!("another process watches the firewall of this network namespace already");
+            };
+            let inode = |m: std::io::Result<fs::Metadata>| m.map(|m| m.ino()).ok();
+            if inode(lock.metadata()) == inode(fs::metadata(&path)) {
+                return Ok(Self { path, _lock: lock });
+            }
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+struct Watcher<'a> {
+    fast: Fast,
+    /// As it was when last decided, for IPv4 and IPv6.
+    firewalls: Option<[Firewall; 2]>,
+    /// Rules that the kernel did not take, and why: said once.
+    refused: HashMap<u32, String>,
+    /// Some rule waits for flows of nft to end.
+    busy: bool,
+    say: &'a dyn Fn(&str),
+}
+
+/// What carries a rule, if not nft alone, and why not.
+type Choice = (Installed, Result<(), String>);
+
+impl Watcher<'_> {
+    fn round(&mut self, heard: Heard) {
+        if let Err(e) = self.decide(heard) {
+            self.firewalls = None;
+            let left = match fast::end().and_then(|()| self.fast.trim()) {
+                Ok(()) => String::new(),
+                Err(left) => format!("; {left:#}"),
+            };
+            (self.say)(&format!("{e:#}: all redirects are left to nft{left}"));
+        }
+    }
+
+    fn decide(&mut self, heard: Heard) -> Result<()> {
+        let nft = firewall::nft_program();
+        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let now = any.map(|family| firewall::read(nft.as_deref(), family));
+        let same = self.firewalls.as_ref() == Some(&now);
+        let mut store = Store::open_within(LOCK_WAIT)?;
+        self.put_back(&mut store)?;
+        if same && !heard.rest && !self.busy {
+            return Ok(());
+        }
+        let rules = store.all()?;
+        let choices = self.choose(&store, &rules)?;
+        self.lower(&choices)?;
+        self.raise(choices)?;
+        self.fast.trim()?;
+        self.firewalls = Some(now);
+        Ok(())
+    }
+
+    /// The nft rule is always there; rules of an earlier version, which had chosen something else by
+    /// itself, get one.
+    fn put_back(&self, store: &mut Store) -> Result<()> {
+        let by_nft = store.all_of(Backend::Nft)?;
+        if nft::repair(&by_nft)? {
+            (self.say)(&format!(
+                "something had removed the nftables table {}: it is back, with {} rules",
+                nft::TABLE,
+                by_nft.len()
+            ));
+        }
+        for old in store
+            .all()?
+            .iter()
+            .filter(|i| !i.fixed && i.plan.backend.is_bpf())
+        {
+            let findings = actions::look(store, &mut Seen::default(), &old.rule, false, None)?;
+            let plan = actions::choose(findings, None)?;
+            actions::del(store, std::slice::from_ref(old))?;
+            let new = Installed {
+                plan,
+                ..old.clone()
+            };
+            let new = actions::put(store, vec![new])?;
+            (self.say)(&format!(
+                "rule {} ({}) was by {}, which an earlier version had chosen: it is by nft now",
+                new[0].id, old.rule, old.plan.backend
+            ));
+        }
+        Ok(())
+    }
+
+    /// The fastest right backend of each rule that is not fixed.
+    fn choose(&self, store: &Store, rules: &[Installed]) -> Result<HashMap<u32, Choice>> {
+        let mut choices = HashMap::new();
+        let fixed = rules.iter().find(|i| i.plan.backend.is_bpf());
+        let mut seen = Seen::default();
+        for rule in rules
+            .iter()
+            .filter(|i| !i.fixed && !i.plan.backend.is_bpf())
+        {
+            let choice = match fixed {
+                Some(fixed) => Err(format!(
+                    "rule {} is by {}, and one set of programs is used at a time",
+                    fixed.id, fixed.plan.backend
+                )),
+                None => {
+                    let findings = actions::look(store, &mut seen, &rule.rule, false, None)?;
+                    match actions::on_top(&findings) {
+                        Some(plan) => Ok(plan.clone()),
+                        None => Err(why_not(&findings)),
+                    }
+                }
+            };
+            let mut carried = rule.clone();
+            let choice = choice.map(|plan| carried.plan = plan);
+            choices.insert(rule.id, (carried, choice));
+        }
+        // Who shares a target keeps its flows in one place.
+        let mut targets: HashMap<(Proto, SocketAddr), bool> = HashMap::new();
+        for (rule, choice) in choices.values() {
+            let all = targets
+                .entry((rule.rule.proto, rule.rule.to))
+                .or_insert(true);
+            *all &= choice.is_ok();
+        }
+        for (rule, choice) in choices.values_mut() {
+            if choice.is_ok() && !targets[&(rule.rule.proto, rule.rule.to)] {
+                *choice = Err(format!("another rule sends to {} by nft", rule.rule.to));
+            }
+        }
+        Ok(choices)
+    }
+
+    /// Takes away what is not right, or not right in this way.
+    fn lower(&mut self, choices: &HashMap<u32, Choice>) -> Result<()> {
+        let wanted: Vec<Installed> = choices
+            .values()
+            .filter(|(_, choice)| choice.is_ok())
+            .map(|(rule, _)| rule.clone())
+            .collect();
+        let wanted = fast::as_carried(&wanted)?;
+        let carried = fast::carried()?;
+        let wrong = carried
+            .iter()
+            .filter(|(id, carried)| wanted.get(id) != Some(carried));
+        let wrong: BTreeSet<u32> = wrong.map(|(id, _)| *id).collect();
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let lowered = fast::lower(&wrong, true);
+        for id in wrong.iter().take(SHOWN) {
+            let by = carried[id].backend;
+            match choices.get(id) {
+                Some((rule, Err(why))) => (self.say)(&format!(
+                    "rule {id} ({}) is by nft now instead of {by}: {why}",
+                    rule.rule
+                )),
+                _ => (self.say)(&format!("rule {id} is no longer by {by}")),
+            }
+        }
+        if wrong.len() > SHOWN {
+            (self.say)(&format!("... and {} more rules", wrong.len() - SHOWN));
+        }
+        lowered
+    }
+
+    /// Adds what has become right.
+    fn raise(&mut self, choices: HashMap<u32, Choice>) -> Result<()> {
+        let carried = fast::carried()?;
+        self.refused.retain(|id, _| choices.contains_key(id));
+        self.busy = false;
+        let mut new = Vec::new();
+        for (id, (rule, choice)) in choices {
+            if choice.is_err() || carried.contains_key(&id) {
+                continue;
+            }
+            // Flows would get another source: they end first.
+            if rule.plan.snat.is_some() && conntrack::has_redirected(&rule.rule)? {
+                self.busy = true;
+                continue;
+            }
+            new.push(rule);
+        }
+        new.sort_by_key(|rule| rule.id);
+        if self.fast.raise(&new).is_ok() {
+            self.raised(&new);
+            return Ok(());
+        }
+        // Which of them is it?
+        for one in &new {
+            match self.fast.raise(std::slice::from_ref(one)) {
+                Ok(()) => self.raised(std::slice::from_ref(one)),
+                Err(e) => {
+                    let why = format!("{e:#}");
+                    if self.refused.insert(one.id, why.clone()).as_ref() != Some(&why) {
+                        let (id, by) = (one.id, one.plan.backend);
+                        let rule = &one.rule;
+                        (self.say)(&format!("rule {id} ({rule}) stays by nft, not {by}: {why}"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn raised(&mut self, rules: &[Installed]) {
+        for one in rules.iter().take(SHOWN) {
+            let (id, by) = (one.id, one.plan.backend);
+            let devices = [&one.plan.client_dev, &one.plan.target_dev];
+            let names: Vec<&str> = devices
+                .into_iter()
+                .flatten()
+                .map(|d| d.name.as_str())
+                .collect();
+            self.refused.remove(&id);
+            (self.say)(&format!(
+                "rule {id} ({}) is by {by} now, from {} on",
+                one.rule,
+                names.join(" to ")
+            ));
+        }
+        if rules.len() > SHOWN {
+            (self.say)(&format!("... and {} more rules", rules.len() - SHOWN));
+        }
+    }
+}
+
+/// Why no backend that goes around the firewall is right.
+fn why_not(findings: &[Finding]) -> String {
+    let around = [Backend::TcxPeer, Backend::XdpRedirect];
+    let why = around.iter().find_map(|backend| {
+        let finding = findings.iter().find(|f| f.backend == *backend)?;
+        match finding.by_name_only {
+            true => finding
+                .notes
+                .iter()
+                .find(|n| n.contains("goes around"))
+                .cloned(),
+            false => None,
+        }
+    });
+    let refused = || {
+        let of = |b: &Backend| findings.iter().find(|f| f.backend == *b)?.refused.first();
+        around.iter().find_map(of).cloned()
+    };
+    why.or_else(refused)
+        .unwrap_or_else(|| "no faster backend is right here".to_owned())
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What tells that a rule may have to be carried by something else: the firewall, devices, routes,
+//! settings, and our own commands.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, SystemTime};
+
+use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
+use netlink_sys::{Socket, SocketAddr};
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+
+use crate::redirect::store::Store;
+
+/// linux/netfilter/nfnetlink.h.
+const NFNLGRP_NFTABLES: u32 = 7;
+/// linux/rtnetlink.h: LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE,
+/// IPV6_RULE, IPV4_NETCONF.
+const ROUTE_GROUPS: [u32; 9] = [1, 4, 5, 7, 8, 9, 11, 19, 24];
+/// After the first event, others are gathered for so long.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Notifications of the calling thread's network namespace.
+pub struct Sources {
+    firewall: Socket,
+    routing: Socket,
+    polled: Polled,
+}
+
+/// What nothing announces.
+#[derive(PartialEq, Eq)]
+struct Polled {
+    /// The index of the rules, as a command leaves it.
+    rules: Option<(u64, u64, SystemTime)>,
+    /// Tables of iptables-legacy.
+    legacy: [String; 2],
+}
+
+/// What has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    pub firewall: bool,
+    /// Devices, routes, settings, or the rules.
+    pub rest: bool,
+    /// It is time to end.
+    pub stop: bool,
+}
+
+impl Heard {
+    pub fn anything(self) -> bool {
+        self.firewall || self.rest || self.stop
+    }
+}
+
+impl Sources {
+    /// # Errors
+    /// Without CAP_NET_ADMIN.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self {
+            firewall: subscribe(NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?,
+            routing: subscribe(NETLINK_ROUTE, &ROUTE_GROUPS)?,
+            polled: Polled::read(),
+        })
+    }
+
+    /// Waits for a change or for `stop` to become readable, for this long at most.
+    ///
+    /// # Errors
+    /// When the kernel refuses to wait.
+    pub fn wait(&mut self, stop: BorrowedFd, longest: Duration) -> io::Result<Heard> {
+        let mut heard = Heard::default();
+        let mut wait = longest;
+        loop {
+            let sockets = [self.firewall.as_fd(), self.routing.as_fd(), stop];
+            let mut fds = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+            let ready = match poll(&mut fds, timeout) {
+                Ok(n) => n > 0,
+                Err(nix::errno::Errno::EINTR) => continue,
+                Err(e) => return Err(e.into()),
+            };
+            let is_ready = fds.map(|fd| fd.any().unwrap_or(true));
+            heard.firewall |= is_ready[0];
+            heard.rest |= is_ready[1];
+            heard.stop |= is_ready[2];
+            if is_ready[0] {
+                drain(&self.firewall);
+            }
+            if is_ready[1] {
+                drain(&self.routing);
+            }
+            if !ready || heard.stop {
+                break;
+            }
+            wait = GATHER;
+        }
+        let polled = Polled::read();
+        heard.firewall |= polled.legacy != self.polled.legacy;
+        heard.rest |= polled.rules != self.polled.rules;
+        self.polled = polled;
+        Ok(heard)
+    }
+}
+
+impl Polled {
+    fn read() -> Self {
+        let index = Store::folder().ok().map(|folder| folder.join("index"));
+        let meta = index.and_then(|index| fs::metadata(index).ok());
+        let table =
+            |name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
+        Self {
+            rules: meta.and_then(|m| Some((m.ino(), m.len(), m.modified().ok()?))),
+            legacy: ["ip_tables_names", "ip6_tables_names"].map(table),
+        }
+    }
+}
+
+fn subscribe(protocol: isize, groups: &[u32]) -> io::Result<Socket> {
+    let mut socket = Socket::new(protocol)?;
+    let mask = groups.iter().fold(0, |mask, group| mask | 1 << (group - 1));
+    socket.bind(&SocketAddr::new(0, mask))?;
+    socket.set_non_blocking(true)?;
+    Ok(socket)
+}
+
+/// That something has changed is all there is to know; lost events tell it as well.
+fn drain(socket: &Socket) {
+    let mut buffer = Vec::with_capacity(1 << 16);
+    for _ in 0..10_000 {
+        buffer.clear();
+        match socket.recv(&mut buffer, 0) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A rule whose backend is automatic is carried by a fast one only while somebody watches the
+//! firewall and nothing there could matter.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::net::{ask, ask_in_vain, udp, Net, Place};
+use crate::support::{Guard, Ns, MOUNTAIN};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(10);
+
+fn watch(net: &Net) -> Guard {
+    let mut command = net.router.command(MOUNTAIN);
+    Guard::start(command.args(["redirect", "watch"]))
+}
+
+/// What carries the rules at the moment.
+fn carried(net: &Net) -> Vec<String> {
+    let list = net.json("list");
+    let rules = list["rules"].as_array().unwrap();
+    let by = |rule: &serde_json::Value| rule["carried_by"].as_str().unwrap().to_owned();
+    rules.iter().map(by).collect()
+}
+
+fn wait_for(net: &Net, backend: &str) {
+    let until = Instant::now() + PATIENCE;
+    while carried(net).iter().any(|by| by != backend) {
+        assert!(Instant::now() < until, "{:?}, not {backend}", carried(net));
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn forward_drop(net: &Net, rule: &str) {
+    net.router.run("nft add table inet guard");
+    net.router
+        .run("nft add chain inet guard f { type filter hook forward priority 0 ; policy drop ; }");
+    net.router.run(&format!("nft add rule inet guard f {rule}"));
+}
+
+/// A TCP connection to a server that sends back what it gets.
+struct Echo {
+    stream: TcpStream,
+}
+
+impl Echo {
+    fn new(client: &Ns, server: &Ns, from: &str, to: &str) -> Self {
+        let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+        let listener = server.with(move || TcpListener::bind(to).unwrap());
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut buffer = [0; 1000];
+            while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                stream.write_all(&buffer[..n]).unwrap();
+            }
+        });
+        let stream = client.with(move || TcpStream::connect_timeout(&from, ANSWER).unwrap());
+        stream.set_read_timeout(Some(ANSWER)).unwrap();
+        Self { stream }
+    }
+
+    fn assert_alive(&mut self) {
+        self.stream.write_all(b"hello").unwrap();
+        let mut got = [0; 5];
+        self.stream
+            .read_exact(&mut got)
+            .expect("the connection goes on");
+        assert_eq!(&got, b"hello");
+    }
+}
+
+/// The target's view of a client: its address and port must stay the same.
+fn ask_who(socket: &UdpSocket, to: &str) -> String {
+    ask(socket, to, "who").0
+}
+
+fn serve_who(ns: &Ns, at: &str) {
+    let at: SocketAddr = at.parse().unwrap();
+    let socket = ns.with(move || UdpSocket::bind(at).unwrap());
+    socket
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 100];
+        while let Ok((_, from)) = socket.recv_from(&mut buffer) {
+            socket.send_to(from.to_string().as_bytes(), from).ok();
+        }
+    });
+}
+
+/// Nobody watches: nft, which honours what comes later.
+#[test]
+fn a_firewall_that_comes_later_is_met_when_nobody_watches() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
+    assert_eq!(carried(&net), ["nft"]);
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    forward_drop(&net, "tcp dport 22 accept");
+    ask_in_vain(&socket, "10.0.8.17:8080");
+}
+
+/// While `redirect watch` runs the rule is fast, the new firewall takes effect, and flows that it
+/// permits go on, seen from both ends.
+#[test]
+fn a_firewall_that_comes_later_is_met_and_permitted_flows_go_on() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    for (proto, from, to) in [
+        ("udp", "10.0.8.17:8080", "10.0.1.2:8083"),
+        ("udp", "10.0.8.17:8081", "10.0.1.2:8090"),
+        ("udp", "[fd08::17]:8081", "[fd01::2]:8090"),
+        ("tcp", "10.0.8.17:8081", "10.0.1.2:8091"),
+        ("tcp", "[fd08::17]:8081", "[fd01::2]:8091"),
+    ] {
+        let rule = format!("--proto {proto} --from {from} --to {to}");
+        net.redirect(&format!("add {rule} --backend auto"));
+    }
+    let watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    flows_survive(&net, "10.0.8.18", "fd08::18");
+    // Rules are forgotten by who carried them, and the counters go on.
+    drop(watching);
+    net.router.run("nft delete table inet guard");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+}
+
+/// The same where the target sees an address of this host.
+#[test]
+fn flows_with_another_source_go_on_when_a_firewall_comes() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    for (proto, from, to) in [
+        ("udp", "10.0.8.17:8080", "10.0.1.2:8083"),
+        ("udp", "10.0.8.17:8081", "10.0.1.2:8090"),
+        ("udp", "[fd08::17]:8081", "[fd01::2]:8090"),
+        ("tcp", "10.0.8.17:8081", "10.0.1.2:8091"),
+        ("tcp", "[fd08::17]:8081", "[fd01::2]:8091"),
+    ] {
+        let rule = format!("--proto {proto} --from {from} --to {to} --snat always");
+        net.redirect(&format!("add {rule} --backend auto"));
+    }
+    let _watching = watch(&net);
+    wait_for(&net, "tcx");
+    flows_survive(&net, "10.0.1.1", "fd01::1");
+}
+
+/// Flows by the rules to :8090 and :8091 live through a firewall that drops all but them, and new ones to
+/// :8080 do not.
+fn flows_survive(net: &Net, seen4: &str, seen6: &str) {
+    serve_who(&net.server, "10.0.1.2:8090");
+    serve_who(&net.server, "[fd01::2]:8090");
+    let udp4 = udp(&net.client, "10.0.8.18:0");
+    let udp6 = udp(&net.client, "[fd08::18]:0");
+    let who4 = ask_who(&udp4, "10.0.8.17:8081");
+    let who6 = ask_who(&udp6, "[fd08::17]:8081");
+    assert!(
+        who4.contains(seen4) && who6.contains(seen6),
+        "{who4} {who6}"
+    );
+    let mut tcp4 = Echo::new(&net.client, &net.server, "10.0.8.17:8081", "10.0.1.2:8091");
+    let mut tcp6 = Echo::new(
+        &net.client,
+        &net.server,
+        "[fd08::17]:8081",
+        "[fd01::2]:8091",
+    );
+    tcp4.assert_alive();
+    tcp6.assert_alive();
+    let fresh = udp(&net.client, "10.0.8.18:0");
+    assert_eq!(ask(&fresh, "10.0.8.17:8080", "x").0, "server x");
+
+    forward_drop(net, "ct state established accept");
+    wait_for(net, "nft");
+    tcp4.assert_alive();
+    tcp6.assert_alive();
+    assert_eq!(ask_who(&udp4, "10.0.8.17:8081"), who4);
+    assert_eq!(ask_who(&udp6, "[fd08::17]:8081"), who6);
+    ask_in_vain(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080");
+}
+
+/// Whatever ends who watches, the fast backend is gone with it, and packets are redirected by nft.
+#[test]
+fn a_fast_backend_does_not_outlive_who_watches() {
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let mut net = Net::new();
+        net.serve(Place::Server, "server", "10.0.1.2:8083");
+        net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
+        let watching = watch(&net);
+        wait_for(&net, "tcx-peer");
+        let socket = udp(&net.client, "10.0.8.18:0");
+        assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+        watching.signal(signal);
+        let _ = watching.finish();
+        assert_eq!(carried(&net), ["nft"]);
+        assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+        forward_drop(&net, "tcp dport 22 accept");
+        ask_in_vain(&socket, "10.0.8.17:8080");
+        net.router.run("nft delete table inet guard");
+        net.redirect("del --all");
+        net.assert_clean();
+    }
+}
+
+/// `del` takes effect at once, and a rule that names a BPF backend takes the place of the fast one.
+#[test]
+fn commands_go_on_while_somebody_watches() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.serve(Place::Server, "other", "10.0.1.2:8084");
+    let _watching = watch(&net);
+    let add = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto";
+    net.redirect(add);
+    wait_for(&net, "tcx-peer");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    net.redirect("del --all");
+    ask_in_vain(&socket, "10.0.8.17:8080");
+    net.assert_clean();
+    net.redirect(add);
+    wait_for(&net, "tcx-peer");
+    net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8084 --backend tcx-peer");
+    assert_eq!(carried(&net), ["nft", "tcx-peer"]);
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    assert_eq!(ask(&socket, "10.0.8.17:8081", "x").0, "other x");
+}
+
+/// An automatic choice is no choice that a file could keep.
+#[test]
+fn a_restored_rule_does_not_keep_going_around_the_firewall() {
+    let net = Net::new();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.toml");
+    let config = format!("--config {}", file.display());
+    let old = "[[redirect]]\nproto = \"udp\"\nfrom = \"10.0.8.17:1\"\nto = \"10.0.1.2:1\"\n\
+               backend = \"tcx-peer\"\n";
+    std::fs::write(&file, old).unwrap();
+    let mut command = net.router.command(MOUNTAIN);
+    command
+        .args(["redirect", "restore"])
+        .args(config.split(' '));
+    let said = command.stdout(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert_eq!(said.matches("backend_fixed").count(), 1, "{said}");
+    assert_eq!(carried(&net), ["nft"]);
+    let watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    net.redirect(&format!("save {config}"));
+    drop(watching);
+    let saved = std::fs::read_to_string(&file).unwrap();
+    assert!(!saved.contains("backend"), "{saved}");
+    // What the user wants is kept.
+    net.redirect("add --proto udp --from 10.0.8.17:2 --to 10.0.1.2:2 --backend tcx-peer");
+    net.redirect(&format!("save {config}"));
+    let saved = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        saved.contains("backend = \"tcx-peer\"\nbackend_fixed = true"),
+        "{saved}"
+    );
+    net.redirect("del --all");
+    net.redirect(&format!("restore {config}"));
+    assert_eq!(carried(&net), ["nft", "tcx-peer"]);
+}
+
+/// `nft flush ruleset`, with which most reloads of a firewall begin, takes our table too.
+#[test]
+fn a_reloaded_firewall_does_not_end_redirects() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
+    let _watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    forward_drop(&net, "udp dport 8083 accept");
+    wait_for(&net, "nft");
+    net.router.run("nft flush ruleset");
+    let until = Instant::now() + PATIENCE;
+    while !net
+        .router
+        .run("nft list tables")
+        .contains("mountain_redirect")
+    {
+        assert!(Instant::now() < until, "the table is not put back");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+}
