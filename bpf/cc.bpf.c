@@ -29,7 +29,7 @@
  *
  * What else is here: `mountain_flows`, an iterator whose pinned link is a file in bpffs that lists
  * the live flows, one struct mtn_flow_report each; and `mountain_scope`, a sockops program that
- * gives the sockets of a cgroup this congestion control.
+ * gives the sockets of a cgroup this congestion control, except those whose program chose one itself.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -78,6 +78,7 @@ struct mtn_cc_flow {
 struct mtn_flow_report {
 	struct mtn_cc_flow flow;
 	__u64 pacing_rate;	/* in force, bytes/s */
+	__u64 acked;		/* bytes, since the connection began */
 	__u32 saddr[4];		/* network byte order; IPv4 in the first word */
 	__u32 daddr[4];
 	__u16 sport;
@@ -414,9 +415,21 @@ int mountain_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 	if (tp) {
 		r.cwnd = tp->snd_cwnd;
 		r.retransmits = tp->total_retrans;
+		r.acked = tp->bytes_acked;
 	}
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
 	return 0;
+}
+
+/* Whether the program itself has chosen a congestion control; an accepted socket has its listener's. */
+static __always_inline int mtn_chose(struct bpf_sock_ops *ops)
+{
+	struct inet_connection_sock *icsk;
+
+	if (!ops->sk)
+		return 0;
+	icsk = (struct inet_connection_sock *)bpf_skc_to_tcp_sock(ops->sk);
+	return icsk && BPF_CORE_READ_BITFIELD(icsk, icsk_ca_setsockopt);
 }
 
 SEC("sockops")
@@ -426,8 +439,8 @@ int mountain_scope(struct bpf_sock_ops *ops)
 	char name[16];
 
 	barrier_var(set);
-	if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB ||
-	    ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
+	if ((ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB ||
+	     ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) && !mtn_chose(ops)) {
 		__builtin_memcpy(name, set, sizeof(name));
 		bpf_setsockopt(ops, SOL_TCP, TCP_CONGESTION, name, sizeof(name));
 	}

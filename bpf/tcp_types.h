@@ -34,6 +34,7 @@ struct sock {
 
 struct inet_connection_sock {
 	__u8 icsk_ca_state:5;
+	__u8 icsk_ca_setsockopt:1;
 	__u64 icsk_ca_priv[13];
 };
 
@@ -48,6 +49,7 @@ struct tcp_sock {
 	__u32 app_limited;
 	__u32 mss_cache;
 	__u32 total_retrans;
+	__u64 bytes_acked;
 };
 
 struct rate_sample {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand};
@@ -11,14 +11,17 @@ use ipnet::IpNet;
 use serde_json::{json, Value};
 
 use crate::bpf::log_libbpf;
-use crate::cc::flows::{Flow, State as FlowState};
+use crate::cc::flows::{self, Flow, State as FlowState};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::settings::Behaviour;
 use crate::cc::{routes, scope, Settings, NAME};
 use crate::cli::{load_config, log_to_stderr, need_root};
+use crate::text::count;
 
 /// Flows that `top` shows, at most.
 const TOP_ROWS: usize = 30;
+/// Over which `top` takes its first rates.
+const FIRST_RATE: Duration = Duration::from_millis(250);
 
 #[derive(Args)]
 pub struct Cc {
@@ -318,8 +321,14 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
         bail!("{name} is not enabled: `mountain cc enable` does it");
     }
     let once = once || !std::io::stdout().is_terminal();
+    let mut before = pinned.flows()?;
+    let mut read_at = Instant::now();
+    std::thread::sleep(FIRST_RATE);
     loop {
         let mut flows = pinned.flows()?;
+        flows::measure(&before, &mut flows, read_at.elapsed());
+        read_at = Instant::now();
+        before.clone_from(&flows);
         flows.sort_by_key(|f| std::cmp::Reverse(f.rate_bps));
         if json {
             println!("{}", serde_json::to_string_pretty(&flows)?);
@@ -338,7 +347,7 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
 }
 
 fn top_text(flows: &[Flow]) -> String {
-    let mut out = format!("{} flows\n", flows.len());
+    let mut out = format!("{}\n", count(flows.len(), "flow"));
     let _ = writeln!(
         out,
         "{:<22} {:<22} {:>8} {:>8} {:>8} {:>8} {:<9} {:>6} {:>8}",
@@ -395,6 +404,7 @@ mod tests {
             local: "192.0.2.1:443".parse().unwrap(),
             remote: "[2001:db8::1]:50000".parse().unwrap(),
             rate_bps: 9_876_543,
+            acked_bytes: 1,
             estimate_bps: 50_000_000,
             pacing_bps: 10_000_000,
             limit_bps,
@@ -417,7 +427,7 @@ mod tests {
         let row = |state, limit| {
             let text = top_text(&[flow(state, limit)]);
             let lines: Vec<&str> = text.lines().collect();
-            assert_eq!((lines.len(), lines[0]), (3, "1 flows"), "{text}");
+            assert_eq!((lines.len(), lines[0]), (3, "1 flow"), "{text}");
             // The state begins where its title does.
             let word = &lines[2][lines[1].find("state").unwrap()..];
             let word = word.split(' ').next().unwrap().to_owned();

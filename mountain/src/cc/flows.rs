@@ -1,7 +1,9 @@
 //! The live flows, as the iterator `mountain_flows` in bpf/cc.bpf.c lists them.
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use serde::Serialize;
@@ -27,8 +29,11 @@ pub enum State {
 pub struct Flow {
     pub local: SocketAddr,
     pub remote: SocketAddr,
-    /// Delivery in the last slice, bit/s.
+    /// What was acknowledged between two readings ([`measure`]), or else delivery in the last slice
+    /// that the brake judged, bit/s.
     pub rate_bps: u64,
+    /// Bytes acknowledged since the connection began.
+    pub acked_bytes: u64,
     /// BBR's estimate of the bandwidth, bit/s.
     pub estimate_bps: u64,
     /// Rate that packets leave at, bit/s.
@@ -74,6 +79,21 @@ pub fn read(mut from: impl Read) -> Result<Vec<Flow>> {
     Ok(bytes.chunks_exact(size).map(report).collect())
 }
 
+/// Sets the rates of `now`, read `elapsed` after `before`. A flow that was not there before has begun
+/// in between.
+pub fn measure(before: &[Flow], now: &mut [Flow], elapsed: Duration) {
+    let ends = |f: &Flow| (f.local, f.remote);
+    let before: HashMap<_, _> = before.iter().map(|f| (ends(f), f.acked_bytes)).collect();
+    for flow in now {
+        // Fewer than before: another connection between the same ends.
+        let bytes = match before.get(&ends(flow)) {
+            Some(acked) if *acked <= flow.acked_bytes => flow.acked_bytes - acked,
+            _ => flow.acked_bytes,
+        };
+        flow.rate_bps = (bytes as f64 * 8.0 / elapsed.as_secs_f64().max(1e-6)) as u64;
+    }
+}
+
 fn address(words: [u32; 4], port: u16, ipv6: bool) -> SocketAddr {
     let mut bytes = [0; 16];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
@@ -92,6 +112,7 @@ fn flow(r: &mtn_flow_report) -> Flow {
         local: address(r.saddr, r.sport, r.ipv6 != 0),
         remote: address(r.daddr, r.dport, r.ipv6 != 0),
         rate_bps: b.last_bps,
+        acked_bytes: r.acked,
         estimate_bps: f.max_bps,
         pacing_bps: r.pacing_rate.saturating_mul(8),
         limit_bps: (b.bps != u64::MAX).then_some(b.bps),
@@ -125,6 +146,23 @@ mod tests {
             .to_string()
             .contains("version"));
         assert_eq!(read(&[][..]).unwrap(), []);
+    }
+
+    #[test]
+    fn a_rate_is_what_was_acknowledged_in_between() {
+        let mut r = mtn_flow_report {
+            sport: 1,
+            acked: 1_000_000,
+            ..Default::default()
+        };
+        let before = [flow(&r)];
+        r.acked = 1_250_000;
+        let (old, mut other) = (flow(&r), r);
+        other.sport = 2;
+        other.acked = 125_000;
+        let mut now = [old, flow(&other)];
+        measure(&before, &mut now, Duration::from_millis(500));
+        assert_eq!(now.map(|f| f.rate_bps), [4_000_000, 2_000_000]);
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //!                              cgroup-ID  a cgroup whose sockets use it
 //! ```
 //!
-//! What has to be put back is in `/run/mountain/cc-NAME.json` ([`scope::State`]). Both are gone
+//! Where nothing is mounted there, `enable` mounts it and the last `disable` unmounts it. What has to be
+//! put back is in `/run/mountain/cc-NAME.json` ([`scope::State`]). Both are gone
 //! after a restart of the machine, and so is the registration.
 
 use std::ffi::CString;
@@ -32,6 +33,8 @@ use super::{flows, types, Loaded, Settings};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const RUN: &str = "/run/mountain";
+/// There while the BPF file system is one that this program mounted: its device number.
+const MOUNTED: &str = "/run/mountain/bpffs";
 /// What a folder holds, besides cgroups.
 const FILES: [&str; 4] = ["link", "flows", "flow_map", "settings"];
 /// How long the kernel takes to forget a name, at most.
@@ -320,6 +323,7 @@ impl Pinned {
         for dir in self.dir.ancestors().take(3) {
             let _ = fs::remove_dir(dir);
         }
+        unmount_bpffs();
     }
 
     /// What the program was loaded with, in the program's own terms.
@@ -397,5 +401,26 @@ fn mount_bpffs() -> Result<()> {
         MsFlags::empty(),
         Some("mode=0700"),
     )
-    .with_context(|| format!("cannot mount the BPF file system at {BPFFS}: run as root"))
+    .with_context(|| format!("cannot mount the BPF file system at {BPFFS}: run as root"))?;
+    let note = File::create(MOUNTED).and_then(|_| fs::metadata(BPFFS));
+    let note = note.and_then(|root| fs::write(MOUNTED, root.dev().to_string()));
+    note.with_context(|| format!("cannot write {MOUNTED}"))
+}
+
+/// Unmounts the BPF file system if this program mounted it and nothing is pinned there any more.
+fn unmount_bpffs() {
+    let Ok(ours) = fs::read_to_string(MOUNTED) else {
+        return;
+    };
+    let is_ours = fs::metadata(BPFFS).is_ok_and(|root| root.dev().to_string() == ours);
+    if is_ours {
+        // The kernel itself puts these into some (CONFIG_BPF_PRELOAD).
+        let kernels = ["maps.debug", "progs.debug"];
+        let mut entries = fs::read_dir(BPFFS).into_iter().flatten().flatten();
+        let used = entries.any(|e| !kernels.iter().any(|name| e.file_name() == *name));
+        if used || nix::mount::umount(BPFFS).is_err() {
+            return;
+        }
+    }
+    let _ = fs::remove_file(MOUNTED);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Misleading or fragile commands.
 
+mod cc;
+
 use std::os::unix::net::UnixStream;
 
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
