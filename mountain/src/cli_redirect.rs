@@ -166,6 +166,9 @@ struct Del {
     /// All rules
     #[arg(long, conflicts_with_all = ["proto", "from", "dev"])]
     all: bool,
+    /// Those of every network namespace, with --all
+    #[arg(long, requires = "all")]
+    all_namespaces: bool,
     /// Protocol
     #[arg(long, value_enum, required_unless_present = "all")]
     proto: Option<Proto>,
@@ -338,18 +341,20 @@ fn plan_text(plan: &Plan) -> String {
 
 impl Del {
     fn run(self) -> Result<()> {
-        let mut store = actions::open(false)?;
+        if self.all_namespaces {
+            let (rules, namespaces) = actions::del_everywhere()?;
+            let namespaces = count(namespaces, "network namespace");
+            println!("deleted {} in {namespaces}", count(rules, "rule"));
+            return Ok(());
+        }
         if self.all {
-            let rules = store.all()?;
-            actions::del(&mut store, &rules)?;
-            // Also what a lost record does not tell of.
-            actions::sweep()?;
-            match rules.len() {
+            match actions::del_all()? {
                 0 => print!("{NONE}"),
                 n => println!("deleted {}", count(n, "rule")),
             }
             return Ok(());
         }
+        let mut store = actions::open(false)?;
         let (Some(proto), Some(from)) = (self.proto, self.from) else {
             unreachable!("clap requires them");
         };
@@ -389,8 +394,11 @@ impl ConfigFile {
 
 fn save(file: &Path) -> Result<()> {
     let rules = actions::open(false)?.all()?;
-    config::save(file, &rules)?;
+    let absent = config::save(file, &rules)?;
     println!("saved {} in {}", count(rules.len(), "rule"), file.display());
+    if absent > 0 {
+        println!("kept {} whose device is absent", count(absent, "rule"));
+    }
     Ok(())
 }
 
@@ -400,9 +408,9 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
     let unfixed = config::unfixed(&loaded.redirect);
     if unfixed > 0 {
         eprintln!(
-            "mountain: {unfixed} rules of {} name a backend without backend_fixed = true: their backend \
-             is chosen automatically",
-            file.path().display()
+            "mountain: {}: backend without backend_fixed = true, in {}: chosen automatically",
+            file.path().display(),
+            count(unfixed, "rule")
         );
     }
     let mut store = actions::open(!wanted.is_empty())?;

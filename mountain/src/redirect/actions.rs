@@ -5,12 +5,14 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::preflight::Seen;
+use super::preflight::{namespaces, Seen};
 use super::store::{State, Store};
 use super::validate::{self, Fits, Known};
 use super::{
-    bpf, conntrack, fixes, module, nft, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
+    bpf, conntrack, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Plan, Rule,
+    Stats,
 };
+use crate::cc::scope;
 
 /// A rule as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,12 +44,13 @@ pub(super) fn step(name: &str) {
     let _ = name;
 }
 
-/// Opens the store and puts right what a killed command has left; says so.
+/// Opens the store and puts right what a killed command or a lost or damaged journal has left; says so.
 pub fn open(to_add: bool) -> Result<Store> {
-    let mut store = match to_add {
+    let store = match to_add {
         true => Store::open_to_add()?,
         false => Store::open()?,
     };
+    let mut store = recover::as_the_kernel_has_it(store)?;
     let half_done = store.half_done()?;
     for (state, what, became) in [
         (State::Adding, "added", "taken back"),
@@ -467,6 +470,58 @@ fn add_up(stats: &mut [Stats], more: Vec<Stats>) {
             *sum.drops.entry(reason).or_default() += count;
         }
     }
+}
+
+/// Deletes all rules of the calling thread's network namespace; says how many.
+///
+/// # Errors
+/// What could not be done; the next command tries again.
+pub fn del_all() -> Result<usize> {
+    let mut store = open(false)?;
+    let rules = store.all()?;
+    del(&mut store, &rules)?;
+    // Also what no record tells of.
+    sweep()?;
+    Ok(rules.len())
+}
+
+/// Deletes all rules of every network namespace that a name or a process leads to, and forgets those of
+/// namespaces that are gone; says how many rules in how many namespaces.
+///
+/// # Errors
+/// The first that failed; the others are done nevertheless.
+pub fn del_everywhere() -> Result<(usize, usize)> {
+    let (mut rules, mut namespaces, mut failed) = (0, 0, None);
+    let mut there = HashSet::new();
+    namespaces::find(|found| {
+        there.insert(found.inode);
+        let Ok(file) = found.file.try_clone() else {
+            return false;
+        };
+        let done = scope::within(file, || match is_used()? {
+            true => del_all().map(Some),
+            false => Ok(None),
+        });
+        match done {
+            Ok(Some(deleted)) => {
+                rules += deleted;
+                namespaces += 1;
+            }
+            Ok(None) => {}
+            Err(e) => {
+                let what = format!("in the network namespace {}", found.path.display());
+                failed.get_or_insert(e.context(what));
+            }
+        }
+        false
+    });
+    Store::forget_others(&there);
+    failed.map_or(Ok((rules, namespaces)), Err)
+}
+
+/// Whether there is anything of ours in the calling thread's network namespace.
+fn is_used() -> Result<bool> {
+    Ok(Store::folder()?.exists() || recover::is_in_kernel().unwrap_or(true))
 }
 
 /// Takes away whatever is left in the kernel, on record or not.

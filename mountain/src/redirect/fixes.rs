@@ -1,7 +1,7 @@
 //! Settings that a plan needs changed: made and taken back.
 //!
-//! A fix is taken back only where the setting still is what the fix made it: what somebody has
-//! changed since stays, and a device or namespace that is gone has taken the setting with it.
+//! A fix is taken back only where the setting still is what the fix made it, and where nothing for all
+//! devices asks for the same: what somebody has changed since, or relies on since, stays, and a device or namespace that is gone has taken the setting with it.
 //! Features that depend on one that was switched off (segmentation on the transmit checksum) come
 //! back with it, as the kernel remembers that they were wanted.
 
@@ -130,13 +130,40 @@ fn take_back(fix: &Fix) -> Result<()> {
         } => {
             let file = sysctl_file(path)?;
             match fs::read_to_string(&file) {
-                Ok(now) if now.trim() == value => fs::write(&file, before)?,
+                Ok(now) if now.trim() == value && !for_all_devices(path, value) => {
+                    fs::write(&file, before)?;
+                }
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e.into()),
             }
             Ok(())
         }
+    }
+}
+
+/// Whether a device's setting is what one for all devices asks for as well. Programs such as Docker
+/// switch forwarding on for all devices, and the device's own setting no longer tells who wanted it.
+fn for_all_devices(path: &str, value: &str) -> bool {
+    globals(path).iter().any(|global| {
+        let now = sysctl_file(global).and_then(|file| Ok(fs::read_to_string(file)?));
+        now.is_ok_and(|now| now.trim() == value)
+    })
+}
+
+/// The settings for all devices that ask for what a device's setting does.
+fn globals(path: &str) -> Vec<String> {
+    let parts: Vec<&str> = path.split('/').collect();
+    match parts[..] {
+        [_, family, "conf", device, name] if !matches!(device, "all" | "default") => {
+            let all = |name: &str| format!("net/{family}/conf/all/{name}");
+            let mut globals = vec![all(name)];
+            if name == "force_forwarding" {
+                globals.push(all("forwarding"));
+            }
+            globals
+        }
+        _ => Vec::new(),
     }
 }
 

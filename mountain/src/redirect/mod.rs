@@ -19,6 +19,7 @@ pub mod fixes;
 pub mod module;
 pub mod nft;
 pub mod preflight;
+mod recover;
 pub mod store;
 mod validate;
 pub mod watch;

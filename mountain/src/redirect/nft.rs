@@ -8,6 +8,8 @@
 //! (linux/netfilter/nf_tables.h), as nft(8) takes ten milliseconds to start, and seconds to read a set
 //! of 65,536 rules.
 
+mod recover;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -19,6 +21,8 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use super::{Installed, Proto, Snat, Stats, Traffic};
 use crate::host::program::Missing;
 use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
+
+pub(super) use recover::found;
 
 /// Name of the table, of family `inet`.
 pub const TABLE: &str = "mountain_redirect";
@@ -307,6 +311,15 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
 
 /// Reads the counters of a set.
 fn counters(set: &str, mut each: impl FnMut(&[u8], Traffic)) -> Result<()> {
+    set_elements(set, |element| {
+        if let Some((key, traffic)) = counter(element) {
+            each(key, traffic);
+        }
+    })
+}
+
+/// Reads the elements of a set.
+fn set_elements(set: &str, mut each: impl FnMut(&[u8])) -> Result<()> {
     let mut body = vec![NFPROTO_INET, 0, 0, 0];
     push_attribute(&mut body, NFTA_SET_ELEM_LIST_TABLE, &name(TABLE));
     push_attribute(&mut body, NFTA_SET_ELEM_LIST_SET, &name(set));
@@ -315,11 +328,7 @@ fn counters(set: &str, mut each: impl FnMut(&[u8], Traffic)) -> Result<()> {
             socket.dump(kind(NFT_MSG_GETSETELEM), &body, |_, payload| {
                 let message = Attributes::after(payload, HEADER_LEN);
                 let list = message.nested(NFTA_SET_ELEM_LIST_ELEMENTS);
-                for element in list.iter().flat_map(Attributes::values) {
-                    if let Some((key, traffic)) = counter(element) {
-                        each(key, traffic);
-                    }
-                }
+                list.iter().flat_map(Attributes::values).for_each(&mut each);
             })
         })
         .map(|_| ())
@@ -328,7 +337,7 @@ fn counters(set: &str, mut each: impl FnMut(&[u8], Traffic)) -> Result<()> {
             Some(libc::ENOENT) => Ok(()),
             _ => Err(e),
         })
-        .with_context(|| format!("cannot read the counters of {TABLE}: run as root"))
+        .with_context(|| format!("cannot read the set {set} of {TABLE}: run as root"))
 }
 
 /// Key and counter of an element.

@@ -35,6 +35,8 @@ const BASE: &str = "/run/mountain";
 const MAGIC: &[u8; 16] = b"mtn-redirect-1\0\0";
 /// Bytes of a record of the index, a divisor of a page's.
 const RECORD: usize = 64;
+/// With more rules than these not all lines are looked through each time.
+const LOOKED_THROUGH: usize = 1000;
 /// History smaller than this is not worth tidying.
 const TIDY_BYTES: u64 = 64 * 1024;
 
@@ -158,8 +160,10 @@ pub struct Store {
     lock: Option<Flock<File>>,
     /// The first is not a rule's: magic, cookie, N of `rules-N`.
     records: Vec<[u8; RECORD]>,
-    /// The files were understood.
+    /// The files were understood, or there are none.
     readable: bool,
+    /// Why they were not.
+    damage: Option<String>,
 }
 
 impl Store {
@@ -203,6 +207,7 @@ impl Store {
             lock,
             records: vec![head(cookie, 0)],
             readable: false,
+            damage: None,
         };
         if store.lock.is_some() {
             store.load()?;
@@ -237,28 +242,91 @@ impl Store {
         let Some(first) = records.first() else {
             return Ok(());
         };
-        ensure!(
-            first.starts_with(MAGIC),
-            "{} is of another version of mountain: delete the rules with that one, or remove the \
-             folder",
-            path.display()
-        );
+        if !first.starts_with(MAGIC) {
+            self.damage = Some("index is of another version of mountain, or damaged".to_owned());
+            return Ok(());
+        }
         if first[16..24] != self.cookie.to_ne_bytes() {
             // Of a namespace that is gone, and its rules with it.
             return fs::remove_file(&path)
                 .with_context(|| format!("cannot remove {}", path.display()));
         }
-        for record in &records[1..] {
-            ensure!(
-                record[0] == 0
-                    || State::of(record[0]).is_some()
-                        && usize::from(record[2]) < Backend::ALL.len(),
-                "{} is damaged: remove the folder, and what is installed by hand",
-                path.display()
-            );
+        let right = |record: &[u8; RECORD]| {
+            let known = usize::from(record[2]) < Backend::ALL.len();
+            record[0] == 0 || (State::of(record[0]).is_some() && known)
+        };
+        if !records[1..].iter().all(right) {
+            self.damage = Some("index is damaged".to_owned());
+            return Ok(());
         }
         self.records = records;
+        if let Err(e) = self.look_through() {
+            self.damage = Some(format!("{e:#}"));
+        }
         Ok(())
+    }
+
+    /// Whether the lines of all rules are there. Of very many only the last: to read them all takes
+    /// longer than most commands.
+    fn look_through(&self) -> Result<()> {
+        let last = self.entries().max_by_key(|entry| entry.line().0);
+        let many = self.len() > LOOKED_THROUGH;
+        let last = last.map(|entry| entry.id);
+        let looked_at = self.parse(|entry| !many || Some(entry.id) == last)?;
+        let ids = self.entries().map(|entry| entry.id);
+        let mut ids: Vec<u32> = ids.filter(|id| !many || Some(*id) == last).collect();
+        ids.retain(|id| !looked_at.iter().any(|rule| rule.id == *id));
+        ensure!(ids.is_empty(), "rule {} has the line of another", ids[0]);
+        Ok(())
+    }
+
+    /// Why the files could not be understood; there is nothing in the store then.
+    pub fn damage(&self) -> Option<&str> {
+        self.damage.as_deref()
+    }
+
+    /// Puts damaged files out of the way and begins anew; says where they are now.
+    ///
+    /// # Errors
+    /// When they cannot be moved.
+    pub fn set_aside(&mut self) -> Result<PathBuf> {
+        let away = self.dir.join("damaged");
+        let moved = || -> io::Result<()> {
+            if away.exists() {
+                fs::remove_dir_all(&away)?;
+            }
+            let files: Vec<_> = fs::read_dir(&self.dir)?.collect::<io::Result<_>>()?;
+            fs::create_dir(&away)?;
+            for file in files {
+                fs::rename(file.path(), away.join(file.file_name()))?;
+            }
+            Ok(())
+        };
+        moved().with_context(|| format!("cannot move what is in {}", self.dir.display()))?;
+        // Out of the folder, which goes with the last rule.
+        let kept = self.dir.with_extension("damaged");
+        let _ = fs::remove_dir_all(&kept);
+        fs::rename(&away, &kept)
+            .with_context(|| format!("cannot move {} to {}", away.display(), kept.display()))?;
+        self.records = vec![head(self.cookie, 0)];
+        self.damage = None;
+        Ok(kept)
+    }
+
+    /// Forgets rules of network namespaces that are not among these.
+    pub fn forget_others(inodes: &HashSet<u64>) {
+        for entry in fs::read_dir(BASE).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let inode = name.strip_prefix("redirect-").map(|rest| {
+                let inode = rest.strip_suffix(".damaged").unwrap_or(rest);
+                inode.parse::<u64>()
+            });
+            if let Some(Ok(inode)) = inode {
+                if !inodes.contains(&inode) {
+                    let _ = fs::remove_dir_all(entry.path());
+                }
+            }
+        }
     }
 
     /// All rules by their number, those half done too.
@@ -469,6 +537,7 @@ impl Store {
             lock: None,
             records: vec![head(self.cookie, self.generation() + 1)],
             readable: true,
+            damage: None,
         };
         // What a killed command may have begun.
         let _ = fs::remove_file(new.rules());
@@ -508,7 +577,7 @@ fn head(cookie: u64, generation: u64) -> [u8; RECORD] {
 impl Drop for Store {
     /// Without rules nothing is left.
     fn drop(&mut self) {
-        if self.lock.is_some() && self.readable && self.is_empty() {
+        if self.lock.is_some() && self.readable && self.damage.is_none() && self.is_empty() {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }

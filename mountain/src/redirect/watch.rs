@@ -31,6 +31,7 @@ use super::preflight::firewall::{self, Firewall};
 use super::preflight::Seen;
 use super::store::Store;
 use super::{actions, conntrack, nft, Backend, Finding, Installed, Proto};
+use crate::text::count;
 use sources::{Heard, Sources};
 
 /// How often is looked at what nothing announces.
@@ -183,9 +184,9 @@ impl Watcher<'_> {
         let by_nft = store.all_of(Backend::Nft)?;
         if nft::repair(&by_nft)? {
             (self.say)(&format!(
-                "something had removed the nftables table {}: it is back, with {} rules",
+                "something had removed the nftables table {}: it is back, with {}",
                 nft::TABLE,
-                by_nft.len()
+                count(by_nft.len(), "rule")
             ));
         }
         for old in store
@@ -279,7 +280,7 @@ impl Watcher<'_> {
             }
         }
         if wrong.len() > SHOWN {
-            (self.say)(&format!("... and {} more rules", wrong.len() - SHOWN));
+            (self.say)(&format!("and {} more", count(wrong.len() - SHOWN, "rule")));
         }
         lowered
     }
@@ -340,7 +341,7 @@ impl Watcher<'_> {
             ));
         }
         if rules.len() > SHOWN {
-            (self.say)(&format!("... and {} more rules", rules.len() - SHOWN));
+            (self.say)(&format!("and {} more", count(rules.len() - SHOWN, "rule")));
         }
     }
 }

@@ -5,4 +5,5 @@
 #[allow(dead_code)]
 mod net;
 
+mod owner;
 mod watch;

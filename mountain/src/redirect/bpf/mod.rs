@@ -8,6 +8,7 @@ pub mod fast;
 pub mod hooks;
 mod loaded;
 mod log;
+mod recover;
 mod verify;
 
 #[allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
@@ -28,6 +29,7 @@ use super::{Backend, Device, Installed, Plan, Rule, Stats, Traffic};
 use hooks::Hook;
 use loaded::{attached, entries, Attached, Loaded, Needs, Prog};
 pub use log::read_log;
+pub(super) use recover::{found, is_attached};
 pub use skel::types;
 
 /// All programs of this project's redirection are called so, and no other.

@@ -127,17 +127,59 @@ fn what_is_of_another_namespace_or_version_is_not_ours() {
     assert!(!dir.exists());
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("index"), [7; RECORD]).unwrap();
-    let error = Store::open_at(dir.clone(), 7, true, lock::WAIT)
-        .err()
-        .unwrap();
-    assert!(error.to_string().contains("another version"), "{error}");
+    let why = |why: &str| {
+        let store = open(&dir, true);
+        let damage = store.damage().unwrap_or("none");
+        assert!(damage.contains(why), "{damage}");
+    };
+    why("another version");
     let damaged = [head(7, 0), [9; RECORD]];
     fs::write(dir.join("index"), damaged.as_flattened()).unwrap();
-    let error = Store::open_at(dir.clone(), 7, true, lock::WAIT)
-        .err()
-        .unwrap();
-    assert!(error.to_string().contains("damaged"), "{error}");
+    why("damaged");
     assert!(dir.join("index").exists(), "left for who can read it");
+    // Set aside, it is in nobody's way.
+    let mut store = open(&dir, true);
+    let kept = store.set_aside().unwrap();
+    let index = fs::read(kept.join("index")).unwrap();
+    assert_eq!(index, damaged.as_flattened());
+    store.adding(&[rule(0)]).unwrap();
+    store.added(&[rule(0)]).unwrap();
+    drop(store);
+    assert_eq!(open(&dir, false).all().unwrap(), [rule(0)]);
+    // A line is cut short.
+    let file = File::options().write(true).open(dir.join("rules-0"));
+    file.unwrap().set_len(20).unwrap();
+    why("cannot read");
+}
+
+/// Any user could hold the lock, and keep root's commands waiting for ever.
+#[test]
+fn nobody_else_can_hold_commands_up() {
+    use std::os::unix::fs::PermissionsExt;
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("redirect-1");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let mut store = open(&dir, true);
+    store.adding(&[rule(0)]).unwrap();
+    store.added(&[rule(0)]).unwrap();
+    drop(store);
+    assert_eq!(mode(&dir), 0o700);
+    for file in ["index", "rules-0"] {
+        assert_eq!(mode(&dir.join(file)), 0o600, "{file}");
+    }
+    // Made by an earlier version, for all to read, and somebody has locked it.
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let held = Flock::lock(
+        File::open(&dir).unwrap(),
+        nix::fcntl::FlockArg::LockExclusive,
+    );
+    let wait = Duration::from_millis(50);
+    let error = Store::open_at(dir.clone(), 7, false, wait).err().unwrap();
+    let me = format!("by process {} (", std::process::id());
+    assert!(error.to_string().contains(&me), "{error:#}");
+    assert_eq!(mode(&dir), 0o700, "nobody else opens it from now on");
+    drop(held);
+    assert_eq!(open(&dir, false).all().unwrap(), [rule(0)]);
 }
 
 #[test]

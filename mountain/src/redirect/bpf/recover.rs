@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The rules that the programs on the devices have.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use libbpf_rs::{MapCore, MapFlags};
+
+use super::loaded::{attached, entries, Loaded};
+use super::{address, backend_of, read_from, types, LOG, SNAT};
+use crate::redirect::recover::Found;
+use crate::redirect::{Device, Proto};
+
+/// Whether any program of ours stays on a device by itself.
+///
+/// # Errors
+/// When the devices cannot be listed.
+pub(in crate::redirect) fn is_attached() -> Result<bool> {
+    Ok(!attached()?.is_empty())
+}
+
+/// # Errors
+/// When the kernel refuses, or another version has made them.
+pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
+    let Some(loaded) = Loaded::find(&attached()?)? else {
+        return Ok(vec![]);
+    };
+    let mut all = Vec::new();
+    for (key, value) in entries(loaded.map("rules")?)? {
+        let key: types::mtn_rd_rule_key = read_from(&key);
+        let rule: types::mtn_rd_rule = read_from(&value);
+        let at =
+            |words, port: u16| SocketAddr::new(address(words, key.ipv6 != 0), u16::from_be(port));
+        let device = |ifindex: u32, peer: u8| {
+            let name = nix::net::if_::if_indextoname(ifindex).ok()?;
+            Some(Device {
+                ifindex,
+                name: name.to_string_lossy().into_owned(),
+                peer: peer != 0,
+            })
+        };
+        let limit = || {
+            let limits = loaded.map("log_limits").ok()?;
+            let limit = limits
+                .lookup(&rule.id.to_ne_bytes(), MapFlags::ANY)
+                .ok()??;
+            Some(read_from::<types::mtn_rd_log_limit>(&limit).per_second)
+        };
+        all.push(Found {
+            id: Some(rule.id),
+            proto: match key.proto {
+                p if p == Proto::Udp.number() => Proto::Udp,
+                _ => Proto::Tcp,
+            },
+            from: at(key.addr, key.port),
+            to: at(rule.to, rule.to_port),
+            client_dev: device(rule.client_dev, rule.client_veth),
+            target_dev: device(rule.target_dev, rule.target_veth),
+            snat: (rule.flags & SNAT != 0).then(|| address(rule.snat, key.ipv6 != 0)),
+            hairpin: false,
+            log: (rule.flags & LOG != 0).then(limit).flatten(),
+            backend: backend_of(rule.backend),
+        });
+    }
+    Ok(all)
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What the owner has, has changed since, or has to get rid of.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use super::net::{ask, ask_in_vain, udp, Net, Place};
+use crate::support::Ns;
+
+fn setting(ns: &Ns, path: &'static str) -> String {
+    let read = move || fs::read_to_string(format!("/proc/sys/net/ipv4/{path}")).unwrap();
+    ns.with(read).trim().to_owned()
+}
+
+fn folder(ns: &Ns) -> String {
+    let inode = ns.with(|| fs::metadata("/proc/thread-self/ns/net").unwrap().ino());
+    format!("/run/mountain/redirect-{inode}")
+}
+
+/// `--fix` made a device forward; then something such as Docker makes all of them forward.
+#[test]
+fn forwarding_that_others_rely_on_by_now_stays() {
+    for since in [false, true] {
+        let net = Net::new();
+        net.router.sysctl("net.ipv4.ip_forward", "0");
+        let rule = "--proto udp --from 10.0.8.17:8080";
+        net.redirect(&format!(
+            "add {rule} --to 10.0.1.2:8083 --dev rc --backend tcx --fix"
+        ));
+        assert_eq!(setting(&net.router, "conf/rs/forwarding"), "1");
+        if since {
+            net.router.sysctl("net.ipv4.ip_forward", "1");
+        }
+        net.redirect(&format!("del {rule} --dev rc"));
+        let left = if since { "1" } else { "0" };
+        for path in ["conf/rc/forwarding", "conf/rs/forwarding"] {
+            assert_eq!(setting(&net.router, path), left, "{path}");
+        }
+    }
+}
+
+/// The journal is damaged, cut short or lost: rules are listed as the kernel has them, and go.
+#[test]
+fn a_damaged_journal_locks_nobody_out() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.serve(Place::Server, "other", "10.0.1.2:8084");
+    type Damage = fn(&str);
+    let damages: [(&str, Damage); 4] = [
+        ("another version", |dir| {
+            fs::write(format!("{dir}/index"), [7; 640]).unwrap();
+        }),
+        ("cut short", |dir| {
+            let file = fs::File::options()
+                .write(true)
+                .open(format!("{dir}/rules-0"));
+            file.unwrap().set_len(10).unwrap();
+        }),
+        ("no index", |dir| {
+            fs::remove_file(format!("{dir}/index")).unwrap()
+        }),
+        ("lost", |dir| fs::remove_dir_all(dir).unwrap()),
+    ];
+    for (what, damage) in damages {
+        for add in [
+            "udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto",
+            "tcp --from [fd08::17]:80 --to [fd01::2]:80 --snat always --backend auto",
+            "udp --from 10.0.8.17:9 --to 10.0.1.2:9 --dev rc --snat never --backend nft",
+            "udp --from 10.0.8.17:8081 --to 10.0.1.2:8084 --backend tcx-peer",
+        ] {
+            net.redirect(&format!("add --proto {add}"));
+        }
+        let by_from = |net: &Net| {
+            let mut rules = net.json("list")["rules"].as_array().unwrap().clone();
+            rules.sort_by_key(|rule| rule["rule"]["from"].to_string());
+            let named = |rule: &serde_json::Value| {
+                let plan = &rule["plan"];
+                format!("{} {} {}", rule["rule"], plan["backend"], plan["snat"])
+            };
+            rules.iter().map(named).collect::<Vec<_>>()
+        };
+        let before = by_from(&net);
+        damage(&folder(&net.router));
+        let told = net.router.mountain("redirect list");
+        let told = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(told.contains("made anew"), "{what}: {told}");
+        let after = by_from(&net);
+        assert_eq!(after.len(), before.len(), "{what}");
+        for (one, was) in after.iter().zip(&before) {
+            // Snat of a rule with a device cannot be told from what the kernel has.
+            let plain = |text: &str| text.replace("\"snat\":\"never\"", "\"snat\":\"auto\"");
+            assert_eq!(plain(one), plain(was), "{what}");
+        }
+        let socket = udp(&net.client, "10.0.8.18:0");
+        assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+        assert_eq!(ask(&socket, "10.0.8.17:8081", "x").0, "other x");
+        assert_eq!(net.redirect("del --all"), "deleted 4 rules\n", "{what}");
+        ask_in_vain(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080");
+        net.assert_clean();
+        let _ = fs::remove_dir_all(format!("{}.damaged", folder(&net.router)));
+    }
+}
+
+/// Removing the package takes back what commands in other network namespaces have added.
+///
+/// In namespaces of mounts and processes of its own, so that those of others are out of reach.
+#[test]
+fn removal_takes_back_redirects_in_every_network_namespace() {
+    const SCRIPT: &str = r#"
+        mount -t tmpfs none /run
+        mkdir -p /run/netns /run/mountain/redirect-1
+        for n in a b c; do
+            ip netns add $n
+            ip -n $n link set lo up
+            ip -n $n addr add 10.0.0.1/24 dev lo
+        done
+        for n in a b; do
+            nsenter --net=/run/netns/$n "$0" redirect add --proto udp --from 10.0.0.1:1 \
+                --to 10.0.0.1:2
+        done
+        "$0" redirect del --all --all-namespaces
+        for n in a b c; do nsenter --net=/run/netns/$n nft list tables; done
+        ls /run/mountain
+    "#;
+    let output = std::process::Command::new("unshare")
+        .args(["--net", "--mount", "--pid", "--fork", "--mount-proc"])
+        .args(["sh", "-ec", SCRIPT, crate::support::MOUNTAIN])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{error}");
+    let last: Vec<&str> = said.lines().skip(2).collect();
+    assert_eq!(last, ["deleted 2 rules in 2 network namespaces"], "{error}");
+}
