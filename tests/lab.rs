@@ -277,3 +277,17 @@ fn an_interrupted_run_leaves_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(namespaces(child.id()), Vec::<String>::new());
 }
+
+#[test]
+fn a_reader_that_is_gone_is_no_failure() {
+    for args in [&["list"][..], &["cc", "--list"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
+            .args(args)
+            .stdout(writer)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output));
+    }
+}

@@ -141,9 +141,13 @@ pub fn finish(
         .environment
         .insert("segments".into(), details.collect());
     result.evaluate(&scenario.checks);
-    let path = result.write(&args.out)?;
-    let page = write_html(&result, &samples, &args.out)?;
+    let out = args.out();
+    let path = result.write(&out)?;
+    let page = write_html(&result, &samples, &out)?;
     print!("{}", result.table());
+    if args.quick {
+        println!("\nfigures are not judged: a --quick run is too short for them");
+    }
     println!("\nwritten: {} and {}", path.display(), page.display());
     ensure!(
         !segments.is_empty(),

@@ -1,5 +1,8 @@
 //! `mountain-lab`: experiments on emulated paths that compare policies in one run.
 
+#[macro_use]
+mod out;
+
 mod bars;
 mod bench;
 mod cc;
@@ -19,7 +22,7 @@ mod schedule;
 mod sessions;
 mod traffic;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,7 +38,7 @@ static STOP: AtomicBool = AtomicBool::new(false);
 #[command(
     name = "mountain-lab",
     version,
-    about = "Compare path policies on emulated paths"
+    about = "Compare path policies on emulated paths, in network namespaces of their own"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -46,24 +49,23 @@ struct Cli {
 enum Command {
     /// List the scenarios.
     List,
-    /// Run a scenario: by its name, or a file of your own.
+    /// Run a scenario, by its name or from a file of your own.
     Run(RunArgs),
     /// Measure what steering costs: time per run, TCP throughput, large flow tables.
     Cost(bench::CostArgs),
-    /// Measure whether measuring keeps its promises: against ping(8) and irtt, beside a CPU hog,
-    /// with a million samples.
+    /// Check that measurements agree with ping(8) and irtt, beside a CPU hog and with a million samples.
     Bars(bars::BarsArgs),
-    /// Re-test what was published about this design, each claim as a controlled A/B.
+    /// Re-test what was published about this design, each claim as a controlled A/B experiment.
     Claims(claims::ClaimsArgs),
     /// Compare congestion controls on emulated links: rate steps, mobile links, several flows.
     Cc(cc::CcArgs),
-    /// Measure what redirecting costs, by each backend: router time per packet, an upload, latency.
+    /// Measure what each redirect backend costs: router time per packet, an upload, latency.
     Redirect(redirect::RedirectArgs),
-    /// Count what `upload` sends, by UDP.
+    /// Count what `mountain-lab upload` sends by UDP.
     Serve(redirect::serve::ServeArgs),
-    /// Send data by UDP to `serve`, at a fixed pace.
+    /// Send data by UDP to `mountain-lab serve`, at a fixed pace.
     Upload(redirect::client::UploadArgs),
-    /// Remove what a killed run left behind.
+    /// Remove the namespaces that a killed run left behind.
     Clean,
     /// The emulator's process, started by `run` in a namespace of its own.
     #[command(hide = true)]
@@ -75,27 +77,27 @@ enum Command {
 
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// Name of a scenario (see `list`) or a path to a .toml file.
+    /// Run the scenario of this name (see `mountain-lab list`), or of this .toml file.
     scenario: String,
-    /// Policies to compare instead of the scenario's.
+    /// Compare these policies instead of the scenario's.
     #[arg(long, value_delimiter = ',', value_enum)]
     policies: Vec<Policy>,
-    /// Repeats instead of the scenario's.
+    /// Repeat so many times instead of as the scenario says.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
     /// Measured seconds of a segment (one policy, one repeat) instead of the scenario's.
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-    /// Decides every random event of the run.
+    /// Derive every random event of the run from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where result.json, index.html and the raw samples go.
-    #[arg(long, default_value = "out")]
-    out: PathBuf,
-    /// A third of the seconds, at most 2 repeats: to see whether it works, not to claim anything.
+    /// Write result.json, index.html and the raw samples to this folder [default: out/SCENARIO].
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Run a third of the seconds and at most 2 repeats, and judge no figure: to see whether it works.
     #[arg(long)]
     quick: bool,
-    /// Exit with 1 when a figure of the scenario is missed.
+    /// Exit with 1 when a figure misses the scenario's limit.
     #[arg(long)]
     check: bool,
 }
@@ -108,7 +110,18 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+impl RunArgs {
+    /// Where the results go: a folder for each scenario, unless the user names one.
+    fn out(&self) -> PathBuf {
+        let name = Path::new(&self.scenario).file_stem();
+        let own = || Path::new("out").join(name.unwrap_or(self.scenario.as_ref()));
+        self.out.clone().unwrap_or_else(own)
+    }
+}
+
 fn main() -> ExitCode {
+    // A reader that is gone must not end a run whose namespaces are still there.
+    mountain::out::keep_going();
     catch_signals();
     raise_file_limit();
     match dispatch(Cli::parse()) {

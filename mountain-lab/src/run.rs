@@ -90,7 +90,8 @@ impl Segment {
 /// `mountain-lab run`.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let scenario = adjusted(args)?;
-    std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let out = args.out();
+    std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
     let bar = progress(&scenario);
     let _awake = NoHalt::hold();
     bar.set_message("building hosts");
@@ -104,11 +105,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         hosts.steering(),
         "client",
         &(product_config(&scenario, &hosts, false) + &start_config(cgroup.as_ref())),
-        &args.out,
+        &out,
     )?;
     let mut far = if scenario.both_ends {
         let config = product_config(&scenario, &hosts, true);
-        Some(Product::new(&hosts.server, "server", &config, &args.out)?)
+        Some(Product::new(&hosts.server, "server", &config, &out)?)
     } else {
         None
     };
@@ -117,8 +118,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         let far: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
         let near: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
         vec![
-            Reflector::start(&hosts.server, "server", &far, &args.out)?,
-            Reflector::start(hosts.steering(), "client", &near, &args.out)?,
+            Reflector::start(&hosts.server, "server", &far, &out)?,
+            Reflector::start(hosts.steering(), "client", &near, &out)?,
         ]
     } else {
         vec![]
@@ -193,6 +194,7 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
     if args.quick {
         scenario.seconds = (scenario.seconds / 3.0).max(2.0);
         scenario.repeats = scenario.repeats.min(2);
+        scenario.checks.clear();
     }
     if let Some(seconds) = args.seconds {
         scenario.seconds = seconds;
@@ -351,4 +353,39 @@ fn busy_ticks() -> Result<(u64, u64)> {
     let all: u64 = ticks.iter().sum();
     // Idle and waiting for I/O.
     Ok((all - ticks[3] - ticks[4], all))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn args(scenario: &str, quick: bool) -> RunArgs {
+        RunArgs {
+            scenario: scenario.into(),
+            policies: Vec::new(),
+            repeat: None,
+            seconds: None,
+            seed: 1,
+            out: None,
+            quick,
+            check: true,
+        }
+    }
+
+    #[test]
+    fn a_quick_run_is_not_judged() {
+        assert!(!adjusted(&args("steady", false)).unwrap().checks.is_empty());
+        assert!(adjusted(&args("steady", true)).unwrap().checks.is_empty());
+    }
+
+    #[test]
+    fn each_scenario_has_a_folder_of_its_own() {
+        assert_eq!(args("steady", false).out(), PathBuf::from("out/steady"));
+        assert_eq!(
+            args("/home/me/own.toml", false).out(),
+            PathBuf::from("out/own")
+        );
+    }
 }

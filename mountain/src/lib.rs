@@ -4,7 +4,7 @@
 
 // First: its macros take the place of std's in all that follows.
 #[macro_use]
-mod out;
+pub mod out;
 
 pub mod bpf;
 pub mod cc;

@@ -15,12 +15,12 @@ static KEEP_GOING: AtomicBool = AtomicBool::new(false);
 
 /// From now on a reader that is gone ends nothing: what is to come (an exit code, an error) is more
 /// than what is printed.
-pub(crate) fn keep_going() {
+pub fn keep_going() {
     KEEP_GOING.store(true, Ordering::Relaxed);
 }
 
-#[cfg_attr(test, allow(dead_code))]
-pub(crate) fn print(text: Arguments) {
+/// Prints, or ends the program when nobody reads any more.
+pub fn print(text: Arguments) {
     let mut out = io::stdout().lock();
     // Flushed, so that the error is known here and not to nobody at the end.
     let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) else {
@@ -42,7 +42,7 @@ pub(crate) fn print(text: Arguments) {
 }
 
 /// A message that nobody can read is no reason to fail.
-pub(crate) fn error_print(text: Arguments) {
+pub fn error_print(text: Arguments) {
     let _ = io::stderr().write_fmt(text);
 }
 

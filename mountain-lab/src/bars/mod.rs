@@ -26,16 +26,16 @@ const DELAY: Delay = Delay {
 
 #[derive(clap::Args)]
 pub struct BarsArgs {
-    /// Shorter, fewer repeats, fewer samples: to see whether it works, not to claim anything.
+    /// Run shorter, with fewer repeats and samples: to see whether it works, not to claim anything.
     #[arg(long)]
     quick: bool,
-    /// Where result.json goes.
-    #[arg(long, default_value = "out")]
+    /// Write result.json to this folder.
+    #[arg(long, value_name = "DIR", default_value = "out/bars")]
     out: PathBuf,
-    /// Exit with 1 when a figure is missed.
+    /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
-    /// Decides every random choice.
+    /// Derive every random choice from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Measure only these parts.
@@ -45,11 +45,11 @@ pub struct BarsArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// `mountain ping` against ping(8) and irtt, on an emulated path and on loopback.
+    /// Compare `mountain ping` with ping(8) and irtt, on an emulated path and on loopback.
     Agreement,
-    /// Kernel timestamps beside a CPU hog.
+    /// Measure kernel timestamps beside a CPU hog.
     Hog,
-    /// A million samples in `compare` and `report`.
+    /// Put a million samples through `compare` and `report`.
     Size,
 }
 

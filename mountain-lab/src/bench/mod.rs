@@ -29,16 +29,16 @@ const MAX_ZIPF_RATIO: f64 = 2.0;
 
 #[derive(clap::Args)]
 pub struct CostArgs {
-    /// Shorter, fewer repeats, a smaller table: to see whether it works, not to claim anything.
+    /// Run shorter, with fewer repeats and a smaller table: to see whether it works, not to claim anything.
     #[arg(long)]
     quick: bool,
-    /// Where result.json goes.
-    #[arg(long, default_value = "out")]
+    /// Write result.json to this folder.
+    #[arg(long, value_name = "DIR", default_value = "out/cost")]
     out: PathBuf,
-    /// Exit with 1 when a figure is missed.
+    /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
-    /// Decides every random choice.
+    /// Derive every random choice from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Measure only these parts.
@@ -48,19 +48,19 @@ pub struct CostArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// Time per run at 1,000 flows.
+    /// Measure the time per run at 1,000 flows.
     Run,
-    /// Processor time of a whole packet with and without the program, statistics off.
+    /// Measure the processor time of a whole packet with and without the program, statistics off.
     Packet,
-    /// Time per run of one packet by BPF_PROG_RUN.
+    /// Measure the time per run of one packet by BPF_PROG_RUN.
     Repeat,
-    /// TCP throughput with and without.
+    /// Measure TCP throughput with and without the program.
     Tcp,
-    /// Large flow tables, eviction.
+    /// Measure large flow tables and eviction.
     Table,
-    /// connect() with two providers, where new flows choose their uplink.
+    /// Measure connect() with two providers, where new flows choose their uplink.
     Connect,
-    /// Processor time of a forwarded packet there.
+    /// Measure the processor time of a packet forwarded there.
     Forward,
 }
 

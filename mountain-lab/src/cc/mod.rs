@@ -48,35 +48,37 @@ const SERVER: [u8; 4] = [10, 97, 0, 2];
 
 #[derive(clap::Args)]
 pub struct CcArgs {
-    /// Fewer cells, shorter, 5 repeats: to see whether it works, not to claim anything.
+    /// Run fewer and shorter cells, with 5 repeats: to see whether it works, not to claim anything.
     #[arg(long)]
     quick: bool,
-    /// Only these cells (see --list).
+    /// Run only these cells; --list names them.
     #[arg(long, value_delimiter = ',', value_name = "CELL")]
     cells: Vec<String>,
-    /// Only these congestion controls; mountain and bbr are needed for the checks.
+    /// Compare only these congestion controls; the checks need mountain and bbr.
     #[arg(long, alias = "controls", value_delimiter = ',', value_enum, default_values_t = [Cc::Bbr, Cc::Mountain, Cc::Published, Cc::Cubic, Cc::Reno])]
     cc: Vec<Cc>,
-    /// Repeats [default: 5 with --quick, else 10].
+    /// Repeat so many times [default: 5 with --quick, else 10].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
-    /// Decides every random event of the run.
+    /// Derive every random event of the run from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where result.json and the plots go.
-    #[arg(long, default_value = "out")]
+    /// Write result.json and the plots to this folder.
+    #[arg(long, value_name = "DIR", default_value = "out/cc")]
     out: PathBuf,
-    /// Exit with 1 when a figure is missed.
+    /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
-    /// Configuration file whose [cc] sets mountain's tunables.
+    /// Read mountain's settings from [cc] of this configuration file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Measure what it costs a processor instead: ns per ACK, and CPU time per byte in pairs with the
-    /// pass-through; --repeat is the number of pairs [default: 5 with --quick, else 15].
+    /// Measure what it costs a processor instead, in ns per ACK and CPU time per byte.
+    ///
+    /// CPU time is measured in pairs with the pass-through; --repeat is the number of pairs [default: 5
+    /// with --quick, else 15].
     #[arg(long, conflicts_with_all = ["cells", "cc"])]
     cost: bool,
-    /// List the cells.
+    /// List the cells and end.
     #[arg(long)]
     list: bool,
 }

@@ -33,19 +33,19 @@ const ROUNDS: u32 = 12;
 
 #[derive(clap::Args)]
 pub struct ClaimsArgs {
-    /// Shorter: to see whether it works, not to claim anything.
+    /// Run shorter: to see whether it works, not to claim anything.
     #[arg(long)]
     quick: bool,
-    /// Where result.json goes.
-    #[arg(long, default_value = "out")]
+    /// Write result.json to this folder.
+    #[arg(long, value_name = "DIR", default_value = "out/claims")]
     out: PathBuf,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Decides every random choice.
+    /// Derive every random choice from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only these claims, by number; the controls run in any case.
+    /// Test only these claims, by number; the controls run in any case.
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
     only: Vec<u8>,
 }

@@ -21,22 +21,22 @@ const WAIT: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct UploadArgs {
-    /// Where `mountain-lab serve` listens, or what is redirected there.
+    /// Send to this address and port: those of `mountain-lab serve`, or what is redirected there.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8083")]
     pub to: SocketAddr,
-    /// Payload of a trial, MiB.
+    /// Send so many MiB of payload in a trial.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub mib: u64,
-    /// Payload of a packet, bytes.
+    /// Send so many bytes of payload in a packet.
     #[arg(long, default_value_t = 1_400, value_parser = clap::value_parser!(u16).range(16..=8_972))]
     pub payload: u16,
-    /// The pace, packets per second: what the receiver can keep up with.
+    /// Send so many packets per second: no more than the receiver can keep up with.
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub pps: u32,
-    /// Uploads, each from a port of its own.
+    /// Make so many uploads, each from a port of its own.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     pub trials: u16,
-    /// Port of the first one.
+    /// Send the first upload from this port.
     #[arg(long, default_value_t = FIRST_PORT)]
     pub first_port: u16,
     /// Write the trials to this file, as JSON.

@@ -28,38 +28,38 @@ use way::Way;
 
 #[derive(clap::Args)]
 pub struct RedirectArgs {
-    /// What to measure; without it everything, each into a folder of its own.
+    /// Measure only this [default: everything, each into a folder of its own].
     #[arg(value_enum)]
     part: Option<Part>,
-    /// Shorter, fewer repeats: to see whether it works, not to claim anything.
+    /// Run shorter, with fewer repeats: to see whether it works, not to claim anything.
     #[arg(long)]
     quick: bool,
-    /// Repeats [default: 2 with --quick, else 9].
+    /// Repeat so many times [default: 2 with --quick, else 9].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
-    /// Only these rows; another name lists them.
+    /// Measure only these rows; an unknown name lists them.
     #[arg(long, value_delimiter = ',', value_name = "ROW")]
     rows: Vec<String>,
-    /// Decides every random choice.
+    /// Derive every random choice from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where result.json goes.
-    #[arg(long, default_value = "out")]
+    /// Write result.json to this folder.
+    #[arg(long, value_name = "DIR", default_value = "out/redirect")]
     out: PathBuf,
-    /// Exit with 1 when a figure is missed.
+    /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// Processor time of the router per delivered packet.
+    /// Measure the router's processor time per delivered packet.
     Pps,
-    /// The same with 65,536 rules against one, and how long adding a rule takes.
+    /// Measure the same with 65,536 rules against one, and how long adding a rule takes.
     Scale,
-    /// 512 MiB by UDP: what arrives, and what the whole machine spends on it.
+    /// Send 512 MiB by UDP: what arrives, and what the whole machine spends on it.
     Upload,
-    /// Round trips of single packets at 20,000 a second.
+    /// Measure round trips of single packets at 20,000 a second.
     Latency,
 }
 

@@ -25,7 +25,7 @@ const RECEIVE_BUFFER: usize = 8 << 20;
 
 #[derive(clap::Args)]
 pub struct ServeArgs {
-    /// Where to listen.
+    /// Listen on this address and port.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8083")]
     listen: SocketAddr,
 }
