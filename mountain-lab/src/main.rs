@@ -9,6 +9,8 @@ mod cc;
 mod cell;
 mod cgroup;
 mod claims;
+#[cfg(test)]
+mod documented;
 mod emulator;
 mod evaluate;
 mod hosts;

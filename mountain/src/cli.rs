@@ -45,8 +45,7 @@ const VERSION: &str = if cfg!(debug_assertions) {
     env!("CARGO_PKG_VERSION")
 };
 
-/// Keeps this host's network steady: measures the paths that the routing table offers and keeps
-/// each flow on the steadiest one.
+/// Keep each flow of this host on the steadiest of its paths
 ///
 /// Start with `mountain check`, then `mountain up`. `mountain down` undoes everything.
 #[derive(Parser)]
@@ -60,10 +59,13 @@ struct Cli {
 enum Cmd {
     /// Start steering the multipath routes of this host (of this network namespace)
     ///
-    /// Finds multipath routes by itself (`ip route ... nexthop ... nexthop ...` and nexthop
-    /// groups, IPv4 and IPv6), measures their paths, and moves flows away from paths that turn
-    /// bad. Changes no route: a BPF program on the paths' devices overrides the choice among next
-    /// hops, and is gone when the daemon is, however it ends.
+    /// Mountain finds multipath routes by itself: `ip route ... nexthop ... nexthop ...` and nexthop
+    /// groups, IPv4 and IPv6. It measures their paths and moves flows away from paths that turn bad.
+    ///
+    /// It changes no route. A BPF program on the paths' devices overrides the choice among next hops,
+    /// and goes when the daemon goes, also by `kill -9`. With several providers the daemon adds rules
+    /// and tables of its own and removes them when it ends. Only `kill -9` leaves these: connections
+    /// stay on their uplink, and `mountain down` or the next `mountain up` removes them.
     Up(Up),
     /// Stop steering and detach everything
     Down,
@@ -75,7 +77,7 @@ enum Cmd {
     },
     /// Show the last decisions: when, what, why, and whether they proved right
     Explain {
-        /// How many
+        /// Show so many
         #[arg(long, short = 'n', default_value_t = 20)]
         last: usize,
         /// Show moves of single flows instead of decisions about paths
@@ -85,42 +87,46 @@ enum Cmd {
         #[arg(long)]
         json: bool,
     },
-    /// Tell whether this host can be steered, what would be adopted, and what is in the way
+    /// Report whether this host can be steered, what would be adopted and what is in the way
     Check {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// As for `mountain up --adopt`
+        /// Check for `mountain up --adopt`
         #[arg(long)]
         adopt: bool,
-        /// Configuration file [default: /etc/mountain/mountain.toml if it exists]
+        /// Read this configuration file [default: /etc/mountain/mountain.toml if it exists]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// TCP congestion control that brakes when the bandwidth under a connection drops
+    /// Manage the TCP congestion control that brakes when the bandwidth drops
     Cc(Cc),
-    /// Send UDP and TCP traffic to one address and port on to another one
+    /// Redirect UDP and TCP traffic from one address and port to another
     Redirect(Redirect),
-    /// Answer the UDP probes of another host's mountain, so that it can tell directions apart
+    /// Answer UDP probes from another host, so that it can measure each direction
     Reflect {
-        /// Address and port to listen on, may be given several times [default: loopback only]
+        /// Listen on this address and port; may be given several times [default: loopback, port 8629]
         #[arg(long, value_name = "ADDR:PORT")]
         listen: Vec<SocketAddr>,
     },
-    /// Draw run files: a page that needs no network, and its plots as SVG and PNG
+    /// Draw run files as a page that needs no network, with its plots as SVG and PNG
     Report(Report),
-    /// Measure the delays to a target by kernel timestamps, with what user space saw beside them
+    /// Measure round trips to a target by kernel timestamps, and what user space saw of them
     Ping(cli_measure::Ping),
-    /// Record the CPUs' time by kind, as mpstat does, while a command runs or for a while
+    /// Record the CPUs' time by kind, as mpstat(1) does, for a while or while a command runs
     Cpu(cli_measure::Cpu),
-    /// Hold measurements against the first of them: what changed, and is it more than chance?
+    /// Compare runs against the first one and report which differences are significant
     Compare(Compare),
-    /// Make a run file of another tool's measurement: ping(8), irtt, flent
+    /// Convert a measurement of ping(8), irtt or flent into a run file
     Import(Import),
-    /// Print the completions of a shell, for its completion folder
-    Completions { shell: clap_complete::Shell },
-    /// Switch the running daemon to another policy: mountain, or a baseline to compare with
+    /// Print the completions for a shell, to be put into its completion folder
+    Completions {
+        /// Print them for this shell
+        shell: clap_complete::Shell,
+    },
+    /// Switch the running daemon to another policy, such as a baseline for comparisons
     Policy {
+        /// Decide by this policy from now on
         #[arg(value_enum)]
         name: PolicyName,
     },
@@ -131,24 +137,29 @@ struct Up {
     /// Steer only multipath routes inside this prefix; may be given several times
     #[arg(long, value_name = "PREFIX", value_parser = prefix)]
     route: Vec<IpNet>,
-    /// Measure, decide and explain, but attach nothing (stays in the foreground)
+    /// Measure, decide and explain in the foreground, but attach nothing
     #[arg(long)]
     dry_run: bool,
-    /// Configuration file [default: /etc/mountain/mountain.toml if it exists]
+    /// Read this configuration file [default: /etc/mountain/mountain.toml if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Do not go to the background; log to the terminal
+    /// Stay in the foreground and log to the terminal
     #[arg(long)]
     foreground: bool,
-    /// Start even when there is no multipath route yet, and wait for one
+    /// Start even when there is no multipath route, and wait for one
     #[arg(long)]
     wait: bool,
-    /// Let new flows choose among default routes that differ only in metric, as those of two providers
+    /// Let new flows choose among default routes that differ only in metric, as with two providers
     ///
-    /// The routes stay as they are. While mountain runs, each uplink has a routing table of its own, and
-    /// rules lead there by source address and by mark; --dry-run shows them.
+    /// The routes stay as they are. While Mountain runs, each uplink has a routing table of its own.
+    /// Rules lead there by source address and by mark; --dry-run shows them.
     #[arg(long)]
     adopt: bool,
+}
+
+/// The definition of the command line: commands, options and their help.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Parses the arguments, runs the command, prints an error if there is one.

@@ -31,19 +31,19 @@ pub struct Cc {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make the congestion control available, and say who shall use it
+    /// Make the congestion control available, and choose who uses it
     ///
-    /// It stays until `mountain cc disable` or the next start of the machine. Without an option it
-    /// can be chosen, by setsockopt(TCP_CONGESTION) or `ip route ... congctl mountain`, and nobody
-    /// uses it yet. Given again it replaces the program, with the settings of now, for new
-    /// connections; running ones keep what they began with.
+    /// It stays until `mountain cc disable` or the next start of the machine. Without an option
+    /// nobody uses it yet: programs can choose it by setsockopt(TCP_CONGESTION), and routes by
+    /// `ip route ... congctl mountain`. A second `enable` replaces the program and its settings for
+    /// new connections; running ones keep what they began with.
     Enable(Enable),
-    /// Take it away: new connections use what they used before, running ones keep it to their end
+    /// Remove it: new connections use what they used before, running ones keep it to their end
     Disable {
         #[command(flatten)]
         name: Name,
     },
-    /// Show whether it is available, who uses it and with which settings
+    /// Show whether it is available, who uses it and its settings
     Status {
         #[command(flatten)]
         name: Name,
@@ -58,7 +58,7 @@ enum Command {
         /// Print once instead of every second
         #[arg(long)]
         once: bool,
-        /// Print once, as JSON, all of them
+        /// Print all of them once, as JSON
         #[arg(long)]
         json: bool,
     },
@@ -66,7 +66,7 @@ enum Command {
 
 #[derive(Args)]
 struct Name {
-    /// Name of the congestion control; another one lets you try other settings beside it
+    /// Name the congestion control so; another name lets you try other settings beside it
     #[arg(long, default_value = NAME)]
     name: String,
 }
@@ -78,18 +78,21 @@ struct Enable {
     /// Make it the default of this network namespace (net.ipv4.tcp_congestion_control)
     #[arg(long)]
     default: bool,
-    /// Use it for the sockets of this cgroup and those below, e.g. system.slice/web.service; may be
-    /// given several times
+    /// Use it for the sockets of this cgroup and those below; may be given several times
+    ///
+    /// For example system.slice/web.service. A socket whose program chose a congestion control
+    /// itself keeps that one.
     #[arg(long, value_name = "PATH")]
     cgroup: Vec<PathBuf>,
-    /// Use it for connections to this prefix: adds `congctl` to the route that stands in the main
-    /// table for exactly it; may be given several times
+    /// Use it for connections to this prefix; may be given several times
+    ///
+    /// Adds `congctl` to the route for exactly this prefix in the main table.
     #[arg(long, value_name = "PREFIX", value_parser = routes::prefix)]
     route: Vec<IpNet>,
-    /// What it does [default: brake; bbr and published are for comparisons]
+    /// Behave so; bbr and published are for comparisons [default: brake]
     #[arg(long, value_enum)]
     behaviour: Option<Behaviour>,
-    /// Configuration file, of which [cc] counts [default: /etc/mountain/mountain.toml if it exists]
+    /// Read [cc] of this configuration file [default: /etc/mountain/mountain.toml if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }

@@ -14,30 +14,30 @@ use crate::measure::stats::{Row, Unit};
 
 #[derive(Args)]
 pub struct Compare {
-    /// Run files of `mountain ping` or `mountain import`; the first is what the others are held
-    /// against
+    /// Compare these run files with the first of them
     #[arg(required = true, num_args = 2.., value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Count answers above so many ms, may be given several times [default: three round numbers
-    /// from 1.5 × the first run's median up]
+    /// Count answers slower than so many ms; may be given several times
+    ///
+    /// Default: three round numbers from 1.5 times the first run's median up.
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     over: Vec<f64>,
 }
 
 #[derive(Args)]
 pub struct Import {
-    /// Log of ping(8), JSON of irtt or .flent.gz, told apart by content; `-`: standard input
+    /// Read this log of ping(8), JSON of irtt or .flent.gz; `-` is standard input
     file: PathBuf,
-    /// Where to write the run file [default: FILE.run.json]
+    /// Write the run file here [default: FILE.run.json]
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Name of the run in comparisons [default: the file's name]
+    /// Name the run so in comparisons [default: the file's name]
     #[arg(long)]
     label: Option<String>,
-    /// Which of flent's series [default: its ping series if there is one, else "Ping (ms) ICMP"]
+    /// Take this series of flent's [default: its ping series, else "Ping (ms) ICMP"]
     #[arg(long)]
     series: Option<String>,
 }

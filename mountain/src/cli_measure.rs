@@ -28,51 +28,54 @@ const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 #[derive(Args)]
 pub struct Ping {
-    /// Address or name
+    /// Measure round trips to this address or name
     target: String,
-    /// Number of probes
+    /// Send so many probes
     #[arg(long, short = 'c', default_value_t = 1000)]
     count: usize,
-    /// Time between two probes (5ms, 1s, ...)
+    /// Wait so long between two probes, in seconds or with a unit: 0.2, 5ms
     #[arg(long, short = 'i', default_value = "10ms", value_parser = duration)]
     interval: Duration,
-    /// Payload bytes of a probe
+    /// Send so many bytes of payload in a probe
     #[arg(long, short = 's', default_value_t = 56, conflicts_with = "tcp")]
     size: usize,
-    /// Send UDP probes to this port of a `mountain reflect` instead of ICMP echo
+    /// Send UDP probes to this port of a `mountain reflect`, instead of ICMP echo
     #[arg(long, value_name = "PORT", conflicts_with = "tcp")]
     udp: Option<u16>,
-    /// Time TCP handshakes with this port instead; each is a connection, reset once it is made
+    /// Time TCP handshakes with this port instead; each connection is reset once it is made
     ///
     /// The far program sees as many connections come and go: choose an --interval that suits it.
-    /// A refusal is an answer, too. A lost SYN is a lost probe, although the kernel repeats it.
+    /// A refusal is an answer too. A lost SYN is a lost probe, although the kernel repeats it.
     #[arg(long, value_name = "PORT")]
     tcp: Option<u16>,
     /// Send over this device
     #[arg(long, value_name = "DEV")]
     dev: Option<String>,
-    /// Send over this path of the running `mountain up`: by its device, gateway and address
+    /// Send over this path, by the name that `mountain status` shows
+    ///
+    /// Probes take the path's device, gateway and address. Without a running daemon the path is
+    /// looked up in the configuration.
     #[arg(long, value_name = "NAME", conflicts_with = "dev")]
     path: Option<String>,
     /// Switch the device's own timestamps on, if it has them, and back at the end
     ///
-    /// Timestamps of the device that are on are used anyway. They are a setting of the device,
-    /// which other programs (PTP) may depend on; only `kill -9` leaves them switched on.
+    /// Timestamps of the device that are on are used anyway. Other programs (PTP) may depend on this
+    /// setting of the device. Only `kill -9` leaves it switched on.
     #[arg(long, conflicts_with = "tcp")]
     hardware: bool,
-    /// IPv4 only
+    /// Use IPv4 only
     #[arg(short = '4', conflicts_with = "ipv6")]
     ipv4: bool,
-    /// IPv6 only
+    /// Use IPv6 only
     #[arg(short = '6')]
     ipv6: bool,
-    /// Write all samples and the circumstances to this file
+    /// Write all samples and the circumstances to this run file
     #[arg(long, short = 'o', value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Name of this run in comparisons
+    /// Name this run so in comparisons
     #[arg(long)]
     label: Option<String>,
-    /// Count the answers slower than so many ms; several with commas [default: chosen]
+    /// Count answers slower than so many ms; several with commas [default: chosen by the median]
     #[arg(long, value_name = "MS", value_delimiter = ',')]
     threshold: Vec<f64>,
     /// Print JSON
@@ -256,22 +259,22 @@ impl Ping {
 
 #[derive(Args)]
 pub struct Cpu {
-    /// Length of an interval
+    /// Record intervals of this length, in seconds or with a unit: 0.5, 100ms
     #[arg(long, default_value = "1s", value_parser = duration)]
     interval: Duration,
-    /// How long, without a command [default: 10s]
+    /// Record for so long when there is no command, in seconds or with a unit [default: 10s]
     #[arg(long, value_parser = duration, conflicts_with = "command")]
     duration: Option<Duration>,
-    /// Write all intervals and the circumstances to this file
+    /// Write all intervals and the circumstances to this run file
     #[arg(long, short = 'o', value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Name of this run in comparisons
+    /// Name this run so in comparisons
     #[arg(long)]
     label: Option<String>,
     /// Run this and record until it ends
     ///
-    /// Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to it, a second one kills it; what it
-    /// started and left behind then is ended, too.
+    /// Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to it. A second one kills it, and ends what
+    /// it started and left behind.
     #[arg(last = true)]
     command: Vec<String>,
 }

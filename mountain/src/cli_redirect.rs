@@ -37,12 +37,12 @@ pub struct Redirect {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Redirect what is sent to an address and port to another one, from now on
+    /// Redirect what is sent to one address and port to another
     ///
-    /// Replies come from the address that the client sent to. The rule outlives this command, and
-    /// ends with `del` or with the next start of the machine: see `save` and `restore`.
+    /// Replies come from the address that the client sent to. The rule outlives this command. It
+    /// ends with `del` or the next start of the machine: see `save` and `restore`.
     Add(Add),
-    /// End a redirect: new packets, and those of connections under way, go where they are sent
+    /// End a redirect: packets go where they are sent, also those of connections under way
     Del(Del),
     /// Show the redirects of this network namespace
     List {
@@ -52,14 +52,14 @@ enum Command {
     },
     /// Show what each rule has redirected since it was added
     Stats {
-        /// Print every second, with the rates of the last one
+        /// Print every second, with the rates of the last second
         #[arg(long, conflicts_with = "json")]
         watch: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show the packets of rules that were added with --log, which the BPF backends do
+    /// Print the packets of rules that were added with --log and a BPF backend
     ///
     /// Prints what has been logged so far, and with -f what is to come. Several readers share the
     /// lines among them.
@@ -68,14 +68,14 @@ enum Command {
         #[arg(long, short)]
         follow: bool,
     },
-    /// Tell which backends could carry out a rule here, which not and why, without adding it
+    /// Report which backends could carry out a rule here, and why others could not
     Check(Check),
-    /// Watch the firewall and carry rules by a faster backend while nothing there could matter
+    /// Watch the firewall, and use faster backends while no rule of it could matter
     ///
-    /// Rules whose backend is automatic are always carried out by nft. While this runs, those that
-    /// no filter, NAT or shaper could concern are carried by a faster backend as well. Within a
-    /// second of a change that could concern one it is left to nft, with its running flows. The
-    /// faster backend ends with this command, however it ends.
+    /// nft carries out every rule whose backend is automatic. While this runs, a faster backend
+    /// carries those that no filter, NAT or shaper could concern. Within a second of a change that
+    /// could concern one, nft has it back with its running flows. The faster backend ends with this
+    /// command, also by `kill -9`.
     Watch {
         /// Add the rules of the configuration file first, as `restore` does
         #[arg(long)]
@@ -83,14 +83,14 @@ enum Command {
         #[command(flatten)]
         config: ConfigFile,
     },
-    /// Write the rules of now into the configuration file, in the place of those that it names
+    /// Save the rules in force in the configuration file, in place of those that it names
     Save {
         #[command(flatten)]
         config: ConfigFile,
     },
-    /// Add the rules that the configuration file names, and bring back what something else removed
+    /// Add the rules of the configuration file, and bring back what something else removed
     ///
-    /// Rules that are there already stay, those that the file does not name too.
+    /// Rules that are there already stay, also those that the file does not name.
     Restore {
         #[command(flatten)]
         config: ConfigFile,
@@ -99,7 +99,7 @@ enum Command {
 
 #[derive(Args)]
 struct ConfigFile {
-    /// Configuration file, of which [[redirect]] counts [default: /etc/mountain/mountain.toml]
+    /// Use [[redirect]] of this configuration file [default: /etc/mountain/mountain.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ struct ConfigFile {
 struct Check {
     #[command(flatten)]
     rule: RuleArgs,
-    /// Look at this one only
+    /// Look at this backend only
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     backend: BackendChoice,
     /// Print JSON
@@ -118,13 +118,13 @@ struct Check {
 
 #[derive(Args)]
 struct Key {
-    /// Protocol
+    /// Match this protocol
     #[arg(long, value_enum)]
     proto: Proto,
-    /// Where clients send to
+    /// Match what clients send to this address and port
     #[arg(long, value_name = "ADDR:PORT")]
     from: SocketAddr,
-    /// Only what comes in by this device; goes before a rule without one
+    /// Match only what comes in by this device; goes before a rule without one
     #[arg(long, value_name = "DEVICE")]
     dev: Option<String>,
 }
@@ -133,14 +133,15 @@ struct Key {
 struct RuleArgs {
     #[command(flatten)]
     key: Key,
-    /// Where their packets go
+    /// Send their packets to this address and port
     #[arg(long, value_name = "ADDR:PORT")]
     to: SocketAddr,
-    /// Whether the source address becomes this host's, so that replies come back through it; auto:
-    /// where the target is reached by the device that the client comes in by
+    /// Rewrite the source to this host's address, so that replies come back through it
+    ///
+    /// auto: where the target is reached by the device that the client comes in by.
     #[arg(long, value_enum, default_value_t)]
     snat: Snat,
-    /// Log packets, at most so many lines a second
+    /// Log packets, so many lines a second at most
     #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true,
           default_missing_value = DEFAULT_LOG_RATE)]
     log: Option<u32>,
@@ -153,7 +154,7 @@ struct RuleArgs {
 struct Add {
     #[command(flatten)]
     rule: RuleArgs,
-    /// What moves the packets; auto: nft, and a faster one while `redirect watch` runs
+    /// Move packets by this backend; auto: nft, and a faster one while `redirect watch` runs
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     backend: BackendChoice,
     /// Print JSON
@@ -163,19 +164,19 @@ struct Add {
 
 #[derive(Args)]
 struct Del {
-    /// All rules
+    /// Delete all rules
     #[arg(long, conflicts_with_all = ["proto", "from", "dev"])]
     all: bool,
-    /// Those of every network namespace, with --all
+    /// Delete those of every network namespace, with --all
     #[arg(long, requires = "all")]
     all_namespaces: bool,
-    /// Protocol
+    /// Match this protocol
     #[arg(long, value_enum, required_unless_present = "all")]
     proto: Option<Proto>,
-    /// Where clients send to
+    /// Match what clients send to this address and port
     #[arg(long, value_name = "ADDR:PORT", required_unless_present = "all")]
     from: Option<SocketAddr>,
-    /// The device of the rule, if it has one
+    /// Match the rule with this device
     #[arg(long, value_name = "DEVICE")]
     dev: Option<String>,
 }

@@ -10,10 +10,10 @@ use crate::report;
 
 #[derive(Args)]
 pub struct Report {
-    /// Run files, as `mountain ping --out` and `mountain import` write them
+    /// Draw these run files of `mountain ping --out` or `mountain import`
     #[arg(required = true, value_name = "RUN.json")]
     runs: Vec<PathBuf>,
-    /// Folder for the page and the plots; made if it is not there
+    /// Write the page and the plots to this folder
     #[arg(long, short, value_name = "DIR")]
     output: PathBuf,
 }

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What README, docs and packaging name has to exist: sub-commands and options (by clap's own
+//! definition), options of scripts, targets of make, files.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Command, CommandFactory};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Texts that users read, by path below the root.
+fn texts() -> Vec<(String, String)> {
+    let mut files = vec!["README.md".to_owned()];
+    for (folder, ends) in [
+        ("docs", &[".md"][..]),
+        ("packaging", &[".md", ".service", ".toml", ".sh"]),
+    ] {
+        for entry in fs::read_dir(root().join(folder)).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            if ends.iter().any(|end| name.ends_with(end)) {
+                files.push(format!("{folder}/{name}"));
+            }
+        }
+    }
+    let read = |file: String| {
+        let text = fs::read_to_string(root().join(&file)).unwrap();
+        (file, text)
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// The pieces of a text that are code, each on a line of its own: fenced and indented blocks, spans
+/// (which may be broken into lines); of other files than Markdown every line.
+fn code(file: &str, text: &str) -> Vec<String> {
+    if !file.ends_with(".md") {
+        return text
+            .replace("\\\n", " ")
+            .lines()
+            .map(str::to_owned)
+            .collect();
+    }
+    let (mut pieces, mut prose, mut fenced) = (Vec::new(), String::new(), false);
+    for line in text.replace("\\\n", " ").lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+            prose.push('\n');
+        } else if fenced || line.starts_with("    ") {
+            pieces.push(line.trim().to_owned());
+            pieces.extend(spans(line));
+        } else {
+            prose += line.trim();
+            prose.push(if line.trim().is_empty() || line.starts_with('|') {
+                '\n'
+            } else {
+                ' '
+            });
+        }
+    }
+    pieces.extend(prose.lines().flat_map(spans));
+    pieces
+}
+
+fn spans(text: &str) -> Vec<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The options that a command and those above it know, help and version included.
+fn options(command: &Command) -> BTreeSet<String> {
+    let mut known: BTreeSet<String> = ["--help", "--version"].map(str::to_owned).into();
+    for argument in command.get_arguments() {
+        let names = argument
+            .get_long()
+            .into_iter()
+            .chain(argument.get_all_aliases().into_iter().flatten());
+        known.extend(names.map(|name| format!("--{name}")));
+    }
+    known
+}
+
+fn all_options(command: &Command) -> BTreeSet<String> {
+    let below = command.get_subcommands().flat_map(all_options);
+    options(command).into_iter().chain(below).collect()
+}
+
+/// `--option` at the beginning of a word, without what is set or bracketed: `[--log[=RATE]]`.
+fn option(word: &str) -> Option<String> {
+    let word = word.trim_start_matches(['[', '(', '"', '\'']);
+    let name = word.strip_prefix("--")?;
+    let end = name.find(|c: char| !c.is_ascii_lowercase() && !c.is_ascii_digit() && c != '-');
+    let name = &name[..end.unwrap_or(name.len())];
+    (!name.is_empty()).then(|| format!("--{name}"))
+}
+
+/// What is wrong with the calls of `program` in a piece of code.
+fn wrong_calls(piece: &str, program: &Command) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let words: Vec<&str> = piece.split_whitespace().collect();
+    for (at, word) in words.iter().enumerate() {
+        let called = word.trim_start_matches(['(', '"', '\'', '`', '+', '=']);
+        let called = called
+            .rsplit_once("ExecStart=")
+            .map_or(called, |(_, called)| called);
+        let name = called.rsplit('/').next().unwrap_or(called);
+        if name != program.get_name() || called.contains("file:") {
+            continue;
+        }
+        let mut command = program;
+        let mut rest = words[at + 1..].iter().peekable();
+        while let Some(next) = rest.peek() {
+            let next = next.trim_end_matches(['`', ',', '.', ')', ';', ':']);
+            let Some(found) = command.find_subcommand(next) else {
+                let plain = next.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+                // In prose "mountain is": a call begins the piece, or follows sudo or a prompt.
+                let begins = at == 0 || ["sudo", "$", "&&", "#"].contains(&words[at - 1]);
+                if begins && command.has_subcommands() && plain && !next.starts_with('-') {
+                    wrong.push(format!("{} has no command {next}", command.get_name()));
+                }
+                break;
+            };
+            command = found;
+            rest.next();
+        }
+        let known = options(command);
+        // Further words are another command's.
+        let own = rest.take_while(|w| !["|", "&&", ";", "--", "#", "-c"].contains(*w));
+        for option in own.filter_map(|word| option(word)) {
+            if !known.contains(&option) {
+                wrong.push(format!("{} has no option {option}", command.get_name()));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn every_command_and_option_that_is_documented_exists() {
+    let programs = [mountain::cli::command(), crate::Cli::command()];
+    let scripts = [
+        "scripts/setup",
+        "scripts/bench",
+        "scripts/bare-test",
+        "scripts/demo",
+        "kernel/scripts/build",
+        "kernel/scripts/test",
+        "tests/kernels/run",
+        "packaging/install",
+    ];
+    let mut known: BTreeSet<String> = programs.iter().flat_map(all_options).collect();
+    for script in scripts {
+        let text = fs::read_to_string(root().join(script)).unwrap_or_default();
+        known.extend(text.split_whitespace().filter_map(option));
+    }
+    let mut wrong = Vec::new();
+    for (file, text) in texts() {
+        for piece in code(&file, &text) {
+            let mut found: Vec<String> = programs
+                .iter()
+                .flat_map(|p| wrong_calls(&piece, p))
+                .collect();
+            if let Some(option) = option(&piece).filter(|o| !known.contains(o)) {
+                found.push(format!("nothing has an option {option}"));
+            }
+            wrong.extend(found.into_iter().map(|w| format!("{file}: {w}: {piece}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_does_not_exist_is_found() {
+    let [mountain, lab] = [mountain::cli::command(), crate::Cli::command()];
+    let none: [&str; 0] = [];
+    assert_eq!(
+        wrong_calls(
+            "sudo mountain up --adopt && mountain status --json",
+            &mountain
+        ),
+        none
+    );
+    assert_eq!(
+        wrong_calls("mountain up --adpot", &mountain),
+        ["up has no option --adpot"]
+    );
+    assert_eq!(
+        wrong_calls("mountain redirect add --all", &mountain),
+        ["add has no option --all"]
+    );
+    assert_eq!(
+        wrong_calls("sudo mountain redirect lsit", &mountain),
+        ["redirect has no command lsit"]
+    );
+    assert_eq!(
+        wrong_calls("ExecStart=/usr/bin/mountain upp", &mountain),
+        ["mountain has no command upp"]
+    );
+    assert_eq!(
+        wrong_calls("mountain-lab run spiky --quik", &lab),
+        ["run has no option --quik"]
+    );
+    assert_eq!(
+        missing_file("docs/nosuch.md").as_deref(),
+        Some("docs/nosuch.md")
+    );
+    assert_eq!(missing_file("measure/ping.rs"), None);
+    assert_eq!(target(&["sudo", "make", "demo"]), Some("demo"));
+}
+
+#[test]
+fn every_file_and_target_that_is_documented_exists() {
+    let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
+    let targets: BTreeSet<&str> = makefile
+        .lines()
+        .filter_map(|l| l.split_once(':'))
+        .map(|(t, _)| t)
+        .collect();
+    let mut wrong = Vec::new();
+    for (file, text) in texts()
+        .into_iter()
+        .filter(|(file, _)| file.ends_with(".md"))
+    {
+        let beside = root().join(&file).parent().unwrap().to_owned();
+        for link in text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+        {
+            let target = link.split('#').next().unwrap();
+            if !target.is_empty() && !target.contains("://") && !beside.join(target).exists() {
+                wrong.push(format!("{file}: link to {target}"));
+            }
+        }
+        for piece in code(&file, &text) {
+            let words: Vec<&str> = piece.split_whitespace().collect();
+            if let Some(target) = target(&words).filter(|target| !targets.contains(target)) {
+                wrong.push(format!("{file}: make {target}"));
+            }
+            for word in words {
+                if let Some(missing) = missing_file(word) {
+                    wrong.push(format!("{file}: {missing}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The target of a call of make; `localmodconfig` is of the kernel's Makefile.
+fn target<'a>(words: &[&'a str]) -> Option<&'a str> {
+    let words = words.strip_prefix(&["sudo"]).unwrap_or(words);
+    let target = words.strip_prefix(&["make"])?.first()?;
+    let plain = target.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    (plain && !target.starts_with('-') && *target != "localmodconfig").then_some(target)
+}
+
+/// A file of the tree that a word names and that is not there. What is built is not part of the tree.
+fn missing_file(word: &str) -> Option<String> {
+    let word = word
+        .trim_start_matches("./")
+        .trim_end_matches([',', '.', ':', ';']);
+    let path = word.split(':').next()?;
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-/".contains(c);
+    let folders = [
+        "bpf",
+        "docs",
+        "kernel",
+        "mountain",
+        "mountain-lab",
+        "packaging",
+        "scripts",
+        "tests",
+    ];
+    let (first, rest) = path.split_once('/')?;
+    if first.is_empty() || !path.chars().all(plain) || rest.is_empty() || path.ends_with(".ko") {
+        return None;
+    }
+    let source = [".rs", ".h", ".c", ".sh", ".toml"]
+        .iter()
+        .any(|end| path.ends_with(end));
+    if !folders.contains(&first) && !source {
+        return None;
+    }
+    let places = ["", "mountain/src", "mountain-lab/src", "mountain-lab"];
+    let exists = places
+        .iter()
+        .any(|place| root().join(place).join(path).exists());
+    (!exists).then(|| path.to_owned())
+}
