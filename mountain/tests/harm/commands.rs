@@ -2,6 +2,7 @@
 //! Misleading or fragile commands.
 
 mod cc;
+mod docs;
 
 use std::os::unix::net::UnixStream;
 
