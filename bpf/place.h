@@ -131,6 +131,10 @@ static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 r
 	struct mtn_group *g;
 	__u32 may, path;
 
+	if (*(volatile __u32 *)&config.paused) {
+		mtn_count(MTN_START_PASS_PAUSED);
+		return MTN_MAX_PATHS;
+	}
 	barrier_var(group);
 	g = &groups[group & (MTN_MAX_GROUPS - 1)];
 	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;

@@ -27,6 +27,7 @@ enum mtn_start_stat {
 	MTN_START_PASS_SOURCE,	/* forwarded, from an address that needs no translation */
 	MTN_START_PASS_NO_PATH,	/* no path known good, or its address is not known */
 	MTN_START_PASS_FAILED,	/* the kernel refused the mark */
+	MTN_START_PASS_PAUSED,	/* the routing has changed and is being read again */
 	MTN_START_STAT_MAX,
 };
 
@@ -75,6 +76,8 @@ struct mtn_start_config {
 	__u32 by_destination;	/* one path for all that goes to one address */
 	__u32 needs_dscp;	/* some rule asks for it */
 	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */
+	__u32 paused;		/* no new flow is placed; exchanges in progress go on */
+	__u32 pad;
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */

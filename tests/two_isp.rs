@@ -491,7 +491,7 @@ fn check_and_dry_run_tell_what_would_be_done() {
     for part in [
         "0.0.0.0/0: u0 via 10.40.0.1 (weight 1), u1 via 10.41.0.1 (weight 1); new flows choose",
         "to ::/0 they choose their uplink when they start",
-        "routes and rules would be added",
+        "routes and rules of their own would be added",
         "those that place new flows load",
     ] {
         assert!(adopting.contains(part), "no {part:?} in {adopting}");

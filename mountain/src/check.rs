@@ -135,10 +135,7 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     check_privileges(report);
     check_kernel(report);
     check_cc(report);
-    let filter = Filter {
-        routes: config.steer.routes.clone(),
-        adopt: config.start.adopt,
-    };
+    let filter = config.filter();
     let topology = match netlink::read_topology_blocking(&filter) {
         Ok(topology) => topology,
         Err(error) => {
@@ -280,6 +277,15 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
     };
     let others = netlink::read_topology_blocking(&adopting).unwrap_or_default();
     let Some(group) = others.groups.first() else {
+        if let Some(suspended) = others.suspended.first() {
+            report.fail(
+                "routes",
+                format!("nothing to steer: {}", suspended.why),
+                "nothing is wrong if that is a VPN; if it is an uplink of yours, name its device: `[[path]]` with \
+                 `dev = \"DEVICE\"` in /etc/mountain/mountain.toml",
+            );
+            return;
+        }
         report.fail(
             "routes",
             "no multipath route that can be steered",

@@ -27,7 +27,6 @@ use crate::config::Config;
 use crate::daemon::runtime::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
-use crate::netlink::Filter;
 use crate::start;
 use crate::steer::topology::Topology;
 use crate::text::{count, prefix};
@@ -283,10 +282,7 @@ impl Up {
     fn run_here(&self, config: Config) -> Result<()> {
         log_to_stderr();
         let options = daemon::Options {
-            filter: Filter {
-                routes: config.steer.routes.clone(),
-                adopt: config.start.adopt,
-            },
+            filter: config.filter(),
             dry_run: self.dry_run,
             wait: self.wait,
         };

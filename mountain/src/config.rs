@@ -13,6 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::cc::Settings as CcConfig;
 use crate::measure::probe::Target;
+use crate::netlink::Filter;
 use crate::redirect::config::{self as redirects, RedirectConfig};
 use crate::start::config::{self as rules, RuleConfig, StartConfig};
 use crate::steer::cost::{Band, Objective, Weights};
@@ -374,6 +375,16 @@ impl Config {
             source,
         })?;
         Config::parse(&text, file)
+    }
+
+    /// The routes that are adopted with these settings.
+    pub fn filter(&self) -> Filter {
+        Filter {
+            routes: self.steer.routes.clone(),
+            adopt: self.start.adopt,
+            named: self.path.iter().map(|path| path.dev.clone()).collect(),
+            mark_mask: self.start.mark_mask,
+        }
     }
 
     /// The table for a path: the one that names its gateway before one that fits any.

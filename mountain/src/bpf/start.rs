@@ -31,7 +31,7 @@ const ANY_DSCP: u8 = 0xff;
 const ANY_FAMILY: u8 = 0xff;
 
 /// Names of the counters, in the order of `mtn_start_stat` in bpf/start.h.
-const STAT_NAMES: [&str; 12] = [
+const STAT_NAMES: [&str; 13] = [
     "placed_connect",
     "placed_exchange",
     "placed_forwarded",
@@ -44,6 +44,7 @@ const STAT_NAMES: [&str; 12] = [
     "pass_source",
     "pass_no_path",
     "pass_failed",
+    "pass_paused",
 ];
 
 /// Settings that hold as long as the programs are loaded.
@@ -241,6 +242,12 @@ impl Start {
         };
         // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
         unsafe { ptr::write_volatile(&mut self.bss().config.mode, mode as u32) };
+    }
+
+    /// Whether new flows are left to the kernel for the moment. Exchanges in progress keep their address.
+    pub fn set_paused(&mut self, paused: bool) {
+        // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
+        unsafe { ptr::write_volatile(&mut self.bss().config.paused, paused.into()) };
     }
 
     /// Writes what marks each path, by id; the others are no paths any more.

@@ -131,6 +131,8 @@ struct Daemon {
     /// A patched kernel, which is told what is measured.
     feed: Option<Feed>,
     forwarding_at: Instant,
+    /// Whether a topology was adopted, an empty one too.
+    has_adopted: bool,
     /// When the last change could not be followed as a whole.
     failed_at: Option<Instant>,
     move_log: Option<MoveLog>,
@@ -277,6 +279,7 @@ impl Daemon {
             starter: None,
             feed: if options.dry_run { None } else { Feed::open() },
             forwarding_at: Instant::now(),
+            has_adopted: false,
             failed_at: None,
             move_log,
             moves: VecDeque::new(),
@@ -372,6 +375,7 @@ impl Daemon {
                         starter.forget(ifindex);
                     }
                 }
+                self.pause_starter();
                 self.reread().await;
             }
             Change::Neighbour {
@@ -384,9 +388,21 @@ impl Daemon {
                     self.neighbour(path, if usable { mac } else { None }).await;
                 }
             }
-            Change::Routing | Change::Overrun => self.reread().await,
+            // What it asks for to be read follows at once; until then nothing is to be placed.
+            Change::Preference => self.pause_starter(),
+            Change::Overrun => {
+                self.pause_starter();
+                self.reread().await;
+            }
+            Change::Routing => self.reread().await,
         }
         self.tick();
+    }
+
+    fn pause_starter(&mut self) {
+        if let Some(starter) = &mut self.starter {
+            starter.pause();
+        }
     }
 
     fn usable(&mut self, path: usize, usable: bool, why: &'static str) {
@@ -464,6 +480,9 @@ impl Daemon {
             warn!("keeping the paths as they were: {e:#}");
         }
         self.failed_at = read.is_err().then(Instant::now);
+        if let (Some(starter), Ok(())) = (&mut self.starter, &read) {
+            starter.resume();
+        }
         if let Some(Err(e)) = self.starter.as_mut().map(Starter::repair) {
             warn!("{e:#}");
         }
@@ -494,6 +513,9 @@ impl Daemon {
 
     fn tick(&mut self) {
         let now = Instant::now();
+        if let Some(starter) = &mut self.starter {
+            starter.look_at_counters();
+        }
         let late: Vec<usize> = self
             .unresolved
             .iter()

@@ -222,7 +222,18 @@ pub fn status_text(v: &Value) -> String {
             );
         }
     }
-    if list(&v["groups"]).is_empty() {
+    for s in list(&v["start"]["suspended"]) {
+        let family = if s["ipv6"] == true { "IPv6" } else { "IPv4" };
+        let _ = writeln!(out, "\nsuspended: {family}: {}", text(&s["why"]));
+        if s["began_between"].as_u64() > Some(0) {
+            let _ = writeln!(
+                out,
+                "  up to {} flows began on an uplink before that was known",
+                s["began_between"]
+            );
+        }
+    }
+    if list(&v["groups"]).is_empty() && list(&v["start"]["suspended"]).is_empty() {
         let _ = writeln!(
             out,
             "\nwaiting for a multipath route to steer; `mountain check` says what is missing"

@@ -220,16 +220,18 @@ fn known(path: &Path, config: &Config) -> Known {
 impl Daemon {
     /// Makes a reading of the kernel's routing what is steered from now on.
     pub(super) fn adopt(&mut self, topology: Topology) -> Result<()> {
-        let same_routing = !self.paths.topology.groups.is_empty()
+        let same_routing = self.has_adopted
             && self.paths.topology.groups == topology.groups
             && keys(&self.paths.topology) == keys(&topology);
         let unchanged = self.paths.topology == topology;
-        if unchanged && self.paths.any() && self.failed_at.is_none() {
+        if unchanged && self.has_adopted && self.failed_at.is_none() {
             return Ok(());
         }
+        self.has_adopted = true;
+        let same_reasons = self.paths.topology.skipped == topology.skipped;
         let first = !self.paths.any();
         self.paths.replace(topology, &self.config);
-        if !same_routing {
+        if !same_routing || (self.paths.topology.groups.is_empty() && !same_reasons) {
             self.say_groups();
         }
 
@@ -278,19 +280,20 @@ impl Daemon {
     /// Has new flows choose among the groups that are there now.
     fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
         let topology = &self.paths.topology;
-        let wanted = topology.starts() && self.config.start.enabled && !self.options.dry_run;
+        let wanted = topology.has_started() && self.config.start.enabled && !self.options.dry_run;
         if !wanted && self.starter.is_none() {
             return Ok(());
         }
         match self.try_update_starter(groups) {
             // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
             Err(e)
-                if !self
-                    .paths
-                    .topology
-                    .groups
-                    .iter()
-                    .any(|g| g.kind == Kind::Start) =>
+                if self.paths.topology.suspended.is_empty()
+                    && !self
+                        .paths
+                        .topology
+                        .groups
+                        .iter()
+                        .any(|g| g.kind == Kind::Start) =>
             {
                 warn!("new flows do not choose their path: {e:#}");
                 self.starter = None;
@@ -394,7 +397,7 @@ impl Daemon {
                 Err(e) => warn!("{e:#}"),
             }
         }
-        if t.groups.is_empty() {
+        if t.groups.is_empty() && t.suspended.is_empty() {
             warn!("no multipath route to steer: waiting for one");
         }
         for reason in &t.skipped {

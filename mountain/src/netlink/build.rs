@@ -7,15 +7,14 @@ use ipnet::IpNet;
 
 use super::nexthop::NextHop;
 use super::rules::{self, Reach};
-use super::snapshot::{Address, Link, Route, Snapshot, UNICAST};
+use super::snapshot::{Address, Link, Route, Snapshot, TABLE_MAIN, UNICAST};
 use super::Filter;
 use crate::steer::topology::{
-    Group, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
+    Group, Kept, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_KEPT,
+    MAX_PATHS,
 };
 
 mod defaults;
-
-const TABLE_MAIN: u32 = 254;
 
 /// Most reasons kept; a router with a million routes must not fill the memory with them.
 const MAX_REASONS: usize = 200;
@@ -368,7 +367,8 @@ impl<'a> Builder<'a> {
         self.topology.pinned_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;
-        if self.topology.starts() {
+        if self.topology.has_started() {
+            self.topology.kept = self.kept();
             self.topology.inner_devices = inner_devices(self.snapshot, &devices);
             self.topology.rule_priorities =
                 [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
@@ -378,6 +378,40 @@ impl<'a> Builder<'a> {
             self.topology.skipped.push(more);
         }
         self.topology
+    }
+}
+
+impl Builder<'_> {
+    /// Single destinations that the main table sends out by the gateway of an uplink where flows start, or did.
+    fn kept(&self) -> Vec<Kept> {
+        let topology = &self.topology;
+        let starting = topology.groups.iter().filter(|group| group.kind.starts());
+        let members = starting.flat_map(|group| &group.members);
+        let paths = members.map(|member| &topology.paths[member.path]);
+        let uplinks: HashSet<(u32, bool)> = paths
+            .chain(topology.suspended.iter().flat_map(|s| &s.paths))
+            .map(|path| (path.key.ifindex, path.key.ipv6))
+            .collect();
+        let is_kept = |route: &&Route| {
+            route.table == TABLE_MAIN
+                && route.prefix.prefix_len() == route.prefix.max_prefix_len()
+                && route.kind == UNICAST
+                && !is_conditional(route)
+        };
+        let hosts = self.snapshot.routes.iter().filter(is_kept);
+        let kept: BTreeSet<Kept> = hosts
+            .filter_map(|route| match &route.hops[..] {
+                [hop] if hop.gateway.is_some() && !hop.encapsulated && !hop.blackhole => {
+                    Some(Kept {
+                        host: route.prefix.addr(),
+                        ifindex: hop.ifindex,
+                    })
+                }
+                _ => None,
+            })
+            .filter(|kept| uplinks.contains(&(kept.ifindex, kept.host.is_ipv6())))
+            .collect();
+        kept.into_iter().take(MAX_KEPT).collect()
     }
 }
 
@@ -492,11 +526,11 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNe
 /// of one. Of a bridge its ports: with br_netfilter (as Docker has it) Netfilter meets a packet before
 /// the bridge's own ingress does, and what is marked there comes too late for the connection.
 fn inner_devices(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<u32> {
-    let is_bridge = |ifindex: u32| snapshot.links.get(&ifindex).is_some_and(|link| link.bridge);
+    let is_bridge = |ifindex: u32| snapshot.links.get(&ifindex).is_some_and(Link::is_bridge);
     let is_inner = |ifindex: u32, link: &Link| {
         let is_first = match link.master {
             Some(master) => is_bridge(master) && !uplinks.contains(&master),
-            None => !link.bridge,
+            None => !link.is_bridge(),
         };
         link.ethernet && is_first && !uplinks.contains(&ifindex)
     };

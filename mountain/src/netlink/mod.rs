@@ -14,6 +14,7 @@
 
 mod build;
 pub(crate) mod generic;
+mod kinds;
 mod link;
 mod monitor;
 mod netfilter;
@@ -48,6 +49,10 @@ pub struct Filter {
     pub routes: Vec<IpNet>,
     /// Make a group of default routes that differ only in metric, too.
     pub adopt: bool,
+    /// Devices that are uplinks even if they look like tunnels: those that the configuration names.
+    pub named: Vec<String>,
+    /// The bits of packet marks by which new flows will find their uplink; 0: none.
+    pub mark_mask: u32,
 }
 
 impl Filter {

@@ -9,6 +9,7 @@ use netlink_sys::{protocols::NETLINK_ROUTE, AsyncSocket, AsyncSocketExt, SocketA
 use tokio::time::{timeout_at, Instant};
 
 use super::snapshot;
+use super::uplinks;
 use super::wire;
 
 const RTM_NEWLINK: u16 = 16;
@@ -17,6 +18,8 @@ const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;
+const RTM_NEWRULE: u16 = 32;
+const RTM_DELRULE: u16 = 33;
 
 /// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
 /// NEXTHOP.
@@ -45,6 +48,9 @@ pub enum Change {
         usable: bool,
         mac: Option<[u8; 6]>,
     },
+    /// A default route or a routing rule came or went, other than ours: which way the kernel prefers may have
+    /// changed. Read the topology again, and trust nothing that was chosen before.
+    Preference,
     /// Anything else, also properties of links: read the topology again.
     Routing,
     /// Events were lost, or the socket failed: read the topology again.
@@ -56,7 +62,7 @@ impl Change {
     fn is_urgent(&self) -> bool {
         matches!(
             self,
-            Self::Link { up: false, .. } | Self::Neighbour { usable: false, .. }
+            Self::Link { up: false, .. } | Self::Neighbour { usable: false, .. } | Self::Preference
         )
     }
 
@@ -85,7 +91,7 @@ impl Change {
 /// The stream of changes of one network namespace: the one of the thread that made it.
 ///
 /// Changes are gathered for up to 10 ms, the last state of each link and neighbour wins; a link
-/// that goes down and a neighbour that becomes unusable are passed on at once. Every event is
+/// that goes down, a neighbour that becomes unusable and a change of preference are passed on at once. Every event is
 /// passed on, also those that repeat what is known.
 pub struct Monitor {
     socket: TokioSocket,
@@ -217,6 +223,14 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
         },
         // Cached exceptions come and go with traffic.
         RTM_NEWROUTE | RTM_DELROUTE if snapshot::is_cached_route(payload) => Vec::new(),
+        RTM_NEWROUTE | RTM_DELROUTE
+            if snapshot::is_default_route(payload) && !uplinks::is_own_route(payload) =>
+        {
+            vec![Change::Preference, Change::Routing]
+        }
+        RTM_NEWRULE | RTM_DELRULE if !uplinks::is_own_rule(payload) => {
+            vec![Change::Preference, Change::Routing]
+        }
         _ => vec![Change::Routing],
     }
 }

@@ -1,6 +1,6 @@
 //! The walk through the policy rules: which packets look a table up, and what is looked up before.
 
-use super::snapshot::{Action, Rule, Snapshot};
+use super::snapshot::{Action, Rule, Snapshot, TABLE_MAIN};
 use crate::steer::topology::Selector;
 
 /// How packets of one family come to look up one table.
@@ -74,17 +74,63 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
 /// Where a rule has to stand that every packet meets right before it would look the main table up:
 /// behind all that others have put there. The kernel puts a new rule behind those of its priority.
 pub(super) fn last_priority(snapshot: &Snapshot, ipv6: bool) -> u32 {
-    const TABLE_MAIN: u32 = 254;
     const USUAL: u32 = 32766;
 
-    let main = snapshot.rules.iter().find(|rule| {
-        rule.ipv6 == ipv6
-            && rule.action == Action::Table(TABLE_MAIN)
-            && rule.suppress_length.is_none()
-            && !rule.suppress_group
-            && matches!(match_of(rule), Match::All)
-    });
+    let main = snapshot.rules.iter().find(|rule| is_main(rule, ipv6));
     main.map_or(USUAL, |rule| rule.priority).saturating_sub(1)
+}
+
+/// Whether by this rule every packet looks the whole main table up.
+fn is_main(rule: &Rule, ipv6: bool) -> bool {
+    rule.ipv6 == ipv6
+        && rule.action == Action::Table(TABLE_MAIN)
+        && rule.suppress_length.is_none()
+        && !rule.suppress_group
+        && matches!(match_of(rule), Match::All)
+}
+
+/// The rules that some packets meet before the main table is looked up for all.
+fn before_main(snapshot: &Snapshot, ipv6: bool) -> impl Iterator<Item = &Rule> {
+    let all = snapshot.rules.iter().filter(move |rule| rule.ipv6 == ipv6);
+    all.take_while(move |rule| !is_main(rule, ipv6))
+}
+
+/// The first rule that takes this host's ordinary packets, which bear no mark, past the default routes of the
+/// main table: wg-quick's `not fwmark 51820 lookup 51820`, or one that drops.
+pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&Rule> {
+    const LOOPBACK: u32 = 1;
+    // Also of halves of the Internet, as some VPNs have them.
+    let has_default = |table: u32| {
+        let mut routes = snapshot.routes.iter();
+        routes.any(|r| r.table == table && is_ipv6(r) == ipv6 && r.prefix.prefix_len() <= 1)
+    };
+    before_main(snapshot, ipv6).find(|rule| {
+        let takes = match rule.action {
+            Action::Drop => true,
+            Action::Table(TABLE_MAIN) => false,
+            Action::Table(table) => {
+                rule.suppress_length.is_none() && !rule.suppress_group && has_default(table)
+            }
+            _ => false,
+        };
+        let others = Rule {
+            fwmark: None,
+            iif: rule.iif.filter(|iif| *iif != LOOPBACK),
+            invert: false,
+            ..(*rule).clone()
+        };
+        let by_mark = rule.fwmark.is_none_or(|(mark, _)| mark == 0);
+        takes && matches!(match_of(&others), Match::All) && by_mark != rule.invert
+    })
+}
+
+/// The first rule before the main table's that a packet with one of our marks, which are within `mask`,
+/// may meet otherwise than the same packet without.
+pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option<&Rule> {
+    before_main(snapshot, ipv6).find(|rule| {
+        rule.fwmark
+            .is_some_and(|(mark, theirs)| theirs & mask != 0 && mark & !mask == 0)
+    })
 }
 
 enum Match {
@@ -165,7 +211,7 @@ fn is_ipv6(route: &super::snapshot::Route) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::snapshot::{Link, Route};
+    use super::super::snapshot::{Link, Preference, Route};
     use super::*;
 
     fn rule(priority: u32, action: Action) -> Rule {
@@ -183,6 +229,7 @@ mod tests {
             source: None,
             tos: 0,
             metric: 0,
+            preference: Preference::Medium,
             preferred_source: None,
             kind: 1,
             multipath: false,

@@ -2,13 +2,14 @@
 //!
 //! Formats: linux/rtnetlink.h, if_link.h, if_addr.h, neighbour.h, nexthop.h, fib_rules.h.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
+use super::kinds::{self, Lower};
 use super::nexthop::{self, NextHop, NextHopObject};
 use super::uplinks;
 use super::wire::{self, push_attribute, Attributes, Socket};
@@ -26,6 +27,7 @@ const AF_INET6: u8 = libc::AF_INET6 as u8;
 
 /// Type of an ordinary route (RTN_UNICAST).
 pub(super) const UNICAST: u8 = 1;
+pub(super) const TABLE_MAIN: u32 = 254;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {
@@ -33,6 +35,9 @@ pub(super) struct Snapshot {
     pub addresses: Vec<Address>,
     /// Link-layer addresses of the neighbours that are usable.
     pub neighbours: HashMap<(u32, IpAddr), [u8; 6]>,
+    /// The ports behind which bridges have met Ethernet addresses, by bridge and address. Only read where
+    /// a default route leaves by a bridge.
+    pub bridged: HashMap<(u32, [u8; 6]), u32>,
     pub routes: Vec<Route>,
     /// In the order in which the kernel looks them up.
     pub rules: Vec<Rule>,
@@ -46,9 +51,23 @@ pub(super) struct Link {
     pub ethernet: bool,
     /// Device this one is a port of.
     pub master: Option<u32>,
-    pub bridge: bool,
+    /// Link kind of a virtual device: `vlan`, `tun`...; `None`: hardware.
+    pub kind: Option<String>,
+    pub lower: Lower,
+    /// Link-layer address; empty where there is none.
+    pub address: Vec<u8>,
+    /// A modem's device (`DEVTYPE=wwan`), a ppp device that runs over PPPoE. Only looked for where a
+    /// default route leaves by it.
+    pub wwan: bool,
+    pub pppoe: bool,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
+}
+
+impl Link {
+    pub fn is_bridge(&self) -> bool {
+        self.kind.as_deref() == Some("bridge")
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -65,6 +84,15 @@ pub(super) struct Address {
     pub fresh: bool,
 }
 
+/// Router preference (RFC 4191), the best first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Preference {
+    High,
+    #[default]
+    Medium,
+    Low,
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub table: u32,
@@ -73,6 +101,8 @@ pub(super) struct Route {
     pub tos: u8,
     /// Lower is preferred.
     pub metric: u32,
+    /// Router preference of IPv6 (RFC 4191), which decides between equal metrics.
+    pub preference: Preference,
     /// The source address that it gives to packets without one.
     pub preferred_source: Option<IpAddr>,
     pub kind: u8,
@@ -182,7 +212,63 @@ pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         .context("cannot list the routing rules")?;
     }
     snapshot.rules.sort_by_key(|rule| rule.priority);
+    look_closer(&mut snapshot, socket)?;
     Ok((snapshot, consistent))
+}
+
+/// Finds out what only the devices of default routes are asked for.
+fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
+    let defaults = snapshot
+        .routes
+        .iter()
+        .filter(|route| route.table == TABLE_MAIN && route.prefix.prefix_len() == 0);
+    let devices: BTreeSet<u32> = defaults
+        .flat_map(|route| route.hops.iter().map(|hop| hop.ifindex))
+        .collect();
+    for ifindex in &devices {
+        let Some(link) = snapshot.links.get_mut(ifindex) else {
+            continue;
+        };
+        match link.kind.as_deref() {
+            Some("wwan") => link.wwan = true,
+            Some("ppp") => link.pppoe = kinds::is_pppoe(&link.ifname),
+            None if !link.ethernet => {
+                link.wwan = kinds::has_wwan_type(&link.ifname, *ifindex, &link.address);
+            }
+            _ => {}
+        }
+    }
+    // A VLAN's bridge counts as well: the gateway's address is on the VLAN's device.
+    if snapshot.links.values().any(Link::is_bridge) && !devices.is_empty() {
+        let mut header = [0; 12];
+        header[0] = libc::AF_BRIDGE as u8;
+        let dumped = socket.dump(RTM_GETNEIGH, &header, |_, payload| {
+            snapshot.bridged.extend(decode_bridged(payload));
+        });
+        match dumped {
+            // Changes while it is read matter no more than those right after.
+            Ok(_) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(e) => return Err(e).context("cannot list what bridges have learned"),
+        }
+    }
+    Ok(())
+}
+
+/// An entry of a bridge's forwarding table: bridge, address and port.
+fn decode_bridged(payload: &[u8]) -> Option<((u32, [u8; 6]), u32)> {
+    const NDA_MASTER: u16 = 9;
+    const NUD_PERMANENT: u16 = 0x80;
+
+    let state = u16::from_ne_bytes(*payload.get(8..)?.first_chunk()?);
+    // Those are the ports' own addresses.
+    if i32::from(*payload.first()?) != libc::AF_BRIDGE || state & NUD_PERMANENT != 0 {
+        return None;
+    }
+    let attributes = Attributes::after(payload, 12);
+    let address = attributes.get(NDA_LLADDR)?.try_into().ok()?;
+    let bridge = attributes.u32(NDA_MASTER)?;
+    Some(((bridge, address), u32_at(payload, 4)?))
 }
 
 /// A kernel without IPv6 (or without policy rules) refuses the dump: nothing is there to read.
@@ -221,11 +307,14 @@ pub(super) fn decode_link_head(payload: &[u8]) -> Option<LinkHead> {
     })
 }
 
-fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
+pub(super) fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
+    const IFLA_ADDRESS: u16 = 1;
     const IFLA_IFNAME: u16 = 3;
     const IFLA_MTU: u16 = 4;
+    const IFLA_LINK: u16 = 5;
     const IFLA_MASTER: u16 = 10;
     const IFLA_LINKINFO: u16 = 18;
+    const IFLA_LINK_NETNSID: u16 = 37;
     const IFLA_INFO_KIND: u16 = 1;
     const IFLA_INFO_DATA: u16 = 2;
     const IFLA_VRF_TABLE: u16 = 1;
@@ -249,7 +338,16 @@ fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
             mtu: attributes.u32(IFLA_MTU)?,
             ethernet: device_type == libc::ARPHRD_ETHER,
             master: attributes.u32(IFLA_MASTER),
-            bridge: kind.as_deref() == Some("bridge"),
+            kind,
+            lower: match (attributes.u32(IFLA_LINK), attributes.has(IFLA_LINK_NETNSID)) {
+                (Some(_), true) => Lower::Elsewhere,
+                // What stands on nothing names itself, or 0.
+                (Some(lower), false) if lower != 0 && lower != head.ifindex => Lower::Here(lower),
+                _ => Lower::None,
+            },
+            address: attributes.get(IFLA_ADDRESS).unwrap_or_default().to_vec(),
+            wwan: false,
+            pppoe: false,
             vrf_table,
         },
     ))
@@ -422,6 +520,12 @@ pub(super) fn is_cached_route(payload: &[u8]) -> bool {
     u32_at(payload, 8).is_some_and(|flags| flags & RTM_F_CLONED != 0)
 }
 
+/// Whether a route message is about a default route, in any table.
+pub(super) fn is_default_route(payload: &[u8]) -> bool {
+    // struct rtmsg begins with the family and the length of the prefix.
+    payload.get(1) == Some(&0)
+}
+
 fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option<Route> {
     const RTA_DST: u16 = 1;
     const RTA_SRC: u16 = 2;
@@ -429,6 +533,7 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
     const RTA_PREFSRC: u16 = 7;
     const RTA_MULTIPATH: u16 = 9;
     const RTA_TABLE: u16 = 15;
+    const RTA_PREF: u16 = 20;
     const RTA_NH_ID: u16 = 30;
 
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
@@ -457,6 +562,12 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
         },
         tos,
         metric: attributes.u32(RTA_PRIORITY).unwrap_or(0),
+        // ICMPV6_ROUTER_PREF_*
+        preference: match attributes.u8(RTA_PREF) {
+            Some(1) => Preference::High,
+            Some(3) => Preference::Low,
+            _ => Preference::Medium,
+        },
         preferred_source: attributes.ip(RTA_PREFSRC),
         kind,
         multipath,

@@ -37,6 +37,7 @@ const RTN_UNREACHABLE: u8 = 7;
 const RT_SCOPE_UNIVERSE: u8 = 0;
 const RT_TABLE_UNSPEC: u8 = 0;
 const RTNH_F_ONLINK: u32 = 4;
+const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
@@ -183,9 +184,10 @@ fn encode_route(route: &Route) -> Vec<u8> {
         To::Unreachable => (RTN_UNREACHABLE, 0),
     };
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
+    let length = route.host.map_or(0, |host| IpNet::from(host).prefix_len());
     let mut body = vec![
         family(route.ipv6),
-        0,
+        length,
         0,
         0,
         RT_TABLE_UNSPEC,
@@ -195,6 +197,9 @@ fn encode_route(route: &Route) -> Vec<u8> {
     ];
     body.extend(flags.to_ne_bytes());
     push_attribute(&mut body, RTA_TABLE, &route.table.to_ne_bytes());
+    if let Some(host) = route.host {
+        push_attribute(&mut body, RTA_DST, &ip_bytes(host));
+    }
     match route.to {
         To::Unreachable => push_attribute(&mut body, RTA_PRIORITY, &METRIC_LAST.to_ne_bytes()),
         To::Gateway {
@@ -228,6 +233,7 @@ fn decode_route(payload: &[u8]) -> Option<Route> {
     Some(Route {
         ipv6: payload[0] == AF_INET6,
         table: attributes.u32(RTA_TABLE)?,
+        host: attributes.ip(RTA_DST),
         to: match payload.get(7)? {
             &RTN_UNREACHABLE => To::Unreachable,
             _ => To::Gateway {
@@ -259,15 +265,17 @@ fn encode_rule(rule: &Rule) -> Vec<u8> {
     push_attribute(&mut body, FRA_PRIORITY, &rule.priority.to_ne_bytes());
     push_attribute(&mut body, FRA_TABLE, &rule.table.to_ne_bytes());
     push_attribute(&mut body, FRA_PROTOCOL, &[PROTOCOL]);
+    if matches!(rule.selects, Selects::Specific | Selects::Kept { .. }) {
+        push_attribute(&mut body, FRA_SUPPRESS_PREFIXLEN, &0u32.to_ne_bytes());
+    }
     match rule.selects {
         Selects::Specific => {
-            push_attribute(&mut body, FRA_SUPPRESS_PREFIXLEN, &0u32.to_ne_bytes());
             let (first, last) = EVERYBODY;
             let range = [first.to_ne_bytes(), last.to_ne_bytes()].concat();
             push_attribute(&mut body, FRA_UID_RANGE, &range);
         }
         Selects::From(address) => push_attribute(&mut body, FRA_SRC, &ip_bytes(address)),
-        Selects::Mark { mark, mask } => {
+        Selects::Mark { mark, mask } | Selects::Kept { mark, mask } => {
             push_attribute(&mut body, FRA_FWMARK, &mark.to_ne_bytes());
             push_attribute(&mut body, FRA_FWMASK, &mask.to_ne_bytes());
         }
@@ -283,13 +291,15 @@ fn decode_rule(payload: &[u8]) -> Option<Rule> {
     let suppress = attributes
         .u32(FRA_SUPPRESS_PREFIXLEN)
         .filter(|length| *length != NO_LIMIT);
-    let mark = attributes.u32(FRA_FWMARK).unwrap_or(0);
-    let selects = match (attributes.ip(FRA_SRC), suppress) {
-        (Some(address), _) => Selects::From(address),
-        (None, Some(_)) => Selects::Specific,
-        (None, None) => Selects::Mark {
-            mark,
-            mask: attributes.u32(FRA_FWMASK).unwrap_or(u32::MAX),
+    let mark = attributes.u32(FRA_FWMARK);
+    let mask = attributes.u32(FRA_FWMASK).unwrap_or(u32::MAX);
+    let selects = match (attributes.ip(FRA_SRC), suppress, mark) {
+        (Some(address), ..) => Selects::From(address),
+        (None, Some(_), Some(mark)) => Selects::Kept { mark, mask },
+        (None, Some(_), None) => Selects::Specific,
+        (None, None, mark) => Selects::Mark {
+            mark: mark.unwrap_or(0),
+            mask,
         },
     };
     Some(Rule {
@@ -323,13 +333,32 @@ mod tests {
             (false, To::Unreachable),
         ] {
             let table = 19_702;
-            let route = Route { ipv6, table, to };
-            assert_eq!(decode_route(&encode_route(&route)), Some(route));
+            let far = if ipv6 {
+                ip("2001:db8::1")
+            } else {
+                ip("203.0.113.1")
+            };
+            for host in [None, Some(far)] {
+                let route = Route {
+                    ipv6,
+                    table,
+                    host,
+                    to,
+                };
+                assert_eq!(decode_route(&encode_route(&route)), Some(route));
+            }
         }
         for (ipv6, selects) in [
             (false, Selects::Specific),
             (false, Selects::From(ip("192.0.2.9"))),
             (true, Selects::From(ip("2001:db8::9"))),
+            (
+                false,
+                Selects::Kept {
+                    mark: 0x0200_0000,
+                    mask: 0xff00_0000,
+                },
+            ),
             (
                 true,
                 Selects::Mark {
@@ -353,6 +382,7 @@ mod tests {
         let mut route = encode_route(&Route {
             ipv6: false,
             table: 254,
+            host: None,
             to: To::Unreachable,
         });
         route[5] = 4; // RTPROT_STATIC

@@ -11,7 +11,7 @@ pub mod config;
 mod dead;
 pub mod nft;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
@@ -19,6 +19,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
+use serde::Serialize;
 use serde_json::{json, Value};
 use tracing::{debug, info, warn};
 
@@ -31,6 +32,9 @@ use crate::steer::start::{describe, plan, Plan};
 use crate::steer::topology::{Kind, Topology};
 use config::{Forward, RuleConfig, Spread, StartConfig};
 use dead::Dead;
+
+/// So many ticks back a change of the routing may have happened when it becomes known.
+const LOOKS: usize = 5;
 
 /// A path as the daemon knows it; by path id.
 #[derive(Clone, Debug)]
@@ -68,8 +72,25 @@ pub struct Starter {
     /// What the nftables table was made for; `None`: it is not there.
     table: Option<Vec<(u32, String)>>,
     said_forward: Option<String>,
+    /// Families whose new flows are left to the kernel for the time being.
+    suspended: Vec<Suspension>,
+    /// No new flow is placed, as the routing is being read again.
+    paused: bool,
+    /// Flows of IPv4 and of IPv6 that were placed by each of the last [`LOOKS`] looks.
+    looks: VecDeque<[u64; 2]>,
+    /// Those placed between the first of these and the pause.
+    between: [u64; 2],
     /// Whether rules and tables outlive it.
     leaves: bool,
+}
+
+/// A family whose new flows are left to the kernel, as it prefers another way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Suspension {
+    ipv6: bool,
+    why: String,
+    /// Flows, at most, that were placed after the kernel had changed its way and before that was known.
+    began_between: u64,
 }
 
 /// A path where new flows may start.
@@ -110,6 +131,10 @@ impl Starter {
             inner_devices: Vec::new(),
             table: None,
             said_forward: None,
+            suspended: Vec::new(),
+            paused: false,
+            looks: VecDeque::new(),
+            between: [0; 2],
             leaves: false,
         })
     }
@@ -167,10 +192,89 @@ impl Starter {
         if self.cgroup_id.is_none() {
             followed?;
         }
+        if self.plan.marks != plan.marks {
+            self.looks.clear();
+        }
         self.plan = plan;
+        self.say_suspended(topology);
         self.inner_devices.clone_from(&topology.inner_devices);
         self.look_at_forwarding();
         Ok(())
+    }
+
+    /// Places no new flow until [`Starter::resume`]: the kernel may prefer another way by now.
+    pub fn pause(&mut self) {
+        self.programs.set_paused(true);
+        // What was placed since is told once, whatever else changes before all is read.
+        if !std::mem::replace(&mut self.paused, true) {
+            let placed = self.placed_by_family();
+            let before = self.looks.front().unwrap_or(&placed);
+            self.between = [0, 1].map(|i| placed[i].saturating_sub(before[i]));
+        }
+    }
+
+    /// Goes on after [`Starter::pause`], when all that new flows are placed by is up to date.
+    pub fn resume(&mut self) {
+        self.programs.set_paused(false);
+        self.paused = false;
+        self.between = [0; 2];
+    }
+
+    /// Takes note of how many flows were placed. To be called at each tick.
+    pub fn look_at_counters(&mut self) {
+        if !self.paused {
+            if self.looks.len() == LOOKS {
+                self.looks.pop_front();
+            }
+            let placed = self.placed_by_family();
+            self.looks.push_back(placed);
+        }
+    }
+
+    fn placed_by_family(&self) -> [u64; 2] {
+        let mut placed = [0; 2];
+        for (id, uplink) in &self.uplinks {
+            placed[usize::from(uplink.ipv6)] += self.programs.placed(*id);
+        }
+        placed
+    }
+
+    /// Says which families are left to the kernel from now on, and which no longer.
+    fn say_suspended(&mut self, topology: &Topology) {
+        let mut suspended = Vec::new();
+        for new in &topology.suspended {
+            let family = if new.ipv6 { "IPv6" } else { "IPv4" };
+            let known = self.suspended.iter().find(|s| s.ipv6 == new.ipv6);
+            let began_between = match known {
+                Some(known) => known.began_between,
+                None => std::mem::take(&mut self.between[usize::from(new.ipv6)]),
+            };
+            if known.is_none_or(|known| known.why != new.why) {
+                warn!("{family}: {}", new.why);
+            }
+            if known.is_none() && began_between > 0 {
+                warn!(
+                    "{family}: up to {began_between} flows began on an uplink in between; they go where the \
+                     kernel now sends them, and may have to connect anew"
+                );
+            }
+            suspended.push(Suspension {
+                ipv6: new.ipv6,
+                why: new.why.clone(),
+                began_between,
+            });
+        }
+        for over in &self.suspended {
+            let group = |ipv6: bool| {
+                let mut uplinks = self.uplinks.values();
+                uplinks.any(|uplink| uplink.ipv6 == ipv6)
+            };
+            if !suspended.iter().any(|s| s.ipv6 == over.ipv6) && group(over.ipv6) {
+                let family = if over.ipv6 { "IPv6" } else { "IPv4" };
+                info!("{family}: new flows choose their uplink again");
+            }
+        }
+        self.suspended = suspended;
     }
 
     /// Whether anything is adopted at the moment.
@@ -373,6 +477,7 @@ impl Starter {
             "inner_devices": self.programs.attached(),
             "unresolved": self.unresolved,
             "connections_reset": self.dead.reset(),
+            "suspended": self.suspended,
             "counters": self.programs.stats()?,
         }))
     }

@@ -3,6 +3,8 @@
 //! Pure data from a [`Topology`]; `netlink::uplinks` puts it into the kernel. For each family:
 //!
 //! ```text
+//! 32765: from all fwmark MARK/MASK lookup TABLE suppress_prefixlength 0
+//!                                                         for uplinks with destinations to keep
 //! 32765: from all uidrange 0-4294967294 lookup main suppress_prefixlength 0
 //!                                                         everything but the default route
 //! 32765: from ADDRESS lookup TABLE                        for every address of every uplink
@@ -16,6 +18,14 @@
 //! They have one priority, and the order in which they are added is that in which they are tried. Addresses
 //! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark.
 //!
+//! Destinations to keep ([`Topology::kept`]): a VPN client opens its outer connection and then adds a route to
+//! its server by the gateway that the kernel prefers. The connection may have started on another uplink, whose
+//! address it has. So to such a destination the mark goes before the main table's route. Only flows that
+//! were placed bear a mark.
+//!
+//! While adoption is suspended, as the kernel prefers a VPN's default route, these are the only rules. Flows to other
+//! destinations go where the kernel now sends them.
+//!
 //! An uplink's number, of which mark and table are made, comes from its device's index, which stays as
 //! long as the device does. So connections that Netfilter has marked find their uplink again when
 //! mountain is started anew.
@@ -26,7 +36,7 @@ use std::net::IpAddr;
 use anyhow::{bail, Result};
 use serde::Serialize;
 
-use super::topology::{Path, Topology};
+use super::topology::{Kept, Path, Topology};
 
 /// Tables of the uplinks: this plus the uplink's number.
 pub const TABLE_BASE: u32 = 19_700;
@@ -78,6 +88,11 @@ impl MarkMask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Selects {
+    /// An uplink's mark, for destinations to keep.
+    Kept {
+        mark: u32,
+        mask: u32,
+    },
     /// All, for what is more specific than a default route.
     Specific,
     From(IpAddr),
@@ -96,12 +111,14 @@ pub struct Rule {
     pub table: u32,
 }
 
-/// A default route in an uplink's table.
+/// A route in an uplink's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Route {
     /// Family of what it routes; the gateway's may be another one.
     pub ipv6: bool,
     pub table: u32,
+    /// The single destination that it leads to; `None`: a default route.
+    pub host: Option<IpAddr>,
     pub to: To,
 }
 
@@ -138,60 +155,79 @@ pub struct Plan {
 
 const TABLE_MAIN: u32 = 254;
 
+/// An uplink whose flows have the choice, or had it until that was suspended.
+struct Uplink<'a> {
+    /// Index into [`Topology::paths`]; `None`: suspended.
+    index: Option<usize>,
+    path: &'a Path,
+    /// Whether all rules and routes are there, or only those of destinations to keep.
+    whole: bool,
+}
+
+fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
+    let starting = topology.groups.iter().filter(|group| group.kind.starts());
+    let mut indexes: Vec<usize> = starting
+        .flat_map(|group| group.members.iter().map(|member| member.path))
+        .collect();
+    indexes.sort_unstable();
+    indexes.dedup();
+    let active = indexes.into_iter().map(|index| Uplink {
+        index: Some(index),
+        path: &topology.paths[index],
+        whole: true,
+    });
+    let suspended = topology.suspended.iter().flat_map(|suspended| {
+        suspended.paths.iter().map(|path| Uplink {
+            index: None,
+            path,
+            whole: suspended.by_rule,
+        })
+    });
+    active.chain(suspended).collect()
+}
+
 /// The routing for a topology's groups whose flows choose when they start; nothing when there are none.
 ///
 /// # Errors
 /// When there are more uplinks than marks.
 pub fn plan(topology: &Topology, mask: MarkMask) -> Result<Plan> {
-    let members = topology.groups.iter().filter(|group| group.kind.starts());
-    let mut indexes: Vec<usize> = members
-        .flat_map(|group| group.members.iter().map(|member| member.path))
-        .collect();
-    indexes.sort_unstable();
-    indexes.dedup();
-    let numbers = numbers(
-        indexes.iter().map(|&i| topology.paths[i].key.ifindex),
-        mask.largest(),
-    )?;
+    let uplinks = uplinks(topology);
+    let devices = uplinks.iter().map(|uplink| uplink.path.key.ifindex);
+    let numbers = numbers(devices, mask.largest())?;
     let mut plan = Plan::default();
     for ipv6 in [false, true] {
-        let of_family: Vec<usize> = indexes
-            .iter()
-            .copied()
-            .filter(|&i| topology.paths[i].key.ipv6 == ipv6)
-            .collect();
-        if of_family.is_empty() {
-            continue;
-        }
+        let mut rules = Vec::new();
         let rule = |selects, table| Rule {
             ipv6,
             priority: topology.rule_priorities[usize::from(ipv6)],
             selects,
             table,
         };
-        let mut rules = vec![rule(Selects::Specific, TABLE_MAIN)];
-        for &index in &of_family {
-            let path = &topology.paths[index];
-            let table = table(numbers[&path.key.ifindex]);
-            let own = path.addresses.iter();
-            rules.extend(own.map(|address| rule(Selects::From(*address), table)));
-        }
-        for &index in &of_family {
-            let path = &topology.paths[index];
+        for uplink in uplinks.iter().filter(|u| u.path.key.ipv6 == ipv6) {
+            let path = uplink.path;
             let number = numbers[&path.key.ifindex];
-            let mark = mask.mark(number);
-            let selects = Selects::Mark {
-                mark,
-                mask: mask.bits(),
-            };
-            rules.push(rule(selects, table(number)));
-            plan.marks.insert(index, mark);
-            plan.routing.routes.extend(default_routes(path, number));
+            let (mark, table, mask) = (mask.mark(number), table(number), mask.bits());
+            let kept = kept_routes(path, table, &topology.kept);
+            if !kept.is_empty() {
+                rules.push(rule(Selects::Kept { mark, mask }, table));
+            }
+            if uplink.whole {
+                rules.push(rule(Selects::Specific, TABLE_MAIN));
+                let own = path.addresses.iter();
+                rules.extend(own.map(|address| rule(Selects::From(*address), table)));
+                rules.push(rule(Selects::Mark { mark, mask }, table));
+                plan.routing.routes.extend(default_routes(path, table));
+            }
+            plan.routing.routes.extend(kept);
+            plan.marks.extend(uplink.index.map(|index| (index, mark)));
             let uplink = (mark, path.ifname.clone());
             if !plan.uplinks.contains(&uplink) {
                 plan.uplinks.push(uplink);
             }
         }
+        // In the order in which they are tried, that of the first kind only once.
+        rules.sort_by_key(rank);
+        rules.dedup();
         plan.routing.rules.extend(rules);
     }
     Ok(plan)
@@ -202,19 +238,42 @@ fn table(number: u32) -> u32 {
 }
 
 /// While the device is down the kernel would not take the first one.
-fn default_routes(path: &Path, number: u32) -> impl Iterator<Item = Route> {
-    let to = path
-        .key
-        .gateway
-        .filter(|_| path.up)
-        .map(|gateway| To::Gateway {
-            ifindex: path.key.ifindex,
-            gateway,
-            preferred_source: path.preferred_source,
-        });
-    let (ipv6, table) = (path.key.ipv6, table(number));
-    let all = to.into_iter().chain([To::Unreachable]);
-    all.map(move |to| Route { ipv6, table, to })
+fn default_routes(path: &Path, table: u32) -> impl Iterator<Item = Route> {
+    let all = by_gateway(path).into_iter().chain([To::Unreachable]);
+    let ipv6 = path.key.ipv6;
+    all.map(move |to| Route {
+        ipv6,
+        table,
+        host: None,
+        to,
+    })
+}
+
+/// Routes to destinations that the main table sends out by another uplink.
+fn kept_routes(path: &Path, table: u32, kept: &[Kept]) -> Vec<Route> {
+    let ipv6 = path.key.ipv6;
+    let by_others = kept
+        .iter()
+        .filter(|kept| kept.host.is_ipv6() == ipv6 && kept.ifindex != path.key.ifindex);
+    let to = by_gateway(path);
+    let routes = by_others.filter_map(|kept| {
+        Some(Route {
+            ipv6,
+            table,
+            host: Some(kept.host),
+            to: to?,
+        })
+    });
+    routes.collect()
+}
+
+fn by_gateway(path: &Path) -> Option<To> {
+    let gateway = path.key.gateway.filter(|_| path.up)?;
+    Some(To::Gateway {
+        ifindex: path.key.ifindex,
+        gateway,
+        preferred_source: path.preferred_source,
+    })
 }
 
 /// A number for each device, 1 to `largest`: its index where that fits and is free.
@@ -257,9 +316,10 @@ impl Changes {
 /// Where a rule has to stand among those of its family.
 fn rank(rule: &Rule) -> u8 {
     match rule.selects {
-        Selects::Specific => 0,
-        Selects::From(_) => 1,
-        Selects::Mark { .. } => 2,
+        Selects::Kept { .. } => 0,
+        Selects::Specific => 1,
+        Selects::From(_) => 2,
+        Selects::Mark { .. } => 3,
     }
 }
 
@@ -301,7 +361,7 @@ pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
     changes.add_routes = missing.copied().collect();
     // A route that takes another one's place does so at once (see `netlink::uplinks`).
     let replaced = |route: &Route| {
-        let kind = |r: &Route| (r.table, r.ipv6, r.to == To::Unreachable);
+        let kind = |r: &Route| (r.table, r.ipv6, r.host, r.to == To::Unreachable);
         wanted.routes.iter().any(|r| kind(r) == kind(route))
     };
     let gone = there.routes.iter().filter(|route| !replaced(route));
@@ -318,8 +378,12 @@ pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String
     };
     let routes = routing.routes.iter().map(|route| {
         let (family, table) = (family(route.ipv6), table(route.table));
+        let prefix = match route.host {
+            Some(host) => host.to_string(),
+            None => "default".to_owned(),
+        };
         match route.to {
-            To::Unreachable => format!("{family} route add unreachable default table {table}"),
+            To::Unreachable => format!("{family} route add unreachable {prefix} table {table}"),
             To::Gateway {
                 ifindex,
                 gateway,
@@ -328,7 +392,7 @@ pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String
                 let source = preferred_source.map_or(String::new(), |s| format!(" src {s}"));
                 let device = device(ifindex);
                 format!(
-                    "{family} route add default via {gateway} dev {device}{source} table {table}"
+                    "{family} route add {prefix} via {gateway} dev {device}{source} table {table}"
                 )
             }
         }
@@ -337,10 +401,12 @@ pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String
         let selects = match rule.selects {
             Selects::Specific => format!("from all uidrange {}-{}", EVERYBODY.0, EVERYBODY.1),
             Selects::From(address) => format!("from {address}"),
-            Selects::Mark { mark, mask } => format!("fwmark {mark:#x}/{mask:#x}"),
+            Selects::Mark { mark, mask } | Selects::Kept { mark, mask } => {
+                format!("fwmark {mark:#x}/{mask:#x}")
+            }
         };
         let suppress = match rule.selects {
-            Selects::Specific => " suppress_prefixlength 0",
+            Selects::Specific | Selects::Kept { .. } => " suppress_prefixlength 0",
             _ => "",
         };
         format!(

@@ -14,6 +14,8 @@ pub const MAX_GROUP_PATHS: usize = 16;
 pub const MAX_PATHS: usize = 64;
 /// Most groups on one host.
 pub const MAX_GROUPS: usize = 64;
+/// Most destinations of [`Topology::kept`]: VPN servers are few.
+pub const MAX_KEPT: usize = 64;
 
 /// What identifies a path: a next hop of the kernel's routing table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -128,6 +130,28 @@ pub struct Selector {
     pub ipv6: bool,
 }
 
+/// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Suspended {
+    pub ipv6: bool,
+    /// Those that could be adopted but for that.
+    pub paths: Vec<Path>,
+    /// What the kernel prefers.
+    pub why: String,
+    /// A routing rule before ours takes the packets away, so that all rules of ours can stay: what still
+    /// meets them is what the kernel itself sends out by the default routes.
+    pub by_rule: bool,
+}
+
+/// A single destination that the kernel sends out by the gateway of an uplink, whatever the default route
+/// is: as a VPN's server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Kept {
+    pub host: IpAddr,
+    /// The uplink's device.
+    pub ifindex: u32,
+}
+
 /// Everything the steering needs to know of the kernel's routing, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Topology {
@@ -145,6 +169,11 @@ pub struct Topology {
     pub pinned_sources: Vec<IpAddr>,
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
     pub skipped: Vec<String>,
+    /// Families whose new flows would choose, but are left to the kernel for the time being.
+    pub suspended: Vec<Suspended>,
+    /// Where flows choose when they start, or chose before: destinations to which those that did keep their uplink.
+    /// In order, at most [`MAX_KEPT`].
+    pub kept: Vec<Kept>,
     /// Where some flows choose when they start: devices by which forwarded packets may come from
     /// within, those with Ethernet headers that are no path's; of a bridge its ports.
     pub inner_devices: Vec<u32>,
@@ -157,6 +186,11 @@ impl Topology {
     /// Whether some group's new flows choose their path.
     pub fn starts(&self) -> bool {
         self.groups.iter().any(|group| group.kind.starts())
+    }
+
+    /// Whether flows choose their path when they start, or have chosen it before that was suspended.
+    pub fn has_started(&self) -> bool {
+        self.starts() || !self.suspended.is_empty()
     }
 }
 

@@ -1,2 +1,504 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! A VPN, a kill switch or a policy rule that adopted uplinks would go around.
+//! `up --adopt`: what it must not do.
+//!
+//! A home with two providers (tests/two_isp/net.rs) and a VPN's device whose program counts what enters.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Arc, Mutex};
+use std::thread::JoinHandle;
+
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::Signal;
+
+use crate::support::{wait_until, Ns, LEAVE};
+
+#[path = "../../../tests/two_isp/net.rs"]
+#[allow(dead_code)]
+mod net;
+
+use net::*;
+
+/// Flows of each kind to each server.
+const EACH: usize = 12;
+/// TCP, connected UDP, datagrams of unconnected sockets.
+const KINDS: usize = 3;
+/// A second address of the server, of each family.
+const OTHER: [&str; 2] = ["10.50.0.3", "fd50::3"];
+
+/// Begins flows and does not wait for answers.
+const POKE: &str = "
+import socket, sys
+keep = []
+for host in sys.argv[2:]:
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    for kind in ('tcp', 'udp', 'msg'):
+        for _ in range(int(sys.argv[1])):
+            s = socket.socket(family, socket.SOCK_STREAM if kind == 'tcp' else socket.SOCK_DGRAM)
+            s.setblocking(False)
+            keep.append(s)
+            try:
+                if kind != 'msg':
+                    s.connect_ex((host, 7100))
+                if kind == 'udp':
+                    s.send(b'1\\n')
+                if kind == 'msg':
+                    s.sendto(b'1\\n', (host, 7100))
+            except OSError:
+                pass
+";
+
+fn poke(net: &Home, servers: &[&str]) {
+    let mut command = net.placed(&net.home, "python3");
+    command.args(["-c", POKE, &EACH.to_string()]).args(servers);
+    assert!(command.status().unwrap().success());
+}
+
+/// A flow that entered a tunnel: destination, protocol, source port.
+type Entered = BTreeSet<(IpAddr, u8, u16)>;
+
+/// A VPN's device with a program behind it that swallows and remembers all; it goes with the value.
+struct Tunnel {
+    entered: Arc<Mutex<Entered>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Tunnel {
+    /// `dev`: `tun0` or `tap0`, with addresses 10.9.0.2/24 and fd09::2/64.
+    fn open(ns: &Ns, dev: &'static str) -> Self {
+        let entered = Arc::<Mutex<Entered>>::default();
+        let stop = Arc::<AtomicBool>::default();
+        let (ready_tx, ready) = mpsc::channel();
+        let thread = {
+            let (entered, stop) = (Arc::clone(&entered), Arc::clone(&stop));
+            ns.spawn(move || {
+                let file = attach(dev);
+                ready_tx.send(()).unwrap();
+                swallow(file, dev.starts_with("tap"), &entered, &stop);
+            })
+        };
+        ready.recv_timeout(LEAVE).expect("a tun device");
+        ns.ip(&format!("addr add 10.9.0.2/24 dev {dev}"));
+        ns.ip(&format!("-6 addr add fd09::2/64 dev {dev} nodad"));
+        ns.ip(&format!("link set {dev} up"));
+        if dev.starts_with("tap") {
+            for gateway in ["10.9.0.1", "fd09::1"] {
+                ns.ip(&format!(
+                    "neigh add {gateway} lladdr 02:00:00:00:00:09 dev {dev} nud permanent"
+                ));
+            }
+        }
+        Self {
+            entered,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// Flows to a server that have entered.
+    fn count(&self, server: &str) -> usize {
+        let server: IpAddr = server.parse().unwrap();
+        let entered = self.entered.lock().unwrap();
+        entered.iter().filter(|(to, ..)| *to == server).count()
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn attach(name: &str) -> File {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    const IFF_TUN: i16 = 1;
+    const IFF_TAP: i16 = 2;
+    const IFF_NO_PI: i16 = 0x1000;
+
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .expect("tun devices");
+    // SAFETY: all-zero is a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let kind = if name.starts_with("tap") {
+        IFF_TAP
+    } else {
+        IFF_TUN
+    };
+    request.ifr_ifru.ifru_flags = kind | IFF_NO_PI;
+    // SAFETY: the request is the structure that TUNSETIFF reads, and outlives the call.
+    let rc = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw const request) };
+    assert_eq!(rc, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
+    file
+}
+
+fn swallow(mut tun: File, is_tap: bool, entered: &Mutex<Entered>, stop: &AtomicBool) {
+    let mut packet = [0; 2048];
+    while !stop.load(Ordering::SeqCst) {
+        let mut fds = [PollFd::new(tun.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut fds, PollTimeout::from(20u8)).unwrap_or(0) > 0 {
+            let Ok(length) = tun.read(&mut packet) else {
+                continue;
+            };
+            let skip = if is_tap { 14 } else { 0 };
+            let flow = packet[..length].get(skip..).and_then(flow_of);
+            entered.lock().unwrap().extend(flow);
+        }
+    }
+}
+
+/// Of a packet without options or extension headers.
+fn flow_of(packet: &[u8]) -> Option<(IpAddr, u8, u16)> {
+    let (to, proto, rest): (IpAddr, u8, &[u8]) = match packet.first()? >> 4 {
+        4 => {
+            let to: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
+            (to.into(), packet[9], packet.get(20..)?)
+        }
+        _ => {
+            let to: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
+            (to.into(), packet[6], packet.get(40..)?)
+        }
+    };
+    let port = u16::from_be_bytes(*rest.first_chunk()?);
+    matches!(proto, 6 | 17).then_some((to, proto, port))
+}
+
+/// Counts what reaches the providers for the server's service.
+fn count_leaks(net: &Home) {
+    nft(
+        &net.providers,
+        &format!(
+            "table inet leaks {{\n chain in {{\n  type filter hook prerouting priority -320;\n  \
+             iifname {{ r0, r1 }} meta l4proto {{ tcp, udp }} th dport {PORT} counter\n }}\n}}\n"
+        ),
+    );
+}
+
+/// Packets that have left by an uplink since [`count_leaks`].
+fn leaks(net: &Home) -> u64 {
+    let text = net.providers.run("nft list chain inet leaks in");
+    let count = text.split("packets ").nth(1).unwrap();
+    count.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Whether new flows of IPv4 and IPv6 are left to the kernel, as `status` has it.
+fn suspended(net: &Home) -> [bool; 2] {
+    let status = net.home.status();
+    let list = status["start"]["suspended"].as_array().unwrap().clone();
+    [false, true].map(|ipv6| list.iter().any(|s| s["ipv6"] == ipv6))
+}
+
+fn wait_suspended(net: &Home, expected: [bool; 2]) {
+    wait_until(&format!("suspended: {expected:?}"), LEAVE, || {
+        suspended(net) == expected
+    });
+}
+
+/// All flows that begin now enter the tunnel, and none leaves by an uplink.
+fn assert_in_tunnel(net: &Home, tunnel: &Tunnel, what: &str) {
+    let before = leaks(net);
+    poke(net, &SERVER);
+    for server in SERVER {
+        wait_until(&format!("{what}: all to {server} are in it"), LEAVE, || {
+            tunnel.count(server) >= KINDS * EACH
+        });
+    }
+    assert_eq!(leaks(net), before, "{what}: packets left around the VPN");
+}
+
+const FAMILIES: [&str; 2] = ["-4", "-6"];
+
+/// A VPN as one of the usual programs sets it up.
+struct Vpn {
+    name: &'static str,
+    dev: &'static str,
+    /// ip(8), in each family; `GATEWAY` and `OWN` stand for the tunnel's addresses.
+    commands: &'static [&'static str],
+    /// What undoes those that do not go with the device.
+    undo: &'static [&'static str],
+    /// Whether nothing is adopted meanwhile. Routes to halves of the Internet leave the default routes as they are.
+    suspends: bool,
+}
+
+const VPNS: [Vpn; 6] = [
+    Vpn {
+        name: "tun without a gateway",
+        dev: "tun0",
+        commands: &["route add default dev tun0 metric 50"],
+        undo: &[],
+        suspends: true,
+    },
+    Vpn {
+        name: "tun with a gateway",
+        dev: "tun0",
+        commands: &["route add default via GATEWAY dev tun0 metric 50"],
+        undo: &[],
+        suspends: true,
+    },
+    Vpn {
+        name: "tap with a gateway",
+        dev: "tap0",
+        commands: &["route add default via GATEWAY dev tap0 metric 50"],
+        undo: &[],
+        suspends: true,
+    },
+    Vpn {
+        name: "NetworkManager's metric, with a source",
+        dev: "tun0",
+        commands: &["route add default via GATEWAY dev tun0 proto static src OWN metric 50"],
+        undo: &[],
+        suspends: true,
+    },
+    Vpn {
+        name: "wg-quick's rules and table",
+        dev: "tun0",
+        commands: &[
+            "route add default dev tun0 table 51820",
+            "rule add not fwmark 51820 table 51820",
+            "rule add table main suppress_prefixlength 0",
+        ],
+        undo: &[
+            "rule del not fwmark 51820 table 51820",
+            "rule del table main suppress_prefixlength 0",
+        ],
+        suspends: true,
+    },
+    Vpn {
+        name: "halves of the Internet",
+        dev: "tun0",
+        commands: &["route add HALF0 dev tun0", "route add HALF1 dev tun0"],
+        undo: &[],
+        suspends: false,
+    },
+];
+
+impl Vpn {
+    fn tell(&self, net: &Home, families: &[usize], commands: &[&str]) {
+        for &family in families {
+            for command in commands {
+                let command = command
+                    .replace("GATEWAY", ["10.9.0.1", "fd09::1"][family])
+                    .replace("OWN", ["10.9.0.2", "fd09::2"][family])
+                    .replace("HALF0", ["0.0.0.0/1", "::/1"][family])
+                    .replace("HALF1", ["128.0.0.0/1", "8000::/1"][family]);
+                net.home.ip(&format!("{} {command}", FAMILIES[family]));
+            }
+        }
+    }
+
+    fn up(&self, net: &Home) -> Tunnel {
+        let tunnel = Tunnel::open(&net.home, self.dev);
+        self.tell(net, &[0, 1], self.commands);
+        tunnel
+    }
+
+    fn down(&self, net: &Home, tunnel: Tunnel) {
+        drop(tunnel);
+        self.tell(net, &[0, 1], self.undo);
+    }
+}
+
+#[test]
+fn new_flows_stay_in_a_vpn_that_comes_up_later() {
+    let net = Home::new();
+    net.up();
+    count_leaks(&net);
+    for vpn in &VPNS {
+        let tunnel = vpn.up(&net);
+        if vpn.suspends {
+            wait_suspended(&net, [true; 2]);
+        }
+        assert_in_tunnel(&net, &tunnel, vpn.name);
+        vpn.down(&net, tunnel);
+        wait_suspended(&net, [false; 2]);
+    }
+    // It is over: new flows choose again.
+    net.wait_good();
+    let opened = net.flows().open("udp", 40, SERVER[0]);
+    let [a, b] = by_uplink(&opened);
+    assert!(a > 0 && b > 0, "by both uplinks: {a} and {b}");
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn a_vpn_that_is_there_first_is_not_left() {
+    let net = Home::new();
+    count_leaks(&net);
+    for vpn in [&VPNS[0], &VPNS[4]] {
+        let tunnel = vpn.up(&net);
+        let said = net.home.mountain_fails("up --adopt");
+        assert!(
+            said.contains("new flows are left to it"),
+            "{}: {said}",
+            vpn.name
+        );
+        let check = net.home.mountain("check --adopt");
+        let check = String::from_utf8(check.stdout).unwrap();
+        assert!(check.contains("nothing to steer"), "{}: {check}", vpn.name);
+        net.start_with("--wait");
+        assert_in_tunnel(&net, &tunnel, vpn.name);
+        net.home.mountain_ok("down");
+        vpn.down(&net, tunnel);
+    }
+}
+
+#[test]
+fn a_vpn_of_one_family_leaves_the_other_one_alone() {
+    let net = Home::new();
+    net.up();
+    count_leaks(&net);
+    for family in [0, 1] {
+        let tunnel = Tunnel::open(&net.home, "tun0");
+        VPNS[0].tell(&net, &[family], VPNS[0].commands);
+        wait_suspended(&net, [family == 0, family == 1]);
+        let before = leaks(&net);
+        poke(&net, &[SERVER[family]]);
+        wait_until("all are in the tunnel", LEAVE, || {
+            tunnel.count(SERVER[family]) >= KINDS * EACH
+        });
+        assert_eq!(leaks(&net), before);
+        let opened = net.flows().open("udp", 40, SERVER[1 - family]);
+        let [a, b] = by_uplink(&opened);
+        assert!(a > 0 && b > 0, "the other family: {a} and {b}");
+        drop(tunnel);
+        wait_suspended(&net, [false; 2]);
+        net.wait_good();
+    }
+}
+
+/// The VPN's own connection began on the second uplink; then its client adds a route to its server by the
+/// gateway that the kernel prefers, and the default route.
+#[test]
+fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
+    let net = Home::new();
+    for family in [0, 1] {
+        net.server.ip(&format!(
+            "{} addr add {} dev w",
+            FAMILIES[family], OTHER[family]
+        ));
+    }
+    net.up();
+    let (mut outer, mut others) = (net.flows(), net.flows());
+    let mut before = Vec::new();
+    for family in [0, 1] {
+        for kind in ["tcp", "udp"] {
+            before.extend(outer.open(kind, 20, SERVER[family]));
+            others.open(kind, 20, OTHER[family]);
+        }
+    }
+    let [first, second] = by_uplink(&before);
+    assert!(first > 0 && second > 0, "the test proves nothing");
+    let both_before = others.ask();
+
+    let tunnel = Tunnel::open(&net.home, "tun0");
+    net.home.ip("route add 10.50.0.2 via 10.40.0.1 dev u0");
+    net.home.ip("-6 route add fd50::2 via fd40::1 dev u0");
+    let kept = |family: &str| {
+        let rules = net.home.ip(&format!("{family} rule"));
+        let mut rules = rules.lines();
+        rules.any(|rule| rule.contains("fwmark") && rule.contains("suppress_prefixlength 0"))
+    };
+    wait_until("the uplinks' marks come first", LEAVE, || {
+        kept("-4") && kept("-6")
+    });
+    assert_eq!(
+        outer.ask(),
+        before,
+        "while the default is still the kernel's"
+    );
+    VPNS[0].tell(&net, &[0, 1], VPNS[0].commands);
+    wait_suspended(&net, [true; 2]);
+    assert_eq!(outer.ask(), before, "the VPN's own connections");
+    let gone = others.ask();
+    assert!(gone.iter().all(|f| f.server.is_none()), "{gone:?}");
+    for server in OTHER {
+        wait_until("the others are in the tunnel", LEAVE, || {
+            tunnel.count(server) >= 40
+        });
+    }
+    assert_eq!(net.refused(), 0, "no packet had another uplink's address");
+    drop(tunnel);
+    wait_suspended(&net, [false; 2]);
+    wait_until("all are where they were", 3 * LEAVE, || {
+        others.ask() == both_before
+    });
+    assert_eq!(outer.ask(), before);
+}
+
+#[test]
+fn flows_that_begin_before_a_vpn_is_noticed_are_told() {
+    let net = Home::new();
+    // Before the daemon, so that it has nothing to read again when it is stopped.
+    let tunnel = Tunnel::open(&net.home, "tun0");
+    net.up();
+    let pid = net.home.status()["pid"].as_i64().unwrap() as i32;
+    let pid = nix::unistd::Pid::from_raw(pid);
+    nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap();
+    VPNS[0].tell(&net, &[0], VPNS[0].commands);
+    let mut flows = net.flows();
+    let opened = flows.open("udp", EACH, SERVER[0]);
+    nix::sys::signal::kill(pid, Signal::SIGCONT).unwrap();
+    assert_eq!(by_uplink(&opened).iter().sum::<usize>(), EACH);
+    wait_suspended(&net, [true, false]);
+    let status = net.home.status();
+    let told = &status["start"]["suspended"][0];
+    assert_eq!(told["began_between"], EACH, "{told}");
+    let text = net.home.mountain_ok("status");
+    assert!(
+        text.contains("suspended: IPv4: the kernel prefers"),
+        "{text}"
+    );
+    flows.ask();
+    assert_eq!(
+        tunnel.count(SERVER[0]),
+        EACH,
+        "they follow the kernel's way"
+    );
+}
+
+#[test]
+fn a_kill_switch_holds() {
+    let net = Home::new();
+    net.up();
+    count_leaks(&net);
+    for kind in ["unreachable", "blackhole", "prohibit"] {
+        for family in FAMILIES {
+            net.home
+                .ip(&format!("{family} route add {kind} default metric 50"));
+        }
+        wait_suspended(&net, [true; 2]);
+        let before = leaks(&net);
+        poke(&net, &SERVER);
+        assert_eq!(leaks(&net), before, "{kind}");
+        for family in FAMILIES {
+            net.home
+                .ip(&format!("{family} route del {kind} default metric 50"));
+        }
+        wait_suspended(&net, [false; 2]);
+    }
+    // One of the firewall's, and the VPN goes down.
+    nft(
+        &net.home,
+        "table inet kill {\n chain out {\n  type filter hook output priority 0;\n  \
+         oifname != { lo, tun0 } meta l4proto { tcp, udp } drop\n }\n}\n",
+    );
+    let tunnel = VPNS[0].up(&net);
+    wait_suspended(&net, [true; 2]);
+    assert_in_tunnel(&net, &tunnel, "with a kill switch");
+    drop(tunnel);
+    wait_suspended(&net, [false; 2]);
+    let before = leaks(&net);
+    poke(&net, &SERVER);
+    assert_eq!(leaks(&net), before, "the VPN is down");
+}

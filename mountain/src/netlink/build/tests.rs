@@ -1,5 +1,5 @@
 use super::*;
-use crate::netlink::snapshot::{Action, Rule};
+use crate::netlink::snapshot::{Action, Preference, Rule};
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 
@@ -25,6 +25,7 @@ fn route(table: u32, prefix: &str, devices: &[u32]) -> Route {
         source: None,
         tos: 0,
         metric: 0,
+        preference: Preference::Medium,
         preferred_source: None,
         kind: UNICAST,
         multipath: devices.len() > 1,

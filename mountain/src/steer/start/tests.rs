@@ -1,5 +1,5 @@
 use super::*;
-use crate::steer::topology::{Group, Kind, Member, PathKey};
+use crate::steer::topology::{Group, Kept, Kind, Member, PathKey, Suspended};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -96,6 +96,56 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
     let [a, b] = [0x0200_0000, 0x0300_0000];
     assert_eq!(marks, [(0, a), (1, b), (2, a), (3, b)]);
     assert_eq!(plan.uplinks, [(a, "u2".to_owned()), (b, "u3".to_owned())]);
+}
+
+#[test]
+fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
+    let mut home = home();
+    let whole = plan(&home, mask()).unwrap();
+    let paths = home.paths[..2].to_vec();
+    home.groups.remove(0);
+    home.suspended = vec![Suspended {
+        ipv6: false,
+        paths,
+        why: String::new(),
+        by_rule: false,
+    }];
+    home.kept = vec![Kept {
+        host: ip("203.0.113.5"),
+        ifindex: 2,
+    }];
+    let of_ipv4 = |plan: &Plan| {
+        let lines = describe(&plan.routing, |i| format!("u{i}"));
+        let lines = lines.into_iter().filter(|line| line.starts_with("ip r"));
+        lines.collect::<Vec<_>>()
+    };
+    let suspended = plan(&home, mask()).unwrap();
+    let three = TABLE_BASE + 3;
+    let expected = [
+        format!("ip route add 203.0.113.5 via 198.51.100.1 dev u3 table {three}"),
+        format!(
+            "ip rule add priority 32765 fwmark 0x3000000/0xff000000 lookup {three} suppress_prefixlength 0"
+        ),
+    ];
+    assert_eq!(of_ipv4(&suspended), expected);
+    assert_eq!(
+        suspended.uplinks, whole.uplinks,
+        "connections keep their marks"
+    );
+    assert_eq!(suspended.marks.len(), 2, "IPv6 goes on");
+
+    // By a rule that comes before ours: all of them stay.
+    home.suspended[0].by_rule = true;
+    let by_rule = of_ipv4(&plan(&home, mask()).unwrap());
+    let mut all = of_ipv4(&whole);
+    all.extend(expected);
+    assert_eq!(by_rule.len(), all.len());
+    assert!(
+        all.iter().all(|line| by_rule.contains(line)),
+        "{by_rule:#?}"
+    );
+    let first = by_rule.iter().find(|line| line.contains(" rule "));
+    assert!(first.unwrap().contains("fwmark 0x3000000"), "{first:?}");
 }
 
 #[test]

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What a device is: an uplink on a wire or radio of its own, or a tunnel.
+//!
+//! A default route by a tunnel means that everything goes through the tunnel. Moving new flows from
+//! there to another default route would take them out of it, so a tunnel is an uplink only where the
+//! configuration names it. A device's ARPHRD type does not tell: a tap device looks like Ethernet. Its link kind
+//! does (IFLA_INFO_KIND). Every kind that is not known to be a wire counts as a tunnel.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::snapshot::{Link, Snapshot};
+
+/// Virtual devices on top of virtual devices; the kernel allows 8.
+const DEEPEST: u32 = 8;
+
+/// The device that a virtual one stands on (IFLA_LINK).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Lower {
+    #[default]
+    None,
+    /// In this namespace, of this index.
+    Here(u32),
+    /// In another namespace, where it cannot be seen.
+    Elsewhere,
+}
+
+/// Whether packets that leave by this device, towards this gateway, leave the host by a wire or radio
+/// that is an uplink of its own; else says what it is instead.
+pub(super) fn is_wire(
+    snapshot: &Snapshot,
+    ifindex: u32,
+    gateway: Option<IpAddr>,
+) -> Result<(), String> {
+    let mac = gateway.and_then(|gateway| snapshot.neighbours.get(&(ifindex, gateway)));
+    look(snapshot, ifindex, mac.copied(), DEEPEST)
+}
+
+fn look(
+    snapshot: &Snapshot,
+    ifindex: u32,
+    gateway: Option<[u8; 6]>,
+    depth: u32,
+) -> Result<(), String> {
+    let Some(link) = snapshot.links.get(&ifindex) else {
+        return Err(format!("device {ifindex} is gone"));
+    };
+    let name = &link.ifname;
+    if depth == 0 {
+        return Err(format!("{name} stands on too many devices"));
+    }
+    let below = |ifindex| {
+        look(snapshot, ifindex, gateway, depth - 1).map_err(|why| format!("{name}: {why}"))
+    };
+    // DEVTYPE is that of the device's driver; a tunnel of that name has a kind of its own.
+    let is_wwan = link.wwan && matches!(link.kind.as_deref(), None | Some("wwan"));
+    match link.kind.as_deref() {
+        _ if is_wwan => Ok(()),
+        None | Some("dsa" | "veth") if link.ethernet => Ok(()),
+        Some("vlan" | "macvlan" | "ipvlan") => match link.lower {
+            Lower::Here(lower) => below(lower),
+            Lower::None | Lower::Elsewhere => Ok(()),
+        },
+        Some("bond" | "team") => ports(&snapshot.links, ifindex).try_for_each(below),
+        Some("bridge") => {
+            let learned = gateway.and_then(|mac| snapshot.bridged.get(&(ifindex, mac)));
+            match learned {
+                Some(port) => below(*port),
+                None if ports(&snapshot.links, ifindex).next().is_none() => {
+                    Err(format!("{name} is a bridge without a port"))
+                }
+                // Until the bridge has met the gateway, it may be behind any of its ports.
+                None => ports(&snapshot.links, ifindex).try_for_each(below),
+            }
+        }
+        Some("ppp") if link.pppoe => Ok(()),
+        Some("ppp") => Err(format!("{name} is not known to run over PPPoE (ppp)")),
+        Some(kind) => Err(format!("{name} counts as a tunnel ({kind})")),
+        None => Err(format!("{name} counts as a tunnel (no Ethernet)")),
+    }
+}
+
+fn ports(links: &BTreeMap<u32, Link>, master: u32) -> impl Iterator<Item = u32> + '_ {
+    let ports = links
+        .iter()
+        .filter(move |(_, link)| link.master == Some(master));
+    ports.map(|(ifindex, _)| *ifindex)
+}
+
+/// Whether sysfs says `DEVTYPE=wwan` of this device, which netlink does not.
+///
+/// `/sys` may have been mounted in another network namespace, where another device has this name: what
+/// it says counts only where it also gives the index and address that netlink gives.
+pub(super) fn has_wwan_type(ifname: &str, ifindex: u32, address: &[u8]) -> bool {
+    wwan_in(&Path::new("/sys/class/net").join(ifname), ifindex, address)
+}
+
+fn wwan_in(folder: &Path, ifindex: u32, address: &[u8]) -> bool {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let bytes: Vec<String> = address.iter().map(|byte| format!("{byte:02x}")).collect();
+    let is_ours =
+        read("ifindex").trim().parse() == Ok(ifindex) && read("address").trim() == bytes.join(":");
+    is_ours && read("uevent").lines().any(|line| line == "DEVTYPE=wwan")
+}
+
+/// Whether this ppp device runs over PPPoE.
+///
+/// The kernel does not tell which channel a unit has. pppd does: it writes its process id to
+/// `/run/DEVICE.pid`, and it has loaded its PPPoE plugin, or not. Besides, this namespace must have a
+/// PPPoE session at all (`/proc/net/pppoe`).
+pub(super) fn is_pppoe(ifname: &str) -> bool {
+    let sessions = fs::read_to_string("/proc/thread-self/net/pppoe").unwrap_or_default();
+    if !has_session(&sessions) {
+        return false;
+    }
+    let written = fs::read_to_string(format!("/run/{ifname}.pid")).unwrap_or_default();
+    let Some(Ok(pid)) = written.lines().next().map(str::parse::<u32>) else {
+        return false;
+    };
+    let process = Path::new("/proc").join(pid.to_string());
+    let namespace = |folder: &Path| fs::metadata(folder.join("ns/net")).map(|m| m.ino()).ok();
+    let own = namespace(Path::new("/proc/thread-self"));
+    let exe = fs::read_link(process.join("exe")).unwrap_or_default();
+    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+    own.is_some() && namespace(&process) == own && is_pppoe_daemon(&exe, &maps)
+}
+
+/// Whether `/proc/net/pppoe` lists a session, below its heading.
+fn has_session(list: &str) -> bool {
+    list.lines().skip(1).any(|line| !line.trim().is_empty())
+}
+
+/// Whether a process is pppd with its PPPoE plugin and none of another channel's.
+fn is_pppoe_daemon(exe: &Path, maps: &str) -> bool {
+    let plugins: Vec<&str> = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5)?.rsplit('/').next())
+        .collect();
+    let has = |names: &[&str]| names.iter().any(|name| plugins.contains(name));
+    exe.file_name().is_some_and(|name| name == "pppd")
+        && has(&["pppoe.so", "rp-pppoe.so"])
+        && !has(&[
+            "pppol2tp.so",
+            "openl2tp.so",
+            "pptp.so",
+            "sstp-pppd-plugin.so",
+        ])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+use super::super::snapshot::decode_link;
+use super::super::wire::push_attribute;
+use super::*;
+
+const ETHER: u16 = 1;
+const PPP: u16 = 512;
+const NONE: u16 = 65534;
+
+/// A link as RTM_NEWLINK describes it, with the attributes that decide.
+#[derive(Clone, Copy)]
+struct Device<'a> {
+    index: u32,
+    name: &'a str,
+    /// `ifi_type`: ARPHRD_*.
+    hardware: u16,
+    /// IFLA_INFO_KIND, if there is an IFLA_LINKINFO.
+    kind: Option<&'a str>,
+    /// IFLA_LINK, and IFLA_LINK_NETNSID.
+    link: Option<(u32, Option<u32>)>,
+    /// IFLA_MASTER.
+    master: Option<u32>,
+}
+
+impl Device<'_> {
+    fn message(&self) -> Vec<u8> {
+        // struct ifinfomsg: family, pad, type (2), index (4), flags (4), change (4)
+        let mut message = vec![0, 0];
+        message.extend(self.hardware.to_ne_bytes());
+        message.extend(self.index.to_ne_bytes());
+        message.extend(0x11043u32.to_ne_bytes());
+        message.extend([0; 4]);
+        push_attribute(&mut message, 3, &[self.name.as_bytes(), &[0]].concat());
+        push_attribute(&mut message, 4, &1500u32.to_ne_bytes());
+        if let Some((link, namespace)) = self.link {
+            push_attribute(&mut message, 5, &link.to_ne_bytes());
+            if let Some(id) = namespace {
+                push_attribute(&mut message, 37, &id.to_ne_bytes());
+            }
+        }
+        if let Some(master) = self.master {
+            push_attribute(&mut message, 10, &master.to_ne_bytes());
+        }
+        if let Some(kind) = self.kind {
+            let mut info = Vec::new();
+            push_attribute(&mut info, 1, &[kind.as_bytes(), &[0]].concat());
+            push_attribute(&mut message, 18, &info);
+        }
+        message
+    }
+}
+
+/// A device of index 2.
+fn device<'a>(name: &'a str, hardware: u16, kind: Option<&'a str>) -> Device<'a> {
+    Device {
+        index: 2,
+        name,
+        hardware,
+        kind,
+        link: None,
+        master: None,
+    }
+}
+
+fn host(devices: &[Device]) -> Snapshot {
+    let links = devices.iter().map(|d| decode_link(&d.message()).unwrap());
+    Snapshot {
+        links: links.collect(),
+        ..Snapshot::default()
+    }
+}
+
+fn judge(devices: &[Device]) -> Result<(), String> {
+    is_wire(&host(devices), 2, None)
+}
+
+#[test]
+fn hardware_ethernet_and_the_ends_of_containers_are_wires() {
+    for (name, kind) in [
+        ("eth0", None),
+        ("lan1", Some("dsa")),
+        ("eth0", Some("veth")),
+    ] {
+        assert_eq!(judge(&[device(name, ETHER, kind)]), Ok(()), "{kind:?}");
+    }
+}
+
+/// As the kernels say that have them: this one has few. ARPHRD of each as its driver sets it.
+#[test]
+fn every_other_kind_is_a_tunnel_whatever_its_headers_look_like() {
+    for (kind, hardware) in [
+        ("tun", NONE),  // tun
+        ("tun", ETHER), // tap
+        ("wireguard", NONE),
+        ("ovpn", NONE),
+        ("xfrm", NONE),
+        ("ipip", 768),
+        ("vti", 768),
+        ("ip6tnl", 769),
+        ("sit", 776),
+        ("gre", 778),
+        ("gretap", ETHER),
+        ("ip6gretap", ETHER),
+        ("erspan", ETHER),
+        ("vxlan", ETHER),
+        ("geneve", ETHER),
+        ("bareudp", NONE),
+        ("macsec", ETHER),
+        ("gtp", NONE),
+        ("l2tpeth", ETHER),
+        ("batadv", ETHER),
+        ("dummy", ETHER),
+        ("macvtap", ETHER),
+        ("netkit", ETHER),
+        ("a kind of tomorrow's", ETHER),
+    ] {
+        let why = judge(&[device("x0", hardware, Some(kind))]).unwrap_err();
+        assert_eq!(why, format!("x0 counts as a tunnel ({kind})"));
+    }
+    let why = judge(&[device("ib0", 32, None)]).unwrap_err();
+    assert_eq!(why, "ib0 counts as a tunnel (no Ethernet)");
+}
+
+#[test]
+fn a_device_on_another_is_what_that_one_is() {
+    for kind in ["vlan", "macvlan", "ipvlan"] {
+        let upper = Device {
+            link: Some((3, None)),
+            ..device("upper", ETHER, Some(kind))
+        };
+        let lower = |kind| Device {
+            index: 3,
+            ..device("lower", ETHER, kind)
+        };
+        assert_eq!(judge(&[upper, lower(None)]), Ok(()));
+        let why = judge(&[upper, lower(Some("tun"))]).unwrap_err();
+        assert_eq!(why, "upper: lower counts as a tunnel (tun)");
+        judge(&[upper]).unwrap_err();
+        // A container's, whose lower device is the host's.
+        let elsewhere = Device {
+            link: Some((3, Some(0))),
+            ..upper
+        };
+        assert_eq!(judge(&[elsewhere, lower(Some("tun"))]), Ok(()));
+        // One that names itself stands on nothing.
+        let own = Device {
+            link: Some((3, None)),
+            index: 3,
+            ..upper
+        };
+        assert_eq!(judge(&[upper, own]), Ok(()));
+        // In a picture that changed while it was read.
+        let round = [3, 2].map(|other| Device {
+            link: Some((other, None)),
+            index: 5 - other,
+            ..upper
+        });
+        judge(&round).unwrap_err();
+    }
+}
+
+#[test]
+fn a_bond_is_what_its_ports_are() {
+    for kind in ["bond", "team"] {
+        let bond = device("bond0", ETHER, Some(kind));
+        let port = |index, kind| Device {
+            index,
+            kind,
+            master: Some(2),
+            ..device("port", ETHER, None)
+        };
+        assert_eq!(judge(&[bond, port(3, None), port(4, None)]), Ok(()));
+        let why = judge(&[bond, port(3, None), port(4, Some("gretap"))]).unwrap_err();
+        assert_eq!(why, "bond0: port counts as a tunnel (gretap)");
+    }
+}
+
+#[test]
+fn a_bridge_is_what_its_port_towards_the_gateway_is() {
+    let bridge = device("br0", ETHER, Some("bridge"));
+    let port = |index, name, kind| Device {
+        index,
+        master: Some(2),
+        ..device(name, ETHER, kind)
+    };
+    let guest = [bridge, port(3, "eth0", None), port(4, "vnet0", Some("tun"))];
+    let gateway: IpAddr = "192.0.2.1".parse().unwrap();
+    let mac = [2, 0, 0, 0, 0, 1];
+    let judge_with = |devices: &[Device], learned: Option<u32>| {
+        let mut host = host(devices);
+        host.neighbours.insert((2, gateway), mac);
+        host.bridged.extend(learned.map(|port| ((2, mac), port)));
+        is_wire(&host, 2, Some(gateway))
+    };
+    assert_eq!(
+        judge_with(&guest, Some(3)),
+        Ok(()),
+        "the other one is a guest's"
+    );
+    let why = judge_with(&guest, Some(4)).unwrap_err();
+    assert_eq!(why, "br0: vnet0 counts as a tunnel (tun)");
+    // Nobody knows behind which port it is.
+    judge_with(&guest, None).unwrap_err();
+    assert_eq!(judge_with(&guest[..2], None), Ok(()));
+    judge_with(&guest[..1], None).unwrap_err();
+}
+
+#[test]
+fn modems_are_told_by_their_type_and_tunnels_of_that_name_are_not() {
+    let judge_as = |kind, wwan| {
+        let mut host = host(&[device("wwan0", NONE, kind)]);
+        host.links.get_mut(&2).unwrap().wwan = wwan;
+        is_wire(&host, 2, None)
+    };
+    assert_eq!(judge_as(None, true), Ok(()));
+    assert_eq!(judge_as(Some("wwan"), true), Ok(()));
+    judge_as(None, false).unwrap_err();
+    judge_as(Some("tun"), true).unwrap_err();
+}
+
+#[test]
+fn sysfs_of_another_namespace_says_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("ifindex", "7\n");
+    write("address", "02:00:00:00:00:0a\n");
+    write("uevent", "DEVTYPE=wwan\nINTERFACE=wwan0\nIFINDEX=7\n");
+    let mac = [2, 0, 0, 0, 0, 10];
+    assert!(wwan_in(folder.path(), 7, &mac));
+    assert!(!wwan_in(folder.path(), 8, &mac));
+    assert!(!wwan_in(folder.path(), 7, &[2, 0, 0, 0, 0, 11]));
+    write("uevent", "DEVTYPE=wlan\nINTERFACE=wwan0\nIFINDEX=7\n");
+    assert!(!wwan_in(folder.path(), 7, &mac));
+    // Raw IP: no address.
+    write("uevent", "DEVTYPE=wwan\n");
+    write("address", "\n");
+    assert!(wwan_in(folder.path(), 7, &[]));
+    assert!(!has_wwan_type("nonesuch", 1, &[]));
+}
+
+#[test]
+fn ppp_is_an_uplink_where_its_own_pppd_speaks_pppoe() {
+    let judge_as = |pppoe| {
+        let mut host = host(&[device("ppp0", PPP, Some("ppp"))]);
+        host.links.get_mut(&2).unwrap().pppoe = pppoe;
+        is_wire(&host, 2, None)
+    };
+    assert_eq!(judge_as(true), Ok(()));
+    let why = judge_as(false).unwrap_err();
+    assert_eq!(why, "ppp0 is not known to run over PPPoE (ppp)");
+
+    let heading = "Id       Address              Device\n";
+    assert!(!has_session(heading) && !has_session(""));
+    assert!(has_session(&format!(
+        "{heading}00000001 02:00:00:00:00:0a eth0\n"
+    )));
+    let maps = |plugin: &str| {
+        format!(
+            "5581a000-5581f000 r-xp 00000000 fd:01 1310 /usr/sbin/pppd\n\
+             7f3c2000-7f3c6000 r-xp 00001000 fd:01 1371 /usr/lib/pppd/2.4.9/{plugin}\n\
+             7ffd1000-7ffd3000 rw-p 00000000 00:00 0 [stack]\n"
+        )
+    };
+    let pppd = Path::new("/usr/sbin/pppd");
+    assert!(is_pppoe_daemon(pppd, &maps("rp-pppoe.so")));
+    assert!(is_pppoe_daemon(pppd, &maps("pppoe.so")));
+    assert!(!is_pppoe_daemon(pppd, &maps("pppol2tp.so")));
+    assert!(!is_pppoe_daemon(
+        pppd,
+        &(maps("pppoe.so") + &maps("pptp.so"))
+    ));
+    assert!(!is_pppoe_daemon(Path::new("/bin/sh"), &maps("pppoe.so")));
+    assert!(!is_pppoe("nonesuch0"));
+}
