@@ -20,6 +20,7 @@ use crate::bpf::Steer;
 use crate::check;
 use crate::cli_cc::Cc;
 use crate::cli_compare::{Compare, Import};
+use crate::cli_down::Down;
 use crate::cli_measure;
 use crate::cli_redirect::Redirect;
 use crate::cli_report::Report;
@@ -33,9 +34,8 @@ use crate::text::{count, prefix};
 
 /// Read when `--config` is not given and it exists.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
-/// How long `up` waits for the daemon to answer, and `down` for it to end.
+/// How long `up` waits for the daemon to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Says of a debug build that it is one: nobody should judge its speed.
 const VERSION: &str = if cfg!(debug_assertions) {
@@ -67,7 +67,7 @@ enum Cmd {
     /// stay on their uplink, and `mountain down` or the next `mountain up` removes them.
     Up(Up),
     /// Stop steering and detach everything
-    Down,
+    Down(Down),
     /// Show the paths, what is measured on them and who uses them
     Status {
         /// Print JSON
@@ -176,7 +176,7 @@ pub fn main() -> ExitCode {
 fn run(command: Cmd) -> Result<ExitCode> {
     match command {
         Cmd::Up(up) => up.run()?,
-        Cmd::Down => down()?,
+        Cmd::Down(down) => down.run()?,
         Cmd::Status { json } => {
             let status = ask(&Request::Status)?;
             print(&status, json, status_text);
@@ -363,37 +363,6 @@ fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Val
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn down() -> Result<()> {
-    need_root()?;
-    let run_dir = RunDir::of_this_namespace()?;
-    match run_dir.ask(&Request::Stop)? {
-        Some(_) => {
-            if !run_dir.wait_gone(STOP_TIMEOUT)? {
-                bail!("the daemon did not end within {} s", STOP_TIMEOUT.as_secs());
-            }
-            println!("mountain is down; the kernel's own routing decides again");
-        }
-        // One that was just killed holds its lock until it is gone.
-        None if !run_dir.wait_gone(STOP_TIMEOUT)? => {
-            bail!("the daemon runs but does not answer: end its process")
-        }
-        None => {
-            // Nothing is attached without a process; files can be left over, and the rules and tables by
-            // which flows go on where they are.
-            let left = start::clear()?;
-            run_dir.remove();
-            println!(
-                "mountain was not running; {}",
-                match left {
-                    true => "the rules and tables that it had left are removed",
-                    false => "nothing is attached",
-                }
-            );
-        }
-    }
-    Ok(())
 }
 
 fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {

@@ -12,6 +12,7 @@ pub mod check;
 pub mod cli;
 mod cli_cc;
 mod cli_compare;
+mod cli_down;
 mod cli_measure;
 mod cli_path;
 mod cli_redirect;

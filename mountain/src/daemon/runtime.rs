@@ -163,6 +163,21 @@ impl RunDir {
     }
 }
 
+/// Removes the folders of daemons that no longer run, of namespaces that are gone too.
+pub fn remove_stale() {
+    let folders = fs::read_dir(BASE).into_iter().flatten().flatten();
+    let is_daemons = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("net-"))
+    };
+    let run_dirs = folders.map(|entry| entry.path()).filter(is_daemons);
+    for run_dir in run_dirs.map(RunDir) {
+        if let Ok(false) = run_dir.is_running() {
+            run_dir.remove();
+        }
+    }
+}
+
 /// The lock on an open file; `None` when another process has it.
 fn try_lock(file: File) -> Result<Option<Flock<File>>> {
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

@@ -17,3 +17,4 @@ mod packaging;
 mod pressure;
 mod redirect;
 mod redirect_flood;
+mod uninstall;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain down`: end the daemon, and take back what a killed one has left.
+
+use std::time::Duration;
+
+use anyhow::{bail, Result};
+use clap::Args;
+
+use crate::cli::need_root;
+use crate::daemon::runtime::{self, Request, RunDir};
+use crate::host::namespaces;
+use crate::start;
+
+/// How long the daemon may take to end.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+pub struct Down {
+    /// Do so in every network namespace of this host, as before the program is uninstalled
+    #[arg(long)]
+    all_namespaces: bool,
+}
+
+/// What there was to take back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Daemon,
+    Left,
+    Nothing,
+}
+
+impl Down {
+    pub fn run(self) -> Result<()> {
+        need_root()?;
+        if self.all_namespaces {
+            return everywhere();
+        }
+        println!(
+            "{}",
+            match here()? {
+                Found::Daemon => "mountain is down; the kernel's own routing decides again",
+                Found::Left =>
+                    "mountain was not running; the rules and tables that it had left are removed",
+                Found::Nothing => "mountain was not running; nothing is attached",
+            }
+        );
+        Ok(())
+    }
+}
+
+/// In the network namespace of the calling thread.
+fn here() -> Result<Found> {
+    let run_dir = RunDir::of_this_namespace()?;
+    match run_dir.ask(&Request::Stop)? {
+        Some(_) if run_dir.wait_gone(TIMEOUT)? => Ok(Found::Daemon),
+        Some(_) => bail!("the daemon did not end within {} s", TIMEOUT.as_secs()),
+        // One that was just killed holds its lock until it is gone.
+        None if !run_dir.wait_gone(TIMEOUT)? => {
+            bail!("the daemon runs but does not answer: end its process")
+        }
+        None => {
+            // Nothing is attached without a process; files can be left over, and the rules and tables by
+            // which flows go on where they are.
+            let left = start::clear()?;
+            run_dir.remove();
+            Ok(if left { Found::Left } else { Found::Nothing })
+        }
+    }
+}
+
+/// In each network namespace; one where it fails does not keep it from the others.
+fn everywhere() -> Result<()> {
+    let (mut found, mut failed) = (0, Vec::new());
+    for namespace in namespaces::all()? {
+        let name = namespace.path.display();
+        match namespace.within(here) {
+            Ok(Found::Nothing) => continue,
+            Ok(Found::Daemon) => println!("{name}: mountain is down"),
+            Ok(Found::Left) => {
+                println!("{name}: what mountain had left is removed (rules, tables)");
+            }
+            Err(e) => failed.push(format!("{name}: {e:#}")),
+        }
+        found += 1;
+    }
+    // Of namespaces that are gone.
+    runtime::remove_stale();
+    match (found, &failed[..]) {
+        (0, _) => println!("nothing of mountain's is in any network namespace"),
+        (_, []) => {}
+        (_, failed) => bail!("not everything could be taken back\n{}", failed.join("\n")),
+    }
+    Ok(())
+}
