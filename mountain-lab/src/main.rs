@@ -18,6 +18,7 @@ mod netns;
 mod policy_ctl;
 mod probing;
 mod redirect;
+mod replay;
 mod run;
 mod scenario;
 mod schedule;
@@ -63,6 +64,8 @@ enum Command {
     Cc(cc::CcArgs),
     /// Measure what each redirect backend costs: router time per packet, an upload, latency.
     Redirect(redirect::RedirectArgs),
+    /// Replay recorded paths through the policy, beside what bounds it.
+    Replay(replay::ReplayArgs),
     /// Count what `mountain-lab upload` sends by UDP.
     Serve(redirect::serve::ServeArgs),
     /// Send data by UDP to `mountain-lab serve`, at a fixed pace.
@@ -151,6 +154,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Claims(args) => claims::claims(&args),
         Command::Cc(args) => cc::run(&args),
         Command::Redirect(args) => redirect::redirect(&args),
+        Command::Replay(args) => replay::replay(&args),
         Command::Serve(args) => redirect::serve::run(&args),
         Command::Upload(args) => redirect::client::run(&args),
         Command::Clean => {

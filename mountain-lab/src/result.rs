@@ -553,7 +553,8 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-fn align(rows: &[Vec<String>]) -> String {
+/// Rows of text as a table: columns two spaces apart.
+pub fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {
         rows.iter()

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Who chooses paths during a replay: the policy, what it replaces, and what bounds it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{bail, Result};
+use mountain::config::SteerConfig;
+use mountain::steer::policy::{Event, PathInput, Policy};
+
+use super::recording::Window;
+
+/// A chooser by the name that the command line and results give it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Every flow stays on the path that the kernel's hash gives it.
+    Hash,
+    /// All flows on one path.
+    Only(usize),
+    /// Whatever path is best at each instant; lags by so many µs.
+    Oracle { late_us: u64 },
+    /// As the oracle, but it leaves a path only for one that is better by so many µs.
+    Banded { late_us: u64, advantage_us: u32 },
+    /// Mountain's policy at so many probes a second and path.
+    Mountain { hz: u32 },
+}
+
+impl Kind {
+    /// What is replayed when nothing is named.
+    pub const DEFAULT: [&str; 8] = [
+        "hash",
+        "path0",
+        "path1",
+        "oracle",
+        "late-60",
+        "banded-60-30",
+        "banded-100-30",
+        "mountain-20",
+    ];
+
+    /// # Errors
+    /// There is no such chooser.
+    pub fn parse(text: &str) -> Result<Self> {
+        let numbers: Vec<u64> = text
+            .split(|c: char| !c.is_ascii_digit())
+            .filter(|part| !part.is_empty())
+            .filter_map(|part| part.parse().ok())
+            .collect();
+        let word = text.split(['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']);
+        Ok(match (word.clone().next(), &numbers[..]) {
+            (Some("hash"), []) => Kind::Hash,
+            (Some("path"), [index]) if *index < 16 => Kind::Only(*index as usize),
+            (Some("oracle"), []) => Kind::Oracle { late_us: 0 },
+            (Some("late"), [ms]) if *ms <= 10_000 => Kind::Oracle { late_us: ms * 1000 },
+            (Some("banded"), [ms, advantage]) if *ms <= 10_000 && *advantage <= 10_000 => {
+                Kind::Banded {
+                    late_us: ms * 1000,
+                    advantage_us: (advantage * 1000) as u32,
+                }
+            }
+            (Some("mountain"), [hz]) if (1..=100).contains(hz) => Kind::Mountain { hz: *hz as u32 },
+            _ => bail!(
+                "there is no chooser {text:?}; there are hash, pathN, oracle, late-MS, \
+                 banded-MS-ADVANTAGE, mountain-HZ"
+            ),
+        })
+    }
+
+    /// A fresh one, which knows nothing.
+    pub fn chooser(self, paths: usize, seed: u64) -> Box<dyn Chooser> {
+        let all = ((1u32 << paths) - 1) as u16;
+        match self {
+            Kind::Hash => Box::new(Fixed(all)),
+            Kind::Only(index) => Box::new(Fixed(all & 1 << index)),
+            Kind::Oracle { late_us } => Box::new(Oracle {
+                late_us,
+                advantage_us: 0,
+                chosen: 0,
+            }),
+            Kind::Banded {
+                late_us,
+                advantage_us,
+            } => Box::new(Oracle {
+                late_us,
+                advantage_us,
+                chosen: 0,
+            }),
+            Kind::Mountain { hz } => Box::new(Mountain::new(paths, hz, seed)),
+        }
+    }
+}
+
+/// Chooses as time goes on.
+pub trait Chooser {
+    /// Time has come to `now_us`, which grows by 10 ms a call. Returns the paths that flows may use,
+    /// bit by bit; 0 leaves them where the hash has them.
+    fn step(&mut self, now_us: u64, window: &Window) -> u16;
+
+    /// Probes sent so far.
+    fn probes(&self) -> u64 {
+        0
+    }
+}
+
+struct Fixed(u16);
+
+impl Chooser for Fixed {
+    fn step(&mut self, _now_us: u64, _window: &Window) -> u16 {
+        self.0
+    }
+}
+
+struct Oracle {
+    late_us: u64,
+    advantage_us: u32,
+    chosen: usize,
+}
+
+impl Chooser for Oracle {
+    fn step(&mut self, now_us: u64, window: &Window) -> u16 {
+        let known_us = now_us.saturating_sub(self.late_us);
+        // A lost packet is later than any other.
+        let delay = |path: usize| window.paths[path].at(known_us).unwrap_or(u32::MAX);
+        let best = (0..window.paths.len()).min_by_key(|path| delay(*path));
+        if let Some(best) = best {
+            if delay(self.chosen) > delay(best).saturating_add(self.advantage_us) {
+                self.chosen = best;
+            }
+        }
+        1 << self.chosen
+    }
+}
+
+/// The product's policy, with probes that meet what the recording holds.
+struct Mountain {
+    policy: Policy,
+    /// Answers under way, by the time of their arrival and their number.
+    flight: BTreeMap<(u64, u64), Event>,
+    next_us: Vec<u64>,
+    seq: u64,
+}
+
+impl Mountain {
+    fn new(paths: usize, hz: u32, seed: u64) -> Self {
+        let config = SteerConfig {
+            probe_interval_ms: 1000 / hz,
+            ..SteerConfig::default()
+        };
+        let inputs = (0..paths).map(|i| PathInput {
+            name: format!("path{i}"),
+            power_cost_us: 0.0,
+            capacity_bps: None,
+        });
+        Mountain {
+            policy: Policy::new(&config, vec![(0..paths).collect()], inputs.collect(), seed),
+            flight: BTreeMap::new(),
+            // Probes of different paths are not sent at the same moment.
+            next_us: (0..paths as u64).map(|i| i * 10_000).collect(),
+            seq: 0,
+        }
+    }
+}
+
+impl Chooser for Mountain {
+    fn step(&mut self, now_us: u64, window: &Window) -> u16 {
+        while let Some(first) = self.flight.first_entry() {
+            if first.key().0 > now_us {
+                break;
+            }
+            self.policy.event(first.remove());
+        }
+        for path in 0..window.paths.len() {
+            if now_us < self.next_us[path] {
+                continue;
+            }
+            self.next_us[path] = now_us + self.policy.probe_interval_us(path);
+            self.seq += 1;
+            let seq = self.seq;
+            self.policy.event(Event::Sent {
+                path,
+                seq,
+                at_us: now_us,
+            });
+            if let Some(rtt_us) = window.paths[path].at(now_us) {
+                let at_us = now_us + u64::from(rtt_us);
+                let answer = Event::Answered {
+                    path,
+                    seq,
+                    at_us,
+                    rtt_us,
+                    delay_us: rtt_us,
+                };
+                self.flight.insert((at_us, seq), answer);
+            }
+        }
+        self.policy.tick(now_us);
+        self.policy.current().groups[0].latency
+    }
+
+    fn probes(&self) -> u64 {
+        self.seq
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_wrong_ones_refused() {
+        assert_eq!(
+            Kind::parse("late-60").unwrap(),
+            Kind::Oracle { late_us: 60_000 }
+        );
+        assert_eq!(
+            Kind::parse("banded-100-30").unwrap(),
+            Kind::Banded {
+                late_us: 100_000,
+                advantage_us: 30_000
+            }
+        );
+        assert_eq!(Kind::parse("path1").unwrap(), Kind::Only(1));
+        for wrong in [
+            "",
+            "best",
+            "late",
+            "mountain",
+            "mountain-0",
+            "mountain-101",
+            "path16",
+        ] {
+            assert!(Kind::parse(wrong).is_err(), "{wrong}");
+        }
+        for name in Kind::DEFAULT {
+            Kind::parse(name).unwrap();
+        }
+    }
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain-lab replay`: recorded paths through the pure policy, thousands of times faster than
+//! real time, beside what bounds it.
+//!
+//! It shows what a policy would have done to flows on those paths. It shows neither the daemon's
+//! timers nor what the flows themselves do to a path; `mountain-lab run` does.
+
+mod chooser;
+mod recording;
+mod score;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{ensure, Context, Result};
+use mountain::measure::bootstrap::Interval;
+use mountain_lab::result::{align, write_atomically};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde::Serialize;
+
+use chooser::Kind;
+use recording::{Recording, Window};
+use score::{play, Figures, Score, LATE_MS};
+
+/// Resamples of the windows for an interval of 95%.
+const RESAMPLES: usize = 200;
+/// What the ratios of the summary are to, where it is among the choosers.
+const REFERENCE: &str = "late-60";
+
+#[derive(clap::Args)]
+pub struct ReplayArgs {
+    /// Recordings: CSV, or .csv.gz, with the columns window, t_ms, path, rtt_ms
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain-HZ
+    #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
+    policies: Vec<String>,
+    /// Take the windows of one half in time: first, second or all
+    #[arg(long, value_enum, default_value_t = Half::All)]
+    half: Half,
+    /// Play the windows one after another as one, with what was learnt carried over
+    #[arg(long)]
+    joined: bool,
+    /// Seconds at the begin of a window that are played but not scored
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    warm_up: u64,
+    /// Decide every random event of the policies
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the figures as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Half {
+    First,
+    Second,
+    All,
+}
+
+/// What one chooser did on one recording.
+#[derive(Serialize)]
+struct Row {
+    policy: String,
+    figures: Figures,
+    /// 95%, by resampling the windows.
+    p99_ms: Option<Interval>,
+    above_200_percent: Option<Interval>,
+}
+
+#[derive(Serialize)]
+struct Table {
+    recording: String,
+    paths: Vec<String>,
+    windows: usize,
+    scored_seconds: f64,
+    rows: Vec<Row>,
+}
+
+/// Geometric means over recordings of the ratios to [`REFERENCE`].
+#[derive(Serialize)]
+struct Ratio {
+    policy: String,
+    p99: Option<f64>,
+    above_200: Option<f64>,
+    moves_per_flow_minute: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    version: &'static str,
+    half: Half,
+    joined: bool,
+    warm_up_s: u64,
+    seed: u64,
+    tables: Vec<Table>,
+    reference: &'static str,
+    ratios: Vec<Ratio>,
+}
+
+/// Plays every recording to every chooser.
+///
+/// # Errors
+/// A name or a file is not understood, or the result cannot be written.
+pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
+    let names: Vec<String> = match args.policies.is_empty() {
+        true => Kind::DEFAULT.map(str::to_owned).to_vec(),
+        false => args.policies.clone(),
+    };
+    let kinds = names
+        .into_iter()
+        .map(|name| Ok((Kind::parse(&name)?, name)))
+        .collect::<Result<Vec<_>>>()?;
+    let mut report = Report {
+        schema: "mountain-replay-1",
+        version: env!("CARGO_PKG_VERSION"),
+        half: args.half,
+        joined: args.joined,
+        warm_up_s: args.warm_up,
+        seed: args.seed,
+        tables: Vec::new(),
+        reference: REFERENCE,
+        ratios: Vec::new(),
+    };
+    for file in &args.files {
+        let table = table(&Recording::load(file)?, &kinds, args)
+            .with_context(|| file.display().to_string())?;
+        print!("{}", text(&table));
+        report.tables.push(table);
+    }
+    report.ratios = ratios(&report.tables);
+    print!("{}", ratios_text(&report.ratios, report.tables.len()));
+    if let Some(out) = &args.out {
+        let json = serde_json::to_string_pretty(&report)? + "\n";
+        write_atomically(out, json.as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(recording: &Recording, kinds: &[(Kind, String)], args: &ReplayArgs) -> Result<Table> {
+    let (first, second) = recording.windows.split_at(recording.windows.len() / 2);
+    let windows = match args.half {
+        Half::First => first,
+        Half::Second => second,
+        Half::All => &recording.windows,
+    };
+    let joined = match args.joined {
+        true => Recording::joined(windows).into_iter().collect(),
+        false => Vec::new(),
+    };
+    let windows: &[Window] = if args.joined { &joined } else { windows };
+    let warm_up_us = args.warm_up * 1_000_000;
+    let scored_us = |w: &Window| w.length_us.saturating_sub(warm_up_us);
+    let scored_seconds = windows.iter().map(scored_us).sum::<u64>() as f64 / 1e6;
+    ensure!(scored_seconds > 0.0, "no window is longer than the warm-up");
+    let paths = recording.paths.len();
+    let rows = kinds.iter().map(|(kind, name)| {
+        let scores: Vec<Score> = (0u64..)
+            .zip(windows)
+            .map(|(i, window)| play(window, &mut *kind.chooser(paths, args.seed + i), warm_up_us))
+            .collect();
+        row(name, &scores, args.seed)
+    });
+    Ok(Table {
+        recording: recording.name.clone(),
+        paths: recording.paths.clone(),
+        windows: windows.len(),
+        scored_seconds,
+        rows: rows.collect(),
+    })
+}
+
+fn row(name: &str, scores: &[Score], seed: u64) -> Row {
+    let sum = |chosen: &mut dyn Iterator<Item = &Score>| {
+        let mut all = Score::default();
+        chosen.for_each(|score| all.add(score));
+        all.figures()
+    };
+    let figures = sum(&mut scores.iter());
+    let mut rng = StdRng::seed_from_u64(seed);
+    let draws: Vec<Figures> = match scores.len() {
+        // Nothing to resample.
+        0..=1 => Vec::new(),
+        n => (0..RESAMPLES)
+            .map(|_| sum(&mut (0..n).map(|_| &scores[rng.random_range(0..n)])))
+            .collect(),
+    };
+    let interval =
+        |of: fn(&Figures) -> f64| Interval::of(of(&figures), draws.iter().map(of).collect(), 0.95);
+    Row {
+        policy: name.to_owned(),
+        figures,
+        p99_ms: interval(|f| f.p99_ms),
+        above_200_percent: interval(|f| f.above_percent[1]),
+    }
+}
+
+fn ratios(tables: &[Table]) -> Vec<Ratio> {
+    let Some(first) = tables.first() else {
+        return Vec::new();
+    };
+    let of = |table: &Table, name: &str| {
+        let found = table.rows.iter().find(|row| row.policy == name);
+        found.map(|row| row.figures)
+    };
+    let mean = |values: Vec<Option<f64>>| -> Option<f64> {
+        let n = values.len() as f64;
+        let logs = values.into_iter().map(|v| v.map(f64::ln));
+        let sum: f64 = logs.sum::<Option<f64>>()?;
+        Some((sum / n).exp()).filter(|m| m.is_finite())
+    };
+    first
+        .rows
+        .iter()
+        .map(|row| {
+            let ratio = |figure: fn(&Figures) -> f64| {
+                let each = tables.iter().map(|table| {
+                    let (ours, theirs) = (of(table, &row.policy)?, of(table, REFERENCE)?);
+                    Some(figure(&ours) / figure(&theirs))
+                });
+                mean(each.collect())
+            };
+            let moves = tables.iter().filter_map(|table| of(table, &row.policy));
+            let moves = moves.map(|f| f.moves_per_flow_minute).sum::<f64>();
+            Ratio {
+                policy: row.policy.clone(),
+                p99: ratio(|f| f.p99_ms),
+                above_200: ratio(|f| f.above_percent[1]),
+                moves_per_flow_minute: moves / tables.len() as f64,
+            }
+        })
+        .collect()
+}
+
+fn text(table: &Table) -> String {
+    let [a, b, c] = LATE_MS.map(|ms| format!("> {ms} ms %"));
+    let head = [
+        "policy",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "p99.9 ms",
+        &a,
+        &b,
+        &c,
+        "moves/min",
+        "probes/s",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let with = |value: String, interval: &Option<Interval>, digits: usize| match interval {
+        Some(i) => format!("{value} [{:.digits$}-{:.digits$}]", i.low, i.high),
+        None => value,
+    };
+    for row in &table.rows {
+        let f = &row.figures;
+        rows.push(vec![
+            row.policy.clone(),
+            format!("{:.1}", f.p50_ms),
+            format!("{:.1}", f.p95_ms),
+            with(format!("{:.0}", f.p99_ms), &row.p99_ms, 0),
+            format!("{:.0}", f.p999_ms),
+            format!("{:.2}", f.above_percent[0]),
+            with(
+                format!("{:.2}", f.above_percent[1]),
+                &row.above_200_percent,
+                2,
+            ),
+            format!("{:.2}", f.above_percent[2]),
+            format!("{:.1}", f.moves_per_flow_minute),
+            format!("{:.1}", f.probes_per_path_second),
+        ]);
+    }
+    format!(
+        "{}: {} ({} windows, {:.0} s scored; [95% interval over windows])\n\n{}\n",
+        table.recording,
+        table.paths.join(", "),
+        table.windows,
+        table.scored_seconds,
+        align(&rows)
+    )
+}
+
+fn ratios_text(ratios: &[Ratio], recordings: usize) -> String {
+    let shown = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
+    let mut rows = vec![vec![
+        "policy".to_owned(),
+        "p99".to_owned(),
+        "> 200 ms".to_owned(),
+        "moves/min".to_owned(),
+    ]];
+    for ratio in ratios {
+        rows.push(vec![
+            ratio.policy.clone(),
+            shown(ratio.p99),
+            shown(ratio.above_200),
+            format!("{:.1}", ratio.moves_per_flow_minute),
+        ]);
+    }
+    format!(
+        "ratios to {REFERENCE}, geometric means over {recordings} recordings; moves per flow and \
+         minute\n\n{}\n",
+        align(&rows)
+    )
+}

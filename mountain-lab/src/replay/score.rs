@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What becomes of flows during a replay: how late their packets are, and how often they move.
+//!
+//! Flow k of as many as there are paths prefers path k, then the next ones in turn, as a hash with
+//! equal weights does on average. It sends a packet every 10 ms.
+
+use serde::Serialize;
+
+use super::chooser::Chooser;
+use super::recording::Window;
+
+/// µs between two packets of a flow, and two decisions.
+pub const STEP_US: u64 = 10_000;
+/// Resolution of delays, µs.
+const BIN_US: u32 = 250;
+/// Delays from here on are alike, µs. A lost packet is among them.
+const MOST_US: u32 = 2_000_000;
+/// Delays whose share above them is reported, ms.
+pub const LATE_MS: [u32; 3] = [100, 200, 400];
+
+/// Delays of packets and moves of flows; those of several windows add up.
+#[derive(Clone, Debug)]
+pub struct Score {
+    bins: Vec<u32>,
+    packets: u64,
+    moves: u64,
+    flow_us: u64,
+    probes: u64,
+    path_us: u64,
+}
+
+impl Default for Score {
+    fn default() -> Self {
+        Score {
+            bins: vec![0; (MOST_US / BIN_US + 1) as usize],
+            packets: 0,
+            moves: 0,
+            flow_us: 0,
+            probes: 0,
+            path_us: 0,
+        }
+    }
+}
+
+/// The figures of a score.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    pub p50_ms: f64,
+    pub p95_ms: f64,
+    pub p99_ms: f64,
+    pub p999_ms: f64,
+    /// Shares of packets later than [`LATE_MS`], lost ones included, in percent.
+    pub above_percent: [f64; 3],
+    pub moves_per_flow_minute: f64,
+    pub probes_per_path_second: f64,
+}
+
+impl Score {
+    pub fn add(&mut self, other: &Score) {
+        for (bin, more) in self.bins.iter_mut().zip(&other.bins) {
+            *bin += more;
+        }
+        self.packets += other.packets;
+        self.moves += other.moves;
+        self.flow_us += other.flow_us;
+        self.probes += other.probes;
+        self.path_us += other.path_us;
+    }
+
+    fn packet(&mut self, delay_us: Option<u32>) {
+        let us = delay_us.unwrap_or(MOST_US).min(MOST_US);
+        self.bins[(us / BIN_US) as usize] += 1;
+        self.packets += 1;
+    }
+
+    /// The smallest delay that a share `p` of the packets does not exceed, in ms.
+    fn quantile_ms(&self, p: f64) -> f64 {
+        let rank = (p * self.packets as f64).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (bin, count) in (0u32..).zip(&self.bins) {
+            seen += u64::from(*count);
+            if seen >= rank {
+                return f64::from(bin * BIN_US) / 1e3;
+            }
+        }
+        0.0
+    }
+
+    pub fn figures(&self) -> Figures {
+        let packets = self.packets.max(1) as f64;
+        let above = |ms: u32| {
+            let from = (ms * 1000 / BIN_US) as usize;
+            let late: u64 = self.bins[from..].iter().map(|n| u64::from(*n)).sum();
+            100.0 * late as f64 / packets
+        };
+        Figures {
+            p50_ms: self.quantile_ms(0.5),
+            p95_ms: self.quantile_ms(0.95),
+            p99_ms: self.quantile_ms(0.99),
+            p999_ms: self.quantile_ms(0.999),
+            above_percent: LATE_MS.map(above),
+            moves_per_flow_minute: self.moves as f64 * 60e6 / self.flow_us.max(1) as f64,
+            probes_per_path_second: self.probes as f64 * 1e6 / self.path_us.max(1) as f64,
+        }
+    }
+}
+
+/// Plays a window to a chooser. The first `warm_up_us` are played, but not scored.
+pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Score {
+    let paths = window.paths.len();
+    let mut score = Score::default();
+    // Where each flow is; what a hash would choose at first.
+    let mut at: Vec<usize> = (0..paths).collect();
+    let mut probes_before = 0;
+    for now_us in (0..window.length_us).step_by(STEP_US as usize) {
+        let allowed = chooser.step(now_us, window);
+        let scored = now_us >= warm_up_us;
+        if !scored {
+            probes_before = chooser.probes();
+        }
+        for (flow, at) in at.iter_mut().enumerate() {
+            let turn = (0..paths).map(|i| (flow + i) % paths);
+            let wanted = turn.into_iter().find(|path| allowed & 1 << path != 0);
+            let wanted = wanted.unwrap_or(flow);
+            if scored {
+                score.moves += u64::from(*at != wanted);
+                score.packet(window.paths[wanted].at(now_us));
+            }
+            *at = wanted;
+        }
+    }
+    let scored_us = window.length_us.saturating_sub(warm_up_us);
+    score.flow_us = scored_us * paths as u64;
+    score.path_us = score.flow_us;
+    score.probes = chooser.probes() - probes_before;
+    score
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chooser::Kind;
+    use super::super::recording::Recording;
+    use super::*;
+
+    /// Two paths of 20 and 30 ms; the first one is at 300 ms from 10 to 12 s.
+    fn spike() -> Window {
+        let mut text = "window,t_ms,path,rtt_ms\n".to_owned();
+        for t in (0..20_000).step_by(10) {
+            let a = if (10_000..12_000).contains(&t) {
+                300
+            } else {
+                20
+            };
+            text += &format!("0,{t},a,{a}\n0,{t},b,30\n");
+        }
+        let file = tempfile::NamedTempFile::with_suffix(".csv").unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Recording::load(file.path()).unwrap().windows.remove(0)
+    }
+
+    fn figures(name: &str) -> Figures {
+        let kind = Kind::parse(name).unwrap();
+        play(&spike(), &mut *kind.chooser(2, 1), 5_000_000).figures()
+    }
+
+    #[test]
+    fn what_nobody_can_beat_bounds_what_anybody_does() {
+        let oracle = figures("oracle");
+        assert_eq!((oracle.p50_ms, oracle.p99_ms), (20.0, 30.0));
+        assert_eq!(oracle.above_percent, [0.0; 3]);
+        // There and back, in 15 s.
+        assert!(
+            (oracle.moves_per_flow_minute - 8.0).abs() < 0.1,
+            "{oracle:?}"
+        );
+
+        let hash = figures("hash");
+        let late = 50.0 * 2.0 / 15.0;
+        assert!((hash.above_percent[1] - late).abs() < 0.1, "{hash:?}");
+        assert_eq!(hash.moves_per_flow_minute, 0.0);
+
+        // Late by 100 ms, and by nothing more.
+        let banded = figures("banded-100-30");
+        assert!(
+            (banded.above_percent[1] - 10.0 / 15.0).abs() < 0.1,
+            "{banded:?}"
+        );
+        // 10 ms are not worth a move back.
+        assert!(banded.moves_per_flow_minute < oracle.moves_per_flow_minute);
+    }
+
+    #[test]
+    fn the_policy_leaves_a_spike() {
+        let mountain = figures("mountain-20");
+        assert!(mountain.above_percent[1] < figures("hash").above_percent[1] / 2.0);
+        assert!(mountain.moves_per_flow_minute > 0.0);
+        // As many as it was told to, or more while it is in doubt.
+        assert!(mountain.probes_per_path_second >= 19.9, "{mountain:?}");
+        assert_eq!(
+            figures("mountain-20"),
+            mountain,
+            "the same seed, the same choices"
+        );
+    }
+}
