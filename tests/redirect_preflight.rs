@@ -506,7 +506,7 @@ fn firewalls_are_not_gone_around_unasked() {
     let nft = |line: &str| drop(inside(&net.router, &format!("nft {line}")));
     nft("add table ip filter");
     nft("add chain ip filter FORWARD { type filter hook forward priority 0 ; policy accept ; }");
-    nft("add rule ip filter FORWARD iifname r0 counter accept");
+    nft("add rule ip filter FORWARD iifname nosuch counter accept");
     nft("add table ip6 filter");
     nft("add chain ip6 filter FORWARD { type filter hook forward priority 0 ; policy drop ; }");
     let by_name = |rule: &Rule| -> Vec<Backend> {
@@ -520,7 +520,7 @@ fn firewalls_are_not_gone_around_unasked() {
     assert_eq!(by_name(&v6), [XdpRedirect, TcxPeer]);
     noted(
         of(&net.look(&v6), Tcx),
-        "ip6 filter FORWARD drops what no rule accepts",
+        "the policy of chain ip6 filter FORWARD",
     );
 
     nft("add chain ip filter DOCKER-USER");
@@ -529,13 +529,35 @@ fn firewalls_are_not_gone_around_unasked() {
     nft("add rule ip filter DOCKER-USER ip saddr 192.0.2.0/24 drop");
     assert_eq!(by_name(&ordinary()), [XdpRedirect, TcxPeer]);
     let found = net.look(&ordinary());
-    let text = "ip filter FORWARD (Docker's rules) has rules with drop";
-    noted(
-        of(&found, XdpRedirect),
-        &format!("{text}: not chosen unless asked for by name"),
-    );
+    let text = "ip filter DOCKER-USER handle";
+    noted(of(&found, XdpRedirect), text);
     noted(
         of(&found, Nft),
-        &format!("may drop redirected packets: {text}"),
+        "may drop redirected packets, by ip filter DOCKER-USER",
+    );
+    // Rules that see packets as clients send them, for every backend but nft.
+    nft("delete table ip filter");
+    nft("add table ip early");
+    nft("add chain ip early raw { type filter hook prerouting priority -300 ; }");
+    nft("add rule ip early raw meta l4proto icmp drop");
+    assert_eq!(by_name(&ordinary()), []);
+    let rule = ordinary();
+    let (proto, from) = (rule.proto, rule.from);
+    nft(&format!(
+        "add rule ip early raw ip daddr {} {proto} dport {} drop",
+        from.ip(),
+        from.port()
+    ));
+    assert_eq!(by_name(&rule), [XdpRedirect, TcxPeer, Xdp, Tcx]);
+    noted(of(&net.look(&rule), Tcx), "ip early raw handle");
+    // One that nft itself never sees packets for.
+    nft("flush chain ip early raw");
+    nft(&format!(
+        "add rule ip early raw ip daddr {} notrack",
+        from.ip()
+    ));
+    noted(
+        of(&net.look(&rule), Nft),
+        "never come to be redirected by nft",
     );
 }

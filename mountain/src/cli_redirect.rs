@@ -258,6 +258,9 @@ impl Add {
             ),
             false => println!("rule {id} is already there: {rule}, by {}", plan.backend),
         }
+        for what in actions::never(std::slice::from_ref(&installed)).into_values() {
+            eprintln!("mountain: rule {id} may never redirect anything, because of {what}");
+        }
         Ok(())
     }
 }
@@ -575,6 +578,7 @@ fn list(json: bool) -> Result<()> {
     let rules = store.all()?;
     let gone = actions::gone(&rules)?;
     let carried = bpf::fast::carried()?;
+    let never = actions::never(&rules);
     if json {
         let rules = rules
             .iter()
@@ -582,6 +586,9 @@ fn list(json: bool) -> Result<()> {
                 let mut value = serde_json::to_value(installed)?;
                 value["active"] = (!gone.contains(&installed.id)).into();
                 value["carried_by"] = carried_by(installed, &carried).to_string().into();
+                if let Some(what) = never.get(&installed.id) {
+                    value["never_because_of"] = what.as_str().into();
+                }
                 Ok(value)
             })
             .collect::<Result<Vec<_>>>()?;
@@ -589,6 +596,14 @@ fn list(json: bool) -> Result<()> {
         return Ok(());
     }
     print!("{}", list_text(&rules, &gone, &carried));
+    for installed in &rules {
+        if let Some(what) = never.get(&installed.id) {
+            println!(
+                "\nRule {} may never redirect anything, because of {what}",
+                installed.id
+            );
+        }
+    }
     Ok(())
 }
 

@@ -27,6 +27,7 @@ use crate::bpf::{self, Masks, Mode, Settings, Steer};
 use crate::config::Config;
 use crate::measure::probe::{Answer, Prober};
 use crate::netlink::{self, Change, Filter, Monitor};
+use crate::redirect::watch::Watching;
 use crate::start::Starter;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::topology::{Topology, MAX_PATHS};
@@ -187,6 +188,11 @@ async fn run_locked(
     let mut hangup = signal(SignalKind::hangup())?;
     let mut relieve = signal(SignalKind::user_defined1())?;
     let dry_run = options.dry_run;
+    // Rules of `mountain redirect` may be carried faster while somebody watches the firewall.
+    let _redirects = match dry_run {
+        true => None,
+        false => Watching::start(),
+    };
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
     daemon.adopt(topology)?;

@@ -20,6 +20,7 @@ mod monitor;
 mod netfilter;
 mod nexthop;
 mod path_metrics;
+mod qdisc;
 mod route;
 mod rules;
 pub mod ruleset;
@@ -39,6 +40,7 @@ pub use link::{addresses, link, namespace_id, neighbour_usable, Link};
 pub use monitor::{Change, Monitor};
 pub use netfilter::{tables_with_base_chains, translates_sources};
 pub use path_metrics::PathMetrics;
+pub use qdisc::{qdiscs, Qdiscs};
 pub use route::{look_up, policy_rules, route_to, Way, WayOut};
 pub use sock_diag::reset_unanswered;
 

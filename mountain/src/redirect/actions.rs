@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::preflight::{namespaces, Seen};
-use super::store::{State, Store};
+use super::preflight::{self, firewall, namespaces, Seen};
+use super::store::{Entry, State, Store};
 use super::validate::{self, Fits, Known};
 use super::{
     bpf, conntrack, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Plan, Rule,
@@ -82,9 +82,13 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::rule(rule)?;
     validate::here(rule)?;
     let store = open(false)?;
-    validate::among(rule, &store)?;
+    // One that is there is no other.
+    let itself = match validate::among(rule, &store)? {
+        Fits::Same(installed) => Some(installed.id),
+        Fits::New => None,
+    };
     let seen = &mut Seen::default();
-    look(&store, seen, rule, fix, target_kind(rule, &store))
+    look(&store, seen, rule, fix, target_kind(rule, &store, itself))
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
@@ -114,7 +118,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
         let target = (rule.proto, rule.to);
         let kind = match kinds.get(&target) {
             Some(kind) => Some(*kind),
-            None => target_kind(rule, store),
+            None => target_kind(rule, store, None),
         };
         let findings = look(store, &mut seen, rule, one.fix, kind)?;
         let faster = faster_fixes(&findings, one);
@@ -184,9 +188,10 @@ impl Kind {
 }
 
 /// Who keeps the flows of other rules with the same target, if there are any.
-fn target_kind(rule: &Rule, store: &Store) -> Option<Kind> {
+fn target_kind(rule: &Rule, store: &Store, except: Option<u32>) -> Option<Kind> {
     let mut entries = store.entries();
-    let other = entries.find(|entry| entry.is_to(rule.proto, rule.to));
+    let is_other = |entry: &Entry| Some(entry.id) != except;
+    let other = entries.find(|entry| entry.is_to(rule.proto, rule.to) && is_other(entry));
     other.map(|other| Kind::of(other.backend()))
 }
 
@@ -552,6 +557,18 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
         gone.extend(lost.iter().map(|i| i.id));
     }
     Ok(gone)
+}
+
+/// Rules by nft that may never redirect anything, by number, with the firewall's rule that keeps
+/// packets from them.
+pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
+    let by_nft = rules.iter().filter(|i| i.plan.backend == Backend::Nft);
+    // What cannot be read is reported where it matters.
+    let Ok(firewall) = firewall::ruleset() else {
+        return HashMap::new();
+    };
+    let first = |i: &Installed| preflight::never(&firewall, &i.rule).into_iter().next();
+    by_nft.filter_map(|i| Some((i.id, first(i)?))).collect()
 }
 
 /// Puts back what something else has removed, as far as that is possible; says for how many rules.

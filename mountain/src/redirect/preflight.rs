@@ -2,7 +2,7 @@
 //! and what would make them so.
 //!
 //! Theory of operation. [`gather`] reads [`facts`] by rtnetlink, ethtool's ioctl, libbpf's XDP
-//! query, nft and /proc, those of the far ends of veths on a thread inside their namespaces; it
+//! query and /proc, those of the far ends of veths on a thread inside their namespaces; it
 //! changes nothing. [`decide`] is a pure function from these to one [`Finding`] for each backend.
 //! A backend is refused when it would lose or corrupt packets, not when it would be slow. What a
 //! setting would mend is a [`Fix`]: with `fix` it goes into the plan, otherwise it refuses the
@@ -24,6 +24,8 @@ use std::net::IpAddr;
 use anyhow::Result;
 
 use super::{Finding, Fix, Rule};
+use crate::netlink::ruleset::Ruleset;
+use firewall::{Firewall, Passed};
 
 /// Programs of this project at a tcx hook are no news: names begin with one of these.
 pub const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
@@ -38,15 +40,45 @@ pub fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     Seen::default().look(rule, fix, &[])
 }
 
+/// The devices that the packets of a rule pass.
+fn passed(facts: &facts::Facts) -> Passed {
+    let link = |device: Option<&facts::Device>| device.map(|device| device.link.clone());
+    // Which of several ways a packet takes is not known.
+    let several = matches!(&facts.way, facts::Way::Out { devices, .. } if devices.len() > 1);
+    let target = facts.target_device().filter(|_| !several);
+    Passed {
+        client: firewall::device(link(facts.client_device()).as_ref()),
+        target: firewall::device(link(target).as_ref()),
+        local: matches!(facts.way, facts::Way::Host),
+    }
+}
+
+/// Rules of the firewall for which nft may never carry out a redirect.
+pub fn never(rules: &Ruleset, rule: &Rule) -> Vec<String> {
+    firewall::of(rules, rule, &Passed::default()).never
+}
+
 /// Addresses and device that facts depend on.
 type Key = (IpAddr, IpAddr, Option<String>);
 
 /// What was read of this host, for many rules of the same addresses while nothing changes: reading it
 /// takes about 2 ms.
 #[derive(Default)]
-pub struct Seen(HashMap<Key, facts::Facts>);
+pub struct Seen {
+    facts: HashMap<Key, facts::Facts>,
+    /// The firewall, or why it cannot be read.
+    rules: Option<Result<Ruleset, String>>,
+}
 
 impl Seen {
+    /// With what was read of the firewall already.
+    pub fn with(rules: Ruleset) -> Self {
+        Self {
+            facts: HashMap::new(),
+            rules: Some(Ok(rules)),
+        }
+    }
+
     /// Facts are kept of so many, some kilobytes each.
     const MOST: usize = 256;
 
@@ -57,13 +89,21 @@ impl Seen {
     /// # Errors
     /// As [`look`].
     pub fn look(&mut self, rule: &Rule, fix: bool, in_force: &[Fix]) -> Result<Vec<Finding>> {
-        if self.0.len() >= Self::MOST {
-            self.0.clear();
+        if self.facts.len() >= Self::MOST {
+            self.facts.clear();
         }
         let key = (rule.from.ip(), rule.to.ip(), rule.dev.clone());
-        let facts = match self.0.entry(key) {
+        let facts = match self.facts.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(gather::gather(rule)?),
+        };
+        let read = || firewall::ruleset().map_err(|e| e.to_string());
+        facts.firewall = match self.rules.get_or_insert_with(read) {
+            Ok(rules) => firewall::of(rules, rule, &passed(facts)),
+            Err(why) => Firewall {
+                unknown: Some(format!("the firewall cannot be read: {why}")),
+                ..Firewall::default()
+            },
         };
         Ok(decide::decide(rule, facts, fix, in_force))
     }

@@ -317,6 +317,7 @@ impl Store {
     pub fn forget_others(inodes: &HashSet<u64>) {
         for entry in fs::read_dir(BASE).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
+            let name = name.strip_prefix("watch-").unwrap_or(&name);
             let inode = name.strip_prefix("redirect-").map(|rest| {
                 let inode = rest.strip_suffix(".damaged").unwrap_or(rest);
                 inode.parse::<u64>()
@@ -324,6 +325,7 @@ impl Store {
             if let Some(Ok(inode)) = inode {
                 if !inodes.contains(&inode) {
                     let _ = fs::remove_dir_all(entry.path());
+                    let _ = fs::remove_file(entry.path());
                 }
             }
         }

@@ -15,22 +15,26 @@ mod sources;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::bpf::fast::{self, Fast};
-use super::preflight::firewall::{self, Firewall};
+use super::preflight::firewall;
 use super::preflight::Seen;
 use super::store::Store;
 use super::{actions, conntrack, nft, Backend, Finding, Installed, Proto};
+use crate::netlink::ruleset::Ruleset;
 use crate::text::count;
 use sources::{Heard, Sources};
 
@@ -40,19 +44,24 @@ const POLL: Duration = Duration::from_millis(250);
 const LOCK_WAIT: Duration = Duration::from_millis(300);
 /// Rules that had flows under way in nft are tried again after so many polls.
 const BUSY_POLLS: u32 = 40;
+/// How often one that waits looks whether it may watch, milliseconds.
+const STANDBY_MS: u16 = 1000;
 /// Messages about single rules at a time.
 const SHOWN: usize = 20;
 
-/// Watches until `stop` is readable. `say` gets lines for the user.
+/// Watches until `stop` is readable. `say` gets lines for the user. While another process of this
+/// network namespace watches, this one waits to take its place.
 ///
 /// # Errors
-/// When another process watches already, or the kernel refuses what is needed for it.
+/// When the kernel refuses what is needed for it.
 pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
-    let _alone = Alone::new()?;
+    let Some(_alone) = Alone::wait(stop, &say)? else {
+        return Ok(());
+    };
     let mut sources = Sources::open().context("cannot hear of changes: run as root")?;
     let mut watcher = Watcher {
         fast: Fast::default(),
-        firewalls: None,
+        firewall: None,
         refused: HashMap::new(),
         busy: false,
         say: &say,
@@ -80,6 +89,52 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
     fast::end()
 }
 
+/// Watches on a thread of this process for as long as the value lives.
+pub struct Watching {
+    stop: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watching {
+    /// In the calling thread's network namespace. `None`: this process lacks the privilege to find
+    /// programs and other namespaces (CAP_SYS_ADMIN), or it cannot start a thread; rules stay with nft.
+    pub fn start() -> Option<Self> {
+        if !is_admin() {
+            return None;
+        }
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).ok()?;
+        let fd = stop.as_fd().try_clone_to_owned().ok()?;
+        let work = move || {
+            let say = |line: &str| tracing::info!("redirect: {line}");
+            if let Err(e) = run(fd.as_fd(), say) {
+                tracing::warn!("nobody watches the firewall for redirects: {e:#}");
+            }
+        };
+        let thread = thread::Builder::new().name("redirects".to_owned());
+        Some(Self {
+            thread: Some(thread.spawn(work).ok()?),
+            stop,
+        })
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether CAP_SYS_ADMIN (bit 21 of linux/capability.h) is effective.
+fn is_admin() -> bool {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    effective.is_some_and(|bits| bits & (1 << 21) != 0)
+}
+
 /// Tells systemd that the service has started (sd_notify(3)).
 fn notify_ready() {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
@@ -103,7 +158,28 @@ struct Alone {
 }
 
 impl Alone {
-    fn new() -> Result<Self> {
+    /// `None`: it is time to end.
+    fn wait(stop: BorrowedFd, say: impl Fn(&str)) -> Result<Option<Self>> {
+        let mut told = false;
+        loop {
+            if let Some(alone) = Self::try_new()? {
+                return Ok(Some(alone));
+            }
+            if !told {
+                say("another process watches the firewall for redirects: this one waits for its end");
+                notify_ready();
+                told = true;
+            }
+            let mut fds = [PollFd::new(stop, PollFlags::POLLIN)];
+            let poll = poll(&mut fds, PollTimeout::from(STANDBY_MS));
+            if poll.is_ok_and(|ready| ready > 0) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// `None`: another process watches.
+    fn try_new() -> Result<Option<Self>> {
         let folder = Store::folder()?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let path = folder.with_file_name(format!("watch-{name}"));
@@ -117,11 +193,11 @@ impl Alone {
                 .open(&path)
                 .with_context(|| format!("cannot open {}: run as root", path.display()))?;
             let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
-                bail!("another process watches the firewall of this network namespace already");
+                return Ok(None);
             };
             let inode = |m: std::io::Result<fs::Metadata>| m.map(|m| m.ino()).ok();
             if inode(lock.metadata()) == inode(fs::metadata(&path)) {
-                return Ok(Self { path, _lock: lock });
+                return Ok(Some(Self { path, _lock: lock }));
             }
         }
     }
@@ -135,11 +211,11 @@ impl Drop for Alone {
 
 struct Watcher<'a> {
     fast: Fast,
-    /// As it was when last decided, for IPv4 and IPv6.
-    firewalls: Option<[Firewall; 2]>,
+    /// As it was when last decided.
+    firewall: Option<Ruleset>,
     /// Rules that the kernel did not take, and why: said once.
     refused: HashMap<u32, String>,
-    /// Some rule waits for flows of nft to end.
+    /// To be tried again: some rule waits for flows of nft to end, or something failed.
     busy: bool,
     say: &'a dyn Fn(&str),
 }
@@ -150,7 +226,8 @@ type Choice = (Installed, Result<(), String>);
 impl Watcher<'_> {
     fn round(&mut self, heard: Heard) {
         if let Err(e) = self.decide(heard) {
-            self.firewalls = None;
+            self.firewall = None;
+            self.busy = true;
             let left = match fast::end().and_then(|()| self.fast.trim()) {
                 Ok(()) => String::new(),
                 Err(left) => format!("; {left:#}"),
@@ -160,21 +237,28 @@ impl Watcher<'_> {
     }
 
     fn decide(&mut self, heard: Heard) -> Result<()> {
-        let nft = firewall::nft_program();
-        let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-        let now = any.map(|family| firewall::read(nft.as_deref(), family));
-        let same = self.firewalls.as_ref() == Some(&now);
         let mut store = Store::open_within(LOCK_WAIT)?;
+        if let Some(damage) = store.damage() {
+            bail!("the list of rules cannot be read ({damage})");
+        }
+        if store.is_empty() {
+            self.firewall = None;
+            fast::end()?;
+            return self.fast.trim();
+        }
         self.put_back(&mut store)?;
+        let now = firewall::ruleset().context("cannot read the firewall")?;
+        let same = self.firewall.as_ref() == Some(&now);
         if same && !heard.rest && !self.busy {
             return Ok(());
         }
         let rules = store.all()?;
-        let choices = self.choose(&store, &rules)?;
+        let mut seen = Seen::with(now.clone());
+        let choices = self.choose(&store, &mut seen, &rules)?;
         self.lower(&choices)?;
         self.raise(choices)?;
         self.fast.trim()?;
-        self.firewalls = Some(now);
+        self.firewall = Some(now);
         Ok(())
     }
 
@@ -211,10 +295,14 @@ impl Watcher<'_> {
     }
 
     /// The fastest right backend of each rule that is not fixed.
-    fn choose(&self, store: &Store, rules: &[Installed]) -> Result<HashMap<u32, Choice>> {
+    fn choose(
+        &self,
+        store: &Store,
+        seen: &mut Seen,
+        rules: &[Installed],
+    ) -> Result<HashMap<u32, Choice>> {
         let mut choices = HashMap::new();
         let fixed = rules.iter().find(|i| i.plan.backend.is_bpf());
-        let mut seen = Seen::default();
         for rule in rules
             .iter()
             .filter(|i| !i.fixed && !i.plan.backend.is_bpf())
@@ -225,7 +313,7 @@ impl Watcher<'_> {
                     fixed.id, fixed.plan.backend
                 )),
                 None => {
-                    let findings = actions::look(store, &mut seen, &rule.rule, false, None)?;
+                    let findings = actions::look(store, seen, &rule.rule, false, None)?;
                     match actions::on_top(&findings) {
                         Some(plan) => Ok(plan.clone()),
                         None => Err(why_not(&findings)),
@@ -355,7 +443,7 @@ fn why_not(findings: &[Finding]) -> String {
             true => finding
                 .notes
                 .iter()
-                .find(|n| n.contains("goes around"))
+                .find(|n| n.contains(" skips "))
                 .cloned(),
             false => None,
         }

@@ -6,4 +6,5 @@
 mod net;
 
 mod owner;
+mod skipped;
 mod watch;

@@ -42,6 +42,8 @@ pub enum Elements {
     ForDevices,
     /// Those of all sets.
     All,
+    /// Those of all sets but in the tables of this name: our own may hold very many.
+    AllBut(&'static str),
 }
 
 impl Ruleset {
@@ -177,7 +179,8 @@ fn read_once(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> 
 fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> io::Result<()> {
     for ((family, name), table) in &mut ruleset.tables {
         let wanted = match elements {
-            Elements::All => table.sets.keys().cloned().collect(),
+            Elements::AllBut(own) if name == own => BTreeSet::new(),
+            Elements::All | Elements::AllBut(_) => table.sets.keys().cloned().collect(),
             Elements::ForDevices => {
                 let rules = table.chains.values().flat_map(|chain| &chain.rules);
                 rules.flat_map(sets_of_devices).collect::<BTreeSet<_>>()

@@ -158,6 +158,7 @@ impl<'a> Case<'a> {
             self.forwarding();
         }
         self.firewall();
+        self.device_filters();
         self.notes_on_ways();
     }
 

@@ -10,7 +10,7 @@ use super::facts::{
     Client, Device, Facts, Far, Host, Sysctls, Way, Xdp, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT,
     XDP_TRANSMIT,
 };
-use super::firewall::{Chain, Firewall};
+use super::firewall::Firewall;
 
 fn rule(from: &str, to: &str) -> Rule {
     Rule {
@@ -80,6 +80,7 @@ fn facts() -> Facts {
             learnt_default6: false,
             local_ports: Some((32_768, 60_999)),
             policy_rules: false,
+            all_routable: true,
         },
         firewall: Firewall::default(),
     }
@@ -394,46 +395,88 @@ fn source_ports_of_sockets_are_kept_apart() {
 
 #[test]
 fn firewalls_keep_auto_from_going_around_them() {
-    let chain = |hook: &str, drops, docker| Chain {
-        hook: hook.to_owned(),
-        name: "ip filter FORWARD".to_owned(),
-        what: "drops what no rule accepts".to_owned(),
-        drops,
-        docker,
-    };
     let mut facts = facts();
     assert!(!of(&facts, &ordinary(), XdpRedirect).by_name_only);
-    facts.firewall.chains = vec![chain("forward", true, true)];
+    facts.firewall.around = vec!["ip filter FORWARD handle 7: drop".to_owned()];
+    facts.firewall.drops.clone_from(&facts.firewall.around);
     let fast = of(&facts, &ordinary(), XdpRedirect);
     assert!(fast.plan.is_some() && fast.by_name_only);
-    assert!(notes(
-        &facts,
-        &ordinary(),
-        XdpRedirect,
-        "FORWARD (Docker's rules) drops"
-    ));
+    let named = "named: ip filter FORWARD handle 7: drop";
+    assert!(notes(&facts, &ordinary(), XdpRedirect, named));
     for backend in [XdpPass, Tcx, Nft] {
         assert!(!of(&facts, &ordinary(), backend).by_name_only);
         assert!(notes(
             &facts,
             &ordinary(),
             backend,
-            "may drop redirected packets: ip filter"
+            "may drop redirected packets, by ip"
         ));
     }
-    // What only rewrites is left undone by those that go around it, and drops nothing.
-    facts.firewall.chains = vec![chain("postrouting", false, false)];
+    // What gets another source by BPF does not pass FORWARD either.
+    let mut always = ordinary();
+    always.snat = Snat::Always;
+    assert!(of(&facts, &always, Tcx).by_name_only);
+    assert!(!of(&facts, &always, Nft).by_name_only);
+    // Rules that see packets before they are rewritten are skipped by all but nft.
+    facts.firewall = Firewall {
+        before: vec!["ip raw PREROUTING handle 3: drop".to_owned()],
+        ..Firewall::default()
+    };
+    assert!(of(&facts, &ordinary(), Tcx).by_name_only);
+    assert!(notes(
+        &facts,
+        &ordinary(),
+        XdpPass,
+        "named: ip raw PREROUTING handle 3"
+    ));
+    assert!(!of(&facts, &ordinary(), Nft).by_name_only);
+    facts.firewall = Firewall {
+        unknown: Some("it cannot be read".to_owned()),
+        ..Firewall::default()
+    };
     assert!(of(&facts, &ordinary(), XdpRedirect).by_name_only);
-    assert!(!notes(&facts, &ordinary(), Tcx, "may drop"));
-    // Packets that are forwarded do not come by here.
-    facts.firewall.chains = vec![chain("input", true, false)];
-    assert!(!of(&facts, &ordinary(), XdpRedirect).by_name_only);
-    assert!(!notes(&facts, &ordinary(), Tcx, "may drop"));
-    facts.way = Way::Host;
-    assert!(notes(&facts, &ordinary(), Tcx, "may drop"));
-    facts = self::facts();
-    facts.firewall.unknown = Some("it cannot be read".to_owned());
-    assert!(of(&facts, &ordinary(), XdpRedirect).by_name_only);
+    assert!(of(&facts, &ordinary(), Tcx).by_name_only);
+    facts.firewall = Firewall {
+        never: vec!["ip raw PREROUTING handle 3: notrack".to_owned()],
+        ..Firewall::default()
+    };
+    assert!(notes(
+        &facts,
+        &ordinary(),
+        Nft,
+        "never come to be redirected"
+    ));
+}
+
+/// Forged sources and bursts that the owner limits must not get around that by a redirect.
+#[test]
+fn filters_of_sources_and_shapers_are_not_gone_around() {
+    let by_name = |facts: &Facts| of(facts, &ordinary(), XdpRedirect).by_name_only;
+    for (filter, routable, expected) in [
+        (0, false, false),
+        (1, true, true),
+        (2, true, false),
+        (2, false, true),
+    ] {
+        let mut facts = facts();
+        facts.devices[0].sysctls.rp_filter = filter;
+        facts.host.all_routable = routable;
+        assert_eq!(by_name(&facts), expected, "rp_filter {filter}, {routable}");
+        assert!(!of(&facts, &ordinary(), Tcx).by_name_only, "it is routed");
+    }
+    for (kinds, expected) in [
+        (&["noqueue"][..], false),
+        (&["mq", "fq_codel", "fq", "pfifo_fast", "clsact"], false),
+        (&["tbf"], true),
+        (&["mq", "htb"], true),
+    ] {
+        let mut facts = facts();
+        facts.devices[1].qdiscs.kinds = kinds.iter().map(|k| (*k).to_owned()).collect();
+        assert_eq!(by_name(&facts), expected, "{kinds:?}");
+        facts.devices[1].qdiscs.filters = true;
+        assert!(by_name(&facts), "a policer");
+        assert!(!of(&facts, &ordinary(), Nft).by_name_only);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::netlink::Link;
+use crate::netlink::{Link, Qdiscs};
 
 use super::features::Features;
 use super::firewall::Firewall;
@@ -93,6 +93,7 @@ pub struct Device {
     pub addresses: Vec<IpAddr>,
     pub far: Far,
     pub sysctls: Sysctls,
+    pub qdiscs: Qdiscs,
 }
 
 /// XDP on a device: what is attached, what it can do.
@@ -164,6 +165,8 @@ pub struct Host {
     pub learnt_default6: bool,
     /// Ports that this host's own sockets take.
     pub local_ports: Option<(u16, u16)>,
+    /// Every IPv4 source has a route here.
+    pub all_routable: bool,
     /// Policy routing rules besides the three that every namespace has.
     pub policy_rules: bool,
 }

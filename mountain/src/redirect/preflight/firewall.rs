@@ -1,43 +1,44 @@
-//! Which netfilter chains may do something to redirected packets.
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Which firewall rules redirected packets would meet, and which of them a backend skips.
 //!
-//! Two questions: may a chain drop them (a note for every backend), and is there anything that the
-//! backends which go around netfilter would leave undone. Only chains that accept everything, by
-//! plain rules, do nothing of both; a rule that is not understood counts as doing something.
-//! Formats: libnftables-json(5).
+//! Three questions, each answered with the rules themselves, so that messages can name them: what do
+//! backends skip that go around the kernel's forwarding; what do those skip that rewrite packets
+//! before the firewall sees them; and does anything keep packets from nft's own redirection. A rule
+//! counts where it could matter to a packet of this redirect, whatever else the packet holds; one
+//! that cannot be evaluated counts. Rules that only accept or count do not.
 
-use std::collections::HashSet;
 use std::fs;
-use std::net::IpAddr;
-use std::process::Command;
-
-use serde_json::Value;
+use std::io;
+use std::net::SocketAddr;
 
 use crate::netlink;
+use crate::netlink::ruleset::{
+    Device, DeviceFact, Effect, EffectKind, Elements, Facts, Hook, Packets, Place, Residue, Ruleset,
+};
+use crate::redirect::{nft, Rule};
 
 /// Tables of ours begin with this.
 const OWN_TABLES: &str = "mountain";
+/// The priority at which destinations are translated, and before which the firewall sees packets as
+/// clients send them.
+const DNAT: i32 = -100;
+/// The priority at which sources are translated, and from which on it sees replies as clients do.
+const SNAT: i32 = 100;
 
-/// What the firewall does beyond accepting.
+/// What the firewall may do to the packets of one redirect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
     /// Why not all of it could be read.
     pub unknown: Option<String>,
-    pub chains: Vec<Chain>,
-}
-
-/// A base chain that does more than to accept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chain {
-    /// `forward`, `input`...
-    pub hook: String,
-    /// Family, table and chain.
-    pub name: String,
-    /// The first thing it does.
-    pub what: String,
-    /// That, or something else it does, can be to drop.
-    pub drops: bool,
-    /// Leads to chains of Docker's.
-    pub docker: bool,
+    /// Rules that a backend skips which goes around the kernel's forwarding.
+    pub around: Vec<String>,
+    /// Rules that a backend skips which rewrites packets before Netfilter sees them, or replies after
+    /// it has: they judge addresses that the packets no longer have, or do not have yet.
+    pub before: Vec<String>,
+    /// Rules that may drop redirected packets on their way through this host or to it.
+    pub drops: Vec<String>,
+    /// Rules for which nft may never redirect: a translation before ours, or no tracking.
+    pub never: Vec<String>,
 }
 
 /// Path of the nft program.
@@ -49,250 +50,231 @@ pub fn nft_program() -> Option<String> {
     files.find(|file| fs::metadata(file).is_ok_and(|m| m.is_file()))
 }
 
-/// Reads what concerns the family of `address` in the calling thread's namespace.
-pub fn read(nft: Option<&str>, address: IpAddr) -> Firewall {
-    let mut firewall = Firewall::default();
-    let legacy = match address {
-        IpAddr::V4(_) => "/proc/thread-self/net/ip_tables_names",
-        IpAddr::V6(_) => "/proc/thread-self/net/ip6_tables_names",
-    };
-    let tables = fs::read_to_string(legacy).unwrap_or_default();
-    let tables: Vec<&str> = tables.split_whitespace().collect();
-    if !tables.is_empty() {
-        firewall.unknown = Some(format!(
-            "there are rules of iptables-legacy (tables {}), which nft does not show",
-            tables.join(", ")
-        ));
-    }
-    // Most hosts have none of others, and need not wait for nft. A kernel that refuses to say is
-    // left to nft's words.
-    let foreign = |tables: Vec<String>| tables.iter().any(|table| !table.starts_with(OWN_TABLES));
-    if !netlink::tables_with_base_chains().map_or(true, foreign) {
-        return firewall;
-    }
-    match nft.map(list) {
-        Some(Ok(ruleset)) => firewall.chains = chains(&ruleset, address.is_ipv6()),
-        Some(Err(why)) => firewall.unknown = Some(format!("the firewall cannot be read: {why}")),
-        None => {
-            firewall.unknown = Some("the firewall cannot be read: nft is not installed".to_owned());
-        }
-    }
-    firewall
-}
-
-/// The ruleset without the elements of sets: there may be very many.
-fn list(nft: &str) -> Result<Value, String> {
-    let output = Command::new(nft)
-        .args(["--json", "--terse", "list", "ruleset"])
-        .output()
-        .map_err(|e| format!("{nft}: {e}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let first = said.lines().next().unwrap_or("no reason given").to_owned();
-        return Err(format!("nft list ruleset: {first}"));
-    }
-    serde_json::from_slice(&output.stdout).map_err(|e| format!("nft list ruleset: {e}"))
-}
-
-/// The base chains that packets of a family pass on their way through this host or to it, and that
-/// do more than to accept.
-fn chains(ruleset: &Value, ipv6: bool) -> Vec<Chain> {
-    let families: &[&str] = match ipv6 {
-        false => &["ip", "inet", "netdev"],
-        true => &["ip6", "inet", "netdev"],
-    };
-    let objects = ruleset["nftables"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
-    let bases = objects.iter().map(|o| &o["chain"]).filter(|chain| {
-        let hook = chain["hook"].as_str().unwrap_or_default();
-        let passed = match chain["type"].as_str() {
-            // Only what is new to conntrack passes; the redirected packets are, at the end.
-            Some("nat") => matches!(hook, "postrouting" | "input"),
-            _ => matches!(
-                hook,
-                "ingress" | "prerouting" | "forward" | "input" | "postrouting"
-            ),
-        };
-        passed
-            && families.contains(&text(chain, "family"))
-            && !text(chain, "table").starts_with(OWN_TABLES)
+/// All rules of others, nftables' and legacy ones, of the calling thread's namespace.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn ruleset() -> io::Result<Ruleset> {
+    let legacy = ["ip_tables_names", "ip6_tables_names"].iter().any(|file| {
+        let names = fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+        names.is_ok_and(|names| !names.trim().is_empty())
     });
-    bases
-        .filter_map(|base| {
-            let mut walk = Walk {
-                objects,
-                base,
-                seen: HashSet::new(),
-                what: None,
-                drops: false,
-                docker: false,
-            };
-            if base["policy"] == "drop" {
-                walk.found("drops what no rule accepts", true);
-            }
-            walk.chain(text(base, "name"));
-            Some(Chain {
-                hook: text(base, "hook").to_owned(),
-                name: ["family", "table", "name"]
-                    .map(|key| text(base, key))
-                    .join(" "),
-                what: walk.what?,
-                drops: walk.drops,
-                docker: walk.docker,
-            })
-        })
-        .collect()
+    // Most hosts have none, and need not wait. A kernel that refuses to say is read all the same.
+    let foreign = |tables: Vec<String>| tables.iter().any(|table| !table.starts_with(OWN_TABLES));
+    if !legacy && !netlink::tables_with_base_chains().map_or(true, foreign) {
+        return Ok(Ruleset::default());
+    }
+    let rules = Ruleset::read(Elements::AllBut(nft::TABLE))?;
+    Ok(rules.without_tables(&[nft::TABLE, crate::start::nft::TABLE]))
 }
 
-fn text<'a>(object: &'a Value, key: &str) -> &'a str {
-    object[key].as_str().unwrap_or_default()
+/// The devices that a redirect's packets pass.
+#[derive(Clone, Debug, Default)]
+pub struct Passed {
+    /// By which clients come in and replies leave.
+    pub client: DeviceFact,
+    pub target: DeviceFact,
+    /// The target is on this host.
+    pub local: bool,
 }
 
-/// Follows jumps from a base chain.
-struct Walk<'a> {
-    objects: &'a [Value],
-    base: &'a Value,
-    seen: HashSet<&'a str>,
-    what: Option<String>,
-    drops: bool,
-    docker: bool,
+/// A device as rules see it; open where it is not known.
+pub fn device(device: Option<&netlink::Link>) -> DeviceFact {
+    let known = device.and_then(|link| netlink::ruleset::device(&link.name).ok());
+    known.map_or(DeviceFact::Open, |device: Device| DeviceFact::Known(device))
 }
 
-impl<'a> Walk<'a> {
-    fn found(&mut self, what: &str, drops: bool) {
-        self.drops |= drops;
-        self.what.get_or_insert_with(|| what.to_owned());
+/// What these rules may do to the packets of a redirect.
+pub fn of(rules: &Ruleset, rule: &Rule, passed: &Passed) -> Firewall {
+    if rules.is_empty() {
+        return Firewall::default();
+    }
+    let look = Look {
+        rules,
+        rule,
+        passed,
+    };
+    Firewall {
+        unknown: None,
+        around: look.around(),
+        before: look.before(),
+        drops: look.drops(),
+        never: look.never(),
+    }
+}
+
+struct Look<'a> {
+    rules: &'a Ruleset,
+    rule: &'a Rule,
+    passed: &'a Passed,
+}
+
+impl Look<'_> {
+    /// Packets to an address, from clients.
+    fn to(&self, destination: SocketAddr) -> Facts {
+        Facts {
+            iif: self.passed.client.clone(),
+            protocol: Some(self.rule.proto.number()),
+            destination: Some(destination.ip()),
+            destination_port: Some(destination.port()),
+            ..Facts::default()
+        }
     }
 
-    fn chain(&mut self, name: &'a str) {
-        if !self.seen.insert(name) {
-            return;
+    /// Replies from an address.
+    fn from(&self, source: SocketAddr) -> Facts {
+        Facts {
+            iif: match self.passed.local {
+                true => DeviceFact::Absent,
+                false => self.passed.target.clone(),
+            },
+            protocol: Some(self.rule.proto.number()),
+            source: Some(source.ip()),
+            source_port: Some(source.port()),
+            ..Facts::default()
         }
-        self.docker |= name.starts_with("DOCKER");
-        let base = self.base;
-        let here = |rule: &&Value| {
-            rule["family"] == base["family"]
-                && rule["table"] == base["table"]
-                && rule["chain"] == *name
+    }
+
+    fn place(&self, hook: Hook) -> Place {
+        Place::new(Packets::of(self.rule.from.is_ipv6()), hook)
+    }
+
+    fn effects(&self, place: Place, facts: &Facts) -> Vec<Effect> {
+        self.rules.residue(&place, facts).effects()
+    }
+
+    fn around(&self) -> Vec<String> {
+        let (from, to) = (self.rule.from, self.rule.to);
+        let (client, target) = (&self.passed.client, &self.passed.target);
+        let there = |facts: Facts| Facts {
+            oif: target.clone(),
+            ..facts
         };
-        let objects = self.objects;
-        for rule in objects.iter().map(|o| &o["rule"]).filter(here) {
-            for statement in rule["expr"].as_array().into_iter().flatten() {
-                self.statement(statement);
-            }
+        let back = |facts: Facts| Facts {
+            oif: client.clone(),
+            ..facts
+        };
+        let forward = [
+            (self.place(Hook::Ingress), self.to(from)),
+            (
+                self.place(Hook::Prerouting).priorities(..=DNAT),
+                self.to(from),
+            ),
+            (
+                self.place(Hook::Prerouting).priorities(DNAT + 1..),
+                self.to(to),
+            ),
+            (self.place(Hook::Forward), there(self.to(to))),
+            (self.place(Hook::Postrouting), there(self.to(to))),
+            (self.place(Hook::Egress), there(self.to(to))),
+        ];
+        let reply = [
+            (self.place(Hook::Ingress), self.from(to)),
+            (self.place(Hook::Prerouting), self.from(to)),
+            (self.place(Hook::Forward), back(self.from(to))),
+            (
+                self.place(Hook::Postrouting).priorities(..SNAT),
+                back(self.from(to)),
+            ),
+            (
+                self.place(Hook::Postrouting).priorities(SNAT..),
+                back(self.from(from)),
+            ),
+            (self.place(Hook::Egress), back(self.from(from))),
+        ];
+        let mut found: Vec<Effect> = Vec::new();
+        for (place, facts) in &forward {
+            found.extend(self.effects(*place, facts));
         }
+        for (place, facts) in &reply {
+            // Only the first packet of a connection is asked about translations: no reply.
+            let effects = self.effects(*place, facts);
+            found.extend(effects.into_iter().filter(|e| e.kind != EffectKind::Nat));
+        }
+        names(found)
     }
 
-    fn statement(&mut self, statement: &'a Value) {
-        let Some((kind, value)) = statement.as_object().and_then(|o| o.iter().next()) else {
-            return self.found("has a rule that is not understood", true);
+    fn before(&self) -> Vec<String> {
+        let (from, to) = (self.rule.from, self.rule.to);
+        let back = |facts: Facts| Facts {
+            oif: self.passed.client.clone(),
+            ..facts
         };
-        match kind.as_str() {
-            "match" | "counter" | "accept" | "return" | "continue" => {}
-            "jump" | "goto" => self.chain(text(value, "target")),
-            "drop" | "reject" | "queue" => self.found(&format!("has rules with {kind}"), true),
-            // Verdicts are in a map; with a name they are not shown.
-            "vmap" => self.found("has rules with a verdict map", true),
-            "xt" if value["type"] == "match" => {}
-            "xt" => {
-                let name = value["name"].as_str().unwrap_or("of iptables");
-                self.found(&format!("has rules with the target {name}"), true);
-            }
-            other => self.found(&format!("has rules with {other}"), false),
+        let pairs = [
+            (self.place(Hook::Ingress), self.to(from), self.to(to)),
+            (
+                self.place(Hook::Prerouting).priorities(..=DNAT),
+                self.to(from),
+                self.to(to),
+            ),
+            (
+                self.place(Hook::Postrouting).priorities(SNAT..),
+                back(self.from(from)),
+                back(self.from(to)),
+            ),
+            (
+                self.place(Hook::Egress),
+                back(self.from(from)),
+                back(self.from(to)),
+            ),
+        ];
+        let mut found = Vec::new();
+        for (place, by_nft, by_bpf) in &pairs {
+            let residue = |facts| -> Residue<'_> { self.rules.residue(place, facts) };
+            let rule = residue(by_nft).difference(&residue(by_bpf));
+            found.extend(rule.map(|rule| printable(&rule.to_string())));
         }
+        found.dedup();
+        found
+    }
+
+    fn drops(&self) -> Vec<String> {
+        let (there, back) = (self.to(self.rule.to), self.from(self.rule.to));
+        let found = match self.passed.local {
+            true => self.effects(self.place(Hook::Input), &there),
+            false => {
+                let there = Facts {
+                    oif: self.passed.target.clone(),
+                    ..there
+                };
+                let back = Facts {
+                    oif: self.passed.client.clone(),
+                    ..back
+                };
+                let mut found = self.effects(self.place(Hook::Forward), &there);
+                found.extend(self.effects(self.place(Hook::Forward), &back));
+                found
+            }
+        };
+        let drops = |e: &Effect| matches!(e.kind, EffectKind::Drop | EffectKind::Unknown);
+        names(found.into_iter().filter(drops).collect())
+    }
+
+    fn never(&self) -> Vec<String> {
+        let place = self.place(Hook::Prerouting).priorities(..=DNAT);
+        let found = self.effects(place, &self.to(self.rule.from));
+        let is_never = |e: &Effect| match e.kind {
+            EffectKind::Nat => true,
+            EffectKind::Track => e.rule.text.contains("notrack") || e.rule.text.contains("NOTRACK"),
+            _ => false,
+        };
+        names(found.into_iter().filter(is_never).collect())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn base(family: &str, kind: &str, hook: &str, policy: &str) -> Value {
-        json!({"chain": {"family": family, "table": "filter", "name": "BASE", "handle": 1,
-            "type": kind, "hook": hook, "prio": 0, "policy": policy}})
-    }
-
-    fn rule(chain: &str, expr: Value) -> Value {
-        json!({"rule": {"family": "ip", "table": "filter", "chain": chain, "handle": 2,
-            "expr": expr}})
-    }
-
-    fn found(objects: Vec<Value>) -> Vec<Chain> {
-        chains(&json!({ "nftables": objects }), false)
-    }
-
-    #[test]
-    fn plain_accepts_do_nothing() {
-        let accepts = json!([{"match": {"op": "==", "left": {"meta": {"key": "iifname"}},
-            "right": "eth0"}}, {"counter": {"packets": 1, "bytes": 2}}, {"accept": null}]);
-        assert_eq!(found(vec![]), []);
-        assert_eq!(
-            found(vec![
-                base("ip", "filter", "forward", "accept"),
-                rule("BASE", accepts),
-                rule("BASE", json!([{"jump": {"target": "more"}}])),
-                rule("more", json!([{"return": null}])),
-                // A loop would be refused by the kernel, and must not hang us.
-                rule("more", json!([{"goto": {"target": "BASE"}}])),
-                // Not passed by IPv4, by redirected packets, or not from a base chain.
-                base("ip6", "filter", "forward", "drop"),
-                base("bridge", "filter", "forward", "drop"),
-                base("ip", "filter", "output", "drop"),
-                base("ip", "nat", "prerouting", "drop"),
-                rule("nobody-jumps-here", json!([{"drop": null}])),
-            ]),
-            []
-        );
-        let mut own = base("ip", "filter", "forward", "drop");
-        own["chain"]["table"] = "mountain_redirect".into();
-        assert_eq!(found(vec![own]), []);
-    }
-
-    #[test]
-    fn what_may_drop_is_named() {
-        let chain = &found(vec![base("inet", "filter", "forward", "drop")])[0];
-        assert_eq!(chain.name, "inet filter BASE");
-        assert_eq!(chain.what, "drops what no rule accepts");
-        assert!(chain.drops && !chain.docker);
-        for (expr, what, drops) in [
-            (json!([{"drop": null}]), "has rules with drop", true),
-            (
-                json!([{"counter": null}, {"reject": {"type": "icmp"}}]),
-                "has rules with reject",
-                true,
-            ),
-            (
-                json!([{"masquerade": null}]),
-                "has rules with masquerade",
-                false,
-            ),
-            (
-                json!([{"xt": null}]),
-                "has rules with the target of iptables",
-                true,
-            ),
-            (
-                json!([{"xt": {"type": "target", "name": "TCPMSS"}}]),
-                "has rules with the target TCPMSS",
-                true,
-            ),
-            (json!([null]), "has a rule that is not understood", true),
-            (
-                json!([{"vmap": {"key": 1, "data": "@m"}}]),
-                "has rules with a verdict map",
-                true,
-            ),
-        ] {
-            let chain = &found(vec![
-                base("ip", "filter", "forward", "accept"),
-                rule("BASE", json!([{"jump": {"target": "DOCKER-USER"}}])),
-                rule("DOCKER-USER", expr),
-            ])[0];
-            assert_eq!((&*chain.what, chain.drops), (what, drops));
-            assert!(chain.docker && chain.hook == "forward");
+fn names(effects: Vec<Effect>) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for effect in effects {
+        let name = printable(&effect.rule.to_string());
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
+    names
+}
+
+/// Rules hold comments that anybody may have written.
+fn printable(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { '?' } else { c };
+    text.chars().map(plain).collect()
 }

@@ -46,7 +46,6 @@ pub fn gather(rule: &Rule) -> Result<Facts> {
     let devices = indices
         .into_iter()
         .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
-    let nft = firewall::nft_program();
     let release = read("sys/kernel/osrelease").unwrap_or_default();
     Ok(Facts {
         kernel: check::kernel_version(&release),
@@ -56,8 +55,9 @@ pub fn gather(rule: &Rule) -> Result<Facts> {
         way,
         devices: devices.collect::<Result<_>>()?,
         host: host(rule.to.is_ipv6()),
-        firewall: firewall::read(nft.as_deref(), rule.from.ip()),
-        nft: nft.is_some(),
+        // Not of the addresses alone: see `Seen`.
+        firewall: firewall::Firewall::default(),
+        nft: firewall::nft_program().is_some(),
         module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
     })
 }
@@ -107,6 +107,8 @@ fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Dev
         addresses: own.map(|(_, address)| *address).collect(),
         far,
         sysctls: sysctls(&link.name),
+        qdiscs: netlink::qdiscs(ifindex)
+            .with_context(|| format!("cannot read the qdiscs of {}", link.name))?,
         link,
     })
 }
@@ -219,7 +221,27 @@ fn host(ipv6: bool) -> Host {
         learnt_default6: learnt_default(&read("net/ipv6_route").unwrap_or_default()),
         local_ports: ports.next().zip(ports.next()),
         policy_rules: netlink::policy_rules(ipv6).unwrap_or(true),
+        all_routable: all_routable(&read("net/route").unwrap_or_default()),
     }
+}
+
+/// Whether /proc/net/route has a default route and nothing that rejects: RTF_UP and RTF_REJECT of
+/// linux/route.h. Then there is no source that `rp_filter` = 2 would drop.
+fn all_routable(table: &str) -> bool {
+    const UP: u32 = 0x0001;
+    const REJECT: u32 = 0x0200;
+    let routes = table.lines().skip(1).filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let flags = u32::from_str_radix(words.get(3)?, 16).ok()?;
+        Some((
+            *words.get(1)? == "00000000" && words.get(7)? == &"00000000",
+            flags,
+        ))
+    });
+    let routes: Vec<(bool, u32)> = routes.collect();
+    let rejects = routes.iter().any(|(_, flags)| flags & REJECT != 0);
+    let default = |(default, flags): &(bool, u32)| *default && flags & UP != 0;
+    !rejects && routes.iter().any(default)
 }
 
 /// Whether /proc/net/ipv6_route has a default route that router advertisements have made: RTF_DEFAULT
@@ -249,6 +271,18 @@ fn number(path: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_loose_filter_drops_nothing_where_all_sources_have_a_route() {
+        let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\n";
+        let default = "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
+        let net = "eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
+        let reject = "*\t0007A8C0\t00000000\t0201\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
+        assert!(all_routable(&format!("{head}{default}{net}")));
+        assert!(!all_routable(&format!("{head}{net}")));
+        assert!(!all_routable(&format!("{head}{default}{reject}")));
+        assert!(!all_routable(""));
+    }
 
     #[test]
     fn default_routes_by_advertisement_are_found() {

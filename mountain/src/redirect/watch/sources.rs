@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
 use netlink_sys::{Socket, SocketAddr};
@@ -19,8 +19,9 @@ const NFNLGRP_NFTABLES: u32 = 7;
 /// linux/rtnetlink.h: LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE,
 /// IPV6_RULE, IPV4_NETCONF.
 const ROUTE_GROUPS: [u32; 9] = [1, 4, 5, 7, 8, 9, 11, 19, 24];
-/// After the first event, others are gathered for so long.
+/// Others are gathered for so long after an event, and all together for so long at most.
 const GATHER: Duration = Duration::from_millis(20);
+const GATHER_MOST: Duration = Duration::from_millis(100);
 
 /// Notifications of the calling thread's network namespace.
 pub struct Sources {
@@ -71,7 +72,7 @@ impl Sources {
     /// When the kernel refuses to wait.
     pub fn wait(&mut self, stop: BorrowedFd, longest: Duration) -> io::Result<Heard> {
         let mut heard = Heard::default();
-        let mut wait = longest;
+        let (mut wait, mut until) = (longest, None);
         loop {
             let sockets = [self.firewall.as_fd(), self.routing.as_fd(), stop];
             let mut fds = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -91,7 +92,8 @@ impl Sources {
             if is_ready[1] {
                 drain(&self.routing);
             }
-            if !ready || heard.stop {
+            let until = *until.get_or_insert_with(|| Instant::now() + GATHER_MOST);
+            if !ready || heard.stop || Instant::now() >= until {
                 break;
             }
             wait = GATHER;

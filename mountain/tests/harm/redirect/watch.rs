@@ -16,20 +16,20 @@ use crate::support::{Guard, Ns, MOUNTAIN};
 const PATIENCE: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(10);
 
-fn watch(net: &Net) -> Guard {
+pub fn watch(net: &Net) -> Guard {
     let mut command = net.router.command(MOUNTAIN);
     Guard::start(command.args(["redirect", "watch"]))
 }
 
 /// What carries the rules at the moment.
-fn carried(net: &Net) -> Vec<String> {
+pub fn carried(net: &Net) -> Vec<String> {
     let list = net.json("list");
     let rules = list["rules"].as_array().unwrap();
     let by = |rule: &serde_json::Value| rule["carried_by"].as_str().unwrap().to_owned();
     rules.iter().map(by).collect()
 }
 
-fn wait_for(net: &Net, backend: &str) {
+pub fn wait_for(net: &Net, backend: &str) {
     let until = Instant::now() + PATIENCE;
     while carried(net).iter().any(|by| by != backend) {
         assert!(Instant::now() < until, "{:?}, not {backend}", carried(net));

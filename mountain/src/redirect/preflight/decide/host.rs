@@ -5,6 +5,18 @@ use crate::redirect::{Backend, Fix, Snat};
 use super::super::facts::{Device, Far, Way};
 use super::{by_hand, conf, sysctl, Case};
 
+/// Queueing disciplines that neither shape nor drop by a policy, and the hook for filters, which are
+/// looked at themselves.
+const HARMLESS_QDISCS: [&str; 7] = [
+    "noqueue",
+    "pfifo_fast",
+    "fq",
+    "fq_codel",
+    "mq",
+    "clsact",
+    "ingress",
+];
+
 impl Case<'_> {
     /// The kernel forwards between the clients' device and the target's.
     pub(super) fn forwarding(&mut self) {
@@ -82,42 +94,71 @@ impl Case<'_> {
 
     pub(super) fn firewall(&mut self) {
         let firewall = &self.facts.firewall;
-        let local = matches!(self.facts.way, Way::Host);
-        let hook = if local { "input" } else { "forward" };
-        for chain in firewall.chains.iter().filter(|c| c.hook == hook && c.drops) {
-            let docker = if chain.docker {
-                " (Docker's rules)"
-            } else {
-                ""
-            };
-            if !self.bypasses() {
+        let skipped = match (self.backend, self.bypasses()) {
+            (_, true) => &firewall.around,
+            (Backend::Tcx | Backend::Xdp, false) => &firewall.before,
+            _ => &Vec::new(),
+        };
+        for rule in skipped {
+            self.by_name_only = true;
+            self.note(format!(
+                "{} skips a rule of the firewall, so that only nft is chosen unless it is named: {rule}",
+                self.backend
+            ));
+        }
+        if !self.bypasses() {
+            for rule in &firewall.drops {
                 self.note(format!(
-                    "the firewall may drop redirected packets: {}{docker} {}",
-                    chain.name, chain.what
+                    "the firewall may drop redirected packets, by {rule}"
                 ));
             }
         }
+        if self.backend == Backend::Nft {
+            for rule in &firewall.never {
+                self.note(format!(
+                    "packets may never come to be redirected by nft, because of {rule}"
+                ));
+            }
+        }
+        if let (Some(why), true) = (&firewall.unknown, self.backend.is_bpf()) {
+            self.by_name_only = true;
+            self.note(format!(
+                "{} skips parts of the firewall, and {why}: not chosen unless it is named",
+                self.backend
+            ));
+        }
+    }
+
+    /// Settings of devices that are skipped: filters of sources and shapers.
+    pub(super) fn device_filters(&mut self) {
         if !self.bypasses() {
             return;
         }
-        let passed =
-            |hook: &str| matches!(hook, "ingress" | "prerouting" | "forward" | "postrouting");
-        for chain in firewall.chains.iter().filter(|c| passed(&c.hook)) {
-            let docker = if chain.docker {
-                " (Docker's rules)"
-            } else {
-                ""
-            };
-            self.by_name_only = true;
-            self.note(format!(
-                "{} goes around the firewall, and {}{docker} {}: not chosen unless asked for by name",
-                self.backend, chain.name, chain.what
-            ));
+        let (client, target) = (self.facts.client_device(), self.facts.target_device());
+        let mut skipped = Vec::new();
+        for device in [client, target].into_iter().flatten() {
+            let name = &device.link.name;
+            let loose_drops = self.facts.host.policy_rules || !self.facts.host.all_routable;
+            match device.sysctls.rp_filter {
+                _ if self.rule.from.is_ipv6() => {}
+                1 => skipped.push(format!("rp_filter = 1 on {name}")),
+                2 if loose_drops => skipped.push(format!(
+                    "rp_filter = 2 on {name}, which drops sources without a route"
+                )),
+                _ => {}
+            }
+            let shapes = |kind: &&String| !HARMLESS_QDISCS.contains(&kind.as_str());
+            if let Some(kind) = device.qdiscs.kinds.iter().find(shapes) {
+                skipped.push(format!("the queueing discipline {kind} of {name}"));
+            }
+            if device.qdiscs.filters {
+                skipped.push(format!("traffic-control filters or policers on {name}"));
+            }
         }
-        if let Some(why) = &firewall.unknown {
+        for what in skipped {
             self.by_name_only = true;
             self.note(format!(
-                "{} goes around the firewall, and {why}: not chosen unless asked for by name",
+                "{} skips {what}, so that only nft is chosen unless it is named",
                 self.backend
             ));
         }

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Filters, shapers and settings that a fast backend would skip keep a rule with nft.
+
+use std::net::SocketAddr;
+
+use super::net::{ask, udp, Net, Place};
+use super::watch::{carried, wait_for, watch};
+
+const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
+
+/// A router whose rule is fast while nothing concerns it.
+fn fast() -> (Net, crate::support::Guard) {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect(&format!("add {RULE} --backend auto"));
+    let watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    (net, watching)
+}
+
+/// Rules that see packets before nft would redirect them, with the original port.
+#[test]
+fn filters_that_run_earlier_are_not_bypassed() {
+    let (net, _watching) = fast();
+    let nft = |line: &str| net.router.run(&format!("nft {line}"));
+    nft("add table ip early");
+    nft("add table netdev early");
+    nft("add chain ip early raw { type filter hook prerouting priority -300 ; }");
+    nft("add chain ip early mangle { type filter hook prerouting priority -150 ; }");
+    nft("add chain netdev early in { type filter hook ingress device rc priority 0 ; }");
+    for (chain, rule) in [
+        ("ip early raw", "udp dport 8080 drop"),
+        ("ip early raw", "ip saddr 10.0.8.66 drop"),
+        ("ip early mangle", "udp dport 8080 meta mark set 7"),
+        ("netdev early in", "udp dport 8080 drop"),
+    ] {
+        nft(&format!("add rule {chain} {rule}"));
+        wait_for(&net, "nft");
+        let text = net.redirect(&format!("check {RULE}"));
+        let named = format!("tcx-peer skips a rule of the firewall, so that only nft is chosen unless it is named: {chain} handle");
+        assert!(text.contains(&named), "{rule}: {text}");
+        nft(&format!("flush chain {chain}"));
+        wait_for(&net, "tcx-peer");
+    }
+    // What cannot concern these packets is in nobody's way.
+    nft("add rule ip early raw tcp dport 8080 drop");
+    nft("add rule ip early mangle iifname lo meta mark set 7");
+    nft("add rule netdev early in tcp dport 8080 drop");
+    let check = net.json(&format!("check {RULE}"));
+    assert_eq!(check["findings"][1]["by_name_only"], false, "{check:#}");
+    assert_eq!(carried(&net), ["tcx-peer"]);
+}
+
+/// `rp_filter` drops forged sources, and a shaper holds the target's device back.
+#[test]
+fn source_filters_and_shapers_are_not_bypassed() {
+    let (net, _watching) = fast();
+    // Nobody at the client's device may have an address of the target's network.
+    net.client.ip("addr add 10.0.1.66/32 dev c0");
+    let forged = udp(&net.client, "10.0.1.66:0");
+    let count = "add rule ip count in ip saddr 10.0.1.66 counter";
+    net.server.run("nft add table ip count");
+    net.server
+        .run("nft add chain ip count in { type filter hook input priority 0 ; }");
+    net.server.run(&format!("nft {count}"));
+    let server: SocketAddr = "10.0.8.17:8080".parse().unwrap();
+    let honest = udp(&net.client, "10.0.8.18:0");
+    let reached = |packets: u32| {
+        forged.send_to(b"forged", server).unwrap();
+        // The order is kept: whatever was to arrive is there by now.
+        assert_eq!(ask(&honest, "10.0.8.17:8080", "x").0, "server x");
+        let counted = net.server.run("nft list chain ip count in");
+        assert!(
+            counted.contains(&format!("packets {packets} ")),
+            "{counted}"
+        );
+    };
+    reached(1);
+    net.router.sysctl("net.ipv4.conf.rc.rp_filter", "1");
+    wait_for(&net, "nft");
+    reached(1);
+    let text = net.redirect(&format!("check {RULE}"));
+    assert!(
+        text.contains("tcx-peer skips rp_filter = 1 on rc"),
+        "{text}"
+    );
+    // Loose: 10.0.1.66 has a route, others do not.
+    net.router.sysctl("net.ipv4.conf.rc.rp_filter", "2");
+    let text = net.redirect(&format!("check {RULE}"));
+    assert!(
+        text.contains("tcx-peer skips rp_filter = 2 on rc"),
+        "{text}"
+    );
+    net.router.sysctl("net.ipv4.conf.rc.rp_filter", "0");
+    wait_for(&net, "tcx-peer");
+    net.router
+        .run("tc qdisc add dev rs root tbf rate 1mbit burst 10kb latency 50ms");
+    wait_for(&net, "nft");
+    let text = net.redirect(&format!("check {RULE}"));
+    assert!(text.contains("the queueing discipline tbf of rs"), "{text}");
+    net.router.run("tc qdisc del dev rs root");
+    wait_for(&net, "tcx-peer");
+}
+
+/// A rule that the owner's `notrack` or own translation keeps packets from is no silent one.
+#[test]
+fn a_rule_that_can_never_match_is_reported() {
+    for (chain, rule) in [
+        (
+            "{ type filter hook prerouting priority -300 ; }",
+            "udp dport 8080 notrack",
+        ),
+        (
+            "{ type nat hook prerouting priority -110 ; }",
+            "udp dport 8080 dnat to 10.0.1.2:99",
+        ),
+        (
+            "{ type filter hook prerouting priority -300 ; }",
+            "udp dport 53 notrack",
+        ),
+    ] {
+        let net = Net::new();
+        net.router.run("nft add table ip owner");
+        net.router.run(&format!("nft add chain ip owner c {chain}"));
+        net.router.run(&format!("nft add rule ip owner c {rule}"));
+        let line = format!("redirect add {RULE} --backend auto");
+        let added = net.router.mountain(&line);
+        let concerns = rule.contains("8080");
+        let said = String::from_utf8_lossy(&added.stderr).into_owned();
+        assert_eq!(
+            said.contains("may never redirect anything"),
+            concerns,
+            "{said}"
+        );
+        assert_eq!(said.contains("ip owner c handle"), concerns, "{said}");
+        for command in [format!("check {RULE}"), "list".to_owned()] {
+            let text = net.redirect(&command);
+            let told =
+                |line: &str| line.contains("may never") && line.contains("ip owner c handle");
+            assert_eq!(text.lines().any(told), concerns, "{rule}: {text}");
+        }
+    }
+}
+
+/// What comes in by another device than the fast backend's, or from this host, is redirected too;
+/// where nothing lies underneath, `list` names the device.
+#[test]
+fn packets_by_another_way_get_answers_or_list_tells() {
+    let (net, watching) = fast();
+    let router = udp(&net.router, "0.0.0.0:0");
+    assert_eq!(ask(&router, "10.0.8.17:8080", "x").0, "server x");
+    assert_eq!(carried(&net), ["tcx-peer"]);
+    drop(watching);
+    net.redirect("del --all");
+    net.redirect(&format!("add {RULE} --backend tcx-peer"));
+    let list = net.redirect("list");
+    let row = list.lines().nth(1).unwrap();
+    assert!(row.contains(" rc "), "{list}");
+    super::net::ask_in_vain(&router, "10.0.8.17:8080");
+}
