@@ -205,3 +205,26 @@ fn the_service_restores() {
         assert!(unit.lines().any(|l| l == line), "{line}");
     }
 }
+
+/// Both units run as root, with as little of root's power as their work needs.
+#[test]
+fn the_services_are_confined() {
+    for unit in [
+        include_str!("../../packaging/mountain-redirect.service"),
+        include_str!("../../packaging/mountain-cc.service"),
+    ] {
+        for line in [
+            "SystemCallFilter=@system-service bpf setns membarrier",
+            "ProtectSystem=strict",
+            "PrivateDevices=yes",
+            "ProtectKernelModules=yes",
+            "ProtectKernelLogs=yes",
+            "RestrictNamespaces=net",
+            "NoNewPrivileges=yes",
+            "UMask=0077",
+        ] {
+            assert!(unit.lines().any(|l| l == line), "{line}");
+        }
+        assert!(!unit.contains("CAP_SYS_MODULE"));
+    }
+}
