@@ -526,7 +526,7 @@ pub fn del_everywhere() -> Result<(usize, usize)> {
 
 /// Whether there is anything of ours in the calling thread's network namespace.
 fn is_used() -> Result<bool> {
-    Ok(Store::folder()?.exists() || recover::is_in_kernel().unwrap_or(true))
+    Ok(Store::folder()?.exists() || recover::is_in_kernel())
 }
 
 /// Takes away whatever is left in the kernel, on record or not.

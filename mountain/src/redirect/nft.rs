@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use anyhow::{bail, Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::{Installed, Proto, Snat, Stats, Traffic};
+use super::{conntrack, Installed, Proto, Rule, Snat, Stats, Traffic};
 use crate::host::program::Missing;
 use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
 
@@ -79,6 +79,9 @@ pub fn repair(all: &[Installed]) -> Result<bool> {
     }
     nft(SKELETON.as_bytes())?;
     elements(&[NFT_MSG_NEWSETELEM], all)?;
+    // What came by meanwhile went where it was sent, and its flows would go on doing so.
+    let rules: Vec<&Rule> = all.iter().map(|installed| &installed.rule).collect();
+    conntrack::forget_direct(&rules)?;
     Ok(true)
 }
 

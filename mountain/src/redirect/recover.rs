@@ -31,9 +31,9 @@ pub(super) struct Found {
     pub backend: Backend,
 }
 
-/// Whether the kernel has anything that stays by itself.
-pub(super) fn is_in_kernel() -> Result<bool> {
-    Ok(nft::is_there()? || bpf::is_attached()?)
+/// Whether the kernel has anything that stays by itself. One that lacks nftables has nothing there.
+pub(super) fn is_in_kernel() -> bool {
+    nft::is_there().unwrap_or(false) || bpf::is_attached().unwrap_or(false)
 }
 
 /// The store as it is, or, if its files are damaged or missing, with the rules that the kernel has.
@@ -41,7 +41,7 @@ pub(super) fn is_in_kernel() -> Result<bool> {
 /// # Errors
 /// When the kernel cannot be asked, or the new files cannot be written.
 pub(super) fn as_the_kernel_has_it(store: Store) -> Result<Store> {
-    if store.damage().is_none() && (!store.is_empty() || !is_in_kernel()?) {
+    if store.damage().is_none() && (!store.is_empty() || !is_in_kernel()) {
         return Ok(store);
     }
     drop(store);

@@ -383,8 +383,11 @@ impl Watcher<'_> {
             if choice.is_err() || carried.contains_key(&id) {
                 continue;
             }
-            // Flows would get another source: they end first.
-            if rule.plan.snat.is_some() && conntrack::has_redirected(&rule.rule)? {
+            // Flows under way would get another source, or, where XDP hands some packets to the kernel,
+            // be two to connection tracking: they end first.
+            let slow_way = rule.plan.backend == Backend::XdpRedirect;
+            let other = rule.plan.snat.is_some() || slow_way;
+            if other && conntrack::has_redirected(&rule.rule)? {
                 self.busy = true;
                 continue;
             }

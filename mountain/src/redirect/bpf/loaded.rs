@@ -123,7 +123,8 @@ pub(super) fn linked() -> Result<Vec<Attached>> {
 }
 
 fn all_attached() -> Result<Vec<Attached>> {
-    let links = hooks::links();
+    // Of the whole system: asked for only where something of ours is.
+    let mut links = None;
     let mut found = vec![];
     let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
     for device in &if_nameindex().context("cannot list the devices")? {
@@ -144,7 +145,10 @@ fn all_attached() -> Result<Vec<Attached>> {
                         ifindex,
                         prog,
                         program,
-                        link: links.get(&(id, ifindex)).copied(),
+                        link: links
+                            .get_or_insert_with(hooks::links)
+                            .get(&(id, ifindex))
+                            .copied(),
                     });
                 }
             }

@@ -279,18 +279,26 @@ fn a_reloaded_firewall_does_not_end_redirects() {
     net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
     let _watching = watch(&net);
     wait_for(&net, "tcx-peer");
-    forward_drop(&net, "udp dport 8083 accept");
+    forward_drop(&net, "meta l4proto udp accept");
     wait_for(&net, "nft");
-    net.router.run("nft flush ruleset");
-    let until = Instant::now() + PATIENCE;
-    while !net
-        .router
-        .run("nft list tables")
-        .contains("mountain_redirect")
-    {
-        assert!(Instant::now() < until, "the table is not put back");
-        thread::sleep(Duration::from_millis(50));
-    }
+    // One flow all along: it must not get stuck with where it went in between.
     let socket = udp(&net.client, "10.0.8.18:0");
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    net.router.run("nft flush ruleset");
+    let until = Instant::now() + PATIENCE;
+    socket
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    loop {
+        socket.send_to(b"again", "10.0.8.17:8080").unwrap();
+        let mut buffer = [0; 100];
+        if matches!(socket.recv(&mut buffer), Ok(n) if &buffer[..n] == b"server again") {
+            break;
+        }
+        assert!(Instant::now() < until, "the rule is not put back");
+    }
+    assert!(net
+        .router
+        .run("nft list tables")
+        .contains("mountain_redirect"));
 }
