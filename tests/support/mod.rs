@@ -349,11 +349,18 @@ impl Net {
 
     /// Starts `mountain` in the client with its messages collected.
     pub fn start(&mut self, args: &str) -> File {
+        let path = std::env::var("PATH").unwrap_or_default();
+        self.start_with(args, &path)
+    }
+
+    /// The same with another search path.
+    pub fn start_with(&mut self, args: &str, path: &str) -> File {
         let file = tempfile::tempfile().unwrap();
         let child = self
             .client
             .command(MOUNTAIN)
             .args(args.split_whitespace())
+            .env("PATH", path)
             .stdin(Stdio::null())
             .stdout(file.try_clone().unwrap())
             .stderr(file.try_clone().unwrap())

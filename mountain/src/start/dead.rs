@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tracing::{info, warn};
 
+use super::aside::Aside;
 use super::{nft, Starter};
 use crate::bpf::Mode;
 use crate::netlink;
@@ -29,6 +30,8 @@ pub struct Dead {
     /// Those whose connections are reset, and when these were looked for last.
     stuck: Vec<usize>,
     looked_at: Option<Instant>,
+    /// Tells nft of them.
+    setting: Aside<()>,
     /// Connections of this host that were reset.
     reset: usize,
     /// The last failure to do so; it is said once.
@@ -76,6 +79,7 @@ impl Starter {
     /// go on from another address are deleted in connection tracking, and the next packet is placed anew;
     /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub fn give_up_dead(&mut self) {
+        self.finish_table();
         // While the kernel decides, what begins anew might begin there again.
         let is_deciding = self.mode == Mode::Steer;
         for id in self.dead.longer_than(PATIENCE) {
@@ -124,10 +128,11 @@ impl Starter {
         dead.stuck.clone_from(&stuck);
         let uplinks = || stuck.iter().map(|id| &self.uplinks[id]);
         let sources: BTreeSet<IpAddr> = uplinks().flat_map(|u| u.addresses.clone()).collect();
-        let mut result = Ok(());
-        if self.table.is_some() {
+        // Of the time before: the loop does not wait for nft.
+        let mut result = dead.setting.ended().unwrap_or(Ok(()));
+        if self.table.is_some() && !dead.setting.is_busy() {
             let marks: Vec<(u32, bool)> = uplinks().map(|u| (u.mark, u.ipv6)).collect();
-            result = nft::set_stuck(&marks);
+            dead.setting.begin(move || nft::set_stuck(&marks));
         }
         if !sources.is_empty() {
             // By the default route, not those to neighbours or where another route leads.

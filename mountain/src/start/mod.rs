@@ -7,6 +7,7 @@
 //! connection marks, by which flows go on where they are; new ones are the kernel's, and so are datagrams
 //! of unconnected sockets. The next daemon takes them over, `mountain down` removes them.
 
+mod aside;
 pub mod config;
 mod dead;
 pub mod nft;
@@ -28,8 +29,9 @@ use crate::bpf::{GroupConfig, Masks, Mode};
 use crate::config::Config;
 use crate::daemon::translated::forwards;
 use crate::netlink::{self, uplinks};
-use crate::steer::start::{describe, plan, Plan};
+use crate::steer::start::{describe, plan, MarkMask, Plan};
 use crate::steer::topology::{Kind, Topology};
+use aside::Aside;
 use config::{Forward, RuleConfig, Spread, StartConfig};
 use dead::Dead;
 
@@ -71,6 +73,8 @@ pub struct Starter {
     inner_devices: Vec<u32>,
     /// What the nftables table was made for; `None`: it is not there.
     table: Option<Vec<(u32, String)>>,
+    /// Makes the table anew, for these uplinks.
+    making: Aside<Vec<(u32, String)>>,
     said_forward: Option<String>,
     /// Families whose new flows are left to the kernel for the time being.
     suspended: Vec<Suspension>,
@@ -130,6 +134,7 @@ impl Starter {
             mode: Mode::Pass,
             inner_devices: Vec::new(),
             table: None,
+            making: Aside::default(),
             said_forward: None,
             suspended: Vec::new(),
             paused: false,
@@ -326,11 +331,12 @@ impl Starter {
         let done = if wanted {
             self.place_forwarded()
         } else {
-            self.leave_forwarded()
+            self.leave_forwarded().map(|()| true)
         };
         let said = match (done, wanted) {
-            (Ok(()), true) => "forwarded connections are placed".to_owned(),
-            (Ok(()), false) => "forwarded connections are left to the kernel".to_owned(),
+            (Ok(false), _) => return,
+            (Ok(true), true) => "forwarded connections are placed".to_owned(),
+            (Ok(true), false) => "forwarded connections are left to the kernel".to_owned(),
             (Err(e), _) => format!("forwarded connections cannot be placed: {e:#}"),
         };
         if self.said_forward.as_ref() != Some(&said) {
@@ -350,27 +356,41 @@ impl Starter {
         }
     }
 
-    fn place_forwarded(&mut self) -> Result<()> {
+    /// Makes the table where it is not there as it should be. The first time this waits for nft; later
+    /// the loop goes on, and [`Starter::give_up_dead`] takes the result. Returns whether it is done.
+    fn place_forwarded(&mut self) -> Result<bool> {
         let uplinks = &self.plan.uplinks;
+        if let Some(made) = self.making.ended() {
+            self.table = Some(made?);
+        }
+        if self.making.is_busy() {
+            return Ok(false);
+        }
         if self.table.as_ref() != Some(uplinks) || !nft::is_there()? {
-            let mask = self.config.mask();
+            let (mask, uplinks) = (self.config.mask(), uplinks.clone());
             let resets = self.config.reset_stuck_s > 0;
-            nft::install(mask, uplinks, resets).or_else(|e| {
-                if !resets {
-                    return Err(e);
-                }
-                // Placing them is worth more than telling those that hang.
-                nft::install(mask, uplinks, false)?;
-                warn!("forwarded connections that hang cannot be reset: {e:#}");
-                Ok(())
-            })?;
-            self.table = Some(uplinks.clone());
+            self.making.begin(move || make_table(mask, uplinks, resets));
+            if self.said_forward.is_some() {
+                return Ok(false);
+            }
+            self.table = self.making.wait().transpose()?;
         }
         // Not before: what is marked must be kept.
-        self.programs.attach_to(&self.inner_devices)
+        self.programs.attach_to(&self.inner_devices)?;
+        Ok(true)
+    }
+
+    /// Goes on where nft has made the table meanwhile.
+    fn finish_table(&mut self) {
+        if self.making.is_ended() {
+            self.look_at_forwarding();
+        }
     }
 
     fn leave_forwarded(&mut self) -> Result<()> {
+        if let Some(Ok(made)) = self.making.wait() {
+            self.table = Some(made);
+        }
         self.programs.attach_to(&[])?;
         // The first time also what one that was killed has left.
         if self.table.take().is_some() || self.said_forward.is_none() {
@@ -487,6 +507,9 @@ impl Drop for Starter {
     fn drop(&mut self) {
         // Marks first: what is marked needs its table. Nobody is left to tell a failure but the log.
         self.programs.detach();
+        if let Some(Ok(made)) = self.making.wait() {
+            self.table = Some(made);
+        }
         if self.leaves {
             return;
         }
@@ -499,6 +522,24 @@ impl Drop for Starter {
             warn!("{e:#}");
         }
     }
+}
+
+/// Makes the table that keeps forwarded connections on their uplinks.
+fn make_table(
+    mask: MarkMask,
+    uplinks: Vec<(u32, String)>,
+    resets: bool,
+) -> Result<Vec<(u32, String)>> {
+    nft::install(mask, &uplinks, resets).or_else(|e| {
+        if !resets {
+            return Err(e);
+        }
+        // Placing them is worth more than telling those that hang.
+        nft::install(mask, &uplinks, false)?;
+        warn!("forwarded connections that hang cannot be reset: {e:#}");
+        Ok(())
+    })?;
+    Ok(uplinks)
 }
 
 fn settings(start: &StartConfig) -> Settings {

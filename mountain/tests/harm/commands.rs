@@ -4,7 +4,9 @@
 mod cc;
 mod docs;
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::signal::{kill, Signal};
@@ -102,6 +104,43 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
         .client
         .mountain_ok("explain --moves")
         .contains("no flow was moved"));
+}
+
+#[test]
+fn probes_go_on_while_nft_takes_its_time() {
+    let mut net = two_providers();
+    net.client.sysctl("net.ipv4.ip_forward", "1");
+    let folder = tempfile::tempdir().unwrap();
+    let [slow, runs] = ["slow", "runs"].map(|name| folder.path().join(name));
+    let script = format!(
+        "#!/bin/sh\nif [ -e {0} ]; then touch {1}; sleep 4; rm {1}; fi\nPATH={2} exec nft \"$@\"\n",
+        slow.display(),
+        runs.display(),
+        env!("PATH")
+    );
+    let nft = folder.path().join("nft");
+    std::fs::write(&nft, script).unwrap();
+    std::fs::set_permissions(&nft, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let config = folder.path().join("m.toml");
+    std::fs::write(&config, "[start]\nforward = \"always\"\n").unwrap();
+    let log = net.start_with(
+        &format!("up --foreground --adopt --config {}", config.display()),
+        &format!("{}:{}", folder.path().display(), env!("PATH")),
+    );
+    wait_until("it runs", LEAVE, || said(&log).contains("running"));
+    let table = || net.client.run("nft list tables").contains("mountain_start");
+    assert!(table(), "{}", said(&log));
+
+    std::fs::write(&slow, "").unwrap();
+    net.client.run("nft flush ruleset");
+    wait_until("nft is called", 3 * LEAVE, || runs.exists());
+    let sent = || net.path("u0")["probes"]["sent"].as_u64().unwrap();
+    let before = sent();
+    std::thread::sleep(Duration::from_secs(1));
+    let after = sent();
+    assert!(runs.exists(), "the daemon waited for nft");
+    assert!(after > before, "{before} probes, then {after}");
+    wait_until("the table is back", 3 * LEAVE, table);
 }
 
 /// What stands between backquotes in a text.

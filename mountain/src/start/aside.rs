@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8).
+
+use std::thread::JoinHandle;
+
+use anyhow::{anyhow, Result};
+
+/// One piece of work at a time, on a thread of its own in the caller's network namespace.
+pub(super) struct Aside<T>(Option<JoinHandle<Result<T>>>);
+
+impl<T> Default for Aside<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: Send + 'static> Aside<T> {
+    pub(super) fn is_busy(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whether there is a result to take.
+    pub(super) fn is_ended(&self) -> bool {
+        self.0.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
+    /// Begins; what is still under way is waited for, and its result is lost.
+    pub(super) fn begin(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) {
+        self.wait();
+        self.0 = Some(std::thread::spawn(work));
+    }
+
+    /// The result of what has ended since the last call.
+    pub(super) fn ended(&mut self) -> Option<Result<T>> {
+        match self.is_ended() {
+            true => self.wait(),
+            false => None,
+        }
+    }
+
+    /// Waits for what is under way.
+    pub(super) fn wait(&mut self) -> Option<Result<T>> {
+        let ended = self.0.take()?.join();
+        Some(ended.unwrap_or_else(|_| Err(anyhow!("a thread panicked"))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn work_goes_on_beside_and_ends_once() {
+        let mut aside = Aside::default();
+        assert!(!aside.is_busy() && aside.ended().is_none());
+        let (go, wait) = channel();
+        aside.begin(move || Ok(wait.recv()?));
+        assert!(aside.is_busy() && aside.ended().is_none());
+        go.send(7).unwrap();
+        assert_eq!(aside.wait().unwrap().unwrap(), 7);
+        assert!(!aside.is_busy() && aside.ended().is_none());
+    }
+}
