@@ -42,8 +42,8 @@ use sources::{Heard, Sources};
 const POLL: Duration = Duration::from_millis(250);
 /// How long a decision waits for other commands before everything is left to nft.
 const LOCK_WAIT: Duration = Duration::from_millis(300);
-/// Rules that had flows under way in nft are tried again after so many polls.
-const BUSY_POLLS: u32 = 40;
+/// What failed, and rules that had flows under way in nft, are tried again after so many polls.
+const BUSY_POLLS: u32 = 4;
 /// How often one that waits looks whether it may watch, milliseconds.
 const STANDBY_MS: u16 = 1000;
 /// Messages about single rules at a time.
@@ -439,7 +439,7 @@ impl Watcher<'_> {
 
 /// Why no backend that goes around the firewall is right.
 fn why_not(findings: &[Finding]) -> String {
-    let around = [Backend::TcxPeer, Backend::XdpRedirect];
+    let around = [Backend::TcxPeer, Backend::XdpRedirect, Backend::Tcx];
     let why = around.iter().find_map(|backend| {
         let finding = findings.iter().find(|f| f.backend == *backend)?;
         match finding.by_name_only {
