@@ -87,7 +87,7 @@ impl Policy {
                 format!("{name} is good: {costs}")
             }
             (Use::All, None) => format!("{name} may be used: {costs}"),
-            (_, Some(Cause::Link)) if !usable => format!(
+            (_, Some(_)) if !usable => format!(
                 "{name} is down: {}",
                 self.paths[self.groups[g].members[m].path].why_unusable
             ),

@@ -105,3 +105,19 @@ fn a_path_that_was_left_says_what_it_waits_for() {
         "{said:#?}"
     );
 }
+
+#[test]
+fn a_path_that_was_late_and_lost_its_link_says_that_it_is_down() {
+    let silent = |t| (t < 10 * S).then_some((20_000, 20_000));
+    let mut sim = Sim::new(vec![Box::new(silent), noisy(2)], 1);
+    sim.run(11 * S, |_| {});
+    sim.policy.event(Event::Usable {
+        path: 0,
+        at_us: sim.now,
+        usable: false,
+        why: "carrier",
+    });
+    sim.run(11 * S + 500 * MS, |_| {});
+    let reason = &reasons(&sim)[0];
+    assert!(reason.starts_with("p0 is down: carrier"), "{reason}");
+}
