@@ -136,6 +136,7 @@ struct Daemon {
     has_adopted: bool,
     /// When the last change could not be followed as a whole.
     failed_at: Option<Instant>,
+    read_at: Instant,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     rates: BTreeMap<usize, Rate>,
@@ -287,6 +288,7 @@ impl Daemon {
             forwarding_at: Instant::now(),
             has_adopted: false,
             failed_at: None,
+            read_at: Instant::now(),
             move_log,
             moves: VecDeque::new(),
             rates: BTreeMap::new(),
@@ -485,6 +487,7 @@ impl Daemon {
         if let Err(e) = &read {
             warn!("keeping the paths as they were: {e:#}");
         }
+        self.read_at = Instant::now();
         self.failed_at = read.is_err().then(Instant::now);
         if let (Some(starter), Ok(())) = (&mut self.starter, &read) {
             starter.resume();
@@ -496,9 +499,13 @@ impl Daemon {
     }
 
     /// Follows a change again that could not be followed, as that of a device which was down again by
-    /// then.
+    /// then. While adoption is suspended, looks again now and then: nothing announces that a bridge has learned where
+    /// the gateway is, or that a ppp device has its session.
     async fn try_again(&mut self) {
-        if self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN) {
+        let is_suspended = !self.paths.topology().suspended.is_empty();
+        if self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN)
+            || is_suspended && self.read_at.elapsed() >= FORWARDING
+        {
             self.reread().await;
         }
     }

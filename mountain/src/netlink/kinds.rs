@@ -73,7 +73,9 @@ fn look(
                     Err(format!("{name} is a bridge without a port"))
                 }
                 // Until the bridge has met the gateway, it may be behind any of its ports.
-                None => ports(&snapshot.links, ifindex).try_for_each(below),
+                None => ports(&snapshot.links, ifindex)
+                    .try_for_each(below)
+                    .map_err(|why| format!("{why} (not learned yet: the gateway's port)")),
             }
         }
         Some("ppp") if link.pppoe => Ok(()),
