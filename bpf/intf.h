@@ -13,6 +13,7 @@
 #define MTN_MAX_MEMBERS		16	/* paths in one group: bits of a __u16 mask */
 #define MTN_MAX_SELECTORS	16
 #define MTN_NO_MEMBER		0xff
+#define MTN_MAX_CGROUPS		4096	/* with programs at their egress */
 
 /* Of `mountain reflect` (mountain/src/measure/wire.rs): its replies stay on the probe's path. */
 #define MTN_REFLECT_PORT	8629
@@ -59,6 +60,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated, fragment without its first */
 	MTN_STAT_FLOW_EVICTED,		/* entries of flows in use that a new flow took */
 	MTN_STAT_PASS_FOREIGN,		/* this host's routing did not send it here: a guest's frame */
+	MTN_STAT_PASS_CGROUP,		/* programs at the egress of its socket's cgroup */
 	MTN_STAT_MAX,
 };
 
@@ -134,7 +136,7 @@ struct mtn_config {
 	__u32 n_cpus;
 	__u32 margin_us;	/* added to the flowlet gap */
 	__u32 tick_ns;		/* resolution of the coarse clock */
-	__u32 pad;
+	__u32 n_barred_cgroups;
 	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
 	__u64 force_after_ns;	/* a bulk flow without a flowlet is moved after this long */
 	__u64 window_ns;	/* of the classification */

@@ -30,6 +30,10 @@
  *     recent maximum delay of the old path - minimum delay of the new one + margin, which makes
  *     reordering impossible (FLARE, LetFlow); or after force_after_ns without such a gap.
  *
+ * A packet has passed Netfilter for the device that the kernel chose. User space compares what the
+ * firewall does for the devices of a group and takes the group's prefixes out where that differs.
+ * Programs at the egress of a socket's cgroup are looked up here (cgroups.h).
+ *
  * Why there are no loops: a redirected packet enters the chosen device's egress, and so this
  * program, on the same CPU before anything else can run there (softirqs are off). The first run
  * leaves a note for it (`handover`), and a run that finds its note never redirects.
@@ -84,6 +88,7 @@ struct mtn_group groups[MTN_MAX_GROUPS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 
 #include "selectors.h"
+#include "cgroups.h"
 
 /* Source addresses that belong to one uplink (IPv4 in the first word). */
 struct mtn_addr {
@@ -633,6 +638,11 @@ int mountain_steer(struct __sk_buff *skb)
 	}
 	if (config.n_selectors && mtn_is_selected(skb, &pkt)) {
 		mtn_count(MTN_STAT_PASS_SELECTOR);
+		goto pass;
+	}
+
+	if (config.n_barred_cgroups && mtn_is_barred_cgroup(skb)) {
+		mtn_count(MTN_STAT_PASS_CGROUP);
 		goto pass;
 	}
 

@@ -4,6 +4,7 @@
 //! `connect` of a UDP socket makes, which sends nothing.
 
 mod config;
+mod firewall;
 mod sockets;
 mod start;
 
@@ -158,6 +159,7 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     check_paths(report, &topology);
     start::check(report, &topology, &config.start, up);
     check_other_programs(report, &topology);
+    firewall::check(report, &topology);
     check_sysctls(report, &topology, config.start.enabled);
     sockets::check_new(report, &topology, &config.start);
     sockets::check_live(report, &topology);

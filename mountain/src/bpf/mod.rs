@@ -9,6 +9,7 @@ mod skel {
 }
 mod encode;
 pub mod flows;
+pub mod foreign;
 pub mod start;
 
 use std::collections::BTreeMap;
@@ -108,7 +109,7 @@ pub struct Traffic {
 }
 
 /// Names of the counters, in the order of `mtn_stat` in bpf/intf.h.
-pub const STAT_NAMES: [&str; 18] = [
+pub const STAT_NAMES: [&str; 19] = [
     "redirected",
     "flow_new",
     "flow_adopted",
@@ -127,6 +128,7 @@ pub const STAT_NAMES: [&str; 18] = [
     "pass_parse",
     "flow_evicted",
     "pass_foreign",
+    "pass_cgroup",
 ];
 
 /// The loaded program with its links.
@@ -163,7 +165,9 @@ impl Steer {
         open.maps.flows.set_max_entries(slots)?;
         open.maps.flow_keys.set_max_entries(slots)?;
         let constants = open.maps.rodata_data.as_deref_mut();
-        constants.expect("the object has a .rodata").only_routed = settings.only_routed.into();
+        let constants = constants.expect("the object has a .rodata");
+        constants.only_routed = settings.only_routed.into();
+        constants.knows_cgroups = foreign::knows_cgroups().into();
         let skel = open.load().context(
             "the kernel refused the steering program: `mountain check` tells what is missing",
         )?;
@@ -347,6 +351,19 @@ impl Steer {
             .pinned
             .update(&key, &[1], MapFlags::ANY)
             .context("the table of sources that stay is full")
+    }
+
+    /// Leaves packets of sockets below these cgroups, given by their ids, where the kernel sends them.
+    ///
+    /// # Errors
+    /// When there are more than 4096.
+    pub fn bar_cgroups(&mut self, ids: &[u64]) -> Result<()> {
+        let entries = ids.iter().map(|id| (id.to_ne_bytes().to_vec(), vec![1]));
+        sync(&self.skel.maps.barred_cgroups, entries).context("too many cgroups with programs")?;
+        let config = &mut self.bss().config;
+        // SAFETY: as in `set_mode`.
+        unsafe { ptr::write_volatile(&mut config.n_barred_cgroups, ids.len() as u32) };
+        Ok(())
     }
 
     /// Writes the verdict about a group. Members whose bulk bit goes away are stamped with now:

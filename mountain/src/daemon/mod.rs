@@ -5,6 +5,7 @@
 //! Whatever is attached is owned by [`Steer`] and goes with it, also by `kill -9`.
 
 mod feed;
+pub(crate) mod firewall;
 mod ids;
 mod report;
 pub mod runtime;
@@ -23,6 +24,7 @@ use tokio::time::{interval, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::bpf::flows::{Move, MoveLog};
+use crate::bpf::foreign::CgroupProgram;
 use crate::bpf::{self, Masks, Mode, Settings, Steer};
 use crate::config::Config;
 use crate::measure::probe::{Answer, Prober};
@@ -32,6 +34,7 @@ use crate::start::Starter;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::topology::{Topology, MAX_PATHS};
 use feed::Feed;
+use firewall::Follower;
 use runtime::RunDir;
 use topology::Paths;
 use translated::Translated;
@@ -127,6 +130,10 @@ struct Daemon {
     paths: Paths,
     translated: Translated,
     steer: Option<Steer>,
+    /// Made with the first look at the firewall.
+    firewall: Option<Follower>,
+    /// Programs at cgroups whose sockets' flows are not moved.
+    barred: Vec<CgroupProgram>,
     /// Made when there is a group whose flows choose when they start.
     starter: Option<Starter>,
     /// A patched kernel, which is told what is measured.
@@ -196,6 +203,7 @@ async fn run_locked(
     };
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
+    daemon.follow_firewall(&topology).await?;
     daemon.adopt(topology)?;
     daemon.take_over()?;
     daemon.say_unknown_devices();
@@ -211,6 +219,7 @@ async fn run_locked(
             biased;
             answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
             change = monitor.next() => daemon.changed(change).await,
+            () = firewall::changed(&mut daemon.firewall) => daemon.firewall_changed(),
             _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
             _ = at(late) => daemon.tick(),
             _ = ticks.tick() => daemon.tick(),
@@ -283,6 +292,8 @@ impl Daemon {
             started: Instant::now(),
             policy_name: PolicyName::Mountain,
             steer,
+            firewall: None,
+            barred: Vec::new(),
             starter: None,
             feed: if options.dry_run { None } else { Feed::open() },
             forwarding_at: Instant::now(),
@@ -375,6 +386,7 @@ impl Daemon {
                 for path in self.paths.on_device(ifindex) {
                     self.usable(path, up, if deleted { "device deleted" } else { "carrier" });
                 }
+                self.device_changed(ifindex);
                 if deleted {
                     if let Some(steer) = &mut self.steer {
                         steer.forget(ifindex);

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use serde_json::{json, Value};
 
+use super::firewall::cgroup_text;
 use super::runtime::{Request, Response};
 use super::{now_us, Daemon, PolicyName, COSTED};
 use crate::bpf::flows::Class;
@@ -103,8 +104,9 @@ impl Daemon {
                         Some(json!({ "path": self.paths.id(m.path)?, "weight": m.weight }))
                     })
                     .collect();
+                let held = self.paths.held().get(i).cloned().flatten();
                 json!({ "kind": g.kind, "table": g.table, "prefixes": g.prefixes, "members": members,
-                        "verdict": verdict.groups.get(i) })
+                        "verdict": verdict.groups.get(i), "held": held })
             })
             .collect();
         Ok(json!({
@@ -118,6 +120,11 @@ impl Daemon {
             "counters": self.steer.as_ref().map(|s| s.stats()).transpose()?,
             "start": self.starter.as_ref().map(|s| s.status()).transpose()?,
             "skipped": self.paths.topology().skipped,
+            "barred_cgroups": self.barred.iter().map(|program| json!({
+                "cgroup": program.cgroup,
+                "program": program.name,
+                "what": cgroup_text(program),
+            })).collect::<Vec<_>>(),
             "kernel_told": self.feed.is_some(),
             "translated_sources": self.translated.sources().collect::<Vec<_>>(),
         }))
@@ -178,6 +185,12 @@ pub fn status_text(v: &Value) -> String {
                 _ => "",
             }
         );
+        if let Some(why) = g["held"]["what"].as_str() {
+            let _ = writeln!(
+                out,
+                "  running flows stay where the kernel sends them: {why}"
+            );
+        }
         let _ = writeln!(
             out,
             "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8} {:>9}  why",
@@ -221,6 +234,9 @@ pub fn status_text(v: &Value) -> String {
                 text(&p["reason"])
             );
         }
+    }
+    for program in list(&v["barred_cgroups"]) {
+        let _ = writeln!(out, "\nnot moved: {}", text(&program["what"]));
     }
     for s in list(&v["start"]["suspended"]) {
         let family = if s["ipv6"] == true { "IPv6" } else { "IPv4" };

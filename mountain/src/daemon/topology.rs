@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
+use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::{ids::PathIds, Daemon, ADOPT_MS};
@@ -11,6 +12,7 @@ use crate::bpf::{GroupConfig, Masks, PathConfig};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
 use crate::start::{self, Starter};
+use crate::steer::alike::Difference;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
 use crate::steer::topology::{Kind, Path, Topology};
@@ -24,6 +26,8 @@ pub struct Paths {
     by_id: BTreeMap<usize, Known>,
     topology: Topology,
     masks: Vec<Option<Masks>>,
+    /// Of each group, why its flows are not moved.
+    held: Vec<Option<Difference>>,
 }
 
 /// A path with what the configuration says about it.
@@ -37,6 +41,22 @@ struct Known {
 }
 
 impl Paths {
+    /// Of each group, why its running flows are not moved although its routes would allow it.
+    pub fn held(&self) -> &[Option<Difference>] {
+        &self.held
+    }
+
+    /// Says of each group why its flows are not moved; from the next [`Daemon::write_routes`] on.
+    pub fn hold(&mut self, held: Vec<Option<Difference>>) {
+        self.held = held;
+        self.masks.fill(None);
+    }
+
+    fn moves(&self, group: usize) -> bool {
+        let is_held = self.held.get(group).is_some_and(Option::is_some);
+        self.topology.groups[group].kind.moves() && !is_held
+    }
+
     pub fn any(&self) -> bool {
         !self.by_id.is_empty()
     }
@@ -188,18 +208,28 @@ impl Paths {
         self.topology
             .groups
             .iter()
-            .map(|g| GroupConfig {
+            .enumerate()
+            .map(|(i, g)| GroupConfig {
                 members: g
                     .members
                     .iter()
                     .filter_map(|m| Some((self.id(m.path)?, inv_weight(m.weight))))
                     .collect(),
-                prefixes: match g.kind.moves() {
+                prefixes: match self.moves(i) {
                     true => g.prefixes.clone(),
                     false => Vec::new(),
                 },
             })
             .collect()
+    }
+
+    /// Destinations that are left to the kernel: also those of groups that are held, which may lie within
+    /// those of others.
+    fn not_ours(&self) -> Vec<IpNet> {
+        let groups = self.topology.groups.iter().enumerate();
+        let held = groups.filter(|(i, g)| g.kind.moves() && !self.moves(*i));
+        let held = held.flat_map(|(_, group)| &group.prefixes);
+        self.topology.not_ours.iter().chain(held).copied().collect()
     }
 }
 
@@ -234,6 +264,13 @@ impl Daemon {
         if !same_routing || (self.paths.topology.groups.is_empty() && !same_reasons) {
             self.say_groups();
         }
+        let before = self.paths.held().to_vec();
+        self.ask_firewall();
+        if !same_routing || first {
+            self.say_held(&[]);
+        } else {
+            self.say_held(&before);
+        }
 
         let groups = self.paths.groups();
         let n_ids = self.paths.ids().last().map_or(0, |id| id + 1);
@@ -253,12 +290,9 @@ impl Daemon {
                     steer.set_path(id, &config)?;
                 }
             }
-            let t = &self.paths.topology;
-            let mut pinned = t.pinned_sources.clone();
-            pinned.extend(self.translated.sources());
-            steer
-                .set_topology(&groups, &t.not_ours, &t.selectors, &pinned)
-                .context("writing the routes to the kernel's tables")?;
+        }
+        self.write_routes()?;
+        if let Some(steer) = &mut self.steer {
             if !same_routing {
                 steer.set_mode(super::mode_of(self.policy_name), ADOPT_MS);
             }
@@ -275,6 +309,20 @@ impl Daemon {
             .retain(|id, _| self.paths.path(*id).is_some());
         self.tick();
         Ok(())
+    }
+
+    /// Writes groups and destinations to the kernel's tables.
+    pub(super) fn write_routes(&mut self) -> Result<()> {
+        let Some(steer) = &mut self.steer else {
+            return Ok(());
+        };
+        let t = &self.paths.topology;
+        let mut pinned = t.pinned_sources.clone();
+        pinned.extend(self.translated.sources());
+        let (groups, not_ours) = (self.paths.groups(), self.paths.not_ours());
+        steer
+            .set_topology(&groups, &not_ours, &t.selectors, &pinned)
+            .context("writing the routes to the kernel's tables")
     }
 
     /// Has new flows choose among the groups that are there now.

@@ -33,7 +33,8 @@
 //!    # Ok::<(), std::io::Error>(())
 //!    ```
 //!
-//! 5. [`changed`] tells whether a datagram of the nftables notification group concerns somebody
+//! 5. [`hooks`] lists BPF programs at Netfilter's hooks, which no ruleset shows.
+//! 6. [`changed`] tells whether a datagram of the nftables notification group concerns somebody
 //!    else's tables; [`notifications`] opens the socket. Legacy xtables notify nobody: compare
 //!    rulesets every few seconds.
 //!
@@ -55,6 +56,7 @@
 mod eval;
 pub mod expr;
 mod facts;
+pub mod hooks;
 mod read;
 mod registers;
 mod residue;

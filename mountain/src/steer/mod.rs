@@ -1,5 +1,6 @@
 //! Keeping each flow on the steadiest path.
 
+pub mod alike;
 pub mod averages;
 pub mod cost;
 pub mod ejection;

@@ -1,4 +1,207 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Firewall, NAT and egress hooks of the device that a moved packet really leaves by.
 
+mod programs;
 mod rules;
+
+use std::time::Duration;
+
+use crate::support::{said, wait_until, Net, Ns, Traffic, LEAVE, SERVER4};
+
+/// Loads rules as nft(8) takes them.
+pub fn nft(ns: &Ns, rules: &str) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    // nft wants a block's end on a line of its own.
+    std::fs::write(file.path(), rules.replace("} }", "}\n}")).unwrap();
+    ns.run(&format!("nft -f {}", file.path().display()));
+}
+
+/// Why the flows of the client's group of a family are not moved.
+fn held(net: &Net, ipv6: bool) -> Option<String> {
+    let status = net.client.status();
+    let groups = status["groups"].as_array().unwrap();
+    let of_family =
+        |group: &&serde_json::Value| group["prefixes"][0].as_str().unwrap().contains(':') == ipv6;
+    let group = groups
+        .iter()
+        .find(of_family)
+        .expect("a group of the family");
+    group["held"]["what"].as_str().map(str::to_owned)
+}
+
+fn wait_held(net: &Net, by: &str) {
+    let mut last = None;
+    wait_until(&format!("flows are held by {by}"), 2 * LEAVE, || {
+        last = held(net, false);
+        last.as_ref().is_some_and(|why| why.contains(by))
+    });
+}
+
+fn wait_free(net: &Net) {
+    wait_until("flows are moved again", 2 * LEAVE, || {
+        held(net, false).is_none()
+    });
+}
+
+/// All by path 1: path 0 is left, and what the kernel sends there is moved.
+fn all_moved(traffic: &Traffic) -> bool {
+    let counts = traffic.during(Duration::from_millis(300));
+    counts.by_path[0] == 0 && counts.nearly_all_arrived()
+}
+
+/// Rules that keep packets from leaving by u1, each at another hook.
+const BARRED: &[(&str, &str)] = &[
+    (
+        "inet t c handle",
+        "table inet t { chain c { type filter hook output priority 0;\n\
+         oifname u1 udp dport 7000 drop\n} }",
+    ),
+    (
+        "ip t c handle",
+        "table ip t { chain c { type filter hook postrouting priority 300;\n\
+         oif u1 udp dport 7000 drop\n} }",
+    ),
+    (
+        "netdev t c handle",
+        "table netdev t { chain c { type filter hook egress device u1 priority 0;\n\
+         udp dport 7000 drop\n} }",
+    ),
+    (
+        "inet t more handle",
+        "table inet t { chain more { udp dport 7000 drop; }\nchain c {\n\
+         type filter hook output priority 0; oifname vmap { \"u1\" : jump more }\n} }",
+    ),
+];
+
+#[test]
+fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
+    let mut net = Net::new();
+    let log = net.start("up --foreground");
+    wait_until("it runs", 6 * LEAVE, || {
+        net.client.mountain("status").status.success()
+    });
+    net.wait_good();
+    std::thread::sleep(crate::support::SETTLE);
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    net.blackhole(0);
+    net.wait_left("u0", false);
+    wait_until("flows are moved to u1", LEAVE, || all_moved(&traffic));
+    for (by, rules) in BARRED {
+        nft(&net.client, rules);
+        wait_held(&net, by);
+        // Those that had been moved go back, and those that the kernel sends by u1 are dropped.
+        let counts = traffic.during(Duration::from_millis(300));
+        assert_eq!(counts.by_path[1], 0, "{rules}: {counts:?}");
+        assert!(counts.sent > 0);
+        net.client.run("nft flush ruleset");
+        wait_free(&net);
+    }
+    // A family that no rule tells apart goes on.
+    nft(
+        &net.client,
+        "table ip6 t { chain c { type filter hook output priority 0; oifname u1 drop\n} }",
+    );
+    wait_until("IPv6 is held", LEAVE, || held(&net, true).is_some());
+    assert_eq!(held(&net, false), None);
+    wait_until("flows are moved again", LEAVE, || all_moved(&traffic));
+    // Nor does a rule that does nothing but to count.
+    net.client.run("nft flush ruleset");
+    nft(
+        &net.client,
+        "table inet t { chain c { type filter hook output priority 0; oifname u1 counter\n} }",
+    );
+    wait_until("IPv6 is not held", LEAVE, || held(&net, true).is_none());
+    assert_eq!(held(&net, false), None);
+    let text = said(&log);
+    assert!(
+        text.contains(
+            "running flows stay where the kernel sends them: the firewall treats u0 and u1"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("inet t c handle") && text.contains("flows are moved again"),
+        "{text}"
+    );
+}
+
+#[test]
+fn check_and_status_name_the_rule() {
+    let net = Net::new();
+    nft(
+        &net.client,
+        "table inet t { chain c { type filter hook forward priority 0;\n\
+         oifname u1 tcp dport 25 drop\n} }",
+    );
+    let rule = "inet t c handle";
+    let text = "oifname \"u1\" meta l4proto tcp dport 25 drop";
+    let check = String::from_utf8(net.client.mountain("check").stdout).unwrap();
+    assert!(check.contains(rule) && check.contains(text), "{check}");
+    net.up();
+    wait_held(&net, rule);
+    let status = net.client.mountain_ok("status");
+    assert!(status.contains(rule) && status.contains(text), "{status}");
+    let json = net.client.status();
+    assert!(json["groups"][0]["held"]["rule"]
+        .as_str()
+        .unwrap()
+        .starts_with(rule));
+}
+
+/// Legacy xtables announce nothing.
+#[test]
+fn a_legacy_rule_for_one_uplink_is_noticed() {
+    let net = Net::steered();
+    assert_eq!(held(&net, false), None);
+    net.client
+        .run("iptables-legacy -t mangle -A POSTROUTING -o u1 -j DROP");
+    wait_held(
+        &net,
+        "iptables-legacy -t mangle POSTROUTING, rule 1: oifname \"u1\" drop",
+    );
+    net.client.run("iptables-legacy -t mangle -F");
+    wait_free(&net);
+    // Nothing is asked of the kernel that would make a table.
+    let names = net
+        .client
+        .run("cat /proc/net/ip_tables_names /proc/net/ip6_tables_names");
+    assert_eq!(names, "mangle\n");
+}
+
+/// The home of most people, and what a device's name in a rule does not change.
+#[test]
+fn masquerade_alike_on_all_uplinks_keeps_flows_moving() {
+    let net = Net::steered();
+    for rules in [
+        "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
+         ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade\n} }",
+        "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
+         ip saddr 192.168.0.0/16 oifname u0 masquerade\nip saddr 192.168.0.0/16 oifname u1 masquerade\n} }",
+    ] {
+        nft(&net.client, rules);
+        // What is announced is answered by then.
+        nft(&net.client, "table ip6 m { chain c { type filter hook output priority 0; oifname u1 drop\n} }");
+        wait_until("the rules are read", LEAVE, || held(&net, true).is_some());
+        assert_eq!(held(&net, false), None, "{rules}");
+        net.client.run("nft flush ruleset");
+        wait_until("the rules are read", LEAVE, || held(&net, true).is_none());
+    }
+}
+
+/// What cannot be read may be anything.
+#[test]
+fn a_firewall_that_cannot_be_read_holds_flows() {
+    let net = Net::new();
+    let output = net
+        .client
+        .command("setpriv")
+        .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"])
+        .args([crate::support::MOUNTAIN, "check"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("cannot be read, so no running flow is moved"),
+        "{text}"
+    );
+}

@@ -414,6 +414,10 @@ impl<'a> Run<'a, '_> {
     fn load(&self, source: &Source, len: usize) -> Option<Vec<Byte>> {
         let name = match source {
             Source::Meta(key) => format!("meta {key}"),
+            // The header that the kernel has written for the device and its gateway.
+            Source::Payload(0, ..) if self.place.hook == Hook::Egress => {
+                self.by_device("link header")
+            }
             Source::Payload(base, ..) => format!("payload {base}"),
             Source::Other(name) => name.clone(),
             Source::ByDevice(name) => self.by_device(name),

@@ -55,15 +55,28 @@ impl Ruleset {
     /// rules has an empty ruleset.
     pub fn read(elements: Elements) -> io::Result<Self> {
         let mut ruleset = match read_nftables(elements) {
-            // The kernel has no nftables.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-                Self::default()
-            }
+            Err(e) if no_nftables(&e) => Self::default(),
             read => read?,
         };
         xtables::read(&mut ruleset)?;
         ruleset.ipsets_by_device = ruleset.uses_ipsets() && xt::ipsets_by_device();
         Ok(ruleset)
+    }
+
+    /// What tells readings apart without reading: as long as it is the same, so is the ruleset. `None`
+    /// where it has to be read, because legacy tables announce and number nothing.
+    ///
+    /// # Errors
+    /// As [`Ruleset::read`].
+    pub fn stamp() -> io::Result<Option<u32>> {
+        if xtables::are_there()? {
+            return Ok(None);
+        }
+        let numbered = Socket::open_for(NETLINK_NETFILTER).and_then(|mut s| generation(&mut s));
+        match numbered {
+            Err(e) if no_nftables(&e) => Ok(Some(0)),
+            number => Ok(be32(number?.as_deref())),
+        }
     }
 
     fn uses_ipsets(&self) -> bool {
@@ -73,6 +86,14 @@ impl Ruleset {
             .flat_map(|rule| &rule.exprs);
         exprs.any(|expr| matches!(expr, Expr::Match { name, .. } if name == "set"))
     }
+}
+
+/// Whether an error says that the kernel has no nftables.
+fn no_nftables(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)
+    )
 }
 
 fn read_nftables(elements: Elements) -> io::Result<Ruleset> {

@@ -31,17 +31,34 @@ const HOOKS: [(Hook, &str); 5] = [
     (Hook::Postrouting, "POSTROUTING"),
 ];
 
+const LISTS: [(Family, &str); 2] = [
+    (Family::LegacyIp, "ip_tables_names"),
+    (Family::LegacyIp6, "ip6_tables_names"),
+];
+
+/// Names of the tables of a family that there are.
+fn names(file: &str) -> io::Result<String> {
+    match fs::read_to_string(format!("/proc/thread-self/net/{file}")) {
+        // The kernel has none of these.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        names => names,
+    }
+}
+
+/// Whether there are any tables.
+pub(super) fn are_there() -> io::Result<bool> {
+    for (_, file) in LISTS {
+        if !names(file)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Adds the tables that the kernel lists, and asks for no others: asking makes a table.
 pub(super) fn read(ruleset: &mut Ruleset) -> io::Result<()> {
-    for (family, file) in [
-        (Family::LegacyIp, "ip_tables_names"),
-        (Family::LegacyIp6, "ip6_tables_names"),
-    ] {
-        let names = match fs::read_to_string(format!("/proc/thread-self/net/{file}")) {
-            // The kernel has none of these.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            names => names?,
-        };
+    for (family, file) in LISTS {
+        let names = names(file)?;
         for name in names.split_whitespace() {
             let table = read_table(family, name).map_err(|e| {
                 io::Error::new(e.kind(), format!("{} -t {name}: {e}", family.name()))

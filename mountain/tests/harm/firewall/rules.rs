@@ -5,14 +5,8 @@ use mountain::netlink::ruleset::{
     Device, DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset,
 };
 
+use super::nft as load;
 use crate::support::Ns;
-
-fn load(ns: &Ns, rules: &str) {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    // nft wants a block's end on a line of its own.
-    std::fs::write(file.path(), rules.replace("} }", "}\n}")).unwrap();
-    ns.run(&format!("nft -f {}", file.path().display()));
-}
 
 fn read(ns: &Ns) -> Ruleset {
     ns.with(|| Ruleset::read(Elements::All).unwrap())

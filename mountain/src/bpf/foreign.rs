@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Other people's BPF programs that judge packets by the device that they leave by: at Netfilter's
+//! hooks and at the egress of cgroups. The kernel announces neither.
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+
+use super::start::cgroup_root;
+
+/// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
+const BY_ADDRESS: &str = "sd_fw_egress";
+/// So many programs at cgroups can be minded: the size of the map in bpf/cgroups.h.
+pub const PROGRAMS_MAX: usize = 4096;
+/// Programs at one cgroup whose names are asked for.
+const NAMED_MAX: usize = 64;
+
+/// A program at the egress of a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CgroupProgram {
+    /// Where the cgroup is below the root.
+    pub cgroup: PathBuf,
+    pub cgroup_id: u64,
+    /// Empty where the kernel does not say, as without CAP_SYS_ADMIN.
+    pub name: String,
+}
+
+/// Whether the kernel can tell a packet's cgroup.
+pub(super) fn knows_cgroups() -> bool {
+    // SAFETY: loads a probe program and closes it.
+    let probed = unsafe {
+        libbpf_sys::libbpf_probe_bpf_helper(
+            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
+            libbpf_sys::BPF_FUNC_skb_ancestor_cgroup_id,
+            std::ptr::null(),
+        )
+    };
+    probed == 1
+}
+
+/// Links of BPF programs at Netfilter's hooks, in all network namespaces: protocol family
+/// (NFPROTO_*) and hook (NF_INET_*).
+///
+/// # Errors
+/// Without CAP_SYS_ADMIN.
+pub fn netfilter_links() -> io::Result<Vec<(u32, u32)>> {
+    let mut id = 0;
+    // The iterator ends at an error, too.
+    // SAFETY: writes the next id to `id`.
+    if unsafe { libbpf_sys::bpf_link_get_next_id(0, &mut id) } != 0 {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(Vec::new()),
+            _ => Err(error),
+        };
+    }
+    let links = LinkInfoIter::default().filter_map(|link| match link.info {
+        LinkTypeInfo::Netfilter(at) => Some((at.protocol_family, at.hooknum)),
+        _ => None,
+    });
+    Ok(links.collect())
+}
+
+/// Programs at the egress of cgroups that may look at the device of a packet. Without a file system of
+/// cgroups there are none to be seen.
+///
+/// # Errors
+/// When the kernel does not say what is attached.
+pub fn cgroup_egress() -> Result<Vec<CgroupProgram>> {
+    let Ok(root) = cgroup_root() else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    // Those above the root that is to be seen here count as its own.
+    let effective = libbpf_sys::BPF_F_QUERY_EFFECTIVE;
+    look_at(&root, Path::new("/"), effective, &mut found)
+        .with_context(|| format!("programs at cgroup {}", root.display()))?;
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        // One that was removed meanwhile has no programs.
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let path = entry.path();
+            let below = Path::new("/").join(path.strip_prefix(&root).unwrap_or(&path));
+            match look_at(&path, &below, 0, &mut found) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
+                looked => looked.with_context(|| format!("programs at {}", below.display()))?,
+            }
+            folders.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn look_at(
+    folder: &Path,
+    below: &Path,
+    flags: u32,
+    found: &mut Vec<CgroupProgram>,
+) -> io::Result<()> {
+    let cgroup = File::open(folder)?;
+    let mut ids = [0u32; NAMED_MAX];
+    let mut count = NAMED_MAX as u32;
+    // SAFETY: a live descriptor, and room for as many ids as is told.
+    let queried = unsafe {
+        libbpf_sys::bpf_prog_query(
+            cgroup.as_raw_fd(),
+            libbpf_sys::BPF_CGROUP_INET_EGRESS,
+            flags,
+            std::ptr::null_mut(),
+            ids.as_mut_ptr(),
+            &mut count,
+        )
+    };
+    if queried != 0 {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            // The kernel has no programs at cgroups.
+            Some(libc::EINVAL | libc::EOPNOTSUPP) => Ok(()),
+            // More than there is room for: their names do not matter.
+            Some(libc::ENOSPC) => {
+                found.push(program(&cgroup, below, String::new())?);
+                Ok(())
+            }
+            _ => Err(error),
+        };
+    }
+    for id in &ids[..(count as usize).min(NAMED_MAX)] {
+        let name = name(*id).unwrap_or_default();
+        if name != BY_ADDRESS {
+            found.push(program(&cgroup, below, name)?);
+        }
+    }
+    Ok(())
+}
+
+fn program(cgroup: &File, below: &Path, name: String) -> io::Result<CgroupProgram> {
+    Ok(CgroupProgram {
+        cgroup: below.to_owned(),
+        // A cgroup's id is the number of its folder.
+        cgroup_id: cgroup.metadata()?.ino(),
+        name,
+    })
+}
+
+/// The name of the program with an id.
+fn name(id: u32) -> io::Result<String> {
+    // SAFETY: returns a new descriptor or an error.
+    let fd = unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: nobody else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
+    // SAFETY: room for as much as is told.
+    let got = unsafe {
+        libbpf_sys::bpf_obj_get_info_by_fd(fd.as_raw_fd(), (&raw mut info).cast(), &mut len)
+    };
+    if got != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel ends names within their 16 bytes.
+    let name = unsafe { CStr::from_ptr(info.name.as_ptr()) };
+    Ok(name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Follows the firewall, and stops moving flows where it treats the devices of a group differently.
+//!
+//! A thread of its own reads and compares, because a large ruleset takes longer than a probe may wait.
+//! nftables announces its changes. Legacy xtables, BPF programs and a device's group do not, so the
+//! thread looks at them every few seconds. As long as a group has no answer its flows are not moved.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use tokio::sync::watch;
+use tracing::{debug, info, warn};
+
+use super::{mode_of, Daemon, ADOPT_MS};
+use crate::bpf::foreign::{self, CgroupProgram};
+use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
+use crate::redirect;
+use crate::start;
+use crate::steer::alike::{Difference, Firewall, Question};
+use crate::steer::topology::Topology;
+
+/// How often is looked at what announces nothing.
+const LOOK: Duration = Duration::from_secs(5);
+/// A transaction is often the first of several.
+const GATHER: Duration = Duration::from_millis(20);
+/// Rulesets that change all the time are read so often.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The first answer is waited for this long.
+const FIRST: Duration = Duration::from_secs(10);
+/// Our own tables, which treat uplinks as they have to.
+const OWN_TABLES: [&str; 2] = [start::nft::TABLE, redirect::nft::TABLE];
+
+/// What was found out last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Answers {
+    by_question: BTreeMap<Question, Option<Difference>>,
+    /// Sockets below these stay.
+    cgroups: Vec<CgroupProgram>,
+}
+
+/// What the thread is asked.
+#[derive(Debug, Default)]
+struct Asked {
+    questions: BTreeSet<Question>,
+    stop: bool,
+}
+
+/// The thread that follows the firewall; it ends when this is dropped.
+pub(super) struct Follower {
+    asked: Arc<Mutex<Asked>>,
+    wake: Arc<EventFd>,
+    answers: watch::Receiver<Answers>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Follower {
+    /// Follows the firewall of the calling thread's network namespace.
+    pub fn start() -> Result<Self> {
+        let asked = Arc::new(Mutex::new(Asked::default()));
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = Arc::new(EventFd::from_flags(flags).context("eventfd")?);
+        let (sender, answers) = watch::channel(Answers::default());
+        let reader = Reader {
+            asked: asked.clone(),
+            wake: wake.clone(),
+            sender,
+            seen: None,
+            stamp: None,
+        };
+        let thread = thread::Builder::new()
+            .name("firewall".into())
+            .spawn(move || reader.run())
+            .context("cannot start a thread")?;
+        Ok(Self {
+            asked,
+            wake,
+            answers,
+            thread: Some(thread),
+        })
+    }
+
+    fn ask(&self, questions: BTreeSet<Question>) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.questions != questions {
+            asked.questions = questions;
+            self.look_again();
+        }
+    }
+
+    /// Has devices looked at now: one has changed.
+    pub fn look_again(&self) {
+        if let Err(e) = self.wake.write(1) {
+            debug!("cannot wake the firewall's thread: {e}");
+        }
+    }
+
+    /// Waits for an answer that differs from the one before. Cancel safe.
+    pub async fn changed(&mut self) {
+        if self.answers.changed().await.is_err() {
+            // The thread is gone: what it last said is all there is.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits until a topology's questions are answered, but not for ever.
+    pub async fn first(&mut self, topology: &Topology) {
+        let questions = questions(topology);
+        self.ask(questions.clone());
+        let is_answered = |answers: &Answers| {
+            let mut questions = questions.iter();
+            questions.all(|question| answers.by_question.contains_key(question))
+        };
+        let answered = self.answers.wait_for(is_answered);
+        if tokio::time::timeout(FIRST, answered).await.is_err() {
+            warn!("reading the firewall takes long: no flow is moved until it is done");
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// For each group, why its flows are not moved. Groups whose flows only choose when they start
+    /// are not concerned.
+    fn held(&self, topology: &Topology) -> Vec<Option<Difference>> {
+        let answers = self.answers.borrow();
+        let groups = topology.groups.iter();
+        groups
+            .map(|group| {
+                if !group.kind.moves() {
+                    return None;
+                }
+                match answers.by_question.get(&Question::of(group, topology)) {
+                    _ if !self.is_running() => {
+                        Some(Difference::new("the firewall is no longer followed"))
+                    }
+                    None => Some(Difference::new("the firewall is being read")),
+                    Some(difference) => difference.clone(),
+                }
+            })
+            .collect()
+    }
+
+    fn cgroups(&self) -> Vec<CgroupProgram> {
+        self.answers.borrow().cgroups.clone()
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.stop = true;
+        drop(asked);
+        self.look_again();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn questions(topology: &Topology) -> BTreeSet<Question> {
+    let moving = topology.groups.iter().filter(|group| group.kind.moves());
+    moving.map(|group| Question::of(group, topology)).collect()
+}
+
+/// The thread's side.
+struct Reader {
+    asked: Arc<Mutex<Asked>>,
+    wake: Arc<EventFd>,
+    sender: watch::Sender<Answers>,
+    /// What was read last; `None` after a failure.
+    seen: Option<Firewall>,
+    /// Of the ruleset in `seen`.
+    stamp: Option<u32>,
+}
+
+impl Reader {
+    fn run(mut self) {
+        // Without it changes are noticed when they are next looked for.
+        let mut notifications = ruleset::notifications().ok();
+        let mut is_new = true;
+        loop {
+            let began = Instant::now();
+            let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            let (questions, stop) = (asked.questions.clone(), asked.stop);
+            drop(asked);
+            if stop {
+                return;
+            }
+            let answers = self.answer(&questions, is_new);
+            self.sender.send_if_modified(|known| {
+                let differs = *known != answers;
+                *known = answers;
+                differs
+            });
+            thread::sleep(PAUSE.saturating_sub(began.elapsed()));
+            is_new = self.wait(&mut notifications);
+        }
+    }
+
+    /// Waits for a reason to look again; whether nftables has announced a change.
+    fn wait(&self, notifications: &mut Option<netlink_sys::Socket>) -> bool {
+        let until = Instant::now() + LOOK;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+            if let Some(socket) = notifications {
+                // SAFETY: the socket outlives the call.
+                let fd = unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) };
+                fds.push(PollFd::new(fd, PollFlags::POLLIN));
+            }
+            match poll(&mut fds, timeout) {
+                Ok(0) | Err(nix::errno::Errno::EINTR) if left.is_zero() => return false,
+                Ok(0) | Err(nix::errno::Errno::EINTR) => continue,
+                Err(_) => {
+                    thread::sleep(PAUSE);
+                    return true;
+                }
+                Ok(_) => {}
+            }
+            let is_ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
+            let (woken, announced) = (is_ready(&fds[0]), fds.get(1).is_some_and(is_ready));
+            drop(fds);
+            if announced {
+                thread::sleep(GATHER);
+                if notifications.as_mut().is_some_and(concerns_others) {
+                    return true;
+                }
+            }
+            if woken {
+                let _ = self.wake.read();
+                return false;
+            }
+        }
+    }
+
+    fn answer(&mut self, questions: &BTreeSet<Question>, is_new: bool) -> Answers {
+        let cgroups = foreign::cgroup_egress().and_then(|programs| {
+            let many = programs.len() > foreign::PROGRAMS_MAX;
+            ensure!(!many, "more than {} programs", foreign::PROGRAMS_MAX);
+            Ok(programs)
+        });
+        let read = match &cgroups {
+            Ok(_) => self.look(is_new),
+            Err(e) => Err(io::Error::other(format!(
+                "cannot read what is at cgroups: {e:#}"
+            ))),
+        };
+        let unread = match read {
+            Ok(()) => None,
+            Err(e) => {
+                self.seen = None;
+                Some(Difference::new(format!("the firewall cannot be read: {e}")))
+            }
+        };
+        let answer = |question: &Question| match (&unread, &self.seen) {
+            (None, Some(seen)) => seen.difference(question),
+            (unread, _) => unread.clone(),
+        };
+        Answers {
+            by_question: questions.iter().map(|q| (q.clone(), answer(q))).collect(),
+            cgroups: cgroups.unwrap_or_default(),
+        }
+    }
+
+    /// Reads what may have changed.
+    fn look(&mut self, is_new: bool) -> io::Result<()> {
+        let stamp = Ruleset::stamp()?;
+        let ruleset = match self.seen.take() {
+            Some(seen) if !is_new && stamp.is_some() && stamp == self.stamp => seen.ruleset,
+            _ => read_rules()?,
+        };
+        self.stamp = stamp;
+        self.seen = Some(with_rules(ruleset)?);
+        Ok(())
+    }
+}
+
+/// Reads what judges packets of the calling thread's network namespace after routing.
+///
+/// # Errors
+/// When any of it cannot be read.
+pub(crate) fn read() -> io::Result<Firewall> {
+    with_rules(read_rules()?)
+}
+
+fn read_rules() -> io::Result<Ruleset> {
+    Ok(Ruleset::read(Elements::ForDevices)?.without_tables(&OWN_TABLES))
+}
+
+fn with_rules(ruleset: Ruleset) -> io::Result<Firewall> {
+    Ok(Firewall {
+        ruleset,
+        devices: ruleset::devices()?,
+        bpf: [bpf_hooks(false)?, bpf_hooks(true)?],
+    })
+}
+
+/// Reads all that was announced; whether something of it concerns other tables than ours.
+fn concerns_others(socket: &mut netlink_sys::Socket) -> bool {
+    let mut concerns = false;
+    loop {
+        let mut datagram = Vec::with_capacity(1 << 16);
+        match socket.recv(&mut datagram, libc::MSG_DONTWAIT) {
+            Ok(_) => concerns |= ruleset::changed(&datagram, &OWN_TABLES),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return concerns,
+            // Some were lost.
+            Err(_) => return true,
+        }
+    }
+}
+
+/// Hooks after routing at which BPF programs see packets. A kernel without a list of what is hooked in
+/// shows only the links of all network namespaces together.
+fn bpf_hooks(ipv6: bool) -> io::Result<Vec<Hook>> {
+    match hooks::bpf_programs(ipv6) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+        listed => return listed,
+    }
+    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u32;
+    let links = foreign::netfilter_links()
+        .map_err(|e| io::Error::new(e.kind(), format!("BPF links: {e}")))?;
+    let at = |(hook, number): (Hook, u32)| links.contains(&(family, number)).then_some(hook);
+    Ok(hooks::AFTER_ROUTING.into_iter().filter_map(at).collect())
+}
+
+/// What is at the cgroups, in words.
+pub(crate) fn cgroup_text(program: &CgroupProgram) -> String {
+    let name = match program.name.as_str() {
+        "" => String::new(),
+        name => format!(" ({name})"),
+    };
+    format!(
+        "sockets below cgroup {}: a BPF program at its egress{name} may judge packets by their device",
+        program.cgroup.display()
+    )
+}
+
+/// Waits for news about the firewall.
+pub(super) async fn changed(follower: &mut Option<Follower>) {
+    match follower {
+        Some(follower) => follower.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Daemon {
+    /// Begins to follow the firewall, with what a topology asks of it.
+    pub(super) async fn follow_firewall(&mut self, topology: &Topology) -> Result<()> {
+        let mut follower = Follower::start()?;
+        follower.first(topology).await;
+        let cgroups = follower.cgroups();
+        self.firewall = Some(follower);
+        self.bar_cgroups(cgroups);
+        Ok(())
+    }
+
+    /// Has the firewall's devices looked at now, where one of them has changed.
+    pub(super) fn device_changed(&self, ifindex: u32) {
+        if let Some(follower) = self
+            .firewall
+            .as_ref()
+            .filter(|_| !self.paths.on_device(ifindex).is_empty())
+        {
+            follower.look_again();
+        }
+    }
+
+    /// Asks about the topology that is adopted now, and takes what is known.
+    pub(super) fn ask_firewall(&mut self) {
+        let Some(follower) = &self.firewall else {
+            return;
+        };
+        follower.ask(questions(self.paths.topology()));
+        let held = follower.held(self.paths.topology());
+        self.paths.hold(held);
+    }
+
+    /// Writes what the firewall allows by now.
+    pub(super) fn firewall_changed(&mut self) {
+        let Some(follower) = &self.firewall else {
+            return;
+        };
+        let held = follower.held(self.paths.topology());
+        let cgroups = follower.cgroups();
+        self.bar_cgroups(cgroups);
+        let before = self.paths.held().to_vec();
+        if held == before {
+            return;
+        }
+        self.paths.hold(held.clone());
+        let may_again = before
+            .iter()
+            .zip(&held)
+            .any(|(was, is)| was.is_some() && is.is_none());
+        if let Err(e) = self.write_routes() {
+            warn!("keeping the paths as they were: {e:#}");
+            self.failed_at = Some(Instant::now());
+        } else if let Some(steer) = self.steer.as_mut().filter(|_| may_again) {
+            // When the last packet of a flow left is not known.
+            steer.set_mode(mode_of(self.policy_name), ADOPT_MS);
+        }
+        self.say_held(&before);
+        self.tick();
+    }
+
+    /// Says for which groups this is news.
+    pub(super) fn say_held(&self, before: &[Option<Difference>]) {
+        for (i, held) in self.paths.held().iter().enumerate() {
+            let was = before.get(i).cloned().flatten();
+            match held {
+                Some(why) if was.as_ref() != Some(why) => warn!(
+                    "group {i}: running flows stay where the kernel sends them: {}",
+                    why.what
+                ),
+                None if was.is_some() => info!("group {i}: flows are moved again"),
+                _ => {}
+            }
+        }
+    }
+
+    fn bar_cgroups(&mut self, programs: Vec<CgroupProgram>) {
+        if programs == self.barred {
+            return;
+        }
+        for program in programs.iter().filter(|p| !self.barred.contains(p)) {
+            info!("not moved: {}", cgroup_text(program));
+        }
+        let ids: BTreeSet<u64> = programs.iter().map(|program| program.cgroup_id).collect();
+        if let Some(steer) = &mut self.steer {
+            if let Err(e) = steer.bar_cgroups(&ids.into_iter().collect::<Vec<_>>()) {
+                warn!("{e:#}");
+            }
+        }
+        self.barred = programs;
+    }
+}

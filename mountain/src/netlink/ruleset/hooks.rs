@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! BPF programs at Netfilter's hooks, by the kernel's own list of what is hooked in
+//! (linux/netfilter/nfnetlink_hook.h).
+
+use std::io;
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use super::Hook;
+use crate::netlink::wire::{push_attribute, Attributes, Socket};
+
+const SUBSYSTEM: u16 = 12;
+const GET: u16 = 0;
+const ATTR_HOOK: u16 = 1;
+const ATTR_CHAIN_INFO: u16 = 6;
+const INFO_TYPE: u16 = 2;
+const TYPE_BPF: u32 = 2;
+/// Length of `struct nfgenmsg`.
+const HEADER: usize = 4;
+
+/// The hooks after routing, with their numbers (NF_INET_*).
+pub const AFTER_ROUTING: [(Hook, u32); 3] = [
+    (Hook::Forward, 2),
+    (Hook::Output, 3),
+    (Hook::Postrouting, 4),
+];
+
+/// Those of [`AFTER_ROUTING`] at which BPF programs see packets of a family, in the calling thread's
+/// network namespace.
+///
+/// # Errors
+/// EINVAL where the kernel keeps no list (CONFIG_NETFILTER_NETLINK_HOOK), and without CAP_NET_ADMIN.
+pub fn bpf_programs(ipv6: bool) -> io::Result<Vec<Hook>> {
+    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+    let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
+    let mut found = Vec::new();
+    for (hook, number) in AFTER_ROUTING {
+        let mut request = vec![family, 0, 0, 0];
+        push_attribute(&mut request, ATTR_HOOK, &number.to_be_bytes());
+        socket.dump(SUBSYSTEM << 8 | GET, &request, |_, payload| {
+            let info = Attributes::after(payload, HEADER).nested(ATTR_CHAIN_INFO);
+            let kind = info.and_then(|info| info.get(INFO_TYPE)?.first_chunk().copied());
+            if kind.map(u32::from_be_bytes) == Some(TYPE_BPF) {
+                found.push(hook);
+            }
+        })?;
+    }
+    found.dedup();
+    Ok(found)
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Whether the firewall treats the devices of a group alike.
+//!
+//! A moved packet has passed OUTPUT, FORWARD and POSTROUTING for the device that the kernel chose, and
+//! that device's egress hook. It meets none of them for the device that it really leaves by. So flows
+//! move only where every rule at these hooks does the same for all devices of the group. What only
+//! counts, logs or traces is no difference; what cannot be evaluated is one.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use crate::netlink::ruleset::{Device, DeviceFact, Facts, Hook, Packets, Place, RuleRef, Ruleset};
+use crate::steer::topology::{Group, Topology};
+
+/// Which devices have to be alike.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question {
+    pub ipv6: bool,
+    /// Indexes.
+    pub devices: BTreeSet<u32>,
+}
+
+impl Question {
+    /// About a group of a topology.
+    pub fn of(group: &Group, topology: &Topology) -> Self {
+        let paths = || group.members.iter().map(|m| &topology.paths[m.path]);
+        Self {
+            ipv6: paths().any(|path| path.key.ipv6),
+            devices: paths().map(|path| path.key.ifindex).collect(),
+        }
+    }
+}
+
+/// Everything that judges packets after routing, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Firewall {
+    pub ruleset: Ruleset,
+    pub devices: Vec<Device>,
+    /// Hooks at which BPF programs see packets, of IPv4 and of IPv6.
+    pub bpf: [Vec<Hook>; 2],
+}
+
+/// Why flows are not moved between the devices of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// For people.
+    pub what: String,
+    /// The rule, where it is one.
+    pub rule: Option<String>,
+}
+
+impl Difference {
+    /// One that no rule is the reason of.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            rule: None,
+        }
+    }
+}
+
+impl Firewall {
+    /// The first difference that the firewall makes between the devices.
+    pub fn difference(&self, question: &Question) -> Option<Difference> {
+        if question.devices.len() < 2 {
+            return None;
+        }
+        if let Some(hook) = self.bpf[usize::from(question.ipv6)].first() {
+            return Some(Difference::new(format!(
+                "a BPF program at Netfilter's {} hook may judge packets by their device",
+                hook.name()
+            )));
+        }
+        if self.ruleset.is_empty() {
+            return None;
+        }
+        let known = |index: &u32| self.devices.iter().find(|device| device.index == *index);
+        let devices: Option<Vec<&Device>> = question.devices.iter().map(known).collect();
+        let Some(devices) = devices else {
+            return Some(Difference::new("one of the devices is gone"));
+        };
+        let hooks = [Hook::Output, Hook::Forward, Hook::Postrouting, Hook::Egress];
+        hooks
+            .into_iter()
+            .find_map(|hook| self.at_hook(hook, question.ipv6, &devices))
+    }
+
+    fn at_hook(&self, hook: Hook, ipv6: bool, devices: &[&Device]) -> Option<Difference> {
+        let place = Place::new(Packets::of(ipv6), hook);
+        let residue = |device: &Device| {
+            let facts = Facts {
+                iif: match hook {
+                    Hook::Output => DeviceFact::Absent,
+                    _ => DeviceFact::Open,
+                },
+                oif: DeviceFact::Known(device.clone()),
+                ..Facts::default()
+            };
+            self.ruleset.residue(&place, &facts)
+        };
+        let (first, others) = devices.split_first()?;
+        let reference = residue(first);
+        others.iter().find_map(|other| {
+            let rule = reference.difference(&residue(other))?;
+            Some(by_rule(&first.name, &other.name, &rule))
+        })
+    }
+}
+
+fn by_rule(one: &str, other: &str, rule: &RuleRef) -> Difference {
+    Difference {
+        what: format!("the firewall treats {one} and {other} differently, by {rule}"),
+        rule: Some(rule.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question(ipv6: bool, devices: &[u32]) -> Question {
+        Question {
+            ipv6,
+            devices: devices.iter().copied().collect(),
+        }
+    }
+
+    #[test]
+    fn programs_at_netfilter_are_a_difference_for_their_family() {
+        let firewall = Firewall {
+            bpf: [vec![Hook::Postrouting], Vec::new()],
+            ..Firewall::default()
+        };
+        let difference = firewall.difference(&question(false, &[1, 2])).unwrap();
+        assert!(difference.what.contains("Netfilter's postrouting hook"));
+        assert_eq!(difference.rule, None);
+        assert_eq!(firewall.difference(&question(true, &[1, 2])), None);
+        let one_device = firewall.difference(&question(false, &[1]));
+        assert_eq!(one_device, None, "two gateways on one device");
+    }
+}
