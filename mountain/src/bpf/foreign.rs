@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
@@ -48,7 +49,7 @@ pub(super) fn knows_cgroups() -> bool {
 /// (NFPROTO_*) and hook (NF_INET_*).
 ///
 /// # Errors
-/// Without CAP_SYS_ADMIN.
+/// Without CAP_SYS_ADMIN, where the kernel knows such links.
 pub fn netfilter_links() -> io::Result<Vec<(u32, u32)>> {
     let mut id = 0;
     // The iterator ends at an error, too.
@@ -57,6 +58,7 @@ pub fn netfilter_links() -> io::Result<Vec<(u32, u32)>> {
         let error = io::Error::last_os_error();
         return match error.raw_os_error() {
             Some(libc::ENOENT) => Ok(Vec::new()),
+            _ if !has_netfilter_links() => Ok(Vec::new()),
             _ => Err(error),
         };
     }
@@ -65,6 +67,15 @@ pub fn netfilter_links() -> io::Result<Vec<(u32, u32)>> {
         _ => None,
     });
     Ok(links.collect())
+}
+
+/// Whether the kernel can attach programs to Netfilter (CONFIG_NETFILTER_BPF_LINK).
+fn has_netfilter_links() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        let symbols = fs::read_to_string("/proc/kallsyms");
+        symbols.map_or(true, |symbols| symbols.contains("bpf_nf_link_attach"))
+    })
 }
 
 /// Programs at the egress of cgroups that may look at the device of a packet. Without a file system of

@@ -398,3 +398,39 @@ fn rules_of_iptables_nft_are_understood() {
         ns.run("nft flush ruleset");
     }
 }
+
+/// Rulesets as the programs make them that most hosts have. All of them name devices.
+#[test]
+fn docker_ufw_and_firewalld_with_uplinks_alike_are_no_difference() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/firewall");
+    let ns = Ns::new("real");
+    for backend in ["iptables-nft", "iptables-legacy"] {
+        for program in ["docker", "ufw"] {
+            ns.run(&format!("{backend}-restore {folder}/{program}.rules"));
+            let ruleset = read(&ns);
+            assert!(!ruleset.is_empty());
+            assert_eq!(difference(&ruleset), None, "{program} by {backend}");
+            // The same with one rule for one uplink.
+            ns.run(&format!(
+                "{backend} -I OUTPUT -o u1 -p udp --dport 53 -j DROP"
+            ));
+            let found = difference(&read(&ns)).expect("a difference");
+            assert!(found.contains("OUTPUT"), "{found}");
+        }
+        ns.run("nft flush ruleset");
+    }
+    // Legacy tables stay with their namespace.
+    let ns = Ns::new("fwd");
+    let rules = std::fs::read_to_string(format!("{folder}/firewalld.nft")).unwrap();
+    load(&ns, &rules);
+    assert_eq!(difference(&read(&ns)), None, "firewalld");
+    // u1 in the default zone, which translates nothing.
+    let one: String = rules
+        .lines()
+        .filter(|line| !line.contains("\"u1\""))
+        .collect::<Vec<_>>()
+        .join("\n");
+    load(&ns, &format!("flush ruleset\n{one}"));
+    let found = difference(&read(&ns)).expect("a difference");
+    assert!(found.contains("firewalld"), "{found}");
+}
