@@ -34,6 +34,8 @@ const GATHER: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The first answer is waited for this long.
 const FIRST: Duration = Duration::from_secs(10);
+/// Why a group without an answer is held. It takes milliseconds, and is not worth a message.
+const READING: &str = "the firewall is being read";
 /// Our own tables, which treat uplinks as they have to.
 const OWN_TABLES: [&str; 2] = [start::nft::TABLE, redirect::nft::TABLE];
 
@@ -143,7 +145,7 @@ impl Follower {
                     _ if !self.is_running() => {
                         Some(Difference::new("the firewall is no longer followed"))
                     }
-                    None => Some(Difference::new("the firewall is being read")),
+                    None => Some(Difference::new(READING)),
                     Some(difference) => difference.clone(),
                 }
             })
@@ -416,9 +418,10 @@ impl Daemon {
 
     /// Says for which groups this is news.
     pub(super) fn say_held(&self, before: &[Option<Difference>]) {
+        let told = |held: &Option<Difference>| held.clone().filter(|why| why.what != READING);
         for (i, held) in self.paths.held().iter().enumerate() {
-            let was = before.get(i).cloned().flatten();
-            match held {
+            let was = before.get(i).and_then(told);
+            match &told(held) {
                 Some(why) if was.as_ref() != Some(why) => warn!(
                     "group {i}: running flows stay where the kernel sends them: {}",
                     why.what
