@@ -28,6 +28,8 @@ const AF_INET6: u8 = libc::AF_INET6 as u8;
 /// Type of an ordinary route (RTN_UNICAST).
 pub(super) const UNICAST: u8 = 1;
 pub(super) const TABLE_MAIN: u32 = 254;
+/// Type of a route that ends the look-up in its table without a result (RTN_THROW).
+pub(super) const THROW: u8 = 9;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {

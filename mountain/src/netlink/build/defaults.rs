@@ -1,6 +1,6 @@
 //! Default routes by uplinks with addresses of their own: groups whose flows choose when they start.
 
-use super::super::snapshot::{Preference, Route, TABLE_MAIN, UNICAST};
+use super::super::snapshot::{Preference, Route, TABLE_MAIN, THROW, UNICAST};
 use super::super::{kinds, rules, Filter};
 use super::{is_conditional, is_ipv6, key, Builder};
 use crate::steer::topology::{
@@ -57,9 +57,28 @@ impl Builder<'_> {
         // Whatever is more specific than a default route is found in the main table before an
         // uplink's own is looked up (`steer::start`).
         let is_default = route.table == TABLE_MAIN && route.prefix.prefix_len() == 0;
-        match is_default && route.preferred_source.is_none() && own_sources(&paths).is_ok() {
+        let starts = is_default
+            && route.preferred_source.is_none()
+            && own_sources(&paths).is_ok()
+            && self.check_throws(is_ipv6(&route.prefix)).is_ok();
+        match starts {
             true => Kind::StartAndMove,
             false => Kind::Move,
+        }
+    }
+
+    /// Refuses a main table with `throw` routes. What they throw goes on to the rules behind the main table, and an
+    /// uplink's own table, which stands before those, would catch it.
+    fn check_throws(&self, ipv6: bool) -> Result<(), String> {
+        let throws = |route: &&Route| {
+            route.table == TABLE_MAIN && route.kind == THROW && is_ipv6(&route.prefix) == ipv6
+        };
+        match self.snapshot.routes.iter().find(throws) {
+            Some(route) => Err(format!(
+                "the main table has a throw route to {}, and an uplink's own table would catch what it throws",
+                route.prefix
+            )),
+            None => Ok(()),
         }
     }
 
@@ -89,7 +108,8 @@ impl Builder<'_> {
             return;
         }
         let diverted = rules::diversion(snapshot, ipv6);
-        let adopted = match (uplinks.check(), preferred, diverted) {
+        let told = uplinks.check().and_then(|()| self.check_throws(ipv6));
+        let adopted = match (told, preferred, diverted) {
             (Ok(()), Ok(()), None) if !filter.adopt => Err(format!(
                 "default routes by {} differ only in metric: `mountain up --adopt` lets new flows choose",
                 self.listed(&defaults)
@@ -482,6 +502,16 @@ mod tests {
         refused(
             &|home| home.routes[0].hops[0].ifindex = 2,
             "fewer than two uplinks",
+        );
+        let throw = Route {
+            prefix: "198.51.100.0/24".parse().unwrap(),
+            kind: THROW,
+            hops: Vec::new(),
+            ..default_by(2, "192.0.2.1", 0)
+        };
+        refused(
+            &|home| home.routes.push(throw.clone()),
+            "throw route to 198.51.100.0/24",
         );
         // One subnet on both, with different addresses, is fine: the device tells them apart.
         let mut home = home();
