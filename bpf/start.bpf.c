@@ -17,7 +17,9 @@
  *   sendto() without          cgroup/sendmsg4, sendmsg6: the mark would come too late (the kernel has
  *   connect()                 read it by now), so the datagram is given the uplink's address as its
  *                             source; the rule for that address does the rest. Remembered for each
- *                             socket and destination, so that an exchange keeps its address.
+ *                             socket and destination, so that an exchange keeps its address. So
+ *                             do those that are under way when Mountain starts: their sockets
+ *                             are left to the kernel until they rest.
  *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
  *                             is given the mark. Netfilter keeps it with the connection and gives
  *                             it to all further packets, whatever stands in them by then
@@ -81,8 +83,13 @@ struct bpf_iter_num {
 
 /* The members of the kernel's sockets that are read here; their places are found at load (CO-RE). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+typedef struct {
+	__u32 val;
+} kuid_t;
+
 struct sock {
 	unsigned char sk_userlocks : 4;
+	kuid_t sk_uid;
 };
 
 struct ipv6_pinfo {
@@ -149,6 +156,14 @@ static __always_inline bool mtn_has_own_port(struct bpf_sock *sk)
 	struct sock *kernels = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
 
 	return BPF_CORE_READ_BITFIELD(kernels, sk_userlocks) & SOCK_BINDPORT_LOCK;
+}
+
+/* The user who made the socket, by whom ip rules go; the task that sends by it may be another's. */
+static __always_inline __u32 mtn_uid(struct bpf_sock *sk)
+{
+	struct sock *kernels = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
+
+	return kernels->sk_uid.val;
 }
 
 /* Does the socket name a device for what it sends (IP_UNICAST_IF, IPV6_UNICAST_IF)? */
@@ -240,7 +255,7 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_sta
 	group = mtn_dest_is_local(&s->key) ? MTN_NOT_OURS : mtn_group_of(&s->key);
 	if (group >= MTN_MAX_GROUPS)
 		goto out;
-	s->uid = bpf_get_current_uid_gid();
+	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
 	/* A rule adds our bits to a mark of the owner's, unless they would take the place of his. */
@@ -329,7 +344,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 		mtn_count(MTN_START_PASS_BOUND);
 		return MTN_MAX_PATHS;
 	}
-	s->uid = bpf_get_current_uid_gid();
+	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
 	if (config.n_selectors &&
 	    mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield)) {
@@ -353,6 +368,16 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 			return was;
 	}
 
+	last = bpf_map_lookup_elem(&exchanges, &whole);
+	if (last && !mtn_is_fresh(last, now))
+		last = NULL;
+	/* It may be under way since before the programs were: its address stays the kernel's choice. */
+	if (last && last->path >= MTN_MAX_PATHS) {
+		last->last_ns = now;
+		mtn_count(MTN_START_PASS_RUNNING);
+		return MTN_MAX_PATHS;
+	}
+
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
 	if (rule >= MTN_MAX_START_RULES) {
 		if (s->mark) {
@@ -365,8 +390,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 		}
 	}
 	/* What the socket used last: its address should be one to all, while that path will do. */
-	last = bpf_map_lookup_elem(&exchanges, &whole);
-	if (last && mtn_is_fresh(last, now))
+	if (last)
 		s->prefer = last->path;
 	s->salt = whole.cookie ^ whole.cookie >> 32;
 	path = mtn_place_local(s, group, rule);

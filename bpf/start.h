@@ -28,6 +28,7 @@ enum mtn_start_stat {
 	MTN_START_PASS_NO_PATH,	/* no path known good, or its address is not known */
 	MTN_START_PASS_FAILED,	/* the kernel refused the mark */
 	MTN_START_PASS_PAUSED,	/* the routing has changed and is being read again */
+	MTN_START_PASS_RUNNING,	/* datagrams of a socket that was there before anything was placed */
 	MTN_START_STAT_MAX,
 };
 
@@ -102,7 +103,7 @@ struct mtn_exchange_key {
 
 struct mtn_exchange {
 	__u64 last_ns;
-	__u32 path;
+	__u32 path;		/* MTN_MAX_PATHS: where the kernel sends them */
 	__u32 pad;
 };
 

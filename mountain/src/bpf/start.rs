@@ -10,6 +10,7 @@ mod skel {
 
 use std::collections::{btree_map::Entry, BTreeMap};
 use std::fs::{self, File};
+use std::mem::offset_of;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use std::sync::atomic::{self, Ordering};
 use anyhow::{bail, Context, Result};
 use ipnet::IpNet;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{AsRawLibbpf, Link};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
 
 use super::{encode, GroupConfig, Masks, Mode, NOT_OURS};
 use crate::steer::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
@@ -31,7 +32,7 @@ const ANY_DSCP: u8 = 0xff;
 const ANY_FAMILY: u8 = 0xff;
 
 /// Names of the counters, in the order of `mtn_start_stat` in bpf/start.h.
-const STAT_NAMES: [&str; 13] = [
+const STAT_NAMES: [&str; 14] = [
     "placed_connect",
     "placed_exchange",
     "placed_forwarded",
@@ -45,6 +46,7 @@ const STAT_NAMES: [&str; 13] = [
     "pass_no_path",
     "pass_failed",
     "pass_paused",
+    "pass_running",
 ];
 
 /// Settings that hold as long as the programs are loaded.
@@ -191,6 +193,32 @@ impl Start {
             })?);
         }
         self.sockets = links;
+        Ok(())
+    }
+
+    /// Leaves datagrams of these sockets, by cookie, to the kernel until they rest.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn leave_exchanges(&self, cookies: &[u64]) -> Result<()> {
+        const FAMILY: usize = offset_of!(types::mtn_exchange_key, ipv6);
+        const PATH: usize = offset_of!(types::mtn_exchange, path);
+        let mut exchange = [0; size_of::<types::mtn_exchange>()];
+        exchange[..8].copy_from_slice(&super::now_ns().to_ne_bytes());
+        exchange[PATH..PATH + 4].copy_from_slice(&(MAX_PATHS as u32).to_ne_bytes());
+        for &cookie in cookies {
+            for ipv6 in [0, 1] {
+                let mut key = [0; size_of::<types::mtn_exchange_key>()];
+                key[..8].copy_from_slice(&cookie.to_ne_bytes());
+                key[FAMILY] = ipv6;
+                let map = &self.skel.maps.exchanges;
+                match map.update(&key, &exchange, MapFlags::NO_EXIST) {
+                    // It was placed by these programs.
+                    Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
+                    put => put.context("writing the exchanges under way to the kernel's table")?,
+                }
+            }
+        }
         Ok(())
     }
 

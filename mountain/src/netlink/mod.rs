@@ -42,7 +42,7 @@ pub use netfilter::{tables_with_base_chains, translates_sources};
 pub use path_metrics::PathMetrics;
 pub use qdisc::{qdiscs, Qdiscs};
 pub use route::{look_up, policy_rules, route_to, Way, WayOut};
-pub use sock_diag::reset_unanswered;
+pub use sock_diag::{reset_unanswered, unconnected};
 
 /// Which routes to adopt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

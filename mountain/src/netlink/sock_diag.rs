@@ -1,4 +1,5 @@
-//! TCP sockets by `NETLINK_SOCK_DIAG` (sock_diag(7)): which of them wait for answers in vain, and their end.
+//! Sockets by `NETLINK_SOCK_DIAG` (sock_diag(7)): TCP's that wait for answers in vain, and their end; UDP's
+//! without a connection.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,10 +20,14 @@ const SOURCE: usize = ID + 4;
 const DESTINATION: usize = SOURCE + 16;
 /// enum of include/net/tcp_states.h, as bits: what a program may wait for. What is being closed mostly has
 /// none any more.
-const STATES: u32 = 1 << TCP_ESTABLISHED | 1 << TCP_SYN_SENT | 1 << TCP_CLOSE_WAIT;
+const WAITING: u32 = 1 << TCP_ESTABLISHED | 1 << TCP_SYN_SENT | 1 << TCP_CLOSE_WAIT;
 const TCP_ESTABLISHED: u32 = 1;
 const TCP_SYN_SENT: u32 = 2;
 const TCP_CLOSE_WAIT: u32 = 8;
+/// Of a UDP socket that is not connected.
+const TCP_CLOSE: u32 = 7;
+/// Offset of the cookie in `struct inet_diag_sockid`.
+const COOKIE: usize = ID + 40;
 /// One may be a packet that got lost, also on a path that works.
 const RETRANSMITS: u8 = 2;
 
@@ -42,12 +47,16 @@ pub fn reset_unanswered(
     // Sockets of IPv6 also hold connections of IPv4.
     for family in [libc::AF_INET, libc::AF_INET6] {
         let mut found = Vec::new();
-        let all = request(family, [0; ID_LEN]);
+        let all = request(family, libc::IPPROTO_TCP, WAITING, [0; ID_LEN]);
         socket.dump(SOCK_DIAG_BY_FAMILY, &all, |_, message| {
             found.extend(unanswered(message, sources, &meant));
         })?;
         for id in found {
-            match socket.request(SOCK_DESTROY, 0, &request(family, id)) {
+            match socket.request(
+                SOCK_DESTROY,
+                0,
+                &request(family, libc::IPPROTO_TCP, WAITING, id),
+            ) {
                 Ok(_) => count += 1,
                 // It has ended meanwhile.
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
@@ -58,10 +67,31 @@ pub fn reset_unanswered(
     Ok((count, refused))
 }
 
+/// Cookies of the UDP sockets of the calling thread's network namespace that are not connected.
+///
+/// # Errors
+/// When the kernel does not list its sockets (CONFIG_INET_UDP_DIAG).
+pub fn unconnected() -> io::Result<Vec<u64>> {
+    let mut socket = Socket::open_for(NETLINK_SOCK_DIAG)?;
+    let mut cookies = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let all = request(family, libc::IPPROTO_UDP, 1 << TCP_CLOSE, [0; ID_LEN]);
+        socket.dump(SOCK_DIAG_BY_FAMILY, &all, |_, message| {
+            let word = |at: usize| -> Option<u64> {
+                let bytes = message.get(at..)?.first_chunk()?;
+                Some(u32::from_ne_bytes(*bytes).into())
+            };
+            let halves = word(COOKIE).zip(word(COOKIE + 4));
+            cookies.extend(halves.map(|(low, high)| high << 32 | low));
+        })?;
+    }
+    Ok(cookies)
+}
+
 /// `struct inet_diag_req_v2`.
-fn request(family: libc::c_int, id: [u8; ID_LEN]) -> Vec<u8> {
-    let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
-    body.extend(STATES.to_ne_bytes());
+fn request(family: libc::c_int, proto: libc::c_int, states: u32, id: [u8; ID_LEN]) -> Vec<u8> {
+    let mut body = vec![family as u8, proto as u8, 0, 0];
+    body.extend(states.to_ne_bytes());
     body.extend(id);
     body
 }

@@ -156,6 +156,9 @@ impl Starter {
         known: &BTreeMap<usize, Known>,
     ) -> Result<()> {
         let plan = plan(topology, self.config.mask())?;
+        if self.is_idle() {
+            self.leave_exchanges();
+        }
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
         let mut marks = BTreeMap::new();
@@ -280,6 +283,17 @@ impl Starter {
             }
         }
         self.suspended = suspended;
+    }
+
+    /// Leaves sockets that send datagrams without a connection where the kernel has them: they may be in the
+    /// middle of an exchange, whose other end knows them by their address.
+    fn leave_exchanges(&self) {
+        let left = netlink::unconnected()
+            .context("cannot list UDP sockets")
+            .and_then(|cookies| self.programs.leave_exchanges(&cookies));
+        if let Err(e) = left {
+            warn!("exchanges of datagrams that are under way may change their address: {e:#}");
+        }
     }
 
     /// Whether anything is adopted at the moment.

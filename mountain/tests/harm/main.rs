@@ -14,6 +14,7 @@ mod firewall;
 mod frames;
 mod measure;
 mod packaging;
+mod placement;
 mod pressure;
 mod redirect;
 mod redirect_flood;

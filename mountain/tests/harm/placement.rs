@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! New flows choose an uplink only where nobody else has chosen already.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use crate::support::{Net, CLIENT4, LEAVE, SERVER4, SETTLE};
+
+/// Enough that a choice between two uplinks would show.
+const SOCKETS: usize = 16;
+
+/// Two uplinks with addresses of their own, and default routes that differ in metric.
+fn two_providers() -> Net {
+    let net = Net::new();
+    net.client.ip("route del 10.98.1.0/24");
+    net.client.ip("-6 route del fd98:1::/64");
+    net.client
+        .ip("route add default via 10.30.0.2 dev u0 metric 100");
+    net.client
+        .ip("route add default via 10.30.1.2 dev u1 metric 600");
+    net.client.ip(&format!("addr del {CLIENT4}/32 dev lo"));
+    net
+}
+
+fn up(net: &Net) {
+    net.client.mountain_ok("up --adopt");
+    for device in ["u0", "u1"] {
+        net.wait_used(device);
+    }
+    thread::sleep(SETTLE);
+}
+
+/// The addresses that the server sees when each of these sockets sends it a datagram.
+fn sources(net: &Net, sockets: Vec<UdpSocket>) -> (Vec<IpAddr>, Vec<UdpSocket>) {
+    let to: SocketAddr = format!("{SERVER4}:5353").parse().unwrap();
+    let server = net.server.with(move || UdpSocket::bind(to).unwrap());
+    server.set_read_timeout(Some(LEAVE)).unwrap();
+    let seen = sockets.iter().map(|socket| {
+        socket.send_to(b"hello", to).unwrap();
+        let (_, from) = server.recv_from(&mut [0; 16]).expect("it arrives");
+        from.ip()
+    });
+    (seen.collect(), sockets)
+}
+
+/// Unbound sockets of the client, made by `user`.
+fn sockets(net: &Net, user: u32) -> Vec<UdpSocket> {
+    net.client.with(move || {
+        // SAFETY: changes this thread's file system user alone, whom its sockets belong to.
+        unsafe { libc::setfsuid(user) };
+        let unbound = || socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None);
+        (0..SOCKETS).map(|_| unbound().unwrap().into()).collect()
+    })
+}
+
+#[test]
+fn datagrams_under_way_keep_their_address_when_mountain_starts() {
+    let net = two_providers();
+    let (before, old) = sources(&net, sockets(&net, 0));
+    assert!(before.iter().all(|a| a.to_string() == "10.30.0.1"));
+    up(&net);
+    let (after, old) = sources(&net, old);
+    assert_eq!(before, after, "the other end knows them by their address");
+    let (new, _) = sources(&net, sockets(&net, 0));
+    assert!(new.iter().any(|a| a.to_string() == "10.30.1.1"), "{new:?}");
+    thread::sleep(Duration::from_millis(100));
+    let (later, _) = sources(&net, old);
+    assert_eq!(before, later);
+}
+
+#[test]
+fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
+    let net = two_providers();
+    net.client
+        .ip("route add default via 10.30.1.2 dev u1 table 100");
+    net.client
+        .ip("rule add pref 100 uidrange 1000-1000 lookup 100");
+    up(&net);
+    let (seen, _) = sources(&net, sockets(&net, 1000));
+    let others = seen.iter().filter(|a| a.to_string() != "10.30.1.1");
+    assert_eq!(others.count(), 0, "{seen:?}");
+}
