@@ -16,6 +16,7 @@ mod measure;
 mod packaging;
 mod placement;
 mod pressure;
+mod random;
 mod redirect;
 mod redirect_flood;
 mod uninstall;

@@ -1,0 +1,652 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A small random host, as the `ip` and `nft` commands that build it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::dice::Dice;
+use super::routes::{Hop, Route};
+
+/// What a host may have. Each can be left out by `MOUNTAIN_RANDOM_WITHOUT=Tun,Nat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Default routes by metric, and `up --adopt`.
+    Adopt,
+    /// Multipath routes made of nexthop objects.
+    Nexthops,
+    /// ip rules and further tables.
+    Rules,
+    /// More rules than the steering program has room for.
+    ManyRules,
+    /// IPv4 routes for one TOS.
+    Tos,
+    /// A tunnel: a tun device with routes.
+    Tun,
+    /// Chains that name the device that a packet leaves by.
+    NftByDevice,
+    /// The same at the devices' own egress hooks.
+    NftEgress,
+    /// Chains that mark packets.
+    NftMark,
+    /// Source NAT, alike on all uplinks or not.
+    Nat,
+    /// A macvlan guest on an uplink.
+    Macvlan,
+    /// An uplink with a smaller MTU.
+    SmallMtu,
+    /// Programs that write frames for a gateway themselves.
+    Frames,
+    /// A default route by a tunnel beside those that `--adopt` is for.
+    Vpn,
+    /// Forwarded packets from addresses of an uplink's provider.
+    Transit,
+    /// Packets that name their device each (IP_PKTINFO).
+    PacketInfo,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 16] = [
+        Kind::Adopt,
+        Kind::Nexthops,
+        Kind::Rules,
+        Kind::ManyRules,
+        Kind::Tos,
+        Kind::Tun,
+        Kind::NftByDevice,
+        Kind::NftEgress,
+        Kind::NftMark,
+        Kind::Nat,
+        Kind::Macvlan,
+        Kind::SmallMtu,
+        Kind::Frames,
+        Kind::Vpn,
+        Kind::Transit,
+        Kind::PacketInfo,
+    ];
+}
+
+/// Destinations are in so many prefixes of either family.
+pub const PREFIXES: usize = 6;
+pub const MAIN: u32 = 254;
+/// The far end of the inner network, a host of it, and one that it routes to, by family.
+pub const INNER: &str = "l0";
+pub const TUN: &str = "tun0";
+/// The address of this host that is on no uplink.
+pub const SERVICE4: &str = "10.98.0.1";
+pub const SERVICE6: &str = "fd98::1";
+
+/// A device by which packets leave.
+#[derive(Clone, Debug)]
+pub struct Uplink {
+    pub name: String,
+    pub mtu: u32,
+    pub gateways: [Vec<IpAddr>; 2],
+}
+
+#[derive(Debug)]
+pub struct Host {
+    pub seed: u64,
+    pub kinds: Vec<Kind>,
+    pub uplinks: Vec<Uplink>,
+    pub routes: Vec<Route>,
+    /// With their family: whether IPv6.
+    pub rules: Vec<(bool, String)>,
+    pub nft: Vec<String>,
+    pub sysctls: Vec<(String, String)>,
+    /// Devices that macvlan guests are on.
+    pub guests: Vec<String>,
+    /// By family: positions of the default routes that may become members by `--adopt`, the best first.
+    pub adoptable: [Vec<usize>; 2],
+}
+
+/// Address `n` on uplink `i`.
+pub fn uplink_address(i: usize, n: u16, ipv6: bool) -> IpAddr {
+    match ipv6 {
+        false => Ipv4Addr::new(10, 30, i as u8, n as u8).into(),
+        true => Ipv6Addr::new(0xfd30, i as u16, 0, 0, 0, 0, 0, n).into(),
+    }
+}
+
+/// Address `n` of the inner network; `far`: of one behind it, `public`: of one that needs no translation.
+pub fn inner_address(n: u16, far: bool, public: bool, ipv6: bool) -> IpAddr {
+    match (ipv6, public) {
+        (false, true) => Ipv4Addr::new(203, 0, 113, n as u8).into(),
+        (false, false) => Ipv4Addr::new(10, 40 + u8::from(far), 0, n as u8).into(),
+        (true, true) => Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, n).into(),
+        (true, false) => Ipv6Addr::new(0xfd40 + u16::from(far), 0, 0, 0, 0, 0, 0, n).into(),
+    }
+}
+
+pub fn service(ipv6: bool) -> IpAddr {
+    if ipv6 { SERVICE6 } else { SERVICE4 }.parse().unwrap()
+}
+
+fn prefix(k: usize, ipv6: bool) -> String {
+    match ipv6 {
+        false => format!("198.18.{k}.0/24"),
+        true => format!("2001:db8:{k}::/48"),
+    }
+}
+
+pub fn destination(k: usize, n: u16, ipv6: bool) -> IpAddr {
+    match ipv6 {
+        false => Ipv4Addr::new(198, 18, k as u8, n as u8).into(),
+        true => Ipv6Addr::new(0x2001, 0xdb8, k as u16, 0, 0, 0, 0, n).into(),
+    }
+}
+
+pub fn everywhere(ipv6: bool) -> String {
+    if ipv6 { "::/0" } else { "0.0.0.0/0" }.to_owned()
+}
+
+/// Ranges that ports are from: rules and chains name whole ones.
+pub const CLASSES: usize = 3;
+
+pub fn destination_port(class: usize, id: u16) -> u16 {
+    1000 * (1 + class as u16) + id
+}
+
+pub fn source_port(class: usize, id: u16) -> u16 {
+    20_000 + 1000 * class as u16 + id
+}
+
+fn class_range(first: u16) -> String {
+    format!("{first}-{}", first + 999)
+}
+
+pub const MARKS: [u32; 4] = [0, 1, 2, 0x100];
+pub const TOSES: [u8; 4] = [0, 0x10, 0x08, 0xb8];
+pub const USER: u32 = 1000;
+
+impl Host {
+    pub fn random(seed: u64, allowed: &[Kind]) -> Self {
+        let mut dice = Dice::new(seed);
+        // Few at a time, so that a failure tells what it takes.
+        let kinds = (allowed.iter().copied())
+            .filter(|kind| match kind {
+                Kind::Adopt => dice.one_in(2),
+                Kind::ManyRules => dice.one_in(12),
+                Kind::Rules => dice.one_in(3),
+                Kind::Transit | Kind::Frames => dice.one_in(2),
+                _ => dice.one_in(6),
+            })
+            .collect();
+        let mut host = Host {
+            seed,
+            kinds,
+            uplinks: Vec::new(),
+            routes: Vec::new(),
+            rules: Vec::new(),
+            nft: Vec::new(),
+            sysctls: Vec::new(),
+            guests: Vec::new(),
+            adoptable: Default::default(),
+        };
+        host.add_uplinks(&mut dice);
+        host.add_sysctls(&mut dice);
+        for ipv6 in [false, true] {
+            host.add_routes(&mut dice, ipv6);
+            if host.has(Kind::Rules) || host.has(Kind::ManyRules) {
+                host.add_rules(&mut dice, ipv6);
+            }
+        }
+        if host.has(Kind::Rules) || host.has(Kind::ManyRules) {
+            for route in &mut host.routes {
+                route.onlink = route.hops.iter().all(|hop| hop.gateway.is_some());
+            }
+        }
+        host.add_nft(&mut dice);
+        if host.has(Kind::Macvlan) {
+            let on = dice.pick(&host.uplinks).name;
+            host.guests.push(on);
+        }
+        host.adoptable = [false, true].map(|ipv6| host.adoptable(ipv6));
+        host
+    }
+
+    pub fn has(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
+
+    pub fn has_tun(&self) -> bool {
+        self.has(Kind::Tun) || self.has(Kind::Vpn)
+    }
+
+    fn add_uplinks(&mut self, dice: &mut Dice) {
+        for i in 0..2 + dice.below(3) {
+            let small = self.has(Kind::SmallMtu) && dice.one_in(2);
+            let two = dice.one_in(6);
+            let link_local = dice.one_in(3);
+            let gateways = [false, true].map(|ipv6| {
+                let first = match ipv6 && link_local {
+                    true => Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, i as u16, 2).into(),
+                    false => uplink_address(i, 2, ipv6),
+                };
+                let mut gateways = vec![first];
+                if two {
+                    gateways.push(uplink_address(i, 3, ipv6));
+                }
+                gateways
+            });
+            self.uplinks.push(Uplink {
+                name: format!("u{i}"),
+                mtu: if small { 1400 } else { 1500 },
+                gateways,
+            });
+        }
+    }
+
+    fn add_sysctls(&mut self, dice: &mut Dice) {
+        let mut set = |key: &str, value: &str| self.sysctls.push((key.into(), value.into()));
+        for family in ["ipv4", "ipv6"] {
+            let policy = dice.pick(&["1", "1", "1", "0"]);
+            set(&format!("{family}/fib_multipath_hash_policy"), policy);
+            set(&format!("{family}/conf/all/forwarding"), "1");
+        }
+        // A random part of the hash otherwise.
+        set("ipv6/auto_flowlabels", "0");
+        set("ipv4/ping_group_range", "0 0");
+    }
+
+    /// A hop by one of the devices.
+    fn hop(&self, dice: &mut Dice, ipv6: bool) -> Hop {
+        if self.has(Kind::Tun) && dice.one_in(4) {
+            return self.tun_hop(dice.one_in(2), ipv6);
+        }
+        let uplink = dice.pick(&self.uplinks);
+        Hop {
+            gateway: Some(dice.pick(&uplink.gateways[usize::from(ipv6)])),
+            device: uplink.name,
+            weight: 1 + dice.below(3) as u32,
+        }
+    }
+
+    fn tun_hop(&self, gateway: bool, ipv6: bool) -> Hop {
+        Hop {
+            device: TUN.into(),
+            gateway: gateway.then(|| match ipv6 {
+                false => "10.50.0.2".parse().unwrap(),
+                true => "fd50::2".parse().unwrap(),
+            }),
+            weight: 1,
+        }
+    }
+
+    /// Two or more different hops, by uplinks mostly.
+    fn hops(&self, dice: &mut Dice, ipv6: bool) -> Vec<Hop> {
+        let mut hops: Vec<Hop> = Vec::new();
+        let count = 2 + dice.below(2);
+        for _ in 0..20 {
+            let hop = self.hop(dice, ipv6);
+            let same = |h: &Hop| (&h.device, h.gateway) == (&hop.device, hop.gateway);
+            if hop.gateway.is_some() && !hops.iter().any(same) {
+                hops.push(hop);
+            }
+            if hops.len() == count {
+                break;
+            }
+        }
+        hops
+    }
+
+    fn multipath(&self, dice: &mut Dice, prefix: String, table: u32, metric: u32) -> Route {
+        let ipv6 = prefix.contains(':');
+        let mut route = Route::new(prefix, table, metric, self.hops(dice, ipv6));
+        if dice.one_in(2) {
+            route.source = Some(service(ipv6));
+        }
+        if self.has(Kind::Nexthops) && dice.one_in(2) {
+            route.nexthop = Some(10 * (1 + self.routes.len() as u32));
+        }
+        route
+    }
+
+    fn add_routes(&mut self, dice: &mut Dice, ipv6: bool) {
+        // IPv6 joins routes of one metric.
+        let metric = |n: u32| 100 * n;
+        if self.has(Kind::Adopt) {
+            if self.has(Kind::Vpn) {
+                // A VPN, better or worse than the uplinks.
+                let hop = self.tun_hop(dice.one_in(2), ipv6);
+                let route = Route::new(
+                    everywhere(ipv6),
+                    MAIN,
+                    dice.pick(&[50, 150, 900]),
+                    vec![hop],
+                );
+                self.routes.push(route);
+            }
+            for (n, uplink) in (1..).zip(self.uplinks.clone()) {
+                let hop = Hop {
+                    gateway: Some(uplink.gateways[usize::from(ipv6)][0]),
+                    device: uplink.name,
+                    weight: 1,
+                };
+                self.routes
+                    .push(Route::new(everywhere(ipv6), MAIN, metric(n), vec![hop]));
+            }
+        } else if dice.one_in(2) {
+            let route = self.multipath(dice, everywhere(ipv6), MAIN, metric(5));
+            self.routes.push(route);
+        } else {
+            let hop = self.hop(dice, ipv6);
+            self.routes
+                .push(Route::new(everywhere(ipv6), MAIN, metric(5), vec![hop]));
+        }
+        for k in 0..PREFIXES {
+            self.add_prefix(dice, prefix(k, ipv6), metric(3));
+        }
+        if self.has(Kind::Tun) && dice.one_in(3) {
+            for half in match ipv6 {
+                false => ["0.0.0.0/1", "128.0.0.0/1"],
+                true => ["::/1", "8000::/1"],
+            } {
+                let hop = self.tun_hop(false, ipv6);
+                self.routes
+                    .push(Route::new(half.into(), MAIN, metric(3), vec![hop]));
+            }
+        }
+        if self.has(Kind::Tos) && !ipv6 {
+            for k in 0..2 {
+                let hop = self.hop(dice, ipv6);
+                let to = dice.pick(&[prefix(k, ipv6), everywhere(ipv6)]);
+                let mut route = Route::new(to, MAIN, metric(1), vec![hop]);
+                route.tos = dice.pick(&TOSES[1..3]);
+                let key = route.key();
+                if self.routes.iter().all(|r| r.key() != key) {
+                    self.routes.push(route);
+                }
+            }
+        }
+    }
+
+    /// Perhaps routes of its own for a destination's prefix, or for a part of it.
+    fn add_prefix(&mut self, dice: &mut Dice, prefix: String, metric: u32) {
+        let ipv6 = prefix.contains(':');
+        match dice.below(5) {
+            0 | 1 => {
+                let route = self.multipath(dice, prefix.clone(), MAIN, metric);
+                self.routes.push(route);
+            }
+            2 => {
+                let hop = self.hop(dice, ipv6);
+                self.routes
+                    .push(Route::new(prefix.clone(), MAIN, metric, vec![hop]));
+            }
+            _ => {}
+        }
+        let part = prefix
+            .replace(".0/24", ".128/25")
+            .replace("::/48", ":8000::/49");
+        match dice.below(12) {
+            0 => {
+                let route = self.multipath(dice, part, MAIN, metric);
+                self.routes.push(route);
+            }
+            1 | 2 => {
+                let hop = self.hop(dice, ipv6);
+                self.routes.push(Route::new(part, MAIN, metric, vec![hop]));
+            }
+            3 => {
+                let mut route = Route::new(part, MAIN, metric, vec![self.hop(dice, ipv6)]);
+                route.kind = dice.pick(&["unreachable", "blackhole", "prohibit", "throw"]);
+                route.hops.clear();
+                self.routes.push(route);
+            }
+            // A better or worse one beside it.
+            4 => {
+                let hop = self.hop(dice, ipv6);
+                let other = metric + dice.pick(&[0, 100]) - 50;
+                self.routes.push(Route::new(prefix, MAIN, other, vec![hop]));
+            }
+            _ => {}
+        }
+    }
+
+    fn add_rules(&mut self, dice: &mut Dice, ipv6: bool) {
+        let tables = 100..100 + 1 + dice.below(3) as u32;
+        for table in tables.clone() {
+            let to = match dice.one_in(3) {
+                true => prefix(dice.below(PREFIXES), ipv6),
+                false => everywhere(ipv6),
+            };
+            let route = match dice.below(4) {
+                0 => self.multipath(dice, to, table, 100),
+                1 => {
+                    let mut route = Route::new(to, table, 100, Vec::new());
+                    route.kind = dice.pick(&["unreachable", "blackhole", "throw"]);
+                    route
+                }
+                _ => {
+                    let hop = self.hop(dice, ipv6);
+                    Route::new(to, table, 100, vec![hop])
+                }
+            };
+            self.routes.push(route);
+        }
+        let many = self.has(Kind::ManyRules);
+        let count = if many { 70 } else { 1 + dice.below(4) };
+        for n in 0..count {
+            // Those that match nothing come first.
+            let idle = many && n + 2 < count;
+            let selector = match idle {
+                true => format!("from {}", inner_address(100 + n as u16, false, false, ipv6)),
+                false => self.selector(dice, ipv6),
+            };
+            let action = match dice.below(8) {
+                0 if !idle => dice
+                    .pick(&["unreachable", "blackhole", "prohibit"])
+                    .to_owned(),
+                1 if !idle => "lookup main suppress_prefixlength 0".to_owned(),
+                _ => format!("lookup {}", 100 + dice.below(tables.len())),
+            };
+            let not = if dice.one_in(10) && !idle { "not " } else { "" };
+            let order = 1000 + 10 * n;
+            self.rules.push((
+                ipv6,
+                format!("rule add pref {order} {not}{selector} {action}"),
+            ));
+        }
+    }
+
+    /// The conditions of an ip rule.
+    fn selector(&self, dice: &mut Dice, ipv6: bool) -> String {
+        let bits = if ipv6 { 128 } else { 32 };
+        let one = |dice: &mut Dice| match dice.below(10) {
+            0 => format!("from {}/{bits}", service(ipv6)),
+            1 => {
+                let i = dice.below(self.uplinks.len());
+                format!("from {}/{bits}", uplink_address(i, 1, ipv6))
+            }
+            2 => {
+                let address = inner_address(0, dice.one_in(2), false, ipv6);
+                format!("from {address}/{}", if ipv6 { 64 } else { 24 })
+            }
+            3 => format!("to {}", prefix(dice.below(PREFIXES), ipv6)),
+            4 => format!("fwmark {:#x}", dice.pick(&MARKS[1..])),
+            5 => format!("tos {:#x}", dice.pick(&TOSES[1..3])),
+            6 => format!("iif {}", dice.pick(&["lo", INNER])),
+            7 => format!("uidrange {USER}-{USER}"),
+            8 => format!("ipproto {}", dice.pick(&["udp", "tcp"])),
+            _ => match dice.one_in(2) {
+                true => format!("sport {}", class_range(source_port(dice.below(CLASSES), 0))),
+                false => format!(
+                    "dport {}",
+                    class_range(destination_port(dice.below(CLASSES), 0))
+                ),
+            },
+        };
+        let first = one(dice);
+        let second = one(dice);
+        let key = |text: &str| text.split(' ').next().unwrap().to_owned();
+        match dice.one_in(4) && key(&first) != key(&second) {
+            true => format!("{first} {second}"),
+            false => first,
+        }
+    }
+
+    fn add_nft(&mut self, dice: &mut Dice) {
+        let mut rules: Vec<(&str, String)> = Vec::new();
+        let match_ports = |dice: &mut Dice| {
+            let ports = class_range(destination_port(dice.below(CLASSES), 0));
+            let proto = dice.pick(&["udp", "tcp"]);
+            format!("{proto} dport {ports}")
+        };
+        if self.has(Kind::NftByDevice) {
+            for _ in 0..1 + dice.below(2) {
+                let device = dice.pick(&self.uplinks).name;
+                let chain = dice.pick(&["output", "forward", "postrouting"]);
+                let action = dice.pick(&["drop", "ip dscp set 10", "ip6 dscp set 10", "reject"]);
+                let action = match (chain, action) {
+                    ("postrouting", "reject") => "drop",
+                    (_, action) => action,
+                };
+                let what = match_ports(dice);
+                rules.push((chain, format!("oifname \"{device}\" {what} {action}")));
+            }
+            // A rule that treats all alike, or only counts.
+            let device = dice.pick(&self.uplinks).name;
+            rules.push(("output", format!("oifname \"{device}\" counter")));
+        }
+        if self.has(Kind::NftMark) {
+            for chain in ["mark_out", "mark_in"] {
+                let mark = dice.pick(&MARKS[1..]);
+                let what = match_ports(dice);
+                rules.push((chain, format!("{what} meta mark set {mark:#x}")));
+            }
+            if dice.one_in(2) {
+                rules.push(("postrouting", "meta mark set 0".into()));
+            }
+        }
+        if self.has(Kind::Nat) {
+            let source = dice.pick(&["", "ip saddr 10.40.0.0/15 "]);
+            let snat = dice.one_in(4);
+            let alike = dice.one_in(2);
+            for uplink in &self.uplinks {
+                if alike || dice.one_in(2) {
+                    let action = match snat {
+                        true => "snat ip to 192.0.2.77".to_owned(),
+                        false => "masquerade".to_owned(),
+                    };
+                    let name = &uplink.name;
+                    rules.push(("nat", format!("oifname \"{name}\" {source}{action}")));
+                }
+            }
+        }
+        let hooks = [
+            ("output", "type filter hook output priority 0"),
+            ("forward", "type filter hook forward priority 0"),
+            ("postrouting", "type filter hook postrouting priority 150"),
+            ("mark_out", "type route hook output priority -150"),
+            ("mark_in", "type filter hook prerouting priority -150"),
+            ("nat", "type nat hook postrouting priority 100"),
+        ];
+        for (chain, hook) in hooks {
+            let of_chain: Vec<_> = rules.iter().filter(|(c, _)| *c == chain).collect();
+            if of_chain.is_empty() {
+                continue;
+            }
+            self.nft
+                .push(format!("add chain inet f {chain} {{ {hook}; }}"));
+            for (_, rule) in of_chain {
+                self.nft.push(format!("add rule inet f {chain} {rule}"));
+            }
+        }
+        if !self.nft.is_empty() {
+            self.nft.insert(0, "add table inet f".into());
+        }
+        if self.has(Kind::NftEgress) {
+            let device = dice.pick(&self.uplinks).name;
+            let what = match_ports(dice);
+            let action = dice.pick(&["drop", "ip dscp set 20", "ip6 dscp set 20", "counter"]);
+            self.nft.extend([
+                "add table netdev e".to_owned(),
+                format!("add chain netdev e out {{ type filter hook egress device {device} priority 0; }}"),
+                format!("add rule netdev e out {what} {action}"),
+            ]);
+        }
+    }
+
+    /// Default routes that differ only in metric: members if the kernel's own choice is one.
+    fn adoptable(&self, ipv6: bool) -> Vec<usize> {
+        let mut defaults: Vec<usize> = (0..self.routes.len())
+            .filter(|&i| self.routes[i].ipv6 == ipv6 && self.routes[i].is_default())
+            .collect();
+        defaults.sort_by_key(|&i| self.routes[i].metric);
+        let plain = |i: &usize| matches!(&self.routes[*i].hops[..], [hop] if hop.device != TUN);
+        match defaults.first().is_some_and(plain) && self.has(Kind::Adopt) {
+            true => defaults.into_iter().filter(plain).collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Whether new flows of a family may choose an uplink, and its firewall with it.
+    pub fn places(&self, ipv6: bool) -> bool {
+        let own_default = |r: &Route| r.is_multipath() && r.is_default() && r.source.is_none();
+        !self.adoptable[usize::from(ipv6)].is_empty()
+            || self.routes.iter().any(|r| r.ipv6 == ipv6 && own_default(r))
+    }
+
+    /// Most members of one group; 1: there is none.
+    pub fn members(&self) -> usize {
+        let multipath = self.routes.iter().map(|r| r.hops.len());
+        let adopted = self.adoptable.iter().map(Vec::len);
+        multipath.chain(adopted).max().unwrap_or(0).max(1)
+    }
+
+    /// The commands that make each group's member `j` the kernel's only choice, and those that undo it.
+    pub fn variant(&self, j: usize) -> (Vec<String>, Vec<String>) {
+        let (mut there, mut back) = (Vec::new(), Vec::new());
+        for route in self.routes.iter().filter(|r| r.is_multipath()) {
+            there.push(route.delete());
+            there.push(route.add(Some(j % route.hops.len())));
+            back.push(route.delete());
+            back.push(route.add(None));
+        }
+        for family in &self.adoptable {
+            let Some(&best) = family.first() else {
+                continue;
+            };
+            let chosen = &self.routes[family[j % family.len()]];
+            let mut preferred = chosen.clone();
+            preferred.metric = self.routes[best].metric - 1;
+            there.push(preferred.add(None));
+            back.push(preferred.delete());
+        }
+        (there, back)
+    }
+
+    /// The device whose address or subnet this is.
+    pub fn owner(&self, address: IpAddr) -> Option<String> {
+        let i = match address {
+            IpAddr::V4(a) if a.octets()[..2] == [10, 30] => a.octets()[2].into(),
+            IpAddr::V6(a) if a.segments()[0] == 0xfd30 => usize::from(a.segments()[1]),
+            IpAddr::V4(a) if a.octets()[..2] == [10, 50] => return Some(TUN.into()),
+            IpAddr::V6(a) if a.segments()[0] == 0xfd50 => return Some(TUN.into()),
+            _ => return None,
+        };
+        self.uplinks.get(i).map(|u| u.name.clone())
+    }
+}
+
+/// A link-layer address for each neighbour.
+pub fn neighbour_mac(address: IpAddr) -> [u8; 6] {
+    match address {
+        IpAddr::V4(a) => {
+            let o = a.octets();
+            [6, 4, o[0], o[1], o[2], o[3]]
+        }
+        IpAddr::V6(a) => {
+            let o = a.octets();
+            [6, 6, o[0] ^ o[1], o[3] ^ o[13], o[14], o[15]]
+        }
+    }
+}
+
+/// The link-layer address of the host's `n`-th device; the inner one is the last.
+pub fn own_mac(n: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 1, n as u8]
+}
+
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}

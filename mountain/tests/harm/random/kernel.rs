@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What the kernel alone does with each packet: found by sending it, without Mountain.
+//!
+//! The packets of all flows are sent several times on the same host: as it is, twice, which tells
+//! what is random by itself; and with each group's members in turn as the only choice, which tells
+//! where the packets of a group may go, how they look there, and whether they get there at all.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::host::Host;
+use super::packets::{self, By, Flow, TCP, UDP};
+use super::rig::{feed, flush_conntrack, ip, Pinned, Rig, Seen};
+
+pub type Seens = BTreeSet<Seen>;
+
+/// What leaves for each flow.
+pub type Sent = HashMap<u16, Seens>;
+
+pub struct Reference {
+    /// On the host as it is.
+    pub plain: Sent,
+    /// Where two runs differed.
+    pub unsteady: BTreeSet<u16>,
+    /// With each group's members in turn.
+    pub variants: Vec<Sent>,
+}
+
+/// Sends flows' packets and keeps their sockets.
+#[derive(Default)]
+pub struct Sender {
+    sockets: HashMap<u16, Socket>,
+    /// Packets that each flow has sent.
+    count: HashMap<u16, u32>,
+}
+
+impl Sender {
+    /// The next packet of a flow. What the kernel says to it shows in what leaves.
+    pub fn send(&mut self, rig: &Rig, flow: &Flow) {
+        let count = self.count.entry(flow.id).or_default();
+        let nth = *count;
+        *count += 1;
+        match &flow.by {
+            By::Forwarded { device, .. } => {
+                let sequence = if nth == 0 { 100 } else { 101 + nth * 256 };
+                for packet in packets::packets(flow, 1500, nth == 0, sequence) {
+                    rig.inject(device, &packet);
+                }
+            }
+            By::Frame {
+                device, gateway, ..
+            } => {
+                for packet in packets::packets(flow, 1400, nth == 0, 101) {
+                    rig.write_frame(device, *gateway, &packet);
+                }
+            }
+            By::Guest { guest, .. } => {
+                let _ = rig.in_guest(*guest, || self.send_by_socket(flow));
+            }
+            By::Socket { .. } => {
+                let _ = self.send_by_socket(flow);
+            }
+        }
+    }
+
+    fn send_by_socket(&mut self, flow: &Flow) -> io::Result<()> {
+        let data = match flow.proto {
+            UDP | TCP => packets::payload(flow.id, flow.length),
+            _ => packets::echo(flow),
+        };
+        let to = match flow.proto {
+            UDP | TCP => flow.to,
+            _ => SocketAddr::new(flow.to.ip(), 0),
+        };
+        let socket = match self.sockets.entry(flow.id) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let socket = place.insert(connect(flow, to)?);
+                if flow.proto == TCP {
+                    return Ok(());
+                }
+                socket
+            }
+        };
+        match &flow.by {
+            By::Socket {
+                pktinfo: Some(device),
+                ..
+            } => send_by_device(socket, &data, to, device),
+            By::Socket {
+                connected: false, ..
+            } if flow.proto != TCP => socket.send_to(&data, &to.into()).map(drop),
+            _ => socket.send(&data).map(drop),
+        }
+    }
+}
+
+/// A flow's socket, connected if it is to be.
+fn connect(flow: &Flow, to: SocketAddr) -> io::Result<Socket> {
+    let socket = open(flow)?;
+    let connects = match &flow.by {
+        By::Socket { connected, .. } => *connected || flow.proto == TCP,
+        _ => true,
+    };
+    if connects {
+        match socket.connect(&to.into()) {
+            Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(socket)
+}
+
+fn open(flow: &Flow) -> io::Result<Socket> {
+    let domain = if flow.ipv6() {
+        Domain::IPV6
+    } else {
+        Domain::IPV4
+    };
+    let (kind, proto) = match flow.proto {
+        UDP => (Type::DGRAM, Protocol::UDP),
+        TCP => (Type::STREAM, Protocol::TCP),
+        _ if flow.ipv6() => (Type::RAW, Protocol::ICMPV6),
+        _ => (Type::RAW, Protocol::ICMPV4),
+    };
+    let user = match &flow.by {
+        By::Socket { user, .. } => *user,
+        _ => 0,
+    };
+    // SAFETY: changes this thread's file system user alone, which a socket's owner is.
+    unsafe { libc::setfsuid(user) };
+    let socket = Socket::new(domain, kind.nonblocking(), Some(proto));
+    // SAFETY: as above.
+    unsafe { libc::setfsuid(0) };
+    let socket = socket?;
+    if flow.proto == TCP {
+        socket.set_linger(Some(Duration::ZERO))?;
+        socket.set_reuse_address(true)?;
+    }
+    socket.set_mark(flow.mark)?;
+    match flow.ipv6() {
+        true => socket.set_tclass_v6(flow.tos.into())?,
+        false => socket.set_tos_v4(flow.tos.into())?,
+    }
+    let (address, port) = match &flow.by {
+        By::Socket {
+            address,
+            port,
+            device,
+            ..
+        } => {
+            if let Some(device) = device {
+                socket.bind_device(Some(device.as_bytes()))?;
+            }
+            (*address, *port)
+        }
+        By::Guest { address, .. } => (*address, false),
+        _ => (None, false),
+    };
+    let any: IpAddr = match flow.ipv6() {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let port = match flow.proto {
+        UDP | TCP if port => flow.sport,
+        _ => 0,
+    };
+    if address.is_some() || port > 0 {
+        socket.bind(&SocketAddr::new(address.unwrap_or(any), port).into())?;
+    }
+    Ok(socket)
+}
+
+fn send_by_device(socket: &Socket, data: &[u8], to: SocketAddr, device: &str) -> io::Result<()> {
+    let index = nix::net::if_::if_nametoindex(device)?;
+    let slice = [io::IoSlice::new(data)];
+    let to = SockaddrStorage::from(to);
+    // SAFETY: all-zero is valid for both.
+    let (mut info4, mut info6): (libc::in_pktinfo, libc::in6_pktinfo) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    info4.ipi_ifindex = index as i32;
+    info6.ipi6_ifindex = index;
+    let message = match to.as_sockaddr_in6() {
+        Some(_) => ControlMessage::Ipv6PacketInfo(&info6),
+        None => ControlMessage::Ipv4PacketInfo(&info4),
+    };
+    let fd = socket.as_raw_fd();
+    sendmsg(fd, &slice, &[message], MsgFlags::empty(), Some(&to))?;
+    Ok(())
+}
+
+/// What left, by flow, without what the kernel chooses anew each time.
+pub fn by_flow(flows: &[Flow], seen: Vec<(u16, Seen)>) -> Sent {
+    let mut sent = Sent::new();
+    for (id, mut seen) in seen {
+        let Some(flow) = flows.get(usize::from(id).wrapping_sub(1)) else {
+            continue;
+        };
+        if flow.is_ephemeral() {
+            seen.look.sport = 0;
+        }
+        sent.entry(id).or_default().insert(seen);
+    }
+    sent
+}
+
+/// Sends a packet of each flow, as if for the first time.
+fn try_all(rig: &mut Rig, flows: &[Flow]) -> Sent {
+    let mut sender = Sender::default();
+    let pinned = Pinned::new();
+    for flow in flows {
+        sender.send(rig, flow);
+    }
+    let mut sent = by_flow(flows, rig.collect());
+    for flow in flows.iter().filter(|f| f.proto == TCP) {
+        // Acknowledgements depend on when the answer was read.
+        if let Some(seen) = sent.get_mut(&flow.id) {
+            seen.retain(|s| s.look.mss.is_some() || s.look.proto != TCP);
+        }
+    }
+    drop(sender);
+    rig.collect();
+    drop(pinned);
+    flush_conntrack();
+    sent
+}
+
+/// Changes routes and rules that none of the packets use: of flows under way the kernel chooses the hops
+/// anew, by what is known of them at last, with whatever source they have got.
+pub fn shake() {
+    for (family, prefix) in [("-4", "192.0.2.200/32"), ("-6", "2001:db8:ffff::200/128")] {
+        let lines = [
+            format!("route add {prefix} dev lo table 9999"),
+            "rule add pref 32765 lookup 9999".to_owned(),
+        ];
+        feed("ip", &[family, "-batch", "-"], &lines);
+    }
+}
+
+impl Reference {
+    pub fn new(rig: &mut Rig, host: &Host, flows: &[Flow]) -> Self {
+        // The first packets may wait for something.
+        try_all(rig, flows);
+        rig.pump(Duration::from_millis(20));
+        let plain = try_all(rig, flows);
+        let mut variants = Vec::new();
+        for j in 0..host.members() {
+            let (there, back) = host.variant(j);
+            ip(&there);
+            variants.push(try_all(rig, flows));
+            ip(&back);
+        }
+        let again = try_all(rig, flows);
+        let differs = |flow: &&Flow| plain.get(&flow.id) != again.get(&flow.id);
+        let unsteady = flows.iter().filter(differs).map(|f| f.id).collect();
+        variants.push(again);
+        Self {
+            plain,
+            unsteady,
+            variants,
+        }
+    }
+
+    /// Whether the kernel alone might do this with a packet of the flow, by whatever member.
+    pub fn knows(&self, flow: u16, seen: &Seen) -> bool {
+        self.all(flow).any(|s| contains(s, seen))
+    }
+
+    /// The same of a packet that was cut, or whose segments were sized, for another member's MTU.
+    pub fn knows_sized(&self, flow: u16, seen: &Seen) -> bool {
+        let cut_so = |s: &Seen| s.look == seen.look;
+        let rough = rough(seen);
+        self.all(flow).any(|s| s.iter().any(cut_so))
+            && self
+                .all(flow)
+                .any(|s| s.iter().any(|s| self::rough(s) == rough))
+    }
+
+    fn all(&self, flow: u16) -> impl Iterator<Item = &Seens> {
+        let all = std::iter::once(&self.plain).chain(&self.variants);
+        all.filter_map(move |sent| sent.get(&flow))
+    }
+
+    /// The same of a flow whose port the kernel chooses: of IPv6, it may look for the source and for
+    /// the way with different ports, and so by different members.
+    pub fn knows_crossed(&self, flow: u16, seen: &Seen) -> bool {
+        let mut crossed = seen.clone();
+        self.all(flow).flatten().any(|s| {
+            crossed.look.source = s.look.source;
+            s.look.source != seen.look.source && self.knows(flow, &crossed)
+        }) && self
+            .all(flow)
+            .flatten()
+            .any(|s| s.look.source == seen.look.source)
+    }
+
+    /// Whether the kernel alone might let nothing leave, by whatever member.
+    pub fn may_drop(&self, flow: u16) -> bool {
+        let mut all = std::iter::once(&self.plain).chain(&self.variants);
+        all.any(|sent| !sent.contains_key(&flow))
+    }
+}
+
+fn rough(seen: &Seen) -> Seen {
+    let mut rough = seen.clone();
+    rough.look.sport = 0;
+    rough.look.part = None;
+    rough.look.mss = None;
+    rough
+}
+
+/// Whether one of these is the same but for what a TCP segment says in a SYN only.
+pub fn contains(seens: &Seens, seen: &Seen) -> bool {
+    seens.contains(seen)
+        || seen.look.proto == TCP
+            && seen.look.mss.is_none()
+            && seens.iter().any(|s| {
+                let mut s = s.clone();
+                s.look.mss = None;
+                s == *seen
+            })
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Random hosts: Mountain does with each packet what the kernel alone might have done.
+//!
+//! Theory. A seed gives a small host (`host.rs`) and flows of all sorts (`packets.rs`). The host is
+//! built in namespaces of its own, its devices' far ends are in the hand of the test (`rig.rs`). First
+//! the packets are sent without Mountain (`kernel.rs`): on the host as it is, and with each member of
+//! each group as its only next hop. Then Mountain runs and paths lose their probes in turn, so that
+//! it moves flows; each flow sends a packet in every round. The verdict (`verdict.rs`):
+//!
+//! - each packet leaves where it left without Mountain, or by another member of the same group, with
+//!   the look that it has there when the kernel alone chooses that member;
+//! - in the latter case its source is the member's own or one that belongs to no single uplink;
+//! - it leaves if, and only if, it left without Mountain (where new flows choose their uplink before they are
+//!   routed: if it left by that uplink);
+//! - a connection keeps its source, a translated one also its exit.
+//!
+//! A group is a multipath route, or the default routes of a family with `--adopt` where the kernel's own choice is a
+//! plain uplink. No model says which packets use it: where the choice of a member makes no difference, no move is
+//! allowed.
+//!
+//! `MOUNTAIN_RANDOM_HOSTS` and `MOUNTAIN_RANDOM_SEED` choose others than the usual ones,
+//! `MOUNTAIN_RANDOM_WITHOUT` leaves kinds out, `MOUNTAIN_RANDOM_PARALLEL` says how many are built at once.
+//! A failure prints the host as a script, and its seed.
+
+mod dice;
+mod host;
+mod kernel;
+mod mountain;
+mod packets;
+mod rig;
+mod routes;
+mod script;
+mod verdict;
+
+use std::collections::BTreeSet;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use host::{Host, Kind};
+use kernel::{by_flow, Reference, Sender, Sent};
+use mountain::Daemon;
+use packets::Flow;
+use rig::{Pinned, Rig};
+use verdict::Judge;
+
+/// Flows of a host.
+const FLOWS: usize = 40;
+/// Hosts of which a failure prints everything.
+const PRINTED: usize = 5;
+/// Kinds that are not yet as they should be.
+const NOT_YET: [Kind; 7] = [
+    Kind::NftByDevice,
+    Kind::NftEgress,
+    Kind::Nat,
+    Kind::ManyRules,
+    Kind::Vpn,
+    Kind::Transit,
+    // Nothing in a packet tells that its sender named a device.
+    Kind::PacketInfo,
+];
+
+fn setting(name: &str, default: u64) -> u64 {
+    match std::env::var(format!("MOUNTAIN_RANDOM_{name}")) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|e| panic!("MOUNTAIN_RANDOM_{name}={text}: {e}")),
+        Err(_) => default,
+    }
+}
+
+fn kinds() -> Vec<Kind> {
+    let without = std::env::var("MOUNTAIN_RANDOM_WITHOUT").unwrap_or_default();
+    let without: Vec<&str> = without.split(',').collect();
+    let wanted = |kind: &Kind| !without.contains(&&*format!("{kind:?}")) && !NOT_YET.contains(kind);
+    Kind::ALL.into_iter().filter(wanted).collect()
+}
+
+/// What became of one host.
+struct Result {
+    faults: Vec<String>,
+    packets: usize,
+    moved: usize,
+    flows_moved: usize,
+    steered: bool,
+    script: String,
+    log: String,
+}
+
+fn run(seed: u64, kinds: &[Kind]) -> Result {
+    let host = Host::random(seed, kinds);
+    let flows = packets::flows(&host, FLOWS);
+    let mut rig = Rig::new(&host);
+    let reference = Reference::new(&mut rig, &host, &flows);
+    let mut sender = Sender::default();
+    let mut judge = Judge::new(&host, &flows, &reference);
+
+    let mut known: BTreeSet<u16> = flows.iter().filter(|f| f.old).map(|f| f.id).collect();
+    round("before", &mut rig, &mut sender, &flows, &known, &mut judge);
+    kernel::shake();
+    let sent = send(&mut rig, &mut sender, &flows, &known);
+    judge.shaken(sent);
+    let mut daemon = Daemon::start(&mut rig, &host);
+    round(
+        "at the start",
+        &mut rig,
+        &mut sender,
+        &flows,
+        &known,
+        &mut judge,
+    );
+    let status = daemon.settle(&mut rig);
+    let steered = status["groups"].as_array().is_some_and(|g| !g.is_empty());
+    let third = FLOWS as u16 / 3;
+    known.extend(1..=third);
+    round(
+        "all paths good",
+        &mut rig,
+        &mut sender,
+        &flows,
+        &known,
+        &mut judge,
+    );
+    if steered {
+        for (n, uplink) in host.uplinks.iter().take(2).enumerate() {
+            rig.muted = vec![uplink.name.clone()];
+            daemon.wait_for_paths(&mut rig);
+            known.extend(1..=third * (2 + n as u16));
+            let what = format!("{} silent", uplink.name);
+            round(&what, &mut rig, &mut sender, &flows, &known, &mut judge);
+        }
+    }
+    let log = daemon.said();
+    daemon.stop();
+    let Judge { tally, faults, .. } = judge;
+    Result {
+        faults,
+        packets: tally.packets,
+        moved: tally.moved,
+        flows_moved: tally.flows_moved.len(),
+        steered,
+        script: host.script(),
+        log,
+    }
+}
+
+/// One packet of each of these flows.
+fn round(
+    what: &str,
+    rig: &mut Rig,
+    sender: &mut Sender,
+    flows: &[Flow],
+    ids: &BTreeSet<u16>,
+    judge: &mut Judge,
+) {
+    let sent = send(rig, sender, flows, ids);
+    judge.round(what, ids, &sent, &rig.muted);
+}
+
+fn send(rig: &mut Rig, sender: &mut Sender, flows: &[Flow], ids: &BTreeSet<u16>) -> Sent {
+    let _pinned = Pinned::new();
+    for flow in flows.iter().filter(|f| ids.contains(&f.id)) {
+        sender.send(rig, flow);
+    }
+    by_flow(flows, rig.collect())
+}
+
+#[test]
+fn every_packet_goes_where_the_kernel_might_have_sent_it() {
+    let hosts = setting("HOSTS", 200);
+    let first = setting("SEED", 201);
+    let parallel = setting("PARALLEL", 10).min(hosts);
+    let kinds = kinds();
+    println!(
+        "random hosts: seeds {first} to {}, {kinds:?}",
+        first + hosts - 1
+    );
+    let next = AtomicU64::new(first);
+    let results = Mutex::new(Vec::new());
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..parallel {
+            scope.spawn(|| loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= first + hosts {
+                    return;
+                }
+                // Each on a thread of its own, which its namespaces do not outlive.
+                let done = std::thread::scope(|inner| {
+                    let host = inner.spawn(|| catch_unwind(AssertUnwindSafe(|| run(seed, &kinds))));
+                    host.join().expect("caught")
+                });
+                if !matches!(&done, Ok(result) if result.faults.is_empty()) {
+                    println!("seed {seed} fails");
+                }
+                results.lock().unwrap().push((seed, done));
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap();
+    results.sort_by_key(|(seed, _)| *seed);
+    report(&results, began.elapsed());
+}
+
+type Done = (u64, std::thread::Result<Result>);
+
+fn report(results: &[Done], took: Duration) {
+    let whole = || results.iter().filter_map(|(_, r)| r.as_ref().ok());
+    let sum = |of: fn(&Result) -> usize| whole().map(of).sum::<usize>();
+    println!(
+        "{} hosts in {:.0} s: {} steered, {} with flows that moved; {} packets, {} by another member; {} flows moved",
+        results.len(),
+        took.as_secs_f64(),
+        sum(|r| r.steered.into()),
+        sum(|r| (r.flows_moved > 0).into()),
+        sum(|r| r.packets),
+        sum(|r| r.moved),
+        sum(|r| r.flows_moved),
+    );
+    let mut failed = Vec::new();
+    for (seed, result) in results {
+        match result {
+            Ok(result) if result.faults.is_empty() => {}
+            Ok(result) => {
+                if failed.len() < PRINTED {
+                    println!(
+                        "FAILED {seed}\n{}\nMountain said:\n{}\n{}",
+                        result.script,
+                        result.log,
+                        result.faults.join("\n")
+                    );
+                }
+                failed.push(*seed);
+            }
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map_or("", |t| t.as_str());
+                println!(
+                    "seed {seed}: {text}\n{}",
+                    Host::random(*seed, &kinds()).script()
+                );
+                failed.push(*seed);
+            }
+        }
+    }
+    assert!(failed.is_empty(), "seeds that fail: {failed:?}");
+    let steered = sum(|r| r.steered.into());
+    assert!(
+        sum(|r| (r.flows_moved > 0).into()) * 2 > steered,
+        "too little moved to prove anything"
+    );
+}

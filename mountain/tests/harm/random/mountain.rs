@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The daemon on a random host.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mountain::daemon::runtime::{Request, RunDir};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::host::{Host, Kind};
+use super::rig::Rig;
+use crate::support::{Guard, MOUNTAIN};
+
+/// Any reaction, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Paths that are not good by then will not be.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Flows first seen sooner after attaching stay where the kernel has them.
+const GRACE: Duration = Duration::from_millis(2300);
+
+/// Paths differ by losing probes, never by a busy machine's delays; what moves does so at once.
+const CONFIG: &str = "\
+[steer]
+probe_interval_ms = 50
+hold_min_s = 0.1
+hold_max_s = 0.1
+equivalence_band_us = 1000000.0
+lost_min_ms = 200
+force_after_ms = 0
+flow_table_entries = 1024
+";
+
+pub struct Daemon {
+    process: Option<Guard>,
+    log: File,
+    run_dir: RunDir,
+    /// Paths that have been good.
+    measured: Vec<Value>,
+    _config: tempfile::NamedTempFile,
+}
+
+impl Daemon {
+    /// In this thread's namespace.
+    pub fn start(rig: &mut Rig, host: &Host) -> Self {
+        let mut config = tempfile::NamedTempFile::new().unwrap();
+        config.write_all(CONFIG.as_bytes()).unwrap();
+        let log = tempfile::tempfile().unwrap();
+        let mut command = Command::new(MOUNTAIN);
+        command.args(["up", "--foreground", "--wait", "--config"]);
+        command.arg(config.path());
+        if host.has(Kind::Adopt) {
+            command.arg("--adopt");
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        let daemon = Self {
+            process: Some(Guard::new(child)),
+            log,
+            run_dir: RunDir::of_this_namespace().unwrap(),
+            measured: Vec::new(),
+            _config: config,
+        };
+        let answers = daemon.wait(rig, "it answers", LIMIT, |_| true);
+        if let Err(why) = answers {
+            panic!("{why}");
+        }
+        daemon
+    }
+
+    pub fn status(&self) -> Option<Value> {
+        self.run_dir.ask(&Request::Status).ok().flatten()
+    }
+
+    /// Answers neighbours until the status is as wanted.
+    fn wait(
+        &self,
+        rig: &mut Rig,
+        what: &str,
+        limit: Duration,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Result<Value, String> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.status() {
+                if wanted(&status) {
+                    return Ok(status);
+                }
+            }
+            if Instant::now() > end {
+                let status = self.status().unwrap_or_default();
+                let said = self.said();
+                return Err(format!("not within {limit:?}: {what}\n{status:#}\n{said}"));
+            }
+            rig.pump(Duration::from_millis(30));
+        }
+    }
+
+    /// Waits until paths are measured and new flows are steered. Returns the status.
+    pub fn settle(&mut self, rig: &mut Rig) -> Value {
+        // A rule or a firewall may be in the way of some path's probes for good.
+        let good = |p: &Value| p["state"] == "good";
+        let _ = self.wait(rig, "paths are good", PATIENCE, |status| {
+            paths(status).iter().all(good)
+        });
+        let status = self.status().unwrap_or_default();
+        let measured = paths(&status).into_iter().filter(good);
+        self.measured = measured.map(|p| p["id"].clone()).collect();
+        if !paths(&status).is_empty() {
+            rig.pump(GRACE);
+        }
+        status
+    }
+
+    /// Waits until the paths that answer probes are used, and those that are muted are not.
+    pub fn wait_for_paths(&self, rig: &mut Rig) {
+        let muted = rig.muted.clone();
+        let done = self.wait(rig, "paths are as they should be", LIMIT, |status| {
+            let paths = paths(status).into_iter();
+            let mut paths = paths.filter(|p| self.measured.contains(&p["id"]));
+            paths.all(|p| {
+                let silent = muted.iter().any(|m| p["device"] == **m);
+                silent != (p["state"] == "good")
+            })
+        });
+        if let Err(why) = done {
+            panic!("{why}");
+        }
+    }
+
+    pub fn said(&self) -> String {
+        let mut text = String::new();
+        let mut log = &self.log;
+        log.seek(SeekFrom::Start(0)).unwrap();
+        log.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Ends it in order.
+    pub fn stop(mut self) {
+        let mut guard = self.process.take().expect("it runs");
+        guard.signal(Signal::SIGTERM);
+        guard.child().wait().unwrap();
+    }
+}
+
+pub fn paths(status: &Value) -> Vec<Value> {
+    status["paths"].as_array().cloned().unwrap_or_default()
+}

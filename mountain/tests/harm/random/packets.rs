@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What is sent, and how it is told again where it leaves.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::dice::Dice;
+use super::host::{self, Host, Kind, CLASSES, INNER, MARKS, TOSES, TUN, USER};
+
+pub const UDP: u8 = 17;
+pub const TCP: u8 = 6;
+const ICMP: u8 = 1;
+const ICMP6: u8 = 58;
+const FRAGMENT: u8 = 44;
+/// Opens each word of a payload; the flow's number follows.
+const MAGIC: u16 = 0x4d54;
+/// ICMP echo's identifier is this and the flow's number.
+const ECHO_ID: u16 = 0x4000;
+
+/// Who sends a flow's packets.
+#[derive(Clone, Debug, PartialEq)]
+pub enum By {
+    /// A socket of this host.
+    Socket {
+        /// The address that it is bound to, and whether to a port.
+        address: Option<IpAddr>,
+        port: bool,
+        device: Option<String>,
+        user: u32,
+        /// Else each packet names its destination.
+        connected: bool,
+        /// The device that each packet names (IP_PKTINFO).
+        pktinfo: Option<String>,
+    },
+    /// A host behind this device.
+    Forwarded { device: String, source: IpAddr },
+    /// An AF_PACKET socket that writes frames for a gateway of this device, from whatever address.
+    Frame {
+        device: String,
+        gateway: IpAddr,
+        source: IpAddr,
+    },
+    /// A socket in the namespace of this guest, bound to this address.
+    Guest {
+        guest: usize,
+        address: Option<IpAddr>,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Flow {
+    pub id: u16,
+    pub by: By,
+    /// UDP, TCP, or ICMP for echo requests of either family.
+    pub proto: u8,
+    pub to: SocketAddr,
+    pub sport: u16,
+    pub tos: u8,
+    pub mark: u32,
+    /// Bytes of payload.
+    pub length: usize,
+    /// Whether it is there before Mountain is.
+    pub old: bool,
+}
+
+impl Flow {
+    pub fn ipv6(&self) -> bool {
+        self.to.is_ipv6()
+    }
+
+    /// Whether the kernel chooses its port, and with it a member of a group, anew each time.
+    pub fn is_ephemeral(&self) -> bool {
+        match &self.by {
+            By::Socket { port, .. } => !port && self.proto != ICMP,
+            By::Guest { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the host has chosen a source for the flow, which its peer goes on to see.
+    pub fn is_connection(&self) -> bool {
+        !matches!(
+            &self.by,
+            By::Socket {
+                connected: false,
+                address: None,
+                ..
+            }
+        )
+    }
+
+    /// Whether Mountain may choose an uplink for it when it starts.
+    pub fn is_placeable(&self) -> bool {
+        match &self.by {
+            By::Socket {
+                address, device, ..
+            } => address.is_none() && device.is_none(),
+            By::Forwarded { .. } => true,
+            _ => false,
+        }
+    }
+
+    pub fn source(&self) -> Option<IpAddr> {
+        match &self.by {
+            By::Socket { address, .. } | By::Guest { address, .. } => *address,
+            By::Forwarded { source, .. } | By::Frame { source, .. } => Some(*source),
+        }
+    }
+}
+
+/// The flows that a host's seed gives.
+pub fn flows(host: &Host, count: usize) -> Vec<Flow> {
+    let mut dice = Dice::new(host.seed ^ 0x666c_6f77);
+    (1..=count as u16)
+        .map(|id| flow(&mut dice, host, id))
+        .collect()
+}
+
+fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
+    let ipv6 = dice.one_in(3);
+    // Of a destination's prefix, either half: more specific routes may have the second.
+    let n = dice.pick(&[1, 2, 3, 129, 130, if ipv6 { 0x8001 } else { 131 }]);
+    let address = match (ipv6, n) {
+        (true, 129..=131) => {
+            let k = dice.below(host::PREFIXES) as u16;
+            Ipv6Addr::new(0x2001, 0xdb8, k, 0x8000, 0, 0, 0, n).into()
+        }
+        _ => host::destination(dice.below(host::PREFIXES), n, ipv6),
+    };
+    let by = sender(dice, host, ipv6);
+    let proto = match (&by, dice.below(8)) {
+        (By::Guest { .. }, _) => UDP,
+        (By::Frame { .. }, 0..=3) => UDP,
+        (_, 0..=3) => UDP,
+        (
+            By::Socket {
+                pktinfo: Some(_), ..
+            },
+            _,
+        ) => UDP,
+        (_, 4..=6) => TCP,
+        _ => ICMP,
+    };
+    let large = dice.one_in(6);
+    Flow {
+        id,
+        proto,
+        to: SocketAddr::new(address, host::destination_port(dice.below(CLASSES), id)),
+        sport: host::source_port(dice.below(CLASSES), id),
+        tos: if dice.one_in(3) { dice.pick(&TOSES) } else { 0 },
+        mark: if dice.one_in(5) { dice.pick(&MARKS) } else { 0 },
+        length: match proto == UDP && large {
+            true => dice.pick(&[1380, 1460, 3000]),
+            false => 16 + 4 * dice.below(20),
+        },
+        old: dice.one_in(2),
+        by,
+    }
+}
+
+fn sender(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
+    let uplink = |dice: &mut Dice| dice.below(host.uplinks.len());
+    match dice.below(12) {
+        0..=3 => {
+            let (far, public) = (dice.one_in(3), dice.one_in(5));
+            let inner = host::inner_address(20 + dice.below(3) as u16, far || public, public, ipv6);
+            By::Forwarded {
+                device: INNER.into(),
+                source: inner,
+            }
+        }
+        4 if host.has(Kind::Transit) => {
+            // Transit: from behind one uplink, or with an uplink's own address from inside.
+            let i = uplink(dice);
+            let source = match dice.below(3) {
+                0 => host::uplink_address(i, 60, ipv6),
+                1 => host::inner_address(70, true, true, ipv6),
+                _ => host::service(ipv6),
+            };
+            let own = source == host::service(ipv6);
+            By::Forwarded {
+                device: match own || dice.one_in(3) {
+                    true => INNER.into(),
+                    false => host.uplinks[i].name.clone(),
+                },
+                source: if own {
+                    host::inner_address(21, true, false, ipv6)
+                } else {
+                    source
+                },
+            }
+        }
+        5 if host.has(Kind::Frames) => {
+            let i = uplink(dice);
+            let uplink = &host.uplinks[i];
+            By::Frame {
+                device: uplink.name.clone(),
+                gateway: dice.pick(&uplink.gateways[usize::from(ipv6)]),
+                source: match dice.below(3) {
+                    0 => host::uplink_address(i, 1, ipv6),
+                    1 => host::uplink_address(i, 70, ipv6),
+                    _ => host::service(ipv6),
+                },
+            }
+        }
+        6 | 7 if !host.guests.is_empty() => By::Guest {
+            guest: dice.below(host.guests.len()),
+            address: dice.one_in(2).then(|| match ipv6 {
+                false => "10.98.0.77".parse().unwrap(),
+                true => "fd98::77".parse().unwrap(),
+            }),
+        },
+        _ => {
+            let i = uplink(dice);
+            let address = match dice.below(6) {
+                0 => Some(host::service(ipv6)),
+                1 => Some(host::uplink_address(i, 1, ipv6)),
+                _ => None,
+            };
+            let name = match host.has_tun() && dice.one_in(3) {
+                true => TUN.to_owned(),
+                false => host.uplinks[i].name.clone(),
+            };
+            let connected = dice.one_in(2);
+            let by_packet = !connected && dice.one_in(4) && host.has(Kind::PacketInfo);
+            By::Socket {
+                address,
+                // Else its outcome is not known enough to be held against others.
+                port: address.is_some() || by_packet || dice.one_in(2),
+                device: dice.one_in(8).then(|| name.clone()),
+                user: if dice.one_in(5) { USER } else { 0 },
+                connected,
+                pktinfo: by_packet.then_some(name),
+            }
+        }
+    }
+}
+
+/// The bytes behind the IP header, without a checksum for echo requests of IPv4's pseudo header.
+fn transport(flow: &Flow, source: IpAddr, first: bool, sequence: u32) -> (u8, Vec<u8>) {
+    let payload = payload(flow.id, flow.length);
+    let ports = [flow.sport.to_be_bytes(), flow.to.port().to_be_bytes()].concat();
+    let (proto, mut bytes, at) = match flow.proto {
+        UDP => {
+            let length = (8 + payload.len()) as u16;
+            let bytes = [&ports[..], &length.to_be_bytes(), &[0, 0], &payload].concat();
+            (UDP, bytes, 6)
+        }
+        TCP => {
+            let flags = if first { 0x02 } else { 0x10 };
+            let mut bytes = ports;
+            bytes.extend(sequence.to_be_bytes());
+            bytes.extend(if first { [0; 4] } else { 1001u32.to_be_bytes() });
+            bytes.extend([0x60, flags, 0x40, 0, 0, 0, 0, 0]);
+            bytes.extend(if first { [2, 4, 5, 180] } else { [1; 4] });
+            if !first {
+                bytes.extend(payload);
+            }
+            (TCP, bytes, 16)
+        }
+        _ => {
+            let kind = if flow.ipv6() { 128 } else { 8 };
+            let id = (ECHO_ID + flow.id).to_be_bytes();
+            let bytes = [&[kind, 0, 0, 0, id[0], id[1], 0, 1], &payload[..]].concat();
+            (if flow.ipv6() { ICMP6 } else { ICMP }, bytes, 2)
+        }
+    };
+    let sum = match proto {
+        ICMP => checksum(&bytes, 0),
+        _ => checksum(&bytes, pseudo(source, flow.to.ip(), proto, bytes.len())),
+    };
+    bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+    (proto, bytes)
+}
+
+pub fn payload(id: u16, length: usize) -> Vec<u8> {
+    let word = [MAGIC.to_be_bytes(), id.to_be_bytes()].concat();
+    word.iter().copied().cycle().take(length / 4 * 4).collect()
+}
+
+/// An echo request as a socket of type RAW wants it; the kernel fills in ICMPv6's checksum.
+pub fn echo(flow: &Flow) -> Vec<u8> {
+    let any = match flow.ipv6() {
+        false => Ipv4Addr::UNSPECIFIED.into(),
+        true => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    transport(flow, any, true, 0).1
+}
+
+/// A flow's packet as IP packets of at most `mtu` bytes.
+pub fn packets(flow: &Flow, mtu: usize, first: bool, sequence: u32) -> Vec<Vec<u8>> {
+    let source = flow.source().expect("what is injected has one");
+    let (proto, bytes) = transport(flow, source, first, sequence);
+    let header = if flow.ipv6() { 40 } else { 20 };
+    if header + bytes.len() <= mtu {
+        return vec![ip(flow, source, proto, &bytes, None)];
+    }
+    let part = (mtu - header - 8) / 8 * 8;
+    let count = bytes.len().div_ceil(part);
+    let parts = bytes.chunks(part).enumerate();
+    parts
+        .map(|(i, chunk)| {
+            let offset = (i * part) as u16;
+            ip(flow, source, proto, chunk, Some((offset, i + 1 < count)))
+        })
+        .collect()
+}
+
+fn ip(flow: &Flow, source: IpAddr, proto: u8, l4: &[u8], part: Option<(u16, bool)>) -> Vec<u8> {
+    wrap(source, flow.to.ip(), proto, flow.tos, flow.id, l4, part)
+}
+
+/// An IP packet; `part`: the offset of a fragment, and whether more follow.
+pub fn wrap(
+    from: IpAddr,
+    to: IpAddr,
+    proto: u8,
+    tos: u8,
+    id: u16,
+    l4: &[u8],
+    part: Option<(u16, bool)>,
+) -> Vec<u8> {
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let length = (20 + l4.len()) as u16;
+            let mut h = vec![0x45, tos];
+            h.extend(length.to_be_bytes());
+            h.extend(id.to_be_bytes());
+            let (offset, more) = part.unwrap_or_default();
+            h.extend(((offset / 8) | if more { 0x2000 } else { 0 }).to_be_bytes());
+            h.extend([64, proto, 0, 0]);
+            h.extend(from.octets());
+            h.extend(to.octets());
+            let sum = checksum(&h, 0);
+            h[10..12].copy_from_slice(&sum.to_be_bytes());
+            [&h, l4].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let more = if part.is_some() { 8 } else { 0 };
+            let mut h = (0x6000_0000 | u32::from(tos) << 20).to_be_bytes().to_vec();
+            h.extend(((l4.len() + more) as u16).to_be_bytes());
+            h.extend([if part.is_some() { FRAGMENT } else { proto }, 64]);
+            h.extend(from.octets());
+            h.extend(to.octets());
+            if let Some((offset, more)) = part {
+                h.extend([proto, 0]);
+                h.extend((offset | u16::from(more)).to_be_bytes());
+                h.extend(u32::from(id).to_be_bytes());
+            }
+            [&h, l4].concat()
+        }
+        _ => unreachable!("one family"),
+    }
+}
+
+pub fn pseudo(from: IpAddr, to: IpAddr, proto: u8, length: usize) -> u32 {
+    let addresses = |a: IpAddr| match a {
+        IpAddr::V4(a) => words(&a.octets()),
+        IpAddr::V6(a) => words(&a.octets()),
+    };
+    addresses(from) + addresses(to) + u32::from(proto) + length as u32
+}
+
+fn words(bytes: &[u8]) -> u32 {
+    let word = |b: &[u8]| u32::from(b[0]) << 8 | u32::from(b.get(1).copied().unwrap_or(0));
+    bytes.chunks(2).map(word).sum()
+}
+
+pub fn checksum(bytes: &[u8], start: u32) -> u16 {
+    let mut sum = words(bytes) + start;
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// How a packet looks where it leaves, without what differs from packet to packet by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Look {
+    pub source: IpAddr,
+    /// 0 where the kernel chooses one each time.
+    pub sport: u16,
+    pub to: IpAddr,
+    pub proto: u8,
+    /// Of ICMP.
+    pub kind: Option<(u8, u8)>,
+    pub tos: u8,
+    pub hops: u8,
+    /// Offset of a fragment, and whether more follow.
+    pub part: Option<(u16, bool)>,
+    /// What a SYN says.
+    pub mss: Option<u16>,
+}
+
+/// An IP packet taken apart.
+pub struct Parsed<'a> {
+    pub look: Look,
+    pub l4: &'a [u8],
+    /// The flow, if it is one of ours.
+    pub flow: Option<u16>,
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    match bytes.get(at..at + 2) {
+        Some(b) => u16::from_be_bytes([b[0], b[1]]),
+        None => 0,
+    }
+}
+
+pub fn parse(packet: &[u8]) -> Option<Parsed<'_>> {
+    let (mut look, l4) = match packet.first()? >> 4 {
+        4 if packet.len() >= 20 => {
+            let header = usize::from(packet[0] & 15) * 4;
+            let part = word(packet, 6) & 0x3fff;
+            let end = packet.len().min(word(packet, 2).into());
+            let address = |at: usize| IpAddr::from(*packet[at..].first_chunk::<4>().unwrap());
+            let look = Look {
+                source: address(12),
+                sport: 0,
+                to: address(16),
+                proto: packet[9],
+                kind: None,
+                tos: packet[1],
+                hops: packet[8],
+                part: (part > 0).then_some(((part & 0x1fff) * 8, part & 0x2000 > 0)),
+                mss: None,
+            };
+            (look, packet.get(header..end)?)
+        }
+        6 if packet.len() >= 40 => {
+            let address = |at: usize| IpAddr::from(*packet[at..].first_chunk::<16>().unwrap());
+            let mut look = Look {
+                source: address(8),
+                sport: 0,
+                to: address(24),
+                proto: packet[6],
+                kind: None,
+                tos: (word(packet, 0) >> 4) as u8,
+                hops: packet[7],
+                part: None,
+                mss: None,
+            };
+            let mut l4 = packet.get(40..)?;
+            if look.proto == FRAGMENT {
+                let part = word(l4, 2);
+                look.part = Some((part & 0xfff8, part & 1 > 0));
+                look.proto = *l4.first()?;
+                l4 = l4.get(8..)?;
+            }
+            (look, l4)
+        }
+        _ => return None,
+    };
+    let first = look.part.is_none_or(|(offset, _)| offset == 0);
+    let marked = || (word(l4, 0) == MAGIC).then(|| word(l4, 2));
+    let flow = match look.proto {
+        _ if !first => marked(),
+        UDP | TCP => {
+            // A reset is an answer that nobody asked for.
+            if look.proto == TCP && l4.get(13)? & 4 > 0 {
+                return None;
+            }
+            look.sport = word(l4, 0);
+            let dport = word(l4, 2);
+            if look.proto == TCP && l4.get(13)? & 2 > 0 {
+                look.mss = mss(l4.get(20..usize::from(l4[12] >> 4) * 4)?);
+            }
+            (1000..1000 * (1 + CLASSES as u16))
+                .contains(&dport)
+                .then_some(dport % 1000)
+        }
+        ICMP | ICMP6 => {
+            let kind = *l4.first()?;
+            look.kind = Some((kind, *l4.get(1)?));
+            // The kernel limits its errors by more than a namespace can set: they are not compared.
+            let echo = [8, 0, 128, 129].contains(&kind) && word(l4, 8) == MAGIC;
+            echo.then(|| word(l4, 4) & 0xfff)
+        }
+        _ => None,
+    };
+    Some(Parsed { look, l4, flow })
+}
+
+fn mss(mut options: &[u8]) -> Option<u16> {
+    loop {
+        match *options {
+            [0, ..] | [] => return None,
+            [1, ref rest @ ..] => options = rest,
+            [2, 4, a, b, ..] => return Some(u16::from_be_bytes([a, b])),
+            [_, length, ..] => options = options.get(usize::from(length.max(2))..)?,
+            [_] => return None,
+        }
+    }
+}

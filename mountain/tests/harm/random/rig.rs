@@ -1,0 +1,549 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A host in namespaces without names, with the far ends of its devices in the hand of the test.
+//!
+//! One thread works inside the host: it opens its sockets, injects what comes from others, and is
+//! every neighbour: it answers ARP, neighbour solicitations, echo requests to gateways (unless a
+//! path is muted) and TCP. All else that leaves is kept. Nothing survives the process.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sched::{sched_getaffinity, sched_setaffinity, setns, unshare, CloneFlags, CpuSet};
+use nix::unistd::Pid;
+
+use super::host::{neighbour_mac, own_mac, Host, INNER, TUN};
+use super::packets::{self, checksum, parse, pseudo, Look, TCP};
+
+/// linux/if_tun.h.
+const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const IFF_TUN: i16 = 1;
+const IFF_NO_PI: i16 = 0x1000;
+/// linux/if_packet.h.
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+/// Of frames that tell that all before them has arrived: for experiments (IEEE 802).
+const FENCE: u16 = 0x88b5;
+
+/// Where a packet leaves: the device, and the neighbour that the frame is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Exit {
+    pub device: String,
+    pub neighbour: Option<[u8; 6]>,
+}
+
+/// One packet as it left.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Seen {
+    pub exit: Exit,
+    pub look: Look,
+}
+
+pub struct Rig {
+    pub host_ns: File,
+    pub guest_ns: Vec<File>,
+    /// In the far namespace and in the host.
+    far: OwnedFd,
+    near: OwnedFd,
+    tun: Option<File>,
+    /// Index of each far end, and the host's own.
+    far_index: HashMap<u32, String>,
+    index: HashMap<String, u32>,
+    far_of: HashMap<String, u32>,
+    fences: HashMap<String, u32>,
+    fence: u32,
+    /// Devices whose gateways do not answer probes.
+    pub muted: Vec<String>,
+    /// What has left, with the flow's number.
+    seen: Vec<(u16, Seen)>,
+}
+
+fn namespace() -> io::Result<File> {
+    File::open("/proc/thread-self/ns/net")
+}
+
+fn new_namespace() -> io::Result<File> {
+    unshare(CloneFlags::CLONE_NEWNET)?;
+    namespace()
+}
+
+pub fn enter(ns: &File) {
+    setns(ns, CloneFlags::CLONE_NEWNET).expect("the namespace exists");
+}
+
+fn sysctl(key: &str, value: &str) {
+    let path = format!("/proc/sys/net/{key}");
+    if let Err(e) = fs::write(&path, value) {
+        panic!("{path}: {e}");
+    }
+}
+
+/// Runs a program in this thread's namespace with lines to read.
+pub fn feed(program: &str, arguments: &[&str], lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{program}: {e}"));
+    let text = lines.join("\n") + "\n";
+    let written = child.stdin.take().unwrap().write_all(text.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success() && written.is_ok(),
+        "{program} {arguments:?}: {}\n{text}",
+        String::from_utf8_lossy(&output.stderr),
+    );
+}
+
+pub fn ip(lines: &[String]) {
+    feed("ip", &["-batch", "-"], lines);
+}
+
+fn packet_socket() -> OwnedFd {
+    // SAFETY: plain system calls; the descriptor is owned at once.
+    unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let protocol = (libc::ETH_P_ALL as u16).to_be();
+        let fd = libc::socket(libc::AF_PACKET, kind, protocol.into());
+        assert!(fd >= 0, "AF_PACKET: {}", io::Error::last_os_error());
+        let owned = OwnedFd::from_raw_fd(fd);
+        set(&owned, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
+        set(&owned, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 4 << 20);
+        owned
+    }
+}
+
+fn set(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) {
+    // SAFETY: the value outlives the call.
+    let rc = unsafe {
+        let size = size_of::<libc::c_int>() as u32;
+        libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), size)
+    };
+    assert_eq!(rc, 0, "setsockopt: {}", io::Error::last_os_error());
+}
+
+fn open_tun() -> File {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")
+        .expect("tun devices");
+    // SAFETY: all-zero is a valid ifreq, and it outlives the call.
+    let rc = unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        for (to, from) in request.ifr_name.iter_mut().zip(TUN.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_flags = IFF_TUN | IFF_NO_PI;
+        libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw const request)
+    };
+    assert_eq!(rc, 0, "TUNSETIFF: {}", io::Error::last_os_error());
+    file
+}
+
+fn index_of(name: &str) -> u32 {
+    nix::net::if_::if_nametoindex(name).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+impl Rig {
+    /// Builds the host. The thread is inside from then on.
+    pub fn new(host: &Host) -> Self {
+        // Other threads' children would hold this one's sockets for a moment.
+        unshare(CloneFlags::CLONE_FILES).unwrap();
+        let far_ns = new_namespace().expect("network namespaces: run this as root");
+        sysctl("ipv6/conf/default/disable_ipv6", "1");
+        sysctl("ipv6/conf/all/disable_ipv6", "1");
+        let far = packet_socket();
+        let guest_ns: Vec<File> = (host.guests.iter())
+            .map(|_| {
+                let ns = new_namespace().unwrap();
+                sysctl("ipv6/conf/default/accept_dad", "0");
+                ns
+            })
+            .collect();
+        let host_ns = new_namespace().unwrap();
+        for (key, value) in [
+            ("ipv6/conf/default/accept_dad", "0"),
+            ("ipv6/conf/all/accept_dad", "0"),
+            ("ipv4/conf/all/rp_filter", "0"),
+            ("ipv4/conf/default/rp_filter", "0"),
+        ] {
+            sysctl(key, value);
+        }
+        for (key, value) in &host.sysctls {
+            sysctl(key, value);
+        }
+        let tun = host.has_tun().then(open_tun);
+        let path_of = |ns: &File| format!("/proc/{}/fd/{}", nix::unistd::gettid(), ns.as_raw_fd());
+        ip(&host.device_lines(&path_of(&far_ns)));
+
+        enter(&far_ns);
+        let names: Vec<&str> = (host.uplinks.iter().map(|u| u.name.as_str()))
+            .chain([INNER])
+            .collect();
+        let up: Vec<String> = names.iter().map(|n| format!("link set s-{n} up")).collect();
+        ip(&up);
+        let far_of: HashMap<String, u32> = (names.iter())
+            .map(|n| (n.to_string(), index_of(&format!("s-{n}"))))
+            .collect();
+        enter(&host_ns);
+        ip(&host.route_lines());
+        feed("ip", &["-4", "-batch", "-"], &host.rule_lines(false));
+        feed("ip", &["-6", "-batch", "-"], &host.rule_lines(true));
+        for (n, guest) in guest_ns.iter().enumerate() {
+            let [here, inside] = host.guest_lines(n, &path_of(guest));
+            ip(&here);
+            enter(guest);
+            ip(&inside);
+            enter(&host_ns);
+        }
+        feed("nft", &["-f", "-"], &host.nft);
+        Self {
+            far,
+            near: packet_socket(),
+            tun,
+            far_index: far_of.iter().map(|(n, i)| (*i, n.clone())).collect(),
+            index: names.iter().map(|n| (n.to_string(), index_of(n))).collect(),
+            far_of,
+            fences: HashMap::new(),
+            fence: 0,
+            muted: Vec::new(),
+            seen: Vec::new(),
+            host_ns,
+            guest_ns,
+        }
+    }
+
+    fn send_frame(fd: &OwnedFd, ifindex: u32, frame: &[u8]) {
+        // SAFETY: all-zero is a valid sockaddr_ll; both outlive the call.
+        unsafe {
+            let mut to: libc::sockaddr_ll = std::mem::zeroed();
+            to.sll_family = libc::AF_PACKET as u16;
+            to.sll_ifindex = ifindex as i32;
+            to.sll_halen = 6;
+            to.sll_addr[..6].copy_from_slice(&frame[..6]);
+            // What the kernel says about a packet that it drops is a part of what is seen.
+            libc::sendto(
+                fd.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                0,
+                (&raw const to).cast(),
+                size_of::<libc::sockaddr_ll>() as u32,
+            );
+        }
+    }
+
+    /// A packet that a neighbour behind a device sends to this host.
+    pub fn inject(&self, device: &str, packet: &[u8]) {
+        let frame = frame(self.own_mac(device), [6, 0, 0, 0, 0, 1], packet);
+        Self::send_frame(&self.far, self.far_of[device], &frame);
+    }
+
+    /// A frame that this host sends by a device, past its routing.
+    pub fn write_frame(&self, device: &str, gateway: IpAddr, packet: &[u8]) {
+        let frame = frame(neighbour_mac(gateway), self.own_mac(device), packet);
+        Self::send_frame(&self.near, self.index[device], &frame);
+    }
+
+    fn own_mac(&self, device: &str) -> [u8; 6] {
+        match device.strip_prefix('u') {
+            Some(n) => own_mac(n.parse().unwrap()),
+            None => own_mac(self.index.len() - 1),
+        }
+    }
+
+    /// Answers neighbours until then.
+    pub fn pump(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        loop {
+            self.read_all();
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.poll(left);
+        }
+    }
+
+    fn poll(&self, time: Duration) {
+        let poll_in = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut fds = vec![poll_in(self.far.as_raw_fd())];
+        fds.extend(self.tun.as_ref().map(|t| poll_in(t.as_raw_fd())));
+        let ms = time.as_millis().clamp(1, 1000) as i32;
+        // SAFETY: the descriptors are open and the array is as long as it says.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, ms) };
+    }
+
+    /// What has left since the last time, all of it.
+    pub fn collect(&mut self) -> Vec<(u16, Seen)> {
+        // What is forwarded may still have to be when the first ones arrive.
+        for _ in 0..2 {
+            self.wait_for_fences();
+        }
+        std::mem::take(&mut self.seen)
+    }
+
+    fn wait_for_fences(&mut self) {
+        self.fence += 1;
+        for (name, &index) in &self.index {
+            let mut frame = vec![0xff; 6];
+            frame.extend(self.own_mac(name));
+            frame.extend(FENCE.to_be_bytes());
+            frame.extend(self.fence.to_be_bytes());
+            frame.resize(60, 0);
+            Self::send_frame(&self.near, index, &frame);
+        }
+        let end = Instant::now() + Duration::from_secs(20);
+        while (self.index.keys()).any(|n| self.fences.get(n) != Some(&self.fence)) {
+            assert!(Instant::now() < end, "a fence is lost: {:?}", self.fences);
+            self.poll(Duration::from_millis(10));
+            self.read_all();
+        }
+        self.read_all();
+    }
+
+    fn read_all(&mut self) {
+        let mut buffer = [0; 65_536];
+        loop {
+            // SAFETY: all-zero is a valid sockaddr_ll; buffer and address outlive the call.
+            let (length, index) = unsafe {
+                let mut from: libc::sockaddr_ll = std::mem::zeroed();
+                let mut size = size_of::<libc::sockaddr_ll>() as u32;
+                let length = libc::recvfrom(
+                    self.far.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    0,
+                    (&raw mut from).cast(),
+                    &raw mut size,
+                );
+                (length, from.sll_ifindex as u32)
+            };
+            if length < 14 {
+                break;
+            }
+            if let Some(name) = self.far_index.get(&index).cloned() {
+                self.frame(&name, &buffer[..length as usize]);
+            }
+        }
+        while let Some(Ok(length)) =
+            (self.tun.as_ref()).map(|tun| io::Read::read(&mut &*tun, &mut buffer))
+        {
+            self.packet(TUN, None, &buffer[..length]);
+        }
+    }
+
+    fn frame(&mut self, device: &str, frame: &[u8]) {
+        let to: [u8; 6] = *frame.first_chunk().unwrap();
+        let from: [u8; 6] = *frame[6..].first_chunk().unwrap();
+        let body = &frame[14..];
+        match u16::from_be_bytes([frame[12], frame[13]]) {
+            FENCE => {
+                let n = u32::from_be_bytes(*body.first_chunk().unwrap());
+                self.fences.insert(device.to_owned(), n);
+            }
+            0x0806 => self.arp(device, from, body),
+            0x0800 => self.packet(device, Some((to, from)), body),
+            0x86dd if body.len() > 63 && body[6] == 58 && body[40] == 135 => {
+                self.solicited(device, from, body);
+            }
+            0x86dd => self.packet(device, Some((to, from)), body),
+            _ => {}
+        }
+    }
+
+    fn arp(&self, device: &str, from: [u8; 6], body: &[u8]) {
+        if body.len() < 28 || body[7] != 1 || body[14..18] == body[24..28] {
+            return;
+        }
+        let target: [u8; 4] = *body[24..].first_chunk().unwrap();
+        let mac = neighbour_mac(target.into());
+        let mut frame = [&from[..], &mac, &0x0806u16.to_be_bytes()].concat();
+        frame.extend([0, 1, 8, 0, 6, 4, 0, 2]);
+        frame.extend(mac);
+        frame.extend(target);
+        frame.extend(&body[8..18]);
+        Self::send_frame(&self.far, self.far_of[device], &frame);
+    }
+
+    fn solicited(&self, device: &str, from: [u8; 6], body: &[u8]) {
+        let target: [u8; 16] = *body[48..].first_chunk().unwrap();
+        let source: [u8; 16] = *body[8..].first_chunk().unwrap();
+        if source == [0; 16] {
+            return;
+        }
+        let mac = neighbour_mac(target.into());
+        let mut advert = vec![136, 0, 0, 0, 0x60, 0, 0, 0];
+        advert.extend(target);
+        advert.extend([2, 1]);
+        advert.extend(mac);
+        let sum = pseudo(target.into(), source.into(), 58, advert.len());
+        let sum = checksum(&advert, sum);
+        advert[2..4].copy_from_slice(&sum.to_be_bytes());
+        let mut packet = vec![0x60, 0, 0, 0, 0, advert.len() as u8, 58, 255];
+        packet.extend(target);
+        packet.extend(source);
+        packet.extend(advert);
+        let frame = frame(from, mac, &packet);
+        Self::send_frame(&self.far, self.far_of[device], &frame);
+    }
+
+    /// A packet that has left by a device, in a frame to and from these addresses.
+    fn packet(&mut self, device: &str, macs: Option<([u8; 6], [u8; 6])>, packet: &[u8]) {
+        let Some(parsed) = parse(packet) else { return };
+        let Some(flow) = parsed.flow else {
+            let probe = matches!(parsed.look.kind, Some((8 | 128, _)));
+            if probe && !self.muted.iter().any(|m| m == device) {
+                self.answer(device, macs, &parsed);
+            }
+            return;
+        };
+        self.seen.push((
+            flow,
+            Seen {
+                exit: Exit {
+                    device: device.to_owned(),
+                    neighbour: macs.map(|(to, _)| to),
+                },
+                look: parsed.look.clone(),
+            },
+        ));
+        if parsed.look.proto == TCP && device != INNER {
+            self.accept(device, macs, &parsed);
+        }
+    }
+
+    /// An echo reply.
+    fn answer(&self, device: &str, macs: Option<([u8; 6], [u8; 6])>, request: &packets::Parsed) {
+        let mut l4 = request.l4.to_vec();
+        l4[0] = if request.look.proto == 58 { 129 } else { 0 };
+        l4[2..4].fill(0);
+        self.reply(device, macs, &request.look, l4, 2);
+    }
+
+    /// What a server answers to a SYN or to data.
+    fn accept(&self, device: &str, macs: Option<([u8; 6], [u8; 6])>, request: &packets::Parsed) {
+        let l4 = request.l4;
+        let word = |at: usize| u32::from_be_bytes(*l4[at..].first_chunk().unwrap());
+        let data = l4.len() - usize::from(l4[12] >> 4) * 4;
+        let syn = l4[13] & 2 > 0;
+        if l4[13] & 5 > 0 || !syn && data == 0 {
+            return;
+        }
+        let (sequence, advance) = if syn {
+            (1000, 1)
+        } else {
+            (word(8), data as u32)
+        };
+        let mut reply = [&l4[2..4], &l4[0..2]].concat();
+        reply.extend(sequence.to_be_bytes());
+        reply.extend((word(4).wrapping_add(advance)).to_be_bytes());
+        reply.extend([0x50, if syn { 0x12 } else { 0x10 }, 0x40, 0, 0, 0, 0, 0]);
+        self.reply(device, macs, &request.look, reply, 16);
+    }
+
+    /// Sends `l4`, whose checksum stands at `at`, the way back.
+    fn reply(
+        &self,
+        device: &str,
+        macs: Option<([u8; 6], [u8; 6])>,
+        to: &Look,
+        mut l4: Vec<u8>,
+        at: usize,
+    ) {
+        let start = match to.proto {
+            1 => 0,
+            proto => pseudo(to.to, to.source, proto, l4.len()),
+        };
+        let sum = checksum(&l4, start);
+        l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+        let packet = packets::wrap(to.to, to.source, to.proto, 0, 0, &l4, None);
+        match macs {
+            Some((mine, host)) => {
+                let frame = frame(host, mine, &packet);
+                Self::send_frame(&self.far, self.far_of[device], &frame);
+            }
+            None => {
+                let _ = self.tun.as_ref().map(|mut tun| tun.write(&packet));
+            }
+        }
+    }
+
+    /// Runs `work` in a guest's namespace.
+    pub fn in_guest<T>(&self, guest: usize, work: impl FnOnce() -> T) -> T {
+        enter(&self.guest_ns[guest]);
+        let done = work();
+        enter(&self.host_ns);
+        done
+    }
+}
+
+fn frame(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> Vec<u8> {
+    let kind: u16 = if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd };
+    [&to[..], &from, &kind.to_be_bytes(), packet].concat()
+}
+
+/// Keeps this thread on one CPU, so that what it sends stays in order on its way through the kernel.
+pub struct Pinned(CpuSet);
+
+impl Pinned {
+    pub fn new() -> Self {
+        let this = Pid::from_raw(0);
+        let before = sched_getaffinity(this).expect("a thread has CPUs");
+        let mut one = CpuSet::new();
+        // SAFETY: a plain system call.
+        let cpu = unsafe { libc::sched_getcpu() };
+        one.set(cpu as usize).expect("a CPU's number");
+        // It may have moved meanwhile to one that it may not use; then it stays free.
+        let _ = sched_setaffinity(this, &one);
+        Self(before)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = sched_setaffinity(Pid::from_raw(0), &self.0);
+    }
+}
+
+/// Forgets all connections that Netfilter tracks in this namespace.
+pub fn flush_conntrack() {
+    // nfgenmsg of IPCTNL_MSG_CT_DELETE for all families, without a tuple: all of them.
+    let mut message = Vec::new();
+    message.extend(20u32.to_ne_bytes());
+    message.extend((1u16 << 8 | 2).to_ne_bytes());
+    message.extend((libc::NLM_F_REQUEST as u16 | libc::NLM_F_ACK as u16).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend([0; 4]);
+    // SAFETY: plain system calls on a descriptor of our own; the buffers outlive them.
+    unsafe {
+        let fd = libc::socket(
+            libc::AF_NETLINK,
+            libc::SOCK_RAW | libc::SOCK_CLOEXEC,
+            libc::NETLINK_NETFILTER,
+        );
+        assert!(fd >= 0, "netlink: {}", io::Error::last_os_error());
+        let fd = OwnedFd::from_raw_fd(fd);
+        libc::send(fd.as_raw_fd(), message.as_ptr().cast(), message.len(), 0);
+        let mut answer = [0u8; 256];
+        let n = libc::recv(fd.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0);
+        let code = i32::from_ne_bytes(*answer[16..].first_chunk().unwrap());
+        assert!(n >= 20 && code == 0, "conntrack flush: {n}, {code}");
+    }
+}

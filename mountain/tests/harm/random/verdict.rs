@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Whether what Mountain did with a packet is what the kernel alone might have done.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use super::host::{Host, Kind};
+use super::kernel::{contains, Reference, Seens, Sent};
+use super::packets::{By, Flow, UDP};
+use super::rig::{Exit, Seen};
+
+/// What a flow has shown of itself so far.
+#[derive(Default)]
+struct Past {
+    sources: BTreeSet<(IpAddr, u16)>,
+    exits: BTreeSet<Exit>,
+    translated: bool,
+}
+
+#[derive(Default)]
+pub struct Tally {
+    pub packets: usize,
+    /// Of these, those that left by another member than the kernel's own choice.
+    pub moved: usize,
+    pub flows_moved: BTreeSet<u16>,
+}
+
+pub struct Judge<'a> {
+    host: &'a Host,
+    flows: &'a [Flow],
+    reference: &'a Reference,
+    past: HashMap<u16, Past>,
+    /// Where flows went after a change of routes that does not concern them.
+    shaken: Sent,
+    pub tally: Tally,
+    pub faults: Vec<String>,
+}
+
+impl<'a> Judge<'a> {
+    pub fn new(host: &'a Host, flows: &'a [Flow], reference: &'a Reference) -> Self {
+        Self {
+            host,
+            flows,
+            reference,
+            past: HashMap::new(),
+            shaken: Sent::new(),
+            tally: Tally::default(),
+            faults: Vec::new(),
+        }
+    }
+
+    /// Takes note of what the kernel alone has done after a change of routes.
+    pub fn shaken(&mut self, sent: Sent) {
+        self.shaken = sent;
+        for past in self.past.values_mut() {
+            past.exits.clear();
+        }
+    }
+
+    /// Judges one packet of each of these flows. `muted`: devices whose path was dead then.
+    pub fn round(&mut self, what: &str, ids: &BTreeSet<u16>, sent: &Sent, muted: &[String]) {
+        let none = Seens::new();
+        for flow in self.flows.iter().filter(|f| ids.contains(&f.id)) {
+            let seen = sent.get(&flow.id).unwrap_or(&none);
+            self.tally.packets += 1;
+            if let Err(why) = self.verdict(flow, seen) {
+                self.fault(what, flow, seen, &why);
+            } else if let Err(why) = self.continuity(flow, seen, muted) {
+                self.fault(what, flow, seen, &why);
+            }
+        }
+    }
+
+    fn fault(&mut self, what: &str, flow: &Flow, seen: &Seens, why: &str) {
+        let mut text = format!("{why}, {what}: {flow:?}\n");
+        let mut list = |title: &str, seens: Option<&Seens>| {
+            for seen in seens.into_iter().flatten() {
+                writeln!(text, "    {title}: {seen:?}").unwrap();
+            }
+        };
+        list("Mountain", Some(seen));
+        list("kernel", self.reference.plain.get(&flow.id));
+        for (j, variant) in self.reference.variants.iter().enumerate() {
+            list(&format!("member {j}"), variant.get(&flow.id));
+        }
+        self.faults.push(text);
+    }
+
+    /// Where the packet went and how it looks.
+    fn verdict(&mut self, flow: &Flow, seen: &Seens) -> Result<(), String> {
+        let reference = self.reference;
+        let none = Seens::new();
+        let plain = reference.plain.get(&flow.id).unwrap_or(&none);
+        let shaken = self.shaken.get(&flow.id).unwrap_or(&none);
+        let random = flow.is_ephemeral() || reference.unsteady.contains(&flow.id);
+        // Where the choice is made before routing, the verdict is that of the uplink chosen.
+        let chosen = random || self.host.places(flow.ipv6()) && flow.is_placeable();
+        if seen.is_empty() && !plain.is_empty() && !(chosen && reference.may_drop(flow.id)) {
+            return Err("lost".into());
+        }
+        if !seen.is_empty() && plain.is_empty() && !chosen {
+            return Err("let through".into());
+        }
+        let mut moved = false;
+        for packet in seen {
+            if contains(plain, packet) || contains(shaken, packet) {
+                continue;
+            }
+            if flow.is_ephemeral() && reference.knows_crossed(flow.id, packet) {
+                continue;
+            }
+            let sized = self.host.has(Kind::SmallMtu);
+            let known =
+                reference.knows(flow.id, packet) || sized && reference.knows_sized(flow.id, packet);
+            if !known {
+                return Err("elsewhere or other than the kernel's".into());
+            }
+            let owner = self.host.owner(packet.look.source);
+            if owner.is_some_and(|owner| owner != packet.exit.device) {
+                return Err("source of another uplink".into());
+            }
+            moved = true;
+        }
+        if moved && !random {
+            self.tally.moved += 1;
+            self.tally.flows_moved.insert(flow.id);
+        }
+        Ok(())
+    }
+
+    /// What must stay as it was for all of a flow.
+    fn continuity(&mut self, flow: &Flow, seen: &Seens, muted: &[String]) -> Result<(), String> {
+        let past = self.past.entry(flow.id).or_default();
+        let packets: Vec<&Seen> = (seen.iter())
+            .filter(|s| s.look.part.is_none_or(|(offset, _)| offset == 0))
+            .filter(|s| s.look.proto == flow.proto || flow.proto != UDP)
+            .filter(|s| s.look.to == flow.to.ip())
+            .collect();
+        let fresh = past.sources.is_empty();
+        for packet in packets {
+            past.sources.insert((packet.look.source, packet.look.sport));
+            past.exits.insert(packet.exit.clone());
+            let from_elsewhere = matches!(&flow.by, By::Forwarded { .. });
+            past.translated |= from_elsewhere && Some(packet.look.source) != flow.source();
+        }
+        if past.exits.len() > 1 {
+            self.tally.flows_moved.insert(flow.id);
+        }
+        // An exchange without a connection may begin anew where its uplink is dead.
+        let excused = !flow.is_connection() && !muted.is_empty();
+        if past.sources.len() > 1 && !fresh && !excused {
+            return Err(format!("source changed: {:?}", past.sources));
+        }
+        if past.translated && past.exits.len() > 1 {
+            return Err(format!("translated and moved: {:?}", past.exits));
+        }
+        Ok(())
+    }
+}
