@@ -7,6 +7,9 @@ use anyhow::{bail, Context, Result};
 use mountain_lab::result::CheckSpec;
 use serde::{Deserialize, Serialize};
 
+/// Events of one `[[event]]` in a repeat, on average. Each is looked at for every millisecond of it.
+const MOST_EVENTS: f64 = 10_000.0;
+
 /// One experiment. Unknown keys are errors.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -422,8 +425,12 @@ impl Scenario {
             {
                 return fail(key("path"), &format!("there is no path named {}", e.path));
             }
-            if !(e.every_s > 0.0 && e.every_s <= 3600.0) {
-                return fail(key("every_s"), "has to be above 0 and at most 3600");
+            let least_s = self.segment_seconds() / MOST_EVENTS;
+            if !(e.every_s >= least_s && e.every_s <= 3600.0) {
+                let allowed = format!(
+                    "has to be at least {least_s:.6} ({MOST_EVENTS} events in a repeat) and at most 3600"
+                );
+                return fail(key("every_s"), &allowed);
             }
             if !(e.length_ms[0] > 0.0 && e.length_ms[0] <= e.length_ms[1]) {
                 return fail(key("length_ms"), "has to be [shortest, longest], above 0");
@@ -598,6 +605,10 @@ kind = "game"
             e.starts_with("my.toml:9: ") && e.contains("rate_mbits"),
             "{e}"
         );
+        for tiny in ["1e-300", "0", "0.0007", "nan"] {
+            let e = error(&GOOD.replace("every_s = 3", &format!("every_s = {tiny}")));
+            assert!(e.contains("every_s: has to be at least 0.0008"), "{e}");
+        }
         let e = error(&GOOD.replace("every_s = 3", "every_s = \"often\""));
         assert!(e.starts_with("my.toml:13: ") && e.contains("often"), "{e}");
         let e = error(&GOOD.replace("path = \"a\"", "path = \"c\""));
