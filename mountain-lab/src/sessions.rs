@@ -53,7 +53,7 @@ pub fn figures(
         let lost = rtts.iter().filter(|rtt| **rtt == LOST_US).count() as f64;
         for (name, q) in [("sessions_rtt_p50_us", 0.5), ("sessions_rtt_p99_us", 0.99)] {
             if let Some(value) = percentile(&mut rtts, q) {
-                put(figures, name, "us", value.into(), n);
+                put(figures, name, "us", value, n);
             }
         }
         if n > 0 {

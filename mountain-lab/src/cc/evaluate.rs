@@ -57,7 +57,7 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
     let mut queue = |name: &str, from: u64, until: u64, quantiles: &[(&str, f64)]| {
         let mut samples = s.link.queue_us(from, until);
         for (q, share) in quantiles {
-            let value = percentile(&mut samples, *share).map_or(f64::NAN, f64::from);
+            let value = percentile(&mut samples, *share).unwrap_or(f64::NAN);
             put(&format!("{name}_{q}_us"), "us", value, samples.len() as u64);
         }
     };

@@ -194,7 +194,7 @@ pub fn child_main() -> Result<()> {
     let log = std::mem::take(&mut *log.lock().map_err(|_| anyhow!("a cell panicked"))?);
     let [mut there, mut back] = log.late_us;
     let mut late = |q: f64| {
-        let of = |late: &mut Vec<u32>| percentile(late, q).unwrap_or(0);
+        let of = |late: &mut Vec<u32>| percentile(late, q).unwrap_or(0.0) as u32;
         of(&mut there).max(of(&mut back))
     };
     let report = LinkReport {

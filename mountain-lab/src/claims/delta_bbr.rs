@@ -87,7 +87,7 @@ fn of_segment(cell: &Cell, segment: &Segment) -> Result<Figures> {
     let mut all = figures(cell, segment);
     let delay = Figure {
         unit: "us",
-        value: value.into(),
+        value,
         n: queue.len() as u64,
     };
     all.insert(key(DELAY), delay);

@@ -102,7 +102,7 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
                 ("rtt_p999_us", 0.999),
             ] {
                 let ns = percentile(&mut rtt, q).context("no round trip")?;
-                let value = f64::from(ns) / 1e3;
+                let value = ns / 1e3;
                 figures.insert(
                     name.into(),
                     Figure {

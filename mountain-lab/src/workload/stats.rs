@@ -1,31 +1,19 @@
-//! Percentiles and bootstrap intervals.
+//! Medians and bootstrap intervals. The quantile is Mountain's own: [`percentile`].
 
+pub use mountain::measure::stats::quantile_unsorted as percentile;
+
+use mountain::measure::stats::quantile;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 /// Resamples behind an interval: the 2.5% and 97.5% points are then settled by 25 values each.
 const RESAMPLES: usize = 1_000;
 
-/// The smallest value such that at least the share `q` (0 to 1) of the values is not above it
-/// (nearest rank: always one of the values). Reorders `values`; `None` if there are none.
-pub fn percentile(values: &mut [u32], q: f64) -> Option<u32> {
-    let rank = ((q * values.len() as f64).ceil() as usize).clamp(1, values.len().max(1));
-    if values.is_empty() {
-        return None;
-    }
-    Some(*values.select_nth_unstable(rank - 1).1)
-}
-
 /// The median; of an even number of values the mean of the middle two. NaN if there are none.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let mid = sorted.len() / 2;
-    match sorted.len() {
-        0 => f64::NAN,
-        n if n % 2 == 0 => (sorted[mid - 1] + sorted[mid]) / 2.0,
-        _ => sorted[mid],
-    }
+    quantile(&sorted, 0.5).unwrap_or(f64::NAN)
 }
 
 /// 95% percentile-bootstrap interval of the median over independent repeats.
@@ -48,7 +36,7 @@ pub fn block_bootstrap_percentile(blocks: &[Vec<u32>], q: f64, seed: u64) -> (f6
     bootstrap(blocks.len(), seed, |pick| {
         pool.clear();
         pick.iter().for_each(|i| pool.extend(&blocks[*i]));
-        percentile(&mut pool, q).map_or(f64::NAN, f64::from)
+        percentile(&mut pool, q).unwrap_or(f64::NAN)
     })
 }
 
@@ -69,31 +57,13 @@ fn bootstrap(n: usize, seed: u64, mut statistic: impl FnMut(&[usize]) -> f64) ->
         .filter(|f| !f.is_nan())
         .collect();
     figures.sort_by(f64::total_cmp);
-    let at = |q: f64| {
-        let last = figures.len().saturating_sub(1) as f64;
-        figures
-            .get((q * last).round() as usize)
-            .copied()
-            .unwrap_or(f64::NAN)
-    };
+    let at = |q: f64| quantile(&figures, q).unwrap_or(f64::NAN);
     (at(0.025), at(0.975))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_are_nearest_rank() {
-        let mut values: Vec<u32> = (1..=100).rev().collect();
-        assert_eq!(percentile(&mut values, 0.5), Some(50));
-        assert_eq!(percentile(&mut values, 0.99), Some(99));
-        assert_eq!(percentile(&mut values, 0.991), Some(100));
-        assert_eq!(percentile(&mut values, 1.0), Some(100));
-        assert_eq!(percentile(&mut values, 0.0), Some(1));
-        assert_eq!(percentile(&mut [7], 0.999), Some(7));
-        assert_eq!(percentile(&mut [], 0.5), None);
-    }
 
     #[test]
     fn medians() {

@@ -1,4 +1,4 @@
-//! The rows of every table of delays. Pure; delays are in µs. Intervals: [`super::bootstrap`].
+//! The rows of every table of delays, and the quantile that all figures use. Pure; delays are in µs.
 //!
 //! Definitions and sources: docs/measuring.md.
 
@@ -228,11 +228,29 @@ pub fn far_out(sorted: &[f64]) -> Option<f64> {
 /// The `p` quantile of ascending values, interpolated (Hyndman and Fan's type 7, the default of R
 /// and NumPy); `None` if there are none.
 pub fn quantile(sorted: &[f64], p: f64) -> Option<f64> {
-    let last = sorted.len().checked_sub(1)?;
+    let (below, above, share) = between(sorted.len(), p)?;
+    Some(sorted[below] + (sorted[above] - sorted[below]) * share)
+}
+
+/// [`quantile`] of whole values in any order, which it changes; faster than sorting them.
+pub fn quantile_unsorted(values: &mut [u32], p: f64) -> Option<f64> {
+    let (below, above, share) = between(values.len(), p)?;
+    let (_, low, rest) = values.select_nth_unstable(below);
+    let low = f64::from(*low);
+    let high = match above > below {
+        true => rest.iter().min().copied().map_or(low, f64::from),
+        false => low,
+    };
+    Some(low + (high - low) * share)
+}
+
+/// The places between which the `p` quantile of `n` ascending values lies, and how far it is from the
+/// lower one, 0 to 1.
+fn between(n: usize, p: f64) -> Option<(usize, usize, f64)> {
+    let last = n.checked_sub(1)?;
     let at = p.clamp(0.0, 1.0) * last as f64;
     let below = (at.floor() as usize).min(last);
-    let above = (below + 1).min(last);
-    Some(sorted[below] + (sorted[above] - sorted[below]) * (at - below as f64))
+    Some((below, (below + 1).min(last), at - below as f64))
 }
 
 /// Three round numbers (1–2–5 series) from 1.5 × the median up, µs.
@@ -282,6 +300,19 @@ mod tests {
         assert!((table.loss() - 1.0 / 6.0).abs() < 1e-12);
         let over: Vec<_> = table.over.iter().map(|o| o.count).collect();
         assert_eq!(over, [2, 1], "strictly over");
+    }
+
+    #[test]
+    fn a_quantile_is_the_same_of_values_in_any_order() {
+        let values: Vec<u32> = (0..101).map(|i| i * 7919 % 1000).collect();
+        let mut sorted: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        for p in [0.0, 0.333, 0.5, 0.95, 0.999, 1.0] {
+            let unsorted = quantile_unsorted(&mut values.clone(), p);
+            assert_eq!(unsorted, quantile(&sorted, p), "{p}");
+        }
+        assert_eq!(quantile_unsorted(&mut [1, 2], 0.5), Some(1.5));
+        assert_eq!(quantile_unsorted(&mut [], 0.5), None);
     }
 
     #[test]
