@@ -43,7 +43,7 @@ fn controls_hold_and_every_claim_has_a_verdict() {
     assert!(rows(0, "worse").contains(&"Median".into()), "{json:#}");
     assert!(rows(0, "better").is_empty() && control(0)["holds"] == true);
     let row = |i: usize, name: &str| {
-        let rows = control(i)["judgement"]["pooled"]["rows"].as_array();
+        let rows = control(i)["judgement"]["compared"]["rows"].as_array();
         let row = rows.unwrap().iter().find(|r| r["name"] == name);
         row.unwrap()["against_first"][0]["difference"].clone()
     };

@@ -39,7 +39,7 @@ pub fn finish(
     segments: &[Segment],
     voids: Vec<VoidRun>,
 ) -> Result<ExitCode> {
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let command = mountain::measure::environment::command_line();
     let mut result = RunResult::new(&scenario.name, &command, args.seed, scenario.repeats);
     result.void = voids;
     let mut samples = Samples {

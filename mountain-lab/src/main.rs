@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use mountain::out::lines;
 
 use scenario::{Policy, Scenario};
 
@@ -132,7 +133,7 @@ fn main() -> ExitCode {
     match dispatch(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("mountain-lab: {error:#}");
+            eprintln!("mountain-lab: {}", lines(&format!("{error:#}")));
             ExitCode::from(if STOP.load(Ordering::Relaxed) { 130 } else { 2 })
         }
     }

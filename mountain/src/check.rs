@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::cc;
 use crate::config::Config;
 use crate::netlink::{self, Filter};
+use crate::out::lines;
 use crate::steer::topology::{Group, Topology};
 use crate::text::count;
 
@@ -81,9 +82,9 @@ impl Report {
                 true => format!("\x1b[{code}m{sign}\x1b[0m"),
                 false => sign.to_owned(),
             };
-            writeln!(out, "{sign} {:width$}  {}", item.name, item.what)?;
+            writeln!(out, "{sign} {:width$}  {}", item.name, lines(&item.what))?;
             if !item.todo.is_empty() {
-                writeln!(out, "  {:width$}  → {}", "", item.todo)?;
+                writeln!(out, "  {:width$}  → {}", "", lines(&item.todo))?;
             }
         }
         Ok(())

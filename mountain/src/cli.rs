@@ -18,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::bpf::Steer;
 use crate::check;
+use crate::cli_ab::Ab;
 use crate::cli_cc::Cc;
 use crate::cli_compare::{Compare, Import};
 use crate::cli_down::Down;
@@ -115,7 +116,12 @@ enum Cmd {
     /// Record the CPUs' time by kind, as mpstat(1) does, for a while or while a command runs
     Cpu(cli_measure::Cpu),
     /// Compare runs against the first one and report which differences are significant
+    ///
+    /// `mountain compare A.json B.json` compares single runs. `mountain compare A1.json A2.json --
+    /// B1.json B2.json` compares two sides of several runs each.
     Compare(Compare),
+    /// Measure a target under two settings in turn and report which differences are significant
+    Ab(Ab),
     /// Convert a measurement of ping(8), irtt or flent into a run file
     Import(Import),
     /// Print the completions for a shell, to be put into its completion folder
@@ -201,6 +207,7 @@ fn run(command: Cmd) -> Result<ExitCode> {
         Cmd::Ping(ping) => return ping.run(),
         Cmd::Cpu(cpu) => return cpu.run(),
         Cmd::Compare(compare) => compare.run()?,
+        Cmd::Ab(ab) => return ab.run(),
         Cmd::Import(import) => import.run()?,
         Cmd::Completions { shell } => {
             let mut text = Vec::new();
@@ -396,7 +403,7 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     } else {
         let mut text = Vec::new();
         report.print(&mut text, std::io::stdout().is_terminal())?;
-        print!("{}", String::from_utf8_lossy(&text));
+        crate::out::raw(&String::from_utf8_lossy(&text));
     }
     let failed = report.worst() == check::Level::Fail;
     Ok(if failed {

@@ -343,7 +343,8 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
             return Ok(());
         }
         // Home, the text, and away with what is left below it.
-        print!("\x1b[H\x1b[2J{text}");
+        crate::out::clear();
+        print!("{text}");
         std::io::stdout().flush().context("the terminal is gone")?;
         std::thread::sleep(Duration::from_secs(1));
     }

@@ -5,18 +5,26 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
+use clap::error::ErrorKind;
 use clap::Args;
 
-use crate::measure::compare::{compare, Against, Compared, Comparison, Options};
+use crate::cli_results::label;
+use crate::measure::compare::{compare, Against, Compared, Comparison, Options, Run, Side};
 use crate::measure::import::import;
 use crate::measure::runfile::RunFile;
 use crate::measure::stats::{Row, Unit};
 
 #[derive(Args)]
 pub struct Compare {
-    /// Compare these run files with the first of them
-    #[arg(required = true, num_args = 2.., value_name = "FILE")]
+    /// Compare these run files, each with the first
+    #[arg(required = true, num_args = 1.., value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Compare these runs together with the ones before `--` together
+    ///
+    /// Several runs on a side show how far equal runs differ; one run a side shows only how far
+    /// that run varies. Measure the two sides in turn.
+    #[arg(last = true, value_name = "FILE")]
+    against: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -35,7 +43,7 @@ pub struct Import {
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Name the run so in comparisons [default: the file's name]
-    #[arg(long)]
+    #[arg(long, value_parser = label)]
     label: Option<String>,
     /// Take this series of flent's [default: its ping series, else "Ping (ms) ICMP"]
     #[arg(long)]
@@ -56,24 +64,19 @@ fn file_name(path: &Path) -> String {
 
 impl Compare {
     pub fn run(self) -> Result<()> {
-        let mut runs: Vec<(String, RunFile)> = Vec::new();
-        for path in &self.files {
-            let run = RunFile::read(path)?;
-            let mut name = run.label.clone().unwrap_or_else(|| file_name(path));
-            if runs.iter().any(|(other, _)| *other == name) {
-                name = path.display().to_string();
+        let sides = match self.against.is_empty() {
+            true if self.files.len() < 2 => {
+                let why = "a comparison takes two run files: `mountain compare A.json B.json`\n";
+                clap::Error::raw(ErrorKind::TooFewValues, why).exit()
             }
-            // The same file twice.
-            while runs.iter().any(|(other, _)| *other == name) {
-                name.push('\'');
-            }
-            runs.push((name, run));
-        }
+            true => single(&self.files)?,
+            false => vec![side("A", &self.files)?, side("B", &self.against)?],
+        };
         let options = Options {
             over_us: self.over.iter().map(|ms| ms * 1e3).collect(),
-            ..Options::default()
+            paired: false,
         };
-        let comparison = compare(&runs, &options)?;
+        let comparison = compare(&sides, &options)?;
         if self.json {
             println!("{}", serde_json::to_string_pretty(&comparison)?);
         } else {
@@ -81,6 +84,38 @@ impl Compare {
         }
         Ok(())
     }
+}
+
+/// A side for each file.
+fn single(files: &[PathBuf]) -> Result<Vec<Side>> {
+    let mut sides: Vec<Side> = Vec::new();
+    for path in files {
+        let run = RunFile::read(path)?;
+        let mut name = run.label.clone().unwrap_or_else(|| file_name(path));
+        let known = |name: &String| sides.iter().any(|side| side.name == *name);
+        if known(&name) {
+            name = path.display().to_string();
+        }
+        // The same file twice.
+        while known(&name) {
+            name.push('\'');
+        }
+        let runs = vec![run];
+        sides.push(Side { name, runs });
+    }
+    Ok(sides)
+}
+
+/// One side of several files: by their label if they share one.
+fn side(name: &str, files: &[PathBuf]) -> Result<Side> {
+    let runs = files.iter().map(|path| RunFile::read(path));
+    let runs = runs.collect::<Result<Vec<_>>>()?;
+    let label = runs[0].label.clone();
+    let shared = runs.iter().all(|run| run.label == label);
+    Ok(Side {
+        name: label.filter(|_| shared).unwrap_or(name.into()),
+        runs,
+    })
 }
 
 impl Import {
@@ -170,16 +205,49 @@ fn interval(row: &Compared, against: &Against) -> String {
     let Some(d) = against.difference else {
         return "–".into();
     };
-    let (low, high) = (d.interval.low, d.interval.high);
-    match unit(row) {
-        Unit::Microseconds => format!("{:+.3} … {:+.3} ms", low / 1e3, high / 1e3),
-        Unit::Percent => format!("{low:+.2} … {high:+.2} %"),
-        Unit::Count => format!("{low:+.1} … {high:+.1}"),
+    let (scale, places, unit) = match unit(row) {
+        Unit::Microseconds => (1e-3, 3, " ms"),
+        Unit::Percent => (1.0, 2, " %"),
+        Unit::Count => (1.0, 1, ""),
+    };
+    let bound = |v: f64| match v.is_finite() {
+        true => format!("{:+.places$}", v * scale),
+        false => "?".into(),
+    };
+    format!(
+        "{} … {}{unit}",
+        bound(d.interval.low),
+        bound(d.interval.high)
+    )
+}
+
+/// How the verdicts came about.
+fn how(c: &Comparison) -> String {
+    let several = c.runs.iter().any(|run| run.runs > 1);
+    let first = &c.runs[0].name;
+    let count = |run: &Run| format!("{} is {} runs", run.name, run.runs);
+    match (c.paired, several) {
+        (true, _) => format!(
+            "Judged in {} rounds, B - A of each. Figures are means of the rounds, counts are sums.",
+            c.runs[0].runs
+        ),
+        (false, true) => format!(
+            "{}. Judged by how far the runs of a side differ.\nFigures are means of the runs, \
+             counts are sums.",
+            c.runs.iter().map(count).collect::<Vec<_>>().join(", ")
+        ),
+        (false, false) => format!(
+            "A difference counts when it exceeds the slow variation within the runs. One run a side \
+             cannot\nshow how far equal runs differ: `mountain ab` and `compare A1 A2 -- B1 B2` can.\n\
+             * judged by: Min, Max, Max−Min the mean over parts of {} answers; Jitter the mean of \
+             the\n  whole run; counts the share of answers, scaled to {first}.",
+            c.segment
+        ),
     }
 }
 
 /// The table of all columns, then the verdicts, then what else differs.
-fn text(c: &Comparison) -> String {
+pub(crate) fn text(c: &Comparison) -> String {
     let mut lines = vec![vec![String::new()]];
     lines[0].extend(c.runs.iter().map(|r| r.name.clone()));
     for row in &c.rows {
@@ -226,13 +294,7 @@ fn text(c: &Comparison) -> String {
         }
     }
     let mut text = columns(&lines);
-    let _ = writeln!(
-        text,
-        "\n* judged by: Min, Max, Max−Min the mean over parts of {} answers; Jitter the mean of \
-         the\n  whole run; counts the share of answers, scaled to {first}. Block bootstrap, \
-         docs/measuring.md.\n",
-        c.segment
-    );
+    let _ = writeln!(text, "\n{}\n", how(c));
     for headline in &c.headlines {
         let _ = writeln!(text, "Verdict: {}", headline.text);
     }

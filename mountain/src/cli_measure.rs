@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, Result};
 use clap::Args;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::unistd::{access, AccessFlags};
 use serde_json::json;
 
 use crate::cli_path;
+use crate::cli_results::{check_writable, is_stdout, label, save};
 use crate::measure::ping::{self, Options, Outcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::Table;
@@ -69,11 +69,11 @@ pub struct Ping {
     /// Use IPv6 only
     #[arg(short = '6')]
     ipv6: bool,
-    /// Write all samples and the circumstances to this run file
+    /// Write all samples and the circumstances to this run file; `-` is standard output, without the table
     #[arg(long, short = 'o', value_name = "FILE")]
     out: Option<PathBuf>,
     /// Name this run so in comparisons
-    #[arg(long)]
+    #[arg(long, value_parser = label)]
     label: Option<String>,
     /// Count answers slower than so many ms; several with commas [default: chosen by the median]
     #[arg(long, value_name = "MS", value_delimiter = ',')]
@@ -108,11 +108,10 @@ impl Ping {
         // Written before it is printed: the reader of a pipe may be gone, and what is left to be
         // said then is the exit code.
         out::keep_going();
-        let written = self
-            .out
-            .as_ref()
-            .map_or(Ok(()), |out| outcome.run.write(out));
-        if self.json {
+        let written = keep(self.out.as_deref(), &outcome.run);
+        if self.out.as_deref().is_some_and(is_stdout) {
+            // The run file is what standard output is for.
+        } else if self.json {
             let mut value = json!({
                 "target": self.target,
                 "address": address,
@@ -265,11 +264,11 @@ pub struct Cpu {
     /// Record for so long when there is no command, in seconds or with a unit [default: 10s]
     #[arg(long, value_parser = duration, conflicts_with = "command")]
     duration: Option<Duration>,
-    /// Write all intervals and the circumstances to this run file
+    /// Write all intervals and the circumstances to this run file; `-` is standard output, without the table
     #[arg(long, short = 'o', value_name = "FILE")]
     out: Option<PathBuf>,
     /// Name this run so in comparisons
-    #[arg(long)]
+    #[arg(long, value_parser = label)]
     label: Option<String>,
     /// Run this and record until it ends
     ///
@@ -311,7 +310,7 @@ impl Cpu {
             schema: SCHEMA.into(),
             label: self.label,
             tool: format!("mountain {} cpu", env!("CARGO_PKG_VERSION")),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
+            command: environment::command_line(),
             started,
             seconds: recorded.seconds,
             clock: "unknown".into(),
@@ -322,21 +321,9 @@ impl Cpu {
         };
         // Before anything is printed: standard output may be gone.
         out::keep_going();
-        let written = self.out.as_ref().map_or(Ok(()), |out| run.write(out));
-        println!(
-            "{:.1} s, {} accounting; shares in %",
-            run.seconds, run.cpu.accounting
-        );
-        print!("{:5}", "CPU");
-        cpu::KINDS.iter().for_each(|kind| print!(" {kind:>7}"));
-        println!();
-        for (i, shares) in cpu::means(&run.cpu).iter().enumerate() {
-            print!("{:<5}", run.cpu.number(i));
-            shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
-            println!();
-        }
-        if run.interrupted {
-            println!("interrupted");
+        let written = keep(self.out.as_deref(), &run);
+        if !self.out.as_deref().is_some_and(is_stdout) {
+            print_cpu(&run);
         }
         written?;
         let otherwise = match recorded.failed {
@@ -347,6 +334,37 @@ impl Cpu {
             None => ExitCode::SUCCESS,
         };
         Ok(recorded.status.map_or(otherwise, exit_code))
+    }
+}
+
+fn print_cpu(run: &RunFile) {
+    println!(
+        "{:.1} s, {} accounting; shares in %",
+        run.seconds, run.cpu.accounting
+    );
+    print!("{:5}", "CPU");
+    cpu::KINDS.iter().for_each(|kind| print!(" {kind:>7}"));
+    println!();
+    for (i, shares) in cpu::means(&run.cpu).iter().enumerate() {
+        print!("{:<5}", run.cpu.number(i));
+        shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
+        println!();
+    }
+    if run.interrupted {
+        println!("interrupted");
+    }
+}
+
+/// Writes a run where `--out` says: a file, or standard output (`-`).
+fn keep(out: Option<&Path>, run: &RunFile) -> Result<()> {
+    match out {
+        None => Ok(()),
+        Some(out) if is_stdout(out) => {
+            run.check()?;
+            println!("{}", serde_json::to_string(run)?);
+            Ok(())
+        }
+        Some(out) => save(out, |path| run.write(path)),
     }
 }
 
@@ -367,19 +385,6 @@ pub fn print_columns(columns: &[(&str, &Table)]) {
         rows.iter().for_each(|rows| print!(" {:>14}", rows[n]));
         println!();
     }
-}
-
-/// Says before a long measurement that its file cannot be written.
-fn check_writable(out: &Path) -> Result<()> {
-    if out.metadata().is_ok_and(|m| !m.is_file()) {
-        bail!("--out {}: is a folder or a device, no file", out.display());
-    }
-    let dir = match out.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    access(dir, AccessFlags::W_OK)
-        .with_context(|| format!("--out: cannot write into {}", dir.display()))
 }
 
 /// The progress bar, on a terminal only.

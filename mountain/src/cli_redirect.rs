@@ -520,7 +520,10 @@ fn stats(watch: bool, json: bool) -> Result<()> {
         }
         match std::io::stdout().is_terminal() {
             // Home, the text, and away with what is left below it.
-            true => print!("\x1b[H\x1b[2J{text}"),
+            true => {
+                crate::out::clear();
+                print!("{text}");
+            }
             false => println!("{text}"),
         }
         before = Some((now, stats));

@@ -1,11 +1,16 @@
-//! Standard output whose reader may be gone (`mountain ping ... | head -3`).
+//! What reaches the terminal: no control character of anybody else's, and no panic when nobody reads
+//! (`mountain ping ... | head -3`).
+//!
+//! Names of hosts and devices, labels in files and what the kernel says may hold escape sequences,
+//! which a terminal would obey. Everything printed passes [`plain`].
 //!
 //! The runtime ignores SIGPIPE and std's `println!` panics over the error that is left. These
 //! macros take the place of std's in this crate: without a reader the program ends as others do,
 //! by SIGPIPE and quietly, or, after [`keep_going`], goes on without printing. SIGPIPE itself stays
 //! ignored, as it would end the daemon when somebody hangs up on its socket.
 
-use std::fmt::Arguments;
+use std::borrow::Cow;
+use std::fmt::{self, Arguments};
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,11 +24,48 @@ pub fn keep_going() {
     KEEP_GOING.store(true, Ordering::Relaxed);
 }
 
+/// Whether a terminal might obey the character, or show what stands after it elsewhere: controls (C0,
+/// DEL, C1), line separators and those that change the direction of text.
+fn obeyed(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Text in one line that no terminal obeys: control characters as `\u001b`, which inside JSON is the
+/// character again. For text from outside that becomes part of a line.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    match text.contains(obeyed) {
+        true => escaped(text, |c| !obeyed(c)).into(),
+        false => text.into(),
+    }
+}
+
+/// The same for many lines with tabs: all that this program prints.
+pub fn lines(text: &str) -> String {
+    escaped(text, |c| !obeyed(c) || c == '\n' || c == '\t')
+}
+
+fn escaped(text: &str, keep: impl Fn(char) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match keep(c) {
+            true => out.push(c),
+            false => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+        }
+    }
+    out
+}
+
 /// Prints, or ends the program when nobody reads any more.
 pub fn print(text: Arguments) {
+    raw(&lines(&fmt::format(text)));
+}
+
+/// Prints this program's own escape sequences; all else in it has to be [`plain`].
+pub(crate) fn raw(text: &str) {
     let mut out = io::stdout().lock();
     // Flushed, so that the error is known here and not to nobody at the end.
-    let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) else {
+    let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) else {
         return;
     };
     let gone = error.kind() == ErrorKind::BrokenPipe;
@@ -43,7 +85,12 @@ pub fn print(text: Arguments) {
 
 /// A message that nobody can read is no reason to fail.
 pub fn error_print(text: Arguments) {
-    let _ = io::stderr().write_fmt(text);
+    let _ = io::stderr().write_all(lines(&fmt::format(text)).as_bytes());
+}
+
+/// Clears the terminal for a figure that is shown again and again.
+pub(crate) fn clear() {
+    raw("\x1b[H\x1b[2J");
 }
 
 // In tests std's, whose output the test harness catches.
@@ -61,4 +108,22 @@ macro_rules! println {
 #[cfg(not(test))]
 macro_rules! eprintln {
     ($($arg:tt)*) => {{ $crate::out::error_print(format_args!("{}\n", format_args!($($arg)*))) }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_terminal_obeys_text_from_outside() {
+        let hostile = "a\x1b]0;gone\x07\r\u{9b}2J\u{202e}\n\tb\u{7f}";
+        let expected = "a\\u001b]0;gone\\u0007\\u000d\\u009b2J\\u202e\\u000a\\u0009b\\u007f";
+        assert_eq!(plain(hostile), expected);
+        assert_eq!(lines("one\n\ttwo\x1b"), "one\n\ttwo\\u001b");
+        assert!(matches!(plain("Größe – 5 ✓"), Cow::Borrowed(_)));
+        // Inside JSON it is the character again.
+        let json = serde_json::to_string("\u{9b}\u{7f}").unwrap();
+        let read: String = serde_json::from_str(&lines(&json)).unwrap();
+        assert_eq!(read, "\u{9b}\u{7f}");
+    }
 }

@@ -3,6 +3,7 @@
 mod agreement;
 mod hog;
 mod size;
+mod verdicts;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,6 +52,8 @@ enum Part {
     Hog,
     /// Put a million samples through `compare` and `report`.
     Size,
+    /// False and missed verdicts of `compare` and `ab`: half an hour, only where asked for.
+    Verdicts,
 }
 
 /// What the parts share.
@@ -85,6 +88,7 @@ pub fn bars(args: &BarsArgs) -> Result<ExitCode> {
         Part::Agreement => agreement::Plan::new(args.quick).rounds,
         Part::Hog => hog::Plan::new(args.quick).rounds,
         Part::Size => size::Plan::new(args.quick).repeats,
+        Part::Verdicts => 1,
     });
     let repeats = repeats.max().unwrap_or(0);
     let mut result = RunResult::new("bars", &command(args), args.seed, repeats);
@@ -104,6 +108,7 @@ pub fn bars(args: &BarsArgs) -> Result<ExitCode> {
             Part::Agreement => agreement::run(&mut bench, &mut result).context("agreement")?,
             Part::Hog => hog::run(&mut bench, &mut result).context("hog")?,
             Part::Size => size::run(&mut bench, &mut result).context("size")?,
+            Part::Verdicts => verdicts::run(&mut bench, &mut result).context("verdicts")?,
         }
         if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
             // The programs measured and the emulator are among them: for runs held against
@@ -139,6 +144,7 @@ fn progress(args: &BarsArgs) -> ProgressBar {
         Part::Agreement => agreement::Plan::new(args.quick).steps(),
         Part::Hog => hog::Plan::new(args.quick).steps(),
         Part::Size => size::Plan::new(args.quick).steps(),
+        Part::Verdicts => verdicts::Plan::new(args.quick).steps(),
     };
     let bar = ProgressBar::new(args.only.iter().map(steps).sum());
     let style = ProgressStyle::with_template("bars [{bar:40}] {percent}% {msg} (left: {eta})")

@@ -97,7 +97,7 @@ pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
         };
         let blocks = interleaved(sides, LEAST_ROUNDS, &mut measure)?;
         bench.blocks(&blocks);
-        let judgement = blocks.judge(bench.seed)?;
+        let judgement = blocks.judge()?;
         controls.push(Control {
             name: spec.name,
             holds: holds(spec.expected, &judgement.better, &judgement.worse),

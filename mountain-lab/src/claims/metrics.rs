@@ -51,7 +51,7 @@ pub fn wan(bench: &mut Bench) -> Result<Verdict> {
         Tool::MountainIcmp.measure(lane.client(), lane.server_addr(), &block, &dir)
     };
     let blocks = off_on(bench, "wan", &switches, SIDES, &mut measure)?;
-    Ok(unchanged(&blocks.judge(bench.seed)?))
+    Ok(unchanged(&blocks.judge()?))
 }
 
 /// Standard deviation and outliers of each round, by the question of pairs alone: they are figures of a
@@ -205,7 +205,7 @@ mod tests {
                 *rtt = Some(ms * 1e3);
             }
         }
-        blocks.judge(1).unwrap()
+        blocks.judge().unwrap()
     }
 
     #[test]

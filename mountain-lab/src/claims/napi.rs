@@ -67,7 +67,7 @@ pub fn test(bench: &mut Bench) -> Result<Verdict> {
             sides,
             &mut measure,
         )?;
-        modes.push(blocks.judge(bench.seed)?);
+        modes.push(blocks.judge()?);
     }
     Ok(judge(&modes[0], &modes[1]))
 }
@@ -203,7 +203,7 @@ mod tests {
             names: ["off", "on"].map(str::to_owned),
             runs: [0, 1].map(|side| (0..8).map(|round| run(round, side)).collect()),
         };
-        blocks.judge(1).unwrap()
+        blocks.judge().unwrap()
     }
 
     #[test]

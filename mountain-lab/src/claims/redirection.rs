@@ -13,13 +13,13 @@ use mountain_lab::workload::metrics::{Figure, Figures};
 
 use super::registry::Verdict;
 use super::Bench;
-use crate::probing::ab::sign_flips;
 use crate::redirect::load::{Load, FLOWS};
 use crate::redirect::napi;
 use crate::redirect::programs::Programs;
 use crate::redirect::rig::{Rig, TO};
 use crate::redirect::segment::{Segment, Sources};
 use crate::redirect::way::{install, Ready, Way};
+use mountain::measure::paired::sign_flips;
 
 const XDP: Way = Way::Backend(Backend::XdpRedirect);
 /// Loaded: whether it could be is not tried, as that would load it.

@@ -1,31 +1,21 @@
 //! Two things measured in turn and held against each other: the frame of every controlled A/B.
 //!
-//! Rounds alternate A B, B A, so that a trend over the run favours neither. Two questions are asked
-//! of Median, P99 and Loss, each with Holm's correction of the three:
-//!
-//! - `mountain compare` of all rounds together: is the difference beyond what the samples' own
-//!   spread explains?
-//! - The rounds in pairs: does it show round by round? Whatever else changes between measurements
-//!   (a neighbour of the machine, where a process was put) changes between rounds too, and no
-//!   resampling within them can know of it.
-//!
-//! A row differs when both say so.
+//! Rounds alternate A B, B A, so that a trend over the run favours neither. What differs is judged by
+//! the rounds in pairs ([`mountain::measure::paired`]): whatever else changes between measurements (a
+//! neighbour of the machine, where a process was put) changes between rounds too.
 
 use anyhow::{ensure, Result};
-use mountain::measure::bootstrap::Interval;
 use mountain::measure::compare::{self, compare, Options, HEADLINE};
+use mountain::measure::paired::{sign_flips, MOST_ROUNDS};
 use mountain::measure::runfile::RunFile;
-use mountain::measure::verdict::{holm, Verdict, LEVEL};
+use mountain::measure::verdict::{holm, Interval, Verdict, LEVEL};
 use serde::Serialize;
 
-use crate::probing::pool::{pooled, table};
+use crate::probing::pool::table;
 
 /// With fewer rounds no difference can be shown in pairs: the least p-value is 2 / 2^rounds, and
 /// Holm's correction takes three times that.
 pub const LEAST_ROUNDS: u32 = 8;
-/// More would make all choices of signs too many to go through.
-const MOST_ROUNDS: u32 = 20;
-
 /// One of the two.
 pub struct Side<'a> {
     pub name: &'a str,
@@ -44,13 +34,13 @@ pub struct Turn {
 /// What an A/B has shown.
 #[derive(Clone, Debug, Serialize)]
 pub struct Judgement {
-    /// Rows in which B is better, by both questions.
+    /// Rows of the headline in which B is better.
     pub better: Vec<String>,
-    /// Rows in which B is worse, by both.
+    /// Rows in which B is worse.
     pub worse: Vec<String>,
     pub paired: Vec<Paired>,
-    /// B against A, all rounds together.
-    pub pooled: compare::Comparison,
+    /// B against A, round by round.
+    pub compared: compare::Comparison,
 }
 
 /// A row round by round.
@@ -95,15 +85,17 @@ pub fn interleaved(
 
 impl Blocks {
     /// Holds B against A.
-    pub fn judge(&self, seed: u64) -> Result<Judgement> {
+    pub fn judge(&self) -> Result<Judgement> {
         let [a, b] = &self.runs;
-        ensure!(a.len() == b.len(), "the sides have not as many rounds");
-        let runs = [0, 1].map(|i| (self.names[i].clone(), pooled(&self.runs[i])));
+        let sides = [0, 1].map(|i| compare::Side {
+            name: self.names[i].clone(),
+            runs: self.runs[i].clone(),
+        });
         let options = Options {
-            seed,
+            paired: true,
             ..Options::default()
         };
-        let pooled = compare(&runs, &options)?;
+        let compared = compare(&sides, &options)?;
         let rows = HEADLINE.map(|row| {
             let of = |run: &RunFile| {
                 let rows = table(run, false).rows();
@@ -113,26 +105,16 @@ impl Blocks {
             let pairs = a.iter().zip(b).filter_map(|(a, b)| Some(of(b)? - of(a)?));
             (row, pairs.collect())
         });
-        let paired = paired(rows);
-        let (mut better, mut worse) = (vec![], vec![]);
-        for test in &pooled.headlines[0].tests {
-            let Some(paired) = paired.iter().find(|p| p.row == test.row) else {
-                continue;
-            };
-            if test.p_holm >= LEVEL {
-                continue;
-            }
-            match (test.verdict, paired.lower()) {
-                (Verdict::Better, Some(true)) => better.push(test.row.clone()),
-                (Verdict::Worse, Some(false)) => worse.push(test.row.clone()),
-                _ => {}
-            }
-        }
+        let shown = |verdict: Verdict| {
+            let tests = compared.headlines[0].tests.iter();
+            let shown = tests.filter(|t| t.verdict == verdict);
+            shown.map(|t| t.row.clone()).collect()
+        };
         Ok(Judgement {
-            better,
-            worse,
-            paired,
-            pooled,
+            better: shown(Verdict::Better),
+            worse: shown(Verdict::Worse),
+            paired: paired(rows),
+            compared,
         })
     }
 }
@@ -148,7 +130,7 @@ impl Judgement {
             (better, worse) => format!("better ({}), worse ({})", rows(better), rows(worse)),
         };
         let shift = |row: &String| {
-            let row = self.pooled.rows.iter().find(|r| r.name == *row)?;
+            let row = self.compared.rows.iter().find(|r| r.name == *row)?;
             let d = row.against_first[0].difference?.interval;
             let (unit, by) = match row.unit.as_str() {
                 "us" => ("ms", 1e-3),
@@ -164,21 +146,21 @@ impl Judgement {
 
     /// Both sides' answers and headline figures, A → B.
     pub fn figures(&self) -> String {
-        let [a, b] = [0, 1].map(|i| self.pooled.runs[i].answered);
+        let [a, b] = [0, 1].map(|i| self.compared.runs[i].answered);
         let row = |row: &compare::Compared| {
             let of = |i: usize| row.values[i].map_or("–".into(), |v| in_unit(v, &row.unit));
             format!("{} {} → {}", row.name, of(0), of(1))
         };
-        let shown = self.pooled.rows.iter();
+        let shown = self.compared.rows.iter();
         let shown = shown.filter(|r| HEADLINE.contains(&r.name.as_str()));
         let rows: Vec<String> = shown.map(row).collect();
         format!("n = {a} → {b}, {}", rows.join(", "))
     }
 
     /// Whether all that the data allow of this row's difference lies within this share of A's value, by the
-    /// 95% interval of all rounds together.
+    /// 95% interval of the rounds.
     pub fn within(&self, row: &str, share: f64) -> bool {
-        let Some(row) = self.pooled.rows.iter().find(|r| r.name == row) else {
+        let Some(row) = self.compared.rows.iter().find(|r| r.name == row) else {
             return false;
         };
         let (Some(value), Some(difference)) = (row.values[0], row.against_first[0].difference)
@@ -221,24 +203,6 @@ pub fn paired<'a>(rows: impl IntoIterator<Item = (&'a str, Vec<f64>)>) -> Vec<Pa
     rows
 }
 
-/// Fisher's randomisation test of paired differences: if A and B were alike, each difference could
-/// as well have had the other sign. The share of all choices of signs whose sum is as far from 0.
-pub fn sign_flips(differences: &[f64]) -> f64 {
-    let n = differences.len().min(MOST_ROUNDS as usize);
-    let differences = &differences[..n];
-    let sum = |signs: u32| -> f64 {
-        let signed = differences.iter().enumerate();
-        signed
-            .map(|(i, d)| if signs >> i & 1 == 0 { *d } else { -d })
-            .sum()
-    };
-    let seen = sum(0).abs();
-    // Equal sums may differ in their last bits by the order of adding.
-    let least = seen * (1.0 - 1e-9);
-    let as_far = (0..1u32 << n).filter(|&s| sum(s).abs() >= least).count();
-    as_far as f64 / f64::from(1u32 << n)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,7 +242,7 @@ mod tests {
             Ok(block(seed, shift(turn)))
         };
         let blocks = interleaved(sides, 8, &mut measure).unwrap();
-        blocks.judge(1).unwrap()
+        blocks.judge().unwrap()
     }
 
     #[test]
@@ -331,11 +295,8 @@ mod tests {
             _ => 0.0,
         };
         let judgement = ab(one);
-        let p99 = judgement.pooled.rows.iter().find(|r| r.name == "P99");
-        assert!(
-            p99.unwrap().values[1] > Some(100e3),
-            "together it looks like one"
-        );
+        let p99 = judgement.compared.rows.iter().find(|r| r.name == "P99");
+        assert!(p99.unwrap().values[1] > Some(30e3), "its mean is higher");
         assert_eq!(judgement.text(), "no difference shown");
     }
 
@@ -372,16 +333,6 @@ mod tests {
             text.contains("P99 2") && text.ends_with("Loss 0.00 % → 0.00 %"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn p_values_of_sign_flips_by_hand() {
-        assert_eq!(sign_flips(&[1.0; 8]), 2.0 / 256.0);
-        assert_eq!(sign_flips(&[0.0; 8]), 1.0);
-        // ±3 ±1: 4, 2, −2, −4.
-        assert_eq!(sign_flips(&[3.0, -1.0]), 1.0);
-        assert_eq!(sign_flips(&[3.0, 1.0]), 0.5);
-        assert_eq!(sign_flips(&[]), 1.0);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
-use mountain::measure::bootstrap::Interval;
+use mountain::measure::verdict::Interval;
 use mountain_lab::result::{align, write_atomically};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -1,7 +1,10 @@
 //! Run files against each other: the same rows side by side, what the differences from the first
 //! are worth, and what else differs. Pure; printing is the command line's.
 //!
-//! Method: [`super::verdict`] and docs/measuring.md.
+//! A side holds one run or several. With one run a side, a difference counts when it exceeds what the
+//! runs' own slow variation explains ([`super::variation`]); with several, when it exceeds how far
+//! the runs of a side differ ([`super::verdict::replicates`]), or, measured in turn, round by round
+//! ([`super::paired`]). Method: docs/measuring.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,32 +12,31 @@ use anyhow::{ensure, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::paired;
 use super::runfile::RunFile;
 use super::stats::{choose_thresholds, Reply, Row, Table, Unit};
-use super::verdict::{self, difference, holm, Difference, Resampled, Verdict};
+use super::variation::{self, Events, Figure};
+use super::verdict::{self, holm, Difference, Verdict};
 
 /// Value of [`Comparison::schema`].
-pub const SCHEMA: &str = "mountain-compare/1";
+pub const SCHEMA: &str = "mountain-compare/2";
 /// The rows that the headline rests on.
 pub const HEADLINE: [&str; 3] = ["Median", "P99", "Loss"];
 
-/// How to compare.
+/// What is compared: one run, or several of the same thing.
 #[derive(Clone, Debug, PartialEq)]
+pub struct Side {
+    pub name: String,
+    pub runs: Vec<RunFile>,
+}
+
+/// How to compare.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// Thresholds to count above, µs; empty: chosen by the first run's median.
     pub over_us: Vec<f64>,
-    pub resamples: usize,
-    pub seed: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            over_us: Vec::new(),
-            resamples: 2_000,
-            seed: 1,
-        }
-    }
+    /// The sides' runs were measured in turn: the first of one belongs to the first of the other.
+    pub paired: bool,
 }
 
 /// Everything that `mountain compare` says.
@@ -47,10 +49,10 @@ pub struct Comparison {
     /// Of each run but the first.
     pub headlines: Vec<Headline>,
     pub warnings: Vec<Warning>,
-    /// Samples per part of the runs that Min, Max and Max−Min are compared by.
+    /// Samples per part of the runs that Min, Max and Max−Min are compared by; of one run a side.
     pub segment: usize,
-    pub resamples: usize,
-    pub seed: u64,
+    /// Whether the runs were judged in pairs.
+    pub paired: bool,
     pub level: f64,
 }
 
@@ -61,10 +63,10 @@ pub struct Run {
     pub tool: String,
     pub target: String,
     pub started: String,
+    /// How many runs it stands for; the others' tool, target and start are the first's.
+    pub runs: usize,
     pub sent: u64,
     pub answered: u64,
-    /// Successive probes that were resampled together.
-    pub block: usize,
 }
 
 /// One row.
@@ -73,7 +75,7 @@ pub struct Compared {
     pub name: String,
     /// "us", "percent" or "count".
     pub unit: String,
-    /// Of each run.
+    /// Of each run; of several the mean, of counts the sum.
     pub values: Vec<Option<f64>>,
     /// What interval and verdict are about, where that is not the value itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -124,94 +126,150 @@ pub struct Warning {
     pub text: String,
 }
 
-/// Compares named runs with the first.
-pub fn compare(runs: &[(String, RunFile)], options: &Options) -> Result<Comparison> {
-    ensure!(runs.len() > 1, "a comparison takes at least two run files");
-    for (name, run) in runs {
+/// A side's tables and figures.
+struct Measured {
+    tables: Vec<Table>,
+    replies: Vec<Vec<Reply>>,
+}
+
+impl Measured {
+    fn sent(&self) -> u64 {
+        self.tables.iter().map(|t| t.sent).sum()
+    }
+
+    fn answered(&self) -> u64 {
+        self.tables.iter().map(|t| t.count).sum()
+    }
+}
+
+/// Compares sides with the first.
+pub fn compare(sides: &[Side], options: &Options) -> Result<Comparison> {
+    ensure!(sides.len() > 1, "a comparison takes at least two run files");
+    for side in sides {
+        let empty = side.runs.iter().any(|run| run.samples.is_empty());
         ensure!(
-            !run.samples.is_empty(),
-            "{name} holds no probes: there is nothing to compare"
+            !empty && !side.runs.is_empty(),
+            "{} holds no probes: there is nothing to compare",
+            side.name
+        );
+        ensure!(
+            !options.paired || side.runs.len() == sides[0].runs.len(),
+            "{} has not as many runs as {}",
+            side.name,
+            sides[0].name
         );
     }
-    let replies: Vec<Vec<Reply>> = runs
-        .iter()
-        .map(|(_, run)| run.samples.replies(&run.samples.rtt_us))
+    let measured = measure(sides, &options.over_us);
+    let rows = Judge::new(&measured, options.paired).rows();
+    let headlines = (1..sides.len())
+        .map(|i| headline(&sides[i].name, &sides[0].name, &rows, i))
         .collect();
-    let over_us = if options.over_us.is_empty() {
-        let with_answers = replies.iter().find(|r| !r.is_empty());
-        let median = with_answers.and_then(|r| Some(Table::new(0, r, &[1.0]).delays?.median));
-        choose_thresholds(median.unwrap_or(0.0)).to_vec()
-    } else {
-        options.over_us.clone()
-    };
-    let tables: Vec<Table> = runs
-        .iter()
-        .zip(&replies)
-        .map(|((_, run), replies)| Table::new(run.samples.len() as u64, replies, &over_us))
-        .collect();
-    let answers = tables[0].count.max(1) as f64;
-    let shortest = replies.iter().map(Vec::len).min().unwrap_or(0);
-    let segment = verdict::segment(shortest);
-    let resampled: Vec<Resampled> = (0..runs.len())
-        .map(|i| {
-            let seed = options.seed.wrapping_add(2 * i as u64);
-            let (r, t) = (&replies[i], &tables[i]);
-            verdict::resample(r, t, answers, segment, options.resamples, seed)
-        })
-        .collect();
-    let rows = rows(&tables, &resampled, segment);
-    let headlines = (1..runs.len())
-        .map(|i| headline(&runs[i].0, &runs[0].0, &rows, i))
-        .collect();
-    let warnings = (runs[1..].iter())
-        .flat_map(|other| warnings(&runs[0], other))
-        .collect();
-    let runs = runs.iter().zip(&tables).zip(&resampled);
-    let runs = runs.map(|(((name, run), table), resampled)| Run {
-        name: name.clone(),
-        tool: run.tool.clone(),
-        target: run.target.clone(),
-        started: run.started.clone(),
-        sent: table.sent,
-        answered: table.count,
-        block: resampled.block,
-    });
     Ok(Comparison {
         schema: SCHEMA.into(),
-        runs: runs.collect(),
+        runs: sides.iter().zip(&measured).map(column).collect(),
         rows,
         headlines,
-        warnings,
-        segment,
-        resamples: options.resamples,
-        seed: options.seed,
+        warnings: all_warnings(sides),
+        segment: segment(&measured),
+        paired: options.paired,
         level: verdict::LEVEL,
     })
 }
 
-fn rows(tables: &[Table], resampled: &[Resampled], segment: usize) -> Vec<Compared> {
-    let all: Vec<Vec<Row>> = tables.iter().map(Table::rows).collect();
-    let row = |i: usize, first: &Row| {
-        let values: Vec<Option<f64>> = all.iter().map(|rows| rows[i].value).collect();
-        // A count means something only by the number of answers it is of.
-        let comparable = |run: usize| {
-            let scale = match first.unit {
-                Unit::Count => tables[0].count as f64 / tables[run].count.max(1) as f64,
-                _ => 1.0,
-            };
-            Some(values[run]? * scale)
+fn column((side, measured): (&Side, &Measured)) -> Run {
+    let run = &side.runs[0];
+    Run {
+        name: side.name.clone(),
+        tool: run.tool.clone(),
+        target: run.target.clone(),
+        started: run.started.clone(),
+        runs: side.runs.len(),
+        sent: measured.sent(),
+        answered: measured.answered(),
+    }
+}
+
+fn measure(sides: &[Side], over_us: &[f64]) -> Vec<Measured> {
+    let replies = |side: &Side| -> Vec<Vec<Reply>> {
+        let of = |run: &RunFile| run.samples.replies(&run.samples.rtt_us);
+        side.runs.iter().map(of).collect()
+    };
+    let replies: Vec<Vec<Vec<Reply>>> = sides.iter().map(replies).collect();
+    let over_us = if over_us.is_empty() {
+        let with_answers = replies.iter().flatten().find(|r| !r.is_empty());
+        let median = with_answers.and_then(|r| Some(Table::new(0, r, &[1.0]).delays?.median));
+        choose_thresholds(median.unwrap_or(0.0)).to_vec()
+    } else {
+        over_us.to_vec()
+    };
+    let table = |(run, replies): (&RunFile, &Vec<Reply>)| {
+        Table::new(run.samples.len() as u64, replies, &over_us)
+    };
+    let measured = |(side, replies): (&Side, Vec<Vec<Reply>>)| Measured {
+        tables: side.runs.iter().zip(&replies).map(table).collect(),
+        replies,
+    };
+    sides.iter().zip(replies).map(measured).collect()
+}
+
+fn segment(measured: &[Measured]) -> usize {
+    let all = measured.iter().flat_map(|m| &m.tables);
+    let shortest = all.map(|t| t.count).min().unwrap_or(0);
+    variation::segment(shortest as usize)
+}
+
+/// Judges row by row.
+struct Judge<'a> {
+    measured: &'a [Measured],
+    /// Of each side and run.
+    rows: Vec<Vec<Vec<Row>>>,
+    /// Of each side with one run.
+    figures: Vec<Option<Vec<Option<Figure>>>>,
+    /// Answers of the first run: counts are scaled to them.
+    per: f64,
+    segment: usize,
+    paired: bool,
+}
+
+impl<'a> Judge<'a> {
+    fn new(measured: &'a [Measured], paired: bool) -> Self {
+        let segment = segment(measured);
+        let first = &measured[0];
+        let per = (first.answered() as f64 / first.tables.len() as f64).max(1.0);
+        let several = measured.iter().any(|m| m.tables.len() > 1);
+        let figures = |m: &Measured| {
+            let one = m.tables.len() == 1 && !several;
+            one.then(|| variation::figures(&m.replies[0], &m.tables[0], per, segment))
         };
-        let against = |run: usize| {
-            let of = |run: usize| resampled[run].rows[i].as_ref();
-            let difference = of(0).zip(of(run)).and_then(|(a, b)| difference(a, b));
+        Self {
+            figures: measured.iter().map(figures).collect(),
+            rows: (measured.iter())
+                .map(|m| m.tables.iter().map(Table::rows).collect())
+                .collect(),
+            measured,
+            per,
+            segment,
+            paired,
+        }
+    }
+
+    fn rows(&self) -> Vec<Compared> {
+        let first = &self.rows[0][0];
+        (0..first.len()).map(|i| self.row(i, &first[i])).collect()
+    }
+
+    fn row(&self, i: usize, first: &Row) -> Compared {
+        let sides = 0..self.measured.len();
+        let against = |side: usize| {
+            let difference = self.difference(i, first, side);
+            let (a, b) = (self.comparable(i, 0), self.comparable(i, side));
             Against {
-                percent: (comparable(0).zip(comparable(run)))
-                    .filter(|(a, _)| *a != 0.0)
-                    .map(|(a, b)| 100.0 * (b - a) / a),
+                percent: (a.zip(b).filter(|(a, _)| *a != 0.0)).map(|(a, b)| 100.0 * (b - a) / a),
                 verdict: difference.map_or(Verdict::TooFew, |d| d.verdict),
                 difference,
             }
         };
+        let judged = i > 0;
         Compared {
             name: first.name.clone(),
             unit: match first.unit {
@@ -220,16 +278,75 @@ fn rows(tables: &[Table], resampled: &[Resampled], segment: usize) -> Vec<Compar
                 Unit::Percent => "percent",
             }
             .into(),
-            compared_by: compared_by(&first.name, first.unit, segment),
-            against_first: if i == 0 {
-                Vec::new()
-            } else {
-                (1..tables.len()).map(against).collect()
-            },
-            values,
+            compared_by: compared_by(&first.name, first.unit, self.segment)
+                .filter(|_| self.figures.iter().all(Option::is_some)),
+            against_first: (sides.clone().skip(1).filter(|_| judged))
+                .map(against)
+                .collect(),
+            values: sides.map(|side| self.value(i, side)).collect(),
         }
-    };
-    all[0].iter().enumerate().map(|(i, r)| row(i, r)).collect()
+    }
+
+    /// As it is shown.
+    fn value(&self, i: usize, side: usize) -> Option<f64> {
+        let runs = &self.rows[side];
+        let sum: Option<f64> = runs.iter().map(|rows| rows[i].value).sum();
+        match runs[0][i].unit {
+            Unit::Count => sum,
+            _ => Some(sum? / runs.len() as f64),
+        }
+    }
+
+    /// The mean of a side's runs; counts mean something only by the number of answers they are of.
+    fn comparable(&self, i: usize, side: usize) -> Option<f64> {
+        let runs = self.by_run(i, side)?;
+        Some(runs.iter().sum::<f64>() / runs.len() as f64)
+    }
+
+    fn by_run(&self, i: usize, side: usize) -> Option<Vec<f64>> {
+        let runs = self.rows[side].iter().zip(&self.measured[side].tables);
+        let value = |(rows, table): (&Vec<Row>, &Table)| {
+            let value = rows[i].value?;
+            Some(match rows[i].unit {
+                Unit::Count => value * self.per / table.count.max(1) as f64,
+                _ => value,
+            })
+        };
+        runs.map(value).collect()
+    }
+
+    fn difference(&self, i: usize, row: &Row, side: usize) -> Option<Difference> {
+        if let (Some(a), Some(b)) = (&self.figures[0], &self.figures[side]) {
+            let (a, b) = (a[i].as_ref()?, b[i].as_ref()?);
+            return Some(verdict::difference(a, b));
+        }
+        let least = variation::least(&row.name);
+        let enough = |m: &Measured| match row.unit {
+            Unit::Percent => m.sent() >= least as u64,
+            _ => m.answered() >= least as u64,
+        };
+        let (first, other) = (&self.measured[0], &self.measured[side]);
+        let (a, b) = (self.by_run(i, 0)?, self.by_run(i, side)?);
+        if !enough(first) || !enough(other) {
+            return None;
+        }
+        if self.paired {
+            let pairs: Vec<f64> = a.iter().zip(&b).map(|(a, b)| b - a).collect();
+            return paired::difference(&pairs);
+        }
+        let events = |m: &Measured| match (row.unit, row.name.as_str()) {
+            (Unit::Microseconds, _) => None,
+            (Unit::Percent, _) => Some(Events {
+                count: m.tables.iter().map(Table::lost).sum(),
+                trials: m.sent(),
+            }),
+            (Unit::Count, _) => Some(Events {
+                count: (self.value(i, usize::from(!std::ptr::eq(m, first)) * side)?) as u64,
+                trials: m.answered(),
+            }),
+        };
+        verdict::replicates(&a, &b, [events(first), events(other)])
+    }
 }
 
 fn compared_by(name: &str, unit: Unit, segment: usize) -> Option<String> {
@@ -270,7 +387,7 @@ fn headline(name: &str, first: &str, rows: &[Compared], run: usize) -> Headline 
         .collect();
     let mut text = match (better.is_empty(), worse.is_empty()) {
         _ if tests.is_empty() => format!("{name}: too few samples for a verdict"),
-        (true, true) => format!("{name}: no difference from {first} shown"),
+        (true, true) => format!("{name}: cannot tell it from {first}"),
         (false, true) => format!("{name} is better than {first} ({better})"),
         (true, false) => format!("{name} is worse than {first} ({worse})"),
         (false, false) => {
@@ -289,7 +406,28 @@ fn headline(name: &str, first: &str, rows: &[Compared], run: usize) -> Headline 
     }
 }
 
-fn warnings(first: &(String, RunFile), other: &(String, RunFile)) -> Vec<Warning> {
+/// Warnings of each side against the first, and of the runs of a side against its own first.
+fn all_warnings(sides: &[Side]) -> Vec<Warning> {
+    let name = |side: &Side, run: usize| match side.runs.len() {
+        1 => side.name.clone(),
+        _ => format!("{} (run {})", side.name, run + 1),
+    };
+    let first = (name(&sides[0], 0), &sides[0].runs[0]);
+    let others = sides
+        .iter()
+        .skip(1)
+        .map(|side| ((&first.0, first.1), side, 0));
+    let within = sides.iter().flat_map(|side| {
+        let first = (&side.name, &side.runs[0]);
+        (1..side.runs.len()).map(move |run| (first, side, run))
+    });
+    others
+        .chain(within)
+        .flat_map(|(first, side, run)| warnings(first, (&name(side, run), &side.runs[run])))
+        .collect()
+}
+
+fn warnings(first: (&String, &RunFile), other: (&String, &RunFile)) -> Vec<Warning> {
     let ((first_name, a), (name, b)) = (first, other);
     let mut warnings = Vec::new();
     let mut warn = |what: String, first: Value, other: Value| {

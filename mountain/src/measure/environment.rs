@@ -36,6 +36,13 @@ const SYSCTLS: [&str; 18] = [
     "net.ipv6.fib_multipath_hash_policy",
 ];
 
+/// This program's command line, as run files keep it. Names that are no UTF-8 have U+FFFD in place of
+/// what is not.
+pub fn command_line() -> String {
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    words.collect::<Vec<_>>().join(" ")
+}
+
 /// Reads the circumstances as they are now, of the calling thread's network namespace. Call it
 /// before the measurement, as it includes the load so far.
 pub fn record() -> Environment {

@@ -2,76 +2,76 @@
 //! plain or packed with gzip, told apart by content. Pure.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
-use super::runfile::{RunFile, Samples, SCHEMA};
+use super::runfile::{check_rtt, RunFile, Samples, SCHEMA};
+use json::Parsed;
 
+mod json;
 mod ping;
 
 /// More than any log of these tools; a packed file could grow without end.
-const LARGEST: u64 = 1 << 30;
+const LARGEST: u64 = 256 << 20;
 
 /// Understands `content`. `command` names the imported file; `series`: which of flent's.
 pub fn import(content: &[u8], command: &str, series: Option<&str>) -> Result<RunFile> {
     ensure!(!content.is_empty(), "the file is empty");
-    let mut unpacked = Vec::new();
-    let content = if content.starts_with(&[0x1f, 0x8b]) {
-        flate2::read::MultiGzDecoder::new(content)
-            .take(LARGEST + 1)
-            .read_to_end(&mut unpacked)
-            .context("the packed file is truncated or damaged")?;
-        ensure!(
-            unpacked.len() as u64 <= LARGEST,
-            "unpacked, the file is larger than 1 GiB"
-        );
-        &unpacked[..]
+    let mut run = if content.starts_with(&[0x1f, 0x8b]) {
+        let unpacked = flate2::read::MultiGzDecoder::new(content);
+        understand(BufReader::new(unpacked), series)
     } else {
-        content
-    };
-    let text = content.trim_ascii_start();
-    let mut run = if text.starts_with(b"{") {
-        let value: Value = serde_json::from_slice(text).map_err(|e| {
-            let what = if e.is_eof() {
-                "is truncated"
-            } else {
-                "is damaged"
-            };
-            anyhow::anyhow!("the JSON {what}: {e}")
-        })?;
-        if value["round_trips"].is_array() {
-            irtt(&value).context("in irtt's JSON")?
-        } else if value["results"].is_object() && value["metadata"].is_object() {
-            flent(&value, series).context("in flent's data")?
-        } else if value["schema"]
-            .as_str()
-            .is_some_and(|s| s.starts_with("mountain-run/"))
-        {
-            bail!("this is a run file already: give it to mountain compare");
-        } else {
-            bail!("JSON, but neither irtt's (round_trips) nor flent's (metadata, results)");
-        }
-    } else {
-        let text = String::from_utf8_lossy(text);
-        let any = text.lines().any(|l| ping::header(l).is_some());
-        ensure!(
-            any,
-            "neither a log of ping(8) (a line that begins with PING), nor JSON of irtt, nor .flent.gz"
-        );
-        ping::parse(&text)?
-    };
+        understand(content, series)
+    }?;
     ensure!(!run.samples.is_empty(), "the file holds no probes");
     run.check()?;
-    let negative = run.samples.rtt_us.iter().flatten().find(|us| **us < 0.0);
-    if let Some(us) = negative {
-        bail!("a round trip of {us} µs is below 0");
-    }
     run.schema = SCHEMA.into();
     run.command = command.into();
     Ok(run)
+}
+
+fn understand(mut content: impl BufRead, series: Option<&str>) -> Result<RunFile> {
+    let damaged = "the packed file is truncated or damaged";
+    loop {
+        let ahead = content.fill_buf().context(damaged)?;
+        let blank = ahead.len() - ahead.trim_ascii_start().len();
+        if blank == 0 {
+            break;
+        }
+        content.consume(blank);
+    }
+    if content.fill_buf().context(damaged)?.first() != Some(&b'{') {
+        let mut text = Vec::new();
+        let read = content.take(LARGEST + 1).read_to_end(&mut text);
+        read.context(damaged)?;
+        ensure!(
+            text.len() as u64 <= LARGEST,
+            "the log is larger than {} MiB",
+            LARGEST >> 20
+        );
+        let text = String::from_utf8_lossy(&text);
+        ensure!(
+            text.lines().any(|line| ping::header(line).is_some()),
+            "neither a log of ping(8) (a line that begins with PING), nor JSON of irtt, nor .flent.gz"
+        );
+        return ping::parse(&text);
+    }
+    let Parsed { value, trips } = json::parse(content, Trip::read)?;
+    if let Some(trips) = trips {
+        irtt(&value, trips).context("in irtt's JSON")
+    } else if value["results"].is_object() && value["metadata"].is_object() {
+        flent(&value, series).context("in flent's data")
+    } else if value["schema"]
+        .as_str()
+        .is_some_and(|s| s.starts_with("mountain-run/"))
+    {
+        bail!("this is a run file already: give it to mountain compare")
+    } else {
+        bail!("JSON, but neither irtt's (round_trips) nor flent's (metadata, results)")
+    }
 }
 
 /// RFC 3339 of seconds since 1970; empty where they are unknown or absurd.
@@ -115,25 +115,24 @@ fn moments(known: &[Option<f64>], spacing: f64) -> (Vec<f64>, Option<f64>) {
     (since, (!at.is_empty()).then_some(first))
 }
 
-/// irtt-client(1), section "JSON format"; times in ns.
-fn irtt(value: &Value) -> Result<RunFile> {
-    let mut trips: BTreeMap<u64, &Value> = BTreeMap::new();
-    for trip in value["round_trips"].as_array().context("no round_trips")? {
+/// One of irtt's round trips, µs.
+struct Trip {
+    seqno: u64,
+    rtt_us: Option<f64>,
+    forward_us: Option<f64>,
+    backward_us: Option<f64>,
+    sent_us: Option<f64>,
+    received_us: Option<f64>,
+    /// When it was sent, ns since 1970.
+    wall_ns: Option<f64>,
+}
+
+impl Trip {
+    /// irtt-client(1), section "JSON format"; times in ns.
+    fn read(trip: &Value) -> Result<Self> {
         let seqno = trip["seqno"]
             .as_u64()
             .context("a round trip has no seqno")?;
-        trips.entry(seqno).or_insert(trip);
-    }
-    let params = &value["config"]["params"];
-    let interval_us = params["interval"].as_f64().map(|ns| ns / 1e3);
-    let interval_us = interval_us.filter(|us| *us >= 0.0);
-    let mut samples = Samples::default();
-    let (mut sent, mut answers) = (Vec::new(), Vec::new());
-    for (i, (seqno, trip)) in trips
-        .values()
-        .enumerate()
-        .map(|(i, t)| (i, (t["seqno"].clone(), t)))
-    {
         let delay = |name: &str| trip["delay"][name].as_f64().map(|ns| ns / 1e3);
         // A boolean, or which way it was lost.
         let lost = match &trip["lost"] {
@@ -148,20 +147,44 @@ fn irtt(value: &Value) -> Result<RunFile> {
         let client = &trip["timestamps"]["client"];
         let stamp = |way: &str| {
             let stamp = &client[way];
-            stamp["monotonic"]
-                .as_f64()
-                .or(stamp["wall"].as_f64())
-                .map(|ns| ns / 1e3)
+            let ns = stamp["monotonic"].as_f64().or(stamp["wall"].as_f64());
+            ns.map(|ns| ns / 1e3)
         };
-        sent.push(stamp("send"));
-        if let (false, Some(at)) = (lost, stamp("receive")) {
-            answers.push((at, i as u32));
-        }
         let unless_lost = |v: Option<f64>| v.filter(|_| !lost);
-        samples.rtt_us.push(unless_lost(delay("rtt")));
-        samples.forward_us.push(unless_lost(delay("send")));
-        samples.backward_us.push(unless_lost(delay("receive")));
+        let rtt_us = unless_lost(delay("rtt"));
+        check_rtt(rtt_us).with_context(|| format!("round trip {seqno}"))?;
+        Ok(Self {
+            seqno,
+            rtt_us,
+            forward_us: unless_lost(delay("send")),
+            backward_us: unless_lost(delay("receive")),
+            sent_us: stamp("send"),
+            received_us: unless_lost(stamp("receive")),
+            wall_ns: client["send"]["wall"].as_f64(),
+        })
     }
+}
+
+fn irtt(value: &Value, mut trips: Vec<Trip>) -> Result<RunFile> {
+    let wall_ns = trips.first().and_then(|trip| trip.wall_ns);
+    trips.sort_by_key(|trip| trip.seqno);
+    if let Some(pair) = trips.windows(2).find(|pair| pair[0].seqno == pair[1].seqno) {
+        bail!("the seqno {} stands there twice", pair[0].seqno);
+    }
+    let params = &value["config"]["params"];
+    let interval_us = params["interval"].as_f64().map(|ns| ns / 1e3);
+    let interval_us = interval_us.filter(|us| *us >= 0.0);
+    let column = |of: fn(&Trip) -> Option<f64>| trips.iter().map(of).collect::<Vec<_>>();
+    let mut samples = Samples {
+        rtt_us: column(|trip| trip.rtt_us),
+        forward_us: column(|trip| trip.forward_us),
+        backward_us: column(|trip| trip.backward_us),
+        ..Samples::default()
+    };
+    let sent = column(|trip| trip.sent_us);
+    let answers: Vec<(f64, u32)> = (trips.iter().enumerate())
+        .filter_map(|(i, trip)| Some((trip.received_us?, i as u32)))
+        .collect();
     if samples.forward_us.iter().all(Option::is_none) {
         samples.forward_us.clear();
         samples.backward_us.clear();
@@ -171,8 +194,6 @@ fn irtt(value: &Value) -> Result<RunFile> {
         samples.arrival = arrival(answers);
     }
     samples.sent_us = moments(&sent, interval_us.unwrap_or(1e6)).0;
-    let wall = value.pointer("/round_trips/0/timestamps/client/send/wall");
-    let wall = wall.and_then(Value::as_f64);
     let stats = &value["stats"];
     let start = stats["start_time"].as_str().unwrap_or_default();
     let seconds = stats["duration"].as_f64().map_or(0.0, |ns| ns / 1e9);
@@ -185,7 +206,7 @@ fn irtt(value: &Value) -> Result<RunFile> {
             .as_str()
             .unwrap_or_default())
         .into(),
-        started: wall.map_or(start.into(), |ns| rfc3339(ns / 1e9)),
+        started: wall_ns.map_or(start.into(), |ns| rfc3339(ns / 1e9)),
         seconds: seconds.max(samples.sent_us.last().map_or(0.0, |us| us / 1e6)),
         interval_us,
         payload_bytes: params["length"].as_u64().and_then(|n| n.try_into().ok()),
@@ -303,6 +324,7 @@ fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
         let lost = one["lost"] == true;
         let rtt_us = us("val").filter(|_| !lost);
         ensure!(lost || rtt_us.is_some(), "a raw value has no val");
+        check_rtt(rtt_us).with_context(|| format!("raw value {}", i + 1))?;
         let value = Raw {
             sent_us: (one["t"].as_f64()).map(|s| s * 1e6 - rtt_us.unwrap_or(0.0)),
             rtt_us,
@@ -310,7 +332,12 @@ fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
             backward_us: us("owd_down"),
             place: i as u32,
         };
-        by_seq.entry(seq).or_insert(value);
+        if by_seq.insert(seq, value).is_some() {
+            bail!(
+                "the sequence number {seq} stands there twice, again in raw value {}",
+                i + 1
+            );
+        }
     }
     let least = *by_seq.keys().next().unwrap_or(&0);
     let most = *by_seq.keys().last().unwrap_or(&0);

@@ -102,6 +102,44 @@ fn sequence_numbers_wrap_and_may_begin_with_0() {
     );
 }
 
+/// macOS counts from 0, so an answer to 1 first means that 0 was lost.
+#[test]
+fn a_macos_log_whose_first_reply_was_lost() {
+    let log = "PING example.org (192.0.2.7): 56 data bytes\n\
+        Request timeout for icmp_seq 0\n\
+        64 bytes from 192.0.2.7: icmp_seq=1 ttl=57 time=12.345 ms\n\
+        64 bytes from 192.0.2.7: icmp_seq=2 ttl=57 time=11.000 ms\n\n\
+        --- example.org ping statistics ---\n\
+        3 packets transmitted, 2 packets received, 33.3% packet loss\n\
+        round-trip min/avg/max/stddev = 11.000/11.673/12.345/0.672 ms\n";
+    let run = ok(log.as_bytes());
+    assert_eq!(run.samples.rtt_us, [None, Some(12_345.0), Some(11_000.0)]);
+    assert_eq!(run.target, "example.org");
+}
+
+#[test]
+fn a_number_that_stands_there_twice_is_refused_with_its_place() {
+    let log = "PING 192.0.2.7 (192.0.2.7) 56(84) bytes of data.\n\
+        64 bytes from 192.0.2.7: icmp_seq=1 ttl=64 time=1.0 ms\n\
+        64 bytes from 192.0.2.7: icmp_seq=1 ttl=64 time=9.0 ms\n\
+        2 packets transmitted, 1 received, 50% packet loss, time 1ms\n";
+    refused(log.as_bytes(), "line 3: icmp_seq=1 was answered before");
+    let trip = r#"{"seqno": 4, "lost": false, "delay": {"rtt": 5}}"#;
+    let irtt = format!("{{\"round_trips\": [{trip}, {trip}]}}");
+    refused(irtt.as_bytes(), "the seqno 4 stands there twice");
+    let late = trip.replace("5}", "86400000000001}");
+    let irtt = format!("{{\"round_trips\": [{trip},\n{late}]}}");
+    refused(irtt.as_bytes(), "is not from 0 to 24 h at line 2");
+}
+
+#[test]
+fn a_small_file_of_very_many_values_is_refused() {
+    let mut text = String::from("{\"results\": [");
+    text += &"0,".repeat(9_000_000);
+    text += "0]}";
+    refused(&packed(text.as_bytes()), "more than 512 MiB of values");
+}
+
 #[test]
 fn nothing_answered_is_a_measurement_too() {
     let log = "PING 192.0.2.1 (192.0.2.1) 56(84) bytes of data.\n\n\
@@ -203,7 +241,7 @@ fn numbers_that_no_measurement_has_are_refused() {
     };
     refused(
         &replaced("time=112 ms", &format!("time={big} ms")),
-        "more than 30 years",
+        "not from 0 to 24 h",
     );
     refused(&replaced("seq=5", "seq=70000"), "is damaged");
     refused(
@@ -232,9 +270,9 @@ fn numbers_that_no_measurement_has_are_refused() {
         (run.samples.rtt_us[0], run.payload_bytes),
         (Some(2e4), None)
     );
-    refused(&irtt("1e300", "1", "1"), "more than 30 years");
+    refused(&irtt("1e300", "1", "1"), "not from 0 to 24 h");
     refused(&irtt("1e999", "1", "1"), "out of range");
-    refused(&irtt("-5", "1", "1"), "below 0");
+    refused(&irtt("-5", "1", "1"), "not from 0 to 24 h");
     refused(&irtt("2e7", "1", "-1"), "no seqno");
 
     let flent = |seq: &str, val: &str, sent: &str| {
@@ -254,8 +292,8 @@ fn numbers_that_no_measurement_has_are_refused() {
     }
     refused(&flent("8e15", "20", "3"), "have a gap");
     refused(&flent("0", "20", "18446744073709551615"), "have a gap");
-    refused(&flent("0", "1e300", "3"), "more than 30 years");
-    refused(&flent("0", "-20", "3"), "below 0");
+    refused(&flent("0", "1e300", "3"), "not from 0 to 24 h");
+    refused(&flent("0", "-20", "3"), "not from 0 to 24 h");
 }
 
 #[test]

@@ -11,13 +11,14 @@
 //! - [`environment`]: the circumstances of a measurement.
 //! - [`reflect`]: the far end of the UDP probes.
 //! - [`runfile`]: what a measurement leaves behind.
-//! - [`stats`]: the rows of every table; [`bootstrap`]: block-bootstrap intervals.
-//! - [`compare`]: run files against each other; [`verdict`]: what can be said about a difference.
+//! - [`stats`]: the rows of every table; the only quantile.
+//! - [`compare`]: run files against each other; [`verdict`]: what can be said about a difference;
+//!   [`variation`]: how far one run's figures vary; [`paired`]: sides that were measured in turn.
 //! - [`import`]: the logs of other tools.
 //!
 //! Method and sources: docs/measuring.md.
 
-pub mod bootstrap;
+pub mod ab;
 pub mod compare;
 pub mod cpu;
 pub mod environment;
@@ -25,6 +26,7 @@ pub mod hardware;
 pub(crate) mod ifreq;
 pub mod import;
 pub mod oneway;
+pub mod paired;
 pub mod ping;
 pub mod probe;
 pub mod reflect;
@@ -33,5 +35,6 @@ pub mod socket;
 pub mod stats;
 pub mod timestamp;
 mod timing;
+pub mod variation;
 pub mod verdict;
 pub mod wire;

@@ -348,7 +348,7 @@ impl Pinger {
             schema: SCHEMA.into(),
             label: None,
             tool: format!("mountain {} {protocol}", env!("CARGO_PKG_VERSION")),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
+            command: environment::command_line(),
             target: self.options.target.clone(),
             started: humantime::format_rfc3339_millis(started).to_string(),
             seconds,

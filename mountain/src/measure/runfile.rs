@@ -4,12 +4,14 @@
 //! `mountain report` read it. JSON, described in docs/measuring.md.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::{bail, ensure, Context, Result};
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::stats::Reply;
@@ -24,7 +26,11 @@ pub struct RunFile {
     /// [`SCHEMA`].
     pub schema: String,
     /// The name of its column in a comparison: `--label`, else the file's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "label"
+    )]
     pub label: Option<String>,
     /// What measured: "mountain 0.1.0 icmp", "ping(8)", "irtt", "flent".
     pub tool: String,
@@ -60,9 +66,14 @@ pub struct Samples {
     /// Moment of sending, µs since the run's start.
     pub sent_us: Vec<f64>,
     /// Round-trip time, µs; `None`: lost.
+    #[serde(deserialize_with = "rtts")]
     pub rtt_us: Vec<Option<f64>>,
     /// What user space saw, µs; empty when the tool does not tell.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "rtts"
+    )]
     pub user_rtt_us: Vec<Option<f64>>,
     /// Delay of the forward direction, µs, up to a constant (the clocks' offset); empty without a
     /// reflector.
@@ -125,6 +136,60 @@ fn sane(column: &str, times_us: impl IntoIterator<Item = f64>) -> Result<()> {
     }
 }
 
+/// No round trip takes a day. µs.
+const LONGEST_RTT_US: f64 = 86_400e6;
+/// Characters of a label.
+pub const LONGEST_LABEL: usize = 200;
+
+/// Refuses round trips below 0 or of more than a day.
+pub fn check_rtt(rtt_us: Option<f64>) -> Result<()> {
+    match rtt_us {
+        Some(us) if !(0.0..=LONGEST_RTT_US).contains(&us) => {
+            bail!("a round trip of {us} µs is not from 0 to 24 h")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a name that no table has room for.
+pub fn check_label(label: &str) -> Result<()> {
+    let length = label.chars().count();
+    ensure!(
+        length <= LONGEST_LABEL,
+        "the label has {length} characters, at most {LONGEST_LABEL} are allowed"
+    );
+    Ok(())
+}
+
+/// A label, refused with the line where it stands.
+fn label<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let label = Option::<String>::deserialize(from)?;
+    check_label(label.as_deref().unwrap_or_default()).map_err(D::Error::custom)?;
+    Ok(label)
+}
+
+/// Round trips, the first bad one refused with its line.
+fn rtts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Option<f64>>, D::Error> {
+    struct Column;
+    impl<'de> Visitor<'de> for Column {
+        type Value = Vec<Option<f64>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            f.write_str("a list of round trips in µs, null for a lost one")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut column = Vec::new();
+            while let Some(rtt_us) = list.next_element()? {
+                check_rtt(rtt_us).map_err(A::Error::custom)?;
+                column.push(rtt_us);
+            }
+            Ok(column)
+        }
+    }
+    from.deserialize_seq(Column)
+}
+
 impl RunFile {
     /// Reads a file; the error says what is wrong with it.
     pub fn read(path: &Path) -> Result<Self> {
@@ -145,6 +210,7 @@ impl RunFile {
 
     /// Whether the columns fit each other and hold what a measurement can hold.
     pub fn check(&self) -> Result<()> {
+        check_label(self.label.as_deref().unwrap_or_default())?;
         sane("seconds", [self.seconds * 1e6])?;
         sane("interval_us", self.interval_us)?;
         self.samples.check()?;
@@ -217,11 +283,18 @@ impl Samples {
         ] {
             sane(name, column.iter().flatten().copied())?;
         }
-        let answered = |&i: &u32| self.rtt_us.get(i as usize).is_some_and(Option::is_some);
-        ensure!(
-            self.arrival.iter().all(answered),
-            "arrival names a probe that was not answered"
-        );
+        for (name, column) in [("rtt_us", &self.rtt_us), ("user_rtt_us", &self.user_rtt_us)] {
+            let bad = |i: usize| format!("{name}: probe {i}");
+            let mut checked = column.iter().enumerate();
+            checked.try_for_each(|(i, v)| check_rtt(*v).with_context(|| bad(i)))?;
+        }
+        let mut arrived = vec![false; n];
+        for (place, &i) in self.arrival.iter().enumerate() {
+            let answered = self.rtt_us.get(i as usize).is_some_and(Option::is_some);
+            ensure!(answered, "arrival names a probe that was not answered");
+            let again = std::mem::replace(&mut arrived[i as usize], true);
+            ensure!(!again, "arrival: entry {place} names probe {i} again");
+        }
         Ok(())
     }
 }
@@ -312,7 +385,22 @@ mod tests {
         refused(serde_json::to_string(&other).unwrap(), "not answered");
         let mut other = run();
         other.samples.rtt_us[0] = Some(1e300);
-        refused(serde_json::to_string(&other).unwrap(), "rtt_us has a time");
+        refused(serde_json::to_string(&other).unwrap(), "24 h at line 1");
+        other.samples.rtt_us[0] = Some(-1.0);
+        refused(serde_json::to_string(&other).unwrap(), "24 h at line 1");
+        let mut other = run();
+        other.samples.rtt_us[1] = Some(1.0);
+        other.samples.arrival = vec![1, 0, 1];
+        refused(
+            serde_json::to_string(&other).unwrap(),
+            "entry 2 names probe 1 again",
+        );
+        let mut other = run();
+        other.label = Some("x".repeat(201));
+        refused(
+            serde_json::to_string_pretty(&other).unwrap(),
+            "201 characters, at most 200 are allowed at line 3",
+        );
         let mut other = run();
         other.seconds = 1e12;
         refused(serde_json::to_string(&other).unwrap(), "seconds has a time");

@@ -1,28 +1,20 @@
-//! How far a run's figures would have come out differently, and what follows for the difference
-//! of two runs. Pure and seeded; delays are in µs.
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What can be said about the difference of a figure between two sides. Pure; delays are in µs.
 //!
 //! Method, sources and measured error rates: docs/measuring.md.
 
-use rand::{RngExt, SeedableRng};
-use rand_pcg::Pcg64;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use statrs::distribution::{ContinuousCDF, StudentsT};
 
-use super::bootstrap::{block_length, Bootstrap, Interval};
-use super::stats::{quantile, Reply, Table};
+use super::stats::quantile;
+use super::variation::{Events, Figure};
 
 /// Two-sided level of every test; intervals have 1 − this.
 pub const LEVEL: f64 = 0.05;
-/// A quantile is compared when so many samples lie beyond it in each run.
-const BEYOND: f64 = 10.0;
-/// Other figures are compared from so many samples on.
-const LEAST: usize = 20;
-/// Parts that the shorter run is cut into to compare extremes, and the least samples of a part.
-const SEGMENTS: usize = 40;
-const SEGMENT_LEAST: usize = 10;
-/// Longer runs are resampled in cells of several samples, so that there are no more cells.
-const CELLS: usize = 10_000;
-/// Events are also tested exactly up to so many; above, the resampling needs no help.
+/// Events are also tested exactly up to so many; above, the spread needs no help.
 const RARE: u64 = 200;
+/// No test is asked for more standard errors than this.
+const FAR: f64 = 1e3;
 
 /// What can be said about a row, less being better in all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +23,8 @@ pub enum Verdict {
     Better,
     #[serde(rename = "worse")]
     Worse,
-    #[serde(rename = "no difference shown")]
-    NoDifference,
+    #[serde(rename = "cannot tell")]
+    CannotTell,
     #[serde(rename = "too few samples")]
     TooFew,
 }
@@ -41,7 +33,7 @@ impl Verdict {
     /// For a difference (second − first) and its p-value.
     pub fn of(difference: f64, p: f64) -> Self {
         match (p < LEVEL, difference < 0.0) {
-            (false, _) => Verdict::NoDifference,
+            (false, _) => Verdict::CannotTell,
             (true, true) => Verdict::Better,
             (true, false) => Verdict::Worse,
         }
@@ -51,28 +43,46 @@ impl Verdict {
         match self {
             Verdict::Better => "better",
             Verdict::Worse => "worse",
-            Verdict::NoDifference => "no difference shown",
+            Verdict::CannotTell => "cannot tell",
             Verdict::TooFew => "too few samples",
         }
     }
 }
 
-/// Occurrences of something among trials, for the exact test.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Events {
-    count: u64,
-    trials: u64,
-}
-
-/// What a row is compared by, and values of it that other runs might have had.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Draws {
+/// An estimate and its confidence interval. A bound may be infinite: JSON's null.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
     pub estimate: f64,
-    draws: Vec<f64>,
-    events: Option<Events>,
+    #[serde(deserialize_with = "no_low")]
+    pub low: f64,
+    #[serde(deserialize_with = "no_high")]
+    pub high: f64,
 }
 
-/// The difference of a row between two runs, second − first.
+impl Interval {
+    /// The percentile interval of the given level (0.95) over resampled estimates; `None` without
+    /// any.
+    pub fn of(estimate: f64, mut draws: Vec<f64>, level: f64) -> Option<Self> {
+        draws.sort_unstable_by(f64::total_cmp);
+        let tail = (1.0 - level) / 2.0;
+        let (low, high) = (quantile(&draws, tail)?, quantile(&draws, 1.0 - tail)?);
+        Some(Self {
+            estimate,
+            low,
+            high,
+        })
+    }
+}
+
+fn no_low<'de, D: Deserializer<'de>>(bound: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(bound)?.unwrap_or(f64::NEG_INFINITY))
+}
+
+fn no_high<'de, D: Deserializer<'de>>(bound: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(bound)?.unwrap_or(f64::INFINITY))
+}
+
+/// The difference of a row between two sides, second − first.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
     #[serde(flatten)]
@@ -82,37 +92,112 @@ pub struct Difference {
     pub verdict: Verdict,
 }
 
-/// One run, resampled.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Resampled {
-    /// Probes per block.
-    pub block: usize,
-    /// For each row of its [`Table::rows`]; `None` where nothing can be said.
-    pub rows: Vec<Option<Draws>>,
+impl Difference {
+    /// Where the p-value shows no difference, the interval says the same.
+    pub fn new(mut interval: Interval, p: f64) -> Self {
+        if p >= LEVEL {
+            interval.low = interval.low.min(0.0);
+            interval.high = interval.high.max(0.0);
+        }
+        Self {
+            interval,
+            p,
+            verdict: Verdict::of(interval.estimate, p),
+        }
+    }
 }
 
-/// The difference of `b` and `a`, the interval and p-value from their draws.
-pub fn difference(a: &Draws, b: &Draws) -> Option<Difference> {
-    let estimate = b.estimate - a.estimate;
-    let draws: Vec<f64> = a.draws.iter().zip(&b.draws).map(|(a, b)| b - a).collect();
-    let at_most = draws.iter().filter(|&&d| d <= 0.0).count();
-    let at_least = draws.iter().filter(|&&d| d >= 0.0).count();
-    let tail = (at_most.min(at_least) + 1) as f64 / (draws.len() + 1) as f64;
-    let mut p = (2.0 * tail).min(1.0);
-    if let (Some(a), Some(b)) = (a.events, b.events) {
-        p = p.max(exact(a, b));
+/// The difference of two runs, by what each varies of its own.
+///
+/// The interval combines the two figures' bounds, which need not be even (MOVER: Zou and Donner
+/// 2008); the p-value is the level at which it no longer holds 0.
+pub fn difference(a: &Figure, b: &Figure) -> Difference {
+    let estimate = b.value - a.value;
+    let freedom = welch(a, b);
+    let (a, b) = (&a.as_uncertain_as(b), &b.as_uncertain_as(a));
+    let bounds = |t: f64| {
+        let ((a_low, a_high), (b_low, b_high)) = (a.reach(t), b.reach(t));
+        (
+            estimate - b_low.hypot(a_high),
+            estimate + b_high.hypot(a_low),
+        )
+    };
+    let shown = |t: f64| match bounds(t) {
+        (low, _) if estimate > 0.0 => low > 0.0,
+        (_, high) if estimate < 0.0 => high < 0.0,
+        _ => false,
+    };
+    // The largest t whose interval leaves 0 out.
+    let (mut from, mut to) = (0.0, FAR);
+    for _ in 0..60 {
+        let middle = (from + to) / 2.0;
+        if shown(middle) {
+            from = middle;
+        } else {
+            to = middle;
+        }
     }
-    let mut interval = Interval::of(estimate, draws, 1.0 - LEVEL)?;
-    if p >= LEVEL {
-        // Where the exact test is what decides, the interval says the same.
-        interval.low = interval.low.min(0.0);
-        interval.high = interval.high.max(0.0);
-    }
-    Some(Difference {
-        interval,
+    let p = rare_too(two_sided(from, freedom), a.events, b.events);
+    let (low, high) = bounds(critical(freedom));
+    Difference::new(
+        Interval {
+            estimate,
+            low,
+            high,
+        },
         p,
-        verdict: Verdict::of(estimate, p),
-    })
+    )
+}
+
+/// Degrees of freedom of a sum of two variances (Welch and Satterthwaite).
+fn welch(a: &Figure, b: &Figure) -> f64 {
+    let variance = |f: &Figure| {
+        let (low, high) = f.reach(1.0);
+        low.min(high).powi(2)
+    };
+    let (va, vb) = (variance(a), variance(b));
+    if va + vb <= 0.0 {
+        return a.freedom + b.freedom;
+    }
+    (va + vb).powi(2) / (va * va / a.freedom + vb * vb / b.freedom)
+}
+
+fn student(freedom: f64) -> StudentsT {
+    StudentsT::new(0.0, 1.0, freedom.max(1.0)).expect("a scale of 1 and freedom above 0")
+}
+
+fn two_sided(t: f64, freedom: f64) -> f64 {
+    (2.0 * student(freedom).sf(t)).min(1.0)
+}
+
+fn critical(freedom: f64) -> f64 {
+    student(freedom).inverse_cdf(1.0 - LEVEL / 2.0)
+}
+
+/// The difference of two sides that hold several runs: of the runs' figures, by how far they differ
+/// within a side (Student's t with one variance). `None` where no side has two.
+pub fn replicates(a: &[f64], b: &[f64], events: [Option<Events>; 2]) -> Option<Difference> {
+    let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
+    let squares = |v: &[f64]| v.iter().map(|x| (x - mean(v)).powi(2)).sum::<f64>();
+    let freedom = (a.len() + b.len()).checked_sub(2).filter(|f| *f > 0)? as f64;
+    if a.is_empty() || b.is_empty() {
+        return None;
+    }
+    let estimate = mean(b) - mean(a);
+    let variance = (squares(a) + squares(b)) / freedom;
+    let error = (variance * (1.0 / a.len() as f64 + 1.0 / b.len() as f64)).sqrt();
+    let p = match (estimate == 0.0, error > 0.0) {
+        (true, _) => 1.0,
+        (_, true) => two_sided((estimate / error).abs(), freedom),
+        (_, false) => 0.0,
+    };
+    let half = critical(freedom) * error;
+    let interval = Interval {
+        estimate,
+        low: estimate - half,
+        high: estimate + half,
+    };
+    Some(Difference::new(interval, rare_too(p, events[0], events[1])))
 }
 
 /// Holm's step-down p-values (1979), in the order of `p`.
@@ -126,6 +211,11 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
         adjusted[i] = least;
     }
     adjusted
+}
+
+/// A p-value, and no smaller than the exact one where both sides count events.
+fn rare_too(p: f64, a: Option<Events>, b: Option<Events>) -> f64 {
+    a.zip(b).map_or(p, |(a, b)| p.max(exact(a, b)))
 }
 
 /// p-value of equal rates of rare independent events: given their sum, the first run's share of
@@ -154,307 +244,4 @@ fn exact(a: Events, b: Events) -> f64 {
     let at_most: f64 = weights[..=x as usize].iter().sum();
     let at_least: f64 = weights[x as usize..].iter().sum();
     (2.0 * at_most.min(at_least)).min(1.0)
-}
-
-/// How much wider than the draws the interval is to be: a variance from k blocks is too small by
-/// (k − 1)/k, and itself uncertain (Student's t by its first Cornish–Fisher term).
-fn widening(k: f64) -> f64 {
-    let k = k.max(2.0);
-    MARGIN * (k / (k - 1.0)).sqrt() * (1.0 + (1.96f64.powi(2) + 1.0) / (4.0 * (k - 1.0)))
-}
-
-/// Further widening, so that not only in the mean but in any batch of 200 equal pairs few are
-/// called different: without it 6.2% were, by the row that errs most (docs/measuring.md).
-const MARGIN: f64 = 1.12;
-
-/// Columns of the cells before the thresholds'.
-const SENT: usize = 0;
-const ANSWERED: usize = 1;
-const SUM: usize = 2;
-const SQUARES: usize = 3;
-const STEPS: usize = 4;
-const PAIRS: usize = 5;
-const REORDERED: usize = 6;
-const QUANTILES: usize = 7;
-const OVER: usize = QUANTILES + LEVELS.len();
-const LEVELS: [f64; 4] = [0.5, 0.95, 0.99, 0.999];
-
-/// Sums of everything the rows are made of, by cell of successive probes.
-struct Cells {
-    columns: usize,
-    per_cell: usize,
-    sums: Vec<f64>,
-    total: Vec<f64>,
-    center: f64,
-    sorted: Vec<f64>,
-    at: [f64; 4],
-}
-
-impl Cells {
-    fn new(replies: &[Reply], table: &Table) -> Self {
-        let columns = OVER + table.over.len();
-        let sent = table.sent as usize;
-        let per_cell = sent.div_ceil(CELLS).max(1);
-        let mut sorted: Vec<f64> = replies.iter().map(|r| r.rtt_us).collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let at = LEVELS.map(|p| quantile(&sorted, p).unwrap_or(f64::NAN));
-        let center = table.delays.as_ref().map_or(0.0, |d| d.avg);
-        let mut sums = vec![0.0; sent.div_ceil(per_cell) * columns];
-        for i in 0..sent {
-            sums[i / per_cell * columns + SENT] += 1.0;
-        }
-        let (mut before, mut next) = (None, 0);
-        for reply in replies {
-            let start = reply.seq as usize / per_cell * columns;
-            let cell = &mut sums[start..start + columns];
-            let x = reply.rtt_us - center;
-            cell[ANSWERED] += 1.0;
-            cell[SUM] += x;
-            cell[SQUARES] += x * x;
-            if let Some(before) = before.replace(x) {
-                cell[STEPS] += (x - before).abs();
-                cell[PAIRS] += 1.0;
-            }
-            if reply.seq < next {
-                cell[REORDERED] += 1.0;
-            } else {
-                next = reply.seq + 1;
-            }
-            for (sum, q) in cell[QUANTILES..].iter_mut().zip(at) {
-                *sum += f64::from(u8::from(reply.rtt_us <= q));
-            }
-            for (sum, over) in cell[OVER..].iter_mut().zip(&table.over) {
-                *sum += f64::from(u8::from(reply.rtt_us > over.threshold_us));
-            }
-        }
-        let mut total = vec![0.0; columns];
-        for cell in sums.chunks_exact(columns) {
-            total.iter_mut().zip(cell).for_each(|(t, v)| *t += v);
-        }
-        Self {
-            columns,
-            per_cell,
-            sums,
-            total,
-            center,
-            sorted,
-            at,
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.sums.len() / self.columns
-    }
-
-    /// Cells per block: the longest that the rule of Politis and White asks for in any column.
-    fn block(&self) -> usize {
-        let variance = self.total[SQUARES] / self.total[ANSWERED].max(1.0);
-        let of = |column: usize, over: usize, rate: f64| {
-            let series: Vec<f64> = self
-                .sums
-                .chunks_exact(self.columns)
-                .map(|cell| cell[column] - rate * cell[over])
-                .collect();
-            block_length(&series)
-        };
-        let rate = |column: usize, over: usize| self.total[column] / self.total[over].max(1.0);
-        let shares = (REORDERED..self.columns).map(|c| of(c, ANSWERED, rate(c, ANSWERED)));
-        shares
-            .chain([
-                of(SUM, ANSWERED, 0.0),
-                of(SQUARES, ANSWERED, variance),
-                of(STEPS, PAIRS, rate(STEPS, PAIRS)),
-                of(ANSWERED, SENT, rate(ANSWERED, SENT)),
-            ])
-            .max()
-            .unwrap_or(1)
-            .clamp(1, (self.len() / 2).max(1))
-    }
-
-    /// The rows between Count and the thresholds, of one set of sums: Avg, the four quantiles,
-    /// standard deviation with n, PDV, mean step, loss (%), then shares of answers.
-    fn figures(&self, sums: &[f64], into: &mut Vec<f64>) {
-        let answered = sums[ANSWERED].max(1.0);
-        let mean = sums[SUM] / answered;
-        into.clear();
-        into.push(self.center + mean);
-        for (i, p) in LEVELS.into_iter().enumerate() {
-            let share = |sums: &[f64]| sums[QUANTILES + i] / sums[ANSWERED].max(1.0);
-            let p = p + share(&self.total) - share(sums);
-            into.push(quantile(&self.sorted, p).unwrap_or(self.at[i]));
-        }
-        into.push((sums[SQUARES] / answered - mean * mean).max(0.0).sqrt());
-        into.push(into[3] - into[1]);
-        into.push(sums[STEPS] / sums[PAIRS].max(1.0));
-        into.push(100.0 * (1.0 - sums[ANSWERED] / sums[SENT].max(1.0)));
-        into.push(sums[REORDERED] / answered);
-        into.extend(sums[OVER..].iter().map(|v| v / answered));
-    }
-}
-
-/// Resamples one run by circular blocks, all rows from the same blocks.
-///
-/// `replies` in order of arrival, of the table's `sent` probes, numbered from 0. Counts are
-/// scaled to `per` answers, so that runs of different lengths compare. `segment`: samples per
-/// part for Min and Max.
-pub fn resample(
-    replies: &[Reply],
-    table: &Table,
-    per: f64,
-    segment: usize,
-    resamples: usize,
-    seed: u64,
-) -> Resampled {
-    let cells = Cells::new(replies, table);
-    let block = cells.block();
-    let (m, columns) = (cells.len(), cells.columns);
-    // Sums of the block that starts at each cell and may wrap round.
-    let mut blocks = vec![0.0; m * columns];
-    let mut running = vec![0.0; columns];
-    for i in 0..m + block {
-        for (c, sum) in running.iter_mut().enumerate() {
-            *sum += cells.sums[i % m.max(1) * columns + c];
-            if i >= block {
-                *sum -= cells.sums[(i - block) * columns + c];
-            }
-        }
-        if i + 1 >= block && i + 1 - block < m {
-            let start = (i + 1 - block) * columns;
-            blocks[start..start + columns].copy_from_slice(&running);
-        }
-    }
-    let mut estimates = Vec::new();
-    cells.figures(&cells.total, &mut estimates);
-    let mut draws = vec![Vec::with_capacity(resamples); estimates.len()];
-    let k = m.div_ceil(block);
-    let widening =
-        widening(m as f64 / block as f64) * ((k * block) as f64 / m.max(1) as f64).sqrt();
-    let mut rng = Pcg64::seed_from_u64(seed);
-    let (mut sums, mut figures) = (vec![0.0; columns], Vec::new());
-    let resamples = if m == 0 { 0 } else { resamples };
-    for _ in 0..resamples {
-        sums.fill(0.0);
-        for _ in 0..k {
-            let start = rng.random_range(0..m) * columns;
-            for (sum, v) in sums.iter_mut().zip(&blocks[start..start + columns]) {
-                *sum += v;
-            }
-        }
-        cells.figures(&sums, &mut figures);
-        for ((draws, v), estimate) in draws.iter_mut().zip(&figures).zip(&estimates) {
-            draws.push(estimate + (v - estimate) * widening);
-        }
-    }
-    let n = replies.len();
-    let mut taken = estimates
-        .into_iter()
-        .zip(draws)
-        .map(|(estimate, draws)| Draws {
-            estimate,
-            draws,
-            events: None,
-        });
-    let mut take = |least: usize| taken.next().filter(|_| n >= least);
-    let avg = take(LEAST);
-    let quantiles = LEVELS.map(|p| take((BEYOND / (1.0 - p)).round() as usize));
-    let [median, p95, p99, p999] = quantiles;
-    let mdev = take(LEAST);
-    let stdev = mdev
-        .clone()
-        .map(|d| scaled(d, (n as f64 / (n as f64 - 1.0)).sqrt()));
-    let pdv = take((BEYOND / 0.01) as usize);
-    let jitter = take(LEAST);
-    let sent = table.sent;
-    let loss = take(0).filter(|_| sent >= LEAST as u64);
-    let loss = loss.map(|d| with_events(d, table.lost(), sent));
-    let answers = n as u64;
-    let reordered = take(LEAST).map(|d| with_events(scaled(d, per), table.reordered, answers));
-    let extremes = Extremes {
-        replies,
-        segment,
-        bootstrap: Bootstrap {
-            resamples,
-            block: Some((block * cells.per_cell).div_ceil(segment.max(1))),
-            seed: seed ^ 1,
-        },
-    };
-    let p999 = p999.filter(|_| table.delays.as_ref().is_some_and(|d| d.p999.is_some()));
-    let mut rows = vec![
-        None,
-        extremes.draws(|low, _| low),
-        avg,
-        median,
-        p95,
-        p99,
-        p999,
-        extremes.draws(|_, high| high),
-        extremes.draws(|low, high| high - low),
-        stdev,
-        mdev,
-        pdv,
-        jitter,
-        loss,
-        reordered,
-    ];
-    for over in &table.over {
-        rows.push(take(LEAST).map(|d| with_events(scaled(d, per), over.count, answers)));
-    }
-    Resampled {
-        block: block * cells.per_cell,
-        rows,
-    }
-}
-
-/// Samples per segment for runs of which the shortest has `n` answers.
-pub fn segment(n: usize) -> usize {
-    n / SEGMENTS
-}
-
-fn scaled(mut draws: Draws, factor: f64) -> Draws {
-    draws.estimate *= factor;
-    draws.draws.iter_mut().for_each(|v| *v *= factor);
-    draws
-}
-
-fn with_events(mut draws: Draws, count: u64, trials: u64) -> Draws {
-    draws.events = Some(Events { count, trials });
-    draws
-}
-
-/// Extremes of a whole run hang on single samples, and resampling cannot tell how far they would
-/// differ in another run. Their means over many equally long parts can be compared.
-struct Extremes<'a> {
-    replies: &'a [Reply],
-    segment: usize,
-    bootstrap: Bootstrap,
-}
-
-impl Extremes<'_> {
-    fn draws(&self, of: impl Fn(f64, f64) -> f64) -> Option<Draws> {
-        if self.segment < SEGMENT_LEAST {
-            return None;
-        }
-        let parts: Vec<f64> = self
-            .replies
-            .chunks_exact(self.segment)
-            .map(|part| {
-                let fold = |f: fn(f64, f64) -> f64| part.iter().map(|r| r.rtt_us).reduce(f);
-                let (low, high) = (fold(f64::min), fold(f64::max));
-                of(low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN))
-            })
-            .collect();
-        let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
-        let estimate = mean(&parts);
-        let block = self.bootstrap.block.unwrap_or(1).clamp(1, parts.len());
-        let widening = widening(parts.len() as f64 / block as f64);
-        let mut draws = self.bootstrap.draws(&parts, |v| mean(v));
-        for v in &mut draws {
-            *v = estimate + (*v - estimate) * widening;
-        }
-        Some(Draws {
-            estimate,
-            draws,
-            events: None,
-        })
-    }
 }

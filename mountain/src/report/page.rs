@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::plots::{self, hex, Format, RGBColor};
+use crate::out::plain;
 
 /// What an SVG needs in a file of its own, but not inside of HTML.
 pub(super) const NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
@@ -115,7 +116,7 @@ pub fn fill(template: &str, parts: &[(&str, String)]) -> String {
 /// Text for HTML content and attributes.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in plain(text).chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),

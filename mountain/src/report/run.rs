@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::measure::runfile::{RunFile, Samples};
 use crate::measure::stats::{choose_thresholds, far_out, quantile, Table};
+use crate::out::plain;
 
 use super::plots::{RGBColor, SERIES};
 
@@ -64,14 +65,15 @@ impl<'a> Run<'a> {
 
 /// Labels, else the files' names; a number where two are alike.
 fn names(runs: &[(String, RunFile)]) -> Vec<String> {
-    let mut seen: HashMap<&str, u32> = HashMap::new();
+    let mut seen: HashMap<String, u32> = HashMap::new();
     runs.iter()
         .map(|(file, run)| {
-            let name = run.label.as_deref().unwrap_or(file);
-            let count = seen.entry(name).or_default();
+            // XML, and so SVG, has no way to write control characters.
+            let name = plain(run.label.as_deref().unwrap_or(file)).into_owned();
+            let count = seen.entry(name.clone()).or_default();
             *count += 1;
             match *count {
-                1 => name.to_owned(),
+                1 => name,
                 n => format!("{name} ({n})"),
             }
         })

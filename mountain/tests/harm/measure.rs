@@ -1,2 +1,334 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Measurements and their files.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use nix::sys::resource::{setrlimit, Resource};
+use nix::sys::signal::Signal;
+use serde_json::{json, Value};
+
+use crate::support::{wait_until, Guard, Ns, MOUNTAIN};
+
+fn said(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+fn mountain(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(MOUNTAIN);
+    command.current_dir(dir).args(args).output().unwrap()
+}
+
+/// A run file of these round trips, µs.
+fn write_run(path: &Path, label: &str, rtts: impl Iterator<Item = f64>) {
+    let rtts: Vec<f64> = rtts.collect();
+    let run = json!({
+        "schema": "mountain-run/1", "label": label, "tool": "t", "command": "c", "target": "x",
+        "started": "", "seconds": 1.0, "clock": "user", "environment": {},
+        "samples": {
+            "sent_us": (0..rtts.len()).map(|i| i as f64 * 1e3).collect::<Vec<_>>(),
+            "rtt_us": rtts,
+        },
+    });
+    fs::write(path, run.to_string()).unwrap();
+}
+
+/// Round trips of 20 ms that drift: AR(1) with 0.98, from one seed.
+fn drifting(seed: u64) -> impl Iterator<Item = f64> {
+    let (mut state, mut drift) = (seed * 2 + 1, 0.0);
+    let mut uniform = move || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(seed | 1);
+        (state >> 33) as f64 / f64::from(1u32 << 31)
+    };
+    (0..1_200).map(move |_| {
+        let noise = (0..12).map(|_| uniform()).sum::<f64>() - 6.0;
+        drift = 0.98 * drift + 400.0 * noise;
+        20e3 + drift
+    })
+}
+
+/// Two runs of the same thing were called different: one in two of these pairs.
+#[test]
+fn a_verdict_on_two_runs_of_the_same_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let mut called_different = 0;
+    for pair in 0..20 {
+        for (name, seed) in [("a", 2 * pair), ("b", 2 * pair + 1)] {
+            write_run(&dir.join(name), name, drifting(1_000 + seed).skip(200));
+        }
+        let (json, _) = said(&mountain(dir, &["compare", "a", "b", "--json"]));
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let headline = &json["headlines"][0];
+        called_different += i32::from(headline["better"] == true || headline["worse"] == true);
+    }
+    assert!(called_different <= 2, "{called_different} of 20");
+    // 5 ms more are found all the same.
+    write_run(&dir.join("a"), "a", drifting(1).skip(200));
+    write_run(
+        &dir.join("b"),
+        "b",
+        drifting(2).skip(200).map(|us| us + 12e3),
+    );
+    let (text, _) = said(&mountain(dir, &["compare", "a", "b"]));
+    assert!(text.contains("b is worse than a (Median"), "{text}");
+}
+
+/// Several runs a side are judged by how far they differ among themselves.
+#[test]
+fn the_difference_between_runs_of_one_side() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // Each run at a level of its own, as after a route has changed.
+    for (i, level) in [0.0, 9e3, 4e3, 8e3, 1e3, 5e3].into_iter().enumerate() {
+        let rtts = drifting(i as u64).map(|us| 20e3 + us / 20.0 + level);
+        write_run(&dir.join(i.to_string()), "", rtts);
+    }
+    let files = ["compare", "0", "1", "2", "--", "3", "4", "5"];
+    let (text, error) = said(&mountain(dir, &files));
+    assert!(text.contains("cannot tell"), "{text}{error}");
+    assert!(
+        !text.contains("worse") && !text.contains("better"),
+        "{text}"
+    );
+    let (text, _) = said(&mountain(dir, &["compare", "0", "1"]));
+    assert!(text.contains("is worse than"), "{text}");
+}
+
+/// What is written by the commands of `ab`, and where.
+struct Ab {
+    ns: Ns,
+    dir: tempfile::TempDir,
+}
+
+impl Ab {
+    fn new() -> Self {
+        let (ns, dir) = (Ns::new("ab"), tempfile::tempdir().unwrap());
+        Self { ns, dir }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    /// The settings in the order of their commands.
+    fn order(&self) -> String {
+        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        log.split_whitespace().collect()
+    }
+
+    /// `mountain ab` on loopback, with a command `b` that may end otherwise.
+    fn command(&self, b: &str, args: &[&str]) -> Command {
+        let log = self.log();
+        let note = |what: &str| format!("sh -c 'echo {what} >> {}'", log.display());
+        let b = match b {
+            "" => note("b"),
+            b => format!("sh -c 'echo b >> {}; {b}'", log.display()),
+        };
+        let mut command = self.ns.command(MOUNTAIN);
+        command.args(["ab", "127.0.0.1", "--a", &note("a"), "--b", &b]);
+        command.args(["--settle", "1ms", "-i", "1ms"]).args(args);
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+#[test]
+fn the_setting_that_was_in_force_before_an_ab() {
+    let ab = Ab::new();
+    let out = ab.dir.path().join("ab.json");
+    let args = ["-c", "40", "--json", "--out", out.to_str().unwrap()];
+    let output = ab.command("", &args).output().unwrap();
+    let (text, error) = said(&output);
+    assert!(output.status.success(), "{text}{error}");
+    assert_eq!(ab.order(), "abba".repeat(4), "A is in force at the end");
+    let json: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["rounds"], 8);
+    let rows = json["comparison"]["rows"].as_array().unwrap();
+    assert!(rows.iter().any(|row| row["name"] == "Median"));
+    let kept: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
+    assert_eq!(kept["runs"][1].as_array().unwrap().len(), 8);
+
+    // A command that fails stops it, and A is brought back.
+    fs::remove_file(ab.log()).unwrap();
+    let output = ab.command("exit 3", &["-c", "20"]).output().unwrap();
+    let (_, error) = said(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error.contains("exit status 3") && error.contains("A is in force again"),
+        "{error}"
+    );
+    assert_eq!(ab.order(), "aba");
+
+    // A signal in a half of A, and while the command of B runs.
+    fs::remove_file(ab.log()).unwrap();
+    let guard = Guard::start(&mut ab.command("", &["-c", "20000"]));
+    wait_until("A", Duration::from_secs(60), || ab.order() == "a");
+    guard.signal(Signal::SIGTERM);
+    let output = guard.finish();
+    assert_eq!(output.status.code(), Some(130), "{:?}", said(&output));
+    // Again, if the signal came before the command was seen to end.
+    assert!(["a", "aa"].contains(&ab.order().as_str()), "{}", ab.order());
+    fs::remove_file(ab.log()).unwrap();
+    let guard = Guard::start(&mut ab.command("sleep 60", &["-c", "5"]));
+    wait_until("B", Duration::from_secs(60), || ab.order() == "ab");
+    guard.signal(Signal::SIGTERM);
+    let output = guard.finish();
+    assert_eq!(output.status.code(), Some(130), "{:?}", said(&output));
+    assert_eq!(ab.order(), "aba", "A is in force again");
+}
+
+#[test]
+fn what_ab_would_not_do_as_a_shell() {
+    let ab = Ab::new();
+    for (b, why) in [
+        ("no-such-program x", "no-such-program is not installed"),
+        ("echo 'x", "a quote is not closed"),
+        ("", "there is no command"),
+    ] {
+        let output = ab
+            .ns
+            .command(MOUNTAIN)
+            .args(["ab", "127.0.0.1", "--a", "touch ran", "--b", b])
+            .current_dir(ab.dir.path())
+            .output()
+            .unwrap();
+        let (_, error) = said(&output);
+        assert!(error.contains("--b") && error.contains(why), "{error}");
+    }
+    assert!(
+        !ab.dir.path().join("ran").exists(),
+        "nothing has run before"
+    );
+}
+
+/// A label that a terminal would obey.
+#[test]
+fn the_terminal_of_who_reads_a_foreign_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let label = "\u{1b}]0;owned\u{7}\u{9b}2J\rgood\u{202e}";
+    write_run(&dir.join("a"), label, drifting(1));
+    write_run(&dir.join("b"), "b", drifting(2));
+    for args in [
+        &["compare", "a", "b"][..],
+        &["compare", "b", "a", "--json"],
+        &["report", "a", "b", "-o", "page"],
+        &["compare", "b", "a\u{1b}[2J"],
+    ] {
+        let output = mountain(dir, args);
+        let (out, error) = said(&output);
+        let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!out.contains(obeyed) && !error.contains(obeyed), "{args:?}");
+        assert_eq!(
+            output.status.success(),
+            !args[2].contains('['),
+            "{args:?}: {error}"
+        );
+    }
+    let page = fs::read_to_string(dir.join("page/index.html")).unwrap();
+    assert!(page.contains("\\u001b]0;owned") && !page.contains('\u{1b}'));
+    assert!(dir.join("page/cdf.png").exists());
+}
+
+/// Runs with at most so much address space.
+fn limited(dir: &Path, bytes: u64, args: &[&str]) -> Output {
+    let mut command = Command::new(MOUNTAIN);
+    command.current_dir(dir).args(args);
+    // SAFETY: one system call, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || Ok(setrlimit(Resource::RLIMIT_AS, bytes, bytes)?));
+    }
+    command.output().unwrap()
+}
+
+#[test]
+fn the_memory_of_who_imports_a_small_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let values = "{\"results\": [";
+    for (name, head, piece, mib) in [
+        ("values.gz", values, "0,", 20),
+        ("maps.gz", values, "{\"a\":0},", 8),
+        ("log.gz", "PING x (x) 56(84) bytes of data.\n", "\n", 257),
+    ] {
+        let packed = |text: &str| {
+            let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            gz.write_all(text.as_bytes()).unwrap();
+            gz.finish().unwrap()
+        };
+        // A packed file may have several members.
+        let mut file = packed(head);
+        file.extend(packed(&piece.repeat((1 << 20) / piece.len())).repeat(mib));
+        assert!(file.len() < 3 << 20, "{}", file.len());
+        fs::write(dir.join(name), file).unwrap();
+        let output = limited(dir, 1_200 << 20, &["import", name, "-o", "out.json"]);
+        let (_, error) = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{name}: {error}");
+        assert!(error.contains("MiB"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_measurement_whose_file_has_a_name_that_is_no_utf_8() {
+    let (ns, dir) = (Ns::new("utf"), tempfile::tempdir().unwrap());
+    let path = dir.path().join(OsString::from_vec(b"r\xff.json".to_vec()));
+    let mut command = ns.command(MOUNTAIN);
+    command.args(["ping", "127.0.0.1", "-c", "5", "-i", "1ms", "-o"]);
+    let output = command.arg(&path).output().unwrap();
+    assert!(output.status.success(), "{:?}", said(&output));
+    let run: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(run["samples"]["rtt_us"].as_array().unwrap().len(), 5);
+    let cpu = dir.path().join(OsString::from_vec(b"c\xff.json".to_vec()));
+    let mut command = Command::new(MOUNTAIN);
+    command.args(["cpu", "--interval", "10ms", "-o"]).arg(&cpu);
+    let output = command.args(["--", "sleep", "0.1"]).output().unwrap();
+    assert!(
+        output.status.success() && cpu.exists(),
+        "{:?}",
+        said(&output)
+    );
+}
+
+/// The disk is full in the end.
+#[test]
+fn a_finished_measurement_that_cannot_be_written() {
+    let (ns, dir) = (Ns::new("full"), tempfile::tempdir().unwrap());
+    let (full, kept) = (dir.path().join("full"), dir.path().join("kept"));
+    fs::create_dir(&full).unwrap();
+    fs::create_dir(&kept).unwrap();
+    // `ip netns exec` has mounts of its own.
+    let script = format!(
+        "mount -t tmpfs -o size=4k none {0} && exec {MOUNTAIN} ping 127.0.0.1 -c 500 -i 1ms -o {0}/run.json",
+        full.display()
+    );
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", &ns.name, "sh", "-c", &script]);
+    let output = command.env("TMPDIR", &kept).output().unwrap();
+    let (out, error) = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(out.contains("Median"), "the table is printed: {out}");
+    assert!(
+        error.contains("full/run.json") && error.contains("is kept in"),
+        "{error}"
+    );
+    let path = error.split("is kept in ").nth(1).unwrap();
+    let path = path.split(": ").next().unwrap();
+    let run: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    assert_eq!(run["samples"]["rtt_us"].as_array().unwrap().len(), 500);
+
+    // To standard output, it is a run file and nothing else.
+    let args = "ping 127.0.0.1 -c 5 -i 1ms --out -";
+    let run: Value = serde_json::from_str(&ns.mountain_ok(args)).unwrap();
+    assert_eq!(run["schema"], "mountain-run/1");
+}

@@ -2,7 +2,7 @@
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::super::runfile::{RunFile, Samples};
+use super::super::runfile::{check_rtt, RunFile, Samples};
 use super::{moments, rfc3339};
 
 /// A summary may claim any number without a file of that size. A day of pings every 2 ms is less.
@@ -12,8 +12,19 @@ const MOST_PROBES: u64 = 50_000_000;
 const MOST_PER_ANSWER: u64 = 100;
 const FEW_PROBES: u64 = 1_000_000;
 
+/// Which tool wrote a log, by its first line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Counts probes from 1: "PING host (address) 56(84) bytes of data."
+    Iputils,
+    /// macOS, the BSDs, inetutils and busybox count from 0: "PING host (address): 56 data bytes"
+    Bsd,
+}
+
 /// An answer's line.
 struct Answer {
+    /// Its number in the log.
+    line: usize,
     /// As printed: 16 bits.
     seq: u16,
     rtt_us: f64,
@@ -21,8 +32,8 @@ struct Answer {
     at_us: Option<f64>,
 }
 
-/// The line before the first answer: target and payload bytes.
-pub fn header(line: &str) -> Option<(String, Option<u32>)> {
+/// The line before the first answer: target, payload bytes and style.
+pub fn header(line: &str) -> Option<(String, Option<u32>, Style)> {
     let rest = line.strip_prefix("PING ")?;
     let target = rest.split([' ', '(', ':']).next().filter(|t| !t.is_empty());
     // A literal IPv6 address has colons of its own.
@@ -35,8 +46,12 @@ pub fn header(line: &str) -> Option<(String, Option<u32>)> {
         // 56(84) bytes of data: the payload, then the whole packet.
         None => rest.split_once(" bytes of data")?.0.rsplit_once('(')?.0,
     };
+    let style = match before_bytes.contains("): ") {
+        true => Style::Bsd,
+        false => Style::Iputils,
+    };
     let digits = before_bytes.rsplit(|c: char| !c.is_ascii_digit()).next();
-    Some((target.into(), digits.and_then(|d| d.parse().ok())))
+    Some((target.into(), digits.and_then(|d| d.parse().ok()), style))
 }
 
 /// The number that follows `key` in `line`. In many languages' settings ping(8) prints a comma
@@ -62,7 +77,6 @@ pub fn parse(text: &str) -> Result<RunFile> {
     let mut answers: Vec<Answer> = Vec::new();
     // Transmitted, received, µs from the first to the last.
     let mut summary: Option<(u64, u64, Option<f64>)> = None;
-    let mut busybox = false;
     for (i, line) in text.lines().enumerate() {
         let (at_us, line) = match line.strip_prefix('[').and_then(|l| l.split_once("] ")) {
             Some((stamp, rest)) => {
@@ -90,7 +104,6 @@ pub fn parse(text: &str) -> Result<RunFile> {
             if line.contains("DUP!") || line.contains("BAD CHECKSUM") {
                 continue;
             }
-            busybox |= !line.contains("icmp_seq=");
             let seq = number(line, "seq=");
             let seq = seq.with_context(|| format!("line {} is damaged: {line:?}", i + 1))?;
             let Some(ms) = number::<f64>(line, "time=") else {
@@ -101,18 +114,21 @@ pub fn parse(text: &str) -> Result<RunFile> {
                 );
                 bail!("line {} has no time: a payload under 16 bytes (ping -s) leaves no room for it, or the line is cut", i + 1);
             };
+            check_rtt(Some(ms * 1e3)).with_context(|| format!("line {}", i + 1))?;
             answers.push(Answer {
+                line: i + 1,
                 seq,
                 rtt_us: ms * 1e3,
                 at_us,
             });
         }
     }
-    let (target, payload_bytes) = head.context("the line that begins with PING is missing")?;
+    let (target, payload_bytes, style) =
+        head.context("the line that begins with PING is missing")?;
     let (sent, received, spread) = summary.context(
         "the log is truncated: the line with \"packets transmitted\" is missing, without which losses at the end are unknown (end ping with Ctrl-C, not with a kill)",
     )?;
-    let samples = samples(&answers, sent, spread, busybox)?;
+    let samples = samples(&answers, sent, spread, style)?;
     let (mut samples, first) = samples;
     let answered = samples.rtt_us.iter().flatten().count() as u64;
     ensure!(
@@ -140,7 +156,7 @@ fn samples(
     answers: &[Answer],
     sent: u64,
     spread: Option<f64>,
-    busybox: bool,
+    style: Style,
 ) -> Result<(Samples, Option<f64>)> {
     let most = FEW_PROBES.max(MOST_PER_ANSWER * answers.len() as u64);
     ensure!(
@@ -148,10 +164,9 @@ fn samples(
         "{sent} probes are too many for a log with {} answers",
         answers.len()
     );
-    // iputils counts from 1, others from 0.
-    let from = match answers.first() {
-        Some(first) if busybox || first.seq == 0 => 0,
-        _ => 1,
+    let from = match (style, answers.first()) {
+        (Style::Iputils, Some(first)) if first.seq > 0 => 1,
+        _ => 0,
     };
     let mut rtt_us = vec![None; usize::try_from(sent)?];
     let mut at = vec![None; rtt_us.len()];
@@ -169,9 +184,12 @@ fn samples(
                 answer.seq
             )
         })?;
-        if rtt_us[i].is_some() {
-            continue; // a duplicate that ping(8) did not notice
-        }
+        ensure!(
+            rtt_us[i].is_none(),
+            "line {}: icmp_seq={} was answered before, and the line is not marked DUP!",
+            answer.line,
+            answer.seq
+        );
         rtt_us[i] = Some(answer.rtt_us);
         at[i] = answer.at_us.map(|us| us - answer.rtt_us);
         arrival.push(i as u32);

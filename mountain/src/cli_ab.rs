@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain ab`: arguments, the course of the measurement, and what is printed.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::cli_compare::text;
+use crate::cli_results::{check_writable, is_stdout, save};
+use crate::measure::ab::{turns, Asked, Ended, Setting, Turn};
+use crate::measure::compare::{self, compare, Comparison, Side};
+use crate::measure::ping::{Options, Pinger};
+use crate::measure::runfile::RunFile;
+use crate::text::duration;
+use crate::{out, whole};
+
+/// Value of [`Result`]'s schema.
+const SCHEMA: &str = "mountain-ab/1";
+
+#[derive(Args)]
+pub struct Ab {
+    /// Measure this address or name
+    target: String,
+    /// Bring about A by this command; it is in force again at the end
+    ///
+    /// The words are split as a shell would, but no shell runs: for pipes or variables, give
+    /// `sh -c '...'`. A command has to end by itself, with exit status 0.
+    #[arg(long, value_name = "COMMAND")]
+    a: String,
+    /// Bring about B by this command
+    #[arg(long, value_name = "COMMAND")]
+    b: String,
+    /// Measure so many rounds, each with a half of A and one of B: even, 8 to 20
+    #[arg(long, default_value_t = 8)]
+    rounds: u32,
+    /// Wait so long after each command, in seconds or with a unit
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    settle: Duration,
+    /// Send so many probes in each half
+    #[arg(long, short = 'c', default_value_t = 500)]
+    count: usize,
+    /// Wait so long between two probes, in seconds or with a unit
+    #[arg(long, short = 'i', default_value = "10ms", value_parser = duration)]
+    interval: Duration,
+    /// Send UDP probes to this port of a `mountain reflect` instead of ICMP echo
+    #[arg(long, value_name = "PORT", conflicts_with = "tcp")]
+    udp: Option<u16>,
+    /// Time TCP handshakes with this port instead
+    #[arg(long, value_name = "PORT")]
+    tcp: Option<u16>,
+    /// Send over this device
+    #[arg(long, value_name = "DEV")]
+    dev: Option<String>,
+    /// Use IPv4 only
+    #[arg(short = '4', conflicts_with = "ipv6")]
+    ipv4: bool,
+    /// Use IPv6 only
+    #[arg(short = '6')]
+    ipv6: bool,
+    /// Write all samples and the comparison to this file; `-` is standard output, without the table
+    #[arg(long, short = 'o', value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is left of an A/B.
+#[derive(Serialize)]
+struct Measured {
+    schema: &'static str,
+    target: String,
+    /// The commands.
+    a: String,
+    b: String,
+    /// Whole rounds, by which it is judged.
+    rounds: usize,
+    interrupted: bool,
+    /// `None` without a whole round.
+    comparison: Option<Comparison>,
+    /// Each side's halves in the order of rounds; in the file only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runs: Option<[Vec<RunFile>; 2]>,
+}
+
+impl Ab {
+    /// Exit code: 0, 130 if it was interrupted, 1 if a command failed or nothing answered.
+    pub fn run(self) -> Result<ExitCode> {
+        let order: Vec<Turn> = turns(self.rounds).context("--rounds")?.collect();
+        let settings = [
+            Setting::parse(&self.a).context("--a")?,
+            Setting::parse(&self.b).context("--b")?,
+        ];
+        if let Some(out) = &self.out {
+            check_writable(out)?;
+        }
+        let asked = Asked::to_end()?;
+        let mut options = self.options();
+        // The name is looked up once: both sides have the same target.
+        options.target = Pinger::new(options.clone())?.address().to_string();
+        let mut course = Course {
+            settings,
+            asked,
+            options,
+            settle: self.settle,
+            last: None,
+            bar: progress(order.len() * self.count),
+            runs: Default::default(),
+        };
+        let went = course.all(&order);
+        course.bar.finish_and_clear();
+        let back = course.restore();
+        let interrupted = match (went, back) {
+            (Ok(went), Ok(())) => went.is_err(),
+            (Ok(_), Err(error)) => {
+                return Err(error.context("A could not be put back in force"));
+            }
+            (Err(error), Ok(())) => bail!("{error:#}; A is in force again"),
+            (Err(error), Err(too)) => bail!("{error:#}; A could not be put back in force: {too:#}"),
+        };
+        self.finish(course.runs, interrupted)
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            target: self.target.clone(),
+            ipv6: (self.ipv4 || self.ipv6).then_some(self.ipv6),
+            count: self.count,
+            interval: self.interval,
+            size: if self.tcp.is_some() { 0 } else { 56 },
+            udp: self.udp,
+            tcp: self.tcp,
+            device: self.dev.clone(),
+            ..Options::default()
+        }
+    }
+
+    fn finish(&self, mut runs: [Vec<RunFile>; 2], interrupted: bool) -> Result<ExitCode> {
+        let rounds = runs[0].len().min(runs[1].len());
+        runs.iter_mut().for_each(|side| side.truncate(rounds));
+        let answered = |run: &RunFile| run.samples.rtt_us.iter().any(Option::is_some);
+        let none = !runs.iter().flatten().any(answered);
+        let comparison = match rounds {
+            0 => None,
+            _ => Some(judge(&runs)?),
+        };
+        let mut measured = Measured {
+            schema: SCHEMA,
+            target: self.target.clone(),
+            a: self.a.clone(),
+            b: self.b.clone(),
+            rounds,
+            interrupted,
+            comparison,
+            runs: Some(runs),
+        };
+        out::keep_going();
+        let written = self.keep(&measured);
+        measured.runs = None;
+        match self.out.as_deref() {
+            Some(out) if is_stdout(out) => {}
+            _ if self.json => println!("{}", serde_json::to_string_pretty(&measured)?),
+            _ => self.print(&measured),
+        }
+        written?;
+        Ok(match interrupted {
+            true => ExitCode::from(130),
+            false if none => {
+                eprintln!("mountain: {} does not answer", self.target);
+                ExitCode::FAILURE
+            }
+            false => ExitCode::SUCCESS,
+        })
+    }
+
+    fn keep(&self, measured: &Measured) -> Result<()> {
+        let Some(out) = self.out.as_deref() else {
+            return Ok(());
+        };
+        if is_stdout(out) {
+            println!("{}", serde_json::to_string(measured)?);
+            return Ok(());
+        }
+        save(out, |path: &Path| {
+            whole::write(path, true, |file| {
+                serde_json::to_writer(&mut *file, measured)?;
+                file.flush()
+            })
+            .with_context(|| format!("cannot write {}", path.display()))
+        })
+    }
+
+    fn print(&self, measured: &Measured) {
+        println!("A: {}\nB: {}\n", out::plain(&self.a), out::plain(&self.b));
+        match &measured.comparison {
+            Some(comparison) => print!("{}", text(comparison)),
+            None => println!("no round was measured: there is nothing to compare"),
+        }
+        if measured.interrupted {
+            println!(
+                "interrupted after {} of {} rounds",
+                measured.rounds, self.rounds
+            );
+        }
+    }
+}
+
+fn judge(runs: &[Vec<RunFile>; 2]) -> Result<Comparison> {
+    let sides = [0, 1].map(|i| Side {
+        name: ["A", "B"][i].into(),
+        runs: runs[i].clone(),
+    });
+    let options = compare::Options {
+        paired: true,
+        ..compare::Options::default()
+    };
+    let mut comparison = compare(&sides, &options)?;
+    // Each half is a run of its own; what differs between A and B is what was asked for.
+    comparison.warnings.clear();
+    Ok(comparison)
+}
+
+/// The measurement under way.
+struct Course {
+    settings: [Setting; 2],
+    asked: Asked,
+    options: Options,
+    settle: Duration,
+    /// The side whose command was started last, and whether it has ended well.
+    last: Option<(usize, bool)>,
+    bar: ProgressBar,
+    runs: [Vec<RunFile>; 2],
+}
+
+impl Course {
+    fn all(&mut self, order: &[Turn]) -> Result<Result<(), Ended>> {
+        for (n, turn) in order.iter().enumerate() {
+            self.bar
+                .set_message(format!("round {} of {}", turn.round + 1, order.len() / 2));
+            if self.half(n, turn.side)?.is_err() {
+                return Ok(Err(Ended));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn half(&mut self, n: usize, side: usize) -> Result<Result<(), Ended>> {
+        self.last = Some((side, false));
+        if self.settings[side].run(&self.asked)?.is_err() {
+            return Ok(Err(Ended));
+        }
+        self.last = Some((side, true));
+        if self.asked.wait(self.settle)?.is_err() {
+            return Ok(Err(Ended));
+        }
+        let done = n * self.options.count;
+        let bar = &self.bar;
+        let pinger = Pinger::new(self.options.clone())?;
+        let mut outcome = pinger.run(|sent, _| bar.set_position((done + sent) as u64))?;
+        if outcome.run.interrupted {
+            return Ok(Err(Ended));
+        }
+        outcome.run.label = Some(["A", "B"][side].into());
+        self.runs[side].push(outcome.run);
+        Ok(Ok(()))
+    }
+
+    /// Leaves A in force. It is not run again where it ran last and ended well.
+    fn restore(&self) -> Result<()> {
+        match self.last {
+            None | Some((0, true)) => Ok(()),
+            _ => self.settings[0].restore(&self.asked),
+        }
+    }
+}
+
+/// On a terminal only.
+fn progress(probes: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {msg} ETA {eta}");
+    ProgressBar::new(probes as u64).with_style(style.expect("a valid template"))
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Two settings measured in turn: the order of the halves, and the commands that bring a setting about.
+//!
+//! The order is A B B A, so that a steady trend favours neither. Judging: [`super::paired`].
+
+use std::fmt;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+use nix::poll::{ppoll, PollFd, PollFlags};
+use nix::sys::signal::{kill, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
+use nix::unistd::Pid;
+
+use super::cpu::command::asks_to_end;
+use super::paired::MOST_ROUNDS;
+use crate::host::program;
+
+/// With fewer rounds the headline can show no difference: the least p-value is 2 / 2^rounds, and
+/// Holm's correction takes three times that.
+pub const LEAST_ROUNDS: u32 = 8;
+/// How often a command is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A half that is to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    pub round: u32,
+    /// 0: A, 1: B.
+    pub side: usize,
+}
+
+/// How many rounds there may be.
+pub const fn rounds() -> RangeInclusive<u32> {
+    LEAST_ROUNDS..=MOST_ROUNDS
+}
+
+/// The halves in their order.
+///
+/// # Errors
+/// If `rounds` is odd, which would favour one side, or out of [`rounds`].
+pub fn turns(rounds: u32) -> Result<impl Iterator<Item = Turn>> {
+    ensure!(
+        self::rounds().contains(&rounds) && rounds.is_multiple_of(2),
+        "an A/B takes an even number of rounds, {LEAST_ROUNDS} to {MOST_ROUNDS}"
+    );
+    Ok((0..rounds).flat_map(|round| {
+        let side = |place: usize| (place + round as usize) % 2;
+        [0, 1].map(|place| Turn {
+            round,
+            side: side(place),
+        })
+    }))
+}
+
+/// The signals that ask to end, kept from ending this process.
+pub struct Asked(SignalFd);
+
+/// A signal asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended;
+
+impl Asked {
+    /// From now on a signal ends nothing by itself.
+    pub fn to_end() -> Result<Self> {
+        let signals = asks_to_end();
+        signals.thread_block()?;
+        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        Ok(Self(SignalFd::with_flags(&signals, flags)?))
+    }
+
+    /// Waits so long, or until a signal asks to end.
+    pub fn wait(&self, time: Duration) -> Result<Result<(), Ended>> {
+        let until = Instant::now() + time;
+        loop {
+            if self.0.read_signal()?.is_some() {
+                return Ok(Err(Ended));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Ok(()));
+            }
+            let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+            match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(e) => return Err(e).context("cannot wait"),
+            }
+        }
+    }
+}
+
+/// The command that brings a setting about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    text: String,
+    words: Vec<String>,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Setting {
+    /// Splits words as a shell would: blanks, quotes and backslashes. Nothing else that a shell does is
+    /// done: no variables, no patterns, no `;`.
+    ///
+    /// # Errors
+    /// An open quote, no words, or a program that is not there.
+    pub fn parse(text: &str) -> Result<Self> {
+        let words = shlex::split(text).context("a quote is not closed, or a \\ ends it")?;
+        let program = words.first().context("there is no command")?;
+        program::find(program)?;
+        Ok(Self {
+            text: text.to_owned(),
+            words,
+        })
+    }
+
+    /// Runs it to its end. What it prints goes to standard error.
+    ///
+    /// A signal that asks to end is passed on, a second one kills it.
+    ///
+    /// # Errors
+    /// If it cannot be started or fails.
+    pub fn run(&self, asked: &Asked) -> Result<Result<(), Ended>> {
+        let (status, told) = self.wait_for(asked, true)?;
+        // A terminal sends Ctrl-C to the command as well, which may have ended before we looked.
+        if told || (!status.success() && asked.wait(LOOK)?.is_err()) {
+            return Ok(Err(Ended));
+        }
+        self.check(status).map(Ok)
+    }
+
+    /// Runs it to its end although a signal asks to end; a second one kills it.
+    ///
+    /// # Errors
+    /// If it cannot be started or fails.
+    pub fn restore(&self, asked: &Asked) -> Result<()> {
+        let (status, _) = self.wait_for(asked, false)?;
+        self.check(status)
+    }
+
+    fn check(&self, status: ExitStatus) -> Result<()> {
+        ensure!(status.success(), "{} failed ({})", self.text, how(status));
+        Ok(())
+    }
+
+    /// Its status, and whether a signal asked to end.
+    fn wait_for(&self, asked: &Asked, pass_on: bool) -> Result<(ExitStatus, bool)> {
+        let stderr = io::stderr().as_fd().try_clone_to_owned()?;
+        let mut command = Command::new(&self.words[0]);
+        command
+            .args(&self.words[1..])
+            .stdin(Stdio::null())
+            .stdout(stderr);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot run {:?}", self.words[0]))?;
+        let mut told = 0;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok((status, told > 0));
+            }
+            if asked.wait(LOOK)?.is_ok() {
+                continue;
+            }
+            told += 1;
+            let signal = match told {
+                1 if pass_on => Signal::SIGTERM,
+                1 => continue,
+                _ => Signal::SIGKILL,
+            };
+            // Not reaped yet, so the number is still its own.
+            let _ = kill(Pid::from_raw(child.id() as i32), signal);
+        }
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (_, Some(signal)) => format!("signal {signal}"),
+        _ => status.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_side_goes_first_half_of_the_time() {
+        let order: String = turns(8).unwrap().map(|t| ["a", "b"][t.side]).collect();
+        assert_eq!(order, "abba".repeat(4));
+        assert_eq!(turns(8).unwrap().last().unwrap().round, 7);
+        for rounds in [0, 6, 9, 22] {
+            assert!(turns(rounds).is_err(), "{rounds}");
+        }
+    }
+
+    #[test]
+    fn words_are_split_as_by_a_shell_and_nothing_more() {
+        let words = |text: &str| Setting::parse(text).unwrap().words;
+        assert_eq!(
+            words(r#"echo "a b" 'c $HOME' d\ e ; *"#),
+            ["echo", "a b", "c $HOME", "d e", ";", "*"]
+        );
+        let fails = |text: &str| Setting::parse(text).unwrap_err().to_string();
+        assert!(fails("echo 'a").contains("quote"));
+        assert!(fails("  ").contains("no command"));
+        assert!(fails("no-such-program x").contains("no-such-program"));
+        assert!(fails("/bin x").contains("bin is not installed"));
+    }
+}

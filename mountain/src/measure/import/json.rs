@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! JSON of bounded size in memory: a small packed file can hold many times itself.
+//!
+//! irtt's round trips, by far most of its files, are taken in one by one.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io::Read;
+
+use anyhow::{anyhow, bail, Result};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+/// What the values of a file may take in memory, bytes.
+const MOST: usize = 512 << 20;
+/// A value in a list that grows by doubling.
+const VALUE: usize = 2 * size_of::<Value>();
+/// The first entry of a map takes a node for eleven.
+const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 64;
+/// What an allocation takes beyond its bytes.
+const ALLOCATION: usize = 32;
+
+/// The top level of a file, its `round_trips` apart.
+pub struct Parsed<T> {
+    pub value: Value,
+    /// `None` where there is no list of that name.
+    pub trips: Option<Vec<T>>,
+}
+
+/// Reads an object. `trip` takes in an element of `round_trips`.
+///
+/// # Errors
+/// Those of the text and of `trip`, with the line.
+pub fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> Result<Parsed<T>> {
+    let left = Cell::new(MOST);
+    let mut trips = None;
+    let top = Top {
+        left: &left,
+        trip: &trip,
+        trips: &mut trips,
+    };
+    let mut reader = serde_json::Deserializer::from_reader(text);
+    let value = top.deserialize(&mut reader);
+    let value = value.and_then(|value| reader.end().map(|()| value));
+    match value {
+        Ok(value) => Ok(Parsed { value, trips }),
+        Err(_) if left.get() == 0 => bail!(
+            "the file holds more than {} MiB of values: no measurement of that size can be imported",
+            MOST >> 20
+        ),
+        Err(e) if e.is_io() => Err(anyhow!("the packed file is truncated or damaged: {e}")),
+        Err(e) if e.is_eof() => Err(anyhow!("the JSON is truncated: {e}")),
+        Err(e) if e.is_data() => Err(anyhow!("{e}")),
+        Err(e) => Err(anyhow!("the JSON is damaged: {e}")),
+    }
+}
+
+fn spend<E: Error>(left: &Cell<usize>, bytes: usize) -> Result<(), E> {
+    match left.get().checked_sub(bytes) {
+        Some(rest) => {
+            left.set(rest);
+            Ok(())
+        }
+        None => {
+            left.set(0);
+            Err(E::custom("too large"))
+        }
+    }
+}
+
+struct Top<'a, T, F> {
+    left: &'a Cell<usize>,
+    trip: &'a F,
+    trips: &'a mut Option<Vec<T>>,
+}
+
+impl<'de, T, F: Fn(&Value) -> Result<T>> DeserializeSeed<'de> for Top<'_, T, F> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for Top<'_, T, F> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut out = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            spend(self.left, NODE + key.len() + ALLOCATION)?;
+            if key == "round_trips" {
+                *self.trips = map.next_value_seed(Trips {
+                    left: self.left,
+                    trip: self.trip,
+                })?;
+            } else {
+                let value = map.next_value_seed(Bounded(self.left))?;
+                out.insert(key, value);
+            }
+        }
+        Ok(out.into())
+    }
+}
+
+struct Trips<'a, F> {
+    left: &'a Cell<usize>,
+    trip: &'a F,
+}
+
+impl<'de, T, F: Fn(&Value) -> Result<T>> DeserializeSeed<'de> for Trips<'_, F> {
+    type Value = Option<Vec<T>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(TripsVisitor(self))
+    }
+}
+
+struct TripsVisitor<'a, F>(Trips<'a, F>);
+
+impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for TripsVisitor<'_, F> {
+    type Value = Option<Vec<T>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of round trips")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let Trips { left, trip } = self.0;
+        let mut trips = Vec::new();
+        loop {
+            let before = left.get();
+            let Some(value) = list.next_element_seed(Bounded(left))? else {
+                return Ok(Some(trips));
+            };
+            trips.push(trip(&value).map_err(|e| A::Error::custom(format!("{e:#}")))?);
+            drop(value);
+            // What is left of it.
+            left.set(before);
+            spend(left, 2 * size_of::<T>())?;
+        }
+    }
+}
+
+/// A value of any kind.
+struct Bounded<'a>(&'a Cell<usize>);
+
+impl<'de> DeserializeSeed<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        spend(self.0, VALUE)?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E: Error>(self, v: bool) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_i64<E: Error>(self, v: i64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_u64<E: Error>(self, v: u64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_f64<E: Error>(self, v: f64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_str<E: Error>(self, v: &str) -> Result<Value, E> {
+        spend(self.0, v.len() + ALLOCATION)?;
+        Ok(v.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut out = Vec::new();
+        while let Some(value) = list.next_element_seed(Bounded(self.0))? {
+            out.push(value);
+        }
+        Ok(out.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut out = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            // Half of the nodes may be half empty.
+            let node = if out.is_empty() { NODE } else { NODE / 4 };
+            spend(self.0, node + key.len() + ALLOCATION)?;
+            let value = map.next_value_seed(Bounded(self.0))?;
+            out.insert(key, value);
+        }
+        Ok(out.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(text: &str) -> Result<Parsed<u64>> {
+        parse(text.as_bytes(), |trip| {
+            trip["n"].as_u64().ok_or_else(|| anyhow!("no n"))
+        })
+    }
+
+    #[test]
+    fn values_are_what_they_are_and_trips_stand_apart() {
+        let text = r#"{"a": [1, -2, 0.5, null, true, "x"], "round_trips": [{"n": 1}, {"n": 2}]}"#;
+        let parsed = value(text).unwrap();
+        assert_eq!(
+            parsed.value,
+            serde_json::json!({"a": [1, -2, 0.5, null, true, "x"]})
+        );
+        assert_eq!(parsed.trips, Some(vec![1, 2]));
+        assert_eq!(value(r#"{"round_trips": null}"#).unwrap().trips, None);
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        let error = |text: &str| value(text).err().unwrap().to_string();
+        let bad = error("{\"round_trips\": [{\"n\": 1},\n{\"m\": 2}]}");
+        assert!(bad.contains("no n at line 2"), "{bad}");
+        assert!(error("{\"a\": [").contains("is truncated"));
+        assert!(error("{\"a\": }").contains("is damaged"));
+        assert!(error("{} x").contains("is damaged"));
+    }
+
+    #[test]
+    fn a_list_of_many_values_ends_before_the_memory_does() {
+        struct Endless;
+        impl Read for Endless {
+            fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+                for (i, b) in into.iter_mut().enumerate() {
+                    *b = [b'0', b','][i % 2];
+                }
+                Ok(into.len() / 2 * 2)
+            }
+        }
+        // Without a bound this would not end.
+        let list = (&b"{\"a\":["[..]).chain(std::io::BufReader::new(Endless));
+        let error = parse(list, |_| Ok(())).err().unwrap();
+        assert!(error.to_string().contains("MiB"), "{error}");
+    }
+}

@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! How far each figure of one run would have come out elsewhere in time: the variance of a mean
+//! whose values drift. Pure; delays are in µs.
+//!
+//! A path's delay drifts over any length of time, and two runs lie further apart than any two
+//! parts of one. So a run's slowest changes are measured, and carried on to slower ones by the rate
+//! at which they grow: see [`Slow`] and docs/measuring.md.
+
+use std::rc::Rc;
+
+use super::stats::{quantile, Reply, Table};
+
+/// A quantile is compared when so many samples lie beyond it.
+const BEYOND: f64 = 10.0;
+/// Other figures are compared from so many samples on.
+const LEAST: usize = 20;
+/// Parts that the shorter run is cut into to compare extremes, and the least samples of a part.
+const SEGMENTS: usize = 40;
+const SEGMENT_LEAST: usize = 10;
+/// Parts of a run whose sums are kept.
+const CELLS: usize = 64;
+/// Parts of a run whose medians show how its level moves.
+const LEVEL_PARTS: usize = 16;
+/// The slowest cosines that show slow variation, and those that show how it grows.
+const SLOW: usize = 4;
+const FAST: usize = 16;
+/// Power of the growth by which variation is carried on to slower changes than a run can show:
+/// 1/f noise grows 4.8-fold from the fast to the slow cosines, and 2.9-fold from these to the
+/// difference of two successive runs.
+const CARRY: f64 = 0.68;
+/// Bound of that factor.
+const CARRY_MOST: f64 = 10.0;
+
+/// Variance of a series' mean by its slowest changes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slow {
+    /// Standard error of the mean.
+    pub error: f64,
+    /// Degrees of freedom of the error's square.
+    pub freedom: f64,
+}
+
+impl Slow {
+    /// Of values in order of time, 8 or more.
+    ///
+    /// The projections on the slowest cosines have the variance of the mean (Lazarus, Lewis, Stock
+    /// and Watson 2018). Where they are larger than the faster ones, the variation grows with its
+    /// duration, and is taken to go on growing.
+    pub fn of(series: &[f64]) -> Self {
+        let n = series.len() as f64;
+        let mean = series.iter().sum::<f64>() / n;
+        let power = |j: usize| {
+            let wave = |i: usize| (std::f64::consts::PI * j as f64 * (i as f64 + 0.5) / n).cos();
+            let sum: f64 = series
+                .iter()
+                .enumerate()
+                .map(|(i, v)| (v - mean) * wave(i))
+                .sum();
+            2.0 / n * sum * sum
+        };
+        let slow_count = SLOW.min(series.len() / 2).max(1);
+        let fast_end = FAST.min(series.len() - 1);
+        let average = |from: usize, to: usize| {
+            (from..=to).map(power).sum::<f64>() / (to + 1).saturating_sub(from).max(1) as f64
+        };
+        let slow = average(1, slow_count);
+        let fast = average(slow_count + 1, fast_end);
+        let growth = if fast > 0.0 { slow / fast } else { 1.0 };
+        let carry = growth.max(1.0).powf(CARRY).min(CARRY_MOST);
+        Self {
+            error: (slow.max(fast) * carry / n).sqrt(),
+            freedom: slow_count as f64,
+        }
+    }
+}
+
+/// Occurrences of something among trials.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Events {
+    pub count: u64,
+    pub trials: u64,
+}
+
+/// A figure of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    pub value: f64,
+    pub freedom: f64,
+    /// For the exact test of rare events.
+    pub events: Option<Events>,
+    error: Error,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Error {
+    /// The same in both directions.
+    Even(f64),
+    /// Of a quantile: the error of the share of samples below it, and at least that of the level.
+    Quantile {
+        sorted: Rc<[f64]>,
+        share: f64,
+        error: f64,
+        level: f64,
+    },
+    /// Of the difference of two figures, the first less the second.
+    Between(Box<(Figure, Figure)>),
+}
+
+impl Figure {
+    fn even(value: f64, slow: Slow) -> Self {
+        Self {
+            value,
+            freedom: slow.freedom,
+            events: None,
+            error: Error::Even(slow.error),
+        }
+    }
+
+    /// How far below and above the value its bounds lie, `t` standard errors away.
+    pub fn reach(&self, t: f64) -> (f64, f64) {
+        match &self.error {
+            Error::Even(error) => (t * error, t * error),
+            Error::Quantile {
+                sorted,
+                share,
+                error,
+                level,
+            } => {
+                let (low, high) = (share - t * error, share + t * error);
+                let at = |p: f64| quantile(sorted, p).unwrap_or(self.value);
+                // With no sample beyond, nothing tells how far it is.
+                let below = if low > 0.0 {
+                    self.value - at(low)
+                } else {
+                    f64::INFINITY
+                };
+                let above = if high < 1.0 {
+                    at(high) - self.value
+                } else {
+                    f64::INFINITY
+                };
+                let least = t * level;
+                (below.max(least), above.max(least))
+            }
+            Error::Between(pair) => {
+                let (first, second) = (pair.0.reach(t), pair.1.reach(t));
+                (first.0.hypot(second.1), first.1.hypot(second.0))
+            }
+        }
+    }
+
+    /// The figure, at least as uncertain as the same one of another run. What a run happened not to
+    /// meet (a burst) it does not know of.
+    pub fn as_uncertain_as(&self, other: &Self) -> Self {
+        let mut figure = self.clone();
+        match (&mut figure.error, &other.error) {
+            (Error::Even(error), Error::Even(least)) => *error = error.max(*least),
+            (
+                Error::Quantile { error, level, .. },
+                Error::Quantile {
+                    error: least,
+                    level: least_level,
+                    ..
+                },
+            ) => {
+                *error = error.max(*least);
+                *level = level.max(*least_level);
+            }
+            (Error::Between(pair), Error::Between(least)) => {
+                pair.0 = pair.0.as_uncertain_as(&least.0);
+                pair.1 = pair.1.as_uncertain_as(&least.1);
+            }
+            _ => unreachable!("figures of one row are of one kind"),
+        }
+        figure
+    }
+
+    fn with_events(mut self, count: u64, trials: u64) -> Self {
+        self.events = Some(Events { count, trials });
+        self
+    }
+
+    fn scaled(mut self, factor: f64) -> Self {
+        self.value *= factor;
+        if let Error::Even(error) = &mut self.error {
+            *error *= factor;
+        }
+        self
+    }
+}
+
+/// Columns of the cells before the thresholds'.
+const SENT: usize = 0;
+const ANSWERED: usize = 1;
+const SUM: usize = 2;
+const SQUARES: usize = 3;
+const STEPS: usize = 4;
+const PAIRS: usize = 5;
+const REORDERED: usize = 6;
+const QUANTILES: usize = 7;
+const OVER: usize = QUANTILES + LEVELS.len();
+const LEVELS: [f64; 4] = [0.5, 0.95, 0.99, 0.999];
+
+/// Sums of everything the rows are made of, by cell of successive probes.
+struct Cells {
+    columns: usize,
+    sums: Vec<f64>,
+    total: Vec<f64>,
+}
+
+impl Cells {
+    fn new(replies: &[Reply], table: &Table, center: f64, at: [f64; 4]) -> Self {
+        let columns = OVER + table.over.len();
+        let sent = table.sent as usize;
+        let count = CELLS.min(sent).max(1);
+        let mut sums = vec![0.0; count * columns];
+        let cell_of = |i: usize| (i * count / sent.max(1)).min(count - 1) * columns;
+        for i in 0..sent {
+            sums[cell_of(i) + SENT] += 1.0;
+        }
+        let (mut before, mut next) = (None, 0);
+        for reply in replies {
+            let start = cell_of(reply.seq as usize);
+            let cell = &mut sums[start..start + columns];
+            let x = reply.rtt_us - center;
+            cell[ANSWERED] += 1.0;
+            cell[SUM] += x;
+            cell[SQUARES] += x * x;
+            if let Some(before) = before.replace(x) {
+                cell[STEPS] += (x - before).abs();
+                cell[PAIRS] += 1.0;
+            }
+            if reply.seq < next {
+                cell[REORDERED] += 1.0;
+            } else {
+                next = reply.seq + 1;
+            }
+            for (sum, q) in cell[QUANTILES..].iter_mut().zip(at) {
+                *sum += f64::from(u8::from(reply.rtt_us <= q));
+            }
+            for (sum, over) in cell[OVER..].iter_mut().zip(&table.over) {
+                *sum += f64::from(u8::from(reply.rtt_us > over.threshold_us));
+            }
+        }
+        let mut total = vec![0.0; columns];
+        for cell in sums.chunks_exact(columns) {
+            total.iter_mut().zip(cell).for_each(|(t, v)| *t += v);
+        }
+        Self {
+            columns,
+            sums,
+            total,
+        }
+    }
+
+    /// The ratio of two columns over the run, and its error: each cell's part in it is what it has
+    /// beyond its share.
+    fn ratio(&self, column: usize, of: usize) -> (f64, Slow) {
+        let all = self.total[of].max(1.0);
+        let ratio = self.total[column] / all;
+        let count = self.sums.len() / self.columns;
+        let parts: Vec<f64> = (self.sums.chunks_exact(self.columns))
+            .map(|cell| (cell[column] - ratio * cell[of]) * count as f64 / all)
+            .collect();
+        (ratio, Slow::of(&parts))
+    }
+
+    fn share(&self, column: usize, of: usize) -> Figure {
+        let (ratio, slow) = self.ratio(column, of);
+        Figure::even(ratio, slow)
+    }
+}
+
+/// How the level moves: medians of parts of the run.
+fn level(replies: &[Reply]) -> Option<Slow> {
+    let part = replies.len().div_ceil(LEVEL_PARTS).max(1);
+    let medians: Vec<f64> = (replies.chunks(part))
+        .filter_map(|part| {
+            let mut rtts: Vec<f64> = part.iter().map(|r| r.rtt_us).collect();
+            rtts.sort_unstable_by(f64::total_cmp);
+            quantile(&rtts, 0.5)
+        })
+        .collect();
+    (medians.len() >= 8).then(|| Slow::of(&medians))
+}
+
+/// The figures of one run, for each row of its [`Table::rows`]; `None` where nothing can be said.
+///
+/// `replies` in order of arrival, of the table's `sent` probes, numbered from 0. Counts are
+/// scaled to `per` answers, so that runs of different lengths compare. `segment`: samples per
+/// part for Min and Max.
+pub fn figures(replies: &[Reply], table: &Table, per: f64, segment: usize) -> Vec<Option<Figure>> {
+    let n = replies.len();
+    let mut sorted: Vec<f64> = replies.iter().map(|r| r.rtt_us).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let sorted: Rc<[f64]> = sorted.into();
+    let at = LEVELS.map(|p| quantile(&sorted, p).unwrap_or(f64::NAN));
+    let center = table.delays.as_ref().map_or(0.0, |d| d.avg);
+    let cells = Cells::new(replies, table, center, at);
+    let enough = |least: usize| n >= least;
+    let level = level(replies);
+    let quantile_of = |i: usize, level: Slow| {
+        let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
+        Figure {
+            value: at[i],
+            freedom: slow.freedom,
+            events: None,
+            error: Error::Quantile {
+                sorted: sorted.clone(),
+                share,
+                error: slow.error,
+                level: level.error,
+            },
+        }
+    };
+    let level = level.filter(|_| enough(LEAST));
+    let median = level.map(|level| Figure::even(at[0], level));
+    let judged = |i: usize| {
+        let least = (BEYOND / (1.0 - LEVELS[i])).round() as usize;
+        Some(quantile_of(i, level?)).filter(|_| enough(least))
+    };
+    let [p95, p99] = [1, 2].map(judged);
+    let p999 = table.delays.as_ref().and_then(|d| d.p999);
+    let p999 = p999.and_then(|_| judged(3));
+    let pdv = p99.clone().zip(median.clone()).map(|(high, low)| Figure {
+        value: high.value - low.value,
+        freedom: high.freedom,
+        events: None,
+        error: Error::Between(Box::new((high, low))),
+    });
+    let some = enough(LEAST);
+    let avg = some.then(|| {
+        let mut mean = cells.share(SUM, ANSWERED);
+        mean.value += center;
+        mean
+    });
+    let mdev = some.then(|| {
+        let (variance, slow) = cells.ratio(SQUARES, ANSWERED);
+        let deviation = variance.sqrt();
+        let error = slow.error / (2.0 * deviation).max(f64::MIN_POSITIVE);
+        Figure::even(deviation, Slow { error, ..slow })
+    });
+    let stdev = mdev
+        .clone()
+        .map(|d| d.scaled((n as f64 / (n as f64 - 1.0)).sqrt()));
+    let jitter = some.then(|| cells.share(STEPS, PAIRS));
+    let loss = (table.sent >= LEAST as u64).then(|| {
+        let mut loss = cells.share(ANSWERED, SENT).scaled(100.0);
+        loss.value = 100.0 - loss.value;
+        loss.with_events(table.lost(), table.sent)
+    });
+    let count = |column: usize, events: u64| {
+        let share = || cells.share(column, ANSWERED).scaled(per);
+        some.then(|| share().with_events(events, n as u64))
+    };
+    let mut rows = vec![
+        None,
+        extreme(replies, segment, |low, _| low),
+        avg,
+        median,
+        p95,
+        p99,
+        p999,
+        extreme(replies, segment, |_, high| high),
+        extreme(replies, segment, |low, high| high - low),
+        stdev,
+        mdev,
+        pdv,
+        jitter,
+        loss,
+        count(REORDERED, table.reordered),
+    ];
+    let over = table.over.iter().enumerate();
+    rows.extend(over.map(|(i, over)| count(OVER + i, over.count)));
+    rows
+}
+
+/// Answers that a row takes before it is judged, of several runs in all.
+pub fn least(row: &str) -> usize {
+    let beyond = |p: f64| (BEYOND / (1.0 - p)).round() as usize;
+    match row {
+        "P95" => beyond(0.95),
+        "P99" | "PDV" => beyond(0.99),
+        "P99.9" => beyond(0.999),
+        _ => LEAST,
+    }
+}
+
+/// Samples per segment for runs of which the shortest has `n` answers.
+pub fn segment(n: usize) -> usize {
+    n / SEGMENTS
+}
+
+/// Extremes of a whole run hang on single samples, and nothing tells how far they would differ in
+/// another run. Their means over many equally long parts can be compared.
+fn extreme(replies: &[Reply], segment: usize, of: impl Fn(f64, f64) -> f64) -> Option<Figure> {
+    if segment < SEGMENT_LEAST {
+        return None;
+    }
+    let parts: Vec<f64> = (replies.chunks_exact(segment))
+        .map(|part| {
+            let fold = |f: fn(f64, f64) -> f64| part.iter().map(|r| r.rtt_us).reduce(f);
+            let (low, high) = (fold(f64::min), fold(f64::max));
+            of(low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN))
+        })
+        .collect();
+    let mean = parts.iter().sum::<f64>() / parts.len() as f64;
+    Some(Figure::even(mean, Slow::of(&parts)))
+}
