@@ -61,10 +61,10 @@ fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
     let mut net = two_providers();
     let before = net.client.ip("rule");
     let log = net.start("up --foreground --adopt");
-    wait_until("it runs", LEAVE, || said(&log).contains("running"));
+    wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
     assert_ne!(net.client.ip("rule"), before, "uplinks have rules");
     kill(Pid::from_raw(net.pid()), Signal::SIGHUP).unwrap();
-    wait_until("its rules are gone", LEAVE, || {
+    wait_until("its rules are gone", 6 * LEAVE, || {
         net.client.ip("rule") == before
     });
     assert!(said(&log).contains("stopping"), "{}", said(&log));
@@ -74,7 +74,7 @@ fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
 fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
     let net = two_providers();
     net.client.mountain_ok("up --adopt");
-    wait_until("a flow is placed", 3 * LEAVE, || {
+    wait_until("a flow is placed", 6 * LEAVE, || {
         // Nobody has to answer: the choice is taken when the socket connects.
         let _ = net.client.with(|| {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -127,20 +127,20 @@ fn probes_go_on_while_nft_takes_its_time() {
         &format!("up --foreground --adopt --config {}", config.display()),
         &format!("{}:{}", folder.path().display(), env!("PATH")),
     );
-    wait_until("it runs", LEAVE, || said(&log).contains("running"));
+    wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
     let table = || net.client.run("nft list tables").contains("mountain_start");
     assert!(table(), "{}", said(&log));
 
     std::fs::write(&slow, "").unwrap();
     net.client.run("nft flush ruleset");
-    wait_until("nft is called", 3 * LEAVE, || runs.exists());
+    wait_until("nft is called", 6 * LEAVE, || runs.exists());
     let sent = || net.path("u0")["probes"]["sent"].as_u64().unwrap();
     let before = sent();
     std::thread::sleep(Duration::from_secs(1));
     let after = sent();
     assert!(runs.exists(), "the daemon waited for nft");
     assert!(after > before, "{before} probes, then {after}");
-    wait_until("the table is back", 3 * LEAVE, table);
+    wait_until("the table is back", 6 * LEAVE, table);
 }
 
 /// What stands between backquotes in a text.
@@ -170,11 +170,11 @@ fn a_check_of_two_providers_offers_what_works_as_printed() {
         .find(|hint| hint.ends_with("--dry-run"))
         .unwrap();
     let log = net.start(look.strip_prefix("mountain ").unwrap());
-    wait_until("it lists them", LEAVE, || {
+    wait_until("it lists them", 6 * LEAVE, || {
         said(&log).contains("would add: ")
     });
     net.client.mountain_ok("down");
-    wait_until("it ends", LEAVE, || {
+    wait_until("it ends", 6 * LEAVE, || {
         said(&log).contains("nothing was attached")
     });
 

@@ -61,7 +61,7 @@ fn top_shows_the_rate_of_a_sender_that_paces_itself() {
         rates.max().unwrap_or(0)
     };
     // On a busy machine it may be much less than 100 Mbit/s, but not nothing.
-    wait_until("it has a rate", 2 * LEAVE, || rate() > 5_000_000);
+    wait_until("it has a rate", 6 * LEAVE, || rate() > 5_000_000);
     let shown = rate();
     sender.kill().unwrap();
     sender.wait().unwrap();
