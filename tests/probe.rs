@@ -146,8 +146,8 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
         };
         let reply = |id: ProbeId| {
             let mut packet = [0; wire::PROBE_LEN];
-            wire::write_request(&mut packet, id);
-            wire::make_reply(&mut packet, reflected);
+            wire::write_request(&mut packet, id, 0);
+            wire::make_reply(&mut packet, reflected, 0);
             packet
         };
         // Forgeries first: none of them may use up the probe.

@@ -170,6 +170,7 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
                     nonce: 7,
                     index: len as u64,
                 },
+                0,
             );
             socket.send_to(&packet, address).unwrap();
             requests += 1;
@@ -249,7 +250,7 @@ fn the_dscp_is_reported_and_returned_without_ecn() {
                 socket.set_tos_v4(0xba).unwrap();
             }
             let mut packet = [0; wire::PROBE_LEN];
-            wire::write_request(&mut packet, ProbeId { nonce: 1, index: 1 });
+            wire::write_request(&mut packet, ProbeId { nonce: 1, index: 1 }, 0);
             socket.send_to(&packet, &address.into()).unwrap();
             let start = Instant::now();
             let received = loop {

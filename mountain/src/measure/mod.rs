@@ -20,6 +20,7 @@
 
 pub mod ab;
 pub mod compare;
+mod cookie;
 pub mod cpu;
 pub mod environment;
 pub mod hardware;

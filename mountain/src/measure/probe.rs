@@ -282,6 +282,8 @@ struct Endpoint {
     /// In the order sent: entry n is probe `front + n`.
     waiting: VecDeque<Waiting>,
     front: u64,
+    /// Of the reflector's last reply.
+    cookie: u32,
     one_way: OneWay,
     stats: PathStats,
 }
@@ -301,6 +303,7 @@ impl Endpoint {
             waiting: VecDeque::new(),
             // Not 0, so that an index alone tells nothing about an earlier run.
             front: u64::from(rand::random::<u32>()),
+            cookie: 0,
             one_way: OneWay::new(),
             stats: PathStats::default(),
         }
@@ -344,7 +347,7 @@ impl Endpoint {
             }
             Target::Reflector(_) => {
                 let mut packet = [0; wire::PROBE_LEN];
-                wire::write_request(&mut packet, id);
+                wire::write_request(&mut packet, id, self.cookie);
                 open.fd.get_ref().send(&packet)
             }
         };
@@ -515,6 +518,9 @@ impl Endpoint {
             return None;
         }
         self.stats.answered += 1;
+        if reflected.is_some() {
+            self.cookie = wire::cookie(packet);
+        }
         let at_ns = waiting.sent.duration_since(epoch).as_nanos() as u64;
         let times = Times {
             user_ns: now.duration_since(waiting.sent).as_nanos() as i64,

@@ -5,6 +5,10 @@
 //! DSCP. A reply is as long as its request, each source has a rate limit, and replies are never
 //! answered, so it is of no use for amplification or loops. It listens where it is told to;
 //! the default is loopback only.
+//!
+//! A client that sends back the cookie of its last reply ([`super::cookie`]) is *known*: its address is not
+//! forged. Known clients have a receive queue, a memory and a rate limit of their own, so that a flood of
+//! forged requests takes nothing from them.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -19,7 +23,9 @@ use std::time::Instant;
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
 
+use super::cookie::Key;
 use super::timestamp::{self, Received, Stamping};
 use super::wire::{self, Reflected};
 
@@ -31,8 +37,10 @@ pub const DEFAULT_LISTEN: [SocketAddr; 2] = [
 
 /// Longest request that is answered, bytes of payload: an Ethernet jumbo frame's.
 const MAX_PROBE_LEN: usize = 9_000;
-/// After so many packets in a row other tasks get a turn.
+/// After so many packets of clients that are not known, the known ones and other tasks get a turn.
 const BATCH: usize = 64;
+/// And so many of known ones, so that one of them does not keep new ones out.
+const KNOWN_BATCH: usize = 4 * BATCH;
 /// So many failures of recvmsg in a row mean that the socket is broken.
 const MAX_FAILURES: u32 = 100;
 
@@ -42,11 +50,11 @@ pub struct Limits {
     /// Sustained replies per second to one source: an IPv4 address or an IPv6 /64. The default,
     /// 1000, allows 50 paths at 50 ms or one `mountain ping` at 1 ms.
     pub source_per_s: f64,
-    /// Replies per second in total.
+    /// Replies per second in total to known clients, and as many to others.
     pub total_per_s: f64,
     /// Seconds' worth of replies that may come in a burst.
     pub burst_s: f64,
-    /// Sources remembered.
+    /// Sources remembered, known ones and others each.
     pub sources: usize,
 }
 
@@ -74,41 +82,42 @@ pub struct ReflectStats {
     pub failed: AtomicU64,
 }
 
-/// One listening socket.
+/// One listening address.
 pub struct Reflector {
-    fd: AsyncFd<Socket>,
+    /// For whoever is not known; its index in the group of sockets is 0.
+    others: AsyncFd<Socket>,
+    known: AsyncFd<Socket>,
     answerer: Answerer,
 }
 
 impl Reflector {
     /// Listens on `address`; an IPv6 one, `[::]` included, takes IPv6 only. Call it inside a
     /// tokio runtime.
+    ///
+    /// # Errors
+    /// EADDRINUSE and what else bind(2) says.
     pub fn bind(address: SocketAddr, limits: Limits) -> io::Result<Self> {
-        let ipv6 = address.is_ipv6();
-        let domain = Domain::for_address(address);
-        let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
-        socket.set_nonblocking(true)?;
-        if ipv6 {
-            socket.set_only_v6(true)?;
+        // Sockets that share a port do not notice one that somebody else shares, too.
+        drop(listen(address, false)?);
+        let others = listen(address, true)?;
+        let address = others.local_addr()?.as_socket();
+        let address = address.ok_or_else(|| io::Error::other("not an IP socket"))?;
+        let known = listen(address, true)?;
+        let key = Key::random();
+        // Without it the kernel spreads clients over both: they are told apart all the same.
+        if let Err(error) = key.attach(&others, address.is_ipv6()) {
+            tracing::warn!("cannot give known clients a queue of their own: {error}");
         }
-        timestamp::set_details(&socket, ipv6, false)?;
-        timestamp::set_stamping(
-            &socket,
-            Stamping {
-                rx: true,
-                ..Stamping::default()
-            },
-        )?;
-        socket.bind(&SockAddr::from(address))?;
         Ok(Self {
-            fd: timestamp::watch(socket)?,
-            answerer: Answerer::new(limits, Instant::now()),
+            others: timestamp::watch(others)?,
+            known: timestamp::watch(known)?,
+            answerer: Answerer::new(limits, key, Instant::now()),
         })
     }
 
     /// The address it listens on, with the port that was chosen if 0 was asked for.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let address = self.fd.get_ref().local_addr()?;
+        let address = self.others.get_ref().local_addr()?;
         address
             .as_socket()
             .ok_or_else(|| io::Error::other("not an IP socket"))
@@ -122,95 +131,152 @@ impl Reflector {
     /// Answers until the future is dropped.
     ///
     /// # Errors
-    /// Only if the socket itself keeps failing.
+    /// Only if a socket itself keeps failing.
     pub async fn run(&mut self) -> io::Result<Infallible> {
         let mut buffer = vec![0; MAX_PROBE_LEN];
         let mut failures = 0;
         loop {
-            let mut guard = self.fd.readable().await?;
-            for _ in 0..BATCH {
-                let socket = self.fd.get_ref();
-                match timestamp::receive(socket, &mut buffer) {
-                    Ok(received) => {
-                        failures = 0;
-                        self.answerer.handle(socket, &mut buffer, &received);
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        guard.clear_ready();
-                        break;
-                    }
-                    Err(error) => {
-                        failures += 1;
-                        if failures > MAX_FAILURES {
-                            return Err(error);
+            tokio::select! {
+                ready = self.known.readable() => ready?.retain_ready(),
+                ready = self.others.readable() => ready?.retain_ready(),
+            }
+            for (fd, batch) in [(&self.known, KNOWN_BATCH), (&self.others, BATCH)] {
+                for _ in 0..batch {
+                    match fd.try_io(Interest::READABLE, |socket| {
+                        timestamp::receive(socket, &mut buffer)
+                    }) {
+                        Ok(received) => {
+                            failures = 0;
+                            self.answerer.handle(fd.get_ref(), &mut buffer, &received);
+                        }
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                        Err(error) => {
+                            failures += 1;
+                            if failures > MAX_FAILURES {
+                                return Err(error);
+                            }
                         }
                     }
                 }
             }
-            drop(guard);
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Everything but the socket.
+/// A socket on `address`, alone or beside others that share the port.
+fn listen(address: SocketAddr, shared: bool) -> io::Result<Socket> {
+    let ipv6 = address.is_ipv6();
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_port(shared)?;
+    if ipv6 {
+        socket.set_only_v6(true)?;
+    }
+    timestamp::set_details(&socket, ipv6, false)?;
+    timestamp::set_stamping(
+        &socket,
+        Stamping {
+            rx: true,
+            ..Stamping::default()
+        },
+    )?;
+    socket.bind(&SockAddr::from(address))?;
+    Ok(socket)
+}
+
+/// Everything but the sockets.
 struct Answerer {
     limits: Limits,
-    total: Bucket,
-    sources: Recent<IpAddr, Bucket>,
-    counts: Recent<SocketAddr, u32>,
+    key: Key,
+    known: Clients,
+    others: Clients,
     stats: Arc<ReflectStats>,
 }
 
+/// Clients that are known, or those that are not.
+struct Clients {
+    total: Bucket,
+    sources: Recent<IpAddr, Bucket>,
+    counts: Recent<SocketAddr, u32>,
+}
+
+impl Clients {
+    fn new(capacity: usize, now: Instant) -> Self {
+        Self {
+            total: Bucket::new(now),
+            sources: Recent::new(capacity),
+            counts: Recent::new(capacity),
+        }
+    }
+}
+
+/// What is answered: whom, from which address, over which device.
+#[derive(Debug, PartialEq)]
+struct Accepted {
+    from: SocketAddr,
+    local: IpAddr,
+    ifindex: u32,
+    cookie: u32,
+    is_known: bool,
+}
+
 impl Answerer {
-    fn new(limits: Limits, now: Instant) -> Self {
+    fn new(limits: Limits, key: Key, now: Instant) -> Self {
         Self {
             limits,
-            total: Bucket::new(now),
-            sources: Recent::new(limits.sources),
-            counts: Recent::new(limits.sources),
+            key,
+            known: Clients::new(limits.sources, now),
+            others: Clients::new(limits.sources, now),
             stats: Arc::default(),
         }
     }
 
     fn handle(&mut self, socket: &Socket, buffer: &mut [u8], received: &Received) {
-        let Some((from, local, ifindex)) = self.accept(buffer, received, Instant::now()) else {
+        let Some(accepted) = self.accept(buffer, received, Instant::now()) else {
             return;
         };
         let packet = &mut buffer[..received.len];
-        let count = self.counts.entry(from, || 0);
-        *count = count.wrapping_add(1);
         let mut reflected = Reflected {
             received_ns: 0,
             sent_ns: 0,
-            count: *count,
+            count: self.count(&accepted),
             hop_limit: received.hop_limit,
             tos: received.tos.unwrap_or(0),
         };
         reflected.sent_ns = timestamp::realtime_ns();
         // The very first packets may come without a stamp.
         reflected.received_ns = received.rx_ns.unwrap_or(reflected.sent_ns);
-        wire::make_reply(packet, reflected);
-        let outcome = match send_from(socket, packet, from, local, ifindex, reflected.tos) {
+        wire::make_reply(packet, reflected, accepted.cookie);
+        let outcome = match send_from(socket, packet, &accepted, reflected.tos) {
             Ok(_) => &self.stats.answered,
             Err(_) => &self.stats.failed,
         };
         outcome.fetch_add(1, Relaxed);
     }
 
-    /// Whether to answer: (whom, from which address, over which device).
-    fn accept(
-        &mut self,
-        buffer: &[u8],
-        received: &Received,
-        now: Instant,
-    ) -> Option<(SocketAddr, IpAddr, u32)> {
+    /// Requests of this client so far, this one included, from before it was known, too.
+    fn count(&mut self, accepted: &Accepted) -> u32 {
+        let Self { known, others, .. } = self;
+        let from = accepted.from;
+        let count = match accepted.is_known {
+            true => (known.counts).entry(from, || others.counts.take(&from).unwrap_or(0)),
+            false => others.counts.entry(from, || 0),
+        };
+        *count = count.wrapping_add(1);
+        *count
+    }
+
+    /// Whether to answer, and whom.
+    fn accept(&mut self, buffer: &[u8], received: &Received, now: Instant) -> Option<Accepted> {
+        let packet = &buffer[..received.len];
         let addresses = received.from.zip(received.local).zip(received.ifindex);
         // A truncated request cannot be answered at its own length; one to a broadcast or
         // multicast address would make many answer one.
         let valid = !received.truncated
             && received.destination == received.local
-            && wire::parse_request(&buffer[..received.len]).is_some();
+            && wire::parse_request(packet).is_some();
         let Some(((from, local), ifindex)) = addresses.filter(|((f, _), _)| valid && f.port() != 0)
         else {
             self.stats.junk.fetch_add(1, Relaxed);
@@ -222,16 +288,29 @@ impl Answerer {
             burst_s,
             ..
         } = self.limits;
-        let source = self
+        let cookie = self.key.cookie(from.ip());
+        let is_known = wire::cookie(packet) == cookie;
+        let clients = match is_known {
+            true => &mut self.known,
+            false => &mut self.others,
+        };
+        let source = clients
             .sources
             .entry(source_key(from.ip()), || Bucket::new(now));
         // The source's own limit first: one greedy source must not use up the total.
-        if !(source.take(now, source_per_s, burst_s) && self.total.take(now, total_per_s, burst_s))
+        if !(source.take(now, source_per_s, burst_s)
+            && clients.total.take(now, total_per_s, burst_s))
         {
             self.stats.limited.fetch_add(1, Relaxed);
             return None;
         }
-        Some((from, local, ifindex))
+        Some(Accepted {
+            from,
+            local,
+            ifindex,
+            cookie,
+            is_known,
+        })
     }
 }
 
@@ -244,23 +323,16 @@ fn source_key(ip: IpAddr) -> IpAddr {
 }
 
 /// Sends with the given source address, device and DSCP (the ECN bits stay 0).
-fn send_from(
-    socket: &Socket,
-    packet: &[u8],
-    to: SocketAddr,
-    local: IpAddr,
-    ifindex: u32,
-    tos: u8,
-) -> io::Result<usize> {
+fn send_from(socket: &Socket, packet: &[u8], how: &Accepted, tos: u8) -> io::Result<usize> {
     let dscp = tos & 0xfc;
     let iov = [IoSlice::new(packet)];
-    let to = SockaddrStorage::from(to);
+    let to = SockaddrStorage::from(how.from);
     let fd = socket.as_raw_fd();
     let flags = MsgFlags::MSG_DONTWAIT;
-    let sent = match local {
+    let sent = match how.local {
         IpAddr::V4(v4) => {
             let info = libc::in_pktinfo {
-                ipi_ifindex: ifindex as libc::c_int,
+                ipi_ifindex: how.ifindex as libc::c_int,
                 ipi_spec_dst: libc::in_addr {
                     s_addr: u32::from(v4).to_be(),
                 },
@@ -277,7 +349,7 @@ fn send_from(
                 ipi6_addr: libc::in6_addr {
                     s6_addr: v6.octets(),
                 },
-                ipi6_ifindex: ifindex,
+                ipi6_ifindex: how.ifindex,
             };
             let class = i32::from(dscp);
             let control = [
@@ -345,6 +417,10 @@ impl<K: Hash + Eq, V> Recent<K, V> {
             }
         }
     }
+
+    fn take(&mut self, key: &K) -> Option<V> {
+        self.young.remove(key).or_else(|| self.old.remove(key))
+    }
 }
 
 #[cfg(test)]
@@ -354,8 +430,12 @@ mod tests {
     use std::time::Duration;
 
     fn request() -> [u8; PROBE_LEN] {
+        request_with(0)
+    }
+
+    fn request_with(cookie: u32) -> [u8; PROBE_LEN] {
         let mut packet = [0; PROBE_LEN];
-        wire::write_request(&mut packet, ProbeId { nonce: 1, index: 2 });
+        wire::write_request(&mut packet, ProbeId { nonce: 1, index: 2 }, cookie);
         packet
     }
 
@@ -379,7 +459,7 @@ mod tests {
             burst_s: 0.1,
             ..Limits::default()
         };
-        let mut answerer = Answerer::new(limits, now);
+        let mut answerer = Answerer::new(limits, Key::random(), now);
         let mut accepted = |from: &str, at_ms: u64| {
             let at = now + Duration::from_millis(at_ms);
             usize::from(answerer.accept(&request(), &received(from), at).is_some())
@@ -412,7 +492,7 @@ mod tests {
             burst_s: 0.1,
             ..Limits::default()
         };
-        let mut answerer = Answerer::new(limits, now);
+        let mut answerer = Answerer::new(limits, Key::random(), now);
         let got = (0..200)
             .filter(|n| {
                 let from = received(&format!("198.51.100.{n}:9"));
@@ -422,10 +502,53 @@ mod tests {
         assert_eq!(got, 5);
     }
 
+    /// A hundred thousand forged sources in the time of one honest probe, with and without made-up cookies.
+    #[test]
+    fn forged_sources_take_nothing_from_known_clients() {
+        let now = Instant::now();
+        let mut answerer = Answerer::new(Limits::default(), Key::random(), now);
+        let honest = received("198.51.100.1:7");
+        let first = answerer.accept(&request(), &honest, now).unwrap();
+        assert!(!first.is_known);
+        assert_eq!(answerer.count(&first), 1);
+        for probe in 0..5 {
+            let at = now + Duration::from_millis(50 * (probe + 1));
+            for n in 0..100_000u32 {
+                let from = received(&format!("10.{}.{}.{}:9", n >> 16, n >> 8 & 255, n & 255));
+                let forged = request_with(n % 2 * n);
+                let accepted = answerer.accept(&forged, &from, at);
+                let Some(accepted) = accepted else { continue };
+                assert!(!accepted.is_known);
+                answerer.count(&accepted);
+            }
+            let known = answerer.accept(&request_with(first.cookie), &honest, at);
+            let known = known.expect("a known client is answered");
+            assert!(known.is_known);
+            assert_eq!(u64::from(answerer.count(&known)), probe + 2);
+        }
+        let elsewhere = received("198.51.100.2:7");
+        let theirs = request_with(first.cookie);
+        assert_ne!(first.cookie, 0);
+        let later = now + Duration::from_secs(10);
+        let other = answerer.accept(&theirs, &elsewhere, later).unwrap();
+        assert!(!other.is_known, "another's cookie");
+    }
+
+    #[test]
+    fn a_client_that_becomes_known_is_counted_on() {
+        let now = Instant::now();
+        let mut answerer = Answerer::new(Limits::default(), Key::random(), now);
+        let from = received("198.51.100.1:7");
+        let first = answerer.accept(&request(), &from, now).unwrap();
+        assert_eq!(answerer.count(&first), 1);
+        let second = answerer.accept(&request_with(first.cookie), &from, now);
+        assert_eq!(answerer.count(&second.unwrap()), 2);
+    }
+
     #[test]
     fn junk_is_counted_not_answered() {
         let now = Instant::now();
-        let mut answerer = Answerer::new(Limits::default(), now);
+        let mut answerer = Answerer::new(Limits::default(), Key::random(), now);
         let good = received("198.51.100.1:7");
         let broadcast = Received {
             destination: Some("192.0.2.255".parse().unwrap()),

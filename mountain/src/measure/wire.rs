@@ -18,14 +18,19 @@
 //! | 24–31 | reply: T2, ns since the epoch by the reflector's clock, kernel receive stamp |
 //! | 32–39 | reply: T3, ns by the same clock, read just before the reply is sent |
 //! | 40–43 | reply: requests received from this address and port so far, this one included |
-//! | 44–47 | 0, ignored on receipt |
+//! | 44–47 | reply: the client's cookie; request: the cookie of the last reply, 0 without one |
 //!
-//! In a request the reply fields are 0. Versions other than 1 are not answered.
+//! In a request the other reply fields are 0. Versions other than 1 are not answered.
+//!
+//! Cookies need no new version. Earlier clients send 0 there and ignore what comes back; earlier reflectors
+//! ignore the field and return it as it came.
 
 /// UDP port of `mountain reflect` when none is named.
 pub const DEFAULT_PORT: u16 = 8629;
 /// Shortest UDP probe, bytes of payload.
 pub const PROBE_LEN: usize = 48;
+/// Offset of a UDP probe's cookie.
+pub const COOKIE_AT: usize = 44;
 /// Length of the payload that our ICMP echo requests carry: nonce and index.
 pub const ECHO_PAYLOAD_LEN: usize = 48;
 /// Shortest echo message that holds nonce and index, ICMP header included.
@@ -64,14 +69,26 @@ fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Writes a UDP request into `out`, whose length (at least [`PROBE_LEN`]) is the packet's.
-pub fn write_request(out: &mut [u8], id: ProbeId) {
+/// Writes a UDP request into `out`, whose length (at least [`PROBE_LEN`]) is the packet's. `cookie` is the
+/// last reply's, 0 before the first.
+pub fn write_request(out: &mut [u8], id: ProbeId, cookie: u32) {
     out.fill(0);
     out[..4].copy_from_slice(&MAGIC);
     out[4] = VERSION;
     out[5] = REQUEST;
     out[8..16].copy_from_slice(&id.nonce.to_be_bytes());
     out[16..24].copy_from_slice(&id.index.to_be_bytes());
+    put_cookie(out, cookie);
+}
+
+fn put_cookie(packet: &mut [u8], cookie: u32) {
+    packet[COOKIE_AT..][..4].copy_from_slice(&cookie.to_be_bytes());
+}
+
+/// The cookie of a UDP request or reply that was parsed.
+pub fn cookie(packet: &[u8]) -> u32 {
+    let bytes = packet[COOKIE_AT..][..4].try_into();
+    u32::from_be_bytes(bytes.expect("four bytes"))
 }
 
 fn parse(packet: &[u8], kind: u8) -> Option<ProbeId> {
@@ -88,13 +105,14 @@ pub fn parse_request(packet: &[u8]) -> Option<ProbeId> {
 }
 
 /// Turns a request (as [`parse_request`] accepted it) into its reply, in place.
-pub fn make_reply(packet: &mut [u8], reflected: Reflected) {
+pub fn make_reply(packet: &mut [u8], reflected: Reflected, cookie: u32) {
     packet[5] = REPLY;
     packet[6] = reflected.hop_limit.unwrap_or(0);
     packet[7] = reflected.tos;
     packet[24..32].copy_from_slice(&reflected.received_ns.to_be_bytes());
     packet[32..40].copy_from_slice(&reflected.sent_ns.to_be_bytes());
     packet[40..44].copy_from_slice(&reflected.count.to_be_bytes());
+    put_cookie(packet, cookie);
 }
 
 /// Reads a UDP reply; `None` if it is none.
@@ -192,8 +210,9 @@ mod tests {
     fn request_and_reply_round_trip_at_any_length() {
         for len in [PROBE_LEN, PROBE_LEN + 1, 1400] {
             let mut packet = vec![0xff; len];
-            write_request(&mut packet, ID);
+            write_request(&mut packet, ID, 5);
             assert_eq!(parse_request(&packet), Some(ID));
+            assert_eq!(cookie(&packet), 5);
             assert_eq!(parse_reply(&packet), None, "a request is no reply");
             let reflected = Reflected {
                 received_ns: 1,
@@ -202,7 +221,8 @@ mod tests {
                 hop_limit: Some(63),
                 tos: 0xb8,
             };
-            make_reply(&mut packet, reflected);
+            make_reply(&mut packet, reflected, 6);
+            assert_eq!(cookie(&packet), 6);
             assert_eq!(packet.len(), len);
             assert_eq!(parse_reply(&packet), Some((ID, reflected)));
             assert_eq!(
@@ -216,7 +236,7 @@ mod tests {
     #[test]
     fn junk_is_no_probe() {
         let mut packet = [0; PROBE_LEN];
-        write_request(&mut packet, ID);
+        write_request(&mut packet, ID, 0);
         assert_eq!(parse_request(&packet[..PROBE_LEN - 1]), None);
         assert_eq!(parse_request(&[]), None);
         for at in 0..6 {
@@ -285,7 +305,7 @@ mod tests {
         ) {
             let id = ProbeId { nonce, index };
             let mut packet = [0; PROBE_LEN];
-            write_request(&mut packet, id);
+            write_request(&mut packet, id, 0);
             packet[at] ^= flip;
             // Bytes 6 and 7 are the reply's.
             assert_eq!(parse_request(&packet) == Some(id), (6..8).contains(&at));

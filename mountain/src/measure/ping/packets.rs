@@ -50,6 +50,8 @@ pub(super) struct Packets {
     sent: Vec<Sent>,
     /// Probe index that the kernel's packet number 0 stands for.
     first_index: usize,
+    /// Of the reflector's last reply.
+    cookie: u32,
     failures: u32,
 }
 
@@ -108,6 +110,7 @@ impl Packets {
             hardware,
             sent: Vec::new(),
             first_index: 0,
+            cookie: 0,
             failures: 0,
         })
     }
@@ -132,7 +135,7 @@ impl Packets {
         };
         let mut packet = vec![0; self.size];
         match self.kind {
-            Kind::Udp => wire::write_request(&mut packet, id),
+            Kind::Udp => wire::write_request(&mut packet, id, self.cookie),
             Kind::IcmpEcho { .. } | Kind::Ping => {
                 packet.resize(8 + self.size, 0);
                 // The kernel puts in a ping socket's identifier.
@@ -238,6 +241,9 @@ impl Packets {
         if log.probes[at].answer.is_some() {
             log.duplicates += 1;
             return None;
+        }
+        if reflected.is_some() {
+            self.cookie = wire::cookie(packet);
         }
         probe.reflected = reflected;
         // By another device means by another clock.

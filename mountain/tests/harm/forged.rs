@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A flood of packets that were made beforehand, by a raw socket: sources are whatever they say.
+
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::support::Ns;
+
+/// Packets of one system call.
+const BATCH: usize = 64;
+/// For a flood to begin, on any machine.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Goes on until the value is dropped.
+pub struct Flood {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Flood {
+    /// Sends these IPv4 packets from a namespace, in turn, as fast as it goes. Returns once there is a flood.
+    pub fn start(ns: &Ns, to: SocketAddr, mut packets: Vec<Vec<u8>>) -> Self {
+        packets.truncate(packets.len() / BATCH * BATCH);
+        let (stop, sent) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let (ends, counted) = (stop.clone(), sent.clone());
+        let send = move || {
+            let raw = Protocol::from(libc::IPPROTO_RAW);
+            let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw)).unwrap();
+            socket.connect(&to.into()).unwrap();
+            let mut parts: Vec<_> = packets
+                .iter_mut()
+                .map(|packet| libc::iovec {
+                    iov_base: packet.as_mut_ptr().cast(),
+                    iov_len: packet.len(),
+                })
+                .collect();
+            let mut messages: Vec<_> = parts
+                .iter_mut()
+                .map(|part| {
+                    // SAFETY: plain numbers and pointers, for which 0 means none.
+                    let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+                    message.msg_hdr.msg_iov = part;
+                    message.msg_hdr.msg_iovlen = 1;
+                    message
+                })
+                .collect();
+            while !ends.load(Relaxed) {
+                for batch in messages.chunks_mut(BATCH) {
+                    // SAFETY: the messages, and the packets that they point to, outlive the call.
+                    let n = unsafe {
+                        let (first, count) = (batch.as_mut_ptr(), BATCH as libc::c_uint);
+                        libc::sendmmsg(socket.as_raw_fd(), first, count, 0)
+                    };
+                    counted.fetch_add(n.max(0) as u64, Relaxed);
+                    if ends.load(Relaxed) {
+                        break;
+                    }
+                }
+            }
+        };
+        let flood = Self {
+            stop,
+            sent,
+            thread: Some(ns.spawn(send)),
+        };
+        let end = Instant::now() + LIMIT;
+        while flood.sent() < 20_000 {
+            assert!(Instant::now() < end, "no flood");
+            thread::sleep(Duration::from_millis(10));
+        }
+        flood
+    }
+
+    /// Packets so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Relaxed)
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        let ended = self.thread.take().expect("only dropped once").join();
+        assert!(ended.is_ok() || thread::panicking(), "the flood panicked");
+    }
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain reflect` under a flood of forged requests.
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{mpsc, Arc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use etherparse::PacketBuilder;
+use mountain::measure::reflect::{Limits, Reflector};
+use mountain::measure::wire::{self, ProbeId, PROBE_LEN};
+use rand::RngExt;
+
+use crate::forged::Flood;
+use crate::support::Ns;
+
+const REFLECTOR: &str = "192.0.2.2:8629";
+/// Between an honest client's probes.
+const INTERVAL: Duration = Duration::from_millis(50);
+const PROBES: u64 = 60;
+/// Forged requests: more sources than the reflector remembers.
+const FORGED: usize = 32_768;
+/// For the answers to come, on any machine.
+const LIMIT: Duration = Duration::from_secs(20);
+
+struct Net {
+    client: Ns,
+    _server: Ns,
+    stop: Arc<AtomicBool>,
+    reflector: Option<JoinHandle<()>>,
+}
+
+impl Net {
+    fn new() -> Self {
+        let (client, server) = (Ns::new("c"), Ns::new("s"));
+        client.ip(&format!(
+            "link add c0 type veth peer name s0 netns {}",
+            server.name
+        ));
+        for (ns, dev, ip) in [(&client, "c0", "192.0.2.1"), (&server, "s0", "192.0.2.2")] {
+            ns.ip(&format!("link set {dev} up"));
+            ns.ip(&format!("addr add {ip}/24 dev {dev}"));
+        }
+        // Forged sources are somewhere behind the client.
+        server.ip("route add default via 192.0.2.1");
+        let (ready, wait) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = stop.clone();
+        let reflector = server.spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.unwrap().block_on(async move {
+                let address = REFLECTOR.parse().unwrap();
+                let mut reflector = Reflector::bind(address, Limits::default()).unwrap();
+                let taken = Reflector::bind(address, Limits::default());
+                assert!(taken.is_err(), "two reflectors on one port");
+                ready.send(()).unwrap();
+                let end = async {
+                    while !ends.load(Relaxed) {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                };
+                tokio::select! {
+                    Err(error) = reflector.run() => panic!("{error}"),
+                    () = end => {}
+                }
+            });
+        });
+        wait.recv().unwrap();
+        Self {
+            client,
+            _server: server,
+            stop,
+            reflector: Some(reflector),
+        }
+    }
+}
+
+/// Requests from random sources, from their network header on; every other one has a made-up cookie.
+fn forged() -> Vec<Vec<u8>> {
+    let mut rng = rand::rng();
+    let port = REFLECTOR.parse::<SocketAddr>().unwrap().port();
+    let one = |n: usize| {
+        let mut request = [0; PROBE_LEN];
+        let cookie = if n.is_multiple_of(2) { 0 } else { rng.random() };
+        wire::write_request(&mut request, ProbeId { nonce: 1, index: 1 }, cookie);
+        let source = Ipv4Addr::from_bits(rng.random_range(0x0b00_0000..0x0c00_0000));
+        let builder = PacketBuilder::ipv4(source.octets(), [192, 0, 2, 2], 64);
+        let mut packet = Vec::new();
+        builder.udp(9, port).write(&mut packet, &request).unwrap();
+        packet
+    };
+    (0..FORGED).map(one).collect()
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        let ended = self.reflector.take().expect("only dropped once").join();
+        assert!(ended.is_ok() || thread::panicking(), "the reflector failed");
+    }
+}
+
+/// A client of ours, or an earlier one, which knows nothing of cookies.
+struct Client {
+    socket: UdpSocket,
+    cookie: u32,
+    answered: u64,
+}
+
+impl Client {
+    fn new(net: &Net) -> Self {
+        let socket = net.client.with(|| UdpSocket::bind("192.0.2.1:0").unwrap());
+        socket.connect(REFLECTOR).unwrap();
+        Self {
+            socket,
+            cookie: 0,
+            answered: 0,
+        }
+    }
+
+    fn probe(&mut self, index: u64) {
+        let mut packet = [0; PROBE_LEN];
+        wire::write_request(&mut packet, ProbeId { nonce: 7, index }, self.cookie);
+        self.socket.send(&packet).unwrap();
+    }
+
+    /// So many probes, one in each interval.
+    fn probe_all(&mut self, count: u64) {
+        for n in 0..count {
+            let next = Instant::now() + INTERVAL;
+            self.probe(n);
+            self.receive(u64::MAX, INTERVAL);
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Takes in answers until there are `wanted`, or none comes for `limit`.
+    fn receive(&mut self, wanted: u64, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.answered < wanted {
+            let rest = end.saturating_duration_since(Instant::now());
+            self.socket
+                .set_read_timeout(Some(rest.max(Duration::from_millis(1))))
+                .unwrap();
+            let mut packet = [0; 100];
+            match self.socket.recv(&mut packet) {
+                Ok(n) => {
+                    assert!(wire::parse_reply(&packet[..n]).is_some());
+                    self.cookie = wire::cookie(&packet);
+                    self.answered += 1;
+                }
+                Err(_) if Instant::now() >= end => return,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn forged_requests_starve_no_honest_client() {
+    let net = Net::new();
+    let mut known = Client::new(&net);
+    known.probe(0);
+    known.receive(1, LIMIT);
+    assert_ne!(known.cookie, 0, "a reply brings a cookie");
+    let flood = Flood::start(&net.client, REFLECTOR.parse().unwrap(), forged());
+    let (sent, began) = (flood.sent(), Instant::now());
+    known.answered = 0;
+    known.probe_all(PROBES);
+    let (sent, took) = (flood.sent() - sent, began.elapsed());
+    known.receive(PROBES, Duration::from_secs(2));
+    println!(
+        "{} of {PROBES} answered under {:.0} forged requests a second",
+        known.answered,
+        sent as f64 / took.as_secs_f64()
+    );
+    assert!(
+        known.answered * 100 >= PROBES * 95,
+        "{} of {PROBES}",
+        known.answered
+    );
+
+    // Whoever comes in the middle of it becomes known as soon as one probe is answered.
+    let mut late = Client::new(&net);
+    let end = Instant::now() + LIMIT;
+    while late.cookie == 0 {
+        assert!(Instant::now() < end, "a new client is not answered once");
+        late.probe(0);
+        late.receive(1, INTERVAL);
+    }
+    late.receive(u64::MAX, 4 * INTERVAL);
+    late.answered = 0;
+    late.probe_all(PROBES / 3);
+    late.receive(PROBES / 3, Duration::from_secs(2));
+    assert!(
+        late.answered * 100 >= PROBES / 3 * 95,
+        "{} of {}",
+        late.answered,
+        PROBES / 3
+    );
+}
+
+/// Those that send no cookie, as all did before there were any.
+#[test]
+fn clients_without_cookies_are_answered_as_before() {
+    let net = Net::new();
+    let mut earlier = Client::new(&net);
+    for n in 0..20 {
+        earlier.cookie = 0;
+        earlier.probe(n);
+        earlier.receive(n + 1, LIMIT);
+    }
+    assert_eq!(earlier.answered, 20);
+}
