@@ -10,10 +10,18 @@
  * they add to the checksums, which are one's complement sums (RFC 1624). Every later packet costs
  * one look-up and a few stores. Pairs are made with BPF_NOEXIST, the reverse first; where that is
  * taken, because the client speaks to the same target by another rule from the same port, the flow
- * gets another source port; where the second cannot be made the first is taken back. Both maps are
- * LRU, and each direction looks after the other once a second, so that a flow which only sends
- * keeps its way back. A flow that has been idle for as long as connection tracking would keep it is
- * over: its port may be taken, and what comes back on it is left alone.
+ * gets another source port; where the second cannot be made the first is taken back.
+ *
+ * A pair begins half-open, in LRU tables. It is established once the client has answered the target:
+ * then it moves to plain tables, where nothing but idleness ends it. So a flood of forged first
+ * packets pushes out half-open flows only. There is no process and no timer to end idle flows: each flow
+ * that is established looks at two others, in turn. A flow is idle for as long as connection tracking
+ * would keep it; then its port may be taken, and what comes back on it is left alone.
+ *
+ * Clients may speak to a rule's target themselves, through this host. The target's answers look alike
+ * then, so those flows have pairs of their own (MTN_RD_DIRECT), which turn addresses and ports into
+ * themselves: whoever comes second gets another source port. User space keeps a rule for that
+ * beside each target.
  *
  *   hook          direction   MTN_RD_TCX        _TCX_PEER        _XDP            _XDP_REDIRECT
  *   XDP           forward     -                 -                rewrite, pass   rewrite, redirect
@@ -74,12 +82,15 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define MTN_RD_FRESHEN		64
 /* Source ports that are tried for a new flow. */
 #define MTN_RD_TRIES		16
+/* Established flows that are looked at when one more is, and when the table is full. */
+#define MTN_RD_AGE_EACH		2
+#define MTN_RD_AGE_MAX		16
+/* include/net/tcp_states.h */
+#define TCP_LISTEN		10
 /* RFC 8200's extension headers before a fragment header or a transport header. */
 #define MTN_RD_EXT_HDRS		4
 /* Bytes of headers that are read in place. */
 #define MTN_RD_HEADERS		(ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct tcphdr))
-
-enum mtn_rd_hook { MTN_HOOK_XDP, MTN_HOOK_IN, MTN_HOOK_OUT };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct sk_buff {
@@ -93,22 +104,44 @@ struct sk_buff {
 extern void *bpf_cast_to_kern_ctx(void *) __ksym;
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 131072);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_RD_ESTABLISHED);
 	__type(key, struct mtn_rd_key4);
 	__type(value, struct mtn_rd_flow4);
 } flows4 SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 131072);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_RD_ESTABLISHED);
 	__type(key, struct mtn_rd_key6);
 	__type(value, struct mtn_rd_flow6);
 } flows6 SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MTN_RD_HALF_OPEN);
+	__type(key, struct mtn_rd_key4);
+	__type(value, struct mtn_rd_half4);
+} half4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MTN_RD_HALF_OPEN);
+	__type(key, struct mtn_rd_key6);
+	__type(value, struct mtn_rd_half6);
+} half6 SEC(".maps");
+
+/* Established flows of both families. One that was deleted and made again may stand here twice. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, 2 * MTN_RD_ESTABLISHED);
+	__type(value, struct mtn_rd_age);
+} rd_ages SEC(".maps");
+
+/* Rules, and for each target that of its direct flows. */
+struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MTN_RD_MAX_RULES);
+	__uint(max_entries, 2 * MTN_RD_MAX_RULES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct mtn_rd_rule_key);
 	__type(value, struct mtn_rd_rule);
@@ -153,180 +186,11 @@ struct {
 struct mtn_rd_event unused_event;
 
 #include "redirect_flow.h"
+#include "redirect_parse.h"
+#include "redirect_pair.h"
+#include "redirect_way.h"
+#include "redirect_go.h"
 #include "redirect_icmp.h"
-
-/* Where a packet's headers are. */
-struct mtn_rd_at {
-	__u32 l4;	/* offset of the transport header */
-	__u32 frag_id;
-	__u8 proto;
-	__u8 first;	/* first fragment */
-	__u8 later;	/* another one: no transport header */
-	__u8 pad;
-};
-
-static __always_inline int mtn_pass(const int hook)
-{
-	return hook == MTN_HOOK_XDP ? XDP_PASS : TC_ACT_UNSPEC;
-}
-
-static __always_inline int mtn_load_bytes(void *ctx, __u32 off, void *to, __u32 len, const int hook)
-{
-	if (hook == MTN_HOOK_XDP)
-		return bpf_xdp_load_bytes(ctx, off, to, len);
-	return bpf_skb_load_bytes(ctx, off, to, len);
-}
-
-static __always_inline __u32 mtn_device(void *ctx, const int hook)
-{
-	if (hook == MTN_HOOK_XDP)
-		return ((struct xdp_md *)ctx)->ingress_ifindex;
-	return ((struct __sk_buff *)ctx)->ifindex;
-}
-
-/* Past the extension headers of IPv6; @at->proto is the first one. Returns non-zero for odd ones. */
-static __always_inline int mtn_rd_ext(void *ctx, struct mtn_rd_at *at, const int hook)
-{
-	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr);
-	__u8 proto = at->proto;
-	int i;
-
-	for (i = 0; i < MTN_RD_EXT_HDRS; i++) {
-		__u8 ext[8];	/* next header, length in 8 bytes beyond the first, ... */
-
-		if (proto != IPPROTO_HOPOPTS && proto != IPPROTO_ROUTING &&
-		    proto != IPPROTO_FRAGMENT && proto != IPPROTO_DSTOPTS)
-			break;
-		if (mtn_load_bytes(ctx, off, ext, sizeof(ext), hook))
-			return -1;
-		if (proto == IPPROTO_FRAGMENT) {
-			__u16 frag_off;
-
-			__builtin_memcpy(&frag_off, ext + 2, 2);
-			__builtin_memcpy(&at->frag_id, ext + 4, 4);
-			at->later = !!(frag_off & bpf_htons(0xfff8));
-			at->first = !at->later && (frag_off & bpf_htons(1));
-			off += 8;
-		} else {
-			off += ((__u32)ext[1] + 1) * 8;
-		}
-		proto = ext[0];
-		if (at->later)
-			break;
-	}
-	at->proto = proto;
-	at->l4 = off;
-	return 0;
-}
-
-__noinline int mtn_rd_ext_xdp(struct xdp_md *ctx, struct mtn_rd_at *at)
-{
-	return at ? mtn_rd_ext(ctx, at, MTN_HOOK_XDP) : -1;
-}
-
-__noinline int mtn_rd_ext_skb(struct __sk_buff *ctx, struct mtn_rd_at *at)
-{
-	return at ? mtn_rd_ext(ctx, at, MTN_HOOK_IN) : -1;
-}
-
-/* Of packets that find no flow. */
-static __always_inline __u32 mtn_rd_how(const struct mtn_rd_look *look, const int hook)
-{
-	bool first = (look->tcp_flags & (MTN_TCP_SYN | MTN_TCP_ACK)) == MTN_TCP_SYN;
-
-	return (hook == MTN_HOOK_XDP ? MTN_RD_BY_XDP : 0) |
-	       (look->proto == IPPROTO_TCP && !first ? MTN_RD_MIDWAY : 0);
-}
-
-/* Whether the flow's two directions are to be looked after. */
-static __always_inline bool mtn_rd_is_due(const struct mtn_rd_flow *f,
-					  const struct mtn_rd_look *look)
-{
-	return mtn_rd_ticks(look->now) - f->touched_ticks > mtn_rd_ticks(MTN_RD_TOUCH_NS) ||
-	       look->tcp_flags & (MTN_TCP_FIN | MTN_TCP_SYN | MTN_TCP_RST);
-}
-
-/* How a packet of a flow goes on. */
-enum mtn_rd_go {
-	MTN_GO_UNTOUCHED,	/* another hook does it */
-	MTN_GO_PASS,		/* rewritten, the kernel routes it */
-	MTN_GO_PEER,		/* rewritten, into the namespace behind the device */
-	MTN_GO_NEIGH,		/* rewritten, the kernel finds the neighbour */
-	MTN_GO_FAST,		/* rewritten, out by XDP */
-	MTN_GO_DROP,
-};
-
-static __always_inline int mtn_rd_way_out(void *ctx, void *flow, struct mtn_rd_look *look,
-					  const bool ipv6, const int hook)
-{
-	struct mtn_rd_flow *f = flow;
-
-	if (f->mtu && f->fib_until_ticks - mtn_rd_ticks(look->now) <= mtn_rd_ticks(MTN_RD_FIB_NS))
-		return 0;
-	if (hook == MTN_HOOK_XDP)
-		return ipv6 ? mtn_rd_fib6_xdp(ctx, flow, look) : mtn_rd_fib4_xdp(ctx, flow, look);
-	return ipv6 ? mtn_rd_fib6_skb(ctx, flow, look) : mtn_rd_fib4_skb(ctx, flow, look);
-}
-
-/*
- * Decides how a packet goes on, by the table at the top. @mac: where it was sent to.
- * @flow: struct mtn_rd_flow4 or mtn_rd_flow6.
- */
-static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *look,
-				     const __u8 *mac, const bool ipv6, const int hook)
-{
-	struct mtn_rd_flow *f = flow;
-	bool reply = f->flags & MTN_RD_REPLY, snat = f->flags & MTN_RD_SNAT;
-	__u32 in = reply ? f->target_dev : f->client_dev;
-
-	if (hook == MTN_HOOK_OUT)
-		return reply && !snat && mtn_device(ctx, hook) == f->client_dev ?
-			       MTN_GO_PASS : MTN_GO_UNTOUCHED;
-	if (mtn_device(ctx, hook) != in)
-		return MTN_GO_UNTOUCHED;
-	if (hook == MTN_HOOK_XDP) {
-		if (f->backend == MTN_RD_XDP)
-			return reply || snat ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
-		/* A frame for another host, seen because the device is promiscuous: not to be sent on. */
-		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 ||
-		    __builtin_memcmp(mac, f->in_mac, ETH_ALEN) ||
-		    mtn_rd_way_out(ctx, flow, look, ipv6, hook))
-			return MTN_GO_UNTOUCHED;
-		return look->len <= f->mtu ? MTN_GO_FAST : MTN_GO_UNTOUCHED;
-	}
-	if (snat) {
-		if (look->ttl <= 1) {
-			mtn_rd_count_drop(f->rule, MTN_RD_DROP_TTL);
-			return MTN_GO_DROP;
-		}
-		if (mtn_rd_way_out(ctx, flow, look, ipv6, hook)) {
-			mtn_rd_count_drop(f->rule, MTN_RD_DROP_ROUTE);
-			return MTN_GO_DROP;
-		}
-		return MTN_GO_NEIGH;
-	}
-	if (f->backend == MTN_RD_TCX_PEER && look->ttl > 1) {
-		if (f->out_veth)
-			return MTN_GO_PEER;
-		if (reply) {
-			f->oif = f->client_dev;
-			return MTN_GO_NEIGH;
-		}
-	}
-	return reply ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
-}
-
-/* Sends the rewritten packet on. */
-static __always_inline int mtn_rd_send(struct mtn_rd_flow *f, int go, const int hook)
-{
-	if (hook == MTN_HOOK_XDP)
-		return go == MTN_GO_FAST ? bpf_redirect(f->oif, 0) : XDP_PASS;
-	if (go == MTN_GO_PEER)
-		return bpf_redirect_peer(f->flags & MTN_RD_REPLY ? f->client_dev : f->target_dev, 0);
-	if (go == MTN_GO_NEIGH)
-		return bpf_redirect_neigh(f->oif, NULL, 0, 0);
-	return TC_ACT_UNSPEC;
-}
 
 /*
  * CHECKSUM_* of the transport header at offset @l4; XDP is used only where a packet's checksum is what
@@ -398,34 +262,15 @@ static __always_inline void mtn_rd_account(void *ctx, struct mtn_rd_flow *f, __u
 	stats->bytes[dir] += len;
 }
 
-/*
- * Length of the transport header at @l4, 0 when it is cut off; fills the ports of @key, which has
- * its protocol, and the TCP flags of @look.
- */
-#define mtn_rd_transport(key, look, l4, data_end)					\
-({											\
-	__u32 __len = 0;								\
-											\
-	if ((key)->proto == IPPROTO_TCP && (l4) + sizeof(struct tcphdr) <= (data_end)) { \
-		__len = ((struct tcphdr *)(l4))->doff * 4;				\
-		(look)->tcp_flags = ((__u8 *)(l4))[13];					\
-	} else if ((key)->proto == IPPROTO_UDP &&						\
-		 (l4) + sizeof(struct udphdr) <= (data_end))				\
-		__len = sizeof(struct udphdr);						\
-	if (__len) {									\
-		(key)->sport = ((struct mtn_rd_ports *)(l4))->sport;			\
-		(key)->dport = ((struct mtn_rd_ports *)(l4))->dport;			\
-	}										\
-	__len;										\
-})
-
 static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, const int hook)
 {
 	struct ethhdr *eth = data;
 	struct iphdr *ip = data + ETH_HLEN;
 	struct mtn_rd_frag_key frag = {};
 	struct mtn_rd_key4 key = {};
+	struct mtn_rd_key6 wide = {};
 	struct mtn_rd_look look = {};
+	struct mtn_rd_half4 *half = NULL;
 	struct mtn_rd_flow4 *flow;
 	__u32 headers, l4_off;
 	bool later;
@@ -473,12 +318,17 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	look.tos = ip->tos;
 	flow = bpf_map_lookup_elem(&flows4, &key);
 	if (!flow) {
-		if (hook == MTN_HOOK_OUT || later)
+		half = bpf_map_lookup_elem(&half4, &key);
+		if (!half && (hook == MTN_HOOK_OUT || later))
 			return mtn_pass(hook);
-		ret = mtn_rd_new4(&key, mtn_device(ctx, hook), mtn_rd_how(&look, hook));
-		if (ret > 0)
+		flow = half ? &half->flow : NULL;
+	}
+	if (!flow) {
+		mtn_widen_key(&key, &wide);
+		ret = mtn_rd_begin(ctx, &wide, &look, false, hook);
+		if (ret == MTN_RD_DROP)
 			return hook == MTN_HOOK_XDP ? XDP_DROP : TC_ACT_SHOT;
-		flow = ret ? NULL : bpf_map_lookup_elem(&flows4, &key);
+		flow = ret ? NULL : mtn_rd_find4(&key);
 		if (!flow)
 			return mtn_pass(hook);
 	}
@@ -491,11 +341,24 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 		return mtn_pass(hook);
 	if (ret == MTN_GO_DROP)
 		return TC_ACT_SHOT;
-	if (mtn_rd_is_due(&flow->f, &look) && mtn_rd_touch4(&key, flow, &look))
+	if (mtn_rd_is_due(&flow->f, &look, half ? half->state : 0)) {
+		int now;
+
+		mtn_widen_key(&key, &wide);
+		now = mtn_rd_touch(&wide, &look, false);
+
+		/* The half-open entry may be another flow's by now. */
+		if (now == MTN_RD_ESTABLISHED_NOW)
+			flow = bpf_map_lookup_elem(&flows4, &key);
+		if (now == MTN_RD_GONE || !flow)
+			return mtn_pass(hook);
+	}
+	if (mtn_rd_is_identity(&flow->f, key.sport, key.dport))
 		return mtn_pass(hook);
 	if (flow->f.flags & MTN_RD_LOG)
 		mtn_rd_log4(&key, flow, &look);
-	mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
+	if (!(flow->f.flags & MTN_RD_DIRECT))
+		mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
 
 	if (!later) {
 		int summed = mtn_ip_summed(ctx, l4_off, hook);
@@ -525,6 +388,7 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	struct mtn_rd_frag_key frag = {};
 	struct mtn_rd_key6 key = {};
 	struct mtn_rd_look look = {};
+	struct mtn_rd_half6 *half = NULL;
 	struct mtn_rd_flow6 *flow;
 	__u32 headers = 0;
 	int ret, summed;
@@ -575,12 +439,16 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	look.ttl = ip->hop_limit;
 	flow = bpf_map_lookup_elem(&flows6, &key);
 	if (!flow) {
-		if (hook == MTN_HOOK_OUT || at.later)
+		half = bpf_map_lookup_elem(&half6, &key);
+		if (!half && (hook == MTN_HOOK_OUT || at.later))
 			return mtn_pass(hook);
-		ret = mtn_rd_new(&key, mtn_device(ctx, hook), mtn_rd_how(&look, hook), true);
-		if (ret > 0)
+		flow = half ? &half->flow : NULL;
+	}
+	if (!flow) {
+		ret = mtn_rd_begin(ctx, &key, &look, true, hook);
+		if (ret == MTN_RD_DROP)
 			return hook == MTN_HOOK_XDP ? XDP_DROP : TC_ACT_SHOT;
-		flow = ret ? NULL : bpf_map_lookup_elem(&flows6, &key);
+		flow = ret ? NULL : mtn_rd_find6(&key);
 		if (!flow)
 			return mtn_pass(hook);
 	}
@@ -592,11 +460,21 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 		return mtn_pass(hook);
 	if (ret == MTN_GO_DROP)
 		return TC_ACT_SHOT;
-	if (mtn_rd_is_due(&flow->f, &look) && mtn_rd_touch6(&key, flow, &look))
+	if (mtn_rd_is_due(&flow->f, &look, half ? half->state : 0)) {
+		int now = mtn_rd_touch(&key, &look, true);
+
+		/* The half-open entry may be another flow's by now. */
+		if (now == MTN_RD_ESTABLISHED_NOW)
+			flow = bpf_map_lookup_elem(&flows6, &key);
+		if (now == MTN_RD_GONE || !flow)
+			return mtn_pass(hook);
+	}
+	if (mtn_rd_is_identity(&flow->f, key.sport, key.dport))
 		return mtn_pass(hook);
 	if (flow->f.flags & MTN_RD_LOG)
 		mtn_rd_log6(&key, flow, &look);
-	mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
+	if (!(flow->f.flags & MTN_RD_DIRECT))
+		mtn_rd_account(ctx, &flow->f, look.len, headers, hook);
 
 	summed = mtn_ip_summed(ctx, at.l4, hook);
 	diff = flow->f.addr_delta;

@@ -9,6 +9,9 @@
 #define MOUNTAIN_REDIRECT_H
 
 #define MTN_RD_MAX_RULES	65536
+/* Entries of each table of flows; a flow has two, one for each direction. */
+#define MTN_RD_ESTABLISHED	131072
+#define MTN_RD_HALF_OPEN	65536
 /* Ports that flows get whose own is taken, outside Linux's default ip_local_port_range. */
 #define MTN_RD_PORT_MIN		61000
 #define MTN_RD_PORTS		(65536 - MTN_RD_PORT_MIN)
@@ -24,7 +27,16 @@ enum mtn_rd_backend {
 #define MTN_RD_REPLY	(1 << 0)	/* flow: from the target to the client */
 #define MTN_RD_SNAT	(1 << 1)	/* the target sees an address of this host */
 #define MTN_RD_LOG	(1 << 2)
-#define MTN_RD_CLOSING	(1 << 3)	/* flow: a FIN or RST has passed */
+#define MTN_RD_CLOSING	(1 << 3)	/* flow: a FIN has passed */
+#define MTN_RD_RESET	(1 << 4)	/* flow: the last packet was an RST */
+#define MTN_RD_HALF	(1 << 5)	/* flow: half-open */
+#define MTN_RD_DIRECT	(1 << 6)	/* clients speak to a rule's target itself: nothing is redirected */
+#define MTN_RD_LOCAL	(1 << 7)	/* rule: it is to this host, and nothing else redirects it */
+
+/* Half-open flow: how far it has come. */
+#define MTN_RD_SYN	(1 << 0)	/* TCP, begun by a SYN: the client must echo the SYN-ACK */
+#define MTN_RD_ANSWERED	(1 << 1)	/* the target has answered */
+#define MTN_RD_PROVEN	(1 << 2)	/* and the client again, but the table was full */
 
 /* Why a packet that a rule names was dropped. */
 enum mtn_rd_drop {
@@ -51,7 +63,7 @@ struct mtn_rd_rule {
 	__u32 target_dev;	/* 0: the target is on this host */
 	__u16 to_port;
 	__u8 backend;		/* enum mtn_rd_backend */
-	__u8 flags;		/* MTN_RD_SNAT, MTN_RD_LOG */
+	__u8 flags;		/* MTN_RD_SNAT, _LOG, _DIRECT, _LOCAL */
 	__u8 client_mac[6];	/* of the devices */
 	__u8 target_mac[6];
 	__u8 target_veth;	/* MTN_RD_TCX_PEER: redirect_peer() works to ... */
@@ -79,7 +91,7 @@ struct mtn_rd_key6 {
 
 /*
  * One direction of a flow, except its new addresses. With those of IPv4 it is one cache line, and the
- * kernel's LRU map puts it into one: the line before holds the map's own words and the key.
+ * kernel's hash map puts it into one: the line before holds the map's own words and the key.
  * Ticks are 2^20 ns (1.05 ms) of the monotonic clock and wrap after 52 days.
  */
 struct mtn_rd_flow {
@@ -112,6 +124,27 @@ struct mtn_rd_flow6 {
 	struct mtn_rd_flow f;
 	__u32 saddr[4];
 	__u32 daddr[4];
+};
+
+/* One direction of a half-open flow. */
+struct mtn_rd_half4 {
+	struct mtn_rd_flow4 flow;
+	__u32 ack;		/* what acknowledges the target's SYN-ACK, host byte order */
+	__u8 state;		/* MTN_RD_SYN, ... */
+	__u8 pad[3];
+};
+
+struct mtn_rd_half6 {
+	struct mtn_rd_flow6 flow;
+	__u32 ack;
+	__u8 state;
+	__u8 pad[3];
+};
+
+/* An established flow's place in the queue that they are aged by. */
+struct mtn_rd_age {
+	struct mtn_rd_key6 key;	/* of packets to the target */
+	__u32 ipv6;
 };
 
 struct mtn_rd_stats {

@@ -59,7 +59,7 @@ __noinline int mtn_rd_icmp4_skb(struct __sk_buff *skb, bool out)
 	key.sport = ports.dport;
 	key.dport = ports.sport;
 	key.proto = quoted.protocol;
-	flow = bpf_map_lookup_elem(&flows4, &key);
+	flow = mtn_rd_find4(&key);
 	if (!flow || flow->f.flags & MTN_RD_SNAT)
 		return 0;
 	reply = flow->f.flags & MTN_RD_REPLY;
@@ -113,7 +113,7 @@ __noinline int mtn_rd_icmp6_skb(struct __sk_buff *skb, bool out)
 	key.sport = ports.dport;
 	key.dport = ports.sport;
 	key.proto = proto;
-	flow = bpf_map_lookup_elem(&flows6, &key);
+	flow = mtn_rd_find6(&key);
 	if (!flow || flow->f.flags & MTN_RD_SNAT)
 		return 0;
 	reply = flow->f.flags & MTN_RD_REPLY;

@@ -14,12 +14,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use bpf::packets::{self as packets_of, UDP};
 use bpf::{in_netns, ip, PASS, REDIRECT};
-use libbpf_rs::{MapCore, MapHandle};
-use mountain::redirect::bpf::hooks::{self, Hook, Outcome, Program};
+use libbpf_rs::MapCore;
+use mountain::redirect::bpf::hooks::{Hook, Outcome};
 use mountain::redirect::bpf::{read_log, stats};
 use mountain::redirect::{Backend, Device, Plan, Proto, Rule, Traffic};
 use packets::Packet;
 use rig::*;
+use socket2::{Domain, Socket, Type};
 
 /// All rules of these tests: both protocols, both families.
 fn rules() -> Vec<Rule> {
@@ -585,19 +586,19 @@ fn tcp_connections_under_way_stay_where_they_are() {
     each_way(|way| {
         for r in rules().into_iter().filter(|r| r.proto == Proto::Tcp) {
             let (syn, src, dst) = forward(&r, 40_020);
-            let mut later = syn.clone();
-            later.ip.l4[13] = packets_of::ACK;
+            let later = with_flags(&syn, packets_of::ACK);
+            let ours = connecting(r.from, src);
             way.check_untouched("under way", &later.bytes());
-            let mut syn_ack = syn.clone();
-            syn_ack.ip.l4[13] = packets_of::SYN | packets_of::ACK;
+            drop(ours);
+            let syn_ack = with_flags(&syn, packets_of::SYN | packets_of::ACK);
             way.check_untouched(
                 "the second packet of one that the client accepts",
                 &syn_ack.bytes(),
             );
             way.check_forward("a new one", &syn, src, dst);
             way.check_forward("its next packet", &later, src, dst);
-            let map = if r.from.is_ipv6() { "flows6" } else { "flows4" };
-            let flows = map_named(map, way.forward.1);
+            let map = if r.from.is_ipv6() { "half6" } else { "half4" };
+            let flows = map_named(map);
             let forward_key: Vec<Vec<u8>> = flows
                 .keys()
                 .filter(|k| {
@@ -614,12 +615,103 @@ fn tcp_connections_under_way_stay_where_they_are() {
     });
 }
 
-/// A map of the program at a hook of the client's device.
-fn map_named(name: &str, hook: Hook) -> MapHandle {
-    let ids = hooks::programs(hook, bpf::ifindex("c0")).unwrap();
-    let maps = Program::by_id(ids[0]).unwrap().maps;
-    let mut maps = maps
-        .into_iter()
-        .map(|id| MapHandle::from_map_id(id).unwrap());
-    maps.find(|m| m.name().to_str() == Some(name)).unwrap()
+/// A flow that was lost is made again from the midst of it, unless it may be somebody else's: a socket's
+/// of this host, or one that passes through it.
+#[test]
+fn a_lost_connection_is_taken_up_again_where_it_can_be_no_other() {
+    each_way(|way| {
+        let plan = in_kernel_plan(way.backend);
+        for (id, r) in rules().into_iter().enumerate() {
+            if r.proto != Proto::Tcp {
+                continue;
+            }
+            let (syn, src, dst) = forward(&r, 40_021);
+            let later = with_flags(&syn, packets_of::ACK);
+            let rst = with_flags(&syn, packets_of::ACK | 4);
+            way.check_untouched("an RST", &rst.bytes());
+            way.check_forward("sent to this host", &later, src, dst);
+            let (answer, src, dst) = reply(&r, 40_021);
+            let answer = with_flags(&answer, packets_of::ACK);
+            way.check_reply("sent to this host", &answer, src, dst);
+
+            let mut through = r.clone();
+            let other = if r.from.is_ipv6() {
+                "fd08::99"
+            } else {
+                "10.0.8.99"
+            };
+            through.from.set_ip(other.parse().unwrap());
+            install(10 + id as u32, &through, &plan).unwrap();
+            let (syn, src, dst) = forward(&through, 40_022);
+            let later = with_flags(&syn, packets_of::ACK);
+            way.check_untouched("sent through this host", &later.bytes());
+            way.check_forward("sent through this host, a new one", &syn, src, dst);
+        }
+    });
+}
+
+/// A flow is established when the client has answered the target, and not before.
+#[test]
+fn what_nobody_has_answered_is_not_established() {
+    each_way(|way| {
+        for r in rules() {
+            let (first, src, dst) = forward(&r, 40_023);
+            let (answer, back_src, back_dst) = reply(&r, 40_023);
+            let table = if r.from.is_ipv6() { "flows6" } else { "flows4" };
+            let flows = map_named(table);
+            let of_proto = || flows.keys().filter(|k| k[k.len() - 4] == r.proto.number());
+            let (later, answer, forged) = if r.proto == Proto::Tcp {
+                let answer = with_flags(&answer, packets_of::SYN | packets_of::ACK);
+                let answer = with_numbers(&answer, 7000, 1);
+                let ack = with_flags(&first, packets_of::ACK);
+                let ack = |n| with_numbers(&ack, 1, n);
+                (ack(7001), answer, vec![ack(7000), ack(7002), first.clone()])
+            } else {
+                (first.clone(), answer, vec![])
+            };
+            let what = r.to_string();
+            for _ in 0..3 {
+                way.check_forward(&what, &first, src, dst);
+                assert_eq!(of_proto().count(), 0, "{} {r}: no answer", way.backend);
+            }
+            way.check_reply(&what, &answer, back_src, back_dst);
+            for forged in forged {
+                way.check_forward(&what, &forged, src, dst);
+                assert_eq!(of_proto().count(), 0, "{} {r}: forged", way.backend);
+            }
+            way.check_forward(&what, &later, src, dst);
+            assert_eq!(
+                of_proto().count(),
+                2,
+                "{} {r}: both directions",
+                way.backend
+            );
+            way.check_forward(&what, &later, src, dst);
+            way.check_reply(&what, &answer, back_src, back_dst);
+        }
+    });
+}
+
+fn with_flags(packet: &Packet, flags: u8) -> Packet {
+    let mut packet = packet.clone();
+    packet.ip.l4[13] = flags;
+    packet
+}
+
+fn with_numbers(packet: &Packet, seq: u32, ack: u32) -> Packet {
+    let mut packet = packet.clone();
+    packet.ip.l4[4..8].copy_from_slice(&seq.to_be_bytes());
+    packet.ip.l4[8..12].copy_from_slice(&ack.to_be_bytes());
+    packet
+}
+
+/// A socket of this host that has a connection from `local` to `remote`, begun at least.
+fn connecting(local: SocketAddr, remote: SocketAddr) -> Socket {
+    let socket = Socket::new(Domain::for_address(local), Type::STREAM, None).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&local.into()).unwrap();
+    let refused = socket.connect(&remote.into()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EINPROGRESS));
+    socket
 }

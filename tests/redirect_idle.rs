@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use bpf::packets::{ACK, SYN, TCP, UDP};
 use bpf::{in_netns, PASS, REDIRECT};
+use libbpf_rs::MapCore;
 use mountain::redirect::bpf::hooks::Hook;
 use mountain::redirect::bpf::stats;
 use mountain::redirect::{Backend, Proto};
@@ -23,6 +24,7 @@ use rig::*;
 const IDLE: Duration = Duration::from_millis(1500);
 const TWICE: Duration = Duration::from_millis(3000);
 const FIN: u8 = 1;
+const RST: u8 = 4;
 
 fn set_idle() {
     // Both tests set the same, before either loads a program.
@@ -54,6 +56,38 @@ fn ports_of_flows_that_are_over_are_used_again() {
     });
 }
 
+/// No timer ends flows: those that are established look after others that are idle.
+#[test]
+fn established_flows_that_are_over_make_room() {
+    const FLOWS: u16 = 1000;
+    set_idle();
+    in_netns(|| {
+        let router = Router::new();
+        let rule = rule(Proto::Udp, false, 0);
+        install(0, &rule, &router.plan(Backend::Tcx, None)).unwrap();
+        let establish = |base: u16| {
+            for n in 0..FLOWS {
+                let client = client(false, base + n);
+                let there = Packet::new(UDP, client, rule.from, 10)
+                    .macs(C0, CLIENT)
+                    .bytes();
+                let back = Packet::new(UDP, rule.to, client, 10)
+                    .macs(S0, TARGET)
+                    .bytes();
+                run(Hook::TcxIngress, "c0", &there);
+                run(Hook::TcxEgress, "c0", &back);
+                run(Hook::TcxIngress, "c0", &there);
+            }
+        };
+        let established = || map_named("flows4").keys().count();
+        establish(10_000);
+        assert_eq!(established(), 2 * usize::from(FLOWS));
+        sleep(TWICE);
+        establish(20_000);
+        assert_eq!(established(), 2 * usize::from(FLOWS), "the first are gone");
+    });
+}
+
 /// What comes back on a flow that is over is somebody else's: left alone. While it goes on, it is not.
 #[test]
 fn what_comes_back_after_the_end_is_left_alone() {
@@ -69,6 +103,8 @@ fn what_comes_back_after_the_end_is_left_alone() {
             let mut packet = Packet::new(proto, src, dst, 10);
             if proto == TCP {
                 packet.ip.l4[13] = flags;
+                // Each side begins with 1, and has sent no more than its SYN.
+                packet.ip.l4[8..12].copy_from_slice(&2u32.to_be_bytes());
             }
             packet.bytes()
         };
@@ -79,7 +115,13 @@ fn what_comes_back_after_the_end_is_left_alone() {
         };
         let (c4, c6) = (client(false, 7), client(true, 7));
         assert!(changed(Hook::TcxIngress, &packet(UDP, c4, udp.from, 0)));
-        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, SYN)));
+        let connect = || {
+            assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, SYN)));
+            let syn_ack = packet(TCP, tcp.to, c6, SYN | ACK);
+            assert!(changed(Hook::TcxEgress, &syn_ack));
+            assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, ACK)));
+        };
+        connect();
         // Packets of one direction keep the other: three times half the idle time.
         for _ in 0..3 {
             sleep(IDLE / 2 + Duration::from_millis(300));
@@ -104,7 +146,10 @@ fn what_comes_back_after_the_end_is_left_alone() {
             "closed"
         );
         // A new one from the same port.
-        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, SYN)));
+        connect();
+        // An RST that was forged: the target goes on.
+        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, RST)));
+        assert!(changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)));
         sleep(TWICE);
         assert!(
             changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),

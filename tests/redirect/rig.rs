@@ -11,6 +11,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use libbpf_rs::{MapCore, MapHandle};
 use mountain::redirect::bpf::hooks::{self, programs, Hook, Outcome, Program};
 use mountain::redirect::{bpf, Backend, Device, Installed, Plan, Proto, Rule, Snat};
 
@@ -160,4 +161,15 @@ pub fn try_run(program: &OwnedFd, hook: Hook, device: u32, packet: &[u8]) -> Opt
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => None,
         Err(e) => panic!("BPF_PROG_RUN: {e}"),
     }
+}
+
+/// A map of the programs on the client's device.
+pub fn map_named(name: &str) -> MapHandle {
+    let ids = Hook::ALL.map(|hook| programs(hook, ifindex("c0")).unwrap());
+    let maps = ids
+        .iter()
+        .flatten()
+        .flat_map(|id| Program::by_id(*id).unwrap().maps);
+    let mut maps = maps.map(|id| MapHandle::from_map_id(id).unwrap());
+    maps.find(|m| m.name().to_str() == Some(name)).unwrap()
 }

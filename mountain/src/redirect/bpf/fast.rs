@@ -20,20 +20,24 @@ use anyhow::{Context, Result};
 use libbpf_rs::MapCore;
 
 use super::loaded::{entries, linked, Loaded, Needs, Prog};
-use super::{address, begin, bytes_of, hooks, insert, read_from, rule_key, rule_value};
-use super::{backend_of, forget_flows, stats_of, types, verify, wait_for_programs, Macs};
+use super::{address, begin, bytes_of, flow_of, hooks, insert, read_from, rule_key, rule_value};
+use super::{
+    backend_of, direct, forget_flows, stats_of, types, verify, wait_for_programs, Addresses,
+    FLOWS4, FLOWS6,
+};
 use crate::redirect::conntrack::adopt::{adopt, Running};
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 
 /// Bits of a flow's `flags`, bpf/redirect.h.
 const REPLY: u8 = 1 << 0;
-const CLOSING: u8 = 1 << 3;
+/// Closing, reset and half-open TCP flows, which are kept for a short time.
+const BRIEF: u8 = 1 << 3 | 1 << 4 | 1 << 5;
 /// Nanoseconds of a tick of a flow's clock.
 const TICK_NS: u64 = 1 << 20;
 /// How long flows without packets are kept, as the programs have it.
 const UDP_IDLE: Duration = Duration::from_secs(180);
 const TCP_IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
-const CLOSING_IDLE: Duration = Duration::from_secs(120);
+const BRIEF_IDLE: Duration = Duration::from_secs(120);
 
 /// Whether a plan goes around the kernel's forwarding with every packet of its flows.
 pub fn goes_around(plan: &Plan) -> bool {
@@ -62,8 +66,8 @@ impl Fast {
         if rules.is_empty() {
             return Ok(());
         }
-        let macs = Macs::read()?;
-        let values = rules.iter().map(|rule| rule_value(rule, &macs));
+        let addresses = Addresses::read()?;
+        let values = rules.iter().map(|rule| rule_value(rule, &addresses));
         let values = values.collect::<Result<Vec<_>>>()?;
         let mut needs = Needs::default();
         for value in &values {
@@ -86,7 +90,7 @@ impl Fast {
                 done += 1;
                 let family = (rule.proto, rule.from.is_ipv6());
                 if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
-                    verify::verify(loaded, &there, &macs, installed)?;
+                    verify::verify(loaded, &there, &addresses, installed)?;
                 }
                 let name = (rule.proto, rule.from);
                 if self.begun.insert(*id, name) != Some(name) {
@@ -100,6 +104,7 @@ impl Fast {
                 let key = rule_key(&installed.rule, value.client_dev);
                 let _ = loaded.map("rules")?.delete(bytes_of(&key));
             }
+            let _ = direct::sweep(loaded);
         }
         raised
     }
@@ -166,9 +171,9 @@ impl Carried {
 /// # Errors
 /// When the devices cannot be listed.
 pub fn as_carried(rules: &[Installed]) -> Result<HashMap<u32, Carried>> {
-    let macs = Macs::read()?;
+    let addresses = Addresses::read()?;
     let of = |installed: &Installed| {
-        let value = rule_value(installed, &macs).ok()?;
+        let value = rule_value(installed, &addresses).ok()?;
         Some((installed.id, Carried::of(&value)))
     };
     Ok(rules.iter().filter_map(of).collect())
@@ -182,12 +187,10 @@ pub fn carried() -> Result<HashMap<u32, Carried>> {
     let Some(loaded) = found()? else {
         return Ok(HashMap::new());
     };
-    let rules = entries(loaded.map("rules")?)?;
-    let rules = rules.iter().map(|(_, value)| {
-        let rule: types::mtn_rd_rule = read_from(value);
-        (rule.id, Carried::of(&rule))
-    });
-    Ok(rules.collect())
+    let rules = loaded.rules()?.into_iter();
+    Ok(rules
+        .map(|(_, rule)| (rule.id, Carried::of(&rule)))
+        .collect())
 }
 
 /// What the fast backends have counted of these rules.
@@ -221,13 +224,14 @@ pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
     if !lowered {
         return Ok(());
     }
+    let targets = direct::sweep(&loaded)?;
     wait_for_programs();
     let handed = match hand_over {
         true => running(&loaded, ids).and_then(|flows| adopt(&flows)),
         false => Ok(()),
     };
     // Whatever became of that: the new firewall must see these packets.
-    forget_flows(&loaded, ids)?;
+    forget_flows(&loaded, ids, &targets)?;
     handed
 }
 
@@ -243,6 +247,12 @@ pub fn end() -> Result<()> {
     lowered
 }
 
+/// The flows of these tables.
+fn all_of(loaded: &Loaded, tables: [&str; 2]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let [established, half_open] = tables.map(|table| entries(loaded.map(table)?));
+    Ok([established?, half_open?].concat())
+}
+
 /// Flows of these rules that are not over.
 fn running(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
@@ -254,8 +264,8 @@ fn running(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
             return;
         }
         let limit = match proto {
-            _ if f.flags & CLOSING != 0 => CLOSING_IDLE,
             p if p == Proto::Udp.number() => UDP_IDLE,
+            _ if f.flags & BRIEF != 0 => BRIEF_IDLE,
             _ => TCP_IDLE,
         };
         let ticks = (now.as_nanos() as u64 / TICK_NS) as u32;
@@ -275,9 +285,9 @@ fn running(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
         }
     };
     let at = |words, ipv6, port: u16| SocketAddr::new(address(words, ipv6), u16::from_be(port));
-    for (key, value) in entries(loaded.map("flows4")?)? {
+    for (key, value) in all_of(loaded, FLOWS4)? {
         let key: types::mtn_rd_key4 = read_from(&key);
-        let flow: types::mtn_rd_flow4 = read_from(&value);
+        let flow: types::mtn_rd_flow4 = flow_of(&value);
         let at = |word: u32, port| at([word, 0, 0, 0], false, port);
         let ends = [
             at(key.saddr, key.sport),
@@ -287,9 +297,9 @@ fn running(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
         ];
         push(key.proto, &flow.f, ends);
     }
-    for (key, value) in entries(loaded.map("flows6")?)? {
+    for (key, value) in all_of(loaded, FLOWS6)? {
         let key: types::mtn_rd_key6 = read_from(&key);
-        let flow: types::mtn_rd_flow6 = read_from(&value);
+        let flow: types::mtn_rd_flow6 = flow_of(&value);
         let ends = [
             at(key.saddr, true, key.sport),
             at(key.daddr, true, key.dport),

@@ -11,6 +11,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::net::if_::if_nameindex;
 
 use super::super::Backend;
+use super::direct::is_direct;
 use super::hooks::{self, Hook, Program};
 use super::{backend_of, read_from, skel, types, SNAT};
 
@@ -191,6 +192,8 @@ impl Loaded {
             ("rules", size_of::<types::mtn_rd_rule>()),
             ("flows4", size_of::<types::mtn_rd_flow4>()),
             ("flows6", size_of::<types::mtn_rd_flow6>()),
+            ("half4", size_of::<types::mtn_rd_half4>()),
+            ("half6", size_of::<types::mtn_rd_half6>()),
         ] {
             ensure!(
                 loaded
@@ -269,12 +272,20 @@ impl Loaded {
         self.programs[&prog].as_fd()
     }
 
+    /// The rules in the kernel, without what is beside them for direct flows.
+    pub(super) fn rules(&self) -> Result<Vec<(types::mtn_rd_rule_key, types::mtn_rd_rule)>> {
+        let all = entries(self.map("rules")?)?;
+        let all = all
+            .iter()
+            .map(|(key, rule)| (read_from(key), read_from(rule)));
+        Ok(all.filter(|(_, rule)| !is_direct(rule)).collect())
+    }
+
     /// Which programs the rules in the kernel need.
     pub(super) fn needs(&self) -> Result<Needs> {
         let mut needs = Needs::default();
-        let rules = self.map("rules")?;
-        for (_, value) in entries(rules)? {
-            needs.of_rule(&read_from(&value));
+        for (_, rule) in self.rules()? {
+            needs.of_rule(&rule);
         }
         Ok(needs)
     }

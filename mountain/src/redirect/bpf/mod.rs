@@ -4,6 +4,7 @@
 //! command finds them again by the programs on the devices. The rules in the kernel say which
 //! programs are needed where.
 
+mod direct;
 pub mod fast;
 pub mod hooks;
 mod loaded;
@@ -16,14 +17,14 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/redirect.skel.rs"));
 }
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{io, thread};
 
 use anyhow::{ensure, Context, Result};
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use super::{Backend, Device, Installed, Plan, Rule, Stats, Traffic};
 use hooks::Hook;
@@ -37,6 +38,10 @@ pub const PROGRAM_PREFIX: &str = "mtn_redirect";
 /// Bits of `flags`, bpf/redirect.h.
 const SNAT: u8 = 1 << 1;
 const LOG: u8 = 1 << 2;
+const LOCAL: u8 = 1 << 7;
+/// Tables of flows of each family: the established and the half-open ones.
+const FLOWS4: [&str; 2] = ["flows4", "half4"];
+const FLOWS6: [&str; 2] = ["flows6", "half6"];
 /// Names of `enum mtn_rd_drop`.
 const DROPS: [&str; 4] = ["ttl", "ports", "memory", "route"];
 /// membarrier(2): waits for an RCU grace period (linux/membarrier.h, since 4.3).
@@ -70,6 +75,11 @@ fn read_from<T: Copy>(bytes: &[u8]) -> T {
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
+/// A flow from the bytes of a table's entry: a half-open one begins with what an established one is.
+fn flow_of<T: Copy>(entry: &[u8]) -> T {
+    read_from(&entry[..size_of::<T>()])
+}
+
 fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     // SAFETY: the generated types are plain numbers with their padding spelled out.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
@@ -96,18 +106,35 @@ fn address(words: [u32; 4], ipv6: bool) -> IpAddr {
     Ipv6Addr::from(bytes).into()
 }
 
-/// Ethernet addresses of this namespace's devices.
-struct Macs(HashMap<String, [u8; 6]>);
+/// Addresses of this namespace's devices.
+struct Addresses {
+    ethernet: HashMap<String, [u8; 6]>,
+    ip: HashSet<IpAddr>,
+}
 
-impl Macs {
+impl Addresses {
     fn read() -> Result<Self> {
-        let all = nix::ifaddrs::getifaddrs().context("cannot list the devices")?;
-        let macs = all.filter_map(|a| Some((a.interface_name, a.address?.as_link_addr()?.addr()?)));
-        Ok(Self(macs.collect()))
+        let mut found = Self {
+            ethernet: HashMap::new(),
+            ip: HashSet::new(),
+        };
+        for entry in nix::ifaddrs::getifaddrs().context("cannot list the devices")? {
+            let Some(address) = entry.address else {
+                continue;
+            };
+            if let Some(mac) = address.as_link_addr().and_then(|a| a.addr()) {
+                found.ethernet.insert(entry.interface_name, mac);
+            } else if let Some(v4) = address.as_sockaddr_in() {
+                found.ip.insert(v4.ip().into());
+            } else if let Some(v6) = address.as_sockaddr_in6() {
+                found.ip.insert(v6.ip().into());
+            }
+        }
+        Ok(found)
     }
 
     fn of(&self, device: &Device) -> Result<[u8; 6]> {
-        let mac = self.0.get(&device.name);
+        let mac = self.ethernet.get(&device.name);
         mac.copied()
             .with_context(|| format!("{} has no Ethernet address", device.name))
     }
@@ -129,7 +156,7 @@ fn client_of(plan: &Plan) -> Result<&Device> {
         .context("this backend needs the device that clients come in by: name it with --dev")
 }
 
-fn rule_value(installed: &Installed, macs: &Macs) -> Result<types::mtn_rd_rule> {
+fn rule_value(installed: &Installed, addresses: &Addresses) -> Result<types::mtn_rd_rule> {
     let Installed { id, rule, plan, .. } = installed;
     let client = client_of(plan)?;
     let target = plan.target_dev.as_ref();
@@ -158,8 +185,8 @@ fn rule_value(installed: &Installed, macs: &Macs) -> Result<types::mtn_rd_rule> 
         to_port: rule.to.port().to_be(),
         backend: backend_number(plan.backend),
         flags,
-        client_mac: macs.of(client)?,
-        target_mac: target.map_or(Ok([0; 6]), |device| macs.of(device))?,
+        client_mac: addresses.of(client)?,
+        target_mac: target.map_or(Ok([0; 6]), |device| addresses.of(device))?,
         target_veth: target.is_some_and(|d| d.peer) as u8,
         client_veth: client.peer as u8,
         ..Default::default()
@@ -171,9 +198,16 @@ fn rule_value(installed: &Installed, macs: &Macs) -> Result<types::mtn_rd_rule> 
 /// # Errors
 /// What the kernel lacks or refuses; another rule for the same packets. Nothing is left then.
 pub fn install(rules: &[Installed]) -> Result<()> {
-    let macs = Macs::read()?;
-    let values = rules.iter().map(|rule| rule_value(rule, &macs));
-    let values = values.collect::<Result<Vec<_>>>()?;
+    let addresses = Addresses::read()?;
+    let values = rules.iter().map(|rule| rule_value(rule, &addresses));
+    let mut values = values.collect::<Result<Vec<_>>>()?;
+    // Below a fast backend's rule lies one of nft's, which may have a connection that is not known here:
+    // only these rules take up what was lost.
+    for (installed, value) in rules.iter().zip(&mut values) {
+        if addresses.ip.contains(&installed.rule.from.ip()) {
+            value.flags |= LOCAL;
+        }
+    }
     let mut needs = Needs::default();
     for value in &values {
         needs.of_rule(value);
@@ -192,7 +226,7 @@ pub fn install(rules: &[Installed]) -> Result<()> {
             let Installed { rule, plan, .. } = installed;
             let family = (rule.proto, rule.from.is_ipv6());
             if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
-                verify::verify(&loaded, &there, &macs, installed)?;
+                verify::verify(&loaded, &there, &addresses, installed)?;
             }
             begin(&loaded, installed)?;
         }
@@ -203,6 +237,7 @@ pub fn install(rules: &[Installed]) -> Result<()> {
             let key = rule_key(&installed.rule, value.client_dev);
             let _ = loaded.map("rules")?.delete(bytes_of(&key));
         }
+        let _ = direct::sweep(&loaded);
         // Not those of other rules.
         let _ = detach_unneeded(&loaded);
     }
@@ -241,6 +276,7 @@ fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<
 fn insert(loaded: &Loaded, installed: &Installed, value: &types::mtn_rd_rule) -> Result<()> {
     let rule = &installed.rule;
     let key = rule_key(rule, value.client_dev);
+    direct::add(loaded, &key, value)?;
     loaded
         .map("rules")?
         .update(bytes_of(&key), bytes_of(value), MapFlags::NO_EXIST)
@@ -284,9 +320,10 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
             let _ = loaded.map("rules")?.delete(bytes_of(&key));
         }
     }
+    let targets = direct::sweep(&loaded)?;
     if !loaded.needs()?.0.is_empty() {
         wait_for_programs();
-        forget_flows(&loaded, &rules.iter().map(|i| i.id).collect())?;
+        forget_flows(&loaded, &rules.iter().map(|i| i.id).collect(), &targets)?;
         for installed in rules {
             let _ = loaded
                 .map("log_limits")?
@@ -359,18 +396,37 @@ fn wait_for_programs() {
     }
 }
 
-fn forget_flows(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<()> {
-    for (map, ipv6) in [("flows4", false), ("flows6", true)] {
-        let map = loaded.map(map)?;
-        for (key, value) in entries(map)? {
-            let rule = match ipv6 {
-                false => read_from::<types::mtn_rd_flow4>(&value).f.rule,
-                true => read_from::<types::mtn_rd_flow6>(&value).f.rule,
-            };
-            if ids.contains(&rule) {
-                // The kernel may have evicted it meanwhile.
-                let _ = map.delete(&key);
-            }
+/// Deletes the flows of these rules, and the direct ones to these targets.
+fn forget_flows(
+    loaded: &Loaded,
+    ids: &BTreeSet<u32>,
+    targets: &BTreeSet<direct::Target>,
+) -> Result<()> {
+    for name in FLOWS4 {
+        forget_in(loaded.map(name)?, |key, value| {
+            let key: types::mtn_rd_key4 = read_from(key);
+            let flow: types::mtn_rd_flow4 = flow_of(value);
+            let wide = |word| [word, 0, 0, 0];
+            let (saddr, daddr) = (wide(flow.saddr), wide(flow.daddr));
+            ids.contains(&flow.f.rule) || direct::is_to(&flow.f, saddr, daddr, key.proto, targets)
+        })?;
+    }
+    for name in FLOWS6 {
+        forget_in(loaded.map(name)?, |key, value| {
+            let key: types::mtn_rd_key6 = read_from(key);
+            let flow: types::mtn_rd_flow6 = flow_of(value);
+            ids.contains(&flow.f.rule)
+                || direct::is_to(&flow.f, flow.saddr, flow.daddr, key.proto, targets)
+        })?;
+    }
+    Ok(())
+}
+
+fn forget_in(map: &MapHandle, is_over: impl Fn(&[u8], &[u8]) -> bool) -> Result<()> {
+    for (key, value) in entries(map)? {
+        if is_over(&key, &value) {
+            // The program may have deleted it meanwhile.
+            let _ = map.delete(&key);
         }
     }
     Ok(())

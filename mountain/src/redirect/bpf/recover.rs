@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags};
 
-use super::loaded::{attached, entries, Loaded};
+use super::loaded::{attached, Loaded};
 use super::{address, backend_of, read_from, types, LOG, SNAT};
 use crate::redirect::recover::Found;
 use crate::redirect::{Device, Proto};
@@ -26,9 +26,7 @@ pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
         return Ok(vec![]);
     };
     let mut all = Vec::new();
-    for (key, value) in entries(loaded.map("rules")?)? {
-        let key: types::mtn_rd_rule_key = read_from(&key);
-        let rule: types::mtn_rd_rule = read_from(&value);
+    for (key, rule) in loaded.rules()? {
         let at =
             |words, port: u16| SocketAddr::new(address(words, key.ipv6 != 0), u16::from_be(port));
         let device = |ifindex: u32, peer: u8| {

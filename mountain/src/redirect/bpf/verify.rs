@@ -12,7 +12,7 @@ use libbpf_rs::MapCore;
 
 use super::super::{Installed, Proto};
 use super::hooks::{self, Hook};
-use super::{bytes_of, types, words, Attached, Loaded, Macs, Prog};
+use super::{bytes_of, types, words, Addresses, Attached, Loaded, Prog, FLOWS4, FLOWS6};
 use crate::netlink::{way_back, WayBack};
 
 /// Addresses that are nobody's (RFC 5737, RFC 3849).
@@ -28,7 +28,7 @@ const PAYLOAD: &[u8] = b"mountain";
 pub fn verify(
     loaded: &Loaded,
     there: &[Attached],
-    macs: &Macs,
+    addresses: &Addresses,
     installed: &Installed,
 ) -> Result<()> {
     let Installed { rule, plan, .. } = installed;
@@ -46,7 +46,7 @@ pub fn verify(
             rule.proto,
             client,
             rule.from,
-            macs.of(client_dev)?,
+            addresses.of(client_dev)?,
             STRANGER,
             64,
         );
@@ -65,7 +65,7 @@ pub fn verify(
         }
         // What the target would answer; the host itself answers by the client's device.
         let to = match &plan.target_dev {
-            Some(device) => macs.of(device)?,
+            Some(device) => addresses.of(device)?,
             None => STRANGER,
         };
         let packet = build(rule.proto, rule.to, new_src, to, STRANGER, 64);
@@ -177,26 +177,28 @@ fn expect(proto: Proto, out: &[u8], src: SocketAddr, dst: SocketAddr) -> Result<
 fn forget(loaded: &Loaded, proto: Proto, src: SocketAddr, dst: SocketAddr) {
     let (saddr, daddr) = (words(src.ip()), words(dst.ip()));
     let (sport, dport) = (src.port().to_be(), dst.port().to_be());
-    // Not there when the test failed early.
-    if src.is_ipv6() {
-        let key = types::mtn_rd_key6 {
-            saddr,
-            daddr,
-            sport,
-            dport,
-            proto: proto.number(),
-            ..Default::default()
-        };
-        let _ = loaded.map("flows6").map(|m| m.delete(bytes_of(&key)));
-    } else {
-        let key = types::mtn_rd_key4 {
-            saddr: saddr[0],
-            daddr: daddr[0],
-            sport,
-            dport,
-            proto: proto.number(),
-            ..Default::default()
-        };
-        let _ = loaded.map("flows4").map(|m| m.delete(bytes_of(&key)));
+    let key4 = types::mtn_rd_key4 {
+        saddr: saddr[0],
+        daddr: daddr[0],
+        sport,
+        dport,
+        proto: proto.number(),
+        ..Default::default()
+    };
+    let key6 = types::mtn_rd_key6 {
+        saddr,
+        daddr,
+        sport,
+        dport,
+        proto: proto.number(),
+        ..Default::default()
+    };
+    let (tables, key) = match src.is_ipv6() {
+        false => (FLOWS4, bytes_of(&key4)),
+        true => (FLOWS6, bytes_of(&key6)),
+    };
+    for table in tables {
+        // Not there when the test failed early.
+        let _ = loaded.map(table).map(|map| map.delete(key));
     }
 }

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* How a packet of a flow goes on: the table in redirect.bpf.c. */
+#ifndef MOUNTAIN_REDIRECT_GO_H
+#define MOUNTAIN_REDIRECT_GO_H
+
+/* How a packet of a flow goes on. */
+enum mtn_rd_go {
+	MTN_GO_UNTOUCHED,	/* another hook does it */
+	MTN_GO_PASS,		/* rewritten, the kernel routes it */
+	MTN_GO_PEER,		/* rewritten, into the namespace behind the device */
+	MTN_GO_NEIGH,		/* rewritten, the kernel finds the neighbour */
+	MTN_GO_FAST,		/* rewritten, out by XDP */
+	MTN_GO_DROP,
+};
+
+static __always_inline int mtn_rd_way_out(void *ctx, void *flow, struct mtn_rd_look *look,
+					  const bool ipv6, const int hook)
+{
+	struct mtn_rd_flow *f = flow;
+
+	if (f->mtu && f->fib_until_ticks - mtn_rd_ticks(look->now) <= mtn_rd_ticks(MTN_RD_FIB_NS))
+		return 0;
+	if (hook == MTN_HOOK_XDP)
+		return ipv6 ? mtn_rd_fib6_xdp(ctx, flow, look) : mtn_rd_fib4_xdp(ctx, flow, look);
+	return ipv6 ? mtn_rd_fib6_skb(ctx, flow, look) : mtn_rd_fib4_skb(ctx, flow, look);
+}
+
+/*
+ * Decides how a packet goes on, by the table at the top. @mac: where it was sent to.
+ * @flow: struct mtn_rd_flow4 or mtn_rd_flow6.
+ */
+static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *look,
+				     const __u8 *mac, const bool ipv6, const int hook)
+{
+	struct mtn_rd_flow *f = flow;
+	bool reply = f->flags & MTN_RD_REPLY, snat = f->flags & MTN_RD_SNAT;
+	__u32 in = reply ? f->target_dev : f->client_dev;
+
+	if (hook == MTN_HOOK_OUT)
+		return reply && !snat && mtn_device(ctx, hook) == f->client_dev ?
+			       MTN_GO_PASS : MTN_GO_UNTOUCHED;
+	if (mtn_device(ctx, hook) != in)
+		return MTN_GO_UNTOUCHED;
+	if (hook == MTN_HOOK_XDP) {
+		if (f->backend == MTN_RD_XDP)
+			return reply || snat ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
+		/* A frame for another host, seen because the device is promiscuous: not to be sent on. */
+		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 ||
+		    __builtin_memcmp(mac, f->in_mac, ETH_ALEN) ||
+		    mtn_rd_way_out(ctx, flow, look, ipv6, hook))
+			return MTN_GO_UNTOUCHED;
+		return look->len <= f->mtu ? MTN_GO_FAST : MTN_GO_UNTOUCHED;
+	}
+	if (snat) {
+		if (look->ttl <= 1) {
+			mtn_rd_count_drop(f->rule, MTN_RD_DROP_TTL);
+			return MTN_GO_DROP;
+		}
+		if (mtn_rd_way_out(ctx, flow, look, ipv6, hook)) {
+			mtn_rd_count_drop(f->rule, MTN_RD_DROP_ROUTE);
+			return MTN_GO_DROP;
+		}
+		return MTN_GO_NEIGH;
+	}
+	if (f->backend == MTN_RD_TCX_PEER && look->ttl > 1) {
+		if (f->out_veth)
+			return MTN_GO_PEER;
+		if (reply) {
+			f->oif = f->client_dev;
+			return MTN_GO_NEIGH;
+		}
+	}
+	return reply ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
+}
+
+/* Sends the rewritten packet on. */
+static __always_inline int mtn_rd_send(struct mtn_rd_flow *f, int go, const int hook)
+{
+	if (hook == MTN_HOOK_XDP)
+		return go == MTN_GO_FAST ? bpf_redirect(f->oif, 0) : XDP_PASS;
+	if (go == MTN_GO_PEER)
+		return bpf_redirect_peer(f->flags & MTN_RD_REPLY ? f->client_dev : f->target_dev, 0);
+	if (go == MTN_GO_NEIGH)
+		return bpf_redirect_neigh(f->oif, NULL, 0, 0);
+	return TC_ACT_UNSPEC;
+}
+
+#endif
