@@ -9,7 +9,7 @@ use clap::Args;
 use crate::cli::need_root;
 use crate::daemon::runtime::{self, Request, RunDir};
 use crate::host::namespaces;
-use crate::start;
+use crate::{redirect, start};
 
 /// How long the daemon may take to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -62,6 +62,7 @@ fn here() -> Result<Found> {
             // Nothing is attached without a process; files can be left over, and the rules and tables by
             // which flows go on where they are.
             let left = start::clear()?;
+            redirect::watch::clear()?;
             run_dir.remove();
             Ok(if left { Found::Left } else { Found::Nothing })
         }

@@ -178,11 +178,16 @@ impl Alone {
         }
     }
 
-    /// `None`: another process watches.
-    fn try_new() -> Result<Option<Self>> {
+    /// The file of this network namespace.
+    fn path() -> Result<PathBuf> {
         let folder = Store::folder()?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let path = folder.with_file_name(format!("watch-{name}"));
+        Ok(folder.with_file_name(format!("watch-{name}")))
+    }
+
+    /// `None`: another process watches.
+    fn try_new() -> Result<Option<Self>> {
+        let path = Self::path()?;
         if let Some(base) = path.parent() {
             fs::create_dir_all(base).ok();
         }
@@ -201,6 +206,18 @@ impl Alone {
             }
         }
     }
+}
+
+/// Removes the file that a killed watcher has left in this network namespace.
+///
+/// # Errors
+/// The file is there and cannot be opened.
+pub fn clear() -> Result<()> {
+    if Alone::path()?.exists() {
+        // Dropped at once, if nobody watches.
+        Alone::try_new()?;
+    }
+    Ok(())
 }
 
 impl Drop for Alone {
