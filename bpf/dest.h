@@ -8,6 +8,8 @@
 
 /* Value of the destination tries: a group, or MTN_NOT_OURS. */
 #define MTN_NOT_OURS	0xffffffff
+/* Of one family: twice the Internet's. Entries are allocated as they are written. */
+#define MTN_MAX_DESTS	(1 << 21)
 
 struct mtn_lpm4_key {
 	__u32 prefixlen;
@@ -21,7 +23,7 @@ struct mtn_lpm6_key {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
+	__uint(max_entries, MTN_MAX_DESTS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct mtn_lpm4_key);
 	__type(value, __u32);
@@ -29,7 +31,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
+	__uint(max_entries, MTN_MAX_DESTS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct mtn_lpm6_key);
 	__type(value, __u32);

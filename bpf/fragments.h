@@ -32,13 +32,14 @@ __noinline int mtn_frag_path(struct mtn_pkt *pkt)
 		return MTN_MAX_PATHS;
 	mtn_frag_key(pkt, &key);
 	frag = bpf_map_lookup_elem(&frags, &key);
-	return frag ? frag->path : MTN_MAX_PATHS;
+	/* Ids of an older topology may be those of other paths by now. */
+	return frag && frag->generation == config.generation ? frag->path : MTN_MAX_PATHS;
 }
 
 __noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
 {
 	struct mtn_frag_key key = {};
-	struct mtn_frag frag = { .path = path };
+	struct mtn_frag frag = { .generation = config.generation, .path = path };
 
 	if (!pkt)
 		return 0;

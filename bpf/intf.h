@@ -11,7 +11,7 @@
 #define MTN_MAX_PATHS		64	/* on one host, over all groups */
 #define MTN_MAX_GROUPS		64
 #define MTN_MAX_MEMBERS		16	/* paths in one group: bits of a __u16 mask */
-#define MTN_MAX_SELECTORS	16
+#define MTN_MAX_SELECTORS	64
 #define MTN_NO_MEMBER		0xff
 #define MTN_MAX_CGROUPS		4096	/* with programs at their egress */
 
@@ -23,6 +23,12 @@
 #define MTN_FLOW_STALE_NS	60000000000ULL	/* an entry unused for so long goes first */
 #define MTN_TAG_NEVER		0	/* nobody has used the slot */
 #define MTN_TAG_FORGOTTEN	1	/* user space has taken the flow out */
+
+/* Sources that may move (sources.h). */
+#define MTN_MAX_PERMITS		16384
+#define MTN_MAX_ASKED		256	/* new sources between two looks of user space */
+#define MTN_PERMIT_NS		300000000000ULL	/* a permission holds for so long */
+#define MTN_PERMIT_NEW_NS	2000000000ULL	/* meanwhile flows of the source stay where they are */
 
 enum mtn_mode {
 	MTN_MODE_PASS = 0,		/* baseline "ecmp": account, never move */
@@ -57,8 +63,9 @@ enum mtn_stat {
 	MTN_STAT_PASS_MTU,		/* larger than the MTU of every eligible path */
 	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, or no Ethernet */
 	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
-	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated, fragment without its first */
+	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated */
 	MTN_STAT_FLOW_EVICTED,		/* entries of flows in use that a new flow took */
+	MTN_STAT_PASS_SOURCE,		/* the source is not known to be movable */
 	MTN_STAT_PASS_FOREIGN,		/* this host's routing did not send it here: a guest's frame */
 	MTN_STAT_PASS_CGROUP,		/* programs at the egress of its socket's cgroup */
 	MTN_STAT_MAX,
@@ -119,9 +126,11 @@ struct mtn_selector {
 	__u16 sport_first, sport_last;	/* host byte order */
 	__u16 dport_first, dport_last;
 	__u8 ipproto;			/* 0: any */
-	__u8 tos;			/* 0: any */
+	__u8 tos;			/* of the DS field, under tos_mask */
+	__u8 tos_mask;			/* 0: any */
 	__u8 ipv6;
 	__u8 invert;
+	__u8 pad[3];
 };
 
 struct mtn_config {
@@ -175,6 +184,22 @@ struct mtn_flow {
 };
 _Static_assert(sizeof(struct mtn_flow) == 64, "a flow is one cache line");
 
+enum mtn_source_kind {
+	MTN_SOURCE_STAYS = 0,	/* it belongs to one uplink */
+	MTN_SOURCE_MOVES = 1,
+	MTN_SOURCE_NEW = 2,	/* a verdict: it moves, but was judged so a moment ago */
+};
+
+struct mtn_source {
+	__u32 addr[4];		/* network byte order, IPv4 in [0] */
+	__u32 ipv6;
+};
+
+struct mtn_permit {
+	__u64 since_ns;
+	__u64 confirmed_ns;
+};
+
 /* All fragments of a datagram follow its first one, which alone has ports. */
 struct mtn_frag_key {
 	__u32 saddr[4];
@@ -186,9 +211,8 @@ struct mtn_frag_key {
 };
 
 struct mtn_frag {
-	__u8 group;
-	__u8 path;
-	__u16 pad;
+	__u32 generation;	/* of the topology that it was written in */
+	__u32 path;
 };
 
 struct mtn_traffic {

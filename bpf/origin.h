@@ -82,8 +82,11 @@ static __always_inline bool mtn_origin_is_readable(void)
 	       bpf_core_field_exists(struct sock_common, skc_net);
 }
 
-/* Has this host's routing sent @skb, which bears the link-layer source @from, to this device? */
-static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const struct mtn_mac *from)
+/*
+ * Has this host's routing sent the packet, whose link-layer addresses are @link, to this device?
+ * A function of its own to the verifier, which would else go through what follows for each case.
+ */
+__noinline int mtn_is_routed_here(struct __sk_buff *ctx, struct mtn_link_header *link)
 {
 	struct net_device *dev;
 	struct dst_entry *dst;
@@ -93,7 +96,7 @@ static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const stru
 
 	if (!only_routed)
 		return true;
-	if (!mtn_origin_is_readable())
+	if (!link || !mtn_origin_is_readable())
 		return false;
 	skb = bpf_cast_to_kern_ctx(ctx);
 	dst = (struct dst_entry *)(skb->_skb_refdst & ~SKB_DST_NOREF);
@@ -113,7 +116,7 @@ static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const stru
 		return false;
 	}
 	return !bpf_probe_read_kernel(&own, sizeof(own), dev->dev_addr) &&
-	       !__builtin_memcmp(&own, from, sizeof(own));
+	       !__builtin_memcmp(&own, &link->from, sizeof(own));
 }
 
 #endif

@@ -7,7 +7,6 @@
 #define MOUNTAIN_SELECTORS_H
 
 #define LOOPBACK_IFINDEX	1
-#define DSCP_MASK		0xfc	/* of the DS field; the rest is ECN's */
 
 struct mtn_selector selectors[MTN_MAX_SELECTORS];
 
@@ -49,7 +48,7 @@ __noinline int mtn_selected_elsewhere(struct mtn_flow_key *key, __u32 mark, __u3
 			(!s->ipproto || s->ipproto == key->proto) &&
 			mtn_in_range(key->sport, s->sport_first, s->sport_last) &&
 			mtn_in_range(key->dport, s->dport_first, s->dport_last) &&
-			(!s->tos || !((s->tos ^ dsfield) & DSCP_MASK));
+			(dsfield & s->tos_mask) == s->tos;
 		if (match != !!s->invert)
 			return 1;
 	}

@@ -17,8 +17,8 @@
  *             destination? socket not bound? not chosen by another ip rule?      no -> pass
  *          -> flow in the table?
  *               yes: keep, or move (mtn_flow_next), update time and class
- *               no:  group by destination (LPM; a more specific route is "not ours"), source not
- *                    pinned to one uplink -> choose by weighted rendezvous hashing
+ *               no:  group by destination (LPM; a more specific route is "not ours"), source
+ *                    known to be movable (sources.h) -> choose by weighted rendezvous hashing
  *          -> chosen path is this one -> account, pass
  *          -> else bpf_redirect_neigh() to the chosen path's device, if its neighbour is known
  *             valid, the packet fits its MTU and both devices speak Ethernet; else account, pass
@@ -77,7 +77,6 @@ struct bpf_iter_num {
 #include "origin.h"
 #include "averages.h"
 #include "rendezvous.h"
-#include "fragments.h"
 #include "dest.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -89,18 +88,7 @@ volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 
 #include "selectors.h"
 #include "cgroups.h"
-
-/* Source addresses that belong to one uplink (IPv4 in the first word). */
-struct mtn_addr {
-	__u32 addr[4];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct mtn_addr);
-	__type(value, __u8);
-} pinned SEC(".maps");
+#include "fragments.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -130,6 +118,7 @@ static __always_inline void mtn_count(__u32 stat)
 }
 
 #include "flow_table.h"
+#include "sources.h"
 
 /*
  * An element by an index that was checked before; the mask is for the verifier, which loses track
@@ -183,14 +172,6 @@ static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, const struct m
 			return i;
 	}
 	return MTN_MAX_PATHS;
-}
-
-static __always_inline bool mtn_is_pinned(const struct mtn_flow_key *key)
-{
-	struct mtn_addr src;
-
-	__builtin_memcpy(src.addr, key->saddr, 16);
-	return bpf_map_lookup_elem(&pinned, &src);
 }
 
 /* DSCP EF, AF41..AF43 and CS4 and up ask for low latency (RFC 4594). */
@@ -416,7 +397,7 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 *group_out)
 {
 	struct mtn_flow_key *key;
-	__u32 group, member, may;
+	__u32 group, member, may, source;
 	union mtn_masks masks;
 	struct mtn_group *g;
 
@@ -428,22 +409,21 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 		return MTN_MAX_PATHS;
 	if (pkt->key.proto == IPPROTO_UDP && pkt->key.sport == bpf_htons(MTN_REFLECT_PORT))
 		return MTN_MAX_PATHS;
-	if (mtn_is_pinned(&pkt->key)) {
-		mtn_count(MTN_STAT_PASS_PINNED);
-		return MTN_MAX_PATHS;
-	}
-	*group_out = group;
 	g = mtn_group_at(group);
 	member = mtn_member(g, here);
 	if (member >= MTN_MAX_MEMBERS)
 		return MTN_MAX_PATHS;	/* another table sent it here */
+	source = mtn_source_verdict(&pkt->key, now);
+	if (source == MTN_SOURCE_STAYS)
+		return MTN_MAX_PATHS;
+	*group_out = group;
 	masks.word = mtn_masks_of(group);
 	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency & masks.alive;
 	if (!may) {
 		mtn_count(MTN_STAT_PASS_NO_PATH);
 		return here;
 	}
-	if (now < config.grace_until_ns && (may & (1U << member))) {
+	if ((now < config.grace_until_ns || source == MTN_SOURCE_NEW) && (may & (1U << member))) {
 		mtn_count(MTN_STAT_FLOW_ADOPTED);
 		return here;
 	}
@@ -511,15 +491,15 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	struct mtn_flow *flow;
 	__u64 tag;
 
+	if (pkt->flags & (MTN_PKT_FRAG_LATER | MTN_PKT_ICMP_ERROR)) {
+		/* An error has a source of its own, and is no packet of the flow that it follows. */
+		if (mtn_source_verdict(&pkt->key, now) == MTN_SOURCE_STAYS)
+			return MTN_MAX_PATHS;
+	}
 	if (pkt->flags & MTN_PKT_FRAG_LATER)
 		return mtn_frag_path(pkt);
 
 	if (pkt->flags & MTN_PKT_ICMP_ERROR) {
-		/* It has a source of its own, and is no packet of the flow that it follows. */
-		if (mtn_is_pinned(&pkt->key)) {
-			mtn_count(MTN_STAT_PASS_PINNED);
-			return MTN_MAX_PATHS;
-		}
 		tag = mtn_flow_tag(&pkt->quoted);
 		flow = mtn_flow_find(tag, now, &slot);
 		if (flow && mtn_is_flow(flow, tag, here))
@@ -568,6 +548,17 @@ static __always_inline void mtn_account_coarse(struct __sk_buff *skb, __u32 path
 	mtn_account(path, skb->len, packets, now, config.n_cpus, config.k_factor);
 }
 
+/*
+ * The uid by which ip rules judge a packet: its socket's. Without one it is root's
+ * (sock_net_uid() in the kernel), as in TIME_WAIT, where the socket is none that has a user.
+ */
+static __always_inline __u32 mtn_uid(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	return sk && sk->state != BPF_TCP_TIME_WAIT ? bpf_get_socket_uid(skb) : 0;
+}
+
 /* A function of its own to the verifier, which would else follow each case of it to the end. */
 __noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt)
 {
@@ -576,8 +567,7 @@ __noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt)
 
 	if (!pkt)
 		return 0;
-	return mtn_selected_elsewhere(&pkt->key, skb->mark, iif, bpf_get_socket_uid(skb),
-				      pkt->dsfield);
+	return mtn_selected_elsewhere(&pkt->key, skb->mark, iif, mtn_uid(skb), pkt->dsfield);
 }
 
 static __always_inline bool mtn_is_bound(struct __sk_buff *skb)
@@ -620,7 +610,7 @@ int mountain_steer(struct __sk_buff *skb)
 	now = bpf_ktime_get_coarse_ns();
 	if (config.mode == MTN_MODE_PASS)
 		goto pass;
-	if (!mtn_is_routed_here(skb, &link.from)) {
+	if (!mtn_is_routed_here(skb, &link)) {
 		mtn_count(MTN_STAT_PASS_FOREIGN);
 		goto pass;
 	}
@@ -663,3 +653,5 @@ pass:
 
 /* Types that only user space reads reach the skeleton through a variable that mentions them. */
 struct mtn_move unused_move;
+struct mtn_source unused_source;
+struct mtn_permit unused_permit;

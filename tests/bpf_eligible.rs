@@ -5,14 +5,10 @@
 
 mod bpf;
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-
 use bpf::packets::*;
-use bpf::{in_netns, only, rig_path, settings, Ctx, Rig, BOTH};
-use mountain::bpf::flows::Cursor;
-use mountain::bpf::{Masks, Mode};
-use mountain::steer::topology::Selector;
+use bpf::{in_netns, only, rig_groups, rig_path, settings, Ctx, Rig, BOTH};
+use mountain::bpf::{Masks, Mode, Sources, MAX_PERMITS};
+use mountain::steer::topology::{self, Selector};
 
 #[test]
 fn what_is_not_ours_passes() {
@@ -286,7 +282,7 @@ fn ip_rules_keep_their_packets() {
             // The kernel compares the DSCP; the two ECN bits are TCP's own affair.
             "type of service",
             Selector {
-                tos: Some(0x10),
+                tos: topology::tos(0x10, false),
                 ..base()
             },
             vec![
@@ -307,8 +303,17 @@ fn ip_rules_keep_their_packets() {
                     true,
                 ),
                 (
+                    // The three bits that once were the precedence do not count.
                     Ip {
-                        dsfield: 0x20,
+                        dsfield: 0xb0,
+                        ..udp4(1, 2)
+                    },
+                    ctx(0),
+                    true,
+                ),
+                (
+                    Ip {
+                        dsfield: 0x08,
                         ..udp4(1, 2)
                     },
                     ctx(0),
@@ -529,48 +534,73 @@ fn no_verdict_no_steering() {
 }
 
 #[test]
-fn a_source_that_is_pinned_later_stays_from_then_on() {
+fn a_source_moves_once_it_is_known_to_be_movable() {
     in_netns(|| {
         let mut rig = Rig::new(&settings());
+        let groups = rig_groups();
+        let none = Sources::default();
+        rig.steer.set_topology(&groups, &[], &[], &none).unwrap();
+        rig.masks(only(1));
+        let now = mountain::bpf::now_ns;
+        // Of IPv4 and IPv6 addresses whose bytes are the same, each stands for itself.
         for v6 in [false, true] {
-            let packet = |last: u8| {
-                let mut ip = Ip::new(v6, UDP, udp(1, 2, 30));
-                ip.src = match ip.src {
-                    IpAddr::V4(a) => (u32::from(a) + u32::from(last)).to_be_bytes().into(),
-                    IpAddr::V6(a) => (u128::from(a) + u128::from(last)).to_be_bytes().into(),
+            let packet = |port| {
+                let mut ip = Ip::new(v6, UDP, udp(port, 2, 30));
+                ip.src = match v6 {
+                    false => "10.1.2.3".parse().unwrap(),
+                    true => "a01:203::".parse().unwrap(),
                 };
                 (ip.src, ip.on(0))
             };
-            let ((source, pinned), (other, free)) = (packet(0), packet(1));
-            let steered = |rig: &Rig| [&pinned, &free].map(|p| rig.send(0, p));
-            assert_eq!(steered(&rig), [1, 1]);
+            let (source, first) = packet(1);
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &first), 0, "not known"));
+            assert_eq!(counted, [("pass_source", 1)]);
+            assert_eq!(rig.send(0, &first), 0);
+            assert_eq!(rig.steer.asked(), [source], "asked about once");
+            assert!(rig.steer.asked().is_empty());
+            assert!(rig.flows().is_empty(), "{:?}", rig.flows());
 
-            // Both are found, in whatever parts the table is read, round after round.
-            let mut cursor = Cursor::default();
-            for _ in 0..3 {
-                let table = rig.steer.flows();
-                let parts = (0..10).map(|_| cursor.sources(table, 20_000, 1000, |_| true));
-                let found: BTreeSet<IpAddr> = parts.flatten().collect();
-                assert!(found.is_superset(&[source, other].into()), "{found:?}");
-            }
-            let sources = |slots, most, new: &dyn Fn(&IpAddr) -> bool| {
-                Cursor::default().sources(rig.steer.flows(), slots, most, new)
-            };
-            let all = sources(usize::MAX, 1000, &|_| true);
-            assert!(all.is_superset(&[source, other].into()), "{all:?}");
-            assert!(!sources(usize::MAX, 1000, &|s| *s != source).contains(&source));
-            assert_eq!(sources(usize::MAX, 1, &|_| true).len(), 1);
-            assert!(sources(0, 1000, &|_| true).is_empty());
-
-            rig.steer.pin(source).unwrap();
-            rig.steer.flows().forget(|key| key.source.ip() == source);
-            let counted = rig.counted(|| assert_eq!(steered(&rig), [0, 1]));
-            assert!(counted.contains(&("pass_pinned", 1)), "{counted:?}");
-            assert!(rig.flows().iter().all(|f| f.key.source.ip() != source));
-            // Until the topology is written anew, without it.
-            rig.topology(&[]);
+            // Where the path will do, flows of one that was just let off stay for a while.
+            rig.masks(BOTH);
+            rig.steer.permit(source, now()).unwrap();
+            let counted = rig.counted(|| assert_eq!(rig.send(0, &first), 0));
+            assert_eq!(counted, [("flow_adopted", 1), ("flow_new", 1)]);
             rig.masks(only(1));
-            assert_eq!(steered(&rig), [1, 1]);
+            rig.steer.permit(source, 0).unwrap();
+            assert_eq!(rig.send(0, &packet(2).1), 1);
+            assert!(rig.steer.asked().is_empty());
+
+            rig.steer.forbid(source);
+            rig.clear_flows();
+            assert_eq!(rig.send(0, &packet(2).1), 0);
+            assert_eq!(rig.steer.asked(), [source]);
         }
+    });
+}
+
+#[test]
+fn forged_sources_cost_others_their_moves_but_never_their_uplink() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        let (groups, none) = (rig_groups(), Sources::default());
+        rig.steer.set_topology(&groups, &[], &[], &none).unwrap();
+        rig.masks(only(1));
+        let from = |n: u32| {
+            let mut ip = Ip::v4(UDP, udp(1, 2, 30));
+            ip.src = std::net::Ipv4Addr::from(0x0b00_0000 + n).into();
+            ip.on(0)
+        };
+        for n in 0..3_000 {
+            assert_eq!(rig.send(0, &from(n)), 0, "source {n}");
+        }
+        assert_eq!(rig.steer.asked().len(), 256, "bounded");
+        // As many permissions as there may be, and one more.
+        let source = |n: u32| std::net::Ipv4Addr::from(0x0b00_0000 + n).into();
+        for n in 0..MAX_PERMITS as u32 {
+            rig.steer.permit(source(n), 0).unwrap();
+        }
+        assert!(rig.steer.permit(source(MAX_PERMITS as u32), 0).is_err());
+        assert_eq!(rig.send(0, &from(0)), 1);
+        assert_eq!(rig.send(0, &from(MAX_PERMITS as u32)), 0);
     });
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use bpf::packets::*;
 use bpf::{
-    in_netns, ms, only, patient, rig_groups, rig_path, settings, Ctx, Rig, BOTH, PASS, REDIRECT,
+    all_but, in_netns, ms, only, patient, rig_groups, rig_path, settings, Ctx, Rig, BOTH, PASS,
+    REDIRECT,
 };
 use mountain::bpf::flows::{Class, FlowKey, MoveReason};
 use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig};
@@ -83,7 +84,7 @@ fn new_flows_go_where_rendezvous_says() {
                 prefixes: vec![prefix.parse().unwrap()],
             };
             rig.steer
-                .set_topology(std::slice::from_ref(&group), &[], &[], &[])
+                .set_topology(std::slice::from_ref(&group), &[], &[], &all_but(&[]))
                 .unwrap();
             let all = ((1u32 << n) - 1) as u16;
             let mut mask = rng.random::<u16>() & all;
@@ -407,7 +408,9 @@ fn flows_keep_surviving_paths_when_the_topology_changes() {
         let mut groups = rig_groups();
         groups[0].members.reverse();
         groups.reverse();
-        rig.steer.set_topology(&groups, &[], &[], &[]).unwrap();
+        rig.steer
+            .set_topology(&groups, &[], &[], &all_but(&[]))
+            .unwrap();
         rig.masks(BOTH);
         assert_eq!(rig.send(0, &p), 1, "reordered");
         assert_eq!(rig.flow().group, 1);
@@ -415,7 +418,9 @@ fn flows_keep_surviving_paths_when_the_topology_changes() {
         // Its path is gone from the group.
         let mut groups = rig_groups();
         groups[0].members.truncate(1);
-        rig.steer.set_topology(&groups, &[], &[], &[]).unwrap();
+        rig.steer
+            .set_topology(&groups, &[], &[], &all_but(&[]))
+            .unwrap();
         rig.masks(Masks {
             latency: 1,
             bulk: 1,
@@ -428,7 +433,12 @@ fn flows_keep_surviving_paths_when_the_topology_changes() {
         // Not ours any more.
         rig.masks(only(1));
         rig.steer
-            .set_topology(&rig_groups(), &["10.1.0.0/16".parse().unwrap()], &[], &[])
+            .set_topology(
+                &rig_groups(),
+                &["10.1.0.0/16".parse().unwrap()],
+                &[],
+                &all_but(&[]),
+            )
             .unwrap();
         rig.masks(only(1));
         assert_eq!(rig.counted(|| assert_eq!(rig.send(0, &p), 0)), []);

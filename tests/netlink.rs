@@ -4,7 +4,7 @@
 mod netns;
 
 use ipnet::IpNet;
-use mountain::steer::topology::{Member, Selector, Topology};
+use mountain::steer::topology::{self, Member, Selector, Topology};
 use netns::{addr, hop, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6};
 
 #[track_caller]
@@ -339,7 +339,7 @@ fn rules_before_the_table_become_selectors() {
         },
         Selector {
             uid: Some((1000, 2000)),
-            tos: Some(0x10),
+            tos: topology::tos(0x10, false),
             ..main(13)
         },
         Selector {
@@ -503,7 +503,7 @@ fn routes_with_conditions_beside_the_group() {
     assert_eq!(
         conditions,
         [
-            (prefix("0.0.0.0/0"), Some(8), None),
+            (prefix("0.0.0.0/0"), topology::tos(8, false), None),
             (prefix("::/0"), None, Some(prefix("fd00:5::/64")))
         ]
     );

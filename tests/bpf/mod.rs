@@ -5,7 +5,6 @@
 pub mod net;
 pub mod packets;
 
-use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use std::{ptr, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use mountain::bpf::flows::{Flow, MoveLog};
-use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Steer};
+use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Sources, Steer};
 use mountain::steer::rendezvous::inv_weight;
 use mountain::steer::topology::Selector;
 use packets::MACS;
@@ -177,6 +176,14 @@ pub fn rig_groups() -> Vec<GroupConfig> {
     vec![group(0, "0.0.0.0/0"), group(2, "::/0")]
 }
 
+/// All sources may move, but for these.
+pub fn all_but(pinned: &[&str]) -> Sources {
+    Sources {
+        pinned: pinned.iter().map(|a| a.parse().unwrap()).collect(),
+        movable: ["0.0.0.0/0", "::/0"].map(|p| p.parse().unwrap()).to_vec(),
+    }
+}
+
 /// All of two members for everything.
 pub const BOTH: Masks = Masks {
     latency: 0b11,
@@ -224,12 +231,9 @@ impl Rig {
     }
 
     pub fn topology(&mut self, selectors: &[Selector]) {
-        let pinned: [IpAddr; 2] = [
-            "10.0.0.77".parse().unwrap(),
-            "2001:db8::77".parse().unwrap(),
-        ];
+        let pinned = ["10.0.0.77", "2001:db8::77"];
         self.steer
-            .set_topology(&rig_groups(), &not_ours(), selectors, &pinned)
+            .set_topology(&rig_groups(), &not_ours(), selectors, &all_but(&pinned))
             .unwrap();
     }
 

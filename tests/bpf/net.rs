@@ -173,12 +173,9 @@ pub fn steer_two(settings: &Settings) -> Steer {
         .iter()
         .map(|p| p.parse().unwrap())
         .collect();
-    let pinned: Vec<IpAddr> = ["10.0.0.1", "10.0.1.1", "fd00:0::1", "fd00:1::1"]
-        .iter()
-        .map(|a| a.parse().unwrap())
-        .collect();
+    let sources = super::all_but(&["10.0.0.1", "10.0.1.1", "fd00:0::1", "fd00:1::1"]);
     steer
-        .set_topology(&groups, &not_ours, &[], &pinned)
+        .set_topology(&groups, &not_ours, &[], &sources)
         .unwrap();
     masks(&mut steer, super::only(0));
     steer.set_mode(Mode::Steer, 0);

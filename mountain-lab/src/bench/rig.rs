@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
 use anyhow::{ensure, Context, Result};
-use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Steer};
+use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Sources, Steer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain_lab::workload::sys::device_index;
 
@@ -179,7 +179,10 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
         &[group],
         &[],
         &[],
-        &[IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1))],
+        &Sources {
+            pinned: vec![IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1))],
+            movable: vec!["0.0.0.0/0".parse()?],
+        },
     )?;
     set(&mut steer, Verdict::Ecmp);
     Ok(steer)

@@ -40,16 +40,28 @@ pub fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_ne_bytes()).collect()
 }
 
-/// Key and value of a destination trie.
-pub fn dest((prefix, group): &(IpNet, u32)) -> (Vec<u8>, Vec<u8>) {
+/// A source address as the key of a map, `mtn_source`.
+pub fn source(a: IpAddr) -> Vec<u8> {
+    let mut key = words(&addr(a));
+    key.extend(u32::from(a.is_ipv6()).to_ne_bytes());
+    key
+}
+
+/// The address that such a key stands for.
+pub fn to_source(key: &[u8]) -> Option<IpAddr> {
+    let word = |i: usize| Some(u32::from_ne_bytes(*key.get(i * 4..)?.first_chunk()?));
+    let addr = [word(0)?, word(1)?, word(2)?, word(3)?];
+    Some(to_addr(addr, word(4)? != 0))
+}
+
+/// Key of a trie of the prefix's family.
+pub fn trie_key(prefix: &IpNet) -> Vec<u8> {
     let mut key = u32::from(prefix.prefix_len()).to_ne_bytes().to_vec();
-    let net = words(&addr(prefix.network()));
-    key.extend_from_slice(if matches!(prefix, IpNet::V4(_)) {
-        &net[..4]
-    } else {
-        &net
-    });
-    (key, group.to_ne_bytes().to_vec())
+    match prefix {
+        IpNet::V4(net) => key.extend(net.network().octets()),
+        IpNet::V6(net) => key.extend(net.network().octets()),
+    }
+    key
 }
 
 pub fn path(p: &PathConfig) -> types::mtn_path {
@@ -108,6 +120,7 @@ fn prefix(p: Option<IpNet>) -> ([u32; 4], [u32; 4]) {
 pub fn selector(s: &Selector) -> types::mtn_selector {
     let (mark, mark_mask) = s.fwmark.unwrap_or_default();
     let ((src, src_mask), (dst, dst_mask)) = (prefix(s.src), prefix(s.dst));
+    let (tos, tos_mask) = s.tos.unwrap_or_default();
     let (uid_first, uid_last) = s.uid.unwrap_or((0, u32::MAX));
     let (sport_first, sport_last) = s.sport.unwrap_or((0, u16::MAX));
     let (dport_first, dport_last) = s.dport.unwrap_or((0, u16::MAX));
@@ -126,8 +139,10 @@ pub fn selector(s: &Selector) -> types::mtn_selector {
         dport_first,
         dport_last,
         ipproto: s.ipproto.unwrap_or(0),
-        tos: s.tos.unwrap_or(0),
+        tos,
+        tos_mask,
         ipv6: s.ipv6.into(),
         invert: s.invert.into(),
+        ..Default::default()
     }
 }

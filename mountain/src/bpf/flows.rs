@@ -1,8 +1,7 @@
 //! What the program knows of flows, and its log of moves.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::rc::Rc;
@@ -181,34 +180,6 @@ impl FlowTable {
                 }
             }
         }
-    }
-}
-
-/// Goes through the flow table a part at a time, round after round.
-#[derive(Default)]
-pub struct Cursor(usize);
-
-impl Cursor {
-    /// Source addresses that `is_new` of the flows in up to `slots` further slots, fewer at the end of
-    /// a round or where there are `most` of them.
-    pub fn sources(
-        &mut self,
-        table: &FlowTable,
-        slots: usize,
-        most: usize,
-        is_new: impl Fn(&IpAddr) -> bool,
-    ) -> BTreeSet<IpAddr> {
-        let mut found = BTreeSet::new();
-        let end = self.0.saturating_add(slots).min(table.slots);
-        while self.0 < end && found.len() < most {
-            let source = table.at(self.0).map(|(_, key)| key.source.ip());
-            found.extend(source.filter(&is_new));
-            self.0 += 1;
-        }
-        if self.0 >= table.slots {
-            self.0 = 0;
-        }
-        found
     }
 }
 

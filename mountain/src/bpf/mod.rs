@@ -11,6 +11,7 @@ mod encode;
 pub mod flows;
 pub mod foreign;
 pub mod start;
+pub mod tries;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -109,7 +110,7 @@ pub struct Traffic {
 }
 
 /// Names of the counters, in the order of `mtn_stat` in bpf/intf.h.
-pub const STAT_NAMES: [&str; 19] = [
+pub const STAT_NAMES: [&str; 20] = [
     "redirected",
     "flow_new",
     "flow_adopted",
@@ -127,6 +128,7 @@ pub const STAT_NAMES: [&str; 19] = [
     "pass_no_path",
     "pass_parse",
     "flow_evicted",
+    "pass_source",
     "pass_foreign",
     "pass_cgroup",
 ];
@@ -137,6 +139,33 @@ pub struct Steer {
     links: BTreeMap<u32, Link>,
     skel: skel::SteerSkel<'static>,
     table: FlowTable,
+    dests: tries::Shared<u32>,
+    sources: tries::Shared<u32>,
+}
+
+/// Source addresses about which something is known in advance (bpf/sources.h). Of any other, user
+/// space is asked.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Of the uplinks: what bears one of them stays on its path.
+    pub pinned: Vec<IpAddr>,
+    /// May take any path, unless pinned.
+    pub movable: Vec<IpNet>,
+}
+
+/// Most sources with a permission to move, `MTN_MAX_PERMITS` in bpf/intf.h.
+pub const MAX_PERMITS: usize = 16_384;
+/// A permission holds for so long, ns: `MTN_PERMIT_NS` in bpf/intf.h.
+pub const PERMIT_NS: u64 = 300_000_000_000;
+
+/// The destinations of groups, each with its group's index, among `not_ours`: for
+/// [`tries::Tries::write`].
+pub fn destinations(groups: &[GroupConfig], not_ours: &[IpNet]) -> tries::Entries<u32> {
+    let mut dests: tries::Entries<u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
+    for (i, group) in groups.iter().enumerate() {
+        dests.extend(group.prefixes.iter().map(|p| (*p, i as u32)));
+    }
+    tries::sorted(dests)
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`.
@@ -172,10 +201,14 @@ impl Steer {
             "the kernel refused the steering program: `mountain check` tells what is missing",
         )?;
         let table = FlowTable::new(&skel.maps.flows, &skel.maps.flow_keys, slots)?;
+        let dests = tries::Tries::new(&skel.maps.dest4, &skel.maps.dest6)?;
+        let sources = tries::Tries::new(&skel.maps.source4, &skel.maps.source6)?;
         let mut steer = Self {
             links: BTreeMap::new(),
             skel,
             table,
+            dests,
+            sources,
         };
         let bytes = |bps: u64| bps / 8 * settings.window_ms / 1000;
         let n_cpus = libbpf_rs::num_possible_cpus()? as u32;
@@ -285,14 +318,14 @@ impl Steer {
         }
     }
 
-    /// Replaces groups, their destinations, what is not ours, pinned sources and ip rules.
+    /// Replaces groups, their destinations, what is not ours, known sources and ip rules.
     /// The masks start empty (the kernel decides) until [`Steer::set_masks`].
     pub fn set_topology(
         &mut self,
         groups: &[GroupConfig],
         not_ours: &[IpNet],
         selectors: &[Selector],
-        pinned: &[IpAddr],
+        sources: &Sources,
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
             bail!(
@@ -318,39 +351,53 @@ impl Steer {
         bss.selectors[..selectors.len()].copy_from_slice(&selectors);
         bss.config.n_selectors = selectors.len() as u32;
 
-        let ours = groups
-            .iter()
-            .enumerate()
-            .flat_map(|(i, g)| g.prefixes.iter().map(move |p| (*p, i as u32)));
-        let mut dests: BTreeMap<IpNet, u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
-        dests.extend(ours);
-        let (v4, v6): (Vec<_>, Vec<_>) = dests
-            .into_iter()
-            .partition(|(p, _)| matches!(p, IpNet::V4(_)));
-        sync(&self.skel.maps.dest4, v4.iter().map(encode::dest))?;
-        sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))?;
-        sync(
-            &self.skel.maps.pinned,
-            pinned
-                .iter()
-                .map(|a| (encode::words(&encode::addr(*a)), vec![1])),
-        )?;
+        tries::lock(&self.dests).write(destinations(groups, not_ours))?;
+        let stays = sources.pinned.iter().map(|a| (IpNet::from(*a), 0));
+        let known = sources.movable.iter().map(|p| (p.trunc(), 1)).chain(stays);
+        tries::lock(&self.sources).write(tries::sorted(known.collect()))?;
         let config = &mut self.bss().config;
         // SAFETY: as in `set_mode`.
         unsafe { ptr::write_volatile(&mut config.generation, config.generation.wrapping_add(1)) };
         Ok(())
     }
 
-    /// Makes new flows from a source address stay where the kernel sends them, from now on and until
-    /// the next [`Steer::set_topology`]. Those in the table go on as they are until they are
-    /// forgotten ([`FlowTable::forget`]).
-    pub fn pin(&mut self, source: IpAddr) -> Result<()> {
-        let key = encode::words(&encode::addr(source));
+    /// The tables of destinations, which may be written ahead of [`Steer::set_topology`] where that
+    /// takes long. Flows must not be steered meanwhile.
+    pub fn dests(&self) -> tries::Shared<u32> {
+        self.dests.clone()
+    }
+
+    /// Lets flows from a source take any path for [`PERMIT_NS`]: those that begin from `since_ns`
+    /// (CLOCK_MONOTONIC) on and were not seen in the two seconds after it.
+    ///
+    /// # Errors
+    /// When [`MAX_PERMITS`] sources have a permission.
+    pub fn permit(&mut self, source: IpAddr, since_ns: u64) -> Result<()> {
+        let mut value = since_ns.to_ne_bytes().to_vec();
+        value.extend(now_ns().to_ne_bytes());
         self.skel
             .maps
-            .pinned
-            .update(&key, &[1], MapFlags::ANY)
-            .context("the table of sources that stay is full")
+            .permits
+            .update(&encode::source(source), &value, MapFlags::ANY)
+            .context("the table of sources that may move is full")
+    }
+
+    /// Takes a permission back. Flows in the table go on as they are until they are forgotten
+    /// ([`FlowTable::forget`]).
+    pub fn forbid(&mut self, source: IpAddr) {
+        // It may never have been given.
+        let _ = self.skel.maps.permits.delete(&encode::source(source));
+    }
+
+    /// Takes out the sources that have asked for a permission since the last call.
+    pub fn asked(&self) -> Vec<IpAddr> {
+        let asked = &self.skel.maps.asked;
+        let keys: Vec<Vec<u8>> = asked.keys().collect();
+        for key in &keys {
+            // Nobody else deletes.
+            let _ = asked.delete(key);
+        }
+        keys.iter().filter_map(|k| encode::to_source(k)).collect()
     }
 
     /// Leaves packets of sockets below these cgroups, given by their ids, where the kernel sends them.

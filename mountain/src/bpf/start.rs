@@ -22,7 +22,7 @@ use ipnet::IpNet;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
 
-use super::{encode, GroupConfig, Masks, Mode, NOT_OURS};
+use super::{encode, tries, GroupConfig, Masks, Mode};
 use crate::steer::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types;
 
@@ -108,6 +108,7 @@ pub struct Start {
     groups: Vec<Vec<usize>>,
     /// Bits of the paths that new flows may choose.
     open: u64,
+    dests: tries::Shared<u32>,
 }
 
 /// The root of the cgroups of version 2, as it is mounted here.
@@ -142,12 +143,14 @@ impl Start {
         let skel = open
             .load()
             .context("the kernel refused the programs that place new flows")?;
+        let dests = tries::Tries::new(&skel.maps.dest4, &skel.maps.dest6)?;
         let mut start = Self {
             sockets: Vec::new(),
             devices: BTreeMap::new(),
             skel,
             groups: Vec::new(),
             open: 0,
+            dests,
         };
         let netns_cookie =
             super::namespace_cookie().context("cannot tell which network namespace this is")?;
@@ -252,6 +255,11 @@ impl Start {
         self.devices.clear();
     }
 
+    /// The tables of destinations, see [`super::Steer::dests`].
+    pub fn dests(&self) -> tries::Shared<u32> {
+        self.dests.clone()
+    }
+
     /// Forgets the link of a device that was deleted.
     pub fn forget(&mut self, ifindex: u32) {
         self.devices.remove(&ifindex);
@@ -349,17 +357,7 @@ impl Start {
         }
         bss.config.n_selectors = selectors.len() as u32;
         self.groups = members;
-        let ours = groups
-            .iter()
-            .enumerate()
-            .flat_map(|(i, g)| g.prefixes.iter().map(move |p| (*p, i as u32)));
-        let mut dests: BTreeMap<IpNet, u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
-        dests.extend(ours);
-        let (v4, v6): (Vec<_>, Vec<_>) = dests
-            .into_iter()
-            .partition(|(p, _)| matches!(p, IpNet::V4(_)));
-        super::sync(&self.skel.maps.dest4, v4.iter().map(encode::dest))?;
-        super::sync(&self.skel.maps.dest6, v6.iter().map(encode::dest))?;
+        tries::lock(&self.dests).write(super::destinations(groups, not_ours))?;
         self.forget_recent();
         Ok(())
     }

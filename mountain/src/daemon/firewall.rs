@@ -18,7 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
-use super::{mode_of, Daemon, ADOPT_MS};
+use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
 use crate::redirect;
@@ -405,12 +405,13 @@ impl Daemon {
             .iter()
             .zip(&held)
             .any(|(was, is)| was.is_some() && is.is_none());
+        let mode = self.mode();
         if let Err(e) = self.write_routes() {
-            warn!("keeping the paths as they were: {e:#}");
             self.failed_at = Some(Instant::now());
+            self.suspend(format!("{e:#}"));
         } else if let Some(steer) = self.steer.as_mut().filter(|_| may_again) {
             // When the last packet of a flow left is not known.
-            steer.set_mode(mode_of(self.policy_name), ADOPT_MS);
+            steer.set_mode(mode, ADOPT_MS);
         }
         self.say_held(&before);
         self.tick();

@@ -7,6 +7,7 @@
 mod feed;
 pub(crate) mod firewall;
 mod ids;
+mod reading;
 mod report;
 pub mod runtime;
 mod server;
@@ -35,6 +36,7 @@ use crate::steer::policy::{self, Event, Policy};
 use crate::steer::topology::{Topology, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
+use reading::Reader;
 use runtime::RunDir;
 use topology::Paths;
 use translated::Translated;
@@ -144,6 +146,10 @@ struct Daemon {
     /// When the last change could not be followed as a whole.
     failed_at: Option<Instant>,
     read_at: Instant,
+    /// Why nothing is steered for now.
+    suspended: Option<String>,
+    /// The kernel's routing has changed since it was read.
+    wants_reading: bool,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     rates: BTreeMap<usize, Rate>,
@@ -187,6 +193,7 @@ async fn run_locked(
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
     let topology = netlink::read_topology(&options.filter).await?;
+    let mut reader = Reader::new(options.filter.clone());
     if topology.groups.is_empty() && !options.wait {
         bail!("{}", no_groups(&topology));
     }
@@ -213,6 +220,9 @@ async fn run_locked(
     let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
     while !daemon.stop {
+        if std::mem::take(&mut daemon.wants_reading) {
+            reader.ask();
+        }
         let due = daemon.next_probe();
         let late = daemon.next_late();
         tokio::select! {
@@ -220,12 +230,18 @@ async fn run_locked(
             answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
             change = monitor.next() => daemon.changed(change).await,
             () = firewall::changed(&mut daemon.firewall) => daemon.firewall_changed(),
+            read = reader.next() => {
+                let newest = !reader.is_asked() && !daemon.wants_reading;
+                if let Some(fill) = daemon.follow(read, newest).await {
+                    reader.fill(fill);
+                }
+            }
             _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
             _ = at(late) => daemon.tick(),
             _ = ticks.tick() => daemon.tick(),
             _ = rates.tick() => {
                 daemon.take_rates();
-                daemon.try_again().await;
+                daemon.try_again();
             }
             (request, reply) = server.next() => {
                 let response = daemon.respond(request);
@@ -300,6 +316,8 @@ impl Daemon {
             has_adopted: false,
             failed_at: None,
             read_at: Instant::now(),
+            suspended: None,
+            wants_reading: false,
             move_log,
             moves: VecDeque::new(),
             rates: BTreeMap::new(),
@@ -396,7 +414,7 @@ impl Daemon {
                     }
                 }
                 self.pause_starter();
-                self.reread().await;
+                self.wants_reading = true;
             }
             Change::Neighbour {
                 ifindex,
@@ -408,13 +426,12 @@ impl Daemon {
                     self.neighbour(path, if usable { mac } else { None }).await;
                 }
             }
-            // What it asks for to be read follows at once; until then nothing is to be placed.
-            Change::Preference => self.pause_starter(),
-            Change::Overrun => {
+            // Until it is read, nothing is to be placed.
+            Change::Preference | Change::Overrun => {
                 self.pause_starter();
-                self.reread().await;
+                self.wants_reading = true;
             }
-            Change::Routing => self.reread().await,
+            Change::Routing => self.wants_reading = true,
         }
         self.tick();
     }
@@ -484,41 +501,6 @@ impl Daemon {
                     "cannot resolve the gateway: {e:#}"
                 );
             }
-        }
-    }
-
-    async fn reread(&mut self) {
-        let read = match netlink::read_topology(&self.options.filter).await {
-            Ok(topology) => {
-                let devices = topology.paths.iter().map(|p| p.key.ifindex);
-                self.judge_sources_again(&devices.collect::<Vec<_>>());
-                self.adopt(topology)
-            }
-            Err(e) => Err(e),
-        };
-        if let Err(e) = &read {
-            warn!("keeping the paths as they were: {e:#}");
-        }
-        self.read_at = Instant::now();
-        self.failed_at = read.is_err().then(Instant::now);
-        if let (Some(starter), Ok(())) = (&mut self.starter, &read) {
-            starter.resume();
-        }
-        if let Some(Err(e)) = self.starter.as_mut().map(Starter::repair) {
-            warn!("{e:#}");
-        }
-        self.resolve_missing().await;
-    }
-
-    /// Follows a change again that could not be followed, as that of a device which was down again by
-    /// then. While adoption is suspended, looks again now and then: nothing announces that a bridge has learned where
-    /// the gateway is, or that a ppp device has its session.
-    async fn try_again(&mut self) {
-        let is_suspended = !self.paths.topology().suspended.is_empty();
-        if self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN)
-            || is_suspended && self.read_at.elapsed() >= FORWARDING
-        {
-            self.reread().await;
         }
     }
 
@@ -691,12 +673,7 @@ impl Daemon {
             },
             now_us(),
         );
-        if let Some(steer) = &mut self.steer {
-            steer.set_mode(mode_of(name), ADOPT_MS);
-        }
-        if let Some(starter) = &mut self.starter {
-            starter.set_mode(mode_of(name));
-        }
+        self.apply_mode();
         info!("policy: {}", name.name());
         self.tick();
     }

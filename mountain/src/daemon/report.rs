@@ -113,6 +113,7 @@ impl Daemon {
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "policy": self.policy_name.name(),
+            "suspended": self.suspended,
             "dry_run": self.options.dry_run,
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "groups": groups,
@@ -171,6 +172,9 @@ pub fn status_text(v: &Value) -> String {
         },
         v["uptime_s"].as_f64().unwrap_or(0.0)
     );
+    if let Some(why) = v["suspended"].as_str() {
+        let _ = writeln!(out, "nothing is steered for now: {why}");
+    }
     let empty = Vec::new();
     let list = |v: &Value| v.as_array().unwrap_or(&empty).clone();
     for (i, g) in list(&v["groups"]).iter().enumerate() {

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::{ids::PathIds, Daemon, ADOPT_MS};
-use crate::bpf::{GroupConfig, Masks, PathConfig};
+use crate::bpf::{GroupConfig, Masks, PathConfig, Sources};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
 use crate::start::{self, Starter};
@@ -284,6 +284,7 @@ impl Daemon {
         );
         self.point_prober(n_ids)?;
 
+        let mode = self.mode();
         if let Some(steer) = &mut self.steer {
             for id in self.paths.by_id.keys().copied().collect::<Vec<_>>() {
                 if let Some(config) = self.paths.path_config(id) {
@@ -294,7 +295,7 @@ impl Daemon {
         self.write_routes()?;
         if let Some(steer) = &mut self.steer {
             if !same_routing {
-                steer.set_mode(super::mode_of(self.policy_name), ADOPT_MS);
+                steer.set_mode(mode, ADOPT_MS);
             }
             steer.attach_to(&self.paths.devices())?;
         }
@@ -317,11 +318,15 @@ impl Daemon {
             return Ok(());
         };
         let t = &self.paths.topology;
-        let mut pinned = t.pinned_sources.clone();
-        pinned.extend(self.translated.sources());
+        let mut movable = self.config.steer.movable_sources.clone();
+        movable.extend(t.own_sources.iter().map(|a| IpNet::from(*a)));
+        let sources = Sources {
+            pinned: t.pinned_sources.clone(),
+            movable,
+        };
         let (groups, not_ours) = (self.paths.groups(), self.paths.not_ours());
         steer
-            .set_topology(&groups, &not_ours, &t.selectors, &pinned)
+            .set_topology(&groups, &not_ours, &t.selectors, &sources)
             .context("writing the routes to the kernel's tables")
     }
 
@@ -332,36 +337,29 @@ impl Daemon {
         if !wanted && self.starter.is_none() {
             return Ok(());
         }
-        match self.try_update_starter(groups) {
+        let known = self.paths.known();
+        if let Some(starter) = &mut self.starter {
+            return starter.update(topology, groups, &known);
+        }
+        let mode = self.mode();
+        let made = Starter::new(&self.config).and_then(|mut starter| {
+            starter.set_mode(mode);
+            starter.update(topology, groups, &known)?;
+            Ok(starter)
+        });
+        match made {
+            Ok(starter) => self.starter = Some(starter),
             // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
             Err(e)
-                if self.paths.topology.suspended.is_empty()
-                    && !self
-                        .paths
-                        .topology
-                        .groups
-                        .iter()
-                        .any(|g| g.kind == Kind::Start) =>
+                if topology.suspended.is_empty()
+                    && topology.groups.iter().all(|g| g.kind != Kind::Start) =>
             {
                 warn!("new flows do not choose their path: {e:#}");
-                self.starter = None;
                 self.config.start.enabled = false;
-                Ok(())
             }
-            done => done,
+            Err(e) => return Err(e),
         }
-    }
-
-    fn try_update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
-        let starter = match &mut self.starter {
-            Some(starter) => starter,
-            none => {
-                let mut starter = Starter::new(&self.config)?;
-                starter.set_mode(super::mode_of(self.policy_name));
-                none.insert(starter)
-            }
-        };
-        starter.update(&self.paths.topology, groups, &self.paths.known())
+        Ok(())
     }
 
     /// Removes what a daemon that was killed has left and that this one has no use for.

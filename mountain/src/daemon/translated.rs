@@ -1,16 +1,16 @@
-//! Forwarded flows whose source address NAT has put there.
+//! Which sources of flows may take any uplink.
 //!
-//! Such an address usually belongs to one uplink although it is on no device of this host, so the
-//! flow must stay where the kernel's routing sent it. Neither the packet nor the flow table tells
-//! that it was translated, but the routing table does: a source that needs no translation is an
-//! address of this host, or replies to it are routed inwards, to a device that is no path's. For
-//! any other source there is a reason to stay.
+//! A source address that NAT has put into a packet usually belongs to one uplink although it is on no
+//! device of this host, and neither the packet nor the flow table tells that it was translated. The
+//! routing table does: a source that needs no translation is an address of this host, or replies
+//! to it are routed inwards, to a device that is no path's. For any other source there is a reason
+//! to stay.
 //!
-//! The sources are read from the flow table, a part of it at a time. The first flows of an address
-//! that appears while the daemon runs may therefore be steered for a moment: for up to 0.5 s with a
-//! table of the default size.
+//! The program asks about sources that it does not know (bpf/sources.h) and leaves their flows where
+//! the kernel sends them until they have a permission here. Permissions are bounded, end by
+//! themselves and are judged again after each change of the routing. What must stay gets none.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
@@ -20,101 +20,142 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::Daemon;
-use crate::bpf::flows::Cursor;
+use crate::bpf::{now_ns, MAX_PERMITS, PERMIT_NS};
 use crate::netlink::{self, WayBack};
 
-/// Slots of the flow table that are looked at each time: less than a millisecond.
-const SLOTS_AT_ONCE: usize = 65_536;
-/// New sources that are looked up each time, a system call or two each.
-const NEW_AT_ONCE: usize = 500;
-/// Sources known to be steerable that are remembered.
-const KNOWN_MAX: usize = 65_536;
-/// Translated sources that are kept out: the program's table has room for 4096 addresses, those of
-/// the devices among them.
-const TRANSLATED_MAX: usize = 2048;
-/// So many of them are logged, the others appear in the status only.
+/// Sources that are judged again in one go, two system calls each.
+const AGAIN_AT_ONCE: usize = 256;
+/// What must stay is not looked up again for so long.
+const STAYS_NS: u64 = 10_000_000_000;
+/// So many of these are remembered, for the status.
+const STAYS_MAX: usize = 2048;
+/// So many of them are logged.
 const SAID_MAX: usize = 20;
 
-/// What is known of the sources seen.
+/// What is known of the sources seen. Times are ns of CLOCK_MONOTONIC.
 #[derive(Default)]
 pub struct Translated {
-    cursor: Cursor,
-    /// May be moved.
-    movable: HashSet<IpAddr>,
-    /// Belong to one uplink.
-    stay: BTreeSet<IpAddr>,
-    /// Of these, those found last.
-    found: BTreeSet<IpAddr>,
+    permits: BTreeMap<IpAddr, Permit>,
+    /// Belong to one uplink, and since when that is known.
+    stay: BTreeMap<IpAddr, u64>,
+    /// To be judged again, as the routing has changed.
+    again: BTreeSet<IpAddr>,
+    /// Lost their permission at the last look: a flow may have begun meanwhile.
+    revoked: BTreeSet<IpAddr>,
+    said: BTreeSet<IpAddr>,
     said_full: bool,
     /// Since it last went well.
     said_failed: bool,
 }
 
+struct Permit {
+    since_ns: u64,
+    confirmed_ns: u64,
+}
+
 impl Translated {
+    /// Sources whose flows have been left alone lately.
     pub fn sources(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.stay.iter().copied()
+        self.stay.keys().copied()
     }
 
-    fn is_known(&self, source: &IpAddr) -> bool {
-        self.movable.contains(source) || self.stay.contains(source)
+    /// Judges all sources anew, some at each look, after a change of the routing.
+    pub(super) fn judge_again(&mut self) {
+        self.again = self.permits.keys().copied().collect();
+        self.stay.clear();
     }
 
-    /// Judges those of the sources that are new. What fails for one of them is no reason to leave
-    /// the others: it is looked at again when it is next met. Returns the first failure.
+    /// Takes the next sources out that are to be judged again.
+    fn take_again(&mut self) -> Vec<IpAddr> {
+        let some: Vec<IpAddr> = self.again.iter().take(AGAIN_AT_ONCE).copied().collect();
+        for source in &some {
+            self.again.remove(source);
+        }
+        some
+    }
+
+    /// Judges sources and returns who may move. What fails for one of them is no reason to leave the
+    /// others; it has no permission then. The first failure is returned besides.
     fn judge(
         &mut self,
         sources: impl IntoIterator<Item = IpAddr>,
+        now: u64,
         mut is_movable: impl FnMut(IpAddr) -> Result<bool>,
-        mut pin: impl FnMut(IpAddr) -> Result<()>,
-    ) -> Result<()> {
-        let mut failed = Ok(());
+    ) -> (Vec<IpAddr>, Result<()>) {
+        let (mut movable, mut failed) = (Vec::new(), Ok(()));
         for source in sources {
-            if self.is_known(&source) {
+            let known = self.stay.get(&source);
+            if known.is_some_and(|at| now < at + STAYS_NS) {
                 continue;
             }
-            let judged = is_movable(source).and_then(|movable| match movable {
-                true => {
-                    self.may_move(source);
-                    Ok(())
+            match is_movable(source).with_context(|| format!("source {source}")) {
+                Ok(true) => {
+                    self.stay.remove(&source);
+                    movable.push(source);
                 }
-                false => self.must_stay(source, &mut pin),
-            });
-            if failed.is_ok() {
-                failed = judged.with_context(|| format!("source {source}"));
+                Ok(false) => self.must_stay(source, now),
+                Err(e) => {
+                    self.revoke(source);
+                    failed = failed.and(Err(e));
+                }
             }
         }
-        failed
+        (movable, failed)
     }
 
-    fn may_move(&mut self, source: IpAddr) {
-        if self.movable.len() >= KNOWN_MAX {
-            self.movable.clear();
+    fn must_stay(&mut self, source: IpAddr, now: u64) {
+        self.revoke(source);
+        if self.stay.len() < STAYS_MAX || self.stay.contains_key(&source) {
+            self.stay.insert(source, now);
         }
-        self.movable.insert(source);
-    }
-
-    fn must_stay(
-        &mut self,
-        source: IpAddr,
-        pin: &mut impl FnMut(IpAddr) -> Result<()>,
-    ) -> Result<()> {
-        if self.stay.len() >= TRANSLATED_MAX {
-            if !self.said_full {
-                self.said_full = true;
-                warn!("more than {TRANSLATED_MAX} translated sources: further ones are steered");
-            }
-            self.may_move(source);
-            return Ok(());
-        }
-        pin(source)?;
-        if self.stay.len() < SAID_MAX {
+        if self.said.len() < SAID_MAX && self.said.insert(source) {
             info!(
                 "flows from {source} stay where they are: replies to it come by an \
                  uplink. If all uplinks accept this address, add it to `movable_sources`"
             );
         }
-        self.stay.insert(source);
-        Ok(())
+    }
+
+    fn revoke(&mut self, source: IpAddr) {
+        if self.permits.remove(&source).is_some() {
+            self.revoked.insert(source);
+        }
+    }
+
+    /// Gives or renews a permission; returns since when it holds, or `None` where there are too many.
+    fn permit(&mut self, source: IpAddr, now: u64) -> Option<u64> {
+        let full = self.permits.len() >= MAX_PERMITS;
+        if full && !self.permits.contains_key(&source) {
+            if !self.said_full {
+                self.said_full = true;
+                warn!(
+                    "flows from more than {MAX_PERMITS} sources: those of further ones stay \
+                     where the kernel sends them"
+                );
+            }
+            return None;
+        }
+        let permit = self.permits.entry(source).or_insert(Permit {
+            since_ns: now,
+            confirmed_ns: now,
+        });
+        permit.confirmed_ns = now;
+        Some(permit.since_ns)
+    }
+
+    /// Takes out the permissions that nobody has asked for again in time, and what is no longer worth
+    /// telling.
+    fn age(&mut self, now: u64) -> Vec<IpAddr> {
+        self.stay.retain(|_, at| now < *at + STAYS_NS);
+        let old = self.permits.iter();
+        let old: Vec<IpAddr> = old
+            .filter(|(_, p)| now >= p.confirmed_ns + PERMIT_NS)
+            .map(|(source, _)| *source)
+            .collect();
+        for source in &old {
+            self.permits.remove(source);
+        }
+        old
     }
 }
 
@@ -144,11 +185,8 @@ fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<b
 }
 
 impl Daemon {
-    /// Judges sources that are new in the flow table.
+    /// Judges the sources that the program asks about.
     pub(super) fn look_for_translated(&mut self) {
-        if self.steer.is_none() || !forwards() {
-            return;
-        }
         let looked = self.try_look_for_translated();
         let failed = looked.is_err();
         if let Err(e) = looked {
@@ -164,40 +202,27 @@ impl Daemon {
         let Some(steer) = &mut self.steer else {
             return Ok(());
         };
-        let t = &mut self.translated;
+        let (t, now) = (&mut self.translated, now_ns());
         let configured = &self.config.steer.movable_sources;
-        let mut cursor = std::mem::take(&mut t.cursor);
-        let new = |source: &IpAddr| !t.is_known(source);
-        let sources = cursor.sources(steer.flows(), SLOTS_AT_ONCE, NEW_AT_ONCE, new);
-        t.cursor = cursor;
-        // A flow that began while its source was being pinned is met the time after.
-        let mut forget = std::mem::take(&mut t.found);
-        let mut found = BTreeSet::new();
-        let judged = t.judge(
-            sources,
-            |source| is_movable(source, &devices, configured),
-            |source| {
-                steer.pin(source)?;
-                found.insert(source);
-                Ok(())
-            },
-        );
-        forget.extend(&found);
-        t.found = found;
+        let mut forget = std::mem::take(&mut t.revoked);
+        let mut sources = t.take_again();
+        sources.extend(steer.asked());
+        let (movable, mut judged) = t.judge(sources, now, |s| is_movable(s, &devices, configured));
+        for source in movable {
+            if let Some(since_ns) = t.permit(source, now) {
+                judged = judged.and(steer.permit(source, since_ns));
+            }
+        }
+        let old = t.age(now);
+        for source in t.revoked.iter().chain(&old) {
+            steer.forbid(*source);
+        }
+        forget.extend(&t.revoked);
         if !forget.is_empty() {
             let flows = steer.flows();
             flows.forget(|key| forget.contains(&key.source.ip()));
         }
         judged
-    }
-
-    /// Judges all sources anew, after a change of the routing.
-    pub(super) fn judge_sources_again(&mut self, devices: &[u32]) {
-        let configured = &self.config.steer.movable_sources;
-        self.translated.movable.clear();
-        self.translated
-            .stay
-            .retain(|s| !is_movable(*s, devices, configured).unwrap_or(false));
     }
 }
 
@@ -206,42 +231,61 @@ mod tests {
     use super::*;
     use anyhow::bail;
 
-    fn ip(n: u8) -> IpAddr {
-        [192, 0, 2, n].into()
+    fn ip(n: u32) -> IpAddr {
+        std::net::Ipv4Addr::from(0xc000_0200 + n).into()
     }
 
     #[test]
     fn a_source_that_cannot_be_judged_holds_nobody_up_and_is_met_again() {
         let mut translated = Translated::default();
-        let mut pinned = Vec::new();
-        let look_up = |source: IpAddr| match source {
+        let (movable, failed) = translated.judge((1..4).map(ip), 0, |source| match source {
             s if s == ip(1) => bail!("no route"),
             s => Ok(s == ip(2)),
-        };
-        let failed = translated.judge((1..5).map(ip), look_up, |source| {
-            if source == ip(3) {
-                bail!("the table is full");
-            }
-            pinned.push(source);
-            Ok(())
         });
         let error = format!("{:#}", failed.unwrap_err());
         assert_eq!(error, "source 192.0.2.1: no route", "the first");
-        assert_eq!(pinned, [ip(4)]);
-        assert!(translated.movable.contains(&ip(2)));
-        assert_eq!(translated.sources().collect::<Vec<_>>(), [ip(4)]);
-        // The two are asked about again, the others not.
+        assert_eq!(movable, [ip(2)]);
+        assert_eq!(translated.sources().collect::<Vec<_>>(), [ip(3)]);
+        // What stays is not asked about again for a while.
         let mut asked = Vec::new();
-        let judged = translated.judge(
-            (1..5).map(ip),
-            |source| {
+        let mut ask = |t: &mut Translated, now| {
+            asked.clear();
+            let judge = |source| {
                 asked.push(source);
                 Ok(false)
-            },
-            |_| Ok(()),
-        );
-        judged.unwrap();
-        assert_eq!(asked, [ip(1), ip(3)]);
-        assert_eq!(translated.sources().count(), 3);
+            };
+            t.judge((1..4).map(ip), now, judge).1.unwrap();
+            asked.clone()
+        };
+        assert_eq!(ask(&mut translated, 1), [ip(1), ip(2)]);
+        assert_eq!(ask(&mut translated, STAYS_NS), [ip(3)]);
+    }
+
+    #[test]
+    fn permissions_end_by_themselves_and_are_bounded() {
+        let mut translated = Translated::default();
+        for n in 0..MAX_PERMITS as u32 {
+            assert_eq!(translated.permit(ip(n), 5), Some(5));
+        }
+        let one_more = ip(MAX_PERMITS as u32);
+        assert_eq!(translated.permit(one_more, 6), None, "full means stay");
+        // Renewed, it is as old as before.
+        assert_eq!(translated.permit(ip(7), PERMIT_NS), Some(5));
+        assert_eq!(translated.age(PERMIT_NS + 5).len(), MAX_PERMITS - 1);
+        assert!(translated.permit(one_more, PERMIT_NS + 6).is_some());
+    }
+
+    #[test]
+    fn a_change_of_the_routing_takes_permissions_back() {
+        let mut translated = Translated::default();
+        translated.permit(ip(1), 0);
+        translated.permit(ip(2), 0);
+        translated.judge_again();
+        let again = translated.take_again();
+        assert_eq!(again, [ip(1), ip(2)]);
+        let (movable, _) = translated.judge(again, 1, |source| Ok(source == ip(1)));
+        assert_eq!(movable, [ip(1)]);
+        assert!(translated.revoked.contains(&ip(2)));
+        assert!(translated.take_again().is_empty());
     }
 }

@@ -10,8 +10,8 @@ use super::rules::{self, Reach};
 use super::snapshot::{Address, Link, Route, Snapshot, TABLE_MAIN, UNICAST};
 use super::Filter;
 use crate::steer::topology::{
-    Group, Kept, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_KEPT,
-    MAX_PATHS,
+    tos, Group, Kept, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS,
+    MAX_KEPT, MAX_PATHS,
 };
 
 mod defaults;
@@ -60,7 +60,7 @@ struct Builder<'a> {
     path_index: HashMap<PathKey, usize>,
     /// How the packets come to each table, by family.
     approaches: BTreeMap<(bool, u32), Result<Approach, String>>,
-    /// Positions of the routes with each prefix in a table.
+    /// Positions of all routes with the prefix of a multipath route, by table.
     by_prefix: HashMap<(u32, IpNet), Vec<usize>>,
     /// Prefixes of the groups with their tables.
     adopted: BTreeMap<IpNet, u32>,
@@ -77,11 +77,13 @@ struct Approach {
 impl<'a> Builder<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         let mut by_prefix: HashMap<_, Vec<usize>> = HashMap::new();
+        for route in snapshot.routes.iter().filter(|route| route.multipath) {
+            by_prefix.entry((route.table, route.prefix)).or_default();
+        }
         for (position, route) in snapshot.routes.iter().enumerate() {
-            by_prefix
-                .entry((route.table, route.prefix))
-                .or_default()
-                .push(position);
+            if let Some(same) = by_prefix.get_mut(&(route.table, route.prefix)) {
+                same.push(position);
+            }
         }
         Self {
             snapshot,
@@ -169,8 +171,12 @@ impl<'a> Builder<'a> {
 
     /// Whether the kernel uses this route for all packets to its prefix.
     fn check_precedence(&self, route: &Route) -> Result<(), String> {
-        let same = &self.by_prefix[&(route.table, route.prefix)];
-        for other in same.iter().map(|position| &self.snapshot.routes[*position]) {
+        let same = self.by_prefix.get(&(route.table, route.prefix));
+        for other in same
+            .into_iter()
+            .flatten()
+            .map(|position| &self.snapshot.routes[*position])
+        {
             if std::ptr::eq(other, route) || is_conditional(other) {
                 continue;
             }
@@ -341,7 +347,7 @@ impl<'a> Builder<'a> {
                             table,
                             dst: Some(route.prefix),
                             src: route.source,
-                            tos: Some(route.tos).filter(|tos| *tos != 0),
+                            tos: tos(route.tos, ipv6),
                             ipv6,
                             ..Selector::default()
                         });
@@ -357,13 +363,14 @@ impl<'a> Builder<'a> {
             .iter()
             .map(|path| path.key.ifindex)
             .collect();
-        let pinned: BTreeSet<IpAddr> = self
-            .snapshot
-            .addresses
-            .iter()
-            .filter(|address| devices.contains(&address.ifindex))
-            .map(|address| address.address)
-            .collect();
+        let addresses = self.snapshot.addresses.iter();
+        let (pinned, own): (Vec<&Address>, Vec<&Address>) =
+            addresses.partition(|address| devices.contains(&address.ifindex));
+        let pinned: BTreeSet<IpAddr> = pinned.iter().map(|a| a.address).collect();
+        let own: BTreeSet<IpAddr> = own.iter().map(|a| a.address).collect();
+        if !self.topology.groups.is_empty() {
+            self.topology.own_sources = own.difference(&pinned).copied().collect();
+        }
         self.topology.pinned_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;

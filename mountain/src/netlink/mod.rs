@@ -30,6 +30,7 @@ pub mod uplinks;
 pub(crate) mod wire;
 
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -63,9 +64,11 @@ impl Filter {
     }
 }
 
-/// How often a dump that changed while it was read is read again before it is taken as it is
-/// (the monitor reports the change anyway).
-const CONSISTENT_TRIES: usize = 5;
+/// A dump that changed while it was read is read again for so long; then it is taken as it is (the
+/// monitor reports the change anyway).
+const CONSISTENT_WITHIN: Duration = Duration::from_millis(20);
+/// From so many routes on, the memory of a reading is given back to the kernel.
+const MANY_ROUTES: usize = 50_000;
 
 /// Reads the routing state of the calling thread's network namespace.
 ///
@@ -76,13 +79,20 @@ const CONSISTENT_TRIES: usize = 5;
 /// When the kernel refuses a netlink socket or a dump. Reading needs no privileges.
 pub fn read_topology_blocking(filter: &Filter) -> Result<Topology> {
     let mut socket = wire::Socket::open().context("cannot open an rtnetlink socket")?;
-    let mut tries = 0;
+    let started = Instant::now();
     loop {
-        tries += 1;
         let (snapshot, consistent) = snapshot::read(&mut socket)?;
-        if consistent || tries == CONSISTENT_TRIES {
-            return Ok(build::build(&snapshot, filter));
+        if !consistent && started.elapsed() < CONSISTENT_WITHIN {
+            continue;
         }
+        let topology = build::build(&snapshot, filter);
+        let many = snapshot.routes.len() > MANY_ROUTES;
+        drop(snapshot);
+        if many {
+            // SAFETY: has no preconditions. The allocator would keep it for a thread that has ended.
+            unsafe { libc::malloc_trim(0) };
+        }
+        return Ok(topology);
     }
 }
 

@@ -13,6 +13,7 @@ use super::kinds::{self, Lower};
 use super::nexthop::{self, NextHop, NextHopObject};
 use super::uplinks;
 use super::wire::{self, push_attribute, Attributes, Socket};
+use crate::steer::topology;
 
 const RTM_GETLINK: u16 = 18;
 const RTM_GETADDR: u16 = 22;
@@ -144,7 +145,8 @@ pub(super) struct Rule {
     pub ipproto: Option<u8>,
     pub sport: Option<(u16, u16)>,
     pub dport: Option<(u16, u16)>,
-    pub tos: Option<u8>,
+    /// (DS field, mask)
+    pub tos: Option<(u8, u8)>,
     /// Has a condition that cannot be followed, such as a tunnel id.
     pub opaque: bool,
 }
@@ -664,13 +666,16 @@ fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
         sport: attributes.u16_pair(FRA_SPORT_RANGE),
         dport: attributes.u16_pair(FRA_DPORT_RANGE),
         tos: match attributes.u8(FRA_DSCP) {
-            Some(dscp) => Some(dscp << 2),
-            None => Some(tos).filter(|tos| *tos != 0),
+            // Unlike a TOS, all of it is compared.
+            Some(dscp) => {
+                let mask = attributes.u8(FRA_DSCP_MASK).unwrap_or(0x3f) << 2;
+                Some((dscp << 2 & mask, mask))
+            }
+            None => topology::tos(tos, family == AF_INET6),
         },
         opaque: attributes.has(FRA_TUN_ID)
             || mask_is_not(FRA_SPORT_MASK, 0xffff)
             || mask_is_not(FRA_DPORT_MASK, 0xffff)
-            || attributes.u8(FRA_DSCP_MASK).is_some_and(|m| m != 0x3f)
             || attributes.has(FRA_FLOWLABEL)
             || attributes.highest() > FRA_DSCP_MASK,
     })

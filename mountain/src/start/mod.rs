@@ -25,7 +25,8 @@ use serde_json::{json, Value};
 use tracing::{debug, info, warn};
 
 use crate::bpf::start::{cgroup_root, PathMark, Rule, Settings, Start, Wants};
-use crate::bpf::{GroupConfig, Masks, Mode};
+use crate::bpf::tries::{Entries, Shared};
+use crate::bpf::{self, GroupConfig, Masks, Mode};
 use crate::config::Config;
 use crate::daemon::translated::forwards;
 use crate::netlink::{self, uplinks};
@@ -294,6 +295,18 @@ impl Starter {
         if let Err(e) = left {
             warn!("exchanges of datagrams that are under way may change their address: {e:#}");
         }
+    }
+
+    /// The table of destinations and what it holds after [`Starter::update`], which may be written
+    /// ahead while new flows choose nothing.
+    pub fn destinations(
+        &self,
+        topology: &Topology,
+        groups: &[GroupConfig],
+    ) -> (Shared<u32>, Entries<u32>) {
+        let (groups, not_ours) = destinations(topology, groups);
+        let wanted = bpf::destinations(&groups, &not_ours);
+        (self.programs.dests(), wanted)
     }
 
     /// Whether anything is adopted at the moment.

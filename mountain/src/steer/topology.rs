@@ -126,8 +126,16 @@ pub struct Selector {
     pub ipproto: Option<u8>,
     pub sport: Option<(u16, u16)>,
     pub dport: Option<(u16, u16)>,
-    pub tos: Option<u8>,
+    /// (DS field, mask), see [`tos`].
+    pub tos: Option<(u8, u8)>,
     pub ipv6: bool,
+}
+
+/// What a TOS of a rule or route is compared with. Of IPv4 packets that is the DS field without its
+/// upper three bits, in all kernels (`INET_DSCP_LEGACY_TOS_MASK`); of IPv6 ones all but the ECN bits.
+pub fn tos(tos: u8, ipv6: bool) -> Option<(u8, u8)> {
+    let mask = if ipv6 { 0xfc } else { 0x1c };
+    (tos != 0).then_some((tos, mask))
 }
 
 /// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's.
@@ -167,6 +175,8 @@ pub struct Topology {
     pub selectors: Vec<Selector>,
     /// Addresses on the paths' devices: packets from them belong to one uplink and stay.
     pub pinned_sources: Vec<IpAddr>,
+    /// The host's other addresses: packets from them may take any path.
+    pub own_sources: Vec<IpAddr>,
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
     pub skipped: Vec<String>,
     /// Families whose new flows would choose, but are left to the kernel for the time being.

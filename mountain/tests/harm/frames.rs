@@ -13,12 +13,12 @@ use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 use super::support::{said, wait_until, Net, Ns, LEAVE, SERVER4, SETTLE};
 
 /// Packets of each kind that are sent, and with which source port.
-const PACKETS: u64 = 40;
+pub(super) const PACKETS: u64 = 40;
 /// From an address that the configuration lets move, whoever sends.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 30, 0, 77);
 
 /// Lets the daemon of `net` move all it may from u0 to u1: probes die on u0, nothing else does.
-fn only_u1_is_good(net: &mut Net) -> File {
+pub(super) fn only_u1_is_good(net: &mut Net) -> File {
     let config = tempfile::NamedTempFile::new().unwrap();
     fs::write(
         config.path(),
@@ -29,7 +29,7 @@ fn only_u1_is_good(net: &mut Net) -> File {
         "up --foreground --config {}",
         config.path().display()
     ));
-    wait_until("it runs", LEAVE, || said(&log).contains("running"));
+    wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
     net.wait_good();
     thread::sleep(SETTLE);
     let server = &net.server;
@@ -41,7 +41,7 @@ fn only_u1_is_good(net: &mut Net) -> File {
 }
 
 /// Counts datagrams to ports of the server by the device they come in on.
-fn count_arrivals(server: &Ns, port: u16) {
+pub(super) fn count_arrivals(server: &Ns, port: u16) {
     for dev in ["s0", "s1"] {
         server.run(&format!("nft add counter inet q {dev}_{port}"));
         server.run(&format!(
@@ -50,7 +50,7 @@ fn count_arrivals(server: &Ns, port: u16) {
     }
 }
 
-fn arrived(server: &Ns, dev: &str, port: u16) -> u64 {
+pub(super) fn arrived(server: &Ns, dev: &str, port: u16) -> u64 {
     let text = server.run(&format!("nft list counter inet q {dev}_{port}"));
     let words: Vec<&str> = text.split_whitespace().collect();
     let at = words.iter().position(|w| *w == "packets").unwrap();
@@ -58,13 +58,15 @@ fn arrived(server: &Ns, dev: &str, port: u16) -> u64 {
 }
 
 /// Asserts that what `send` sends to a port of the server came by `dev` alone.
-fn all_come_by(server: &Ns, dev: &str, port: u16, what: &str, send: impl FnOnce(u16)) {
+pub(super) fn all_come_by(server: &Ns, dev: &str, port: u16, what: &str, send: impl FnOnce(u16)) {
     count_arrivals(server, port);
     send(port);
     let both = || ["s0", "s1"].map(|d| arrived(server, d, port));
-    wait_until(&format!("{what}: all arrive, {:?}", both()), LEAVE, || {
-        both().iter().sum::<u64>() >= PACKETS
-    });
+    wait_until(
+        &format!("{what}: all arrive, {:?}", both()),
+        3 * LEAVE,
+        || both().iter().sum::<u64>() >= PACKETS,
+    );
     let expected = if dev == "s0" {
         [PACKETS, 0]
     } else {
@@ -74,7 +76,7 @@ fn all_come_by(server: &Ns, dev: &str, port: u16, what: &str, send: impl FnOnce(
 }
 
 /// Sends from sockets of a namespace, bound to `source`.
-fn by_sockets(ns: &Ns, source: Ipv4Addr, port: u16) {
+pub(super) fn by_sockets(ns: &Ns, source: Ipv4Addr, port: u16) {
     ns.with(move || {
         for _ in 0..PACKETS {
             let socket = UdpSocket::bind((source, 0)).unwrap();
@@ -98,50 +100,66 @@ fn mac(ns: &Ns, dev: &str) -> [u8; 6] {
 fn frame(to: [u8; 6], from: [u8; 6], source_port: u16, port: u16) -> Vec<u8> {
     let mut f = [to, from].concat();
     f.extend([8, 0]);
-    let ip = f.len();
     f.extend([0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0]);
     f.extend(GUEST.octets());
     f.extend(SERVER4.parse::<Ipv4Addr>().unwrap().octets());
-    let sum: u32 = f[ip..]
-        .chunks(2)
-        .map(|w| u32::from(w[0]) << 8 | u32::from(w[1]))
-        .sum();
-    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-    f[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
+    set_checksum(&mut f);
     f.extend(source_port.to_be_bytes());
     f.extend(port.to_be_bytes());
     f.extend([0, 9, 0, 0, b'x']);
     f
 }
 
+/// Sets the checksum of the IPv4 header in an Ethernet frame.
+fn set_checksum(frame: &mut [u8]) {
+    frame[24..26].fill(0);
+    let words = frame[14..34].chunks(2);
+    let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// A packet socket on a device of this thread's namespace.
+struct RawSocket {
+    socket: socket2::Socket,
+    address: libc::sockaddr_ll,
+}
+
+impl RawSocket {
+    fn on(dev: &str) -> Self {
+        let protocol = Some(socket2::Protocol::from(0));
+        let socket =
+            socket2::Socket::new(socket2::Domain::PACKET, socket2::Type::RAW, protocol).unwrap();
+        // SAFETY: all zeros is a valid address.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_ifindex = nix::net::if_::if_nametoindex(dev).unwrap() as i32;
+        Self { socket, address }
+    }
+
+    fn send(&self, frame: &[u8]) {
+        // SAFETY: both buffers are live and as long as told.
+        let sent = unsafe {
+            libc::sendto(
+                self.socket.as_raw_fd(),
+                frame.as_ptr().cast(),
+                frame.len(),
+                0,
+                (&raw const self.address).cast(),
+                size_of_val(&self.address) as u32,
+            )
+        };
+        assert_eq!(sent, frame.len() as isize);
+    }
+}
+
 /// Sends frames with the device's own source address from a packet socket on u0.
 fn by_packet_socket(net: &Net, port: u16) {
     let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "u0"));
     net.client.with(move || {
-        let socket = socket2::Socket::new(
-            socket2::Domain::PACKET,
-            socket2::Type::RAW,
-            Some(socket2::Protocol::from(0)),
-        )
-        .unwrap();
-        // SAFETY: all zeros is a valid address.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_ifindex = nix::net::if_::if_nametoindex("u0").unwrap() as i32;
+        let raw = RawSocket::on("u0");
         for n in 0..PACKETS {
-            let frame = frame(to, from, 1000 + n as u16, port);
-            // SAFETY: both buffers are live and as long as told.
-            let sent = unsafe {
-                libc::sendto(
-                    socket.as_raw_fd(),
-                    frame.as_ptr().cast(),
-                    frame.len(),
-                    0,
-                    (&raw const address).cast(),
-                    size_of_val(&address) as u32,
-                )
-            };
-            assert_eq!(sent, frame.len() as isize);
+            raw.send(&frame(to, from, 1000 + n as u16, port));
             thread::sleep(Duration::from_millis(2));
         }
     });
@@ -254,4 +272,123 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     let after = client.status()["counters"]["pass_foreign"].clone();
     let told = after.as_u64().unwrap() - before.as_u64().unwrap();
     assert!(told >= 4 * PACKETS, "{told} packets told as foreign");
+}
+
+/// A network behind the client, which forwards for it: e0 10.50.0.2 at lan 10.50.0.1.
+fn inner_network(net: &Net) -> Ns {
+    let (inner, client) = (Ns::new("i"), &net.client);
+    client.ip(&format!(
+        "link add lan type veth peer name e0 netns {}",
+        inner.name
+    ));
+    client.ip("addr add 10.50.0.1/24 dev lan");
+    client.ip("link set lan up");
+    inner.ip("addr add 10.50.0.2/24 dev e0");
+    inner.ip("link set e0 up");
+    inner.ip("route add default via 10.50.0.1");
+    client.sysctl("net.ipv4.ip_forward", "1");
+    client.sysctl("net.ipv4.conf.all.rp_filter", "0");
+    client.sysctl("net.ipv4.conf.lan.rp_filter", "0");
+    inner
+}
+
+#[test]
+fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
+    let mut net = Net::new();
+    let inner = inner_network(&net);
+    // What port 9500 and up get from NAT is the address of one uplink, on no device of this host.
+    net.client.run("nft add table ip t");
+    net.client
+        .run("nft add chain ip t out { type nat hook postrouting priority 100 ; }");
+    net.client
+        .run("nft add rule ip t out iifname lan udp dport 9500-9600 snat to 192.0.2.77");
+    // The server knows by which uplink it accepts that address: by the kernel's, u0.
+    net.client.ip("route replace 10.98.1.0/24 src 10.98.0.1 \
+         nexthop via 10.30.0.2 dev u0 weight 250 nexthop via 10.30.1.2 dev u1 weight 1");
+    let _log = only_u1_is_good(&mut net);
+    let (client, server) = (&net.client, &net.server);
+    let inside = Ipv4Addr::new(10, 50, 0, 2);
+
+    // Datagrams with random sources, more than any list of such sources has room for.
+    let (to, from) = (mac(client, "lan"), mac(&inner, "e0"));
+    inner.with(move || {
+        let raw = RawSocket::on("e0");
+        for n in 0..6_000u32 {
+            let mut f = frame(to, from, 1, 9);
+            f[26..30].copy_from_slice(&(0x0b00_0000 + n * 7919).to_be_bytes());
+            set_checksum(&mut f);
+            raw.send(&f);
+            if n % 20 == 0 {
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+    });
+    // What is not translated moves, once its source is known to be of the inner network.
+    wait_until("inner flows move", 3 * LEAVE, || {
+        let port = 9100 + client.status()["uptime_s"].as_f64().unwrap() as u16;
+        count_arrivals(server, port);
+        by_sockets(&inner, inside, port);
+        arrived(server, "s1", port) == PACKETS
+    });
+    // What is translated stays where the kernel routed it: nearly all by u0.
+    count_arrivals(server, 9500);
+    by_sockets(&inner, inside, 9500);
+    let by = || ["s0", "s1"].map(|dev| arrived(server, dev, 9500));
+    wait_until("all arrive", 3 * LEAVE, || {
+        by().iter().sum::<u64>() >= PACKETS
+    });
+    assert!(by()[0] * 2 > PACKETS, "moved off their uplink: {:?}", by());
+}
+
+#[test]
+fn packets_that_an_ip_rule_selects_keep_its_uplink() {
+    let mut net = Net::new();
+    let inner = inner_network(&net);
+    let _log = only_u1_is_good(&mut net);
+    let (client, server) = (&net.client, &net.server);
+    client.ip("route add default via 10.30.0.2 dev u0 table 100");
+    let inside = Ipv4Addr::new(10, 50, 0, 2);
+    // Known as movable before it matters.
+    wait_until("inner flows move", 3 * LEAVE, || {
+        let port = 9100 + client.status()["uptime_s"].as_f64().unwrap() as u16;
+        count_arrivals(server, port);
+        by_sockets(&inner, inside, port);
+        arrived(server, "s1", port) == PACKETS
+    });
+
+    // What no socket has sent is root's to the kernel.
+    client.ip("rule add priority 50 uidrange 0-0 lookup 100");
+    thread::sleep(SETTLE);
+    all_come_by(
+        server,
+        "s0",
+        9201,
+        "forwarded, and a rule for root",
+        |port| {
+            by_sockets(&inner, inside, port);
+        },
+    );
+    client.ip("rule del priority 50");
+
+    // A TOS is compared without the three bits above it.
+    client.ip("rule add priority 50 tos 0x10 lookup 100");
+    thread::sleep(SETTLE);
+    let with_tos = |tos: u32| {
+        move |port: u16| {
+            client.with(move || {
+                for _ in 0..PACKETS {
+                    let socket = UdpSocket::bind(("10.98.0.1", 0)).unwrap();
+                    socket2::SockRef::from(&socket).set_tos_v4(tos).unwrap();
+                    socket.send_to(b"x", (SERVER4, port)).unwrap();
+                    thread::sleep(Duration::from_millis(2));
+                }
+            });
+        }
+    };
+    let kernel = |tos: &str| client.ip(&format!("route get 10.98.1.1 from 10.98.0.1 tos {tos}"));
+    assert!(kernel("0x10").contains("dev u0"), "{}", kernel("0x10"));
+    all_come_by(server, "s0", 9202, "TOS 0x10", with_tos(0x10));
+    all_come_by(server, "s0", 9203, "TOS 0xb0", with_tos(0xb0));
+    all_come_by(server, "s1", 9204, "TOS 0x08", with_tos(0x08));
+    client.ip("rule del priority 50");
 }

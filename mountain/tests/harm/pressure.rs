@@ -1,2 +1,187 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Errors, full tables and floods: nothing is steered until the picture is whole again.
+
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::frames::{all_come_by, arrived, by_sockets, count_arrivals, only_u1_is_good, PACKETS};
+use super::support::{said, wait_until, Net, Ns, LEAVE, SETTLE};
+
+const OWN: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
+/// An address of the client that belongs to no uplink, for which an ip rule names one.
+const RULED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+
+/// Has `ip` carry out many lines.
+fn ip_batch(ns: &Ns, lines: &str) {
+    let mut child = ns
+        .command("ip")
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(lines.as_bytes())
+        .unwrap();
+    assert!(child.wait().unwrap().success(), "ip -batch");
+}
+
+/// Adds or deletes ip rules for addresses that nobody has.
+fn rules(ns: &Ns, verb: &str, numbers: std::ops::Range<u32>) {
+    let line = |n| {
+        let priority = 1000 + n;
+        format!("rule {verb} priority {priority} from 203.0.113.{n} lookup 100\n")
+    };
+    ip_batch(ns, &numbers.map(line).collect::<String>());
+}
+
+fn is_suspended(ns: &Ns) -> bool {
+    !ns.status()["suspended"].is_null()
+}
+
+#[test]
+fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
+    let mut net = Net::new();
+    net.client.ip(&format!("addr add {RULED}/32 dev lo"));
+    let log = only_u1_is_good(&mut net);
+    let (client, server) = (&net.client, &net.server);
+    client.ip("route add default via 10.30.0.2 dev u0 table 100");
+
+    // A rule behind many others is followed.
+    rules(client, "add", 0..40);
+    client.ip(&format!("rule add priority 2000 from {RULED} lookup 100"));
+    all_come_by(server, "s1", 9001, "the host's own packets", |port| {
+        by_sockets(client, OWN, port);
+    });
+    all_come_by(server, "s0", 9002, "packets of the 41st rule", |port| {
+        by_sockets(client, RULED, port);
+    });
+
+    // Beyond what fits, nothing is moved at all.
+    rules(client, "add", 40..80);
+    wait_until("nothing is steered", 3 * LEAVE, || is_suspended(client));
+    all_come_by(server, "s0", 9003, "packets of the last rule", |port| {
+        by_sockets(client, RULED, port);
+    });
+    count_arrivals(server, 9004);
+    by_sockets(client, OWN, 9004);
+    let by = || ["s0", "s1"].map(|dev| arrived(server, dev, 9004));
+    wait_until("all arrive", 3 * LEAVE, || {
+        by().iter().sum::<u64>() >= PACKETS
+    });
+    assert!(by()[0] > 0, "the kernel spreads them: {:?}", by());
+
+    // It is tried again, and said once.
+    thread::sleep(Duration::from_secs(3));
+    let text = said(&log);
+    let told = text.matches("nothing is steered for now").count();
+    assert_eq!(told, 1, "{text}");
+    assert!(text.contains("ip rules"), "{text}");
+
+    rules(client, "del", 40..80);
+    wait_until("it goes on", 3 * LEAVE, || !is_suspended(client));
+    thread::sleep(SETTLE);
+    all_come_by(server, "s1", 9005, "own packets again", |port| {
+        by_sockets(client, OWN, port);
+    });
+}
+
+/// Routes to so many networks of /24 by u0 only.
+fn many_routes(ns: &Ns, verb: &str, count: u32) {
+    let line = |n: u32| {
+        let net = Ipv4Addr::from((20 << 24) + (n << 8));
+        format!("route {verb} {net}/24 via 10.30.0.2 dev u0\n")
+    };
+    ip_batch(ns, &(0..count).map(line).collect::<String>());
+}
+
+/// Probes that were sent on all paths within a while.
+fn probes_in(ns: &Ns, time: Duration) -> u64 {
+    let sent = || -> u64 {
+        let status = ns.status();
+        let paths = status["paths"].as_array().unwrap();
+        paths
+            .iter()
+            .map(|p| p["probes"]["sent"].as_u64().unwrap())
+            .sum()
+    };
+    let before = sent();
+    thread::sleep(time);
+    sent() - before
+}
+
+#[test]
+fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
+    const ROUTES: u32 = 70_000;
+    const WHILE: Duration = Duration::from_secs(3);
+    let mut net = Net::new();
+    net.client.ip("route add default src 10.98.0.1 \
+         nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+    net.server.ip("addr add 10.98.1.200/32 dev lo");
+    let _log = only_u1_is_good(&mut net);
+    let calm = probes_in(&net.client, WHILE);
+
+    // While the table comes in, and after it: the last route of all is heeded.
+    many_routes(&net.client, "add", ROUTES);
+    net.client
+        .ip("route add 21.99.99.0/24 via 10.30.0.2 dev u0");
+    let (client, server) = (&net.client, &net.server);
+    server.ip("addr add 21.99.99.1/32 dev lo");
+    let to_new_route = |port: u16| {
+        client.with(move || {
+            for _ in 0..PACKETS {
+                let socket = std::net::UdpSocket::bind((OWN, 0)).unwrap();
+                socket.send_to(b"x", ("21.99.99.1", port)).unwrap();
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
+    };
+    let mut port = 9100;
+    wait_until("the last route is heeded", 6 * LEAVE, || {
+        port += 1;
+        count_arrivals(server, port);
+        to_new_route(port);
+        arrived(server, "s0", port) == PACKETS && !is_suspended(client)
+    });
+    thread::sleep(SETTLE);
+    all_come_by(server, "s1", 9001, "the host's other packets", |port| {
+        by_sockets(client, OWN, port);
+    });
+
+    // Changes for as long as is measured.
+    let stop = Arc::new(AtomicBool::new(false));
+    let churn = {
+        let (stop, path) = (stop.clone(), client.path());
+        thread::spawn(move || {
+            let ns = std::fs::File::open(path).unwrap();
+            nix::sched::setns(&ns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let mut changes = 0;
+            while !stop.load(Ordering::SeqCst) {
+                let verb = ["add", "del"][changes % 2];
+                let line = format!("route {verb} 22.0.0.0/24 via 10.30.0.2 dev u0");
+                let done = std::process::Command::new("ip")
+                    .args(line.split(' '))
+                    .status();
+                assert!(done.unwrap().success());
+                changes += 1;
+                thread::sleep(Duration::from_millis(8));
+            }
+            changes
+        })
+    };
+    let probes = probes_in(client, WHILE);
+    stop.store(true, Ordering::SeqCst);
+    let changes = churn.join().unwrap();
+    assert!(changes > 20, "{changes} changes");
+    assert!(
+        probes * 2 > calm,
+        "{probes} probes during {changes} changes, {calm} before"
+    );
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which source addresses may take another uplink.
+ *
+ * A source that NAT has put there usually belongs to one uplink, and nothing in the packet says so.
+ * So a source must be known to be movable before its flows move:
+ *
+ *   - the tries hold what user space knows in advance: the uplinks' own addresses stay, the host's
+ *     other addresses and the configured prefixes move;
+ *   - `permits` holds sources that user space has judged movable. A permission ages. A new one is
+ *     asked for by an entry in `asked` while the old one still holds.
+ *
+ * Any other source stays on the kernel's path and is asked about. Where a table is full, its packets
+ * stay as well: a flood of forged sources costs others their moves, never their uplink.
+ */
+#ifndef MOUNTAIN_SOURCES_H
+#define MOUNTAIN_SOURCES_H
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mtn_lpm4_key);
+	__type(value, __u32);
+} source4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mtn_lpm6_key);
+	__type(value, __u32);
+} source6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_MAX_PERMITS);
+	__type(key, struct mtn_source);
+	__type(value, struct mtn_permit);
+} permits SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_MAX_ASKED);
+	__type(key, struct mtn_source);
+	__type(value, __u8);
+} asked SEC(".maps");
+
+/* What the tries say of a flow's source: enum mtn_source_kind, or NULL. */
+static __always_inline __u32 *mtn_source_kind(const struct mtn_flow_key *key)
+{
+	if (key->ipv6) {
+		struct mtn_lpm6_key k = { .prefixlen = 128 };
+
+		__builtin_memcpy(k.addr, key->saddr, 16);
+		return bpf_map_lookup_elem(&source6, &k);
+	} else {
+		struct mtn_lpm4_key k = { .prefixlen = 32, .addr = key->saddr[0] };
+
+		return bpf_map_lookup_elem(&source4, &k);
+	}
+}
+
+/* Whether flows from this source may take any uplink: enum mtn_source_kind. Counts those that stay. */
+__noinline int mtn_source_verdict(struct mtn_flow_key *key, __u64 now)
+{
+	struct mtn_source source = {};
+	struct mtn_permit *permit;
+	__u32 *kind;
+	__u64 age = ~0ULL;
+	__u8 one = 1;
+
+	if (!key)
+		return MTN_SOURCE_STAYS;
+	kind = mtn_source_kind(key);
+	if (kind) {
+		if (*kind == MTN_SOURCE_MOVES)
+			return MTN_SOURCE_MOVES;
+		mtn_count(MTN_STAT_PASS_PINNED);
+		return MTN_SOURCE_STAYS;
+	}
+	__builtin_memcpy(source.addr, key->saddr, 16);
+	source.ipv6 = key->ipv6;
+	permit = bpf_map_lookup_elem(&permits, &source);
+	/* The coarse clock may be behind user space's. */
+	if (permit)
+		age = now > permit->confirmed_ns ? now - permit->confirmed_ns : 0;
+	if (age >= MTN_PERMIT_NS / 2)
+		bpf_map_update_elem(&asked, &source, &one, BPF_NOEXIST);
+	if (!permit || age >= MTN_PERMIT_NS) {
+		mtn_count(MTN_STAT_PASS_SOURCE);
+		return MTN_SOURCE_STAYS;
+	}
+	return now < permit->since_ns + MTN_PERMIT_NEW_NS ? MTN_SOURCE_NEW : MTN_SOURCE_MOVES;
+}
+
+#endif

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A table of prefixes in the kernel: one LPM trie for each family, written by differences.
+//!
+//! A router has a million prefixes, of which a few change at a time. The table as it was written
+//! last is kept here, so that only what differs costs a system call, and a thousand changes cost one.
+
+use std::cmp::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl};
+
+use super::encode;
+
+/// Entries written by one system call.
+const BATCH: usize = 4096;
+
+/// What stands behind a prefix, as the program reads it.
+pub trait Value: Copy + Eq {
+    fn bytes(self) -> impl AsRef<[u8]>;
+}
+
+impl Value for u32 {
+    fn bytes(self) -> impl AsRef<[u8]> {
+        self.to_ne_bytes()
+    }
+}
+
+impl Value for u64 {
+    fn bytes(self) -> impl AsRef<[u8]> {
+        self.to_ne_bytes()
+    }
+}
+
+/// Prefixes of both families with their values, sorted, each prefix once.
+pub type Entries<V> = Vec<(IpNet, V)>;
+
+/// Sorts entries; of those with one prefix the last one holds.
+pub fn sorted<V: Value>(mut entries: Entries<V>) -> Entries<V> {
+    // A stable sort, which takes runs that are sorted already as they are.
+    entries.sort_by_key(|(prefix, _)| *prefix);
+    entries.dedup_by(|later, earlier| {
+        let same = later.0 == earlier.0;
+        if same {
+            earlier.1 = later.1;
+        }
+        same
+    });
+    entries
+}
+
+/// The tries of both families.
+pub struct Tries<V> {
+    v4: MapHandle,
+    v6: MapHandle,
+    /// What they hold; `None` when a write failed half way.
+    written: Option<Entries<V>>,
+}
+
+/// Tries that another thread may write.
+pub type Shared<V> = Arc<Mutex<Tries<V>>>;
+
+/// Locks shared tries. A thread that panicked with the lock has left `written` at `None`.
+pub fn lock<V>(tries: &Shared<V>) -> MutexGuard<'_, Tries<V>> {
+    tries.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<V: Value> Tries<V> {
+    /// Takes over two empty tries.
+    pub(super) fn new<T: std::fmt::Debug>(
+        v4: &MapImpl<'_, T>,
+        v6: &MapImpl<'_, T>,
+    ) -> Result<Shared<V>> {
+        Ok(Arc::new(Mutex::new(Self {
+            v4: v4.try_into()?,
+            v6: v6.try_into()?,
+            written: Some(Vec::new()),
+        })))
+    }
+
+    fn map(&self, prefix: &IpNet) -> &MapHandle {
+        match prefix {
+            IpNet::V4(_) => &self.v4,
+            IpNet::V6(_) => &self.v6,
+        }
+    }
+
+    /// How many entries [`Tries::write`] would add, replace or delete.
+    pub fn changes(&self, wanted: &[(IpNet, V)]) -> usize {
+        match &self.written {
+            Some(written) => differences(written, wanted).count(),
+            None => wanted.len(),
+        }
+    }
+
+    /// Makes the tries hold exactly `wanted`, which is sorted. Adds and replaces first, so that no
+    /// look-up finds less than both the old and the new state have in common.
+    ///
+    /// # Errors
+    /// When the kernel refuses an entry. The tries then hold parts of both states, which the next
+    /// call mends.
+    pub fn write(&mut self, wanted: Entries<V>) -> Result<()> {
+        let written = match self.written.take() {
+            Some(written) => written,
+            None => {
+                self.clear()?;
+                Vec::new()
+            }
+        };
+        let (mut put, mut gone): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
+        for difference in differences(&written, &wanted) {
+            match difference {
+                Difference::Put(prefix, value) => put.push((prefix, value)),
+                Difference::Gone(prefix) => gone.push(prefix),
+            }
+        }
+        // Sorted: all of IPv4, then all of IPv6.
+        let families = |put: &[(IpNet, V)]| put.partition_point(|(p, _)| matches!(p, IpNet::V4(_)));
+        let (v4, v6) = put.split_at(families(&put));
+        for batch in v4.chunks(BATCH).chain(v6.chunks(BATCH)) {
+            self.put(batch)?;
+        }
+        let (v4, v6) = gone.split_at(gone.partition_point(|p| matches!(p, IpNet::V4(_))));
+        for batch in v4.chunks(BATCH).chain(v6.chunks(BATCH)) {
+            let keys: Vec<u8> = batch.iter().flat_map(encode::trie_key).collect();
+            self.map(&batch[0])
+                .delete_batch(&keys, batch.len() as u32, MapFlags::ANY, MapFlags::ANY)
+                .context("cannot delete from the kernel's table of prefixes")?;
+        }
+        self.written = Some(wanted);
+        Ok(())
+    }
+
+    /// Adds or replaces entries of one family.
+    fn put(&self, entries: &[(IpNet, V)]) -> Result<()> {
+        let map = self.map(&entries[0].0);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for (prefix, value) in entries {
+            keys.extend(encode::trie_key(prefix));
+            values.extend_from_slice(value.bytes().as_ref());
+        }
+        map.update_batch(
+            &keys,
+            &values,
+            entries.len() as u32,
+            MapFlags::ANY,
+            MapFlags::ANY,
+        )
+        .with_context(|| {
+            format!(
+                "the kernel's table of prefixes takes no more: it has room for {} of a family",
+                map.max_entries()
+            )
+        })
+    }
+
+    /// Deletes all that the tries hold.
+    fn clear(&self) -> Result<()> {
+        for map in [&self.v4, &self.v6] {
+            for key in map.keys().collect::<Vec<_>>() {
+                map.delete(&key)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Difference<V> {
+    Put(IpNet, V),
+    Gone(IpNet),
+}
+
+/// What leads from one sorted list to another.
+fn differences<'a, V: Value>(
+    old: &'a [(IpNet, V)],
+    new: &'a [(IpNet, V)],
+) -> impl Iterator<Item = Difference<V>> + 'a {
+    let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
+    std::iter::from_fn(move || loop {
+        let order = match (old.peek(), new.peek()) {
+            (None, None) => return None,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(o), Some(n)) => o.0.cmp(&n.0),
+        };
+        match order {
+            Ordering::Less => return old.next().map(|o| Difference::Gone(o.0)),
+            Ordering::Greater => return new.next().map(|n| Difference::Put(n.0, n.1)),
+            Ordering::Equal => {
+                if let (Some(o), Some(n)) = (old.next(), new.next()) {
+                    if o.1 != n.1 {
+                        return Some(Difference::Put(n.0, n.1));
+                    }
+                }
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(texts: &[(&str, u32)]) -> Entries<u32> {
+        sorted(
+            texts
+                .iter()
+                .map(|(p, v)| (p.parse().unwrap(), *v))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn only_what_differs_is_written() {
+        let old = entries(&[("10.0.0.0/8", 1), ("10.1.0.0/16", 2), ("2001:db8::/32", 3)]);
+        let new = entries(&[("::/0", 4), ("10.1.0.0/16", 5), ("10.0.0.0/8", 1)]);
+        let mut said: Vec<String> = differences(&old, &new)
+            .map(|d| match d {
+                Difference::Put(p, v) => format!("{p}={v}"),
+                Difference::Gone(p) => format!("-{p}"),
+            })
+            .collect();
+        said.sort();
+        assert_eq!(said, ["-2001:db8::/32", "10.1.0.0/16=5", "::/0=4"]);
+        assert_eq!(differences(&new, &new).count(), 0);
+    }
+
+    #[test]
+    fn of_two_entries_for_a_prefix_the_later_one_holds() {
+        let entries = entries(&[("10.0.0.0/8", 1), ("::/0", 2), ("10.0.0.0/8", 3)]);
+        let values: Vec<u32> = entries.iter().map(|(_, v)| *v).collect();
+        assert_eq!(values, [3, 2]);
+    }
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Following the kernel's routing beside measuring.
+//!
+//! A full routing table takes a second to read and a while to write. Probes must not wait for either,
+//! so both run on threads of their own, one job at a time. Changes that come meanwhile are read
+//! together by the next job, and jobs take a quarter of the time at most.
+//!
+//! Fail closed: when a change cannot be followed as a whole, and while a large part of the table is
+//! being written, nothing is steered and new flows choose nothing. What running flows need (rules,
+//! tables, marks) stays.
+
+use std::future::pending;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::{mode_of, Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
+use crate::bpf::tries::{self, Entries, Shared};
+use crate::bpf::{destinations, GroupConfig, Mode};
+use crate::netlink::{self, Filter};
+use crate::start::Starter;
+use crate::steer::topology::Topology;
+
+/// After a job that took a time, the next one waits for so many times that.
+const REST: u32 = 3;
+/// Longest such pause.
+const REST_MAX: Duration = Duration::from_secs(10);
+/// Changes to the tables of destinations that are written at once: some milliseconds.
+const AT_ONCE: usize = 5_000;
+
+/// Reads the kernel's routing when asked to.
+pub struct Reader {
+    filter: Filter,
+    job: Option<(Instant, JoinHandle<Result<Topology>>)>,
+    asked: bool,
+    not_before: Instant,
+}
+
+impl Reader {
+    pub fn new(filter: Filter) -> Self {
+        Self {
+            filter,
+            job: None,
+            asked: false,
+            not_before: Instant::now(),
+        }
+    }
+
+    /// Reads what the routing is from now on, once what is under way has ended.
+    pub fn ask(&mut self) {
+        self.asked = true;
+    }
+
+    /// Whether something has changed since the last reading began.
+    pub fn is_asked(&self) -> bool {
+        self.asked
+    }
+
+    /// Writes large tables; [`Reader::next`] gives the topology back that they are of.
+    pub fn fill(&mut self, fill: Box<Fill>) {
+        let job = tokio::spawn(async move {
+            tokio::task::spawn_blocking(move || fill.write())
+                .await
+                .context("writing the routes was interrupted")?
+        });
+        self.job = Some((Instant::now(), job));
+    }
+
+    /// Waits for the next reading. Cancel safe.
+    pub async fn next(&mut self) -> Result<Topology> {
+        loop {
+            if let Some((started, job)) = &mut self.job {
+                let done = job.await;
+                let rest = (started.elapsed() * REST).min(REST_MAX);
+                self.not_before = Instant::now() + rest;
+                self.job = None;
+                return done.context("reading the routing state was interrupted")?;
+            }
+            if !self.asked {
+                pending::<()>().await;
+            }
+            tokio::time::sleep_until(self.not_before.into()).await;
+            self.asked = false;
+            let filter = self.filter.clone();
+            let job = tokio::spawn(async move { netlink::read_topology(&filter).await });
+            self.job = Some((Instant::now(), job));
+        }
+    }
+}
+
+/// Tables of destinations to be written, and the reading that they are of.
+pub struct Fill {
+    topology: Topology,
+    tables: Vec<(Shared<u32>, Entries<u32>)>,
+}
+
+impl Fill {
+    fn write(self) -> Result<Topology> {
+        for (table, wanted) in self.tables {
+            tries::lock(&table).write(wanted)?;
+        }
+        Ok(self.topology)
+    }
+}
+
+impl Daemon {
+    /// What the data plane does now.
+    pub(super) fn mode(&self) -> Mode {
+        match self.suspended {
+            Some(_) => Mode::Pass,
+            None => mode_of(self.policy_name),
+        }
+    }
+
+    pub(super) fn apply_mode(&mut self) {
+        let mode = self.mode();
+        if let Some(steer) = &mut self.steer {
+            steer.set_mode(mode, ADOPT_MS);
+        }
+        if let Some(starter) = &mut self.starter {
+            starter.set_mode(mode);
+        }
+    }
+
+    /// Follows a reading, or says what must be written first because it takes long. `newest`: nothing
+    /// has changed since the reading began.
+    pub(super) async fn follow(
+        &mut self,
+        read: Result<Topology>,
+        newest: bool,
+    ) -> Option<Box<Fill>> {
+        let done = match read.map(|topology| self.large_part(topology)) {
+            Ok(Err(fill)) => {
+                self.suspend("the kernel's routes are being written to the tables".into());
+                return Some(fill);
+            }
+            Ok(Ok(topology)) => {
+                self.translated.judge_again();
+                self.adopt(topology)
+            }
+            Err(e) => Err(e),
+        };
+        match done {
+            Ok(()) => {
+                self.failed_at = None;
+                if self.suspended.take().is_some() {
+                    info!("the kernel's routing is followed again: steering goes on");
+                    self.apply_mode();
+                }
+                if let Some(starter) = self.starter.as_mut().filter(|_| newest) {
+                    starter.resume();
+                }
+            }
+            Err(e) => {
+                self.failed_at = Some(Instant::now());
+                self.suspend(format!("{e:#}"));
+            }
+        }
+        if let Some(Err(e)) = self.starter.as_mut().map(Starter::repair) {
+            warn!("{e:#}");
+        }
+        self.resolve_missing().await;
+        self.tick();
+        None
+    }
+
+    /// Steers nothing until a change was followed as a whole. Says why, once.
+    pub(super) fn suspend(&mut self, why: String) {
+        let known = self.suspended.replace(why.clone());
+        if known.is_none() {
+            self.apply_mode();
+        }
+        if known.as_ref() != Some(&why) {
+            warn!("nothing is steered for now: {why}");
+        }
+    }
+
+    /// Follows a change again that could not be followed, as that of a device which was down again by
+    /// then. While adoption is suspended, looks again now and then: nothing announces that a bridge has
+    /// learned where the gateway is, or that a ppp device has its session.
+    pub(super) fn try_again(&mut self) {
+        let is_suspended = !self.paths.topology().suspended.is_empty();
+        let failed = self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN);
+        if failed || is_suspended && self.read_at.elapsed() >= FORWARDING {
+            self.failed_at = failed.then(Instant::now).or(self.failed_at);
+            self.read_at = Instant::now();
+            self.wants_reading = true;
+        }
+    }
+
+    /// The topology itself, where few destinations differ from those in the tables.
+    fn large_part(&self, topology: Topology) -> Result<Topology, Box<Fill>> {
+        let groups = |starts: bool| -> Vec<GroupConfig> {
+            let groups = topology.groups.iter().map(|g| GroupConfig {
+                members: Vec::new(),
+                prefixes: match starts || g.kind.moves() {
+                    true => g.prefixes.clone(),
+                    false => Vec::new(),
+                },
+            });
+            groups.collect()
+        };
+        let mut tables = Vec::new();
+        if let Some(steer) = &self.steer {
+            let wanted = destinations(&groups(false), &topology.not_ours);
+            tables.push((steer.dests(), wanted));
+        }
+        if let Some(starter) = &self.starter {
+            tables.push(starter.destinations(&topology, &groups(true)));
+        }
+        tables.retain(|(table, wanted)| tries::lock(table).changes(wanted) > AT_ONCE);
+        match tables.is_empty() {
+            true => Ok(topology),
+            false => Err(Box::new(Fill { topology, tables })),
+        }
+    }
+}
