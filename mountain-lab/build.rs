@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Compiles the lab's own BPF programs and generates their Rust skeletons.
 
 use std::{env, path::PathBuf, process::Command};

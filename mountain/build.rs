@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Compiles bpf/*.bpf.c and generates their Rust skeletons.
 
 use std::{env, path::PathBuf, process::Command};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab bars` measures what it says and writes it. Content only: whether the promises are
 //! kept is the bench's to say, on a quiet machine.
 

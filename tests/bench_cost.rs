@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cost` measures what it says and writes it. Content only: timing is the bench's.
 
 use std::process::Command;

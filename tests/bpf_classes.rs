@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! How the steering program tells latency flows from bulk flows, through BPF_PROG_RUN in real time.
 
 mod bpf;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the steering program leaves alone although it understands it, through BPF_PROG_RUN: other
 //! destinations, other ip rules' packets, what the other path cannot carry, no verdict.
 //!

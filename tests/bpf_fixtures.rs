@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the steering program makes of every kind of packet, through BPF_PROG_RUN.
 //!
 //! In a fresh [`Rig`] only the paths by u1 are eligible: a packet that is steered and came by u0

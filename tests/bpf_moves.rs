@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which path the steering program gives a flow, when it moves one, and what it counts, through
 //! BPF_PROG_RUN in real time. Every check takes the time that really passed into account.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A million random packets: whatever comes, the program changes no byte, crashes nothing and
 //! does nothing but pass or redirect.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The flow table (bpf/flow_table.h), through BPF_PROG_RUN: who is in it, and who has to go.
 
 mod bpf;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Real sockets over veth with the steering program attached by hand: what moves, what stays, and
 //! that nothing is lost, reordered or left behind.
 

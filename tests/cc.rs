@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain cc` end to end: TCP connections over loopback and veth in namespaces of their own.
 //!
 //! A congestion control is registered for the whole machine, so every test has a name of its own,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain check` in network namespaces of its own. Needs root.
 
 #[path = "support/netns.rs"]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab claims` finds a difference that is there, none where there is none, and pretends
 //! nothing of claims that nothing tests yet. The tests of claims 3 and 4 are tested in `claims/redirection.rs`
 //! and `claims/delta_bbr.rs`, and here only that they can be left out: 4 takes minutes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the command line says and does when things are not as they should be.
 
 mod support;

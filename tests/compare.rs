@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain import` and `mountain compare` from logs to a verdict.
 
 use std::fs;

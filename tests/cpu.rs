@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain cpu`: what it records, and what becomes of its command when it is told to end.
 
 #[path = "support/guard.rs"]

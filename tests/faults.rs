@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Hosts that are not as simple as those of `steer.rs`, and bad input to a running daemon.
 
 mod support;

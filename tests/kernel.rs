@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The kernel edition's verdicts: its tests take an hour in QEMU, so here only that they have passed with
 //! what is here now (kernel/scripts/verdict).
 

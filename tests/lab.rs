@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The lab end to end: small scenarios through the program a user calls. Needs root.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cc` end to end: one short run, and what it says when it cannot.
 
 use std::process::{Command, Output};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab redirect`, `serve` and `upload` do what they say and write it. Content only: timing
 //! is the bench's, on a quiet machine.
 

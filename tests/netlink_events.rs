@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Follows changes of real routing tables, in network namespaces of its own. Needs root.
 
 #[path = "support/netns.rs"]

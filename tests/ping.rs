@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain ping` in network namespaces of its own: what it measures, keeps, and says. Needs root.
 
 mod support;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain ping` by TCP, over the paths of a running `mountain up`, and whose timestamps it
 //! takes. Needs root.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Probes over veth pairs between network namespaces. Needs root.
 
 use std::io;

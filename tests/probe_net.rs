@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the tests of probes and reflector share: two namespaces, and threads inside them.
 
 // Each test binary uses its part.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain redirect` end to end: UDP and TCP through a router in namespaces of their own.
 
 #[path = "redirect/faults.rs"]

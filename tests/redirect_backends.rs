@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Every redirect backend with real sockets, over veths in every setting: what it accepts arrives
 //! whole and with right checksums, and what it would corrupt or lose it refuses.
 

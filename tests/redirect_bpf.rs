@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! bpf/redirect.bpf.c byte by byte: packets through BPF_PROG_RUN against the same packets made anew
 //! with all checksums computed.
 

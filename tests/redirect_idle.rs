@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Flows of the BPF backends end after an idle time, which is short here, and let go of what they had.
 //!
 //! A test program of its own: the idle time is set by its environment.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What `redirect::preflight` finds on real devices, and what `redirect::fixes` does about it, in
 //! network namespaces of its own. Needs root.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Real programs through the backends: iperf3, a DNS server asked by dig, nginx asked by curl, and a
 //! GiB by TCP with its hash.
 

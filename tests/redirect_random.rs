@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A million random packets for each redirection program: what it rewrites is what the packet would
 //! be with all checksums computed anew, and everything else stays as it is.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain reflect`'s engine over veth pairs between network namespaces. Needs root.
 
 use std::net::{SocketAddr, UdpSocket};

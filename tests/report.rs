@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain report`: the page, what is on it, and that a browser shows it. The latter needs
 //! chromium (`scripts/setup --test`).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain up` end to end: it moves traffic, leaves alone what it must, and undoes everything.
 
 mod support;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two providers with addresses of their own: new flows choose their uplink, and keep it.
 
 #[path = "two_isp/net.rs"]

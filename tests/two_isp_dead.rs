@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two providers with addresses of their own, one of which is silently dead: what becomes of its flows.
 
 #[path = "two_isp/net.rs"]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two providers: routing that is odd, or not there yet.
 
 #[path = "two_isp/net.rs"]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two providers: programs as people use them.
 
 #[path = "two_isp/net.rs"]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The traffic generators between two network namespaces joined by plain veth pairs.
 
 #[path = "workload/bulk.rs"]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the emulators' rattan cells have in common: packets arrive through a channel, and all that
 //! is particular to a cell is what takes them out again.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A cgroup of its own for a run: the product's programs that place new flows are attached there, and
 //! nobody else's sockets meet them.
 

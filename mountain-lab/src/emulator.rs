@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The emulated paths: one child process in the emulator's namespace that copies frames between
 //! the hosts' devices, late by what the [`Schedule`] says.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From what was collected to what is claimed: figures, checks, result file, page.
 
 use std::collections::{BTreeMap, BTreeSet};

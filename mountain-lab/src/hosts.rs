@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The lab's hosts: client (or a router before it), server, and the emulator between them, joined
 //! by veth pairs. Every device, address and route of an experiment is made here.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab`: experiments on emulated paths that compare policies in one run.
 
 #[macro_use]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Network namespaces of the lab: made with `ip netns`, named after the process that made them,
 //! removed when their value is dropped and by [`clean`] when that process is gone.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The product under test, run as a user would: a subprocess in the steering host's namespace,
 //! told by its own command line which policy to follow.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The result file that every lab and bench command writes, its checks, and its plain-text table.
 //!
 //! The schema is documented in `docs/result-schema.md`.

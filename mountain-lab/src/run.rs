@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Runs a scenario: policies in turn within one run, the same schedule for all of a repeat.
 
 use std::net::IpAddr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Scenario files: what the paths do, what traffic runs, which policies are compared, and which
 //! figures the result has to meet. A user copies one of `scenarios/*.toml` and changes it.
 

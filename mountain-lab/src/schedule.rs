@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What each path does at each moment, drawn from a seed before the run: the emulator replays it,
 //! the oracle reads it, and every policy of a repeat meets the same one.
 //!

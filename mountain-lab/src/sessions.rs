@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Figures of short game-like flows that cannot change their path: where they started, and what they met.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! All traffic of one segment: started together, stopped together.
 
 use std::ops::Range;

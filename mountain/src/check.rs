@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain check`: is this host able, what would be steered, and what stands in the way.
 //!
 //! Reads only. The one thing it asks of the kernel beyond reading is the route look-up that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The command line: what each command does, and what it says when it cannot.
 
 use std::collections::BTreeSet;

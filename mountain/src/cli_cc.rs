@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain cc`: arguments and printing.
 
 use std::fmt::Write as _;

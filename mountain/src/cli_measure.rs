@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The commands that measure: arguments and what is printed.
 
 use std::io::IsTerminal;

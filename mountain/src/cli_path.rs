@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `--path NAME`: the device, gateway and source that a path of `mountain up` stands for.
 
 use std::net::{IpAddr, ToSocketAddrs};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain redirect`: arguments and printing.
 
 use std::collections::{HashMap, HashSet};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The configuration file `mountain.toml`.
 //!
 //! Every key is optional; the default of each stands in the comment of its field, and again,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Mountain keeps a Linux host's network *steady*: the worst 1% of packets close to the median.
 //!
 //! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.

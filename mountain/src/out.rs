@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What reaches the terminal: no control character of anybody else's, and no panic when nobody reads
 //! (`mountain ping ... | head -3`).
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Files that are written as a whole or not at all: whoever reads one sees the old or the new.
 
 use std::fs::{File, Permissions};

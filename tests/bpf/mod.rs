@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the tests of the steering program share: a private network namespace with two devices, the
 //! program loaded over hand-written paths, and BPF_PROG_RUN with its outcome.
 #![allow(dead_code)] // Each test binary uses its own part.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Real namespaces and sockets: a client host with two uplinks u0 and u1 to a server host (s0, s1),
 //! service addresses on lo, multipath routes both ways in both families. The namespaces have no
 //! name: they go away with the process, however it ends.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Packets in bytes. Checksums are left 0: neither the program nor BPF_PROG_RUN looks at them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Who uses it: namespaces, cgroups, routes; and that what was before comes back.
 
 use super::*;

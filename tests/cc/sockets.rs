@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What becomes of connections to which something happens, over a router with a slow way out:
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Commands that are killed, devices and targets that go, many commands at once and in a row.
 
 use std::io::ErrorKind;

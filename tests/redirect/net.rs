@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A client, a router whose traffic is redirected, and a server.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Packets with the checksums they should have, computed over all of them.
 
 #![allow(dead_code)] // Each test binary uses its own part.

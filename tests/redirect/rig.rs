@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A router in a network namespace of the test's own, the redirection programs on its devices, and
 //! BPF_PROG_RUN of them.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What `add` refuses, and how rules are kept: `save`, `restore`, `check`.
 
 use std::fs;

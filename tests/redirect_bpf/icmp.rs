@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! ICMP errors about redirected flows, byte by byte: each side reads of the addresses and ports that it
 //! knows.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What makes backends possible, and what takes it back.
 
 use std::process::Command;

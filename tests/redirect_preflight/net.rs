@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The three hosts, and what is asked of findings.
 
 use std::process::Command;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What is refused does lose packets, and what a fix makes possible does not: the BPF programs run
 //! on devices as they are, against the preflight's word, and then as they should be.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Processes that do not outlive their test, even one that fails.
 
 use std::process::{Child, Command, Output, Stdio};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A client and a server namespace joined by two paths, and traffic between them.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Network namespaces for tests, removed with the value that made them. Needs root.
 
 // Each test program uses some of it.

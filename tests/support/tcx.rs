@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What is attached to devices, which the bpftool of Debian 12 does not show.
 
 /// How many programs are attached to the tcx egress of a device of this thread's namespace.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Traffic between the hosts, and what becomes of it.
 
 use std::io;

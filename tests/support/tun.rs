@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A far host that accepts every TCP connection after a set delay: a tun device with a thread
 //! behind it, as these kernels need not have netem.
 

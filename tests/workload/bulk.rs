@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Bulk, short and foreign traffic, and the observer of TCP segments.
 
 use std::process::Command;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two network namespaces joined by plain veth pairs.
 
 use std::net::IpAddr;

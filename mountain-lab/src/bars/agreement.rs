@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Whether `mountain ping` agrees with ping(8) and irtt: the same path in the same minutes, in
 //! blocks, each tool in each place of the order equally often.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Whether kernel timestamps keep the program's own scheduling out of the figures: `mountain ping`
 //! alone on its processor, and with a busy loop beside it, in turn.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab bars`: whether measuring keeps its promises. Method: docs/bars.md.
 
 mod agreement;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What a million samples cost: time and memory of `mountain compare` and `mountain report`, and
 //! the size of the page.
 

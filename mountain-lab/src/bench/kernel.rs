@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the bench needs of bpf(2): run-time statistics, BPF_PROG_RUN and programs of two
 //! instructions.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cost`: what steering costs. Method: docs/cost.md.
 
 pub mod kernel;

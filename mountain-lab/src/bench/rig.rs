@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two hosts joined by two veth pairs, and the steering program set up by hand.
 //!
 //! The client's route to the service address leads over path 0 only. Whether packets stay or are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Time per run of the steering program under real traffic, and by BPF_PROG_RUN.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What choosing an uplink costs a flow: connect() of a local socket, and each packet of a forwarded
 //! connection. All that `mountain up` adds is compared with none of it.
 //!

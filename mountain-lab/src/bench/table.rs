@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The flow table when it is large: time per run, and what eviction does to live flows.
 
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! TCP throughput over veth with and without the program.
 
 use std::io::{Read, Write};

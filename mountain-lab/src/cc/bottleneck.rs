@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A bottleneck: a rate that changes over time, a drop-tail queue before it, random loss behind it.
 //!
 //! Pure: it is told when packets arrive and says when they leave, so that an emulator that is late

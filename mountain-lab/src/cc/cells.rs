@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The matrix of the bench: links, flows, and what is looked at in each cell.
 
 use std::fmt;

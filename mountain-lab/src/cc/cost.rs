@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cc --cost`: what the congestion control costs a processor.
 //!
 //! 1. Time per ACK of all its callbacks together, by the kernel's own statistics of BPF programs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From what a segment saw to figures, and the figures that are promised.
 
 use mountain::cc::flows::Flow;

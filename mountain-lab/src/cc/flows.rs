@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Saturating TCP flows with a congestion control each, and what arrived of them.
 
 use std::io::{ErrorKind, Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The emulated link between client and server: a child process in the emulator's namespace, one
 //! for each segment, that plays a [`LinkPlan`] and reports what its queue was like.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cc`: congestion controls against each other on emulated links.
 //!
 //! Method and figures: docs/congestion-control.md.

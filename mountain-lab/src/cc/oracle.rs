@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What a sender without foresight could do that need not measure: the `oracle` of the table.
 //!
 //! It is told the rate of the link exactly, as soon as anything could tell it: a round trip late, as an

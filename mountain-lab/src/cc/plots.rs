@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The plots of the bench: throughput against delay, and the time-lines of the rate steps.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Whether the A/B finds what is there, and only that: the same tool, frame and verdict as for the
 //! claims, on paths whose difference is known.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Claim 4: delta-BBR as published against the kernel's BBR, on a link whose rate drops.
 //!
 //! Segments in pairs, in the order A B, B A; the rows are figures of a segment and not of single

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Claims 1 and 2: pings with the metrics patch off (A) and on (B), by its switches on one kernel.
 //!
 //! On: metrics are kept, and next hops chosen by the originally published rule.

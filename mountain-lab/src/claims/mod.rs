@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab claims`: re-tests what was published about this design. Method: docs/claims.md.
 
 mod controls;

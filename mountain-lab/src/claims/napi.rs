@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Claim 5: how long pings wait on one NAPI context while another one of the same processor is flooded, with fixed
 //! NAPI weights (A) and adaptive ones (B).
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Claim 3: XDP redirection against Netfilter, router time per delivered packet.
 //!
 //! Netfilter is the module mountain_redirect where that is loaded, else one destination NAT rule of nft. Segments

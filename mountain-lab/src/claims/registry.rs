@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The claims, what each needs, and what can be said of it.
 
 use std::path::Path;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the kernel patches are switched by: sysctls, as they were again when the measuring ends.
 
 use std::fs;

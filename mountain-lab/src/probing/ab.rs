@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two things measured in turn and held against each other: the frame of every controlled A/B.
 //!
 //! Rounds alternate A B, B A, so that a trend over the run favours neither. What differs is judged by

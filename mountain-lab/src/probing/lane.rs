@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Two hosts and the emulated paths between them, with no traffic but probes.
 
 use std::net::IpAddr;

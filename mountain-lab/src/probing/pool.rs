@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Blocks of probes put together, and their figures by block.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Programs that measure round trips, each run as a user would for one block of probes, and read
 //! through the same importers as `mountain import`.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! CPU time by second as stacked bars, a panel a row.
 
 use std::collections::BTreeMap;

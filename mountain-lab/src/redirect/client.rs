@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab upload`: sends data by UDP to `mountain-lab serve`, at a fixed pace.
 
 use std::io::ErrorKind;

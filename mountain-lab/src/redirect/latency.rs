@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab redirect latency`: round trips of single packets at a fixed rate.
 //!
 //! Sender and echo each have a processor and never sleep: what is measured is the way, not how long

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Packets for the router: by sockets of the client, or live frames.
 
 use std::net::{SocketAddrV4, UdpSocket};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab redirect`: what redirecting costs, by each backend. Method: docs/redirect.md.
 
 mod chart;

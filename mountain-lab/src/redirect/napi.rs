@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The threads that do devices' work: which they are, where they run, how long they have run.
 
 use std::fs;

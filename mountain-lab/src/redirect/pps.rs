@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab redirect pps`: the router's processor time per delivered packet.
 
 use std::collections::BTreeMap;

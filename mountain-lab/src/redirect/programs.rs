@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The lab's own BPF programs (mountain-lab/bpf/redirect_rig.bpf.c): generator, sinks, and redirects
 //! that do nothing else.
 

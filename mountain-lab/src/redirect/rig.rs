@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Client, router and server in a row, as in the classic comparison of redirections:
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Rules in the router, by `mountain redirect`.
 
 use std::io::{Read, Seek, Write};

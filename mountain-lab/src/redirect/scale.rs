@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab redirect scale`: many rules against one, and how long adding one takes.
 //!
 //! Two rigs at the same time, one with a single rule and one with all: so segments alternate, and no

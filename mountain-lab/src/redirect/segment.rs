@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! One load through the router as it is set up now, and what it cost.
 
 use std::net::SocketAddrV4;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab serve`: counts what `mountain-lab upload` sends.
 //!
 //! By UDP: `START /upload` is answered with `READY`, data begins with [`DATA`], `END` is answered with

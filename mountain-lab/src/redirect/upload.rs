@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab redirect upload`: 512 MiB through each backend, and what the whole machine spent.
 
 use std::collections::BTreeMap;

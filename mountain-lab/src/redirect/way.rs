@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What is compared: the backends of `mountain redirect`, and what they are held against.
 
 use std::fmt;

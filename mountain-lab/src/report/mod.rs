@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The report: one self-contained HTML page and the raw samples beside it.
 //!
 //! The page needs no network and no script: the plots are inline SVG, coloured by style sheet so

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Fills the page's template.
 
 use std::fmt::Write as _;

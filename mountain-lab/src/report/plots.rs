@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The plots that only the lab has: colours of policies, and time-lines of flows over paths.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From packets to what the plots show: pure functions.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What a result says about the machine and the moment.
 
 use std::process::Command;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Bulk TCP flows from the client to the server, with goodput and path over time.
 
 use std::io::{ErrorKind, Read, Write};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The UDP echo server: answers from the address it was reached at and says on which path the
 //! datagram came in and how long it stayed here, so that the round-trip time holds no scheduling of
 //! the server.

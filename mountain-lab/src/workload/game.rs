@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Game-like traffic: many thin UDP flows with a steady packet rate, each echoed by the server.
 //!
 //! Round-trip times come from the kernel's software timestamps at both ends of the client's stack,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Foreign load: UDP at a steady rate, bound to one device, with a sink at the other end.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Figures computed from packets: pure functions over plain data.
 //!
 //! A percentile is over *answered* packets, so a policy could look better by losing its slow ones;

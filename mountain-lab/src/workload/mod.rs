@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Traffic generators that run inside given network namespaces, and the figures computed from what
 //! they saw.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! When each packet of a set of steady flows is due, and what to do after a stall of the sender.
 
 /// Flows take turns at even distances, so that their packets are spread over the period.

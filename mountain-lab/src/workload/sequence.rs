@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Tells reordering from retransmission in one direction of a TCP connection, by what arrives.
 //!
 //! A segment that arrives behind a higher one is either an original that was overtaken or a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Many short flows, each with its own source port: how a policy spreads flows over paths.
 
 use std::collections::{HashMap, VecDeque};

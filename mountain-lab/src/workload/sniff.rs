@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Sees on which device each TCP segment of a server's port comes in: the kernel does not tell the
 //! ingress device of stream data.
 //!

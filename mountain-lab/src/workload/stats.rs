@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Medians and bootstrap intervals. The quantile is Mountain's own: [`percentile`].
 
 pub use mountain::measure::stats::quantile_unsorted as percentile;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Small wrappers around the system calls that the workloads share.
 
 use std::fs::File;

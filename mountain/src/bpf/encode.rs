@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From the project's types to the program's (bpf/intf.h).
 
 use std::net::IpAddr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the program knows of flows, and its log of moves.
 
 use std::cell::RefCell;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The steering program in the kernel: loading, attaching, configuring, reading.
 //!
 //! [`Steer`] owns everything: when it is dropped, or its process dies, the kernel detaches the

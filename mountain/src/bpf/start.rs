@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The programs that place new flows (bpf/start.bpf.c): loading, attaching, configuring, reading.
 //!
 //! [`Start`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Tests of the brake (bpf/brake.h, compiled for this machine): what holds for every sequence of
 //! ACKs, and what becomes of flows on a simulated link.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The live flows, as the iterator `mountain_flows` in bpf/cc.bpf.c lists them.
 
 use std::collections::HashMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the congestion control needs of the kernel.
 
 use std::ffi::{CStr, CString};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! TCP congestion control `mountain`: BBR with a brake, as a BPF `tcp_congestion_ops`.
 //!
 //! [`Loaded`] is the program in the kernel, not yet to be chosen by anybody. [`Loaded::register`]

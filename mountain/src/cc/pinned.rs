@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain cc enable` and `disable`: a registration that outlives the command.
 //!
 //! What the kernel keeps is pinned in the BPF file system, one folder per name:

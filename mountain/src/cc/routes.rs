@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Routes that name the congestion control: `congctl` of ip-route(8).
 //!
 //! The route is read and written by ip(8): what it prints of a route is what it takes, all metrics

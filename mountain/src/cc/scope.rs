@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Who uses the congestion control: a network namespace by default, a cgroup, a route; and what
 //! was before.
 

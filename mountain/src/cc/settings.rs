@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `[cc]` of `mountain.toml`: the brake's tunables.
 
 use clap::ValueEnum;

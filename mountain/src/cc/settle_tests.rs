@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Tests of settling (bpf/settle.h, compiled for this machine).
 
 use proptest::prelude::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which flows could be moved: source addresses of new and of connected sockets.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
 use super::{devices, rp_filter_key, sysctl, Report};

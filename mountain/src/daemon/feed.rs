@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The kernel edition chooses among next hops by itself (`net.ipv4.fib_multipath_score`): it is told what is
 //! measured here, so that forwarded and UDP traffic, and other routes by the same paths, go by it, too.
 

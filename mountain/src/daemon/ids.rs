@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Stable numbers for paths.
 //!
 //! The flow table in the kernel stores path ids, so an id must mean the same next hop for as long

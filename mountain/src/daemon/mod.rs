@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The daemon behind `mountain up`: measures, decides, writes the verdict to the kernel.
 //!
 //! One thread, one loop. Answers to probes are read before anything else, so that a pause of the

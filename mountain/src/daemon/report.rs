@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Answers to requests, and their text for people.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Where a running daemon is found: its folder, lock and control socket.
 //!
 //! Everything is per network namespace, by its inode: `/run` is shared between namespaces, routes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The control socket: one line of JSON in, one line out.
 //!
 //! Clients are bounded. When a new one finds [`MAX_CLIENTS`] others, the oldest makes way: commands

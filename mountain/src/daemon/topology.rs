@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From what netlink reads to what policy, prober and BPF program work on.
 
 use std::collections::BTreeMap;

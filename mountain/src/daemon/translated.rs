@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which sources of flows may take any uplink.
 //!
 //! A source address that NAT has put into a packet usually belongs to one uplink although it is on no

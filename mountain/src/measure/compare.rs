@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Run files against each other: the same rows side by side, what the differences from the first
 //! are worth, and what else differs. Pure; printing is the command line's.
 //!

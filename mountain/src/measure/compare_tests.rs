@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Comparisons of made-up runs whose differences are known. Error rates and power on more data:
 //! `mountain-lab bars --only verdicts`.
 

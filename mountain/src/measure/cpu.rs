@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! CPU time by kind from /proc/stat, as mpstat(1) shows it: `mountain cpu`.
 
 use std::collections::BTreeMap;

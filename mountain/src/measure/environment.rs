@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The circumstances of a measurement: what may differ between two runs besides the one thing
 //! that is compared. What a system does not have, or does not let us read, is left out.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A device's own timestamps: what it offers, whether they are on, and switching them on for the
 //! length of a measurement.
 //!

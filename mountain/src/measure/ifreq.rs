@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Questions to a device by ioctl(2): netdevice(7).
 
 use std::io;

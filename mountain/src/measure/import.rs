@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Other tools' measurements as run files: logs of ping(8), irtt's JSON, flent's .flent.gz,
 //! plain or packed with gzip, told apart by content. Pure.
 

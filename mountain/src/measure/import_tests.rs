@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Logs as other tools write them, and what is wrong with them.
 
 use super::*;

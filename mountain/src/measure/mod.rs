@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Measuring paths: probes with kernel timestamps and their far end.
 //!
 //! - [`socket`]: ICMP and UDP sockets with everything switched on.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Variation of each direction's delay, measured between two clocks that nobody has synchronised.
 //!
 //! With T1..T4 as in docs/measuring.md, the forward difference T2 − T1 is the forward delay plus

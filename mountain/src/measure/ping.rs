@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! One target, measured from end to end: `mountain ping`.
 //!
 //! Probes leave at a steady pace; nothing is evaluated under way but for the progress display: the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Probes for all paths of a host: ICMP echo, or UDP to a `mountain reflect`.
 //!
 //! Each path has a socket of its own, bound to the path's device and, where given, source

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The far end of UDP probes: `mountain reflect`.
 //!
 //! Answers each valid request (format: [`super::wire`]) with its kernel receive stamp and the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The run file: what one measurement of one host saw, and under which circumstances.
 //!
 //! `mountain ping`, `mountain cpu` and `mountain import` write it; `mountain compare` and

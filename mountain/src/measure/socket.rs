@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Sockets for measuring: ICMP echo and UDP, bound, connected, stamped.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The rows of every table of delays, and the quantile that all figures use. Pure; delays are in µs.
 //!
 //! Definitions and sources: docs/measuring.md.

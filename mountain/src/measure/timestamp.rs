@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Kernel timestamps of packets (SO_TIMESTAMPING) on UDP, ping and raw sockets.
 //!
 //! All times are ns since the epoch as the kernel gives them: CLOCK_REALTIME for software stamps,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From the stamps of one probe to its figures. Pure.
 
 use super::oneway::OneWay;

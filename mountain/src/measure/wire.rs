@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The packets that probes consist of: ICMP echo (RFC 792, RFC 4443) and the UDP probes that
 //! `mountain reflect` answers. Pure encoding and decoding; all fields in network byte order.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From the kernel's routing state to paths and groups. Pure: no system calls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Generic netlink: families of the kernel that are known by name.
 
 use std::io;

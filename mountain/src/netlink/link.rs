@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Single devices, their addresses and neighbours, and how namespaces are numbered: what the
 //! redirect's preflight asks about a few devices, instead of a dump of everything.
 

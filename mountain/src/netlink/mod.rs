@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the kernel's routing tables say, read and followed by rtnetlink.
 //!
 //! [`read_topology`] dumps routes, nexthop objects, rules, links, addresses and neighbours of the

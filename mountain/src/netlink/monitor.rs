@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Following the kernel's routing state by netlink multicast.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which nftables chains are hooked into the kernel: one dump, where the `nft` program takes ten
 //! milliseconds to start.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Next hops: of routes, of RTA_MULTIPATH, and of nexthop objects and their groups.
 //!
 //! Formats: linux/rtnetlink.h, linux/nexthop.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the kernel edition takes from user space about paths: the generic netlink family
 //! `path_metrics` (kernel/patches, Documentation/networking/path_metrics.rst there).
 

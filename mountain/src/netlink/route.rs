@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which way the kernel would send: one look-up instead of a dump.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The walk through the policy rules: which packets look a table up, and what is looked up before.
 
 use super::snapshot::{Action, Rule, Snapshot, TABLE_MAIN};

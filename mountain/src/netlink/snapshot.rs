@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The kernel's routing state as plain data, decoded attribute by attribute.
 //!
 //! Formats: linux/rtnetlink.h, if_link.h, if_addr.h, neighbour.h, nexthop.h, fib_rules.h.

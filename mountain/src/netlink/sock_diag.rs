@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Sockets by `NETLINK_SOCK_DIAG` (sock_diag(7)): TCP's that wait for answers in vain, and their end; UDP's
 //! without a connection.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The rules and routes that mountain adds ([`crate::steer::start`]): putting them into the kernel,
 //! finding them again, taking them out.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Netlink framing: requests, dumps and attributes over one socket.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Adding and deleting rules: in steps that the journal knows, so that one that is killed between
 //! two of them leaves something that the next command puts right.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `[[redirect]]` of mountain.toml: the rules that `restore` adds and `save` writes.
 
 use std::net::SocketAddr;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Connections that the kernel has decided about already (linux/netfilter/nfnetlink_conntrack.h).
 //!
 //! Where a connection goes is decided with its first packet. One that is under way when its rule goes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Settings that a plan needs changed: made and taken back.
 //!
 //! A fix is taken back only where the setting still is what the fix made it, and where nothing for all

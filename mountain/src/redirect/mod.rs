@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain redirect`: UDP and TCP traffic to one address:port goes to another one.
 //!
 //! Theory of operation. A [`Rule`] says what; [`preflight`] looks at the devices that are involved

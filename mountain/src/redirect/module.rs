@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The `module` backend: the kernel module mountain_redirect (kernel/module), by generic netlink.
 //!
 //! Its rules have our numbers. Names and numbers here are those of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The `nft` backend: destination NAT by one nftables table of ours.
 //!
 //! The table (`nft_table.nft`) is made with the first rule and deleted with the last one. A rule is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which backends would be correct for a rule on this host's actual devices, why others would not,
 //! and what would make them so.
 //!

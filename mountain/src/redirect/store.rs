@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What is installed in this network namespace: two files in `/run/mountain/redirect-INODE/`.
 //!
 //! A command writes here what it is about to do, does it, and writes that it is done. What a killed

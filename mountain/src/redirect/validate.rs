@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What can be wrong with a rule itself, and between it and the others.
 
 use std::collections::HashMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The figures of a report, ready to be drawn in any format.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The page of a report of run files.
 
 use std::collections::BTreeSet;

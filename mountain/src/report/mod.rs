@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Reports: pages that need no network, plots as SVG and PNG.
 //!
 //! [`write`] makes the report of run files (`mountain report`). The lab's reports are made from the

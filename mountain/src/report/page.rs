@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the pages of reports have in common: colours, style sheet, and the filling of templates.
 
 use std::fmt::Write as _;

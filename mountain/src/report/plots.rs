@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The plots, as SVG.
 //!
 //! Colours here are only *names*: a page's style sheet maps each to a light and a dark value by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! SVG to PNG.
 
 use std::sync::{Arc, OnceLock};

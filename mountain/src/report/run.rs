@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the report needs of each run: its name and colour, sorted RTTs, rows, outliers.
 
 use std::collections::HashMap;

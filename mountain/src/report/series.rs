@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From samples to the few points that a plot can show: pure functions. Delays in µs, points in ms.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which files of a report's folder are a report's: so that the next one, of other runs, leaves no
 //! plots of this one behind, and touches nothing else.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! One quantity over another, as lines and points: what has no time-line or distribution of its own.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! `[start]` and `[[rule]]` of mountain.toml: how new flows are placed.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Uplinks that are dead: flows that can go on by another one leave, connections that cannot are reset where
 //! the user wants that.
 

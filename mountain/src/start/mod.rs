@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! New flows choose their uplink, where a running one cannot change it: two providers, two addresses.
 //!
 //! [`Starter`] owns all that this needs of the kernel: a routing table for each uplink with the rules

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The nftables table that keeps a forwarded connection on the uplink where it began.
 //!
 //! The program at the inner devices (bpf/start.bpf.c) marks what may begin a connection by the verdict

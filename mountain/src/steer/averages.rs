@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The two averages of a path's load, in exact integer arithmetic.
 //!
 //! One definition for the BPF program, the kernel patch and this daemon; `tests/vectors/averages.json`

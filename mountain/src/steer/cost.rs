@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What a path costs, and which costs count as equal.
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! When a path is left, and when it may be used again.
 //!
 //! A probe is *beyond* when its delay exceeds the threshold (the best path's ordinary delay plus

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Every decision with its reasons, and afterwards whether it was right.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Keeping each flow on the steadiest path.
 
 pub mod alike;

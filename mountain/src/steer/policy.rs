@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Which paths each class of flows may use: a pure function of the events fed to it.
 //!
 //! Nothing here reads a clock or touches the system; times are µs of one monotonic clock. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The policy against simulated paths.
 
 use std::cell::RefCell;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Weighted rendezvous hashing: which of the eligible paths a flow takes.
 //!
 //! Every path gives every flow a score; the lowest wins. A score depends on that flow and that path only,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Is a path's delay our own doing?
 //!
 //! When a path turns bad, thin flows leave in any case. Bulk flows should leave only when the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The routing that new flows choose from: a table for each uplink, and rules that lead there.
 //!
 //! Pure data from a [`Topology`]; `netlink::uplinks` puts it into the kernel. For each family:

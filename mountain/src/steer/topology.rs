@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Plain data that describes what can be steered: paths, groups and what must be left alone.
 //!
 //! `netlink` fills it from the kernel, `steer::policy` decides over it, `bpf` writes it to the maps.

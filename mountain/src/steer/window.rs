@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What is known of one path: its probes of the last seconds and statistics over them.
 
 use std::collections::VecDeque;

@@ -357,7 +357,7 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     });
 
     // What no socket has sent is root's to the kernel.
-    client.ip("rule add priority 50 uidrange 0-0 lookup 100");
+    client.ip("rule add priority 50 iif lan uidrange 0-0 lookup 100");
     thread::sleep(SETTLE);
     all_come_by(
         server,

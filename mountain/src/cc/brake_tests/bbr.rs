@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! BBR's own numbers: its estimate in bit/s, and its gain as the published change leaves it.
 
 use super::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What becomes of a flow on a simulated link whose rate changes.
 
 use super::sim::{Link, Seen, Sim};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The brake where packets are few: gaps of its own pacing, idleness of the application, lone messages, and BBR's
 //! own business meanwhile.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The brake over ACKs that BBR's own flows got on emulated links (tests/vectors/acks): what it would have
 //! done. It does not act on them, so a queue stays as long as BBR leaves it there.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Paths whose rate keeps falling far and coming back: what the brake leaves in the queue there, how little more than
 //! one BDP it has in flight, and how fast it takes up what comes back.
 

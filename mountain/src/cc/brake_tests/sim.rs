@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A packet-level simulation of one flow: a sender that models the path as BBRv1 does in PROBE_BW,
 //! rate samples as tcp_rate.c takes them, and a drop-free link whose rate changes.
 

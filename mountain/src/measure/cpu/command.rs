@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! A command that runs beside a measurement, and what becomes of it when the measurement is told
 //! to end: it is told so, too, and nothing of it is left behind.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Logs of ping(8): iputils with and without -D and -O, IPv4 and IPv6; busybox's differ little.
 
 use anyhow::{bail, ensure, Context, Result};

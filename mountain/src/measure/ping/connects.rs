@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Probes that are TCP handshakes: SYN, then SYN and ACK (or a refusal).
 //!
 //! Each is a connection of its own, reset (SO_LINGER of 0) as soon as it is answered, so that

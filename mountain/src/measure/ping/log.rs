@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What a run has seen so far, whatever the method, and the columns it becomes.
 
 use std::collections::BTreeSet;

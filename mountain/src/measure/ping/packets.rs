@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Probes that are packets of their own: ICMP echo, UDP to a `mountain reflect`.
 //!
 //! They leave from one connected socket, which takes stamps of both ways; an answer is matched to

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Default routes by uplinks with addresses of their own: groups whose flows choose when they start.
 
 use super::super::snapshot::{Preference, Route, TABLE_MAIN, THROW, UNICAST};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
 use crate::netlink::snapshot::{Action, Preference, Rule};
 use proptest::prelude::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Where programs are attached: XDP, tcx ingress and tcx egress of a device.
 //!
 //! The programs of rules whose backend the user named are attached without links, so that no process

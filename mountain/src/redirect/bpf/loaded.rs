@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The programs and maps that are in the kernel, found again or brought there.
 
 use std::collections::btree_map::Entry;

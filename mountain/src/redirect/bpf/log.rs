@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The log: a line for a redirected packet, from the ring buffer.
 
 use std::cell::Cell;

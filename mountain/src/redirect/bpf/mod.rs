@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The BPF backends: bpf/redirect.bpf.c loaded, attached, fed with rules, read and taken off.
 //!
 //! All rules of a network namespace share one set of maps, which the attached programs hold; a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! One packet each way through a rule that has just been installed, before it counts as added.
 //!
 //! The packets go through the programs as they are attached, with the rules, routes and neighbours

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Facts in, findings out: no look at the host from here on. `devices`: what they do to packets;
 //! `host`: what the kernel and its firewall do.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Decisions from made-up facts: what namespaces of a test cannot have.
 
 use std::net::{IpAddr, SocketAddr};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What was found on this host, as plain data: what the decisions are made from.
 
 use std::net::IpAddr;

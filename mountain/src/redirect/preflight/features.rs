@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Offload features of a device, read and switched by ethtool's ioctl.
 //!
 //! By name, one bit at a time: `ethtool -K DEV tx off` means several bits, and to switch them all

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Reading the [`Facts`] of a rule in the calling thread's network namespace. Changes nothing.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Finding a network namespace that a veth leads to, or that a fix is recorded for.
 
 use std::collections::HashSet;

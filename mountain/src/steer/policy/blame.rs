@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Whose doing a rise of the delay is: asked when a path is left, and again while it is held
 //! (docs/steering.md, "Self-induced delay").
 

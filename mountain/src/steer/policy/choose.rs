@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! From the standing of each path to the masks of a group.
 
 use super::{Group, GroupVerdict, Member, Mode, Policy};

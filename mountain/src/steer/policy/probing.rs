@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! How often paths are probed, and what the newest probe says to flows that can never change their path.
 
 use super::{Group, GroupVerdict, Member, Mode, Path, Policy};

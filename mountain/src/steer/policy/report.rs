@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What the policy says of itself: decisions with their grounds, outcomes, status.
 
 use super::{GroupVerdict, Mode, Policy, BACK_AT, KNOWN};

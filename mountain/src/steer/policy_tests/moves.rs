@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Bulk flows that fill both paths, as in scenario `moves`: windows, queues, losses.
 
 use std::cell::RefCell;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! How long game flows stay on a path that turns bad, again and again.
 
 use rand::rngs::StdRng;

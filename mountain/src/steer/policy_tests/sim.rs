@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Simulated paths and their probes: time advances by ticks, the policy sees what a daemon would
 //! feed it, and game packets are compared with the hash's and the oracle's.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Flows that choose when they start and can never leave, probed as the daemon does it.
 
 use rand::rngs::StdRng;

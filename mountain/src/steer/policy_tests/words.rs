@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! What decisions say where little is known.
 
 use super::sim::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
 use crate::steer::topology::{Group, Kept, Kind, Member, PathKey, Suspended};
 

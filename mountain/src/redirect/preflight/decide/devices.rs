@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! Devices: which of them XDP and redirects are right on.
 
 use crate::redirect::bpf::PROGRAM_PREFIX;

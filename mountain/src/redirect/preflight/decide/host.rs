@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
 //! The host: forwarding, firewall, and what else decides where packets go.
 
 use crate::redirect::{Backend, Fix, Snat};
