@@ -6,6 +6,7 @@
 mod guard;
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -82,6 +83,14 @@ fn start(dir: &Path, script: &str) -> Guard {
     command.arg(dir.join("cpu.json")).args(["--", "sh", "-c"]);
     command.arg(script).current_dir(dir).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A suite in the background may have been started with SIGINT ignored, which no shell can undo.
+    // SAFETY: signal() is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            nix::sys::signal::signal(Signal::SIGINT, nix::sys::signal::SigHandler::SigDfl)?;
+            Ok(())
+        });
+    }
     let child = Guard::new(command.spawn().unwrap());
     wait_for(&ready);
     child
