@@ -51,27 +51,31 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String 
     let restored = map(&|(mark, _)| format!("{mark:#010x} : goto to_{mark:x}"));
     let kept = map(&|(mark, _)| format!("{mark:#010x} : goto keep_{mark:x}"));
     let came_by = map(&|(mark, device)| format!("\"{device}\" : goto keep_{mark:x}"));
+    let devices: Vec<String> = uplinks.iter().map(|(_, d)| format!("\"{d}\"")).collect();
+    let devices = devices.join(", ");
+    // Our bits in a connection's mark that name no uplink are somebody else's, and stay his.
+    let new = format!("ct state new ct status and confirmed == 0 ct mark and {mask:#010x} == 0");
+    let cleared =
+        format!("meta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}");
+    text += &format!(
+        "\tchain came {{\n\t\t{cleared}\n\t\t{new} iifname vmap {{ {came_by} }}\n\t}}\n"
+    );
     text +=
         "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
     let members: Vec<String> = uplinks.iter().map(|(m, _)| format!("{m:#010x}")).collect();
     let members = members.join(", ");
+    // Who began a connection by way of an uplink is sent on as the kernel would; only answers go back by it.
+    text += &format!("\t\tct direction original iifname {{ {devices} }} goto came\n");
     // Nearly all packets, by the fewest steps: those without a mark of others', whose bits would be lost.
     text += &format!(
         "\t\tct mark and {mask:#010x} {{ {members} }} meta mark and {others:#010x} == 0 \
          meta mark set ct mark and {mask:#010x} accept\n"
     );
     text += &format!("\t\tct mark and {mask:#010x} vmap {{ {restored} }}\n");
-    // Our bits in a connection's mark that name no uplink are somebody else's, and stay his.
-    let new = format!("ct state new ct status and confirmed == 0 ct mark and {mask:#010x} == 0");
-    text += &format!("\t\t{new} iifname vmap {{ {came_by} }}\n");
     text += &format!("\t\t{new} meta mark and {mask:#010x} vmap {{ {kept} }}\n");
-    text += &format!(
-        "\t\tmeta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}\n"
-    );
+    text += &format!("\t\t{cleared}\n");
     text += "\t}\n";
     if resets {
-        let devices: Vec<String> = uplinks.iter().map(|(_, d)| format!("\"{d}\"")).collect();
-        let devices = devices.join(", ");
         for set in STUCK {
             text += &format!("\tset {set} {{\n\t\ttype mark; flags timeout;\n\t}}\n");
         }
@@ -203,11 +207,15 @@ table inet mountain_start {
 \tchain keep_3000000 {
 \t\tct mark set ct mark and 0x00ffffff or 0x03000000
 \t}
+\tchain came {
+\t\tmeta mark and 0xff000000 != 0 meta mark set meta mark and 0x00ffffff
+\t\tct state new ct status and confirmed == 0 ct mark and 0xff000000 == 0 iifname vmap { \"eth0\" : goto keep_2000000, \"wwan0\" : goto keep_3000000 }
+\t}
 \tchain prerouting {
 \t\ttype filter hook prerouting priority mangle; policy accept;
+\t\tct direction original iifname { \"eth0\", \"wwan0\" } goto came
 \t\tct mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark and 0x00ffffff == 0 meta mark set ct mark and 0xff000000 accept
 \t\tct mark and 0xff000000 vmap { 0x02000000 : goto to_2000000, 0x03000000 : goto to_3000000 }
-\t\tct state new ct status and confirmed == 0 ct mark and 0xff000000 == 0 iifname vmap { \"eth0\" : goto keep_2000000, \"wwan0\" : goto keep_3000000 }
 \t\tct state new ct status and confirmed == 0 ct mark and 0xff000000 == 0 meta mark and 0xff000000 vmap { 0x02000000 : goto keep_2000000, 0x03000000 : goto keep_3000000 }
 \t\tmeta mark and 0xff000000 != 0 meta mark set meta mark and 0x00ffffff
 \t}

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Net, CLIENT4, LEAVE, SERVER4, SETTLE};
+use crate::support::{Net, Ns, CLIENT4, LEAVE, SERVER4, SETTLE};
 
 /// Enough that a choice between two uplinks would show.
 const SOCKETS: usize = 16;
@@ -80,4 +80,39 @@ fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     let (seen, _) = sources(&net, sockets(&net, 1000));
     let others = seen.iter().filter(|a| a.to_string() != "10.30.1.1");
     assert_eq!(others.count(), 0, "{seen:?}");
+}
+
+/// A machine on an uplink's own network that has this host for its gateway, as beside a router at home.
+#[test]
+fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
+    let net = two_providers();
+    let lan = Ns::new("lan");
+    let (client, server) = (&net.client, &net.server);
+    client.ip(&format!(
+        "link add u2 type veth peer name n2 netns {}",
+        lan.name
+    ));
+    client.ip("addr add 10.30.2.1/24 dev u2");
+    client.ip("link set u2 up");
+    client.ip("route add default via 10.30.2.2 dev u2 metric 700");
+    lan.ip("addr add 10.30.2.2/24 dev n2");
+    lan.ip("link set n2 up");
+    lan.ip("route add default via 10.30.2.1");
+    client.sysctl("net.ipv4.ip_forward", "1");
+    client.run("nft add table ip nat");
+    client.run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
+    client.run("nft add rule ip nat post oifname { u0, u1, u2 } masquerade");
+    up(&net);
+    let to: SocketAddr = format!("{SERVER4}:5353").parse().unwrap();
+    let listener = server.with(move || UdpSocket::bind(to).unwrap());
+    listener.set_read_timeout(Some(LEAVE)).unwrap();
+    let socket = lan.with(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    for n in 0..10 {
+        socket.send_to(&[n], to).unwrap();
+        let mut word = [0; 1];
+        let (_, from) = listener
+            .recv_from(&mut word)
+            .expect("each datagram arrives");
+        assert_eq!((word, from.ip().to_string().as_str()), ([n], "10.30.0.1"));
+    }
 }
