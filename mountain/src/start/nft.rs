@@ -57,9 +57,8 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String 
     let new = format!("ct state new ct status and confirmed == 0 ct mark and {mask:#010x} == 0");
     let cleared =
         format!("meta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}");
-    text += &format!(
-        "\tchain came {{\n\t\t{cleared}\n\t\t{new} iifname vmap {{ {came_by} }}\n\t}}\n"
-    );
+    text +=
+        &format!("\tchain came {{\n\t\t{cleared}\n\t\t{new} iifname vmap {{ {came_by} }}\n\t}}\n");
     text +=
         "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
     let members: Vec<String> = uplinks.iter().map(|(m, _)| format!("{m:#010x}")).collect();

@@ -177,8 +177,10 @@ fn sender(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
                 _ => host::service(ipv6),
             };
             let own = source == host::service(ipv6);
+            // Not yet an uplink's own address from inside, where new flows choose: it may leave by another one.
+            let inside = dice.one_in(3) && !host.has(Kind::Adopt);
             By::Forwarded {
-                device: match own || dice.one_in(3) {
+                device: match own || inside {
                     true => INNER.into(),
                     false => host.uplinks[i].name.clone(),
                 },
@@ -211,9 +213,12 @@ fn sender(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
         },
         _ => {
             let i = uplink(dice);
+            let translated = host.has(Kind::Adopt) && host.has(Kind::Nat);
             let address = match dice.below(6) {
                 0 => Some(host::service(ipv6)),
-                1 => Some(host::uplink_address(i, 1, ipv6)),
+                1 if !translated || host.has(Kind::TranslatedSockets) => {
+                    Some(host::uplink_address(i, 1, ipv6))
+                }
                 _ => None,
             };
             let name = match host.has_tun() && dice.one_in(3) {
@@ -226,7 +231,9 @@ fn sender(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
                 address,
                 // Else its outcome is not known enough to be held against others.
                 port: address.is_some() || by_packet || dice.one_in(2),
-                device: dice.one_in(8).then(|| name.clone()),
+                // Over nexthop objects, IPv6 takes another device than the socket's now and then.
+                device: (dice.one_in(8) && !(ipv6 && host.has(Kind::Nexthops)))
+                    .then(|| name.clone()),
                 user: if dice.one_in(5) { USER } else { 0 },
                 connected,
                 pktinfo: by_packet.then_some(name),

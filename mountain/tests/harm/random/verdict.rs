@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use super::host::{Host, Kind};
 use super::kernel::{contains, Reference, Seens, Sent};
-use super::packets::{By, Flow, UDP};
+use super::packets::{By, Flow, TCP, UDP};
 use super::rig::{Exit, Seen};
 
 /// What a flow has shown of itself so far.
@@ -52,10 +52,14 @@ impl<'a> Judge<'a> {
 
     /// Takes note of what the kernel alone has done after a change of routes.
     pub fn shaken(&mut self, sent: Sent) {
-        self.shaken = sent;
-        for past in self.past.values_mut() {
-            past.exits.clear();
+        self.past.clear();
+        for flow in self.flows {
+            if let Some(seen) = sent.get(&flow.id) {
+                // What it was before is the kernel's own affair.
+                let _ = self.continuity(flow, seen, &[]);
+            }
         }
+        self.shaken = sent;
     }
 
     /// Judges one packet of each of these flows. `muted`: devices whose path was dead then.
@@ -93,13 +97,19 @@ impl<'a> Judge<'a> {
         let none = Seens::new();
         let plain = reference.plain.get(&flow.id).unwrap_or(&none);
         let shaken = self.shaken.get(&flow.id).unwrap_or(&none);
-        let random = flow.is_ephemeral() || reference.unsteady.contains(&flow.id);
+        let changes = flow.old && !self.shaken.is_empty() && shaken != plain;
+        // A SYN that met no answer is sent again by another hash.
+        let again = flow.proto == TCP && matches!(flow.by, By::Socket { .. });
+        let random = flow.is_ephemeral()
+            || reference.unsteady.contains(&flow.id)
+            || again && plain.is_empty();
         // Where the choice is made before routing, the verdict is that of the uplink chosen.
         let chosen = random || self.host.places(flow.ipv6()) && flow.is_placeable();
-        if seen.is_empty() && !plain.is_empty() && !(chosen && reference.may_drop(flow.id)) {
+        let may_drop = chosen && reference.may_drop(flow.id) || changes && shaken.is_empty();
+        if seen.is_empty() && !plain.is_empty() && !may_drop {
             return Err("lost".into());
         }
-        if !seen.is_empty() && plain.is_empty() && !chosen {
+        if !seen.is_empty() && plain.is_empty() && !chosen && !changes {
             return Err("let through".into());
         }
         let mut moved = false;
@@ -107,7 +117,7 @@ impl<'a> Judge<'a> {
             if contains(plain, packet) || contains(shaken, packet) {
                 continue;
             }
-            if flow.is_ephemeral() && reference.knows_crossed(flow.id, packet) {
+            if random && reference.knows_crossed(flow.id, packet) {
                 continue;
             }
             let sized = self.host.has(Kind::SmallMtu);
