@@ -591,18 +591,31 @@ impl Host {
     }
 
     /// Most members of one group; 1: there is none.
-    pub fn members(&self) -> usize {
+    fn members(&self) -> usize {
         let multipath = self.routes.iter().map(|r| r.hops.len());
         let adopted = self.adoptable.iter().map(Vec::len);
         multipath.chain(adopted).max().unwrap_or(0).max(1)
     }
 
-    /// The commands that make each group's member `j` the kernel's only choice, and those that undo it.
+    /// How many variants show all that the kernel may do: a source may be looked up in one table and the way in another.
+    pub fn variants(&self) -> usize {
+        match self.rules.is_empty() {
+            true => self.members(),
+            false => self.members() * self.members(),
+        }
+    }
+
+    /// The commands that make one member of each group the kernel's only choice, and those that undo it.
     pub fn variant(&self, j: usize) -> (Vec<String>, Vec<String>) {
         let (mut there, mut back) = (Vec::new(), Vec::new());
         for route in self.routes.iter().filter(|r| r.is_multipath()) {
+            let nth = if route.table == MAIN {
+                j
+            } else {
+                j / self.members() + j
+            };
             there.push(route.delete());
-            there.push(route.add(Some(j % route.hops.len())));
+            there.push(route.add(Some(nth % route.hops.len())));
             back.push(route.delete());
             back.push(route.add(None));
         }

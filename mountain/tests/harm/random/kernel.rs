@@ -251,7 +251,7 @@ impl Reference {
         rig.pump(Duration::from_millis(20));
         let plain = try_all(rig, flows);
         let mut variants = Vec::new();
-        for j in 0..host.members() {
+        for j in 0..host.variants() {
             let (there, back) = host.variant(j);
             ip(&there);
             variants.push(try_all(rig, flows));
@@ -288,17 +288,19 @@ impl Reference {
         all.filter_map(move |sent| sent.get(&flow))
     }
 
-    /// The same of a flow whose port the kernel chooses: of IPv6, it may look for the source and for
-    /// the way with different ports, and so by different members.
+    /// The same with another source. IPv6 may look for the source and for the way by different hashes: where the kernel
+    /// chooses the port in between, and when a TCP segment met no answer.
     pub fn knows_crossed(&self, flow: u16, seen: &Seen) -> bool {
         let mut crossed = seen.clone();
         self.all(flow).flatten().any(|s| {
             crossed.look.source = s.look.source;
-            s.look.source != seen.look.source && self.knows(flow, &crossed)
-        }) && self
-            .all(flow)
-            .flatten()
-            .any(|s| s.look.source == seen.look.source)
+            self.knows(flow, &crossed)
+        })
+    }
+
+    /// Whether the kernel alone might send it by this device.
+    pub fn may_leave_by(&self, flow: u16, device: &str) -> bool {
+        self.all(flow).flatten().any(|s| s.exit.device == device)
     }
 
     /// Whether the kernel alone might let nothing leave, by whatever member.

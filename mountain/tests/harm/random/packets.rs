@@ -91,9 +91,8 @@ impl Flow {
     /// Whether Mountain may choose an uplink for it when it starts.
     pub fn is_placeable(&self) -> bool {
         match &self.by {
-            By::Socket {
-                address, device, ..
-            } => address.is_none() && device.is_none(),
+            // One with an uplink's own address has chosen that uplink.
+            By::Socket { device, .. } => device.is_none(),
             By::Forwarded { .. } => true,
             _ => false,
         }

@@ -98,7 +98,7 @@ impl<'a> Judge<'a> {
         let plain = reference.plain.get(&flow.id).unwrap_or(&none);
         let shaken = self.shaken.get(&flow.id).unwrap_or(&none);
         let changes = flow.old && !self.shaken.is_empty() && shaken != plain;
-        // A SYN that met no answer is sent again by another hash.
+        // What met no answer is sent again by another hash.
         let again = flow.proto == TCP && matches!(flow.by, By::Socket { .. });
         let random = flow.is_ephemeral()
             || reference.unsteady.contains(&flow.id)
@@ -117,7 +117,7 @@ impl<'a> Judge<'a> {
             if contains(plain, packet) || contains(shaken, packet) {
                 continue;
             }
-            if random && reference.knows_crossed(flow.id, packet) {
+            if (random || again && flow.ipv6()) && reference.knows_crossed(flow.id, packet) {
                 continue;
             }
             let sized = self.host.has(Kind::SmallMtu);
@@ -127,7 +127,10 @@ impl<'a> Judge<'a> {
                 return Err("elsewhere or other than the kernel's".into());
             }
             let owner = self.host.owner(packet.look.source);
-            if owner.is_some_and(|owner| owner != packet.exit.device) {
+            let wrong = |owner: String| {
+                owner != packet.exit.device && reference.may_leave_by(flow.id, &owner)
+            };
+            if owner.is_some_and(wrong) {
                 return Err("source of another uplink".into());
             }
             moved = true;
