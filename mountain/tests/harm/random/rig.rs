@@ -301,7 +301,27 @@ impl Rig {
 
     fn wait_for_fences(&mut self) {
         self.fence += 1;
+        let end = Instant::now() + Duration::from_secs(60);
+        let mut sent = None::<Instant>;
+        while (self.index.keys()).any(|n| self.fences.get(n) != Some(&self.fence)) {
+            assert!(Instant::now() < end, "a fence is lost: {:?}", self.fences);
+            // Again where it was lost: a device that has just come up drops what it is given for a while.
+            if sent.is_none_or(|at| at.elapsed() > Duration::from_millis(500)) {
+                self.send_fences();
+                sent = Some(Instant::now());
+            }
+            self.poll(Duration::from_millis(10));
+            self.read_all();
+        }
+        self.read_all();
+    }
+
+    /// By each device whose last one has not arrived.
+    fn send_fences(&self) {
         for (name, &index) in &self.index {
+            if self.fences.get(name) == Some(&self.fence) {
+                continue;
+            }
             let mut frame = vec![0xff; 6];
             frame.extend(self.own_mac(name));
             frame.extend(FENCE.to_be_bytes());
@@ -309,13 +329,6 @@ impl Rig {
             frame.resize(60, 0);
             Self::send_frame(&self.near, index, &frame);
         }
-        let end = Instant::now() + Duration::from_secs(20);
-        while (self.index.keys()).any(|n| self.fences.get(n) != Some(&self.fence)) {
-            assert!(Instant::now() < end, "a fence is lost: {:?}", self.fences);
-            self.poll(Duration::from_millis(10));
-            self.read_all();
-        }
-        self.read_all();
     }
 
     fn read_all(&mut self) {
