@@ -9,7 +9,7 @@ mod bpf;
 use bpf::packets::*;
 use bpf::{in_netns, only, rig_groups, rig_path, settings, Ctx, Rig, BOTH};
 use mountain::bpf::{Masks, Mode, Sources, MAX_PERMITS};
-use mountain::steer::topology::{self, Selector};
+use mountain::topology::{self, Selector};
 
 #[test]
 fn what_is_not_ours_passes() {

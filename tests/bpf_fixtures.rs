@@ -13,7 +13,7 @@ use bpf::packets::*;
 use bpf::{in_netns, only, settings, Ctx, Note, Rig, PASS, REDIRECT};
 use mountain::bpf::flows::{Class, FlowKey};
 use mountain::bpf::Masks;
-use mountain::steer::topology::Selector;
+use mountain::topology::Selector;
 
 fn key(ip: &Ip, sport: u16, dport: u16, proto: u8) -> FlowKey {
     FlowKey {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bpf::packets::*;
 use bpf::{in_netns, only, prog_run, settings, Ctx, Rig, BOTH, PASS, REDIRECT};
 use mountain::bpf::Masks;
-use mountain::steer::topology::Selector;
+use mountain::topology::Selector;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 

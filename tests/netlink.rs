@@ -5,7 +5,7 @@
 mod netns;
 
 use ipnet::IpNet;
-use mountain::steer::topology::{self, Member, Selector, Topology};
+use mountain::topology::{self, Member, Selector, Topology};
 use netns::{addr, hop, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6};
 
 #[track_caller]

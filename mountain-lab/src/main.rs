@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use mountain::out::lines;
+use mountain::host::stdout::lines;
 
 use scenario::{Policy, Scenario};
 
@@ -128,7 +128,7 @@ impl RunArgs {
 
 fn main() -> ExitCode {
     // A reader that is gone must not end a run whose namespaces are still there.
-    mountain::out::keep_going();
+    mountain::host::stdout::keep_going();
     catch_signals();
     raise_file_limit();
     match dispatch(Cli::parse()) {

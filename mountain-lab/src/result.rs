@@ -581,7 +581,7 @@ pub fn align(rows: &[Vec<String>]) -> String {
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || {
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-        mountain::whole::write(path, true, |out| out.write_all(bytes))
+        mountain::host::atomic_file::write(path, true, |out| out.write_all(bytes))
     };
     write().with_context(|| format!("cannot write {}", path.display()))
 }

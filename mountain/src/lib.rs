@@ -2,32 +2,27 @@
 //! Mountain keeps a Linux host's network *steady*: the worst 1% of packets close to the median.
 //!
 //! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.
+//! Its modules are layers, lowest first: `host`, `netlink`, `topology`, `bpf`, `measure`, `report`,
+//! `steer`, `start`, `cc`, `redirect`, `control`, `config`, `daemon`, `check`, `cli`. None names a
+//! higher one, which `layers` tests. docs/architecture.md describes them.
 
-// First: its macros take the place of std's in all that follows.
+// First: the macros of `host::stdout` take the place of std's in all that follows.
 #[macro_use]
-pub mod out;
+pub mod host;
 
 pub mod bpf;
 pub mod cc;
 pub mod check;
 pub mod cli;
-mod cli_ab;
-mod cli_cc;
-mod cli_compare;
-mod cli_down;
-mod cli_measure;
-mod cli_path;
-mod cli_redirect;
-mod cli_report;
-mod cli_results;
 pub mod config;
+pub mod control;
 pub mod daemon;
-pub mod host;
+#[cfg(test)]
+mod layers;
 pub mod measure;
 pub mod netlink;
 pub mod redirect;
 pub mod report;
 pub mod start;
 pub mod steer;
-pub mod text;
-pub mod whole;
+pub mod topology;

@@ -15,7 +15,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use mountain::bpf::flows::{Flow, MoveLog};
 use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Sources, Steer};
 use mountain::steer::rendezvous::inv_weight;
-use mountain::steer::topology::Selector;
+use mountain::topology::Selector;
 use packets::MACS;
 
 /// TC_ACT_UNSPEC: the packet goes on as if the program were not there.

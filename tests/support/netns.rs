@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use mountain::netlink::{read_topology, Filter};
-use mountain::steer::topology::{Member, Topology};
+use mountain::topology::{Member, Topology};
 use nix::sched::{setns, CloneFlags};
 
 /// A network namespace that goes away with the value.

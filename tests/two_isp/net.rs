@@ -17,7 +17,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use mountain::daemon::runtime::RunDir;
+use mountain::control::run_dir::RunDir;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 

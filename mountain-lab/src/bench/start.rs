@@ -109,7 +109,7 @@ impl Home {
             members: members.map(|m| (m.path, inv_weight(m.weight))).collect(),
             prefixes: group.prefixes.clone(),
         }];
-        let known = |(index, path): (usize, &mountain::steer::topology::Path)| {
+        let known = |(index, path): (usize, &mountain::topology::Path)| {
             let name = path.ifname.clone();
             let salt = path_salt(name.as_bytes());
             (index, Known { index, name, salt })

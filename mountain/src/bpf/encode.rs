@@ -7,7 +7,7 @@ use anyhow::{bail, Result};
 use ipnet::IpNet;
 
 use super::{types, GroupConfig, PathConfig};
-use crate::steer::topology::{Selector, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{Selector, MAX_GROUP_PATHS, MAX_PATHS};
 
 const PATH_ETHERNET: u8 = 1 << 0;
 const PATH_NEIGH_VALID: u8 = 1 << 1;

@@ -27,7 +27,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
 use serde::Serialize;
 
-use crate::steer::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
 pub use skel::types;
 

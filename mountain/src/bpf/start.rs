@@ -24,7 +24,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
 
 use super::{encode, tries, GroupConfig, Masks, Mode};
-use crate::steer::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types;
 
 /// Most rules, `MTN_MAX_START_RULES` in bpf/start.h.

@@ -29,7 +29,7 @@ pub fn prefix(text: &str) -> Result<IpNet, String> {
     match text {
         "default" => Ok("0.0.0.0/0".parse().expect("a prefix")),
         "default6" => Ok("::/0".parse().expect("a prefix")),
-        _ => crate::text::prefix(text),
+        _ => crate::host::text::prefix(text),
     }
 }
 

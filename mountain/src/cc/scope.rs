@@ -13,7 +13,7 @@ use nix::sched::{setns, CloneFlags};
 use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC, NSFS_MAGIC};
 use serde::{Deserialize, Serialize};
 
-use crate::whole;
+use crate::host::atomic_file;
 
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
@@ -100,7 +100,7 @@ impl State {
 
     pub fn write(&self, file: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self)?;
-        whole::write(file, false, |out| out.write_all(&text))
+        atomic_file::write(file, false, |out| out.write_all(&text))
             .with_context(|| format!("cannot write {}", file.display()))
     }
 }

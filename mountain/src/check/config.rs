@@ -5,12 +5,12 @@ use super::{Level, Report};
 use crate::bpf::start::cgroup_root;
 use crate::config::Config;
 use crate::start::config::{cgroup_id, RuleConfig};
-use crate::steer::topology::{Kind, Topology};
+use crate::topology::{Kind, Topology};
 
 /// Holds the tables of the configuration against the paths and cgroups that are there.
 pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
     let paths = || {
-        let of = |path: &crate::steer::topology::Path| (path.ifname.clone(), path.key.gateway);
+        let of = |path: &crate::topology::Path| (path.ifname.clone(), path.key.gateway);
         topology.paths.iter().map(of)
     };
     for unused in config.unused_paths(paths()) {

@@ -5,7 +5,7 @@ use super::{count, describe, Report};
 use crate::bpf::foreign;
 use crate::daemon::firewall::{cgroup_text, read};
 use crate::steer::alike::Question;
-use crate::steer::topology::{Group, Kind, Topology};
+use crate::topology::{Group, Kind, Topology};
 
 pub(super) fn check(report: &mut Report, topology: &Topology) {
     let moving = topology.groups.iter().filter(|group| group.kind.moves());

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use ipnet::IpNet;
 
 use super::{route_command, Report};
+use crate::host::text::count;
 use crate::start::config::StartConfig;
-use crate::steer::topology::{Group, Topology};
-use crate::text::count;
+use crate::topology::{Group, Topology};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
 pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &StartConfig) {

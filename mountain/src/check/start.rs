@@ -4,11 +4,11 @@
 use super::{devices, rp_filter_key, sysctl, Report};
 use crate::bpf::start::cgroup_root;
 use crate::daemon::translated::forwards;
+use crate::host::text::count;
 use crate::netlink;
 use crate::start::config::{Forward, StartConfig};
 use crate::start::preview;
-use crate::steer::topology::Topology;
-use crate::text::count;
+use crate::topology::Topology;
 
 pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConfig, up: &str) {
     if !topology.starts() {

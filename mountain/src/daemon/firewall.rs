@@ -24,7 +24,7 @@ use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
 use crate::redirect;
 use crate::start;
 use crate::steer::alike::{Difference, Firewall, Question};
-use crate::steer::topology::Topology;
+use crate::topology::Topology;
 
 /// How often is looked at what announces nothing.
 const LOOK: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@
 //! as the daemon lives, through link flaps and route changes. Ids are reused only when all have
 //! been given away, and then the longest unused first.
 
-use crate::steer::topology::{PathKey, MAX_PATHS};
+use crate::topology::{PathKey, MAX_PATHS};
 
 /// Path ids in order of first appearance; the index is the id.
 #[derive(Default, Debug)]

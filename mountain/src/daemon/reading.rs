@@ -21,7 +21,7 @@ use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, GroupConfig, Mode};
 use crate::netlink::{self, Filter};
 use crate::start::Starter;
-use crate::steer::topology::Topology;
+use crate::topology::Topology;
 
 /// After a job that took a time, the next one waits for so many times that.
 const REST: u32 = 3;

@@ -8,10 +8,10 @@ use anyhow::Result;
 use serde_json::{json, Value};
 
 use super::firewall::cgroup_text;
-use super::runtime::{Request, Response};
 use super::{now_us, Daemon, PolicyName, COSTED};
 use crate::bpf::flows::Class;
 use crate::bpf::now_ns;
+use crate::control::run_dir::{Request, Response};
 
 /// A flow counts as live when it sent a packet within this.
 const LIVE_NS: u64 = 10_000_000_000;

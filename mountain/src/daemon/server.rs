@@ -16,7 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-use super::runtime::{Request, Response, RunDir};
+use crate::control::run_dir::{Request, Response, RunDir};
 
 /// Longest request that is read, and how long one may take to arrive.
 const MAX_REQUEST_BYTES: u64 = 4096;

@@ -16,7 +16,7 @@ use crate::start::{self, Starter};
 use crate::steer::alike::Difference;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::steer::topology::{Kind, Path, Topology};
+use crate::topology::{Kind, Path, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -453,6 +453,6 @@ impl Daemon {
     }
 }
 
-fn keys(t: &Topology) -> Vec<crate::steer::topology::PathKey> {
+fn keys(t: &Topology) -> Vec<crate::topology::PathKey> {
     t.paths.iter().map(|p| p.key).collect()
 }

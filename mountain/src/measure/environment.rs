@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{json, Value};
 use sha2::{Digest, Sha256};
 
-use crate::daemon::runtime::{Request, RunDir};
+use crate::control::run_dir::{Request, RunDir};
 
 /// The names and values of [`super::runfile::RunFile::environment`].
 pub type Environment = BTreeMap<String, Value>;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::stats::Reply;
-use crate::whole;
+use crate::host::atomic_file;
 
 /// Value of [`RunFile::schema`]; changes whenever an older reader would misunderstand the file.
 pub const SCHEMA: &str = "mountain-run/1";
@@ -225,7 +225,7 @@ impl RunFile {
     pub fn write(&self, path: &Path) -> Result<()> {
         let write = || -> Result<()> {
             self.check()?;
-            Ok(whole::write(path, true, |out| {
+            Ok(atomic_file::write(path, true, |out| {
                 Ok(serde_json::to_writer(out, self)?)
             })?)
         };

@@ -10,7 +10,7 @@ use super::nexthop::NextHop;
 use super::rules::{self, Reach};
 use super::snapshot::{Address, Link, Route, Snapshot, TABLE_MAIN, UNICAST};
 use super::Filter;
-use crate::steer::topology::{
+use crate::topology::{
     tos, Group, Kept, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS,
     MAX_KEPT, MAX_PATHS,
 };

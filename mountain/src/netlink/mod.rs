@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
-use crate::steer::topology::Topology;
+use crate::topology::Topology;
 
 pub use link::{addresses, link, namespace_id, neighbour_usable, Link};
 pub use monitor::{Change, Monitor};

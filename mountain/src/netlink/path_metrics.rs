@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use super::generic::{body, Family};
 use super::wire::{ip_bytes, push_attribute};
-use crate::steer::topology::PathKey;
+use crate::topology::PathKey;
 
 /// Names and numbers of include/uapi/linux/path_metrics.h.
 const FAMILY: &str = "path_metrics";

@@ -2,7 +2,7 @@
 //! The walk through the policy rules: which packets look a table up, and what is looked up before.
 
 use super::snapshot::{Action, Rule, Snapshot, TABLE_MAIN};
-use crate::steer::topology::Selector;
+use crate::topology::Selector;
 
 /// How packets of one family come to look up one table.
 #[derive(Debug, Default)]

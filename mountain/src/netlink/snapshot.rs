@@ -14,7 +14,7 @@ use super::kinds::{self, Lower};
 use super::nexthop::{self, NextHop, NextHopObject};
 use super::uplinks;
 use super::wire::{self, push_attribute, Attributes, Socket};
-use crate::steer::topology;
+use crate::topology;
 
 const RTM_GETLINK: u16 = 18;
 const RTM_GETADDR: u16 = 22;

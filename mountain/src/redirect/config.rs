@@ -15,7 +15,7 @@ use super::actions::Wanted;
 use super::validate;
 use super::{Backend, Installed, Proto, Rule, Snat};
 use crate::config::Config;
-use crate::whole;
+use crate::host::atomic_file;
 
 /// One rule, with the options of `mountain redirect add`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -188,7 +188,7 @@ pub fn save(file: &Path, rules: &[Installed]) -> Result<usize> {
     let (text, absent) = with_rules(&before, rules, is_absent)?;
     Config::parse(&text, file).context("what would be written is not understood")?;
     let meta = std::fs::metadata(file);
-    whole::write(file, true, |out| {
+    atomic_file::write(file, true, |out| {
         use std::io::Write;
         if let Ok(meta) = meta {
             // Before the mode, of which a change of the owner may take bits.

@@ -11,8 +11,8 @@ use anyhow::Result;
 
 use super::store::Store;
 use super::{bpf, nft, Backend, Device, Installed, Plan, Proto, Rule, Snat};
+use crate::host::text::count;
 use crate::netlink;
-use crate::text::count;
 
 /// A rule as a backend has it.
 pub(super) struct Found {

@@ -29,7 +29,8 @@ use anyhow::{ensure, Context, Result};
 use nix::fcntl::Flock;
 
 use super::{Backend, Fix, Installed, Proto, Rule, MAX_RULES};
-use crate::{bpf::namespace_cookie, whole};
+use crate::bpf::namespace_cookie;
+use crate::host::atomic_file;
 
 const BASE: &str = "/run/mountain";
 /// Of the files' form.
@@ -557,7 +558,7 @@ impl Store {
         let path = self.index();
         fs::write(new.rules(), lines)
             .and_then(|()| {
-                whole::write(&path, false, |out| {
+                atomic_file::write(&path, false, |out| {
                     out.write_all(new.records.as_flattened())
                 })
             })

@@ -34,8 +34,8 @@ use super::preflight::firewall;
 use super::preflight::Seen;
 use super::store::Store;
 use super::{actions, conntrack, nft, Backend, Finding, Installed, Proto};
+use crate::host::text::count;
 use crate::netlink::ruleset::Ruleset;
-use crate::text::count;
 use sources::{Heard, Sources};
 
 /// How often is looked at what nothing announces.

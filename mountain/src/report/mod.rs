@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Context, Result};
 
+use crate::host::atomic_file;
 use crate::measure::runfile::RunFile;
-use crate::whole;
 
 use run::Run;
 use written::{Written, LIST_NAME};
@@ -77,6 +77,6 @@ pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
 fn save(path: &Path, content: &[u8]) -> Result<()> {
     // What is removed because of the list must not come back without it.
     let list = path.ends_with(LIST_NAME);
-    whole::write(path, list, |out| out.write_all(content))
+    atomic_file::write(path, list, |out| out.write_all(content))
         .with_context(|| format!("cannot write {}", path.display()))
 }

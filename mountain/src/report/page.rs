@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::plots::{self, hex, Format, RGBColor};
-use crate::out::plain;
+use crate::host::stdout::plain;
 
 /// What an SVG needs in a file of its own, but not inside of HTML.
 pub(super) const NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";

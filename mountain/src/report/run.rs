@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
+use crate::host::stdout::plain;
 use crate::measure::runfile::{RunFile, Samples};
 use crate::measure::stats::{choose_thresholds, far_out, quantile, Table};
-use crate::out::plain;
 
 use super::plots::{RGBColor, SERIES};
 

@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::bpf::start::MAX_RULES;
+use crate::host::text::whole_prefix;
 use crate::steer::start::MarkMask;
-use crate::text::whole_prefix;
 
 /// `[start]`: new flows, where uplinks have addresses of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

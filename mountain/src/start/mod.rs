@@ -32,7 +32,7 @@ use crate::config::Config;
 use crate::daemon::translated::forwards;
 use crate::netlink::{self, uplinks};
 use crate::steer::start::{describe, plan, MarkMask, Plan};
-use crate::steer::topology::{Kind, Topology};
+use crate::topology::{Kind, Topology};
 use aside::Aside;
 use config::{Forward, RuleConfig, Spread, StartConfig};
 use dead::Dead;
@@ -668,7 +668,7 @@ pub fn kind_text(kind: Kind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::steer::topology::Group;
+    use crate::topology::Group;
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().unwrap()).collect()

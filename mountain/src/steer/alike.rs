@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::netlink::ruleset::{Device, DeviceFact, Facts, Hook, Packets, Place, RuleRef, Ruleset};
-use crate::steer::topology::{Group, Topology};
+use crate::topology::{Group, Topology};
 
 /// Which devices have to be alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,5 +12,4 @@ mod policy_tests;
 pub mod rendezvous;
 pub mod selfload;
 pub mod start;
-pub mod topology;
 pub mod window;

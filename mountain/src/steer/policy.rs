@@ -12,9 +12,9 @@ use super::cost::{cost_us, Band, Weights};
 use super::ejection::{evidence, Cause, Evidence, Hold, Out};
 use super::explain::{Decision, Log, Use};
 use super::selfload::{Judgement, SelfLoad};
-use super::topology::MAX_GROUP_PATHS;
 use super::window::{Stats, Window};
 use crate::config::SteerConfig;
+use crate::topology::MAX_GROUP_PATHS;
 
 mod blame;
 mod choose;

@@ -27,7 +27,7 @@
 //!
 //! Linear interpolation is off by at most 3·10^-6 of a bit, which is lost in the noise of any hash.
 
-use super::topology::MAX_GROUP_PATHS;
+use crate::topology::MAX_GROUP_PATHS;
 
 /// Bits after the binary point of a negative logarithm.
 pub const FRACTION_BITS: u32 = 26;

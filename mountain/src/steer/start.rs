@@ -37,7 +37,7 @@ use std::net::IpAddr;
 use anyhow::{bail, Result};
 use serde::Serialize;
 
-use super::topology::{Kept, Path, Topology};
+use crate::topology::{Kept, Path, Topology};
 
 /// Tables of the uplinks: this plus the uplink's number.
 pub const TABLE_BASE: u32 = 19_700;

@@ -4,7 +4,7 @@
 use super::super::snapshot::{Preference, Route, TABLE_MAIN, THROW, UNICAST};
 use super::super::{kinds, rules, Filter};
 use super::{is_conditional, is_ipv6, key, Builder};
-use crate::steer::topology::{
+use crate::topology::{
     Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
 };
 
@@ -336,7 +336,7 @@ mod tests {
     use super::super::super::snapshot::{Action, Address, Link, Rule, Snapshot};
     use super::super::build;
     use super::*;
-    use crate::steer::topology::{Kept, Topology};
+    use crate::topology::{Kept, Topology};
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()

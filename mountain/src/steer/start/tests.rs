@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
-use crate::steer::topology::{Group, Kept, Kind, Member, PathKey, Suspended};
+use crate::topology::{Group, Kept, Kind, Member, PathKey, Suspended};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

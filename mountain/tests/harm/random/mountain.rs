@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mountain::daemon::runtime::{Request, RunDir};
+use mountain::control::run_dir::{Request, RunDir};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 

@@ -16,13 +16,13 @@ use serde_json::{json, Value};
 
 use crate::check::{Level, Report};
 use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
+use crate::host::text::count;
 use crate::redirect::actions::{self, Added, Wanted};
 use crate::redirect::bpf::{self, fast::Carried};
 use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
 use crate::redirect::watch;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
-use crate::text::count;
 
 /// Rules that `restore` could not add and says so of, each.
 const SHOWN_ERRORS: usize = 20;
@@ -522,7 +522,7 @@ fn stats(watch: bool, json: bool) -> Result<()> {
         match std::io::stdout().is_terminal() {
             // Home, the text, and away with what is left below it.
             true => {
-                crate::out::clear();
+                crate::host::stdout::clear();
                 print!("{text}");
             }
             false => println!("{text}"),

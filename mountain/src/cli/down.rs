@@ -7,7 +7,7 @@ use anyhow::{bail, Result};
 use clap::Args;
 
 use crate::cli::need_root;
-use crate::daemon::runtime::{self, Request, RunDir};
+use crate::control::run_dir::{self, Request, RunDir};
 use crate::host::namespaces;
 use crate::{redirect, start};
 
@@ -85,7 +85,7 @@ fn everywhere() -> Result<()> {
         found += 1;
     }
     // Of namespaces that are gone.
-    runtime::remove_stale();
+    run_dir::remove_stale();
     match (found, &failed[..]) {
         (0, _) => println!("nothing of mountain's is in any network namespace"),
         (_, []) => {}

@@ -13,14 +13,14 @@ use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::cli_path;
-use crate::cli_results::{check_writable, is_stdout, label, save};
+use super::path;
+use crate::cli::results::{check_writable, is_stdout, label, save};
+use crate::host::stdout;
+use crate::host::text::{count, duration};
 use crate::measure::ping::{self, Options, Outcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::Table;
 use crate::measure::{cpu, environment};
-use crate::out;
-use crate::text::{count, duration};
 
 /// Highest RTT of the live figures, µs.
 const LIVE_MAX: u64 = 60_000_000;
@@ -108,7 +108,7 @@ impl Ping {
         let (kernel, user) = ping::tables(&outcome.run.samples, &thresholds);
         // Written before it is printed: the reader of a pipe may be gone, and what is left to be
         // said then is the exit code.
-        out::keep_going();
+        stdout::keep_going();
         let written = keep(self.out.as_deref(), &outcome.run);
         if self.out.as_deref().is_some_and(is_stdout) {
             // The run file is what standard output is for.
@@ -159,7 +159,7 @@ impl Ping {
             ..Options::default()
         };
         if let Some(name) = &self.path {
-            let way = cli_path::look_up(name, &self.target, ipv6)?;
+            let way = path::look_up(name, &self.target, ipv6)?;
             if let (Some(gateway), Some(other)) = (way.gateway, &way.shared_with) {
                 if self.target.parse() != Ok(gateway) {
                     bail!(
@@ -321,7 +321,7 @@ impl Cpu {
             ..RunFile::default()
         };
         // Before anything is printed: standard output may be gone.
-        out::keep_going();
+        stdout::keep_going();
         let written = keep(self.out.as_deref(), &run);
         if !self.out.as_deref().is_some_and(is_stdout) {
             print_cpu(&run);

@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The command line: what each command does, and what it says when it cannot.
 
+mod ab;
+mod cc;
+mod compare;
+mod down;
+mod measure;
+mod path;
+mod redirect;
+mod report;
+mod results;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom};
@@ -17,22 +27,21 @@ use serde_json::Value;
 use tokio::signal::unix::{signal, SignalKind};
 use tracing_subscriber::EnvFilter;
 
+use self::ab::Ab;
+use self::cc::Cc;
+use self::compare::{Compare, Import};
+use self::down::Down;
+use self::redirect::Redirect;
+use self::report::Report;
 use crate::bpf::Steer;
 use crate::check;
-use crate::cli_ab::Ab;
-use crate::cli_cc::Cc;
-use crate::cli_compare::{Compare, Import};
-use crate::cli_down::Down;
-use crate::cli_measure;
-use crate::cli_redirect::Redirect;
-use crate::cli_report::Report;
 use crate::config::Config;
-use crate::daemon::runtime::{Request, RunDir};
+use crate::control::run_dir::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
+use crate::host::text::{count, prefix};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::start;
-use crate::steer::topology::Topology;
-use crate::text::{count, prefix};
+use crate::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
@@ -113,9 +122,9 @@ enum Cmd {
     /// Draw run files as a page that needs no network, with its plots as SVG and PNG
     Report(Report),
     /// Measure round trips to a target by kernel timestamps, and what user space saw of them
-    Ping(cli_measure::Ping),
+    Ping(measure::Ping),
     /// Record the CPUs' time by kind, as mpstat(1) does, for a while or while a command runs
-    Cpu(cli_measure::Cpu),
+    Cpu(measure::Cpu),
     /// Compare runs against the first one and report which differences are significant
     ///
     /// `mountain compare A.json B.json` compares single runs. `mountain compare A1.json A2.json --
@@ -404,7 +413,7 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     } else {
         let mut text = Vec::new();
         report.print(&mut text, std::io::stdout().is_terminal())?;
-        crate::out::raw(&String::from_utf8_lossy(&text));
+        crate::host::stdout::raw(&String::from_utf8_lossy(&text));
     }
     let failed = report.worst() == check::Level::Fail;
     Ok(if failed {

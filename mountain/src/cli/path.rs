@@ -7,7 +7,7 @@ use anyhow::{bail, Context, Result};
 use serde_json::Value;
 
 use crate::config::Config;
-use crate::daemon::runtime::{Request, RunDir};
+use crate::control::run_dir::{Request, RunDir};
 
 /// Where probes over a path go.
 #[derive(Clone, Debug, PartialEq, Eq)]

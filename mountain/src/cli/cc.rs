@@ -17,7 +17,7 @@ use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::settings::Behaviour;
 use crate::cc::{routes, scope, Settings, NAME};
 use crate::cli::{load_config, log_to_stderr, need_root};
-use crate::text::count;
+use crate::host::text::count;
 
 /// Flows that `top` shows, at most.
 const TOP_ROWS: usize = 30;
@@ -344,7 +344,7 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
             return Ok(());
         }
         // Home, the text, and away with what is left below it.
-        crate::out::clear();
+        crate::host::stdout::clear();
         print!("{text}");
         std::io::stdout().flush().context("the terminal is gone")?;
         std::thread::sleep(Duration::from_secs(1));

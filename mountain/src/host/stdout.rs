@@ -97,18 +97,18 @@ pub(crate) fn clear() {
 // In tests std's, whose output the test harness catches.
 #[cfg(not(test))]
 macro_rules! print {
-    ($($arg:tt)*) => { $crate::out::print(format_args!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::host::stdout::print(format_args!($($arg)*)) };
 }
 
 #[cfg(not(test))]
 macro_rules! println {
-    () => { $crate::out::print(format_args!("\n")) };
-    ($($arg:tt)*) => {{ $crate::out::print(format_args!("{}\n", format_args!($($arg)*))) }};
+    () => { $crate::host::stdout::print(format_args!("\n")) };
+    ($($arg:tt)*) => {{ $crate::host::stdout::print(format_args!("{}\n", format_args!($($arg)*))) }};
 }
 
 #[cfg(not(test))]
 macro_rules! eprintln {
-    ($($arg:tt)*) => {{ $crate::out::error_print(format_args!("{}\n", format_args!($($arg)*))) }};
+    ($($arg:tt)*) => {{ $crate::host::stdout::error_print(format_args!("{}\n", format_args!($($arg)*))) }};
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use anyhow::{bail, Context, Result};
 use clap::error::ErrorKind;
 use clap::Args;
 
-use crate::cli_results::label;
+use crate::cli::results::label;
 use crate::measure::compare::{compare, Against, Compared, Comparison, Options, Run, Side};
 use crate::measure::import::import;
 use crate::measure::runfile::RunFile;

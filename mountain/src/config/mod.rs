@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
 use crate::cc::Settings as CcConfig;
+use crate::host::text::whole_prefix;
 use crate::measure::probe::Target;
 use crate::netlink::Filter;
 use crate::redirect::config::{self as redirects, RedirectConfig};
 use crate::start::config::{self as rules, RuleConfig, StartConfig};
 use crate::steer::cost::{Band, Objective, Weights};
-use crate::text::whole_prefix;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -18,10 +18,10 @@ use serde::Serialize;
 
 use crate::cc;
 use crate::config::Config;
+use crate::host::stdout::lines;
+use crate::host::text::count;
 use crate::netlink::{self, Filter};
-use crate::out::lines;
-use crate::steer::topology::{Group, Topology};
-use crate::text::count;
+use crate::topology::{Group, Topology};
 
 /// Oldest kernel with tcx, the hook the steering program is attached to.
 pub(crate) const OLDEST_KERNEL: (u32, u32) = (6, 6);

@@ -11,14 +11,14 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::cli_compare::text;
-use crate::cli_results::{check_writable, is_stdout, save};
+use crate::cli::compare::text;
+use crate::cli::results::{check_writable, is_stdout, save};
+use crate::host::text::duration;
+use crate::host::{atomic_file, stdout};
 use crate::measure::ab::{turns, Asked, Ended, Setting, Turn};
 use crate::measure::compare::{self, compare, Comparison, Side};
 use crate::measure::ping::{Options, Pinger};
 use crate::measure::runfile::RunFile;
-use crate::text::duration;
-use crate::{out, whole};
 
 /// Value of [`Result`]'s schema.
 const SCHEMA: &str = "mountain-ab/1";
@@ -160,7 +160,7 @@ impl Ab {
             comparison,
             runs: Some(runs),
         };
-        out::keep_going();
+        stdout::keep_going();
         let written = self.keep(&measured);
         measured.runs = None;
         match self.out.as_deref() {
@@ -188,7 +188,7 @@ impl Ab {
             return Ok(());
         }
         save(out, |path: &Path| {
-            whole::write(path, true, |file| {
+            atomic_file::write(path, true, |file| {
                 serde_json::to_writer(&mut *file, measured)?;
                 file.flush()
             })
@@ -197,7 +197,11 @@ impl Ab {
     }
 
     fn print(&self, measured: &Measured) {
-        println!("A: {}\nB: {}\n", out::plain(&self.a), out::plain(&self.b));
+        println!(
+            "A: {}\nB: {}\n",
+            stdout::plain(&self.a),
+            stdout::plain(&self.b)
+        );
         match &measured.comparison {
             Some(comparison) => print!("{}", text(comparison)),
             None => println!("no round was measured: there is nothing to compare"),
