@@ -31,7 +31,10 @@ fn clang() -> Result<String> {
 
 fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("..");
-    let (bpf, test) = (root.join("bpf"), root.join("tests/bpf/averages_test.bpf.c"));
+    let (bpf, test) = (
+        root.join("bpf"),
+        root.join("mountain/tests/bpf/averages_test.bpf.c"),
+    );
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let arch = env::var("CARGO_CFG_TARGET_ARCH")?;
     println!("cargo:rerun-if-changed={}", bpf.display());
@@ -76,7 +79,7 @@ fn main() -> Result<()> {
         .warnings_into_errors(true)
         .try_compile("mountain_brake")
         .context("compiling bpf/brake_host.c")?;
-    // For tests/bpf_averages.rs; not there where only the sources of the binary are packaged.
+    // For tests/bpf/averages.rs; not there where only the sources of the binary are packaged.
     if test.exists() {
         SkeletonBuilder::new()
             .source(&test)
@@ -84,7 +87,7 @@ fn main() -> Result<()> {
             .clang(&clang)
             .clang_args(args)
             .build()
-            .context("compiling tests/bpf/averages_test.bpf.c")?;
+            .context("compiling mountain/tests/bpf/averages_test.bpf.c")?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `up --adopt`: what it must not do.
 //!
-//! A home with two providers (tests/two_isp/net.rs) and a VPN's device whose program counts what enters.
+//! A home with two providers (tests/placement/net.rs) and a VPN's device whose program counts what enters.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::{wait_until, Ns, LEAVE};
 
-#[path = "../../../tests/two_isp/net.rs"]
+#[path = "../placement/net.rs"]
 #[allow(dead_code)]
 mod net;
 

@@ -5,7 +5,7 @@
 //! Every test builds its own uniquely named namespaces and may run beside the others, on a busy
 //! machine: it asserts what happens, not how fast.
 
-#[path = "../../../tests/support/mod.rs"]
+#[path = "../support/mod.rs"]
 mod support;
 
 mod adopt;

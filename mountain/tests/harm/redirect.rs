@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Redirects keep to the owner's rules, and never lock the owner out.
 
-#[path = "../../../tests/redirect/net.rs"]
+#[path = "../redirect/net.rs"]
 #[allow(dead_code)]
 mod net;
 

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The traffic generators between two network namespaces joined by plain veth pairs.
+
+mod bulk;
+mod net;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use mountain_lab::workload::echo::{EchoServer, Header};
+use mountain_lab::workload::game::{self, GameConfig, Packet};
+use mountain_lab::workload::sys;
+
+use net::{addresses, ip, Net};
+
+fn median(mut values: Vec<u32>) -> u32 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+fn assert_all_answered(packets: &[Packet], flows: u16, at_least: usize) {
+    assert!(packets.len() >= at_least, "only {} packets", packets.len());
+    let lost: Vec<_> = packets.iter().filter(|p| p.rtt_us.is_none()).collect();
+    assert!(
+        lost.is_empty(),
+        "{} of {} lost, first {:?}",
+        lost.len(),
+        packets.len(),
+        lost[0]
+    );
+    for flow in 0..flows {
+        let mut seqs: Vec<u32> = packets
+            .iter()
+            .filter(|p| p.flow == flow)
+            .map(|p| p.seq)
+            .collect();
+        seqs.sort_unstable();
+        assert!(
+            seqs.iter().copied().eq(0..seqs.len() as u32),
+            "flow {flow} has gaps: {seqs:?}"
+        );
+        assert!(!seqs.is_empty(), "flow {flow} sent nothing");
+    }
+}
+
+#[test]
+fn game_flows_are_answered_with_small_round_trip_times() {
+    let net = Net::new();
+    for v6 in [false, true] {
+        let running = game::start(net.game(v6, 7001)).unwrap();
+        sleep(Duration::from_secs(2));
+        let (packets, health) = running.finish().unwrap();
+        assert_all_answered(&packets, 20, 2_000);
+        let rtt = median(packets.iter().map(|p| p.rtt_us.unwrap()).collect());
+        assert!(rtt < 5_000, "v6 {v6}: median RTT over veth {rtt} us");
+        for p in &packets {
+            let (rtt, user) = (p.rtt_us.unwrap(), p.user_rtt_us.unwrap());
+            assert!(rtt <= user, "kernel RTT above the program's: {p:?}");
+            let sum = p.forward_us.unwrap() + p.backward_us.unwrap();
+            assert!(
+                sum.abs_diff(rtt) <= 2,
+                "one-way delays do not add up: {p:?}"
+            );
+            assert!(!p.reordered, "{p:?}");
+        }
+        assert_eq!(health.send_errors, 0);
+        assert_eq!(
+            health.unstamped, 0,
+            "v6 {v6}: kernel transmit timestamps are missing"
+        );
+        assert_eq!(health.sent, packets.len() as u64);
+        // Twenty flows over two paths: all on one has a probability of 2e-6.
+        for path in [0, 1] {
+            assert!(
+                packets.iter().any(|p| p.path == Some(path)),
+                "v6 {v6}: no flow on {path}"
+            );
+        }
+        let moved = (0..20).any(|flow| {
+            let mut paths = packets.iter().filter(|p| p.flow == flow).map(|p| p.path);
+            let first = paths.next().unwrap();
+            paths.any(|p| p != first)
+        });
+        assert!(!moved, "a flow changed its path over a static route");
+    }
+}
+
+#[test]
+fn path_index_follows_the_route() {
+    let net = Net::new();
+    net.route("via 10.77.1.2");
+    let mut running = game::start(net.game(false, 7002)).unwrap();
+    sleep(Duration::from_millis(500));
+    let moved_ns = sys::monotonic_ns();
+    net.route("via 10.77.0.2");
+    let settled_ns = sys::monotonic_ns() + 100_000_000;
+    sleep(Duration::from_millis(1_200));
+    let early = running.drain();
+    assert!(
+        early.iter().any(|p| p.sent_ns < moved_ns),
+        "drain gave nothing from the first phase"
+    );
+    let mut packets = early;
+    packets.extend(running.stop().unwrap());
+    assert_all_answered(&packets, 20, 1_000);
+    let before = packets.iter().filter(|p| p.sent_ns < moved_ns);
+    assert!(before.clone().count() > 200);
+    assert!(before.clone().all(|p| p.path == Some(1)), "before the move");
+    let after = packets.iter().filter(|p| p.sent_ns > settled_ns);
+    assert!(after.clone().count() > 500);
+    assert!(after.clone().all(|p| p.path == Some(0)), "after the move");
+}
+
+#[test]
+fn bound_flows_keep_their_device_and_dscp_is_set() {
+    let net = Net::new();
+    let cfg = GameConfig {
+        bind_dev: Some("c1".into()),
+        ..net.game(false, 7003)
+    }
+    .voip();
+    assert_eq!((cfg.rate_hz, cfg.payload_bytes), (50.0, 160));
+    // A bound socket hears only its own device: the answers have to come back there.
+    ip(&format!(
+        "-n {} route replace 10.99.0.1 via 10.77.1.1 src 10.99.1.1",
+        net.server
+    ));
+    // Count EF packets at the server; anything else on this port stays at zero.
+    let rules = "add table ip t; add chain ip t c { type filter hook input priority 0; }; \
+                 add rule ip t c udp dport 7003 ip dscp ef counter; \
+                 add rule ip t c udp dport 7003 ip dscp != ef counter";
+    let ns = format!("--net=/run/netns/{}", net.server);
+    let nft = Command::new("nsenter")
+        .args([&ns, "nft", rules])
+        .status()
+        .unwrap();
+    assert!(nft.success());
+    let running = game::start(cfg).unwrap();
+    sleep(Duration::from_millis(500));
+    let packets = running.stop().unwrap();
+    assert_all_answered(&packets, 20, 300);
+    assert!(packets.iter().all(|p| p.path == Some(1)));
+    let list = Command::new("nsenter")
+        .args([&ns, "nft", "list", "table", "ip", "t"])
+        .output();
+    let list = String::from_utf8(list.unwrap().stdout).unwrap();
+    let counts: Vec<u64> = list
+        .lines()
+        .filter_map(|l| l.split("packets ").nth(1)?.split(' ').next()?.parse().ok())
+        .collect();
+    assert_eq!(counts, [packets.len() as u64, 0], "EF, other\n{list}");
+}
+
+#[test]
+fn blackhole_is_loss_and_not_a_stalled_generator() {
+    let net = Net::new();
+    net.route("via 10.77.0.2");
+    let running = game::start(net.game(false, 7004)).unwrap();
+    sleep(Duration::from_millis(600));
+    let from_ns = sys::monotonic_ns();
+    ip(&format!("-n {} link set s0 down", net.server));
+    let from_settled_ns = sys::monotonic_ns();
+    sleep(Duration::from_millis(600));
+    let (packets, health) = running.finish().unwrap();
+    let before: Vec<_> = packets
+        .iter()
+        .filter(|p| p.sent_ns + 20_000_000 < from_ns)
+        .collect();
+    assert!(before.len() > 300);
+    assert!(
+        before.iter().all(|p| p.rtt_us.is_some()),
+        "lost before the blackhole"
+    );
+    let after: Vec<_> = packets
+        .iter()
+        .filter(|p| p.sent_ns > from_settled_ns)
+        .collect();
+    assert!(
+        after.len() > 300,
+        "the generator stopped sending: {}",
+        after.len()
+    );
+    assert!(
+        after.iter().all(|p| p.rtt_us.is_none() && p.path.is_none()),
+        "answered in the dark"
+    );
+    assert_eq!(
+        health.sent,
+        packets.len() as u64,
+        "every packet sent is accounted for"
+    );
+}
+
+#[test]
+fn lost_answers_do_not_hide_the_path() {
+    let net = Net::new();
+    net.route("via 10.77.1.2");
+    ip(&format!(
+        "-n {} route replace blackhole 10.99.0.1",
+        net.server
+    ));
+    let running = game::start(net.game(false, 7005)).unwrap();
+    sleep(Duration::from_millis(300));
+    let packets = running.stop().unwrap();
+    assert!(packets.len() > 200);
+    assert!(
+        packets.iter().all(|p| p.rtt_us.is_none()),
+        "there is no way back"
+    );
+    assert!(
+        packets.iter().all(|p| p.path == Some(1)),
+        "the server saw them all on s1"
+    );
+}
+
+#[test]
+fn server_sees_reordering() {
+    let net = Net::new();
+    let paths = ["s0".to_string(), "s1".to_string()];
+    let (_, server_addr) = addresses(false);
+    let server = EchoServer::start(&net.server_ns(), server_addr, 7006, &paths).unwrap();
+    let echoes = sys::run_in(&net.client_ns(), || {
+        let socket = UdpSocket::bind("10.99.0.1:0")?;
+        socket.connect(SocketAddr::new(server_addr, 7006))?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.send(b"not one of ours, must stay unanswered")?;
+        let mut echoes = Vec::new();
+        for (flow, seq) in [(0, 0), (0, 2), (0, 1), (0, 3), (1, 0), (0, 3)] {
+            let mut buf = [0u8; 100];
+            Header::request(7, flow, seq).write(&mut buf);
+            socket.send(&buf)?;
+            let len = socket.recv(&mut buf)?;
+            echoes.push(Header::read(&buf[..len]).expect("an echo with our header"));
+        }
+        Ok(echoes)
+    })
+    .unwrap();
+    let reordered: Vec<_> = echoes
+        .iter()
+        .map(|h| (h.flow, h.seq, h.reordered))
+        .collect();
+    let expected = [
+        (0, 0, false),
+        (0, 2, false),
+        (0, 1, true),
+        (0, 3, false),
+        (1, 0, false),
+        (0, 3, false),
+    ];
+    assert_eq!(reordered, expected);
+    assert_eq!(server.arrivals().count(), 6, "the stranger is no arrival");
+}
+
+#[test]
+fn wrong_configurations_are_refused_at_start() {
+    let net = Net::new();
+    let start = |change: &dyn Fn(&mut GameConfig)| {
+        let mut cfg = net.game(false, 7007);
+        change(&mut cfg);
+        match game::start(cfg) {
+            Ok(_) => panic!("started"),
+            Err(error) => format!("{error:#}"),
+        }
+    };
+    assert!(start(&|c| c.payload_bytes = 8).contains("payload_bytes = 8"));
+    assert!(start(&|c| c.flows = 0).contains("flows = 0"));
+    assert!(start(&|c| c.client_ns = "/run/netns/none".into()).contains("/run/netns/none"));
+    assert!(start(&|c| c.bind_dev = Some("none".into())).contains("none"));
+    assert!(start(&|c| c.client_addr = "10.1.2.3".parse().unwrap()).contains("10.1.2.3"));
+    // The port of the failed starts is free again.
+    let running = game::start(net.game(false, 7007)).unwrap();
+    let began = Instant::now();
+    drop(running);
+    assert!(
+        began.elapsed() < Duration::from_millis(900),
+        "drop does not wait for stragglers"
+    );
+}
+
+#[test]
+fn refused_packets_are_lost_and_timestamps_stay_aligned() {
+    let net = Net::new();
+    net.route("via 10.77.0.2");
+    let running = game::start(net.game(false, 7008)).unwrap();
+    sleep(Duration::from_millis(300));
+    // The device's routes vanish with it: sending fails with "network is unreachable".
+    let down_ns = sys::monotonic_ns();
+    ip(&format!("-n {} link set c0 down", net.client));
+    sleep(Duration::from_millis(300));
+    ip(&format!("-n {} link set c0 up", net.client));
+    net.route("via 10.77.0.2");
+    sleep(Duration::from_millis(200));
+    let up_ns = sys::monotonic_ns();
+    sleep(Duration::from_millis(400));
+    let (packets, health) = running.finish().unwrap();
+    assert!(health.send_errors > 200, "{health:?}");
+    assert_eq!(health.sent, packets.len() as u64);
+    assert_eq!(health.unstamped, 0, "{health:?}");
+    let refused = packets
+        .iter()
+        .filter(|p| p.sent_ns > down_ns && p.rtt_us.is_none())
+        .count();
+    assert!(refused as u64 >= health.send_errors, "{refused} {health:?}");
+    let after: Vec<_> = packets.iter().filter(|p| p.sent_ns > up_ns).collect();
+    assert!(after.len() > 300);
+    for p in &after {
+        let (rtt, forward) = (p.rtt_us.expect("answered again"), p.forward_us.unwrap());
+        assert!(forward <= rtt, "{p:?}");
+    }
+    // Timestamps of other packets would be wrong by a multiple of 16 ms, from then on.
+    let rtt = median(after.iter().map(|p| p.rtt_us.unwrap()).collect());
+    assert!(rtt < 8_000, "{rtt} us");
+}

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Bulk, short and foreign traffic, and the observer of TCP segments.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use mountain_lab::workload::bulk::{self, BulkConfig, Pattern};
+use mountain_lab::workload::load::{self, LoadConfig};
+use mountain_lab::workload::metrics::{Leave, Onset};
+use mountain_lab::workload::short::{self, Proto, ShortConfig};
+use mountain_lab::workload::sniff::Sniffer;
+use mountain_lab::workload::sys;
+
+use super::net::{addresses, Net};
+
+fn bulk_config(net: &Net, v6: bool, port: u16, pattern: Pattern) -> BulkConfig {
+    let (client_addr, server_addr) = addresses(v6);
+    BulkConfig {
+        client_ns: net.client_ns(),
+        server_ns: net.server_ns(),
+        client_addr,
+        server_addr,
+        port,
+        flows: 4,
+        pattern,
+        congestion: None,
+        dscp: None,
+        bind_dev: None,
+        paths: vec!["s0".into(), "s1".into()],
+        min_rtt_us: 10_000,
+    }
+}
+
+#[test]
+fn paced_bulk_keeps_its_rate_and_shows_its_path() {
+    let net = Net::new();
+    for v6 in [false, true] {
+        let pattern = Pattern::Paced {
+            rate_bps: 2_000_000,
+        };
+        let began = Instant::now();
+        let running = bulk::start(bulk_config(&net, v6, 7010, pattern)).unwrap();
+        sleep(Duration::from_millis(2_100));
+        let report = running.stop().unwrap();
+        // A flow that had to wait for its CPU does not make up for it: it may be slower, never faster.
+        let longest = began.elapsed().as_secs_f64();
+        assert_eq!(report.flows.len(), 4);
+        assert_eq!(report.unobserved, 0);
+        for flow in &report.flows {
+            assert_eq!(flow.error, None, "flow {}", flow.flow);
+            let rate_bps = flow.bytes() as f64 * 8.0 / longest;
+            assert!(
+                (0.7e6..2.2e6).contains(&rate_bps),
+                "v6 {v6}: {rate_bps} bit/s"
+            );
+            assert_eq!(flow.trace.moves(), 0, "{:?}", flow.trace);
+            let visit = flow.trace.visits[0];
+            assert!(visit.path.is_some(), "{visit:?}");
+            // The observer saw what the program read (and the greeting of 12 bytes).
+            assert!(
+                visit.bytes >= flow.bytes() + 12,
+                "{visit:?} {}",
+                flow.bytes()
+            );
+            assert!(
+                visit.bytes < flow.bytes() + 12 + 100_000,
+                "{visit:?} {}",
+                flow.bytes()
+            );
+            assert!(flow.trace.reorderings.is_empty());
+        }
+        let seconds = report.goodput_by_second();
+        assert!(seconds.iter().all(|s| s.len() >= 2), "{seconds:?}");
+        let total = report.goodput_bps(report.start_ns, report.start_ns + 2_000_000_000);
+        assert!((2.8e6..9.2e6).contains(&total), "{total}");
+    }
+}
+
+#[test]
+fn bulk_follows_a_route_change_and_outlives_it() {
+    let net = Net::new();
+    net.route("via 10.77.0.2");
+    let mut cfg = bulk_config(
+        &net,
+        false,
+        7011,
+        Pattern::Paced {
+            rate_bps: 1_000_000,
+        },
+    );
+    cfg.congestion = Some("reno".into());
+    let running = bulk::start(cfg).unwrap();
+    sleep(Duration::from_millis(700));
+    let moved_ns = sys::monotonic_ns();
+    net.route("via 10.77.1.2");
+    let took_ns = sys::monotonic_ns() - moved_ns;
+    sleep(Duration::from_millis(1_200));
+    let report = running.stop().unwrap();
+    let until_ns = moved_ns + 1_100_000_000;
+    let onset = Onset {
+        at_ns: moved_ns,
+        until_ns,
+        path: 0,
+        blackhole: false,
+    };
+    for flow in &report.flows {
+        assert_eq!(flow.error, None);
+        let paths: Vec<_> = flow.trace.visits.iter().map(|v| v.path).collect();
+        assert_eq!(paths, [Some(0), Some(1)]);
+        match flow.time_to_leave(onset) {
+            Leave::Left(ns) => assert!(ns < took_ns + 200_000_000, "left after {ns} ns"),
+            other => panic!("{other:?}"),
+        }
+        let other = Onset { path: 1, ..onset };
+        assert_eq!(flow.time_to_leave(other), Leave::NotThere);
+    }
+}
+
+#[test]
+fn saturating_flows_share_and_requests_are_answered() {
+    let net = Net::new();
+    let running = bulk::start(bulk_config(&net, false, 7012, Pattern::Saturating)).unwrap();
+    sleep(Duration::from_millis(600));
+    let report = running.stop().unwrap();
+    for flow in &report.flows {
+        assert!(
+            flow.bytes() > 1_000_000,
+            "flow {}: {} bytes",
+            flow.flow,
+            flow.bytes()
+        );
+        assert_eq!(flow.error, None);
+    }
+    let pattern = Pattern::RequestResponse {
+        request_bytes: 20_000,
+        response_bytes: 1_000,
+        think_ms: 10,
+    };
+    let running = bulk::start(bulk_config(&net, false, 7012, pattern)).unwrap();
+    sleep(Duration::from_millis(800));
+    let report = running.stop().unwrap();
+    for flow in &report.flows {
+        let n = flow.responses.len() as u64;
+        assert!(n >= 8, "only {n} responses in 0.8 s");
+        assert!(
+            (n * 20_000..=(n + 1) * 20_000).contains(&flow.bytes()),
+            "{n} {}",
+            flow.bytes()
+        );
+        assert!(
+            flow.responses.iter().all(|(_, us)| *us < 800_000),
+            "{:?}",
+            flow.responses
+        );
+        assert_eq!(flow.error, None);
+    }
+}
+
+#[test]
+fn lost_flows_and_wrong_bulk_configurations_are_told() {
+    let net = Net::new();
+    let cfg = bulk_config(
+        &net,
+        false,
+        7013,
+        Pattern::Paced {
+            rate_bps: 1_000_000,
+        },
+    );
+    let running = bulk::start(cfg.clone()).unwrap();
+    sleep(Duration::from_millis(200));
+    // Every further segment is answered by a reset.
+    let ns = format!("--net=/run/netns/{}", net.server);
+    let rules = "add table ip t; add chain ip t c { type filter hook input priority 0; }; \
+                 add rule ip t c tcp dport 7013 reject with tcp reset";
+    assert!(Command::new("nsenter")
+        .args([&ns, "nft", rules])
+        .status()
+        .unwrap()
+        .success());
+    sleep(Duration::from_millis(300));
+    let report = running.stop().unwrap();
+    assert!(report.flows.iter().all(|f| f.error.is_some()), "{report:?}");
+    // Neither flows nor the listener are left, and nothing connects through the rule.
+    let error = format!("{:#}", bulk::start(cfg.clone()).err().expect("started"));
+    assert!(error.contains("cannot connect flow 0"), "{error}");
+    let strange = BulkConfig {
+        congestion: Some("nonesuch".into()),
+        port: 7014,
+        ..cfg
+    };
+    let error = format!("{:#}", bulk::start(strange).err().expect("started"));
+    assert!(error.contains("nonesuch"), "{error}");
+}
+
+#[test]
+fn observer_sees_reordering_but_no_retransmission_as_such() {
+    let net = Net::new();
+    // netem and the like are not needed: raw frames say exactly what arrives when.
+    let paths = ["s0".to_string(), "s1".to_string()];
+    let sniffer = Sniffer::start(&net.server_ns(), 7015, &paths, 20_000).unwrap();
+    sys::run_in(&net.client_ns(), || {
+        // (device, sequence number, sender's timestamp, pause before in ms)
+        let segments = [
+            ("c0", 1000, 1, 0),
+            ("c0", 1100, 2, 0),
+            ("c1", 1300, 4, 0),   // moved to the other path and overtook
+            ("c0", 1200, 3, 5),   // the overtaken one
+            ("c1", 1500, 6, 0),   // 1400 got lost
+            ("c1", 1400, 40, 40), // and is sent again
+        ];
+        for (device, seq, stamp, pause_ms) in segments {
+            sleep(Duration::from_millis(pause_ms));
+            send_frame(device, &tcp_frame(40_001, 7015, seq, stamp, 100));
+        }
+        send_frame("c0", &tcp_frame(40_002, 7016, 1, 1, 100)); // another port
+        Ok(())
+    })
+    .unwrap();
+    sleep(Duration::from_millis(100));
+    let (traces, unobserved) = sniffer.stop().unwrap();
+    assert_eq!(unobserved, 0);
+    assert_eq!(traces.len(), 1, "{traces:?}");
+    let trace = &traces[&40_001];
+    let reordered: Vec<bool> = trace.reorderings.iter().map(|r| r.across_paths).collect();
+    assert_eq!(reordered, [true], "{trace:?}");
+    assert_eq!(trace.retransmitted, 1);
+    let visits: Vec<_> = trace
+        .visits
+        .iter()
+        .map(|v| (v.path, v.segments, v.bytes))
+        .collect();
+    let expected = [
+        (Some(0), 2, 200),
+        (Some(1), 1, 100),
+        (Some(0), 1, 100),
+        (Some(1), 2, 200),
+    ];
+    assert_eq!(visits, expected);
+    assert_eq!(trace.moves(), 3);
+}
+
+/// An Ethernet frame with an IPv4 TCP segment of `len` zero bytes and a timestamp option.
+fn tcp_frame(from: u16, to: u16, seq: u32, stamp: u32, len: usize) -> Vec<u8> {
+    let mut frame = vec![0xff; 6]; // to everyone: the receiving stack drops it, observers see it
+    frame.extend([2, 0, 0, 0, 0, 1, 0x08, 0x00]);
+    let total = (20 + 32 + len) as u16;
+    frame.extend([0x45, 0]);
+    frame.extend(total.to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 10, 99, 0, 1, 10, 99, 1, 1]);
+    frame.extend(from.to_be_bytes());
+    frame.extend(to.to_be_bytes());
+    frame.extend(seq.to_be_bytes());
+    frame.extend([
+        0,
+        0,
+        0,
+        1,
+        8 << 4,
+        0x10,
+        0xff,
+        0xff,
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        8,
+        10,
+    ]);
+    frame.extend(stamp.to_be_bytes());
+    frame.extend([0; 4]);
+    frame.resize(frame.len() + len, 0);
+    frame
+}
+
+fn send_frame(device: &str, frame: &[u8]) {
+    let socket = socket2::Socket::new(socket2::Domain::PACKET, socket2::Type::RAW, None).unwrap();
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: 0x0800u16.to_be(),
+        sll_ifindex: sys::device_index(device) as i32,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 6,
+        sll_addr: [0; 8],
+    };
+    let sent = unsafe {
+        libc::sendto(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            frame.as_ptr().cast(),
+            frame.len(),
+            0,
+            std::ptr::from_ref(&address).cast(),
+            size_of_val(&address) as u32,
+        )
+    };
+    assert_eq!(
+        sent,
+        frame.len() as isize,
+        "{}",
+        std::io::Error::last_os_error()
+    );
+}
+
+#[test]
+fn foreign_load_fills_one_device_at_its_rate() {
+    let net = Net::new();
+    let bytes = |dev: &str| -> u64 {
+        sys::run_in(&net.client_ns(), || {
+            // /proc/net is that of the thread's namespace, /sys that of the mount's.
+            let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
+            let line = table
+                .lines()
+                .find(|l| l.trim_start().starts_with(dev))
+                .unwrap();
+            Ok(line.split_whitespace().nth(9).unwrap().parse()?)
+        })
+        .unwrap()
+    };
+    let cfg = LoadConfig {
+        client_ns: net.client_ns(),
+        server_ns: net.server_ns(),
+        client_addr: "10.77.1.1".parse().unwrap(),
+        server_addr: "10.77.1.2".parse().unwrap(),
+        port: 7020,
+        rate_bps: 8_000_000,
+        packet_bytes: 1_000,
+        bind_dev: Some("c1".into()),
+    };
+    let before = (bytes("c0"), bytes("c1"));
+    let began = Instant::now();
+    let running = load::start(cfg).unwrap();
+    sleep(Duration::from_secs(1));
+    let report = running.stop().unwrap();
+    // 1,000 packets a second; what was missed for want of a CPU is not made up for.
+    let most = (began.elapsed().as_secs_f64() * 1_050.0) as u64;
+    assert!((250..most).contains(&report.sent), "{report:?} of {most}");
+    assert!(report.received + 5 >= report.sent, "{report:?}");
+    assert_eq!(report.send_errors, 0);
+    assert!(bytes("c1") - before.1 >= report.sent * 1_000);
+    assert!(bytes("c0") - before.0 < 10_000);
+}
+
+#[test]
+fn many_short_flows_spread_and_name_their_path() {
+    let net = Net::new();
+    let (client_addr, server_addr) = addresses(false);
+    let udp = ShortConfig {
+        client_ns: net.client_ns(),
+        server_ns: net.server_ns(),
+        client_addr,
+        first_client_port: Some(20_000),
+        server_addr,
+        port: 7021,
+        proto: Proto::Udp,
+        flows_per_s: 1_000.0,
+        packets: 3,
+        interval_ms: 20,
+        payload_bytes: 100,
+        paths: vec!["s0".into(), "s1".into()],
+    };
+    let tcp = ShortConfig {
+        proto: Proto::Tcp,
+        port: 7022,
+        flows_per_s: 400.0,
+        ..udp.clone()
+    };
+    for (cfg, at_least) in [(udp, 400), (tcp, 150)] {
+        let proto = cfg.proto;
+        let running = short::start(cfg).unwrap();
+        sleep(Duration::from_millis(1_300));
+        let flows = running.stop().unwrap();
+        assert!(flows.len() >= at_least, "{proto:?}: {} flows", flows.len());
+        let expected = if proto == Proto::Udp { 3 } else { 1 };
+        if proto == Proto::Udp {
+            let ports = flows.iter().map(|flow| flow.client_port);
+            assert!(
+                ports.eq((20_000..).take(flows.len())),
+                "one after the other"
+            );
+        }
+        for flow in &flows {
+            assert_eq!(
+                (flow.sent, flow.answered),
+                (expected, expected),
+                "{proto:?} {flow:?}"
+            );
+            assert!(flow.path.is_some() && !flow.moved, "{proto:?} {flow:?}");
+        }
+        let shares = short::shares(&flows, 2);
+        // Five standard deviations of a fair coin at 150 flows are 20 points.
+        assert!((0.3..0.7).contains(&shares[0]), "{proto:?}: {shares:?}");
+        assert!((shares[0] + shares[1] - 1.0).abs() < 1e-9);
+    }
+    // All on one path when there is one route.
+    net.route("via 10.77.1.2");
+    let one = ShortConfig {
+        client_ns: net.client_ns(),
+        server_ns: net.server_ns(),
+        client_addr,
+        first_client_port: None,
+        server_addr,
+        port: 7023,
+        proto: Proto::Tcp,
+        flows_per_s: 100.0,
+        packets: 3,
+        interval_ms: 20,
+        payload_bytes: 100,
+        paths: vec!["s0".into(), "s1".into()],
+    };
+    let running = short::start(one).unwrap();
+    sleep(Duration::from_millis(300));
+    assert_eq!(short::shares(&running.stop().unwrap(), 2), [0.0, 1.0]);
+}

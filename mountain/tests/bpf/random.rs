@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A million random packets: whatever comes, the program changes no byte, crashes nothing and
+//! does nothing but pass or redirect.
+
+use std::time::Instant;
+
+use crate::rig::packets::*;
+use crate::rig::{in_netns, only, prog_run, settings, Ctx, Rig, BOTH, PASS, REDIRECT};
+use mountain::bpf::Masks;
+use mountain::topology::Selector;
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+const PACKETS: usize = 1_000_000;
+
+/// Valid packets to start from.
+fn seeds() -> Vec<Vec<u8>> {
+    let mut all = vec![];
+    for v6 in [false, true] {
+        for (proto, l4) in [
+            (UDP, udp(1, 2, 40)),
+            (TCP, tcp(3, 4, ACK, 60)),
+            (TCP, tcp(5, 6, SYN, 0)),
+            (GRE, vec![0; 80]),
+            (ICMP, icmp(8, 7, b"echo")),
+            (ICMPV6, icmp(128, 7, b"echo")),
+        ] {
+            all.push(Ip::new(v6, proto, l4).on(0));
+        }
+        let quoted = Ip {
+            src: if v6 { DST6 } else { DST4 },
+            dst: if v6 { SRC6 } else { SRC4 },
+            ..Ip::new(v6, UDP, udp(2, 1, 8))
+        };
+        let (proto, kind) = if v6 { (ICMPV6, 1) } else { (ICMP, 3) };
+        all.push(Ip::new(v6, proto, icmp(kind, 0, &quoted.l3())).on(0));
+    }
+    all.push(
+        Ip {
+            options: vec![1; 40],
+            ..Ip::v4(UDP, udp(1, 2, 40))
+        }
+        .on(0),
+    );
+    all.push(
+        Ip {
+            frag: 0x2000,
+            id: 5,
+            ..Ip::v4(UDP, udp(1, 2, 40))
+        }
+        .on(0),
+    );
+    all.push(
+        Ip {
+            frag: 7,
+            id: 5,
+            ..Ip::v4(UDP, udp(1, 2, 40))
+        }
+        .on(0),
+    );
+    let v6 = || Ip::v6(UDP, udp(1, 2, 40));
+    all.push(
+        v6().ext(HOPOPTS, &[0; 6])
+            .ext(DSTOPTS, &[0; 14])
+            .ext(ROUTING, &[0; 22])
+            .on(0),
+    );
+    all.push(v6().ext(FRAGMENT, &[0, 1, 0, 0, 0, 9]).on(0));
+    all.push(v6().ext(FRAGMENT, &[1, 0, 0, 0, 0, 9]).on(0));
+    all.push(frame(MACS[0], 0x8100, &[0, 42, 8, 0, 0x45, 0, 0, 0]));
+    all
+}
+
+/// A packet of the kinds above, a little or much damaged, or noise.
+fn random_packet(rng: &mut SmallRng, seeds: &[Vec<u8>], p: &mut Vec<u8>) {
+    p.clear();
+    if rng.random_ratio(1, 8) {
+        // Noise, half of it behind a link-layer header that gets it to the parser.
+        p.resize(rng.random_range(14..1600), 0);
+        rng.fill_bytes(p);
+        if rng.random() {
+            let start = &seeds[rng.random_range(0..seeds.len())];
+            p[..14].copy_from_slice(&start[..14]);
+        }
+        return;
+    }
+    p.extend(&seeds[rng.random_range(0..seeds.len())]);
+    for _ in 0..rng.random_range(0..6) {
+        // Mostly the headers, less often the link layer, which ends the matter at once.
+        let from = if rng.random_ratio(1, 16) { 0 } else { 14 };
+        let at = rng.random_range(from..p.len().min(from + 80));
+        p[at] = match rng.random_range(0..4) {
+            0 => rng.random(),
+            1 => p[at] ^ 1 << rng.random_range(0..8),
+            2 => 0,
+            _ => 255,
+        };
+    }
+    match rng.random_range(0..8) {
+        0 => p.truncate(rng.random_range(14..=p.len())),
+        1 => {
+            let more = rng.random_range(0..1500);
+            p.resize(p.len() + more, 0x77);
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn no_random_packet_is_changed() {
+    let seed: u64 =
+        std::env::var("MOUNTAIN_TEST_SEED").map_or_else(|_| rand::random(), |s| s.parse().unwrap());
+    println!("seed {seed} (MOUNTAIN_TEST_SEED={seed} repeats it)");
+    in_netns(move || {
+        let start = Instant::now();
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut rig = Rig::new(&settings());
+        let seeds = seeds();
+        let (mut packet, mut out) = (Vec::new(), vec![0; 4096]);
+        let (mut passed, mut redirected, mut refused) = (0, 0, 0);
+        let rule = Selector {
+            sport: Some((100, 200)),
+            ..Selector::default()
+        };
+        let masks = [
+            only(0),
+            only(1),
+            BOTH,
+            Masks {
+                alive: 0b10,
+                ..BOTH
+            },
+            Masks::default(),
+        ];
+        let mut tried = 0;
+        while passed + redirected < PACKETS {
+            if tried % 10_000 == 0 {
+                // Another verdict, rules or none.
+                let rules = [rule.clone()];
+                rig.topology(&rules[..rng.random_range(0..2)]);
+                rig.masks(masks[rng.random_range(0..masks.len())]);
+            }
+            tried += 1;
+            random_packet(&mut rng, &seeds, &mut packet);
+            let mut ctx = Ctx::default();
+            if rng.random_ratio(1, 8) {
+                ctx = Ctx {
+                    mark: rng.random(),
+                    ingress_ifindex: rng.random_range(0..4),
+                    gso_segs: rng.random_range(0..64),
+                    gso_size: rng.random_range(0..65536),
+                };
+            }
+            let dev = rng.random_range(0..2);
+            match prog_run(&rig.steer, rig.ifindex[dev], &packet, ctx, 1, &mut out) {
+                Ok((action, len, _)) => {
+                    let same = len == packet.len() && out[..len] == packet[..];
+                    assert!(
+                        same,
+                        "packet {tried} of seed {seed} was changed: {packet:02x?}"
+                    );
+                    match action {
+                        PASS => passed += 1,
+                        REDIRECT => redirected += 1,
+                        _ => {
+                            panic!("packet {tried} of seed {seed}: action {action}: {packet:02x?}")
+                        }
+                    }
+                }
+                Err(e) => {
+                    let short = packet.len() < 14 + 40;
+                    assert!(short, "packet {tried} of seed {seed}: {e}: {packet:02x?}");
+                    refused += 1;
+                }
+            }
+        }
+        println!(
+            "{passed} passed, {redirected} redirected, {refused} too short to run, {:?}",
+            start.elapsed()
+        );
+        println!("{:?}", rig.steer.stats().unwrap());
+        // The packets reached what they were meant to try.
+        let stats = rig.steer.stats().unwrap();
+        for name in [
+            "redirected",
+            "flow_new",
+            "pass_parse",
+            "pass_dest",
+            "pass_mtu",
+            "pass_selector",
+            "pass_no_path",
+            "flow_untracked",
+        ] {
+            assert!(stats[name] > 100, "{name}: {}", stats[name]);
+        }
+        assert!(redirected > PACKETS / 50 && passed > PACKETS / 50);
+        // And the program works as before.
+        rig.topology(&[]);
+        rig.masks(only(1));
+        rig.clear_flows();
+        rig.clear_note();
+        assert_eq!(rig.send(0, &Ip::v4(UDP, udp(1, 2, 3)).on(0)), 1);
+    });
+}

@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Real sockets over veth with the steering program attached by hand: what moves, what stays, and
+//! that nothing is lost, reordered or left behind.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::rig::net::*;
+use crate::rig::{ifindex, in_netns, ip, ms, only, patient, settings};
+use crate::support::tcx::programs_on;
+use mountain::bpf::{Masks, PathConfig, Settings};
+use nix::sys::socket::{setsockopt, sockopt};
+
+/// Set for the copy of this test binary that is there to be killed.
+const CHILD: &str = "MOUNTAIN_TEST_HOLD_STEER";
+
+/// Path 0 is left at once.
+const EJECTED_0: Masks = Masks {
+    latency: 0b10,
+    bulk: 0b10,
+    alive: 0b11,
+    ejected: 0b01,
+};
+
+/// Flows from the client to a sink.
+fn sources(n: usize, v6: bool, sink: &Sink) -> Vec<Source> {
+    (0..n).map(|_| Source::new(client(v6), sink.addr)).collect()
+}
+
+/// Ends a flowlet: the margin of 1 ms, and seven ticks of 10 ms that the packet before may have been
+/// stamped early.
+const FLOWLET: Duration = ms(75);
+
+/// Each source sends a packet every `pause`, `rounds` times.
+fn pace(sources: &mut [Source], rounds: usize, pause: Duration) {
+    for _ in 0..rounds {
+        for s in sources.iter_mut() {
+            s.send(100);
+        }
+        sleep(pause);
+    }
+}
+
+#[test]
+fn udp_moves_without_loss_or_reordering() {
+    for v6 in [false, true] {
+        in_netns(move || {
+            let host = two_hosts();
+            let sink = Sink::start(&host, v6);
+            let mut steer = steer_two(&patient());
+            let mut sources = sources(16, v6, &sink);
+            for member in [0, 1, 0, 1] {
+                masks(&mut steer, only(member));
+                sleep(FLOWLET);
+                pace(&mut sources, 50, ms(3));
+            }
+            drop(steer);
+            let by = all_in_order(&sources, &sink.finish());
+            let want: Vec<usize> = (0..200).map(|i| i / 50 % 2).collect();
+            for (devs, source) in by.iter().zip(&sources) {
+                assert_eq!(*devs, want, "flow {} (IPv6: {v6})", source.port);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_flow_without_a_gap_stays_until_forced() {
+    in_netns(|| {
+        let host = two_hosts();
+        let sink = Sink::start(&host, false);
+        const FORCE_AFTER: Duration = ms(1_500);
+        let mut steer = steer_two(&Settings {
+            margin_us: 10_000_000,
+            force_after_ms: FORCE_AFTER.as_millis() as u64,
+            ..settings()
+        });
+        let mut source = [Source::new(client(false), sink.addr)];
+        pace(&mut source, 10, ms(2));
+        masks(&mut steer, only(1));
+        let before = Instant::now();
+        pace(&mut source, 10, ms(2));
+        assert!(before.elapsed() < FORCE_AFTER, "too slow a machine");
+        sleep(FORCE_AFTER);
+        pace(&mut source, 10, ms(2));
+        let by = all_in_order(&source, &sink.finish());
+        assert_eq!(by[0], [[0; 20].as_slice(), &[1; 10]].concat());
+        assert_eq!(steer.stats().unwrap()["move_forced"], 1);
+    });
+}
+
+/// Sends `total` bytes of a pattern and returns what the receiver made of it; `during` is called
+/// again and again with the connection and the bytes sent so far.
+fn stream(host: &Ns, v6: bool, total: usize, mut during: impl FnMut(&TcpStream, usize)) {
+    let byte = |i: usize| (i.wrapping_mul(2_654_435_761) >> 13) as u8;
+    let pattern: Vec<u8> = (0..1 << 20).map(byte).collect();
+    let listener = host.run(move || TcpListener::bind((server(v6), 0)).unwrap());
+    let addr = listener.local_addr().unwrap();
+    let expected = pattern.clone();
+    let receiver = host.spawn(move || {
+        let (mut conn, _) = listener.accept().unwrap();
+        conn.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let (mut buf, mut got) = (vec![0; 1 << 16], 0);
+        loop {
+            let n = conn.read(&mut buf).expect("the stream goes on");
+            if n == 0 {
+                return got;
+            }
+            for (i, b) in buf[..n].iter().enumerate() {
+                assert_eq!(*b, expected[(got + i) % expected.len()], "byte {}", got + i);
+            }
+            got += n;
+        }
+    });
+    let socket = socket2::Socket::new(
+        if v6 {
+            socket2::Domain::IPV6
+        } else {
+            socket2::Domain::IPV4
+        },
+        socket2::Type::STREAM,
+        None,
+    )
+    .unwrap();
+    socket.bind(&SocketAddr::new(client(v6), 0).into()).unwrap();
+    socket.connect(&addr.into()).unwrap();
+    let mut conn: TcpStream = socket.into();
+    let mut sent = 0;
+    while sent < total {
+        let at = sent % pattern.len();
+        let n = conn
+            .write(&pattern[at..pattern.len().min(at + (total - sent))])
+            .unwrap();
+        sent += n;
+        during(&conn, sent);
+    }
+    let reordering = tcp_info(&conn).tcpi_reordering;
+    drop(conn);
+    assert_eq!(receiver.join().unwrap(), total);
+    // Segments are sent again now and then on a busy machine, steered or not; but this only grows
+    // beyond its initial value when the sender saw one segment overtake another.
+    assert_eq!(reordering, 3, "segments were reordered");
+}
+
+/// Waits until everything written has been received.
+fn wait_acknowledged(conn: &TcpStream) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut unacknowledged: libc::c_int = 1;
+    while unacknowledged > 0 {
+        assert!(Instant::now() < deadline, "{unacknowledged} bytes stay");
+        sleep(ms(1));
+        // SAFETY: writes one integer.
+        let ret = unsafe { libc::ioctl(conn.as_raw_fd(), libc::TIOCOUTQ, &mut unacknowledged) };
+        assert_eq!(ret, 0);
+    }
+}
+
+fn tcp_info(conn: &TcpStream) -> libc::tcp_info {
+    // SAFETY: a structure of integers, which the kernel fills in up to the length given.
+    unsafe {
+        let mut info: libc::tcp_info = std::mem::zeroed();
+        let mut len = size_of_val(&info) as libc::socklen_t;
+        let ptr = (&raw mut info).cast();
+        let ret = libc::getsockopt(
+            conn.as_raw_fd(),
+            libc::SOL_TCP,
+            libc::TCP_INFO,
+            ptr,
+            &mut len,
+        );
+        assert_eq!(ret, 0);
+        info
+    }
+}
+
+#[test]
+fn tcp_moves_at_full_size() {
+    for v6 in [false, true] {
+        in_netns(move || {
+            let host = two_hosts();
+            let mut steer = steer_two(&patient());
+            let count = |host: &Ns| host.run(|| ["s0", "s1"].map(received));
+            const TOTAL: usize = 96 << 20;
+            let (mut part, mut at) = (0, vec![count(&host)]);
+            stream(&host, v6, TOTAL, |conn, sent| {
+                if sent * 4 / TOTAL > part {
+                    part = sent * 4 / TOTAL;
+                    wait_acknowledged(conn);
+                    sleep(FLOWLET);
+                    at.push(count(&host));
+                    masks(&mut steer, only(part as u16 % 2));
+                }
+            });
+            let devs: Vec<[(u64, u64); 2]> = at
+                .windows(2)
+                .map(|w| [0, 1].map(|d| (w[1][d].0 - w[0][d].0, w[1][d].1 - w[0][d].1)))
+                .collect();
+            assert_eq!(devs.len(), 4);
+            for (part, dev) in devs.iter().enumerate() {
+                let ((packets, bytes), (_, other)) = (dev[part % 2], dev[1 - part % 2]);
+                assert!(bytes > 20 << 20, "part {part}: {dev:?}");
+                assert!(other < 1 << 20, "part {part} is on both: {dev:?}");
+                // Super-packets cross a veth whole: they were moved whole, too.
+                assert!(
+                    bytes / packets > 5000,
+                    "part {part} in small packets: {dev:?}"
+                );
+            }
+            let flows = steer.flows().dump(0);
+            assert!(flows.iter().any(|f| f.moves >= 3), "{flows:?}");
+            assert_eq!(steer.stats().unwrap()["pass_mtu"], 0);
+        });
+    }
+}
+
+#[test]
+fn device_bound_sockets_stay() {
+    for v6 in [false, true] {
+        in_netns(move || {
+            let host = two_hosts();
+            let sink = Sink::start(&host, v6);
+            let mut steer = steer_two(&patient());
+            let mut sources = sources(3, v6, &sink);
+            for (s, dev) in sources.iter().zip(["u0", "u1"]) {
+                setsockopt(&s.socket, sockopt::BindToDevice, &dev.into()).unwrap();
+            }
+            pace(&mut sources, 10, ms(3));
+            sleep(FLOWLET);
+            masks(&mut steer, only(1));
+            pace(&mut sources, 10, ms(3));
+            let by = all_in_order(&sources, &sink.finish());
+            assert_eq!(by[0], [0; 20], "bound to u0");
+            assert_eq!(by[1], [1; 20], "bound to u1");
+            assert_eq!(by[2], [[0; 10], [1; 10]].concat(), "the control moves");
+            assert_eq!(steer.stats().unwrap()["pass_bound"], 40);
+        });
+    }
+}
+
+#[test]
+fn dropping_it_leaves_nothing() {
+    in_netns(|| {
+        let host = two_hosts();
+        let sink = Sink::start(&host, false);
+        let mut sources = sources(8, false, &sink);
+        pace(&mut sources, 5, ms(2));
+        let mut steer = steer_two(&patient());
+        assert_eq!([programs_on("u0"), programs_on("u1")], [1, 1]);
+        masks(&mut steer, EJECTED_0);
+        pace(&mut sources, 5, ms(2));
+        steer.attach_to(&[ifindex("u1")]).unwrap();
+        assert_eq!([programs_on("u0"), programs_on("u1")], [0, 1]);
+        steer.attach_to(&[ifindex("u0"), ifindex("u1")]).unwrap();
+        assert_eq!([programs_on("u0"), programs_on("u1")], [1, 1]);
+        pace(&mut sources, 5, ms(2));
+        drop(steer);
+        assert_eq!([programs_on("u0"), programs_on("u1")], [0, 0]);
+        sleep(ms(5));
+        pace(&mut sources, 5, ms(2));
+        let by = all_in_order(&sources, &sink.finish());
+        for devs in by {
+            // The kernel's own choice is one per pair of addresses, before as after.
+            assert_eq!(devs[..5], devs[15..], "not as it was before");
+            assert_eq!(devs[10..15], [1; 5]);
+        }
+    });
+}
+
+/// Not a test by itself: `killed_it_leaves_nothing` runs it in a process to kill.
+#[test]
+fn child_holds_steer() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let mut steer = steer_two(&patient());
+    masks(&mut steer, EJECTED_0);
+    println!("\nattached");
+    sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn killed_it_leaves_nothing() {
+    in_netns(|| {
+        let host = two_hosts();
+        let sink = Sink::start(&host, false);
+        let mut sources = sources(8, false, &sink);
+        pace(&mut sources, 5, ms(2));
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "traffic::child_holds_steer", "--nocapture"])
+            .env(CHILD, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let attached = lines.any(|l| l.unwrap().trim() == "attached");
+        if attached {
+            pace(&mut sources, 5, ms(2));
+        }
+        let programs = [programs_on("u0"), programs_on("u1")];
+        child.kill().unwrap(); // SIGKILL
+        pace(&mut sources, 20, ms(2));
+        child.wait().unwrap();
+        assert!(attached);
+        assert_eq!(programs, [1, 1]);
+        // The kernel releases links of a dead process in its own time.
+        let deadline = Instant::now() + ms(10_000);
+        while [programs_on("u0"), programs_on("u1")] != [0, 0] {
+            assert!(
+                Instant::now() < deadline,
+                "still attached 10 s after the kill"
+            );
+            sleep(ms(5));
+        }
+        pace(&mut sources, 5, ms(2));
+        let by = all_in_order(&sources, &sink.finish());
+        for devs in by {
+            assert_eq!(devs[5..10], [1; 5]);
+            assert_eq!(devs[..5], devs[30..], "not as it was before");
+        }
+    });
+}
+
+#[test]
+fn forwarded_traffic_moves() {
+    for v6 in [false, true] {
+        in_netns(move || {
+            let host = two_hosts();
+            let inside = Ns::new();
+            ip(&format!(
+                "link add lan type veth peer name eth0 netns {}",
+                inside.path()
+            ));
+            ip("addr add 10.2.0.1/24 dev lan");
+            ip("addr add fd00:2::1/64 dev lan nodad");
+            ip("link set lan up");
+            sysctl("ipv4/ip_forward", "1");
+            sysctl("ipv6/conf/all/forwarding", "1");
+            let (from, sink) = (
+                if v6 { "fd00:2::2" } else { "10.2.0.2" },
+                Sink::start(&host, v6),
+            );
+            let addr = sink.addr;
+            let mut steer = steer_two(&patient());
+            let (go, turn) = std::sync::mpsc::channel::<()>();
+            let (done, wait) = std::sync::mpsc::channel::<()>();
+            let sender = inside.spawn(move || {
+                ip("addr add 10.2.0.2/24 dev eth0");
+                ip("addr add fd00:2::2/64 dev eth0 nodad");
+                ip("link set eth0 up");
+                ip("route add default via 10.2.0.1");
+                ip("-6 route add default via fd00:2::1");
+                let mut sources: Vec<Source> = (0..16)
+                    .map(|_| Source::new(from.parse().unwrap(), addr))
+                    .collect();
+                while turn.recv().is_ok() {
+                    sleep(FLOWLET);
+                    pace(&mut sources, 20, ms(3));
+                    done.send(()).unwrap();
+                }
+                sources
+            });
+            for member in [0, 1, 0] {
+                masks(&mut steer, only(member));
+                go.send(()).unwrap();
+                wait.recv().unwrap();
+            }
+            drop(go);
+            let by = all_in_order(&sender.join().unwrap(), &sink.finish());
+            let want: Vec<usize> = (0..60).map(|i| i / 20 % 2).collect();
+            for devs in by {
+                assert_eq!(devs, want, "IPv6: {v6}");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_unresolved_neighbour_costs_no_packet() {
+    in_netns(|| {
+        let host = two_hosts();
+        let sink = Sink::start(&host, false);
+        let mut steer = steer_two(&patient());
+        let mut sources = sources(8, false, &sink);
+        // All on path 1 as far as the policy goes, whose gateway nobody can resolve.
+        ip("neigh del 10.0.1.2 dev u1");
+        ip("link set u1 arp off");
+        steer
+            .set_path(
+                1,
+                &PathConfig {
+                    mac: None,
+                    ..path(1)
+                },
+            )
+            .unwrap();
+        masks(&mut steer, only(1));
+        // By the kernel's choice, as long as that is u0.
+        ip(
+            "route replace default src 10.255.0.1 nexthop via 10.0.0.2 dev u0 weight 256 \
+            nexthop via 10.0.1.2 dev u1",
+        );
+        ip("route replace 10.255.0.2 src 10.255.0.1 via 10.0.0.2 dev u0");
+        pace(&mut sources, 20, ms(2));
+        assert!(steer.stats().unwrap()["pass_neigh"] >= 160);
+        ip("link set u1 arp on");
+        ip("neigh replace 10.0.1.2 lladdr 02:00:00:00:02:01 dev u1 nud permanent");
+        steer.set_path(1, &path(1)).unwrap();
+        pace(&mut sources, 20, ms(3));
+        let by = all_in_order(&sources, &sink.finish());
+        for devs in by {
+            assert_eq!(devs, [[0; 20], [1; 20]].concat());
+        }
+    });
+}
+
+#[test]
+fn port_unreachable_travels_with_the_flow() {
+    for v6 in [false, true] {
+        in_netns(move || {
+            let host = two_hosts();
+            let mut steer = steer_two(&Settings {
+                margin_us: 10_000_000,
+                ..patient()
+            });
+            for member in [0, 1, 0, 1] {
+                masks(&mut steer, only(member));
+                let peer = host.run(move || std::net::UdpSocket::bind((server(v6), 0)).unwrap());
+                let mut source = Source::new(client(v6), peer.local_addr().unwrap());
+                source.send(10);
+                peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                let (_, from) = peer.recv_from(&mut [0; 16]).unwrap();
+                peer.connect(from).unwrap();
+                drop(source);
+                // New flows would go by the other path now; this one had no gap.
+                masks(&mut steer, only(1 - member));
+                let count = || host.run(|| ["s0", "s1"].map(|d| received(d).0));
+                let before = count();
+                for _ in 0..5 {
+                    peer.send(b"anyone?").unwrap();
+                    let answer = peer.recv(&mut [0; 16]).unwrap_err();
+                    assert_eq!(answer.kind(), std::io::ErrorKind::ConnectionRefused);
+                }
+                let after = count();
+                let came = [0, 1].map(|d| after[d] - before[d]);
+                assert!(
+                    came[member as usize] >= 5,
+                    "IPv6 {v6}, member {member}: {came:?}"
+                );
+                assert!(
+                    came[1 - member as usize] < 5,
+                    "IPv6 {v6}, member {member}: {came:?}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn large_pings_work_with_a_smaller_mtu_on_the_other_path() {
+    in_netns(|| {
+        let host = two_hosts();
+        ip("link set u1 mtu 1280");
+        host.run(|| ip("link set s1 mtu 1280"));
+        // The kernel sends it by u0; replies too.
+        ip("route replace 10.255.0.2 src 10.255.0.1 via 10.0.0.2 dev u0");
+        host.run(|| ip("route replace 10.255.0.1 src 10.255.0.2 via 10.0.0.1 dev s0"));
+        let mut steer = steer_two(&patient());
+        for id in [1, 3] {
+            steer
+                .set_path(
+                    id,
+                    &PathConfig {
+                        mtu: 1280,
+                        ..path(id)
+                    },
+                )
+                .unwrap();
+        }
+        masks(&mut steer, only(1));
+        let ping = |size: &str| {
+            let out = Command::new("ping")
+                .args([
+                    "-M",
+                    "do",
+                    "-s",
+                    size,
+                    "-c",
+                    "10",
+                    "-i",
+                    "0.01",
+                    "-W",
+                    "1",
+                    "10.255.0.2",
+                ])
+                .output()
+                .expect("ping");
+            let text = String::from_utf8_lossy(&out.stdout).into_owned();
+            assert!(text.contains(" 0% packet loss"), "{text}");
+        };
+        let s1 = || host.run(|| received("s1").0);
+        let before = s1();
+        ping("1472");
+        assert_eq!(steer.stats().unwrap()["pass_mtu"], 10);
+        let between = s1();
+        assert!(
+            between - before < 5,
+            "moved to the small MTU: {}",
+            between - before
+        );
+        ping("1200");
+        assert!(s1() - between >= 10, "small ones do not move");
+        assert_eq!(steer.stats().unwrap()["pass_mtu"], 10);
+    });
+}

@@ -1,0 +1,524 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain cc` end to end: TCP connections over loopback and veth in namespaces of their own.
+//!
+//! A congestion control is registered for the whole machine, so every test has a name of its own,
+//! and takes it away again however it ends.
+
+mod scope;
+mod sockets;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::query::ProgInfoIter;
+use serde_json::Value;
+use socket2::{Domain, SockRef, Socket, Type};
+use support::{Ns, MOUNTAIN};
+
+/// A name that only this test uses; disabled when dropped.
+struct Name(String);
+
+impl Name {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        Name(format!("mtt{}_{n}", std::process::id()))
+    }
+
+    /// `mountain cc ARGS --name THIS` in a namespace; fails the test when it fails.
+    fn cc(&self, ns: &Ns, args: &str) -> String {
+        ns.mountain_ok(&format!("cc {args} --name {}", self.0))
+    }
+
+    fn fails(&self, ns: &Ns, args: &str) -> String {
+        ns.mountain_fails(&format!("cc {args} --name {}", self.0))
+    }
+
+    fn status(&self, ns: &Ns) -> Value {
+        serde_json::from_str(&self.cc(ns, "status --json")).unwrap()
+    }
+
+    fn is_available(&self) -> bool {
+        let all = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+        all.unwrap().split_whitespace().any(|n| n == self.0)
+    }
+
+    fn has_pins(&self) -> bool {
+        PathBuf::from("/sys/fs/bpf/mountain/cc")
+            .join(&self.0)
+            .exists()
+            || PathBuf::from(format!("/run/mountain/cc-{}.json", self.0)).exists()
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let _ = Command::new(MOUNTAIN)
+            .args(["cc", "disable", "--name", &self.0])
+            .output();
+    }
+}
+
+const LOCALHOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+fn default_in(ns: &Ns) -> String {
+    let text = ns.run("cat /proc/sys/net/ipv4/tcp_congestion_control");
+    text.trim().to_owned()
+}
+
+/// A connected pair of sockets in the calling thread's namespace; `name` for the first.
+fn pair(name: Option<&str>) -> std::io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((LOCALHOST, 0))?;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    if let Some(name) = name {
+        socket.set_tcp_congestion(name.as_bytes())?;
+    }
+    socket.connect(&listener.local_addr()?.into())?;
+    let (far, _) = listener.accept()?;
+    Ok((socket.into(), far))
+}
+
+fn congestion(stream: &TcpStream) -> String {
+    let bytes = SockRef::from(stream).tcp_congestion().unwrap();
+    String::from_utf8(bytes)
+        .unwrap()
+        .trim_end_matches('\0')
+        .to_owned()
+}
+
+/// The `i`-th byte of what is sent, for any i without a period that TCP could hide in.
+fn fill(chunk: &mut [u8], at: u64) {
+    for (i, b) in chunk.iter_mut().enumerate() {
+        let x = (at + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        *b = (x >> 56) as u8;
+    }
+}
+
+/// Sends `bytes` from one end to the other and compares checksums of what went in and came out.
+fn transfer(mut from: TcpStream, mut to: TcpStream, bytes: u64) {
+    let sender = thread::spawn(move || {
+        let (mut hash, mut at, mut chunk) = (DefaultHasher::new(), 0, vec![0; 50_000]);
+        while at < bytes {
+            let n = (bytes - at).min(chunk.len() as u64) as usize;
+            fill(&mut chunk[..n], at);
+            from.write_all(&chunk[..n]).expect("the connection lives");
+            hash.write(&chunk[..n]);
+            at += n as u64;
+        }
+        // Another descriptor may still hold the connection open.
+        from.shutdown(std::net::Shutdown::Write).unwrap();
+        hash.finish()
+    });
+    let (mut hash, mut got, mut buffer) = (DefaultHasher::new(), 0, vec![0; 50_000]);
+    loop {
+        // As in the sender: the hash depends on how its input is cut.
+        let n = (bytes - got).min(buffer.len() as u64) as usize;
+        if n == 0 {
+            break;
+        }
+        to.read_exact(&mut buffer[..n]).expect("everything arrives");
+        hash.write(&buffer[..n]);
+        got += n as u64;
+    }
+    assert_eq!(got, bytes);
+    assert_eq!(to.read(&mut buffer).unwrap(), 0, "nothing after the end");
+    assert_eq!(sender.join().unwrap(), hash.finish());
+}
+
+#[test]
+fn enable_transfer_disable() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let off = name.status(&ns);
+    assert_eq!(
+        (&off["enabled"], &off["taken"]),
+        (&false.into(), &false.into())
+    );
+    assert!(name.fails(&ns, "top").contains("cc enable"));
+
+    let said = name.cc(&ns, "enable");
+    assert!(said.contains("is available to TCP sockets"), "{said}");
+    assert!(name.is_available());
+    let before = default_in(&ns);
+    let cc = name.0.clone();
+    ns.with(move || {
+        let (from, to) = pair(Some(&cc)).unwrap();
+        assert_eq!(congestion(&from), cc);
+        transfer(from, to, 20_000_000);
+    });
+    // Who does not ask for it does not get it.
+    assert_eq!(default_in(&ns), before);
+    let default = ns.with(|| congestion(&pair(None).unwrap().0));
+    assert_eq!(default, before);
+
+    let said = name.cc(&ns, "disable");
+    assert!(said.contains("is disabled"), "{said}");
+    assert!(!name.is_available() && !name.has_pins());
+    let output = ns.mountain(&format!("cc disable --name {}", name.0));
+    let (out, err) = (output.stdout, output.stderr);
+    assert!(String::from_utf8_lossy(&out).contains("was not enabled"));
+    assert_eq!(String::from_utf8_lossy(&err), "", "nor a word of libbpf's");
+}
+
+/// Who has no capabilities may choose it, too, without a word from net.ipv4.tcp_allowed_congestion_control.
+#[test]
+fn no_privilege_is_needed_to_choose_it() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let allowed = ns.run("cat /proc/sys/net/ipv4/tcp_allowed_congestion_control");
+    let script = "import os,socket,sys;os.setgroups([]);os.setgid(65534);os.setuid(65534);\
+        s=socket.socket();s.setsockopt(6,13,sys.argv[1].encode());\
+        print(s.getsockopt(6,13,16).rstrip(b'\\0').decode(),os.geteuid(),\
+        *(l.split()[1] for l in open('/proc/self/status') if l.startswith('CapEff')))";
+    let output = ns
+        .command("python3")
+        .args(["-c", script, &name.0])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let expected = format!("{} 65534 0000000000000000", name.0);
+    assert_eq!(said.trim(), expected, "{output:?}; allowed: {allowed}");
+}
+
+#[test]
+fn a_wrong_name_fails() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let wrong = format!("{}x", name.0);
+    let error = ns.with(move || pair(Some(&wrong)).unwrap_err());
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    for bad in ["", "far-too-long-a-name", "a-b", "cubic"] {
+        let error = ns.mountain_fails(&format!("cc enable --name={bad}"));
+        assert!(error.contains("name"), "{bad}: {error}");
+    }
+    // Cubic is as it was.
+    assert!(ns.with(|| pair(Some("cubic")).is_ok()));
+    assert!(!PathBuf::from("/sys/fs/bpf/mountain/cc/cubic").exists());
+    let error = ns.mountain_fails("cc disable --name=cubic");
+    assert!(error.contains("nothing is changed"), "{error}");
+}
+
+#[test]
+fn a_registration_that_was_taken_away_is_repaired() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let link = format!("/sys/fs/bpf/mountain/cc/{}/link", name.0);
+    let detach = Command::new("bpftool")
+        .args(["link", "detach", "pinned", &link])
+        .output()
+        .unwrap();
+    assert!(detach.status.success(), "{detach:?}");
+    assert!(!name.is_available());
+    assert_eq!(name.status(&ns)["registered"], false);
+    assert!(name.cc(&ns, "status").contains("NOT REGISTERED"));
+    let said = name.cc(&ns, "enable");
+    assert!(said.contains("it is back"), "{said}");
+    assert!(name.is_available());
+    assert_eq!(name.status(&ns)["registered"], true);
+    // And now it is one like any other.
+    assert!(name.cc(&ns, "enable").contains("is replaced"));
+    name.cc(&ns, "disable");
+    assert!(!name.is_available() && !name.has_pins());
+}
+
+/// What `enable` leaves when it is killed between pinning the new link and naming it.
+#[test]
+fn a_half_made_registration_is_ours() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let at = |file: &str| {
+        PathBuf::from("/sys/fs/bpf/mountain/cc")
+            .join(&name.0)
+            .join(file)
+    };
+    let half = || {
+        name.cc(&ns, "enable");
+        fs::rename(at("link"), at("link-new")).unwrap();
+        for file in ["flows", "flow_map", "settings"] {
+            fs::remove_file(at(file)).unwrap();
+        }
+        assert!(name.is_available());
+    };
+    half();
+    let said = name.cc(&ns, "disable");
+    assert!(said.contains("is disabled"), "{said}");
+    assert!(!name.is_available() && !name.has_pins());
+    half();
+    let said = name.cc(&ns, "enable");
+    assert!(said.contains("is replaced"), "{said}");
+    assert!(at("link").exists() && !at("link-new").exists());
+    assert_eq!(name.status(&ns)["registered"], true);
+    name.cc(&ns, "disable");
+    assert!(!name.is_available() && !name.has_pins());
+}
+
+/// The unit starts, reloads and stops the same name, and can wait for the network.
+#[test]
+fn the_service_keeps_to_one_name() {
+    let unit = include_str!("../../../packaging/mountain-cc.service");
+    let lines: Vec<&str> = unit.lines().filter(|l| !l.starts_with('#')).collect();
+    for (key, command) in [
+        ("ExecStart=", "enable"),
+        ("ExecReload=", "enable"),
+        ("ExecStop=", "disable"),
+    ] {
+        let line = lines.iter().find(|l| l.starts_with(key)).unwrap();
+        let wanted = format!("{key}/usr/bin/mountain cc {command} --name ${{MOUNTAIN_CC_NAME}}");
+        assert!(line.starts_with(&wanted), "{line}");
+    }
+    assert!(lines.contains(&"Environment=MOUNTAIN_CC_NAME=mountain"));
+    // network-online.target is after network.target: with After= it in a drop-in, a cycle.
+    assert!(!lines.iter().any(|l| l.starts_with("Before=")), "{unit}");
+}
+
+#[test]
+fn settings_come_from_the_file_and_wrong_ones_are_refused() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.toml");
+    fs::write(&file, "[cc]\nengage_percent = 75.0\nslice_min_ms = 5\n").unwrap();
+    name.cc(&ns, &format!("enable --config {}", file.display()));
+    let status = name.status(&ns);
+    assert_eq!(status["settings"]["engage_percent"], 75.0);
+    assert_eq!(status["settings"]["slice_min_ms"], 5);
+    assert_eq!(status["settings"]["behaviour"], "brake");
+    name.cc(&ns, "enable --behaviour published");
+    assert_eq!(name.status(&ns)["settings"]["behaviour"], "published");
+    fs::write(&file, "[cc]\nengage_percent = 99\n").unwrap();
+    let error = name.fails(&ns, &format!("enable --config {}", file.display()));
+    assert!(error.contains(":2: cc.engage_percent: 99"), "{error}");
+    assert_eq!(
+        name.status(&ns)["settings"]["behaviour"],
+        "published",
+        "as it was"
+    );
+}
+
+/// Instructions that the verifier looked at in each `mountain_main` there is, by the program's id.
+fn verified() -> BTreeMap<u32, u32> {
+    ProgInfoIter::default()
+        .filter(|p| p.name == "mountain_main")
+        .map(|p| (p.id, p.verified_insns))
+        .collect()
+}
+
+/// It refuses what takes more than a million. Other kernels and compilers need others: a fifth is room enough, and
+/// loads in an instant.
+#[test]
+fn the_verifier_is_far_from_its_limit() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let before = verified();
+    name.cc(&ns, "enable");
+    let mut ours = verified();
+    ours.retain(|id, _| !before.contains_key(id));
+    let [count] = ours.into_values().collect::<Vec<_>>()[..] else {
+        panic!("one program is new")
+    };
+    assert!((1_000..200_000).contains(&count), "{count} instructions");
+}
+
+#[test]
+fn every_behaviour_transfers() {
+    let ns = Ns::new("cc");
+    for behaviour in ["brake", "bbr", "published"] {
+        let name = Name::new();
+        name.cc(&ns, &format!("enable --behaviour {behaviour}"));
+        let cc = name.0.clone();
+        ns.with(move || {
+            let (from, to) = pair(Some(&cc)).unwrap();
+            transfer(from, to, 5_000_000);
+        });
+    }
+}
+
+/// Connections that send one small message after another until told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<u64>>,
+}
+
+impl Load {
+    fn start(ns: &Ns, name: &str, flows: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let name = name.to_owned();
+        let pairs = ns.with(move || {
+            (0..flows)
+                .map(|_| pair(Some(&name)).expect("a connection"))
+                .collect::<Vec<_>>()
+        });
+        let threads = pairs
+            .into_iter()
+            .map(|(mut from, mut to)| {
+                let stop = Arc::clone(&stop);
+                thread::spawn(move || {
+                    let (mut out, mut back, mut rounds) = ([0; 8_000], [0; 8_000], 0u64);
+                    // Once in any case: on a busy machine some of many threads have no turn before.
+                    while rounds == 0 || !stop.load(Ordering::Relaxed) {
+                        fill(&mut out, rounds);
+                        from.write_all(&out).expect("the connection lives");
+                        to.read_exact(&mut back).expect("the connection lives");
+                        assert_eq!(out, back);
+                        rounds += 1;
+                    }
+                    rounds
+                })
+            })
+            .collect();
+        Load { stop, threads }
+    }
+
+    /// Rounds of each.
+    fn finish(mut self) -> Vec<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let join = |t: thread::JoinHandle<u64>| t.join().expect("no connection was lost");
+        let threads = std::mem::take(&mut self.threads);
+        threads.into_iter().map(join).collect()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn disable_and_replace_while_flows_run() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let load = Load::start(&ns, &name.0, 4);
+    let until = Instant::now() + Duration::from_secs(5);
+    let flows = loop {
+        let flows: Value = serde_json::from_str(&name.cc(&ns, "top --json")).unwrap();
+        let flows = flows.as_array().unwrap().clone();
+        let busy = flows
+            .iter()
+            .filter(|f| f["acks"].as_u64() > Some(100))
+            .count();
+        if busy == 4 || Instant::now() > until {
+            break flows;
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(flows.len(), 4, "{flows:?}");
+    for flow in &flows {
+        assert!(flow["acks"].as_u64() > Some(100), "{flow}");
+        assert!(flow["min_rtt_us"].as_u64() < Some(1_000_000), "{flow}");
+        assert!(flow["remote"].as_str().unwrap().starts_with("127.0.0.1:"));
+    }
+    let said = name.cc(&ns, "enable");
+    assert!(said.contains("replaced"), "{said}");
+    // The flows of the program before are still on the list.
+    assert_eq!(name.status(&ns)["flows"]["live"], 4);
+    name.cc(&ns, "disable");
+    let cc = name.0.clone();
+    assert!(
+        ns.with(move || pair(Some(&cc)).is_err()),
+        "for new flows it is gone"
+    );
+    thread::sleep(Duration::from_millis(300));
+    let rounds = load.finish();
+    assert!(rounds.iter().all(|n| *n > 100), "{rounds:?}");
+}
+
+#[test]
+fn on_and_off_a_hundred_times_under_load() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let load = Load::start(&ns, &name.0, 4);
+    for i in 0..100 {
+        name.cc(&ns, "disable");
+        assert!(!name.is_available(), "round {i}");
+        name.cc(&ns, "enable");
+        let cc = name.0.clone();
+        ns.with(move || {
+            let (from, to) = pair(Some(&cc)).unwrap();
+            transfer(from, to, 100_000);
+        });
+    }
+    let rounds = load.finish();
+    assert!(rounds.iter().all(|n| *n > 100), "{rounds:?}");
+    name.cc(&ns, "disable");
+    assert!(!name.is_available() && !name.has_pins());
+}
+
+#[test]
+fn five_hundred_flows_at_once() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let load = Load::start(&ns, &name.0, 500);
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(name.status(&ns)["flows"]["live"], 500);
+    let table = name.cc(&ns, "top --once");
+    assert!(table.starts_with("500 flows\n"), "{table}");
+    assert!(table.contains("and 470 more"), "{table}");
+    let rounds = load.finish();
+    assert!(rounds.iter().all(|n| *n > 0), "{rounds:?}");
+    let until = Instant::now() + Duration::from_secs(5);
+    while name.status(&ns)["flows"]["live"] != 0 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(name.status(&ns)["flows"]["live"], 0, "nothing leaks");
+}
+
+#[test]
+fn a_socket_may_change_its_mind() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    let cc = name.0.clone();
+    ns.with(move || {
+        let (from, to) = pair(Some("reno")).unwrap();
+        SockRef::from(&from)
+            .set_tcp_congestion(cc.as_bytes())
+            .unwrap();
+        let mut again = from.try_clone().unwrap();
+        let mut far = to.try_clone().unwrap();
+        let half = thread::spawn(move || far.read_exact(&mut vec![0; 200_000]));
+        again.write_all(&[1; 200_000]).unwrap();
+        half.join().unwrap().unwrap();
+        SockRef::from(&from).set_tcp_congestion(b"cubic").unwrap();
+        assert_eq!(congestion(&from), "cubic");
+        transfer(from, to, 1_000_000);
+    });
+    assert_eq!(name.status(&ns)["flows"]["live"], 0);
+}
+
+#[test]
+fn ipv6_and_another_host() {
+    let (client, server, name) = (Ns::new("cc"), Ns::new("ccs"), Name::new());
+    client.ip(&format!(
+        "link add v0 type veth peer name v1 netns {}",
+        server.name
+    ));
+    for (ns, dev, end) in [(&client, "v0", 1), (&server, "v1", 2)] {
+        ns.ip(&format!("addr add fd77::{end}/64 dev {dev} nodad"));
+        ns.ip(&format!("link set {dev} up"));
+    }
+    // The registration is the machine's; it was made from another namespace than the sockets'.
+    name.cc(&server, "enable");
+    let to: SocketAddr = "[fd77::2]:7300".parse().unwrap();
+    let listener = server.with(move || TcpListener::bind(to).unwrap());
+    let cc = name.0.clone();
+    let from = client.with(move || {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
+        socket.set_tcp_congestion(cc.as_bytes()).unwrap();
+        socket
+            .connect_timeout(&to.into(), Duration::from_secs(5))
+            .unwrap();
+        TcpStream::from(socket)
+    });
+    let far = listener.accept().unwrap().0;
+    transfer(from.try_clone().unwrap(), far, 20_000_000 - 1);
+    let flows: Value = serde_json::from_str(&name.cc(&client, "top --json")).unwrap();
+    assert_eq!(flows[0]["remote"], "[fd77::2]:7300", "{flows}");
+    drop(from);
+}

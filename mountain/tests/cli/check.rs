@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain check` in network namespaces of its own. Needs root.
+
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
+use mountain::check::{check, check_with, Item, Level, Report};
+use mountain::config::Config;
+use mountain::start::config::{Forward, StartConfig};
+
+fn check_in(net: &Net) -> Report {
+    net.host.within(async || check())
+}
+
+fn items<'a>(report: &'a Report, name: &str) -> Vec<&'a Item> {
+    report
+        .items
+        .iter()
+        .filter(|item| item.name == name)
+        .collect()
+}
+
+/// The one finding under `name` whose text contains `what`.
+#[track_caller]
+fn item<'a>(report: &'a Report, name: &str, what: &str) -> &'a Item {
+    let found: Vec<_> = items(report, name)
+        .into_iter()
+        .filter(|item| item.what.contains(what))
+        .collect();
+    assert_eq!(found.len(), 1, "'{what}' under {name} in {report:#?}");
+    found[0]
+}
+
+#[test]
+fn a_host_without_multipath_routes_fails() {
+    let net = Net::new(1);
+    net.host.ip("route add default via 10.0.0.2");
+    let report = check_in(&net);
+    assert_eq!(report.worst(), Level::Fail);
+    let routes = item(&report, "routes", "no multipath route");
+    assert_eq!(routes.level, Level::Fail);
+    assert!(routes.todo.contains("nexthop via"));
+    assert_eq!(item(&report, "privileges", "all").level, Level::Ok);
+    assert_eq!(items(&report, "kernel")[0].level, Level::Ok);
+    assert_eq!(items(&report, "BTF")[0].level, Level::Ok);
+    assert!(items(&report, "mtu").is_empty());
+}
+
+#[test]
+fn a_well_prepared_host_has_nothing_to_do() {
+    let net = Net::new(2);
+    let host = &net.host;
+    host.ip("addr add 192.0.2.1/32 dev lo");
+    host.ip("route add default src 192.0.2.1 nexthop via 10.0.0.2 dev u0 nexthop via 10.0.1.2");
+    host.sysctl("ipv4/fib_multipath_hash_policy", "1");
+    for n in 0..2 {
+        host.ip(&format!(
+            "neigh replace 10.0.{n}.2 dev u{n} lladdr 02:00:00:00:00:01"
+        ));
+    }
+    net.wait_up();
+    let (report, with_socket) = host.within(async || {
+        let before = check();
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect("198.51.100.1:9").unwrap();
+        (before, check())
+    });
+    assert_eq!(report.worst(), Level::Ok, "{report:#?}");
+    assert!(report.items.iter().all(|item| item.todo.is_empty()));
+    item(
+        &report,
+        "routes",
+        "0.0.0.0/0: u0 via 10.0.0.2 (weight 1), u1 via 10.0.1.2 (weight 1)",
+    );
+    item(&report, "new flows", "from 192.0.2.1 and can be moved");
+    item(&report, "live flows", "no connected socket");
+    item(
+        &with_socket,
+        "live flows",
+        "1 connected socket, all of which can be moved",
+    );
+    assert_eq!(items(&report, "rp_filter").len(), 2, "one for each uplink");
+}
+
+#[test]
+fn obstacles_are_named() {
+    let net = Net::with_default();
+    let host = &net.host;
+    host.ip("route add 198.51.100.0/24 via 10.0.0.2");
+    host.ip("route add 10.20.0.0/16 nexthop dev u0 nexthop via 10.0.1.2 dev u1");
+    host.ip(&format!("-6 route add default {TWO_HOPS_V6}"));
+    host.ip("link set u1 mtu 1280");
+    host.sysctl("ipv4/conf/u0/rp_filter", "1");
+    host.sysctl("ipv4/conf/u1/rp_filter", "2");
+    let report = host.within(async || {
+        // One of an uplink, one of the host itself, one that uses a route that is not ours.
+        let socket = |local: &str, remote: &str| {
+            let socket = UdpSocket::bind(local).unwrap();
+            socket.connect(remote).unwrap();
+            socket
+        };
+        host.ip("addr add 192.0.2.1/32 dev lo");
+        let _open = [
+            socket("0.0.0.0:0", "203.0.113.1:9"),
+            socket("[::]:0", "[2001:db8::1]:9"),
+            socket("192.0.2.1:0", "203.0.113.1:9"),
+            socket("0.0.0.0:0", "198.51.100.1:9"),
+        ];
+        check()
+    });
+    assert_eq!(report.worst(), Level::Warn, "{report:#?}");
+    let flows: Vec<_> = items(&report, "new flows");
+    assert_eq!(flows.len(), 2, "one for each family");
+    for flow in flows {
+        assert_eq!(flow.level, Level::Ok);
+        assert!(
+            flow.what.ends_with("choose their uplink when they start"),
+            "{flow:?}"
+        );
+    }
+    item(&report, "uplinks", "would be added while mountain runs");
+    let live = item(
+        &report,
+        "live flows",
+        "1 of 3 connected sockets can be moved (33%)",
+    );
+    assert_eq!(live.level, Level::Warn);
+    for family in ["ipv4", "ipv6"] {
+        let policy = item(&report, "hash policy", &format!("net.{family}."));
+        assert_eq!(policy.level, Level::Warn);
+        assert!(policy.todo.ends_with(&format!(
+            "`sysctl -w net.{family}.fib_multipath_hash_policy=1`"
+        )));
+    }
+    item(&report, "rp_filter", "u0: strict");
+    item(&report, "rp_filter", "u1: loose");
+    assert_eq!(items(&report, "mtu").len(), 2, "both families");
+    item(
+        &report,
+        "skipped",
+        "10.20.0.0/16: next hop on u0 has no gateway",
+    );
+    item(&report, "paths", "gateway 10.0.0.2 on u0 is not resolved");
+    item(&report, "forwarding", "off");
+    host.sysctl("ipv4/ip_forward", "1");
+    item(&check_in(&net), "forwarding", "router");
+}
+
+#[test]
+fn flows_that_get_an_uplinks_address_and_cannot_choose_are_told() {
+    let net = Net::new(2);
+    // Only default routes can be chosen from.
+    net.host
+        .ip(&format!("route add 198.51.100.0/24 {TWO_HOPS}"));
+    let report = check_in(&net);
+    let flows = item(&report, "new flows", "an address of one uplink");
+    assert_eq!(flows.level, Level::Warn);
+    assert!(flows.todo.contains("src ADDRESS"), "{flows:?}");
+    assert!(items(&report, "uplinks").is_empty());
+}
+
+#[test]
+fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
+    let net = Net::new(2);
+    net.host.ip(&format!("route add default {TWO_HOPS}"));
+    net.host.ip("route add default via 10.0.0.2 table 77");
+    net.host.ip("rule add fwmark 0x100/0xf00 lookup 77");
+    net.host.sysctl("ipv4/ip_forward", "1");
+    let with = |change: fn(&mut StartConfig)| {
+        let mut config = Config::default();
+        change(&mut config.start);
+        let check = async || check_with(&config, "mountain up", None);
+        net.host.within(check)
+    };
+    let default = with(|_| {});
+    assert!(items(&default, "marks").is_empty(), "{default:#?}");
+    let same_bits = with(|start| start.mark_mask = 0xff00);
+    let marks = item(&same_bits, "marks", "uses bits 0xf00 of packet marks");
+    assert_eq!(marks.level, Level::Warn);
+    let never = with(|start| start.forward = Forward::Never);
+    item(&never, "placing", "`forward = \"never\"`");
+    let off = with(|start| start.enabled = false);
+    item(&off, "uplinks", "`enabled = false`");
+    assert!(items(&off, "placing").is_empty(), "{off:#?}");
+    // One that compares all bits meets no forwarded packet that bears ours as well.
+    net.host.ip("rule add fwmark 0x5 lookup 77");
+    let always = with(|start| start.forward = Forward::Always);
+    item(&always, "marks", "compares all bits");
+    let never = with(|start| start.forward = Forward::Never);
+    assert!(items(&never, "marks").is_empty(), "{never:#?}");
+}
+
+#[test]
+fn other_programs_and_devices_without_headers_are_named() {
+    let net = Net::new(1);
+    let host = &net.host;
+    host.ip("tuntap add t0 mode tun");
+    host.ip("addr add 10.0.9.1/24 dev t0");
+    host.ip("link set t0 up");
+    host.ip("route add default nexthop via 10.0.0.2 dev u0 nexthop via 10.0.9.2 dev t0");
+    let report = check_in(&net);
+    item(&report, "paths", "t0 has no Ethernet headers");
+    item(&report, "paths", "t0 is down or has no carrier");
+    assert!(items(&report, "programs").is_empty());
+
+    let with_program = host.within(async || {
+        let _link = attach_to_egress("u0");
+        check()
+    });
+    let found = item(&with_program, "programs", "tcx egress of u0: stranger");
+    assert_eq!(found.level, Level::Warn);
+    assert!(
+        items(&check_in(&net), "programs").is_empty(),
+        "gone with its link"
+    );
+}
+
+/// A program called `stranger` that passes every packet; detached when the value goes away.
+fn attach_to_egress(ifname: &str) -> OwnedFd {
+    let instruction = |code, immediate| libbpf_sys::bpf_insn {
+        code,
+        imm: immediate,
+        ..Default::default()
+    };
+    // r0 = TCX_NEXT (-1); exit
+    let program = [instruction(0xb7, -1), instruction(0x95, 0)];
+    let index = nix::net::if_::if_nametoindex(ifname).unwrap();
+    // SAFETY: the pointers are to values that live through the calls; the descriptors are new.
+    unsafe {
+        let fd = libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
+            c"stranger".as_ptr(),
+            c"GPL".as_ptr(),
+            program.as_ptr(),
+            program.len() as libbpf_sys::size_t,
+            std::ptr::null_mut(),
+        );
+        assert!(fd >= 0, "cannot load: {fd}");
+        let fd = OwnedFd::from_raw_fd(fd);
+        let link = libbpf_sys::bpf_link_create(
+            fd.as_raw_fd(),
+            index as i32,
+            libbpf_sys::BPF_TCX_EGRESS,
+            std::ptr::null(),
+        );
+        assert!(link >= 0, "cannot attach: {link}");
+        OwnedFd::from_raw_fd(link)
+    }
+}
+
+/// What `rp_filter` findings rest on: with the strict filter, packets from a source that the
+/// multipath route leads to are accepted from either uplink, others only from their own.
+#[test]
+fn the_strict_filter_accepts_every_path_of_a_multipath_route() {
+    let net = Net::with_default();
+    let (host, far) = (&net.host, &net.far);
+    host.sysctl("ipv4/conf/all/rp_filter", "1");
+    host.ip("addr add 192.0.2.1/32 dev lo");
+    host.ip("route add 198.51.100.0/24 via 10.0.0.2");
+    for source in ["203.0.113.1", "198.51.100.1"] {
+        far.ip(&format!("addr add {source}/32 dev lo"));
+    }
+    // The last row is the one that the filter drops; what comes after it shows that it was.
+    let sent = [
+        (0, "203.0.113.1"),
+        (1, "203.0.113.1"),
+        (0, "198.51.100.1"),
+        (1, "198.51.100.1"),
+        (0, "203.0.113.1"),
+    ];
+    let receiver = host.within(async || {
+        let socket = UdpSocket::bind("192.0.2.1:7000").unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(2)))
+            .unwrap();
+        socket
+    });
+    for (n, (uplink, source)) in sent.iter().enumerate() {
+        far.ip(&format!("route replace 192.0.2.1/32 via 10.0.{uplink}.1"));
+        far.within(async || {
+            let socket = UdpSocket::bind((*source, 0)).unwrap();
+            socket.send_to(&[n as u8], "192.0.2.1:7000").unwrap();
+        });
+    }
+    let mut received = Vec::new();
+    while received.last() != Some(&4) {
+        let mut byte = [0];
+        receiver
+            .recv(&mut byte)
+            .unwrap_or_else(|e| panic!("after {received:?}: {e}"));
+        received.push(byte[0]);
+    }
+    received.sort();
+    assert_eq!(received, [0, 1, 2, 4]);
+}
+
+#[test]
+fn the_attempt_to_load_is_reported_and_the_filter_used() {
+    let net = Net::with_default();
+    let (good, bad, none) = net.host.within(async || {
+        let (config, up) = (Config::default(), "mountain up");
+        let good = check_with(
+            &config,
+            up,
+            Some(&|topology| Ok(format!("loaded for {} paths", topology.paths.len()))),
+        );
+        let bad = check_with(&config, up, Some(&|_| anyhow::bail!("verifier says no")));
+        let mut narrow = Config::default();
+        narrow.steer.routes = nets(&["10.0.0.0/8"]);
+        (good, bad, check_with(&narrow, up, None))
+    });
+    assert_eq!(
+        item(&good, "program", "loaded for 2 paths").level,
+        Level::Ok
+    );
+    assert_eq!(item(&bad, "program", "verifier says no").level, Level::Fail);
+    assert_eq!(none.worst(), Level::Fail);
+    item(
+        &none,
+        "skipped",
+        "0.0.0.0/0: not among the routes asked for",
+    );
+}

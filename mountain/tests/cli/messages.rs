@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What the command line says and does when things are not as they should be.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::support::*;
+
+fn config(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+#[test]
+fn without_root_it_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("mountain");
+    fs::copy(MOUNTAIN, &program).unwrap();
+    for args in [
+        &["up"][..],
+        &["down"],
+        &["status"],
+        &["redirect", "list"],
+        &["redirect", "del", "--all"],
+    ] {
+        let output = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(&program)
+            .args(args)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(text.contains("needs root"), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn without_a_multipath_route_it_says_what_is_missing() {
+    let ns = Ns::new("c");
+    let text = ns.mountain_fails("up");
+    assert!(text.contains("no multipath route"), "{text}");
+    assert!(text.contains("--wait"), "{text}");
+    let output = ns.mountain("check");
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("no multipath route"), "{text}");
+    // And nothing is left of the attempt.
+    assert!(ns.mountain_ok("down").contains("not running"));
+}
+
+#[test]
+fn with_wait_it_adopts_the_route_that_comes_later() {
+    let mut net = Net::new();
+    net.client.ip("route del 10.98.1.0/24");
+    net.client.ip("-6 route del fd98:1::/64");
+    let log = net.start("up --foreground --wait");
+    wait_until("it waits", LEAVE, || said(&log).contains("waiting for one"));
+    net.multipath();
+    wait_until("both routes are adopted", LEAVE, || {
+        net.client.status()["groups"].as_array().unwrap().len() == 2
+    });
+}
+
+#[test]
+fn a_second_instance_is_refused_and_the_first_goes_on() {
+    let net = Net::new();
+    net.up();
+    let pid = net.pid();
+    for args in ["up", "up --foreground"] {
+        let text = net.client.mountain_fails(args);
+        assert!(text.contains("already runs"), "{args}: {text}");
+    }
+    assert_eq!(net.pid(), pid);
+}
+
+#[test]
+fn a_bad_configuration_is_named_by_file_line_and_key() {
+    let net = Net::new();
+    for (text, line, key) in [
+        ("[steer]\nwindow_s = \"long\"\n", 2, "window_s"),
+        ("[steer]\n\nk_factor = 4096\n", 3, "k_factor"),
+        ("[steer]\nno_such_key = 1\n", 2, "no_such_key"),
+        (
+            "[[path]]\ndev = \"u0\"\nprobe_target = \"here\"\n",
+            3,
+            "probe_target",
+        ),
+    ] {
+        let file = config(text);
+        let name = file.path().to_str().unwrap();
+        let said = net.client.mountain_fails(&format!("up --config {name}"));
+        assert!(said.contains(&format!("{name}:{line}:")), "{text}: {said}");
+        assert!(said.contains(key), "{text}: {said}");
+    }
+    let said = net.client.mountain_fails("up --config /nonexistent.toml");
+    let once = said.matches("No such file").count() == 1;
+    assert!(said.contains("/nonexistent.toml") && once, "{said}");
+    let file = config("[steer]\nroutes = [\"10.0.0.1\"]\n");
+    let name = file.path().to_str().unwrap();
+    let said = net.client.mountain_fails(&format!("up --config {name}"));
+    assert!(
+        said.contains("steer.routes 1: not a prefix such as"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_device_that_no_route_uses_is_pointed_out() {
+    let mut net = Net::new();
+    let file = config("[[path]]\ndev = \"nope0\"\n");
+    let log = net.start(&format!(
+        "up --foreground --config {}",
+        file.path().display()
+    ));
+    wait_until("it is named", LEAVE, || said(&log).contains("nope0"));
+    assert!(
+        net.client.status()["paths"].as_array().unwrap().len() == 4,
+        "and the rest works"
+    );
+}
+
+#[test]
+fn unreachable_probe_targets_are_said_and_routing_goes_on() {
+    let mut net = Net::new();
+    // Addresses behind the gateways that nobody has.
+    let file = config(
+        "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.200\"\n\
+         [[path]]\ndev = \"u1\"\nprobe_target = \"10.98.1.201\"\n",
+    );
+    let log = net.start(&format!(
+        "up --foreground --config {}",
+        file.path().display()
+    ));
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    for target in ["10.98.1.200", "10.98.1.201"] {
+        wait_until("it is said", 3 * LEAVE, || {
+            said(&log).contains(&format!("to {target} was answered"))
+        });
+    }
+    // These may all be on one path now: the one that was given up last.
+    let all = traffic.finish();
+    assert_eq!(all.arrived(), all.sent, "{all:?}");
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    let counts = traffic.during(Duration::from_millis(500));
+    assert_eq!(counts.arrived(), counts.sent, "{counts:?}");
+    assert!(
+        counts.by_path.iter().all(|n| *n > 0),
+        "new ones by the kernel's own choice: {counts:?}"
+    );
+}
+
+#[test]
+fn a_dry_run_decides_and_attaches_nothing() {
+    let mut net = Net::new();
+    let log = net.start("up --dry-run");
+    wait_until("it runs", LEAVE, || said(&log).contains("running"));
+    let status = net.client.status();
+    assert_eq!(status["dry_run"], true);
+    assert!(
+        status["counters"].is_null(),
+        "no program is loaded: {status:#}"
+    );
+    std::thread::sleep(Duration::from_secs(2));
+    net.blackhole(1);
+    wait_until("the decision is taken", LEAVE, || {
+        net.client.mountain_ok("explain").contains("u1")
+    });
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    let counts = traffic.during(Duration::from_millis(400));
+    assert!(counts.many_lost(), "but nothing is moved: {counts:?}");
+}
+
+#[test]
+fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
+    let net = Net::new();
+    // Twenty probes, from which on costs count, take 20 s.
+    let file = config("[steer]\nprobe_interval_ms = 1000\n");
+    let text = net
+        .client
+        .mountain_ok(&format!("up --config {}", file.path().display()));
+    assert!(text.contains("measuring has just begun"), "{text}");
+    assert!(!text.contains("unknown"), "{text}");
+    net.client.mountain_ok("down");
+
+    net.up();
+    let said = || net.client.mountain_ok("status");
+    wait_until("it is over", LEAVE, || !said().contains("just begun"));
+    assert!(said().contains("u0 is good: cost "), "{}", said());
+}
+
+#[test]
+fn route_narrows_what_is_adopted() {
+    let net = Net::new();
+    net.client.mountain_ok("up --route 10.98.0.0/16");
+    let status = net.client.status();
+    let groups = status["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), 1, "{status:#}");
+    assert_eq!(groups[0]["prefixes"][0], "10.98.1.0/24");
+    net.client.mountain_ok("down");
+    let text = net.client.mountain_fails("up --route 10.77.0.0/16");
+    assert!(text.contains("no multipath route"), "{text}");
+}
+
+#[test]
+fn policies_switch_and_unknown_ones_are_refused() {
+    let net = Net::new();
+    net.up();
+    for name in ["ecmp", "min-rtt", "argmax-load", "mountain"] {
+        net.client.mountain_ok(&format!("policy {name}"));
+        assert_eq!(net.client.status()["policy"], name);
+    }
+    let text = net.client.mountain_fails("policy fastest");
+    assert!(
+        text.contains("fastest") && text.contains("argmax-load"),
+        "{text}"
+    );
+    assert_eq!(net.client.status()["policy"], "mountain");
+}
+
+#[test]
+fn a_namespace_that_loses_its_name_does_not_hold_the_daemon() {
+    let net = Net::new();
+    net.up();
+    let pid = nix::unistd::Pid::from_raw(net.pid());
+    let deleted = Command::new("ip")
+        .args(["netns", "del", &net.client.name])
+        .status()
+        .unwrap();
+    assert!(deleted.success());
+    std::thread::sleep(Duration::from_millis(300));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it still runs");
+    wait_until("it ends", LEAVE, || {
+        nix::sys::signal::kill(pid, None).is_err()
+    });
+}
+
+#[test]
+fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
+    let ns = Ns::new("r");
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut child = ns
+        .command(MOUNTAIN)
+        .arg("reflect")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log.reopen().unwrap())
+        .spawn()
+        .unwrap();
+    wait_until("it listens", LEAVE, || {
+        fs::read_to_string(log.path())
+            .unwrap()
+            .matches("answering probes")
+            .count()
+            == 2
+    });
+    let listening = ns.run("ss -Hlun");
+    for line in listening.lines() {
+        assert!(
+            line.contains("127.0.0.1:") || line.contains("[::1]:"),
+            "{listening}"
+        );
+    }
+    // Two sockets for each address: one for known clients, one for others.
+    let addresses: std::collections::BTreeSet<&str> = listening.lines().collect();
+    assert_eq!(addresses.len(), 2, "{listening}");
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert!(child.wait().unwrap().success());
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain cpu`: what it records, and what becomes of its command when it is told to end.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::Guard;
+use mountain::measure::runfile::RunFile;
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+
+const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn cpu_time_is_recorded_while_a_command_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cpu.json");
+    let cpu = |args: &[&str]| {
+        let mut command = Command::new(MOUNTAIN);
+        command.args(["cpu", "--interval", "200ms", "--out"]);
+        command.arg(&file).args(args).output().unwrap()
+    };
+    let work =
+        "end=$(($(date +%s%N) + 700000000)); while [ $(date +%s%N) -lt $end ]; do :; done; exit 3";
+    let output = cpu(&["--", "sh", "-c", work]);
+    assert_eq!(output.status.code(), Some(3), "the command's own");
+    assert!(stdout(&output).contains("steal"), "{}", stdout(&output));
+    let run = RunFile::read(&file).unwrap();
+    assert!(run.tool.ends_with(" cpu") && run.samples.is_empty() && !run.interrupted);
+    // An interval of 200 ms each, the last one shorter.
+    let most = (run.seconds / 0.2) as usize + 1;
+    assert!((3..=most).contains(&run.cpu.at_us.len()), "{:?}", run.cpu);
+    let mut busy = 0.0;
+    for column in &run.cpu.shares {
+        assert_eq!(column.len(), run.cpu.at_us.len());
+        for shares in column {
+            let sum: f32 = shares.iter().sum();
+            assert!((sum - 1.0).abs() < 1e-3 || sum == 0.0, "{shares:?}");
+            busy += shares[0] + shares[1];
+        }
+    }
+    assert!(busy > 0.5, "{busy}");
+
+    let output = cpu(&["--duration", "500ms"]);
+    assert_eq!(output.status.code(), Some(0));
+    let run = RunFile::read(&file).unwrap();
+    assert_eq!(run.cpu.at_us.len(), 3, "{:?}", run.cpu.at_us);
+    for (args, why) in [
+        (&["--", "/nonexistent/program"][..], "cannot run"),
+        (&["--interval", "1ms"], "10ms"),
+        (&["--duration", "1000y"], "at most a year"),
+        (&["--out", "/"], "no file"),
+        (&["--duration", "1s", "--", "true"], "cannot be used with"),
+    ] {
+        let output = Command::new(MOUNTAIN).arg("cpu").args(args).output();
+        let output = output.unwrap();
+        assert!(!output.status.success());
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+}
+
+/// Starts `mountain cpu` with a shell command, once that has made its file `ready`.
+fn start(dir: &Path, script: &str) -> Guard {
+    let ready = dir.join("ready");
+    let _ = fs::remove_file(&ready);
+    let mut command = Command::new(MOUNTAIN);
+    command.args(["cpu", "--interval", "50ms", "--out"]);
+    command.arg(dir.join("cpu.json")).args(["--", "sh", "-c"]);
+    command.arg(script).current_dir(dir).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A suite in the background may have been started with SIGINT ignored, which no shell can undo.
+    // SAFETY: signal() is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            nix::sys::signal::signal(Signal::SIGINT, nix::sys::signal::SigHandler::SigDfl)?;
+            Ok(())
+        });
+    }
+    let child = Guard::new(command.spawn().unwrap());
+    wait_for(&ready);
+    child
+}
+
+/// What a command ended with, and that its measurement was kept.
+fn interrupted(child: Guard, dir: &Path) -> (Option<i32>, String) {
+    let start = Instant::now();
+    let output = child.finish();
+    assert!(start.elapsed() < Duration::from_secs(8), "it hangs");
+    let text = stdout(&output);
+    assert!(
+        text.contains("interrupted") && text.contains("steal"),
+        "{text}{}",
+        stderr(&output)
+    );
+    let run = RunFile::read(&dir.join("cpu.json")).unwrap();
+    assert!(
+        run.interrupted && !run.cpu.at_us.is_empty(),
+        "{:?}",
+        run.cpu.at_us
+    );
+    (output.status.code(), text)
+}
+
+/// Processes with this word in their command line; zombies have none.
+fn running(word: &str) -> Vec<i32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let with_word = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(word)
+    };
+    pids.filter(with_word).collect()
+}
+
+/// A time to sleep that no other process sleeps. Whoever sleeps it is ended with the test.
+struct Word(String);
+
+fn unique(n: u32) -> Word {
+    Word(format!("7{n}{:07}.25", std::process::id()))
+}
+
+impl std::fmt::Display for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        for pid in running(&self.0) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+#[test]
+fn nothing_of_an_interrupted_command_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(1);
+    // Three generations, one of them in a session of its own; one does not listen.
+    let script = format!(
+        "sleep {word} & setsid sh -c 'sleep {word} & sleep {word}' & \
+         sh -c 'trap \"\" TERM; touch ready; sleep {word}; sleep {word}'; exit 3"
+    );
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
+        let child = start(dir.path(), &script);
+        assert!(running(&word.0).len() >= 5, "all run");
+        child.signal(signal);
+        let (ended, _) = interrupted(child, dir.path());
+        assert_eq!(ended, Some(code));
+        assert_eq!(running(&word.0), Vec::<i32>::new());
+    }
+}
+
+#[test]
+fn a_command_ends_in_its_own_way_and_a_second_signal_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    let script =
+        "trap 'sleep 0.3; echo bye; exit 7' INT; touch ready; while :; do sleep 0.05; done";
+    let child = start(dir.path(), script);
+    child.signal(Signal::SIGINT);
+    let (ended, text) = interrupted(child, dir.path());
+    assert_eq!(ended, Some(7));
+    assert!(text.contains("bye"), "{text}");
+
+    let script = "trap '' TERM INT; touch ready; while :; do sleep 0.05; done";
+    let child = start(dir.path(), script);
+    child.signal(Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(500));
+    let pid = child.pid().as_raw();
+    assert!(
+        running(&dir.path().display().to_string()).contains(&pid),
+        "it waits"
+    );
+    child.signal(Signal::SIGTERM);
+    assert_eq!(interrupted(child, dir.path()).0, Some(137));
+}
+
+#[test]
+fn what_a_command_leaves_by_itself_is_its_own_business() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(2);
+    let script = format!("sleep {word} >/dev/null 2>&1 & touch ready; exit 4");
+    let output = start(dir.path(), &script).finish();
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(!stdout(&output).contains("interrupted"));
+    let left = running(&word.0);
+    assert_eq!(left.len(), 1);
+    let output = Command::new(MOUNTAIN)
+        .args(["cpu", "--", "sh", "-c", "kill -9 $$"])
+        .output();
+    assert_eq!(
+        output.unwrap().status.code(),
+        Some(137),
+        "as a shell says it"
+    );
+}
+
+#[test]
+fn what_ran_before_is_not_the_command_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(3);
+    let file = dir.path().join("cpu.json");
+    // The shell becomes mountain and keeps its child.
+    let script = format!(
+        "sleep {word} >/dev/null 2>&1 & exec {MOUNTAIN} cpu --interval 50ms --out {} -- sleep {word}",
+        file.display()
+    );
+    let mut child = Command::new("sh");
+    child.args(["-c", &script]).stdin(Stdio::null());
+    let child = Guard::new(child.stdout(Stdio::piped()).spawn().unwrap());
+    let end = Instant::now() + Duration::from_secs(20);
+    while running(&word.0).len() < 3 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // The measurement has its signals before its command.
+    assert_eq!(running(&word.0).len(), 3, "both, and the measurement");
+    child.signal(Signal::SIGTERM);
+    assert_eq!(interrupted(child, dir.path()).0, Some(143));
+    let left = running(&word.0);
+    assert_eq!(left.len(), 1);
+}
+
+/// Sets how many descriptors a child may have; returns what it was.
+fn limit_descriptors(child: &Guard, most: libc::rlim_t) -> libc::rlim_t {
+    let mut before = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let pid = child.pid().as_raw();
+    // SAFETY: reads and writes limits that outlive the calls, for a child that has not been waited
+    // for. The hard limit stays, so that the other can be raised again.
+    unsafe {
+        let kind = libc::RLIMIT_NOFILE;
+        assert_eq!(libc::prlimit(pid, kind, std::ptr::null(), &mut before), 0);
+        let new = libc::rlimit {
+            rlim_cur: most,
+            ..before
+        };
+        let rc = libc::prlimit(pid, kind, &new, std::ptr::null_mut());
+        assert_eq!(rc, 0);
+    }
+    before.rlim_cur
+}
+
+fn wait_for(file: &Path) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !file.exists() {
+        assert!(Instant::now() < end, "no {}", file.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_recording_goes_on_where_no_file_can_be_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "touch ready; while [ ! -e go ]; do sleep 0.02; done; exit 5";
+    let child = start(dir.path(), script);
+    // Not 0: then it could not even wait for what it has open.
+    let before = limit_descriptors(&child, 1);
+    std::thread::sleep(Duration::from_millis(600));
+    limit_descriptors(&child, before);
+    fs::write(dir.path().join("go"), "").unwrap();
+    let output = child.finish();
+    assert_eq!(
+        (stderr(&output).as_str(), output.status.code()),
+        ("", Some(5))
+    );
+    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    assert!(run.cpu.at_us.len() >= 3, "{:?}", run.cpu.at_us);
+}
+
+#[test]
+fn a_recording_that_fails_ends_the_command_and_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = unique(4);
+    let script =
+        format!(": {word}; trap 'touch asked' TERM; touch ready; while :; do sleep 0.05; done");
+    let child = start(dir.path(), &script);
+    // A few intervals, and then it cannot wait any more.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = limit_descriptors(&child, 0);
+    wait_for(&dir.path().join("asked"));
+    limit_descriptors(&child, before);
+    let output = child.finish();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    for part in [
+        "the recording failed",
+        "the command has been ended",
+        "cannot wait",
+    ] {
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+    assert!(running(&word.0).is_empty());
+    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    assert!(!run.cpu.at_us.is_empty() && run.seconds > 0.0);
+    assert!(stdout(&output).contains("steal"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_reader_that_is_gone_changes_neither_file_nor_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "touch ready; while [ ! -e go ]; do sleep 0.02; done; exit 5";
+    let mut child = start(dir.path(), script);
+    // Before there can be anything to print.
+    drop(child.child().stdout.take());
+    fs::write(dir.path().join("go"), "").unwrap();
+    let output = child.finish();
+    assert_eq!(
+        (stderr(&output).as_str(), output.status.code()),
+        ("", Some(5))
+    );
+    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    assert_eq!(run.cpu.numbers.len(), run.cpu.shares.len());
+    let stat = fs::read_to_string("/proc/stat").unwrap();
+    for number in run.cpu.numbers {
+        assert!(stat.contains(&format!("\ncpu{number} ")), "{number}");
+    }
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain ping` in network namespaces of its own: what it measures, keeps, and says. Needs root.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+use mountain::measure::runfile::RunFile;
+use nix::sys::signal::Signal;
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn start(ns: &Ns, args: &str) -> Guard {
+    let mut command = ns.command(MOUNTAIN);
+    command.args(args.split_whitespace()).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Guard::new(command.spawn().unwrap())
+}
+
+fn ping_to_file(ns: &Ns, args: &str) -> (String, RunFile) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    let text = ns.mountain_ok(&format!("ping {args} --out {}", file.display()));
+    (text, RunFile::read(&file).unwrap())
+}
+
+/// Everything sent from now on is lost.
+fn drop_all(ns: &Ns) {
+    ns.run("nft add table inet hole");
+    ns.run(
+        "nft add chain inet hole in { type filter hook prerouting priority -300 ; policy drop ; }",
+    );
+}
+
+/// Every column is as long as there were probes, and the kernel saw less than user space.
+fn check_columns(run: &RunFile, count: usize) {
+    let s = &run.samples;
+    assert_eq!((s.len(), s.sent_us.len()), (count, count));
+    assert_eq!(s.user_rtt_us.len(), count);
+    assert!(s.sent_us.is_sorted());
+    for (kernel, user) in s.rtt_us.iter().zip(&s.user_rtt_us) {
+        let (kernel, user) = (kernel.unwrap(), user.unwrap());
+        assert!(0.0 < kernel && kernel < user, "{kernel} {user}");
+    }
+}
+
+#[test]
+fn loopback_in_both_families() {
+    let ns = Ns::new("p");
+    for (target, size) in [("127.0.0.1", 56), ("::1", 1000), ("127.0.0.1", 16)] {
+        let args = format!("{target} -c 50 -i 2ms --size {size} --label here");
+        let (text, run) = ping_to_file(&ns, &args);
+        for row in ["Count", "P99", "mdev", "PDV", "Reordered", "user space"] {
+            assert!(text.contains(row), "{row}: {text}");
+        }
+        check_columns(&run, 50);
+        assert_eq!((run.clock.as_str(), run.interrupted), ("kernel", false));
+        assert_eq!(run.label.as_deref(), Some("here"));
+        assert!(run.tool.starts_with("mountain ") && run.tool.ends_with(" icmp"));
+        assert_eq!(run.target, target);
+        assert!(run.command.contains("-i 2ms"), "{}", run.command);
+        assert_eq!(
+            (run.interval_us, run.payload_bytes),
+            (Some(2000.0), Some(size))
+        );
+        assert!(run.started.ends_with('Z') && run.started.contains('T'));
+        assert!((0.098..5.0).contains(&run.seconds), "{}", run.seconds);
+        assert!(run.samples.forward_us.is_empty() && run.samples.backward_us.is_empty());
+        assert_eq!(run.environment["device.lo.qdisc"], "noqueue");
+        assert!(run.environment.contains_key("kernel.release"));
+        assert_eq!(run.environment["mountain.steering"], "off");
+    }
+}
+
+#[test]
+fn json_has_both_tables_and_given_thresholds() {
+    let ns = Ns::new("p");
+    let text = ns.mountain_ok("ping localhost -4 -c 20 -i 1ms --threshold 0.0001,5000 --json");
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for clock in ["rtt", "user"] {
+        let table = &value[clock];
+        assert_eq!((&table["sent"], &table["count"]), (&20.into(), &20.into()));
+        assert_eq!(table["over"][0]["count"], 20);
+        assert_eq!(table["over"][1]["count"], 0);
+    }
+    assert_eq!(value["address"], "127.0.0.1");
+}
+
+#[test]
+fn udp_probes_tell_the_directions() {
+    let ns = Ns::new("p");
+    let reflect = start(&ns, "reflect --listen 127.0.0.1:9000 --listen [::1]:9000");
+    wait_until("the reflector answers", Duration::from_secs(5), || {
+        ns.mountain("ping 127.0.0.1 --udp 9000 -c 1")
+            .status
+            .success()
+    });
+    for target in ["127.0.0.1", "::1"] {
+        let (text, run) = ping_to_file(&ns, &format!("{target} --udp 9000 -c 50 -i 2ms"));
+        assert!(text.contains("UDP probes to port 9000"), "{text}");
+        check_columns(&run, 50);
+        assert!(run.tool.ends_with(" udp"));
+        for column in [&run.samples.forward_us, &run.samples.backward_us] {
+            assert_eq!(column.len(), 50);
+            let least = column.iter().flatten().copied().reduce(f64::min);
+            assert_eq!(least, Some(0.0), "relative to the least");
+        }
+    }
+    reflect.signal(Signal::SIGTERM);
+    reflect.finish();
+    let output = ns.mountain("ping 127.0.0.1 --udp 9000 -c 5");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("refused"), "{}", stdout(&output));
+}
+
+#[test]
+fn what_cannot_be_measured_is_said() {
+    let ns = Ns::new("p");
+    let fails = |args: &str, why: &str| {
+        let text = ns.mountain_fails(&format!("ping {args}"));
+        assert!(text.contains(why), "{args}: {text}");
+    };
+    fails("no-such-host.invalid", "cannot resolve");
+    fails("::1 -4", "no IPv4 address");
+    fails("192.0.2.1", "unreachable");
+    fails("127.0.0.1 --dev nodev0", "no device");
+    fails("127.0.0.1 --size 3", "16 to 65000");
+    fails("127.0.0.1 --interval 0s", "at least");
+    fails("127.0.0.1 --interval 580000000000y", "at most a day");
+    fails("127.0.0.1 --interval 50y", "at most a day");
+    fails("127.0.0.1 --threshold inf", "above 0");
+    fails("127.0.0.1 --threshold 0", "above 0");
+    fails("127.0.0.1 --out /nonexistent/run.json", "cannot write");
+}
+
+#[test]
+fn without_privileges_it_says_which_or_uses_the_sysctl() {
+    let ns = Ns::new("p");
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("mountain");
+    fs::copy(MOUNTAIN, &program).unwrap();
+    let ping = |target: &str| {
+        ns.command("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(&program)
+            .args(["ping", target, "-c", "20", "-i", "2ms", "--json"])
+            .output()
+            .unwrap()
+    };
+    let allow = |range: &str| {
+        let setting = format!("net.ipv4.ping_group_range={range}");
+        let status = ns.command("sysctl").args(["-qw", &setting]).status();
+        assert!(status.unwrap().success());
+    };
+    allow("1 0");
+    let output = ping("127.0.0.1");
+    assert!(!output.status.success());
+    for word in ["cap_net_raw", "net.ipv4.ping_group_range"] {
+        assert!(stderr(&output).contains(word), "{}", stderr(&output));
+    }
+    allow("0 2147483647");
+    for target in ["127.0.0.1", "::1"] {
+        let output = ping(target);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(value["rtt"]["count"], 20, "{value}");
+        assert_eq!(value["clock"], "kernel");
+    }
+}
+
+#[test]
+fn a_target_that_stops_answering_loses_nothing() {
+    let ns = Ns::new("p");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    let child = start(
+        &ns,
+        &format!("ping 127.0.0.1 -c 400 -i 10ms --out {}", file.display()),
+    );
+    wait_counted(&ns, "Icmp:", "OutEchoReps", 20);
+    drop_all(&ns);
+    let output = child.finish();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("stopped answering"), "{text}");
+    let run = RunFile::read(&file).unwrap();
+    assert_eq!((run.samples.len(), run.interrupted), (400, false));
+    let answered = run.samples.rtt_us.iter().flatten().count();
+    assert!((20..400).contains(&answered), "{answered}");
+    assert!(run.samples.rtt_us[answered..].iter().all(Option::is_none));
+
+    let output = ns.mountain("ping 127.0.0.1 -c 5");
+    assert_eq!(output.status.code(), Some(1), "nothing answers any more");
+    assert!(stdout(&output).contains("100.00 %"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("does not answer"));
+}
+
+fn interrupted(ns: &Ns, signal: Signal, file: &Path) -> Output {
+    let child = start(
+        ns,
+        &format!("ping 127.0.0.1 -c 100000 --out {}", file.display()),
+    );
+    wait_counted(ns, "Icmp:", "OutEchoReps", 20);
+    child.signal(signal);
+    child.finish()
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured() {
+    let ns = Ns::new("p");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let output = interrupted(&ns, signal, &file);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let text = stdout(&output);
+        assert!(
+            text.contains("Median") && text.contains("interrupted"),
+            "{text}"
+        );
+        let run = RunFile::read(&file).unwrap();
+        assert!(run.interrupted);
+        assert!((20..100_000).contains(&run.samples.len()));
+        check_columns(&run, run.samples.len());
+        fs::remove_file(&file).unwrap();
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
+    let ns = Ns::new("p");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    let reflect = start(&ns, "reflect --listen 127.0.0.1:9000");
+    wait_until("the reflector answers", Duration::from_secs(5), || {
+        let output = ns.mountain("ping 127.0.0.1 --udp 9000 -c 1");
+        output.status.success()
+    });
+    let ping = format!(
+        "ping 127.0.0.1 --udp 9000 -c 400 -i 5ms --out {}",
+        file.display()
+    );
+    let child = start(&ns, &ping);
+    for process in [&reflect, &child] {
+        wait_counted(&ns, "Udp:", "InDatagrams", 20);
+        process.signal(Signal::SIGSTOP);
+        // Far longer than a machine is halted, with fewer requests than the reflector's burst.
+        std::thread::sleep(Duration::from_millis(600));
+        process.signal(Signal::SIGCONT);
+    }
+    let output = child.finish();
+    reflect.signal(Signal::SIGTERM);
+    reflect.finish();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let run = RunFile::read(&file).unwrap();
+    check_columns(&run, 400);
+    let max = |c: &[Option<f64>]| c.iter().flatten().copied().fold(0.0, f64::max);
+    let (kernel, user) = (max(&run.samples.rtt_us), max(&run.samples.user_rtt_us));
+    assert!(user > 500e3, "{user}");
+    assert!(kernel < user / 2.0, "{kernel} {user}");
+    let sent = &run.samples.sent_us;
+    let gap = |i: &usize| sent[i + 1] - sent[*i];
+    let pause = (0..sent.len() - 1).max_by(|a, b| gap(a).total_cmp(&gap(b)));
+    let pause = pause.unwrap();
+    assert!(gap(&pause) > 500e3, "it was stopped");
+    // More than a hundred sends were missed; made up for at once, they would take no time at all.
+    let after = &sent[pause + 1..];
+    let n = after.len().min(41);
+    let took = after[n - 1] - after[0];
+    assert!(took > (n - 1) as f64 * 2.5e3, "a burst after the pause");
+}
+
+#[test]
+fn a_reader_that_is_gone_changes_nothing_but_what_is_printed() {
+    let ns = Ns::new("p");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    let ping = |target: &str| {
+        let args = format!("ping {target} -c 20 -i 1ms --out {}", file.display());
+        start(&ns, &args).finish_unread()
+    };
+    let output = ping("127.0.0.1");
+    assert_eq!(
+        (stderr(&output).as_str(), output.status.code()),
+        ("", Some(0))
+    );
+    check_columns(&RunFile::read(&file).unwrap(), 20);
+    drop_all(&ns);
+    let output = ping("127.0.0.1");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("does not answer"));
+    assert_eq!(RunFile::read(&file).unwrap().samples.rtt_us, [None; 20]);
+}
+
+#[test]
+fn after_the_last_answer_nothing_is_waited_for() {
+    let ns = Ns::new("p");
+    for way in ["", "--tcp 7777"] {
+        let begun = Instant::now();
+        let (_, run) = ping_to_file(&ns, &format!("127.0.0.1 -c 1 -i 1h {way}"));
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert_eq!((run.samples.rtt_us.len(), run.interrupted), (1, false));
+        assert!(run.seconds < 0.9, "{}", run.seconds);
+    }
+    // What was lost is waited for, but not for an interval.
+    drop_all(&ns);
+    let output = ns.mountain("ping 127.0.0.1 -c 1 -i 1h");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn the_help_says_what_the_defaults_are() {
+    let output = Command::new(MOUNTAIN).args(["ping", "--help"]).output();
+    let text = stdout(&output.unwrap());
+    assert!(text.contains("1000") && text.contains("10ms"), "{text}");
+}

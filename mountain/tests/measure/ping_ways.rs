@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain ping` by TCP, over the paths of a running `mountain up`, and whose timestamps it
+//! takes. Needs root.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use crate::support::*;
+use mountain::measure::runfile::RunFile;
+use nix::sys::signal::Signal;
+use socket2::SockRef;
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A ping under way that writes a run file.
+struct Running {
+    child: Guard,
+    dir: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(ns: &Ns, args: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let child = ns
+            .command(MOUNTAIN)
+            .arg("ping")
+            .args(args.split_whitespace())
+            .arg("--out")
+            .arg(dir.path().join("run.json"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = Guard::new(child.unwrap());
+        Self { child, dir }
+    }
+
+    fn signal(&self, signal: Signal) {
+        self.child.signal(signal);
+    }
+
+    fn finish(self) -> (Output, RunFile) {
+        let output = self.child.finish();
+        let run = RunFile::read(&self.dir.path().join("run.json"));
+        let run = run.unwrap_or_else(|e| panic!("{e:#}: {}", stderr(&output)));
+        (output, run)
+    }
+}
+
+fn ping(ns: &Ns, args: &str) -> (String, RunFile) {
+    let (output, run) = Running::start(ns, args).finish();
+    assert_eq!(output.status.code(), Some(0), "{args}: {}", stderr(&output));
+    (stdout(&output), run)
+}
+
+/// Accepts connections, and resets them at once, for as long as the test runs.
+fn listen(ns: &Ns, address: &'static str) {
+    let (ready, listens) = std::sync::mpsc::channel();
+    ns.spawn(move || {
+        let listener = TcpListener::bind(address).unwrap();
+        ready.send(()).unwrap();
+        // One that was reset while it waited is an error of its own.
+        for connection in listener.incoming().flatten() {
+            let _ = SockRef::from(&connection).set_linger(Some(Duration::ZERO));
+        }
+    });
+    listens.recv_timeout(Duration::from_secs(5)).unwrap();
+}
+
+fn drop_all(ns: &Ns) {
+    ns.run("nft add table inet hole");
+    ns.run(
+        "nft add chain inet hole in { type filter hook prerouting priority -300 ; policy drop ; }",
+    );
+}
+
+#[test]
+fn handshakes_in_both_families_leave_nothing_behind() {
+    let ns = Ns::new("t");
+    listen(&ns, "[::]:7777");
+    for target in ["127.0.0.1", "::1"] {
+        let (text, run) = ping(&ns, &format!("{target} --tcp 7777 -c 60 -i 2ms"));
+        assert!(text.contains("TCP handshakes with port 7777"), "{text}");
+        assert!(text.contains("its own measure"), "{text}");
+        assert!(!text.contains("refus") && !text.contains("again"), "{text}");
+        assert!(run.tool.ends_with(" tcp"), "{}", run.tool);
+        assert_eq!((run.clock.as_str(), run.payload_bytes), ("kernel", Some(0)));
+        assert_eq!(run.environment["tcp.answers"], "accepted");
+        assert_eq!(run.environment["device.lo.qdisc"], "noqueue");
+        let s = &run.samples;
+        assert_eq!((s.rtt_us.len(), s.user_rtt_us.len()), (60, 60));
+        for (kernel, user) in s.rtt_us.iter().zip(&s.user_rtt_us) {
+            let (kernel, user) = (kernel.unwrap(), user.unwrap());
+            assert!(0.0 < kernel && kernel < user, "{kernel} {user}");
+            assert_eq!(kernel.fract(), 0.0, "whole µs");
+        }
+        let pace = (s.sent_us[59] - s.sent_us[0]) / 59.0;
+        assert!((1_900.0..20_000.0).contains(&pace), "{pace}");
+    }
+    let left = ns.run("ss -Htan state all exclude listening");
+    assert_eq!(left.trim(), "", "connections were left");
+}
+
+#[test]
+fn a_refusal_is_an_answer_and_is_called_one() {
+    let ns = Ns::new("t");
+    let (text, run) = ping(&ns, "127.0.0.1 --tcp 7777 -c 20 -i 2ms");
+    assert!(text.contains("20 of the answers were refusals"), "{text}");
+    assert!(text.contains("does not time refused"), "{text}");
+    assert_eq!(run.environment["tcp.answers"], "refused");
+    assert_eq!(run.clock, "user");
+    assert!(run.samples.rtt_us.iter().all(Option::is_some));
+    assert_eq!(run.samples.rtt_us, run.samples.user_rtt_us);
+    let text = ns.mountain_ok("ping ::1 --tcp 7777 -c 5 -i 2ms --json");
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (&value["refused"], &value["repeated"]),
+        (&5.into(), &0.into())
+    );
+    assert_eq!(value["clock"], "user");
+}
+
+#[test]
+fn a_lost_syn_is_a_loss_and_not_a_slow_answer() {
+    let ns = Ns::new("t");
+    listen(&ns, "127.0.0.1:7777");
+    drop_all(&ns);
+    let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 100 -i 20ms");
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
+    ns.run("nft delete table inet hole");
+    let (output, run) = running.finish();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("had been sent again"), "{text}");
+    let rtts = &run.samples.rtt_us;
+    let lost = rtts.iter().take_while(|r| r.is_none()).count();
+    assert!((5..90).contains(&lost), "{lost}");
+    assert!(rtts[lost..].iter().all(Option::is_some), "{rtts:?}");
+    for column in [rtts, &run.samples.user_rtt_us] {
+        let slowest = column.iter().flatten().copied().fold(0.0, f64::max);
+        assert!(
+            slowest < 900e3,
+            "a repeated SYN was taken for an answer: {slowest}"
+        );
+    }
+    assert_eq!(run.clock, "kernel");
+}
+
+#[test]
+fn a_lost_syn_ack_is_a_loss_and_not_an_answer_of_a_second() {
+    let ns = Ns::new("t");
+    listen(&ns, "127.0.0.1:7777");
+    ns.run("nft add table inet hole");
+    ns.run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
+    ns.run("nft add rule inet hole in tcp flags & (syn|ack) == (syn|ack) drop");
+    // The far host sends its answers again after 1 s, as this one sends its SYNs. Six seconds of
+    // probes, so that there are some left when the rule is gone, however slow that is.
+    let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 300 -i 20ms");
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
+    ns.run("nft delete table inet hole");
+    let (output, run) = running.finish();
+    let text = stdout(&output);
+    assert!(text.contains("had been sent again"), "{text}");
+    let rtts = &run.samples.rtt_us;
+    let lost = rtts.iter().take_while(|r| r.is_none()).count();
+    assert!((5..290).contains(&lost), "{rtts:?}");
+    assert!(rtts[lost..].iter().all(Option::is_some), "{rtts:?}");
+    let slowest = rtts.iter().flatten().copied().fold(0.0, f64::max);
+    assert!(slowest < 900e3, "{slowest}");
+}
+
+#[test]
+fn without_an_answer_it_says_so() {
+    let ns = Ns::new("t");
+    let fails = |args: &str, why: &str| {
+        let text = ns.mountain_fails(&format!("ping {args}"));
+        assert!(text.contains(why), "{args}: {text}");
+    };
+    fails("192.0.2.1 --tcp 80", "unreachable");
+    fails("127.0.0.1 --tcp 0", "no port 0");
+    fails("127.0.0.1 --tcp 80 --udp 80", "cannot be used with");
+    fails("127.0.0.1 --tcp 80 --size 100", "cannot be used with");
+    drop_all(&ns);
+    let (output, run) = Running::start(&ns, "127.0.0.1 --tcp 80 -c 200 -i 1ms").finish();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("100.00 %"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("does not answer"));
+    assert_eq!(run.samples.rtt_us, [None; 200]);
+    assert!(run.seconds < 5.0, "{}", run.seconds);
+    assert!(!run.environment.contains_key("tcp.answers"));
+}
+
+#[test]
+fn ctrl_c_keeps_the_handshakes_that_were_made() {
+    let ns = Ns::new("t");
+    listen(&ns, "127.0.0.1:7777");
+    // Slow enough for the listener's queue of 128 while its thread waits for a processor.
+    let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 100000 -i 10ms");
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 100);
+    running.signal(Signal::SIGINT);
+    let (output, run) = running.finish();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(
+        text.contains("interrupted") && text.contains("Median"),
+        "{text}"
+    );
+    assert!(run.interrupted && run.clock == "kernel");
+    let s = &run.samples;
+    assert!(s.len() > 50 && s.rtt_us.iter().all(Option::is_some));
+    assert_eq!(
+        ns.run("ss -Htan state all exclude listening").trim(),
+        "",
+        "connections were left"
+    );
+}
+
+fn range(column: &[Option<f64>]) -> (f64, f64) {
+    let answered = || column.iter().flatten().copied();
+    (
+        answered().fold(f64::MAX, f64::min),
+        answered().fold(0.0, f64::max),
+    )
+}
+
+#[test]
+fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
+    let ns = Ns::new("t");
+    let far = crate::tun::FarHost::start(&ns, Duration::from_millis(40));
+    let running = Running::start(&ns, "10.40.0.2 --tcp 80 -c 100 -i 10ms");
+    wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
+    running.signal(Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(1000));
+    running.signal(Signal::SIGCONT);
+    let (output, run) = running.finish();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let s = &run.samples;
+    assert!(s.rtt_us.iter().all(Option::is_some), "{:?}", s.rtt_us);
+    let (kernel, user) = (range(&s.rtt_us), range(&s.user_rtt_us));
+    assert!(kernel.0 >= 40e3 && user.0 >= 40e3, "{kernel:?} {user:?}");
+    assert!(user.1 > 900e3, "it was stopped: {user:?}");
+    assert!(kernel.1 < user.1 / 2.0, "{kernel:?} {user:?}");
+    assert_eq!(run.clock, "kernel");
+
+    // Longer than the kernel waits before it sends a SYN again: slow, not lost.
+    far.set_delay(Duration::from_millis(1_200));
+    let (text, run) = ping(&ns, "10.40.0.2 --tcp 80 -c 10 -i 250ms");
+    assert!(!text.contains("again"), "{text}");
+    let s = &run.samples;
+    let answered = s.rtt_us.iter().flatten().count();
+    assert!(answered >= 9, "{:?}", s.rtt_us);
+    let (kernel, user) = (range(&s.rtt_us), range(&s.user_rtt_us));
+    assert!(
+        kernel.0 >= 1_199e3 && user.0 >= 1_200e3,
+        "{kernel:?} {user:?}"
+    );
+    assert!(kernel.1 <= user.1, "{kernel:?} {user:?}");
+}
+
+fn config(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+#[test]
+fn a_path_of_the_daemon_is_measured_by_its_name() {
+    let net = Net::new();
+    let not_running = net.client.mountain_fails("ping 10.98.1.1 --path dsl");
+    assert!(not_running.contains("not running"), "{not_running}");
+    // Two gateways on one device.
+    net.server.ip("addr add 10.30.1.3/24 dev s1");
+    net.client
+        .ip("route add 10.97.0.0/24 nexthop via 10.30.1.2 dev u1 nexthop via 10.30.1.3 dev u1");
+    let file = config(
+        "[[path]]\ndev = \"u0\"\nname = \"dsl\"\n\
+         [[path]]\ndev = \"u1\"\nname = \"lte\"\n\
+         [[path]]\ndev = \"u1\"\ngateway = \"10.30.1.3\"\nname = \"lte2\"\n",
+    );
+    net.client
+        .mountain_ok(&format!("up --config {}", file.path().display()));
+    listen(&net.server, "[::]:7777");
+    for (args, target) in [
+        ("-c 20", SERVER4),
+        ("-c 20", SERVER6),
+        ("-c 20 --tcp 7777", SERVER4),
+        ("-c 20 --tcp 7777", SERVER6),
+    ] {
+        let (_, run) = ping(&net.client, &format!("{target} {args} -i 2ms --path dsl"));
+        assert!(run.samples.rtt_us.iter().all(Option::is_some));
+        assert_eq!(run.environment["path"], "dsl");
+        assert!(run.environment.contains_key("device.u0.qdisc"));
+        assert!(!run.environment.contains_key("device.u1.qdisc"));
+    }
+    let fails = |args: &str, why: &str| {
+        let text = net.client.mountain_fails(&format!("ping {args}"));
+        assert!(text.contains(why), "{args}: {text}");
+    };
+    fails(
+        "10.98.1.1 --path x",
+        "no path \"x\"; mountain knows dsl, lte, lte2",
+    );
+    fails("10.98.1.1 --path dsl --dev u0", "cannot be used with");
+    // The routes by u1 leave it to a hash which gateway is taken; the gateways themselves do not.
+    fails("10.98.1.1 --path lte", "share u1");
+    fails("10.97.0.1 --path lte2", "share u1");
+    ping(&net.client, "10.30.1.3 -c 5 -i 2ms --path lte2");
+    ping(&net.client, &format!("{SERVER6} -c 5 -i 2ms --path lte"));
+    // A neighbour is not behind the gateway, and what has no such route cannot be.
+    fails("10.30.0.77 --path dsl", "on the link of u0");
+    net.client.ip("route add 10.98.1.1/32 via 10.30.0.9 dev u0");
+    fails(
+        "10.98.1.1 --path dsl",
+        "by 10.30.0.9, not by the path's gateway 10.30.0.2",
+    );
+    net.client.ip("route del 10.98.1.1/32 via 10.30.0.9 dev u0");
+    net.client.ip("-6 rule add to fd98:1::7 unreachable");
+    fails(
+        "fd98:1::7 --path dsl",
+        "does not say how it sends to fd98:1::7 over u0",
+    );
+
+    // Of a silent path only its own probes are lost.
+    net.blackhole(0);
+    let output = net.client.mountain("ping 10.98.1.1 -c 5 -i 2ms --path dsl");
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    ping(&net.client, &format!("{SERVER6} -c 5 -i 2ms --path lte"));
+}
+
+#[test]
+fn whose_timestamps_they_are_is_said() {
+    let net = Net::new();
+    for args in ["--dev u0", "--dev u0 --hardware", ""] {
+        let (text, run) = ping(&net.client, &format!("10.30.0.2 -c 20 -i 2ms {args}"));
+        let why = "software (u0 offers no hardware timestamps)";
+        assert!(text.contains(&format!("timestamps: {why}")), "{text}");
+        assert_eq!(
+            (run.clock.as_str(), &run.environment["timestamps"]),
+            ("kernel", &why.into())
+        );
+    }
+    // The device is asked where there is no loopback, too; and stamps are waited for.
+    net.client.ip("link set lo down");
+    let (_, run) = ping(&net.client, "10.30.0.2 -c 20 -i 2ms");
+    assert!(run.environment.contains_key("device.u0.offload.gro"));
+    assert_eq!(run.clock, "kernel");
+    let text = net.client.mountain_fails("ping 10.30.0.2 --hardware");
+    assert!(text.contains("--dev or --path"), "{text}");
+}

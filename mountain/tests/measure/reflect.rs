@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain reflect`'s engine over veth pairs between network namespaces. Needs root.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{mpsc, Arc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mountain::measure::probe::{Prober, Target};
+use mountain::measure::timestamp;
+use mountain::measure::wire::{self, ProbeId};
+use rand::{Rng, RngExt, SeedableRng};
+
+use crate::probe_net::*;
+
+#[test]
+fn the_reflector_gives_both_directions_over_both_families() {
+    let net = Net::new();
+    for listen in ["192.0.2.2:0", "[2001:db8::d]:0", "0.0.0.0:0", "[::]:0"] {
+        let reflector = net.reflector(listen, Duration::ZERO);
+        let ip = if listen.starts_with('[') {
+            "[2001:db8::d]"
+        } else {
+            "192.0.2.2"
+        };
+        let address = format!("{ip}:{}", reflector.address.port());
+        net.client(move || async move {
+            let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
+            let answers = exchange(&mut prober, 0, 20).await;
+            check_quick(&answers);
+            for (n, answer) in answers.iter().enumerate() {
+                let reflected = answer.reflected.unwrap();
+                assert_eq!(reflected.count, n as u32 + 1);
+                assert_eq!((reflected.hop_limit, reflected.tos), (Some(64), 0));
+                assert!(reflected.sent_ns >= reflected.received_ns);
+            }
+            let forward = median(answers.iter().map(|a| a.forward_us.unwrap()).collect());
+            let backward = median(answers.iter().map(|a| a.backward_us.unwrap()).collect());
+            // Not the whole way through two processes.
+            assert!(forward < 5000 && backward < 5000, "{forward} {backward}");
+            assert!(prober.one_way(0).min_rtt_us().unwrap() < 5000);
+        });
+        let answered = reflector.stats.answered.load(Relaxed);
+        assert!(
+            (19..=20).contains(&answered),
+            "the last may not be counted yet: {answered}"
+        );
+    }
+}
+
+#[test]
+fn time_inside_a_slow_reflector_is_taken_off() {
+    let net = Net::new();
+    let reflector = net.reflector("192.0.2.2:0", Duration::from_millis(200));
+    let address = reflector.address.to_string();
+    net.client(move || async move {
+        let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
+        prober.send(0, 1).unwrap();
+        let answer = answer_within(&mut prober, Duration::from_secs(2))
+            .await
+            .unwrap();
+        // The namespace took a moment to enter, hence not the whole 200 ms.
+        assert!(answer.user_rtt_us > 100_000, "{answer:?}");
+        assert!(answer.rtt_us < answer.user_rtt_us / 2, "{answer:?}");
+    });
+}
+
+/// Passes datagrams between the client and `to`, holding each back for a while.
+fn relay(
+    net: &Net,
+    to: SocketAddr,
+    forward: Duration,
+    backward: Duration,
+) -> (SocketAddr, Arc<AtomicBool>, JoinHandle<()>) {
+    let slow = Arc::new(AtomicBool::new(false));
+    let active = slow.clone();
+    let (ready, wait) = mpsc::channel();
+    let thread = Net::spawn(&net.server, move || {
+        let near = UdpSocket::bind("192.0.2.2:0").unwrap();
+        let far = UdpSocket::bind("192.0.2.2:0").unwrap();
+        near.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        ready.send(near.local_addr().unwrap()).unwrap();
+        let mut buffer = [0; 2000];
+        // Ends when the client has been silent for two seconds.
+        while let Ok((len, client)) = near.recv_from(&mut buffer) {
+            let hold = |time| {
+                if active.load(Relaxed) {
+                    std::thread::sleep(time);
+                }
+            };
+            hold(forward);
+            far.send_to(&buffer[..len], to).unwrap();
+            let (len, _) = far.recv_from(&mut buffer).unwrap();
+            hold(backward);
+            near.send_to(&buffer[..len], client).unwrap();
+        }
+    });
+    (wait.recv().unwrap(), slow, thread)
+}
+
+#[test]
+fn a_delay_of_one_direction_shows_in_that_direction() {
+    let net = Net::new();
+    let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
+    for (forward, backward) in [(30, 0), (0, 30)] {
+        let ms = Duration::from_millis;
+        let (address, slow, thread) = relay(&net, reflector.address, ms(forward), ms(backward));
+        net.client(move || async move {
+            let mut prober = Prober::new(&[udp("c0", &address.to_string())]).unwrap();
+            exchange(&mut prober, 0, 30).await;
+            slow.store(true, Relaxed);
+            let answers = exchange(&mut prober, 0, 15).await;
+            let got_forward = median(answers.iter().map(|a| a.forward_us.unwrap()).collect());
+            let got_backward = median(answers.iter().map(|a| a.backward_us.unwrap()).collect());
+            let delay = median(answers.iter().map(|a| a.delay_us).collect());
+            // The relay is a process and may be held up, hence no upper limit to what it holds
+            // back; what it does not hold back is less, on any machine that runs it at all.
+            let shows = |got: u32, want: u64| match want {
+                0 => got < 15_000,
+                _ => got > 28_000,
+            };
+            assert!(
+                shows(got_forward, forward),
+                "forward {got_forward} µs, not {forward} ms"
+            );
+            assert!(
+                shows(got_backward, backward),
+                "backward {got_backward} µs, not {backward} ms"
+            );
+            assert!(
+                shows(delay, forward),
+                "delay {delay} µs: forward only counts"
+            );
+        });
+        finish(thread);
+    }
+}
+
+#[test]
+fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
+    let net = Net::new();
+    let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
+    let address = SocketAddr::from(([192, 0, 2, 2], reflector.address.port()));
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let requests = finish(Net::spawn(&net.client, move || {
+        let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
+        let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        for _ in 0..100 {
+            let mut junk = vec![0; rng.random_range(0..3000)];
+            rng.fill_bytes(&mut junk);
+            if rng.random_bool(0.5) && junk.len() > 6 {
+                // Looks right as far as the kind, which is not a request's.
+                junk[..5].copy_from_slice(b"MNTP\x01");
+                junk[5] = rng.random_range(2..=255);
+            }
+            socket.send_to(&junk, address).unwrap();
+        }
+        let mut requests = 0;
+        for len in [48, 49, 100, 1400, 1472, 8000] {
+            let mut packet = vec![0; len];
+            wire::write_request(
+                &mut packet,
+                ProbeId {
+                    nonce: 7,
+                    index: len as u64,
+                },
+                0,
+            );
+            socket.send_to(&packet, address).unwrap();
+            requests += 1;
+            let mut buffer = [0; 10_000];
+            let (got, from) = socket
+                .recv_from(&mut buffer)
+                .expect("an answer, not to junk");
+            assert_eq!((got, from), (len, address));
+            let (id, reflected) = wire::parse_reply(&buffer[..got]).unwrap();
+            assert_eq!(id.index, len as u64);
+            assert_eq!(reflected.count, requests);
+        }
+        u64::from(requests)
+    }));
+    assert_eq!(reflector.stats.junk.load(Relaxed), 100);
+    // The last one is counted just after it is sent.
+    let start = Instant::now();
+    while reflector.stats.answered.load(Relaxed) != requests {
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            reflector.stats
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn replies_come_from_the_address_and_device_that_were_asked() {
+    let net = Net::new();
+    ip(&format!("-n {} addr add 192.0.2.3/25 dev s0", net.server));
+    ip(&format!(
+        "-n {} addr add 198.51.100.9/32 dev lo",
+        net.server
+    ));
+    ip(&format!(
+        "-n {} route add 198.51.100.9 via 192.0.2.130 dev c1",
+        net.client
+    ));
+    let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
+    let port = reflector.address.port();
+    net.client(move || async move {
+        // The second address of a device; and the same far address over the second device, from
+        // the first one's address, for which the server's own route would be s0.
+        let to = |ip: &str| Target::Reflector(format!("{ip}:{port}").parse().unwrap());
+        let paths = [
+            path("c0", None, to("192.0.2.3")),
+            path("c1", Some("192.0.2.129"), to("198.51.100.9")),
+        ];
+        let mut prober = Prober::new(&paths).unwrap();
+        for n in 0..2 {
+            check_quick(&exchange(&mut prober, n, 5).await);
+        }
+    });
+}
+
+#[test]
+fn the_default_reflector_listens_on_loopback_only() {
+    let listen = mountain::measure::reflect::DEFAULT_LISTEN;
+    assert!(listen.iter().all(|a| a.ip().is_loopback()), "{listen:?}");
+}
+
+#[test]
+fn the_dscp_is_reported_and_returned_without_ecn() {
+    let net = Net::new();
+    for (listen, ipv6) in [("192.0.2.2:0", false), ("[2001:db8::d]:0", true)] {
+        let reflector = net.reflector(listen, Duration::ZERO);
+        let address = reflector.address;
+        finish(Net::spawn(&net.client, move || {
+            let any = if ipv6 { "[::]:0" } else { "0.0.0.0:0" };
+            let socket = socket2::Socket::from(UdpSocket::bind(any).unwrap());
+            timestamp::set_details(&socket, ipv6, false).unwrap();
+            // EF with ECT(0).
+            if ipv6 {
+                socket.set_tclass_v6(0xba).unwrap();
+            } else {
+                socket.set_tos_v4(0xba).unwrap();
+            }
+            let mut packet = [0; wire::PROBE_LEN];
+            wire::write_request(&mut packet, ProbeId { nonce: 1, index: 1 }, 0);
+            socket.send_to(&packet, &address.into()).unwrap();
+            let start = Instant::now();
+            let received = loop {
+                match timestamp::receive(&socket, &mut packet) {
+                    Ok(received) => break received,
+                    Err(e) => assert!(start.elapsed() < Duration::from_secs(5), "{e}"),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            assert_eq!(wire::parse_reply(&packet).unwrap().1.tos, 0xba);
+            assert_eq!(received.tos, Some(0xb8));
+        }));
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Two providers with addresses of their own, one of which is silently dead: what becomes of its flows.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::net::*;
+use crate::support::*;
+
+const EACH: usize = 40;
+const RESET: &str = "reset_stuck_s = 3\n";
+
+#[test]
+fn forwarded_datagrams_leave_an_uplink_that_stays_dead() {
+    let net = Home::new().with_lan();
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut opened = Vec::new();
+    for kind in ["udp", "tcp"] {
+        opened.extend(flows.open(kind, EACH, SERVER[0]));
+    }
+    let [_, second] = by_uplink(&opened[..EACH]);
+    assert!(second >= 8, "the test proves nothing: {second}");
+    net.blackhole(1);
+    wait_until("all datagrams are answered", 3 * LEAVE, || {
+        by_uplink(&flows.ask()[..EACH]) == [EACH, 0]
+    });
+    // A stream has an address to keep.
+    net.no_blackhole();
+    wait_until("streams go on", 3 * LEAVE, || {
+        flows.ask()[EACH..] == opened[EACH..]
+    });
+    assert_eq!(net.refused(), 0);
+}
+
+/// Whether an uplink is named whose forwarded connections of IPv4 are to be reset.
+fn is_told(net: &Home) -> bool {
+    let set = net.home.run("nft list set inet mountain_start stuck4");
+    set.contains("elements")
+}
+
+/// Of flows that were opened by both uplinks: their errors, apart by uplink, without what is `None`.
+fn errors_by_uplink(opened: &[Seen], flows: &mut Flows) -> [Vec<String>; 2] {
+    let mut found = [Vec::new(), Vec::new()];
+    for (flow, error) in opened.iter().zip(flows.errors()) {
+        let uplink = flow.uplink().expect("was answered");
+        found[uplink].extend(error);
+    }
+    found
+}
+
+/// Streams of `ns` on the uplink that dies end with `error`, those on the other one and silent ones go on.
+fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
+    net.up();
+    let open = |flows: &mut Flows| {
+        let both = SERVER.map(|server| flows.open("tcp", EACH, server));
+        both.map(|opened| (by_uplink(&opened), opened))
+    };
+    let (mut silent, mut flows) = (net.flows_in(ns), net.flows_in(ns));
+    let resting = open(&mut silent);
+    let opened = open(&mut flows);
+    for ([first, second], _) in &opened {
+        assert!(
+            *first >= 8 && *second >= 8,
+            "the test proves nothing: {first}, {second}"
+        );
+    }
+    let first = opened[0].0[0] + opened[1].0[0];
+    let opened = [&opened[0].1[..], &opened[1].1].concat();
+    net.blackhole(1);
+    wait_until("what hangs is reset", 6 * LEAVE, || {
+        assert_eq!(by_uplink(&flows.ask())[1], 0);
+        errors_by_uplink(&opened, &mut flows)[1].len() == opened.len() - first
+    });
+    let [none, reset] = errors_by_uplink(&opened, &mut flows);
+    assert_eq!(none, [""; 0]);
+    // Once they are answered: a busy machine may take longer than one look does.
+    wait_until("the other uplink's go on", LEAVE, || {
+        by_uplink(&flows.ask()) == [first, 0]
+    });
+    assert!(reset.iter().all(|e| e == error), "{reset:?}");
+    // What applications do then works.
+    for (by_uplink, _) in open(&mut net.flows_in(ns)) {
+        assert_eq!(by_uplink, [EACH, 0]);
+    }
+    net.no_blackhole();
+    wait_until("the uplink is alive", 6 * LEAVE, || {
+        (0..2).all(|family| net.path(1, family == 1)["state"] != "dead")
+    });
+    let resting = [&resting[0].1[..], &resting[1].1].concat();
+    if net.lan.is_some() {
+        wait_until("nothing is reset any more", LEAVE, || !is_told(net));
+    }
+    assert_eq!(
+        silent.ask(),
+        resting,
+        "those that were silent meanwhile go on"
+    );
+    assert_eq!(errors_by_uplink(&resting, &mut silent), [[""; 0], [""; 0]]);
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn stuck_streams_of_the_host_are_reset() {
+    let net = Home::with_config(RESET);
+    stuck_streams_are_reset(&net, &net.home, "ECONNABORTED");
+    let reset = net.home.status()["start"]["connections_reset"].as_u64();
+    assert!(reset >= Some(16), "{reset:?}");
+}
+
+#[test]
+fn stuck_streams_of_the_inner_network_are_reset() {
+    let net = Home::with_config(RESET).with_lan();
+    stuck_streams_are_reset(&net, net.lan.as_ref().unwrap(), "ECONNRESET");
+}
+
+/// Nobody is left who could tell when the uplink is back: so resetting ends soon.
+#[test]
+fn resetting_ends_when_the_daemon_is_killed() {
+    let net = Home::with_config(RESET).with_lan();
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    let [_, second] = by_uplink(&opened);
+    assert!(second >= 8, "the test proves nothing: {second}");
+    net.blackhole(1);
+    wait_until("it is told", 3 * LEAVE, || is_told(&net));
+    net.kill_daemon();
+    wait_until("it is forgotten", Duration::from_secs(10), || {
+        !is_told(&net)
+    });
+    net.no_blackhole();
+    assert_eq!(flows.ask(), opened);
+}
+
+#[test]
+fn without_the_setting_nothing_is_reset() {
+    let net = Home::new().with_lan();
+    net.up();
+    let mut home = net.flows();
+    let mut inner = net.flows_in(net.lan.as_ref().unwrap());
+    let before = [&mut home, &mut inner].map(|flows| flows.open("tcp", EACH, SERVER[0]));
+    net.blackhole(1);
+    let dead = Instant::now();
+    while dead.elapsed() < Duration::from_secs(6) {
+        home.ask();
+        inner.ask();
+    }
+    for (flows, opened) in [&mut home, &mut inner].into_iter().zip(&before) {
+        assert_eq!(errors_by_uplink(opened, flows), [[""; 0], [""; 0]]);
+    }
+    assert!(!net
+        .home
+        .run("nft list table inet mountain_start")
+        .contains("reject"));
+}
+
+/// A neighbour is nobody that the provider leads to; and while the kernel decides, what begins anew might
+/// begin on the dead uplink again.
+#[test]
+fn neighbours_are_left_alone_and_everybody_while_the_kernel_decides() {
+    const NEAR: &str = "10.41.0.1";
+    let net = Home::with_config(RESET);
+    let serve = include_str!("serve.py");
+    let mut serving = net
+        .providers
+        .command("python3")
+        .args(["-u", "-c", serve, "7101"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    net.up();
+    wait_until("the neighbour answers", LEAVE, || {
+        let seen = net.flows().open_at("tcp", NEAR, 7101);
+        seen[0].server.is_some()
+    });
+    net.home.mountain_ok("policy ecmp");
+    let (mut near, mut far) = (net.flows(), net.flows());
+    assert!(near.open_at("tcp", NEAR, 7101)[0].server.is_some());
+    let opened = far.open_with("tcp", EACH, SERVER[0], "bind=10.41.0.2");
+    assert_eq!(by_uplink(&opened), [0, EACH]);
+    net.blackhole(1);
+    for _ in 0..6 {
+        assert_eq!(far.ask()[0].server, None, "a black hole");
+        near.ask();
+    }
+    assert_eq!(far.errors(), vec![None; EACH]);
+    net.home.mountain_ok("policy mountain");
+    wait_until("those to the far server are reset", 3 * LEAVE, || {
+        near.ask();
+        far.ask();
+        far.errors().iter().all(Option::is_some)
+    });
+    assert_eq!(near.errors(), [None]);
+    net.no_blackhole();
+    wait_until("the neighbour answers again", 3 * LEAVE, || {
+        near.ask()[0].server.is_some()
+    });
+    let _ = serving.kill();
+    let _ = serving.wait();
+}

@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Two providers with addresses of their own: new flows choose their uplink, and keep it.
+
+use crate::net::*;
+use crate::support::*;
+use nix::sys::signal::Signal;
+
+const EACH: usize = 40;
+const KINDS: [&str; 3] = ["tcp", "udp", "msg"];
+
+/// Opens flows of all kinds of one family; all are answered, and their addresses fit.
+fn open_all(flows: &mut Flows, ipv6: bool) -> Vec<Seen> {
+    let family = usize::from(ipv6);
+    let mut all = Vec::new();
+    for kind in KINDS {
+        let opened = flows.open(kind, EACH, SERVER[family]);
+        assert_eq!(opened.len(), EACH);
+        for flow in &opened {
+            let uplink = flow
+                .uplink()
+                .unwrap_or_else(|| panic!("{kind}: no answer: {flow:?}"));
+            if kind != "msg" {
+                assert_eq!(flow.own, OWN[family][uplink], "{kind}");
+            }
+        }
+        all.extend(opened);
+    }
+    all
+}
+
+fn new_flows_avoid_a_black_hole(ipv6: bool) {
+    let net = Home::new();
+    net.up();
+    let mut old = net.flows();
+    let before = open_all(&mut old, ipv6);
+    for (kind, opened) in KINDS.iter().zip(before.chunks(EACH)) {
+        let [a, b] = by_uplink(opened);
+        // Of 40 fair coins fewer than 8 of a side come once in 20,000 times.
+        assert!(a >= 8 && b >= 8, "{kind} by both uplinks: {a} and {b}");
+    }
+
+    net.blackhole(1);
+    let mut new = net.flows();
+    let after = open_all(&mut new, ipv6);
+    assert_eq!(by_uplink(&after), [3 * EACH, 0], "new flows stay out of it");
+    let held = old.ask();
+    for (was, is) in before.iter().zip(&held) {
+        match was.uplink() {
+            Some(0) => assert_eq!(is, was, "flows on the other uplink go on"),
+            _ => assert!(is.server.is_none() || is.uplink() == Some(0), "{is:?}"),
+        }
+    }
+    // Streams and connected sockets have an address to keep, and keep it.
+    net.no_blackhole();
+    wait_until(
+        "all have gone on, from the addresses they had",
+        3 * LEAVE,
+        || {
+            let back = old.ask();
+            for (was, is) in before.iter().zip(&back).take(2 * EACH) {
+                // A stream that waits for its next retransmission is not there yet.
+                assert!(
+                    is.server.is_none() || is == was,
+                    "{was:?} has become {is:?}"
+                );
+            }
+            back[..2 * EACH] == before[..2 * EACH]
+        },
+    );
+    assert_eq!(
+        net.refused(),
+        0,
+        "no packet left with another uplink's address"
+    );
+    assert!(net.counter("placed_connect") >= 4 * EACH as u64);
+    assert!(net.counter("placed_exchange") >= 2 * EACH as u64);
+    let explain = net.home.mountain_ok("explain");
+    assert!(explain.contains("u1"), "{explain}");
+}
+
+#[test]
+fn new_flows_stay_out_of_a_black_hole() {
+    new_flows_avoid_a_black_hole(false);
+}
+
+#[test]
+fn new_flows_stay_out_of_a_black_hole_by_ipv6() {
+    new_flows_avoid_a_black_hole(true);
+}
+
+#[test]
+fn without_mountain_all_go_by_the_preferred_route() {
+    let net = Home::new();
+    let mut flows = net.flows();
+    assert_eq!(by_uplink(&open_all(&mut flows, false)), [3 * EACH, 0]);
+    assert_eq!(by_uplink(&open_all(&mut flows, true)), [3 * EACH, 0]);
+    // And the providers are as strict as they are said to be.
+    let bound = flows.open_with("udp", 1, SERVER[0], "bind=10.41.0.2");
+    assert_eq!(bound[0].server, None);
+    assert!(net.refused() > 0);
+}
+
+/// All that `down` has to leave as it was. How many connections are tracked changes by itself.
+fn fingerprint(net: &Home) -> String {
+    let text = net.home.fingerprint();
+    let lines = text
+        .lines()
+        .filter(|line| !line.contains("nf_conntrack_count"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn up_then_down_leaves_the_host_as_it_was() {
+    let net = Home::new().with_lan();
+    let before = fingerprint(&net);
+    net.up();
+    let rules = net.home.ip("rule");
+    assert!(rules.contains("from 10.41.0.2 lookup 197"), "{rules}");
+    assert!(rules.contains("fwmark 0x"), "{rules}");
+    let tables = net.home.run("nft list tables");
+    assert!(tables.contains("mountain_start"), "{tables}");
+    net.home.mountain_ok("down");
+    assert_eq!(fingerprint(&net), before);
+    assert!(!net.home.run("nft list tables").contains("mountain"));
+}
+
+#[test]
+fn kill_9_breaks_no_connection_and_the_next_up_takes_over() {
+    let net = Home::new();
+    let before = fingerprint(&net);
+    net.up();
+    let mut flows = net.flows();
+    let opened = open_all(&mut flows, false);
+    let [_, second] = by_uplink(&opened);
+    assert!(second > 0, "the test proves nothing");
+    net.kill_daemon();
+    let after = flows.ask();
+    assert_eq!(after[..2 * EACH], opened[..2 * EACH], "connections go on");
+    // Datagrams without one have a source that is chosen for each, by the kernel from now on.
+    assert_eq!(by_uplink(&after[2 * EACH..]), [EACH, 0]);
+    // New ones are the kernel's.
+    let mut new = net.flows();
+    assert_eq!(by_uplink(&open_all(&mut new, false)), [3 * EACH, 0]);
+
+    net.up();
+    assert_eq!(flows.ask()[..2 * EACH], opened[..2 * EACH]);
+    let [_, second] = by_uplink(&open_all(&mut new, false));
+    assert!(second > 0, "placed again");
+    net.kill_daemon();
+    let said = net.home.mountain_ok("down");
+    assert!(said.contains("are removed"), "{said}");
+    assert_eq!(fingerprint(&net), before);
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn sockets_that_have_chosen_stay_with_their_choice() {
+    let net = Home::new();
+    net.up();
+    let mut named = net.flows();
+    for server in SERVER {
+        for kind in ["udp", "msg"] {
+            for (device, expected) in [("u0", [16, 0]), ("u1", [0, 16])] {
+                let out = named.open_with(kind, 16, server, &format!("out={device}"));
+                assert_eq!(by_uplink(&out), expected, "{server}: {kind} out={device}");
+            }
+        }
+    }
+    assert_eq!(net.counter("placed_connect"), 0, "none of these was placed");
+    net.blackhole(0);
+    let mut flows = net.flows();
+    // All others go by u1 now.
+    assert_eq!(by_uplink(&flows.open("tcp", 8, SERVER[0])), [0, 8]);
+    for (choice, kinds) in [
+        ("bind=10.40.0.2", &KINDS[..]),
+        ("dev=u0", &KINDS),
+        // As resolvers do that ask each link's servers by that link.
+        ("out=u0", &["udp", "msg"]),
+    ] {
+        for kind in kinds {
+            let bound = flows.open_with(kind, 2, SERVER[0], choice);
+            assert!(
+                bound.iter().all(|f| f.server.is_none()),
+                "{kind} {choice}: {bound:?}"
+            );
+        }
+    }
+    // A mark of the owner's, and a port that others may have been told, leave it to the kernel too.
+    let marked = flows.open_with("tcp", 2, SERVER[0], "mark=0x77");
+    assert!(marked.iter().all(|f| f.server.is_none()), "{marked:?}");
+    for kind in ["udp", "msg"] {
+        let known = flows.open_with(kind, 1, SERVER[0], "bind=0.0.0.0/4500");
+        assert_eq!(known[0].server, None, "{kind}: {known:?}");
+        flows.close();
+    }
+    // A port of a stream's is its own business.
+    let stream = flows.open_with("tcp", 1, SERVER[0], "bind=0.0.0.0/4501");
+    assert_eq!(stream[0].uplink(), Some(1));
+    net.no_blackhole();
+    let bound = flows.open_with("tcp", 2, SERVER[0], "bind=10.41.0.2");
+    assert_eq!(
+        by_uplink(&bound),
+        [0, 2],
+        "its address leads out by its uplink"
+    );
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn a_socket_that_is_connected_anew_chooses_anew() {
+    let net = Home::new();
+    net.up();
+    let mut flows = net.flows();
+    let opened = flows.open("udp", EACH, SERVER[0]);
+    let [first, second] = by_uplink(&opened);
+    assert!(first > 0 && second > 0);
+    // To a neighbour on u0, as getaddrinfo() does when it sorts addresses: the kernel's own source.
+    let near = flows.again("10.40.0.1");
+    assert!(near.iter().all(|f| f.own == OWN[0][0]), "{near:?}");
+    let local = flows.again("127.0.0.1");
+    assert!(local.iter().all(|f| f.own == "127.0.0.1"), "{local:?}");
+    net.blackhole(1);
+    let again = flows.again(SERVER[0]);
+    assert_eq!(by_uplink(&again), [EACH, 0]);
+}
+
+#[test]
+fn other_namespaces_are_not_touched() {
+    let net = Home::new();
+    net.up();
+    let before = net.counter("placed_connect");
+    let mut flows = net.flows_in(&net.server);
+    let near = flows.open("udp", 4, "10.50.0.1");
+    assert!(near.iter().all(|f| f.own == "10.50.0.2"), "{near:?}");
+    assert_eq!(net.counter("placed_connect"), before);
+}
+
+#[test]
+fn an_uplink_with_another_lease_is_followed() {
+    let net = Home::new();
+    net.up();
+    net.home.ip("addr del 10.41.0.2/24 dev u1");
+    wait_until("the rule is gone", LEAVE, || {
+        !net.home.ip("rule").contains("10.41.0.2")
+    });
+    // No lease: no route either, and so no choice.
+    let mut flows = net.flows();
+    assert_eq!(by_uplink(&flows.open("tcp", 8, SERVER[0])), [8, 0]);
+    net.home.ip("addr add 10.41.0.2/24 dev u1");
+    net.default_routes(1);
+    wait_until("the rule is back", LEAVE, || {
+        net.home.ip("rule").contains("10.41.0.2")
+    });
+    wait_until("both are used again", 3 * LEAVE, || {
+        by_uplink(&flows.open("tcp", 16, SERVER[0]))[1] > 0
+    });
+    // Who removes our rules finds them back.
+    let sorted = || {
+        let rules = net.home.ip("rule");
+        let mut lines: Vec<String> = rules.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let rules = sorted();
+    let count = rules.len();
+    for _ in 0..3 {
+        net.home.try_ip("rule del priority 32765");
+    }
+    wait_until("they are back", LEAVE, || sorted() == rules);
+    let first = net.home.ip("rule");
+    let first = first
+        .lines()
+        .find(|line| line.starts_with("32765:"))
+        .unwrap();
+    assert!(first.contains("suppress_prefixlength 0"), "{first}");
+    // Where an address comes in addition, it stands before the marks.
+    net.home.ip("addr add 10.41.0.9/24 dev u1");
+    wait_until("it has a rule", LEAVE, || {
+        net.home.ip("rule").contains("from 10.41.0.9")
+    });
+    wait_until("in the right place, and each is there once", LEAVE, || {
+        let rules = net.home.ip("rule");
+        let at = |part: &str| rules.rfind(part).unwrap();
+        at("from 10.41.0.9") < rules.find("fwmark").unwrap() && sorted().len() == count + 1
+    });
+}
+
+#[test]
+fn forwarded_connections_choose_and_stay() {
+    let net = Home::new().with_lan();
+    net.up();
+    let lan = net.lan.as_ref().unwrap();
+    let mut old = net.flows_in(lan);
+    for (family, server) in SERVER.iter().enumerate() {
+        let mut opened = Vec::new();
+        for kind in ["tcp", "udp"] {
+            let flows = old.open(kind, EACH, server);
+            let [a, b] = by_uplink(&flows);
+            assert_eq!(a + b, EACH, "{kind}, family {family}: all are answered");
+            assert!(a >= 8 && b >= 8, "{kind}, family {family}: {a} and {b}");
+            opened.extend(flows);
+        }
+        assert_eq!(old.ask(), opened, "and stay");
+        net.kill_daemon();
+        assert_eq!(old.ask(), opened, "when the daemon is killed");
+        net.up();
+        assert_eq!(old.ask(), opened, "when there is another one");
+        old.close();
+    }
+    net.blackhole(1);
+    // From other addresses: a datagram from a port that an earlier flow had is that flow to connection
+    // tracking, and one in ten runs has such a one.
+    let mut new = net.flows_in(lan);
+    for (server, own) in SERVER.iter().zip(["192.168.7.3", "fd77::3"]) {
+        lan.ip(&format!("addr add {own} dev e0 nodad"));
+        for kind in KINDS {
+            let flows = new.open_with(kind, EACH, server, &format!("bind={own}"));
+            assert_eq!(by_uplink(&flows), [EACH, 0], "{kind}");
+        }
+    }
+    net.no_blackhole();
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn a_forwarded_flow_is_placed_once() {
+    // No path is late, however busy the machine is: flows would be placed again, though their connections stay.
+    let net = Home::with_config("[steer]\nequivalence_band_us = 1000000\n").with_lan();
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    for server in SERVER {
+        flows.open("udp", EACH, server);
+    }
+    let placed = net.counter("placed_forwarded");
+    assert!(placed >= 2 * EACH as u64, "{placed}");
+    flows.ask();
+    let others = net.counter("placed_forwarded") - placed;
+    // Two flows of one slot take turns in it: that many pairs there never are.
+    assert!(others <= EACH as u64 / 4, "{others} of {}", 2 * EACH);
+}
+
+/// Those by which a router shapes or counts.
+#[test]
+fn forwarded_packets_keep_all_bits_of_the_owners_mark() {
+    let net = Home::new().with_lan();
+    nft(
+        &net.home,
+        "table inet owner {\n chain put {\n  type filter hook prerouting priority raw;\n  \
+         iifname lan0 meta mark set meta mark or 0x7\n }\n \
+         chain kept {\n  type filter hook forward priority filter;\n  \
+         iifname lan0 meta mark and 0x00ffffff == 0x7 counter\n }\n \
+         chain lost {\n  type filter hook forward priority filter;\n  \
+         iifname lan0 meta mark and 0x00ffffff != 0x7 counter\n }\n}\n",
+    );
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    for kind in ["tcp", "udp"] {
+        let opened = flows.open(kind, EACH, SERVER[0]);
+        let [a, b] = by_uplink(&opened);
+        assert!(a >= 8 && b >= 8, "{kind}: {a} and {b}");
+    }
+    flows.ask();
+    let none = "packets 0 ";
+    let kept = net.home.run("nft list chain inet owner kept");
+    assert!(kept.contains("packets ") && !kept.contains(none), "{kept}");
+    let lost = net.home.run("nft list chain inet owner lost");
+    assert!(lost.contains(none), "{lost}");
+    assert_eq!(net.refused(), 0);
+}
+
+/// Datagrams that nobody has answered yet, as of a meter or a camera that only sends.
+#[test]
+fn one_way_datagrams_that_began_before_keep_their_uplink() {
+    let net = Home::new().with_lan();
+    nft(
+        &net.providers,
+        &format!(
+            "table inet mute {{\n chain in {{\n  type filter hook prerouting priority -310;\n  \
+             iifname w udp sport {PORT} drop\n }}\n}}\n"
+        ),
+    );
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    for server in SERVER {
+        let opened = flows.open("udp", EACH, server);
+        assert_eq!(by_uplink(&opened), [0, 0], "one way");
+    }
+    net.up();
+    flows.ask();
+    assert_eq!(net.refused(), 0, "none was moved");
+    net.providers.run("nft delete table inet mute");
+    assert_eq!(by_uplink(&flows.ask()), [2 * EACH, 0]);
+}
+
+/// What `systemctl restart` does: SIGUSR1, then another one.
+#[test]
+fn a_restart_keeps_forwarded_connections() {
+    let net = Home::new().with_lan();
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut opened = flows.open("tcp", EACH, SERVER[0]);
+    opened.extend(flows.open("udp", EACH, SERVER[0]));
+    let [_, second] = by_uplink(&opened);
+    assert!(second >= 8, "the test proves nothing: {second}");
+    net.end_daemon(Signal::SIGUSR1);
+    assert_eq!(flows.ask(), opened, "while there is none");
+    net.up();
+    assert_eq!(flows.ask(), opened, "when there is another one");
+    assert_eq!(net.refused(), 0);
+    // As `systemctl stop` does.
+    net.end_daemon(Signal::SIGTERM);
+    for rules in [net.home.ip("rule"), net.home.ip("-6 rule")] {
+        assert!(!rules.contains("lookup 197"), "{rules}");
+    }
+    assert!(!net.home.run("nft list tables").contains("mountain"));
+}
+
+#[test]
+fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
+    let net = Home::new().with_lan();
+    net.up();
+    let lan = net.lan.as_ref().unwrap();
+    let mut serving = lan
+        .command("python3")
+        .args(["-u", "-c", include_str!("serve.py"), &PORT.to_string()])
+        .spawn()
+        .unwrap();
+    net.server.ip("route add 10.41.0.0/24 via 10.50.0.1");
+    net.server.ip("route add 10.40.0.0/24 via 10.50.0.1");
+    let mut outside = net.flows_in(&net.server);
+    let mut answered = Vec::new();
+    for address in OWN[0] {
+        wait_until("the server on the inner network answers", LEAVE, || {
+            let seen = outside.open_at("tcp", address, 8080);
+            answered.push(seen[0].server.clone());
+            seen[0].server.as_deref() == Some("10.50.0.2")
+        });
+    }
+    let all = outside.ask();
+    let _ = serving.kill();
+    let _ = serving.wait();
+    assert!(
+        all.iter().filter(|f| f.server.is_some()).count() >= 2,
+        "{all:?}"
+    );
+    assert_eq!(net.refused(), 0, "{answered:?}");
+}
+
+#[test]
+fn rules_say_which_path() {
+    let net = Home::with_config(
+        "[[rule]]\nmatch = { proto = \"tcp\", ports = 7100, prefix = \"10.50.0.0/24\" }\nuse = \"u1\"\n\
+         [[rule]]\nmatch = { uid = 0, proto = \"udp\" }\nuse = \"nonesuch\"\n",
+    );
+    net.up();
+    let mut flows = net.flows();
+    assert_eq!(by_uplink(&flows.open("tcp", 16, SERVER[0])), [0, 16]);
+    assert_eq!(net.counter("by_rule"), 16);
+    let [a, b] = by_uplink(&flows.open("tcp", EACH, SERVER[1]));
+    assert!(a > 0 && b > 0, "not of this prefix: {a} and {b}");
+    // A rule for a path that is not there is not in force.
+    let [a, b] = by_uplink(&flows.open("udp", EACH, SERVER[0]));
+    assert!(a > 0 && b > 0, "{a} and {b}");
+    assert_eq!(net.counter("by_rule"), 16);
+    // A dead path is not insisted on; one that is merely bad is.
+    net.blackhole(1);
+    wait_until("it is dead", LEAVE, || {
+        net.path(1, false)["state"] == "dead"
+    });
+    assert_eq!(by_uplink(&flows.open("tcp", 16, SERVER[0])), [16, 0]);
+}
+
+#[test]
+fn check_and_dry_run_tell_what_would_be_done() {
+    let net = Home::new();
+    let before = fingerprint(&net);
+    let plain = String::from_utf8(net.home.mountain("check").stdout).unwrap();
+    assert!(
+        plain.contains("`mountain up --adopt` lets new flows choose"),
+        "{plain}"
+    );
+    let adopting = net.home.mountain_ok("check --adopt");
+    for part in [
+        "0.0.0.0/0: u0 via 10.40.0.1 (weight 1), u1 via 10.41.0.1 (weight 1); new flows choose",
+        "to ::/0 they choose their uplink when they start",
+        "routes and rules of their own would be added",
+        "those that place new flows load",
+    ] {
+        assert!(adopting.contains(part), "no {part:?} in {adopting}");
+    }
+    let mut command = net.home.command("timeout");
+    command.args(["2", MOUNTAIN, "up", "--dry-run", "--adopt"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    for part in [
+        "would add: ip route add default via 10.41.0.1 dev u1 table 197",
+        "would add: ip rule add priority 32765 from 10.41.0.2 lookup 197",
+        "would add: ip -6 rule add priority 32765 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0",
+    ] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    assert_eq!(fingerprint(&net), before);
+    let refused = net.home.mountain_fails("up");
+    assert!(refused.contains("--adopt"), "{refused}");
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! New flows of a home with two providers choose their uplink. Needs root.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod dead;
+mod flows;
+mod net;
+mod programs;
+mod routing;

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Two providers: routing that is odd, or not there yet.
+
+use crate::net::*;
+use crate::support::*;
+
+const EACH: usize = 40;
+
+/// New flows of all kinds are answered, and both uplinks are used.
+fn both_are_used(net: &Home, server: &str) {
+    let mut flows = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        let [a, b] = by_uplink(&flows.open(kind, EACH, server));
+        assert_eq!(a + b, EACH, "{kind}: all are answered");
+        assert!(a >= 8 && b >= 8, "{kind}: {a} and {b}");
+    }
+    assert_eq!(net.refused(), 0);
+}
+
+/// The second uplink gets another IPv4 address, of the same subnet as the first one's: two boxes of
+/// one make, as they come.
+fn same_subnet(net: &Home, address: &str) {
+    net.providers.run(&format!(
+        "nft insert rule inet providers strict iifname r1 ip saddr {address} accept"
+    ));
+    net.providers.run(&format!(
+        "nft insert rule inet providers nat iifname r1 oifname w snat ip to {}",
+        SEEN[0][1]
+    ));
+    net.providers.ip("addr flush dev r1 to 10.41.0.0/24");
+    net.providers.ip("addr add 10.40.0.1/32 dev r1");
+    net.home.ip("addr flush dev u1 to 10.41.0.0/24");
+    net.home.ip(&format!("addr add {address}/24 dev u1"));
+    net.home
+        .ip("route add default via 10.40.0.1 dev u1 metric 600");
+}
+
+#[test]
+fn one_subnet_on_both_uplinks() {
+    let net = Home::new();
+    same_subnet(&net, "10.40.0.3");
+    net.providers.ip("route add 10.40.0.3 dev r1");
+    net.up();
+    both_are_used(&net, SERVER[0]);
+    net.blackhole(1);
+    let mut flows = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        assert_eq!(by_uplink(&flows.open(kind, 8, SERVER[0])), [8, 0], "{kind}");
+    }
+}
+
+#[test]
+fn one_address_on_both_uplinks_is_refused() {
+    let net = Home::new();
+    same_subnet(&net, "10.40.0.2");
+    let said = String::from_utf8(net.home.mountain("check --adopt").stdout).unwrap();
+    assert!(
+        said.contains("u0 and u1 have the same address 10.40.0.2"),
+        "{said}"
+    );
+    // IPv6 goes on by itself.
+    net.start();
+    let status = net.home.status();
+    let paths = status["paths"].as_array().unwrap();
+    assert!(
+        paths.len() == 2 && paths.iter().all(|p| p["ipv6"] == true),
+        "{paths:?}"
+    );
+    let rules = net.home.ip("-4 rule");
+    assert!(!rules.contains("lookup 197"), "{rules}");
+}
+
+#[test]
+fn rules_that_were_there_come_first() {
+    let net = Home::new();
+    // A table of the user's for the one server, and one for what bears a mark in all bits.
+    net.home
+        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.home.ip("rule add to 10.50.0.2 lookup 55");
+    net.home.ip("rule add fwmark 0x77 lookup main");
+    net.up();
+    let mut flows = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        assert_eq!(
+            by_uplink(&flows.open(kind, 16, SERVER[0])),
+            [0, 16],
+            "{kind}"
+        );
+    }
+    assert_eq!(net.refused(), 0, "address and uplink are of one provider");
+    let [a, b] = by_uplink(&flows.open("tcp", EACH, SERVER[1]));
+    assert!(a >= 8 && b >= 8, "IPv6 has no such rule: {a} and {b}");
+    net.home.ip("rule del to 10.50.0.2 lookup 55");
+    wait_until("new flows choose", LEAVE, || {
+        let opened = flows.open("msg", 16, SERVER[0]);
+        flows.close();
+        let [a, b] = by_uplink(&opened);
+        a > 0 && b > 0
+    });
+    assert_eq!(net.refused(), 0);
+}
+
+/// As when a VPN comes up: what has chosen already, and goes on sending, follows as well.
+#[test]
+fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
+    let net = Home::new();
+    net.home
+        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.up();
+    let mut flows = net.flows();
+    let opened = flows.open("msg", EACH, SERVER[0]);
+    let [a, b] = by_uplink(&opened);
+    assert!(a >= 8 && b >= 8, "the test proves nothing: {a} and {b}");
+    let mut follow = |there: &str, gone: &str| {
+        net.home.ip(there);
+        wait_until("running exchanges follow", LEAVE, || {
+            by_uplink(&flows.ask()) == [0, EACH]
+        });
+        net.home.ip(gone);
+        wait_until("and go back", LEAVE, || flows.ask() == opened);
+    };
+    follow(
+        "rule add to 10.50.0.2 lookup 55",
+        "rule del to 10.50.0.2 lookup 55",
+    );
+    follow(
+        "route add 10.50.0.2 via 10.41.0.1 dev u1",
+        "route del 10.50.0.2 via 10.41.0.1 dev u1",
+    );
+}
+
+/// A VPN that marks its own socket, so that a rule of its takes the packets past the tunnel, in bits of which
+/// some are ours: losing them would lead them into it.
+#[test]
+fn a_mark_of_the_owners_keeps_all_its_bits() {
+    const MARK: &str = "0x6d6f6c65";
+    let net = Home::with_config("[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"steadiest\"\n");
+    net.home
+        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.home.ip(&format!("rule add fwmark {MARK} lookup 55"));
+    net.up();
+    for kind in ["tcp", "udp", "msg"] {
+        let mut flows = net.flows();
+        let marked = flows.open_with(kind, 8, SERVER[0], &format!("mark={MARK}"));
+        assert_eq!(by_uplink(&marked), [0, 8], "{kind}");
+        assert_eq!(flows.ask(), marked, "{kind}: and again");
+        if kind == "udp" {
+            // Connected to what is not ours, and back.
+            flows.again("10.41.0.1");
+            assert_eq!(by_uplink(&flows.again(SERVER[0])), [0, 8]);
+        }
+    }
+    assert_eq!(net.refused(), 0);
+}
+
+/// As wg-quick's own `down` does it: removes what reads as its rule, until nothing does.
+#[test]
+fn wg_quick_removes_its_own_rule_only() {
+    const OWN_RULE: &str = "from all lookup main suppress_prefixlength 0";
+    let net = Home::new();
+    net.up();
+    for family in ["-4", "-6"] {
+        let rules = || net.home.ip(&format!("{family} rule"));
+        let before = rules();
+        assert!(before.contains("suppress_prefixlength 0"), "{before}");
+        net.home.ip(&format!(
+            "{family} rule add table main suppress_prefixlength 0"
+        ));
+        assert!(rules().contains(OWN_RULE));
+        let mut removed = 0;
+        while removed < 5 && rules().contains(OWN_RULE) {
+            net.home.ip(&format!(
+                "{family} rule del table main suppress_prefixlength 0"
+            ));
+            removed += 1;
+        }
+        assert_eq!((removed, rules()), (1, before), "{family}");
+    }
+}
+
+#[test]
+fn of_overlapping_rules_the_first_decides() {
+    let net = Home::with_config(
+        "[[rule]]\nmatch = { proto = \"udp\", ports = \"7000-7100\" }\nuse = \"u1\"\n\
+         [[rule]]\nmatch = { ports = \"7100-7200\" }\nuse = \"u0\"\n\
+         [[rule]]\nmatch = { prefix = \"10.50.0.0/16\" }\nuse = \"u1\"\n",
+    );
+    net.up();
+    let mut flows = net.flows();
+    for (kind, expected) in [("udp", [0, 16]), ("msg", [0, 16]), ("tcp", [16, 0])] {
+        assert_eq!(
+            by_uplink(&flows.open(kind, 16, SERVER[0])),
+            expected,
+            "{kind}"
+        );
+    }
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn an_uplink_whose_lease_comes_later() {
+    let net = Home::new();
+    // As between boot and the answers of DHCP and the router.
+    for address in ["10.41.0.2/24", "fd41::2/64"] {
+        net.home.ip(&format!("addr del {address} dev u1"));
+    }
+    net.home.try_ip("-6 route del default dev u1");
+    let refused = net.home.mountain_fails("up --adopt");
+    assert!(refused.contains("--wait"), "{refused}");
+    net.start_with("--wait");
+    let mut flows = net.flows();
+    assert_eq!(by_uplink(&flows.open("tcp", 8, SERVER[0])), [8, 0]);
+    // An address alone is not enough, and no harm.
+    net.home.ip("addr add 10.41.0.2/24 dev u1");
+    assert_eq!(by_uplink(&flows.open("tcp", 8, SERVER[0])), [8, 0]);
+    net.home.ip("addr add fd41::2/64 dev u1 nodad");
+    net.default_routes(1);
+    net.wait_good();
+    for server in SERVER {
+        both_are_used(&net, server);
+    }
+}
+
+#[test]
+fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
+    let net = Home::new();
+    net.up();
+    let mut old = net.flows();
+    let before = old.open("tcp", EACH, SERVER[1]);
+    let [_, second] = by_uplink(&before);
+    assert!(second >= 8, "the test proves nothing: {second}");
+    let address = |lifetimes: &str| {
+        net.home
+            .ip(&format!("-6 addr change fd41::2/64 dev u1 {lifetimes}"));
+    };
+    address("valid_lft 3600 preferred_lft 0");
+    let mut new = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        wait_until("new flows stay out of it", LEAVE, || {
+            new.close();
+            by_uplink(&new.open(kind, EACH, SERVER[1])) == [EACH, 0]
+        });
+    }
+    assert_eq!(old.ask(), before, "what has it goes on");
+    let rules = net.home.ip("-6 rule");
+    assert!(rules.contains("from fd41::2 lookup 197"), "{rules}");
+    new.close();
+    let [a, b] = by_uplink(&new.open("tcp", EACH, SERVER[0]));
+    assert!(a >= 8 && b >= 8, "IPv4 is not concerned: {a} and {b}");
+    address("valid_lft forever preferred_lft forever");
+    wait_until("it is used again", LEAVE, || {
+        new.close();
+        by_uplink(&new.open("tcp", EACH, SERVER[1]))[1] >= 8
+    });
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
+    let name = format!("mtt-late-{}", std::process::id());
+    let net = Home::with_config(&format!(
+        "[[rule]]\nmatch = {{ cgroup = \"{name}\" }}\nuse = \"u1\"\n"
+    ));
+    net.up();
+    let unresolved = || net.home.status()["start"]["unresolved"].clone();
+    let said = unresolved()[0].as_str().unwrap_or_default().to_owned();
+    assert!(said.contains("there is no cgroup"), "{said}");
+    assert!(net.home.mountain_ok("status").contains(&said));
+    let folder = mountain::bpf::start::cgroup_root().unwrap().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    wait_until("it is in force", LEAVE, || {
+        unresolved() == serde_json::json!([])
+    });
+    std::fs::remove_dir(&folder).unwrap();
+    wait_until("it is not", LEAVE, || unresolved() != serde_json::json!([]));
+}
+
+#[test]
+fn a_cgroup_that_takes_the_place_of_another_is_followed() {
+    let net = Home::new();
+    net.up();
+    net.renew_cgroup();
+    wait_until("new flows are placed", LEAVE, || {
+        by_uplink(&net.flows().open("udp", EACH, SERVER[0]))[1] >= 8
+    });
+    both_are_used(&net, SERVER[1]);
+}
+
+/// Has a provider advertise itself and prefixes (with preferred lifetimes) to the home.
+fn advertise(net: &Home, uplink: usize, prefixes: &[(&str, u32)]) {
+    let mut command = net.providers.command("python3");
+    command.args(["-c", include_str!("advertise.py")]);
+    command.args([format!("r{uplink}"), "1800".to_owned()]);
+    for (prefix, preferred) in prefixes {
+        command.args([(*prefix).to_owned(), preferred.to_string()]);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Has a provider accept a prefix on an uplink, and translate it to what it is known by.
+fn delegate(net: &Home, uplink: usize, prefix: &str) {
+    net.providers.run(&format!(
+        "nft insert rule inet providers strict iifname r{uplink} ip6 saddr {prefix} accept"
+    ));
+    net.providers.run(&format!(
+        "nft insert rule inet providers nat oifname w ip6 saddr {prefix} snat ip6 to {}",
+        SEEN[1][uplink]
+    ));
+    net.providers
+        .ip(&format!("-6 route add {prefix} dev r{uplink}"));
+}
+
+#[test]
+fn prefixes_that_routers_advertise_and_change() {
+    let net = Home::new();
+    for uplink in 0..2 {
+        net.home
+            .ip(&format!("-6 addr flush dev u{uplink} scope global"));
+        net.home
+            .try_ip(&format!("-6 route del default dev u{uplink}"));
+        let device = format!("u{uplink}");
+        net.home
+            .sysctl(&format!("net.ipv6.conf.{device}.accept_ra"), "2");
+        net.home
+            .sysctl(&format!("net.ipv6.conf.{device}.accept_dad"), "0");
+    }
+    let first = ["fd60:1:1:1::/64", "fd61:1:1:1::/64"];
+    for (uplink, prefix) in first.iter().enumerate() {
+        delegate(&net, uplink, prefix);
+        advertise(&net, uplink, &[(prefix, 3600)]);
+    }
+    wait_until("both have an address", LEAVE, || {
+        let addresses = net.home.ip("-6 addr show scope global -tentative");
+        addresses.contains("fd60:1:1:1:") && addresses.contains("fd61:1:1:1:")
+    });
+    net.up();
+    both_are_used(&net, SERVER[1]);
+
+    // The second provider gives out another one and takes the first back.
+    let mut old = net.flows();
+    let before = old.open("tcp", EACH, SERVER[1]);
+    let second = "fd61:1:1:2::/64";
+    delegate(&net, 1, second);
+    advertise(&net, 1, &[(first[1], 0), (second, 3600)]);
+    wait_until("its address has a rule", LEAVE, || {
+        net.home.ip("-6 rule").contains("from fd61:1:1:2:")
+    });
+    let mut new = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        let opened = new.open(kind, EACH, SERVER[1]);
+        let [a, b] = by_uplink(&opened);
+        assert_eq!(a + b, EACH, "{kind}: all are answered");
+        assert!(a >= 8 && b >= 8, "{kind}: {a} and {b}");
+        let old_prefix = opened.iter().find(|f| f.own.starts_with("fd61:1:1:1:"));
+        assert_eq!(old_prefix, None, "{kind}: from an address that is going");
+    }
+    assert_eq!(old.ask(), before, "flows with the old address go on");
+    assert_eq!(net.refused(), 0);
+}

@@ -1,0 +1,580 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Every redirect backend with real sockets, over veths in every setting: what it accepts arrives
+//! whole and with right checksums, and what it would corrupt or lose it refuses.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use crate::net::{ask, udp, Net, Place};
+use crate::support::Ns;
+use mountain::redirect::bpf::hooks::{self, Hook, Program};
+
+const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Addresses of one family: client, where it sends to, target.
+fn places(ipv6: bool) -> (&'static str, &'static str, &'static str) {
+    match ipv6 {
+        false => ("10.0.8.18:0", "10.0.8.17:8080", "10.0.1.2:8083"),
+        true => ("[fd08::18]:0", "[fd08::17]:8080", "[fd01::2]:8083"),
+    }
+}
+
+/// Where [`tcp_echo`] serves: the port of `to` has a server.
+fn tcp_target(to: &str) -> String {
+    to.replace(":8083", ":8084")
+}
+
+/// Packets that a namespace's stack found with a wrong checksum.
+fn bad_checksums(ns: &Ns) -> u64 {
+    ns.with(|| {
+        let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+        let snmp6 = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
+        let mut all = BTreeMap::new();
+        let lines: Vec<&str> = snmp.lines().collect();
+        for pair in lines.chunks(2) {
+            for (name, value) in pair[0].split_whitespace().zip(pair[1].split_whitespace()) {
+                let table = pair[0].split(':').next().unwrap();
+                all.insert(format!("{table}{name}"), value.to_owned());
+            }
+        }
+        for line in snmp6.lines() {
+            let (name, value) = line.split_once(char::is_whitespace).unwrap();
+            all.insert(name.to_owned(), value.trim().to_owned());
+        }
+        let errors = [
+            "UdpInCsumErrors",
+            "TcpInCsumErrors",
+            "IcmpInCsumErrors",
+            "Udp6InCsumErrors",
+        ];
+        errors.iter().map(|e| all[*e].parse::<u64>().unwrap()).sum()
+    })
+}
+
+/// A TCP transfer both ways at once: the server sends back what it gets. What comes back must be
+/// what was sent, byte by byte.
+fn tcp_echo(net: &Net, ipv6: bool, bytes: usize) {
+    let (_, from, to) = places(ipv6);
+    let to: SocketAddr = tcp_target(to).parse().unwrap();
+    let from: SocketAddr = from.parse().unwrap();
+    let listener = net.server.with(move || TcpListener::bind(to).unwrap());
+    let server = std::thread::spawn(move || {
+        let (mut stream, peer) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut buffer = vec![0; 65_536];
+        loop {
+            match stream.read(&mut buffer).unwrap() {
+                0 => break,
+                n => stream.write_all(&buffer[..n]).unwrap(),
+            }
+        }
+        peer
+    });
+    let mut stream = net
+        .client
+        .with(move || TcpStream::connect_timeout(&from, TIMEOUT).unwrap());
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let data: Vec<u8> = (0..bytes).map(|i| (i * 31 + (i >> 8) * 7) as u8).collect();
+    let mut writer = stream.try_clone().unwrap();
+    let sent = data.clone();
+    let sender = std::thread::spawn(move || {
+        writer.write_all(&sent).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut back = vec![];
+    stream.read_to_end(&mut back).unwrap();
+    sender.join().unwrap();
+    let peer = server.join().unwrap();
+    assert!(back == data, "{} of {bytes} bytes came back", back.len());
+    assert_eq!(
+        peer.ip(),
+        stream.local_addr().unwrap().ip(),
+        "the server sees the client"
+    );
+}
+
+/// Datagrams of many sizes there and back.
+fn udp_echo(net: &Net, ipv6: bool) {
+    let (local, from, _) = places(ipv6);
+    let socket = udp(&net.client, local);
+    for len in [0, 1, 2, 17, 100, 999, 1400, 1450] {
+        let text = "x".repeat(len);
+        let (answer, whom) = ask(&socket, from, &text);
+        assert_eq!(answer, format!("target {text}"));
+        assert_eq!(whom, from, "the answer comes from where it was sent to");
+    }
+    // Larger than the MTU: fragments both ways.
+    let text = "y".repeat(1900);
+    let (answer, whom) = ask(&socket, from, &text);
+    assert_eq!((answer.len(), whom.as_str()), (1907, from));
+}
+
+fn feature(ns: &Ns, dev: &str, what: &str) {
+    ns.run(&format!("ethtool -K {dev} {what}"));
+}
+
+/// Why a backend may refuse the devices as they are.
+fn expected_refusal(backend: &str, tx: bool, gro: bool) -> Option<&'static str> {
+    match backend {
+        "xdp" | "xdp-redirect" if tx => Some("checksum"),
+        "xdp-redirect" if !gro => Some("NAPI"),
+        _ => None,
+    }
+}
+
+#[test]
+fn each_backend_delivers_or_refuses() {
+    let mut net = Net::new();
+    for ipv6 in [false, true] {
+        let (_, _, to) = places(ipv6);
+        net.serve(Place::Server, "target", to);
+    }
+    for tx in [true, false] {
+        for gro in [true, false] {
+            let (t, g) = (
+                if tx { "on" } else { "off" },
+                if gro { "on" } else { "off" },
+            );
+            for (ns, dev) in [(&net.client, "c0"), (&net.server, "s0")] {
+                feature(ns, dev, &format!("tx {t} gro {g}"));
+            }
+            for backend in BACKENDS {
+                for ipv6 in [false, true] {
+                    let (_, from, to) = places(ipv6);
+                    let what = format!(
+                        "{backend}, tx {t}, gro {g}, IPv{}",
+                        if ipv6 { 6 } else { 4 }
+                    );
+                    let add = |proto| {
+                        let to = if proto == "tcp" {
+                            tcp_target(to)
+                        } else {
+                            to.to_owned()
+                        };
+                        format!("add --proto {proto} --from {from} --to {to} --backend {backend}")
+                    };
+                    if let Some(why) = expected_refusal(backend, tx, gro) {
+                        let said = net.refuses(&add("udp"));
+                        assert!(said.contains(why), "{what}: {said}");
+                        continue;
+                    }
+                    let before = [bad_checksums(&net.client), bad_checksums(&net.server)];
+                    net.redirect(&add("udp"));
+                    net.redirect(&add("tcp"));
+                    println!("{what}");
+                    udp_echo(&net, ipv6);
+                    tcp_echo(&net, ipv6, 2_000_000);
+                    let after = [bad_checksums(&net.client), bad_checksums(&net.server)];
+                    assert_eq!(after, before, "{what}: wrong checksums at client, server");
+                    let stats = net.json("stats");
+                    let udp = &stats["rules"][0];
+                    assert!(
+                        udp["forward"]["packets"].as_u64() >= Some(9),
+                        "{what}: {stats:#}"
+                    );
+                    assert!(
+                        udp["reply"]["packets"].as_u64() >= Some(9),
+                        "{what}: {stats:#}"
+                    );
+                    for proto in ["udp", "tcp"] {
+                        net.redirect(&format!("del --proto {proto} --from {from}"));
+                    }
+                }
+            }
+        }
+    }
+    net.assert_clean();
+}
+
+/// With --fix every backend works on devices as they are made, and leaves them so.
+#[test]
+fn fix_makes_every_backend_possible_and_del_undoes_it() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "target", places(false).2);
+    let features = |net: &Net| net.client.run("ethtool -k c0") + &net.server.run("ethtool -k s0");
+    let before = features(&net);
+    for backend in BACKENDS {
+        let (_, from, to) = places(false);
+        net.redirect(&format!(
+            "add --proto udp --from {from} --to {to} --backend {backend} --fix"
+        ));
+        udp_echo(&net, false);
+        let packets: u64 = net.json("stats")["rules"][0]["reply"]["packets"]
+            .as_u64()
+            .unwrap();
+        assert!(packets >= 9, "{backend}: {packets}");
+        net.redirect(&format!("del --proto udp --from {from}"));
+        assert_eq!(features(&net), before, "{backend}");
+    }
+    net.assert_clean();
+}
+
+/// Without being asked for one by name, the fastest that is correct is chosen while somebody watches.
+#[test]
+fn auto_takes_the_fastest_that_is_correct() {
+    let net = Net::new();
+    let (_, from, to) = places(false);
+    let rule = format!("--proto udp --from {from} --to {to}");
+    let mut watch = net.router.command(crate::support::MOUNTAIN);
+    let _watch = crate::support::Guard::start(watch.args(["redirect", "watch"]));
+    let wait_for = |backend: &str, what: &str| {
+        let until = std::time::Instant::now() + TIMEOUT;
+        while net.json("list")["rules"][0]["carried_by"] != backend {
+            assert!(std::time::Instant::now() < until, "{what}: not {backend}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    for (features, backend) in [
+        ("tx on gro off", "tcx-peer"),
+        ("tx off gro off", "tcx-peer"),
+        ("tx off gro on", "xdp-redirect"),
+    ] {
+        feature(&net.client, "c0", features);
+        feature(&net.server, "s0", features);
+        let added = net.json(&format!("add {rule} --backend auto"));
+        assert_eq!(added["plan"]["backend"], "nft", "{features}");
+        wait_for(backend, features);
+        net.redirect(&format!("del --proto udp --from {from}"));
+    }
+    // A firewall that may drop: what goes around it is not chosen.
+    net.redirect(&format!("add {rule} --backend auto"));
+    wait_for("xdp-redirect", "before the firewall");
+    net.router.run("nft add table inet guard");
+    net.router
+        .run("nft add chain inet guard f { type filter hook forward priority 0 ; policy drop ; }");
+    net.router
+        .run("nft add rule inet guard f ip daddr 10.0.1.2 accept");
+    wait_for("nft", "with the firewall");
+    net.redirect(&format!("del --proto udp --from {from}"));
+}
+
+/// All backends at once, the BPF ones with two targets between them.
+#[test]
+fn backends_work_side_by_side_and_go_one_at_a_time() {
+    let mut net = Net::new();
+    let targets = [
+        ("10.0.1.2:8083", "target"),
+        ("10.0.1.2:9000", "other"),
+        ("10.0.1.2:9001", "third"),
+    ];
+    for (to, name) in targets {
+        net.serve(Place::Server, name, to);
+    }
+    let socket = udp(&net.client, "10.0.8.18:0");
+    let mut there = vec![];
+    for (i, backend) in BACKENDS.iter().enumerate() {
+        let from = format!("10.0.8.17:{}", 8100 + i);
+        let (to, name) = if *backend == "nft" {
+            targets[2]
+        } else {
+            targets[i % 2]
+        };
+        net.redirect(&format!(
+            "add --proto udp --from {from} --to {to} --backend {backend} --fix"
+        ));
+        there.push((from, name));
+        // One socket, so that two rules with one target have clients of the same port.
+        for (from, name) in &there {
+            assert_eq!(
+                ask(&socket, from, "hi"),
+                (format!("{name} hi"), from.clone())
+            );
+        }
+    }
+    // The two kinds do not know of each other's flows.
+    let said = net.refuses("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:9001 --backend tcx");
+    assert!(
+        said.contains("another rule sends to 10.0.1.2:9001 by nft"),
+        "{said}"
+    );
+    let said = net.refuses("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:9000 --backend nft");
+    assert!(
+        said.contains("another rule sends to 10.0.1.2:9000 by BPF"),
+        "{said}"
+    );
+    while let Some((from, _)) = there.pop() {
+        net.redirect(&format!("del --proto udp --from {from}"));
+        crate::net::ask_in_vain(&socket, &from);
+        for (from, name) in &there {
+            assert_eq!(
+                ask(&socket, from, "hi"),
+                (format!("{name} hi"), from.clone())
+            );
+        }
+    }
+    net.assert_clean();
+}
+
+/// The target has no such port: the client learns that from where it sent to, by ICMP or RST.
+#[test]
+fn a_target_that_is_down_says_so_to_the_client() {
+    let net = Net::new();
+    for backend in BACKENDS {
+        for ipv6 in [false, true] {
+            let (local, from, to) = places(ipv6);
+            for proto in ["udp", "tcp"] {
+                net.redirect(&format!(
+                    "add --proto {proto} --from {from} --to {to} --backend {backend} --fix"
+                ));
+            }
+            let (local, from): (SocketAddr, SocketAddr) =
+                (local.parse().unwrap(), from.parse().unwrap());
+            let what = format!("{backend}, {from}");
+            let udp = net.client.with(move || {
+                let socket = UdpSocket::bind(local).unwrap();
+                socket.connect(from).unwrap();
+                socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+                socket.send(b"anyone?").unwrap();
+                socket.recv(&mut [0; 9]).unwrap_err()
+            });
+            assert_eq!(
+                udp.kind(),
+                std::io::ErrorKind::ConnectionRefused,
+                "{what}: {udp}"
+            );
+            let tcp = net
+                .client
+                .with(move || TcpStream::connect_timeout(&from, TIMEOUT).unwrap_err());
+            assert_eq!(
+                tcp.kind(),
+                std::io::ErrorKind::ConnectionRefused,
+                "{what}: {tcp}"
+            );
+            net.redirect("del --all");
+        }
+    }
+}
+
+/// Names of the programs at a tcx hook of a device, in the order in which they run.
+fn at_egress(ns: &Ns, dev: &'static str) -> Vec<String> {
+    ns.with(move || {
+        let ifindex = nix::net::if_::if_nametoindex(dev).unwrap();
+        let ids = hooks::programs(Hook::TcxEgress, ifindex).unwrap();
+        ids.into_iter()
+            .map(|id| Program::by_id(id).unwrap().name)
+            .collect()
+    })
+}
+
+/// The router has two ways to the server's address and steers among them, and clients' packets come
+/// back through steering too: replies are rewritten before.
+#[test]
+fn steering_sees_replies_as_they_leave() {
+    for steer_first in [true, false] {
+        let mut net = Net::new();
+        // A second way to the server and to the client.
+        crate::net::join(&net.router, "rs1", &net.server, "s1");
+        crate::net::address(&net.router, "rs1", "10.0.2.1", "fd02::1");
+        crate::net::address(&net.server, "s1", "10.0.2.2", "fd02::2");
+        crate::net::join(&net.client, "c1", &net.router, "rc1");
+        crate::net::address(&net.client, "c1", "10.0.9.18", "fd09::18");
+        crate::net::address(&net.router, "rc1", "10.0.9.17", "fd09::17");
+        net.server.ip("addr add 10.77.0.1/32 dev lo");
+        net.client.ip("addr add 10.78.0.1/32 dev lo");
+        net.router
+            .ip("route add 10.77.0.1 nexthop via 10.0.1.2 nexthop via 10.0.2.2");
+        net.router
+            .ip("route add 10.78.0.0/24 nexthop via 10.0.8.18 nexthop via 10.0.9.18");
+        let (from, to) = ("10.0.8.17:8080", "10.77.0.1:8083");
+        net.serve(Place::Server, "target", to);
+        let up = |net: &Net| net.router.mountain_ok("up");
+        // From the client's address on its uplink, which replies reach by one way only: what is
+        // looked at is the order at a device that both programs are on.
+        let rule = format!("--proto udp --from {from} --to {to} --dev rc --backend tcx");
+        if steer_first {
+            up(&net);
+        }
+        net.redirect(&format!("add {rule}"));
+        if !steer_first {
+            up(&net);
+        }
+        assert_eq!(
+            at_egress(&net.router, "rc"),
+            ["mtn_redirect_ou", "mountain_steer"]
+        );
+        let socket = udp(&net.client, "10.0.8.18:0");
+        for i in 0..20 {
+            let text = format!("hi {i}");
+            assert_eq!(
+                ask(&socket, from, &text),
+                (format!("target {text}"), from.to_owned())
+            );
+        }
+        net.router.mountain_ok("down");
+        assert_eq!(at_egress(&net.router, "rc"), ["mtn_redirect_ou"]);
+        assert_eq!(
+            ask(&socket, from, "still"),
+            ("target still".to_owned(), from.to_owned())
+        );
+        net.redirect("del --all");
+        assert_eq!(at_egress(&net.router, "rc"), [] as [&str; 0]);
+    }
+}
+
+/// Client and target behind one device: the target must answer through this host.
+#[test]
+fn a_hairpin_by_each_backend_that_can() {
+    let mut net = Net::new();
+    net.client.ip("addr add 10.0.8.20/24 dev c0");
+    net.serve(Place::Client, "neighbour", "10.0.8.20:8083");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    let from = "10.0.8.17:8080";
+    for backend in BACKENDS {
+        let add =
+            format!("add --proto udp --from {from} --to 10.0.8.20:8083 --backend {backend} --fix");
+        // Why one that cannot is refused.
+        let refusal = match backend {
+            "xdp" => Some("source"),
+            "tcx-peer" => Some("both behind rc"),
+            _ => None,
+        };
+        if let Some(why) = refusal {
+            let said = net.refuses(&add);
+            assert!(said.contains(why), "{said}");
+            continue;
+        }
+        net.redirect(&add);
+        for i in 0..5 {
+            let text = format!("hi {i}");
+            let got = ask(&socket, from, &text);
+            assert_eq!(
+                got,
+                (format!("neighbour {text}"), from.to_owned()),
+                "{backend}"
+            );
+        }
+        let stats = net.json("stats");
+        assert_eq!(
+            stats["rules"][0]["reply"]["packets"], 5,
+            "{backend}: {stats:#}"
+        );
+        net.redirect("del --all");
+    }
+    net.assert_clean();
+}
+
+/// The target is this host: what leaves by the client device is rewritten as well.
+#[test]
+fn a_target_on_this_host_by_each_backend_that_can() {
+    let mut net = Net::new();
+    net.serve(Place::Router, "here", "10.0.1.1:9000");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    let from = "10.0.8.17:8080";
+    for backend in BACKENDS {
+        let add =
+            format!("add --proto udp --from {from} --to 10.0.1.1:9000 --backend {backend} --fix");
+        if backend == "tcx-peer" || backend == "xdp-redirect" {
+            let said = net.refuses(&add);
+            assert!(said.contains("this host"), "{said}");
+            continue;
+        }
+        net.redirect(&add);
+        assert_eq!(
+            ask(&socket, from, "hi"),
+            ("here hi".to_owned(), from.to_owned()),
+            "{backend}"
+        );
+        net.redirect("del --all");
+    }
+    net.assert_clean();
+}
+
+/// The device goes and takes the programs along: the list says so, and `restore` brings the rule back
+/// when a device of that name has come.
+#[test]
+fn a_device_that_goes_takes_nothing_else_along() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "target", "10.0.1.2:8083");
+    let socket = |net: &Net| udp(&net.client, "10.0.8.18:0");
+    let (first, second) = ("10.0.8.17:8080", "10.0.8.17:8081");
+    for (from, backend) in [(first, "xdp-redirect"), (second, "nft")] {
+        let to = if backend == "nft" {
+            "10.0.1.2:8084"
+        } else {
+            "10.0.1.2:8083"
+        };
+        net.redirect(&format!(
+            "add --proto udp --from {from} --to {to} --backend {backend} --fix"
+        ));
+    }
+    assert_eq!(ask(&socket(&net), first, "1").0, "target 1");
+    let active = |net: &Net| -> Vec<bool> {
+        let list = net.json("list");
+        let rules = list["rules"].as_array().unwrap();
+        rules
+            .iter()
+            .map(|r| r["active"].as_bool().unwrap())
+            .collect()
+    };
+    assert_eq!(active(&net), [true, true]);
+    net.client.ip("link del c0");
+    assert_eq!(active(&net), [false, true]);
+    assert!(net.redirect("list").contains("NOT IN FORCE"));
+    crate::net::join(&net.client, "c0", &net.router, "rc");
+    crate::net::address(&net.client, "c0", "10.0.8.18", "fd08::18");
+    crate::net::address(&net.router, "rc", "10.0.8.17", "fd08::17");
+    net.client.ip("route add default via 10.0.8.17");
+    assert_eq!(active(&net), [false, true]);
+    net.redirect("restore");
+    assert_eq!(active(&net), [true, true]);
+    assert_eq!(
+        ask(&socket(&net), first, "2"),
+        ("target 2".to_owned(), first.to_owned())
+    );
+    // Gone for good: the rule can be deleted all the same.
+    net.client.ip("link del c0");
+    net.redirect(&format!("del --proto udp --from {first}"));
+    net.redirect(&format!("del --proto udp --from {second}"));
+    net.assert_clean();
+}
+
+/// The small program for ICMP gives way to the full one, which stays when the rule that brought it goes.
+#[test]
+fn a_rule_less_takes_nothing_from_the_others() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "target", "10.0.1.2:8083");
+    let add = |from: &str, backend: &str| {
+        format!("add --proto udp --from {from} --to 10.0.1.2:8083 --backend {backend} --fix")
+    };
+    net.redirect(&add("10.0.8.17:8080", "xdp"));
+    net.redirect(&add("10.0.8.17:8081", "tcx"));
+    net.redirect("del --proto udp --from 10.0.8.17:8081");
+    assert_eq!(net.json("list")["rules"][0]["active"], true);
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "hi").0, "target hi");
+    net.redirect("del --all");
+    net.assert_clean();
+}
+
+/// The order of a rule with a device and one without is known to nft only.
+#[test]
+fn rules_with_and_without_a_device_are_for_nft() {
+    let net = Net::new();
+    let rule = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2";
+    net.redirect(&format!("{rule}:1 --backend tcx"));
+    for backend in ["tcx", "nft"] {
+        let said = net.refuses(&format!("{rule}:2 --dev rc --backend {backend}"));
+        assert!(said.contains("only nft, for both, knows which"), "{said}");
+    }
+}
+
+/// The record is lost, the programs are not: `del --all` takes them away all the same.
+#[test]
+fn a_lost_record_keeps_nothing() {
+    let net = Net::new();
+    let rule = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:1";
+    for backend in ["tcx", "nft"] {
+        net.redirect(&format!("{rule} --backend {backend}"));
+        let inode = net.router.with(|| {
+            use std::os::unix::fs::MetadataExt;
+            std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
+        });
+        std::fs::remove_dir_all(format!("/run/mountain/redirect-{inode}")).unwrap();
+        net.redirect("del --all");
+        assert_eq!(at_egress(&net.router, "rc"), [] as [&str; 0], "{backend}");
+        net.assert_clean();
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! ICMP errors about redirected flows, byte by byte: each side reads of the addresses and ports that it
+//! knows.
+
+use super::*;
+
+/// An ICMP error about `quoted`, a whole packet from its network header on.
+fn icmp_error(src: IpAddr, dst: IpAddr, quoted: &[u8]) -> Packet {
+    let (proto, kind) = if src.is_ipv6() {
+        (packets_of::ICMPV6, 1)
+    } else {
+        (packets_of::ICMP, 3)
+    };
+    let (src, dst) = (SocketAddr::new(src, 0), SocketAddr::new(dst, 0));
+    let mut packet = Packet::new(UDP, src, dst, 0);
+    packet.ip.proto = proto;
+    packet.ip.l4 = packets_of::icmp(kind, 0, quoted);
+    packet
+}
+
+/// The network layer of a packet whose addresses were changed behind its transport's back: that
+/// checksum stays what it was.
+fn quoted(before: &Packet, src: SocketAddr, dst: SocketAddr) -> (Vec<u8>, Vec<u8>) {
+    let (old, new) = (before.bytes(), before.rewritten(src, dst).bytes());
+    let at = old.len() - before.ip.l4.len() + crate::packets::check_at(before.ip.proto);
+    let mut new = new[14..].to_vec();
+    new[at - 14..at - 12].copy_from_slice(&old[at..at + 2]);
+    // As much as routers quote at least (RFC 792), or as they like.
+    (old[14..].to_vec(), new)
+}
+
+#[test]
+fn icmp_errors_tell_each_side_of_its_own_addresses() {
+    each_way(|way| {
+        for r in rules() {
+            let (packet, from_client, to) = forward(&r, 40_011);
+            way.check_forward("makes the flow", &packet, from_client, to);
+            let router: IpAddr = if r.from.is_ipv6() {
+                "fd99::9"
+            } else {
+                "10.99.0.9"
+            }
+            .parse()
+            .unwrap();
+
+            // The client has closed its port: (from -> client) is what it got.
+            let got = Packet::new(r.proto.number(), r.from, from_client, 20);
+            let (before, after) = quoted(&got, r.to, from_client);
+            for cut in [before.len(), before.len() - got.ip.l4.len() + 8] {
+                for src in [from_client.ip(), router] {
+                    let error = icmp_error(src, r.from.ip(), &before[..cut]).macs(C0, CLIENT);
+                    let want = icmp_error(src, r.to.ip(), &after[..cut]).macs(C0, CLIENT);
+                    let got = run(Hook::TcxIngress, "c0", &error.bytes());
+                    let what = format!("{} {r}: from the client, {cut} bytes", way.backend);
+                    expect(&what, got, PASS, &want.bytes());
+                }
+            }
+
+            // The target has closed its, or a router on the way to it complains.
+            let sent = Packet::new(r.proto.number(), from_client, r.to, 20);
+            let (before, after) = quoted(&sent, from_client, r.from);
+            for (src, new_src) in [(r.to.ip(), r.from.ip()), (router, router)] {
+                let error = icmp_error(src, from_client.ip(), &before).macs(CLIENT, C0);
+                let want = icmp_error(new_src, from_client.ip(), &after).macs(CLIENT, C0);
+                let got = run(Hook::TcxEgress, "c0", &error.bytes());
+                expect(
+                    &format!("{} {r}: to the client", way.backend),
+                    got,
+                    PASS,
+                    &want.bytes(),
+                );
+            }
+
+            // About somebody else's packet, and an echo with such a packet inside.
+            let stranger = SocketAddr::new(from_client.ip(), 9);
+            let other = Packet::new(r.proto.number(), stranger, r.to, 20).bytes();
+            let error = icmp_error(router, from_client.ip(), &other[14..])
+                .macs(CLIENT, C0)
+                .bytes();
+            expect(
+                "another flow",
+                run(Hook::TcxEgress, "c0", &error),
+                PASS,
+                &error,
+            );
+            let mut echo = icmp_error(router, from_client.ip(), &before).macs(CLIENT, C0);
+            echo.ip.l4[0] = if r.from.is_ipv6() { 129 } else { 0 };
+            let echo = echo.bytes();
+            expect("no error", run(Hook::TcxEgress, "c0", &echo), PASS, &echo);
+        }
+    });
+}
+
+/// The second flow of one client port has another port at the target: errors name the client's own.
+#[test]
+fn icmp_errors_about_a_flow_with_another_port() {
+    in_netns(|| {
+        let router = Router::new();
+        let plan = router.plan(Backend::Tcx, None);
+        let (first, second) = (rule(Proto::Udp, false, 0), rule(Proto::Udp, false, 1));
+        install(0, &first, &plan).unwrap();
+        install(1, &second, &plan).unwrap();
+        let (packet, ..) = forward(&first, 40_021);
+        run(Hook::TcxIngress, "c0", &packet.bytes());
+        let (packet, client, _) = forward(&second, 40_021);
+        let got = run(Hook::TcxIngress, "c0", &packet.bytes());
+        let l4 = got.packet.len() - packet.ip.l4.len();
+        let port = u16::from_be_bytes([got.packet[l4], got.packet[l4 + 1]]);
+        assert_ne!(port, 40_021);
+        let sent = Packet::new(UDP, SocketAddr::new(client.ip(), port), second.to, 20);
+        let (before, after) = quoted(&sent, client, second.from);
+        let error = icmp_error(second.to.ip(), client.ip(), &before).macs(CLIENT, C0);
+        let want = icmp_error(second.from.ip(), client.ip(), &after).macs(CLIENT, C0);
+        let got = run(Hook::TcxEgress, "c0", &error.bytes());
+        expect("to the client", got, PASS, &want.bytes());
+    });
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain redirect` end to end: UDP and TCP through a router in namespaces of their own.
+
+mod faults;
+mod rules;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use crate::net::{ask, ask_in_vain, ask_tcp, assert_answers, udp, Net, Place};
+
+const RULE: &str = "--proto udp --from 10.0.8.17:8080";
+
+#[test]
+fn udp_goes_to_the_target_and_back_until_del() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let said = net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    assert_eq!(
+        said,
+        "rule 0: udp 10.0.8.17:8080 => 10.0.1.2:8083, by nft\n"
+    );
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+    // Neither another port nor another protocol.
+    ask_in_vain(&socket, "10.0.8.17:8081");
+    assert!(ask_tcp(&net.client, "10.0.8.17:8080", "x").is_err());
+
+    let list = net.json("list");
+    let rule = &list["rules"][0];
+    assert_eq!(rule["rule"]["from"], "10.0.8.17:8080");
+    assert_eq!(rule["plan"]["backend"], "nft");
+    assert_eq!(rule["active"], true);
+
+    let said = net.redirect(&format!("del {RULE}"));
+    assert!(said.starts_with("rule 0 is deleted: udp"), "{said}");
+    // The same flow is no longer redirected, although it goes on.
+    ask_in_vain(&socket, "10.0.8.17:8080");
+    assert_eq!(net.rules(), 0);
+    net.assert_clean();
+    let error = net.refuses(&format!("del {RULE}"));
+    assert!(
+        error.contains("no rule redirects udp 10.0.8.17:8080"),
+        "{error}"
+    );
+}
+
+#[test]
+fn both_protocols_and_families() {
+    let mut net = Net::new();
+    for (proto, from, to, name) in [
+        ("tcp", "10.0.8.17:80", "10.0.1.2:8001", "v4"),
+        ("udp", "10.0.8.17:80", "10.0.1.2:8001", "v4"),
+        ("tcp", "[fd08::17]:80", "[fd01::2]:8002", "v6"),
+        ("udp", "[fd08::17]:80", "[fd01::2]:8002", "v6"),
+    ] {
+        net.redirect(&format!(
+            "add --proto {proto} --from {from} --to {to} --backend nft"
+        ));
+        if proto == "tcp" {
+            net.serve(Place::Server, name, to);
+            assert_eq!(
+                ask_tcp(&net.client, from, "hello").unwrap(),
+                format!("{name} hello")
+            );
+        } else {
+            let local = if name == "v4" {
+                "10.0.8.18:0"
+            } else {
+                "[fd08::18]:0"
+            };
+            assert_answers(&udp(&net.client, local), from, name);
+        }
+    }
+    assert_eq!(net.rules(), 4);
+    assert_eq!(net.redirect("del --all"), "deleted 4 rules\n");
+    assert!(ask_tcp(&net.client, "[fd08::17]:80", "x").is_err());
+    net.assert_clean();
+}
+
+/// `from` need not be an address of the router: what passes by is redirected as well.
+#[test]
+fn an_address_of_another_host() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect("add --proto udp --from 192.0.2.77:53 --to 10.0.1.2:8083");
+    assert_answers(&udp(&net.client, "10.0.8.18:0"), "192.0.2.77:53", "server");
+}
+
+#[test]
+fn many_rules_share_a_target() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    for port in 9000..9020 {
+        net.redirect(&format!(
+            "add --proto udp --from 10.0.8.17:{port} --to 10.0.1.2:8083"
+        ));
+    }
+    // One socket: only the port spoken to tells its flows apart.
+    let socket = udp(&net.client, "10.0.8.18:4000");
+    for _ in 0..2 {
+        for port in 9000..9020 {
+            assert_answers(&socket, &format!("10.0.8.17:{port}"), "server");
+        }
+    }
+    net.redirect("del --proto udp --from 10.0.8.17:9007");
+    ask_in_vain(&socket, "10.0.8.17:9007");
+    assert_answers(&socket, "10.0.8.17:9006", "server");
+    assert_answers(&socket, "10.0.8.17:9008", "server");
+    assert_eq!(net.rules(), 19);
+}
+
+#[test]
+fn a_hairpin_comes_back_only_with_a_source_of_ours() {
+    let (net, _neighbour) = Net::with_neighbour();
+    let socket = udp(&net.client, "10.0.8.18:0");
+    let add = format!("add {RULE} --to 10.0.8.19:9000");
+    // The target answers the client directly, from an address that the client did not speak to.
+    net.redirect(&format!("{add} --snat never"));
+    let (_, from) = ask(&socket, "10.0.8.17:8080", "hello");
+    assert_eq!(from, "10.0.8.19:9000");
+    net.redirect(&format!("del {RULE}"));
+
+    for (snat, tcp) in [("auto", 1), ("always", 2)] {
+        net.redirect(&format!("{add} --snat {snat}"));
+        assert_eq!(net.json("list")["rules"][0]["plan"]["snat"], "10.0.8.17");
+        assert_answers(
+            &udp(&net.client, "10.0.8.18:0"),
+            "10.0.8.17:8080",
+            "neighbour",
+        );
+        assert_eq!(net.counted(0), [1, 33, 1, 43]);
+        let from = format!("10.0.8.17:{tcp}");
+        net.redirect(&format!(
+            "add --proto tcp --from {from} --to 10.0.8.19:9000 --snat {snat}"
+        ));
+        assert_eq!(ask_tcp(&net.client, &from, "x").unwrap(), "neighbour x");
+        let from = format!("[fd08::17]:{tcp}");
+        net.redirect(&format!(
+            "add --proto udp --from {from} --to [fd08::19]:9000 --snat {snat}"
+        ));
+        assert_answers(&udp(&net.client, "[fd08::18]:0"), &from, "neighbour");
+        net.redirect("del --all");
+        net.assert_clean();
+    }
+}
+
+/// With `auto` only those get another source who would not be answered through this host.
+#[test]
+fn who_comes_from_elsewhere_keeps_the_source() {
+    let (mut net, ns) = Net::with_neighbour();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect(&format!("add {RULE} --to 10.0.8.19:9000"));
+    for line in [
+        "nft add table inet t",
+        "nft add chain inet t c { type filter hook prerouting priority 0 ; }",
+        "nft add rule inet t c udp dport 9000 ip saddr 10.0.1.2 counter",
+    ] {
+        ns.run(line);
+    }
+    ns.ip("route add default via 10.0.8.17");
+    assert_answers(
+        &udp(&net.server, "10.0.1.2:0"),
+        "10.0.8.17:8080",
+        "neighbour",
+    );
+    assert!(ns.run("nft list ruleset").contains("packets 1 "));
+}
+
+#[test]
+fn this_host_itself_is_redirected_too() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.serve(Place::Server, "server", "[fd01::2]:8083");
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --snat always");
+    net.redirect("add --proto udp --from [fd08::17]:8080 --to [fd01::2]:8083");
+    // To an address of its own, from any and from a given one.
+    assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "server");
+    assert_answers(&udp(&net.router, "10.0.1.1:0"), "10.0.8.17:8080", "server");
+    assert_answers(&udp(&net.router, "[::]:0"), "[fd08::17]:8080", "server");
+    assert_eq!(
+        ask_tcp(&net.router, "10.0.8.17:8080", "x").unwrap(),
+        "server x"
+    );
+    assert_eq!(net.counted(0), [2, 2 * 33, 2, 2 * 40]);
+    assert_eq!(net.counted(2), [1, 53, 1, 60]);
+}
+
+#[test]
+fn a_target_on_this_host() {
+    let mut net = Net::new();
+    net.serve(Place::Router, "router", "10.0.1.1:9000");
+    net.redirect(&format!("add {RULE} --to 10.0.1.1:9000"));
+    net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.1:9000");
+    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "router");
+    assert_eq!(net.counted(0), [1, 33, 1, 40]);
+    assert_eq!(
+        ask_tcp(&net.client, "10.0.8.17:8080", "x").unwrap(),
+        "router x"
+    );
+    // From this host to this host, by loopback: each packet counts once.
+    assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "router");
+    assert_eq!(net.counted(0), [2, 66, 2, 80]);
+    // And between loopback addresses.
+    net.serve(Place::Router, "loop", "127.0.0.1:9001");
+    net.redirect("add --proto udp --from 127.0.0.5:53 --to 127.0.0.1:9001");
+    assert_answers(&udp(&net.router, "0.0.0.0:0"), "127.0.0.5:53", "loop");
+}
+
+#[test]
+fn every_packet_and_byte_is_counted() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.serve(Place::Server, "server", "[fd01::2]:8083");
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    net.redirect("add --proto udp --from [fd08::17]:8080 --to [fd01::2]:8083");
+    net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8083 --dev rc");
+    let v4 = udp(&net.client, "10.0.8.18:0");
+    let v6 = udp(&net.client, "[fd08::18]:0");
+    let (mut bytes, count) = (0, 200);
+    for i in 0..count {
+        let text = "x".repeat(i * 7 % 1400);
+        for (socket, to) in [
+            (&v4, "10.0.8.17:8080"),
+            (&v6, "[fd08::17]:8080"),
+            (&v4, "10.0.8.17:8081"),
+        ] {
+            let (got, _) = ask(socket, to, &text);
+            assert_eq!(got.len(), text.len() + 7);
+        }
+        bytes += text.len() as u64;
+    }
+    let count = count as u64;
+    for (id, headers) in [(0, 28), (1, 48), (2, 28)] {
+        let to = bytes + headers * count;
+        assert_eq!(net.counted(id), [count, to, count, to + 7 * count], "{id}");
+    }
+    // Another flow of the same rule, and none of a rule that is new.
+    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
+    assert_eq!(net.counted(0)[0], count + 1);
+    net.redirect("del --proto udp --from 10.0.8.17:8081 --dev rc");
+    net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8083");
+    assert_eq!(net.counted(2), [0; 4]);
+    let text = net.redirect("stats");
+    assert!(text.contains(&format!(" {} ", count + 1)), "{text}");
+}
+
+/// Rules come and go beside a TCP connection and a UDP flow, which do not notice.
+#[test]
+fn other_rules_are_not_disturbed() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.2:8083");
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    let to: SocketAddr = "10.0.8.17:8080".parse().unwrap();
+    let mut stream = net.client.with(move || TcpStream::connect(to).unwrap());
+    stream.write_all(b"one ").unwrap();
+    let socket = udp(&net.client, "10.0.8.18:0");
+    for port in 9000..9005 {
+        assert_answers(&socket, "10.0.8.17:8080", "server");
+        for proto in ["udp", "tcp"] {
+            let rule = format!("--proto {proto} --from 10.0.8.17:{port}");
+            net.redirect(&format!("add {rule} --to 10.0.1.2:8083"));
+            stream.write_all(b"more ").unwrap();
+            net.redirect(&format!("del {rule}"));
+        }
+    }
+    thread::sleep(Duration::from_millis(50));
+    let flows = net.router.run("cat /proc/net/nf_conntrack");
+    let ours = flows.lines().filter(|l| l.contains("dport=8080")).count();
+    assert_eq!(ours, 2, "{flows}");
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut got = String::new();
+    stream.read_to_string(&mut got).unwrap();
+    assert_eq!(got, format!("server one {}", "more ".repeat(10)));
+    assert_eq!(net.counted(1)[0], 5);
+}
+
+/// A UDP flow that was there before the rule is redirected as well; `del` gives it back.
+#[test]
+fn a_flow_under_way_is_redirected_and_given_back() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.serve(Place::Router, "router", "10.0.8.17:8080");
+    // Something must track connections before there is a rule.
+    net.redirect("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    for _ in 0..3 {
+        assert_answers(&socket, "10.0.8.17:8080", "router");
+        net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+        assert_answers(&socket, "10.0.8.17:8080", "server");
+        net.redirect(&format!("del {RULE}"));
+    }
+    assert_answers(&socket, "10.0.8.17:8080", "router");
+}
+
+#[test]
+fn a_device_goes_before_none() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.serve(Place::Server, "special", "10.0.1.2:8084");
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8084 --dev rc"));
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_answers(&socket, "10.0.8.17:8080", "special");
+    // The router's own packets come in by no device.
+    assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "server");
+    assert_eq!(net.counted(0), [1, 33, 1, 40]);
+    assert_eq!(net.counted(1), [1, 33, 1, 41]);
+    let error = net.refuses(&format!("del {RULE} --dev rs"));
+    assert!(error.contains("by rs in this network namespace: there is one without --dev, there is one with --dev rc"), "{error}");
+    net.redirect(&format!("del {RULE} --dev rc"));
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+}

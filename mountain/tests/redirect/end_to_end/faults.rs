@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Commands that are killed, devices and targets that go, many commands at once and in a row.
+
+use std::io::ErrorKind;
+use std::os::unix::process::ExitStatusExt;
+use std::thread;
+
+use mountain::redirect::actions::{self, Added, Wanted};
+use mountain::redirect::{Backend, Proto, Rule, Snat};
+
+use super::RULE;
+use crate::net::{ask_in_vain, assert_answers, command, udp, Net, Place};
+use crate::support::MOUNTAIN;
+
+impl Net {
+    /// A command that ends by SIGKILL after one of its steps.
+    fn killed(&self, args: &str, after: &str) {
+        let output = self
+            .router
+            .command(MOUNTAIN)
+            .args(command(args).split_whitespace())
+            .env("MOUNTAIN_DIE_AFTER", after)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{after}");
+    }
+
+    /// What the next command says of it.
+    fn next(&self, args: &str) -> String {
+        let output = self.router.mountain(&command(args));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+}
+
+#[test]
+fn a_killed_add_is_taken_back() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let add = format!("add {RULE} --to 10.0.1.2:8083");
+    let other = "--proto udp --from 10.0.8.17:9 --to 10.0.1.2:8083";
+    let socket = udp(&net.client, "10.0.8.18:0");
+    for beside in [false, true] {
+        if beside {
+            net.redirect(&format!("add {other}"));
+        }
+        for step in ["journal", "fixes", "table", "install"] {
+            if beside && step == "table" {
+                continue;
+            }
+            for next in [
+                "list",
+                "stats",
+                "del --all",
+                "add --proto tcp --from 10.0.8.17:1 --to 10.0.1.2:1",
+            ] {
+                if beside && next == "del --all" {
+                    continue;
+                }
+                net.killed(&add, step);
+                let said = net.next(next);
+                assert!(
+                    said.contains("while it added rule"),
+                    "{step}, {next}: {said}"
+                );
+                assert!(said.contains("taken back"), "{said}");
+                ask_in_vain(&socket, "10.0.8.17:8080");
+                if next.starts_with("add") {
+                    net.redirect("del --proto tcp --from 10.0.8.17:1");
+                }
+                assert_eq!(net.next("list"), "", "said once");
+                assert_eq!(net.rules(), usize::from(beside));
+                match beside {
+                    true => assert_answers(&socket, "10.0.8.17:9", "server"),
+                    false => net.assert_clean(),
+                }
+            }
+        }
+    }
+    // And it can be added.
+    net.killed(&add, "install");
+    let said = net.next(&add);
+    assert!(said.contains("taken back"), "{said}");
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+}
+
+#[test]
+fn a_killed_del_is_finished() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let socket = udp(&net.client, "10.0.8.18:0");
+    for step in ["del-journal", "del-remove", "del-flows", "del-fixes"] {
+        net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+        assert_answers(&socket, "10.0.8.17:8080", "server");
+        net.killed(&format!("del {RULE}"), step);
+        let said = net.next("list");
+        assert!(said.contains("while it deleted rule 0"), "{step}: {said}");
+        assert!(said.contains("finished"), "{said}");
+        ask_in_vain(&socket, "10.0.8.17:8080");
+        net.assert_clean();
+    }
+}
+
+#[test]
+fn a_target_that_is_down_is_heard_of() {
+    let net = Net::new();
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    // The server's ICMP error is translated: it is about the flow that the client knows.
+    let socket = udp(&net.client, "10.0.8.18:0");
+    socket.connect("10.0.8.17:8080").unwrap();
+    socket.send(b"x").unwrap();
+    let error = socket.recv(&mut [0; 10]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(net.counted(0)[..3], [1, 29, 0]);
+}
+
+#[test]
+fn a_device_that_goes_and_comes_back() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083 --dev rc"));
+    net.router.ip("link del rc");
+    assert_eq!(net.rules(), 1);
+    assert_eq!(net.counted(0), [0; 4]);
+    crate::net::join(&net.client, "c0", &net.router, "rc");
+    crate::net::address(&net.client, "c0", "10.0.8.18", "fd08::18");
+    crate::net::address(&net.router, "rc", "10.0.8.17", "fd08::17");
+    // A rule names its device: another one of that name is it.
+    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
+    net.router.ip("link del rc");
+    net.redirect(&format!("del {RULE} --dev rc"));
+    net.assert_clean();
+}
+
+#[test]
+fn commands_at_once_do_not_get_in_each_others_way() {
+    let net = Net::new();
+    thread::scope(|scope| {
+        for port in 0..8 {
+            let net = &net;
+            scope.spawn(move || {
+                for i in 0..3 {
+                    let rule = format!("--proto udp --from 10.0.8.17:{}", 9000 + 10 * port + i);
+                    net.redirect(&format!("add {rule} --to 10.0.1.2:8083"));
+                    if i == 1 {
+                        net.redirect(&format!("del {rule}"));
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(net.rules(), 16);
+    let list = net.json("list");
+    let mut ids: Vec<u64> = list["rules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["id"].as_u64().unwrap())
+        .collect();
+    ids.dedup();
+    assert_eq!(ids.len(), 16, "numbers differ");
+    net.redirect("del --all");
+    net.assert_clean();
+}
+
+#[test]
+fn a_thousand_cycles_leave_nothing() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let before = net.router.run("nft list ruleset");
+    for round in 0..10 {
+        // In this process: starting a debug build a thousand times takes longer than all the rest.
+        net.router.with(move || {
+            for i in 0..100 {
+                let wanted = Wanted {
+                    rule: Rule {
+                        proto: if i % 2 == 0 { Proto::Udp } else { Proto::Tcp },
+                        from: "10.0.8.17:8080".parse().unwrap(),
+                        to: "10.0.1.2:8083".parse().unwrap(),
+                        dev: (i % 3 == 0).then(|| "rc".to_owned()),
+                        snat: if i % 5 == 0 { Snat::Always } else { Snat::Auto },
+                        log: None,
+                    },
+                    // By BPF the programs are loaded anew each time, which takes longer.
+                    backend: Some(if round == 0 {
+                        Backend::Tcx
+                    } else {
+                        Backend::Nft
+                    }),
+                    fix: false,
+                };
+                let mut store = actions::open(true).unwrap();
+                let Added::New(planned) = actions::plan(&store, &[wanted]).remove(0).unwrap()
+                else {
+                    panic!("round {round}, {i}: something is left");
+                };
+                let rules = actions::put(&mut store, vec![planned]).unwrap();
+                assert_eq!((rules[0].id, store.len()), (0, 1));
+                actions::del(&mut store, &rules).unwrap();
+            }
+        });
+        net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+        assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
+        net.redirect(&format!("del {RULE}"));
+    }
+    assert_eq!(net.router.run("nft list ruleset"), before);
+    assert_eq!(net.router.run("cat /proc/net/nf_conntrack"), "");
+    assert_eq!(net.rules(), 0);
+    net.assert_clean();
+}

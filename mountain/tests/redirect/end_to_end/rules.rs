@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What `add` refuses, and how rules are kept: `save`, `restore`, `check`.
+
+use std::fs;
+
+use super::RULE;
+use crate::net::{assert_answers, udp, Net, Place};
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let net = Net::new();
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    for (rule, part) in [
+        ("udp 10.0.8.17:0 10.0.1.2:1", "0 is no port"),
+        ("udp 10.0.8.17:1 10.0.1.2:0", "0 is no port"),
+        ("udp 10.0.8.17:1 10.0.8.17:1", "are the same"),
+        ("udp 10.0.8.17:1 [fd01::2]:1", "different families"),
+        ("udp 10.0.8.17:1 224.0.0.1:1", "multicast"),
+        ("udp 0.0.0.0:1 10.0.1.2:1", "a rule is for one address"),
+        ("udp 10.0.8.17:1 127.0.0.1:1", "loopback"),
+        (
+            "udp 10.0.8.17:1 10.0.1.2:1 --dev nosuch",
+            "no device nosuch",
+        ),
+        (
+            "udp 10.0.8.17:1 203.0.113.1:1 --backend tcx",
+            "tcx is not possible here",
+        ),
+        // Loops and chains.
+        (
+            "udp 10.0.1.2:8083 10.0.8.17:8080",
+            "is the target of rule 0",
+        ),
+        ("udp 10.0.1.2:8083 10.0.1.2:1", "is the target of rule 0"),
+        (
+            "udp 10.0.8.17:9 10.0.8.17:8080",
+            "redirect straight to 10.0.1.2:8083",
+        ),
+        // The same packets.
+        ("udp 10.0.8.17:8080 10.0.1.2:1", "rule 0 is there already"),
+        (
+            "udp 10.0.8.17:8080 10.0.1.2:8083 --snat always",
+            "rule 0 is there already",
+        ),
+        (
+            "udp 10.0.8.17:8080 10.0.1.2:8083 --dev rc",
+            "does the same for every device",
+        ),
+        (
+            "udp 10.0.8.17:1 10.0.1.2:1 --log",
+            "only the BPF backends log",
+        ),
+        ("udp 10.0.8.17:1 10.0.1.2:1 --backend warp", "xdp-redirect"),
+        ("udp nonsense 10.0.1.2:1", "invalid socket address"),
+    ] {
+        let words: Vec<&str> = rule.splitn(3, ' ').collect();
+        let line = format!(
+            "add --proto {} --from {} --to {}",
+            words[0], words[1], words[2]
+        );
+        let error = net.refuses(&line);
+        assert!(error.contains(part), "{line}: {error}");
+    }
+    assert_eq!(net.rules(), 1);
+    // The very same is no error, and nothing new.
+    let said = net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    assert!(said.contains("rule 0 is already there"), "{said}");
+    let json = net.json(&format!("add {RULE} --to 10.0.1.2:8083 --backend nft"));
+    assert_eq!((&json["new"], &json["id"]), (&false.into(), &0.into()));
+    assert_eq!(net.rules(), 1);
+    // Nor is the other protocol the same.
+    net.redirect("add --proto tcp --from 10.0.1.2:8083 --to 10.0.8.17:8080");
+    assert_eq!(net.rules(), 2);
+}
+
+#[test]
+fn without_a_route_nothing_is_left() {
+    let net = Net::new();
+    net.router.ip("route add unreachable 203.0.113.0/24");
+    let error = net.refuses(&format!("add {RULE} --to 203.0.113.1:1"));
+    assert!(error.contains("203.0.113.1"), "{error}");
+    net.assert_clean();
+}
+
+#[test]
+fn check_says_what_each_backend_would_do() {
+    let net = Net::new();
+    let check = format!("check {RULE} --to 10.0.1.2:8083");
+    let text = net.redirect(&check);
+    assert!(text.contains("✓ nft"), "{text}");
+    let json = net.json(&check);
+    let findings = json["findings"].as_array().unwrap();
+    assert_eq!(findings.len(), 6);
+    assert_eq!(findings[4]["backend"], "nft");
+    // This kernel has no such module.
+    assert_eq!(findings[5]["backend"], "module");
+    assert!(text.contains("✗ module"), "{text}");
+    assert_eq!(findings[4]["plan"]["target_dev"]["name"], "rs");
+    // None is possible: what would have to be logged, nft cannot.
+    let output = net
+        .router
+        .mountain(&format!("redirect {check} --log --backend nft",));
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("✗ nft  only the BPF backends log"), "{text}");
+    assert!(text.contains("→ leave --log out"), "{text}");
+    net.assert_clean();
+}
+
+#[test]
+fn rules_are_saved_and_restored() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.toml");
+    let config = format!("--config {}", file.display());
+    fs::write(&file, "# mine\n[steer]\nwindow_s = 5.0\n").unwrap();
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    net.redirect("add --proto tcp --from [fd08::17]:1 --to [fd01::2]:2 --dev rc --snat always");
+    let said = net.redirect(&format!("save {config}"));
+    assert!(said.starts_with("saved 2 rules in "), "{said}");
+    let before = net.json("list");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(
+        text.starts_with("# mine\n[steer]\nwindow_s = 5.0\n"),
+        "{text}"
+    );
+
+    net.redirect("del --all");
+    net.assert_clean();
+    let said = net.redirect(&format!("restore {config}"));
+    assert_eq!(said, "2 rules added, 0 already there, 0 not possible\n");
+    assert_eq!(net.json("list"), before);
+    let socket = udp(&net.client, "10.0.8.18:0");
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+    let said = net.redirect(&format!("restore {config}"));
+    assert_eq!(said, "0 rules added, 2 already there, 0 not possible\n");
+
+    // One that is not possible by now does not keep the others out.
+    net.redirect("del --all");
+    fs::write(&file, text.replace("\"rc\"", "\"gone0\"")).unwrap();
+    let output = net.router.mountain(&format!("redirect restore {config}"));
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.contains(
+            "redirect 2 (tcp [fd08::17]:1 => [fd01::2]:2 in by gone0): there is no device gone0"
+        ),
+        "{error}"
+    );
+    assert_eq!(net.rules(), 1);
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+
+    fs::write(
+        &file,
+        "[[redirect]]\nproto = \"udp\"\nfrom = \"10.0.0.1:1\"\n",
+    )
+    .unwrap();
+    let error = net.refuses(&format!("restore {config}"));
+    assert!(error.contains("m.toml:1: redirect 1"), "{error}");
+    assert!(error.contains("missing field `to`"), "{error}");
+    let error = net.refuses(&format!("save {config}"));
+    assert!(error.contains("missing field `to`"), "{error}");
+}
+
+#[test]
+fn what_something_else_removed_is_said_and_comes_back() {
+    let mut net = Net::new();
+    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let restore = format!("restore --config {}", empty.path().display());
+    let socket = udp(&net.client, "10.0.8.18:0");
+
+    net.router.run("nft flush ruleset");
+    assert_eq!(net.json("list")["rules"][0]["active"], false);
+    let text = net.redirect("list");
+    assert!(text.contains("NOT IN FORCE"), "{text}");
+    let said = net.redirect(&restore);
+    assert!(
+        said.contains("brought back 1 rule that something had removed"),
+        "{said}"
+    );
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+
+    // Another rule brings it back as well.
+    net.router.run("nft flush ruleset");
+    net.redirect("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
+    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
+    net.router.run("nft flush ruleset");
+    net.redirect("del --all");
+    net.assert_clean();
+}
+
+/// The unit adds what the file names and watches, so that it is put back after nftables has been loaded
+/// anew, and takes all away.
+#[test]
+fn the_service_restores() {
+    let unit = include_str!("../../../../packaging/mountain-redirect.service");
+    for line in [
+        "Type=notify",
+        "ExecStart=/usr/bin/mountain redirect watch --restore $MOUNTAIN_REDIRECT_ARGS",
+        "ExecReload=/usr/bin/mountain redirect restore $MOUNTAIN_REDIRECT_ARGS",
+        "ExecStop=/usr/bin/mountain redirect del --all",
+    ] {
+        assert!(unit.lines().any(|l| l == line), "{line}");
+    }
+}
+
+/// Both units run as root, with as little of root's power as their work needs.
+#[test]
+fn the_services_are_confined() {
+    for unit in [
+        include_str!("../../../../packaging/mountain-redirect.service"),
+        include_str!("../../../../packaging/mountain-cc.service"),
+    ] {
+        for line in [
+            "SystemCallFilter=@system-service bpf setns membarrier",
+            "ProtectSystem=strict",
+            "PrivateDevices=yes",
+            "ProtectKernelModules=yes",
+            "ProtectKernelLogs=yes",
+            "RestrictNamespaces=net",
+            "NoNewPrivileges=yes",
+            "UMask=0077",
+        ] {
+            assert!(unit.lines().any(|l| l == line), "{line}");
+        }
+        assert!(!unit.contains("CAP_SYS_MODULE"));
+    }
+}

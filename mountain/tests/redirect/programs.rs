@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Real programs through the backends: iperf3, a DNS server asked by dig, nginx asked by curl, and a
+//! GiB by TCP with its hash.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::net::Net;
+use crate::support::{wait_until, Guard, Ns, DNSMASQ};
+use serde_json::Value;
+
+const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
+const FROM: &str = "10.0.8.17";
+const TO: &str = "10.0.1.2";
+const START: Duration = Duration::from_secs(10);
+const GIB: u64 = 1 << 30;
+
+/// Adds the rules of `ports` (from, to) by a backend.
+fn redirect(net: &Net, backend: &str, protos: &[&str], ports: (u16, u16)) {
+    for proto in protos {
+        net.redirect(&format!(
+            "add --proto {proto} --from {FROM}:{} --to {TO}:{} --backend {backend} --fix",
+            ports.0, ports.1
+        ));
+    }
+}
+
+/// A program in a namespace that is ended with the value.
+fn start(ns: &Ns, program: &str, args: &[&str]) -> Guard {
+    Guard::start(ns.command(program).args(args))
+}
+
+/// A TCP port of the server is open, or a UDP one is taken.
+fn wait_open(net: &Net, proto: &str, port: u16) {
+    let flag = if proto == "udp" { "-Hlnu" } else { "-Hlnt" };
+    wait_until(&format!("port {port}"), START, || {
+        !net.server
+            .run(&format!("ss {flag} sport = :{port}"))
+            .is_empty()
+    });
+}
+
+/// Output of a program that must succeed.
+fn output(ns: &Ns, line: &str) -> String {
+    ns.run(line)
+}
+
+#[test]
+fn iperf3_tcp_and_udp() {
+    let net = Net::new();
+    let _server = start(&net.server, "iperf3", &["-s", "-B", TO, "-p", "5201"]);
+    wait_open(&net, "tcp", 5201);
+    for backend in BACKENDS {
+        redirect(&net, backend, &["tcp", "udp"], (5300, 5201));
+        let run = |args: &str| -> Value {
+            let line = format!("iperf3 -J -c {FROM} -p 5300 {args}");
+            let mut result = Value::Null;
+            // The server ends a test a little later than its client.
+            wait_until("iperf3 takes another client", START, || {
+                let text = net
+                    .client
+                    .command("sh")
+                    .args(["-c", &line])
+                    .output()
+                    .unwrap();
+                result = serde_json::from_slice(&text.stdout).unwrap();
+                let busy = result["error"].as_str().is_some_and(|e| e.contains("busy"));
+                !busy
+            });
+            result
+        };
+        for direction in ["", "-R"] {
+            let tcp = run(&format!("-n 20M {direction}"));
+            // What is under way when the sender has sent all is not counted any more.
+            let received = tcp["end"]["sum_received"]["bytes"].as_u64();
+            let received = received.unwrap_or_else(|| panic!("{backend} {direction}: {tcp:#}"));
+            assert!(
+                received >= 5_000_000,
+                "{backend} {direction}: {received} bytes"
+            );
+            // A machine may be too busy for a moment; a backend that fails loses all, each time.
+            let said = (0..3).try_fold(String::new(), |_, _| {
+                let udp = run(&format!("-u -b 20M -t 1 -l 1200 {direction}"));
+                let sum = &udp["end"]["sum"];
+                let number = |name: &str| sum[name].as_i64();
+                let (Some(packets), Some(lost)) = (number("packets"), number("lost_packets"))
+                else {
+                    panic!("{backend} {direction}: {udp:#}");
+                };
+                match packets > 1000 && lost < packets / 10 {
+                    true => Err(()),
+                    false => Ok(format!("{lost} of {packets}")),
+                }
+            });
+            assert_eq!(said, Err(()), "{backend} {direction}: lost");
+        }
+        net.redirect("del --all");
+    }
+}
+
+#[test]
+fn a_dns_server() {
+    let net = Net::new();
+    let _server = Guard::start(net.server.command("dnsmasq").args(DNSMASQ).args([
+        "--listen-address=10.0.1.2",
+        "--bind-interfaces",
+        "--address=/steady.test/192.0.2.7",
+    ]));
+    wait_open(&net, "udp", 5353);
+    for backend in BACKENDS {
+        redirect(&net, backend, &["udp", "tcp"], (53, 5353));
+        for how in ["+notcp", "+tcp"] {
+            let line = format!("dig +short +time=3 +tries=1 {how} @{FROM} a.steady.test");
+            assert_eq!(output(&net.client, &line), "192.0.2.7\n", "{backend} {how}");
+        }
+        net.redirect("del --all");
+    }
+}
+
+/// nginx of the system, or the one that scripts/setup has unpacked: installed it would be a service.
+fn nginx() -> String {
+    let unpacked = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/tools/nginx/usr/sbin/nginx"
+    );
+    let all = ["/usr/sbin/nginx", unpacked];
+    let found = all.into_iter().find(|p| Path::new(p).exists());
+    found
+        .expect("nginx: scripts/setup --test brings it")
+        .to_owned()
+}
+
+#[test]
+fn nginx_by_curl() {
+    let net = Net::new();
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display();
+    let body: Vec<u8> = (0..5_000_000u32).map(|i| (i ^ i >> 7) as u8).collect();
+    std::fs::write(dir.path().join("file"), &body).unwrap();
+    let conf = format!(
+        "daemon off; master_process off; pid {at}/pid; error_log {at}/log;\n\
+         events {{}}\n\
+         http {{ access_log off; client_body_temp_path {at}/b; proxy_temp_path {at}/p;\n\
+           fastcgi_temp_path {at}/f; uwsgi_temp_path {at}/u; scgi_temp_path {at}/s;\n\
+           server {{ listen 10.0.1.2:8083; listen [fd01::2]:8083; root {at}; }} }}\n"
+    );
+    let file = dir.path().join("conf");
+    std::fs::write(&file, conf).unwrap();
+    let (file, log) = (file.display().to_string(), format!("{at}/log"));
+    let _server = start(
+        &net.server,
+        &nginx(),
+        &["-c", &file, "-p", &at.to_string(), "-e", &log],
+    );
+    wait_open(&net, "tcp", 8083);
+    for backend in BACKENDS {
+        redirect(&net, backend, &["tcp"], (80, 8083));
+        net.redirect(&format!(
+            "add --proto tcp --from [fd08::17]:80 --to [fd01::2]:8083 --backend {backend} --fix"
+        ));
+        for host in [FROM, "[fd08::17]"] {
+            let got = net
+                .client
+                .command("curl")
+                .args(["-gsS", "--max-time", "20", &format!("http://{host}/file")])
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&got.stderr);
+            assert!(
+                got.stdout == body,
+                "{backend} {host}: {} bytes, {said}",
+                got.stdout.len()
+            );
+        }
+        net.redirect("del --all");
+    }
+}
+
+/// Hashes what is written to it.
+struct Hash(Child);
+
+impl Hash {
+    fn new() -> Self {
+        let mut command = Command::new("sha256sum");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self(command.spawn().expect("sha256sum"))
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.0.stdin.as_mut().unwrap().write_all(bytes).unwrap();
+    }
+
+    fn end(mut self) -> String {
+        drop(self.0.stdin.take());
+        let out = self.0.wait_with_output().unwrap();
+        String::from_utf8(out.stdout).unwrap()
+    }
+}
+
+/// Sends so many bytes by TCP from the client; both ends' hashes must agree.
+fn transfer(net: &Net, bytes: u64) -> String {
+    let to: SocketAddr = format!("{TO}:8083").parse().unwrap();
+    let from: SocketAddr = format!("{FROM}:8080").parse().unwrap();
+    let listener = net.server.with(move || TcpListener::bind(to).unwrap());
+    let receiver = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(START)).unwrap();
+        let (mut hash, mut buffer, mut got) = (Hash::new(), vec![0; 1 << 18], 0);
+        loop {
+            match stream.read(&mut buffer).unwrap() {
+                0 => return (hash.end(), got),
+                n => {
+                    hash.put(&buffer[..n]);
+                    got += n as u64;
+                }
+            }
+        }
+    });
+    let mut stream = net
+        .client
+        .with(move || TcpStream::connect_timeout(&from, START).unwrap());
+    let (mut hash, mut buffer, mut sent) = (Hash::new(), vec![0u8; 1 << 20], 0);
+    for (i, byte) in buffer.iter_mut().enumerate() {
+        *byte = (i * 7 + (i >> 9)) as u8;
+    }
+    while sent < bytes {
+        // Every block is another one.
+        buffer[..8].copy_from_slice(&sent.to_le_bytes());
+        stream.write_all(&buffer).unwrap();
+        hash.put(&buffer);
+        sent += buffer.len() as u64;
+    }
+    drop(stream);
+    let (received, got) = receiver.join().unwrap();
+    assert_eq!(got, sent);
+    assert_eq!(received, hash.end());
+    received
+}
+
+#[test]
+fn a_gibibyte_arrives_as_it_was_sent() {
+    let net = Net::new();
+    let mut hashes = vec![];
+    for backend in BACKENDS {
+        redirect(&net, backend, &["tcp"], (8080, 8083));
+        hashes.push(transfer(&net, GIB));
+        net.redirect("del --all");
+    }
+    assert!(hashes.iter().all(|h| *h == hashes[0]));
+}

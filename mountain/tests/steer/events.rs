@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Follows changes of real routing tables, in network namespaces of its own. Needs root.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::support::netns::{addr, hop, hops, Net, TWO_HOPS};
+use mountain::netlink::{
+    read_topology, read_topology_blocking, resolve_neighbour, Change, Filter, Monitor,
+};
+
+/// Changes until `wanted` says it has seen enough; panics after five seconds without.
+async fn until(
+    monitor: &mut Monitor,
+    mut wanted: impl FnMut(&Change) -> bool,
+) -> (Vec<Change>, Duration) {
+    let start = Instant::now();
+    let mut seen = Vec::new();
+    loop {
+        let next = tokio::time::timeout(Duration::from_secs(5), monitor.next()).await;
+        let change = next.unwrap_or_else(|_| panic!("not seen; only {seen:#?}"));
+        seen.push(change);
+        if wanted(&change) {
+            return (seen, start.elapsed());
+        }
+    }
+}
+
+/// Waits until nothing has happened for a while.
+async fn quiet(monitor: &mut Monitor) {
+    while tokio::time::timeout(Duration::from_millis(300), monitor.next())
+        .await
+        .is_ok()
+    {}
+}
+
+#[test]
+fn changes_are_reported() {
+    let net = Net::with_default();
+    let (host, far) = (&net.host, &net.far);
+    let u0 = host.index("u0");
+    let ifindex_of = |wanted: u32, want_up: bool| {
+        move |c: &Change| {
+            matches!(c, Change::Link { ifindex, up, deleted: false }
+                if (*ifindex, *up) == (wanted, want_up))
+        }
+    };
+    net.wait_up();
+    host.within(async || {
+        let mut monitor = Monitor::new().unwrap();
+        quiet(&mut monitor).await;
+
+        // Nothing happens: nothing is said.
+        let idle = tokio::time::timeout(Duration::from_millis(100), monitor.next()).await;
+        assert!(idle.is_err(), "{idle:?}");
+
+        // Carrier lost and back.
+        far.ip("link set p0 down");
+        until(&mut monitor, ifindex_of(u0, false)).await;
+        assert!(!read_topology(&Filter::default()).await.unwrap().paths[0].up);
+        far.ip("link set p0 up");
+        until(&mut monitor, ifindex_of(u0, true)).await;
+        until(&mut monitor, |c| *c == Change::Routing).await;
+        assert!(read_topology(&Filter::default()).await.unwrap().paths[0].up);
+        quiet(&mut monitor).await;
+
+        // Neighbours: resolved by asking, flushed.
+        let gateway = addr("10.0.0.2");
+        resolve_neighbour(u0, gateway).await.unwrap();
+        let (seen, _) = until(
+            &mut monitor,
+            |c| matches!(c, Change::Neighbour { addr, usable: true, .. } if *addr == gateway),
+        )
+        .await;
+        let Some(Change::Neighbour { ifindex, mac, .. }) = seen.last() else {
+            panic!("{seen:?}")
+        };
+        assert_eq!(*ifindex, u0);
+        let topology = read_topology_blocking(&Filter::default()).unwrap();
+        assert!(mac.is_some() && topology.paths[0].gateway_mac == *mac, "{mac:?}");
+        quiet(&mut monitor).await;
+        host.ip("neigh flush dev u0");
+        until(&mut monitor, |c| {
+            matches!(c, Change::Neighbour { addr, usable: false, mac: None, .. } if *addr == gateway)
+        })
+        .await;
+        assert_eq!(read_topology_blocking(&Filter::default()).unwrap().paths[0].gateway_mac, None);
+        quiet(&mut monitor).await;
+
+        // Everything else asks for a re-read.
+        for command in [
+            "route replace default nexthop via 10.0.0.2 weight 9 nexthop via 10.0.1.2",
+            "nexthop add id 1 via 10.0.0.2 dev u0",
+            "nexthop add id 2 via 10.0.1.2 dev u1",
+            "nexthop add id 10 group 1/2",
+            "route add 10.80.0.0/16 nhid 10",
+            "nexthop replace id 10 group 1,4/2,5",
+            "-6 route add 2001:db8::/32 via fd00:0::2",
+            "rule add fwmark 3 lookup 7",
+            "-6 rule add fwmark 3 lookup 7",
+            "addr add 10.0.88.1/24 dev u1",
+            "-6 addr add fd00:88::1/64 dev u1 nodad",
+            "link set u1 mtu 1300",
+        ] {
+            host.ip(command);
+            let (_, elapsed) = until(&mut monitor, |c| *c == Change::Routing).await;
+            assert!(elapsed < Duration::from_secs(2), "{command}: {elapsed:?}");
+            quiet(&mut monitor).await;
+        }
+        let topology = read_topology_blocking(&Filter::default()).unwrap();
+        assert_eq!(hops(&topology, 0), [hop("u0", "10.0.0.2", 9), hop("u1", "10.0.1.2", 1)]);
+        assert_eq!(hops(&topology, 1), [hop("u0", "10.0.0.2", 4), hop("u1", "10.0.1.2", 5)]);
+    });
+}
+
+#[test]
+fn a_device_deleted_and_made_again() {
+    let net = Net::with_default();
+    let host = &net.host;
+    let old = host.index("u1");
+    host.within(async || {
+        let mut monitor = Monitor::new().unwrap();
+        host.ip("link del u1");
+        until(&mut monitor, |c| {
+            *c == Change::Link {
+                ifindex: old,
+                up: false,
+                deleted: true,
+            }
+        })
+        .await;
+        assert_eq!(
+            read_topology_blocking(&Filter::default()).unwrap().groups,
+            []
+        );
+
+        net.add_uplink(1);
+        host.ip(&format!("route replace default {TWO_HOPS}"));
+        until(&mut monitor, |c| *c == Change::Routing).await;
+        let topology = read_topology_blocking(&Filter::default()).unwrap();
+        assert_eq!(hops(&topology, 0).len(), 2);
+        assert_ne!(
+            topology.paths[1].key.ifindex, old,
+            "a new device has a new index"
+        );
+    });
+}
+
+#[test]
+fn bursts_are_gathered_and_bad_news_is_not() {
+    let net = Net::with_default();
+    let (host, u1) = (&net.host, net.host.index("u1"));
+    net.wait_up();
+    host.within(async || {
+        let mut monitor = Monitor::new().unwrap();
+        let batch: String = (0..200)
+            .map(|n| format!("route add 10.90.{n}.0/24 via 10.0.0.2\n"))
+            .collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), batch).unwrap();
+        host.ip(&format!("-batch {}", file.path().display()));
+        let mut changes = 0;
+        while tokio::time::timeout(Duration::from_millis(200), monitor.next())
+            .await
+            .is_ok()
+        {
+            changes += 1;
+        }
+        assert!(
+            (1..=20).contains(&changes),
+            "{changes} changes from 200 events"
+        );
+
+        // A route and a link event are in the queue: the link's comes first, and without the 10 ms
+        // of gathering. Load on the machine can delay any one try, so the quickest counts.
+        let mut quickest = Duration::MAX;
+        for n in 0..8 {
+            host.ip("link set u1 up");
+            quiet(&mut monitor).await;
+            host.ip(&format!("route add 10.91.{n}.0/24 via 10.0.0.2"));
+            host.ip("link set u1 down");
+            let start = Instant::now();
+            let first = monitor.next().await;
+            assert!(
+                matches!(first, Change::Link { ifindex, up: false, deleted: false } if ifindex == u1),
+                "{first:?}"
+            );
+            quickest = quickest.min(start.elapsed());
+            if quickest < Duration::from_millis(8) {
+                break;
+            }
+        }
+        assert!(quickest < Duration::from_millis(8), "{quickest:?}");
+        until(&mut monitor, |c| *c == Change::Routing).await;
+    });
+}
+
+#[test]
+fn lost_events_are_reported_and_do_not_hang() {
+    let net = Net::with_default();
+    let host = &net.host;
+    host.within(async || {
+        let mut monitor = Monitor::new().unwrap();
+        // More than the receive buffer holds, unread.
+        let batch: String = (0..20_000)
+            .map(|n| format!("route add 11.{}.{}.0/24 via 10.0.0.2\n", n / 250, n % 250))
+            .collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), batch).unwrap();
+        host.ip(&format!("-batch {}", file.path().display()));
+        let (seen, elapsed) = until(&mut monitor, |c| *c == Change::Overrun).await;
+        assert!(seen.len() <= 3, "{seen:?}");
+        assert!(elapsed < Duration::from_secs(3), "{elapsed:?}");
+        // What was still queued is older than what is read now, and gone.
+        let stale = tokio::time::timeout(Duration::from_millis(100), monitor.next()).await;
+        assert!(stale.is_err(), "{stale:?}");
+        let topology = read_topology(&Filter::default()).await.unwrap();
+        assert!(
+            topology.not_ours.len() > 20_000,
+            "{}",
+            topology.not_ours.len()
+        );
+
+        // And it goes on.
+        quiet(&mut monitor).await;
+        host.ip("route add 10.92.0.0/16 via 10.0.0.2");
+        until(&mut monitor, |c| *c == Change::Routing).await;
+    });
+}
+
+#[test]
+fn resolving_leaves_permanent_entries_and_reports_errors() {
+    let net = Net::new(1);
+    let u0 = net.host.index("u0");
+    net.host
+        .ip("neigh add 10.0.0.9 dev u0 lladdr 02:00:00:00:00:01 nud permanent");
+    let show = || {
+        let output = Command::new("ip")
+            .args(["-n", &net.host.name, "neigh", "show", "dev", "u0"])
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    net.host.within(async || {
+        resolve_neighbour(u0, addr("10.0.0.9")).await.unwrap();
+        assert!(
+            show().contains("10.0.0.9 lladdr 02:00:00:00:00:01 PERMANENT"),
+            "{}",
+            show()
+        );
+
+        for gateway in ["10.0.0.2", "fd00:0::2"] {
+            resolve_neighbour(u0, addr(gateway)).await.unwrap();
+        }
+        let deadline = Instant::now() + Duration::from_secs(3);
+        while show().matches("REACHABLE").count() < 2 {
+            assert!(Instant::now() < deadline, "{}", show());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let error = resolve_neighbour(9999, addr("10.0.0.2")).await.unwrap_err();
+        assert!(format!("{error:#}").contains("No such device"), "{error:#}");
+    });
+}

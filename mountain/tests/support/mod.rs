@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A client and a server namespace joined by two paths, and traffic between them.
+//!
+//! ```text
+//!   client  u0 10.30.0.1 ---- 10.30.0.2 s0  server
+//!           u1 10.30.1.1 ---- 10.30.1.2 s1
+//!           lo 10.98.0.1      10.98.1.1 lo
+//! ```
+//!
+//! Likewise fd30:<i>::/64 and fd98:<0|1>::1. Everything has a name of its own and goes in `Drop`.
+
+#![allow(dead_code)]
+
+mod guard;
+pub mod netns;
+pub mod tcx;
+mod traffic;
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::sched::{setns, CloneFlags};
+use serde_json::Value;
+
+#[allow(unused_imports)]
+pub use guard::Guard;
+#[allow(unused_imports)]
+pub use traffic::*;
+
+pub const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
+pub const SERVER4: &str = "10.98.1.1";
+pub const SERVER6: &str = "fd98:1::1";
+pub const CLIENT4: &str = "10.98.0.1";
+/// Arguments of dnsmasq: a DNS server on port 5353 that knows what it is told and nothing of this machine's.
+pub const DNSMASQ: [&str; 7] = [
+    "--keep-in-foreground",
+    "--conf-file=/dev/null",
+    "--no-resolv",
+    "--no-hosts",
+    "--pid-file=",
+    "--user=root",
+    "--port=5353",
+];
+/// Well over the 300 ms that leaving a dead path may take, and what any start may take: the figure
+/// is the lab's to measure, here a busy machine has its time.
+pub const LEAVE: Duration = Duration::from_secs(10);
+
+/// Flows first seen sooner after attaching stay where the kernel has them.
+pub const SETTLE: Duration = Duration::from_millis(2500);
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+fn ok(what: &str, output: io::Result<Output>) -> String {
+    let output = output.unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(
+        output.status.success(),
+        "{what}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A network namespace, removed when dropped.
+pub struct Ns {
+    pub name: String,
+}
+
+impl Ns {
+    pub fn new(role: &str) -> Self {
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "these tests make network namespaces: run them as root"
+        );
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("mtt-{}-{n}-{role}", std::process::id());
+        ok(
+            "ip netns add",
+            Command::new("ip").args(["netns", "add", &name]).output(),
+        );
+        let ns = Self { name };
+        ns.ip("link set lo up");
+        // Duplicate address detection would hold IPv6 back for a second or two.
+        ns.sysctl("net.ipv6.conf.default.accept_dad", "0");
+        ns
+    }
+
+    pub fn path(&self) -> String {
+        format!("/run/netns/{}", self.name)
+    }
+
+    /// Runs `ip` in the namespace; the arguments are split at blanks.
+    pub fn ip(&self, args: &str) -> String {
+        let output = Command::new("ip")
+            .args(["-n", &self.name])
+            .args(args.split_whitespace())
+            .output();
+        ok(&format!("ip {args}"), output)
+    }
+
+    pub fn try_ip(&self, args: &str) -> bool {
+        let output = Command::new("ip")
+            .args(["-n", &self.name])
+            .args(args.split_whitespace())
+            .output();
+        output.is_ok_and(|o| o.status.success())
+    }
+
+    /// A command in the namespace (not in a mount namespace of its own, as `ip netns exec` makes).
+    pub fn command(&self, program: &str) -> Command {
+        let mut c = Command::new("nsenter");
+        c.arg(format!("--net={}", self.path())).arg(program);
+        c
+    }
+
+    pub fn run(&self, line: &str) -> String {
+        let mut words = line.split_whitespace();
+        let output = self.command(words.next().unwrap()).args(words).output();
+        ok(line, output)
+    }
+
+    pub fn sysctl(&self, key: &str, value: &str) {
+        self.run(&format!("sysctl -qw {key}={value}"));
+    }
+
+    /// Runs `f` on a thread inside the namespace.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let file = File::open(self.path()).expect("the namespace exists");
+        thread::spawn(move || {
+            setns(&file, CloneFlags::CLONE_NEWNET).expect("setns");
+            f()
+        })
+    }
+
+    pub fn with<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
+        self.spawn(f).join().expect("no panic inside the namespace")
+    }
+
+    pub fn mountain(&self, args: &str) -> Output {
+        self.command(MOUNTAIN)
+            .args(args.split_whitespace())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    pub fn mountain_ok(&self, args: &str) -> String {
+        ok(&format!("mountain {args}"), Ok(self.mountain(args)))
+    }
+
+    /// What `mountain` says when it fails.
+    pub fn mountain_fails(&self, args: &str) -> String {
+        let output = self.mountain(args);
+        assert!(!output.status.success(), "mountain {args} should fail");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    pub fn status(&self) -> Value {
+        serde_json::from_str(&self.mountain_ok("status --json")).expect("status is JSON")
+    }
+
+    /// Everything that `up` and `down` must leave as it was.
+    pub fn fingerprint(&self) -> String {
+        let mut out = String::new();
+        for args in [
+            "-4 route show table all",
+            "-6 route show table all",
+            "rule",
+            "-6 rule",
+            "nexthop",
+            "-d link",
+        ] {
+            out += &self.ip(args);
+        }
+        for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
+            out += &self.run(line);
+        }
+        for dev in ["u0", "u1"] {
+            out += &format!(
+                "tcx egress of {dev}: {}\n",
+                self.with(move || tcx::programs_on(dev))
+            );
+        }
+        // Neighbours without their states, and without link-local ones (the far end's kernel asks
+        // from such an address now and then): these change by themselves.
+        for line in self.ip("neigh").lines().filter(|l| !l.starts_with("fe80:")) {
+            out += line.split(" lladdr").next().unwrap_or(line);
+            out.push('\n');
+        }
+        out
+    }
+}
+
+impl Drop for Ns {
+    fn drop(&mut self) {
+        let _ = self.command(MOUNTAIN).arg("down").output();
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
+    }
+}
+
+/// The two hosts.
+pub struct Net {
+    pub client: Ns,
+    pub server: Ns,
+    processes: Vec<Child>,
+}
+
+impl Net {
+    pub fn new() -> Self {
+        let net = Self {
+            client: Ns::new("c"),
+            server: Ns::new("s"),
+            processes: Vec::new(),
+        };
+        for i in 0..2 {
+            net.join(i);
+        }
+        net.client.ip("addr add 10.98.0.1/32 dev lo");
+        net.client.ip("addr add fd98:0::1/128 dev lo nodad");
+        net.server.ip("addr add 10.98.1.1/32 dev lo");
+        net.server.ip("addr add fd98:1::1/128 dev lo nodad");
+        net.client.sysctl("net.ipv4.fib_multipath_hash_policy", "1");
+        net.client.sysctl("net.ipv6.fib_multipath_hash_policy", "1");
+        net.multipath();
+        net.server.ip("route add 10.98.0.0/24 via 10.30.0.1");
+        net.server.ip("-6 route add fd98:0::/64 via fd30:0::1");
+        net
+    }
+
+    /// Joins the hosts by path `i`.
+    pub fn join(&self, i: u32) {
+        let (c, s) = (&self.client, &self.server);
+        c.ip(&format!(
+            "link add u{i} type veth peer name s{i} netns {}",
+            s.name
+        ));
+        self.addresses(i);
+    }
+
+    /// Gives the ends of path `i` their addresses.
+    pub fn addresses(&self, i: u32) {
+        let (c, s) = (&self.client, &self.server);
+        for (ns, dev, n) in [(c, "u", 1), (s, "s", 2)] {
+            ns.ip(&format!("addr add 10.30.{i}.{n}/24 dev {dev}{i}"));
+            ns.ip(&format!("addr add fd30:{i}::{n}/64 dev {dev}{i} nodad"));
+            ns.ip(&format!("link set {dev}{i} up"));
+        }
+        s.sysctl(&format!("net.ipv4.conf.s{i}.rp_filter"), "0");
+        s.sysctl("net.ipv4.conf.all.rp_filter", "0");
+    }
+
+    /// The client's multipath routes to the server, both families.
+    pub fn multipath(&self) {
+        self.client.ip("route replace 10.98.1.0/24 src 10.98.0.1 \
+             nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+        self.client.ip("-6 route replace fd98:1::/64 src fd98:0::1 \
+             nexthop via fd30:0::2 dev u0 nexthop via fd30:1::2 dev u1");
+    }
+
+    pub fn up(&self) {
+        self.client.mountain_ok("up");
+    }
+
+    /// The two hosts with `mountain` up, all paths good, and new flows no longer left alone.
+    pub fn steered() -> Self {
+        let net = Self::new();
+        net.steer();
+        net
+    }
+
+    /// See [`Net::steered`].
+    pub fn steer(&self) {
+        self.up();
+        self.wait_good();
+        thread::sleep(SETTLE);
+    }
+
+    /// What `status` says of the IPv4 path by a device.
+    pub fn path(&self, device: &str) -> Value {
+        self.path_of(device, false)
+    }
+
+    fn path_of(&self, device: &str, ipv6: bool) -> Value {
+        let status = self.client.status();
+        let mut paths = status["paths"].as_array().unwrap().iter();
+        let found = paths.find(|p| p["device"] == device && p["ipv6"] == ipv6);
+        found
+            .unwrap_or_else(|| panic!("no path {device} in {status:#}"))
+            .clone()
+    }
+
+    /// Waits until all paths, of both families, are good.
+    pub fn wait_good(&self) {
+        wait_until("all paths are good", 2 * LEAVE, || {
+            let status = self.client.status();
+            let paths = status["paths"].as_array().unwrap();
+            paths.len() == 4 && paths.iter().all(|p| p["state"] == "good")
+        });
+    }
+
+    /// Waits until the IPv4 path by a device is used.
+    pub fn wait_used(&self, device: &str) {
+        wait_until(&format!("{device} is used"), 3 * LEAVE, || {
+            self.path(device)["state"] == "good"
+        });
+    }
+
+    /// Waits until the path by a device is no longer used.
+    pub fn wait_left(&self, device: &str, ipv6: bool) {
+        wait_until(&format!("{device} is left"), 2 * LEAVE, || {
+            let state = self.path_of(device, ipv6)["state"].clone();
+            state != "good" && state != "unknown"
+        });
+    }
+
+    /// Drops everything that arrives at the server by path `i`: a silent black hole.
+    pub fn blackhole(&self, i: u32) {
+        self.server.run("nft add table inet hole");
+        self.server
+            .run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
+        self.server
+            .run(&format!("nft add rule inet hole in iifname s{i} drop"));
+    }
+
+    pub fn no_blackhole(&self) {
+        self.server.run("nft delete table inet hole");
+    }
+
+    /// Process id of the client's daemon.
+    pub fn pid(&self) -> i32 {
+        self.client.status()["pid"].as_i64().unwrap() as i32
+    }
+
+    /// Ends the client's daemon by SIGKILL.
+    pub fn kill_daemon(&self) {
+        let pid = nix::unistd::Pid::from_raw(self.pid());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        wait_until("the process is gone", LEAVE, || {
+            !self.client.mountain("status").status.success()
+        });
+    }
+
+    /// Starts `mountain` in the client with its messages collected.
+    pub fn start(&mut self, args: &str) -> File {
+        let path = std::env::var("PATH").unwrap_or_default();
+        self.start_with(args, &path)
+    }
+
+    /// The same with another search path.
+    pub fn start_with(&mut self, args: &str, path: &str) -> File {
+        let file = tempfile::tempfile().unwrap();
+        let child = self
+            .client
+            .command(MOUNTAIN)
+            .args(args.split_whitespace())
+            .env("PATH", path)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        self.processes.push(child);
+        file
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for p in &mut self.processes {
+            let _ = p.kill();
+            let _ = p.wait();
+        }
+    }
+}
+
+/// All that a process started with [`Net::start`] has said so far.
+pub fn said(mut log: &File) -> String {
+    let mut text = String::new();
+    log.seek(SeekFrom::Start(0)).unwrap();
+    log.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Waits until a counter of the namespace (/proc/net/snmp) has grown by `count`: what it counts is
+/// under way then, however long it took to start.
+pub fn wait_counted(ns: &Ns, table: &str, field: &str, count: u64) {
+    let value = || {
+        let text = ns.run("cat /proc/net/snmp");
+        let mut lines = text.lines().filter(|l| l.starts_with(table));
+        let [names, values] = [lines.next(), lines.next()].map(|l| l.unwrap().split(' '));
+        let (_, value) = names.zip(values).find(|(n, _)| *n == field).unwrap();
+        value.parse::<u64>().unwrap()
+    };
+    let before = value();
+    wait_until("it is under way", Duration::from_secs(20), || {
+        value() >= before + count
+    });
+}
+
+/// Waits until `test` holds; panics after `limit`.
+pub fn wait_until(what: &str, limit: Duration, mut test: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
+    while !test() {
+        assert!(Instant::now() < end, "not within {limit:?}: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
