@@ -20,8 +20,8 @@ pub enum Kind {
     Oracle { late_us: u64 },
     /// As the oracle, but it leaves a path only for one that is better by so many µs.
     Banded { late_us: u64, advantage_us: u32 },
-    /// Mountain's policy at so many probes a second and path.
-    Mountain { hz: u32 },
+    /// Mountain's policy at so many probes a second and path; `None`: as often as it asks for by itself.
+    Mountain { hz: Option<u32> },
 }
 
 impl Kind {
@@ -34,7 +34,7 @@ impl Kind {
         "late-60",
         "banded-60-30",
         "banded-100-30",
-        "mountain-20",
+        "mountain",
     ];
 
     /// # Errors
@@ -57,10 +57,13 @@ impl Kind {
                     advantage_us: (advantage * 1000) as u32,
                 }
             }
-            (Some("mountain"), [hz]) if (1..=100).contains(hz) => Kind::Mountain { hz: *hz as u32 },
+            (Some("mountain"), []) => Kind::Mountain { hz: None },
+            (Some("mountain"), [hz]) if (1..=100).contains(hz) => Kind::Mountain {
+                hz: Some(*hz as u32),
+            },
             _ => bail!(
                 "there is no chooser {text:?}; there are hash, pathN, oracle, late-MS, \
-                 banded-MS-ADVANTAGE, mountain-HZ"
+                 banded-MS-ADVANTAGE, mountain, mountain-HZ"
             ),
         })
     }
@@ -118,8 +121,7 @@ struct Oracle {
 impl Chooser for Oracle {
     fn step(&mut self, now_us: u64, window: &Window) -> u16 {
         let known_us = now_us.saturating_sub(self.late_us);
-        // A lost packet is later than any other.
-        let delay = |path: usize| window.paths[path].at(known_us).unwrap_or(u32::MAX);
+        let delay = |path: usize| window.paths[path].expected_us(known_us);
         let best = (0..window.paths.len()).min_by_key(|path| delay(*path));
         if let Some(best) = best {
             if delay(self.chosen) > delay(best).saturating_add(self.advantage_us) {
@@ -140,11 +142,11 @@ struct Mountain {
 }
 
 impl Mountain {
-    fn new(paths: usize, hz: u32, seed: u64) -> Self {
-        let config = SteerConfig {
-            probe_interval_ms: 1000 / hz,
-            ..SteerConfig::default()
-        };
+    fn new(paths: usize, hz: Option<u32>, seed: u64) -> Self {
+        let mut config = SteerConfig::default();
+        if let Some(hz) = hz {
+            config.probe_interval_ms = 1000 / hz;
+        }
         let inputs = (0..paths).map(|i| PathInput {
             name: format!("path{i}"),
             power_cost_us: 0.0,
@@ -180,7 +182,7 @@ impl Chooser for Mountain {
                 seq,
                 at_us: now_us,
             });
-            if let Some(rtt_us) = window.paths[path].at(now_us) {
+            if let Some(rtt_us) = window.paths[path].probe(now_us) {
                 let at_us = now_us + u64::from(rtt_us);
                 let answer = Event::Answered {
                     path,
@@ -219,15 +221,7 @@ mod tests {
             }
         );
         assert_eq!(Kind::parse("path1").unwrap(), Kind::Only(1));
-        for wrong in [
-            "",
-            "best",
-            "late",
-            "mountain",
-            "mountain-0",
-            "mountain-101",
-            "path16",
-        ] {
+        for wrong in ["", "best", "late", "mountain-0", "mountain-101", "path16"] {
             assert!(Kind::parse(wrong).is_err(), "{wrong}");
         }
         for name in Kind::DEFAULT {

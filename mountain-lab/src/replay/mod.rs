@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! `mountain-lab replay`: recorded paths through the pure policy, thousands of times faster than
-//! real time, beside what bounds it.
+//! `mountain-lab replay`: recorded and made-up paths through the pure policy, thousands of times
+//! faster than real time, beside what bounds it.
 //!
 //! It shows what a policy would have done to flows on those paths. It shows neither the daemon's
 //! timers nor what the flows themselves do to a path; `mountain-lab run` does.
 
 mod chooser;
+mod made;
 mod recording;
 mod score;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
@@ -30,10 +31,11 @@ const REFERENCE: &str = "late-60";
 
 #[derive(clap::Args)]
 pub struct ReplayArgs {
-    /// Recordings: CSV, or .csv.gz, with the columns window, t_ms, path, rtt_ms
+    /// Recordings (CSV or .csv.gz with the columns window, t_ms, path, rtt_ms), or made-up paths (made:NAME,
+    /// made:all; made:list lists them)
     #[arg(required = true, value_name = "FILE")]
-    files: Vec<PathBuf>,
-    /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain-HZ
+    inputs: Vec<PathBuf>,
+    /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain, mountain-HZ
     #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
     policies: Vec<String>,
     /// Take the windows of one half in time: first, second or all
@@ -42,9 +44,15 @@ pub struct ReplayArgs {
     /// Play the windows one after another as one, with what was learnt carried over
     #[arg(long)]
     joined: bool,
-    /// Seconds at the begin of a window that are played but not scored
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=3600))]
-    warm_up: u64,
+    /// Seconds at the begin of a window that are played but not scored [default: 5; made-up paths: 20]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    warm_up: Option<u64>,
+    /// Windows of made-up paths
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    windows: u64,
+    /// Scored seconds of a window of made-up paths
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
     /// Decide every random event of the policies
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -76,6 +84,7 @@ struct Table {
     recording: String,
     paths: Vec<String>,
     windows: usize,
+    warm_up_s: u64,
     scored_seconds: f64,
     rows: Vec<Row>,
 }
@@ -95,18 +104,60 @@ struct Report {
     version: &'static str,
     half: Half,
     joined: bool,
-    warm_up_s: u64,
     seed: u64,
     tables: Vec<Table>,
     reference: &'static str,
     ratios: Vec<Ratio>,
 }
 
-/// Plays every recording to every chooser.
+/// What is replayed.
+#[derive(Clone, Debug, PartialEq)]
+enum Input {
+    File(PathBuf),
+    /// Made-up paths, by name.
+    Made(String),
+}
+
+impl Input {
+    /// As on the command line; one name may stand for many inputs.
+    fn named(name: &Path) -> Vec<Self> {
+        match name.to_str().and_then(|n| n.strip_prefix(made::PREFIX)) {
+            Some("all") => made::all().into_iter().map(Input::Made).collect(),
+            Some(made) => vec![Input::Made(made.to_owned())],
+            None => vec![Input::File(name.to_owned())],
+        }
+    }
+
+    /// Its windows, and the seconds of warm-up of each.
+    fn load(&self, args: &ReplayArgs) -> Result<(Recording, u64)> {
+        match self {
+            Input::File(file) => Ok((Recording::load(file)?, args.warm_up.unwrap_or(5))),
+            Input::Made(name) => {
+                let warm_up_s = args.warm_up.unwrap_or(20);
+                let length_us = (warm_up_s + args.seconds) * 1_000_000;
+                let made = made::make(name, args.windows, length_us, args.seed)?;
+                Ok((made, warm_up_s))
+            }
+        }
+    }
+}
+
+/// Plays every input to every chooser.
 ///
 /// # Errors
 /// A name or a file is not understood, or the result cannot be written.
 pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
+    let inputs: Vec<Input> = args
+        .inputs
+        .iter()
+        .flat_map(|name| Input::named(name))
+        .collect();
+    if inputs.contains(&Input::Made("list".to_owned())) {
+        let rows = made::KINDS
+            .map(|(name, about)| vec![format!("{}{name}", made::PREFIX), about.to_owned()]);
+        print!("{}", align(&rows));
+        return Ok(ExitCode::SUCCESS);
+    }
     let names: Vec<String> = match args.policies.is_empty() {
         true => Kind::DEFAULT.map(str::to_owned).to_vec(),
         false => args.policies.clone(),
@@ -116,21 +167,24 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         .map(|name| Ok((Kind::parse(&name)?, name)))
         .collect::<Result<Vec<_>>>()?;
     let mut report = Report {
-        schema: "mountain-replay-1",
+        schema: "mountain-replay-2",
         version: env!("CARGO_PKG_VERSION"),
         half: args.half,
         joined: args.joined,
-        warm_up_s: args.warm_up,
         seed: args.seed,
         tables: Vec::new(),
         reference: REFERENCE,
         ratios: Vec::new(),
     };
-    for file in &args.files {
-        let table = table(&Recording::load(file)?, &kinds, args)
-            .with_context(|| file.display().to_string())?;
+    for input in &inputs {
+        let (recording, warm_up_s) = input.load(args)?;
+        let table =
+            table(&recording, &kinds, args, warm_up_s).with_context(|| recording.name.clone())?;
         print!("{}", text(&table));
         report.tables.push(table);
+    }
+    if report.tables.len() > 1 {
+        print!("{}", overview(&report.tables));
     }
     report.ratios = ratios(&report.tables);
     print!("{}", ratios_text(&report.ratios, report.tables.len()));
@@ -141,7 +195,12 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(recording: &Recording, kinds: &[(Kind, String)], args: &ReplayArgs) -> Result<Table> {
+fn table(
+    recording: &Recording,
+    kinds: &[(Kind, String)],
+    args: &ReplayArgs,
+    warm_up_s: u64,
+) -> Result<Table> {
     let (first, second) = recording.windows.split_at(recording.windows.len() / 2);
     let windows = match args.half {
         Half::First => first,
@@ -153,7 +212,7 @@ fn table(recording: &Recording, kinds: &[(Kind, String)], args: &ReplayArgs) -> 
         false => Vec::new(),
     };
     let windows: &[Window] = if args.joined { &joined } else { windows };
-    let warm_up_us = args.warm_up * 1_000_000;
+    let warm_up_us = warm_up_s * 1_000_000;
     let scored_us = |w: &Window| w.length_us.saturating_sub(warm_up_us);
     let scored_seconds = windows.iter().map(scored_us).sum::<u64>() as f64 / 1e6;
     ensure!(scored_seconds > 0.0, "no window is longer than the warm-up");
@@ -169,6 +228,7 @@ fn table(recording: &Recording, kinds: &[(Kind, String)], args: &ReplayArgs) -> 
         recording: recording.name.clone(),
         paths: recording.paths.clone(),
         windows: windows.len(),
+        warm_up_s,
         scored_seconds,
         rows: rows.collect(),
     })
@@ -191,11 +251,13 @@ fn row(name: &str, scores: &[Score], seed: u64) -> Row {
     };
     let interval =
         |of: fn(&Figures) -> f64| Interval::of(of(&figures), draws.iter().map(of).collect(), 0.95);
+    let p99_ms = interval(|f| f.p99_ms);
+    let above_200_percent = interval(|f| f.above_percent[1]);
     Row {
         policy: name.to_owned(),
         figures,
-        p99_ms: interval(|f| f.p99_ms),
-        above_200_percent: interval(|f| f.above_percent[1]),
+        p99_ms,
+        above_200_percent,
     }
 }
 
@@ -203,10 +265,10 @@ fn ratios(tables: &[Table]) -> Vec<Ratio> {
     let Some(first) = tables.first() else {
         return Vec::new();
     };
-    let of = |table: &Table, name: &str| {
+    fn of<'a>(table: &'a Table, name: &str) -> Option<&'a Figures> {
         let found = table.rows.iter().find(|row| row.policy == name);
-        found.map(|row| row.figures)
-    };
+        found.map(|row| &row.figures)
+    }
     let mean = |values: Vec<Option<f64>>| -> Option<f64> {
         let n = values.len() as f64;
         let logs = values.into_iter().map(|v| v.map(f64::ln));
@@ -220,7 +282,7 @@ fn ratios(tables: &[Table]) -> Vec<Ratio> {
             let ratio = |figure: fn(&Figures) -> f64| {
                 let each = tables.iter().map(|table| {
                     let (ours, theirs) = (of(table, &row.policy)?, of(table, REFERENCE)?);
-                    Some(figure(&ours) / figure(&theirs))
+                    Some(figure(ours) / figure(theirs))
                 });
                 mean(each.collect())
             };
@@ -249,6 +311,7 @@ fn text(table: &Table) -> String {
         &c,
         "moves/min",
         "probes/s",
+        "shares %",
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let with = |value: String, interval: &Option<Interval>, digits: usize| match interval {
@@ -272,6 +335,7 @@ fn text(table: &Table) -> String {
             format!("{:.2}", f.above_percent[2]),
             format!("{:.1}", f.moves_per_flow_minute),
             format!("{:.1}", f.probes_per_path_second),
+            shares(&f.share_percent),
         ]);
     }
     format!(
@@ -280,6 +344,40 @@ fn text(table: &Table) -> String {
         table.paths.join(", "),
         table.windows,
         table.scored_seconds,
+        align(&rows)
+    )
+}
+
+/// Shares of the paths, in order; the least and the most of many.
+fn shares(percent: &[f64]) -> String {
+    let shown: Vec<String> = match percent.len() {
+        0..=5 => percent.iter().map(|p| format!("{p:.0}")).collect(),
+        _ => {
+            let (least, most) = percent.iter().fold((100.0f64, 0.0f64), |(least, most), p| {
+                (least.min(*p), most.max(*p))
+            });
+            return format!("{least:.1} to {most:.1}");
+        }
+    };
+    shown.join("/")
+}
+
+/// One line for each input, three figures for each policy.
+fn overview(tables: &[Table]) -> String {
+    let mut rows = vec![vec![String::new()]];
+    let first = tables.first().map_or(&[][..], |table| &table.rows);
+    rows[0].extend(first.iter().map(|row| row.policy.clone()));
+    for table in tables {
+        let mut line = vec![table.recording.clone()];
+        for row in &table.rows {
+            let f = &row.figures;
+            let (p99, late, moves) = (f.p99_ms, f.above_percent[1], f.moves_per_flow_minute);
+            line.push(format!("{p99:.0} / {late:.2} / {moves:.1}"));
+        }
+        rows.push(line);
+    }
+    format!(
+        "p99 in ms / above 200 ms in % / moves per flow and minute\n\n{}\n",
         align(&rows)
     )
 }

@@ -9,26 +9,79 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::{bail, ensure, Context, Result};
 
+use super::made::MadePath;
+use crate::schedule::Schedule;
+
+/// A path of which nothing is recorded yet.
+const EMPTY: Trace = Trace::Recorded(Vec::new());
 const HEADER: &str = "window,t_ms,path,rtt_ms";
 /// Bytes of a file, unpacked: an hour of 16 paths at 100 probes a second is 150 MB.
 const MOST_BYTES: u64 = 512 << 20;
 
-/// What one path did, by the probes sent over it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Trace {
-    /// When each was sent, µs since the window's begin, and its round trip, µs; `None`: lost.
-    samples: Vec<(u64, Option<u32>)>,
+/// What one path does to what is sent over it. Times are µs since the window's begin, delays are
+/// round trips in µs; `None`: lost.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Trace {
+    /// By the time at which each probe was sent. The last one holds until the next.
+    Recorded(Vec<(u64, Option<u32>)>),
+    /// Drawn for a scenario; the path's index.
+    Scheduled(Rc<Schedule>, usize),
+    Made(MadePath),
+    /// One after another, each by the time of its begin.
+    Joined(Vec<(u64, Trace)>),
 }
 
 impl Trace {
-    /// What a packet sent at a time meets: the last sample holds until the next one.
-    pub fn at(&self, at_us: u64) -> Option<u32> {
-        let next = self.samples.partition_point(|(t, _)| *t <= at_us);
-        self.samples.get(next.saturating_sub(1))?.1
+    /// What a flow's packet meets that is sent at a time.
+    pub fn packet(&self, at_us: u64) -> Option<u32> {
+        self.draw(at_us, 0)
     }
+
+    /// What a probe meets. Where noise is drawn for each packet, a probe draws its own.
+    pub fn probe(&self, at_us: u64) -> Option<u32> {
+        self.draw(at_us, 1)
+    }
+
+    fn draw(&self, at_us: u64, kind: u64) -> Option<u32> {
+        match self {
+            Trace::Recorded(samples) => {
+                let next = samples.partition_point(|(t, _)| *t <= at_us);
+                samples.get(next.saturating_sub(1))?.1
+            }
+            Trace::Scheduled(schedule, path) => {
+                let trip = schedule.trip(*path, *path, at_us as i64);
+                trip.map(|trip| trip.rtt_us())
+            }
+            Trace::Made(path) => path.draw(at_us, kind),
+            Trace::Joined(parts) => {
+                let (begin_us, part) = part_at(parts, at_us)?;
+                part.draw(at_us - begin_us, kind)
+            }
+        }
+    }
+
+    /// What who knows the path would expect of a packet sent at a time. A lost one is later than
+    /// any other.
+    pub fn expected_us(&self, at_us: u64) -> u32 {
+        match self {
+            Trace::Made(path) => path.expected_us(at_us),
+            Trace::Joined(parts) => part_at(parts, at_us).map_or(u32::MAX, |(begin_us, part)| {
+                part.expected_us(at_us - begin_us)
+            }),
+            _ => self.packet(at_us).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// The part that a time falls into, and when it begins.
+fn part_at(parts: &[(u64, Trace)], at_us: u64) -> Option<(u64, &Trace)> {
+    let next = parts.partition_point(|(begin, _)| *begin <= at_us);
+    let (begin_us, part) = parts.get(next.checked_sub(1)?)?;
+    Some((*begin_us, part))
 }
 
 /// Some seconds during which all paths were recorded; a trace for each path.
@@ -88,9 +141,9 @@ impl Recording {
                 .with_context(|| format!("line {number}"))?;
         }
         for window in &mut recording.windows {
-            window.paths.resize(recording.paths.len(), Trace::default());
             ensure!(
-                window.paths.iter().all(|trace| !trace.samples.is_empty()),
+                window.paths.len() == recording.paths.len()
+                    && window.paths.iter().all(|trace| *trace != EMPTY),
                 "a window has no probe of one of its paths"
             );
         }
@@ -127,32 +180,31 @@ impl Recording {
         };
         let window = self.windows.last_mut().expect("one was pushed");
         if window.paths.len() <= index {
-            window.paths.resize(index + 1, Trace::default());
+            window.paths.resize(index + 1, EMPTY);
         }
         ensure!(
             at_us >= window.length_us,
             "times of a window are out of order"
         );
         window.length_us = at_us;
-        window.paths[index].samples.push((at_us, rtt_us));
+        if let Trace::Recorded(samples) = &mut window.paths[index] {
+            samples.push((at_us, rtt_us));
+        }
         Ok(())
     }
 
-    /// The windows one after another as one, at most `gap_us` apart.
+    /// The windows one after another as one.
     pub fn joined(windows: &[Window]) -> Option<Window> {
-        let mut joined = Window {
-            length_us: 0,
-            paths: vec![Trace::default(); windows.first()?.paths.len()],
-        };
+        let mut length_us = 0;
+        let mut parts = vec![Vec::new(); windows.first()?.paths.len()];
         for window in windows {
-            for (all, trace) in joined.paths.iter_mut().zip(&window.paths) {
-                let moved = trace.samples.iter();
-                all.samples
-                    .extend(moved.map(|(t, rtt)| (t + joined.length_us, *rtt)));
+            for (all, trace) in parts.iter_mut().zip(&window.paths) {
+                all.push((length_us, trace.clone()));
             }
-            joined.length_us += window.length_us;
+            length_us += window.length_us;
         }
-        Some(joined)
+        let paths = parts.into_iter().map(Trace::Joined).collect();
+        Some(Window { length_us, paths })
     }
 }
 
@@ -178,12 +230,15 @@ mod tests {
         let window = &recording.windows[0];
         assert_eq!(window.length_us, 250_000);
         let [a, b] = &window.paths[..] else { panic!() };
-        assert_eq!((a.at(0), a.at(199_999)), (Some(20_000), Some(20_000)));
-        assert_eq!(a.at(200_000), None, "lost");
-        assert_eq!(b.at(0), Some(30_500), "the first holds before it, too");
+        assert_eq!(
+            (a.packet(0), a.probe(199_999)),
+            (Some(20_000), Some(20_000))
+        );
+        assert_eq!(a.packet(200_000), None, "lost");
+        assert_eq!(b.packet(0), Some(30_500), "the first holds before it, too");
         let joined = Recording::joined(&recording.windows).unwrap();
         assert_eq!(joined.length_us, 260_000);
-        assert_eq!(joined.paths[0].at(250_000), Some(1_000));
+        assert_eq!(joined.paths[0].packet(250_000), Some(1_000));
     }
 
     #[test]

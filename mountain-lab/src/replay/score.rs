@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What becomes of flows during a replay: how late their packets are, and how often they move.
 //!
-//! Flow k of as many as there are paths prefers path k, then the next ones in turn, as a hash with
-//! equal weights does on average. It sends a packet every 10 ms.
+//! Every path has as many flows that prefer it, and every other path as many of these as their second
+//! choice, as a hash with equal weights does on average. Each sends a packet every 10 ms.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ pub const STEP_US: u64 = 10_000;
 /// Resolution of delays, µs.
 const BIN_US: u32 = 250;
 /// Delays from here on are alike, µs. A lost packet is among them.
-const MOST_US: u32 = 2_000_000;
+pub const MOST_US: u32 = 2_000_000;
 /// Delays whose share above them is reported, ms.
 pub const LATE_MS: [u32; 3] = [100, 200, 400];
 
@@ -22,6 +22,8 @@ pub const LATE_MS: [u32; 3] = [100, 200, 400];
 #[derive(Clone, Debug)]
 pub struct Score {
     bins: Vec<u32>,
+    /// Packets by path.
+    by_path: Vec<u64>,
     packets: u64,
     moves: u64,
     flow_us: u64,
@@ -33,6 +35,7 @@ impl Default for Score {
     fn default() -> Self {
         Score {
             bins: vec![0; (MOST_US / BIN_US + 1) as usize],
+            by_path: Vec::new(),
             packets: 0,
             moves: 0,
             flow_us: 0,
@@ -43,7 +46,7 @@ impl Default for Score {
 }
 
 /// The figures of a score.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
     pub p50_ms: f64,
     pub p95_ms: f64,
@@ -53,12 +56,19 @@ pub struct Figures {
     pub above_percent: [f64; 3],
     pub moves_per_flow_minute: f64,
     pub probes_per_path_second: f64,
+    /// Packets sent on each path, in percent.
+    pub share_percent: Vec<f64>,
 }
 
 impl Score {
     pub fn add(&mut self, other: &Score) {
         for (bin, more) in self.bins.iter_mut().zip(&other.bins) {
             *bin += more;
+        }
+        let paths = self.by_path.len().max(other.by_path.len());
+        self.by_path.resize(paths, 0);
+        for (count, more) in self.by_path.iter_mut().zip(&other.by_path) {
+            *count += more;
         }
         self.packets += other.packets;
         self.moves += other.moves;
@@ -67,9 +77,10 @@ impl Score {
         self.path_us += other.path_us;
     }
 
-    fn packet(&mut self, delay_us: Option<u32>) {
+    fn packet(&mut self, path: usize, delay_us: Option<u32>) {
         let us = delay_us.unwrap_or(MOST_US).min(MOST_US);
         self.bins[(us / BIN_US) as usize] += 1;
+        self.by_path[path] += 1;
         self.packets += 1;
     }
 
@@ -101,16 +112,35 @@ impl Score {
             above_percent: LATE_MS.map(above),
             moves_per_flow_minute: self.moves as f64 * 60e6 / self.flow_us.max(1) as f64,
             probes_per_path_second: self.probes as f64 * 1e6 / self.path_us.max(1) as f64,
+            share_percent: self
+                .by_path
+                .iter()
+                .map(|n| 100.0 * *n as f64 / packets)
+                .collect(),
         }
     }
+}
+
+/// The paths that each flow prefers, best first.
+fn preferences(paths: usize) -> Vec<Vec<usize>> {
+    let each = (0..paths).flat_map(|first| (1..paths.max(2)).map(move |step| (first, step)));
+    each.map(|(first, step)| {
+        let others = (0..paths - 1).map(|i| (first + 1 + (step - 1 + i) % (paths - 1)) % paths);
+        std::iter::once(first).chain(others).collect()
+    })
+    .collect()
 }
 
 /// Plays a window to a chooser. The first `warm_up_us` are played, but not scored.
 pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Score {
     let paths = window.paths.len();
-    let mut score = Score::default();
+    let mut score = Score {
+        by_path: vec![0; paths],
+        ..Score::default()
+    };
+    let flows = preferences(paths);
     // Where each flow is; what a hash would choose at first.
-    let mut at: Vec<usize> = (0..paths).collect();
+    let mut at: Vec<usize> = flows.iter().map(|order| order[0]).collect();
     let mut probes_before = 0;
     for now_us in (0..window.length_us).step_by(STEP_US as usize) {
         let allowed = chooser.step(now_us, window);
@@ -118,20 +148,20 @@ pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Scor
         if !scored {
             probes_before = chooser.probes();
         }
-        for (flow, at) in at.iter_mut().enumerate() {
-            let turn = (0..paths).map(|i| (flow + i) % paths);
-            let wanted = turn.into_iter().find(|path| allowed & 1 << path != 0);
-            let wanted = wanted.unwrap_or(flow);
+        let delays: Vec<Option<u32>> = window.paths.iter().map(|p| p.packet(now_us)).collect();
+        for (order, at) in flows.iter().zip(&mut at) {
+            let wanted = order.iter().find(|path| allowed & 1 << **path != 0);
+            let wanted = *wanted.unwrap_or(&order[0]);
             if scored {
                 score.moves += u64::from(*at != wanted);
-                score.packet(window.paths[wanted].at(now_us));
+                score.packet(wanted, delays[wanted]);
             }
             *at = wanted;
         }
     }
     let scored_us = window.length_us.saturating_sub(warm_up_us);
-    score.flow_us = scored_us * paths as u64;
-    score.path_us = score.flow_us;
+    score.flow_us = scored_us * flows.len() as u64;
+    score.path_us = scored_us * paths as u64;
     score.probes = chooser.probes() - probes_before;
     score
 }
@@ -187,6 +217,23 @@ mod tests {
         );
         // 10 ms are not worth a move back.
         assert!(banded.moves_per_flow_minute < oracle.moves_per_flow_minute);
+    }
+
+    #[test]
+    fn flows_of_a_path_that_is_left_spread_evenly_over_the_others() {
+        let flows = preferences(4);
+        assert_eq!(flows.len(), 12);
+        for order in &flows {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3], "{order:?}");
+        }
+        let second_of_0: Vec<usize> = flows[..3].iter().map(|order| order[1]).collect();
+        assert_eq!(second_of_0, [1, 2, 3]);
+        assert_eq!(preferences(2), [[0, 1], [1, 0]]);
+        let hash = figures("hash");
+        assert_eq!(hash.share_percent, [50.0, 50.0]);
+        assert_eq!(figures("path1").share_percent, [0.0, 100.0]);
     }
 
     #[test]
