@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Compiles bpf/*.bpf.c and generates their Rust skeletons.
+//! Compiles bpf/*/*.bpf.c and generates their Rust skeletons.
 
 use std::{env, path::PathBuf, process::Command};
 
@@ -49,36 +49,21 @@ fn main() -> Result<()> {
         // Debian keeps <asm/types.h> in the multiarch folder, which `-target bpf` does not search.
         format!("-I/usr/include/{arch}-linux-gnu"),
     ];
-    SkeletonBuilder::new()
-        .source(bpf.join("steer.bpf.c"))
-        .clang(&clang)
-        .clang_args(args.clone())
-        .build_and_generate(out.join("steer.skel.rs"))
-        .context("compiling bpf/steer.bpf.c")?;
-    SkeletonBuilder::new()
-        .source(bpf.join("start.bpf.c"))
-        .clang(&clang)
-        .clang_args(args.clone())
-        .build_and_generate(out.join("start.skel.rs"))
-        .context("compiling bpf/start.bpf.c")?;
-    SkeletonBuilder::new()
-        .source(bpf.join("cc.bpf.c"))
-        .clang(&clang)
-        .clang_args(args.clone())
-        .build_and_generate(out.join("cc.skel.rs"))
-        .context("compiling bpf/cc.bpf.c")?;
-    SkeletonBuilder::new()
-        .source(bpf.join("redirect.bpf.c"))
-        .clang(&clang)
-        .clang_args(args.clone())
-        .build_and_generate(out.join("redirect.skel.rs"))
-        .context("compiling bpf/redirect.bpf.c")?;
+    for program in ["steer", "placement", "cc", "redirect"] {
+        let source = bpf.join(program).join(format!("{program}.bpf.c"));
+        SkeletonBuilder::new()
+            .source(&source)
+            .clang(&clang)
+            .clang_args(args.clone())
+            .build_and_generate(out.join(format!("{program}.skel.rs")))
+            .with_context(|| format!("compiling {}", source.display()))?;
+    }
     // The same code for the processor of the build's target, for tests and simulations.
     cc::Build::new()
-        .file(bpf.join("brake_host.c"))
+        .file(bpf.join("cc/brake_host.c"))
         .warnings_into_errors(true)
         .try_compile("mountain_brake")
-        .context("compiling bpf/brake_host.c")?;
+        .context("compiling bpf/cc/brake_host.c")?;
     // For tests/bpf/averages.rs; not there where only the sources of the binary are packaged.
     if test.exists() {
         SkeletonBuilder::new()

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use mountain::bpf::start::cgroup_root;
+use mountain::host::cgroup;
 
 /// This process is in it until it is dropped, which removes it.
 pub struct Cgroup {
@@ -20,7 +20,7 @@ impl Cgroup {
     /// # Errors
     /// Where no cgroups of version 2 are mounted, or without root.
     pub fn join() -> Result<Self> {
-        let root = cgroup_root()?;
+        let root = cgroup::root()?;
         let own = fs::read_to_string("/proc/self/cgroup").context("/proc/self/cgroup")?;
         let before = root.join(own_cgroup(&own).trim_start_matches('/'));
         let path = root.join(format!("mtl-{}", std::process::id()));

@@ -3,7 +3,7 @@
 //!
 //! The library holds everything that the `mountain` binary and the `mountain-lab` experiments share.
 //! Its modules are layers, lowest first: `host`, `netlink`, `topology`, `bpf`, `measure`, `report`,
-//! `steer`, `start`, `cc`, `redirect`, `control`, `config`, `daemon`, `check`, `cli`. None names a
+//! `steer`, `placement`, `cc`, `redirect`, `control`, `config`, `daemon`, `check`, `cli`. None names a
 //! higher one, which `layers` tests. docs/architecture.md describes them.
 
 // First: the macros of `host::stdout` take the place of std's in all that follows.
@@ -21,8 +21,8 @@ pub mod daemon;
 mod layers;
 pub mod measure;
 pub mod netlink;
+pub mod placement;
 pub mod redirect;
 pub mod report;
-pub mod start;
 pub mod steer;
 pub mod topology;

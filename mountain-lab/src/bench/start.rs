@@ -15,7 +15,7 @@ use anyhow::{ensure, Context, Result};
 use mountain::bpf::{GroupConfig, Masks, Mode};
 use mountain::config::Config;
 use mountain::netlink::{read_topology_blocking, Filter};
-use mountain::start::{Known, Starter};
+use mountain::placement::{Known, Placer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain_lab::result::{Check, Metric, Op};
 use mountain_lab::workload::stats::median;
@@ -92,7 +92,7 @@ impl Home {
     }
 
     /// All that places flows, as `mountain up --adopt` sets it up with two good uplinks; call at home.
-    fn placing(&self, cgroup: &Cgroup) -> Result<Starter> {
+    fn placing(&self, cgroup: &Cgroup) -> Result<Placer> {
         let filter = Filter {
             adopt: true,
             ..Filter::default()
@@ -116,18 +116,18 @@ impl Home {
         };
         let known: BTreeMap<usize, Known> = topology.paths.iter().enumerate().map(known).collect();
         let mut config = Config::default();
-        config.start.cgroup = Some(cgroup.path().to_owned());
-        let mut starter = Starter::new(&config)?;
-        starter.update(&topology, &groups, &known)?;
+        config.placement.cgroup = Some(cgroup.path().to_owned());
+        let mut placer = Placer::new(&config.placement, &config.rule)?;
+        placer.update(&topology, &groups, &known)?;
         let both = Masks {
             latency: 0b11,
             bulk: 0b11,
             alive: 0b11,
             ejected: 0,
         };
-        starter.set_masks(0, both);
-        starter.set_mode(Mode::Steer);
-        Ok(starter)
+        placer.set_masks(0, both);
+        placer.set_mode(Mode::Steer);
+        Ok(placer)
     }
 
     /// Packets that have arrived at the far end by each uplink.
@@ -215,13 +215,13 @@ fn time_placed(
     listener: &TcpListener,
     with: bool,
 ) -> Result<f64> {
-    let starter = with.then(|| net.placing(cgroup)).transpose()?;
-    let placed = |s: &Starter| s.placed(0) + s.placed(1);
-    let before = starter.as_ref().map(placed);
+    let placer = with.then(|| net.placing(cgroup)).transpose()?;
+    let placed = |s: &Placer| s.placed(0) + s.placed(1);
+    let before = placer.as_ref().map(placed);
     time_connects(kind, plan.connects / 10, listener)?;
     let ns = time_connects(kind, plan.connects, listener)?;
-    if let (Some(starter), Some(before)) = (&starter, before) {
-        let placed = placed(starter) - before;
+    if let (Some(placer), Some(before)) = (&placer, before) {
+        let placed = placed(placer) - before;
         ensure!(
             placed >= u64::from(plan.connects),
             "{placed} of {} connections were placed: not the cost of that",

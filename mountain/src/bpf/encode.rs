@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! From the project's types to the program's (bpf/intf.h).
+//! From the project's types to the program's (bpf/common/intf.h).
 
 use std::net::IpAddr;
 

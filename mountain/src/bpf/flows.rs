@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{encode, types};
 
-/// Class of a flow, `mtn_class` in bpf/intf.h.
+/// Class of a flow, `mtn_class` in bpf/common/intf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
@@ -87,7 +87,7 @@ fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
         .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
 }
 
-/// Tag of a slot whose flow was taken out, `MTN_TAG_FORGOTTEN` in bpf/intf.h. Flows' are above.
+/// Tag of a slot whose flow was taken out, `MTN_TAG_FORGOTTEN` in bpf/common/intf.h. Flows' are above.
 const TAG_FORGOTTEN: u64 = 1;
 
 /// Slots that flows take first: their 128 KiB stay in the TLB.
@@ -101,7 +101,7 @@ pub fn slots(flows: u32) -> (u32, u32) {
     (far.min(NEAR), far)
 }
 
-/// The program's flow table, mapped (bpf/flow_table.h).
+/// The program's flow table, mapped (bpf/steer/flow_table.h).
 ///
 /// The program writes it meanwhile, without locks: an entry that starts while it is read may show a
 /// mixture of two flows.
@@ -184,7 +184,7 @@ impl FlowTable {
     }
 }
 
-/// Why a flow was moved, `mtn_move_reason` in bpf/intf.h.
+/// Why a flow was moved, `mtn_move_reason` in bpf/common/intf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveReason {

@@ -13,11 +13,11 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 
-use super::start::cgroup_root;
+use crate::host::cgroup;
 
 /// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
 const BY_ADDRESS: &str = "sd_fw_egress";
-/// So many programs at cgroups can be minded: the size of the map in bpf/cgroups.h.
+/// So many programs at cgroups can be minded: the size of the map in bpf/steer/cgroups.h.
 pub const PROGRAMS_MAX: usize = 4096;
 /// Programs at one cgroup whose names are asked for.
 const NAMED_MAX: usize = 64;
@@ -84,7 +84,7 @@ fn has_netfilter_links() -> bool {
 /// # Errors
 /// When the kernel does not say what is attached.
 pub fn cgroup_egress() -> Result<Vec<CgroupProgram>> {
-    let Ok(root) = cgroup_root() else {
+    let Ok(root) = cgroup::root() else {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();

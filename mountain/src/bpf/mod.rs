@@ -11,7 +11,7 @@ mod skel {
 mod encode;
 pub mod flows;
 pub mod foreign;
-pub mod start;
+pub mod placement;
 pub mod tries;
 
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub use skel::types;
 /// Value of the destination tries for "not ours".
 const NOT_OURS: u32 = u32::MAX;
 
-/// Who decides where flows go; `mtn_mode` in bpf/intf.h.
+/// Who decides where flows go; `mtn_mode` in bpf/common/intf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Count, never move: the kernel's own ECMP.
@@ -98,7 +98,7 @@ pub struct Settings {
     pub elastic_above_bps: u64,
     /// Flows that the table is for.
     pub flow_entries: u32,
-    /// Move only what this host's routing sent to the device (bpf/origin.h). Always true, except for
+    /// Move only what this host's routing sent to the device (bpf/steer/origin.h). Always true, except for
     /// BPF_PROG_RUN, whose packets nobody routed.
     pub only_routed: bool,
 }
@@ -110,7 +110,7 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// Names of the counters, in the order of `mtn_stat` in bpf/intf.h.
+/// Names of the counters, in the order of `mtn_stat` in bpf/common/intf.h.
 pub const STAT_NAMES: [&str; 20] = [
     "redirected",
     "flow_new",
@@ -144,7 +144,7 @@ pub struct Steer {
     sources: tries::Shared<u32>,
 }
 
-/// Source addresses about which something is known in advance (bpf/sources.h). Of any other, user
+/// Source addresses about which something is known in advance (bpf/steer/sources.h). Of any other, user
 /// space is asked.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
@@ -154,9 +154,9 @@ pub struct Sources {
     pub movable: Vec<IpNet>,
 }
 
-/// Most sources with a permission to move, `MTN_MAX_PERMITS` in bpf/intf.h.
+/// Most sources with a permission to move, `MTN_MAX_PERMITS` in bpf/common/intf.h.
 pub const MAX_PERMITS: usize = 16_384;
-/// A permission holds for so long, ns: `MTN_PERMIT_NS` in bpf/intf.h.
+/// A permission holds for so long, ns: `MTN_PERMIT_NS` in bpf/common/intf.h.
 pub const PERMIT_NS: u64 = 300_000_000_000;
 
 /// The destinations of groups, each with its group's index, among `not_ours`: for

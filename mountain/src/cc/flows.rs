@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The live flows, as the iterator `mountain_flows` in bpf/cc.bpf.c lists them.
+//! The live flows, as the iterator `mountain_flows` in bpf/cc/cc.bpf.c lists them.
 
 use std::collections::HashMap;
 use std::io::Read;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Tests of settling (bpf/settle.h, compiled for this machine).
+//! Tests of settling (bpf/cc/settle.h, compiled for this machine).
 
 use proptest::prelude::*;
 

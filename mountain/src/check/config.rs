@@ -2,9 +2,9 @@
 //! What the configuration names and this host does not have.
 
 use super::{Level, Report};
-use crate::bpf::start::cgroup_root;
 use crate::config::Config;
-use crate::start::config::{cgroup_id, RuleConfig};
+use crate::host::cgroup;
+use crate::placement::config::RuleConfig;
 use crate::topology::{Kind, Topology};
 
 /// Holds the tables of the configuration against the paths and cgroups that are there.
@@ -13,6 +13,9 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
         let of = |path: &crate::topology::Path| (path.ifname.clone(), path.key.gateway);
         topology.paths.iter().map(of)
     };
+    for hint in &config.hints {
+        report.warn("configuration", hint, "");
+    }
     for unused in config.unused_paths(paths()) {
         report.warn(
             "configuration",
@@ -20,7 +23,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "mend `dev` and `gateway`, or remove the table",
         );
     }
-    if !topology.starts() || !config.start.enabled {
+    if !topology.places() || !config.placement.enabled {
         return;
     }
     let names: Vec<String> = paths()
@@ -35,12 +38,17 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             );
         }
     }
-    if let Some(cgroup) = config.start.cgroup.as_ref().filter(|path| !path.exists()) {
+    if let Some(cgroup) = config
+        .placement
+        .cgroup
+        .as_ref()
+        .filter(|path| !path.exists())
+    {
         // Without one, `up` moves running flows where it can and fails where it cannot.
         let level = match topology
             .groups
             .iter()
-            .any(|group| group.kind == Kind::Start)
+            .any(|group| group.kind == Kind::Place)
         {
             true => Level::Fail,
             false => Level::Warn,
@@ -48,7 +56,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
         report.push(
             "configuration",
             level,
-            format!("start.cgroup: there is no cgroup {}", cgroup.display()),
+            format!("placement.cgroup: there is no cgroup {}", cgroup.display()),
             "create it, or name another one (`systemd-cgls` lists them)",
         );
     }
@@ -64,7 +72,7 @@ fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
         names.join(", ")
     );
     if let Some(cgroup) = &rule.matches.cgroup {
-        cgroup_id(&cgroup_root()?, cgroup)?;
+        cgroup::id(&cgroup::root()?, cgroup)?;
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
             continue;
         };
         let instead = match group.kind {
-            Kind::StartAndMove => "new flows still choose their path",
+            Kind::PlaceAndMove => "new flows still choose their path",
             _ => "its flows are left to the kernel",
         };
         report.warn(

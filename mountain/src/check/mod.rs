@@ -6,8 +6,8 @@
 
 mod config;
 mod firewall;
+mod placement;
 mod sockets;
-mod start;
 
 use std::fmt::Display;
 use std::fs;
@@ -159,11 +159,11 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     }
     config::check(report, &topology, config);
     check_paths(report, &topology);
-    start::check(report, &topology, &config.start, up);
+    placement::check(report, &topology, &config.placement, up);
     check_other_programs(report, &topology);
     firewall::check(report, &topology);
-    check_sysctls(report, &topology, config.start.enabled);
-    sockets::check_new(report, &topology, &config.start);
+    check_sysctls(report, &topology, config.placement.enabled);
+    sockets::check_new(report, &topology, &config.placement);
     sockets::check_live(report, &topology);
 }
 
@@ -360,8 +360,8 @@ fn describe(group: &Group, topology: &Topology) -> String {
         254 => String::new(),
         other => format!(" in table {other}"),
     };
-    let kind = match group.kind.starts() {
-        true => format!("; {}", crate::start::kind_text(group.kind)),
+    let kind = match group.kind.places() {
+        true => format!("; {}", crate::placement::kind_text(group.kind)),
         false => String::new(),
     };
     format!("{}{table}: {}{kind}", prefixes.join(", "), hops.join(", "))
@@ -479,7 +479,7 @@ fn check_hash_policy(report: &mut Report, topology: &Topology, placing: bool) {
         if groups().next().is_none() {
             continue;
         }
-        let who = match placing && groups().all(|group| group.kind.starts()) {
+        let who = match placing && groups().all(|group| group.kind.places()) {
             true => "flows that mountain does not place start on one path for each pair of hosts",
             false => "all flows between two hosts start on one path",
         };
@@ -501,7 +501,7 @@ fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
     let ipv4_groups = || topology.groups.iter().filter(|group| !is_ipv6(group));
     if ipv4_groups().next().is_some() {
         for (_, ifname) in devices(topology) {
-            // Where default routes differ in metric, `start` judges the filter.
+            // Where default routes differ in metric, `placement` judges the filter.
             if topology.groups.iter().all(|group| !group.kind.moves()) {
                 break;
             }

@@ -8,11 +8,11 @@ use ipnet::IpNet;
 
 use super::{route_command, Report};
 use crate::host::text::count;
-use crate::start::config::StartConfig;
+use crate::placement::config::PlacementConfig;
 use crate::topology::{Group, Topology};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
-pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &StartConfig) {
+pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &PlacementConfig) {
     for group in &topology.groups {
         let Some(destination) = some_destination(group, topology) else {
             continue;
@@ -26,7 +26,7 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &StartC
             socket.local_addr()
         });
         let prefix = group.prefixes[0];
-        if start.enabled && group.kind.starts() && source.is_ok() {
+        if start.enabled && group.kind.places() && source.is_ok() {
             report.ok(
                 "new flows",
                 format!("to {prefix} they choose their uplink when they start"),

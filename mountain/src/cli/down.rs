@@ -9,7 +9,7 @@ use clap::Args;
 use crate::cli::need_root;
 use crate::control::run_dir::{self, Request, RunDir};
 use crate::host::namespaces;
-use crate::{redirect, start};
+use crate::{placement, redirect};
 
 /// How long the daemon may take to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -61,7 +61,7 @@ fn here() -> Result<Found> {
         None => {
             // Nothing is attached without a process; files can be left over, and the rules and tables by
             // which flows go on where they are.
-            let left = start::clear()?;
+            let left = placement::clear()?;
             redirect::watch::clear()?;
             run_dir.remove();
             Ok(if left { Found::Left } else { Found::Nothing })

@@ -40,7 +40,7 @@ use crate::control::run_dir::{Request, RunDir};
 use crate::daemon::{self, status_text, PolicyName};
 use crate::host::text::{count, prefix};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
-use crate::start;
+use crate::placement;
 use crate::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
@@ -289,7 +289,7 @@ impl Up {
         if !self.route.is_empty() {
             config.steer.routes = self.route.clone();
         }
-        config.start.adopt |= self.adopt;
+        config.placement.adopt |= self.adopt;
         if self.foreground || self.dry_run {
             return self.run_here(config);
         }
@@ -399,13 +399,13 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
         Err(e) => return Err(e),
     };
     let mut up = "mountain up".to_owned();
-    if adopt && !config.start.adopt {
+    if adopt && !config.placement.adopt {
         up += " --adopt";
     }
     if let Some(file) = file {
         up += &format!(" --config {}", file.display());
     }
-    config.start.adopt |= adopt;
+    config.placement.adopt |= adopt;
     let try_load = |topology: &Topology| try_load(topology, &config);
     check::check_into(&mut report, &config, &up, Some(&try_load));
     if json {
@@ -431,9 +431,9 @@ fn try_load(topology: &Topology, config: &Config) -> Result<String> {
     devices
         .iter()
         .try_for_each(|&ifindex| steer.attach(ifindex))?;
-    let also = match topology.starts() && config.start.enabled {
+    let also = match topology.places() && config.placement.enabled {
         true => {
-            start::try_load(&config.start)?;
+            placement::try_load(&config.placement)?;
             "; those that place new flows load"
         }
         false => "",

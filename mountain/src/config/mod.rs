@@ -16,8 +16,8 @@ use crate::cc::Settings as CcConfig;
 use crate::host::text::whole_prefix;
 use crate::measure::probe::Target;
 use crate::netlink::Filter;
+use crate::placement::config::{self as rules, PlacementConfig, RuleConfig};
 use crate::redirect::config::{self as redirects, RedirectConfig};
-use crate::start::config::{self as rules, RuleConfig, StartConfig};
 use crate::steer::cost::{Band, Objective, Weights};
 
 /// The whole file.
@@ -27,14 +27,18 @@ pub struct Config {
     pub steer: SteerConfig,
     /// One `[[path]]` table per path that needs more than what is found by itself.
     pub path: Vec<PathConfig>,
-    /// `[start]`: new flows, where uplinks have addresses of their own.
-    pub start: StartConfig,
+    /// `[placement]`: new flows, where uplinks have addresses of their own. Its old name is `[start]`.
+    #[serde(alias = "start")]
+    pub placement: PlacementConfig,
     /// One `[[rule]]` table per kind of new flows that is to use certain paths.
     pub rule: Vec<RuleConfig>,
     /// `[cc]`: the congestion control.
     pub cc: CcConfig,
     /// One `[[redirect]]` table per rule that `mountain redirect restore` adds.
     pub redirect: Vec<RedirectConfig>,
+    /// What to change in the file, although it is understood; each with file and line.
+    #[serde(skip)]
+    pub hints: Vec<String>,
 }
 
 /// `[steer]`: how paths are measured and chosen.
@@ -382,9 +386,9 @@ impl Config {
     pub fn filter(&self) -> Filter {
         Filter {
             routes: self.steer.routes.clone(),
-            adopt: self.start.adopt,
+            adopt: self.placement.adopt,
             named: self.path.iter().map(|path| path.dev.clone()).collect(),
-            mark_mask: self.start.mark_mask,
+            mark_mask: self.placement.mark_mask,
         }
     }
 
@@ -432,7 +436,7 @@ impl Config {
             key,
             message,
         };
-        let config: Config = toml::from_str(text).map_err(|e| {
+        let mut config: Config = toml::from_str(text).map_err(|e| {
             let offset = e.span().map_or(0, |s| s.start);
             let key = key_at(text, offset);
             let is_prefix = ["routes", "movable_sources"]
@@ -448,6 +452,7 @@ impl Config {
             let (offset, name) = locate(text, table, key);
             bad(offset, name, message)
         })?;
+        config.hints = hints(text, file);
         Ok(config)
     }
 
@@ -456,7 +461,9 @@ impl Config {
         let within = |table| move |(key, text)| (table, key, text);
         self.steer.check().map_err(within(Table::Named("steer")))?;
         self.cc.check().map_err(within(Table::Named("cc")))?;
-        self.start.check().map_err(within(Table::Named("start")))?;
+        self.placement
+            .check()
+            .map_err(within(Table::Named("placement")))?;
         rules::check(&self.rule).map_err(|(i, key, text)| (Table::Nth("rule", i), key, text))?;
         for (i, path) in self.path.iter().enumerate() {
             path.check().map_err(within(Table::Nth("path", i)))?;
@@ -471,7 +478,7 @@ impl Config {
     }
 }
 
-/// A table of the file: `[steer]`, `[start]`, `[cc]`, or the n-th `[[path]]`, `[[rule]]` or
+/// A table of the file: `[steer]`, `[placement]`, `[cc]`, or the n-th `[[path]]`, `[[rule]]` or
 /// `[[redirect]]`.
 #[derive(Clone, Copy)]
 enum Table {
@@ -479,8 +486,40 @@ enum Table {
     Nth(&'static str, usize),
 }
 
+/// Old names of tables, with the new ones.
+const RENAMED: [(&str, &str); 1] = [("start", "placement")];
+
+/// What to change in a file that is understood.
+fn hints(text: &str, file: &Path) -> Vec<String> {
+    let Ok(root) = DeTable::parse(text) else {
+        return Vec::new();
+    };
+    let written = RENAMED.iter().filter_map(|(old, new)| {
+        let (key, _) = root.get_ref().get_key_value(*old)?;
+        let line = text[..key.span().start].matches('\n').count() + 1;
+        Some(format!(
+            "{}:{line}: [{old}] is called [{new}] now: rename it",
+            file.display()
+        ))
+    });
+    written.collect()
+}
+
+/// The name by which the file has a table.
+fn written_name(text: &str, table: &'static str) -> &'static str {
+    let old = RENAMED.iter().find(|(_, new)| *new == table);
+    let root = DeTable::parse(text);
+    old.map(|(old, _)| *old)
+        .filter(|old| root.is_ok_and(|root| root.get_ref().contains_key(*old)))
+        .unwrap_or(table)
+}
+
 /// Where `key` stands: offset and dotted name. Falls back to the table when it is not written.
 fn locate(text: &str, table: Table, key: &str) -> (usize, String) {
+    let table = match table {
+        Table::Named(name) => Table::Named(written_name(text, name)),
+        nth @ Table::Nth(..) => nth,
+    };
     let name = match table {
         Table::Named(table) => format!("{table}.{key}"),
         Table::Nth(array, i) => format!("{array} {}: {key}", i + 1),

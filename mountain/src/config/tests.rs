@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
 
+mod placement;
+
 fn parse(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, Path::new("/etc/mountain.toml"))
 }
@@ -41,12 +43,12 @@ fn the_sample_is_the_defaults() {
     assert_eq!(config.path.len(), 1);
     assert_eq!(config.redirect.len(), 1);
     assert_eq!(config.rule.len(), 1);
-    assert_eq!(config.start, StartConfig::default());
+    assert_eq!(config.placement, PlacementConfig::default());
     // And no key is missing.
     assert_eq!(config.cc, CcConfig::default());
     let all = toml::to_string(&SteerConfig::default()).unwrap();
     let cc = toml::to_string(&CcConfig::default()).unwrap();
-    let start = toml::to_string(&StartConfig::default()).unwrap();
+    let start = toml::to_string(&PlacementConfig::default()).unwrap();
     for key in (all + &cc + &start)
         .lines()
         .filter_map(|l| l.split_once(" = "))
@@ -196,4 +198,20 @@ fn a_file_that_cannot_be_read() {
     let e = format!("{:#}", anyhow::Error::from(e));
     let start = "cannot read the configuration /nonexistent/mountain.toml: No such file";
     assert!(e.starts_with(start), "{e}");
+}
+
+#[test]
+fn the_old_name_of_a_table_is_read_with_a_hint() {
+    let config = parse("\n[start]\nadopt = true\n").unwrap();
+    assert!(config.placement.adopt);
+    let hint = "/etc/mountain.toml:2: [start] is called [placement] now: rename it";
+    assert_eq!(config.hints, [hint]);
+    assert!(parse("[placement]\nadopt = true\n")
+        .unwrap()
+        .hints
+        .is_empty());
+    // Errors call it as the file does.
+    let error = error("[start]\nidle_s = 1\n");
+    assert!(error.contains(":2: start.idle_s: 1 is not"), "{error}");
+    assert!(parse("[start]\n[placement]\n").is_err());
 }

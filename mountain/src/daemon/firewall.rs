@@ -21,8 +21,8 @@ use tracing::{debug, info, warn};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
+use crate::placement;
 use crate::redirect;
-use crate::start;
 use crate::steer::alike::{Difference, Firewall, Question};
 use crate::topology::Topology;
 
@@ -37,7 +37,7 @@ const FIRST: Duration = Duration::from_secs(10);
 /// Why a group without an answer is held. It takes milliseconds, and is not worth a message.
 const READING: &str = "the firewall is being read";
 /// Our own tables, which treat uplinks as they have to.
-const OWN_TABLES: [&str; 2] = [start::nft::TABLE, redirect::nft::TABLE];
+const OWN_TABLES: [&str; 2] = [placement::nft::TABLE, redirect::nft::TABLE];
 
 /// What was found out last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

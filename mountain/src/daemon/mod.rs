@@ -31,8 +31,8 @@ use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::measure::probe::{Answer, Prober};
 use crate::netlink::{self, Change, Filter, Monitor};
+use crate::placement::Placer;
 use crate::redirect::watch::Watching;
-use crate::start::Starter;
 use crate::steer::policy::{self, Event, Policy};
 use crate::topology::{Topology, MAX_PATHS};
 use feed::Feed;
@@ -137,7 +137,7 @@ struct Daemon {
     /// Programs at cgroups whose sockets' flows are not moved.
     barred: Vec<CgroupProgram>,
     /// Made when there is a group whose flows choose when they start.
-    starter: Option<Starter>,
+    placer: Option<Placer>,
     /// A patched kernel, which is told what is measured.
     feed: Option<Feed>,
     forwarding_at: Instant,
@@ -190,6 +190,9 @@ async fn run_locked(
     run_dir: &RunDir,
     ready: impl FnOnce(),
 ) -> Result<()> {
+    for hint in &config.hints {
+        warn!("{hint}");
+    }
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
     let topology = netlink::read_topology(&options.filter).await?;
@@ -310,7 +313,7 @@ impl Daemon {
             steer,
             firewall: None,
             barred: Vec::new(),
-            starter: None,
+            placer: None,
             feed: if options.dry_run { None } else { Feed::open() },
             forwarding_at: Instant::now(),
             has_adopted: false,
@@ -355,7 +358,7 @@ impl Daemon {
 
     /// When a path turns late that new flows may choose by now, unless its probe is answered before.
     fn next_late(&self) -> Option<Instant> {
-        self.starter.as_ref()?;
+        self.placer.as_ref()?;
         let in_us = self.policy.next_late_us()?.saturating_sub(now_us());
         Some(Instant::now() + Duration::from_micros(in_us))
     }
@@ -409,8 +412,8 @@ impl Daemon {
                     if let Some(steer) = &mut self.steer {
                         steer.forget(ifindex);
                     }
-                    if let Some(starter) = &mut self.starter {
-                        starter.forget(ifindex);
+                    if let Some(placer) = &mut self.placer {
+                        placer.forget(ifindex);
                     }
                 }
                 self.pause_starter();
@@ -437,8 +440,8 @@ impl Daemon {
     }
 
     fn pause_starter(&mut self) {
-        if let Some(starter) = &mut self.starter {
-            starter.pause();
+        if let Some(placer) = &mut self.placer {
+            placer.pause();
         }
     }
 
@@ -520,8 +523,8 @@ impl Daemon {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        if let Some(starter) = &mut self.starter {
-            starter.look_at_counters();
+        if let Some(placer) = &mut self.placer {
+            placer.look_at_counters();
         }
         let late: Vec<usize> = self
             .unresolved
@@ -557,9 +560,9 @@ impl Daemon {
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
             }
-            if let Some(starter) = &mut self.starter {
+            if let Some(placer) = &mut self.placer {
                 let latency = self.policy.for_new_flows(i);
-                starter.set_masks(i, Masks { latency, ..masks });
+                placer.set_masks(i, Masks { latency, ..masks });
             }
         }
     }
@@ -588,9 +591,9 @@ impl Daemon {
                 steer.set_delays(path, us(delays.recent_max_us), us(delays.min_us));
             }
         }
-        if let Some(starter) = &self.starter {
+        if let Some(placer) = &self.placer {
             for path in self.paths.ids() {
-                let placed = starter.placed(path);
+                let placed = placer.placed(path);
                 let before = self.placed.insert(path, placed).unwrap_or(placed);
                 self.policy.event(Event::Placed {
                     path,
@@ -609,11 +612,11 @@ impl Daemon {
             self.moves.drain(..surplus);
         }
         self.look_for_translated();
-        if let Some(starter) = &mut self.starter {
-            starter.give_up_dead();
+        if let Some(placer) = &mut self.placer {
+            placer.give_up_dead();
             if self.forwarding_at.elapsed() >= FORWARDING {
                 self.forwarding_at = Instant::now();
-                starter.look_around();
+                placer.look_around();
             }
         }
         self.say_unanswered();
@@ -655,8 +658,8 @@ impl Daemon {
     /// Ends, as another daemon is about to start: what keeps flows on their uplinks stays, as after
     /// `kill -9`.
     fn leave_to_the_next(&mut self) {
-        if let Some(starter) = self.starter.take() {
-            starter.leave();
+        if let Some(placer) = self.placer.take() {
+            placer.leave();
             info!(
                 "the uplinks' rules and tables stay for the next run; `mountain down` removes them"
             );

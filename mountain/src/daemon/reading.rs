@@ -20,7 +20,7 @@ use super::{mode_of, Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, GroupConfig, Mode};
 use crate::netlink::{self, Filter};
-use crate::start::Starter;
+use crate::placement::Placer;
 use crate::topology::Topology;
 
 /// After a job that took a time, the next one waits for so many times that.
@@ -119,8 +119,8 @@ impl Daemon {
         if let Some(steer) = &mut self.steer {
             steer.set_mode(mode, ADOPT_MS);
         }
-        if let Some(starter) = &mut self.starter {
-            starter.set_mode(mode);
+        if let Some(placer) = &mut self.placer {
+            placer.set_mode(mode);
         }
     }
 
@@ -149,8 +149,8 @@ impl Daemon {
                     info!("the kernel's routing is followed again: steering goes on");
                     self.apply_mode();
                 }
-                if let Some(starter) = self.starter.as_mut().filter(|_| newest) {
-                    starter.resume();
+                if let Some(placer) = self.placer.as_mut().filter(|_| newest) {
+                    placer.resume();
                 }
             }
             Err(e) => {
@@ -158,7 +158,7 @@ impl Daemon {
                 self.suspend(format!("{e:#}"));
             }
         }
-        if let Some(Err(e)) = self.starter.as_mut().map(Starter::repair) {
+        if let Some(Err(e)) = self.placer.as_mut().map(Placer::repair) {
             warn!("{e:#}");
         }
         self.resolve_missing().await;
@@ -207,8 +207,8 @@ impl Daemon {
             let wanted = destinations(&groups(false), &topology.not_ours);
             tables.push((steer.dests(), wanted));
         }
-        if let Some(starter) = &self.starter {
-            tables.push(starter.destinations(&topology, &groups(true)));
+        if let Some(placer) = &self.placer {
+            tables.push(placer.destinations(&topology, &groups(true)));
         }
         tables.retain(|(table, wanted)| tries::lock(table).changes(wanted) > AT_ONCE);
         match tables.is_empty() {

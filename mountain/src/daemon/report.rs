@@ -72,7 +72,7 @@ impl Daemon {
                 "probes": { "sent": probes.sent, "answered": probes.answered,
                             "ignored": probes.ignored, "last_error": probes.last_error },
                 "flows": { "latency": of_class(Class::Latency), "bulk": of_class(Class::Bulk) },
-                "started": self.starter.as_ref().map(|s| s.placed(id)),
+                "placed": self.placer.as_ref().map(|s| s.placed(id)),
                 "rate_bps": self.rates.get(&id).map_or(0.0, |r| r.bps),
                 "traffic": self.steer.as_ref().map(|s| s.traffic(id)).transpose()?,
                 "averages": self.steer.as_ref().map(|s| {
@@ -120,7 +120,7 @@ impl Daemon {
             "groups": groups,
             "paths": paths,
             "counters": self.steer.as_ref().map(|s| s.stats()).transpose()?,
-            "start": self.starter.as_ref().map(|s| s.status()).transpose()?,
+            "placement": self.placer.as_ref().map(|s| s.status()).transpose()?,
             "skipped": self.paths.topology().skipped,
             "barred_cgroups": self.barred.iter().map(|program| json!({
                 "cgroup": program.cgroup,
@@ -186,7 +186,7 @@ pub fn status_text(v: &Value) -> String {
             prefixes.join(", "),
             table_name(&g["table"]),
             match g["kind"].as_str() {
-                Some("start" | "start-and-move") => ", new flows choose",
+                Some("place" | "place-and-move") => ", new flows choose",
                 _ => "",
             }
         );
@@ -209,7 +209,7 @@ pub fn status_text(v: &Value) -> String {
             "placed",
             "Mbit/s"
         );
-        let starts = matches!(g["kind"].as_str(), Some("start" | "start-and-move"));
+        let starts = matches!(g["kind"].as_str(), Some("place" | "place-and-move"));
         for m in list(&g["members"]) {
             let Some(p) = list(&v["paths"]).into_iter().find(|p| p["id"] == m["path"]) else {
                 continue;
@@ -231,7 +231,7 @@ pub fn status_text(v: &Value) -> String {
                 ms("cost_us"),
                 figure("loss").map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
                 format!("{}/{}", p["flows"]["latency"], p["flows"]["bulk"]),
-                p["started"]
+                p["placed"]
                     .as_u64()
                     .filter(|_| starts)
                     .map_or("-".into(), |n| n.to_string()),
@@ -243,7 +243,7 @@ pub fn status_text(v: &Value) -> String {
     for program in list(&v["barred_cgroups"]) {
         let _ = writeln!(out, "\nnot moved: {}", text(&program["what"]));
     }
-    for s in list(&v["start"]["suspended"]) {
+    for s in list(&v["placement"]["suspended"]) {
         let family = if s["ipv6"] == true { "IPv6" } else { "IPv4" };
         let _ = writeln!(out, "\nsuspended: {family}: {}", text(&s["why"]));
         if s["began_between"].as_u64() > Some(0) {
@@ -254,7 +254,7 @@ pub fn status_text(v: &Value) -> String {
             );
         }
     }
-    if list(&v["groups"]).is_empty() && list(&v["start"]["suspended"]).is_empty() {
+    if list(&v["groups"]).is_empty() && list(&v["placement"]["suspended"]).is_empty() {
         let _ = writeln!(
             out,
             "\nwaiting for a multipath route to steer; `mountain check` says what is missing"
@@ -269,7 +269,7 @@ pub fn status_text(v: &Value) -> String {
     for s in list(&v["skipped"]) {
         let _ = writeln!(out, "not adopted: {}", text(&s));
     }
-    for s in list(&v["start"]["unresolved"]) {
+    for s in list(&v["placement"]["unresolved"]) {
         let _ = writeln!(out, "{}", text(&s));
     }
     for s in list(&v["translated_sources"]) {

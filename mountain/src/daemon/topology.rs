@@ -12,7 +12,7 @@ use super::{ids::PathIds, Daemon, ADOPT_MS};
 use crate::bpf::{GroupConfig, Masks, PathConfig, Sources};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
-use crate::start::{self, Starter};
+use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
@@ -193,12 +193,12 @@ impl Paths {
     }
 
     /// The paths as those need them who place new flows.
-    fn known(&self) -> BTreeMap<usize, start::Known> {
+    fn known(&self) -> BTreeMap<usize, placement::Known> {
         let known = |index: usize| {
             let id = self.id(index)?;
             let salt = self.path_config(id)?.salt;
             let name = self.name(id).to_owned();
-            Some((id, start::Known { index, name, salt }))
+            Some((id, placement::Known { index, name, salt }))
         };
         (0..self.topology.paths.len()).filter_map(known).collect()
     }
@@ -334,29 +334,30 @@ impl Daemon {
     /// Has new flows choose among the groups that are there now.
     fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
         let topology = &self.paths.topology;
-        let wanted = topology.has_started() && self.config.start.enabled && !self.options.dry_run;
-        if !wanted && self.starter.is_none() {
+        let wanted =
+            topology.has_placed() && self.config.placement.enabled && !self.options.dry_run;
+        if !wanted && self.placer.is_none() {
             return Ok(());
         }
         let known = self.paths.known();
-        if let Some(starter) = &mut self.starter {
-            return starter.update(topology, groups, &known);
+        if let Some(placer) = &mut self.placer {
+            return placer.update(topology, groups, &known);
         }
         let mode = self.mode();
-        let made = Starter::new(&self.config).and_then(|mut starter| {
-            starter.set_mode(mode);
-            starter.update(topology, groups, &known)?;
-            Ok(starter)
+        let made = Placer::new(&self.config.placement, &self.config.rule).and_then(|mut placer| {
+            placer.set_mode(mode);
+            placer.update(topology, groups, &known)?;
+            Ok(placer)
         });
         match made {
-            Ok(starter) => self.starter = Some(starter),
+            Ok(placer) => self.placer = Some(placer),
             // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
             Err(e)
                 if topology.suspended.is_empty()
-                    && topology.groups.iter().all(|g| g.kind != Kind::Start) =>
+                    && topology.groups.iter().all(|g| g.kind != Kind::Place) =>
             {
                 warn!("new flows do not choose their path: {e:#}");
-                self.config.start.enabled = false;
+                self.config.placement.enabled = false;
             }
             Err(e) => return Err(e),
         }
@@ -365,7 +366,7 @@ impl Daemon {
 
     /// Removes what a daemon that was killed has left and that this one has no use for.
     pub(super) fn take_over(&mut self) -> Result<()> {
-        if self.starter.is_none() && !self.options.dry_run && start::clear()? {
+        if self.placer.is_none() && !self.options.dry_run && placement::clear()? {
             info!("removed the rules and tables that an earlier run has left");
         }
         Ok(())
@@ -435,11 +436,11 @@ impl Daemon {
                 prefixes.join(", "),
                 g.table,
                 members.join(", "),
-                start::kind_text(g.kind)
+                placement::kind_text(g.kind)
             );
         }
         if self.options.dry_run {
-            match start::preview(t, &self.config.start) {
+            match placement::preview(t, &self.config.placement) {
                 Ok(lines) => lines.iter().for_each(|line| info!("would add: {line}")),
                 Err(e) => warn!("{e:#}"),
             }

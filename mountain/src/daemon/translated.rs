@@ -7,14 +7,12 @@
 //! to it are routed inwards, to a device that is no path's. For any other source there is a reason
 //! to stay.
 //!
-//! The program asks about sources that it does not know (bpf/sources.h) and leaves their flows where
+//! The program asks about sources that it does not know (bpf/steer/sources.h) and leaves their flows where
 //! the kernel sends them until they have a permission here. Permissions are bounded, end by
 //! themselves and are judged again after each change of the routing. What must stay gets none.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -158,19 +156,6 @@ impl Translated {
         }
         old
     }
-}
-
-/// Whether this network namespace forwards packets at all.
-pub(crate) fn forwards() -> bool {
-    let on = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");
-    // Of IPv4 each device has a switch of its own, of IPv6 since Linux 6.17.
-    let any = |dir: &str, file: &str| {
-        let devices = fs::read_dir(dir).into_iter().flatten().flatten();
-        devices.into_iter().any(|d| on(&d.path().join(file)))
-    };
-    any("/proc/sys/net/ipv4/conf", "forwarding")
-        || on(Path::new("/proc/sys/net/ipv6/conf/all/forwarding"))
-        || any("/proc/sys/net/ipv6/conf", "force_forwarding")
 }
 
 /// Whether replies to a source need no uplink, so that its flows may take any.

@@ -6,6 +6,8 @@
 pub mod stdout;
 
 pub mod atomic_file;
+pub mod cgroup;
 pub mod namespaces;
 pub mod program;
+pub mod sysctl;
 pub mod text;

@@ -375,7 +375,7 @@ impl<'a> Builder<'a> {
         self.topology.pinned_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.selectors = selectors;
-        if self.topology.has_started() {
+        if self.topology.has_placed() {
             self.topology.kept = self.kept();
             self.topology.inner_devices = inner_devices(self.snapshot, &devices);
             self.topology.rule_priorities =
@@ -393,7 +393,7 @@ impl Builder<'_> {
     /// Single destinations that the main table sends out by the gateway of an uplink where flows start, or did.
     fn kept(&self) -> Vec<Kept> {
         let topology = &self.topology;
-        let starting = topology.groups.iter().filter(|group| group.kind.starts());
+        let starting = topology.groups.iter().filter(|group| group.kind.places());
         let members = starting.flat_map(|group| &group.members);
         let paths = members.map(|member| &topology.paths[member.path]);
         let uplinks: HashSet<(u32, bool)> = paths

@@ -3,7 +3,7 @@
 //!
 //! Where a connection goes is decided with its first packet. One that is under way when its rule goes
 //! would go on being redirected, so its entry is deleted: the next packet is decided about anew. Likewise
-//! with flows that were placed on an uplink which is dead ([`crate::start`]).
+//! with flows that were placed on an uplink which is dead ([`crate::placement`]).
 
 pub(crate) mod adopt;
 

@@ -125,7 +125,7 @@ impl Backend {
         Self::Module,
     ];
 
-    /// It is made of the programs of bpf/redirect.bpf.c.
+    /// It is made of the programs of bpf/redirect/redirect.bpf.c.
     pub fn is_bpf(self) -> bool {
         !matches!(self, Self::Nft | Self::Module)
     }

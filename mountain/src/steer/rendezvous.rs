@@ -19,7 +19,7 @@
 //!    `m = h << lz` (bit 31 set), `i = (m >> 23) & 0xff`, `f = m & 0x7fffff` (23 bits):
 //!    `n = (lz << 26) + T[i] − (((u64)(T[i] − T[i+1]) · f) >> 23)`, where
 //!    `T[i] = (1 − log2(1 + i/256)) · 2^26`, rounded to nearest, 257 entries
-//!    (`bpf/neg_ln_table.h`). n < 2^31 + 2^26.
+//!    (`bpf/common/neg_ln_table.h`). n < 2^31 + 2^26.
 //! 4. `score = (u64)n · inv_weights[i]`, where `inv_weights[i] = 2^31/weight` rounded to nearest
 //!    ([`inv_weight`]); below 2^63.
 //! 5. The lowest score among the paths whose bit is set in `eligible` wins; of equal ones the
@@ -65,7 +65,7 @@ const fn neg_log2_table() -> [u32; SEGMENTS + 1] {
     table
 }
 
-/// The table as the C header `bpf/neg_ln_table.h`; a test holds the committed file against it.
+/// The table as the C header `bpf/common/neg_ln_table.h`; a test holds the committed file against it.
 pub fn table_header() -> String {
     // REUSE-IgnoreStart
     let mut out = String::from(
@@ -97,7 +97,7 @@ pub const fn fmix32(mut h: u32) -> u32 {
     h ^ (h >> 16)
 }
 
-/// Hash of a flow, as `mtn_flow_hash` in `bpf/rendezvous.h`: MurmurHash3's body over the words of
+/// Hash of a flow, as `mtn_flow_hash` in `bpf/common/rendezvous.h`: MurmurHash3's body over the words of
 /// `struct mtn_flow_key`, then its finalizer. A word is four bytes of the key as they lie in memory.
 pub fn flow_hash(key: &[u32; 10], seed: u32) -> u32 {
     let h = key.iter().fold(seed, |h, word| {

@@ -166,7 +166,7 @@ struct Uplink<'a> {
 }
 
 fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
-    let starting = topology.groups.iter().filter(|group| group.kind.starts());
+    let starting = topology.groups.iter().filter(|group| group.kind.places());
     let mut indexes: Vec<usize> = starting
         .flat_map(|group| group.members.iter().map(|member| member.path))
         .collect();

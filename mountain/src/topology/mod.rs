@@ -77,19 +77,19 @@ pub enum Kind {
     Move,
     /// The next hops of one multipath route give sockets addresses of their own: new flows choose
     /// their path; those that have an address of the host itself move as well.
-    StartAndMove,
+    PlaceAndMove,
     /// Several default routes, one preferred by its metric: new flows choose their path.
-    Start,
+    Place,
 }
 
 impl Kind {
     /// Whether running flows may be moved between the paths.
     pub fn moves(self) -> bool {
-        self != Self::Start
+        self != Self::Place
     }
 
-    /// Whether new flows choose a path, before their source address is chosen.
-    pub fn starts(self) -> bool {
+    /// Whether new flows are placed: they get a path before their source address is chosen.
+    pub fn places(self) -> bool {
         self != Self::Move
     }
 }
@@ -195,13 +195,13 @@ pub struct Topology {
 
 impl Topology {
     /// Whether some group's new flows choose their path.
-    pub fn starts(&self) -> bool {
-        self.groups.iter().any(|group| group.kind.starts())
+    pub fn places(&self) -> bool {
+        self.groups.iter().any(|group| group.kind.places())
     }
 
     /// Whether flows choose their path when they start, or have chosen it before that was suspended.
-    pub fn has_started(&self) -> bool {
-        self.starts() || !self.suspended.is_empty()
+    pub fn has_placed(&self) -> bool {
+        self.places() || !self.suspended.is_empty()
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The two averages as the kernel computes them: bpf/averages.h over tests/vectors/averages.json,
+//! The two averages as the kernel computes them: bpf/steer/averages.h over tests/vectors/averages.json,
 //! bit for bit, and the steering program's own against the Rust twin over real time.
 
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * bpf/averages.h alone, driven by a clock that the test makes up: averages.rs runs the
+ * bpf/steer/averages.h alone, driven by a clock that the test makes up: averages.rs runs the
  * shared vectors through it.
  */
 #include <stdbool.h>
@@ -13,8 +13,8 @@ struct bpf_iter_num {
 #endif
 #include <bpf/bpf_helpers.h>
 
-#include "../../../bpf/intf.h"
-#include "../../../bpf/averages.h"
+#include "../../../bpf/common/intf.h"
+#include "../../../bpf/steer/averages.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

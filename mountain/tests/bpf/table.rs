@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The flow table (bpf/flow_table.h), through BPF_PROG_RUN: who is in it, and who has to go.
+//! The flow table (bpf/steer/flow_table.h), through BPF_PROG_RUN: who is in it, and who has to go.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};

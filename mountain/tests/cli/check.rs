@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 use mountain::check::{check, check_with, Item, Level, Report};
 use mountain::config::Config;
-use mountain::start::config::{Forward, StartConfig};
+use mountain::placement::config::{Forward, PlacementConfig};
 
 fn check_in(net: &Net) -> Report {
     net.host.within(async || check())
@@ -168,9 +168,9 @@ fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
     net.host.ip("route add default via 10.0.0.2 table 77");
     net.host.ip("rule add fwmark 0x100/0xf00 lookup 77");
     net.host.sysctl("ipv4/ip_forward", "1");
-    let with = |change: fn(&mut StartConfig)| {
+    let with = |change: fn(&mut PlacementConfig)| {
         let mut config = Config::default();
-        change(&mut config.start);
+        change(&mut config.placement);
         let check = async || check_with(&config, "mountain up", None);
         net.host.within(check)
     };

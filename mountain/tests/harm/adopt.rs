@@ -195,7 +195,7 @@ fn leaks(net: &Home) -> u64 {
 /// Whether new flows of IPv4 and IPv6 are left to the kernel, as `status` has it.
 fn suspended(net: &Home) -> [bool; 2] {
     let status = net.home.status();
-    let list = status["start"]["suspended"].as_array().unwrap().clone();
+    let list = status["placement"]["suspended"].as_array().unwrap().clone();
     [false, true].map(|ipv6| list.iter().any(|s| s["ipv6"] == ipv6))
 }
 
@@ -454,7 +454,7 @@ fn flows_that_begin_before_a_vpn_is_noticed_are_told() {
     assert_eq!(by_uplink(&opened).iter().sum::<usize>(), EACH);
     wait_suspended(&net, [true, false]);
     let status = net.home.status();
-    let told = &status["start"]["suspended"][0];
+    let told = &status["placement"]["suspended"][0];
     assert_eq!(told["began_between"], EACH, "{told}");
     let text = net.home.mountain_ok("status");
     assert!(

@@ -87,7 +87,7 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
             .as_array()
             .unwrap()
             .iter()
-            .any(|p| p["started"].as_u64() > Some(0))
+            .any(|p| p["placed"].as_u64() > Some(0))
     });
     let text = net.client.mountain_ok("status");
     let title = text

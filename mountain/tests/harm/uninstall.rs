@@ -78,8 +78,7 @@ echo all taken back
 "#;
 
 fn uninstall(by: &str) {
-    let cgroups =
-        mountain::bpf::start::cgroup_root().expect("this test needs cgroups of version 2");
+    let cgroups = mountain::host::cgroup::root().expect("this test needs cgroups of version 2");
     let cgroup = cgroups.join(format!("mtt-uninstall-{}-{by}", std::process::id()));
     std::fs::create_dir(&cgroup).unwrap();
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -104,7 +104,7 @@ fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
 fn stuck_streams_of_the_host_are_reset() {
     let net = Home::with_config(RESET);
     stuck_streams_are_reset(&net, &net.home, "ECONNABORTED");
-    let reset = net.home.status()["start"]["connections_reset"].as_u64();
+    let reset = net.home.status()["placement"]["connections_reset"].as_u64();
     assert!(reset >= Some(16), "{reset:?}");
 }
 

@@ -73,7 +73,7 @@ fn new_flows_avoid_a_black_hole(ipv6: bool) {
         "no packet left with another uplink's address"
     );
     assert!(net.counter("placed_connect") >= 4 * EACH as u64);
-    assert!(net.counter("placed_exchange") >= 2 * EACH as u64);
+    assert!(net.counter("placed_unconnected") >= 2 * EACH as u64);
     let explain = net.home.mountain_ok("explain");
     assert!(explain.contains("u1"), "{explain}");
 }

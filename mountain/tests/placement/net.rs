@@ -40,8 +40,7 @@ impl Cgroup {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let root =
-            mountain::bpf::start::cgroup_root().expect("these tests need cgroups of version 2");
+        let root = mountain::host::cgroup::root().expect("these tests need cgroups of version 2");
         let path = root.join(format!("mtt-isp-{}-{n}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
@@ -279,7 +278,7 @@ impl Home {
 
     /// A counter of the programs that place flows.
     pub fn counter(&self, name: &str) -> u64 {
-        self.home.status()["start"]["counters"][name]
+        self.home.status()["placement"]["counters"][name]
             .as_u64()
             .unwrap_or_else(|| panic!("no counter {name}"))
     }

@@ -262,11 +262,11 @@ fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
         "[[rule]]\nmatch = {{ cgroup = \"{name}\" }}\nuse = \"u1\"\n"
     ));
     net.up();
-    let unresolved = || net.home.status()["start"]["unresolved"].clone();
+    let unresolved = || net.home.status()["placement"]["unresolved"].clone();
     let said = unresolved()[0].as_str().unwrap_or_default().to_owned();
     assert!(said.contains("there is no cgroup"), "{said}");
     assert!(net.home.mountain_ok("status").contains(&said));
-    let folder = mountain::bpf::start::cgroup_root().unwrap().join(name);
+    let folder = mountain::host::cgroup::root().unwrap().join(name);
     std::fs::create_dir(&folder).unwrap();
     wait_until("it is in force", LEAVE, || {
         unresolved() == serde_json::json!([])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! bpf/redirect.bpf.c byte by byte: packets through BPF_PROG_RUN against the same packets made anew
+//! bpf/redirect/redirect.bpf.c byte by byte: packets through BPF_PROG_RUN against the same packets made anew
 //! with all checksums computed.
 
 mod icmp;

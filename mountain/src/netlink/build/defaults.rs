@@ -63,7 +63,7 @@ impl Builder<'_> {
             && own_sources(&paths).is_ok()
             && self.check_throws(is_ipv6(&route.prefix)).is_ok();
         match starts {
-            true => Kind::StartAndMove,
+            true => Kind::PlaceAndMove,
             false => Kind::Move,
         }
     }
@@ -262,7 +262,7 @@ impl Builder<'_> {
         if let Some(rule) = rules::marked_apart(self.snapshot, ipv6, filter.mark_mask) {
             return Err(format!(
                 "the routing rule of priority {} tells packets apart by bits of the mark that new flows would \
-                 bear: set other ones, `mark_mask` in [start]",
+                 bear: set other ones, `mark_mask` in [placement]",
                 rule.priority
             ));
         }
@@ -295,7 +295,7 @@ impl Builder<'_> {
         }
         members.sort_by_key(|member| member.path);
         self.topology.groups.push(Group {
-            kind: Kind::Start,
+            kind: Kind::Place,
             table: TABLE_MAIN,
             prefixes: vec![best.prefix],
             members,
@@ -420,7 +420,7 @@ mod tests {
         home.routes[1].preferred_source = Some(ip("192.0.2.10"));
         let topology = adopted(&home);
         assert_eq!(topology.groups.len(), 1, "{:?}", topology.skipped);
-        assert_eq!(topology.groups[0].kind, Kind::Start);
+        assert_eq!(topology.groups[0].kind, Kind::Place);
         assert_eq!(
             devices(&topology, 0),
             ["fibre", "lte"],
@@ -777,13 +777,13 @@ mod tests {
         home.routes[0].hops.push(hop);
         home.routes[0].multipath = true;
         let topology = build(&home, &Filter::default());
-        assert_eq!(topology.groups[0].kind, Kind::StartAndMove);
-        assert!(topology.starts());
+        assert_eq!(topology.groups[0].kind, Kind::PlaceAndMove);
+        assert!(topology.places());
 
         home.routes[0].preferred_source = Some(ip("203.0.113.1"));
         let topology = build(&home, &Filter::default());
         assert_eq!(topology.groups[0].kind, Kind::Move);
-        assert!(!topology.starts());
+        assert!(!topology.places());
 
         home.routes[0].preferred_source = None;
         home.routes[0].prefix = "10.0.0.0/8".parse().unwrap();

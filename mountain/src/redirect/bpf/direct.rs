@@ -13,7 +13,7 @@ use libbpf_rs::{MapCore, MapFlags};
 use super::loaded::{entries, Loaded};
 use super::{bytes_of, read_from, types, SNAT};
 
-/// Bit of `flags`, bpf/redirect.h.
+/// Bit of `flags`, bpf/redirect/redirect.h.
 const DIRECT: u8 = 1 << 6;
 const REPLY: u8 = 1 << 0;
 /// `MTN_RD_TCX` and `MTN_RD_XDP`: which hook of the client's device sees direct packets first.

@@ -28,7 +28,7 @@ use super::{
 use crate::redirect::conntrack::adopt::{adopt, Running};
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 
-/// Bits of a flow's `flags`, bpf/redirect.h.
+/// Bits of a flow's `flags`, bpf/redirect/redirect.h.
 const REPLY: u8 = 1 << 0;
 /// Closing, reset and half-open TCP flows, which are kept for a short time.
 const BRIEF: u8 = 1 << 3 | 1 << 4 | 1 << 5;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The BPF backends: bpf/redirect.bpf.c loaded, attached, fed with rules, read and taken off.
+//! The BPF backends: bpf/redirect/redirect.bpf.c loaded, attached, fed with rules, read and taken off.
 //!
 //! All rules of a network namespace share one set of maps, which the attached programs hold; a
 //! command finds them again by the programs on the devices. The rules in the kernel say which
@@ -36,7 +36,7 @@ pub use skel::types;
 
 /// All programs of this project's redirection are called so, and no other.
 pub const PROGRAM_PREFIX: &str = "mtn_redirect";
-/// Bits of `flags`, bpf/redirect.h.
+/// Bits of `flags`, bpf/redirect/redirect.h.
 const SNAT: u8 = 1 << 1;
 const LOG: u8 = 1 << 2;
 const LOCAL: u8 = 1 << 7;

@@ -65,7 +65,7 @@ pub fn ruleset() -> io::Result<Ruleset> {
         return Ok(Ruleset::default());
     }
     let rules = Ruleset::read(Elements::AllBut(nft::TABLE))?;
-    Ok(rules.without_tables(&[nft::TABLE, crate::start::nft::TABLE]))
+    Ok(rules.without_tables(&[nft::TABLE, crate::placement::nft::TABLE]))
 }
 
 /// The devices that a redirect's packets pass.

@@ -49,8 +49,8 @@ fn home() -> Topology {
             path(5, "10.2.0.1", &["10.2.0.2"]),
         ],
         groups: vec![
-            group(Kind::Start, &[0, 1]),
-            group(Kind::StartAndMove, &[2, 3]),
+            group(Kind::Place, &[0, 1]),
+            group(Kind::PlaceAndMove, &[2, 3]),
             group(Kind::Move, &[4, 5]),
         ],
         rule_priorities: [32765, 199],

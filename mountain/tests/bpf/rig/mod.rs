@@ -117,7 +117,7 @@ impl Ctx {
     }
 }
 
-/// `mtn_handover` of bpf/intf.h: what the first run tells the second.
+/// `mtn_handover` of bpf/common/intf.h: what the first run tells the second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note {
     pub ifindex: u32,

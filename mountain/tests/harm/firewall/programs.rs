@@ -72,7 +72,7 @@ struct Cgroup(PathBuf);
 
 impl Cgroup {
     fn new() -> Self {
-        let root = mountain::bpf::start::cgroup_root().expect("cgroups of version 2");
+        let root = mountain::host::cgroup::root().expect("cgroups of version 2");
         let path = root.join(format!("mtt-{}-judge", std::process::id()));
         std::fs::create_dir_all(path.join("inner")).unwrap();
         Self(path)

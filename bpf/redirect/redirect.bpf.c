@@ -185,12 +185,12 @@ struct {
 /* Only so that the type is described to user space. */
 struct mtn_rd_event unused_event;
 
-#include "redirect_flow.h"
-#include "redirect_parse.h"
-#include "redirect_pair.h"
-#include "redirect_way.h"
-#include "redirect_go.h"
-#include "redirect_icmp.h"
+#include "flow.h"
+#include "parse.h"
+#include "pair.h"
+#include "way.h"
+#include "go.h"
+#include "icmp.h"
 
 /*
  * CHECKSUM_* of the transport header at offset @l4; XDP is used only where a packet's checksum is what

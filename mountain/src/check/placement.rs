@@ -2,22 +2,22 @@
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
 use super::{devices, rp_filter_key, sysctl, Report};
-use crate::bpf::start::cgroup_root;
-use crate::daemon::translated::forwards;
+use crate::host::cgroup;
+use crate::host::sysctl::forwards;
 use crate::host::text::count;
 use crate::netlink;
-use crate::start::config::{Forward, StartConfig};
-use crate::start::preview;
+use crate::placement::config::{Forward, PlacementConfig};
+use crate::placement::preview;
 use crate::topology::Topology;
 
-pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConfig, up: &str) {
-    if !topology.starts() {
+pub(super) fn check(report: &mut Report, topology: &Topology, config: &PlacementConfig, up: &str) {
+    if !topology.places() {
         return;
     }
     if !config.enabled {
         report.ok(
             "uplinks",
-            "new flows are left to the kernel: `enabled = false` in [start]",
+            "new flows are left to the kernel: `enabled = false` in [placement]",
         );
         return;
     }
@@ -32,7 +32,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConf
         ),
         Err(error) => report.fail("uplinks", format!("{error:#}"), ""),
     }
-    match cgroup_root() {
+    match cgroup::root() {
         Ok(root) => report.ok("cgroup", format!("sockets are met at {}", root.display())),
         Err(error) => report.fail("cgroup", format!("{error:#}"), ""),
     }
@@ -51,14 +51,14 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &StartConf
                     selector.priority,
                     theirs & mask
                 ),
-                "set other ones: `mark_mask` in [start] of the configuration",
+                "set other ones: `mark_mask` in [placement] of the configuration",
             );
         }
     }
     check_forwarding(report, topology, config);
 }
 
-fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConfig) {
+fn check_forwarding(report: &mut Report, topology: &Topology, config: &PlacementConfig) {
     if !forwards() {
         return;
     }
@@ -66,7 +66,7 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConf
         (Forward::Never, _) => {
             report.ok(
                 "placing",
-                "forwarded connections are left to the kernel: `forward = \"never\"` in [start]",
+                "forwarded connections are left to the kernel: `forward = \"never\"` in [placement]",
             );
             return;
         }
@@ -98,7 +98,7 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &StartConf
                     selector.priority
                 ),
                 format!(
-                    "give the rule a mask (fwmark MARK/{:#x}), or set `forward = \"never\"` in [start]",
+                    "give the rule a mask (fwmark MARK/{:#x}), or set `forward = \"never\"` in [placement]",
                     !config.mark_mask
                 ),
             );

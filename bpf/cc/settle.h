@@ -18,7 +18,7 @@
 #ifndef MOUNTAIN_SETTLE_H
 #define MOUNTAIN_SETTLE_H
 
-#include "brake.h"
+#include "../brake.h"
 
 /* Most round trips that it lasts. */
 #define MTN_SETTLE_ROUNDS	8

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Where a flow starts: the first rule of the user's that matches it says which paths it may have, else
- * the verdict about its group does; rendezvous hashing takes one of them. Included by start.bpf.c behind
+ * the verdict about its group does; rendezvous hashing takes one of them. Included by placement.bpf.c behind
  * the configuration that all of it reads.
  */
-#ifndef MOUNTAIN_PLACE_H
-#define MOUNTAIN_PLACE_H
+#ifndef MOUNTAIN_CHOOSE_H
+#define MOUNTAIN_CHOOSE_H
 
 /* A flow that is about to start. */
-struct mtn_start {
+struct mtn_new_flow {
 	struct mtn_flow_key key;	/* local flows: no source, but destination, protocol, family */
 	__u32 salt;			/* tells local flows apart, whose ports are not chosen yet */
 	__u32 mark;
@@ -21,7 +21,7 @@ struct mtn_start {
 };
 
 /* An index that was checked before; see mtn_path_at() in steer.bpf.c. */
-static __always_inline struct mtn_start_path *mtn_path_at(__u32 id)
+static __always_inline struct mtn_placement_path *mtn_path_at(__u32 id)
 {
 	barrier_var(id);
 	return &paths[id & (MTN_MAX_PATHS - 1)];
@@ -46,8 +46,8 @@ static __always_inline bool mtn_is_member(__u32 group, __u32 path)
 }
 
 /* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
-static __always_inline bool mtn_rule_matches(const struct mtn_start_rule *r,
-					     const struct mtn_start *s, const bool local)
+static __always_inline bool mtn_rule_matches(const struct mtn_placement_rule *r,
+					     const struct mtn_new_flow *s, const bool local)
 {
 	if (r->ipv6 != MTN_ANY_FAMILY && r->ipv6 != s->key.ipv6)
 		return false;
@@ -68,13 +68,13 @@ static __always_inline bool mtn_rule_matches(const struct mtn_start_rule *r,
 	return !r->cgroup || (local && bpf_get_current_ancestor_cgroup_id(r->cgroup_level) == r->cgroup);
 }
 
-/* The first rule that matches, or MTN_MAX_START_RULES. */
-static __always_inline __u32 mtn_rule_for(const struct mtn_start *s, const bool local)
+/* The first rule that matches, or MTN_MAX_RULES. */
+static __always_inline __u32 mtn_rule_for(const struct mtn_new_flow *s, const bool local)
 {
-	__u32 i, found = MTN_MAX_START_RULES;
+	__u32 i, found = MTN_MAX_RULES;
 
 	bpf_for(i, 0, config.n_rules) {
-		if (i >= MTN_MAX_START_RULES)
+		if (i >= MTN_MAX_RULES)
 			break;
 		if (mtn_rule_matches(&rules[i], s, local)) {
 			found = i;
@@ -124,7 +124,7 @@ static __always_inline __u32 mtn_choose(const struct mtn_group *g, __u32 may, __
 }
 
 /* Where a flow to @group starts: a path id, or MTN_MAX_PATHS for the kernel's choice. */
-static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 rule)
+static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u32 rule)
 {
 	struct mtn_flow_key key = s->key;
 	union mtn_masks masks;
@@ -132,7 +132,7 @@ static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 r
 	__u32 may, path;
 
 	if (*(volatile __u32 *)&config.paused) {
-		mtn_count(MTN_START_PASS_PAUSED);
+		mtn_count(MTN_PLACE_PASS_PAUSED);
 		return MTN_MAX_PATHS;
 	}
 	barrier_var(group);
@@ -140,12 +140,12 @@ static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 r
 	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
 	may = masks.latency & masks.alive;
 	s->by_rule = 0;
-	if (rule < MTN_MAX_START_RULES) {
-		struct mtn_start_rule *r;
+	if (rule < MTN_MAX_RULES) {
+		struct mtn_placement_rule *r;
 		__u32 asked;
 
 		barrier_var(rule);
-		r = &rules[rule & (MTN_MAX_START_RULES - 1)];
+		r = &rules[rule & (MTN_MAX_RULES - 1)];
 		s->by_rule = 1;
 		asked = r->wants == MTN_USE_BULK ? masks.bulk & masks.alive :
 			r->wants == MTN_USE_PATHS ? mtn_members_of(g, r->paths) & masks.alive : may;
@@ -169,34 +169,34 @@ static __always_inline __u32 mtn_place(struct mtn_start *s, __u32 group, __u32 r
 	}
 	path = mtn_choose(g, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
 	if (path >= MTN_MAX_PATHS)
-		mtn_count(MTN_START_PASS_NO_PATH);
+		mtn_count(MTN_PLACE_PASS_NO_PATH);
 	return path;
 }
 
 /* The same by the first rule that matches, for flows of the current task ... */
-__noinline int mtn_place_local(struct mtn_start *s, __u32 group, __u32 rule)
+__noinline int mtn_place_local(struct mtn_new_flow *s, __u32 group, __u32 rule)
 {
 	return s ? mtn_place(s, group, rule) : MTN_MAX_PATHS;
 }
 
-__noinline int mtn_local_rule(struct mtn_start *s)
+__noinline int mtn_local_rule(struct mtn_new_flow *s)
 {
-	return s ? mtn_rule_for(s, true) : MTN_MAX_START_RULES;
+	return s ? mtn_rule_for(s, true) : MTN_MAX_RULES;
 }
 
 /* ... and for forwarded ones. */
-__noinline int mtn_place_forwarded(struct mtn_start *s, __u32 group)
+__noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 {
 	return s ? mtn_place(s, group, mtn_rule_for(s, false)) : MTN_MAX_PATHS;
 }
 
-static __always_inline void mtn_placed(const struct mtn_start *s, __u32 path, __u32 stat)
+static __always_inline void mtn_placed(const struct mtn_new_flow *s, __u32 path, __u32 stat)
 {
 	barrier_var(path);
 	placed[path & (MTN_MAX_PATHS - 1)]++;
 	mtn_count(stat);
 	if (s->by_rule)
-		mtn_count(MTN_START_BY_RULE);
+		mtn_count(MTN_PLACE_BY_RULE);
 }
 
 #endif

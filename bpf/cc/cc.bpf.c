@@ -41,7 +41,7 @@
 
 /* Where BPF calls a function of its own it may not leave a stack address in r0; clang does. */
 #define mtn_inline __always_inline
-#include "brake.h"
+#include "../brake.h"
 #include "settle.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -10,7 +10,7 @@ use anyhow::Context;
 use tracing::{info, warn};
 
 use super::aside::Aside;
-use super::{nft, Starter};
+use super::{nft, Placer};
 use crate::bpf::Mode;
 use crate::netlink;
 use crate::redirect::conntrack;
@@ -75,7 +75,7 @@ impl Dead {
     }
 }
 
-impl Starter {
+impl Placer {
     /// Has flows leave uplinks that stay dead while another one lives: entries of forwarded flows that can
     /// go on from another address are deleted in connection tracking, and the next packet is placed anew;
     /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * start: choose the uplink of a new flow, where it cannot be changed later.
+ * placement: choose the uplink of a new flow, where it cannot be changed later.
  *
  * Theory of operation
  * ===================
@@ -23,7 +23,7 @@
  *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
  *                             is given the mark. Netfilter keeps it with the connection and gives
  *                             it to all further packets, whatever stands in them by then
- *                             (mountain/src/start/nft.rs). Any datagram may begin one, so what was
+ *                             (mountain/src/placement/nft.rs). Any datagram may begin one, so what was
  *                             chosen for a flow's last one is remembered, and need not be found
  *                             out again for each.
  *
@@ -76,10 +76,10 @@ struct bpf_iter_num {
 
 #define ALLOW		1	/* the call goes on */
 
-#include "start.h"
-#include "parse.h"
-#include "rendezvous.h"
-#include "dest.h"
+#include "placement.h"
+#include "../common/parse.h"
+#include "../common/rendezvous.h"
+#include "../common/dest.h"
 
 /* The members of the kernel's sockets that are read here; their places are found at load (CO-RE). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -106,10 +106,10 @@ extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-struct mtn_start_config config;
-struct mtn_start_path paths[MTN_MAX_PATHS];
+struct mtn_placement_config config;
+struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
-struct mtn_start_rule rules[MTN_MAX_START_RULES];
+struct mtn_placement_rule rules[MTN_MAX_RULES];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
 volatile __u64 alive_paths;
@@ -118,18 +118,18 @@ __u64 placed[MTN_MAX_PATHS];
 /* union mtn_recent by hash; a new flow takes the slot of whichever was there. */
 volatile __u64 recent[MTN_RECENT];
 
-#include "selectors.h"
+#include "../common/selectors.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
-	__type(key, struct mtn_exchange_key);
-	__type(value, struct mtn_exchange);
-} exchanges SEC(".maps");
+	__type(key, struct mtn_unconnected_key);
+	__type(value, struct mtn_unconnected);
+} unconnected SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MTN_START_STAT_MAX);
+	__uint(max_entries, MTN_PLACE_STAT_MAX);
 	__type(key, __u32);
 	__type(value, __u64);
 } stats SEC(".maps");
@@ -142,7 +142,7 @@ static __always_inline void mtn_count(__u32 stat)
 		(*n)++;
 }
 
-#include "place.h"
+#include "choose.h"
 
 /* A socket of the namespace that is steered? */
 static __always_inline bool mtn_is_mine(struct bpf_sock_addr *ctx)
@@ -224,7 +224,7 @@ static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, _
 	if (mark == now)
 		return true;
 	if (bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark))) {
-		mtn_count(MTN_START_PASS_FAILED);
+		mtn_count(MTN_PLACE_PASS_FAILED);
 		return false;
 	}
 	return true;
@@ -234,7 +234,7 @@ static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, _
  * connect() to the destination in @s. A mark of ours that is there is from an earlier connect() of
  * the same socket: it goes when the new destination is not to have one.
  */
-static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_start *s)
+static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new_flow *s)
 {
 	struct bpf_sock *sk = ctx->sk;
 	__u32 group, rule, now, path = MTN_MAX_PATHS;
@@ -244,7 +244,7 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_sta
 		return ALLOW;
 	/* A look-up by our mark for another device than the socket's would meet `unreachable` first. */
 	if (sk->bound_dev_if || mtn_has_source(sk) || mtn_has_own_device(sk, s->key.ipv6)) {
-		mtn_count(MTN_START_PASS_BOUND);
+		mtn_count(MTN_PLACE_PASS_BOUND);
 		return ALLOW;
 	}
 	now = sk->mark;
@@ -257,14 +257,14 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_sta
 		goto out;
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
-	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
+	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
 	/* A rule adds our bits to a mark of the owner's, unless they would take the place of his. */
-	if (rule >= MTN_MAX_START_RULES ? s->mark : s->mark & config.mark_mask) {
-		mtn_count(MTN_START_PASS_MARKED);
+	if (rule >= MTN_MAX_RULES ? s->mark : s->mark & config.mark_mask) {
+		mtn_count(MTN_PLACE_PASS_MARKED);
 		return ALLOW;
 	}
-	if (rule >= MTN_MAX_START_RULES && s->key.proto == IPPROTO_UDP && mtn_has_own_port(sk)) {
-		mtn_count(MTN_START_PASS_PORT);
+	if (rule >= MTN_MAX_RULES && s->key.proto == IPPROTO_UDP && mtn_has_own_port(sk)) {
+		mtn_count(MTN_PLACE_PASS_PORT);
 		goto out;
 	}
 	cookie = bpf_get_socket_cookie(ctx);
@@ -276,14 +276,14 @@ out:
 		return ALLOW;
 	}
 	if (mtn_set_mark(ctx, now, s->mark | mtn_path_at(path)->mark))
-		mtn_placed(s, path, MTN_START_CONNECT);
+		mtn_placed(s, path, MTN_PLACE_CONNECT);
 	return ALLOW;
 }
 
 SEC("cgroup/connect4")
 int mountain_con4(struct bpf_sock_addr *ctx)
 {
-	struct mtn_start s = {};
+	struct mtn_new_flow s = {};
 
 	if (!mtn_is_mine(ctx))
 		return ALLOW;
@@ -294,7 +294,7 @@ int mountain_con4(struct bpf_sock_addr *ctx)
 SEC("cgroup/connect6")
 int mountain_con6(struct bpf_sock_addr *ctx)
 {
-	struct mtn_start s = {};
+	struct mtn_new_flow s = {};
 
 	if (!mtn_is_mine(ctx))
 		return ALLOW;
@@ -311,17 +311,17 @@ int mountain_con6(struct bpf_sock_addr *ctx)
 }
 
 /* Was the exchange in use lately? Another CPU may have used it since @now was read. */
-static __always_inline bool mtn_is_fresh(const struct mtn_exchange *e, __u64 now)
+static __always_inline bool mtn_is_fresh(const struct mtn_unconnected *e, __u64 now)
 {
 	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
 }
 
 /* The path of a datagram of an unconnected socket, or MTN_MAX_PATHS. */
-static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_start *s)
+static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, struct mtn_new_flow *s)
 {
-	struct mtn_exchange_key pair = {}, whole = {};
+	struct mtn_unconnected_key pair = {}, whole = {};
 	struct bpf_sock *sk = ctx->sk;
-	struct mtn_exchange new = {}, *known, *last;
+	struct mtn_unconnected new = {}, *known, *last;
 	__u32 group, rule, path, was = MTN_MAX_PATHS;
 	__u64 now;
 
@@ -341,14 +341,14 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
 	if (mtn_has_own_device(sk, s->key.ipv6)) {
-		mtn_count(MTN_START_PASS_BOUND);
+		mtn_count(MTN_PLACE_PASS_BOUND);
 		return MTN_MAX_PATHS;
 	}
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
 	if (config.n_selectors &&
 	    mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield)) {
-		mtn_count(MTN_START_PASS_SELECTOR);
+		mtn_count(MTN_PLACE_PASS_SELECTOR);
 		return MTN_MAX_PATHS;
 	}
 
@@ -359,7 +359,7 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	pair.ipv6 = s->key.ipv6;
 	whole.ipv6 = s->key.ipv6;
 	now = bpf_ktime_get_ns();
-	known = bpf_map_lookup_elem(&exchanges, &pair);
+	known = bpf_map_lookup_elem(&unconnected, &pair);
 	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path) &&
 	    mtn_is_member(group, known->path)) {
 		was = known->path;
@@ -368,24 +368,24 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 			return was;
 	}
 
-	last = bpf_map_lookup_elem(&exchanges, &whole);
+	last = bpf_map_lookup_elem(&unconnected, &whole);
 	if (last && !mtn_is_fresh(last, now))
 		last = NULL;
 	/* It may be under way since before the programs were: its address stays the kernel's choice. */
 	if (last && last->path >= MTN_MAX_PATHS) {
 		last->last_ns = now;
-		mtn_count(MTN_START_PASS_RUNNING);
+		mtn_count(MTN_PLACE_PASS_RUNNING);
 		return MTN_MAX_PATHS;
 	}
 
-	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_START_RULES;
-	if (rule >= MTN_MAX_START_RULES) {
+	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
+	if (rule >= MTN_MAX_RULES) {
 		if (s->mark) {
-			mtn_count(MTN_START_PASS_MARKED);
+			mtn_count(MTN_PLACE_PASS_MARKED);
 			return MTN_MAX_PATHS;
 		}
 		if (mtn_has_own_port(sk)) {
-			mtn_count(MTN_START_PASS_PORT);
+			mtn_count(MTN_PLACE_PASS_PORT);
 			return MTN_MAX_PATHS;
 		}
 	}
@@ -398,40 +398,40 @@ static __always_inline __u32 mtn_exchange(struct bpf_sock_addr *ctx, struct mtn_
 	if (path >= MTN_MAX_PATHS)
 		return was;
 	if (was < MTN_MAX_PATHS && was != path)
-		mtn_count(MTN_START_LEFT_DEAD);
+		mtn_count(MTN_PLACE_LEFT_DEAD);
 	new.last_ns = now;
 	new.path = path;
-	bpf_map_update_elem(&exchanges, &pair, &new, BPF_ANY);
-	bpf_map_update_elem(&exchanges, &whole, &new, BPF_ANY);
-	mtn_placed(s, path, MTN_START_EXCHANGE);
+	bpf_map_update_elem(&unconnected, &pair, &new, BPF_ANY);
+	bpf_map_update_elem(&unconnected, &whole, &new, BPF_ANY);
+	mtn_placed(s, path, MTN_PLACE_UNCONNECTED);
 	return path;
 }
 
 SEC("cgroup/sendmsg4")
 int mountain_msg4(struct bpf_sock_addr *ctx)
 {
-	struct mtn_start s = {};
+	struct mtn_new_flow s = {};
 	__u32 path, addr;
 
 	/* The source is set: by bind(), by connect(), or in this packet (IP_PKTINFO). */
 	if (!mtn_is_mine(ctx) || ctx->msg_src_ip4)
 		return ALLOW;
 	s.key.daddr[0] = ctx->user_ip4;
-	path = mtn_exchange(ctx, &s);
+	path = mtn_place_unconnected(ctx, &s);
 	if (path >= MTN_MAX_PATHS)
 		return ALLOW;
 	addr = mtn_path_at(path)->addr[0];
 	if (addr)
 		ctx->msg_src_ip4 = addr;
 	else
-		mtn_count(MTN_START_PASS_NO_PATH);
+		mtn_count(MTN_PLACE_PASS_NO_PATH);
 	return ALLOW;
 }
 
 SEC("cgroup/sendmsg6")
 int mountain_msg6(struct bpf_sock_addr *ctx)
 {
-	struct mtn_start s = {};
+	struct mtn_new_flow s = {};
 	__u32 path, a, b, c, d;
 
 	if (!mtn_is_mine(ctx))
@@ -444,7 +444,7 @@ int mountain_msg6(struct bpf_sock_addr *ctx)
 	s.key.daddr[2] = ctx->user_ip6[2];
 	s.key.daddr[3] = ctx->user_ip6[3];
 	s.key.ipv6 = 1;
-	path = mtn_exchange(ctx, &s);
+	path = mtn_place_unconnected(ctx, &s);
 	if (path >= MTN_MAX_PATHS)
 		return ALLOW;
 	a = mtn_path_at(path)->addr[0];
@@ -457,7 +457,7 @@ int mountain_msg6(struct bpf_sock_addr *ctx)
 		ctx->msg_src_ip6[2] = c;
 		ctx->msg_src_ip6[3] = d;
 	} else {
-		mtn_count(MTN_START_PASS_NO_PATH);
+		mtn_count(MTN_PLACE_PASS_NO_PATH);
 	}
 	return ALLOW;
 }
@@ -520,7 +520,7 @@ static __always_inline __u32 mtn_recent_path(__u32 hash, __u32 generation)
 static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt, __u32 hash,
 				__u32 generation)
 {
-	struct mtn_start s = {};
+	struct mtn_new_flow s = {};
 	__u32 group, path;
 
 	if (mtn_dest_is_local(&pkt->key))
@@ -529,7 +529,7 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
 	if (!mtn_is_inner(&pkt->key)) {
-		mtn_count(MTN_START_PASS_SOURCE);
+		mtn_count(MTN_PLACE_PASS_SOURCE);
 		return MTN_MAX_PATHS;
 	}
 	s.key = pkt->key;
@@ -539,7 +539,7 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	path = mtn_place_forwarded(&s, group);
 	if (path >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;
-	mtn_placed(&s, path, MTN_START_FORWARD);
+	mtn_placed(&s, path, MTN_PLACE_FORWARD);
 	/* What a rule says may differ from packet to packet. */
 	if (!config.n_rules) {
 		union mtn_recent r = {
@@ -586,5 +586,5 @@ int mountain_lan(struct __sk_buff *skb)
 }
 
 /* Types that only maps use reach the skeleton through variables that mention them. */
-struct mtn_exchange_key unused_exchange_key;
-struct mtn_exchange unused_exchange;
+struct mtn_unconnected_key unused_unconnected_key;
+struct mtn_unconnected unused_unconnected;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The programs that place new flows (bpf/start.bpf.c): loading, attaching, configuring, reading.
+//! The programs that place new flows (bpf/placement/placement.bpf.c): loading, attaching, configuring, reading.
 //!
-//! [`Start`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's
+//! [`Programs`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's
 //! to place again. What leads flows to their uplinks, rules and tables, is `netlink::uplinks`'.
 
 mod skel {
     #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
-    include!(concat!(env!("OUT_DIR"), "/start.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/placement.skel.rs"));
 }
 
 use std::collections::{btree_map::Entry, BTreeMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::mem::offset_of;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{self, Ordering};
 
@@ -27,15 +27,15 @@ use super::{encode, tries, GroupConfig, Masks, Mode};
 use crate::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types;
 
-/// Most rules, `MTN_MAX_START_RULES` in bpf/start.h.
+/// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
 pub const MAX_RULES: usize = 64;
 const ANY_DSCP: u8 = 0xff;
 const ANY_FAMILY: u8 = 0xff;
 
-/// Names of the counters, in the order of `mtn_start_stat` in bpf/start.h.
+/// Names of the counters, in the order of `mtn_placement_stat` in bpf/placement/placement.h.
 const STAT_NAMES: [&str; 14] = [
     "placed_connect",
-    "placed_exchange",
+    "placed_unconnected",
     "placed_forwarded",
     "by_rule",
     "left_dead",
@@ -56,7 +56,7 @@ pub struct Settings {
     pub hash_seed: u32,
     /// The bits of packet marks that are ours.
     pub mark_mask: u32,
-    /// An exchange of an unconnected socket that rests for so long starts anew, in s.
+    /// Idle time, in s, after which an unconnected flow is placed anew.
     pub idle_s: u32,
     /// One path for all that goes from one address to one other.
     pub by_destination: bool,
@@ -101,51 +101,29 @@ pub struct Rule {
 }
 
 /// The loaded programs with their links.
-pub struct Start {
+pub struct Programs {
     // Links before the skeleton: fields drop in order, and the programs go last.
     sockets: Vec<Link>,
     devices: BTreeMap<u32, Link>,
-    skel: skel::StartSkel<'static>,
+    skel: skel::PlacementSkel<'static>,
     groups: Vec<Vec<usize>>,
     /// Bits of the paths that new flows may choose.
     open: u64,
     dests: tries::Shared<u32>,
 }
 
-/// The root of the cgroups of version 2, as it is mounted here.
-///
-/// # Errors
-/// When it is not.
-pub fn cgroup_root() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
-    match cgroup2_in(&mounts) {
-        Some(path) => Ok(path),
-        None => bail!(
-            "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup"
-        ),
-    }
-}
-
-fn cgroup2_in(mounts: &str) -> Option<PathBuf> {
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let at = fields.next()?;
-        (fields.next()? == "cgroup2").then(|| at.into())
-    })
-}
-
-impl Start {
+impl Programs {
     /// Loads the programs for the calling thread's network namespace, attached to nothing.
     pub fn load(settings: &Settings) -> Result<Self> {
         super::log_libbpf();
-        let open = skel::StartSkelBuilder::default()
+        let open = skel::PlacementSkelBuilder::default()
             .open(super::object())
             .context("opening the BPF object of new flows")?;
         let skel = open
             .load()
             .context("the kernel refused the programs that place new flows")?;
         let dests = tries::Tries::new(&skel.maps.dest4, &skel.maps.dest6)?;
-        let mut start = Self {
+        let mut programs = Self {
             sockets: Vec::new(),
             devices: BTreeMap::new(),
             skel,
@@ -155,7 +133,7 @@ impl Start {
         };
         let netns_cookie =
             super::namespace_cookie().context("cannot tell which network namespace this is")?;
-        start.bss().config = types::mtn_start_config {
+        programs.bss().config = types::mtn_placement_config {
             netns_cookie,
             idle_ns: u64::from(settings.idle_s) * 1_000_000_000,
             mode: Mode::Pass as u32,
@@ -164,7 +142,7 @@ impl Start {
             by_destination: settings.by_destination.into(),
             ..Default::default()
         };
-        Ok(start)
+        Ok(programs)
     }
 
     fn bss(&mut self) -> &mut types::bss {
@@ -204,19 +182,19 @@ impl Start {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn leave_exchanges(&self, cookies: &[u64]) -> Result<()> {
-        const FAMILY: usize = offset_of!(types::mtn_exchange_key, ipv6);
-        const PATH: usize = offset_of!(types::mtn_exchange, path);
-        let mut exchange = [0; size_of::<types::mtn_exchange>()];
-        exchange[..8].copy_from_slice(&super::now_ns().to_ne_bytes());
-        exchange[PATH..PATH + 4].copy_from_slice(&(MAX_PATHS as u32).to_ne_bytes());
+    pub fn leave_unconnected(&self, cookies: &[u64]) -> Result<()> {
+        const FAMILY: usize = offset_of!(types::mtn_unconnected_key, ipv6);
+        const PATH: usize = offset_of!(types::mtn_unconnected, path);
+        let mut flow = [0; size_of::<types::mtn_unconnected>()];
+        flow[..8].copy_from_slice(&super::now_ns().to_ne_bytes());
+        flow[PATH..PATH + 4].copy_from_slice(&(MAX_PATHS as u32).to_ne_bytes());
         for &cookie in cookies {
             for ipv6 in [0, 1] {
-                let mut key = [0; size_of::<types::mtn_exchange_key>()];
+                let mut key = [0; size_of::<types::mtn_unconnected_key>()];
                 key[..8].copy_from_slice(&cookie.to_ne_bytes());
                 key[FAMILY] = ipv6;
-                let map = &self.skel.maps.exchanges;
-                match map.update(&key, &exchange, MapFlags::NO_EXIST) {
+                let map = &self.skel.maps.unconnected;
+                match map.update(&key, &flow, MapFlags::NO_EXIST) {
                     // It was placed by these programs.
                     Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
                     put => put.context("writing the exchanges under way to the kernel's table")?,
@@ -443,7 +421,7 @@ fn same<A: Copy, B: Copy>(value: A) -> B {
     unsafe { std::mem::transmute_copy(&value) }
 }
 
-fn encode_rule(rule: &Rule) -> types::mtn_start_rule {
+fn encode_rule(rule: &Rule) -> types::mtn_placement_rule {
     let (mark, mark_mask) = rule.mark.unwrap_or_default();
     let (cgroup, cgroup_level) = rule.cgroup.unwrap_or_default();
     let (uid_first, uid_last) = rule.uid.unwrap_or((0, u32::MAX));
@@ -451,7 +429,7 @@ fn encode_rule(rule: &Rule) -> types::mtn_start_rule {
     let (dst, dst_mask) = rule.prefix.map_or_else(Default::default, |p| {
         (encode::addr(p.network()), encode::addr(p.netmask()))
     });
-    types::mtn_start_rule {
+    types::mtn_placement_rule {
         paths: match rule.wants {
             Wants::Paths(paths) => paths,
             _ => 0,
@@ -479,24 +457,5 @@ fn encode_rule(rule: &Rule) -> types::mtn_start_rule {
             Wants::Paths(_) => 2,
         },
         ..Default::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_cgroups_of_version_2_are_found() {
-        let hybrid = "sysfs /sys sysfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
-                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(
-            cgroup2_in(hybrid).as_deref(),
-            Some(Path::new("/sys/fs/cgroup/unified"))
-        );
-        assert_eq!(
-            cgroup2_in("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"),
-            None
-        );
     }
 }

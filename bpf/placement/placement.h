@@ -1,53 +1,53 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What the program that places new flows shares with user space; its Rust twin is
- * mountain/src/bpf/start.rs. Paths, groups and masks are those of intf.h.
+ * mountain/src/bpf/placement.rs. Paths, groups and masks are those of intf.h.
  */
-#ifndef MOUNTAIN_START_H
-#define MOUNTAIN_START_H
+#ifndef MOUNTAIN_PLACEMENT_H
+#define MOUNTAIN_PLACEMENT_H
 
-#include "intf.h"
+#include "../common/intf.h"
 
-#define MTN_MAX_START_RULES	64
+#define MTN_MAX_RULES	64
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 #define MTN_ANY_DSCP		0xff
 #define MTN_ANY_FAMILY		0xff
 
 /* How often what happened; index of the `stats` map. */
-enum mtn_start_stat {
-	MTN_START_CONNECT,	/* connections of local sockets that were placed */
-	MTN_START_EXCHANGE,	/* exchanges of unconnected sockets that were placed */
-	MTN_START_FORWARD,	/* forwarded flows that were placed, some of them again and again */
-	MTN_START_BY_RULE,	/* of these three, those that a rule decided */
-	MTN_START_LEFT_DEAD,	/* exchanges that went on by another path, as theirs was dead */
-	MTN_START_PASS_BOUND,	/* the socket has chosen a source address or a device */
-	MTN_START_PASS_MARKED,	/* its owner has marked it */
-	MTN_START_PASS_PORT,	/* it has a UDP port of its own: others may know it by its address */
-	MTN_START_PASS_SELECTOR, /* an ip rule that comes first */
-	MTN_START_PASS_SOURCE,	/* forwarded, from an address that needs no translation */
-	MTN_START_PASS_NO_PATH,	/* no path known good, or its address is not known */
-	MTN_START_PASS_FAILED,	/* the kernel refused the mark */
-	MTN_START_PASS_PAUSED,	/* the routing has changed and is being read again */
-	MTN_START_PASS_RUNNING,	/* datagrams of a socket that was there before anything was placed */
-	MTN_START_STAT_MAX,
+enum mtn_placement_stat {
+	MTN_PLACE_CONNECT,	/* connections of local sockets that were placed */
+	MTN_PLACE_UNCONNECTED,	/* exchanges of unconnected sockets that were placed */
+	MTN_PLACE_FORWARD,	/* forwarded flows that were placed, some of them again and again */
+	MTN_PLACE_BY_RULE,	/* of these three, those that a rule decided */
+	MTN_PLACE_LEFT_DEAD,	/* exchanges that went on by another path, as theirs was dead */
+	MTN_PLACE_PASS_BOUND,	/* the socket has chosen a source address or a device */
+	MTN_PLACE_PASS_MARKED,	/* its owner has marked it */
+	MTN_PLACE_PASS_PORT,	/* it has a UDP port of its own: others may know it by its address */
+	MTN_PLACE_PASS_SELECTOR, /* an ip rule that comes first */
+	MTN_PLACE_PASS_SOURCE,	/* forwarded, from an address that needs no translation */
+	MTN_PLACE_PASS_NO_PATH,	/* no path known good, or its address is not known */
+	MTN_PLACE_PASS_FAILED,	/* the kernel refused the mark */
+	MTN_PLACE_PASS_PAUSED,	/* the routing has changed and is being read again */
+	MTN_PLACE_PASS_RUNNING,	/* datagrams of a socket that was there before anything was placed */
+	MTN_PLACE_STAT_MAX,
 };
 
 /* What a rule wants. */
-enum mtn_start_use {
+enum mtn_rule_wants {
 	MTN_USE_STEADIEST = 0,	/* the paths that latency flows may use */
 	MTN_USE_BULK = 1,	/* those that bulk flows may use */
 	MTN_USE_PATHS = 2,	/* certain ones, while they are alive */
 };
 
 /* An uplink, by path id: of one family. */
-struct mtn_start_path {
+struct mtn_placement_path {
 	__u32 mark;		/* within config.mark_mask; 0: there is no such path */
 	__u32 salt;		/* in rendezvous hashing */
 	__u32 addr[4];		/* source of datagrams, network byte order; 0: not known */
 };
 
 /* One [[rule]] of the configuration. The first that matches decides; what is unset matches all. */
-struct mtn_start_rule {
+struct mtn_placement_rule {
 	__u64 paths;		/* MTN_USE_PATHS: bits of path ids */
 	__u64 cgroup;		/* id of a cgroup v2, 0: any; of local flows only */
 	__u32 cgroup_level;	/* how deep it is below the root */
@@ -62,11 +62,11 @@ struct mtn_start_rule {
 	__u8 proto;		/* 0: any */
 	__u8 dscp;		/* or MTN_ANY_DSCP */
 	__u8 ipv6;		/* 0, 1 or MTN_ANY_FAMILY */
-	__u8 wants;		/* enum mtn_start_use */
+	__u8 wants;		/* enum mtn_rule_wants */
 	__u32 pad;
 };
 
-struct mtn_start_config {
+struct mtn_placement_config {
 	__u64 netns_cookie;	/* the programs see the sockets of every namespace */
 	__u64 idle_ns;		/* an exchange that rests for so long starts anew */
 	__u32 mode;		/* MTN_MODE_PASS or MTN_MODE_STEER */
@@ -93,7 +93,7 @@ union mtn_recent {
 };
 
 /* Datagrams of an unconnected socket to one destination. All 0 but the cookie: the socket itself. */
-struct mtn_exchange_key {
+struct mtn_unconnected_key {
 	__u64 cookie;
 	__u32 daddr[4];
 	__u16 dport;
@@ -101,7 +101,7 @@ struct mtn_exchange_key {
 	__u8 pad[5];
 };
 
-struct mtn_exchange {
+struct mtn_unconnected {
 	__u64 last_ns;
 	__u32 path;		/* MTN_MAX_PATHS: where the kernel sends them */
 	__u32 pad;

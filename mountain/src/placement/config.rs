@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! `[start]` and `[[rule]]` of mountain.toml: how new flows are placed.
+//! `[placement]` and `[[rule]]` of mountain.toml: how new flows are placed.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::bpf::start::MAX_RULES;
+use crate::bpf::placement::MAX_RULES;
 use crate::host::text::whole_prefix;
 use crate::steer::start::MarkMask;
 
-/// `[start]`: new flows, where uplinks have addresses of their own.
+/// `[placement]`: new flows, where uplinks have addresses of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct StartConfig {
+pub struct PlacementConfig {
     /// Whether new flows are placed at all. Default true.
     pub enabled: bool,
     /// Also where default routes differ only in metric, as with `mountain up --adopt`. Default false.
@@ -60,7 +57,7 @@ pub enum Spread {
     Destination,
 }
 
-impl Default for StartConfig {
+impl Default for PlacementConfig {
     fn default() -> Self {
         Self {
             enabled: true,
@@ -75,8 +72,8 @@ impl Default for StartConfig {
     }
 }
 
-impl StartConfig {
-    /// The mask, which [`StartConfig::check`] has found good.
+impl PlacementConfig {
+    /// The mask, which [`PlacementConfig::check`] has found good.
     pub fn mask(&self) -> MarkMask {
         MarkMask::new(self.mark_mask).expect("checked when the file was read")
     }
@@ -263,123 +260,4 @@ pub fn check(rules: &[RuleConfig]) -> Result<(), (usize, &'static str, String)> 
         }
     }
     Ok(())
-}
-
-/// Id of a cgroup below `root`, and how deep it is.
-///
-/// # Errors
-/// When there is no such cgroup.
-pub fn cgroup_id(root: &Path, cgroup: &Path) -> Result<(u64, u32)> {
-    let below = cgroup.strip_prefix(root).unwrap_or(cgroup);
-    let below = below.strip_prefix("/").unwrap_or(below);
-    let folder = root.join(below);
-    // A cgroup's id is the number of its folder.
-    let id = fs::metadata(&folder)
-        .with_context(|| format!("there is no cgroup {}", folder.display()))?
-        .ino();
-    Ok((id, below.components().count() as u32))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-
-    fn parse(text: &str) -> Result<Config, String> {
-        Config::parse(text, Path::new("m.toml")).map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn a_rule_in_full_and_a_short_one() {
-        let config = parse(
-            "[[rule]]\nmatch = { proto = \"udp\", ports = \"27000-27050\", dscp = 46, uid = 1000, \
-             mark = \"0x700/0xf00\", prefix = \"203.0.113.0/24\", cgroup = \"games\" }\n\
-             use = \"steadiest\"\n[[rule]]\nmatch = { ports = 443 }\nuse = \"lte\"\n",
-        )
-        .unwrap();
-        let rule = &config.rule[0].matches;
-        assert_eq!(rule.proto, Some(Proto(17)));
-        assert_eq!(rule.ports, Some(Range(27_000, 27_050)));
-        assert_eq!((rule.dscp, rule.uid), (Some(46), Some(Range(1000, 1000))));
-        assert_eq!(rule.mark, Some(Mark(0x700, 0xf00)));
-        assert_eq!(config.rule[1].matches.ports, Some(Range(443, 443)));
-        assert_eq!(config.rule[1].wants, "lte");
-        #[derive(Serialize)]
-        struct Rules<'a> {
-            rule: &'a [RuleConfig],
-        }
-        let rule = &config.rule;
-        let text = toml::to_string(&Rules { rule }).unwrap();
-        assert_eq!(&parse(&text).unwrap().rule, rule, "{text}");
-    }
-
-    #[test]
-    fn bad_values_are_named() {
-        for (text, part) in [
-            (
-                "match = { ports = \"9-8\" }\nuse = \"bulk\"",
-                "neither a number nor a range",
-            ),
-            (
-                "match = { ports = 70000 }\nuse = \"bulk\"",
-                "m.toml:2: rule 1: match: ports end",
-            ),
-            (
-                "match = { proto = \"tpc\" }\nuse = \"bulk\"",
-                "is no protocol",
-            ),
-            (
-                "match = { prefix = \"10.0.0.1/8\" }\nuse = \"bulk\"",
-                "rule 1: match: 10.0.0.1/8 has bits set beyond its length",
-            ),
-            ("match = { dscp = 64 }\nuse = \"bulk\"", "0..=63"),
-            (
-                "match = { mark = \"1/2\" }\nuse = \"bulk\"",
-                "neither a mark",
-            ),
-            ("match = { port = 1 }\nuse = \"bulk\"", "unknown field"),
-            ("match = {}", "missing field `use`"),
-            ("use = \"bulk\"", "missing field `match`"),
-        ] {
-            let error = parse(&format!("[[rule]]\n{text}\n")).unwrap_err();
-            assert!(error.contains(part), "{error:?} does not say {part:?}");
-        }
-        for (text, part) in [
-            (
-                "mark_mask = 0x101",
-                "m.toml:2: start.mark_mask: 0x00000101 is not a mask",
-            ),
-            ("idle_s = 1", "m.toml:2: start.idle_s: 1 is not within"),
-            (
-                "reset_stuck_s = 3601",
-                "m.toml:2: start.reset_stuck_s: 3601",
-            ),
-            (
-                "reset_stuck_s = 2",
-                "m.toml:2: start.reset_stuck_s: 2 is neither",
-            ),
-            ("forward = \"perhaps\"", "start.forward"),
-        ] {
-            let error = parse(&format!("[start]\n{text}\n")).unwrap_err();
-            assert!(error.contains(part), "{error:?} does not say {part:?}");
-        }
-        let many = "[[rule]]\nmatch = {}\nuse = \"bulk\"\n".repeat(65);
-        let error = parse(&many).unwrap_err();
-        assert!(error.contains("rule 65: match: at most 64"), "{error}");
-    }
-
-    #[test]
-    fn cgroups_have_a_number_and_a_depth() {
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("a/b")).unwrap();
-        let ino = |path: &str| fs::metadata(root.path().join(path)).unwrap().ino();
-        let id = |path: &Path| cgroup_id(root.path(), path).unwrap();
-        assert_eq!(id(Path::new("a/b")), (ino("a/b"), 2));
-        assert_eq!(id(Path::new("/a")), (ino("a"), 1));
-        assert_eq!(id(&root.path().join("a/b")), (ino("a/b"), 2));
-        let error = cgroup_id(root.path(), Path::new("c"))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("there is no cgroup"), "{error}");
-    }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! New flows choose their uplink, where a running one cannot change it: two providers, two addresses.
 //!
-//! [`Starter`] owns all that this needs of the kernel: a routing table for each uplink with the rules
-//! that lead there ([`crate::steer::start`]), the programs that say which (bpf/start.bpf.c), and the
+//! [`Placer`] owns all that this needs of the kernel: a routing table for each uplink with the rules
+//! that lead there ([`crate::steer::start`]), the programs that say which (bpf/placement/placement.bpf.c), and the
 //! table that keeps forwarded connections where they began ([`nft`]). Its drop takes all of it out.
-//! A daemon that was killed, or made way for another one ([`Starter::leave`]), leaves rules, tables and
+//! A daemon that was killed, or made way for another one ([`Placer::leave`]), leaves rules, tables and
 //! connection marks, by which flows go on where they are; new ones are the kernel's, and so are datagrams
 //! of unconnected sockets. The next daemon takes them over, `mountain down` removes them.
 
@@ -25,16 +25,16 @@ use serde::Serialize;
 use serde_json::{json, Value};
 use tracing::{debug, info, warn};
 
-use crate::bpf::start::{cgroup_root, PathMark, Rule, Settings, Start, Wants};
+use crate::bpf::placement::{PathMark, Programs, Rule, Settings, Wants};
 use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, GroupConfig, Masks, Mode};
-use crate::config::Config;
-use crate::daemon::translated::forwards;
+use crate::host::cgroup;
+use crate::host::sysctl::forwards;
 use crate::netlink::{self, uplinks};
 use crate::steer::start::{describe, plan, MarkMask, Plan};
 use crate::topology::{Kind, Topology};
 use aside::Aside;
-use config::{Forward, RuleConfig, Spread, StartConfig};
+use config::{Forward, PlacementConfig, RuleConfig, Spread};
 use dead::Dead;
 
 /// So many ticks back a change of the routing may have happened when it becomes known.
@@ -51,8 +51,8 @@ pub struct Known {
 }
 
 /// Places the new flows of this network namespace, until it is dropped.
-pub struct Starter {
-    config: StartConfig,
+pub struct Placer {
+    config: PlacementConfig,
     rules: Vec<RuleConfig>,
     /// Those of the rules that the programs have.
     in_force: Vec<Rule>,
@@ -62,9 +62,9 @@ pub struct Starter {
     cgroup: PathBuf,
     /// Number of the cgroup that the programs are attached to.
     cgroup_id: Option<u64>,
-    programs: Start,
+    programs: Programs,
     plan: Plan,
-    /// Where new flows may start; by path id.
+    /// Paths that take new flows; by path id.
     uplinks: BTreeMap<usize, Uplink>,
     /// Bits of the paths that deliver at all.
     alive: u64,
@@ -99,7 +99,7 @@ struct Suspension {
     began_between: u64,
 }
 
-/// A path where new flows may start.
+/// A path that takes new flows.
 struct Uplink {
     mark: u32,
     ipv6: bool,
@@ -108,26 +108,25 @@ struct Uplink {
     open: bool,
 }
 
-impl Starter {
-    /// Loads the programs; nothing is attached or routed before [`Starter::update`].
+impl Placer {
+    /// Loads the programs; nothing is attached or routed before [`Placer::update`].
     ///
     /// # Errors
     /// When the kernel refuses the programs, or there are no cgroups of version 2.
-    pub fn new(config: &Config) -> Result<Self> {
-        let start = &config.start;
-        let cgroup = match &start.cgroup {
+    pub fn new(config: &PlacementConfig, rules: &[RuleConfig]) -> Result<Self> {
+        let cgroup = match &config.cgroup {
             Some(path) => path.clone(),
-            None => cgroup_root()?,
+            None => cgroup::root()?,
         };
         Ok(Self {
-            config: start.clone(),
-            rules: config.rule.clone(),
+            config: config.clone(),
+            rules: rules.to_vec(),
             in_force: Vec::new(),
             unresolved: Vec::new(),
             known: BTreeMap::new(),
             cgroup,
             cgroup_id: None,
-            programs: Start::load(&settings(start))?,
+            programs: Programs::load(&settings(config))?,
             plan: Plan::default(),
             uplinks: BTreeMap::new(),
             alive: 0,
@@ -147,7 +146,7 @@ impl Starter {
     }
 
     /// Makes these the paths and groups that new flows choose from. The masks of a group that is new
-    /// are empty: the kernel's choice until [`Starter::set_masks`].
+    /// are empty: the kernel's choice until [`Placer::set_masks`].
     ///
     /// # Errors
     /// When the kernel refuses a route, rule or attachment.
@@ -159,7 +158,7 @@ impl Starter {
     ) -> Result<()> {
         let plan = plan(topology, self.config.mask())?;
         if self.is_idle() {
-            self.leave_exchanges();
+            self.leave_unconnected();
         }
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
@@ -212,7 +211,7 @@ impl Starter {
         Ok(())
     }
 
-    /// Places no new flow until [`Starter::resume`]: the kernel may prefer another way by now.
+    /// Places no new flow until [`Placer::resume`]: the kernel may prefer another way by now.
     pub fn pause(&mut self) {
         self.programs.set_paused(true);
         // What was placed since is told once, whatever else changes before all is read.
@@ -223,7 +222,7 @@ impl Starter {
         }
     }
 
-    /// Goes on after [`Starter::pause`], when all that new flows are placed by is up to date.
+    /// Goes on after [`Placer::pause`], when all that new flows are placed by is up to date.
     pub fn resume(&mut self) {
         self.programs.set_paused(false);
         self.paused = false;
@@ -289,16 +288,16 @@ impl Starter {
 
     /// Leaves sockets that send datagrams without a connection where the kernel has them: they may be in the
     /// middle of an exchange, whose other end knows them by their address.
-    fn leave_exchanges(&self) {
+    fn leave_unconnected(&self) {
         let left = netlink::unconnected()
             .context("cannot list UDP sockets")
-            .and_then(|cookies| self.programs.leave_exchanges(&cookies));
+            .and_then(|cookies| self.programs.leave_unconnected(&cookies));
         if let Err(e) = left {
-            warn!("exchanges of datagrams that are under way may change their address: {e:#}");
+            warn!("unconnected flows that are under way may change their address: {e:#}");
         }
     }
 
-    /// The table of destinations and what it holds after [`Starter::update`], which may be written
+    /// The table of destinations and what it holds after [`Placer::update`], which may be written
     /// ahead while new flows choose nothing.
     pub fn destinations(
         &self,
@@ -385,7 +384,7 @@ impl Starter {
     }
 
     /// Makes the table where it is not there as it should be. The first time this waits for nft; later
-    /// the loop goes on, and [`Starter::give_up_dead`] takes the result. Returns whether it is done.
+    /// the loop goes on, and [`Placer::give_up_dead`] takes the result. Returns whether it is done.
     fn place_forwarded(&mut self) -> Result<bool> {
         let uplinks = &self.plan.uplinks;
         if let Some(made) = self.making.ended() {
@@ -465,7 +464,7 @@ impl Starter {
             ports: m.ports.map(|ports| (port(ports.0), port(ports.1))),
             dscp: m.dscp,
             cgroup: match &m.cgroup {
-                Some(cgroup) => Some(config::cgroup_id(&cgroup_root()?, cgroup)?),
+                Some(cgroup) => Some(cgroup::id(&cgroup::root()?, cgroup)?),
                 None => None,
             },
             uid: m.uid.map(|uid| (uid.0, uid.1)),
@@ -531,7 +530,7 @@ impl Starter {
     }
 }
 
-impl Drop for Starter {
+impl Drop for Placer {
     fn drop(&mut self) {
         // Marks first: what is marked needs its table. Nobody is left to tell a failure but the log.
         self.programs.detach();
@@ -570,12 +569,12 @@ fn make_table(
     Ok(uplinks)
 }
 
-fn settings(start: &StartConfig) -> Settings {
+fn settings(config: &PlacementConfig) -> Settings {
     Settings {
         hash_seed: rand::random(),
-        mark_mask: start.mark_mask,
-        idle_s: start.idle_s,
-        by_destination: start.spread == Spread::Destination,
+        mark_mask: config.mark_mask,
+        idle_s: config.idle_s,
+        by_destination: config.spread == Spread::Destination,
     }
 }
 
@@ -584,8 +583,8 @@ fn settings(start: &StartConfig) -> Settings {
 ///
 /// # Errors
 /// What the kernel said.
-pub fn try_load(config: &StartConfig) -> Result<()> {
-    Start::load(&settings(config)).map(drop)
+pub fn try_load(config: &PlacementConfig) -> Result<()> {
+    Programs::load(&settings(config)).map(drop)
 }
 
 /// Removes what a daemon that was killed has left in this network namespace. Says whether there was
@@ -603,7 +602,7 @@ pub fn clear() -> Result<bool> {
 ///
 /// # Errors
 /// When there are more uplinks than marks.
-pub fn preview(topology: &Topology, config: &StartConfig) -> Result<Vec<String>> {
+pub fn preview(topology: &Topology, config: &PlacementConfig) -> Result<Vec<String>> {
     if !config.enabled {
         return Ok(Vec::new());
     }
@@ -622,7 +621,7 @@ fn destinations(topology: &Topology, groups: &[GroupConfig]) -> (Vec<GroupConfig
     let mut not_ours = topology.not_ours.clone();
     let mut ours = Vec::new();
     for (group, config) in topology.groups.iter().zip(groups) {
-        let is_ours = |prefix: &IpNet| group.kind.starts() && prefix.prefix_len() == 0;
+        let is_ours = |prefix: &IpNet| group.kind.places() && prefix.prefix_len() == 0;
         let (choose, others): (Vec<IpNet>, Vec<IpNet>) =
             group.prefixes.iter().copied().partition(is_ours);
         not_ours.extend(others);
@@ -660,8 +659,8 @@ fn source_by(ifname: &str, ipv6: bool) -> Option<IpAddr> {
 pub fn kind_text(kind: Kind) -> &'static str {
     match kind {
         Kind::Move => "running flows move",
-        Kind::StartAndMove => "new flows choose, those without an uplink's address move",
-        Kind::Start => "new flows choose",
+        Kind::PlaceAndMove => "new flows choose, those without an uplink's address move",
+        Kind::Place => "new flows choose",
     }
 }
 
@@ -684,7 +683,7 @@ mod tests {
         };
         let topology = Topology {
             groups: vec![
-                group(Kind::StartAndMove, &["0.0.0.0/0", "10.0.0.0/8"]),
+                group(Kind::PlaceAndMove, &["0.0.0.0/0", "10.0.0.0/8"]),
                 group(Kind::Move, &["::/0"]),
             ],
             not_ours: nets(&["192.0.2.0/24"]),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The nftables table that keeps a forwarded connection on the uplink where it began.
 //!
-//! The program at the inner devices (bpf/start.bpf.c) marks what may begin a connection by the verdict
+//! The program at the inner devices (bpf/placement/placement.bpf.c) marks what may begin a connection by the verdict
 //! of the moment; only connection tracking knows what does. So the first packet's mark becomes the
 //! connection's, and the connection's becomes that of every further packet. A connection that comes in
 //! from outside belongs to the uplink that it came by. One that is older than the table keeps the

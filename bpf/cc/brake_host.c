@@ -2,7 +2,7 @@
 /* brake.h and settle.h for user space: the tests call what the kernel runs. */
 #include <linux/types.h>
 
-#include "brake.h"
+#include "../brake.h"
 #include "settle.h"
 
 const struct mtn_brake_params mtn_brake_host_defaults = MTN_BRAKE_DEFAULTS;

@@ -72,12 +72,12 @@ struct bpf_iter_num {
 /* Mean length of a full-sized packet, bytes: between a video call's and what an MTU of 1280 leaves. */
 #define MTN_FULL_SIZED	1000
 
-#include "intf.h"
-#include "parse.h"
+#include "../common/intf.h"
+#include "../common/parse.h"
 #include "origin.h"
 #include "averages.h"
-#include "rendezvous.h"
-#include "dest.h"
+#include "../common/rendezvous.h"
+#include "../common/dest.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -86,7 +86,7 @@ struct mtn_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 
-#include "selectors.h"
+#include "../common/selectors.h"
 #include "cgroups.h"
 #include "fragments.h"
 

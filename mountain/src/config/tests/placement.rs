@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `[placement]` and `[[rule]]` in a file.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::config::Config;
+use crate::placement::config::{Mark, Proto, Range, RuleConfig};
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(text, Path::new("m.toml")).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_rule_in_full_and_a_short_one() {
+    let config = parse(
+        "[[rule]]\nmatch = { proto = \"udp\", ports = \"27000-27050\", dscp = 46, uid = 1000, \
+         mark = \"0x700/0xf00\", prefix = \"203.0.113.0/24\", cgroup = \"games\" }\n\
+         use = \"steadiest\"\n[[rule]]\nmatch = { ports = 443 }\nuse = \"lte\"\n",
+    )
+    .unwrap();
+    let rule = &config.rule[0].matches;
+    assert_eq!(rule.proto, Some(Proto(17)));
+    assert_eq!(rule.ports, Some(Range(27_000, 27_050)));
+    assert_eq!((rule.dscp, rule.uid), (Some(46), Some(Range(1000, 1000))));
+    assert_eq!(rule.mark, Some(Mark(0x700, 0xf00)));
+    assert_eq!(config.rule[1].matches.ports, Some(Range(443, 443)));
+    assert_eq!(config.rule[1].wants, "lte");
+    #[derive(Serialize)]
+    struct Rules<'a> {
+        rule: &'a [RuleConfig],
+    }
+    let rule = &config.rule;
+    let text = toml::to_string(&Rules { rule }).unwrap();
+    assert_eq!(&parse(&text).unwrap().rule, rule, "{text}");
+}
+
+#[test]
+fn bad_values_are_named() {
+    for (text, part) in [
+        (
+            "match = { ports = \"9-8\" }\nuse = \"bulk\"",
+            "neither a number nor a range",
+        ),
+        (
+            "match = { ports = 70000 }\nuse = \"bulk\"",
+            "m.toml:2: rule 1: match: ports end",
+        ),
+        (
+            "match = { proto = \"tpc\" }\nuse = \"bulk\"",
+            "is no protocol",
+        ),
+        (
+            "match = { prefix = \"10.0.0.1/8\" }\nuse = \"bulk\"",
+            "rule 1: match: 10.0.0.1/8 has bits set beyond its length",
+        ),
+        ("match = { dscp = 64 }\nuse = \"bulk\"", "0..=63"),
+        (
+            "match = { mark = \"1/2\" }\nuse = \"bulk\"",
+            "neither a mark",
+        ),
+        ("match = { port = 1 }\nuse = \"bulk\"", "unknown field"),
+        ("match = {}", "missing field `use`"),
+        ("use = \"bulk\"", "missing field `match`"),
+    ] {
+        let error = parse(&format!("[[rule]]\n{text}\n")).unwrap_err();
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+    for (text, part) in [
+        (
+            "mark_mask = 0x101",
+            "m.toml:2: placement.mark_mask: 0x00000101 is not a mask",
+        ),
+        ("idle_s = 1", "m.toml:2: placement.idle_s: 1 is not within"),
+        (
+            "reset_stuck_s = 3601",
+            "m.toml:2: placement.reset_stuck_s: 3601",
+        ),
+        (
+            "reset_stuck_s = 2",
+            "m.toml:2: placement.reset_stuck_s: 2 is neither",
+        ),
+        ("forward = \"perhaps\"", "placement.forward"),
+    ] {
+        let error = parse(&format!("[placement]\n{text}\n")).unwrap_err();
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+    let many = "[[rule]]\nmatch = {}\nuse = \"bulk\"\n".repeat(65);
+    let error = parse(&many).unwrap_err();
+    assert!(error.contains("rule 65: match: at most 64"), "{error}");
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Switches of the kernel below /proc/sys.
+
+use std::fs;
+use std::path::Path;
+
+/// Whether this network namespace forwards packets at all.
+pub fn forwards() -> bool {
+    let on = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");
+    // Of IPv4 each device has a switch of its own, of IPv6 since Linux 6.17.
+    let any = |dir: &str, file: &str| {
+        let devices = fs::read_dir(dir).into_iter().flatten().flatten();
+        devices.into_iter().any(|d| on(&d.path().join(file)))
+    };
+    any("/proc/sys/net/ipv4/conf", "forwarding")
+        || on(Path::new("/proc/sys/net/ipv6/conf/all/forwarding"))
+        || any("/proc/sys/net/ipv6/conf", "force_forwarding")
+}
