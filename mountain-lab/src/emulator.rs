@@ -15,6 +15,7 @@
 //! the idle reference path.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -22,6 +23,8 @@ use std::time::Duration;
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use async_trait::async_trait;
 use once_cell::sync::OnceCell;
+use rand::RngExt;
+use rand_pcg::Pcg64;
 use rattan_core::cells::bandwidth::queue::{DropTailQueue, DropTailQueueConfig};
 use rattan_core::cells::bandwidth::{BwCell, BwType};
 use rattan_core::cells::external::{VirtualEthernet, VirtualEthernetId};
@@ -70,6 +73,8 @@ struct Config {
     /// In path order; the reference path last.
     links: Vec<LinkConfig>,
     scenario: Scenario,
+    /// That of the scenario's file, which recordings are relative to.
+    folder: PathBuf,
     seed: u64,
 }
 
@@ -116,6 +121,7 @@ impl Emulator {
         let config = Config {
             links: hosts.links.clone(),
             scenario: scenario.clone(),
+            folder: scenario.folder.clone(),
             seed,
         };
         emulator.say(&config)?;
@@ -183,7 +189,9 @@ pub fn child_main() -> Result<()> {
     let first = input
         .next()
         .ok_or_else(|| anyhow!("no configuration on standard input"))??;
-    let config: Config = serde_json::from_str(&first).context("configuration")?;
+    let mut config: Config = serde_json::from_str(&first).context("configuration")?;
+    config.scenario.folder = config.folder.clone();
+    config.scenario.read_traces()?;
     let playing = Arc::new(RwLock::new(Playing {
         schedule: None,
         start: Instant::now(),
@@ -201,7 +209,7 @@ pub fn child_main() -> Result<()> {
     // Drivers and timers register with the runtime when they are made.
     let context = runtime.enter();
     for (i, link) in config.links.iter().enumerate() {
-        join(&mut core, &config.scenario, i, link, &playing, &mut ids)
+        join(&mut core, &config, i, link, &playing, &mut ids)
             .with_context(|| format!("path {i}"))?;
     }
     drop(context);
@@ -279,7 +287,7 @@ impl VethIds {
 
 fn join(
     core: &mut RattanCore<AfPacketDriver>,
-    scenario: &Scenario,
+    config: &Config,
     i: usize,
     link: &LinkConfig,
     playing: &Arc<RwLock<Playing>>,
@@ -291,11 +299,11 @@ fn join(
     let ends = [(&client, &server, true), (&server, &client, false)];
     for (from, to, forward) in ends {
         let delay = format!("delay-{from}");
-        let cell = DelayEgress::cell(i, forward, playing.clone())?;
+        let cell = DelayEgress::cell(i, forward, playing.clone(), config.seed)?;
         core.build_cell(delay.clone(), |_| Ok(cell))
             .map_err(|e| anyhow!("{e:?}"))?;
         core.link_cell(delay.clone(), to.clone());
-        let Some(path) = scenario.paths.get(i) else {
+        let Some(path) = config.scenario.paths.get(i) else {
             // The reference path has no rate limit.
             core.link_cell(from.clone(), delay);
             continue;
@@ -357,10 +365,17 @@ struct DelayEgress {
     forward: bool,
     timer: Timer,
     last: Instant,
+    /// Draws losses.
+    rng: Pcg64,
 }
 
 impl DelayEgress {
-    fn cell(path: usize, forward: bool, playing: Arc<RwLock<Playing>>) -> Result<EgressCell<Self>> {
+    fn cell(
+        path: usize,
+        forward: bool,
+        playing: Arc<RwLock<Playing>>,
+        seed: u64,
+    ) -> Result<EgressCell<Self>> {
         EgressCell::new(|packets| {
             Ok(DelayEgress {
                 packets,
@@ -369,12 +384,13 @@ impl DelayEgress {
                 forward,
                 timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
                 last: Instant::now(),
+                rng: Pcg64::new(seed.into(), path as u128 * 2 + u128::from(forward)),
             })
         })
     }
 
     /// How long a packet that arrived at `t` is held; `None`: it is dropped.
-    fn hold(&self, t: Instant) -> Option<Duration> {
+    fn hold(&mut self, t: Instant) -> Option<Duration> {
         let playing = self.playing.read().ok()?;
         let (scheduled, start) = (playing.schedule.as_ref(), playing.start);
         let t_us = match t.checked_duration_since(start) {
@@ -383,7 +399,8 @@ impl DelayEgress {
         };
         let us = match scheduled {
             Some(s) if self.path < s.paths() => {
-                if s.drops(self.path, self.forward, t_us) {
+                let lost = s.loss(self.path, self.forward, t_us);
+                if lost > 0.0 && self.rng.random::<f64>() < lost {
                     return None;
                 }
                 s.delay_us(self.path, self.forward, t_us)

@@ -18,6 +18,7 @@ mod hosts;
 mod netns;
 mod policy_ctl;
 mod probing;
+mod recording;
 mod redirect;
 mod replay;
 mod run;

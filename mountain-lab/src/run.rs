@@ -203,6 +203,7 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
     if let Some(repeat) = args.repeat {
         scenario.repeats = repeat;
     }
+    scenario.read_traces()?;
     Ok(scenario)
 }
 

@@ -8,6 +8,9 @@ use anyhow::{bail, Context, Result};
 use mountain_lab::result::CheckSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::recording::playback::{self, Half, Playback};
+use crate::recording::Stalls;
+
 /// Events of one `[[event]]` in a repeat, on average. Each is looked at for every millisecond of it.
 const MOST_EVENTS: f64 = 10_000.0;
 
@@ -41,6 +44,9 @@ pub struct Scenario {
     pub product_config: String,
     #[serde(default)]
     pub limits: Limits,
+    /// The windows of `trace` that are played, by their order in time.
+    #[serde(default)]
+    pub trace_half: Half,
     #[serde(rename = "path")]
     pub paths: Vec<PathSpec>,
     #[serde(rename = "event", default)]
@@ -49,6 +55,9 @@ pub struct Scenario {
     pub workloads: Vec<WorkloadSpec>,
     #[serde(rename = "check", default)]
     pub checks: Vec<CheckSpec>,
+    /// Where the scenario's file is: `trace` is relative to it.
+    #[serde(skip)]
+    pub folder: PathBuf,
 }
 
 /// Who chooses the path.
@@ -173,6 +182,20 @@ pub struct PathSpec {
     /// Drop-tail queue before the rate limit, in 1000 bytes.
     #[serde(default = "defaults::queue_kb")]
     pub queue_kb: f64,
+    /// Lost on the way from client to server, each packet by itself.
+    #[serde(default)]
+    pub loss_percent: f64,
+    /// A recording (see the module `recording`) to play instead of `delay_ms` and `noise_ms`: half of a
+    /// round trip in each direction, its losses from client to server. The next repeat goes on where
+    /// this one ends, and begins again after the end.
+    pub trace: Option<PathBuf>,
+    /// The path's name in the recording, if it is another one.
+    pub trace_path: Option<String>,
+    #[serde(default)]
+    pub stalls: Stalls,
+    /// What `trace` holds, once it is read.
+    #[serde(skip)]
+    pub playback: Option<Playback>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
@@ -298,7 +321,30 @@ impl Scenario {
     /// Reads a scenario; an error names the file, the line and the key.
     pub fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        Self::parse(&text, &path.display().to_string())
+        let mut scenario = Self::parse(&text, &path.display().to_string())?;
+        scenario.folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(scenario)
+    }
+
+    /// Reads the recordings that its paths name.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or they do not fit together.
+    pub fn read_traces(&mut self) -> Result<()> {
+        let (folder, half) = (&self.folder, self.trace_half);
+        let recorded = self.paths.iter().filter_map(|p| {
+            Some(playback::Source {
+                file: folder.join(p.trace.as_ref()?),
+                path: p.trace_path.as_ref().unwrap_or(&p.name).clone(),
+                stalls: p.stalls,
+            })
+        });
+        let sources: Vec<_> = recorded.collect();
+        let mut read = playback::load(&sources, half)?.into_iter();
+        for path in self.paths.iter_mut().filter(|p| p.trace.is_some()) {
+            path.playback = read.next();
+        }
+        Ok(())
     }
 
     /// Finds a scenario by file name or by its name in the scenario folders.
@@ -368,6 +414,17 @@ impl Scenario {
         self.discard_seconds + self.seconds
     }
 
+    /// Least one-way delay of any path, in ms.
+    pub fn least_delay_ms(&self) -> f64 {
+        let fixed = self.paths.iter().filter(|p| p.trace.is_none());
+        let recorded = self.paths.iter().filter_map(|p| p.playback.as_ref());
+        let recorded = recorded.map(|p| p.least_us() as f64 / 2e3);
+        fixed
+            .map(|p| p.delay_ms - p.noise_ms)
+            .chain(recorded)
+            .fold(1e9, f64::min)
+    }
+
     /// The key at fault (`event[1].length_ms`) and what is wrong with it.
     fn validate(&self) -> Result<(), (String, String)> {
         let fail = |key: String, what: &str| Err((key, what.to_string()));
@@ -414,6 +471,12 @@ impl Scenario {
                     key("delay_ms"),
                     "has to be at least noise_ms and at most 10000",
                 );
+            }
+            if !(0.0..=100.0).contains(&p.loss_percent) {
+                return fail(key("loss_percent"), "is not in 0..=100");
+            }
+            if p.trace.is_none() && (p.trace_path.is_some() || p.stalls != Stalls::Hold) {
+                return fail(key("trace"), "trace_path and stalls need one");
             }
             if !(2.0..=100_000.0).contains(&p.queue_kb) {
                 return fail(key("queue_kb"), "is not in 2..=100000");

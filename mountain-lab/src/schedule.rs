@@ -6,6 +6,8 @@
 //! one before it, so after a spike the delay falls by at most one millisecond per millisecond. This
 //! makes the delay of a packet independent of what other traffic there is.
 
+use std::ops::Range;
+
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
@@ -63,6 +65,9 @@ pub struct Schedule {
     /// Per path: felt one-way delay in µs at each millisecond, forward and backward.
     delays: Vec<[Vec<u32>; 2]>,
     base_us: Vec<u32>,
+    /// Per path: share of the packets lost from client to server at each millisecond; of a path that
+    /// never loses any, nothing.
+    losses: Vec<Vec<f32>>,
 }
 
 impl Schedule {
@@ -91,10 +96,17 @@ impl Schedule {
                     let own = events
                         .iter()
                         .filter(|e| e.path == path && e.touches(forward));
-                    felt_delays(&scenario.paths[path], own, length_us, &mut rng)
+                    let spec = &scenario.paths[path];
+                    let from_us = u64::from(repeat) * length_us as u64;
+                    felt_delays(spec, own, from_us..from_us + length_us as u64, &mut rng)
                 })
             })
             .collect();
+        let losses = scenario.paths.iter().map(|spec| {
+            let from_us = u64::from(repeat) * length_us as u64;
+            losses(spec, from_us..from_us + length_us as u64)
+        });
+        let losses = losses.collect();
         let base_us = scenario
             .paths
             .iter()
@@ -104,6 +116,7 @@ impl Schedule {
             events,
             delays,
             base_us,
+            losses,
         }
     }
 
@@ -122,11 +135,24 @@ impl Schedule {
         self.delays.len()
     }
 
-    /// Whether a packet that enters the path at `t_us` is dropped.
-    pub fn drops(&self, path: usize, forward: bool, t_us: i64) -> bool {
-        self.events.iter().any(|e| {
+    /// Share of the packets that enter the path at `t_us` that are dropped.
+    pub fn loss(&self, path: usize, forward: bool, t_us: i64) -> f64 {
+        let is_dark = self.events.iter().any(|e| {
             e.kind == EventKind::Blackhole && e.path == path && e.touches(forward) && e.covers(t_us)
-        })
+        });
+        let at = usize::try_from(t_us.div_euclid(1000)).ok();
+        let grid = at
+            .filter(|_| forward)
+            .and_then(|i| self.losses[path].get(i));
+        match is_dark {
+            true => 1.0,
+            false => grid.map_or(0.0, |share| f64::from(*share)),
+        }
+    }
+
+    /// Whether every packet that enters the path at `t_us` is dropped.
+    fn drops(&self, path: usize, forward: bool, t_us: i64) -> bool {
+        self.loss(path, forward, t_us) >= 1.0
     }
 
     /// One-way delays of a packet sent at `t_us` on path `out` and answered on `back`, without
@@ -213,31 +239,50 @@ fn between(range: [f64; 2], rng: &mut Pcg64) -> f64 {
     rng.random_range(range[0]..=range[1])
 }
 
+/// `span_us`: since the begin of the first repeat.
 fn felt_delays<'a>(
     spec: &PathSpec,
     events: impl Iterator<Item = &'a Event> + Clone,
-    length_us: i64,
+    span_us: Range<u64>,
     rng: &mut Pcg64,
 ) -> Vec<u32> {
     let (base, noise) = (spec.delay_ms * 1e3, spec.noise_ms * 1e3);
     let mut shift = 0.0;
-    let mut felt: Vec<u32> = Vec::with_capacity((length_us / 1000) as usize);
-    for i in 0..(length_us / 1000) as usize {
+    let mut felt: Vec<u32> = Vec::with_capacity(((span_us.end - span_us.start) / 1000) as usize);
+    for (i, at_us) in span_us.clone().step_by(1000).enumerate() {
         if i % NOISE_STEP_MS == 0 {
             shift = rng.random_range(-noise..=noise);
         }
-        let t_us = i as i64 * 1000;
+        let t_us = (at_us - span_us.start) as i64;
         let extra = events
             .clone()
             .filter(|e| e.covers(t_us))
             .map(|e| e.height_us)
             .max()
             .unwrap_or(0);
-        let own = (base + shift) as u32 + extra;
+        let own = match &spec.playback {
+            Some(playback) => playback.at(at_us).0 / 2,
+            None => (base + shift) as u32,
+        };
         // First in, first out: not before the packet of a millisecond ago.
-        felt.push(own.max(felt.last().map_or(0, |last| last.saturating_sub(1000))));
+        let earliest = felt.last().map_or(0, |last| last.saturating_sub(1000));
+        felt.push((own + extra).max(earliest));
     }
     felt
+}
+
+/// As [`Schedule::losses`]; `span_us`: since the begin of the first repeat.
+fn losses(spec: &PathSpec, span_us: Range<u64>) -> Vec<f32> {
+    let fixed = spec.loss_percent / 100.0;
+    if fixed == 0.0 && spec.playback.is_none() {
+        return Vec::new();
+    }
+    let at = |at_us| match &spec.playback {
+        // Lost by either cause.
+        Some(playback) => (1.0 - (1.0 - playback.at(at_us).1) * (1.0 - fixed)) as f32,
+        None => fixed as f32,
+    };
+    span_us.step_by(1000).map(at).collect()
 }
 
 #[cfg(test)]
@@ -313,6 +358,30 @@ mod tests {
             let best = q.oracle(ms * 1000, |p| vec![p]).unwrap().rtt_us();
             assert!(best <= 22_000, "{best} at {ms} ms");
         }
+    }
+
+    #[test]
+    fn a_recording_goes_on_from_repeat_to_repeat_and_loses_on_the_way_out() {
+        let dir = tempfile::tempdir().unwrap();
+        // Segments are 65 s long.
+        let text = "t_s,rtt_ms\n0,30\n10,\n20,30\n70,90\n100,90\n";
+        std::fs::write(dir.path().join("a.csv"), text).unwrap();
+        let mut s = scenario("");
+        s.folder = dir.path().to_owned();
+        s.paths[0].trace = Some("a.csv".into());
+        s.read_traces().unwrap();
+        let [first, second] = [0, 1].map(|repeat| Schedule::generate(&s, 1, repeat));
+        let rtt = |q: &Schedule, s: i64| q.trip(0, 0, s * 1_000_000).map(|t| t.rtt_us());
+        assert_eq!(rtt(&first, 1), Some(30_000));
+        assert_eq!(rtt(&first, 15), None);
+        assert!(first.drops(0, true, 15_000_000) && !first.drops(0, false, 15_000_000));
+        assert_eq!(rtt(&second, 1), Some(30_000), "second 66");
+        assert_eq!(rtt(&second, 6), Some(90_000), "second 71");
+        assert_eq!(rtt(&second, 36), Some(30_000), "from the begin again");
+        assert!(
+            first.trip(1, 1, 0).unwrap().rtt_us() > 17_000,
+            "the other one is as it was"
+        );
     }
 
     #[test]

@@ -167,11 +167,6 @@ fn game_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> GameConfig 
 }
 
 fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) -> BulkConfig {
-    let one_way_ms = scenario
-        .paths
-        .iter()
-        .map(|p| p.delay_ms - p.noise_ms)
-        .fold(1e9, f64::min);
     BulkConfig {
         client_ns: hosts.client.path(),
         server_ns: hosts.server.path(),
@@ -194,7 +189,7 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
         dscp: w.dscp,
         bind_dev: None,
         paths: hosts.server_devices(),
-        min_rtt_us: (2e3 * one_way_ms) as u32,
+        min_rtt_us: (2e3 * scenario.least_delay_ms()) as u32,
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::{bail, Result};
 use mountain::config::SteerConfig;
 use mountain::steer::policy::{Event, PathInput, Policy};
 
-use super::recording::Window;
+use super::window::Window;
 
 /// A chooser by the name that the command line and results give it.
 #[derive(Clone, Copy, Debug, PartialEq)]

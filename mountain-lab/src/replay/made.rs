@@ -11,8 +11,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, StandardNormal};
 
-use super::recording::{Recording, Trace, Window};
 use super::score::MOST_US;
+use super::window::{Input, Trace, Window};
 use crate::scenario::Scenario;
 use crate::schedule::Schedule;
 
@@ -179,12 +179,7 @@ impl MadePath {
     /// What the `kind`-th sort of packet sent at a time meets; `None`: it is lost.
     pub fn draw(&self, at_us: u64, kind: u64) -> Option<u32> {
         let level = self.level_us(at_us)?;
-        let mut key = [0; 32];
-        let parts = [self.seed, self.index, at_us, kind];
-        for (bytes, part) in key.chunks_exact_mut(8).zip(parts) {
-            bytes.copy_from_slice(&part.to_le_bytes());
-        }
-        let mut rng = StdRng::from_seed(key);
+        let mut rng = keyed([self.seed, self.index, at_us, kind]);
         if rng.random_bool(self.loss) {
             return None;
         }
@@ -193,17 +188,36 @@ impl MadePath {
 
     /// What who knows the path expects: a lost packet counts as the latest that is told apart.
     pub fn expected_us(&self, at_us: u64) -> u32 {
-        let most = f64::from(MOST_US);
-        let level = self.level_us(at_us).unwrap_or(most);
-        (level + self.loss * (most - level)) as u32
+        let level = self.level_us(at_us).unwrap_or(f64::from(MOST_US));
+        expected_us(level, self.loss)
     }
+}
+
+/// What is expected of a packet on a path of this delay that loses this share.
+pub fn expected_us(level_us: f64, loss: f64) -> u32 {
+    let most = f64::from(MOST_US);
+    (level_us + loss * (most - level_us).max(0.0)) as u32
+}
+
+/// Whether a packet is lost of which a share is; the same key, the same answer.
+pub fn is_lost(key: [u64; 4], loss: f64) -> bool {
+    loss > 0.0 && (loss >= 1.0 || keyed(key).random_bool(loss))
+}
+
+/// A generator for one packet.
+fn keyed(parts: [u64; 4]) -> StdRng {
+    let mut key = [0; 32];
+    for (bytes, part) in key.chunks_exact_mut(8).zip(parts) {
+        bytes.copy_from_slice(&part.to_le_bytes());
+    }
+    StdRng::from_seed(key)
 }
 
 /// Makes `windows` windows of `length_us`. The same seed, the same paths.
 ///
 /// # Errors
 /// There is no such name.
-pub fn make(name: &str, windows: u64, length_us: u64, seed: u64) -> Result<Recording> {
+pub fn make(name: &str, windows: u64, length_us: u64, seed: u64) -> Result<Input> {
     let one = |window: u64| match SCENARIOS.contains(&name) {
         true => scheduled(name, length_us, seed, window),
         false => {
@@ -225,7 +239,7 @@ pub fn make(name: &str, windows: u64, length_us: u64, seed: u64) -> Result<Recor
         .collect::<Result<_>>()
         .with_context(|| format!("{PREFIX}{name}"))?;
     let paths = windows.first().map_or(0, |w| w.paths.len());
-    Ok(Recording {
+    Ok(Input {
         name: format!("{PREFIX}{name}"),
         paths: (0..paths).map(|i| format!("path{i}")).collect(),
         windows,

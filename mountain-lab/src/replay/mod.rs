@@ -7,8 +7,8 @@
 
 mod chooser;
 mod made;
-mod recording;
 mod score;
+mod window;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,8 +21,11 @@ use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
 use chooser::Kind;
-use recording::{Recording, Window};
+
+use crate::recording::playback::Half;
+use crate::recording::{Recording, Stalls};
 use score::{play, Figures, Score, LATE_MS};
+use window::{joined, Input, Window};
 
 /// Resamples of the windows for an interval of 95%.
 const RESAMPLES: usize = 200;
@@ -31,8 +34,8 @@ const REFERENCE: &str = "late-60";
 
 #[derive(clap::Args)]
 pub struct ReplayArgs {
-    /// Recordings (CSV or .csv.gz with the columns window, t_ms, path, rtt_ms), or made-up paths (made:NAME,
-    /// made:all; made:list lists them)
+    /// Recordings of two or more paths (CSV or .csv.gz), or made-up paths (made:NAME, made:all; made:list
+    /// lists them)
     #[arg(required = true, value_name = "FILE")]
     inputs: Vec<PathBuf>,
     /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain, mountain-HZ
@@ -41,6 +44,9 @@ pub struct ReplayArgs {
     /// Take the windows of one half in time: first, second or all
     #[arg(long, value_enum, default_value_t = Half::All)]
     half: Half,
+    /// Say what is between two samples of which the second is smaller
+    #[arg(long, value_enum, default_value_t = Stalls::Hold)]
+    stalls: Stalls,
     /// Play the windows one after another as one, with what was learnt carried over
     #[arg(long)]
     joined: bool,
@@ -59,14 +65,6 @@ pub struct ReplayArgs {
     /// Write the figures as JSON to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Half {
-    First,
-    Second,
-    All,
 }
 
 /// What one chooser did on one recording.
@@ -104,6 +102,7 @@ struct Report {
     version: &'static str,
     half: Half,
     joined: bool,
+    stalls: Stalls,
     seed: u64,
     tables: Vec<Table>,
     reference: &'static str,
@@ -112,27 +111,33 @@ struct Report {
 
 /// What is replayed.
 #[derive(Clone, Debug, PartialEq)]
-enum Input {
+enum Source {
     File(PathBuf),
     /// Made-up paths, by name.
     Made(String),
 }
 
-impl Input {
+impl Source {
     /// As on the command line; one name may stand for many inputs.
     fn named(name: &Path) -> Vec<Self> {
         match name.to_str().and_then(|n| n.strip_prefix(made::PREFIX)) {
-            Some("all") => made::all().into_iter().map(Input::Made).collect(),
-            Some(made) => vec![Input::Made(made.to_owned())],
-            None => vec![Input::File(name.to_owned())],
+            Some("all") => made::all().into_iter().map(Source::Made).collect(),
+            Some(made) => vec![Source::Made(made.to_owned())],
+            None => vec![Source::File(name.to_owned())],
         }
     }
 
     /// Its windows, and the seconds of warm-up of each.
-    fn load(&self, args: &ReplayArgs) -> Result<(Recording, u64)> {
+    fn load(&self, args: &ReplayArgs) -> Result<(Input, u64)> {
         match self {
-            Input::File(file) => Ok((Recording::load(file)?, args.warm_up.unwrap_or(5))),
-            Input::Made(name) => {
+            Source::File(file) => {
+                let recording = Recording::load(file)?;
+                let shown = file.display();
+                ensure!(recording.paths.len() >= 2, "{shown}: fewer than two paths");
+                let input = Input::recorded(recording, args.stalls);
+                Ok((input, args.warm_up.unwrap_or(5)))
+            }
+            Source::Made(name) => {
                 let warm_up_s = args.warm_up.unwrap_or(20);
                 let length_us = (warm_up_s + args.seconds) * 1_000_000;
                 let made = made::make(name, args.windows, length_us, args.seed)?;
@@ -147,12 +152,12 @@ impl Input {
 /// # Errors
 /// A name or a file is not understood, or the result cannot be written.
 pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
-    let inputs: Vec<Input> = args
+    let sources: Vec<Source> = args
         .inputs
         .iter()
-        .flat_map(|name| Input::named(name))
+        .flat_map(|name| Source::named(name))
         .collect();
-    if inputs.contains(&Input::Made("list".to_owned())) {
+    if sources.contains(&Source::Made("list".to_owned())) {
         let rows = made::KINDS
             .map(|(name, about)| vec![format!("{}{name}", made::PREFIX), about.to_owned()]);
         print!("{}", align(&rows));
@@ -171,15 +176,15 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         version: env!("CARGO_PKG_VERSION"),
         half: args.half,
         joined: args.joined,
+        stalls: args.stalls,
         seed: args.seed,
         tables: Vec::new(),
         reference: REFERENCE,
         ratios: Vec::new(),
     };
-    for input in &inputs {
-        let (recording, warm_up_s) = input.load(args)?;
-        let table =
-            table(&recording, &kinds, args, warm_up_s).with_context(|| recording.name.clone())?;
+    for source in &sources {
+        let (input, warm_up_s) = source.load(args)?;
+        let table = table(&input, &kinds, args, warm_up_s).with_context(|| input.name.clone())?;
         print!("{}", text(&table));
         report.tables.push(table);
     }
@@ -196,19 +201,14 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
 }
 
 fn table(
-    recording: &Recording,
+    input: &Input,
     kinds: &[(Kind, String)],
     args: &ReplayArgs,
     warm_up_s: u64,
 ) -> Result<Table> {
-    let (first, second) = recording.windows.split_at(recording.windows.len() / 2);
-    let windows = match args.half {
-        Half::First => first,
-        Half::Second => second,
-        Half::All => &recording.windows,
-    };
+    let windows = args.half.of(&input.windows);
     let joined = match args.joined {
-        true => Recording::joined(windows).into_iter().collect(),
+        true => joined(windows).into_iter().collect(),
         false => Vec::new(),
     };
     let windows: &[Window] = if args.joined { &joined } else { windows };
@@ -216,7 +216,7 @@ fn table(
     let scored_us = |w: &Window| w.length_us.saturating_sub(warm_up_us);
     let scored_seconds = windows.iter().map(scored_us).sum::<u64>() as f64 / 1e6;
     ensure!(scored_seconds > 0.0, "no window is longer than the warm-up");
-    let paths = recording.paths.len();
+    let paths = input.paths.len();
     let rows = kinds.iter().map(|(kind, name)| {
         let scores: Vec<Score> = (0u64..)
             .zip(windows)
@@ -225,8 +225,8 @@ fn table(
         row(name, &scores, args.seed)
     });
     Ok(Table {
-        recording: recording.name.clone(),
-        paths: recording.paths.clone(),
+        recording: input.name.clone(),
+        paths: input.paths.clone(),
         windows: windows.len(),
         warm_up_s,
         scored_seconds,

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::chooser::Chooser;
-use super::recording::Window;
+use super::window::Window;
 
 /// µs between two packets of a flow, and two decisions.
 pub const STEP_US: u64 = 10_000;
@@ -169,8 +169,9 @@ pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Scor
 #[cfg(test)]
 mod tests {
     use super::super::chooser::Kind;
-    use super::super::recording::Recording;
+    use super::super::window::Input;
     use super::*;
+    use crate::recording::{Recording, Stalls};
 
     /// Two paths of 20 and 30 ms; the first one is at 300 ms from 10 to 12 s.
     fn spike() -> Window {
@@ -183,9 +184,8 @@ mod tests {
             };
             text += &format!("0,{t},a,{a}\n0,{t},b,30\n");
         }
-        let file = tempfile::NamedTempFile::with_suffix(".csv").unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        Recording::load(file.path()).unwrap().windows.remove(0)
+        let recording = Recording::parse("spike", &text).unwrap();
+        Input::recorded(recording, Stalls::Hold).windows.remove(0)
     }
 
     fn figures(name: &str) -> Figures {

@@ -236,6 +236,83 @@ fn a_malformed_scenario_names_line_and_key() {
     );
 }
 
+/// Sent at (ms), round trip (ms), path; what was lost has neither of the last two.
+fn samples(lab: &Lab) -> Vec<(u64, Option<f64>, Option<u8>)> {
+    let text = fs::read_to_string(lab.dir.path().join("samples.csv")).unwrap();
+    let own = text.lines().filter(|line| line.starts_with("none,"));
+    own.map(|line| {
+        let fields: Vec<&str> = line.split(',').collect();
+        let rtt_us: Option<f64> = fields[5].parse().ok();
+        let at_us: u64 = fields[4].parse().unwrap();
+        (
+            at_us / 1000,
+            rtt_us.map(|us| us / 1e3),
+            fields[9].parse().ok(),
+        )
+    })
+    .collect()
+}
+
+#[test]
+fn a_recording_is_played_as_it_was_recorded() {
+    let lab = Lab::new();
+    // Path a is slow from 1.5 to 2.5 s. Path b loses everything from 2 to 2.5 s.
+    let recording = "t_ms,path,rtt_ms\n0,a,40\n0,b,60\n1500,a,150\n2000,b,\n2500,a,40\n\
+                     2500,b,60\n20000,a,40\n20000,b,60\n";
+    fs::write(lab.dir.path().join("uplinks.csv"), recording).unwrap();
+    let paths = "[[path]]\nname = \"a\"\ntrace = \"uplinks.csv\"\n\
+                 [[path]]\nname = \"other\"\ntrace = \"uplinks.csv\"\ntrace_path = \"b\"\n";
+    let scenario = lab.scenario("", &format!("{paths}{GAME}"));
+    let result = lab.result(&[], &scenario);
+    let samples = samples(&lab);
+    // In the middle of each stretch: where a delay falls, packets wait for those before them.
+    let median = |path: u8, from_ms: u64, until_ms: u64| {
+        let there = samples
+            .iter()
+            .filter(|(at, _, on)| *on == Some(path) && (from_ms..until_ms).contains(at));
+        let mut rtts: Vec<f64> = there.filter_map(|(_, rtt, _)| *rtt).collect();
+        rtts.sort_by(f64::total_cmp);
+        rtts.get(rtts.len() / 2).copied()
+    };
+    for (path, from_ms, until_ms, recorded_ms) in [
+        (0, 600, 1400, 40.0),
+        (0, 1600, 2400, 150.0),
+        (0, 2700, 3400, 40.0),
+        (1, 600, 1900, 60.0),
+        (1, 2700, 3400, 60.0),
+    ] {
+        let rtt_ms = median(path, from_ms, until_ms).expect("20 flows use both paths");
+        let at = format!("path {path} from {from_ms} ms: {rtt_ms} ms");
+        assert!(
+            (recorded_ms - 1.0..recorded_ms + 15.0).contains(&rtt_ms),
+            "{at}"
+        );
+    }
+    assert_eq!(median(1, 2050, 2450), None);
+    let lost = samples
+        .iter()
+        .filter(|(at, rtt, _)| (2050..2450).contains(at) && rtt.is_none());
+    assert!(lost.count() > 10);
+    let best = result.metric("oracle", "rtt_p50_us").unwrap().median;
+    assert_eq!(best, 40_000.0);
+}
+
+#[test]
+fn a_recording_that_cannot_be_played_is_named_with_its_line() {
+    let lab = Lab::new();
+    fs::write(
+        lab.dir.path().join("bad.csv"),
+        "t_ms,rtt_ms\n0,20\n1000,x\n",
+    )
+    .unwrap();
+    let paths = TWO_PATHS.replace("name = \"a\"", "name = \"a\"\ntrace = \"bad.csv\"");
+    let scenario = lab.scenario("", &format!("{paths}{GAME}"));
+    let (output, _) = lab.run(&[], &scenario);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("bad.csv: line 3: delay: \"x\""), "{said}");
+}
+
 fn start_and_wait_for_namespaces(lab: &Lab) -> Child {
     let scenario = lab.scenario("", &format!("{TWO_PATHS}{GAME}"));
     let child = lab.command(&["--repeat", "50"], &scenario).spawn().unwrap();
