@@ -17,7 +17,7 @@ use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
 use crate::run::Segment;
-use crate::scenario::{EventKind, Policy, Replies, Scenario, WorkloadKind};
+use crate::scenario::{Bound, EventKind, Policy, Replies, Scenario, WorkloadKind};
 use crate::schedule::{Event, Schedule};
 use crate::sessions;
 use crate::RunArgs;
@@ -54,7 +54,13 @@ pub fn finish(
         let schedule = Schedule::generate(scenario, args.seed, repeat);
         let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
         let Some(first) = own.first() else { continue };
-        let oracle = oracle_packets(first, scenario, &schedule);
+        let oracle = bound_packets(
+            measured(first),
+            first.start_ns,
+            &schedule,
+            scenario.replies,
+            Bound::default(),
+        );
         let rtts: Vec<f64> = oracle
             .iter()
             .filter_map(|p| p.rtt_us)
@@ -70,6 +76,22 @@ pub fn finish(
         }
         result.add("oracle", repeat, &best_figures);
         samples.segments.push(drawn("oracle", first, oracle));
+        for policy in &scenario.policies {
+            let Some(bound) = policy.bound() else {
+                continue;
+            };
+            let packets = bound_packets(
+                measured(first),
+                first.start_ns,
+                &schedule,
+                scenario.replies,
+                bound,
+            );
+            let mut bound_figures = game_figures(&packets, best, scenario.paths.len());
+            bound_figures.insert("moves".into(), moves(&packets));
+            result.add(policy.name(), repeat, &bound_figures);
+            samples.segments.push(drawn(policy.name(), first, packets));
+        }
         for segment in own {
             let packets = measured(segment);
             let name = segment.policy.name();
@@ -220,15 +242,10 @@ fn figures(
     scenario: &Scenario,
 ) -> Figures {
     let mut figures = game_figures(packets, best_median_us, scenario.paths.len());
+    figures.insert("moves".into(), moves(packets));
     let mut put = |name: &str, unit, value, n| {
         figures.insert(name.into(), Figure { unit, value, n });
     };
-    put(
-        "moves",
-        "count",
-        flow_moves(packets) as f64,
-        packets.len() as u64,
-    );
     let (lost, flows) = flows_lost(packets, &segment.measured);
     put("flows_lost", "count", lost as f64, flows);
     if let Some(cores) = segment.product_cores {
@@ -413,31 +430,63 @@ fn changes_new_flows(decision: &Value) -> bool {
     may("from") != may("to")
 }
 
-/// What a policy that knew the paths would have had: the same sending times, the best path.
-fn oracle_packets(segment: &Segment, scenario: &Scenario, schedule: &Schedule) -> Vec<Packet> {
-    let paths = scenario.paths.len();
-    let reply = |out: usize| match scenario.replies {
-        Replies::SamePath => vec![out],
-        Replies::OtherPath => vec![(out + 1) % paths],
-        Replies::Free => (0..paths).collect(),
-    };
-    measured(segment)
-        .iter()
-        .map(|p| {
-            let t_us = (p.sent_ns as i64 - segment.start_ns as i64) / 1000;
-            let trip = schedule.oracle(t_us, reply);
-            Packet {
-                flow: p.flow,
-                seq: p.seq,
-                sent_ns: p.sent_ns,
-                rtt_us: trip.map(|t| t.rtt_us()),
-                forward_us: trip.map(|t| t.forward_us),
-                backward_us: trip.map(|t| t.backward_us),
-                path: trip.map(|t| t.out as u8),
-                ..Packet::default()
-            }
+/// How often flows changed their path.
+fn moves(packets: &[Packet]) -> Figure {
+    Figure {
+        unit: "count",
+        value: flow_moves(packets) as f64,
+        n: packets.len() as u64,
+    }
+}
+
+/// What a policy that knows the paths would have had, but for what it lacks: the same sending times,
+/// all on the path that it holds best.
+fn bound_packets(
+    mut packets: Vec<Packet>,
+    start_ns: u64,
+    schedule: &Schedule,
+    replies: Replies,
+    bound: Bound,
+) -> Vec<Packet> {
+    let paths = schedule.paths();
+    let ways: Vec<(usize, usize)> = (0..paths)
+        .flat_map(|out| {
+            let backs = match replies {
+                Replies::SamePath => vec![out],
+                Replies::OtherPath => vec![(out + 1) % paths],
+                Replies::Free => (0..paths).collect(),
+            };
+            backs.into_iter().map(move |back| (out, back))
         })
-        .collect()
+        .collect();
+    packets.sort_by_key(|p| p.sent_ns);
+    let mut chosen = ways[0];
+    for p in &mut packets {
+        let t_us = (p.sent_ns as i64 - start_ns as i64) / 1000;
+        let known_us = t_us - i64::from(bound.late_us);
+        // What is lost is later than anything else.
+        let delay_us = |(out, back)| match schedule.trip(out, back, known_us) {
+            Some(trip) => u64::from(trip.rtt_us()),
+            None => u64::from(u32::MAX),
+        };
+        if let Some(best) = ways.iter().copied().min_by_key(|way| delay_us(*way)) {
+            if delay_us(chosen) > delay_us(best) + u64::from(bound.advantage_us) {
+                chosen = best;
+            }
+        }
+        let trip = schedule.trip(chosen.0, chosen.1, t_us);
+        *p = Packet {
+            flow: p.flow,
+            seq: p.seq,
+            sent_ns: p.sent_ns,
+            rtt_us: trip.map(|t| t.rtt_us()),
+            forward_us: trip.map(|t| t.forward_us),
+            backward_us: trip.map(|t| t.backward_us),
+            path: trip.map(|t| t.out as u8),
+            ..Packet::default()
+        };
+    }
+    packets
 }
 
 fn onsets<'a>(segment: &'a Segment, schedule: &'a Schedule) -> impl Iterator<Item = Onset> + 'a {
@@ -494,6 +543,48 @@ mod tests {
             })
             .collect();
         assert_eq!(flows_lost(&packets, &(0..5_000_000_000)), (1, 3));
+    }
+
+    #[test]
+    fn bounds_learn_late_and_move_for_an_advantage_alone() {
+        let scenario = |ms: u32| {
+            let text = format!(
+                "name='x'\ndescription='y'\nseconds=20\npolicies=['none']\n[[path]]\nname='a'\n\
+                 noise_ms=0\n[[path]]\nname='b'\nnoise_ms=0\n[[event]]\nkind='degrade'\npath='a'\n\
+                 every_s=5\nlength_ms=[2000,2000]\nheight_ms=[{ms},{ms}]\n\
+                 [[workload]]\nkind='game'\n"
+            );
+            Scenario::parse(&text, "test").unwrap()
+        };
+        let sent = || {
+            (0..2500u64).map(|i| Packet {
+                sent_ns: i * 10_000_000,
+                ..Packet::default()
+            })
+        };
+        // Packets that were late although the other path was not, by onset, and moves.
+        let play = |ms: u32, policy: Option<Policy>| {
+            let schedule = Schedule::generate(&scenario(ms), 1, 0);
+            let bound = policy.and_then(Policy::bound).unwrap_or_default();
+            let packets = bound_packets(sent().collect(), 0, &schedule, Replies::SamePath, bound);
+            let late = packets.iter().filter(|p| p.rtt_us != Some(20_000)).count();
+            let onsets = schedule.onsets().count();
+            assert!(onsets >= 2);
+            (
+                late as f64 / onsets as f64,
+                moves(&packets).value / onsets as f64,
+            )
+        };
+        let (late, moved) = play(100, None);
+        assert!(late == 0.0 && moved <= 1.0, "{late} {moved}");
+        // 60 and 100 ms of packets of the first onset; then b is as good, and stays.
+        let (late_60, _) = play(100, Some(Policy::Banded60));
+        let (late_100, _) = play(100, Some(Policy::Banded100));
+        assert!(late_60 > 1.0 && late_60 < late_100, "{late_60} {late_100}");
+        // 20 ms are no advantage.
+        let (late, moved) = play(20, Some(Policy::Banded60));
+        assert!(late > 190.0 && moved == 0.0, "{late} {moved}");
+        assert!(play(20, Some(Policy::Late60)).0 < 10.0);
     }
 
     #[test]

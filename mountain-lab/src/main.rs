@@ -25,6 +25,7 @@ mod run;
 mod scenario;
 mod schedule;
 mod sessions;
+mod trace;
 mod traffic;
 
 use std::path::{Path, PathBuf};
@@ -69,6 +70,8 @@ enum Command {
     Redirect(redirect::RedirectArgs),
     /// Replay recorded paths through the policy, beside what bounds it.
     Replay(replay::ReplayArgs),
+    /// Make recordings of paths from logs of other programs.
+    Trace(trace::TraceArgs),
     /// Count what `mountain-lab upload` sends by UDP.
     Serve(redirect::serve::ServeArgs),
     /// Send data by UDP to `mountain-lab serve`, at a fixed pace.
@@ -158,6 +161,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Cc(args) => cc::run(&args),
         Command::Redirect(args) => redirect::redirect(&args),
         Command::Replay(args) => replay::replay(&args),
+        Command::Trace(args) => trace::trace(&args),
         Command::Serve(args) => redirect::serve::run(&args),
         Command::Upload(args) => redirect::client::run(&args),
         Command::Clean => {

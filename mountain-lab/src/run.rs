@@ -128,11 +128,12 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 
     let mut segments = vec![];
     let mut voids: Vec<VoidRun> = vec![];
+    let policies = scenario.run_policies();
     for repeat in 0..scenario.repeats {
-        let n = scenario.policies.len();
+        let n = policies.len();
         for i in 0..n {
             // Another order each time, so that a trend over the run favours nobody.
-            let policy = scenario.policies[(i + repeat as usize) % n];
+            let policy = policies[(i + repeat as usize) % n];
             let mut attempt = 0;
             loop {
                 bar.set_message(format!(
@@ -187,6 +188,10 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
     let mut scenario = Scenario::find(&args.scenario)?;
     if !args.policies.is_empty() {
         scenario.policies = args.policies.clone();
+        ensure!(
+            !scenario.run_policies().is_empty(),
+            "--policies: at least one that is run is needed"
+        );
         let there = |p: &str| p == "oracle" || scenario.policies.iter().any(|q| q.name() == p);
         scenario
             .checks
@@ -208,7 +213,7 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
 }
 
 fn progress(scenario: &Scenario) -> ProgressBar {
-    let segments = u64::from(scenario.repeats) * scenario.policies.len() as u64;
+    let segments = u64::from(scenario.repeats) * scenario.run_policies().len() as u64;
     let bar = ProgressBar::new(segments * (scenario.segment_seconds() * 10.0) as u64);
     let style = ProgressStyle::with_template("{prefix} [{bar:40}] {percent}% {msg} (left: {eta})")
         .expect("a literal template");

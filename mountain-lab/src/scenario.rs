@@ -83,6 +83,27 @@ pub enum Policy {
     Mountain,
     MinRtt,
     ArgmaxLoad,
+    /// Not run but computed, as the oracle is: every packet on the path that was best 60 ms ago.
+    #[serde(rename = "late-60")]
+    #[value(name = "late-60")]
+    Late60,
+    /// As `late-60`, but a path is left only for one that was better by 30 ms.
+    #[serde(rename = "banded-60-30")]
+    #[value(name = "banded-60-30")]
+    Banded60,
+    /// As `banded-60-30`, 100 ms late.
+    #[serde(rename = "banded-100-30")]
+    #[value(name = "banded-100-30")]
+    Banded100,
+}
+
+/// What a policy that knows the paths lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bound {
+    /// It learns of everything so much later, in µs.
+    pub late_us: u32,
+    /// It leaves a path for one that is better by more than this, in µs.
+    pub advantage_us: u32,
 }
 
 impl Policy {
@@ -94,7 +115,24 @@ impl Policy {
             Policy::Mountain => "mountain",
             Policy::MinRtt => "min-rtt",
             Policy::ArgmaxLoad => "argmax-load",
+            Policy::Late60 => "late-60",
+            Policy::Banded60 => "banded-60-30",
+            Policy::Banded100 => "banded-100-30",
         }
+    }
+
+    /// Of a policy that is computed from the schedule instead of run.
+    pub fn bound(self) -> Option<Bound> {
+        let (late_us, advantage_us) = match self {
+            Policy::Late60 => (60_000, 0),
+            Policy::Banded60 => (60_000, 30_000),
+            Policy::Banded100 => (100_000, 30_000),
+            _ => return None,
+        };
+        Some(Bound {
+            late_us,
+            advantage_us,
+        })
     }
 }
 
@@ -409,6 +447,12 @@ impl Scenario {
         self.paths.iter().position(|p| p.name == name)
     }
 
+    /// The policies that are run, rather than computed.
+    pub fn run_policies(&self) -> Vec<Policy> {
+        let run = self.policies.iter().filter(|p| p.bound().is_none());
+        run.copied().collect()
+    }
+
     /// Seconds of one segment, with what is thrown away.
     pub fn segment_seconds(&self) -> f64 {
         self.discard_seconds + self.seconds
@@ -431,8 +475,8 @@ impl Scenario {
         if !(2..=8).contains(&self.paths.len()) {
             return fail("path".into(), "there have to be 2 to 8");
         }
-        if self.policies.is_empty() {
-            return fail("policies".into(), "at least one is needed");
+        if self.policies.iter().all(|p| p.bound().is_some()) {
+            return fail("policies".into(), "at least one that is run is needed");
         }
         for (key, value, least, most) in [
             ("seconds", self.seconds, 1.0, 3600.0),
@@ -729,6 +773,9 @@ kind = "game"
             "ipv6",
             "moves",
             "overload",
+            "recorded-atnt-tmobile",
+            "recorded-atnt-verizon",
+            "recorded-tmobile-verizon",
             "spiky",
             "spiky-both",
             "spiky-short",
@@ -740,7 +787,9 @@ kind = "game"
             "two-isp-steady",
         ] {
             assert!(names.contains(&name), "{name} is missing of {names:?}");
-            assert_eq!(Scenario::find(name).unwrap().name, name);
+            let mut scenario = Scenario::find(name).unwrap();
+            assert_eq!(scenario.name, name);
+            scenario.read_traces().unwrap();
         }
         assert!(Scenario::find("nonesuch")
             .unwrap_err()

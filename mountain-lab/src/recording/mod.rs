@@ -15,6 +15,7 @@
 //! Windows do not follow on one another in time. Rows are in order of window and time; a row holds until
 //! the path's next one.
 
+pub mod import;
 pub mod playback;
 
 use std::fs::File;
@@ -114,24 +115,9 @@ impl Recording {
     /// # Errors
     /// The file cannot be read, or a line is not what the header says; names file and line.
     pub fn load(file: &Path) -> Result<Self> {
-        let shown = file.display();
-        let open = File::open(file).with_context(|| shown.to_string())?;
-        let mut text = String::new();
-        let read = match file.extension().is_some_and(|e| e == "gz") {
-            true => flate2::read::GzDecoder::new(open)
-                .take(MOST_BYTES + 1)
-                .read_to_string(&mut text),
-            false => open.take(MOST_BYTES + 1).read_to_string(&mut text),
-        };
-        read.with_context(|| shown.to_string())?;
-        ensure!(
-            text.len() as u64 <= MOST_BYTES,
-            "{shown}: more than {} MB",
-            MOST_BYTES >> 20
-        );
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let name = name.trim_end_matches(".gz").trim_end_matches(".csv");
-        Self::parse(name, &text).with_context(|| shown.to_string())
+        Self::parse(name, &read_text(file)?).with_context(|| file.display().to_string())
     }
 
     /// Reads a recording; `name` names its path where no column does.
@@ -180,6 +166,29 @@ impl Recording {
             paths: paths.into_iter().map(Series::from).collect(),
         }
     }
+}
+
+/// What is in a file, unpacked if its name ends in `.gz`.
+///
+/// # Errors
+/// It cannot be read, or holds too much; names the file.
+pub fn read_text(file: &Path) -> Result<String> {
+    let shown = file.display();
+    let open = File::open(file).with_context(|| shown.to_string())?;
+    let mut text = String::new();
+    let read = match file.extension().is_some_and(|e| e == "gz") {
+        true => flate2::read::GzDecoder::new(open)
+            .take(MOST_BYTES + 1)
+            .read_to_string(&mut text),
+        false => open.take(MOST_BYTES + 1).read_to_string(&mut text),
+    };
+    read.with_context(|| shown.to_string())?;
+    ensure!(
+        text.len() as u64 <= MOST_BYTES,
+        "{shown}: more than {} MB",
+        MOST_BYTES >> 20
+    );
+    Ok(text)
 }
 
 /// Where each value stands in a row, and what makes it µs.
