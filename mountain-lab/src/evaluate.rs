@@ -16,7 +16,7 @@ use mountain_lab::workload::short;
 use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
-use crate::run::Segment;
+use crate::run::{shortness, Segment};
 use crate::scenario::{Bound, EventKind, Policy, Replies, Scenario, WorkloadKind};
 use crate::schedule::{Event, Schedule};
 use crate::sessions;
@@ -164,13 +164,11 @@ pub fn finish(
         .environment
         .insert("segments".into(), details.collect());
     result.evaluate(&scenario.checks);
+    result.judge(shortness(args)?);
     let out = args.out();
     let path = result.write(&out)?;
     let page = write_html(&result, &samples, &out)?;
     print!("{}", result.table());
-    if args.quick {
-        println!("\nfigures are not judged: a --quick run is too short for them");
-    }
     println!("\nwritten: {} and {}", path.display(), page.display());
     ensure!(
         !segments.is_empty(),

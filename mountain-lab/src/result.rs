@@ -101,119 +101,6 @@ pub struct VoidRun {
     pub reason: String,
 }
 
-/// How a figure and its limit compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Op {
-    /// At most.
-    #[serde(rename = "<=")]
-    AtMost,
-    /// At least.
-    #[serde(rename = ">=")]
-    AtLeast,
-}
-
-impl Op {
-    fn holds(self, figure: f64, limit: f64) -> bool {
-        match self {
-            Op::AtMost => figure <= limit,
-            Op::AtLeast => figure >= limit,
-        }
-    }
-
-    fn sign(self) -> &'static str {
-        match self {
-            Op::AtMost => "<=",
-            Op::AtLeast => ">=",
-        }
-    }
-}
-
-/// A figure that a scenario promises, as written in its file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CheckSpec {
-    /// Name in messages; by default made of the other members.
-    #[serde(default)]
-    pub name: Option<String>,
-    /// The policy checked.
-    pub policy: String,
-    /// The metric checked.
-    pub metric: String,
-    /// `<=` or `>=`.
-    pub op: Op,
-    /// Limit of the metric, or of its ratio to the reference's.
-    pub limit: f64,
-    /// Policy (or `oracle`) by whose figure of the same repeat the metric is divided.
-    #[serde(default)]
-    pub reference: Option<String>,
-}
-
-/// A promised figure and what became of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Check {
-    /// What is checked, for people.
-    pub name: String,
-    /// What was measured; absent if it could not be.
-    pub figure: Option<f64>,
-    /// What was promised.
-    pub limit: f64,
-    /// How the two compare.
-    pub op: Op,
-    /// The policy the figure is relative to.
-    pub reference: Option<String>,
-    /// `null`: not measured, for example because more than half of the runs were void; with a figure,
-    /// not shown: the figure's interval is on both sides of the limit.
-    pub met: Option<bool>,
-}
-
-impl Check {
-    /// Compares `figure` with `limit`; a figure that is not a number was not measured.
-    pub fn new(
-        name: &str,
-        figure: Option<f64>,
-        op: Op,
-        limit: f64,
-        reference: Option<&str>,
-    ) -> Self {
-        let figure = figure.filter(|f| f.is_finite());
-        Check {
-            name: name.to_owned(),
-            figure,
-            limit,
-            op,
-            reference: reference.map(str::to_owned),
-            met: figure.map(|f| op.holds(f, limit)),
-        }
-    }
-}
-
-impl std::fmt::Display for Check {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let verdict = match self.met {
-            Some(true) => "met",
-            Some(false) => "MISSED",
-            // Measured, but not well enough to say.
-            None if self.figure.is_some() => "not shown",
-            None => "not measured",
-        };
-        write!(f, "{}: ", self.name)?;
-        match self.figure {
-            Some(figure) => write!(f, "{}", number(figure))?,
-            None => write!(f, "?")?,
-        }
-        if let Some(reference) = &self.reference {
-            write!(f, " x {reference}")?;
-        }
-        write!(
-            f,
-            ", limit {} {}: {verdict}",
-            self.op.sign(),
-            number(self.limit)
-        )
-    }
-}
-
 /// Everything one command measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -336,12 +223,22 @@ impl RunResult {
         half(&ratios).then(|| median(&present))
     }
 
-    /// The checks that were not met or not measured; the first error to show to the user.
+    /// Leaves every check open when the run is [`too_short`]; call when all checks are there.
+    pub fn judge(&mut self, too_short: Option<String>) {
+        let Some(why) = too_short else { return };
+        self.environment.insert("too_short".into(), why.into());
+        for check in &mut self.checks {
+            (check.met, check.too_short) = (None, true);
+        }
+    }
+
+    /// The checks that were not met or not measured; the first error to show to the user. A run that
+    /// is too short misses none.
     pub fn check(&self) -> Result<(), Vec<Check>> {
         let missed: Vec<Check> = self
             .checks
             .iter()
-            .filter(|c| c.met != Some(true))
+            .filter(|c| c.met != Some(true) && !c.too_short)
             .cloned()
             .collect();
         if missed.is_empty() {
@@ -430,7 +327,13 @@ impl RunResult {
         for check in &self.checks {
             let _ = writeln!(out, "{check}");
         }
-        out
+        out + &self.shortness()
+    }
+
+    /// Why no figure is judged, as a line; empty where figures are judged.
+    pub fn shortness(&self) -> String {
+        let why = self.environment.get("too_short").and_then(Value::as_str);
+        why.map_or(String::new(), |why| format!("too short to judge: {why}\n"))
     }
 
     /// Policies in the order of the table: the plain kernel first, the bound last.
@@ -586,7 +489,10 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
+mod check;
 mod machine;
+
+pub use check::{too_short, Check, CheckSpec, Op};
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use mountain_lab::result::VoidRun;
+use mountain_lab::result::{too_short, VoidRun};
 use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::sys::NoHalt;
 use serde_json::Value;
@@ -200,7 +200,6 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
     if args.quick {
         scenario.seconds = (scenario.seconds / 3.0).max(2.0);
         scenario.repeats = scenario.repeats.min(2);
-        scenario.checks.clear();
     }
     if let Some(seconds) = args.seconds {
         scenario.seconds = seconds;
@@ -210,6 +209,18 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
     }
     scenario.read_traces()?;
     Ok(scenario)
+}
+
+/// Why the run is too short for the figures of its scenario, which says how long they take.
+pub fn shortness(args: &RunArgs) -> Result<Option<String>> {
+    let whole = Scenario::find(&args.scenario)?;
+    let repeats = f64::from(args.repeat.unwrap_or(whole.repeats));
+    let seconds = args.seconds.unwrap_or(whole.seconds);
+    let least = [
+        ("repeats", repeats, f64::from(whole.repeats)),
+        ("seconds", seconds, whole.seconds),
+    ];
+    Ok(too_short(args.quick, &least))
 }
 
 fn progress(scenario: &Scenario) -> ProgressBar {
@@ -382,9 +393,20 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_run_is_not_judged() {
-        assert!(!adjusted(&args("steady", false)).unwrap().checks.is_empty());
-        assert!(adjusted(&args("steady", true)).unwrap().checks.is_empty());
+    fn a_run_shorter_than_its_scenario_is_not_judged() {
+        // 3 x 100 s.
+        let shortness = |change: fn(&mut RunArgs)| {
+            let mut args = args("steady", false);
+            change(&mut args);
+            shortness(&args).unwrap()
+        };
+        assert_eq!(shortness(|_| ()), None);
+        assert_eq!(shortness(|a| a.repeat = Some(4)), None);
+        assert_eq!(shortness(|a| a.quick = true).unwrap(), "--quick");
+        let fewer = shortness(|a| a.repeat = Some(1));
+        assert_eq!(fewer.unwrap(), "1 of 3 repeats");
+        let shorter = shortness(|a| a.seconds = Some(2.5));
+        assert_eq!(shorter.unwrap(), "2.5 of 100 seconds");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::{bail, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use mountain_lab::result::RunResult;
+use mountain_lab::result::{too_short, RunResult};
 use mountain_lab::workload::sys::NoHalt;
 use serde_json::json;
 use tempfile::TempDir;
@@ -121,6 +121,7 @@ pub fn bars(args: &BarsArgs) -> Result<ExitCode> {
         }
     }
     bench.bar.finish_and_clear();
+    result.judge(too_short(args.quick, &[]));
     print!("{}", result.table());
     println!("{}", result.write(&args.out)?.display());
     Ok(result.exit_code(args.check))

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::result::{too_short, Check, Metric, Op, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use serde_json::json;
 
@@ -152,6 +152,7 @@ pub fn cost(args: &CostArgs) -> Result<ExitCode> {
     }
     result.environment.insert("quick".into(), json!(args.quick));
     fill(&mut result, &measured, &plan);
+    result.judge(too_short(args.quick, &[]));
     write(&result, &args.out)?;
     Ok(result.exit_code(args.check))
 }

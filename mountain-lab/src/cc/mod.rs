@@ -21,7 +21,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use mountain::cc::settings::Behaviour;
 use mountain::cc::{Loaded, Registered, Settings};
 use mountain::config::Config;
-use mountain_lab::result::{RunResult, VoidRun};
+use mountain_lab::result::{too_short, RunResult, VoidRun};
 use mountain_lab::workload::sys::{monotonic_ns, NoHalt};
 use serde_json::json;
 
@@ -35,6 +35,8 @@ use flows::{FlowSpec, Flows};
 use link::Link;
 use plots::Steps;
 
+/// Repeats that the figures need.
+const REPEATS: u32 = 10;
 /// How often a void segment is run again.
 const RETRIES: u32 = 1;
 /// A segment whose emulator was later than this (99th percentile) is void.
@@ -308,7 +310,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         return cost::run(args, &settings);
     }
     let cells = chosen(args)?;
-    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { 10 });
+    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { REPEATS });
     let mut result = RunResult::new("cc", &command(args, repeats), args.seed, repeats);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let mut note = |key: &str, value| result.environment.insert(key.into(), value);
@@ -347,6 +349,8 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     result.evaluate(&evaluate::checks(&cells));
     let no_braking = evaluate::no_braking(&cells, &result);
     result.checks.extend(no_braking);
+    let least = [("repeats", repeats.into(), REPEATS.into())];
+    result.judge(too_short(args.quick, &least));
     print!("{}", result.table());
     println!("{}", result.write(&args.out)?.display());
     for plot in plots::write(&args.out, &result, &cells, &args.cc, &steps)? {

@@ -22,6 +22,9 @@ pub enum Verdict {
     Refuted(String),
     #[serde(rename = "no difference shown")]
     NoDifference(String),
+    /// No difference was shown by a run that would have missed a small one.
+    #[serde(rename = "too short to judge")]
+    TooShort(String),
     /// Nothing was measured, and why.
     #[serde(rename = "not shown")]
     NotShown(String),
@@ -33,9 +36,21 @@ impl std::fmt::Display for Verdict {
             Verdict::Shown(detail) => ("shown", detail),
             Verdict::Refuted(detail) => ("refuted", detail),
             Verdict::NoDifference(detail) => ("no difference shown", detail),
+            Verdict::TooShort(detail) => ("too short to judge", detail),
             Verdict::NotShown(detail) => ("not shown", detail),
         };
         write!(f, "{verdict}: {detail}")
+    }
+}
+
+impl Verdict {
+    /// The verdict of a run that was `quick` or not. A difference that a short run shows is there, as
+    /// the test allows for the number of rounds. Finding none says nothing.
+    pub fn of(self, quick: bool) -> Self {
+        match self {
+            Verdict::NoDifference(detail) if quick => Verdict::TooShort(detail),
+            verdict => verdict,
+        }
     }
 }
 
@@ -153,6 +168,21 @@ mod tests {
             run(&[SYSCTL, NEVER], test),
             "not shown: this kernel has not got net.ipv4.nonesuch (docs/kernel.md); there is no `mountain nonesuch`"
         );
+    }
+
+    #[test]
+    fn a_short_test_says_nothing_by_finding_nothing() {
+        let found = |verdict: fn(String) -> Verdict, quick| {
+            let verdict = verdict("d".into()).of(quick);
+            verdict.to_string()
+        };
+        assert_eq!(found(Verdict::NoDifference, true), "too short to judge: d");
+        assert_eq!(
+            found(Verdict::NoDifference, false),
+            "no difference shown: d"
+        );
+        assert_eq!(found(Verdict::Shown, true), "shown: d");
+        assert_eq!(found(Verdict::NotShown, true), "not shown: d");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::rig::{Rig, CLIENT, FIRST_PORT, TO};
 use super::rules::{self, Added};
 use super::segment::{LOAD_CPU, ROUTER_CPU};
 use super::way::{self, Way};
-use super::{header, refusals, refused, RedirectArgs};
+use super::{header, refusals, refused, RedirectArgs, REPEATS};
 use crate::stopped;
 
 const PPS: u64 = 20_000;
@@ -35,7 +35,7 @@ const DELIVERED: f64 = 0.99;
 
 pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
-    let repeats = args.repeat.unwrap_or(if args.quick { 2 } else { 9 });
+    let repeats = args.repeats(2, REPEATS);
     let packets = PPS * if args.quick { 1 } else { 10 } / 4;
     let mut result = RunResult::new(
         "redirect-latency",

@@ -22,10 +22,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use mountain::redirect::Backend;
-use mountain_lab::result::RunResult;
+use mountain_lab::result::{too_short, RunResult};
 use serde_json::{json, Value};
 
 use way::Way;
+
+/// Repeats that the figures of `pps`, `scale` and `latency` need.
+const REPEATS: u32 = 9;
 
 #[derive(clap::Args)]
 pub struct RedirectArgs {
@@ -81,6 +84,20 @@ impl Part {
             Self::Upload => upload::run(args, out),
             Self::Latency => latency::run(args, out),
         }
+    }
+}
+
+impl RedirectArgs {
+    /// How often to measure, unless the user says it: `few` times with --quick, else as often as the
+    /// figures need.
+    fn repeats(&self, few: u32, enough: u32) -> u32 {
+        self.repeat.unwrap_or(if self.quick { few } else { enough })
+    }
+
+    /// Why the run is too short for its figures, which need `enough` repeats.
+    fn too_short(&self, enough: u32) -> Option<String> {
+        let least = [("repeats", self.repeats(0, enough).into(), enough.into())];
+        too_short(self.quick, &least)
     }
 }
 

@@ -16,7 +16,7 @@ use super::programs::Programs;
 use super::rig::{Rig, TO};
 use super::segment::{Segment, Sources};
 use super::way::{install, Ready, Way};
-use super::{chosen, header, refusals, refused, RedirectArgs};
+use super::{chosen, header, refusals, refused, RedirectArgs, REPEATS};
 use crate::stopped;
 
 /// The load of the checks, [`Load::judged`]. At full speed slow rows are saturated, and share their
@@ -75,7 +75,7 @@ impl Measured {
 pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
     let ways = chosen(&args.rows, &Way::ALL)?;
     let loads = loads(args.quick);
-    let repeats = args.repeat.unwrap_or(if args.quick { 2 } else { 9 });
+    let repeats = args.repeats(2, REPEATS);
     let mut result = RunResult::new("redirect-pps", &header(args, "pps"), args.seed, repeats);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     for (name, value) in [
@@ -96,6 +96,7 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
     })?;
     fill(&mut result, &measured);
     result.checks = checks(&result);
+    result.judge(args.too_short(REPEATS));
     print!("{}", table(&result, &ways, &loads));
     print!("{}", refusals(&result));
     println!("{}", result.write(out)?.display());
@@ -260,5 +261,5 @@ fn table(result: &RunResult, ways: &[Way], loads: &[Load]) -> String {
     for check in &result.checks {
         let _ = writeln!(out, "{check}");
     }
-    out
+    out + &result.shortness()
 }

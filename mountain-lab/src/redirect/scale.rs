@@ -24,7 +24,7 @@ use super::rig::{Rig, FIRST_PORT, ROUTER, SERVER};
 use super::rules::{self, Added};
 use super::segment::{Segment, Sources};
 use super::way::{self, Way};
-use super::{chosen, header, refusals, refused, RedirectArgs};
+use super::{chosen, header, refusals, refused, RedirectArgs, REPEATS};
 use crate::stopped;
 
 /// Rules whose traffic is measured.
@@ -57,7 +57,7 @@ fn from(i: usize) -> SocketAddrV4 {
 
 pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
     let backends = chosen(&args.rows, &super::plain_ways()[1..])?;
-    let repeats = args.repeat.unwrap_or(if args.quick { 2 } else { 9 });
+    let repeats = args.repeats(2, REPEATS);
     let count = if args.quick {
         1_024
     } else {
@@ -78,6 +78,7 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         }
         checks(&mut result, way, count);
     }
+    result.judge(args.too_short(REPEATS));
     print!("{}{}", result.table(), refusals(&result));
     println!("{}", result.write(out)?.display());
     Ok(result.exit_code(args.check))

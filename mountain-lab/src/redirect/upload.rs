@@ -27,6 +27,8 @@ use crate::stopped;
 /// Packets per second that the receiver keeps up with.
 const PPS: u32 = 50_000;
 const PAYLOAD: u16 = 1_400;
+/// Trials that the figures need.
+const TRIALS: u32 = 5;
 /// At least this much has to arrive, or the trial does not count.
 const DELIVERED: f64 = 0.99;
 const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
@@ -41,7 +43,7 @@ struct Run {
 
 pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
-    let trials = args.repeat.unwrap_or(if args.quick { 1 } else { 5 });
+    let trials = args.repeats(1, TRIALS);
     let mib = if args.quick { 16 } else { 512 };
     let mut result = RunResult::new(
         "redirect-upload",
@@ -108,6 +110,7 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         })
         .collect();
     result.evaluate(&specs);
+    result.judge(args.too_short(TRIALS));
     print!("{}{}", result.table(), refusals(&result));
     print!("\n{}", by_second(&first));
     println!("{}", result.write(out)?.display());

@@ -141,10 +141,10 @@ fn checks(result: &RunResult) -> String {
     }
     let mut out = String::from("<ul>");
     for check in &result.checks {
-        let class = if check.met == Some(true) {
-            "met"
-        } else {
-            "missed"
+        let class = match check.met {
+            _ if check.too_short => "open",
+            Some(true) => "met",
+            _ => "missed",
         };
         let _ = write!(
             out,
@@ -153,6 +153,7 @@ fn checks(result: &RunResult) -> String {
         );
     }
     out.push_str("</ul>");
+    let _ = write!(out, "<p>{}</p>", escape(&result.shortness()));
     out
 }
 

@@ -172,6 +172,36 @@ fn with_fewer_than_half_of_the_repeats_nothing_was_measured() {
 }
 
 #[test]
+fn a_run_that_is_too_short_misses_nothing() {
+    assert_eq!(too_short(false, &[("repeats", 5.0, 5.0)]), None);
+    let least = [("repeats", 5.0, 5.0), ("seconds", 12.5, 30.0)];
+    let why = too_short(false, &least).unwrap();
+    assert_eq!(why, "12.5 of 30 seconds");
+    assert_eq!(too_short(true, &least).unwrap(), "--quick");
+
+    let mut result = sample();
+    result.evaluate(&[spec("policy='mountain'\nmetric='loss'\nop='>='\nlimit=0.5")]);
+    result.judge(None);
+    assert_eq!(result.check().unwrap_err()[0].met, Some(false));
+    result.judge(Some(why));
+    let check = &result.checks[0];
+    assert_eq!((check.met, result.check()), (None, Ok(())));
+    assert!(
+        check
+            .to_string()
+            .ends_with(", limit >= 0.500: too short to judge"),
+        "{check}"
+    );
+    assert!(result
+        .table()
+        .ends_with("\ntoo short to judge: 12.5 of 30 seconds\n"));
+    // In the file, too; files from before do not say it.
+    let text = serde_json::to_string(&result).unwrap();
+    assert!(text.contains(r#""met":null,"too_short":true"#), "{text}");
+    assert_eq!(serde_json::from_str::<RunResult>(&text).unwrap(), result);
+}
+
+#[test]
 fn a_missed_figure_is_named() {
     let mut result = sample();
     result.evaluate(&[

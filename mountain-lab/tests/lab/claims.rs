@@ -32,7 +32,6 @@ fn controls_hold_and_every_claim_has_a_verdict() {
     let (mut json, mut success, mut result) = claims("5");
     if json["controls"][1]["holds"] == false {
         // One time in a hundred chance finds a difference between equal paths. Then nothing is shown.
-        assert!(!success);
         for claim in json["claims"].as_array().unwrap() {
             assert_eq!(claim["detail"], "the controls failed");
         }
@@ -73,7 +72,9 @@ fn controls_hold_and_every_claim_has_a_verdict() {
         result.command
     );
     assert_eq!(result.checks.len(), 2);
-    assert!(result.checks.iter().all(|c| c.met == Some(true)));
+    assert!(result.checks.iter().all(|c| c.figure == Some(1.0)));
+    // Nor does a run with --quick fail when a control does.
+    assert!(result.checks.iter().all(|c| c.too_short));
     let slower = result.metric("path +2 ms", "rtt_p50_us").unwrap();
     assert_eq!(slower.values.len(), 8);
 }

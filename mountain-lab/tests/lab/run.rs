@@ -192,9 +192,14 @@ fn a_blackhole_drops_and_a_missed_check_is_named() {
     assert_eq!(median(&result, "stayed"), 1.0);
     assert_eq!(result.metric("oracle", "loss").unwrap().median, 0.0);
 
-    // Without --check the same result is no failure.
-    let (output, _) = lab.run(&[], &scenario);
-    assert!(output.status.success(), "{}", text(&output));
+    // Without --check the same result is no failure. Nor is a shorter run, which is not judged.
+    for arguments in [&[][..], &["--check", "--quick"]] {
+        let (output, _) = lab.run(arguments, &scenario);
+        assert!(output.status.success(), "{}", text(&output));
+    }
+    let result = RunResult::read(&lab.dir.path().join("result.json")).unwrap();
+    assert!(result.checks[0].too_short && result.checks[0].met.is_none());
+    assert!(result.checks[0].figure > Some(0.05), "it was measured");
 }
 
 #[test]

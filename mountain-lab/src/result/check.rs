@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Promised figures: what was promised, what became of it, and whether the run was long enough to say.
+
+use serde::{Deserialize, Serialize};
+
+use super::number;
+
+/// How a figure and its limit compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// At most.
+    #[serde(rename = "<=")]
+    AtMost,
+    /// At least.
+    #[serde(rename = ">=")]
+    AtLeast,
+}
+
+impl Op {
+    fn holds(self, figure: f64, limit: f64) -> bool {
+        match self {
+            Op::AtMost => figure <= limit,
+            Op::AtLeast => figure >= limit,
+        }
+    }
+
+    fn sign(self) -> &'static str {
+        match self {
+            Op::AtMost => "<=",
+            Op::AtLeast => ">=",
+        }
+    }
+}
+
+/// A figure that a scenario promises, as written in its file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckSpec {
+    /// Name in messages; by default made of the other members.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// The policy checked.
+    pub policy: String,
+    /// The metric checked.
+    pub metric: String,
+    /// `<=` or `>=`.
+    pub op: Op,
+    /// Limit of the metric, or of its ratio to the reference's.
+    pub limit: f64,
+    /// Policy (or `oracle`) by whose figure of the same repeat the metric is divided.
+    #[serde(default)]
+    pub reference: Option<String>,
+}
+
+/// A promised figure and what became of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Check {
+    /// What is checked, for people.
+    pub name: String,
+    /// What was measured; absent if it could not be.
+    pub figure: Option<f64>,
+    /// What was promised.
+    pub limit: f64,
+    /// How the two compare.
+    pub op: Op,
+    /// The policy the figure is relative to.
+    pub reference: Option<String>,
+    /// `null`: not measured, for example because more than half of the runs were void; with a figure,
+    /// not shown: the figure's interval is on both sides of the limit.
+    pub met: Option<bool>,
+    /// The run was shorter than the figure needs, so it is not judged: see [`RunResult::judge`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub too_short: bool,
+}
+
+impl Check {
+    /// Compares `figure` with `limit`; a figure that is not a number was not measured.
+    pub fn new(
+        name: &str,
+        figure: Option<f64>,
+        op: Op,
+        limit: f64,
+        reference: Option<&str>,
+    ) -> Self {
+        let figure = figure.filter(|f| f.is_finite());
+        Check {
+            name: name.to_owned(),
+            figure,
+            limit,
+            op,
+            reference: reference.map(str::to_owned),
+            met: figure.map(|f| op.holds(f, limit)),
+            too_short: false,
+        }
+    }
+}
+
+impl std::fmt::Display for Check {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let verdict = match self.met {
+            _ if self.too_short => "too short to judge",
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            // Measured, but not well enough to say.
+            None if self.figure.is_some() => "not shown",
+            None => "not measured",
+        };
+        write!(f, "{}: ", self.name)?;
+        match self.figure {
+            Some(figure) => write!(f, "{}", number(figure))?,
+            None => write!(f, "?")?,
+        }
+        if let Some(reference) = &self.reference {
+            write!(f, " x {reference}")?;
+        }
+        write!(
+            f,
+            ", limit {} {}: {verdict}",
+            self.op.sign(),
+            number(self.limit)
+        )
+    }
+}
+
+/// Why a run is too short for its promised figures: `--quick`, or fewer repeats or seconds than they
+/// need. `least` holds a name, what was asked for, and what the figures need.
+pub fn too_short(quick: bool, least: &[(&str, f64, f64)]) -> Option<String> {
+    if quick {
+        return Some("--quick".into());
+    }
+    let short = least.iter().find(|(_, asked, needed)| asked < needed);
+    short.map(|(what, asked, needed)| format!("{asked} of {needed} {what}"))
+}
