@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{bail, Result};
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -56,7 +57,7 @@ pub struct Ping {
     ///
     /// Probes take the path's device, gateway and address. Without a running daemon the path is
     /// looked up in the configuration.
-    #[arg(long, value_name = "NAME", conflicts_with = "dev")]
+    #[arg(long, value_name = "NAME", conflicts_with = "dev", add = ArgValueCandidates::new(path::candidates))]
     path: Option<String>,
     /// Switch the device's own timestamps on, if it has them, and back at the end
     ///

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::env::Shells;
+use clap_complete::CompleteEnv;
 use ipnet::IpNet;
 use serde_json::Value;
 use tokio::signal::unix::{signal, SignalKind};
@@ -45,6 +47,8 @@ use crate::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
+/// Set by the shells' completions, which ask this program what may stand at the cursor.
+const COMPLETE: &str = "MOUNTAIN_COMPLETE";
 /// How long `up` waits for the daemon to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -179,6 +183,9 @@ pub fn command() -> clap::Command {
 
 /// Parses the arguments, runs the command, prints an error if there is one.
 pub fn main() -> ExitCode {
+    CompleteEnv::with_factory(Cli::command)
+        .var(COMPLETE)
+        .complete();
     let cli = Cli::parse();
     match run(cli.command) {
         Ok(code) => code,
@@ -220,8 +227,12 @@ fn run(command: Cmd) -> Result<ExitCode> {
         Cmd::Ab(ab) => return ab.run(),
         Cmd::Import(import) => import.run()?,
         Cmd::Completions { shell } => {
+            let shells = Shells::builtins();
+            let shell = shells
+                .completer(&shell.to_string())
+                .context("no such shell")?;
             let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "mountain", &mut text);
+            shell.write_registration(COMPLETE, "mountain", "mountain", "mountain", &mut text)?;
             print!("{}", String::from_utf8_lossy(&text));
         }
         Cmd::Policy { name } => {

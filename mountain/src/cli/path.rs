@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `--path NAME`: the device, gateway and source that a path of `mountain up` stands for.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, ToSocketAddrs};
 
 use anyhow::{bail, Context, Result};
+use clap_complete::CompletionCandidate;
 use serde_json::Value;
 
 use crate::config::Config;
@@ -33,6 +35,23 @@ pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<Way> {
         Some(status) => in_status(&status, name, &families),
         None => in_config(&crate::cli::load_config(None)?, name, &families),
     }
+}
+
+/// The names that complete `--path`: those of the configuration and of the running daemon, which only
+/// tells root. A completion has nowhere to report an error, so whatever cannot be read adds no name.
+pub fn candidates() -> Vec<CompletionCandidate> {
+    let config = crate::cli::load_config(None).unwrap_or_default();
+    let configured = config
+        .path
+        .iter()
+        .map(|p| p.name.as_ref().unwrap_or(&p.dev));
+    let mut names: BTreeSet<String> = configured.cloned().collect();
+    let status = RunDir::of_this_namespace().and_then(|dir| dir.ask(&Request::Status));
+    if let Ok(Some(status)) = status {
+        let running = status["paths"].as_array().into_iter().flatten();
+        names.extend(running.filter_map(|p| p["name"].as_str().map(str::to_owned)));
+    }
+    names.into_iter().map(CompletionCandidate::new).collect()
 }
 
 /// The families of an address or a name, in the order of its addresses: whether IPv6.
