@@ -8,9 +8,9 @@
 use std::net::SocketAddr;
 
 use crate::rig::packets::*;
-use crate::rig::{in_netns, only, settings, Ctx, Note, Rig, PASS, REDIRECT};
+use crate::rig::{in_netns, not_ours, only, rig_groups, settings, Ctx, Note, Rig, PASS, REDIRECT};
 use mountain::bpf::flows::{Class, FlowKey};
-use mountain::bpf::Masks;
+use mountain::bpf::{Masks, Sources};
 use mountain::topology::Selector;
 
 fn key(ip: &Ip, sport: u16, dport: u16, proto: u8) -> FlowKey {
@@ -380,6 +380,56 @@ fn fragments_follow_the_first() {
         let [first, later] = fragments(false, 201, 1).map(|f| f.to("10.9.0.1"));
         assert_eq!(rig.send(0, &first.on(0)), 0);
         assert_eq!(rig.send(0, &later.on(0)), 0);
+    });
+}
+
+#[test]
+fn fragments_follow_nothing_that_no_longer_holds() {
+    in_netns(|| {
+        let mut rig = Rig::new(&settings());
+        // Only named sources and permitted ones move.
+        let sources = Sources::default();
+        let steered = |rig: &mut Rig| {
+            rig.steer
+                .set_topology(&rig_groups(), &not_ours(), &[], &sources)
+                .unwrap();
+            rig.masks(only(1));
+        };
+        for v6 in [false, true] {
+            let [first, later] = fragments(v6, 300, 1);
+            let follows = |rig: &Rig, mark: u32| {
+                let ctx = Ctx {
+                    mark,
+                    ..Ctx::default()
+                };
+                rig.send_ctx(0, &later.on(0), ctx) == 1
+            };
+            let begin = |rig: &mut Rig| {
+                rig.steer.permit(first.src, 0).unwrap();
+                assert_eq!(rig.send(0, &first.on(0)), 1);
+                assert!(follows(rig, 0));
+            };
+            steered(&mut rig);
+            begin(&mut rig);
+            rig.steer.forbid(first.src);
+            assert!(!follows(&rig, 0), "its source has to stay by now");
+
+            begin(&mut rig);
+            steered(&mut rig);
+            assert!(!follows(&rig, 0), "the paths are others by now");
+
+            let rule = Selector {
+                fwmark: Some((0x51, !0)),
+                ipv6: v6,
+                ..Selector::default()
+            };
+            rig.steer
+                .set_topology(&rig_groups(), &not_ours(), &[rule], &sources)
+                .unwrap();
+            rig.masks(only(1));
+            begin(&mut rig);
+            assert!(!follows(&rig, 0x51), "an ip rule sent it here");
+        }
     });
 }
 

@@ -82,6 +82,63 @@ fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     assert_eq!(others.count(), 0, "{seen:?}");
 }
 
+/// A host that translates, and whose owner marks connections by bits that Mountain uses as well.
+#[test]
+fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
+    let net = two_providers();
+    let lan = Ns::new("lan");
+    let client = &net.client;
+    client.ip(&format!(
+        "link add n0 type veth peer name n1 netns {}",
+        lan.name
+    ));
+    client.ip("addr add 10.40.0.1/24 dev n0");
+    client.ip("link set n0 up");
+    lan.ip("addr add 10.40.0.2/24 dev n1");
+    lan.ip("link set n1 up");
+    lan.ip("route add default via 10.40.0.1");
+    client.sysctl("net.ipv4.ip_forward", "1");
+    client.run("nft add table ip nat");
+    client.run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
+    client.run("nft add rule ip nat post oifname { u0, u1 } masquerade");
+    client.run("nft add table ip own");
+    client.run("nft add chain ip own pre { type filter hook prerouting priority -160 ; }");
+    client.run("nft add rule ip own pre udp dport 7000 ct mark set 0x05000000");
+    client.run("nft add chain ip own post { type filter hook postrouting priority 0 ; }");
+    client.run("nft add rule ip own post udp dport 7001 meta mark != 0 counter");
+    client.run("nft add rule ip own post udp dport 7000 meta mark != 0 counter");
+    client.run("nft add rule ip own post udp dport 7000 ct mark != 0x05000000 counter");
+    up(&net);
+    for port in [7000, 7001] {
+        lan.with(move || {
+            for _ in 0..SOCKETS {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                for _ in 0..3 {
+                    let _ = socket.send_to(b"x", (SERVER4, port));
+                    thread::sleep(Duration::from_millis(2));
+                }
+            }
+        });
+    }
+    let rules = client.run("nft list chain ip own post");
+    let counted: Vec<u64> = rules
+        .lines()
+        .filter_map(|line| {
+            line.split("packets ")
+                .nth(1)?
+                .split(' ')
+                .next()?
+                .parse()
+                .ok()
+        })
+        .collect();
+    assert!(
+        counted[0] > 0,
+        "other connections are marked by uplink: {rules}"
+    );
+    assert_eq!(counted[1..], [0, 0], "{rules}");
+}
+
 /// A machine on an uplink's own network that has this host for its gateway, as beside a router at home.
 #[test]
 fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
