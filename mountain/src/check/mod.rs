@@ -368,6 +368,7 @@ fn describe(group: &Group, topology: &Topology) -> String {
 }
 
 fn check_paths(report: &mut Report, topology: &Topology) {
+    let offloading = netlink::offloading_devices();
     for path in &topology.paths {
         let gateway = path.key.gateway.map(|g| g.to_string()).unwrap_or_default();
         let name = &path.ifname;
@@ -376,6 +377,16 @@ fn check_paths(report: &mut Report, topology: &Topology) {
                 "paths",
                 format!(
                     "{name} has no Ethernet headers: running flows cannot be moved to or from it"
+                ),
+                "",
+            );
+        }
+        if offloading.contains(&path.key.ifindex) {
+            report.warn(
+                "paths",
+                format!(
+                    "{name} carries out IPsec by itself (packet offload): running flows cannot \
+                     be moved to or from it"
                 ),
                 "",
             );

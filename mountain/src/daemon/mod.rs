@@ -214,6 +214,7 @@ async fn run_locked(
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
     daemon.follow_firewall(&topology).await?;
+    daemon.look_at_ipsec();
     daemon.adopt(topology)?;
     daemon.take_over()?;
     daemon.say_unknown_devices();
@@ -434,6 +435,7 @@ impl Daemon {
                 self.pause_starter();
                 self.wants_reading = true;
             }
+            Change::Ipsec => self.look_at_ipsec(),
             Change::Routing => self.wants_reading = true,
         }
         self.tick();
@@ -510,6 +512,16 @@ impl Daemon {
     async fn resolve_missing(&mut self) {
         for path in self.paths.without_entry() {
             self.neighbour_lost(path).await;
+        }
+    }
+
+    /// Leaves paths alone on devices that carry out IPsec by themselves.
+    fn look_at_ipsec(&mut self) {
+        let devices = netlink::offloading_devices();
+        for device in self.paths.set_offloading(devices) {
+            for path in self.paths.on_device(device) {
+                self.write_path(path);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! From what netlink reads to what policy, prober and BPF program work on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
@@ -29,6 +29,8 @@ pub struct Paths {
     masks: Vec<Option<Masks>>,
     /// Of each group, why its flows are not moved.
     held: Vec<Option<Difference>>,
+    /// Devices that carry out IPsec by themselves. Their packets are plain here.
+    offloading: BTreeSet<u32>,
 }
 
 /// A path with what the configuration says about it.
@@ -150,6 +152,15 @@ impl Paths {
             .collect()
     }
 
+    /// Which devices carry out IPsec by themselves from now on; returns those for which that is new.
+    pub fn set_offloading(&mut self, devices: BTreeSet<u32>) -> Vec<u32> {
+        let before = std::mem::replace(&mut self.offloading, devices);
+        before
+            .symmetric_difference(&self.offloading)
+            .copied()
+            .collect()
+    }
+
     pub fn path_config(&self, id: usize) -> Option<PathConfig> {
         let k = self.by_id.get(&id)?;
         let p = &k.path;
@@ -159,7 +170,7 @@ impl Paths {
             ipv6: p.key.ipv6,
             gateway: p.key.gateway?,
             mac: p.gateway_mac,
-            ethernet: p.ethernet,
+            ethernet: p.ethernet && !self.offloading.contains(&p.key.ifindex),
             salt: path_salt(format!("{} via {:?}", p.ifname, p.key.gateway).as_bytes()),
             cost_weight: k.cost_weight,
         })

@@ -29,6 +29,7 @@ mod snapshot;
 mod sock_diag;
 pub mod uplinks;
 pub(crate) mod wire;
+mod xfrm;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -45,6 +46,7 @@ pub use path_metrics::PathMetrics;
 pub use qdisc::{qdiscs, Qdiscs};
 pub use route::{look_up, policy_rules, route_to, Way, WayOut};
 pub use sock_diag::{reset_unanswered, unconnected};
+pub use xfrm::offloading_devices;
 
 /// Which routes to adopt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

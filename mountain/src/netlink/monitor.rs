@@ -7,11 +7,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use netlink_sys::{protocols::NETLINK_ROUTE, AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
-use tokio::time::{timeout_at, Instant};
+use tokio::time::{sleep_until, Instant};
 
 use super::snapshot;
 use super::uplinks;
 use super::wire;
+use super::xfrm;
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -54,6 +55,8 @@ pub enum Change {
     Preference,
     /// Anything else, also properties of links: read the topology again.
     Routing,
+    /// A device may have begun to carry out IPsec by itself ([`super::offloading_devices`]).
+    Ipsec,
     /// Events were lost, or the socket failed: read the topology again.
     Overrun,
 }
@@ -63,7 +66,10 @@ impl Change {
     fn is_urgent(&self) -> bool {
         matches!(
             self,
-            Self::Link { up: false, .. } | Self::Neighbour { usable: false, .. } | Self::Preference
+            Self::Link { up: false, .. }
+                | Self::Neighbour { usable: false, .. }
+                | Self::Preference
+                | Self::Ipsec
         )
     }
 
@@ -83,7 +89,7 @@ impl Change {
                     ..
                 },
             ) => (a, x) == (b, y),
-            (Self::Routing, Self::Routing) => true,
+            (Self::Routing, Self::Routing) | (Self::Ipsec, Self::Ipsec) => true,
             _ => false,
         }
     }
@@ -96,6 +102,7 @@ impl Change {
 /// passed on, also those that repeat what is known.
 pub struct Monitor {
     socket: TokioSocket,
+    ipsec: xfrm::States,
     ready: VecDeque<Change>,
     gathered: Vec<Change>,
     gathered_until: Option<Instant>,
@@ -114,6 +121,7 @@ impl Monitor {
         socket.socket_mut().bind(&SocketAddr::new(0, mask))?;
         Ok(Self {
             socket,
+            ipsec: xfrm::States::new(),
             ready: VecDeque::new(),
             gathered: Vec::new(),
             gathered_until: None,
@@ -131,12 +139,13 @@ impl Monitor {
                 self.release();
                 continue;
             }
-            let received = match self.gathered_until {
-                None => self.socket.recv_from_full().await,
-                Some(end) => match timeout_at(end, self.socket.recv_from_full()).await {
-                    Ok(received) => received,
-                    Err(_) => continue,
-                },
+            let gathered_until = self.gathered_until;
+            let routing = self.socket.recv_from_full();
+            let received = tokio::select! {
+                received = routing => received,
+                () = self.ipsec.changed() => return Change::Ipsec,
+                () = sleep_until(gathered_until.unwrap_or_else(Instant::now)),
+                    if gathered_until.is_some() => continue,
             };
             match received {
                 // Only the kernel (port 0) may speak here.
