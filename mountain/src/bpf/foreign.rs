@@ -185,3 +185,31 @@ fn name(id: u32) -> io::Result<String> {
     let name = unsafe { CStr::from_ptr(info.name.as_ptr()) };
     Ok(name.to_string_lossy().into_owned())
 }
+
+/// Names of the programs at a tcx hook (`BPF_TCX_INGRESS`, `BPF_TCX_EGRESS`) of a device.
+pub fn tcx_programs(ifindex: u32, hook: u32) -> io::Result<Vec<String>> {
+    let mut ids = [0u32; 64];
+    let mut options = libbpf_sys::bpf_prog_query_opts {
+        sz: std::mem::size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
+        prog_ids: ids.as_mut_ptr(),
+        ..Default::default()
+    };
+    options.__bindgen_anon_1.count = ids.len() as u32;
+    let target = i32::try_from(ifindex).map_err(io::Error::other)?;
+    // SAFETY: `options` and the array it points to live through the call, which writes at most
+    // `count` ids.
+    let status = unsafe { libbpf_sys::bpf_prog_query_opts(target, hook, &mut options) };
+    if status < 0 {
+        return Err(io::Error::from_raw_os_error(-status));
+    }
+    // SAFETY: both members of the union are one u32.
+    let count = unsafe { options.__bindgen_anon_1.count } as usize;
+    let found = &ids[..count.min(ids.len())];
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(libbpf_rs::query::ProgInfoIter::default()
+        .filter(|program| found.contains(&program.id))
+        .map(|program| program.name.to_string_lossy().into_owned())
+        .collect())
+}

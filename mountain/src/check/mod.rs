@@ -16,15 +16,13 @@ use std::io::{self, Write};
 use ipnet::IpNet;
 use serde::Serialize;
 
+use crate::bpf::foreign::tcx_programs;
 use crate::cc;
 use crate::config::Config;
 use crate::host::stdout::lines;
 use crate::host::text::count;
-use crate::netlink::{self, Filter};
-use crate::topology::{Group, Topology};
-
-/// Oldest kernel with tcx, the hook the steering program is attached to.
-pub(crate) const OLDEST_KERNEL: (u32, u32) = (6, 6);
+use crate::host::{capabilities, kernel};
+use crate::topology::{read_topology_blocking, Filter, Group, Topology};
 
 /// Programs of this project at a hook are no news.
 const OWN_PROGRAMS: &str = "mountain";
@@ -139,7 +137,7 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     check_kernel(report);
     check_cc(report);
     let filter = config.filter();
-    let topology = match netlink::read_topology_blocking(&filter) {
+    let topology = match read_topology_blocking(&filter) {
         Ok(topology) => topology,
         Err(error) => {
             report.fail("routes", format!("cannot be read: {error:#}"), "");
@@ -168,13 +166,7 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
 }
 
 fn check_privileges(report: &mut Report) {
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .unwrap_or(0);
-    match missing_capabilities(effective).as_slice() {
+    match capabilities::missing().as_slice() {
         [] => report.ok("privileges", "all that are needed"),
         missing => report.fail(
             "privileges",
@@ -184,33 +176,12 @@ fn check_privileges(report: &mut Report) {
     }
 }
 
-/// What a process with these effective capabilities (a bit mask) lacks.
-fn missing_capabilities(effective: u64) -> Vec<&'static str> {
-    // Numbers from linux/capability.h.
-    let has = |number: u32| effective & (1 << number) != 0;
-    let admin = has(21);
-    let mut missing = Vec::new();
-    if !has(12) {
-        missing.push("CAP_NET_ADMIN");
-    }
-    if !has(13) {
-        missing.push("CAP_NET_RAW");
-    }
-    if !has(39) && !admin {
-        missing.push("CAP_BPF");
-    }
-    if !has(38) && !admin {
-        missing.push("CAP_PERFMON");
-    }
-    missing
-}
-
 fn check_kernel(report: &mut Report) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
-    let (major, minor) = OLDEST_KERNEL;
-    match kernel_version(release) {
-        Some(version) if version >= OLDEST_KERNEL => report.ok("kernel", release),
+    let (major, minor) = kernel::OLDEST;
+    match kernel::version(release) {
+        Some(version) if version >= kernel::OLDEST => report.ok("kernel", release),
         Some(_) => report.fail(
             "kernel",
             format!("{release} is older than {major}.{minor} and has no tcx hook"),
@@ -245,14 +216,6 @@ fn check_cc(report: &mut Report) {
     }
 }
 
-/// Major and minor of a release such as `6.12.48+deb13-amd64`.
-pub(crate) fn kernel_version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let major = numbers.next()?.parse().ok()?;
-    let minor = numbers.next()?.parse().ok()?;
-    Some((major, minor))
-}
-
 fn check_routes(report: &mut Report, topology: &Topology) {
     for group in &topology.groups {
         report.ok("routes", describe(group, topology));
@@ -279,7 +242,7 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
         adopt: true,
         ..filter.clone()
     };
-    let others = netlink::read_topology_blocking(&adopting).unwrap_or_default();
+    let others = read_topology_blocking(&adopting).unwrap_or_default();
     let Some(group) = others.groups.first() else {
         if let Some(suspended) = others.suspended.first() {
             report.fail(
@@ -451,34 +414,6 @@ fn check_other_programs(report: &mut Report, topology: &Topology) {
     }
 }
 
-/// Names of the programs at a tcx hook (`BPF_TCX_INGRESS`, `BPF_TCX_EGRESS`) of a device.
-pub(crate) fn tcx_programs(ifindex: u32, hook: u32) -> io::Result<Vec<String>> {
-    let mut ids = [0u32; 64];
-    let mut options = libbpf_sys::bpf_prog_query_opts {
-        sz: std::mem::size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
-        prog_ids: ids.as_mut_ptr(),
-        ..Default::default()
-    };
-    options.__bindgen_anon_1.count = ids.len() as u32;
-    let target = i32::try_from(ifindex).map_err(io::Error::other)?;
-    // SAFETY: `options` and the array it points to live through the call, which writes at most
-    // `count` ids.
-    let status = unsafe { libbpf_sys::bpf_prog_query_opts(target, hook, &mut options) };
-    if status < 0 {
-        return Err(io::Error::from_raw_os_error(-status));
-    }
-    // SAFETY: both members of the union are one u32.
-    let count = unsafe { options.__bindgen_anon_1.count } as usize;
-    let found = &ids[..count.min(ids.len())];
-    if found.is_empty() {
-        return Ok(Vec::new());
-    }
-    Ok(libbpf_rs::query::ProgInfoIter::default()
-        .filter(|program| found.contains(&program.id))
-        .map(|program| program.name.to_string_lossy().into_owned())
-        .collect())
-}
-
 /// The kernel's own choice among next hops: it counts for multipath routes only, and there for the
 /// flows that do not choose their path when they start.
 fn check_hash_policy(report: &mut Report, topology: &Topology, placing: bool) {
@@ -595,24 +530,6 @@ fn is_ipv6(group: &Group) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions() {
-        assert_eq!(kernel_version("6.12.48+deb13-amd64"), Some((6, 12)));
-        assert_eq!(kernel_version("6.6-rc1"), Some((6, 6)));
-        assert_eq!(kernel_version("linux"), None);
-        assert!(kernel_version("6.1.0-13-amd64").unwrap() < OLDEST_KERNEL);
-    }
-
-    #[test]
-    fn capabilities() {
-        let needed: u64 = 1 << 12 | 1 << 13;
-        assert!(missing_capabilities(u64::MAX).is_empty());
-        assert!(missing_capabilities(needed | 1 << 21).is_empty());
-        assert!(missing_capabilities(needed | 1 << 38 | 1 << 39).is_empty());
-        assert_eq!(missing_capabilities(needed | 1 << 39), ["CAP_PERFMON"]);
-        assert_eq!(missing_capabilities(0).len(), 4);
-    }
 
     #[test]
     fn printing() {

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::cli::compare::text;
 use crate::cli::results::{check_writable, is_stdout, save};
+use crate::control::steering;
 use crate::host::text::duration;
 use crate::host::{atomic_file, stdout};
 use crate::measure::ab::{turns, Asked, Ended, Setting, Turn};
@@ -137,6 +138,7 @@ impl Ab {
             udp: self.udp,
             tcp: self.tcp,
             device: self.dev.clone(),
+            steering: steering(),
             ..Options::default()
         }
     }

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::path;
 use crate::cli::results::{check_writable, is_stdout, label, save};
+use crate::control::steering;
 use crate::host::stdout;
 use crate::host::text::{count, duration};
 use crate::measure::ping::{self, Options, Outcome, Pinger};
@@ -157,6 +158,7 @@ impl Ping {
             tcp: self.tcp,
             device: self.dev.clone(),
             hardware: self.hardware,
+            steering: steering(),
             ..Options::default()
         };
         if let Some(name) = &self.path {
@@ -298,7 +300,7 @@ impl Cpu {
         if let Some(out) = &self.out {
             check_writable(out)?;
         }
-        let environment = environment::record();
+        let environment = environment::record(steering().as_deref());
         let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         let mut command = self.command.split_first().map(|(program, arguments)| {
             let mut command = Command::new(program);

@@ -16,6 +16,7 @@ use serde_json::{json, Value};
 
 use crate::check::{Level, Report};
 use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
+use crate::config::save_redirects;
 use crate::host::text::count;
 use crate::redirect::actions::{self, Added, Wanted};
 use crate::redirect::bpf::{self, fast::Carried};
@@ -399,7 +400,7 @@ impl ConfigFile {
 
 fn save(file: &Path) -> Result<()> {
     let rules = actions::open(false)?.all()?;
-    let absent = config::save(file, &rules)?;
+    let absent = save_redirects(file, &rules)?;
     println!("saved {} in {}", count(rules.len(), "rule"), file.display());
     if absent > 0 {
         println!("kept {} whose device is absent", count(absent, "rule"));

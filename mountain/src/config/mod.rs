@@ -5,6 +5,8 @@
 //! commented out, in `packaging/mountain.toml`, which a test holds against this. Unknown keys,
 //! values of the wrong type and values out of range are errors that name file, line and key.
 
+mod save;
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -15,10 +17,12 @@ use toml::de::{DeTable, DeValue};
 use crate::cc::Settings as CcConfig;
 use crate::host::text::whole_prefix;
 use crate::measure::probe::Target;
-use crate::netlink::Filter;
 use crate::placement::config::{self as rules, PlacementConfig, RuleConfig};
 use crate::redirect::config::{self as redirects, RedirectConfig};
 use crate::steer::cost::{Band, Objective, Weights};
+use crate::topology::Filter;
+
+pub use save::save_redirects;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

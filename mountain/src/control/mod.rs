@@ -2,3 +2,18 @@
 //! How commands and the daemon of a network namespace talk: its run folder, requests and status.
 
 pub mod run_dir;
+
+use run_dir::{Request, RunDir};
+
+/// "off", or the policy that steers in this network namespace; `None` when we may not know.
+pub fn steering() -> Option<String> {
+    let run_dir = RunDir::of_this_namespace().ok()?;
+    if !nix::unistd::geteuid().is_root() {
+        return (!run_dir.path().exists()).then(|| "off".into());
+    }
+    match run_dir.ask(&Request::Status) {
+        Ok(Some(status)) => Some(status["policy"].as_str().unwrap_or("on").to_owned()),
+        Ok(None) => Some("off".into()),
+        Err(_) => Some("not answering".into()),
+    }
+}

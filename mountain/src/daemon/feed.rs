@@ -74,7 +74,8 @@ impl Daemon {
                 };
                 let min_us = least.get(id).map_or(0, |d| d.min_us);
                 if let Some((delay, variation)) = delays(status, min_us) {
-                    feed.kernel.write(&path.key, delay, variation)?;
+                    feed.kernel
+                        .write((path.key.ifindex, path.key.gateway), delay, variation)?;
                 }
             }
             Ok(())

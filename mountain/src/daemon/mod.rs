@@ -30,11 +30,11 @@ use crate::bpf::{self, Masks, Mode, Settings, Steer};
 use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::measure::probe::{Answer, Prober};
-use crate::netlink::{self, Change, Filter, Monitor};
+use crate::netlink::{self, Change, Monitor};
 use crate::placement::Placer;
 use crate::redirect::watch::Watching;
 use crate::steer::policy::{self, Event, Policy};
-use crate::topology::{Topology, MAX_PATHS};
+use crate::topology::{read_topology, Filter, Topology, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use reading::Reader;
@@ -195,7 +195,7 @@ async fn run_locked(
     }
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
-    let topology = netlink::read_topology(&options.filter).await?;
+    let topology = read_topology(&options.filter).await?;
     let mut reader = Reader::new(options.filter.clone());
     if topology.groups.is_empty() && !options.wait {
         bail!("{}", no_groups(&topology));

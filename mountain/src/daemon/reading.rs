@@ -19,9 +19,8 @@ use tracing::{info, warn};
 use super::{mode_of, Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, GroupConfig, Mode};
-use crate::netlink::{self, Filter};
 use crate::placement::Placer;
-use crate::topology::Topology;
+use crate::topology::{read_topology, Filter, Topology};
 
 /// After a job that took a time, the next one waits for so many times that.
 const REST: u32 = 3;
@@ -84,7 +83,7 @@ impl Reader {
             tokio::time::sleep_until(self.not_before.into()).await;
             self.asked = false;
             let filter = self.filter.clone();
-            let job = tokio::spawn(async move { netlink::read_topology(&filter).await });
+            let job = tokio::spawn(async move { read_topology(&filter).await });
             self.job = Some((Instant::now(), job));
         }
     }

@@ -6,7 +6,9 @@
 pub mod stdout;
 
 pub mod atomic_file;
+pub mod capabilities;
 pub mod cgroup;
+pub mod kernel;
 pub mod namespaces;
 pub mod program;
 pub mod sysctl;

@@ -7,10 +7,10 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-use serde_json::{json, Value};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::control::run_dir::{Request, RunDir};
+use crate::netlink;
 
 /// The names and values of [`super::runfile::RunFile::environment`].
 pub type Environment = BTreeMap<String, Value>;
@@ -46,7 +46,9 @@ pub fn command_line() -> String {
 
 /// Reads the circumstances as they are now, of the calling thread's network namespace. Call it
 /// before the measurement, as it includes the load so far.
-pub fn record() -> Environment {
+///
+/// `steering`: what steers here, see [`super::ping::Options::steering`].
+pub fn record(steering: Option<&str>) -> Environment {
     let mut found = Environment::new();
     kernel(&mut found);
     processor(&mut found);
@@ -62,9 +64,7 @@ pub fn record() -> Environment {
             sysctl(&mut found, &format!("net.ipv4.{name}"));
         }
     }
-    if let Some(value) = steering() {
-        found.insert("mountain.steering".into(), value);
-    }
+    set(&mut found, "mountain.steering", steering);
     let load = text("/proc/loadavg").and_then(|t| t.split(' ').next()?.parse::<f64>().ok());
     set(&mut found, "load.average", load);
     found
@@ -196,19 +196,6 @@ fn idle_states(folder: &Path) -> Option<Vec<String>> {
     Some(states.into_iter().map(|(_, name)| name).collect())
 }
 
-/// "off", or the policy that steers; `None` when we may not know.
-fn steering() -> Option<Value> {
-    let run_dir = RunDir::of_this_namespace().ok()?;
-    if !nix::unistd::geteuid().is_root() {
-        return (!run_dir.path().exists()).then(|| "off".into());
-    }
-    match run_dir.ask(&Request::Status) {
-        Ok(Some(status)) => Some(status.get("policy").cloned().unwrap_or(json!("on"))),
-        Ok(None) => Some("off".into()),
-        Err(_) => Some("not answering".into()),
-    }
-}
-
 /// SIOCETHTOOL commands that read one switch (linux/ethtool.h).
 const OFFLOADS: [(&str, u32); 6] = [
     ("rx-checksum", 0x14),
@@ -236,25 +223,10 @@ fn offload(device: &str, command: u32) -> Option<bool> {
     Some(value.data != 0)
 }
 
-/// The root queueing discipline, as rtnetlink's link message names it.
+/// The root queueing discipline.
 fn qdisc(device: &str) -> Option<String> {
-    use futures::TryStreamExt;
-    use netlink_packet_route::link::LinkAttribute;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .ok()?;
-    runtime.block_on(async {
-        let (connection, handle, _) = rtnetlink::new_connection().ok()?;
-        let task = tokio::spawn(connection);
-        let mut links = handle.link().get().match_name(device.to_owned()).execute();
-        let link = links.try_next().await.ok()??;
-        task.abort();
-        link.attributes.into_iter().find_map(|a| match a {
-            LinkAttribute::Qdisc(name) => Some(name),
-            _ => None,
-        })
-    })
+    let ifindex = nix::net::if_::if_nametoindex(device).ok()?;
+    netlink::link(ifindex).ok()?.qdisc
 }
 
 #[cfg(test)]
@@ -263,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_every_linux_has_is_there_and_what_is_missing_is_left_out() {
-        let found = record();
+        let found = record(None);
         for name in [
             "kernel.release",
             "kernel.version",
@@ -275,7 +247,7 @@ mod tests {
         assert!(found["load.average"].is_f64());
         assert!(found.contains_key("sysctl.net.ipv4.tcp_congestion_control"));
         assert!(found.values().all(|v| !v.is_null() && *v != ""));
-        let mut again = record();
+        let mut again = record(None);
         again.insert("load.average".into(), found["load.average"].clone());
         assert_eq!(found, again, "nothing differs that did not change");
     }

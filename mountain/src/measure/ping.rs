@@ -64,6 +64,8 @@ pub struct Options {
     pub gateway: Option<IpAddr>,
     /// Switch the device's own timestamps on if it has them, for as long as this takes.
     pub hardware: bool,
+    /// "off", or the policy that steers in this network namespace; for the run file. `None`: unknown.
+    pub steering: Option<String>,
 }
 
 /// What is left of a measurement.
@@ -278,7 +280,7 @@ impl Pinger {
     /// # Errors
     /// Only when nothing was measured.
     pub fn run(mut self, mut progress: impl FnMut(usize, Option<f64>)) -> Result<Outcome> {
-        let environment = environment::record();
+        let environment = environment::record(self.options.steering.as_deref());
         if let Method::Packets(packets) = &self.method {
             packets.wait_ready();
         }

@@ -19,7 +19,7 @@ const DEEPEST: u32 = 8;
 
 /// The device that a virtual one stands on (IFLA_LINK).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Lower {
+pub(crate) enum Lower {
     #[default]
     None,
     /// In this namespace, of this index.
@@ -30,7 +30,7 @@ pub(super) enum Lower {
 
 /// Whether packets that leave by this device, towards this gateway, leave the host by a wire or radio
 /// that is an uplink of its own; else says what it is instead.
-pub(super) fn is_wire(
+pub(crate) fn is_wire(
     snapshot: &Snapshot,
     ifindex: u32,
     gateway: Option<IpAddr>,
@@ -96,7 +96,7 @@ fn ports(links: &BTreeMap<u32, Link>, master: u32) -> impl Iterator<Item = u32> 
 ///
 /// `/sys` may have been mounted in another network namespace, where another device has this name: what
 /// it says counts only where it also gives the index and address that netlink gives.
-pub(super) fn has_wwan_type(ifname: &str, ifindex: u32, address: &[u8]) -> bool {
+pub(crate) fn has_wwan_type(ifname: &str, ifindex: u32, address: &[u8]) -> bool {
     wwan_in(&Path::new("/sys/class/net").join(ifname), ifindex, address)
 }
 
@@ -113,7 +113,7 @@ fn wwan_in(folder: &Path, ifindex: u32, address: &[u8]) -> bool {
 /// The kernel does not tell which channel a unit has. pppd does: it writes its process id to
 /// `/run/DEVICE.pid`, and it has loaded its PPPoE plugin, or not. Besides, this namespace must have a
 /// PPPoE session at all (`/proc/net/pppoe`).
-pub(super) fn is_pppoe(ifname: &str) -> bool {
+pub(crate) fn is_pppoe(ifname: &str) -> bool {
     let sessions = fs::read_to_string("/proc/thread-self/net/pppoe").unwrap_or_default();
     if !has_session(&sessions) {
         return false;

@@ -17,6 +17,7 @@ const RTM_GETNSID: u16 = 90;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
+const IFLA_QDISC: u16 = 6;
 const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_LINK_NETNSID: u16 = 37;
@@ -46,6 +47,8 @@ pub struct Link {
     /// one: `None`).
     pub peer: Option<u32>,
     pub peer_namespace: Option<i32>,
+    /// Name of the root queueing discipline.
+    pub qdisc: Option<String>,
 }
 
 /// The device of an index in the calling thread's namespace.
@@ -77,6 +80,7 @@ fn decode(payload: &[u8]) -> Option<Link> {
         kind: info.and_then(|info| Attributes::after(info, 0).string(IFLA_INFO_KIND)),
         peer: attributes.u32(IFLA_LINK),
         peer_namespace: signed(IFLA_LINK_NETNSID).filter(|id| *id >= 0),
+        qdisc: attributes.string(IFLA_QDISC),
     })
 }
 

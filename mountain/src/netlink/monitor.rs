@@ -9,8 +9,8 @@ use std::time::Duration;
 use netlink_sys::{protocols::NETLINK_ROUTE, AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tokio::time::{sleep_until, Instant};
 
+use super::own;
 use super::snapshot;
-use super::uplinks;
 use super::wire;
 use super::xfrm;
 
@@ -234,11 +234,11 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
         // Cached exceptions come and go with traffic.
         RTM_NEWROUTE | RTM_DELROUTE if snapshot::is_cached_route(payload) => Vec::new(),
         RTM_NEWROUTE | RTM_DELROUTE
-            if snapshot::is_default_route(payload) && !uplinks::is_own_route(payload) =>
+            if snapshot::is_default_route(payload) && !own::is_own_route(payload) =>
         {
             vec![Change::Preference, Change::Routing]
         }
-        RTM_NEWRULE | RTM_DELRULE if !uplinks::is_own_rule(payload) => {
+        RTM_NEWRULE | RTM_DELRULE if !own::is_own_rule(payload) => {
             vec![Change::Preference, Change::Routing]
         }
         _ => vec![Change::Routing],

@@ -10,7 +10,7 @@ use super::snapshot::u32_at;
 use super::wire::{self, Attributes};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NextHop {
+pub(crate) struct NextHop {
     pub ifindex: u32,
     pub gateway: Option<IpAddr>,
     pub weight: u16,
@@ -24,13 +24,13 @@ const RTNH_F_DEAD: u32 = 1;
 const RTNH_F_LINKDOWN: u32 = 16;
 
 /// A nexthop object: one next hop, or a group of ids with weights.
-pub(super) enum NextHopObject {
+pub(crate) enum NextHopObject {
     Single(NextHop),
     Group(Vec<(u32, u16)>),
 }
 
 /// Reads one object of a nexthop dump and its id.
-pub(super) fn decode_object(payload: &[u8]) -> Option<(u32, NextHopObject)> {
+pub(crate) fn decode_object(payload: &[u8]) -> Option<(u32, NextHopObject)> {
     const NHA_ID: u16 = 1;
     const NHA_GROUP: u16 = 2;
     const NHA_BLACKHOLE: u16 = 4;
@@ -76,7 +76,7 @@ pub(super) fn decode_object(payload: &[u8]) -> Option<(u32, NextHopObject)> {
 }
 
 /// The next hops of an object, and whether it is a group.
-pub(super) fn resolve(id: u32, objects: &HashMap<u32, NextHopObject>) -> (bool, Vec<NextHop>) {
+pub(crate) fn resolve(id: u32, objects: &HashMap<u32, NextHopObject>) -> (bool, Vec<NextHop>) {
     match objects.get(&id) {
         None => (false, Vec::new()),
         Some(NextHopObject::Single(hop)) => (false, vec![hop.clone()]),
@@ -97,7 +97,7 @@ pub(super) fn resolve(id: u32, objects: &HashMap<u32, NextHopObject>) -> (bool, 
 }
 
 /// Reads RTA_MULTIPATH.
-pub(super) fn decode_multipath(mut bytes: &[u8]) -> Vec<NextHop> {
+pub(crate) fn decode_multipath(mut bytes: &[u8]) -> Vec<NextHop> {
     let mut hops = Vec::new();
     // struct rtnexthop: length (2), flags, weight − 1, index (4), attributes
     while let Some(&[low, high, flags, weight]) = bytes.first_chunk() {
@@ -120,7 +120,7 @@ pub(super) fn decode_multipath(mut bytes: &[u8]) -> Vec<NextHop> {
 }
 
 /// Reads the next hop that a route's or a multipath entry's attributes describe.
-pub(super) fn decode_hop(
+pub(crate) fn decode_hop(
     attributes: &Attributes<'_>,
     ifindex: Option<u32>,
     weight_minus_one: u8,

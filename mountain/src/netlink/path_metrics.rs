@@ -7,7 +7,6 @@ use std::net::IpAddr;
 
 use super::generic::{body, Family};
 use super::wire::{ip_bytes, push_attribute};
-use crate::topology::PathKey;
 
 /// Names and numbers of include/uapi/linux/path_metrics.h.
 const FAMILY: &str = "path_metrics";
@@ -31,13 +30,19 @@ impl PathMetrics {
         Ok(Family::open(FAMILY)?.map(Self))
     }
 
-    /// Says how late a path is at present, in µs above its best, and what that varies by, in µs. Good for
+    /// Says how late the path of a device and gateway is at present, in µs above its best, and what that varies by, in µs. Good for
     /// 5 s. False: no next hop uses it, so the kernel does not know it.
     ///
     /// # Errors
     /// When the kernel refuses, as it does without CAP_NET_ADMIN.
-    pub fn write(&mut self, path: &PathKey, delay_us: u32, variation_us: u32) -> io::Result<bool> {
-        match self.0.request(&message(path, delay_us, variation_us)) {
+    pub fn write(
+        &mut self,
+        (ifindex, gateway): (u32, Option<IpAddr>),
+        delay_us: u32,
+        variation_us: u32,
+    ) -> io::Result<bool> {
+        let message = message(ifindex, gateway, delay_us, variation_us);
+        match self.0.request(&message) {
             Ok(()) => Ok(true),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
             Err(e) => Err(e),
@@ -45,10 +50,10 @@ impl PathMetrics {
     }
 }
 
-fn message(path: &PathKey, delay_us: u32, variation_us: u32) -> Vec<u8> {
+fn message(ifindex: u32, gateway: Option<IpAddr>, delay_us: u32, variation_us: u32) -> Vec<u8> {
     let mut message = body(CMD_SET, VERSION);
-    push_attribute(&mut message, A_IFINDEX, &path.ifindex.to_ne_bytes());
-    if let Some(gateway) = path.gateway {
+    push_attribute(&mut message, A_IFINDEX, &ifindex.to_ne_bytes());
+    if let Some(gateway) = gateway {
         let kind = match gateway {
             IpAddr::V4(_) => A_GATEWAY4,
             IpAddr::V6(_) => A_GATEWAY6,
@@ -73,12 +78,8 @@ mod tests {
             (Some("2001:db8::1"), Some(A_GATEWAY6)),
             (None, None),
         ] {
-            let path = PathKey {
-                ifindex: 7,
-                gateway: gateway.map(|g| g.parse().unwrap()),
-                ipv6: false,
-            };
-            let message = message(&path, 1000, 20);
+            let gateway = gateway.map(|g| g.parse().unwrap());
+            let message = message(7, gateway, 1000, 20);
             assert_eq!(message[..2], [CMD_SET, VERSION]);
             let has = Attributes::after(&message, HEADER_LEN);
             assert_eq!(has.u32(A_IFINDEX), Some(7));
@@ -87,7 +88,7 @@ mod tests {
                 (Some(1000), Some(20))
             );
             for other in [A_GATEWAY4, A_GATEWAY6] {
-                let wanted = path.gateway.filter(|_| kind == Some(other));
+                let wanted = gateway.filter(|_| kind == Some(other));
                 assert_eq!(has.ip(other), wanted);
             }
         }

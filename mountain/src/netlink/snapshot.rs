@@ -12,9 +12,8 @@ use ipnet::IpNet;
 
 use super::kinds::{self, Lower};
 use super::nexthop::{self, NextHop, NextHopObject};
-use super::uplinks;
+use super::own;
 use super::wire::{self, push_attribute, Attributes, Socket};
-use crate::topology;
 
 const RTM_GETLINK: u16 = 18;
 const RTM_GETADDR: u16 = 22;
@@ -28,13 +27,13 @@ const AF_INET: u8 = libc::AF_INET as u8;
 const AF_INET6: u8 = libc::AF_INET6 as u8;
 
 /// Type of an ordinary route (RTN_UNICAST).
-pub(super) const UNICAST: u8 = 1;
-pub(super) const TABLE_MAIN: u32 = 254;
+pub(crate) const UNICAST: u8 = 1;
+pub(crate) const TABLE_MAIN: u32 = 254;
 /// Type of a route that ends the look-up in its table without a result (RTN_THROW).
-pub(super) const THROW: u8 = 9;
+pub(crate) const THROW: u8 = 9;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Snapshot {
+pub(crate) struct Snapshot {
     pub links: BTreeMap<u32, Link>,
     pub addresses: Vec<Address>,
     /// Link-layer addresses of the neighbours that are usable.
@@ -48,7 +47,7 @@ pub(super) struct Snapshot {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Link {
+pub(crate) struct Link {
     pub ifname: String,
     pub up: bool,
     pub mtu: u32,
@@ -75,7 +74,7 @@ impl Link {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Address {
+pub(crate) struct Address {
     pub ifindex: u32,
     pub address: IpAddr,
     /// Prefix of the link the address is on (of the peer on point-to-point links).
@@ -90,7 +89,7 @@ pub(super) struct Address {
 
 /// Router preference (RFC 4191), the best first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Preference {
+pub(crate) enum Preference {
     High,
     #[default]
     Medium,
@@ -98,7 +97,7 @@ pub(super) enum Preference {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Route {
+pub(crate) struct Route {
     pub table: u32,
     pub prefix: IpNet,
     pub source: Option<IpNet>,
@@ -116,7 +115,7 @@ pub(super) struct Route {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Action {
+pub(crate) enum Action {
     Table(u32),
     L3mdev,
     Goto(u32),
@@ -127,7 +126,7 @@ pub(super) enum Action {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rule {
+pub(crate) struct Rule {
     pub ipv6: bool,
     pub priority: u32,
     pub action: Action,
@@ -153,7 +152,7 @@ pub(super) struct Rule {
 }
 
 /// Reads everything. The flag is false when something changed during a dump.
-pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
+pub(crate) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
     let mut snapshot = Snapshot::default();
     let mut consistent = true;
     let mut indexes = HashMap::new();
@@ -200,7 +199,7 @@ pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
             family,
             socket.dump(RTM_GETROUTE, &header, |_, payload| {
                 // What mountain itself has added says nothing about the host.
-                if !uplinks::is_own_route(payload) {
+                if !own::is_own_route(payload) {
                     snapshot.routes.extend(decode_route(payload, &objects));
                 }
             }),
@@ -209,7 +208,7 @@ pub(super) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         consistent &= absent_family(
             family,
             socket.dump(RTM_GETRULE, &header, |_, payload| {
-                if !uplinks::is_own_rule(payload) {
+                if !own::is_own_rule(payload) {
                     snapshot.rules.extend(decode_rule(payload, &indexes));
                 }
             }),
@@ -293,12 +292,12 @@ fn absent_family(family: u8, dumped: io::Result<bool>) -> io::Result<bool> {
 }
 
 /// Message family, device index and flags of a link message: what events need.
-pub(super) struct LinkHead {
+pub(crate) struct LinkHead {
     pub ifindex: u32,
     pub up: bool,
 }
 
-pub(super) fn decode_link_head(payload: &[u8]) -> Option<LinkHead> {
+pub(crate) fn decode_link_head(payload: &[u8]) -> Option<LinkHead> {
     // struct ifinfomsg: family, pad, type (2), index (4), flags (4), change (4). Bridges report
     // their ports with their own family; those are no news about the device.
     if *payload.first()? != libc::AF_UNSPEC as u8 {
@@ -312,7 +311,7 @@ pub(super) fn decode_link_head(payload: &[u8]) -> Option<LinkHead> {
     })
 }
 
-pub(super) fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
+pub(crate) fn decode_link(payload: &[u8]) -> Option<(u32, Link)> {
     const IFLA_ADDRESS: u16 = 1;
     const IFLA_IFNAME: u16 = 3;
     const IFLA_MTU: u16 = 4;
@@ -382,7 +381,7 @@ fn decode_address(payload: &[u8]) -> Option<Address> {
 }
 
 /// A unicast neighbour entry of IPv4 or IPv6.
-pub(super) struct Neighbour {
+pub(crate) struct Neighbour {
     pub ifindex: u32,
     pub address: IpAddr,
     state: u16,
@@ -400,16 +399,16 @@ const NUD_USABLE: u16 =
 const NDA_DST: u16 = 1;
 
 impl Neighbour {
-    pub(super) fn usable(&self) -> bool {
+    pub(crate) fn usable(&self) -> bool {
         self.state & NUD_USABLE != 0
     }
 
-    pub(super) fn usable_mac(&self) -> Option<[u8; 6]> {
+    pub(crate) fn usable_mac(&self) -> Option<[u8; 6]> {
         self.mac.filter(|_| self.usable())
     }
 }
 
-pub(super) fn decode_neighbour(payload: &[u8]) -> Option<Neighbour> {
+pub(crate) fn decode_neighbour(payload: &[u8]) -> Option<Neighbour> {
     const NTF_PROXY: u8 = 0x08;
 
     // struct ndmsg: family, pad (3), index (4), state (2), flags, type
@@ -436,7 +435,7 @@ const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_CREATE: u16 = 0x400;
 
 /// An ndmsg about one neighbour.
-pub(super) fn neighbour_message(ifindex: u32, address: IpAddr, state: u16, flags: u8) -> Vec<u8> {
+pub(crate) fn neighbour_message(ifindex: u32, address: IpAddr, state: u16, flags: u8) -> Vec<u8> {
     let family = if address.is_ipv6() { AF_INET6 } else { AF_INET };
     let mut body = vec![family, 0, 0, 0];
     body.extend_from_slice(&ifindex.to_ne_bytes());
@@ -447,7 +446,7 @@ pub(super) fn neighbour_message(ifindex: u32, address: IpAddr, state: u16, flags
 }
 
 /// Makes the kernel resolve or confirm a neighbour, see [`super::resolve_neighbour`].
-pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) -> io::Result<()> {
+pub(crate) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) -> io::Result<()> {
     const NTF_USE: u8 = 0x01;
 
     // NTF_USE takes the permanence away from an entry that an administrator made: look first.
@@ -470,7 +469,7 @@ pub(super) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) 
 }
 
 /// Looks a route up, see [`super::way_back`].
-pub(super) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super::WayBack> {
+pub(crate) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super::WayBack> {
     const RTA_DST: u16 = 1;
     const RTA_OIF: u16 = 4;
     const LOCAL: u8 = 2;
@@ -506,7 +505,7 @@ pub(super) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super
 }
 
 /// Puts a neighbour's last known address back as a stale entry, see [`super::keep_neighbour`].
-pub(super) fn keep_neighbour(
+pub(crate) fn keep_neighbour(
     socket: &mut Socket,
     ifindex: u32,
     address: IpAddr,
@@ -520,13 +519,13 @@ pub(super) fn keep_neighbour(
 }
 
 /// Whether a route message is about a cached exception (such as a learned path MTU), not a route.
-pub(super) fn is_cached_route(payload: &[u8]) -> bool {
+pub(crate) fn is_cached_route(payload: &[u8]) -> bool {
     const RTM_F_CLONED: u32 = 0x200;
     u32_at(payload, 8).is_some_and(|flags| flags & RTM_F_CLONED != 0)
 }
 
 /// Whether a route message is about a default route, in any table.
-pub(super) fn is_default_route(payload: &[u8]) -> bool {
+pub(crate) fn is_default_route(payload: &[u8]) -> bool {
     // struct rtmsg begins with the family and the length of the prefix.
     payload.get(1) == Some(&0)
 }
@@ -672,7 +671,7 @@ fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
                 let mask = attributes.u8(FRA_DSCP_MASK).unwrap_or(0x3f) << 2;
                 Some((dscp << 2 & mask, mask))
             }
-            None => topology::tos(tos, family == AF_INET6),
+            None => ds_field(tos, family == AF_INET6),
         },
         opaque: attributes.has(FRA_TUN_ID)
             || mask_is_not(FRA_SPORT_MASK, 0xffff)
@@ -691,7 +690,14 @@ fn network(family: u8, address: Option<IpAddr>, length: u8) -> Option<IpNet> {
     IpNet::new(address, length).ok().map(|net| net.trunc())
 }
 
-pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+/// What a TOS of a rule or route is compared with. Of IPv4 packets that is the DS field without its
+/// upper three bits, in all kernels (`INET_DSCP_LEGACY_TOS_MASK`); of IPv6 ones all but the ECN bits.
+pub fn ds_field(tos: u8, ipv6: bool) -> Option<(u8, u8)> {
+    let mask = if ipv6 { 0xfc } else { 0x1c };
+    (tos != 0).then_some((tos, mask))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes
         .get(offset..)?
         .first_chunk()

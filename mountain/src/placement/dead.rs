@@ -12,8 +12,7 @@ use tracing::{info, warn};
 use super::aside::Aside;
 use super::{nft, Placer};
 use crate::bpf::Mode;
-use crate::netlink;
-use crate::redirect::conntrack;
+use crate::netlink::{self, conntrack};
 
 /// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
 /// than a short gap.

@@ -12,6 +12,7 @@ mod aside;
 pub mod config;
 mod dead;
 pub mod nft;
+pub mod uplinks;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -30,7 +31,7 @@ use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, GroupConfig, Masks, Mode};
 use crate::host::cgroup;
 use crate::host::sysctl::forwards;
-use crate::netlink::{self, uplinks};
+use crate::netlink;
 use crate::steer::start::{describe, plan, MarkMask, Plan};
 use crate::topology::{Kind, Topology};
 use aside::Aside;

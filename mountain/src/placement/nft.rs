@@ -19,8 +19,8 @@
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
+use crate::netlink::nft;
 use crate::netlink::wire::{push_attribute, Socket};
-use crate::redirect::nft::nft;
 use crate::steer::start::MarkMask;
 
 /// Name of the table, of family `inet`.
@@ -31,7 +31,7 @@ const STUCK: [&str; 2] = ["stuck4", "stuck6"];
 /// How long an element of theirs lasts, s: several times as long as until it is set again.
 const STUCK_S: u32 = 5;
 
-/// The table as nft(8) takes it: made anew in one transaction, whatever was there. `uplinks`: mark and
+/// The table as nft::run(8) takes it: made anew in one transaction, whatever was there. `uplinks`: mark and
 /// device of each. `resets`: whether connections that hang are reset ([`set_stuck`]).
 pub fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String {
     let mask = mask.bits();
@@ -90,7 +90,7 @@ pub fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String 
     text + "}\n"
 }
 
-/// What nft(8) is told of the uplinks whose connections are reset from now on, and for [`STUCK_S`]: marks
+/// What nft::run(8) is told of the uplinks whose connections are reset from now on, and for [`STUCK_S`]: marks
 /// and whether it is about IPv6.
 fn stuck(marks: &[(u32, bool)]) -> String {
     let mut text = String::new();
@@ -109,15 +109,15 @@ fn stuck(marks: &[(u32, bool)]) -> String {
 /// # Errors
 /// When the table is not there, or was made without resetting.
 pub fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
-    nft(stuck(marks).as_bytes())
+    nft::run(stuck(marks).as_bytes())
 }
 
 /// Makes the table, in place of the one that is there.
 ///
 /// # Errors
-/// Without nft(8), or when the kernel cannot track connections.
+/// Without nft::run(8), or when the kernel cannot track connections.
 pub fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> Result<()> {
-    nft(table(mask, uplinks, resets).as_bytes())
+    nft::run(table(mask, uplinks, resets).as_bytes())
 }
 
 /// Removes the table; says whether it was there.

@@ -10,10 +10,10 @@ use super::preflight::{self, firewall, namespaces, Seen};
 use super::store::{Entry, State, Store};
 use super::validate::{self, Fits, Known};
 use super::{
-    bpf, conntrack, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Plan, Rule,
-    Stats,
+    bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
 };
 use crate::cc::scope;
+use crate::netlink::conntrack;
 
 /// A rule as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -334,7 +334,7 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
         match backend {
             Backend::Nft => {
                 nft::install(&rules, || store.all_of(Backend::Nft))?;
-                let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();
+                let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
                 let forgotten = conntrack::forget_direct(&rules);
                 warn(
                     forgotten,
@@ -393,7 +393,7 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                 }
                 nft::remove(&rules, last)?;
                 step("del-remove");
-                let rules: Vec<&Rule> = rules.iter().map(|i| &i.rule).collect();
+                let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
                 let forgotten = conntrack::forget_redirected(&rules);
                 warn(
                     forgotten,

@@ -15,7 +15,6 @@
 pub mod actions;
 pub mod bpf;
 pub mod config;
-pub(crate) mod conntrack;
 pub mod fixes;
 pub mod module;
 pub mod nft;
@@ -29,6 +28,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+
+use crate::netlink::conntrack::Redirected;
 
 /// Most rules of one network namespace, all backends together.
 pub const MAX_RULES: usize = 65_536;
@@ -178,6 +179,15 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// What connection tracking shows of its flows.
+    pub fn redirected(&self) -> Redirected {
+        Redirected {
+            proto: self.proto.number(),
+            from: self.from,
+            to: self.to,
+        }
+    }
+
     /// Two rules with the same key would redirect the same packets.
     pub fn key(&self) -> (Proto, SocketAddr, Option<&str>) {
         (self.proto, self.from, self.dev.as_deref())

@@ -12,15 +12,14 @@
 mod recover;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::process::{Command, Stdio};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::{conntrack, Installed, Proto, Rule, Snat, Stats, Traffic};
-use crate::host::program::Missing;
+use super::{Installed, Proto, Snat, Stats, Traffic};
+use crate::netlink::conntrack;
+use crate::netlink::nft;
 use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
 
 pub(super) use recover::found;
@@ -59,7 +58,7 @@ const HEADER_LEN: usize = 4;
 /// that are there already: they come back where something else has removed the table.
 pub fn install(new: &[Installed], others: impl FnOnce() -> Result<Vec<Installed>>) -> Result<()> {
     if !is_there()? {
-        nft(SKELETON.as_bytes())?;
+        nft::run(SKELETON.as_bytes())?;
         super::actions::step("table");
         let others = others()?;
         if !others.is_empty() {
@@ -78,10 +77,13 @@ pub fn repair(all: &[Installed]) -> Result<bool> {
     if all.is_empty() || is_there()? {
         return Ok(false);
     }
-    nft(SKELETON.as_bytes())?;
+    nft::run(SKELETON.as_bytes())?;
     elements(&[NFT_MSG_NEWSETELEM], all)?;
     // What came by meanwhile went where it was sent, and its flows would go on doing so.
-    let rules: Vec<&Rule> = all.iter().map(|installed| &installed.rule).collect();
+    let rules: Vec<_> = all
+        .iter()
+        .map(|installed| installed.rule.redirected())
+        .collect();
     conntrack::forget_direct(&rules)?;
     Ok(true)
 }
@@ -253,29 +255,6 @@ fn message(set: &str, elements: &[Element]) -> Vec<u8> {
     push_attribute(&mut body, NFTA_SET_ELEM_LIST_SET, &name(set));
     body.extend(nest(NFTA_SET_ELEM_LIST_ELEMENTS, &list));
     body
-}
-
-/// Has nft(8) carry out a file as one transaction.
-pub(crate) fn nft(file: &[u8]) -> Result<()> {
-    let mut child = Command::new("nft")
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => Missing::new("nft").into(),
-            _ => anyhow::anyhow!("cannot run nft: {e}"),
-        })?;
-    // nft reads all of it before it says anything.
-    let written = child.stdin.take().expect("it is piped").write_all(file);
-    let output = child.wait_with_output().context("nft")?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said: Vec<&str> = said.split_whitespace().collect();
-        bail!("nft refused: {}", said.join(" "));
-    }
-    written.context("cannot write to nft")
 }
 
 /// What a rule has done. Packets as Netfilter sees them: received ones after GRO and defragmentation,

@@ -33,8 +33,9 @@ use super::bpf::fast::{self, Fast};
 use super::preflight::firewall;
 use super::preflight::Seen;
 use super::store::Store;
-use super::{actions, conntrack, nft, Backend, Finding, Installed, Proto};
+use super::{actions, nft, Backend, Finding, Installed, Proto};
 use crate::host::text::count;
+use crate::netlink::conntrack;
 use crate::netlink::ruleset::Ruleset;
 use sources::{Heard, Sources};
 
@@ -404,7 +405,7 @@ impl Watcher<'_> {
             // be two to connection tracking: they end first.
             let slow_way = rule.plan.backend == Backend::XdpRedirect;
             let other = rule.plan.snat.is_some() || slow_way;
-            if other && conntrack::has_redirected(&rule.rule)? {
+            if other && conntrack::has_redirected(&rule.rule.redirected())? {
                 self.busy = true;
                 continue;
             }

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Plain data that describes what can be steered: paths, groups and what must be left alone.
+//! What can be steered: paths, groups and what must be left alone. All features share these words.
 //!
-//! `netlink` fills it from the kernel, `steer::policy` decides over it, `bpf` writes it to the maps.
-//! Nothing in here touches the system.
+//! [`read_topology`] condenses the kernel's routing state, which `netlink` reads, into a [`Topology`]:
+//! `rules` walks the FIB rules as the kernel does, `build` decides what is a group, what is left
+//! alone and why. Both are pure functions. `steer::policy` decides over the result and `bpf` writes
+//! it to the maps.
+
+mod build;
+mod read;
+mod rules;
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::Serialize;
+
+pub use read::{read_topology, read_topology_blocking, Filter};
 
 /// Most paths in one group; the BPF program's loops and bit masks are sized by it.
 pub const MAX_GROUP_PATHS: usize = 16;
@@ -127,16 +135,9 @@ pub struct Selector {
     pub ipproto: Option<u8>,
     pub sport: Option<(u16, u16)>,
     pub dport: Option<(u16, u16)>,
-    /// (DS field, mask), see [`tos`].
+    /// (DS field, mask), see [`crate::netlink::ds_field`].
     pub tos: Option<(u8, u8)>,
     pub ipv6: bool,
-}
-
-/// What a TOS of a rule or route is compared with. Of IPv4 packets that is the DS field without its
-/// upper three bits, in all kernels (`INET_DSCP_LEGACY_TOS_MASK`); of IPv6 ones all but the ECN bits.
-pub fn tos(tos: u8, ipv6: bool) -> Option<(u8, u8)> {
-    let mask = if ipv6 { 0xfc } else { 0x1c };
-    (tos != 0).then_some((tos, mask))
 }
 
 /// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's.

@@ -7,7 +7,7 @@
 use crate::rig::packets::*;
 use crate::rig::{in_netns, only, rig_groups, rig_path, settings, Ctx, Rig, BOTH};
 use mountain::bpf::{Masks, Mode, Sources, MAX_PERMITS};
-use mountain::topology::{self, Selector};
+use mountain::topology::Selector;
 
 #[test]
 fn what_is_not_ours_passes() {
@@ -281,7 +281,7 @@ fn ip_rules_keep_their_packets() {
             // The kernel compares the DSCP; the two ECN bits are TCP's own affair.
             "type of service",
             Selector {
-                tos: topology::tos(0x10, false),
+                tos: mountain::netlink::ds_field(0x10, false),
                 ..base()
             },
             vec![

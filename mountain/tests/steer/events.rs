@@ -6,9 +6,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::netns::{addr, hop, hops, Net, TWO_HOPS};
-use mountain::netlink::{
-    read_topology, read_topology_blocking, resolve_neighbour, Change, Filter, Monitor,
-};
+use mountain::netlink::{resolve_neighbour, Change, Monitor};
+use mountain::topology::{read_topology, read_topology_blocking, Filter};
 
 /// Changes until `wanted` says it has seen enough; panics after five seconds without.
 async fn until(

@@ -3,7 +3,7 @@
 
 use crate::support::netns::{addr, hop, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6};
 use ipnet::IpNet;
-use mountain::topology::{self, Member, Selector, Topology};
+use mountain::topology::{Member, Selector, Topology};
 
 #[track_caller]
 fn assert_skipped(topology: &Topology, route: &str, reason: &str) {
@@ -337,7 +337,7 @@ fn rules_before_the_table_become_selectors() {
         },
         Selector {
             uid: Some((1000, 2000)),
-            tos: topology::tos(0x10, false),
+            tos: mountain::netlink::ds_field(0x10, false),
             ..main(13)
         },
         Selector {
@@ -501,7 +501,11 @@ fn routes_with_conditions_beside_the_group() {
     assert_eq!(
         conditions,
         [
-            (prefix("0.0.0.0/0"), topology::tos(8, false), None),
+            (
+                prefix("0.0.0.0/0"),
+                mountain::netlink::ds_field(8, false),
+                None
+            ),
             (prefix("::/0"), None, Some(prefix("fd00:5::/64")))
         ]
     );

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use mountain::netlink::{read_topology, Filter};
+use mountain::topology::{read_topology, Filter};
 use mountain::topology::{Member, Topology};
 use nix::sched::{setns, CloneFlags};
 

@@ -25,7 +25,7 @@ use super::{
     backend_of, direct, forget_flows, stats_of, types, verify, wait_for_programs, Addresses,
     FLOWS4, FLOWS6,
 };
-use crate::redirect::conntrack::adopt::{adopt, Running};
+use crate::netlink::conntrack::adopt::{adopt, Running};
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 
 /// Bits of a flow's `flags`, bpf/redirect/redirect.h.

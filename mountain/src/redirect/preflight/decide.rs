@@ -7,7 +7,7 @@ mod host;
 
 use std::net::IpAddr;
 
-use crate::check::OLDEST_KERNEL;
+use crate::host::kernel;
 use crate::redirect::{self as types, Backend, Finding, Fix, Plan, Rule, Snat};
 
 use super::facts::{Client, Device, Facts, Far, Way};
@@ -452,9 +452,9 @@ impl<'a> Case<'a> {
     }
 
     fn kernel(&mut self) {
-        let (major, minor) = OLDEST_KERNEL;
+        let (major, minor) = kernel::OLDEST;
         match self.facts.kernel {
-            Some(version) if version >= OLDEST_KERNEL => {}
+            Some(version) if version >= kernel::OLDEST => {}
             Some((a, b)) => self.refuse(
                 format!("the kernel ({a}.{b}) is older than {major}.{minor} and has no tcx hook"),
                 "install a newer kernel, or use nft",

@@ -8,8 +8,9 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 
+use crate::bpf::foreign::tcx_programs;
 use crate::cc::scope;
-use crate::check;
+use crate::host::kernel;
 use crate::netlink;
 use crate::redirect::{module, Rule};
 
@@ -49,7 +50,7 @@ pub fn gather(rule: &Rule) -> Result<Facts> {
         .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
     let release = read("sys/kernel/osrelease").unwrap_or_default();
     Ok(Facts {
-        kernel: check::kernel_version(&release),
+        kernel: kernel::version(&release),
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
         from_here,
         client,
@@ -96,7 +97,7 @@ fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Dev
     };
     let tcx = [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS]
         .into_iter()
-        .flat_map(|hook| check::tcx_programs(ifindex, hook).unwrap_or_default())
+        .flat_map(|hook| tcx_programs(ifindex, hook).unwrap_or_default())
         .filter(|name| !OWN_PROGRAMS.iter().any(|own| name.starts_with(own)))
         .collect();
     let own = addresses.iter().filter(|(index, _)| *index == ifindex);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Default routes by uplinks with addresses of their own: groups whose flows choose when they start.
 
-use super::super::snapshot::{Preference, Route, TABLE_MAIN, THROW, UNICAST};
-use super::super::{kinds, rules, Filter};
 use super::{is_conditional, is_ipv6, key, Builder};
+use crate::netlink::kinds;
+use crate::netlink::snapshot::{Preference, Route, TABLE_MAIN, THROW, UNICAST};
+use crate::topology::read::Filter;
+use crate::topology::rules;
 use crate::topology::{
     Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
 };
@@ -332,10 +334,10 @@ fn own_sources(paths: &[&Path]) -> Result<(), String> {
 mod tests {
     use std::net::IpAddr;
 
-    use super::super::super::nexthop::NextHop;
-    use super::super::super::snapshot::{Action, Address, Link, Rule, Snapshot};
     use super::super::build;
     use super::*;
+    use crate::netlink::nexthop::NextHop;
+    use crate::netlink::snapshot::{Action, Address, Link, Rule, Snapshot};
     use crate::topology::{Kept, Topology};
 
     fn ip(text: &str) -> IpAddr {

@@ -12,7 +12,9 @@ use std::io;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
-use super::wire::{ip_bytes, push_attribute, Attributes, Socket};
+use crate::netlink::own::{is_own_route, is_own_rule, PROTOCOL};
+use crate::netlink::snapshot::is_cached_route;
+use crate::netlink::wire::{ip, ip_bytes, push_attribute, Attributes, Socket};
 use crate::steer::start::{changes, Changes, Route, Routing, Rule, Selects, To, EVERYBODY};
 
 const RTM_NEWROUTE: u16 = 24;
@@ -23,10 +25,6 @@ const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
 const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_CREATE: u16 = 0x400;
-
-/// `rtm_protocol` and FRA_PROTOCOL of what is ours: "M". No other program is known to use it
-/// (/etc/iproute2/rt_protos).
-const PROTOCOL: u8 = b'M';
 
 const AF_INET: u8 = libc::AF_INET as u8;
 const AF_INET6: u8 = libc::AF_INET6 as u8;
@@ -59,16 +57,6 @@ const FRA_UID_RANGE: u16 = 20;
 const FRA_PROTOCOL: u16 = 21;
 /// "No limit" in FRA_SUPPRESS_PREFIXLEN.
 const NO_LIMIT: u32 = u32::MAX;
-
-/// Whether a route message is about a route of ours.
-pub(super) fn is_own_route(payload: &[u8]) -> bool {
-    payload.get(5) == Some(&PROTOCOL)
-}
-
-/// Whether a rule message is about a rule of ours.
-pub(super) fn is_own_rule(payload: &[u8]) -> bool {
-    Attributes::after(payload, HEADER_LEN).u8(FRA_PROTOCOL) == Some(PROTOCOL)
-}
 
 /// Makes the kernel's routing hold exactly this of ours, in the calling thread's network namespace.
 /// Returns whether anything had to be done.
@@ -226,11 +214,11 @@ fn encode_route(route: &Route) -> Vec<u8> {
 }
 
 fn decode_route(payload: &[u8]) -> Option<Route> {
-    if !is_own_route(payload) || super::snapshot::is_cached_route(payload) {
+    if !is_own_route(payload) || is_cached_route(payload) {
         return None;
     }
     let attributes = Attributes::after(payload, HEADER_LEN);
-    let via = || super::wire::ip(attributes.get(RTA_VIA)?.get(2..)?);
+    let via = || ip(attributes.get(RTA_VIA)?.get(2..)?);
     Some(Route {
         ipv6: payload[0] == AF_INET6,
         table: attributes.u32(RTA_TABLE)?,

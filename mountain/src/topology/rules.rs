@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The walk through the policy rules: which packets look a table up, and what is looked up before.
 
-use super::snapshot::{Action, Rule, Snapshot, TABLE_MAIN};
-use crate::topology::Selector;
+use super::Selector;
+use crate::netlink::snapshot::{Action, Route, Rule, Snapshot, TABLE_MAIN};
 
 /// How packets of one family come to look up one table.
 #[derive(Debug, Default)]
@@ -206,14 +206,14 @@ fn is_empty(snapshot: &Snapshot, table: u32, ipv6: bool) -> bool {
         .any(|route| route.table == table && is_ipv6(route) == ipv6)
 }
 
-fn is_ipv6(route: &super::snapshot::Route) -> bool {
+fn is_ipv6(route: &Route) -> bool {
     matches!(route.prefix, ipnet::IpNet::V6(_))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::snapshot::{Link, Preference, Route};
     use super::*;
+    use crate::netlink::snapshot::{Link, Preference};
 
     fn rule(priority: u32, action: Action) -> Rule {
         Rule {

@@ -6,14 +6,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::nexthop::NextHop;
+use super::read::Filter;
 use super::rules::{self, Reach};
-use super::snapshot::{Address, Link, Route, Snapshot, TABLE_MAIN, UNICAST};
-use super::Filter;
-use crate::topology::{
-    tos, Group, Kept, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS,
-    MAX_KEPT, MAX_PATHS,
+use super::{
+    Group, Kept, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_KEPT,
+    MAX_PATHS,
 };
+use crate::netlink::nexthop::NextHop;
+use crate::netlink::snapshot::{ds_field, Address, Link, Route, Snapshot, TABLE_MAIN, UNICAST};
 
 mod defaults;
 
@@ -348,7 +348,7 @@ impl<'a> Builder<'a> {
                             table,
                             dst: Some(route.prefix),
                             src: route.source,
-                            tos: tos(route.tos, ipv6),
+                            tos: ds_field(route.tos, ipv6),
                             ipv6,
                             ..Selector::default()
                         });

@@ -3,9 +3,9 @@
 //!
 //! Where a connection goes is decided with its first packet. One that is under way when its rule goes
 //! would go on being redirected, so its entry is deleted: the next packet is decided about anew. Likewise
-//! with flows that were placed on an uplink which is dead ([`crate::placement`]).
+//! with flows that were placed on an uplink which is dead.
 
-pub(crate) mod adopt;
+pub mod adopt;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,8 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::{Proto, Rule};
-use crate::netlink::wire::{ip, push_attribute, Attributes, Socket};
+use super::wire::{ip, push_attribute, Attributes, Socket};
 
 const NFNL_SUBSYS_CTNETLINK: u16 = 1;
 const IPCTNL_MSG_CT_GET: u16 = 1;
@@ -55,6 +54,17 @@ const CONNECTIONLESS: [libc::c_int; 4] = [
     libc::IPPROTO_ICMPV6,
 ];
 
+/// What a redirect does: destinations `from` become `to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Redirected {
+    /// Protocol number of IP.
+    pub proto: u8,
+    /// Where clients send to.
+    pub from: SocketAddr,
+    /// Where it goes instead.
+    pub to: SocketAddr,
+}
+
 /// One connection.
 struct Flow {
     proto: u8,
@@ -70,7 +80,7 @@ struct Flow {
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
-pub fn forget_redirected(rules: &[&Rule]) -> Result<usize> {
+pub fn forget_redirected(rules: &[Redirected]) -> Result<usize> {
     forget_to(rules, |flow, rule| flow.to == rule.to)
 }
 
@@ -79,10 +89,10 @@ pub fn forget_redirected(rules: &[&Rule]) -> Result<usize> {
 ///
 /// # Errors
 /// As [`forget_redirected`].
-pub fn forget_direct(rules: &[&Rule]) -> Result<usize> {
-    let udp: Vec<&Rule> = rules
+pub fn forget_direct(rules: &[Redirected]) -> Result<usize> {
+    let udp: Vec<Redirected> = rules
         .iter()
-        .filter(|r| r.proto == Proto::Udp)
+        .filter(|r| r.proto == libc::IPPROTO_UDP as u8)
         .copied()
         .collect();
     forget_to(&udp, |flow, rule| flow.to == rule.from)
@@ -92,7 +102,7 @@ pub fn forget_direct(rules: &[&Rule]) -> Result<usize> {
 ///
 /// # Errors
 /// When the kernel refuses to list them.
-pub fn has_redirected(rule: &Rule) -> Result<bool> {
+pub fn has_redirected(rule: &Redirected) -> Result<bool> {
     if is_empty() {
         return Ok(false);
     }
@@ -103,7 +113,7 @@ pub fn has_redirected(rule: &Rule) -> Result<bool> {
             let request = request(ipv6, Some((rule.proto, rule.from)));
             socket.dump(kind(IPCTNL_MSG_CT_GET), &request, |_, payload| {
                 found |= flow(payload).is_some_and(|flow| {
-                    (flow.proto, flow.from, flow.to) == (rule.proto.number(), rule.from, rule.to)
+                    (flow.proto, flow.from, flow.to) == (rule.proto, rule.from, rule.to)
                 });
             })
         })
@@ -112,10 +122,10 @@ pub fn has_redirected(rule: &Rule) -> Result<bool> {
 }
 
 /// Deletes entries of what is sent to where these rules redirect from, if `wanted`.
-fn forget_to(rules: &[&Rule], wanted: impl Fn(&Flow, &Rule) -> bool) -> Result<usize> {
-    let mut by_from: HashMap<(u8, SocketAddr), Vec<&Rule>> = HashMap::new();
+fn forget_to(rules: &[Redirected], wanted: impl Fn(&Flow, &Redirected) -> bool) -> Result<usize> {
+    let mut by_from: HashMap<(u8, SocketAddr), Vec<&Redirected>> = HashMap::new();
     for rule in rules {
-        let key = (rule.proto.number(), rule.from);
+        let key = (rule.proto, rule.from);
         by_from.entry(key).or_default().push(rule);
     }
     let wanted = |flow: &Flow| {
@@ -144,7 +154,7 @@ fn is_empty() -> bool {
 
 fn forget_flows(
     ipv6: bool,
-    only: Option<(Proto, SocketAddr)>,
+    only: Option<(u8, SocketAddr)>,
     wanted: impl Fn(&Flow) -> bool,
 ) -> Result<usize> {
     // A filter that a kernel does not know is ignored: all entries are looked at then.
@@ -217,7 +227,7 @@ fn header(ipv6: bool) -> Vec<u8> {
 }
 
 /// Asks for all entries of a family, or only for those to an address.
-fn request(ipv6: bool, only: Option<(Proto, SocketAddr)>) -> Vec<u8> {
+fn request(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
     let mut body = header(ipv6);
     let Some((proto, to)) = only else { return body };
     let nest = |kind: u16, inside: &[&[u8]]| {
@@ -234,7 +244,7 @@ fn request(ipv6: bool, only: Option<(Proto, SocketAddr)>) -> Vec<u8> {
         IpAddr::V4(a) => plain(CTA_IP_V4_DST, &a.octets()),
         IpAddr::V6(a) => plain(CTA_IP_V6_DST, &a.octets()),
     };
-    let number = plain(CTA_PROTO_NUM, &[proto.number()]);
+    let number = plain(CTA_PROTO_NUM, &[proto]);
     let port = plain(CTA_PROTO_DST_PORT, &to.port().to_be_bytes());
     let flags = FILTER_IP_DST | FILTER_PROTO_NUM | FILTER_DST_PORT;
     body.extend(nest(

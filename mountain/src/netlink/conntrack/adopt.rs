@@ -19,7 +19,6 @@ use super::{
     CTA_TUPLE_REPLY, IPCTNL_MSG_CT_DELETE, IPS_SEEN_REPLY, NLA_F_NESTED,
 };
 use crate::netlink::wire::{ip_bytes, push_attribute, Socket};
-use crate::redirect::Proto;
 
 /// linux/netfilter/nfnetlink_conntrack.h.
 const IPCTNL_MSG_CT_NEW: u16 = 0;
@@ -117,7 +116,7 @@ fn entry(flow: &Running) -> Vec<u8> {
     push_attribute(&mut body, CTA_STATUS, &status.to_be_bytes());
     let left = flow.left.as_secs().max(1) as u32;
     push_attribute(&mut body, CTA_TIMEOUT, &left.to_be_bytes());
-    if flow.proto == Proto::Tcp.number() {
+    if flow.proto == libc::IPPROTO_TCP as u8 {
         let liberal = [IP_CT_TCP_FLAG_BE_LIBERAL; 2];
         let tcp = [
             plain(CTA_PROTOINFO_TCP_STATE, &[TCP_CONNTRACK_ESTABLISHED]),

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Writing the redirects that are in force into a configuration file, and leaving the rest as it is.
+
+use std::os::unix::fs::{fchown, MetadataExt};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
+
+use super::Config;
+use crate::host::atomic_file;
+use crate::redirect::config::RedirectConfig;
+use crate::redirect::Installed;
+
+/// Writes these rules into a configuration file, and leaves the rest of it as it is: a rule that is
+/// there keeps its comments, and one whose device is absent stays. The file may not be there yet.
+/// Returns how many rules stay because their device is absent.
+///
+/// # Errors
+/// When the file cannot be read, understood or written; it is as it was then.
+pub fn save_redirects(file: &Path, rules: &[Installed]) -> Result<usize> {
+    // Not a link to it, in its place.
+    let file = &std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let before = match std::fs::read_to_string(file) {
+        Ok(text) => {
+            Config::parse(&text, file)?;
+            text
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(e).with_context(|| format!("cannot read {}", file.display())),
+    };
+    let is_absent = |dev: &str| nix::net::if_::if_nametoindex(dev).is_err();
+    let (text, absent) = with_rules(&before, rules, is_absent)?;
+    Config::parse(&text, file).context("what would be written is not understood")?;
+    let meta = std::fs::metadata(file);
+    atomic_file::write(file, true, |out| {
+        use std::io::Write;
+        if let Ok(meta) = meta {
+            // Before the mode, of which a change of the owner may take bits.
+            fchown(out.get_ref(), Some(meta.uid()), Some(meta.gid()))?;
+            out.get_ref().set_permissions(meta.permissions())?;
+        }
+        out.write_all(text.as_bytes())
+    })
+    .with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(absent)
+}
+
+/// The text of a configuration file with these rules, and how many of its own stay besides.
+fn with_rules(
+    text: &str,
+    rules: &[Installed],
+    is_absent: impl Fn(&str) -> bool,
+) -> Result<(String, usize)> {
+    let mut file: DocumentMut = text.parse()?;
+    let known: Vec<RedirectConfig> = match file.get("redirect") {
+        Some(_) => Config::parse(text, Path::new("mountain.toml"))?.redirect,
+        None => Vec::new(),
+    };
+    // Where it stands in the file is where the first of them stands.
+    let mut tables = match file.remove("redirect") {
+        Some(Item::ArrayOfTables(tables)) => tables,
+        _ => ArrayOfTables::new(),
+    };
+    let mut left: Vec<RedirectConfig> = rules.iter().map(RedirectConfig::of).collect();
+    let mut absent = 0;
+    for (i, old) in known.iter().enumerate().rev() {
+        let key = old.rule();
+        match left.iter().position(|new| new.rule().key() == key.key()) {
+            Some(at) => {
+                let new = left.remove(at);
+                if let Some(table) = tables.get_mut(i) {
+                    update(table, &new)?;
+                }
+            }
+            None if old.dev.as_deref().is_some_and(&is_absent) => absent += 1,
+            None => {
+                tables.remove(i);
+            }
+        }
+    }
+    for new in left {
+        let table = toml_edit::ser::to_document(&new)?;
+        tables.push(table.as_table().clone());
+    }
+    if !tables.is_empty() {
+        file.insert("redirect", Item::ArrayOfTables(tables));
+    }
+    Ok((file.to_string(), absent))
+}
+
+/// Makes a table say what is in force; comments beside values stay.
+fn update(table: &mut Table, new: &RedirectConfig) -> Result<()> {
+    let new = toml_edit::ser::to_document(new)?;
+    let gone: Vec<String> = table
+        .iter()
+        .map(|(key, _)| key.to_owned())
+        .filter(|key| !new.contains_key(key))
+        .collect();
+    for key in gone {
+        table.remove(&key);
+    }
+    for (key, value) in new.iter() {
+        let (Some(value), old) = (value.as_value(), table.get_mut(key)) else {
+            continue;
+        };
+        match old.and_then(Item::as_value_mut) {
+            Some(old) if old.to_string().trim() == value.to_string().trim() => {}
+            Some(old) => {
+                let decor = old.decor().clone();
+                *old = value.clone();
+                *old.decor_mut() = decor;
+            }
+            None => {
+                table.insert(key, Item::Value(value.clone()));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redirect::actions::Wanted;
+    use crate::redirect::{Backend, Snat};
+
+    fn installed(id: u32, from: &str, dev: Option<&str>) -> Installed {
+        let mut installed = Installed::plain(id, from);
+        installed.rule.dev = dev.map(str::to_owned);
+        installed.rule.snat = Snat::Never;
+        installed
+    }
+
+    const BEFORE: &str = "\
+# My file.
+[steer]
+window_s = 5.0   # short
+
+[[redirect]]
+proto = \"tcp\"
+from = \"192.0.2.1:1\"
+to = \"192.0.2.2:1\"
+
+[[path]]
+dev = \"eth0\"
+";
+
+    #[test]
+    fn the_rest_of_the_file_stays() {
+        let mut rules = [
+            installed(0, "192.0.2.1:80", None),
+            installed(1, "192.0.2.1:81", Some("eth0")),
+        ];
+        rules[1].fixed = true;
+        let (text, _) = with_rules(BEFORE, &rules, |_| false).unwrap();
+        for part in [
+            "# My file.\n",
+            "window_s = 5.0   # short\n",
+            "dev = \"eth0\"\n",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("tcp"), "{text}");
+        let config = Config::parse(&text, Path::new("x")).unwrap();
+        assert_eq!(config.steer.window_s, 5.0);
+        assert_eq!(config.path.len(), 1);
+        let wanted: Vec<Wanted> = config.redirect.iter().map(|r| r.wanted()).collect();
+        assert_eq!(wanted.len(), 2);
+        for (wanted, installed) in wanted.iter().zip(&rules) {
+            assert_eq!(wanted.rule, installed.rule);
+            let backend = installed.fixed.then_some(Backend::Nft);
+            assert_eq!((wanted.backend, wanted.fix), (backend, false));
+        }
+        // Again the same, and with none of them there is none.
+        let none_absent = |_: &str| false;
+        let again = with_rules(&text, &rules, none_absent).unwrap();
+        assert_eq!(again, (text.clone(), 0));
+        let (none, _) = with_rules(&text, &[], none_absent).unwrap();
+        assert!(
+            !none.contains("redirect") && none.contains("# My file."),
+            "{none}"
+        );
+    }
+
+    /// What the owner wrote beside a rule, and a rule for a device that is unplugged, are not lost.
+    #[test]
+    fn saving_keeps_comments_and_rules_whose_device_is_absent() {
+        let text = "\
+# The first.
+[[redirect]]
+proto = \"udp\"
+from = \"192.0.2.1:80\"   # the old name
+to = \"192.0.2.3:99\" # server
+backend = \"tcx-peer\"
+
+# Of the stick.
+[[redirect]]
+proto = \"udp\"
+from = \"192.0.2.1:81\"
+to = \"192.0.2.9:99\"
+dev = \"usb0\"
+
+# Deleted since.
+[[redirect]]
+proto = \"udp\"
+from = \"192.0.2.1:82\"
+to = \"192.0.2.9:99\"
+";
+        let rules = [
+            installed(0, "192.0.2.1:80", None),
+            installed(1, "192.0.2.1:84", None),
+        ];
+        let (saved, absent) = with_rules(text, &rules, |dev| dev == "usb0").unwrap();
+        assert_eq!(absent, 1);
+        for part in [
+            "# The first.\n[[redirect]]",
+            "   # the old name\n",
+            "to = \"192.0.2.9:99\" # server\n",
+            "# Of the stick.\n[[redirect]]",
+            "dev = \"usb0\"",
+            "192.0.2.1:84",
+        ] {
+            assert!(saved.contains(part), "{part}: {saved}");
+        }
+        assert!(
+            !saved.contains("192.0.2.1:82") && !saved.contains("backend"),
+            "{saved}"
+        );
+        let config = Config::parse(&saved, Path::new("x")).unwrap();
+        assert_eq!(config.redirect.len(), 3);
+    }
+
+    #[test]
+    fn a_saved_file_keeps_its_owner() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("m.toml");
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::chown(&file, Some(1234), Some(4321)).unwrap();
+        save_redirects(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap();
+        let meta = file.metadata().unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (1234, 4321));
+    }
+
+    #[test]
+    fn a_file_is_written_as_a_whole_or_left_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("m.toml");
+        save_redirects(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap();
+        assert_eq!(Config::load(&file).unwrap().redirect.len(), 1);
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let link = dir.path().join("link.toml");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        save_redirects(&link, &[]).unwrap();
+        assert_eq!(Config::load(&file).unwrap().redirect.len(), 0);
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&file, "[steer]\nwindow = 3\n").unwrap();
+        let error = save_redirects(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap_err();
+        assert!(error.to_string().contains(":2: steer.window"), "{error:#}");
+        assert_eq!(
+            std::fs::read_to_string(&file).unwrap(),
+            "[steer]\nwindow = 3\n"
+        );
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Reading the kernel's routing state of a network namespace.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+
+use super::{build, Topology};
+use crate::netlink::{snapshot, wire};
+
+/// Which routes to adopt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Adopt only routes whose prefix equals or lies in one of these; empty: all.
+    pub routes: Vec<IpNet>,
+    /// Make a group of default routes that differ only in metric, too.
+    pub adopt: bool,
+    /// Devices that are uplinks even if they look like tunnels: those that the configuration names.
+    pub named: Vec<String>,
+    /// The bits of packet marks by which new flows will find their uplink; 0: none.
+    pub mark_mask: u32,
+}
+
+impl Filter {
+    pub(super) fn admits(&self, prefix: &IpNet) -> bool {
+        self.routes.is_empty() || self.routes.iter().any(|wanted| wanted.contains(prefix))
+    }
+}
+
+/// A dump that changed while it was read is read again for so long; then it is taken as it is (the
+/// monitor reports the change anyway).
+const CONSISTENT_WITHIN: Duration = Duration::from_millis(20);
+/// From so many routes on, the memory of a reading is given back to the kernel.
+const MANY_ROUTES: usize = 50_000;
+
+/// Reads the routing state of the calling thread's network namespace.
+///
+/// Blocks for the time of seven kernel dumps: about a millisecond on an ordinary host, a second or
+/// more with a full Internet routing table.
+///
+/// # Errors
+/// When the kernel refuses a netlink socket or a dump. Reading needs no privileges.
+pub fn read_topology_blocking(filter: &Filter) -> Result<Topology> {
+    let mut socket = wire::Socket::open().context("cannot open an rtnetlink socket")?;
+    let started = Instant::now();
+    loop {
+        let (snapshot, consistent) = snapshot::read(&mut socket)?;
+        if !consistent && started.elapsed() < CONSISTENT_WITHIN {
+            continue;
+        }
+        let topology = build::build(&snapshot, filter);
+        let many = snapshot.routes.len() > MANY_ROUTES;
+        drop(snapshot);
+        if many {
+            // SAFETY: has no preconditions. The allocator would keep it for a thread that has ended.
+            unsafe { libc::malloc_trim(0) };
+        }
+        return Ok(topology);
+    }
+}
+
+/// Like [`read_topology_blocking`], on tokio's pool for blocking work so that the caller's other
+/// tasks go on. The pool's threads live in the namespace of the thread that started them.
+///
+/// # Errors
+/// As [`read_topology_blocking`].
+pub async fn read_topology(filter: &Filter) -> Result<Topology> {
+    let filter = filter.clone();
+    tokio::task::spawn_blocking(move || read_topology_blocking(&filter))
+        .await
+        .context("reading the routing state was interrupted")?
+}
