@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::host::stdout::lines;
 use crate::host::text::count;
 use crate::host::{capabilities, kernel};
+use crate::netlink;
 use crate::topology::{read_topology_blocking, Filter, Group, Topology};
 
 /// Programs of this project at a hook are no news.
