@@ -26,9 +26,9 @@ use once_cell::sync::OnceCell;
 use rand::RngExt;
 use rand_pcg::Pcg64;
 use rattan_core::cells::bandwidth::queue::{DropTailQueue, DropTailQueueConfig};
-use rattan_core::cells::bandwidth::{BwCell, BwType};
+use rattan_core::cells::bandwidth::{BwCell, BwCellConfig, BwCellControlInterface, BwType};
 use rattan_core::cells::external::{VirtualEthernet, VirtualEthernetId};
-use rattan_core::cells::{Egress, Packet, StdPacket};
+use rattan_core::cells::{ControlInterface, Egress, Packet, StdPacket};
 use rattan_core::core::RattanCore;
 use rattan_core::metal::io::af_packet::AfPacketDriver;
 use rattan_core::metal::timer::Timer;
@@ -208,9 +208,10 @@ pub fn child_main() -> Result<()> {
     let mut ids = VethIds::default();
     // Drivers and timers register with the runtime when they are made.
     let context = runtime.enter();
+    let mut rates = Rates::default();
     for (i, link) in config.links.iter().enumerate() {
-        join(&mut core, &config, i, link, &playing, &mut ids)
-            .with_context(|| format!("path {i}"))?;
+        let joined = join(&mut core, &config, i, link, &playing, &mut ids);
+        rates.0.extend(joined.with_context(|| format!("path {i}"))?);
     }
     drop(context);
     core.spawn_rattan().map_err(|e| anyhow!("{e:?}"))?;
@@ -219,7 +220,7 @@ pub fn child_main() -> Result<()> {
     let (quit, mut quitting) = mpsc::channel::<()>(1);
     std::thread::spawn(move || {
         println!("ready");
-        if let Err(e) = control(input, &config, &playing) {
+        if let Err(e) = control(input, &config, &playing, &Arc::new(rates)) {
             eprintln!("emulator: {e:#}");
         }
         drop(quit);
@@ -235,13 +236,22 @@ fn control(
     input: impl Iterator<Item = std::io::Result<String>>,
     config: &Config,
     playing: &RwLock<Playing>,
+    rates: &Arc<Rates>,
 ) -> Result<()> {
+    let mut changes: Option<RateChanges> = None;
     for line in input {
         let segment: Segment = serde_json::from_str(&line?)?;
         let schedule = Schedule::generate(&config.scenario, config.seed, segment.repeat);
         let now_ns = monotonic_ns();
         let ahead = Duration::from_nanos(segment.start_ns.saturating_sub(now_ns));
         let start = Instant::now() + ahead;
+        drop(changes.take());
+        changes = Some(RateChanges::follow(
+            rates.clone(),
+            &config.scenario,
+            &schedule,
+            start.into_std(),
+        )?);
         *playing.write().map_err(|_| anyhow!("a cell panicked"))? = Playing {
             schedule: Some(Arc::new(schedule)),
             start,
@@ -249,6 +259,80 @@ fn control(
         println!("ready");
     }
     Ok(())
+}
+
+type RateControl = BwCellControlInterface<StdPacket, DropTailQueue<StdPacket>>;
+
+/// The rate limits, each with its path and whether it is that from client to server.
+#[derive(Default)]
+struct Rates(Vec<(usize, bool, Arc<RateControl>)>);
+
+impl Rates {
+    fn set(&self, path: usize, applies: impl Fn(bool) -> bool, bps: u64) -> Result<()> {
+        for (own, forward, rate) in &self.0 {
+            if *own == path && applies(*forward) {
+                let changed = BwCellConfig::new(Bandwidth::from_bps(bps), None, None);
+                rate.set_config(changed).map_err(|e| anyhow!("{e:?}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A thread that changes rates as a schedule says. Dropping it ends it.
+struct RateChanges {
+    quit: Option<std::sync::mpsc::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl RateChanges {
+    /// Every path has its usual rate until the schedule changes it.
+    fn follow(
+        rates: Arc<Rates>,
+        scenario: &Scenario,
+        schedule: &Schedule,
+        start: std::time::Instant,
+    ) -> Result<Self> {
+        let usual = |path: usize| (scenario.paths[path].rate_mbit * 1e6) as u64;
+        for path in 0..scenario.paths.len() {
+            rates.set(path, |_| true, usual(path))?;
+        }
+        // At, path, the event whose directions it is for, rate.
+        let mut changes = Vec::new();
+        for event in &schedule.events {
+            if let Some(bps) = event.rate_bps {
+                changes.push((event.start_us, *event, bps));
+                changes.push((event.end_us, *event, usual(event.path)));
+            }
+        }
+        changes.sort_by_key(|(at_us, ..)| *at_us);
+        let (quit, quitting) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            for (at_us, event, bps) in changes {
+                let at = start + Duration::from_micros(at_us.max(0) as u64);
+                let left = at.saturating_duration_since(std::time::Instant::now());
+                if quitting.recv_timeout(left) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                    return;
+                }
+                if let Err(e) = rates.set(event.path, |forward| event.touches(forward), bps) {
+                    eprintln!("emulator: {e:#}");
+                }
+            }
+        });
+        Ok(RateChanges {
+            quit: Some(quit),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for RateChanges {
+    fn drop(&mut self) {
+        drop(self.quit.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// CLOCK_MONOTONIC in ns: the clock of the workloads' time stamps and of `Instant`.
@@ -292,7 +376,8 @@ fn join(
     link: &LinkConfig,
     playing: &Arc<RwLock<Playing>>,
     ids: &mut VethIds,
-) -> Result<()> {
+) -> Result<Vec<(usize, bool, Arc<RateControl>)>> {
+    let mut rates = Vec::new();
     let (client, server) = (format!("client{i}"), format!("server{i}"));
     add_port(core, &client, &link.client, ids)?;
     add_port(core, &server, &link.server, ids)?;
@@ -312,10 +397,12 @@ fn join(
         let bandwidth = Bandwidth::from_bps((path.rate_mbit * 1e6) as u64);
         let queue =
             DropTailQueueConfig::new(None, (path.queue_kb * 1e3) as usize, BwType::NetworkLayer);
-        core.build_cell(rate.clone(), |_| {
-            BwCell::new(bandwidth, DropTailQueue::new(queue), BwType::NetworkLayer)
-        })
-        .map_err(|e| anyhow!("{e:?}"))?;
+        let control = core
+            .build_cell(rate.clone(), |_| {
+                BwCell::new(bandwidth, DropTailQueue::new(queue), BwType::NetworkLayer)
+            })
+            .map_err(|e| anyhow!("{e:?}"))?;
+        rates.push((i, forward, control));
         core.link_cell(from.clone(), rate.clone());
         core.link_cell(rate.clone(), delay);
         if let (Some(port), true) = (&link.foreign, forward) {
@@ -324,7 +411,7 @@ fn join(
             core.link_cell(foreign, rate);
         }
     }
-    Ok(())
+    Ok(rates)
 }
 
 pub fn add_port(

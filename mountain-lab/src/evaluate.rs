@@ -96,6 +96,8 @@ pub fn finish(
             let packets = measured(segment);
             let name = segment.policy.name();
             let mut own_figures = figures(segment, &packets, best, scenario);
+            let slow = goodput_beside_slow(segment, &schedule, scenario);
+            own_figures.extend(slow.map(|f| ("goodput_beside_slow".into(), f)));
             if has_sessions(scenario) {
                 own_figures.extend(session_figures(segment, &schedule).0);
                 count_sessions(totals.entry(segment.policy).or_default(), segment, &packets);
@@ -246,6 +248,16 @@ fn figures(
     };
     let (lost, flows) = flows_lost(packets, &segment.measured);
     put("flows_lost", "count", lost as f64, flows);
+    let span_s = (segment.measured.end - segment.measured.start) as f64 / 1e9;
+    if flows > 0 {
+        let moves = flow_moves(packets) as f64 * 60.0 / (flows as f64 * span_s);
+        put("moves_per_flow_minute", "count", moves, flows);
+    }
+    if let Some(bits) = game_payload_bits(scenario) {
+        let answered = packets.iter().filter(|p| p.rtt_us.is_some()).count();
+        let goodput = answered as f64 * bits / span_s;
+        put("game_goodput_bps", "bps", goodput, packets.len() as u64);
+    }
     if let Some(cores) = segment.product_cores {
         put("product_cpu", "ratio", cores, 1);
     }
@@ -426,6 +438,46 @@ fn decisions(explain: &Value, span_ns: u64, is_one: fn(&Value) -> bool) -> Optio
 fn changes_new_flows(decision: &Value) -> bool {
     let may = |when: &str| matches!(decision[when].as_str(), Some("all" | "least-bad"));
     may("from") != may("to")
+}
+
+/// Payload of a game packet, if all workloads agree.
+fn game_payload_bits(scenario: &Scenario) -> Option<f64> {
+    let mut games = scenario.workloads.iter();
+    let first = games.find(|w| w.kind == WorkloadKind::Game)?.payload_bytes;
+    let alike = games.all(|w| w.kind != WorkloadKind::Game || w.payload_bytes == first);
+    alike.then_some(first as f64 * 8.0)
+}
+
+/// Goodput of all TCP flows while a path was slow, over what the other paths carry.
+fn goodput_beside_slow(
+    segment: &Segment,
+    schedule: &Schedule,
+    scenario: &Scenario,
+) -> Option<Figure> {
+    let at_ns = |us: i64| segment.start_ns + us.max(0) as u64 * 1000;
+    let slow = schedule.events.iter().filter(|e| e.kind == EventKind::Slow);
+    let (mut bits, mut capacity, mut n) = (0.0, 0.0, 0);
+    for event in slow {
+        let from_ns = at_ns(event.start_us).max(segment.measured.start);
+        let until_ns = at_ns(event.end_us).min(segment.measured.end);
+        let span_s = until_ns.saturating_sub(from_ns) as f64 / 1e9;
+        let Some(goodput) = segment.seen.goodput_bps(&(from_ns..until_ns)) else {
+            continue;
+        };
+        let others = scenario.paths.iter().enumerate();
+        let others = others.filter(|(i, _)| *i != event.path);
+        let rate_bps: f64 = others.map(|(_, p)| p.rate_mbit * 1e6).sum();
+        if goodput.is_finite() {
+            bits += goodput * span_s;
+            capacity += rate_bps * span_s;
+            n += 1;
+        }
+    }
+    (n > 0).then_some(Figure {
+        unit: "ratio",
+        value: bits / capacity,
+        n,
+    })
 }
 
 /// How often flows changed their path.

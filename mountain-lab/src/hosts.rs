@@ -93,6 +93,7 @@ impl Hosts {
             hosts.add_foreign(path)?;
         }
         hosts.add_routes(scenario)?;
+        hosts.limit_echoes(scenario)?;
         Ok(hosts)
     }
 
@@ -302,11 +303,7 @@ impl Hosts {
             rules += &format!("  oifname \"u{i}\" masquerade\n");
         }
         rules += " }\n}\n";
-        let file = tempfile::NamedTempFile::new()?;
-        std::fs::write(file.path(), rules)?;
-        router
-            .run("nft", [std::ffi::OsStr::new("-f"), file.path().as_os_str()])
-            .map(drop)
+        self.load_rules(router, &rules)
     }
 
     fn next_hops(&self, prefix: &str, gateway: impl Fn(usize) -> IpAddr) -> Vec<String> {
@@ -359,11 +356,34 @@ impl Hosts {
             ])?;
         }
         rules += " }\n chain out {\n  type route hook output priority -150;\n  ct mark != 0 meta mark set ct mark\n }\n}\n";
+        self.load_rules(&self.server, &rules)
+    }
+
+    /// Gateways that answer so many pings a second, as a token bucket with a burst of five does.
+    fn limit_echoes(&self, scenario: &Scenario) -> Result<()> {
+        let mut rules = String::new();
+        for (i, path) in scenario.paths.iter().enumerate() {
+            let Some(limit) = path.echo_limit else {
+                continue;
+            };
+            for request in ["icmp type echo-request", "icmpv6 type echo-request"] {
+                rules += &format!(
+                    "  iifname \"s{i}\" {request} limit rate over {limit}/second burst 5 packets drop\n"
+                );
+            }
+        }
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let chain = "table inet mtl-echo {\n chain in {\n  type filter hook input priority 0;\n";
+        self.load_rules(&self.server, &format!("{chain}{rules} }}\n}}\n"))
+    }
+
+    fn load_rules(&self, ns: &Netns, rules: &str) -> Result<()> {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), rules)?;
-        self.server
-            .run("nft", [std::ffi::OsStr::new("-f"), file.path().as_os_str()])?;
-        Ok(())
+        ns.run("nft", [std::ffi::OsStr::new("-f"), file.path().as_os_str()])
+            .map(drop)
     }
 
     fn join_router(&self, router: &Netns, client: &str) -> Result<()> {

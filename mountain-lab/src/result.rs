@@ -374,7 +374,7 @@ fn nan_from_null<'de, D: serde::Deserializer<'de>>(value: D) -> Result<f64, D::E
     Ok(Option::<f64>::deserialize(value)?.unwrap_or(f64::NAN))
 }
 
-const ROW_ORDER: [&str; 22] = [
+const ROW_ORDER: [&str; 23] = [
     "rtt_p50_us",
     "rtt_p95_us",
     "rtt_p99_us",
@@ -396,6 +396,7 @@ const ROW_ORDER: [&str; 22] = [
     "stayed",
     "switches",
     "moves",
+    "moves_per_flow_minute",
     "goodput_bps",
 ];
 

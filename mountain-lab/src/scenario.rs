@@ -231,6 +231,8 @@ pub struct PathSpec {
     pub trace_path: Option<String>,
     #[serde(default)]
     pub stalls: Stalls,
+    /// Pings that the gateway answers in a second; it drops all others.
+    pub echo_limit: Option<u32>,
     /// What `trace` holds, once it is read.
     #[serde(skip)]
     pub playback: Option<Playback>,
@@ -245,6 +247,10 @@ pub enum EventKind {
     Degrade,
     /// Every packet is dropped; otherwise as `degrade`.
     Blackhole,
+    /// A share of the packets is dropped; otherwise as `degrade`.
+    Loss,
+    /// The path carries less; otherwise as `degrade`.
+    Slow,
 }
 
 impl EventKind {
@@ -254,6 +260,8 @@ impl EventKind {
             EventKind::Spike => "spike",
             EventKind::Degrade => "degrade",
             EventKind::Blackhole => "blackhole",
+            EventKind::Loss => "loss",
+            EventKind::Slow => "slow",
         }
     }
 }
@@ -279,9 +287,13 @@ pub struct EventSpec {
     pub every_s: f64,
     /// Shortest and longest.
     pub length_ms: [f64; 2],
-    /// Least and most extra one-way delay; not for `blackhole`.
+    /// Least and most extra one-way delay, of `spike` and `degrade`.
     #[serde(default)]
     pub height_ms: [f64; 2],
+    /// Of `loss`.
+    pub loss_percent: Option<f64>,
+    /// What the path carries meanwhile, of `slow`.
+    pub rate_mbit: Option<f64>,
     #[serde(default)]
     pub direction: Direction,
 }
@@ -519,6 +531,11 @@ impl Scenario {
             if !(0.0..=100.0).contains(&p.loss_percent) {
                 return fail(key("loss_percent"), "is not in 0..=100");
             }
+            if p.echo_limit
+                .is_some_and(|limit| !(1..=1000).contains(&limit))
+            {
+                return fail(key("echo_limit"), "is not in 1..=1000");
+            }
             if p.trace.is_none() && (p.trace_path.is_some() || p.stalls != Stalls::Hold) {
                 return fail(key("trace"), "trace_path and stalls need one");
             }
@@ -543,13 +560,31 @@ impl Scenario {
             if !(e.length_ms[0] > 0.0 && e.length_ms[0] <= e.length_ms[1]) {
                 return fail(key("length_ms"), "has to be [shortest, longest], above 0");
             }
-            let needs_height = e.kind != EventKind::Blackhole;
+            let needs_height = matches!(e.kind, EventKind::Spike | EventKind::Degrade);
             if !(e.height_ms[0] >= 0.0 && e.height_ms[0] <= e.height_ms[1])
                 || needs_height != (e.height_ms[1] > 0.0)
             {
                 return fail(
                     key("height_ms"),
-                    "has to be [least, most], and absent for a blackhole",
+                    "has to be [least, most] for spike and degrade, and absent for others",
+                );
+            }
+            let is_share = |percent| percent > 0.0 && percent <= 100.0;
+            if e.loss_percent.is_some_and(|percent| !is_share(percent))
+                || e.loss_percent.is_some() != (e.kind == EventKind::Loss)
+            {
+                return fail(
+                    key("loss_percent"),
+                    "has to be above 0 and at most 100 for loss, and absent for others",
+                );
+            }
+            if e.rate_mbit
+                .is_some_and(|rate| !(0.1..=1000.0).contains(&rate))
+                || e.rate_mbit.is_some() != (e.kind == EventKind::Slow)
+            {
+                return fail(
+                    key("rate_mbit"),
+                    "has to be in 0.1..=1000 for slow, and absent for others",
                 );
             }
         }
@@ -768,11 +803,17 @@ kind = "game"
             "degrade-30-onsets",
             "degrade-300",
             "degrade-300-onsets",
+            "echo-limit-15",
+            "echo-limit-blackhole",
+            "echo-limit-both-1",
             "flap",
             "forward",
             "ipv6",
+            "loss-30",
             "moves",
+            "moves-slow",
             "overload",
+            "overload-thin",
             "recorded-atnt-tmobile",
             "recorded-atnt-verizon",
             "recorded-tmobile-verizon",

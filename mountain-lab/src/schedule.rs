@@ -28,10 +28,14 @@ pub struct Event {
     pub start_us: i64,
     pub end_us: i64,
     pub height_us: u32,
+    /// Share of the packets that are lost.
+    pub loss: f64,
+    /// What the path carries meanwhile, if not what it always does.
+    pub rate_bps: Option<u64>,
 }
 
 impl Event {
-    fn touches(&self, forward: bool) -> bool {
+    pub fn touches(&self, forward: bool) -> bool {
         match self.direction {
             Direction::Both => true,
             Direction::Forward => forward,
@@ -213,6 +217,11 @@ fn draw(spec: &EventSpec, scenario: &Scenario, length_us: i64, rng: &mut Pcg64) 
             start_us: t,
             end_us: t + length,
             height_us,
+            loss: match kind {
+                EventKind::Blackhole => 1.0,
+                _ => spec.loss_percent.unwrap_or(0.0) / 100.0,
+            },
+            rate_bps: spec.rate_mbit.map(|mbit| (mbit * 1e6) as u64),
         });
         t += match spec.kind {
             EventKind::Spike => exponential(every_us, rng),

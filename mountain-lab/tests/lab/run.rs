@@ -318,6 +318,42 @@ fn a_recording_that_cannot_be_played_is_named_with_its_line() {
     assert!(said.contains("bad.csv: line 3: delay: \"x\""), "{said}");
 }
 
+#[test]
+fn a_path_that_turns_slow_carries_what_the_scenario_says() {
+    let lab = Lab::new();
+    let paths = TWO_PATHS
+        .replace('\n', "\nrate_mbit = 10\n")
+        .replace("[[path]]\nrate_mbit = 10", "[[path]]");
+    let slow = "[[event]]\nkind = \"slow\"\npath = \"a\"\nevery_s = 1\nlength_ms = [5000, 5000]\n\
+                rate_mbit = 0.5\ndirection = \"both\"\n";
+    let bulk = "[[workload]]\nkind = \"bulk\"\nflows = 10\n";
+    let scenario = lab.scenario("", &format!("{paths}{slow}{bulk}"));
+    let result = lab.result(&[], &scenario);
+    // Path b carries all of its 10 Mbit/s, path a 0.5; at its usual rate it would be 1.9.
+    let ratio = median(&result, "goodput_beside_slow");
+    assert!((0.5..1.4).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_gateway_answers_as_many_pings_as_the_scenario_says() {
+    let lab = Lab::new();
+    let paths = TWO_PATHS.replace("name = \"a\"\n", "name = \"a\"\necho_limit = 2\n");
+    let scenario = lab.scenario("", &format!("{paths}{GAME}"));
+    let result = lab.result(&["--policies", "ecmp"], &scenario);
+    let status = &result.environment["segments"][0]["status"];
+    let answered = |path: usize| {
+        let probes = &status["paths"][path]["probes"];
+        probes["answered"].as_f64().unwrap() / probes["sent"].as_f64().unwrap()
+    };
+    // 20 probes a second, or fewer once the limit is known; a burst of 5 is answered besides.
+    assert!(
+        answered(0) < 0.8 * answered(1),
+        "{} {}",
+        answered(0),
+        answered(1)
+    );
+}
+
 fn start_and_wait_for_namespaces(lab: &Lab) -> Child {
     let scenario = lab.scenario("", &format!("{TWO_PATHS}{GAME}"));
     let child = lab.command(&["--repeat", "50"], &scenario).spawn().unwrap();
