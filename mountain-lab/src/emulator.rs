@@ -78,11 +78,13 @@ struct Config {
     seed: u64,
 }
 
-/// Every further line: play the schedule of `repeat` from `start_ns` (CLOCK_MONOTONIC) on.
+/// Every further line.
 #[derive(Debug, Serialize, Deserialize)]
-struct Segment {
-    repeat: u32,
-    start_ns: u64,
+enum Order {
+    /// Draw the schedule of a repeat, which takes a while.
+    Draw { repeat: u32 },
+    /// Play it from `start_ns` (CLOCK_MONOTONIC) on.
+    Play { start_ns: u64 },
 }
 
 /// The running child. Dropping it stops it.
@@ -129,9 +131,15 @@ impl Emulator {
         Ok(emulator)
     }
 
-    /// Plays the schedule of a repeat from `start_ns` (CLOCK_MONOTONIC) on.
-    pub fn play(&mut self, repeat: u32, start_ns: u64) -> Result<()> {
-        self.say(&Segment { repeat, start_ns })
+    /// Plays the schedule of a repeat, soon; returns when it starts (CLOCK_MONOTONIC).
+    ///
+    /// # Errors
+    /// The child is gone.
+    pub fn play(&mut self, repeat: u32, ahead: Duration) -> Result<u64> {
+        self.say(&Order::Draw { repeat })?;
+        let start_ns = monotonic_ns() + ahead.as_nanos() as u64;
+        self.say(&Order::Play { start_ns })?;
+        Ok(start_ns)
     }
 
     /// CPU time that the child has used so far, in seconds.
@@ -239,23 +247,29 @@ fn control(
     rates: &Arc<Rates>,
 ) -> Result<()> {
     let mut changes: Option<RateChanges> = None;
+    let mut schedule: Option<Schedule> = None;
     for line in input {
-        let segment: Segment = serde_json::from_str(&line?)?;
-        let schedule = Schedule::generate(&config.scenario, config.seed, segment.repeat);
-        let now_ns = monotonic_ns();
-        let ahead = Duration::from_nanos(segment.start_ns.saturating_sub(now_ns));
-        let start = Instant::now() + ahead;
-        drop(changes.take());
-        changes = Some(RateChanges::follow(
-            rates.clone(),
-            &config.scenario,
-            &schedule,
-            start.into_std(),
-        )?);
-        *playing.write().map_err(|_| anyhow!("a cell panicked"))? = Playing {
-            schedule: Some(Arc::new(schedule)),
-            start,
-        };
+        match serde_json::from_str(&line?)? {
+            Order::Draw { repeat } => {
+                schedule = Some(Schedule::generate(&config.scenario, config.seed, repeat));
+            }
+            Order::Play { start_ns } => {
+                let schedule = schedule.take().context("no schedule was drawn")?;
+                let ahead = Duration::from_nanos(start_ns.saturating_sub(monotonic_ns()));
+                let start = Instant::now() + ahead;
+                drop(changes.take());
+                changes = Some(RateChanges::follow(
+                    rates.clone(),
+                    &config.scenario,
+                    &schedule,
+                    start.into_std(),
+                )?);
+                *playing.write().map_err(|_| anyhow!("a cell panicked"))? = Playing {
+                    schedule: Some(Arc::new(schedule)),
+                    start,
+                };
+            }
+        }
         println!("ready");
     }
     Ok(())

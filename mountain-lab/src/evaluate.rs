@@ -88,7 +88,7 @@ pub fn finish(
                 bound,
             );
             let mut bound_figures = game_figures(&packets, best, scenario.paths.len());
-            bound_figures.insert("moves".into(), moves(&packets));
+            bound_figures.extend(moves(&packets, &first.measured));
             result.add(policy.name(), repeat, &bound_figures);
             samples.segments.push(drawn(policy.name(), first, packets));
         }
@@ -242,17 +242,13 @@ fn figures(
     scenario: &Scenario,
 ) -> Figures {
     let mut figures = game_figures(packets, best_median_us, scenario.paths.len());
-    figures.insert("moves".into(), moves(packets));
+    figures.extend(moves(packets, &segment.measured));
     let mut put = |name: &str, unit, value, n| {
         figures.insert(name.into(), Figure { unit, value, n });
     };
     let (lost, flows) = flows_lost(packets, &segment.measured);
     put("flows_lost", "count", lost as f64, flows);
     let span_s = (segment.measured.end - segment.measured.start) as f64 / 1e9;
-    if flows > 0 {
-        let moves = flow_moves(packets) as f64 * 60.0 / (flows as f64 * span_s);
-        put("moves_per_flow_minute", "count", moves, flows);
-    }
     if let Some(bits) = game_payload_bits(scenario) {
         let answered = packets.iter().filter(|p| p.rtt_us.is_some()).count();
         let goodput = answered as f64 * bits / span_s;
@@ -481,12 +477,23 @@ fn goodput_beside_slow(
 }
 
 /// How often flows changed their path.
-fn moves(packets: &[Packet]) -> Figure {
-    Figure {
+fn moves(packets: &[Packet], measured: &Range<u64>) -> Figures {
+    let count = flow_moves(packets) as f64;
+    let flows: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
+    let minutes = (measured.end - measured.start) as f64 / 60e9;
+    let figure = |value, n| Figure {
         unit: "count",
-        value: flow_moves(packets) as f64,
-        n: packets.len() as u64,
+        value,
+        n,
+    };
+    let mut figures = Figures::new();
+    figures.insert("moves".into(), figure(count, packets.len() as u64));
+    if !flows.is_empty() {
+        let rate = count / (flows.len() as f64 * minutes);
+        let n = flows.len() as u64;
+        figures.insert("moves_per_flow_minute".into(), figure(rate, n));
     }
+    figures
 }
 
 /// What a policy that knows the paths would have had, but for what it lacks: the same sending times,
@@ -510,20 +517,25 @@ fn bound_packets(
         })
         .collect();
     packets.sort_by_key(|p| p.sent_ns);
-    let mut chosen = ways[0];
+    // What is lost is later than anything else.
+    let delay_us = |(out, back), known_us| match schedule.trip(out, back, known_us) {
+        Some(trip) => u64::from(trip.rtt_us()),
+        None => u64::from(u32::MAX),
+    };
+    let mut chosen = None;
     for p in &mut packets {
         let t_us = (p.sent_ns as i64 - start_ns as i64) / 1000;
         let known_us = t_us - i64::from(bound.late_us);
-        // What is lost is later than anything else.
-        let delay_us = |(out, back)| match schedule.trip(out, back, known_us) {
-            Some(trip) => u64::from(trip.rtt_us()),
-            None => u64::from(u32::MAX),
-        };
-        if let Some(best) = ways.iter().copied().min_by_key(|way| delay_us(*way)) {
-            if delay_us(chosen) > delay_us(best) + u64::from(bound.advantage_us) {
-                chosen = best;
-            }
+        let best = ways
+            .iter()
+            .copied()
+            .min_by_key(|way| delay_us(*way, known_us));
+        let Some(best) = best else { continue };
+        let now = *chosen.get_or_insert(best);
+        if delay_us(now, known_us) > delay_us(best, known_us) + u64::from(bound.advantage_us) {
+            chosen = Some(best);
         }
+        let chosen = chosen.unwrap_or(best);
         let trip = schedule.trip(chosen.0, chosen.1, t_us);
         *p = Packet {
             flow: p.flow,
@@ -622,7 +634,7 @@ mod tests {
             assert!(onsets >= 2);
             (
                 late as f64 / onsets as f64,
-                moves(&packets).value / onsets as f64,
+                flow_moves(&packets) as f64 / onsets as f64,
             )
         };
         let (late, moved) = play(100, None);

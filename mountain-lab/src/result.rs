@@ -374,7 +374,7 @@ fn nan_from_null<'de, D: serde::Deserializer<'de>>(value: D) -> Result<f64, D::E
     Ok(Option::<f64>::deserialize(value)?.unwrap_or(f64::NAN))
 }
 
-const ROW_ORDER: [&str; 23] = [
+const ROW_ORDER: [&str; 24] = [
     "rtt_p50_us",
     "rtt_p95_us",
     "rtt_p99_us",
@@ -386,6 +386,7 @@ const ROW_ORDER: [&str; 23] = [
     "late",
     "loss",
     "late_or_lost",
+    "above_200_ms",
     "reordered",
     "share_path0",
     "share_path1",

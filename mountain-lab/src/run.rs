@@ -24,6 +24,8 @@ use crate::{stopped, RunArgs};
 
 /// How often a void segment is run again.
 const RETRIES: u32 = 2;
+/// From the order to play a segment to its begin.
+const AHEAD: Duration = Duration::from_millis(300);
 
 /// How far the emulator was from what it should have done, on the idle reference path.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
@@ -266,8 +268,7 @@ fn run_segment(
     policy: Policy,
     bar: &ProgressBar,
 ) -> Result<Segment> {
-    let start_ns = monotonic_ns() + 300_000_000;
-    emulator.play(repeat, start_ns)?;
+    let start_ns = emulator.play(repeat, AHEAD)?;
     ensure!(
         monotonic_ns() < start_ns,
         "the machine is too slow: the schedule came late"

@@ -3,10 +3,11 @@
 
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
+use crate::emulator::{Emulator, REFERENCE_DELAY_US};
 use crate::hosts::Hosts;
 use crate::netns::Netns;
 use crate::policy_ctl::Reflector;
@@ -14,7 +15,7 @@ use crate::probing::tool::{Block, Tool};
 use crate::scenario::Scenario;
 
 /// From telling the emulator until the schedule begins.
-const AHEAD_NS: u64 = 20_000_000;
+const AHEAD: Duration = Duration::from_millis(20);
 
 /// Delay of a path, one way: the middle, and how far it is drawn to either side, ms.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,7 +43,7 @@ impl Lane {
 
     /// Plays schedule `number` from now on, on all paths: same seed and number, same delays.
     pub fn play(&mut self, number: u32) -> Result<()> {
-        self.emulator.play(number, monotonic_ns() + AHEAD_NS)
+        self.emulator.play(number, AHEAD).map(drop)
     }
 
     pub fn client(&self) -> &Netns {

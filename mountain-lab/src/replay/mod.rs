@@ -6,6 +6,7 @@
 //! timers nor what the flows themselves do to a path; `mountain-lab run` does.
 
 mod chooser;
+mod compare;
 mod made;
 mod score;
 mod window;
@@ -36,8 +37,11 @@ const REFERENCE: &str = "late-60";
 pub struct ReplayArgs {
     /// Recordings of two or more paths (CSV or .csv.gz), or made-up paths (made:NAME, made:all; made:list
     /// lists them)
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "run", value_name = "FILE")]
     inputs: Vec<PathBuf>,
+    /// Replay what a run on recordings has played, and compare: the folder of its result
+    #[arg(long, value_name = "DIR", conflicts_with = "inputs")]
+    run: Option<PathBuf>,
     /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain, mountain-HZ
     #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
     policies: Vec<String>,
@@ -152,6 +156,10 @@ impl Source {
 /// # Errors
 /// A name or a file is not understood, or the result cannot be written.
 pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
+    if let Some(folder) = &args.run {
+        print!("{}", compare::compare(folder, args.seed)?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let sources: Vec<Source> = args
         .inputs
         .iter()

@@ -97,6 +97,15 @@ impl Score {
         0.0
     }
 
+    /// As the p-quantile of those packets alone that took less than a time, in ms.
+    pub fn answered_ms(&self, p: f64, below_ms: u32) -> f64 {
+        let below = (below_ms * 1000 / BIN_US) as usize;
+        let mut answered = self.clone();
+        answered.bins[below..].fill(0);
+        answered.packets = answered.bins.iter().map(|n| u64::from(*n)).sum();
+        answered.quantile_ms(p)
+    }
+
     pub fn figures(&self) -> Figures {
         let packets = self.packets.max(1) as f64;
         let above = |ms: u32| {

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use super::made::{self, MadePath};
+use crate::recording::playback::Playback;
 use crate::recording::{Played, Recording, Stalls};
 use crate::schedule::Schedule;
 
@@ -13,6 +14,8 @@ use crate::schedule::Schedule;
 pub enum Trace {
     /// A recording; the path's index.
     Recorded(Played, usize),
+    /// A recording as `run` plays it; the path's index.
+    Looped(Playback, usize),
     /// Drawn for a scenario; the path's index.
     Scheduled(Rc<Schedule>, usize),
     Made(MadePath),
@@ -33,11 +36,8 @@ impl Trace {
 
     fn draw(&self, at_us: u64, kind: u64) -> Option<u32> {
         match self {
-            Trace::Recorded(played, index) => {
-                let (rtt_us, loss) = played.at(at_us);
-                let is_lost = made::is_lost([0, *index as u64, at_us, kind], loss);
-                (!is_lost).then_some(rtt_us)
-            }
+            Trace::Recorded(played, index) => drawn(played.at(at_us), *index, at_us, kind),
+            Trace::Looped(playback, index) => drawn(playback.at(at_us), *index, at_us, kind),
             Trace::Scheduled(schedule, path) => {
                 let trip = schedule.trip(*path, *path, at_us as i64);
                 trip.map(|trip| trip.rtt_us())
@@ -54,10 +54,8 @@ impl Trace {
     /// any other.
     pub fn expected_us(&self, at_us: u64) -> u32 {
         match self {
-            Trace::Recorded(played, _) => match played.at(at_us) {
-                (_, loss) if loss >= 1.0 => u32::MAX,
-                (rtt_us, loss) => made::expected_us(f64::from(rtt_us), loss),
-            },
+            Trace::Recorded(played, _) => expected_us(played.at(at_us)),
+            Trace::Looped(playback, _) => expected_us(playback.at(at_us)),
             Trace::Scheduled(..) => self.packet(at_us).unwrap_or(u32::MAX),
             Trace::Made(path) => path.expected_us(at_us),
             Trace::Joined(parts) => match part_at(parts, at_us) {
@@ -65,6 +63,19 @@ impl Trace {
                 None => u32::MAX,
             },
         }
+    }
+}
+
+/// What a packet of the `kind`-th sort meets where a recording has this round trip and loss.
+fn drawn((rtt_us, loss): (u32, f64), index: usize, at_us: u64, kind: u64) -> Option<u32> {
+    let is_lost = made::is_lost([0, index as u64, at_us, kind], loss);
+    (!is_lost).then_some(rtt_us)
+}
+
+fn expected_us((rtt_us, loss): (u32, f64)) -> u32 {
+    match loss >= 1.0 {
+        true => u32::MAX,
+        false => made::expected_us(f64::from(rtt_us), loss),
     }
 }
 

@@ -11,6 +11,8 @@ use super::stats::{block_bootstrap_percentile, percentile};
 
 /// A packet is late when its RTT exceeds the best path's median by more than this.
 pub const LATE_OVER_US: u32 = 50_000;
+/// A round trip that any interactive program notices; recordings and replays are judged by it, too.
+const VERY_LATE_US: u32 = 200_000;
 /// p99.9 is reported from this many answered packets on: 20 of them lie beyond it then.
 pub const P999_FROM: usize = 20_000;
 /// A path counts as left when for this long no packet went there.
@@ -97,6 +99,9 @@ pub fn game_figures(packets: &[Packet], best_median_us: f64, paths: usize) -> Fi
         (late + lost) as f64 / sent as f64,
         sent,
     );
+    let slow = rtts.iter().filter(|r| **r > VERY_LATE_US).count();
+    let very_late = (slow + lost) as f64 / sent as f64;
+    put("above_200_ms", "ratio", very_late, sent);
     put(
         "reordered",
         "count",
