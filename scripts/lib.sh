@@ -129,11 +129,10 @@ need_rust() {
         "\`sudo scripts/setup\` installs one"
 }
 
-# find_deny: prints the path of cargo-deny, which `scripts/setup --test` unpacks if it is not there.
-find_deny() {
+# find_tool NAME: prints the path of a tool of cargo's, which `scripts/setup --test` unpacks if it is not there.
+find_tool() {
     local candidate
-    for candidate in "$(command -v cargo-deny || true)" "$BUILDER_HOME/.cargo/bin/cargo-deny" \
-        "$ROOT/target/tools/cargo-deny/bin/cargo-deny"; do
+    for candidate in "$(command -v "$1" || true)" "$BUILDER_HOME/.cargo/bin/$1" "$ROOT/target/tools/$1/bin/$1"; do
         [[ -x $candidate ]] || continue
         printf '%s\n' "$candidate"
         return 0

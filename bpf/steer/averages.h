@@ -5,7 +5,7 @@
  * Bytes are counted per CPU. The first packet of a new interval merges: it sums the CPUs' totals
  * and folds what came since the last merge into the averages, as the rate of one interval followed
  * by the empty ones that have passed. The arithmetic is that of the kernel edition, the same text
- * (path_average.h), and of mountain/src/steer/averages.rs; tests/vectors/averages.json holds all to
+ * (path_average.h), and of mountain/src/steer/averages.rs; mountain/tests/vectors/averages.json holds all to
  * the same values.
  */
 #ifndef MOUNTAIN_AVERAGES_H

@@ -391,7 +391,7 @@ fn flent_by_its_results_or_raw_values() {
 /// of the packets dropped by a firewall. Only host names and kernel settings were taken out.
 macro_rules! fixture {
     ($name:literal) => {
-        &include_bytes!(concat!("../../../tests/fixtures/", $name))[..]
+        &include_bytes!(concat!("../../tests/fixtures/", $name))[..]
     };
 }
 

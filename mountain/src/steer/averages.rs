@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The two averages of a path's load, in exact integer arithmetic.
 //!
-//! One definition for the BPF program, the kernel patch and this daemon; `tests/vectors/averages.json`
+//! One definition for the BPF program, the kernel patch and this daemon; `mountain/tests/vectors/averages.json`
 //! holds inputs and results that all three must reproduce bit for bit.
 //!
 //! Time is cut into intervals of [`INTERVAL_NS`]. Bytes sent are summed per interval; when an
@@ -89,10 +89,7 @@ mod tests {
     }
 
     fn vectors() -> Vectors {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../tests/vectors/averages.json"
-        );
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/averages.json");
         serde_json::from_str(&std::fs::read_to_string(path).expect(path)).expect(path)
     }
 
@@ -147,7 +144,7 @@ mod tests {
         let patch =
             format!("{root}/kernel/patches/6.12/0001-net-dst-per-path-transmit-metrics.patch");
         let patch = std::fs::read_to_string(&patch).expect(&patch);
-        let bpf = std::fs::read_to_string(format!("{root}/bpf/path_average.h")).unwrap();
+        let bpf = std::fs::read_to_string(format!("{root}/bpf/steer/path_average.h")).unwrap();
         assert!(bpf.contains("ema_time_delta = path_avg_ema("));
         // The kernel's copy has the kernel's licence.
         let bpf = bpf.replacen(" OR BSD-2-Clause", "", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The two averages as the kernel computes them: bpf/steer/averages.h over tests/vectors/averages.json,
+//! The two averages as the kernel computes them: bpf/steer/averages.h over mountain/tests/vectors/averages.json,
 //! bit for bit, and the steering program's own against the Rust twin over real time.
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -96,10 +96,7 @@ impl Averager {
 #[test]
 fn bpf_reproduces_the_shared_vectors() {
     in_netns(|| {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../tests/vectors/averages.json"
-        );
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/averages.json");
         let text = std::fs::read_to_string(path).expect(path);
         let vectors: Vectors = serde_json::from_str(&text).expect(path);
         let mut steps = 0;

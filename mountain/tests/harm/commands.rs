@@ -245,7 +245,7 @@ fn times_are_seconds_as_for_ping_and_dash_is_standard_input() {
     let out = folder.path().join("run.json");
     let log = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../tests/fixtures/ping-losses.log"
+        "/tests/fixtures/ping-losses.log"
     );
     let mut import = std::process::Command::new(MOUNTAIN);
     import.args(["import", "-", "--out"]).arg(&out);

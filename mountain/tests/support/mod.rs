@@ -47,7 +47,7 @@ pub const DNSMASQ: [&str; 7] = [
 ];
 /// Well over the 300 ms that leaving a dead path may take, and what any start may take: the figure
 /// is the lab's to measure, here a busy machine has its time.
-pub const LEAVE: Duration = Duration::from_secs(10);
+pub const LEAVE: Duration = Duration::from_secs(30);
 
 /// Flows first seen sooner after attaching stay where the kernel has them.
 pub const SETTLE: Duration = Duration::from_millis(2500);

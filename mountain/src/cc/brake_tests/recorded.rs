@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The brake over ACKs that BBR's own flows got on emulated links (tests/vectors/acks): what it would have
+//! The brake over ACKs that BBR's own flows got on emulated links (mountain/tests/vectors/acks): what it would have
 //! done. It does not act on them, so a queue stays as long as BBR leaves it there.
+
+use std::io::Read;
+
+use flate2::read::GzDecoder;
 
 use super::*;
 
@@ -13,7 +17,9 @@ impl Recorded {
     /// A file's head says the packets' size; then one ACK a line: µs since the one before, BBR's estimate,
     /// packets and µs of the rate sample, µs in which they were sent and acknowledged, RTT, smallest RTT,
     /// packets delivered since the ACK before, in flight, flags.
-    fn read(text: &str) -> Self {
+    fn read(file: &[u8]) -> Self {
+        let mut text = String::new();
+        GzDecoder::new(file).read_to_string(&mut text).unwrap();
         let mut lines = text.lines().filter(|line| !line.starts_with('#'));
         let mss = lines.next().unwrap().strip_prefix("mss ").unwrap();
         let first = mtn_ack {
@@ -63,10 +69,10 @@ impl Recorded {
 
 macro_rules! recorded {
     ($name:literal) => {
-        Recorded::read(include_str!(concat!(
-            "../../../../tests/vectors/acks/",
+        Recorded::read(include_bytes!(concat!(
+            "../../../tests/vectors/acks/",
             $name,
-            ".txt"
+            ".txt.gz"
         )))
     };
 }

@@ -402,7 +402,7 @@ fn rules_of_iptables_nft_are_understood() {
 /// Rulesets as the programs make them that most hosts have. All of them name devices.
 #[test]
 fn docker_ufw_and_firewalld_with_uplinks_alike_are_no_difference() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/firewall");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/firewall");
     let ns = Ns::new("real");
     for backend in ["iptables-nft", "iptables-legacy"] {
         for program in ["docker", "ufw"] {
