@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn committed_header_is_what_the_generator_writes() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../bpf/neg_ln_table.h");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../bpf/common/neg_ln_table.h");
         // MOUNTAIN_BLESS=1 cargo test -p mountain rendezvous: writes it anew.
         if std::env::var_os("MOUNTAIN_BLESS").is_some() {
             std::fs::write(path, table_header()).unwrap();
