@@ -56,7 +56,7 @@ enum mtn_stat {
 	MTN_STAT_MOVE_EJECTED,
 	MTN_STAT_MOVE_DEAD,
 	MTN_STAT_MOVE_FORCED,
-	MTN_STAT_PASS_BOUND,		/* the socket is bound to a device */
+	MTN_STAT_PASS_BOUND,		/* the socket is bound to a device, or names one */
 	MTN_STAT_PASS_SELECTOR,		/* an ip rule outside the group's table */
 	MTN_STAT_PASS_PINNED,		/* the source address belongs to one uplink */
 	MTN_STAT_PASS_DEST,		/* multicast, broadcast, link-local */

@@ -110,6 +110,7 @@ struct mtn_placement_config config;
 struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
+struct mtn_uplink_net uplink_nets[MTN_MAX_UPLINK_NETS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
 volatile __u64 alive_paths;
@@ -316,6 +317,14 @@ static __always_inline bool mtn_is_fresh(const struct mtn_unconnected *e, __u64 
 	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
 }
 
+/* Does the uplink give datagrams a source? */
+static __always_inline bool mtn_has_address(__u32 path)
+{
+	const struct mtn_placement_path *p = mtn_path_at(path);
+
+	return p->addr[0] | p->addr[1] | p->addr[2] | p->addr[3];
+}
+
 /* The path of a datagram of an unconnected socket, or MTN_MAX_PATHS. */
 static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, struct mtn_new_flow *s)
 {
@@ -397,6 +406,16 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	/* Nothing is better: an exchange keeps its address. */
 	if (path >= MTN_MAX_PATHS)
 		return was;
+	if (!mtn_has_address(path)) {
+		/* Nothing leads a datagram there. It may get an address at any time: not in the middle. */
+		mtn_count(MTN_PLACE_PASS_NO_PATH);
+		if (was < MTN_MAX_PATHS || last)
+			return was;
+		new.last_ns = now;
+		new.path = MTN_MAX_PATHS;
+		bpf_map_update_elem(&unconnected, &whole, &new, BPF_ANY);
+		return MTN_MAX_PATHS;
+	}
 	if (was < MTN_MAX_PATHS && was != path)
 		mtn_count(MTN_PLACE_LEFT_DEAD);
 	new.last_ns = now;
@@ -476,6 +495,26 @@ static __always_inline bool mtn_is_inner(const struct mtn_flow_key *key)
 	       (first & 0xffff0000) == 0xc0a80000 || (first & 0xffc00000) == 0x64400000;
 }
 
+/* Is the source in an uplink's own network, so that it is right on that uplink only? */
+static __always_inline bool mtn_is_uplinks(const struct mtn_flow_key *key)
+{
+	bool found = config.n_uplink_nets > MTN_MAX_UPLINK_NETS;
+	__u32 i;
+
+	bpf_for(i, 0, config.n_uplink_nets) {
+		struct mtn_uplink_net *net;
+
+		if (i >= MTN_MAX_UPLINK_NETS)
+			break;
+		net = &uplink_nets[i];
+		if (net->ipv6 == key->ipv6 && mtn_in_prefix(key->saddr, net->addr, net->mask)) {
+			found = true;
+			break;
+		}
+	}
+	return found;
+}
+
 /* Of a flow's words, each times an odd number of its own: no multiplication waits for another one. */
 static __always_inline __u32 mtn_recent_hash(const struct mtn_flow_key *key)
 {
@@ -528,7 +567,7 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	group = mtn_group_of(&pkt->key);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
-	if (!mtn_is_inner(&pkt->key)) {
+	if (!mtn_is_inner(&pkt->key) || mtn_is_uplinks(&pkt->key)) {
 		mtn_count(MTN_PLACE_PASS_SOURCE);
 		return MTN_MAX_PATHS;
 	}

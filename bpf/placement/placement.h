@@ -9,6 +9,7 @@
 #include "../common/intf.h"
 
 #define MTN_MAX_RULES	64
+#define MTN_MAX_UPLINK_NETS	64
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 #define MTN_ANY_DSCP		0xff
 #define MTN_ANY_FAMILY		0xff
@@ -43,7 +44,15 @@ enum mtn_rule_wants {
 struct mtn_placement_path {
 	__u32 mark;		/* within config.mark_mask; 0: there is no such path */
 	__u32 salt;		/* in rendezvous hashing */
-	__u32 addr[4];		/* source of datagrams, network byte order; 0: not known */
+	__u32 addr[4];		/* source of datagrams, network byte order; 0: none */
+};
+
+/* A network that an uplink's address is in. */
+struct mtn_uplink_net {
+	__u32 addr[4];		/* as in the flow key */
+	__u32 mask[4];
+	__u32 ipv6;
+	__u32 pad;
 };
 
 /* One [[rule]] of the configuration. The first that matches decides; what is unset matches all. */
@@ -78,7 +87,7 @@ struct mtn_placement_config {
 	__u32 needs_dscp;	/* some rule asks for it */
 	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */
 	__u32 paused;		/* no new flow is placed; exchanges in progress go on */
-	__u32 pad;
+	__u32 n_uplink_nets;	/* more than MTN_MAX_UPLINK_NETS: not all of them are known */
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */

@@ -44,11 +44,14 @@ struct dst_entry {
 
 struct sock_common {
 	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	int skc_bound_dev_if;
 	possible_net_t skc_net;
 };
 
 struct sock {
 	struct sock_common __sk_common;
+	unsigned char sk_userlocks : 4;
 };
 
 struct sk_buff {

@@ -75,6 +75,7 @@ struct bpf_iter_num {
 #include "../common/intf.h"
 #include "../common/parse.h"
 #include "origin.h"
+#include "device.h"
 #include "averages.h"
 #include "../common/rendezvous.h"
 #include "../common/dest.h"
@@ -570,13 +571,6 @@ __noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt)
 	return mtn_selected_elsewhere(&pkt->key, skb->mark, iif, mtn_uid(skb), pkt->dsfield);
 }
 
-static __always_inline bool mtn_is_bound(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk;
-
-	return sk && sk->bound_dev_if;
-}
-
 SEC("tcx/egress")
 int mountain_steer(struct __sk_buff *skb)
 {
@@ -614,7 +608,7 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count(MTN_STAT_PASS_FOREIGN);
 		goto pass;
 	}
-	if (mtn_is_bound(skb)) {
+	if (mtn_names_device(skb)) {
 		mtn_count(MTN_STAT_PASS_BOUND);
 		goto pass;
 	}

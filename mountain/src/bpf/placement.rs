@@ -292,14 +292,15 @@ impl Programs {
         }
     }
 
-    /// Replaces groups, their destinations, and ip rules that come before ours.
-    /// Of a group with `prefixes` new flows to these are placed. The masks of groups with
+    /// Replaces groups, their destinations, ip rules that come before ours, and the networks that the uplinks'
+    /// addresses are in. Of a group with `prefixes` new flows to these are placed. The masks of groups with
     /// other members start empty.
     pub fn set_topology(
         &mut self,
         groups: &[GroupConfig],
         not_ours: &[IpNet],
         selectors: &[Selector],
+        uplink_nets: &[IpNet],
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
             bail!(
@@ -335,6 +336,16 @@ impl Programs {
             bss.selectors[i] = same(encode::selector(selector));
         }
         bss.config.n_selectors = selectors.len() as u32;
+        // More than there is room for: the programs place no forwarded flow.
+        for (slot, net) in bss.uplink_nets.iter_mut().zip(uplink_nets) {
+            *slot = types::mtn_uplink_net {
+                addr: encode::addr(net.network()),
+                mask: encode::addr(net.netmask()),
+                ipv6: net.addr().is_ipv6().into(),
+                ..Default::default()
+            };
+        }
+        bss.config.n_uplink_nets = uplink_nets.len() as u32;
         self.groups = members;
         tries::lock(&self.dests).write(super::destinations(groups, not_ours))?;
         self.forget_recent();

@@ -152,6 +152,21 @@ impl Follower {
             .collect()
     }
 
+    /// Why forwarded flows do not choose their uplink.
+    pub(super) fn untranslated(&self, topology: &Topology) -> Option<Difference> {
+        let answers = self.answers.borrow();
+        let mut starting = topology.groups.iter().filter(|g| g.kind.places());
+        starting.find_map(|group| {
+            match answers.by_question.get(&Question::of_new(group, topology)) {
+                _ if !self.is_running() => {
+                    Some(Difference::new("the firewall is no longer followed"))
+                }
+                None => Some(Difference::new(READING)),
+                Some(difference) => difference.clone(),
+            }
+        })
+    }
+
     fn cgroups(&self) -> Vec<CgroupProgram> {
         self.answers.borrow().cgroups.clone()
     }
@@ -170,8 +185,12 @@ impl Drop for Follower {
 }
 
 fn questions(topology: &Topology) -> BTreeSet<Question> {
-    let moving = topology.groups.iter().filter(|group| group.kind.moves());
-    moving.map(|group| Question::of(group, topology)).collect()
+    let groups = topology.groups.iter();
+    let moving = groups.clone().filter(|group| group.kind.moves());
+    let starting = groups.filter(|group| group.kind.places());
+    let running = moving.map(|group| Question::of(group, topology));
+    let new = starting.map(|group| Question::of_new(group, topology));
+    running.chain(new).collect()
 }
 
 /// The thread's side.
@@ -396,6 +415,7 @@ impl Daemon {
         let held = follower.held(self.paths.topology());
         let cgroups = follower.cgroups();
         self.bar_cgroups(cgroups);
+        self.hold_forwarded();
         let before = self.paths.held().to_vec();
         if held == before {
             return;
@@ -415,6 +435,13 @@ impl Daemon {
         }
         self.say_held(&before);
         self.tick();
+    }
+
+    /// Has new forwarded flows choose their uplink, or not, as the firewall is now.
+    pub(super) fn hold_forwarded(&mut self) {
+        if let (Some(follower), Some(placer)) = (&self.firewall, &mut self.placer) {
+            placer.hold_forwarded(follower.untranslated(self.paths.topology()));
+        }
     }
 
     /// Says for which groups this is news.

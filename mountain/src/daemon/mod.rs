@@ -629,6 +629,12 @@ impl Daemon {
             if self.forwarding_at.elapsed() >= FORWARDING {
                 self.forwarding_at = Instant::now();
                 placer.look_around();
+                if placer.may_release() {
+                    let groups = self.paths.groups();
+                    if let Err(e) = self.update_starter(&groups) {
+                        warn!("{e:#}");
+                    }
+                }
             }
         }
         self.say_unanswered();

@@ -216,7 +216,7 @@ impl Paths {
 
     /// Path ids and weights of each group, without paths that got no id. The prefixes are those whose
     /// running flows move.
-    fn groups(&self) -> Vec<GroupConfig> {
+    pub(super) fn groups(&self) -> Vec<GroupConfig> {
         self.topology
             .groups
             .iter()
@@ -343,7 +343,7 @@ impl Daemon {
     }
 
     /// Has new flows choose among the groups that are there now.
-    fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
+    pub(super) fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
         let topology = &self.paths.topology;
         let wanted =
             topology.has_placed() && self.config.placement.enabled && !self.options.dry_run;
@@ -351,12 +351,15 @@ impl Daemon {
             return Ok(());
         }
         let known = self.paths.known();
+        let untranslated = (self.firewall.as_ref()).and_then(|f| f.untranslated(topology));
         if let Some(placer) = &mut self.placer {
+            placer.hold_forwarded(untranslated);
             return placer.update(topology, groups, &known);
         }
         let mode = self.mode();
         let made = Placer::new(&self.config.placement, &self.config.rule).and_then(|mut placer| {
             placer.set_mode(mode);
+            placer.hold_forwarded(untranslated);
             placer.update(topology, groups, &known)?;
             Ok(placer)
         });

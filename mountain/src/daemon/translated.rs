@@ -110,7 +110,7 @@ impl Translated {
         if self.said.len() < SAID_MAX && self.said.insert(source) {
             info!(
                 "flows from {source} stay where they are: replies to it come by an \
-                 uplink. If all uplinks accept this address, add it to `movable_sources`"
+                 uplink or a default route. If all uplinks accept this address, add it to `movable_sources`"
             );
         }
     }
@@ -166,7 +166,8 @@ fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<b
     Ok(match netlink::way_back(source)? {
         WayBack::Host => true,
         WayBack::Device(ifindex) => !devices.contains(&ifindex),
-        WayBack::Nowhere | WayBack::Broadcast => false,
+        // An address that NAT gives and that is on no device is routed as anything else is.
+        WayBack::Nowhere | WayBack::Broadcast | WayBack::Anywhere(_) => false,
     })
 }
 

@@ -7,7 +7,7 @@
 
 pub mod adopt;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
@@ -41,6 +41,7 @@ const NLA_F_NESTED: u16 = 1 << 15;
 /// Length of `struct nfgenmsg`.
 const HEADER_LEN: usize = 4;
 /// Which parts of the given tuple count: net/netfilter/nf_internals.h.
+const FILTER_IP_SRC: u32 = 1 << 0;
 const FILTER_IP_DST: u32 = 1 << 1;
 const FILTER_PROTO_NUM: u32 = 1 << 3;
 const FILTER_DST_PORT: u32 = 1 << 5;
@@ -194,6 +195,42 @@ fn is_stuck(entry: &Attributes, mark: u32, mask: u32) -> bool {
         && !(has_connection() && is_answered())
 }
 
+/// Those of these addresses from which a connection is under way whose other end sees another
+/// address: something translates it.
+///
+/// # Errors
+/// When the kernel refuses to list its connections.
+pub fn translated(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>> {
+    let mut found = BTreeSet::new();
+    if is_empty() {
+        return Ok(found);
+    }
+    for address in addresses {
+        let mut is_found = false;
+        Socket::open_for(NETLINK_NETFILTER)
+            .and_then(|mut socket| {
+                socket.dump(kind(IPCTNL_MSG_CT_GET), &from(*address), |_, payload| {
+                    is_found |= is_translated(payload, *address);
+                })
+            })
+            .context("cannot list the kernel's connection tracking")?;
+        found.extend(is_found.then_some(*address));
+    }
+    Ok(found)
+}
+
+/// Whether an entry is of a connection from this address that reaches its other end from another one.
+fn is_translated(payload: &[u8], source: IpAddr) -> bool {
+    let entry = Attributes::after(payload, HEADER_LEN);
+    let address = |tuple, kinds: [u16; 2]| {
+        let tuple = entry.nested(tuple)?;
+        let ips = tuple.nested(CTA_TUPLE_IP)?;
+        ip(kinds.iter().find_map(|kind| ips.get(*kind))?)
+    };
+    address(CTA_TUPLE_ORIG, [CTA_IP_V4_SRC, CTA_IP_V6_SRC]) == Some(source)
+        && address(CTA_TUPLE_REPLY, [CTA_IP_V4_DST, CTA_IP_V6_DST]) != Some(source)
+}
+
 /// Deletes the entries among those asked for by `request` of which `wanted` says how to name them.
 fn forget(ipv6: bool, request: &[u8], wanted: impl Fn(&[u8]) -> Option<Vec<u8>>) -> Result<usize> {
     let flows = || -> std::io::Result<usize> {
@@ -230,23 +267,12 @@ fn header(ipv6: bool) -> Vec<u8> {
 fn request(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
     let mut body = header(ipv6);
     let Some((proto, to)) = only else { return body };
-    let nest = |kind: u16, inside: &[&[u8]]| {
-        let mut out = Vec::new();
-        push_attribute(&mut out, kind | NLA_F_NESTED, &inside.concat());
-        out
-    };
-    let plain = |kind, value: &[u8]| {
-        let mut out = Vec::new();
-        push_attribute(&mut out, kind, value);
-        out
-    };
     let ip = match to.ip() {
         IpAddr::V4(a) => plain(CTA_IP_V4_DST, &a.octets()),
         IpAddr::V6(a) => plain(CTA_IP_V6_DST, &a.octets()),
     };
     let number = plain(CTA_PROTO_NUM, &[proto]);
     let port = plain(CTA_PROTO_DST_PORT, &to.port().to_be_bytes());
-    let flags = FILTER_IP_DST | FILTER_PROTO_NUM | FILTER_DST_PORT;
     body.extend(nest(
         CTA_TUPLE_ORIG,
         &[
@@ -254,14 +280,41 @@ fn request(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
             &nest(CTA_TUPLE_PROTO, &[&number, &port]),
         ],
     ));
-    body.extend(nest(
+    body.extend(filter(FILTER_IP_DST | FILTER_PROTO_NUM | FILTER_DST_PORT));
+    body
+}
+
+/// Asks for the entries of what is sent from an address.
+fn from(source: IpAddr) -> Vec<u8> {
+    let ip = match source {
+        IpAddr::V4(a) => plain(CTA_IP_V4_SRC, &a.octets()),
+        IpAddr::V6(a) => plain(CTA_IP_V6_SRC, &a.octets()),
+    };
+    let mut body = header(source.is_ipv6());
+    body.extend(nest(CTA_TUPLE_ORIG, &[&nest(CTA_TUPLE_IP, &[&ip])]));
+    body.extend(filter(FILTER_IP_SRC));
+    body
+}
+
+/// Says which parts of the given original tuple count.
+fn filter(flags: u32) -> Vec<u8> {
+    nest(
         CTA_FILTER,
         &[
             &plain(CTA_FILTER_ORIG_FLAGS, &flags.to_ne_bytes()),
             &plain(CTA_FILTER_REPLY_FLAGS, &0u32.to_ne_bytes()),
         ],
-    ));
-    body
+    )
+}
+
+fn nest(kind: u16, inside: &[&[u8]]) -> Vec<u8> {
+    plain(kind | NLA_F_NESTED, &inside.concat())
+}
+
+fn plain(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    push_attribute(&mut out, kind, value);
+    out
 }
 
 fn flow(payload: &[u8]) -> Option<Flow> {

@@ -65,6 +65,8 @@ pub enum WayBack {
     Host,
     /// Out by the device of this index.
     Device(u32),
+    /// The same by a default route or a half of one, which says nothing about this address.
+    Anywhere(u32),
     /// To all hosts of a subnet that this host is in.
     Broadcast,
     /// There is no route, or one that drops.

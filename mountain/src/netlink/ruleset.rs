@@ -312,6 +312,17 @@ impl Ruleset {
         self
     }
 
+    /// Leaves only those base chains that translate addresses, with what they jump to.
+    #[must_use]
+    pub fn only_nat(mut self) -> Self {
+        for table in self.tables.values_mut() {
+            table
+                .chains
+                .retain(|_, chain| chain.base.as_ref().is_none_or(|base| base.kind == "nat"));
+        }
+        self
+    }
+
     /// Whether no chain is hooked in anywhere.
     pub fn is_empty(&self) -> bool {
         let mut chains = self.tables.values().flat_map(|table| table.chains.values());

@@ -499,9 +499,22 @@ pub(crate) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super
     Ok(match (answer.get(7), device) {
         (Some(&LOCAL), _) => super::WayBack::Host,
         (Some(&BROADCAST), _) => super::WayBack::Broadcast,
-        (Some(&UNICAST), Some(ifindex)) => super::WayBack::Device(ifindex),
+        (Some(&UNICAST), Some(ifindex)) => match is_half_the_internet(socket, &mut body)? {
+            true => super::WayBack::Anywhere(ifindex),
+            false => super::WayBack::Device(ifindex),
+        },
         _ => super::WayBack::Nowhere,
     })
+}
+
+/// Whether the route that a look-up finds is a default route, or a half of one, as some VPNs have them.
+fn is_half_the_internet(socket: &mut Socket, look_up: &mut [u8]) -> io::Result<bool> {
+    // The route itself, not what was found by it.
+    const RTM_F_FIB_MATCH: u32 = 0x2000;
+
+    look_up[8..12].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
+    let answer = socket.request(RTM_GETROUTE, 0, look_up)?;
+    Ok(answer.is_some_and(|route| route.get(1).is_none_or(|length| *length <= 1)))
 }
 
 /// Puts a neighbour's last known address back as a stale entry, see [`super::keep_neighbour`].

@@ -14,7 +14,7 @@ mod dead;
 pub mod nft;
 pub mod uplinks;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
@@ -31,7 +31,8 @@ use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, GroupConfig, Masks, Mode};
 use crate::host::cgroup;
 use crate::host::sysctl::forwards;
-use crate::netlink;
+use crate::netlink::{self, conntrack};
+use crate::steer::alike::Difference;
 use crate::steer::start::{describe, plan, MarkMask, Plan};
 use crate::topology::{Kind, Topology};
 use aside::Aside;
@@ -79,6 +80,8 @@ pub struct Placer {
     /// Makes the table anew, for these uplinks.
     making: Aside<Vec<(u32, String)>>,
     said_forward: Option<String>,
+    /// Why new forwarded flows are left to the kernel.
+    forward_held: Option<Difference>,
     /// Families whose new flows are left to the kernel for the time being.
     suspended: Vec<Suspension>,
     /// No new flow is placed, as the routing is being read again.
@@ -87,6 +90,10 @@ pub struct Placer {
     looks: VecDeque<[u64; 2]>,
     /// Those placed between the first of these and the pause.
     between: [u64; 2],
+    /// Addresses of uplinks that have no rule, as connections from them are translated.
+    held: BTreeSet<IpAddr>,
+    /// What is said of uplinks that new flows do not choose.
+    closed: BTreeSet<String>,
     /// Whether rules and tables outlive it.
     leaves: bool,
 }
@@ -138,10 +145,13 @@ impl Placer {
             table: None,
             making: Aside::default(),
             said_forward: None,
+            forward_held: None,
             suspended: Vec::new(),
             paused: false,
             looks: VecDeque::new(),
             between: [0; 2],
+            held: BTreeSet::new(),
+            closed: BTreeSet::new(),
             leaves: false,
         })
     }
@@ -157,13 +167,14 @@ impl Placer {
         groups: &[GroupConfig],
         known: &BTreeMap<usize, Known>,
     ) -> Result<()> {
-        let plan = plan(topology, self.config.mask())?;
         if self.is_idle() {
             self.leave_unconnected();
         }
+        self.hold_translated(topology)?;
+        let plan = plan(topology, self.config.mask(), &self.held)?;
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
-        let mut marks = BTreeMap::new();
+        let (mut marks, mut closed) = (BTreeMap::new(), BTreeSet::new());
         self.uplinks.clear();
         for (&id, path) in known {
             let Some(&mark) = plan.marks.get(&path.index) else {
@@ -174,26 +185,44 @@ impl Placer {
                 .filter(|source| uplink.addresses.contains(source))
                 .or(uplink.addresses.first().copied());
             let salt = path.salt;
+            let taken = uplink.taken.iter().find(|(a, _)| Some(*a) == source);
+            if let Some((address, priority)) = taken {
+                closed.insert(format!(
+                    "{}: no new flow is placed there: the routing rule of priority {priority} takes packets from \
+                     {address} elsewhere",
+                    path.name
+                ));
+            }
+            let open = uplink.fresh && taken.is_none();
             let known = Uplink {
                 mark,
                 ipv6: uplink.key.ipv6,
                 addresses: uplink.addresses.clone(),
-                open: uplink.fresh,
+                open,
             };
             self.uplinks.insert(id, known);
             let mark = PathMark {
                 mark,
                 salt,
-                source,
-                open: uplink.fresh,
+                source: source.filter(|source| !self.held.contains(source)),
+                open,
             };
             marks.insert(id, mark);
         }
+        for said in closed.difference(&self.closed) {
+            warn!("{said}");
+        }
+        self.closed = closed;
         self.programs.set_paths(&marks);
         self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);
         self.programs
-            .set_topology(&groups, &not_ours, &topology.selectors)
+            .set_topology(
+                &groups,
+                &not_ours,
+                &topology.selectors,
+                &topology.uplink_nets,
+            )
             .context("writing the routes of new flows to the kernel's tables")?;
         self.not_ours = not_ours;
         self.known.clone_from(known);
@@ -210,6 +239,46 @@ impl Placer {
         self.inner_devices.clone_from(&topology.inner_devices);
         self.look_at_forwarding();
         Ok(())
+    }
+
+    /// Finds out which addresses of uplinks get no rule. A connection from such an address that the kernel sends by
+    /// another uplink, translated, would go on by its own one, with an address that its other end does not
+    /// know. An address that has its rule keeps it: what is from there goes by it.
+    fn hold_translated(&mut self, topology: &Topology) -> Result<()> {
+        let wanted = plan(topology, self.config.mask(), &BTreeSet::new())?.routing;
+        let known = match self.is_idle() {
+            true => uplinks::there()?,
+            false => self.plan.routing.clone(),
+        };
+        let wanted = wanted.addresses();
+        let new: BTreeSet<IpAddr> = wanted.difference(&known.addresses()).copied().collect();
+        self.held.retain(|address| new.contains(address));
+        let unknown = new.difference(&self.held).copied().collect();
+        let found = translated_among(unknown);
+        for address in &found {
+            info!(
+                "packets from {address} go where the kernel sends them: a connection from there is translated, and \
+                 the uplink's own rule would break it"
+            );
+        }
+        self.held.extend(found);
+        Ok(())
+    }
+
+    /// Whether an address may have its rule by now, as no connection from there is translated any more:
+    /// [`Placer::update`] is due.
+    #[must_use]
+    pub fn may_release(&mut self) -> bool {
+        if self.held.is_empty() {
+            return false;
+        }
+        let still = translated_among(self.held.clone());
+        let is_less = still != self.held;
+        for address in self.held.difference(&still) {
+            info!("packets from {address} leave by its own uplink from now on");
+        }
+        self.held = still;
+        is_less
     }
 
     /// Places no new flow until [`Placer::resume`]: the kernel may prefer another way by now.
@@ -356,13 +425,21 @@ impl Placer {
     /// puts the table back if something has removed it.
     fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
-        let done = if wanted {
+        let held = self.forward_held.as_ref().filter(|_| wanted);
+        let held = held.map(|why| why.what.clone());
+        let done = if held.is_some() {
+            self.programs.attach_to(&[]).map(|()| true)
+        } else if wanted {
             self.place_forwarded()
         } else {
             self.leave_forwarded().map(|()| true)
         };
         let said = match (done, wanted) {
             (Ok(false), _) => return,
+            (Ok(true), true) if held.is_some() => format!(
+                "forwarded connections are left to the kernel: {}",
+                held.unwrap_or_default()
+            ),
             (Ok(true), true) => "forwarded connections are placed".to_owned(),
             (Ok(true), false) => "forwarded connections are left to the kernel".to_owned(),
             (Err(e), _) => format!("forwarded connections cannot be placed: {e:#}"),
@@ -381,6 +458,17 @@ impl Placer {
             Forward::Always => true,
             Forward::Never => false,
             Forward::Auto => forwards() && netlink::translates_sources().unwrap_or(false),
+        }
+    }
+
+    /// Leaves new forwarded flows to the kernel, or no longer. Those that were placed go on where they are.
+    pub fn hold_forwarded(&mut self, why: Option<Difference>) {
+        if self.forward_held != why {
+            self.forward_held = why;
+            // Before anything is adopted it is not known what of an earlier run's is of use.
+            if !self.is_idle() {
+                self.look_at_forwarding();
+            }
         }
     }
 
@@ -526,6 +614,7 @@ impl Placer {
             "unresolved": self.unresolved,
             "connections_reset": self.dead.reset(),
             "suspended": self.suspended,
+            "held_addresses": self.held,
             "counters": self.programs.stats()?,
         }))
     }
@@ -548,6 +637,19 @@ impl Drop for Placer {
         }
         if let Err(e) = uplinks::remove_all() {
             warn!("{e:#}");
+        }
+    }
+}
+
+/// Those of some addresses from which connections are translated; all where that cannot be told.
+fn translated_among(addresses: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    match conntrack::translated(&addresses) {
+        Ok(translated) => translated,
+        Err(e) => {
+            warn!(
+                "cannot tell whether connections from the uplinks' addresses are translated: {e:#}"
+            );
+            addresses
         }
     }
 }
@@ -607,7 +709,7 @@ pub fn preview(topology: &Topology, config: &PlacementConfig) -> Result<Vec<Stri
     if !config.enabled {
         return Ok(Vec::new());
     }
-    let plan = plan(topology, config.mask())?;
+    let plan = plan(topology, config.mask(), &BTreeSet::new())?;
     let device = |ifindex: u32| {
         let mut paths = topology.paths.iter();
         let found = paths.find(|path| path.key.ifindex == ifindex);

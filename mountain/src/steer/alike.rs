@@ -19,15 +19,27 @@ pub struct Question {
     pub ipv6: bool,
     /// Indexes.
     pub devices: BTreeSet<u32>,
+    /// Only in what they do to source addresses: of flows that choose their uplink before they meet the firewall.
+    pub by_nat: bool,
 }
 
 impl Question {
-    /// About a group of a topology.
+    /// About the running flows of a group of a topology.
     pub fn of(group: &Group, topology: &Topology) -> Self {
         let paths = || group.members.iter().map(|m| &topology.paths[m.path]);
         Self {
             ipv6: paths().any(|path| path.key.ipv6),
             devices: paths().map(|path| path.key.ifindex).collect(),
+            by_nat: false,
+        }
+    }
+
+    /// About the forwarded flows that begin in a group. They meet the whole firewall of their uplink, but where only
+    /// the kernel's own choice is translated, they would leave another one untranslated.
+    pub fn of_new(group: &Group, topology: &Topology) -> Self {
+        Self {
+            by_nat: true,
+            ..Self::of(group, topology)
         }
     }
 }
@@ -66,7 +78,9 @@ impl Firewall {
         if question.devices.len() < 2 {
             return None;
         }
-        if let Some(hook) = self.bpf[usize::from(question.ipv6)].first() {
+        let programs = &self.bpf[usize::from(question.ipv6)];
+        // A program at these hooks cannot translate.
+        if let Some(hook) = programs.first().filter(|_| !question.by_nat) {
             return Some(Difference::new(format!(
                 "a BPF program at Netfilter's {} hook may judge packets by their device",
                 hook.name()
@@ -80,32 +94,36 @@ impl Firewall {
         let Some(devices) = devices else {
             return Some(Difference::new("one of the devices is gone"));
         };
+        if question.by_nat {
+            let nat = self.ruleset.clone().only_nat();
+            return at_hook(&nat, Hook::Postrouting, question.ipv6, &devices);
+        }
         let hooks = [Hook::Output, Hook::Forward, Hook::Postrouting, Hook::Egress];
         hooks
             .into_iter()
-            .find_map(|hook| self.at_hook(hook, question.ipv6, &devices))
+            .find_map(|hook| at_hook(&self.ruleset, hook, question.ipv6, &devices))
     }
+}
 
-    fn at_hook(&self, hook: Hook, ipv6: bool, devices: &[&Device]) -> Option<Difference> {
-        let place = Place::new(Packets::of(ipv6), hook);
-        let residue = |device: &Device| {
-            let facts = Facts {
-                iif: match hook {
-                    Hook::Output => DeviceFact::Absent,
-                    _ => DeviceFact::Open,
-                },
-                oif: DeviceFact::Known(device.clone()),
-                ..Facts::default()
-            };
-            self.ruleset.residue(&place, &facts)
+fn at_hook(ruleset: &Ruleset, hook: Hook, ipv6: bool, devices: &[&Device]) -> Option<Difference> {
+    let place = Place::new(Packets::of(ipv6), hook);
+    let residue = |device: &Device| {
+        let facts = Facts {
+            iif: match hook {
+                Hook::Output => DeviceFact::Absent,
+                _ => DeviceFact::Open,
+            },
+            oif: DeviceFact::Known(device.clone()),
+            ..Facts::default()
         };
-        let (first, others) = devices.split_first()?;
-        let reference = residue(first);
-        others.iter().find_map(|other| {
-            let rule = reference.difference(&residue(other))?;
-            Some(by_rule(&first.name, &other.name, &rule))
-        })
-    }
+        ruleset.residue(&place, &facts)
+    };
+    let (first, others) = devices.split_first()?;
+    let reference = residue(first);
+    others.iter().find_map(|other| {
+        let rule = reference.difference(&residue(other))?;
+        Some(by_rule(&first.name, &other.name, &rule))
+    })
 }
 
 fn by_rule(one: &str, other: &str, rule: &RuleRef) -> Difference {
@@ -123,6 +141,7 @@ mod tests {
         Question {
             ipv6,
             devices: devices.iter().copied().collect(),
+            by_nat: false,
         }
     }
 

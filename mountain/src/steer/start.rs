@@ -19,6 +19,9 @@
 //! They have one priority, and the order in which they are added is that in which they are tried. Addresses
 //! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark.
 //!
+//! An address gets no rule while a connection from it is translated ([`crate::start`]): the kernel has sent that
+//! by another uplink, whose address its other end knows, and the rule would take it away from there.
+//!
 //! Destinations to keep ([`Topology::kept`]): a VPN client opens its outer connection and then adds a route to
 //! its server by the gateway that the kernel prefers. The connection may have started on another uplink, whose
 //! address it has. So to such a destination the mark goes before the main table's route. Only flows that
@@ -31,7 +34,7 @@
 //! long as the device does. So connections that Netfilter has marked find their uplink again when
 //! mountain is started anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{bail, Result};
@@ -188,10 +191,11 @@ fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
 }
 
 /// The routing for a topology's groups whose flows choose when they start; nothing when there are none.
+/// `held`: addresses of uplinks that get no rule for the time being.
 ///
 /// # Errors
 /// When there are more uplinks than marks.
-pub fn plan(topology: &Topology, mask: MarkMask) -> Result<Plan> {
+pub fn plan(topology: &Topology, mask: MarkMask, held: &BTreeSet<IpAddr>) -> Result<Plan> {
     let uplinks = uplinks(topology);
     let devices = uplinks.iter().map(|uplink| uplink.path.key.ifindex);
     let numbers = numbers(devices, mask.largest())?;
@@ -214,7 +218,7 @@ pub fn plan(topology: &Topology, mask: MarkMask) -> Result<Plan> {
             }
             if uplink.whole {
                 rules.push(rule(Selects::Specific, TABLE_MAIN));
-                let own = path.addresses.iter();
+                let own = path.addresses.iter().filter(|a| !held.contains(*a));
                 rules.extend(own.map(|address| rule(Selects::From(*address), table)));
                 rules.push(rule(Selects::Mark { mark, mask }, table));
                 plan.routing.routes.extend(default_routes(path, table));
@@ -297,6 +301,18 @@ fn numbers(devices: impl Iterator<Item = u32>, largest: u32) -> Result<BTreeMap<
         numbers.insert(device, number);
     }
     Ok(numbers)
+}
+
+impl Routing {
+    /// Addresses that have a rule.
+    pub fn addresses(&self) -> BTreeSet<IpAddr> {
+        let rules = self.rules.iter();
+        let of = rules.filter_map(|rule| match rule.selects {
+            Selects::From(address) => Some(address),
+            _ => None,
+        });
+        of.collect()
+    }
 }
 
 /// What has to be done so that `wanted` is there instead of `there`.

@@ -309,6 +309,9 @@ impl<'a> Builder<'a> {
             key,
             ifname: link.ifname.clone(),
             source: source_address(self.snapshot, &key),
+            taken: (own.iter())
+                .filter_map(|a| Some((*a, rules::taker(self.snapshot, *a, key.ifindex)?)))
+                .collect(),
             addresses: own.into_iter().collect(),
             fresh: own_addresses(self.snapshot, &key).any(|a| a.fresh),
             preferred_source: None,
@@ -378,6 +381,7 @@ impl<'a> Builder<'a> {
         if self.topology.has_placed() {
             self.topology.kept = self.kept();
             self.topology.inner_devices = inner_devices(self.snapshot, &devices);
+            self.topology.uplink_nets = uplink_nets(self.snapshot, &devices);
             self.topology.rule_priorities =
                 [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
         }
@@ -528,6 +532,18 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNe
         enclosing.push((prefix, ours));
     }
     kept
+}
+
+/// Networks that addresses on uplinks are in.
+fn uplink_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<IpNet> {
+    let addresses = snapshot.addresses.iter();
+    let on_uplinks = addresses.filter(|a| uplinks.contains(&a.ifindex));
+    let mut nets: Vec<IpNet> = on_uplinks
+        .filter_map(|a| a.subnet.map(|n| n.trunc()))
+        .collect();
+    nets = IpNet::aggregate(&nets);
+    nets.sort();
+    nets
 }
 
 /// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports

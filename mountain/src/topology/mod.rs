@@ -60,6 +60,8 @@ pub struct Path {
     /// Whether one of them may be the source of something new: neither deprecated, tentative nor
     /// duplicate.
     pub fresh: bool,
+    /// Those of the addresses whose packets a routing rule of others takes elsewhere, with the rule's priority.
+    pub taken: Vec<(IpAddr, u32)>,
     /// The source that the path's own default route prefers, where it names one.
     pub preferred_source: Option<IpAddr>,
     /// Link-layer address of the gateway while the kernel's neighbour entry is usable
@@ -189,6 +191,9 @@ pub struct Topology {
     /// Where some flows choose when they start: devices by which forwarded packets may come from
     /// within, those with Ethernet headers that are no path's; of a bridge its ports.
     pub inner_devices: Vec<u32>,
+    /// Likewise: networks that the uplinks' addresses are in. A forwarded packet from there is right on that
+    /// uplink only.
+    pub uplink_nets: Vec<IpNet>,
     /// Likewise: priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
     /// main table, after every rule that others have put there.
     pub rule_priorities: [u32; 2],

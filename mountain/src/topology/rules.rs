@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The walk through the policy rules: which packets look a table up, and what is looked up before.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
 use super::Selector;
-use crate::netlink::snapshot::{Action, Route, Rule, Snapshot, TABLE_MAIN};
+use crate::netlink::snapshot::{Action, Route, Rule, Snapshot, TABLE_MAIN, THROW, UNICAST};
 
 /// How packets of one family come to look up one table.
 #[derive(Debug, Default)]
@@ -134,6 +138,53 @@ pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option
     })
 }
 
+/// The priority of the first rule before the main table's that takes this host's packets away from an
+/// uplink because they have its address. Before the address is chosen nothing shows that.
+pub(super) fn taker(snapshot: &Snapshot, address: IpAddr, ifindex: u32) -> Option<u32> {
+    const LOOPBACK: u32 = 1;
+    let takes = |rule: &&Rule| {
+        let names = |net: IpNet| net.prefix_len() > 0 && net.contains(&address);
+        let by_address = !rule.invert && rule.src.is_some_and(names);
+        let others = rule.oif || rule.iif.is_some_and(|iif| iif != LOOPBACK);
+        by_address && !others && leads_elsewhere(snapshot, rule, ifindex)
+    };
+    let found = before_main(snapshot, address.is_ipv6()).find(takes);
+    found.map(|rule| rule.priority)
+}
+
+/// Whether what a rule selects may leave by another device than this one, or not at all.
+fn leads_elsewhere(snapshot: &Snapshot, rule: &Rule, ifindex: u32) -> bool {
+    let table = match rule.action {
+        Action::Nothing => return false,
+        Action::Table(table) if !rule.suppress_group => table,
+        _ => return true,
+    };
+    let ignored = |route: &Route| {
+        let length = u32::from(route.prefix.prefix_len());
+        rule.suppress_length.is_some_and(|n| length <= n)
+    };
+    // What the main table has as well goes there without the rule.
+    let in_main = |route: &Route| {
+        let mut routes = snapshot.routes.iter();
+        route.prefix.prefix_len() > 0
+            && routes.any(|r| r.table == TABLE_MAIN && r.prefix == route.prefix)
+    };
+    let of_table = |route: &&Route| route.table == table && is_ipv6(route) == rule.ipv6;
+    let routes: Vec<&Route> = snapshot.routes.iter().filter(of_table).collect();
+    let is_best = |route: &Route| {
+        let mut same = routes.iter().filter(|r| r.prefix == route.prefix);
+        same.all(|other| other.metric >= route.metric)
+    };
+    routes.iter().any(|route| {
+        let by_others = || route.hops.iter().any(|hop| hop.ifindex != ifindex);
+        route.kind != THROW
+            && !ignored(route)
+            && (route.kind != UNICAST || by_others())
+            && is_best(route)
+            && !in_main(route)
+    })
+}
+
 enum Match {
     None,
     Some,
@@ -207,7 +258,7 @@ fn is_empty(snapshot: &Snapshot, table: u32, ipv6: bool) -> bool {
 }
 
 fn is_ipv6(route: &Route) -> bool {
-    matches!(route.prefix, ipnet::IpNet::V6(_))
+    matches!(route.prefix, IpNet::V6(_))
 }
 
 #[cfg(test)]

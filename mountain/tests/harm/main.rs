@@ -10,6 +10,7 @@ mod support;
 
 mod adopt;
 mod commands;
+mod devices;
 mod firewall;
 mod forged;
 mod frames;
@@ -21,4 +22,5 @@ mod random;
 mod redirect;
 mod redirect_flood;
 mod reflect;
+mod translated;
 mod uninstall;

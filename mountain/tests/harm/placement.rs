@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Net, Ns, CLIENT4, LEAVE, SERVER4, SETTLE};
+use super::firewall::nft;
+use crate::support::{wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4, SETTLE};
 
 /// Enough that a choice between two uplinks would show.
 const SOCKETS: usize = 16;
 
 /// Two uplinks with addresses of their own, and default routes that differ in metric.
-fn two_providers() -> Net {
+pub fn two_providers() -> Net {
     let net = Net::new();
     net.client.ip("route del 10.98.1.0/24");
     net.client.ip("-6 route del fd98:1::/64");
@@ -23,7 +24,7 @@ fn two_providers() -> Net {
     net
 }
 
-fn up(net: &Net) {
+pub fn up(net: &Net) {
     net.client.mountain_ok("up --adopt");
     for device in ["u0", "u1"] {
         net.wait_used(device);
@@ -32,7 +33,7 @@ fn up(net: &Net) {
 }
 
 /// The addresses that the server sees when each of these sockets sends it a datagram.
-fn sources(net: &Net, sockets: Vec<UdpSocket>) -> (Vec<IpAddr>, Vec<UdpSocket>) {
+pub fn sources(net: &Net, sockets: Vec<UdpSocket>) -> (Vec<IpAddr>, Vec<UdpSocket>) {
     let to: SocketAddr = format!("{SERVER4}:5353").parse().unwrap();
     let server = net.server.with(move || UdpSocket::bind(to).unwrap());
     server.set_read_timeout(Some(LEAVE)).unwrap();
@@ -45,7 +46,7 @@ fn sources(net: &Net, sockets: Vec<UdpSocket>) -> (Vec<IpAddr>, Vec<UdpSocket>) 
 }
 
 /// Unbound sockets of the client, made by `user`.
-fn sockets(net: &Net, user: u32) -> Vec<UdpSocket> {
+pub fn sockets(net: &Net, user: u32) -> Vec<UdpSocket> {
     net.client.with(move || {
         // SAFETY: changes this thread's file system user alone, whom its sockets belong to.
         unsafe { libc::setfsuid(user) };
@@ -172,4 +173,50 @@ fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
             .expect("each datagram arrives");
         assert_eq!((word, from.ip().to_string().as_str()), ([n], "10.30.0.1"));
     }
+}
+
+#[test]
+fn an_uplink_whose_address_a_rule_refuses_gets_no_datagrams() {
+    let net = two_providers();
+    net.client.ip("rule add pref 1000 from 10.30.1.1 prohibit");
+    up(&net);
+    let (seen, _) = sources(&net, sockets(&net, 0));
+    assert!(seen.iter().all(|a| a.to_string() == "10.30.0.1"));
+    // A rule that leads to the uplink itself is what hosts with two providers mostly have.
+    net.client
+        .ip("route add default via 10.30.1.2 dev u1 table 101");
+    net.client
+        .ip("rule add pref 1000 from 10.30.1.1 lookup 101");
+    net.client.ip("rule del pref 1000 prohibit");
+    wait_until("u1 is chosen again", LEAVE, || {
+        let (seen, _) = sources(&net, sockets(&net, 0));
+        seen.iter().any(|a| a.to_string() == "10.30.1.1")
+    });
+}
+
+#[test]
+fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
+    let net = two_providers();
+    let client = &net.client;
+    client.ip("route del default metric 100");
+    client.ip("route del default metric 600");
+    client.ip("route add default nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+    nft(
+        client,
+        "table inet t { chain c { type filter hook output priority 0;\n\
+         oifname u1 udp dport 9 drop\n} }",
+    );
+    up(&net);
+    let held = client.status()["groups"][0]["held"]["what"].clone();
+    assert!(
+        held.as_str().is_some_and(|why| why.contains("inet t c")),
+        "{held}"
+    );
+    net.blackhole(1);
+    net.wait_left("u1", false);
+    let (seen, _) = sources(&net, sockets(&net, 0));
+    assert!(
+        seen.iter().all(|a| a.to_string() == "10.30.0.1"),
+        "{seen:?}"
+    );
 }

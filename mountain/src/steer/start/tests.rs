@@ -20,6 +20,7 @@ fn path(ifindex: u32, gateway: &str, addresses: &[&str]) -> Path {
         up: true,
         addresses: addresses.iter().map(|a| ip(a)).collect(),
         fresh: true,
+        taken: Vec::new(),
         preferred_source: None,
         gateway_mac: None,
     }
@@ -66,7 +67,7 @@ fn mask() -> MarkMask {
 fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
     let mut home = home();
     home.paths[1].preferred_source = Some(ip("198.51.100.7"));
-    let plan = plan(&home, mask()).unwrap();
+    let plan = plan(&home, mask(), &BTreeSet::new()).unwrap();
     let lines = describe(&plan.routing, |i| format!("u{i}"));
     let [two, three] = [TABLE_BASE + 2, TABLE_BASE + 3];
     let expected = [
@@ -102,7 +103,7 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
 #[test]
 fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
     let mut home = home();
-    let whole = plan(&home, mask()).unwrap();
+    let whole = plan(&home, mask(), &BTreeSet::new()).unwrap();
     let paths = home.paths[..2].to_vec();
     home.groups.remove(0);
     home.suspended = vec![Suspended {
@@ -120,7 +121,7 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
         let lines = lines.into_iter().filter(|line| line.starts_with("ip r"));
         lines.collect::<Vec<_>>()
     };
-    let suspended = plan(&home, mask()).unwrap();
+    let suspended = plan(&home, mask(), &BTreeSet::new()).unwrap();
     let three = TABLE_BASE + 3;
     let expected = [
         format!("ip route add 203.0.113.5 via 198.51.100.1 dev u3 table {three}"),
@@ -137,7 +138,7 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
 
     // By a rule that comes before ours: all of them stay.
     home.suspended[0].by_rule = true;
-    let by_rule = of_ipv4(&plan(&home, mask()).unwrap());
+    let by_rule = of_ipv4(&plan(&home, mask(), &BTreeSet::new()).unwrap());
     let mut all = of_ipv4(&whole);
     all.extend(expected);
     assert_eq!(by_rule.len(), all.len());
@@ -153,15 +154,18 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
 fn groups_whose_flows_only_move_need_nothing() {
     let mut home = home();
     home.groups.drain(..2);
-    assert_eq!(plan(&home, mask()).unwrap(), Plan::default());
+    assert_eq!(
+        plan(&home, mask(), &BTreeSet::new()).unwrap(),
+        Plan::default()
+    );
 }
 
 #[test]
 fn a_device_that_is_down_has_no_route_but_keeps_its_rules() {
     let mut home = home();
-    let up = plan(&home, mask()).unwrap();
+    let up = plan(&home, mask(), &BTreeSet::new()).unwrap();
     home.paths[1].up = false;
-    let down = plan(&home, mask()).unwrap();
+    let down = plan(&home, mask(), &BTreeSet::new()).unwrap();
     assert_eq!(down.routing.rules, up.routing.rules);
     assert_eq!(down.routing.routes.len(), up.routing.routes.len() - 1);
 }
@@ -195,7 +199,7 @@ fn masks_have_two_bits_or_more_in_a_row() {
 
 #[test]
 fn only_what_differs_is_changed() {
-    let wanted = plan(&home(), mask()).unwrap().routing;
+    let wanted = plan(&home(), mask(), &BTreeSet::new()).unwrap().routing;
     let from_nothing = changes(&Routing::default(), &wanted);
     assert_eq!(from_nothing.add_rules, wanted.rules);
     assert_eq!(from_nothing.add_routes, wanted.routes);
@@ -208,7 +212,7 @@ fn only_what_differs_is_changed() {
     // Another lease: one address, gateway and source less, and one more.
     let mut home = home();
     home.paths[1] = path(3, "203.0.113.1", &["203.0.113.9"]);
-    let renewed = plan(&home, mask()).unwrap().routing;
+    let renewed = plan(&home, mask(), &BTreeSet::new()).unwrap().routing;
     let change = changes(&wanted, &renewed);
     let from = |address: &str| Selects::From(ip(address));
     let selects = |rules: &[Rule]| rules.iter().map(|r| r.selects).collect::<Vec<_>>();
@@ -227,7 +231,7 @@ fn only_what_differs_is_changed() {
 
 #[test]
 fn rules_that_do_not_begin_with_main_are_added_anew() {
-    let wanted = plan(&home(), mask()).unwrap().routing;
+    let wanted = plan(&home(), mask(), &BTreeSet::new()).unwrap().routing;
     let mut without = wanted.clone();
     without.rules.remove(0);
     let change = changes(&without, &wanted);

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::devices::{self, Made, VRF_TABLE};
 use super::dice::Dice;
 use super::routes::{Hop, Route};
 
@@ -43,6 +44,21 @@ pub enum Kind {
     PacketInfo,
     /// Sockets of the host that have one uplink's address and leave by another, translated.
     TranslatedSockets,
+    /// Uplinks that are VLANs, bonds, ipvlan devices.
+    Vlan,
+    Bond,
+    Ipvlan,
+    /// Guests are on ipvlan devices.
+    IpvlanGuest,
+    /// The inner device is in a VRF.
+    Vrf,
+    /// A prefix is reached by ESP.
+    Esp,
+    /// The tunnel is one of these.
+    Ppp,
+    Ipip,
+    Gre,
+    Wireguard,
 }
 
 impl Kind {
@@ -65,6 +81,20 @@ impl Kind {
         Kind::PacketInfo,
         Kind::TranslatedSockets,
     ];
+
+    /// Those that need a kernel with modules.
+    pub const MODULES: [Kind; 10] = [
+        Kind::Vlan,
+        Kind::Bond,
+        Kind::Ipvlan,
+        Kind::IpvlanGuest,
+        Kind::Vrf,
+        Kind::Esp,
+        Kind::Ppp,
+        Kind::Ipip,
+        Kind::Gre,
+        Kind::Wireguard,
+    ];
 }
 
 /// Destinations are in so many prefixes of either family.
@@ -83,6 +113,7 @@ pub struct Uplink {
     pub name: String,
     pub mtu: u32,
     pub gateways: [Vec<IpAddr>; 2],
+    pub made: Made,
 }
 
 #[derive(Debug)]
@@ -161,18 +192,26 @@ pub const TOSES: [u8; 4] = [0, 0x10, 0x08, 0xb8];
 pub const USER: u32 = 1000;
 
 impl Host {
-    pub fn random(seed: u64, allowed: &[Kind]) -> Self {
+    /// `allowed`: kinds that it may have, and whether it has to.
+    pub fn random(seed: u64, allowed: &[(Kind, bool)]) -> Self {
         let mut dice = Dice::new(seed);
         // Few at a time, so that a failure tells what it takes.
-        let kinds = (allowed.iter().copied())
-            .filter(|kind| match kind {
-                Kind::Adopt => dice.one_in(2),
-                Kind::ManyRules => dice.one_in(12),
-                Kind::Rules => dice.one_in(3),
-                Kind::Transit | Kind::Frames => dice.one_in(2),
-                _ => dice.one_in(6),
-            })
-            .collect();
+        let drawn = (allowed.iter().copied()).filter(|(kind, is_needed)| {
+            *is_needed
+                | match kind {
+                    Kind::Adopt => dice.one_in(2),
+                    Kind::ManyRules => dice.one_in(12),
+                    Kind::Rules => dice.one_in(3),
+                    Kind::Transit | Kind::Frames => dice.one_in(2),
+                    Kind::Vlan | Kind::Bond | Kind::Ipvlan | Kind::Vrf => dice.one_in(3),
+                    _ => dice.one_in(6),
+                }
+        });
+        let mut kinds: Vec<Kind> = drawn.map(|(kind, _)| kind).collect();
+        let tunnels = [Kind::Ppp, Kind::Ipip, Kind::Gre, Kind::Wireguard];
+        if kinds.iter().any(|k| tunnels.contains(k)) && !kinds.contains(&Kind::Tun) {
+            kinds.push(Kind::Tun);
+        }
         let mut host = Host {
             seed,
             kinds,
@@ -198,9 +237,11 @@ impl Host {
             }
         }
         host.add_nft(&mut dice);
-        if host.has(Kind::Macvlan) {
-            let on = dice.pick(&host.uplinks).name;
-            host.guests.push(on);
+        if host.has(Kind::Macvlan) || host.has(Kind::IpvlanGuest) {
+            let on = dice.pick(&host.uplinks);
+            if on.made == Made::Veth {
+                host.guests.push(on.name);
+            }
         }
         host.adoptable = [false, true].map(|ipv6| host.adoptable(ipv6));
         host
@@ -211,7 +252,7 @@ impl Host {
     }
 
     pub fn has_tun(&self) -> bool {
-        self.has(Kind::Tun) || self.has(Kind::Vpn)
+        self.tunnel().is_some()
     }
 
     fn add_uplinks(&mut self, dice: &mut Dice) {
@@ -234,6 +275,7 @@ impl Host {
                 name: format!("u{i}"),
                 mtu: if small { 1400 } else { 1500 },
                 gateways,
+                made: devices::made(&self.kinds, dice),
             });
         }
     }
@@ -338,8 +380,7 @@ impl Host {
         for k in 0..PREFIXES {
             self.add_prefix(dice, prefix(k, ipv6), metric(3));
         }
-        // Not yet with NAT: by such a route an address that NAT has put there looks like an inner one.
-        if self.has(Kind::Tun) && dice.one_in(3) && !self.has(Kind::Nat) {
+        if self.has(Kind::Tun) && dice.one_in(3) {
             for half in match ipv6 {
                 false => ["0.0.0.0/1", "128.0.0.0/1"],
                 true => ["::/1", "8000::/1"],
@@ -348,6 +389,17 @@ impl Host {
                 self.routes
                     .push(Route::new(half.into(), MAIN, metric(3), vec![hop]));
             }
+        }
+        if self.has(Kind::Vrf) {
+            let mut route = match dice.one_in(2) {
+                true => self.multipath(dice, everywhere(ipv6), VRF_TABLE, metric(1)),
+                false => {
+                    let hop = self.hop(dice, ipv6);
+                    Route::new(everywhere(ipv6), VRF_TABLE, metric(1), vec![hop])
+                }
+            };
+            route.onlink = route.hops.iter().all(|hop| hop.gateway.is_some());
+            self.routes.push(route);
         }
         if self.has(Kind::Tos) && !ipv6 {
             for k in 0..2 {
@@ -535,6 +587,9 @@ impl Host {
                     rules.push(("nat", format!("oifname \"{name}\" {source}{action}")));
                 }
             }
+            // NAT of one family tracks the connections of that one only, Mountain's table those of both: the kernel
+            // then knows the ports of datagrams in fragments, and hashes by them.
+            rules.push(("mark_in", "ct state invalid counter".into()));
         }
         let hooks = [
             ("output", "type filter hook output priority 0"),

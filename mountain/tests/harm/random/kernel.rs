@@ -164,6 +164,15 @@ fn open(flow: &Flow) -> io::Result<Socket> {
         By::Guest { address, .. } => (*address, false),
         _ => (None, false),
     };
+    if matches!(
+        &flow.by,
+        By::Socket {
+            pktinfo: Some(_),
+            ..
+        }
+    ) {
+        ask_for_devices(&socket, flow.ipv6());
+    }
     let any: IpAddr = match flow.ipv6() {
         true => Ipv6Addr::UNSPECIFIED.into(),
         false => Ipv4Addr::UNSPECIFIED.into(),
@@ -176,6 +185,27 @@ fn open(flow: &Flow) -> io::Result<Socket> {
         socket.bind(&SocketAddr::new(address.unwrap_or(any), port).into())?;
     }
     Ok(socket)
+}
+
+/// Has a socket told by which device packets come in, as servers that answer by that one do.
+fn ask_for_devices(socket: &Socket, ipv6: bool) {
+    let (level, name) = match ipv6 {
+        false => (libc::IPPROTO_IP, libc::IP_PKTINFO),
+        true => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    };
+    let on: libc::c_int = 1;
+    // SAFETY: the value outlives the call.
+    let rc = unsafe {
+        let size = size_of::<libc::c_int>() as u32;
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const on).cast(),
+            size,
+        )
+    };
+    assert_eq!(rc, 0, "{}", io::Error::last_os_error());
 }
 
 fn send_by_device(socket: &Socket, data: &[u8], to: SocketAddr, device: &str) -> io::Result<()> {

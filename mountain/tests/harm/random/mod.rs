@@ -19,22 +19,25 @@
 //! allowed.
 //!
 //! `MOUNTAIN_RANDOM_HOSTS` and `MOUNTAIN_RANDOM_SEED` choose others than the usual ones,
-//! `MOUNTAIN_RANDOM_WITHOUT` leaves kinds out, `MOUNTAIN_RANDOM_PARALLEL` says how many are built at once.
+//! `MOUNTAIN_RANDOM_WITHOUT` leaves kinds out, `MOUNTAIN_RANDOM_KINDS` names some that each host has,
+//! `MOUNTAIN_RANDOM_MODULES` adds those that need a kernel with modules (tests/kernels/random),
+//! `MOUNTAIN_RANDOM_PARALLEL` says how many are built at once, `MOUNTAIN_RANDOM_PROGRAM` is another mountain.
 //! A failure prints the host as a script, and its seed.
 
+mod devices;
 mod dice;
 mod host;
 mod kernel;
 mod mountain;
 mod packets;
-mod rig;
+pub mod rig;
 mod routes;
 mod script;
 mod verdict;
 
 use std::collections::BTreeSet;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -49,13 +52,6 @@ use verdict::Judge;
 const FLOWS: usize = 40;
 /// Hosts of which a failure prints everything.
 const PRINTED: usize = 8;
-/// Kinds that are not yet as they should be.
-const NOT_YET: [Kind; 2] = [
-    // Nothing in a packet tells that its sender named a device.
-    Kind::PacketInfo,
-    // With `up --adopt` the rule for the address takes them to its uplink, and the translation drops them.
-    Kind::TranslatedSockets,
-];
 
 fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(format!("MOUNTAIN_RANDOM_{name}")) {
@@ -66,11 +62,25 @@ fn setting(name: &str, default: u64) -> u64 {
     }
 }
 
-fn kinds() -> Vec<Kind> {
-    let without = std::env::var("MOUNTAIN_RANDOM_WITHOUT").unwrap_or_default();
-    let without: Vec<&str> = without.split(',').collect();
-    let wanted = |kind: &Kind| !without.contains(&&*format!("{kind:?}")) && !NOT_YET.contains(kind);
-    Kind::ALL.into_iter().filter(wanted).collect()
+/// The kinds that hosts may have, and whether they have to.
+fn kinds() -> Vec<(Kind, bool)> {
+    let list = |name: &str| {
+        let names = std::env::var(format!("MOUNTAIN_RANDOM_{name}")).unwrap_or_default();
+        let names = names.split(',').map(str::to_owned);
+        names.collect::<Vec<String>>()
+    };
+    let (without, needed) = (list("WITHOUT"), list("KINDS"));
+    let modules = match setting("MODULES", 0) {
+        0 => &[][..],
+        _ => &Kind::MODULES,
+    };
+    let all = Kind::ALL
+        .iter()
+        .chain(modules)
+        .map(|kind| (*kind, format!("{kind:?}")));
+    all.filter(|(_, name)| !without.contains(name))
+        .map(|(kind, name)| (kind, needed.contains(&name)))
+        .collect()
 }
 
 /// What became of one host.
@@ -85,7 +95,7 @@ struct Result {
     log: String,
 }
 
-fn run(seed: u64, kinds: &[Kind]) -> Result {
+fn run(seed: u64, kinds: &[(Kind, bool)]) -> Result {
     let host = Host::random(seed, kinds);
     let flows = packets::flows(&host, FLOWS);
     let mut rig = Rig::new(&host);
@@ -175,10 +185,11 @@ fn every_packet_goes_where_the_kernel_might_have_sent_it() {
     let parallel = setting("PARALLEL", 10).min(hosts);
     let kinds = kinds();
     println!(
-        "random hosts: seeds {first} to {}, {kinds:?}",
-        first + hosts - 1
+        "random hosts: seeds {first} to {}, {:?}",
+        first + hosts - 1,
+        kinds.iter().map(|(kind, _)| kind).collect::<Vec<_>>()
     );
-    let next = AtomicU64::new(first);
+    let (next, failures) = (AtomicU64::new(first), AtomicUsize::new(0));
     let results = Mutex::new(Vec::new());
     let began = Instant::now();
     std::thread::scope(|scope| {
@@ -193,9 +204,7 @@ fn every_packet_goes_where_the_kernel_might_have_sent_it() {
                     let host = inner.spawn(|| catch_unwind(AssertUnwindSafe(|| run(seed, &kinds))));
                     host.join().expect("caught")
                 });
-                if !matches!(&done, Ok(result) if result.faults.is_empty()) {
-                    println!("seed {seed} fails");
-                }
+                tell_failure(seed, &done, &kinds, &failures);
                 results.lock().unwrap().push((seed, done));
             });
         }
@@ -206,6 +215,39 @@ fn every_packet_goes_where_the_kernel_might_have_sent_it() {
 }
 
 type Done = (u64, std::thread::Result<Result>);
+
+fn is_well(result: &std::thread::Result<Result>) -> bool {
+    matches!(result, Ok(result) if result.faults.is_empty())
+}
+
+/// Prints a host that fails, the first ones whole.
+fn tell_failure(
+    seed: u64,
+    done: &std::thread::Result<Result>,
+    kinds: &[(Kind, bool)],
+    before: &AtomicUsize,
+) {
+    if is_well(done) {
+        return;
+    }
+    let mut text = format!("seed {seed} fails\n");
+    match done {
+        Ok(result) if before.fetch_add(1, Ordering::Relaxed) < PRINTED => {
+            text += &result.script;
+            text += &format!(
+                "\nMountain said:\n{}\n{}\n",
+                result.log,
+                result.faults.join("\n")
+            );
+        }
+        Ok(_) => {}
+        Err(panic) => {
+            text += panic.downcast_ref::<String>().map_or("", |t| t.as_str());
+            text += &format!("\n{}", Host::random(seed, kinds).script());
+        }
+    }
+    print!("{text}");
+}
 
 fn report(results: &[Done], took: Duration) {
     let whole = || results.iter().filter_map(|(_, r)| r.as_ref().ok());
@@ -221,31 +263,10 @@ fn report(results: &[Done], took: Duration) {
         sum(|r| r.moved),
         sum(|r| r.flows_moved),
     );
-    let mut failed = Vec::new();
-    for (seed, result) in results {
-        match result {
-            Ok(result) if result.faults.is_empty() => {}
-            Ok(result) => {
-                if failed.len() < PRINTED {
-                    println!(
-                        "FAILED {seed}\n{}\nMountain said:\n{}\n{}",
-                        result.script,
-                        result.log,
-                        result.faults.join("\n")
-                    );
-                }
-                failed.push(*seed);
-            }
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map_or("", |t| t.as_str());
-                println!(
-                    "seed {seed}: {text}\n{}",
-                    Host::random(*seed, &kinds()).script()
-                );
-                failed.push(*seed);
-            }
-        }
-    }
+    let failed: Vec<u64> = (results.iter())
+        .filter(|(_, result)| !is_well(result))
+        .map(|(seed, _)| *seed)
+        .collect();
     assert!(failed.is_empty(), "seeds that fail: {failed:?}");
     let steered = sum(|r| r.steered.into());
     assert!(

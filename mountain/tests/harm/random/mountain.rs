@@ -48,7 +48,9 @@ impl Daemon {
         let mut config = tempfile::NamedTempFile::new().unwrap();
         config.write_all(CONFIG.as_bytes()).unwrap();
         let log = tempfile::tempfile().unwrap();
-        let mut command = Command::new(MOUNTAIN);
+        // Another machine has it elsewhere.
+        let program = std::env::var_os("MOUNTAIN_RANDOM_PROGRAM").unwrap_or(MOUNTAIN.into());
+        let mut command = Command::new(program);
         command.args(["up", "--foreground", "--wait", "--config"]);
         command.arg(config.path());
         if host.has(Kind::Adopt) {

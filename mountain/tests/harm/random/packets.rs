@@ -11,6 +11,8 @@ pub const TCP: u8 = 6;
 const ICMP: u8 = 1;
 const ICMP6: u8 = 58;
 const FRAGMENT: u8 = 44;
+/// Of the tunnel whose cipher is none.
+const ESP: u8 = 50;
 /// Opens each word of a payload; the flow's number follows.
 const MAGIC: u16 = 0x4d54;
 /// ICMP echo's identifier is this and the flow's number.
@@ -176,8 +178,7 @@ fn sender(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
                 _ => host::service(ipv6),
             };
             let own = source == host::service(ipv6);
-            // Not yet an uplink's own address from inside, where new flows choose: it may leave by another one.
-            let inside = dice.one_in(3) && !host.has(Kind::Adopt);
+            let inside = dice.one_in(3);
             By::Forwarded {
                 device: match own || inside {
                     true => INNER.into(),
@@ -474,6 +475,8 @@ pub fn parse(packet: &[u8]) -> Option<Parsed<'_>> {
                 .contains(&dport)
                 .then_some(dport % 1000)
         }
+        // Not encrypted: behind the index and the sequence number is the packet itself.
+        ESP => parse(l4.get(8..)?)?.flow,
         ICMP | ICMP6 => {
             let kind = *l4.first()?;
             look.kind = Some((kind, *l4.get(1)?));

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{sched_getaffinity, sched_setaffinity, setns, unshare, CloneFlags, CpuSet};
 use nix::unistd::Pid;
 
+use super::devices::{open_ppp, Tunnel};
 use super::host::{neighbour_mac, own_mac, Host, INNER, TUN};
 use super::packets::{self, checksum, parse, pseudo, Look, TCP};
 
@@ -27,6 +28,8 @@ const IFF_NO_PI: i16 = 0x1000;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 /// Of frames that tell that all before them has arrived: for experiments (IEEE 802).
 const FENCE: u16 = 0x88b5;
+/// The same of packets in a tunnel (RFC 3692).
+const FENCE_PROTO: u8 = 253;
 
 /// Where a packet leaves: the device, and the neighbour that the frame is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,7 +51,8 @@ pub struct Rig {
     /// In the far namespace and in the host.
     far: OwnedFd,
     near: OwnedFd,
-    tun: Option<File>,
+    /// A tunnel's far end, and what stands before the packets that are read from it, bytes.
+    tun: Option<(File, usize)>,
     /// Index of each far end, and the host's own.
     far_index: HashMap<u32, String>,
     index: HashMap<String, u32>,
@@ -152,6 +156,27 @@ fn open_tun() -> File {
     file
 }
 
+/// The kernel tells itself of carriers when it has time to, and has IPv6's flows under way choose their hops anew
+/// then: not in the middle of the test.
+fn wait_for_carriers() {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let output = Command::new("ip").args(["-br", "link"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let is_down = |line: &str| {
+            let mut words = line.split_whitespace();
+            let name = words.next().unwrap_or("").split('@').next().unwrap_or("");
+            let ours = name == INNER || name.starts_with('u') && name.len() == 2;
+            ours && words.next() != Some("UP")
+        };
+        if !text.lines().any(is_down) {
+            return;
+        }
+        assert!(Instant::now() < end, "no carrier:\n{text}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn index_of(name: &str) -> u32 {
     nix::net::if_::if_nametoindex(name).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
@@ -184,21 +209,32 @@ impl Rig {
         for (key, value) in &host.sysctls {
             sysctl(key, value);
         }
-        let tun = host.has_tun().then(open_tun);
+        let tun = match host.tunnel() {
+            Some(Tunnel::Tun) => Some((open_tun(), 0)),
+            Some(Tunnel::Ppp) => Some((open_ppp(), 2)),
+            _ => None,
+        };
         let path_of = |ns: &File| format!("/proc/{}/fd/{}", nix::unistd::gettid(), ns.as_raw_fd());
         ip(&host.device_lines(&path_of(&far_ns)));
 
         enter(&far_ns);
-        let names: Vec<&str> = (host.uplinks.iter().map(|u| u.name.as_str()))
+        let mut names: Vec<&str> = (host.uplinks.iter().map(|u| u.name.as_str()))
             .chain([INNER])
             .collect();
+        ip(&host.far_lines());
+        host.set_keys(1);
         let up: Vec<String> = names.iter().map(|n| format!("link set s-{n} up")).collect();
         ip(&up);
+        if host.tunnel().is_some_and(Tunnel::is_carried) {
+            names.push(TUN);
+        }
         let far_of: HashMap<String, u32> = (names.iter())
             .map(|n| (n.to_string(), index_of(&format!("s-{n}"))))
             .collect();
         enter(&host_ns);
+        host.set_keys(0);
         ip(&host.route_lines());
+        ip(&host.esp_lines());
         feed("ip", &["-4", "-batch", "-"], &host.rule_lines(false));
         feed("ip", &["-6", "-batch", "-"], &host.rule_lines(true));
         for (n, guest) in guest_ns.iter().enumerate() {
@@ -209,6 +245,7 @@ impl Rig {
             enter(&host_ns);
         }
         feed("nft", &["-f", "-"], &host.nft);
+        wait_for_carriers();
         Self {
             far,
             near: packet_socket(),
@@ -260,7 +297,7 @@ impl Rig {
     fn own_mac(&self, device: &str) -> [u8; 6] {
         match device.strip_prefix('u') {
             Some(n) => own_mac(n.parse().unwrap()),
-            None => own_mac(self.index.len() - 1),
+            None => own_mac(self.index.keys().filter(|n| n.starts_with('u')).count()),
         }
     }
 
@@ -284,7 +321,7 @@ impl Rig {
             revents: 0,
         };
         let mut fds = vec![poll_in(self.far.as_raw_fd())];
-        fds.extend(self.tun.as_ref().map(|t| poll_in(t.as_raw_fd())));
+        fds.extend(self.tun.as_ref().map(|(t, _)| poll_in(t.as_raw_fd())));
         let ms = time.as_millis().clamp(1, 1000) as i32;
         // SAFETY: the descriptors are open and the array is as long as it says.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, ms) };
@@ -322,10 +359,17 @@ impl Rig {
             if self.fences.get(name) == Some(&self.fence) {
                 continue;
             }
+            let number = self.fence.to_be_bytes();
+            if name == TUN {
+                let [from, to] = ["10.50.0.1", "10.50.0.2"].map(|a| a.parse().unwrap());
+                let packet = packets::wrap(from, to, FENCE_PROTO, 0, 0, &number, None);
+                Self::send_frame(&self.near, index, &packet);
+                continue;
+            }
             let mut frame = vec![0xff; 6];
             frame.extend(self.own_mac(name));
             frame.extend(FENCE.to_be_bytes());
-            frame.extend(self.fence.to_be_bytes());
+            frame.extend(number);
             frame.resize(60, 0);
             Self::send_frame(&self.near, index, &frame);
         }
@@ -351,14 +395,29 @@ impl Rig {
             if length < 14 {
                 break;
             }
-            if let Some(name) = self.far_index.get(&index).cloned() {
-                self.frame(&name, &buffer[..length as usize]);
+            match self.far_index.get(&index).cloned() {
+                Some(name) if name == TUN => self.tunnelled(&buffer[..length as usize]),
+                Some(name) => self.frame(&name, &buffer[..length as usize]),
+                None => {}
             }
         }
         while let Some(Ok(length)) =
-            (self.tun.as_ref()).map(|tun| io::Read::read(&mut &*tun, &mut buffer))
+            (self.tun.as_ref()).map(|(tun, _)| io::Read::read(&mut &*tun, &mut buffer))
         {
-            self.packet(TUN, None, &buffer[..length]);
+            let before = self.tun.as_ref().map_or(0, |(_, before)| *before);
+            self.tunnelled(&buffer[before.min(length)..length]);
+        }
+    }
+
+    /// A packet that has left by the tunnel.
+    fn tunnelled(&mut self, packet: &[u8]) {
+        match *packet {
+            [0x45, _, _, _, _, _, _, _, _, FENCE_PROTO, ..] if packet.len() == 24 => {
+                let n = u32::from_be_bytes(*packet[20..].first_chunk().unwrap());
+                self.fences.insert(TUN.to_owned(), n);
+            }
+            [] => {}
+            _ => self.packet(TUN, None, packet),
         }
     }
 
@@ -492,9 +551,14 @@ impl Rig {
                 let frame = frame(host, mine, &packet);
                 Self::send_frame(&self.far, self.far_of[device], &frame);
             }
-            None => {
-                let _ = self.tun.as_ref().map(|mut tun| tun.write(&packet));
-            }
+            None => match (&self.tun, self.far_of.get(device)) {
+                (Some((tun, 0)), _) => {
+                    let _ = (&mut &*tun).write(&packet);
+                }
+                // A ppp device takes nothing without a line.
+                (Some(_), _) | (None, None) => {}
+                (None, Some(index)) => Self::send_frame(&self.far, *index, &packet),
+            },
         }
     }
 

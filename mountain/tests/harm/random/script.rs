@@ -4,19 +4,14 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use super::devices::Tunnel;
 use super::host::*;
 
 impl Host {
     /// `ip` commands for the devices, without their far ends' namespace.
     pub fn device_lines(&self, far: &str) -> Vec<String> {
         let mut lines = vec!["link set lo up".to_owned()];
-        let names = self.uplinks.iter().map(|u| (u.name.as_str(), u.mtu));
-        for (n, (name, mtu)) in names.chain([(INNER, 1500)]).enumerate() {
-            lines.push(format!(
-                "link add {name} address {} mtu {mtu} type veth peer name s-{name} netns {far}",
-                mac_text(own_mac(n))
-            ));
-        }
+        lines.extend(self.link_lines(far));
         for (i, uplink) in self.uplinks.iter().enumerate() {
             for ipv6 in [false, true] {
                 let bits = if ipv6 { "64 nodad" } else { "24" };
@@ -73,7 +68,10 @@ impl Host {
             for public in [false, true] {
                 let net = inner_address(0, true, public, ipv6);
                 let bits = if ipv6 { 64 } else { 24 };
-                lines.push(format!("route add {net}/{bits} via {via} dev {INNER}"));
+                let table = self.inner_table();
+                lines.push(format!(
+                    "route add {net}/{bits} via {via} dev {INNER} table {table}"
+                ));
             }
         }
         for route in &self.routes {
@@ -92,9 +90,12 @@ impl Host {
     pub fn guest_lines(&self, n: usize, guest: &str) -> [Vec<String>; 2] {
         let on = &self.guests[n];
         let i = self.uplinks.iter().position(|u| u.name == *on).unwrap();
-        let host = vec![format!(
-            "link add m{n} link {on} netns {guest} type macvlan mode bridge"
-        )];
+        let kind = match self.has(Kind::IpvlanGuest) {
+            true if self.seed.is_multiple_of(2) => "ipvlan mode l3",
+            true => "ipvlan mode l2",
+            false => "macvlan mode bridge",
+        };
+        let host = vec![format!("link add m{n} link {on} netns {guest} type {kind}")];
         let mut inside = vec!["link set lo up".to_owned()];
         for ipv6 in [false, true] {
             let bits = if ipv6 { "64 nodad" } else { "24" };
@@ -124,7 +125,7 @@ impl Host {
             let key = key.replace('/', ".");
             writeln!(text, "ip netns exec host sysctl -q net.{key}=\"{value}\"").unwrap();
         }
-        if self.has_tun() {
+        if self.tunnel() == Some(Tunnel::Tun) {
             writeln!(text, "ip -n host tuntap add {TUN} mode tun").unwrap();
         }
         let mut batch = |ns: &str, family: &str, lines: Vec<String>| {
@@ -135,12 +136,14 @@ impl Host {
         };
         batch("host", "", self.device_lines("far"));
         let names = self.uplinks.iter().map(|u| u.name.as_str()).chain([INNER]);
+        batch("far", "", self.far_lines());
         batch(
             "far",
             "",
             names.map(|n| format!("link set s-{n} up")).collect(),
         );
         batch("host", "", self.route_lines());
+        batch("host", "", self.esp_lines());
         batch("host", "-4 ", self.rule_lines(false));
         batch("host", "-6 ", self.rule_lines(true));
         for n in 0..self.guests.len() {

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Sockets that name the device that their packets leave by, without being bound to it.
+
+use std::io::IoSlice;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrIn};
+
+use super::firewall::nft;
+use crate::support::{wait_until, Net, CLIENT4, LEAVE, SERVER4};
+
+/// linux/in.h.
+const IP_UNICAST_IF: libc::c_int = 50;
+
+fn set(socket: &UdpSocket, name: libc::c_int, value: u32) {
+    // SAFETY: the value outlives the call.
+    let rc = unsafe {
+        let size = size_of::<u32>() as u32;
+        let value = (&raw const value).cast();
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, name, value, size)
+    };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// A server that has asked by which device requests come in, and answers by that one.
+fn answers_by(index: u32) -> impl FnMut() {
+    let socket = UdpSocket::bind((CLIENT4, 5454)).unwrap();
+    set(&socket, libc::IP_PKTINFO, 1);
+    move || {
+        // SAFETY: all-zero is valid.
+        let mut info: libc::in_pktinfo = unsafe { std::mem::zeroed() };
+        info.ipi_ifindex = index as i32;
+        let control = [ControlMessage::Ipv4PacketInfo(&info)];
+        let to: SockaddrIn = format!("{SERVER4}:5353").parse().unwrap();
+        let data = [IoSlice::new(b"answer")];
+        sendmsg(
+            socket.as_raw_fd(),
+            &data,
+            &control,
+            MsgFlags::empty(),
+            Some(&to),
+        )
+        .unwrap();
+    }
+}
+
+/// A client whose packets all leave by a device.
+fn sends_by(index: u32) -> impl FnMut() {
+    let socket = UdpSocket::bind((CLIENT4, 5455)).unwrap();
+    set(&socket, IP_UNICAST_IF, index.to_be());
+    move || {
+        socket.send_to(b"request", (SERVER4, 5353)).unwrap();
+    }
+}
+
+/// A client that wants to know what address it is sent to, as QUIC's libraries do: it names no device.
+fn asks_for_its_address() -> impl FnMut() {
+    let socket = UdpSocket::bind((CLIENT4, 0)).unwrap();
+    set(&socket, libc::IP_PKTINFO, 1);
+    move || {
+        socket.send_to(b"request", (SERVER4, 5353)).unwrap();
+    }
+}
+
+/// Packets of a source port that have reached the server by a path.
+fn arrived(net: &Net, path: u32, port: &str) -> u64 {
+    let chain = net.server.run("nft list chain ip t c");
+    let (device, port) = (format!("\"s{path}\""), format!("sport {port} "));
+    let line = chain
+        .lines()
+        .find(|l| l.contains(&device) && l.contains(&port));
+    let count = line.unwrap().split("packets ").nth(1).unwrap();
+    count.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn packets_of_sockets_that_name_a_device_leave_by_it() {
+    let net = Net::steered();
+    let ports = ["5454", "5455", "32768-60999"];
+    let counters = ports
+        .map(|p| [0, 1].map(|i| format!("iifname s{i} udp dport 5353 udp sport {p} counter\n")));
+    nft(
+        &net.server,
+        &format!(
+            "table ip t {{ chain c {{ type filter hook prerouting priority -310;\n{} }} }}",
+            counters.concat().concat()
+        ),
+    );
+    let send = |rounds: u32| {
+        net.client.with(move || {
+            let index = nix::net::if_::if_nametoindex("u0").unwrap();
+            let (mut server, mut client) = (answers_by(index), sends_by(index));
+            let mut others: Vec<_> = (0..8).map(|_| asks_for_its_address()).collect();
+            for _ in 0..rounds {
+                server();
+                client();
+                others.iter_mut().for_each(|send| send());
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+    };
+    send(3);
+    for port in &ports[..2] {
+        assert_eq!(
+            arrived(&net, 0, port),
+            3,
+            "what the kernel does with port {port}"
+        );
+        assert_eq!(arrived(&net, 1, port), 0);
+    }
+    net.blackhole(0);
+    net.wait_left("u0", false);
+    send(10);
+    for port in &ports[..2] {
+        assert_eq!(arrived(&net, 0, port), 13, "port {port}");
+        assert_eq!(
+            arrived(&net, 1, port),
+            0,
+            "moved away from its device: port {port}"
+        );
+    }
+    // Those who name none are moved.
+    let by_s0 = arrived(&net, 0, ports[2]);
+    wait_until("the others are moved", LEAVE, || {
+        send(1);
+        arrived(&net, 0, ports[2]) == by_s0 && arrived(&net, 1, ports[2]) > 80
+    });
+}

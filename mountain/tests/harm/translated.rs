@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What NAT has given another address, or has not, leaves where that address is right.
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use super::firewall::nft;
+use super::placement::{sockets, two_providers, up};
+use super::random::rig::flush_conntrack;
+use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SETTLE};
+
+/// Enough that a choice between two uplinks would show.
+const FLOWS: u8 = 16;
+
+/// The server's socket.
+fn listener(net: &Net) -> UdpSocket {
+    let to: SocketAddr = format!("{SERVER4}:5353").parse().unwrap();
+    let socket = net.server.with(move || UdpSocket::bind(to).unwrap());
+    socket.set_read_timeout(Some(LEAVE)).unwrap();
+    socket
+}
+
+/// Sends a datagram and returns where the server sees it come from.
+fn seen(server: &UdpSocket, socket: &UdpSocket, n: u8) -> SocketAddr {
+    socket.send_to(&[n], (SERVER4, 5353)).unwrap();
+    let mut word = [0; 1];
+    loop {
+        let (_, from) = server.recv_from(&mut word).expect("each datagram arrives");
+        if word == [n] {
+            return from;
+        }
+    }
+}
+
+fn masquerade(ns: &Ns, rule: &str) {
+    nft(
+        ns,
+        &format!("table ip n {{ chain post {{ type nat hook postrouting priority 100;\n{rule} masquerade\n}} }}"),
+    );
+}
+
+#[test]
+fn a_running_connection_that_is_translated_goes_on() {
+    let net = two_providers();
+    masquerade(&net.client, "oifname { u0, u1 }");
+    let server = listener(&net);
+    // The kernel sends it by u0, translated.
+    let socket = net.client.with(|| UdpSocket::bind("10.30.1.1:0").unwrap());
+    let before = seen(&server, &socket, 0);
+    assert_eq!(before.ip().to_string(), "10.30.0.1");
+    up(&net);
+    for n in 1..6 {
+        assert_eq!(seen(&server, &socket, n), before, "after the start");
+    }
+    let held = || net.client.status()["placement"]["held_addresses"].clone();
+    assert_eq!(held(), serde_json::json!(["10.30.1.1"]));
+    // Datagrams cannot be led to u1 without its rule, connections can.
+    for (n, new) in (0..).zip(sockets(&net, 0)) {
+        assert_eq!(seen(&server, &new, n).ip().to_string(), "10.30.0.1");
+    }
+    let connected = |n| {
+        let new = net.client.with(|| {
+            let new = UdpSocket::from(
+                socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap(),
+            );
+            new.connect((SERVER4, 5353)).unwrap();
+            new
+        });
+        new.send(&[n]).unwrap();
+        let (_, from) = server.recv_from(&mut [0; 1]).expect("it arrives");
+        from.ip().to_string()
+    };
+    let sources: BTreeSet<String> = (0..FLOWS).map(connected).collect();
+    assert!(sources.contains("10.30.1.1"), "{sources:?}");
+    // Its end gives the address its rule.
+    drop(socket);
+    wait_until("10.30.1.1 has its rule", 3 * LEAVE, || {
+        net.client.with(flush_conntrack);
+        held() == serde_json::json!([]) && net.client.ip("rule").contains("from 10.30.1.1")
+    });
+}
+
+/// A host behind the client, and its sockets.
+fn lan(net: &Net) -> Ns {
+    let (client, lan) = (&net.client, Ns::new("lan"));
+    client.ip(&format!(
+        "link add l0 type veth peer name e0 netns {}",
+        lan.name
+    ));
+    client.ip("addr add 10.40.0.1/24 dev l0");
+    client.ip("link set l0 up");
+    lan.ip("addr add 10.40.0.2/24 dev e0");
+    lan.ip("addr add 10.30.0.60/32 dev lo");
+    lan.ip("link set e0 up");
+    lan.ip("route add default via 10.40.0.1");
+    for (key, value) in [
+        ("net.ipv4.ip_forward", "1"),
+        ("net.ipv4.conf.all.rp_filter", "0"),
+        ("net.ipv4.conf.l0.rp_filter", "0"),
+    ] {
+        client.sysctl(key, value);
+    }
+    lan
+}
+
+/// Addresses that the server sees of flows that begin behind the client now.
+fn begun(server: &UdpSocket, lan: &Ns, address: &'static str) -> BTreeSet<String> {
+    let begin = |n| {
+        let socket = lan.with(move || UdpSocket::bind((address, 0)).unwrap());
+        seen(server, &socket, n).ip().to_string()
+    };
+    (0..FLOWS).map(begin).collect()
+}
+
+#[test]
+fn forwarded_flows_leave_no_uplink_untranslated() {
+    let net = two_providers();
+    let (server, lan) = (listener(&net), lan(&net));
+    masquerade(&net.client, "oifname u0");
+    up(&net);
+    let only = BTreeSet::from(["10.30.0.1".to_owned()]);
+    assert_eq!(begun(&server, &lan, "10.40.0.2"), only);
+    // Where both translate, new flows choose, and from then on nothing leaves untranslated either.
+    net.client.run("nft delete table ip n");
+    masquerade(&net.client, "ip saddr 10.40.0.0/15 oifname { u0, u1 }");
+    let both = BTreeSet::from(["10.30.0.1".to_owned(), "10.30.1.1".to_owned()]);
+    wait_until("forwarded flows choose", 3 * LEAVE, || {
+        begun(&server, &lan, "10.40.0.2") == both
+    });
+    // What has an uplink's own address, and is not translated, is right there only.
+    nft(
+        &net.server,
+        "table ip t { chain c { type filter hook prerouting priority 0;\n\
+         ip saddr 10.30.0.60 iifname s1 counter\n} }",
+    );
+    assert_eq!(
+        begun(&server, &lan, "10.30.0.60"),
+        ["10.30.0.60".to_owned()].into()
+    );
+    let counted = net.server.run("nft list chain ip t c");
+    assert!(counted.contains("packets 0 "), "{counted}");
+}
+
+/// By way of a VPN's halves of the Internet every address seems to be behind the tunnel.
+#[test]
+fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
+    let net = Net::new();
+    let client = &net.client;
+    client.ip("link add d0 type veth peer name d1");
+    client.ip("link set d0 up");
+    client.ip("link set d1 up");
+    client.ip("route add 0.0.0.0/1 dev d0");
+    client.ip("route add 128.0.0.0/1 dev d0");
+    nft(
+        client,
+        "table ip n { chain post { type nat hook postrouting priority 100;\n\
+         oifname { u0, u1 } udp dport 7000 snat to 192.0.2.77\n} }",
+    );
+    net.steer();
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    // For a permission to be given and to count.
+    thread::sleep(SETTLE);
+    net.blackhole(0);
+    net.wait_left("u0", false);
+    thread::sleep(Duration::from_millis(500));
+    let counts = traffic.during(Duration::from_millis(500));
+    assert!(
+        counts.many_lost(),
+        "translated flows have moved: {counts:?}"
+    );
+}
