@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
 use anyhow::{ensure, Context, Result};
-use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Sources, Steer};
+use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Settings, Sources, Steer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain_lab::workload::sys::device_index;
 

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
-use mountain::bpf::{GroupConfig, Masks, Mode};
+use mountain::bpf::{GroupConfig, Mode, PathMasks as Masks};
 use mountain::config::Config;
 use mountain::placement::{Known, Placer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};

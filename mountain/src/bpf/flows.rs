@@ -10,12 +10,12 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use memmap2::{MmapOptions, MmapRaw};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{encode, types};
 
 /// Class of a flow, `mtn_class` in bpf/common/intf.h.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
     Latency,
@@ -23,6 +23,14 @@ pub enum Class {
 }
 
 impl Class {
+    /// The name, as `status` and `explain` have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Bulk => "bulk",
+        }
+    }
+
     fn from_raw(raw: u8) -> Self {
         if raw == 1 {
             Class::Bulk
@@ -33,7 +41,7 @@ impl Class {
 }
 
 /// The 5-tuple. Ports are 0 for protocols without; of an ICMP echo, the source port is its id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlowKey {
     pub source: SocketAddr,
     pub destination: SocketAddr,
@@ -185,7 +193,7 @@ impl FlowTable {
 }
 
 /// Why a flow was moved, `mtn_move_reason` in bpf/common/intf.h.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveReason {
     /// After a gap that makes reordering impossible.
@@ -199,7 +207,7 @@ pub enum MoveReason {
 }
 
 /// One move of one flow.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
     /// CLOCK_MONOTONIC, ns.
     pub at_ns: u64,

@@ -25,8 +25,9 @@ use anyhow::{anyhow, bail, Context, Result};
 use ipnet::IpNet;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+pub use crate::topology::PathMasks;
 use crate::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
 pub use skel::types;
@@ -69,15 +70,6 @@ pub struct GroupConfig {
     pub prefixes: Vec<IpNet>,
 }
 
-/// Which of a group's members each class may use; bit i is the i-th member.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Masks {
-    pub latency: u16,
-    pub bulk: u16,
-    pub alive: u16,
-    pub ejected: u16,
-}
-
 /// Settings of the data plane that hold for all groups.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -104,7 +96,7 @@ pub struct Settings {
 }
 
 /// Packets and bytes sent by a path since the program was loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     pub packets: u64,
     pub bytes: u64,
@@ -416,7 +408,7 @@ impl Steer {
 
     /// Writes the verdict about a group. Members whose bulk bit goes away are stamped with now:
     /// the time from which a forced move counts.
-    pub fn set_masks(&mut self, group: usize, masks: Masks) {
+    pub fn set_masks(&mut self, group: usize, masks: PathMasks) {
         let now = now_ns();
         let bss = self.bss();
         let g = &mut bss.groups[group];

@@ -23,8 +23,8 @@ use ipnet::IpNet;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
 
-use super::{encode, tries, GroupConfig, Masks, Mode};
-use crate::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use super::{encode, tries, GroupConfig, Mode};
+use crate::topology::{PathMasks, Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types;
 
 /// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
@@ -375,7 +375,7 @@ impl Programs {
     }
 
     /// Writes the verdict about a group.
-    pub fn set_masks(&mut self, group: usize, masks: Masks) {
+    pub fn set_masks(&mut self, group: usize, masks: PathMasks) {
         let Some(members) = self.groups.get(group).cloned() else {
             return;
         };

@@ -10,6 +10,7 @@ mod path;
 mod redirect;
 mod report;
 mod results;
+mod status;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -25,7 +26,6 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::env::Shells;
 use clap_complete::CompleteEnv;
 use ipnet::IpNet;
-use serde_json::Value;
 use tokio::signal::unix::{signal, SignalKind};
 use tracing_subscriber::EnvFilter;
 
@@ -38,11 +38,13 @@ use self::report::Report;
 use crate::bpf::Steer;
 use crate::check;
 use crate::config::Config;
-use crate::control::run_dir::{Request, RunDir};
-use crate::daemon::{self, status_text, PolicyName};
+use crate::control::run_dir::RunDir;
+use crate::control::status::Status;
+use crate::daemon;
 use crate::host::text::{count, prefix};
 use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
 use crate::placement;
+use crate::steer::PolicyKind;
 use crate::topology::Topology;
 
 /// Read when `--config` is not given and it exists.
@@ -147,7 +149,7 @@ enum Cmd {
     Policy {
         /// Decide by this policy from now on
         #[arg(value_enum)]
-        name: PolicyName,
+        name: PolicyKind,
     },
 }
 
@@ -200,18 +202,8 @@ fn run(command: Cmd) -> Result<ExitCode> {
     match command {
         Cmd::Up(up) => up.run()?,
         Cmd::Down(down) => down.run()?,
-        Cmd::Status { json } => {
-            let status = ask(&Request::Status)?;
-            print(&status, json, status_text);
-        }
-        Cmd::Explain { last, moves, json } => match moves {
-            true => print(&ask(&Request::Moves { last })?, json, daemon::moves_text),
-            false => print(
-                &ask(&Request::Explain { last })?,
-                json,
-                daemon::explain_text,
-            ),
-        },
+        Cmd::Status { json } => status::status(json)?,
+        Cmd::Explain { last, moves, json } => status::explain(last, moves, json)?,
         Cmd::Check {
             json,
             adopt,
@@ -235,30 +227,9 @@ fn run(command: Cmd) -> Result<ExitCode> {
             shell.write_registration(COMPLETE, "mountain", "mountain", "mountain", &mut text)?;
             print!("{}", String::from_utf8_lossy(&text));
         }
-        Cmd::Policy { name } => {
-            let name = name.name().to_owned();
-            ask(&Request::Policy { name })?;
-        }
+        Cmd::Policy { name } => status::policy(name)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn print(value: &Value, json: bool, text: impl Fn(&Value) -> String) {
-    if json {
-        println!("{value:#}");
-    } else {
-        print!("{}", text(value));
-    }
-}
-
-fn ask(request: &Request) -> Result<Value> {
-    need_root()?;
-    match RunDir::of_this_namespace()?.ask(request)? {
-        Some(value) => Ok(value),
-        None => {
-            bail!("mountain is not running in this network namespace: start it with `mountain up`")
-        }
-    }
 }
 
 pub(crate) fn need_root() -> Result<()> {
@@ -357,7 +328,7 @@ impl Up {
         }
         let child = command.spawn().context("cannot start the daemon")?;
         let status = wait_ready(child, &run_dir, &mut said)?;
-        print!("{}", status_text(&status));
+        print!("{}", status::status_text(&status));
         println!(
             "\nmountain runs in the background; log: {}",
             run_dir.log().display()
@@ -366,10 +337,10 @@ impl Up {
     }
 }
 
-fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Value> {
+fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Status> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
-        if let Ok(Some(status)) = run_dir.ask(&Request::Status) {
+        if let Ok(Some(status)) = run_dir.status() {
             return Ok(status);
         }
         if child.try_wait()?.is_some() {

@@ -6,10 +6,10 @@ use std::net::{IpAddr, ToSocketAddrs};
 
 use anyhow::{bail, Context, Result};
 use clap_complete::CompletionCandidate;
-use serde_json::Value;
 
 use crate::config::Config;
-use crate::control::run_dir::{Request, RunDir};
+use crate::control::run_dir::RunDir;
+use crate::control::status::PathStatus;
 
 /// Where probes over a path go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,11 +28,11 @@ pub struct Way {
 /// `ipv6`: the family, if one is asked for; else the first of the target's that the path has.
 pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<Way> {
     let status = RunDir::of_this_namespace()?
-        .ask(&Request::Status)
+        .status()
         .with_context(|| format!("--path {name}"))?;
     let families = ipv6.map_or_else(|| families_of(target), |v6| vec![v6]);
     match status {
-        Some(status) => in_status(&status, name, &families),
+        Some(status) => in_status(&status.paths, name, &families),
         None => in_config(&crate::cli::load_config(None)?, name, &families),
     }
 }
@@ -46,10 +46,9 @@ pub fn candidates() -> Vec<CompletionCandidate> {
         .iter()
         .map(|p| p.name.as_ref().unwrap_or(&p.dev));
     let mut names: BTreeSet<String> = configured.cloned().collect();
-    let status = RunDir::of_this_namespace().and_then(|dir| dir.ask(&Request::Status));
+    let status = RunDir::of_this_namespace().and_then(|dir| dir.status());
     if let Ok(Some(status)) = status {
-        let running = status["paths"].as_array().into_iter().flatten();
-        names.extend(running.filter_map(|p| p["name"].as_str().map(str::to_owned)));
+        names.extend(status.paths.into_iter().map(|path| path.judged.name));
     }
     names.into_iter().map(CompletionCandidate::new).collect()
 }
@@ -65,19 +64,15 @@ fn families_of(target: &str) -> Vec<bool> {
 }
 
 /// `families`: those of the target, the one to be taken first; none: whichever the path has.
-fn in_status(status: &Value, name: &str, families: &[bool]) -> Result<Way> {
-    let none = Vec::new();
-    let paths = status["paths"].as_array().unwrap_or(&none);
-    let text = |p: &Value, key: &str| p[key].as_str().unwrap_or_default().to_owned();
-    let address = |p: &Value, key: &str| p[key].as_str().and_then(|a| a.parse().ok());
-    let via = |p: &Value| match p["gateway"].as_str() {
-        Some(gateway) => format!("{} via {gateway}", text(p, "device")),
-        None => text(p, "device"),
+fn in_status(paths: &[PathStatus], name: &str, families: &[bool]) -> Result<Way> {
+    let via = |p: &PathStatus| match p.gateway {
+        Some(gateway) => format!("{} via {gateway}", p.device),
+        None => p.device.clone(),
     };
-    let named: Vec<&Value> = paths.iter().filter(|p| p["name"] == name).collect();
+    let named: Vec<&PathStatus> = paths.iter().filter(|p| p.judged.name == name).collect();
     if named.is_empty() {
-        let mut names: Vec<String> = paths.iter().map(|p| text(p, "name")).collect();
-        names.sort();
+        let mut names: Vec<&str> = paths.iter().map(|p| p.judged.name.as_str()).collect();
+        names.sort_unstable();
         names.dedup();
         match &names[..] {
             [] => bail!("there is no path {name:?}: mountain knows none (`mountain status`)"),
@@ -87,13 +82,13 @@ fn in_status(status: &Value, name: &str, families: &[bool]) -> Result<Way> {
             ),
         }
     }
-    let ipv6 = (families.iter().copied()).find(|&v6| named.iter().any(|p| p["ipv6"] == v6));
+    let ipv6 = (families.iter().copied()).find(|&v6| named.iter().any(|p| p.ipv6 == v6));
     if let (None, [first, ..]) = (ipv6, families) {
         let family = if *first { "IPv6" } else { "IPv4" };
         bail!("the path {name:?} is not one of {family}, which the target's addresses are");
     }
-    let of_family = |p: &&Value| ipv6.is_none_or(|v6| p["ipv6"] == v6);
-    let fitting: Vec<&Value> = named.iter().copied().filter(of_family).collect();
+    let of_family = |p: &&PathStatus| ipv6.is_none_or(|v6| p.ipv6 == v6);
+    let fitting: Vec<&PathStatus> = named.iter().copied().filter(of_family).collect();
     let path = match fitting[..] {
         [path] => path,
         _ => {
@@ -105,15 +100,15 @@ fn in_status(status: &Value, name: &str, families: &[bool]) -> Result<Way> {
             )
         }
     };
-    let shares = |p: &&Value| {
-        ["device", "ipv6"].iter().all(|k| p[k] == path[k]) && p["gateway"] != path["gateway"]
+    let shares = |p: &&PathStatus| {
+        (&p.device, p.ipv6) == (&path.device, path.ipv6) && p.gateway != path.gateway
     };
     Ok(Way {
-        device: text(path, "device"),
-        gateway: address(path, "gateway"),
-        source: address(path, "source"),
-        ipv6: path["ipv6"] == true,
-        shared_with: paths.iter().find(shares).map(|p| text(p, "name")),
+        device: path.device.clone(),
+        gateway: path.gateway,
+        source: path.source,
+        ipv6: path.ipv6,
+        shared_with: paths.iter().find(shares).map(|p| p.judged.name.clone()),
     })
 }
 
@@ -151,21 +146,55 @@ fn in_config(config: &Config, name: &str, families: &[bool]) -> Result<Way> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use std::path::Path;
 
-    fn status() -> Value {
-        json!({ "paths": [
-            { "name": "dsl", "device": "eth0", "gateway": "192.0.2.1", "ipv6": false,
-              "source": "192.0.2.7" },
-            { "name": "dsl", "device": "eth0", "gateway": "2001:db8::1", "ipv6": true,
-              "source": null },
-            { "name": "lte", "device": "wwan0", "gateway": null, "ipv6": false },
-            { "name": "a", "device": "eth2", "gateway": "198.51.100.1", "ipv6": false },
-            { "name": "b", "device": "eth2", "gateway": "198.51.100.2", "ipv6": false },
-            { "name": "eth3", "device": "eth3", "gateway": "203.0.113.1", "ipv6": false },
-            { "name": "eth3", "device": "eth3", "gateway": "203.0.113.2", "ipv6": false },
-        ]})
+    use crate::control::status::{FlowCounts, Judged, ProbeStatus};
+
+    fn path(name: &str, device: &str, gateway: Option<&str>, ipv6: bool) -> PathStatus {
+        PathStatus {
+            id: 0,
+            device: device.to_owned(),
+            gateway: gateway.map(|g| g.parse().unwrap()),
+            source: None,
+            ipv6,
+            up: true,
+            gateway_resolved: true,
+            probe_target: String::new(),
+            forward_only: false,
+            probes: ProbeStatus::default(),
+            flows: FlowCounts::default(),
+            placed: None,
+            rate_bps: 0.0,
+            traffic: None,
+            averages: None,
+            judged: Judged {
+                name: name.to_owned(),
+                state: "good".to_owned(),
+                reason: String::new(),
+                samples: 0,
+                cost_us: None,
+                p50_us: 0.0,
+                p95_us: 0.0,
+                loss: 0.0,
+                details: serde_json::Map::new(),
+            },
+        }
+    }
+
+    fn status() -> Vec<PathStatus> {
+        let dsl = PathStatus {
+            source: Some("192.0.2.7".parse().unwrap()),
+            ..path("dsl", "eth0", Some("192.0.2.1"), false)
+        };
+        vec![
+            dsl,
+            path("dsl", "eth0", Some("2001:db8::1"), true),
+            path("lte", "wwan0", None, false),
+            path("a", "eth2", Some("198.51.100.1"), false),
+            path("b", "eth2", Some("198.51.100.2"), false),
+            path("eth3", "eth3", Some("203.0.113.1"), false),
+            path("eth3", "eth3", Some("203.0.113.2"), false),
+        ]
     }
 
     #[test]
@@ -203,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_is_no_path_or_several_is_said() {
-        let fails = |status: &Value, name: &str, families: &[bool], why: &str| {
+        let fails = |status: &[PathStatus], name: &str, families: &[bool], why: &str| {
             let error = in_status(status, name, families).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
@@ -221,7 +250,7 @@ mod tests {
             "eth0 via 192.0.2.1, eth0 via 2001:db8::1",
         );
         fails(&status(), "eth3", &[false], "stands for 2 paths");
-        fails(&json!({ "paths": [] }), "x", &[], "knows none");
+        fails(&[], "x", &[], "knows none");
     }
 
     #[test]

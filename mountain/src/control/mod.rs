@@ -2,8 +2,9 @@
 //! How commands and the daemon of a network namespace talk: its run folder, requests and status.
 
 pub mod run_dir;
+pub mod status;
 
-use run_dir::{Request, RunDir};
+use run_dir::RunDir;
 
 /// "off", or the policy that steers in this network namespace; `None` when we may not know.
 pub fn steering() -> Option<String> {
@@ -11,8 +12,8 @@ pub fn steering() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return (!run_dir.path().exists()).then(|| "off".into());
     }
-    match run_dir.ask(&Request::Status) {
-        Ok(Some(status)) => Some(status["policy"].as_str().unwrap_or("on").to_owned()),
+    match run_dir.status() {
+        Ok(Some(status)) => Some(status.policy.name().to_owned()),
         Ok(None) => Some("off".into()),
         Err(_) => Some("not answering".into()),
     }

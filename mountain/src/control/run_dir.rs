@@ -13,8 +13,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use nix::fcntl::{Flock, FlockArg};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use super::status::{Decisions, InForce, Moves, Status};
+use crate::steer::PolicyKind;
 
 /// Parent of the folders, one per network namespace.
 const BASE: &str = "/run/mountain";
@@ -107,6 +111,48 @@ impl RunDir {
     /// Removes the folder; for the holder of the lock, or to clear up after one that was killed.
     pub fn remove(&self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+
+    /// The daemon's status. `None` when there is none.
+    ///
+    /// # Errors
+    /// As [`RunDir::ask`].
+    pub fn status(&self) -> Result<Option<Status>> {
+        self.ask_for(&Request::Status)
+    }
+
+    /// The last `last` decisions. `None` when there is no daemon.
+    ///
+    /// # Errors
+    /// As [`RunDir::ask`].
+    pub fn decisions(&self, last: usize) -> Result<Option<Decisions>> {
+        self.ask_for(&Request::Explain { last })
+    }
+
+    /// The last `last` moves of single flows. `None` when there is no daemon.
+    ///
+    /// # Errors
+    /// As [`RunDir::ask`].
+    pub fn moves(&self, last: usize) -> Result<Option<Moves>> {
+        self.ask_for(&Request::Moves { last })
+    }
+
+    /// Switches to another policy. `None` when there is no daemon.
+    ///
+    /// # Errors
+    /// As [`RunDir::ask`].
+    pub fn switch(&self, name: PolicyKind) -> Result<Option<InForce>> {
+        let name = name.to_string();
+        self.ask_for(&Request::Policy { name })
+    }
+
+    fn ask_for<T: DeserializeOwned>(&self, request: &Request) -> Result<Option<T>> {
+        match self.ask(request)? {
+            None => Ok(None),
+            Some(value) => serde_json::from_value(value)
+                .map(Some)
+                .context("the daemon's answer is not understood: is it of another version?"),
+        }
     }
 
     /// Asks the daemon. `None` when there is none.

@@ -14,8 +14,6 @@ mod server;
 mod topology;
 pub(crate) mod translated;
 
-pub use report::{explain_text, moves_text, status_text};
-
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -26,15 +24,16 @@ use tracing::{info, warn};
 
 use crate::bpf::flows::{Move, MoveLog};
 use crate::bpf::foreign::CgroupProgram;
-use crate::bpf::{self, Masks, Mode, Settings, Steer};
+use crate::bpf::{self, Mode, Settings, Steer};
 use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::measure::probe::{Answer, Prober};
 use crate::netlink::{self, Change, Monitor};
 use crate::placement::Placer;
 use crate::redirect::watch::Watching;
-use crate::steer::policy::{self, Event, Policy};
-use crate::topology::{read_topology, Filter, Topology, MAX_PATHS};
+use crate::steer::policy::{self, Event, GroupVerdict, Policy};
+use crate::steer::PolicyKind;
+use crate::topology::{read_topology, Filter, PathMasks, Topology, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use reading::Reader;
@@ -73,46 +72,6 @@ pub struct Options {
     pub wait: bool,
 }
 
-/// Who decides, as `mountain policy` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum PolicyName {
-    /// The steadiest path: what `mountain up` begins with
-    Mountain,
-    /// For comparison: the kernel's own choice by hash
-    Ecmp,
-    /// For comparison: the path with the lowest median RTT
-    MinRtt,
-    /// For comparison: the rule that was published first
-    ArgmaxLoad,
-}
-
-impl PolicyName {
-    pub const ALL: [(&'static str, PolicyName); 4] = [
-        ("mountain", Self::Mountain),
-        ("ecmp", Self::Ecmp),
-        ("min-rtt", Self::MinRtt),
-        ("argmax-load", Self::ArgmaxLoad),
-    ];
-
-    pub fn parse(name: &str) -> Result<Self> {
-        match Self::ALL.iter().find(|(n, _)| *n == name) {
-            Some((_, p)) => Ok(*p),
-            None => bail!(
-                "there is no policy {name:?}; known are {}",
-                Self::ALL.map(|(n, _)| n).join(", ")
-            ),
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        Self::ALL
-            .iter()
-            .find(|(_, p)| *p == self)
-            .expect("all are listed")
-            .0
-    }
-}
-
 /// Traffic of a path at the last look, for its rate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
@@ -126,7 +85,7 @@ struct Daemon {
     config: Config,
     options: Options,
     started: Instant,
-    policy_name: PolicyName,
+    policy_kind: PolicyKind,
     policy: Policy,
     prober: Prober,
     paths: Paths,
@@ -310,7 +269,7 @@ impl Daemon {
             paths: Paths::default(),
             translated: Translated::default(),
             started: Instant::now(),
-            policy_name: PolicyName::Mountain,
+            policy_kind: PolicyKind::Mountain,
             steer,
             firewall: None,
             barred: Vec::new(),
@@ -563,18 +522,13 @@ impl Daemon {
         let Some(steer) = &mut self.steer else { return };
         let verdict = self.policy.current();
         for (i, g) in verdict.groups.iter().enumerate() {
-            let masks = Masks {
-                latency: g.latency,
-                bulk: g.bulk,
-                alive: g.alive,
-                ejected: g.ejected,
-            };
+            let masks = masks_of(g);
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
             }
             if let Some(placer) = &mut self.placer {
                 let latency = self.policy.for_new_flows(i);
-                placer.set_masks(i, Masks { latency, ..masks });
+                placer.set_masks(i, PathMasks { latency, ..masks });
             }
         }
     }
@@ -685,11 +639,11 @@ impl Daemon {
         self.stop = true;
     }
 
-    fn set_policy(&mut self, name: PolicyName) {
-        self.policy_name = name;
+    fn set_policy(&mut self, name: PolicyKind) {
+        self.policy_kind = name;
         self.policy.set_objective(
             match name {
-                PolicyName::MinRtt => policy::Mode::MinRtt,
+                PolicyKind::MinRtt => policy::Mode::MinRtt,
                 _ => policy::Mode::Mountain,
             },
             now_us(),
@@ -717,10 +671,20 @@ pub fn settings(config: &Config) -> Settings {
     }
 }
 
-fn mode_of(name: PolicyName) -> Mode {
+/// A verdict as the programs take it.
+fn masks_of(verdict: &GroupVerdict) -> PathMasks {
+    PathMasks {
+        latency: verdict.latency,
+        bulk: verdict.bulk,
+        alive: verdict.alive,
+        ejected: verdict.ejected,
+    }
+}
+
+fn mode_of(name: PolicyKind) -> Mode {
     match name {
-        PolicyName::Ecmp => Mode::Pass,
-        PolicyName::ArgmaxLoad => Mode::ArgmaxLoad,
-        PolicyName::Mountain | PolicyName::MinRtt => Mode::Steer,
+        PolicyKind::Ecmp => Mode::Pass,
+        PolicyKind::ArgmaxLoad => Mode::ArgmaxLoad,
+        PolicyKind::Mountain | PolicyKind::MinRtt => Mode::Steer,
     }
 }

@@ -109,7 +109,7 @@ impl Daemon {
     pub(super) fn mode(&self) -> Mode {
         match self.suspended {
             Some(_) => Mode::Pass,
-            None => mode_of(self.policy_name),
+            None => mode_of(self.policy_kind),
         }
     }
 

@@ -9,14 +9,14 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::{ids::PathIds, Daemon, ADOPT_MS};
-use crate::bpf::{GroupConfig, Masks, PathConfig, Sources};
+use crate::bpf::{GroupConfig, PathConfig, Sources};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
 use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::topology::{Kind, Path, Topology};
+use crate::topology::{Kind, Path, PathMasks, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub struct Paths {
     id_of: Vec<Option<usize>>,
     by_id: BTreeMap<usize, Known>,
     topology: Topology,
-    masks: Vec<Option<Masks>>,
+    masks: Vec<Option<PathMasks>>,
     /// Of each group, why its flows are not moved.
     held: Vec<Option<Difference>>,
     /// Devices that carry out IPsec by themselves. Their packets are plain here.
@@ -177,7 +177,7 @@ impl Paths {
     }
 
     /// Remembers the masks of a group; returns whether they differ from the last ones.
-    pub fn masks_changed(&mut self, group: usize, masks: Masks) -> bool {
+    pub fn masks_changed(&mut self, group: usize, masks: PathMasks) -> bool {
         match self.masks.get_mut(group) {
             Some(known) if *known != Some(masks) => {
                 *known = Some(masks);

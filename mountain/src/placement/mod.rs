@@ -22,19 +22,18 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
-use serde::Serialize;
-use serde_json::{json, Value};
+use serde::{Deserialize, Serialize};
 use tracing::{debug, info, warn};
 
 use crate::bpf::placement::{PathMark, Programs, Rule, Settings, Wants};
 use crate::bpf::tries::{Entries, Shared};
-use crate::bpf::{self, GroupConfig, Masks, Mode};
+use crate::bpf::{self, GroupConfig, Mode};
 use crate::host::cgroup;
 use crate::host::sysctl::forwards;
 use crate::netlink::{self, conntrack};
 use crate::steer::alike::Difference;
 use crate::steer::start::{describe, plan, MarkMask, Plan};
-use crate::topology::{Kind, Topology};
+use crate::topology::{Kind, PathMasks, Topology};
 use aside::Aside;
 use config::{Forward, PlacementConfig, RuleConfig, Spread};
 use dead::Dead;
@@ -99,12 +98,42 @@ pub struct Placer {
 }
 
 /// A family whose new flows are left to the kernel, as it prefers another way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Suspension {
-    ipv6: bool,
-    why: String,
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspension {
+    pub ipv6: bool,
+    /// What the kernel prefers.
+    pub why: String,
     /// Flows, at most, that were placed after the kernel had changed its way and before that was known.
-    began_between: u64,
+    pub began_between: u64,
+}
+
+/// Placement in `mountain status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementStatus {
+    pub uplinks: Vec<UplinkStatus>,
+    /// The bits of packet marks that are ours, in hexadecimal.
+    pub mark_mask: String,
+    /// Whether forwarded connections are placed.
+    pub forwarding: bool,
+    /// Devices by which they come.
+    pub inner_devices: Vec<u32>,
+    /// Rules that are not in force, each with the reason.
+    pub unresolved: Vec<String>,
+    /// TCP connections on dead uplinks that were reset.
+    pub connections_reset: u64,
+    /// Families that are left to the kernel.
+    pub suspended: Vec<Suspension>,
+    /// Addresses of uplinks without a rule, as connections from them are SNATed.
+    pub held_addresses: Vec<IpAddr>,
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// An uplink that new flows are placed on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkStatus {
+    pub device: String,
+    /// In hexadecimal.
+    pub mark: String,
 }
 
 /// A path that takes new flows.
@@ -564,7 +593,7 @@ impl Placer {
     }
 
     /// Writes the verdict about a group.
-    pub fn set_masks(&mut self, group: usize, masks: Masks) {
+    pub fn set_masks(&mut self, group: usize, masks: PathMasks) {
         self.programs.set_masks(group, masks);
         let (before, alive) = (self.alive, self.programs.alive());
         for &id in self.uplinks.keys() {
@@ -599,24 +628,23 @@ impl Placer {
     ///
     /// # Errors
     /// When the counters cannot be read.
-    pub fn status(&self) -> Result<Value> {
-        let uplinks: Vec<Value> = self
-            .plan
-            .uplinks
-            .iter()
-            .map(|(mark, device)| json!({ "device": device, "mark": format!("{mark:#x}") }))
-            .collect();
-        Ok(json!({
-            "uplinks": uplinks,
-            "mark_mask": format!("{:#x}", self.config.mark_mask),
-            "forwarding": self.table.is_some(),
-            "inner_devices": self.programs.attached(),
-            "unresolved": self.unresolved,
-            "connections_reset": self.dead.reset(),
-            "suspended": self.suspended,
-            "held_addresses": self.held,
-            "counters": self.programs.stats()?,
-        }))
+    pub fn status(&self) -> Result<PlacementStatus> {
+        let uplinks = self.plan.uplinks.iter().map(|(mark, device)| UplinkStatus {
+            device: device.clone(),
+            mark: format!("{mark:#x}"),
+        });
+        let counters = self.programs.stats()?.into_iter();
+        Ok(PlacementStatus {
+            uplinks: uplinks.collect(),
+            mark_mask: format!("{:#x}", self.config.mark_mask),
+            forwarding: self.table.is_some(),
+            inner_devices: self.programs.attached(),
+            unresolved: self.unresolved.clone(),
+            connections_reset: self.dead.reset() as u64,
+            suspended: self.suspended.clone(),
+            held_addresses: self.held.iter().copied().collect(),
+            counters: counters.map(|(name, n)| (name.to_owned(), n)).collect(),
+        })
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{Device, DeviceFact, Facts, Hook, Packets, Place, RuleRef, Ruleset};
 use crate::topology::{Group, Topology};
@@ -54,7 +54,7 @@ pub struct Firewall {
 }
 
 /// Why flows are not moved between the devices of a group.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// For people.
     pub what: String,

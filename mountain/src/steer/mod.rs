@@ -6,6 +6,7 @@ pub mod averages;
 pub mod cost;
 pub mod ejection;
 pub mod explain;
+mod kind;
 pub mod policy;
 #[cfg(test)]
 mod policy_tests;
@@ -13,3 +14,5 @@ pub mod rendezvous;
 pub mod selfload;
 pub mod start;
 pub mod window;
+
+pub use kind::PolicyKind;

@@ -13,7 +13,7 @@ mod rules;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use read::{read_topology, read_topology_blocking, Filter};
 
@@ -79,7 +79,7 @@ pub struct Member {
 }
 
 /// What can be chosen for the flows of a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// All paths carry the same source addresses: running flows move.
@@ -102,6 +102,21 @@ impl Kind {
     pub fn places(self) -> bool {
         self != Self::Move
     }
+}
+
+/// What a group's paths may be used for, one bit for each member in order. No bit in a mask of a
+/// class: no path is known good, and the kernel decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathMasks {
+    /// Eligible for latency flows.
+    pub latency: u16,
+    /// Eligible for bulk flows.
+    pub bulk: u16,
+    /// Deliver at all; flows leave the others at once.
+    pub alive: u16,
+    /// Their newest probes were late or lost: latency flows leave them at once. A path that is merely
+    /// more costly is left without reordering.
+    pub ejected: u16,
 }
 
 /// Prefixes that share one set of next hops in one table.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::rig::packets::*;
 use crate::rig::{in_netns, ms, patient, settings, Ctx, Rig, BOTH};
 use mountain::bpf::flows::Class;
-use mountain::bpf::Masks;
+use mountain::bpf::PathMasks as Masks;
 
 fn packet(port: u16, payload: usize) -> Vec<u8> {
     Ip::v4(UDP, udp(port, 2, payload)).on(0)

@@ -6,7 +6,7 @@
 
 use crate::rig::packets::*;
 use crate::rig::{in_netns, only, rig_groups, rig_path, settings, Ctx, Rig, BOTH};
-use mountain::bpf::{Masks, Mode, Sources, MAX_PERMITS};
+use mountain::bpf::{Mode, PathMasks as Masks, Sources, MAX_PERMITS};
 use mountain::topology::Selector;
 
 #[test]

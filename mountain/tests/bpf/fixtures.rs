@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use crate::rig::packets::*;
 use crate::rig::{in_netns, not_ours, only, rig_groups, settings, Ctx, Note, Rig, PASS, REDIRECT};
 use mountain::bpf::flows::{Class, FlowKey};
-use mountain::bpf::{Masks, Sources};
+use mountain::bpf::{PathMasks as Masks, Sources};
 use mountain::topology::Selector;
 
 fn key(ip: &Ip, sport: u16, dport: u16, proto: u8) -> FlowKey {

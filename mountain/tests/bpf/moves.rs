@@ -12,7 +12,7 @@ use crate::rig::{
     REDIRECT,
 };
 use mountain::bpf::flows::{Class, FlowKey, MoveReason};
-use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig};
+use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks};
 use mountain::measure::wire::DEFAULT_PORT;
 use mountain::steer::rendezvous::{choose, inv_weight, path_salt};
 use rand::rngs::StdRng;

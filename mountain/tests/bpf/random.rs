@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::rig::packets::*;
 use crate::rig::{in_netns, only, prog_run, settings, Ctx, Rig, BOTH, PASS, REDIRECT};
-use mountain::bpf::Masks;
+use mountain::bpf::PathMasks as Masks;
 use mountain::topology::Selector;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};

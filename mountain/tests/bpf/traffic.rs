@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::rig::net::*;
 use crate::rig::{ifindex, in_netns, ip, ms, only, patient, settings};
 use crate::support::tcx::programs_on;
-use mountain::bpf::{Masks, PathConfig, Settings};
+use mountain::bpf::{PathConfig, PathMasks as Masks, Settings};
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// Set for the copy of this test binary that is there to be killed.

@@ -13,7 +13,7 @@ use std::{ptr, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use mountain::bpf::flows::{Flow, MoveLog};
-use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Sources, Steer};
+use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Settings, Sources, Steer};
 use mountain::steer::rendezvous::inv_weight;
 use mountain::topology::Selector;
 use packets::MACS;

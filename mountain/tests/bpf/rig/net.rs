@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use mountain::bpf::{GroupConfig, Masks, Mode, PathConfig, Settings, Steer};
+use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Settings, Steer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use nix::sched::{setns, unshare, CloneFlags};
 use nix::sys::socket::{

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain status`, `explain` and `policy`.
+
+use std::fmt::Write;
+
+use anyhow::{bail, Result};
+use serde::Serialize;
+
+use super::need_root;
+use crate::bpf::flows::{Move, MoveReason};
+use crate::control::run_dir::RunDir;
+use crate::control::status::{Decisions, GroupStatus, Moves, Outcome, PathStatus, Status};
+use crate::steer::PolicyKind;
+
+/// Shows the daemon's status.
+///
+/// # Errors
+/// Without root or a daemon.
+pub fn status(json: bool) -> Result<()> {
+    print(&running(RunDir::status)?, json, status_text)
+}
+
+/// Shows the last decisions, or the last moves of single flows.
+///
+/// # Errors
+/// Without root or a daemon.
+pub fn explain(last: usize, moves: bool, json: bool) -> Result<()> {
+    match moves {
+        true => print(&running(|dir| dir.moves(last))?, json, moves_text),
+        false => print(&running(|dir| dir.decisions(last))?, json, decisions_text),
+    }
+}
+
+/// Switches to another policy.
+///
+/// # Errors
+/// Without root or a daemon.
+pub fn policy(name: PolicyKind) -> Result<()> {
+    running(|dir| dir.switch(name)).map(drop)
+}
+
+/// What the daemon of this network namespace answers.
+fn running<T>(ask: impl FnOnce(&RunDir) -> Result<Option<T>>) -> Result<T> {
+    need_root()?;
+    match ask(&RunDir::of_this_namespace()?)? {
+        Some(answer) => Ok(answer),
+        None => {
+            bail!("mountain is not running in this network namespace: start it with `mountain up`")
+        }
+    }
+}
+
+fn print<T: Serialize>(answer: &T, json: bool, text: impl Fn(&T) -> String) -> Result<()> {
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(answer)?),
+        false => print!("{}", text(answer)),
+    }
+    Ok(())
+}
+
+/// `mountain status` for people.
+pub fn status_text(status: &Status) -> String {
+    let mut out = String::new();
+    let dry_run = match status.dry_run {
+        true => " (dry run: nothing is attached)",
+        false => "",
+    };
+    let _ = writeln!(
+        out,
+        "mountain {} (pid {}), policy {}{dry_run}, up {:.0} s",
+        status.version, status.pid, status.policy, status.uptime_s
+    );
+    if let Some(why) = &status.suspended {
+        let _ = writeln!(out, "nothing is steered for now: {why}");
+    }
+    for (i, group) in status.groups.iter().enumerate() {
+        push_group(&mut out, i, group, &status.paths);
+    }
+    for cgroup in &status.barred_cgroups {
+        let _ = writeln!(out, "\nnot moved: {}", cgroup.what);
+    }
+    let placement = status.placement.as_ref();
+    let suspended = placement.map_or(&[][..], |placement| &placement.suspended);
+    for family in suspended {
+        let name = if family.ipv6 { "IPv6" } else { "IPv4" };
+        let _ = writeln!(out, "\nsuspended: {name}: {}", family.why);
+        if family.began_between > 0 {
+            let _ = writeln!(
+                out,
+                "  up to {} flows began on an uplink before that was known",
+                family.began_between
+            );
+        }
+    }
+    if status.groups.is_empty() && suspended.is_empty() {
+        let _ = writeln!(
+            out,
+            "\nwaiting for a multipath route to steer; `mountain check` says what is missing"
+        );
+    }
+    if status.kernel_told {
+        let _ = writeln!(
+            out,
+            "\nthe kernel is told what is measured (net.ipv4.fib_multipath_score)"
+        );
+    }
+    for reason in &status.skipped {
+        let _ = writeln!(out, "not adopted: {reason}");
+    }
+    for rule in placement.iter().flat_map(|placement| &placement.unresolved) {
+        let _ = writeln!(out, "{rule}");
+    }
+    for source in &status.translated_sources {
+        let _ = writeln!(out, "left alone: flows from {source} (translated)");
+    }
+    out
+}
+
+fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[PathStatus]) {
+    let prefixes: Vec<String> = group.prefixes.iter().map(ToString::to_string).collect();
+    let places = group.kind.places();
+    let _ = writeln!(
+        out,
+        "\ngroup {number}: {} (table {}){}",
+        prefixes.join(", "),
+        table_name(group.table),
+        if places { ", new flows choose" } else { "" }
+    );
+    if let Some(held) = &group.held {
+        let _ = writeln!(
+            out,
+            "  running flows stay where the kernel sends them: {}",
+            held.what
+        );
+    }
+    let _ = writeln!(
+        out,
+        "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8} {:>9}  why",
+        "path", "state", "p50 ms", "p95 ms", "cost ms", "loss", "latency/bulk", "placed", "Mbit/s"
+    );
+    for member in &group.members {
+        if let Some(path) = paths.iter().find(|path| path.id == member.path) {
+            push_path(out, path, places);
+        }
+    }
+}
+
+fn push_path(out: &mut String, path: &PathStatus, places: bool) {
+    let judged = &path.judged;
+    // Without samples there is nothing to show yet, not a delay of 0.
+    let figure = |value: Option<f64>| value.filter(|_| judged.samples != 0);
+    let ms = |us| figure(us).map_or("-".into(), |us| format!("{:.1}", us / 1000.0));
+    let state = match judged.state.as_str() {
+        "unknown" => "measuring",
+        state => state,
+    };
+    let placed = path.placed.filter(|_| places);
+    let _ = writeln!(
+        out,
+        "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8} {:>9.2}  {}",
+        judged.name,
+        state,
+        ms(Some(judged.p50_us)),
+        ms(Some(judged.p95_us)),
+        ms(judged.cost_us),
+        figure(Some(judged.loss)).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
+        format!("{}/{}", path.flows.latency, path.flows.bulk),
+        placed.map_or("-".into(), |n| n.to_string()),
+        path.rate_bps / 1e6,
+        judged.reason
+    );
+}
+
+/// `mountain explain` for people.
+fn decisions_text(all: &Decisions) -> String {
+    if all.decisions.is_empty() {
+        return "no decision yet: no path has changed its state\n".into();
+    }
+    let mut out = String::new();
+    for decision in &all.decisions {
+        let ago = all.now_us.saturating_sub(decision.at_us) as f64 / 1e6;
+        let _ = writeln!(
+            out,
+            "{ago:8.1} s ago  {}: {} -> {}\n    why:    {}\n    proved: {}",
+            decision.name,
+            decision.from,
+            decision.to,
+            decision.why,
+            outcome_text(decision.outcome.as_ref())
+        );
+    }
+    out
+}
+
+/// What the probes of the two seconds after a decision showed.
+fn outcome_text(outcome: Option<&Outcome>) -> String {
+    let Some(outcome) = outcome else {
+        return "not known yet".into();
+    };
+    let ms = |us: Option<f64>| us.map_or("unanswered".into(), |us| format!("{:.1} ms", us / 1e3));
+    let verdict = match outcome.right {
+        Some(true) => "right",
+        Some(false) => "not needed",
+        None => "undecided",
+    };
+    format!(
+        "{verdict}: p95 after it {}, of the others {}",
+        ms(outcome.path_p95_us),
+        ms(outcome.others_p95_us)
+    )
+}
+
+/// `mountain explain --moves` for people.
+fn moves_text(all: &Moves) -> String {
+    if all.moves.is_empty() {
+        return "no flow was moved yet\n".into();
+    }
+    let name = |id: usize| {
+        let known = all.paths.get(&id);
+        known.map_or(format!("path {id}"), Clone::clone)
+    };
+    let mut out = String::new();
+    for moved in &all.moves {
+        let ago = all.now_ns.saturating_sub(moved.at_ns) as f64 / 1e9;
+        let _ = writeln!(
+            out,
+            "{ago:8.1} s ago  {} {} to {} ({}): {} -> {}: {}",
+            proto_name(moved.key.proto),
+            moved.key.source,
+            moved.key.destination,
+            moved.class.name(),
+            name(moved.from),
+            name(moved.to),
+            why_moved(moved)
+        );
+    }
+    out
+}
+
+fn why_moved(moved: &Move) -> String {
+    let ms = |us: u64| us as f64 / 1e3;
+    match moved.reason {
+        MoveReason::Flowlet => format!(
+            "it paused for {:.1} ms, more than the {:.1} ms that rule out reordering",
+            ms(moved.gap_us),
+            ms(moved.need_us)
+        ),
+        MoveReason::Ejected => "its path was late".into(),
+        MoveReason::Dead => "its path was dead".into(),
+        MoveReason::Forced => "no pause came in time".into(),
+    }
+}
+
+/// An IP protocol by name, or its number.
+fn proto_name(number: u8) -> String {
+    match number.into() {
+        libc::IPPROTO_TCP => "TCP".into(),
+        libc::IPPROTO_UDP => "UDP".into(),
+        libc::IPPROTO_ICMP | libc::IPPROTO_ICMPV6 => "ICMP".into(),
+        _ => format!("protocol {number}"),
+    }
+}
+
+/// The kernel's own routing tables by name (<linux/rtnetlink.h>).
+fn table_name(number: u32) -> String {
+    match number {
+        253 => "default".into(),
+        254 => "main".into(),
+        255 => "local".into(),
+        _ => number.to_string(),
+    }
+}
