@@ -128,7 +128,11 @@ impl States {
                             continue;
                         }
                     }
+                    let before = self.offloads;
                     self.offloads = !offloading_devices().is_empty();
+                    if !before && !self.offloads {
+                        continue;
+                    }
                 }
             }
             return;
