@@ -349,8 +349,19 @@ fn bpf_hooks(ipv6: bool) -> io::Result<Vec<Hook>> {
         listed => return listed,
     }
     let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u32;
-    let links = foreign::netfilter_links()
-        .map_err(|e| io::Error::new(e.kind(), format!("BPF links: {e}")))?;
+    let links = foreign::netfilter_links().map_err(|e| {
+        let needs = match e.kind() {
+            io::ErrorKind::PermissionDenied => {
+                "; this kernel lists them only with CAP_SYS_ADMIN: add \
+                 \"CapabilityBoundingSet=CAP_SYS_ADMIN\" by `systemctl edit mountain`"
+            }
+            _ => "",
+        };
+        io::Error::new(
+            e.kind(),
+            format!("BPF programs at Netfilter's hooks: {e}{needs}"),
+        )
+    })?;
     let at = |(hook, number): (Hook, u32)| links.contains(&(family, number)).then_some(hook);
     Ok(hooks::AFTER_ROUTING.into_iter().filter_map(at).collect())
 }
@@ -358,7 +369,7 @@ fn bpf_hooks(ipv6: bool) -> io::Result<Vec<Hook>> {
 /// What is at the cgroups, in words.
 pub(crate) fn cgroup_text(program: &CgroupProgram) -> String {
     let name = match program.name.as_str() {
-        "" => String::new(),
+        "" => " (its name takes CAP_SYS_ADMIN to read)".to_owned(),
         name => format!(" ({name})"),
     };
     format!(

@@ -128,6 +128,29 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     assert_eq!(left, [Path::new("etc/mountain/mountain.toml")]);
 }
 
+/// scripts/unit-test tries the services themselves.
+#[test]
+fn services_have_no_more_of_root_than_they_need() {
+    for (unit, most) in [
+        ("mountain", 22),
+        ("mountain-cc", 27),
+        ("mountain-redirect", 30),
+        ("mountain-reflect", 13),
+    ] {
+        let output = Command::new("systemd-analyze")
+            .args(["security", "--offline=true"])
+            .arg(format!("--threshold={most}"))
+            .arg(format!("{ROOT}/packaging/{unit}.service"))
+            .output();
+        let Ok(output) = output else {
+            eprintln!("systemd-analyze is not installed: nothing to judge the services by");
+            return;
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{unit}: {said}");
+    }
+}
+
 #[test]
 fn links_are_found_in_markdown() {
     let text = "[a](x.md#part) and [b](https://example.org/y) ![c](d.svg) [e](#here)";
