@@ -45,7 +45,7 @@ static STOP: AtomicBool = AtomicBool::new(false);
 #[command(
     name = "mountain-lab",
     version,
-    about = "Compare path policies on emulated paths, in network namespaces of their own"
+    about = "Compare path policies on emulated paths in private network namespaces"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -56,7 +56,7 @@ struct Cli {
 enum Command {
     /// List the scenarios.
     List,
-    /// Run a scenario, by its name or from a file of your own.
+    /// Run a scenario by its name or from your own file.
     Run(RunArgs),
     /// Measure what steering costs: time per run, TCP throughput, large flow tables.
     Cost(bench::CostArgs),
@@ -68,7 +68,7 @@ enum Command {
     Cc(cc::CcArgs),
     /// Measure what each redirect backend costs: router time per packet, an upload, latency.
     Redirect(redirect::RedirectArgs),
-    /// Replay recorded paths through the policy, beside what bounds it.
+    /// Replay recorded paths through the policy and its bounds.
     Replay(replay::ReplayArgs),
     /// Make recordings of paths from logs of other programs.
     Trace(trace::TraceArgs),
@@ -93,10 +93,10 @@ pub struct RunArgs {
     /// Compare these policies instead of the scenario's.
     #[arg(long, value_delimiter = ',', value_enum)]
     policies: Vec<Policy>,
-    /// Repeat so many times instead of as the scenario says.
+    /// Repeat this many times instead of as the scenario says; fewer are not judged.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
-    /// Measured seconds of a segment (one policy, one repeat) instead of the scenario's.
+    /// Measure each policy for this many seconds a repeat; fewer than the scenario's are not judged.
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
     /// Derive every random event of the run from this number.
@@ -105,7 +105,7 @@ pub struct RunArgs {
     /// Write result.json, index.html and the raw samples to this folder [default: out/SCENARIO].
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run a third of the seconds and at most 2 repeats, and judge no figure: to see whether it works.
+    /// Run a third of the seconds and at most 2 repeats, and judge no figure.
     #[arg(long)]
     quick: bool,
     /// Exit with 1 when a figure misses the scenario's limit.

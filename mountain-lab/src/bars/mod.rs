@@ -28,7 +28,7 @@ const DELAY: Delay = Delay {
 
 #[derive(clap::Args)]
 pub struct BarsArgs {
-    /// Run shorter, with fewer repeats and samples: to see whether it works, not to claim anything.
+    /// Run shorter, with fewer repeats and samples, and judge no figure.
     #[arg(long)]
     quick: bool,
     /// Write result.json to this folder.
@@ -51,9 +51,9 @@ enum Part {
     Agreement,
     /// Measure kernel timestamps beside a CPU hog.
     Hog,
-    /// Put a million samples through `compare` and `report`.
+    /// Pass a million samples through `compare` and `report`.
     Size,
-    /// False and missed verdicts of `compare` and `ab`: half an hour, only where asked for.
+    /// Count false and missed verdicts of `compare` and `ab`: half an hour, only on request.
     Verdicts,
 }
 

@@ -30,7 +30,7 @@ const MAX_ZIPF_RATIO: f64 = 2.0;
 
 #[derive(clap::Args)]
 pub struct CostArgs {
-    /// Run shorter, with fewer repeats and a smaller table: to see whether it works, not to claim anything.
+    /// Run shorter, with fewer repeats and a smaller table, and judge no figure.
     #[arg(long)]
     quick: bool,
     /// Write result.json to this folder.
@@ -61,7 +61,7 @@ enum Part {
     Table,
     /// Measure connect() with two providers, where new flows choose their uplink.
     Connect,
-    /// Measure the processor time of a packet forwarded there.
+    /// Measure the processor time of a packet that is forwarded with two providers.
     Forward,
 }
 

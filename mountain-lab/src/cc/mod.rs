@@ -51,7 +51,7 @@ const SERVER: [u8; 4] = [10, 97, 0, 2];
 
 #[derive(clap::Args)]
 pub struct CcArgs {
-    /// Run fewer and shorter cells, with 5 repeats: to see whether it works, not to claim anything.
+    /// Run fewer and shorter cells, with 5 repeats, and judge no figure.
     #[arg(long)]
     quick: bool,
     /// Run only these cells; --list names them.
@@ -60,7 +60,7 @@ pub struct CcArgs {
     /// Compare only these congestion controls; the checks need mountain and bbr.
     #[arg(long, alias = "controls", value_delimiter = ',', value_enum, default_values_t = [Cc::Bbr, Cc::Mountain, Cc::Published, Cc::Cubic, Cc::Reno])]
     cc: Vec<Cc>,
-    /// Repeat so many times [default: 5 with --quick, else 10].
+    /// Repeat this many times [default: 5 with --quick, else 10].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
     /// Derive every random event of the run from this number.
@@ -75,7 +75,7 @@ pub struct CcArgs {
     /// Read mountain's settings from [cc] of this configuration file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Measure what it costs a processor instead, in ns per ACK and CPU time per byte.
+    /// Measure its processor cost instead, in ns per ACK and CPU time per byte
     ///
     /// CPU time is measured in pairs with the pass-through; --repeat is the number of pairs [default: 5
     /// with --quick, else 15].

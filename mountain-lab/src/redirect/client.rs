@@ -25,16 +25,16 @@ pub struct UploadArgs {
     /// Send to this address and port: those of `mountain-lab serve`, or what is redirected there.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8083")]
     pub to: SocketAddr,
-    /// Send so many MiB of payload in a trial.
+    /// Send this many MiB of payload in a trial.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub mib: u64,
-    /// Send so many bytes of payload in a packet.
+    /// Send this many bytes of payload in a packet.
     #[arg(long, default_value_t = 1_400, value_parser = clap::value_parser!(u16).range(16..=8_972))]
     pub payload: u16,
-    /// Send so many packets per second: no more than the receiver can keep up with.
+    /// Send this many packets per second, no more than the receiver can take.
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub pps: u32,
-    /// Make so many uploads, each from a port of its own.
+    /// Make this many uploads, each from its own port.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     pub trials: u16,
     /// Send the first upload from this port.

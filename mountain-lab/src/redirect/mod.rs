@@ -32,13 +32,13 @@ const REPEATS: u32 = 9;
 
 #[derive(clap::Args)]
 pub struct RedirectArgs {
-    /// Measure only this [default: everything, each into a folder of its own].
+    /// Measure only this part [default: all, each into its own folder].
     #[arg(value_enum)]
     part: Option<Part>,
-    /// Run shorter, with fewer repeats: to see whether it works, not to claim anything.
+    /// Run shorter, with fewer repeats, and judge no figure.
     #[arg(long)]
     quick: bool,
-    /// Repeat so many times [default: 2 with --quick, else 9].
+    /// Repeat this many times [default: 2 with --quick, else 9].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
     /// Measure only these rows; an unknown name lists them.

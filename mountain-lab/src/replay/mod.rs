@@ -45,25 +45,25 @@ pub struct ReplayArgs {
     /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain, mountain-HZ
     #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
     policies: Vec<String>,
-    /// Take the windows of one half in time: first, second or all
+    /// Take the windows of this half of the recording
     #[arg(long, value_enum, default_value_t = Half::All)]
     half: Half,
-    /// Say what is between two samples of which the second is smaller
+    /// Choose what lies between two samples of which the second is smaller
     #[arg(long, value_enum, default_value_t = Stalls::Hold)]
     stalls: Stalls,
-    /// Play the windows one after another as one, with what was learnt carried over
+    /// Play the windows as one, and carry over what was learnt
     #[arg(long)]
     joined: bool,
-    /// Seconds at the begin of a window that are played but not scored [default: 5; made-up paths: 20]
+    /// Do not score this many seconds at the start of a window [default: 5; made-up paths: 20]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=3600))]
     warm_up: Option<u64>,
-    /// Windows of made-up paths
+    /// Play this many windows of made-up paths
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
     windows: u64,
-    /// Scored seconds of a window of made-up paths
+    /// Score this many seconds of a window of made-up paths
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// Decide every random event of the policies
+    /// Derive every random event of the policies from this number
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write the figures as JSON to this file

@@ -28,25 +28,25 @@ const SCHEMA: &str = "mountain-ab/1";
 pub struct Ab {
     /// Measure this address or name
     target: String,
-    /// Bring about A by this command; it is in force again at the end
+    /// Run this command before each half of A, and once more at the end
     ///
     /// The words are split as a shell would, but no shell runs: for pipes or variables, give
-    /// `sh -c '...'`. A command has to end by itself, with exit status 0.
+    /// `sh -c '...'`. A command must end by itself with exit status 0.
     #[arg(long, value_name = "COMMAND")]
     a: String,
-    /// Bring about B by this command
+    /// Run this command before each half of B
     #[arg(long, value_name = "COMMAND")]
     b: String,
-    /// Measure so many rounds, each with a half of A and one of B: even, 8 to 20
+    /// Measure this many rounds of one half A and one half B: an even number from 8 to 20
     #[arg(long, default_value_t = 8)]
     rounds: u32,
-    /// Wait so long after each command, in seconds or with a unit
+    /// Wait this long after each command, in seconds or with a unit
     #[arg(long, default_value = "1s", value_parser = duration)]
     settle: Duration,
-    /// Send so many probes in each half
+    /// Send this many probes in each half
     #[arg(long, short = 'c', default_value_t = 500)]
     count: usize,
-    /// Wait so long between two probes, in seconds or with a unit
+    /// Wait this long between two probes, in seconds or with a unit
     #[arg(long, short = 'i', default_value = "10ms", value_parser = duration)]
     interval: Duration,
     /// Send UDP probes to this port of a `mountain reflect` instead of ICMP echo

@@ -39,7 +39,7 @@ enum Command {
     /// `ip route ... congctl mountain`. A second `enable` replaces the program and its settings for
     /// new connections; running ones keep what they began with.
     Enable(Enable),
-    /// Remove it: new connections use what they used before, running ones keep it to their end
+    /// Remove it; running connections keep it to their end
     Disable {
         #[command(flatten)]
         name: Name,
@@ -67,7 +67,7 @@ enum Command {
 
 #[derive(Args)]
 struct Name {
-    /// Name the congestion control so; another name lets you try other settings beside it
+    /// Use this name; another one lets you try other settings beside it
     #[arg(long, default_value = NAME)]
     name: String,
 }
@@ -90,7 +90,7 @@ struct Enable {
     /// Adds `congctl` to the route for exactly this prefix in the main table.
     #[arg(long, value_name = "PREFIX", value_parser = routes::prefix)]
     route: Vec<IpNet>,
-    /// Behave so; bbr and published are for comparisons [default: brake]
+    /// Use this behaviour; bbr and published are for comparisons [default: brake]
     #[arg(long, value_enum)]
     behaviour: Option<Behaviour>,
     /// Read [cc] of this configuration file [default: /etc/mountain/mountain.toml if it exists]

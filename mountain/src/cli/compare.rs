@@ -29,7 +29,7 @@ pub struct Compare {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Count answers slower than so many ms; may be given several times
+    /// Count answers slower than this many ms; may be given several times
     ///
     /// Default: three round numbers from 1.5 times the first run's median up.
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
@@ -43,10 +43,10 @@ pub struct Import {
     /// Write the run file here [default: FILE.run.json]
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Name the run so in comparisons [default: the file's name]
+    /// Use this name for the run in comparisons [default: the file's name]
     #[arg(long, value_parser = label)]
     label: Option<String>,
-    /// Take this series of flent's [default: its ping series, else "Ping (ms) ICMP"]
+    /// Take this series from a flent file [default: its ping series, else "Ping (ms) ICMP"]
     #[arg(long)]
     series: Option<String>,
 }

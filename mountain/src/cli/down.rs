@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct Down {
-    /// Do so in every network namespace of this host, as before the program is uninstalled
+    /// Stop every daemon and remove what killed ones left, in all network namespaces
     #[arg(long)]
     all_namespaces: bool,
 }

@@ -33,13 +33,13 @@ const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 pub struct Ping {
     /// Measure round trips to this address or name
     target: String,
-    /// Send so many probes
+    /// Send this many probes
     #[arg(long, short = 'c', default_value_t = 1000)]
     count: usize,
-    /// Wait so long between two probes, in seconds or with a unit: 0.2, 5ms
+    /// Wait this long between two probes, in seconds or with a unit: 0.2, 5ms
     #[arg(long, short = 'i', default_value = "10ms", value_parser = duration)]
     interval: Duration,
-    /// Send so many bytes of payload in a probe
+    /// Send this many bytes of payload in a probe
     #[arg(long, short = 's', default_value_t = 56, conflicts_with = "tcp")]
     size: usize,
     /// Send UDP probes to this port of a `mountain reflect`, instead of ICMP echo
@@ -75,10 +75,10 @@ pub struct Ping {
     /// Write all samples and the circumstances to this run file; `-` is standard output, without the table
     #[arg(long, short = 'o', value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Name this run so in comparisons
+    /// Use this name for the run in comparisons
     #[arg(long, value_parser = label)]
     label: Option<String>,
-    /// Count answers slower than so many ms; several with commas [default: chosen by the median]
+    /// Count answers slower than this many ms; several with commas [default: chosen by the median]
     #[arg(long, value_name = "MS", value_delimiter = ',')]
     threshold: Vec<f64>,
     /// Print JSON
@@ -265,13 +265,13 @@ pub struct Cpu {
     /// Record intervals of this length, in seconds or with a unit: 0.5, 100ms
     #[arg(long, default_value = "1s", value_parser = duration)]
     interval: Duration,
-    /// Record for so long when there is no command, in seconds or with a unit [default: 10s]
+    /// Record for this long when there is no command, in seconds or with a unit [default: 10s]
     #[arg(long, value_parser = duration, conflicts_with = "command")]
     duration: Option<Duration>,
     /// Write all intervals and the circumstances to this run file; `-` is standard output, without the table
     #[arg(long, short = 'o', value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Name this run so in comparisons
+    /// Use this name for the run in comparisons
     #[arg(long, value_parser = label)]
     label: Option<String>,
     /// Run this and record until it ends

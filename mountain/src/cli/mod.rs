@@ -93,7 +93,7 @@ enum Cmd {
     },
     /// Show the last decisions: when, what, why, and whether they proved right
     Explain {
-        /// Show so many
+        /// Show this many
         #[arg(long, short = 'n', default_value_t = 20)]
         last: usize,
         /// Show moves of single flows instead of decisions about paths
@@ -125,11 +125,11 @@ enum Cmd {
         #[arg(long, value_name = "ADDR:PORT")]
         listen: Vec<SocketAddr>,
     },
-    /// Draw run files as a page that needs no network, with its plots as SVG and PNG
+    /// Draw run files as an offline page with SVG and PNG plots
     Report(Report),
     /// Measure round trips to a target by kernel timestamps, and what user space saw of them
     Ping(measure::Ping),
-    /// Record the CPUs' time by kind, as mpstat(1) does, for a while or while a command runs
+    /// Record CPU time by kind, as mpstat(1) does, for a while or while a command runs
     Cpu(measure::Cpu),
     /// Compare runs against the first one and report which differences are significant
     ///
@@ -140,7 +140,7 @@ enum Cmd {
     Ab(Ab),
     /// Convert a measurement of ping(8), irtt or flent into a run file
     Import(Import),
-    /// Print the completions for a shell, to be put into its completion folder
+    /// Print a completion script for a shell
     Completions {
         /// Print them for this shell
         shell: clap_complete::Shell,

@@ -44,7 +44,7 @@ enum Command {
     /// Replies come from the address that the client sent to. The rule outlives this command. It
     /// ends with `del` or the next start of the machine: see `save` and `restore`.
     Add(Add),
-    /// End a redirect: packets go where they are sent, also those of connections under way
+    /// End a redirect, also for connections under way
     Del(Del),
     /// Show the redirects of this network namespace
     List {
@@ -72,7 +72,7 @@ enum Command {
     },
     /// Report which backends could carry out a rule here, and why others could not
     Check(Check),
-    /// Watch the firewall, and use faster backends while no rule of it could matter
+    /// Watch the firewall, and use faster backends while none of its rules could matter
     ///
     /// nft carries out every rule whose backend is automatic. While this runs, a faster backend
     /// carries those that no filter, NAT or shaper could concern. Within a second of a change that
@@ -85,12 +85,12 @@ enum Command {
         #[command(flatten)]
         config: ConfigFile,
     },
-    /// Save the rules in force in the configuration file, in place of those that it names
+    /// Save the rules in force to the configuration file, replacing its own
     Save {
         #[command(flatten)]
         config: ConfigFile,
     },
-    /// Add the rules of the configuration file, and bring back what something else removed
+    /// Add the rules of the configuration file, and restore what something else removed
     ///
     /// Rules that are there already stay, also those that the file does not name.
     Restore {
@@ -140,10 +140,10 @@ struct RuleArgs {
     to: SocketAddr,
     /// Rewrite the source to this host's address, so that replies come back through it
     ///
-    /// auto: where the target is reached by the device that the client comes in by.
+    /// auto: if the target is behind the device that the client comes in by.
     #[arg(long, value_enum, default_value_t)]
     snat: Snat,
-    /// Log packets, so many lines a second at most
+    /// Log packets, at most this many lines a second
     #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true,
           default_missing_value = DEFAULT_LOG_RATE)]
     log: Option<u32>,

@@ -151,8 +151,8 @@ impl fmt::Display for Backend {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Snat {
-    /// When the target is reached through the device that clients come in by (a hairpin): the
-    /// target would answer such a client directly, from an address that the client never spoke to.
+    /// If the target is behind the device that clients come in by (a hairpin). It would answer them
+    /// directly, from an address that they never spoke to.
     #[default]
     Auto,
     Always,
