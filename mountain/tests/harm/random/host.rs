@@ -290,6 +290,14 @@ impl Host {
         // A random part of the hash otherwise.
         set("ipv6/auto_flowlabels", "0");
         set("ipv4/ping_group_range", "0 0");
+        // No flow is forgotten, however long a busy machine takes.
+        for kind in ["udp", "udp_stream", "icmp", "icmpv6", "generic"] {
+            let name = match kind {
+                "udp_stream" => "udp_timeout_stream".to_owned(),
+                kind => format!("{kind}_timeout"),
+            };
+            set(&format!("netfilter/nf_conntrack_{name}"), "3600");
+        }
     }
 
     /// A hop by one of the devices.
