@@ -11,6 +11,7 @@
 mod aside;
 pub mod config;
 mod dead;
+mod held;
 pub mod nft;
 pub mod uplinks;
 
@@ -30,7 +31,7 @@ use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, GroupConfig, Mode};
 use crate::host::cgroup;
 use crate::host::sysctl::forwards;
-use crate::netlink::{self, conntrack};
+use crate::netlink;
 use crate::steer::alike::Difference;
 use crate::steer::start::{describe, plan, MarkMask, Plan};
 use crate::topology::{Kind, PathMasks, Topology};
@@ -268,46 +269,6 @@ impl Placer {
         self.inner_devices.clone_from(&topology.inner_devices);
         self.look_at_forwarding();
         Ok(())
-    }
-
-    /// Finds out which addresses of uplinks get no rule. A connection from such an address that the kernel sends by
-    /// another uplink, translated, would go on by its own one, with an address that its other end does not
-    /// know. An address that has its rule keeps it: what is from there goes by it.
-    fn hold_translated(&mut self, topology: &Topology) -> Result<()> {
-        let wanted = plan(topology, self.config.mask(), &BTreeSet::new())?.routing;
-        let known = match self.is_idle() {
-            true => uplinks::there()?,
-            false => self.plan.routing.clone(),
-        };
-        let wanted = wanted.addresses();
-        let new: BTreeSet<IpAddr> = wanted.difference(&known.addresses()).copied().collect();
-        self.held.retain(|address| new.contains(address));
-        let unknown = new.difference(&self.held).copied().collect();
-        let found = translated_among(unknown);
-        for address in &found {
-            info!(
-                "packets from {address} go where the kernel sends them: a connection from there is translated, and \
-                 the uplink's own rule would break it"
-            );
-        }
-        self.held.extend(found);
-        Ok(())
-    }
-
-    /// Whether an address may have its rule by now, as no connection from there is translated any more:
-    /// [`Placer::update`] is due.
-    #[must_use]
-    pub fn may_release(&mut self) -> bool {
-        if self.held.is_empty() {
-            return false;
-        }
-        let still = translated_among(self.held.clone());
-        let is_less = still != self.held;
-        for address in self.held.difference(&still) {
-            info!("packets from {address} leave by its own uplink from now on");
-        }
-        self.held = still;
-        is_less
     }
 
     /// Places no new flow until [`Placer::resume`]: the kernel may prefer another way by now.
@@ -665,19 +626,6 @@ impl Drop for Placer {
         }
         if let Err(e) = uplinks::remove_all() {
             warn!("{e:#}");
-        }
-    }
-}
-
-/// Those of some addresses from which connections are translated; all where that cannot be told.
-fn translated_among(addresses: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-    match conntrack::translated(&addresses) {
-        Ok(translated) => translated,
-        Err(e) => {
-            warn!(
-                "cannot tell whether connections from the uplinks' addresses are translated: {e:#}"
-            );
-            addresses
         }
     }
 }

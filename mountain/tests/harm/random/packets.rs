@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::devices::Tunnel;
 use super::dice::Dice;
 use super::host::{self, Host, Kind, CLASSES, INNER, MARKS, TOSES, TUN, USER};
 
@@ -140,6 +141,12 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
         ) => UDP,
         (_, 4..=6) => TCP,
         _ => ICMP,
+    };
+    // By a ppp device nothing comes back, and a TCP socket without an answer sends when it likes.
+    let one_way = host.tunnel() == Some(Tunnel::Ppp) && matches!(by, By::Socket { .. });
+    let proto = match proto {
+        TCP if one_way => UDP,
+        proto => proto,
     };
     let large = dice.one_in(6);
     Flow {
