@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
 use mountain_lab::report::{write_html, PathEvent, Samples};
-use mountain_lab::result::{Metric, RunResult, VoidRun};
+use mountain_lab::result::{Metric, RunResult};
 use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::metrics::{
     flow_moves, game_figures, leave_figures, time_to_leave, Figure, Figures, Leave, Onset,
@@ -16,7 +16,8 @@ use mountain_lab::workload::short;
 use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
-use crate::run::{shortness, Segment};
+use crate::driver::Session;
+use crate::run::{least, Segment};
 use crate::scenario::{Bound, EventKind, Policy, Replies, Scenario, WorkloadKind};
 use crate::schedule::{Event, Schedule};
 use crate::sessions;
@@ -38,11 +39,10 @@ pub fn finish(
     args: &RunArgs,
     scenario: &Scenario,
     segments: &[Segment],
-    voids: Vec<VoidRun>,
+    session: Session,
+    result: &mut RunResult,
 ) -> Result<ExitCode> {
-    let command = mountain::measure::environment::command_line();
-    let mut result = RunResult::new(&scenario.name, &command, args.seed, scenario.repeats);
-    result.void = voids;
+    let seed = args.common.seed;
     let mut samples = Samples {
         paths: scenario.paths.iter().map(|p| p.name.clone()).collect(),
         ..Samples::default()
@@ -51,7 +51,7 @@ pub fn finish(
     let mut bulk_leaves: BTreeMap<Policy, Vec<(&'static str, Leave)>> = BTreeMap::new();
     let mut totals: BTreeMap<Policy, sessions::Totals> = BTreeMap::new();
     for repeat in 0..scenario.repeats {
-        let schedule = Schedule::generate(scenario, args.seed, repeat);
+        let schedule = Schedule::generate(scenario, seed, repeat);
         let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
         let Some(first) = own.first() else { continue };
         let oracle = bound_packets(
@@ -146,7 +146,7 @@ pub fn finish(
             }
         }
     }
-    emulator_metrics(&mut result, segments, args.seed);
+    emulator_metrics(result, segments, seed);
     result
         .environment
         .insert("scenario".into(), serde_json::to_value(scenario)?);
@@ -166,10 +166,10 @@ pub fn finish(
         .environment
         .insert("segments".into(), details.collect());
     result.evaluate(&scenario.checks);
-    result.judge(shortness(args)?);
+    session.judge(result, &least(args)?);
     let out = args.out();
     let path = result.write(&out)?;
-    let page = write_html(&result, &samples, &out)?;
+    let page = write_html(result, &samples, &out)?;
     print!("{}", result.table());
     println!("\nwritten: {} and {}", path.display(), page.display());
     ensure!(

@@ -4,7 +4,6 @@
 #[macro_use]
 mod out;
 
-mod bars;
 mod bench;
 mod cc;
 mod cell;
@@ -12,6 +11,7 @@ mod cgroup;
 mod claims;
 #[cfg(test)]
 mod documented;
+mod driver;
 mod emulator;
 mod evaluate;
 mod hosts;
@@ -27,6 +27,7 @@ mod schedule;
 mod sessions;
 mod trace;
 mod traffic;
+mod validate_ping;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -61,7 +62,8 @@ enum Command {
     /// Measure what steering costs: time per run, TCP throughput, large flow tables.
     Cost(bench::CostArgs),
     /// Check that measurements agree with ping(8) and irtt, beside a CPU hog and with a million samples.
-    Bars(bars::BarsArgs),
+    #[command(alias = "bars")]
+    ValidatePing(validate_ping::ValidatePingArgs),
     /// Re-test what was published about this design, each claim as a controlled A/B experiment.
     Claims(claims::ClaimsArgs),
     /// Compare congestion controls on emulated links: rate steps, mobile links, several flows.
@@ -99,15 +101,8 @@ pub struct RunArgs {
     /// Measure each policy for this many seconds a repeat; fewer than the scenario's are not judged.
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-    /// Derive every random event of the run from this number.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Write result.json, index.html and the raw samples to this folder [default: out/SCENARIO].
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Run a third of the seconds and at most 2 repeats, and judge no figure.
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: driver::CommonArgs,
     /// Exit with 1 when a figure misses the scenario's limit.
     #[arg(long)]
     check: bool,
@@ -125,8 +120,8 @@ impl RunArgs {
     /// Where the results go: a folder for each scenario, unless the user names one.
     fn out(&self) -> PathBuf {
         let name = Path::new(&self.scenario).file_stem();
-        let own = || Path::new("out").join(name.unwrap_or(self.scenario.as_ref()));
-        self.out.clone().unwrap_or_else(own)
+        let name = name.unwrap_or(self.scenario.as_ref());
+        self.common.out(&name.to_string_lossy())
     }
 }
 
@@ -156,7 +151,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         }
         Command::Run(args) => run::run(&args),
         Command::Cost(args) => bench::cost(&args),
-        Command::Bars(args) => bars::bars(&args),
+        Command::ValidatePing(args) => validate_ping::validate_ping(&args),
         Command::Claims(args) => claims::claims(&args),
         Command::Cc(args) => cc::run(&args),
         Command::Redirect(args) => redirect::redirect(&args),

@@ -7,13 +7,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
-use mountain_lab::result::{too_short, VoidRun};
+use mountain_lab::result::RunResult;
 use mountain_lab::workload::game::Packet;
-use mountain_lab::workload::sys::NoHalt;
+use mountain_lab::workload::stats::percentile;
 use serde_json::Value;
 
 use crate::cgroup::Cgroup;
+use crate::driver::{Experiment, Session};
 use crate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
 use crate::evaluate;
 use crate::hosts::Hosts;
@@ -90,99 +90,100 @@ impl Segment {
     }
 }
 
+/// A scenario's hosts and what runs on them.
+struct Scenes<'a> {
+    scenario: &'a Scenario,
+    policies: Vec<Policy>,
+    hosts: &'a Hosts,
+    emulator: Emulator,
+    product: Product<'a>,
+    /// The product on the server, if it runs there, too.
+    far: Option<Product<'a>>,
+    segments: Vec<Segment>,
+}
+
+impl Experiment for Scenes<'_> {
+    type Segment = Segment;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        self.policies.iter().map(|p| p.name().to_owned()).collect()
+    }
+
+    fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<Segment> {
+        let policy = self.policies[side];
+        self.product.apply(policy)?;
+        if let Some(far) = &mut self.far {
+            far.apply(policy)?;
+        }
+        self.segment(session, repeat, policy)
+    }
+
+    fn void(&self, segment: &Segment) -> Option<String> {
+        segment.void(&self.scenario.limits)
+    }
+
+    fn keep(&mut self, _result: &mut RunResult, _side: usize, _repeat: u32, segment: Segment) {
+        self.segments.push(segment);
+    }
+
+    fn repeated(&mut self, _result: &mut RunResult, repeat: u32, whole: bool) {
+        // Without one of the policies the repeat is no comparison.
+        self.segments.retain(|s| whole || s.repeat != repeat);
+    }
+}
+
 /// `mountain-lab run`.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let scenario = adjusted(args)?;
     let out = args.out();
     std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
-    let bar = progress(&scenario);
-    let _awake = NoHalt::hold();
-    bar.set_message("building hosts");
+    let (session, mut result) = Session::begin(&scenario.name, &args.common, scenario.repeats, 0);
+    session.message("building hosts");
     let hosts = Hosts::build(&scenario)?;
     let cgroup = match scenario.topology.has_own_addresses() {
         true => Some(Cgroup::join()?),
         false => None,
     };
-    let mut emulator = Emulator::start(&hosts, &scenario, args.seed)?;
-    let mut product = Product::new(
+    let emulator = Emulator::start(&hosts, &scenario, args.common.seed)?;
+    let product = Product::new(
         hosts.steering(),
         "client",
         &(product_config(&scenario, &hosts, false) + &start_config(cgroup.as_ref())),
         &out,
     )?;
-    let mut far = if scenario.both_ends {
-        let config = product_config(&scenario, &hosts, true);
-        Some(Product::new(&hosts.server, "server", &config, &out)?)
-    } else {
-        None
-    };
-    let _reflectors = if scenario.both_ends {
-        let paths = 0..scenario.paths.len();
-        let far: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
-        let near: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
-        vec![
-            Reflector::start(&hosts.server, "server", &far, &out)?,
-            Reflector::start(hosts.steering(), "client", &near, &out)?,
-        ]
-    } else {
-        vec![]
-    };
-
-    let mut segments = vec![];
-    let mut voids: Vec<VoidRun> = vec![];
-    let policies = scenario.run_policies();
-    for repeat in 0..scenario.repeats {
-        let n = policies.len();
-        for i in 0..n {
-            // Another order each time, so that a trend over the run favours nobody.
-            let policy = policies[(i + repeat as usize) % n];
-            let mut attempt = 0;
-            loop {
-                bar.set_message(format!(
-                    "repeat {}/{} {}",
-                    repeat + 1,
-                    scenario.repeats,
-                    policy.name()
-                ));
-                product.apply(policy)?;
-                if let Some(far) = &mut far {
-                    far.apply(policy)?;
-                }
-                let before = bar.position();
-                let segment = run_segment(
-                    &scenario,
-                    &hosts,
-                    &mut emulator,
-                    &mut product,
-                    repeat,
-                    policy,
-                    &bar,
-                )?;
-                let Some(reason) = segment.void(&scenario.limits) else {
-                    segments.push(segment);
-                    break;
-                };
-                bar.suspend(|| {
-                    eprintln!("void: {} repeat {repeat}: {reason}", policy.name());
-                });
-                voids.push(VoidRun {
-                    policy: policy.name().into(),
-                    repeat,
-                    reason,
-                });
-                attempt += 1;
-                if attempt > RETRIES {
-                    // Without this policy the repeat is no comparison.
-                    segments.retain(|s: &Segment| s.repeat != repeat);
-                    break;
-                }
-                bar.set_position(before);
-            }
+    let far = match scenario.both_ends {
+        true => {
+            let config = product_config(&scenario, &hosts, true);
+            Some(Product::new(&hosts.server, "server", &config, &out)?)
         }
-    }
-    bar.finish_and_clear();
-    drop((product, far, emulator));
-    evaluate::finish(args, &scenario, &segments, voids)
+        false => None,
+    };
+    let _reflectors = match scenario.both_ends {
+        true => {
+            let paths = 0..scenario.paths.len();
+            let far: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
+            let near: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
+            vec![
+                Reflector::start(&hosts.server, "server", &far, &out)?,
+                Reflector::start(hosts.steering(), "client", &near, &out)?,
+            ]
+        }
+        false => vec![],
+    };
+    let mut scenes = Scenes {
+        scenario: &scenario,
+        policies: scenario.run_policies(),
+        hosts: &hosts,
+        emulator,
+        product,
+        far,
+        segments: vec![],
+    };
+    session.interleave(&mut result, &mut scenes)?;
+    let segments = std::mem::take(&mut scenes.segments);
+    drop(scenes);
+    evaluate::finish(args, &scenario, &segments, session, &mut result)
 }
 
 /// The scenario with the command line's changes.
@@ -199,7 +200,7 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
             .checks
             .retain(|c| there(&c.policy) && c.reference.as_deref().is_none_or(there));
     }
-    if args.quick {
+    if args.common.quick {
         scenario.seconds = (scenario.seconds / 3.0).max(2.0);
         scenario.repeats = scenario.repeats.min(2);
     }
@@ -213,26 +214,15 @@ fn adjusted(args: &RunArgs) -> Result<Scenario> {
     Ok(scenario)
 }
 
-/// Why the run is too short for the figures of its scenario, which says how long they take.
-pub fn shortness(args: &RunArgs) -> Result<Option<String>> {
+/// What the figures of the scenario need, beside what the run has: its file says how long they take.
+pub fn least(args: &RunArgs) -> Result<[(&'static str, f64, f64); 2]> {
     let whole = Scenario::find(&args.scenario)?;
     let repeats = f64::from(args.repeat.unwrap_or(whole.repeats));
     let seconds = args.seconds.unwrap_or(whole.seconds);
-    let least = [
+    Ok([
         ("repeats", repeats, f64::from(whole.repeats)),
         ("seconds", seconds, whole.seconds),
-    ];
-    Ok(too_short(args.quick, &least))
-}
-
-fn progress(scenario: &Scenario) -> ProgressBar {
-    let segments = u64::from(scenario.repeats) * scenario.run_policies().len() as u64;
-    let bar = ProgressBar::new(segments * (scenario.segment_seconds() * 10.0) as u64);
-    let style = ProgressStyle::with_template("{prefix} [{bar:40}] {percent}% {msg} (left: {eta})")
-        .expect("a literal template");
-    bar.set_style(style.progress_chars("=> "));
-    bar.set_prefix(scenario.name.clone());
-    bar
+    ])
 }
 
 /// The scenario's configuration of the product, with the hosts' names filled in:
@@ -259,61 +249,59 @@ fn start_config(cgroup: Option<&Cgroup>) -> String {
     }
 }
 
-fn run_segment(
-    scenario: &Scenario,
-    hosts: &Hosts,
-    emulator: &mut Emulator,
-    product: &mut Product,
-    repeat: u32,
-    policy: Policy,
-    bar: &ProgressBar,
-) -> Result<Segment> {
-    let start_ns = emulator.play(repeat, AHEAD)?;
-    ensure!(
-        monotonic_ns() < start_ns,
-        "the machine is too slow: the schedule came late"
-    );
-    wait_until(start_ns, None)?;
-    let (cpu, emulator_cpu, product_cpu) =
-        (busy_ticks()?, emulator.cpu_seconds(), product.cpu_seconds());
-    let traffic = Traffic::start(scenario, hosts)?;
-    let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
-    let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
-    wait_until(end_ns, Some((bar, start_ns)))?;
+impl Scenes<'_> {
+    fn segment(&mut self, session: &Session, repeat: u32, policy: Policy) -> Result<Segment> {
+        let (scenario, product) = (self.scenario, &mut self.product);
+        let start_ns = self.emulator.play(repeat, AHEAD)?;
+        ensure!(
+            monotonic_ns() < start_ns,
+            "the machine is too slow: the schedule came late"
+        );
+        wait_until(start_ns, None)?;
+        let (cpu, emulator_cpu, product_cpu) = (
+            busy_ticks()?,
+            self.emulator.cpu_seconds(),
+            product.cpu_seconds(),
+        );
+        let traffic = Traffic::start(scenario, self.hosts)?;
+        let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
+        let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
+        wait_until(end_ns, Some((session, start_ns)))?;
 
-    let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
-    let (busy, all) = busy_ticks()?;
-    let (status, explain, moves) = (
-        product.query(&["status", "--json"])?,
-        product.query(&["explain", "--last", "1000", "--json"])?,
-        product.query(&["explain", "--moves", "--last", "10000", "--json"])?,
-    );
-    let emulator_cores = (emulator.cpu_seconds() - emulator_cpu) / seconds;
-    let product_cores = product
-        .cpu_seconds()
-        .zip(product_cpu)
-        .map(|(now, then)| (now - then) / seconds);
-    let seen = traffic.stop()?;
-    let measured = from_ns..end_ns;
-    let mut error = emulator_error(
-        seen.reference
-            .iter()
-            .filter(|p| measured.contains(&p.sent_ns)),
-    );
-    error.cores = emulator_cores;
-    Ok(Segment {
-        repeat,
-        policy,
-        start_ns,
-        seen,
-        measured,
-        error,
-        cpu_busy: (busy - cpu.0) as f64 / (all - cpu.1).max(1) as f64,
-        product_cores,
-        status,
-        explain,
-        moves: moves["moves"].clone(),
-    })
+        let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
+        let (busy, all) = busy_ticks()?;
+        let (status, explain, moves) = (
+            product.query(&["status", "--json"])?,
+            product.query(&["explain", "--last", "1000", "--json"])?,
+            product.query(&["explain", "--moves", "--last", "10000", "--json"])?,
+        );
+        let emulator_cores = (self.emulator.cpu_seconds() - emulator_cpu) / seconds;
+        let product_cores = product
+            .cpu_seconds()
+            .zip(product_cpu)
+            .map(|(now, then)| (now - then) / seconds);
+        let seen = traffic.stop()?;
+        let measured = from_ns..end_ns;
+        let mut error = emulator_error(
+            seen.reference
+                .iter()
+                .filter(|p| measured.contains(&p.sent_ns)),
+        );
+        error.cores = emulator_cores;
+        Ok(Segment {
+            repeat,
+            policy,
+            start_ns,
+            seen,
+            measured,
+            error,
+            cpu_busy: (busy - cpu.0) as f64 / (all - cpu.1).max(1) as f64,
+            product_cores,
+            status,
+            explain,
+            moves: moves["moves"].clone(),
+        })
+    }
 }
 
 fn emulator_error<'a>(packets: impl Iterator<Item = &'a Packet>) -> EmulatorError {
@@ -324,14 +312,8 @@ fn emulator_error<'a>(packets: impl Iterator<Item = &'a Packet>) -> EmulatorErro
             None => lost += 1,
         }
     }
-    errors.sort_unstable();
     let n = errors.len();
-    let at = |q: f64| {
-        errors
-            .get(((n.max(1) - 1) as f64 * q).ceil() as usize)
-            .copied()
-            .unwrap_or(0)
-    };
+    let mut at = |q: f64| percentile(&mut errors, q).unwrap_or(0.0) as u32;
     EmulatorError {
         n,
         p50_us: at(0.5),
@@ -342,14 +324,14 @@ fn emulator_error<'a>(packets: impl Iterator<Item = &'a Packet>) -> EmulatorErro
     }
 }
 
-/// Sleeps until a moment of CLOCK_MONOTONIC, moving the bar; fails when the user stops the run.
-fn wait_until(end_ns: u64, bar: Option<(&ProgressBar, u64)>) -> Result<()> {
-    let position = bar.map(|(bar, _)| bar.position()).unwrap_or(0);
+/// Sleeps until a moment of CLOCK_MONOTONIC, moving the bar from the second one on; fails when the user stops the run.
+fn wait_until(end_ns: u64, bar: Option<(&Session, u64)>) -> Result<()> {
     loop {
         ensure!(!stopped(), "stopped");
         let now = monotonic_ns();
-        if let Some((bar, start_ns)) = bar {
-            bar.set_position(position + now.min(end_ns).saturating_sub(start_ns) / 100_000_000);
+        if let Some((session, start_ns)) = bar {
+            let passed = now.saturating_sub(start_ns) as f64;
+            session.progress(passed / (end_ns - start_ns) as f64);
         }
         if now >= end_ns {
             return Ok(());
@@ -378,7 +360,10 @@ fn busy_ticks() -> Result<(u64, u64)> {
 mod tests {
     use std::path::PathBuf;
 
+    use mountain_lab::result::too_short;
+
     use super::*;
+    use crate::driver::CommonArgs;
 
     fn args(scenario: &str, quick: bool) -> RunArgs {
         RunArgs {
@@ -386,9 +371,11 @@ mod tests {
             policies: Vec::new(),
             repeat: None,
             seconds: None,
-            seed: 1,
-            out: None,
-            quick,
+            common: CommonArgs {
+                quick,
+                seed: 1,
+                out: None,
+            },
             check: true,
         }
     }
@@ -399,11 +386,11 @@ mod tests {
         let shortness = |change: fn(&mut RunArgs)| {
             let mut args = args("steady", false);
             change(&mut args);
-            shortness(&args).unwrap()
+            too_short(args.common.quick, &least(&args).unwrap())
         };
         assert_eq!(shortness(|_| ()), None);
         assert_eq!(shortness(|a| a.repeat = Some(4)), None);
-        assert_eq!(shortness(|a| a.quick = true).unwrap(), "--quick");
+        assert_eq!(shortness(|a| a.common.quick = true).unwrap(), "--quick");
         let fewer = shortness(|a| a.repeat = Some(1));
         assert_eq!(fewer.unwrap(), "1 of 3 repeats");
         let shorter = shortness(|a| a.seconds = Some(2.5));

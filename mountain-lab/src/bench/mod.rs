@@ -9,15 +9,15 @@ mod table;
 mod tcp;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use mountain_lab::result::{too_short, Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, Metric, Op, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use serde_json::json;
 
+use crate::driver::{CommonArgs, Session};
 use rig::Rig;
 use run_time::{Attached, Segment, Times, SEGMENTS};
 use table::{Eviction, Live, SizeTimes};
@@ -30,18 +30,11 @@ const MAX_ZIPF_RATIO: f64 = 2.0;
 
 #[derive(clap::Args)]
 pub struct CostArgs {
-    /// Run shorter, with fewer repeats and a smaller table, and judge no figure.
-    #[arg(long)]
-    quick: bool,
-    /// Write result.json to this folder.
-    #[arg(long, value_name = "DIR", default_value = "out/cost")]
-    out: PathBuf,
+    #[command(flatten)]
+    common: CommonArgs,
     /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
-    /// Derive every random choice from this number.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
     /// Measure only these parts.
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Packet, Part::Repeat, Part::Tcp, Part::Table, Part::Connect, Part::Forward])]
     only: Vec<Part>,
@@ -133,75 +126,49 @@ struct Measured {
 
 /// `mountain-lab cost`.
 pub fn cost(args: &CostArgs) -> Result<ExitCode> {
-    let plan = Plan::new(args.quick, args.seed);
-    let mut result = RunResult::new("cost", &command(args), args.seed, plan.repeats);
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    result
-        .environment
-        .insert("loadavg_before".into(), json!(load.trim()));
-    let (start, busy) = (Instant::now(), foreign_ticks());
+    let plan = Plan::new(args.common.quick, args.common.seed);
+    let steps = args.only.iter().map(|part| match part {
+        Part::Tcp => With::ALL.len(),
+        Part::Table => 2,
+        Part::Connect => start::Connects::ALL.len(),
+        _ => 1,
+    });
+    let steps = steps.sum::<usize>() as u64;
+    let (session, mut result) = Session::begin("cost", &args.common, plan.repeats, steps);
     let rig = Rig::build()?;
-    let mut measured = rig.client.enter(|| measure(&rig, &plan, &args.only))?;
-    measured.start = measure_start(&plan, &args.only)?;
-    if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
-        let cores = after.saturating_sub(before) as f64 / 100.0 / start.elapsed().as_secs_f64();
-        // Whoever else computes here takes caches and processors from what is measured.
-        result
-            .environment
-            .insert("foreign_cpu_cores".into(), json!(cores));
-    }
-    result.environment.insert("quick".into(), json!(args.quick));
+    let mut measured = rig
+        .client
+        .enter(|| measure(&session, &rig, &plan, &args.only))?;
+    measured.start = measure_start(&session, &plan, &args.only)?;
     fill(&mut result, &measured, &plan);
-    result.judge(too_short(args.quick, &[]));
-    write(&result, &args.out)?;
-    Ok(result.exit_code(args.check))
+    session.finish(&mut result, &args.common, args.check, &[])
 }
 
-fn command(args: &CostArgs) -> String {
-    let quick = if args.quick { " --quick" } else { "" };
-    let only: Vec<String> = args
-        .only
-        .iter()
-        .map(|p| format!("{p:?}").to_lowercase())
-        .collect();
-    format!(
-        "mountain-lab cost{quick} --seed {} --only {}",
-        args.seed,
-        only.join(",")
-    )
-}
-
-fn write(result: &RunResult, out: &Path) -> Result<()> {
-    print!("{}", result.table());
-    println!("{}", result.write(out)?.display());
-    Ok(())
-}
-
-fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
+fn measure(session: &Session, rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
     let mut m = Measured::default();
     if only.contains(&Part::Run) {
-        eprintln!("time per run under traffic");
+        session.step("time per run under traffic")?;
         m.times = Some(run_time::under_traffic(rig, plan).context("time per run")?);
     }
     if only.contains(&Part::Packet) {
-        eprintln!("time per packet, with and without");
+        session.step("time per packet, with and without")?;
         m.packets = run_time::whole_packet(rig, plan).context("time per packet")?;
     }
     if only.contains(&Part::Repeat) {
-        eprintln!("time per run, the same packet again and again");
+        session.step("time per run, the same packet again and again")?;
         m.repeated = run_time::repeated(plan).context("BPF_PROG_RUN")?;
     }
     if only.contains(&Part::Tcp) {
         for with in With::ALL {
-            eprintln!("TCP throughput, {}", with.name());
+            session.step(&format!("TCP throughput, {}", with.name()))?;
             let pairs = tcp::pairs(rig, plan, with).context("TCP throughput")?;
             m.tcp.push((with, pairs));
         }
     }
     if only.contains(&Part::Table) {
-        eprintln!("flow table of {} entries", plan.entries);
+        session.step(&format!("flow table of {} entries", plan.entries))?;
         m.sizes = Some(table::size(plan).context("large flow table")?);
-        eprintln!("eviction");
+        session.step("eviction")?;
         for (live, held) in [
             (Live::Fewer, false),
             (Live::TooMany, false),
@@ -214,17 +181,17 @@ fn measure(rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
     Ok(m)
 }
 
-fn measure_start(plan: &Plan, only: &[Part]) -> Result<start::Measured> {
+fn measure_start(session: &Session, plan: &Plan, only: &[Part]) -> Result<start::Measured> {
     let mut m = start::Measured::default();
     if only.contains(&Part::Connect) {
         for kind in start::Connects::ALL {
-            eprintln!("connect(), {kind:?}");
+            session.step(&format!("connect(), {kind:?}"))?;
             let pairs = start::connects(plan, kind).context("connect()")?;
             m.connects.insert(kind, pairs);
         }
     }
     if only.contains(&Part::Forward) {
-        eprintln!("time per forwarded packet, with and without");
+        session.step("time per forwarded packet, with and without")?;
         m.forwarded = start::forwarded(plan).context("forwarding")?;
     }
     Ok(m)
@@ -383,22 +350,4 @@ fn column(segment: Segment) -> &'static str {
         Segment::Moved => "both_runs_ns",
         _ => "run_ns",
     }
-}
-
-/// 1/100 s that all processors were busy with anything but this process, since boot.
-pub fn foreign_ticks() -> Option<u64> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let all: Vec<u64> = stat
-        .lines()
-        .next()?
-        .split_whitespace()
-        .skip(1)
-        .map_while(|f| f.parse().ok())
-        .collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
-    let busy: u64 = [0, 1, 2, 5, 6, 7].iter().filter_map(|i| all.get(*i)).sum();
-    let own = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let own: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
-    let own: u64 = own.get(11)?.parse::<u64>().ok()? + own.get(12)?.parse::<u64>().ok()?;
-    Some(busy.saturating_sub(own))
 }

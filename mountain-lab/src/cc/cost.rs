@@ -14,10 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, ensure, Context, Result};
-use indicatif::ProgressBar;
 use mountain::cc::{Loaded, Settings};
 use mountain::measure::environment::kernel_config;
-use mountain_lab::result::{too_short, Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, Metric, Op, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use mountain_lab::workload::sys::device_index;
 use nix::sched::{sched_setaffinity, CpuSet};
@@ -27,8 +26,8 @@ use serde_json::json;
 use socket2::{Domain, Socket, Type};
 
 use super::{Available, Cc, CcArgs, CLIENT, PORT, SERVER};
-use crate::bench::foreign_ticks;
 use crate::bench::kernel::{prog_run, Constant, RunTimeStats, Runs, PASS};
+use crate::driver::Session;
 use crate::hosts::veth;
 use crate::netns::Netns;
 use crate::stopped;
@@ -258,52 +257,34 @@ fn verdict(ratios: &[f64], limit: f64, seed: u64, softirqs: Option<bool>) -> Che
 
 /// Both parts; `args.repeat` is the number of pairs.
 pub fn run(args: &CcArgs, settings: &Settings) -> Result<ExitCode> {
+    let quick = args.common.quick;
     let plan = Plan {
-        pairs: args.repeat.unwrap_or(if args.quick { 5 } else { PAIRS }),
-        time: Duration::from_millis(if args.quick { 500 } else { 2_000 }),
+        pairs: args.repeat.unwrap_or(if quick { 5 } else { PAIRS }),
+        time: Duration::from_millis(if quick { 500 } else { 2_000 }),
     };
-    let quick = if args.quick { " --quick" } else { "" };
-    let command = format!(
-        "mountain-lab cc --cost{quick} --repeat {} --seed {}",
-        plan.pairs, args.seed
-    );
-    let mut result = RunResult::new("cc-cost", &command, args.seed, plan.pairs);
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let mut note = |key: &str, value| result.environment.insert(key.into(), value);
-    note("loadavg_before", json!(load.trim()));
-    note("quick", json!(args.quick));
-    note("settings", serde_json::to_value(settings)?);
+    let steps = u64::from(plan.pairs) * 4;
+    let (session, mut result) = Session::begin("cc-cost", &args.common, plan.pairs, steps);
     let softirqs = softirqs_counted(kernel_config().as_deref());
+    let mut note = |key: &str, value| result.environment.insert(key.into(), value);
+    note("settings", serde_json::to_value(settings)?);
     note("softirqs_in_thread_cpu_time", json!(softirqs));
-    let (start, busy) = (Instant::now(), foreign_ticks());
-
     let rig = Rig::build()?;
     let who = [Cc::Mountain, Cc::Wrapped].map(|cc| Available::new(cc, settings));
     let [mountain, wrapped] = who;
     let who = [mountain?, wrapped?];
-    measure(&rig, &who, &plan, softirqs, &mut result)?;
-
-    if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
-        let cores = after.saturating_sub(before) as f64 / 100.0 / start.elapsed().as_secs_f64();
-        // Whoever else computes here takes caches and processors from what is measured.
-        let key = "foreign_cpu_cores".to_owned();
-        result.environment.insert(key, json!(cores));
-    }
+    measure(&session, &rig, &who, &plan, softirqs, &mut result)?;
     let least = [("pairs", plan.pairs.into(), PAIRS.into())];
-    result.judge(too_short(args.quick, &least));
-    print!("{}", result.table());
-    println!("{}", result.write(&args.out)?.display());
-    Ok(result.exit_code(args.check))
+    session.finish(&mut result, &args.common, args.check, &least)
 }
 
 fn measure(
+    session: &Session,
     rig: &Rig,
     who: &[Available; 2],
     plan: &Plan,
     softirqs: Option<bool>,
     result: &mut RunResult,
 ) -> Result<()> {
-    let bar = ProgressBar::new(u64::from(plan.pairs) * 4);
     // ABBA: a trend favours nobody.
     let order = |pair: u32| {
         if pair.is_multiple_of(2) {
@@ -318,8 +299,8 @@ fn measure(
         for pair in 0..plan.pairs {
             empty.push(empty_ns(rig).context("an empty program")?);
             for i in order(pair) {
+                session.step("time per ACK")?;
                 acks[i].push(ack_cost(rig, &who[i], plan.time).context("time per ACK")?);
-                bar.inc(1);
             }
         }
     }
@@ -327,11 +308,10 @@ fn measure(
     let mut flows = [Vec::new(), Vec::new()];
     for pair in 0..plan.pairs {
         for i in order(pair) {
+            session.step("CPU per byte")?;
             flows[i].push(connection(rig, &who[i].name, plan.time).context("CPU per byte")?);
-            bar.inc(1);
         }
     }
-    bar.finish_and_clear();
 
     let seed = result.seed;
     let mut put = |policy: &str, name: &str, unit: &str, values: Vec<f64>, n: u64| {

@@ -17,14 +17,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 use mountain::cc::settings::Behaviour;
 use mountain::cc::{Loaded, Registered, Settings};
 use mountain::config::Config;
-use mountain_lab::result::{too_short, RunResult, VoidRun};
-use mountain_lab::workload::sys::{monotonic_ns, NoHalt};
-use serde_json::json;
+use mountain_lab::result::RunResult;
+use mountain_lab::workload::sys::monotonic_ns;
 
+use crate::driver::{CommonArgs, Experiment, Session};
 use crate::emulator::{LinkConfig, Port};
 use crate::hosts::veth;
 use crate::netns::Netns;
@@ -51,9 +50,8 @@ const SERVER: [u8; 4] = [10, 97, 0, 2];
 
 #[derive(clap::Args)]
 pub struct CcArgs {
-    /// Run fewer and shorter cells, with 5 repeats, and judge no figure.
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: CommonArgs,
     /// Run only these cells; --list names them.
     #[arg(long, value_delimiter = ',', value_name = "CELL")]
     cells: Vec<String>,
@@ -63,12 +61,6 @@ pub struct CcArgs {
     /// Repeat this many times [default: 5 with --quick, else 10].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
-    /// Derive every random event of the run from this number.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Write result.json and the plots to this folder.
-    #[arg(long, value_name = "DIR", default_value = "out/cc")]
-    out: PathBuf,
     /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
@@ -310,116 +302,121 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         return cost::run(args, &settings);
     }
     let cells = chosen(args)?;
-    let repeats = args.repeat.unwrap_or(if args.quick { 5 } else { REPEATS });
-    let mut result = RunResult::new("cc", &command(args, repeats), args.seed, repeats);
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let mut note = |key: &str, value| result.environment.insert(key.into(), value);
-    note("loadavg_before", json!(load.trim()));
-    note("quick", json!(args.quick));
-    note("settings", serde_json::to_value(&settings)?);
-
+    let few = if args.common.quick { 5 } else { REPEATS };
+    let repeats = args.repeat.unwrap_or(few);
+    let (session, mut result) = Session::begin("cc", &args.common, repeats, 0);
+    let environment = &mut result.environment;
+    environment.insert("settings".into(), serde_json::to_value(&settings)?);
     let rig = Rig::build()?;
-    let mut all = args
+    let all = args
         .cc
         .iter()
         .map(|cc| Available::new(*cc, &settings).with_context(|| cc.name()))
         .collect::<Result<Vec<_>>>()?;
-    let _awake = NoHalt::hold();
-    let segments = (cells.len() * all.len()) as u64 * u64::from(repeats);
-    let bar = ProgressBar::new(segments).with_style(
-        ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left").expect("a template"),
-    );
-    let mut steps = Steps::default();
-    for repeat in 0..repeats {
-        for (c, cell) in cells.iter().enumerate() {
-            for i in 0..all.len() {
-                // Another order each time, so that a trend favours nobody.
-                let n = all.len();
-                let who = &mut all[(i + repeat as usize + c) % n];
-                bar.set_message(format!("{} {}", cell.name, who.cc.name()));
-                one(&rig, args, cell, who, repeat, &mut result, &mut steps)?;
-                bar.inc(1);
-            }
-            if let Some(figures) = oracle::figures(cell, link_seed(args, repeat), args.quick) {
-                result.add(oracle::NAME, repeat, &figures);
-            }
-        }
-    }
-    bar.finish_and_clear();
+    let mut race = Race {
+        rig,
+        cells,
+        all,
+        seed: args.common.seed,
+        quick: args.common.quick,
+        steps: Steps::default(),
+    };
+    session.interleave(&mut result, &mut race)?;
+    let (cells, steps) = (race.cells, race.steps);
     result.evaluate(&evaluate::checks(&cells));
     let no_braking = evaluate::no_braking(&cells, &result);
     result.checks.extend(no_braking);
     let least = [("repeats", repeats.into(), REPEATS.into())];
-    result.judge(too_short(args.quick, &least));
-    print!("{}", result.table());
-    println!("{}", result.write(&args.out)?.display());
-    for plot in plots::write(&args.out, &result, &cells, &args.cc, &steps)? {
+    let code = session.finish(&mut result, &args.common, args.check, &least)?;
+    let out = args.common.out("cc");
+    for plot in plots::write(&out, &result, &cells, &args.cc, &steps)? {
         println!("{}", plot.display());
     }
-    Ok(result.exit_code(args.check))
+    Ok(code)
 }
 
-/// Of a repeat's links: the same for everybody.
-fn link_seed(args: &CcArgs, repeat: u32) -> u64 {
-    args.seed.wrapping_mul(1_000).wrapping_add(repeat.into())
+/// Every congestion control in every cell.
+struct Race {
+    rig: Rig,
+    cells: Vec<Cell>,
+    all: Vec<Available>,
+    seed: u64,
+    quick: bool,
+    steps: Steps,
 }
 
-/// One segment, again when it is void; its figures go into the result.
-fn one(
-    rig: &Rig,
-    args: &CcArgs,
-    cell: &Cell,
-    who: &mut Available,
-    repeat: u32,
-    result: &mut RunResult,
-    steps: &mut Steps,
-) -> Result<()> {
-    let seed = link_seed(args, repeat);
-    for attempt in 0..=RETRIES {
-        let segment = rig
-            .run(cell, who, seed, args.quick)
-            .with_context(|| format!("{} {}", cell.name, who.cc.name()))?;
-        let Some(reason) = void_reason(&segment) else {
-            steps.add(cell, who.cc, &segment);
-            result.add(who.cc.name(), repeat, &evaluate::figures(cell, &segment));
-            return Ok(());
-        };
-        if attempt == RETRIES {
-            result.void.push(VoidRun {
-                policy: format!("{} {}", cell.name, who.cc.name()),
-                repeat,
-                reason,
-            });
+impl Race {
+    /// Cell and congestion control of a side.
+    fn of(&self, side: usize) -> (usize, usize) {
+        (side / self.all.len(), side % self.all.len())
+    }
+
+    /// Of a repeat's links: the same for everybody.
+    fn link_seed(&self, repeat: u32) -> u64 {
+        self.seed.wrapping_mul(1_000).wrapping_add(repeat.into())
+    }
+}
+
+impl Experiment for Race {
+    type Segment = Segment;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        let cells = self.cells.iter();
+        let named = cells.flat_map(|cell| {
+            let all = self.all.iter();
+            all.map(|who| format!("{} {}", cell.name, who.cc.name()))
+        });
+        named.collect()
+    }
+
+    fn turn(&self, i: usize, repeat: u32) -> usize {
+        // A cell's controls follow on one another.
+        let (cell, i) = self.of(i);
+        let n = self.all.len();
+        cell * n + (i + repeat as usize + cell) % n
+    }
+
+    fn measure(&mut self, _session: &Session, side: usize, repeat: u32) -> Result<Segment> {
+        let (cell, who) = self.of(side);
+        let seed = self.link_seed(repeat);
+        let (cell, who) = (&self.cells[cell], &mut self.all[who]);
+        self.rig.run(cell, who, seed, self.quick)
+    }
+
+    fn void(&self, segment: &Segment) -> Option<String> {
+        void_reason(segment)
+    }
+
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, segment: Segment) {
+        let (cell, who) = self.of(side);
+        let (cell, who) = (&self.cells[cell], self.all[who].cc);
+        self.steps.add(cell, who, &segment);
+        let figures = evaluate::figures(cell, &segment);
+        result.add(who.name(), repeat, &figures);
+    }
+
+    fn repeated(&mut self, result: &mut RunResult, repeat: u32, _whole: bool) {
+        for cell in &self.cells {
+            let seed = self.link_seed(repeat);
+            if let Some(figures) = oracle::figures(cell, seed, self.quick) {
+                result.add(oracle::NAME, repeat, &figures);
+            }
         }
     }
-    Ok(())
 }
 
 fn chosen(args: &CcArgs) -> Result<Vec<Cell>> {
     if args.cells.is_empty() {
         return Ok(CELLS
             .into_iter()
-            .filter(|c| c.quick || !args.quick)
+            .filter(|c| c.quick || !args.common.quick)
             .collect());
     }
     let find = |name: &String| {
         Cell::find(name).with_context(|| format!("no cell {name}: `mountain-lab cc --list`"))
     };
     args.cells.iter().map(find).collect()
-}
-
-fn command(args: &CcArgs, repeats: u32) -> String {
-    let quick = if args.quick { " --quick" } else { "" };
-    let cells = match args.cells.is_empty() {
-        true => String::new(),
-        false => format!(" --cells {}", args.cells.join(",")),
-    };
-    let cc: Vec<&str> = args.cc.iter().map(|c| c.name()).collect();
-    format!(
-        "mountain-lab cc{quick}{cells} --cc {} --repeat {repeats} --seed {}",
-        cc.join(","),
-        args.seed
-    )
 }
 
 #[cfg(test)]

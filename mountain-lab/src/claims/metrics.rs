@@ -26,7 +26,7 @@ const WAN: Delay = Delay {
     noise_ms: 1.0,
 };
 /// Pings over it are unchanged when what the data allow is within these shares; those by which
-/// `mountain ping` agrees with other tools (docs/bars.md).
+/// `mountain ping` agrees with other tools (docs/validate-ping.md).
 const ALIKE: [(&str, f64); 2] = [("Median", 0.01), ("P99", 0.05)];
 
 /// Claim 1: of loopback.

@@ -9,19 +9,17 @@ mod redirection;
 mod registry;
 mod switches;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
-use mountain_lab::result::{too_short, Check, Metrics, Op, RunResult};
+use mountain_lab::result::{Check, Metrics, Op};
 use mountain_lab::workload::metrics::Figures;
-use mountain_lab::workload::sys::NoHalt;
 use serde::Serialize;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::driver::{CommonArgs, Session};
 use crate::probing::ab::{Blocks, LEAST_ROUNDS};
 use crate::probing::pool::metrics as of_blocks;
 use crate::probing::tool::Block;
@@ -34,18 +32,11 @@ const ROUNDS: u32 = 12;
 
 #[derive(clap::Args)]
 pub struct ClaimsArgs {
-    /// Take 8 rounds instead of 12, with fewer pings: too short to find small differences.
-    #[arg(long)]
-    quick: bool,
-    /// Write result.json to this folder.
-    #[arg(long, value_name = "DIR", default_value = "out/claims")]
-    out: PathBuf,
+    #[command(flatten)]
+    common: CommonArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Derive every random choice from this number.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
     /// Test only these claims, by number; the controls run in any case.
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u8).range(1..=5))]
     only: Vec<u8>,
@@ -59,7 +50,7 @@ pub struct Bench {
     pub rounds: u32,
     /// For files under way.
     pub scratch: TempDir,
-    bar: ProgressBar,
+    session: Session,
     /// Figures of the claims' tests: side, round, figures.
     measured: Vec<(String, u32, Figures)>,
     /// Those of a side's blocks of pings.
@@ -67,18 +58,13 @@ pub struct Bench {
 }
 
 impl Bench {
-    fn new(quick: bool, seed: u64, steps: u64) -> Result<Self> {
-        let bar = ProgressBar::new(steps);
-        let style =
-            ProgressStyle::with_template("claims [{bar:40}] {percent}% {msg} (left: {eta})")
-                .expect("a literal template");
-        bar.set_style(style.progress_chars("=> "));
+    fn new(quick: bool, seed: u64, session: Session) -> Result<Self> {
         Ok(Bench {
             quick,
             seed,
             rounds: LEAST_ROUNDS,
             scratch: tempfile::tempdir().context("no folder for files under way")?,
-            bar,
+            session,
             measured: vec![],
             pings: vec![],
         })
@@ -117,7 +103,7 @@ impl Bench {
 
     /// So many steps are to come.
     pub fn more(&self, steps: u64) {
-        self.bar.inc_length(steps);
+        self.session.more(steps);
     }
 
     /// Keeps the figures of a side in a round for the result.
@@ -127,12 +113,7 @@ impl Bench {
 
     /// Says what comes next; fails when the user wants an end.
     pub fn step(&self, what: &str) -> Result<()> {
-        if stopped() {
-            bail!("stopped");
-        }
-        self.bar.inc(1);
-        self.bar.set_message(what.to_owned());
-        Ok(())
+        self.session.step(what)
     }
 }
 
@@ -148,16 +129,9 @@ struct Answer {
 /// `mountain-lab claims`. Exit code 1: the controls failed, so nothing can be said. Not with `--quick`,
 /// which is too short to judge them.
 pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
-    let _awake = NoHalt::hold();
-    let quick = if args.quick { " --quick" } else { "" };
-    let numbers: Vec<String> = args.only.iter().map(u8::to_string).collect();
-    let only = match numbers.is_empty() {
-        true => String::new(),
-        false => format!(" --only {}", numbers.join(",")),
-    };
-    let command = format!("mountain-lab claims{quick}{only} --seed {}", args.seed);
-    let mut result = RunResult::new("claims", &command, args.seed, LEAST_ROUNDS);
-    let mut bench = Bench::new(args.quick, args.seed, controls::steps())?;
+    let common = &args.common;
+    let (session, mut result) = Session::begin("claims", common, LEAST_ROUNDS, controls::steps());
+    let mut bench = Bench::new(common.quick, common.seed, session)?;
     let controls = controls::run(&mut bench).context("controls")?;
     let answers = answers(&mut bench, &args.only, controls.iter().all(|c| c.holds));
     if stopped() {
@@ -168,20 +142,18 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
         result.add(side, *round, figures);
     }
     result.policies.extend(std::mem::take(&mut bench.pings));
-    bench.bar.finish_and_clear();
     for control in &controls {
         let name = format!("control: {}", control.name);
         let figure = f64::from(u8::from(control.holds));
         let check = Check::new(&name, Some(figure), Op::AtLeast, 1.0, None);
         result.checks.push(check);
     }
-    result.judge(too_short(args.quick, &[]));
+    bench.session.judge(&mut result, &[]);
     let (controls_json, claims_json) = (json!(controls), json!(answers));
     let environment = &mut result.environment;
-    environment.insert("quick".into(), json!(args.quick));
     environment.insert("controls".into(), controls_json.clone());
     environment.insert("claims".into(), claims_json.clone());
-    let path = result.write(&args.out)?;
+    let path = result.write(&common.out("claims"))?;
     if args.json {
         let all = json!({ "controls": controls_json, "claims": claims_json });
         println!("{all:#}");
@@ -222,12 +194,22 @@ fn text(controls: &[Control], answers: &[Answer]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    pub fn bench() -> Bench {
+        let args = CommonArgs {
+            quick: true,
+            seed: 1,
+            out: None,
+        };
+        let (session, _) = Session::begin("claims", &args, 1, 0);
+        Bench::new(true, 1, session).unwrap()
+    }
 
     #[test]
     fn failing_controls_leave_nothing_shown() {
-        let mut bench = Bench::new(true, 1, 0).unwrap();
+        let mut bench = bench();
         let answers = answers(&mut bench, &[], false);
         assert_eq!(answers.len(), 5);
         for answer in &answers {

@@ -154,7 +154,7 @@ mod tests {
             needs,
             test,
         };
-        let mut bench = Bench::new(true, 1, 0).unwrap();
+        let mut bench = super::super::tests::bench();
         claim.run(&mut bench).to_string()
     }
 

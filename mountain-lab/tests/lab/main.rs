@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab`, command by command. Needs root.
 
-mod bars;
 mod cc;
 mod claims;
 mod cost;
 mod redirect;
 mod run;
+mod validate_ping;
 mod workload;

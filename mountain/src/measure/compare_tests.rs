@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Comparisons of made-up runs whose differences are known. Error rates and power on more data:
-//! `mountain-lab bars --only verdicts`.
+//! `mountain-lab validate-ping --only verdicts`.
 
 use super::*;
 use crate::measure::runfile::{self, Samples};

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! `mountain-lab bars` measures what it says and writes it. Content only: whether the promises are
+//! `mountain-lab validate-ping` measures what it says and writes it. Content only: whether the promises are
 //! kept is the bench's to say, on a quiet machine.
 
 use std::process::{Command, Output};
 
 use mountain_lab::result::{Check, RunResult};
 
-fn bars(arguments: &[&str], out: &std::path::Path) -> Output {
+fn validate_ping(arguments: &[&str], out: &std::path::Path) -> Output {
     assert!(
         nix::unistd::Uid::effective().is_root(),
         "this test needs root: run it with sudo"
     );
     let mut command = Command::new(env!("CARGO_BIN_EXE_mountain-lab"));
-    command.args(["bars", "--quick"]).args(arguments);
+    command.args(["validate-ping", "--quick"]).args(arguments);
     command.arg("--out").arg(out).output().unwrap()
 }
 
@@ -30,9 +30,12 @@ fn check<'a>(result: &'a RunResult, part: &str) -> &'a Check {
 #[test]
 fn tools_are_compared_on_one_path() {
     let out = tempfile::tempdir().unwrap();
-    let output = bars(&["--only", "agreement", "--seed", "3"], out.path());
+    let output = validate_ping(&["--only", "agreement", "--seed", "3"], out.path());
     let result = read(&output, out.path());
-    assert_eq!((result.scenario.as_str(), result.seed), ("bars", 3));
+    assert_eq!(
+        (result.scenario.as_str(), result.seed),
+        ("validate-ping", 3)
+    );
     for tool in ["mountain icmp", "ping(8)", "mountain udp", "irtt"] {
         let Some(p50) = result.metric(tool, "rtt_p50_us") else {
             // Then it has to be said.
@@ -64,7 +67,7 @@ fn tools_are_compared_on_one_path() {
 #[test]
 fn beside_a_hog_and_with_many_samples() {
     let out = tempfile::tempdir().unwrap();
-    let output = bars(&["--only", "hog,size"], out.path());
+    let output = validate_ping(&["--only", "hog,size"], out.path());
     let result = read(&output, out.path());
     for side in ["pinned alone", "pinned beside a hog"] {
         let kernel = result.metric(side, "rtt_p99_us").unwrap();
@@ -96,7 +99,7 @@ fn beside_a_hog_and_with_many_samples() {
 #[test]
 fn unknown_part_is_refused() {
     let out = tempfile::tempdir().unwrap();
-    let output = bars(&["--only", "nonesuch"], out.path());
+    let output = validate_ping(&["--only", "nonesuch"], out.path());
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("nonesuch"));
     assert!(!out.path().join("result.json").exists());

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What all experiments do alike: arguments, turns, void segments, progress, the result.
+//!
+//! An [`Experiment`] says who takes turns, how to measure one segment and why a segment would not
+//! count. [`Session::interleave`] runs it: every repeat in another order, so that a trend over the run
+//! favours nobody, and a void segment again.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{bail, Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use mountain_lab::result::{too_short, RunResult, VoidRun};
+use mountain_lab::workload::sys::NoHalt;
+use serde_json::json;
+
+use crate::stopped;
+
+/// Steps of the bar in a segment, for those that say how far they are.
+const FINE: u64 = 100;
+
+/// Arguments of every experiment.
+#[derive(clap::Args)]
+pub struct CommonArgs {
+    /// Run shorter, with fewer repeats, and judge no figure
+    #[arg(long)]
+    pub quick: bool,
+    /// Derive every random choice from this number
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write result.json and what belongs to it to this folder [default: out/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+impl CommonArgs {
+    /// Where the results of an experiment of this name go.
+    pub fn out(&self, name: &str) -> PathBuf {
+        let own = || PathBuf::from("out").join(name);
+        self.out.clone().unwrap_or_else(own)
+    }
+}
+
+/// An experiment under way. Keeps the processors from halting.
+pub struct Session {
+    quick: bool,
+    name: String,
+    bar: ProgressBar,
+    started: Instant,
+    foreign_ticks: Option<u64>,
+    _awake: Option<NoHalt>,
+}
+
+/// Sides that take turns.
+pub trait Experiment {
+    /// What comes of one side in one repeat.
+    type Segment;
+    /// How often a void segment is measured again.
+    const RETRIES: u32;
+
+    /// Names, in the order of the first repeat.
+    fn sides(&self) -> Vec<String>;
+
+    /// The side that is `i`-th in a repeat.
+    fn turn(&self, i: usize, repeat: u32) -> usize {
+        (i + repeat as usize) % self.sides().len()
+    }
+
+    /// # Errors
+    /// It could not be measured, and measuring it again would not help: the experiment ends.
+    fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<Self::Segment>;
+
+    /// Why a segment does not count.
+    fn void(&self, segment: &Self::Segment) -> Option<String>;
+
+    /// Takes in a segment that counts.
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, segment: Self::Segment);
+
+    /// A repeat is over; `whole`: all of its sides have a segment.
+    fn repeated(&mut self, _result: &mut RunResult, _repeat: u32, _whole: bool) {}
+}
+
+impl Session {
+    /// Begins an experiment whose result has this name. `steps`: those of the bar, where there is no
+    /// [`Experiment`] to count them.
+    pub fn begin(name: &str, args: &CommonArgs, repeats: u32, steps: u64) -> (Self, RunResult) {
+        let words = std::env::args_os().skip(1);
+        let words = words.map(|word| word.to_string_lossy().into_owned());
+        let command = std::iter::once("mountain-lab".to_owned()).chain(words);
+        let command = command.collect::<Vec<_>>().join(" ");
+        let mut result = RunResult::new(name, &command, args.seed, repeats);
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let environment = &mut result.environment;
+        environment.insert("loadavg_before".into(), json!(load.trim()));
+        environment.insert("quick".into(), json!(args.quick));
+        let bar = ProgressBar::new(steps);
+        let style =
+            ProgressStyle::with_template("{prefix} [{bar:40}] {percent}% {msg} (left: {eta})")
+                .expect("a literal template");
+        bar.set_style(style.progress_chars("=> "));
+        bar.set_prefix(name.to_owned());
+        let session = Session {
+            quick: args.quick,
+            name: name.to_owned(),
+            bar,
+            started: Instant::now(),
+            foreign_ticks: foreign_ticks(),
+            _awake: NoHalt::hold(),
+        };
+        (session, result)
+    }
+
+    /// So many steps are to come besides.
+    pub fn more(&self, steps: u64) {
+        self.bar.inc_length(steps);
+    }
+
+    /// Says what comes next.
+    ///
+    /// # Errors
+    /// The user wants an end.
+    pub fn step(&self, what: &str) -> Result<()> {
+        if stopped() {
+            bail!("stopped");
+        }
+        self.bar.inc(1);
+        self.bar.set_message(what.to_owned());
+        Ok(())
+    }
+
+    /// Says what is going on, without a step.
+    pub fn message(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+    }
+
+    /// Prints a line above the bar.
+    pub fn say(&self, what: &str) {
+        self.bar.suspend(|| eprintln!("{what}"));
+    }
+
+    /// How far the segment under way is, from 0 to 1.
+    pub fn progress(&self, done: f64) {
+        let whole = self.bar.position() / FINE * FINE;
+        let part = (done.clamp(0.0, 1.0) * FINE as f64) as u64;
+        self.bar.set_position(whole + part.min(FINE - 1));
+    }
+
+    /// Measures every side of an experiment as often as the result has repeats.
+    ///
+    /// # Errors
+    /// A segment could not be measured, or the user wants an end.
+    pub fn interleave<E: Experiment>(
+        &self,
+        result: &mut RunResult,
+        experiment: &mut E,
+    ) -> Result<()> {
+        let sides = experiment.sides();
+        let repeats = result.repeats;
+        self.bar
+            .set_length(u64::from(repeats) * sides.len() as u64 * FINE);
+        for repeat in 0..repeats {
+            let mut whole = true;
+            for i in 0..sides.len() {
+                let side = experiment.turn(i, repeat);
+                let done = u64::from(repeat) * sides.len() as u64 + i as u64;
+                self.message(&format!("repeat {}/{repeats} {}", repeat + 1, sides[side]));
+                self.bar.set_position(done * FINE);
+                whole &= self.segment(result, experiment, (side, &sides[side]), repeat)?;
+                self.bar.set_position((done + 1) * FINE);
+            }
+            experiment.repeated(result, repeat, whole);
+        }
+        Ok(())
+    }
+
+    /// One side of one repeat, again while it is void; whether it counts in the end.
+    fn segment<E: Experiment>(
+        &self,
+        result: &mut RunResult,
+        experiment: &mut E,
+        (side, name): (usize, &str),
+        repeat: u32,
+    ) -> Result<bool> {
+        for _ in 0..=E::RETRIES {
+            if stopped() {
+                bail!("stopped");
+            }
+            self.progress(0.0);
+            let segment = experiment
+                .measure(self, side, repeat)
+                .with_context(|| name.to_owned())?;
+            let Some(reason) = experiment.void(&segment) else {
+                experiment.keep(result, side, repeat, segment);
+                return Ok(true);
+            };
+            self.say(&format!("void: {name} repeat {repeat}: {reason}"));
+            result.void.push(VoidRun {
+                policy: name.to_owned(),
+                repeat,
+                reason,
+            });
+        }
+        Ok(false)
+    }
+
+    /// Judges, prints and writes the result. `least`: what, how much there was, how much the figures need.
+    /// With `check`, a figure that misses its limit makes the exit code 1.
+    ///
+    /// # Errors
+    /// The result cannot be written.
+    pub fn finish(
+        self,
+        result: &mut RunResult,
+        args: &CommonArgs,
+        check: bool,
+        least: &[(&str, f64, f64)],
+    ) -> Result<ExitCode> {
+        let out = args.out(&self.name);
+        self.judge(result, least);
+        print!("{}", result.table());
+        println!("{}", result.write(&out)?.display());
+        Ok(result.exit_code(check))
+    }
+
+    /// Judges the result, for those that print and write it in another way.
+    pub fn judge(self, result: &mut RunResult, least: &[(&str, f64, f64)]) {
+        self.bar.finish_and_clear();
+        if let (Some(before), Some(after)) = (self.foreign_ticks, foreign_ticks()) {
+            // Whoever else computes here takes caches and processors from what is measured. The
+            // programs that are measured and the emulator are among them.
+            let seconds = after.saturating_sub(before) as f64 / 100.0;
+            let cores = seconds / self.started.elapsed().as_secs_f64();
+            let environment = &mut result.environment;
+            environment.insert("foreign_cpu_cores".into(), json!(cores));
+        }
+        result.judge(too_short(self.quick, least));
+    }
+}
+
+/// 1/100 s that all processors were busy with anything but this process, since boot.
+pub fn foreign_ticks() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let all: Vec<u64> = stat
+        .lines()
+        .next()?
+        .split_whitespace()
+        .skip(1)
+        .map_while(|f| f.parse().ok())
+        .collect();
+    // user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+    let busy: u64 = [0, 1, 2, 5, 6, 7].iter().filter_map(|i| all.get(*i)).sum();
+    let own = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let own: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
+    let own: u64 = own.get(11)?.parse::<u64>().ok()? + own.get(12)?.parse::<u64>().ok()?;
+    Some(busy.saturating_sub(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Side 1 is void the first time, and always in repeat 2.
+    #[derive(Default)]
+    struct Turns {
+        measured: Vec<(usize, u32)>,
+        kept: Vec<(usize, u32)>,
+        whole: Vec<bool>,
+    }
+
+    impl Experiment for Turns {
+        type Segment = (usize, u32, usize);
+        const RETRIES: u32 = 1;
+
+        fn sides(&self) -> Vec<String> {
+            ["a", "b", "c"].map(str::to_owned).to_vec()
+        }
+
+        fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Self::Segment> {
+            self.measured.push((side, repeat));
+            Ok((side, repeat, self.measured.len()))
+        }
+
+        fn void(&self, (side, repeat, count): &Self::Segment) -> Option<String> {
+            let void = *side == 1 && (*repeat == 2 || *count == 2);
+            void.then(|| "odd".to_owned())
+        }
+
+        fn keep(&mut self, _: &mut RunResult, side: usize, repeat: u32, _: Self::Segment) {
+            self.kept.push((side, repeat));
+        }
+
+        fn repeated(&mut self, _: &mut RunResult, _: u32, whole: bool) {
+            self.whole.push(whole);
+        }
+    }
+
+    fn args(quick: bool) -> CommonArgs {
+        CommonArgs {
+            quick,
+            seed: 1,
+            out: None,
+        }
+    }
+
+    #[test]
+    fn sides_take_turns_and_a_void_segment_is_measured_again() {
+        let (session, mut result) = Session::begin("x", &args(false), 3, 0);
+        let mut turns = Turns::default();
+        session.interleave(&mut result, &mut turns).unwrap();
+        let first = [(0, 0), (1, 0), (1, 0), (2, 0)];
+        let second = [(1, 1), (2, 1), (0, 1)];
+        let third = [(2, 2), (0, 2), (1, 2), (1, 2)];
+        let all = [&first[..], &second, &third].concat();
+        assert_eq!(turns.measured, all);
+        assert_eq!(turns.kept.len(), 8);
+        assert_eq!(turns.whole, [true, true, false]);
+        let voids = &result.void;
+        assert_eq!(voids.len(), 3);
+        assert_eq!((&voids[0].policy[..], voids[2].repeat), ("b", 2));
+    }
+
+    #[test]
+    fn the_result_goes_to_a_folder_of_its_own_unless_one_is_named() {
+        assert_eq!(args(false).out("cc"), PathBuf::from("out/cc"));
+        let named = CommonArgs {
+            out: Some("here".into()),
+            ..args(false)
+        };
+        assert_eq!(named.out("cc"), PathBuf::from("here"));
+        let (session, mut result) = Session::begin("x", &args(true), 1, 0);
+        session.judge(&mut result, &[]);
+        assert_eq!(result.environment["too_short"], "--quick");
+        assert_eq!(result.environment["quick"], true);
+    }
+}
