@@ -13,7 +13,7 @@ use mountain_lab::workload::echo::{EchoServer, Header};
 use mountain_lab::workload::game::{self, GameConfig, Packet};
 use mountain_lab::workload::sys;
 
-use net::{addresses, ip, Net};
+use net::{addresses, Net};
 
 fn median(mut values: Vec<u32>) -> u32 {
     values.sort_unstable();
@@ -123,15 +123,13 @@ fn bound_flows_keep_their_device_and_dscp_is_set() {
     .voip();
     assert_eq!((cfg.rate_hz, cfg.payload_bytes), (50.0, 160));
     // A bound socket hears only its own device: the answers have to come back there.
-    ip(&format!(
-        "-n {} route replace 10.99.0.1 via 10.77.1.1 src 10.99.1.1",
-        net.server
-    ));
+    net.server
+        .ip("route replace 10.99.0.1 via 10.77.1.1 src 10.99.1.1");
     // Count EF packets at the server; anything else on this port stays at zero.
     let rules = "add table ip t; add chain ip t c { type filter hook input priority 0; }; \
                  add rule ip t c udp dport 7003 ip dscp ef counter; \
                  add rule ip t c udp dport 7003 ip dscp != ef counter";
-    let ns = format!("--net=/run/netns/{}", net.server);
+    let ns = format!("--net={}", net.server.path());
     let nft = Command::new("nsenter")
         .args([&ns, "nft", rules])
         .status()
@@ -160,7 +158,7 @@ fn blackhole_is_loss_and_not_a_stalled_generator() {
     let running = game::start(net.game(false, 7004)).unwrap();
     sleep(Duration::from_millis(600));
     let from_ns = sys::monotonic_ns();
-    ip(&format!("-n {} link set s0 down", net.server));
+    net.server.ip("link set s0 down");
     let from_settled_ns = sys::monotonic_ns();
     sleep(Duration::from_millis(600));
     let (packets, health) = running.finish().unwrap();
@@ -197,10 +195,7 @@ fn blackhole_is_loss_and_not_a_stalled_generator() {
 fn lost_answers_do_not_hide_the_path() {
     let net = Net::new();
     net.route("via 10.77.1.2");
-    ip(&format!(
-        "-n {} route replace blackhole 10.99.0.1",
-        net.server
-    ));
+    net.server.ip("route replace blackhole 10.99.0.1");
     let running = game::start(net.game(false, 7005)).unwrap();
     sleep(Duration::from_millis(300));
     let packets = running.stop().unwrap();
@@ -287,9 +282,9 @@ fn refused_packets_are_lost_and_timestamps_stay_aligned() {
     sleep(Duration::from_millis(300));
     // The device's routes vanish with it: sending fails with "network is unreachable".
     let down_ns = sys::monotonic_ns();
-    ip(&format!("-n {} link set c0 down", net.client));
+    net.client.ip("link set c0 down");
     sleep(Duration::from_millis(300));
-    ip(&format!("-n {} link set c0 up", net.client));
+    net.client.ip("link set c0 up");
     net.route("via 10.77.0.2");
     sleep(Duration::from_millis(200));
     let up_ns = sys::monotonic_ns();

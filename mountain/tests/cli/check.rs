@@ -54,7 +54,7 @@ fn a_well_prepared_host_has_nothing_to_do() {
     let host = &net.host;
     host.ip("addr add 192.0.2.1/32 dev lo");
     host.ip("route add default src 192.0.2.1 nexthop via 10.0.0.2 dev u0 nexthop via 10.0.1.2");
-    host.sysctl("ipv4/fib_multipath_hash_policy", "1");
+    host.sysctl("net/ipv4/fib_multipath_hash_policy", "1");
     for n in 0..2 {
         host.ip(&format!(
             "neigh replace 10.0.{n}.2 dev u{n} lladdr 02:00:00:00:00:01"
@@ -92,8 +92,8 @@ fn obstacles_are_named() {
     host.ip("route add 10.20.0.0/16 nexthop dev u0 nexthop via 10.0.1.2 dev u1");
     host.ip(&format!("-6 route add default {TWO_HOPS_V6}"));
     host.ip("link set u1 mtu 1280");
-    host.sysctl("ipv4/conf/u0/rp_filter", "1");
-    host.sysctl("ipv4/conf/u1/rp_filter", "2");
+    host.sysctl("net/ipv4/conf/u0/rp_filter", "1");
+    host.sysctl("net/ipv4/conf/u1/rp_filter", "2");
     let report = host.within(async || {
         // One of an uplink, one of the host itself, one that uses a route that is not ours.
         let socket = |local: &str, remote: &str| {
@@ -144,7 +144,7 @@ fn obstacles_are_named() {
     );
     item(&report, "paths", "gateway 10.0.0.2 on u0 is not resolved");
     item(&report, "forwarding", "off");
-    host.sysctl("ipv4/ip_forward", "1");
+    host.sysctl("net/ipv4/ip_forward", "1");
     item(&check_in(&net), "forwarding", "router");
 }
 
@@ -167,7 +167,7 @@ fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
     net.host.ip(&format!("route add default {TWO_HOPS}"));
     net.host.ip("route add default via 10.0.0.2 table 77");
     net.host.ip("rule add fwmark 0x100/0xf00 lookup 77");
-    net.host.sysctl("ipv4/ip_forward", "1");
+    net.host.sysctl("net/ipv4/ip_forward", "1");
     let with = |change: fn(&mut PlacementConfig)| {
         let mut config = Config::default();
         change(&mut config.placement);
@@ -256,7 +256,7 @@ fn attach_to_egress(ifname: &str) -> OwnedFd {
 fn the_strict_filter_accepts_every_path_of_a_multipath_route() {
     let net = Net::with_default();
     let (host, far) = (&net.host, &net.far);
-    host.sysctl("ipv4/conf/all/rp_filter", "1");
+    host.sysctl("net/ipv4/conf/all/rp_filter", "1");
     host.ip("addr add 192.0.2.1/32 dev lo");
     host.ip("route add 198.51.100.0/24 via 10.0.0.2");
     for source in ["203.0.113.1", "198.51.100.1"] {

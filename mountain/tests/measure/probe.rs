@@ -4,7 +4,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::Command;
-use std::sync::{mpsc, Arc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mountain::measure::probe::{PathStats, ProbePath, Prober, Target};
@@ -119,10 +119,10 @@ async fn believes_one_answer(path: ProbePath, turn: Turns) -> PathStats {
 #[test]
 fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     let net = Net::new();
-    ip(&format!("-n {} addr add 192.0.2.3/25 dev s0", net.server));
+    net.server.ip("addr add 192.0.2.3/25 dev s0");
     let (ready, wait) = mpsc::channel();
     let (server, client) = Turns::new();
-    let thread = Net::spawn(&net.server, move || {
+    let thread = net.server.spawn(move || {
         let turn = server;
         let socket = UdpSocket::bind("192.0.2.2:0").unwrap();
         let other_port = UdpSocket::bind("192.0.2.2:0").unwrap();
@@ -196,9 +196,8 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     });
     let address: SocketAddr = wait.recv().unwrap();
     // The forged reply over s1 must reach the client's network stack at all.
-    ip(&format!(
-        "-n {} neigh replace 192.0.2.1 lladdr {} dev s1",
-        net.server,
+    net.server.ip(&format!(
+        "neigh replace 192.0.2.1 lladdr {} dev s1",
         mac(&net, "c1")
     ));
     net.client(move || async move {
@@ -212,7 +211,7 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
 
 fn mac(net: &Net, dev: &str) -> String {
     let out = Command::new("ip")
-        .args(["-n", &net.client, "-br", "link", "show", dev])
+        .args(["-n", &net.client.name, "-br", "link", "show", dev])
         .output();
     let text = String::from_utf8(out.unwrap().stdout).unwrap();
     text.split_whitespace().nth(2).unwrap().into()
@@ -223,11 +222,11 @@ fn mac(net: &Net, dev: &str) -> String {
 #[test]
 fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     let net = Net::new();
-    ip(&format!("-n {} addr add 192.0.2.3/25 dev s0", net.server));
-    sysctl(&net.server, "net.ipv4.icmp_echo_ignore_all=1");
+    net.server.ip("addr add 192.0.2.3/25 dev s0");
+    net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
     let (ready, wait) = mpsc::channel();
     let (server, client) = Turns::new();
-    let thread = Net::spawn(&net.server, move || {
+    let thread = net.server.spawn(move || {
         let turn = server;
         let raw = |source: &str| {
             let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).unwrap();
@@ -297,17 +296,17 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
 #[test]
 fn a_lost_probe_has_no_answer_and_the_next_one_is_right() {
     let net = Net::new();
-    let server = net.server.clone();
+    let net = &net;
     net.client(move || async move {
         let mut prober = Prober::new(&[icmp("c0", "192.0.2.2")]).unwrap();
         check_quick(&exchange(&mut prober, 0, 5).await);
-        sysctl(&server, "net.ipv4.icmp_echo_ignore_all=1");
+        net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
         prober.send(0, 77).unwrap();
         assert_eq!(
             answer_within(&mut prober, Duration::from_millis(300)).await,
             None
         );
-        sysctl(&server, "net.ipv4.icmp_echo_ignore_all=0");
+        net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "0");
         check_quick(&exchange(&mut prober, 0, 5).await);
         assert_eq!(prober.stats(0).sent, 11);
         assert_eq!(prober.stats(0).answered, 10);
@@ -317,9 +316,7 @@ fn a_lost_probe_has_no_answer_and_the_next_one_is_right() {
 #[test]
 fn a_deleted_device_is_an_error_and_its_return_is_used() {
     let net = Net::new();
-    let (client, server) = (net.client.clone(), net.server.clone());
-    let net = Arc::new(net);
-    let again = net.clone();
+    let net = &net;
     net.client(move || async move {
         let paths = [
             icmp("c0", "192.0.2.2"),
@@ -329,11 +326,11 @@ fn a_deleted_device_is_an_error_and_its_return_is_used() {
         let mut prober = Prober::new(&paths).unwrap();
         exchange(&mut prober, 0, 3).await;
         exchange(&mut prober, 2, 3).await;
-        ip(&format!("-n {client} link set c0 down"));
+        net.client.ip("link set c0 down");
         for path in 0..3 {
             prober.send(path, 1).expect_err("a device that is down");
         }
-        ip(&format!("-n {client} link del c0"));
+        net.client.ip("link del c0");
         for path in 0..3 {
             for seq in 0..3 {
                 let error = prober.send(path, seq).expect_err("a device that is gone");
@@ -347,9 +344,8 @@ fn a_deleted_device_is_an_error_and_its_return_is_used() {
             None
         );
         // Another index this time.
-        ip(&format!("-n {client} link add type veth"));
-        again.link(0);
-        let _ = server;
+        net.client.ip("link add type veth");
+        net.link(0);
         check_quick(&exchange(&mut prober, 0, 5).await);
         check_quick(&exchange(&mut prober, 2, 5).await);
     });
@@ -383,11 +379,8 @@ fn a_missing_device_is_no_reason_to_give_up_the_others() {
 fn an_unreachable_target_is_said_and_sending_goes_on() {
     let net = Net::new();
     // The server is also a router without a route.
-    sysctl(&net.server, "net.ipv4.ip_forward=1");
-    ip(&format!(
-        "-n {} route add 203.0.113.0/24 via 192.0.2.2",
-        net.client
-    ));
+    net.server.sysctl("net.ipv4.ip_forward", "1");
+    net.client.ip("route add 203.0.113.0/24 via 192.0.2.2");
     net.client(|| async {
         // A closed port, no route behind the gateway, a neighbour that does not exist, and one
         // that answers.
@@ -427,7 +420,7 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
     let net = Net::new();
     let tbf = "qdisc add dev c0 root tbf rate 1mbit burst 2000 limit 20000";
     let out = Command::new("tc")
-        .args(["-n", &net.client])
+        .args(["-n", &net.client.name])
         .args(tbf.split(' '))
         .output()
         .unwrap();
@@ -555,7 +548,7 @@ fn thread_cpu() -> Duration {
 #[test]
 fn without_the_capability_the_error_names_it() {
     let net = Net::new();
-    let error = finish(Net::spawn(&net.client, || {
+    let error = finish(net.client.spawn(|| {
         // The bare system call, so that only this thread loses its privileges.
         // SAFETY: changes credentials only.
         let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };

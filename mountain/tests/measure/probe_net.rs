@@ -4,41 +4,29 @@
 // Each test binary uses its part.
 #![allow(dead_code)]
 
+use std::future::Future;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
-use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
 use mountain::measure::reflect::{Limits, ReflectStats, Reflector};
+use testkit::Namespace;
 
 /// Two namespaces, "client" and "server", joined by two veth pairs: c0–s0 (192.0.2.0/25,
 /// 2001:db8:0::/64, fe80::c, fe80::d) and c1–s1 (192.0.2.128/25).
 pub struct Net {
-    pub client: String,
-    pub server: String,
+    pub client: Namespace,
+    pub server: Namespace,
 }
 
 impl Net {
     pub fn new() -> Self {
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "this test makes namespaces: run it as root"
-        );
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         let net = Net {
-            client: format!("mtp-c{id}"),
-            server: format!("mtp-s{id}"),
+            client: Namespace::new("pc"),
+            server: Namespace::new("ps"),
         };
-        let (c, s) = (&net.client, &net.server);
-        ip(&format!("netns add {c}"));
-        ip(&format!("netns add {s}"));
-        ip(&format!("-n {c} link set lo up"));
-        ip(&format!("-n {s} link set lo up"));
         net.link(0);
         net.link(1);
         net
@@ -46,42 +34,22 @@ impl Net {
 
     pub fn link(&self, n: u32) {
         let (c, s) = (&self.client, &self.server);
-        ip(&format!(
-            "-n {c} link add c{n} type veth peer name s{n} netns {s}"
-        ));
+        c.link(&format!("c{n}"), s, &format!("s{n}"));
         let (host_c, host_s) = (1 + n * 128, 2 + n * 128);
         for (ns, dev, host, local) in [(c, 'c', host_c, 'c'), (s, 's', host_s, 'd')] {
-            ip(&format!("-n {ns} link set {dev}{n} addrgenmode none"));
-            ip(&format!("-n {ns} link set {dev}{n} up"));
-            ip(&format!("-n {ns} addr add 192.0.2.{host}/25 dev {dev}{n}"));
-            ip(&format!(
-                "-n {ns} addr add 2001:db8:0:{n}::{local}/64 dev {dev}{n} nodad"
+            ns.ip(&format!("link set {dev}{n} addrgenmode none"));
+            ns.ip(&format!("link set {dev}{n} up"));
+            ns.ip(&format!("addr add 192.0.2.{host}/25 dev {dev}{n}"));
+            ns.ip(&format!(
+                "addr add 2001:db8:0:{n}::{local}/64 dev {dev}{n} nodad"
             ));
-            ip(&format!(
-                "-n {ns} addr add fe80::{local}/64 dev {dev}{n} nodad"
-            ));
+            ns.ip(&format!("addr add fe80::{local}/64 dev {dev}{n} nodad"));
         }
     }
 
-    /// Runs `job` on a thread of its own inside a namespace.
-    pub fn spawn<T: Send + 'static>(
-        name: &str,
-        job: impl FnOnce() -> T + Send + 'static,
-    ) -> JoinHandle<T> {
-        let file = std::fs::File::open(format!("/run/netns/{name}")).unwrap();
-        std::thread::spawn(move || {
-            nix::sched::setns(file.as_fd(), nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-            job()
-        })
-    }
-
     /// Runs an async `job` in the client's namespace and hands on its panic.
-    pub fn client<T, F>(&self, job: impl FnOnce() -> F + Send + 'static) -> T
-    where
-        T: Send + 'static,
-        F: std::future::Future<Output = T>,
-    {
-        finish(Self::spawn(&self.client, || runtime().block_on(job())))
+    pub fn client<T: Send, F: Future<Output = T>>(&self, job: impl FnOnce() -> F + Send) -> T {
+        self.client.with(|| runtime().block_on(job()))
     }
 
     /// A reflector in the server's namespace that runs until the value is dropped.
@@ -89,7 +57,7 @@ impl Net {
         let listen: SocketAddr = listen.parse().unwrap();
         let (ready, wait) = mpsc::channel();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let thread = Self::spawn(&self.server, move || {
+        let thread = self.server.spawn(move || {
             runtime().block_on(async {
                 let mut reflector = Reflector::bind(listen, Limits::default()).unwrap();
                 ready
@@ -112,14 +80,6 @@ impl Net {
     }
 }
 
-impl Drop for Net {
-    fn drop(&mut self) {
-        for ns in [&self.client, &self.server] {
-            let _ = Command::new("ip").args(["netns", "del", ns]).status();
-        }
-    }
-}
-
 pub struct RunningReflector {
     pub address: SocketAddr,
     pub stats: Arc<ReflectStats>,
@@ -136,18 +96,6 @@ impl Drop for RunningReflector {
             "the reflector panicked"
         );
     }
-}
-
-pub fn ip(args: &str) {
-    let out = Command::new("ip")
-        .args(args.split_whitespace())
-        .output()
-        .unwrap();
-    assert!(
-        out.status.success(),
-        "ip {args}: {}",
-        String::from_utf8_lossy(&out.stderr)
-    );
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {
@@ -222,16 +170,4 @@ pub fn check_quick(answers: &[Answer]) {
         assert!(answer.user_rtt_us >= answer.rtt_us, "{answer:?}");
         assert!(answer.queue_us.is_some(), "{answer:?}");
     }
-}
-
-pub fn sysctl(ns: &str, setting: &str) {
-    let out = Command::new("ip")
-        .args(["netns", "exec", ns, "sysctl", "-qw", setting])
-        .output();
-    let out = out.unwrap();
-    assert!(
-        out.status.success(),
-        "{setting}: {}",
-        String::from_utf8_lossy(&out.stderr)
-    );
 }

@@ -76,7 +76,7 @@ fn relay(
     let slow = Arc::new(AtomicBool::new(false));
     let active = slow.clone();
     let (ready, wait) = mpsc::channel();
-    let thread = Net::spawn(&net.server, move || {
+    let thread = net.server.spawn(move || {
         let near = UdpSocket::bind("192.0.2.2:0").unwrap();
         let far = UdpSocket::bind("192.0.2.2:0").unwrap();
         near.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -145,7 +145,7 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
     let address = SocketAddr::from(([192, 0, 2, 2], reflector.address.port()));
     let seed: u64 = rand::random();
     println!("seed {seed}");
-    let requests = finish(Net::spawn(&net.client, move || {
+    let requests = finish(net.client.spawn(move || {
         let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
         let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
         socket
@@ -201,15 +201,10 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
 #[test]
 fn replies_come_from_the_address_and_device_that_were_asked() {
     let net = Net::new();
-    ip(&format!("-n {} addr add 192.0.2.3/25 dev s0", net.server));
-    ip(&format!(
-        "-n {} addr add 198.51.100.9/32 dev lo",
-        net.server
-    ));
-    ip(&format!(
-        "-n {} route add 198.51.100.9 via 192.0.2.130 dev c1",
-        net.client
-    ));
+    net.server.ip("addr add 192.0.2.3/25 dev s0");
+    net.server.ip("addr add 198.51.100.9/32 dev lo");
+    net.client
+        .ip("route add 198.51.100.9 via 192.0.2.130 dev c1");
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
     let port = reflector.address.port();
     net.client(move || async move {
@@ -239,7 +234,7 @@ fn the_dscp_is_reported_and_returned_without_ecn() {
     for (listen, ipv6) in [("192.0.2.2:0", false), ("[2001:db8::d]:0", true)] {
         let reflector = net.reflector(listen, Duration::ZERO);
         let address = reflector.address;
-        finish(Net::spawn(&net.client, move || {
+        finish(net.client.spawn(move || {
             let any = if ipv6 { "[::]:0" } else { "0.0.0.0:0" };
             let socket = socket2::Socket::from(UdpSocket::bind(any).unwrap());
             timestamp::set_details(&socket, ipv6, false).unwrap();

@@ -85,7 +85,7 @@ fn what_was_cured_by_hand_is_possible() {
 #[test]
 fn looking_changes_nothing() {
     let net = Net::new();
-    net.router.sysctl("ipv4/ip_forward", "0");
+    net.router.sysctl("net/ipv4/ip_forward", "0");
     let all = || {
         let mut text = String::new();
         for (side, devices) in [

@@ -129,7 +129,7 @@ fn nexthop_objects_of_both_kinds_and_families() {
     host.ip("route add 10.11.0.0/16 nhid 1");
     // Without the compatible form, routes carry the id only.
     for compatible in ["1", "0"] {
-        host.sysctl("ipv4/nexthop_compat_mode", compatible);
+        host.sysctl("net/ipv4/nexthop_compat_mode", compatible);
         let topology = host.topology();
         assert_eq!(topology.groups.len(), 2, "mode {compatible}: {topology:#?}");
         assert_eq!(topology.groups[0].prefixes, nets(&["10.10.0.0/16"]));

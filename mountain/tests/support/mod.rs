@@ -17,14 +17,14 @@ pub mod tcx;
 mod traffic;
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::{self, JoinHandle};
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Deref;
+use std::process::{Child, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sched::{setns, CloneFlags};
 use serde_json::Value;
+use testkit::{ok, Namespace};
 
 #[allow(unused_imports)]
 pub use guard::Guard;
@@ -52,95 +52,20 @@ pub const LEAVE: Duration = Duration::from_secs(30);
 /// Flows first seen sooner after attaching stay where the kernel has them.
 pub const SETTLE: Duration = Duration::from_millis(2500);
 
-static COUNT: AtomicU32 = AtomicU32::new(0);
+/// A network namespace in which `mountain` runs: it is taken down before the namespace goes.
+pub struct Ns(Namespace);
 
-fn ok(what: &str, output: io::Result<Output>) -> String {
-    let output = output.unwrap_or_else(|e| panic!("{what}: {e}"));
-    assert!(
-        output.status.success(),
-        "{what}: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
+impl Deref for Ns {
+    type Target = Namespace;
 
-/// A network namespace, removed when dropped.
-pub struct Ns {
-    pub name: String,
+    fn deref(&self) -> &Namespace {
+        &self.0
+    }
 }
 
 impl Ns {
     pub fn new(role: &str) -> Self {
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "these tests make network namespaces: run them as root"
-        );
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("mtt-{}-{n}-{role}", std::process::id());
-        ok(
-            "ip netns add",
-            Command::new("ip").args(["netns", "add", &name]).output(),
-        );
-        let ns = Self { name };
-        ns.ip("link set lo up");
-        // Duplicate address detection would hold IPv6 back for a second or two.
-        ns.sysctl("net.ipv6.conf.default.accept_dad", "0");
-        ns
-    }
-
-    pub fn path(&self) -> String {
-        format!("/run/netns/{}", self.name)
-    }
-
-    /// Runs `ip` in the namespace; the arguments are split at blanks.
-    pub fn ip(&self, args: &str) -> String {
-        let output = Command::new("ip")
-            .args(["-n", &self.name])
-            .args(args.split_whitespace())
-            .output();
-        ok(&format!("ip {args}"), output)
-    }
-
-    pub fn try_ip(&self, args: &str) -> bool {
-        let output = Command::new("ip")
-            .args(["-n", &self.name])
-            .args(args.split_whitespace())
-            .output();
-        output.is_ok_and(|o| o.status.success())
-    }
-
-    /// A command in the namespace (not in a mount namespace of its own, as `ip netns exec` makes).
-    pub fn command(&self, program: &str) -> Command {
-        let mut c = Command::new("nsenter");
-        c.arg(format!("--net={}", self.path())).arg(program);
-        c
-    }
-
-    pub fn run(&self, line: &str) -> String {
-        let mut words = line.split_whitespace();
-        let output = self.command(words.next().unwrap()).args(words).output();
-        ok(line, output)
-    }
-
-    pub fn sysctl(&self, key: &str, value: &str) {
-        self.run(&format!("sysctl -qw {key}={value}"));
-    }
-
-    /// Runs `f` on a thread inside the namespace.
-    pub fn spawn<T: Send + 'static>(
-        &self,
-        f: impl FnOnce() -> T + Send + 'static,
-    ) -> JoinHandle<T> {
-        let file = File::open(self.path()).expect("the namespace exists");
-        thread::spawn(move || {
-            setns(&file, CloneFlags::CLONE_NEWNET).expect("setns");
-            f()
-        })
-    }
-
-    pub fn with<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
-        self.spawn(f).join().expect("no panic inside the namespace")
+        Self(Namespace::new(role))
     }
 
     pub fn mountain(&self, args: &str) -> Output {
@@ -201,9 +126,6 @@ impl Ns {
 impl Drop for Ns {
     fn drop(&mut self) {
         let _ = self.command(MOUNTAIN).arg("down").output();
-        let _ = Command::new("ip")
-            .args(["netns", "del", &self.name])
-            .output();
     }
 }
 
@@ -239,10 +161,7 @@ impl Net {
     /// Joins the hosts by path `i`.
     pub fn join(&self, i: u32) {
         let (c, s) = (&self.client, &self.server);
-        c.ip(&format!(
-            "link add u{i} type veth peer name s{i} netns {}",
-            s.name
-        ));
+        c.link(&format!("u{i}"), s, &format!("s{i}"));
         self.addresses(i);
     }
 

@@ -4,72 +4,39 @@
 // Each test program uses some of it.
 #![allow(dead_code)]
 
-use std::fs;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::ops::Deref;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use mountain::topology::{read_topology, Filter};
 use mountain::topology::{Member, Topology};
-use nix::sched::{setns, CloneFlags};
 
-/// A network namespace that goes away with the value.
-pub struct Namespace {
-    pub name: String,
+/// A network namespace whose routing is read.
+pub struct Namespace(testkit::Namespace);
+
+impl Deref for Namespace {
+    type Target = testkit::Namespace;
+
+    fn deref(&self) -> &testkit::Namespace {
+        &self.0
+    }
 }
 
 impl Namespace {
     pub fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "this test makes network namespaces: run it as root (sudo make test)"
-        );
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("mtnl-{}-{count}", std::process::id());
-        run("ip", &["netns", "add", &name]);
-        let namespace = Self { name };
-        namespace.ip("link set lo up");
-        // Duplicate address detection would hold IPv6 back for a second or two.
-        namespace.sysctl("ipv6/conf/default/accept_dad", "0");
-        namespace
-    }
-
-    /// Runs one `ip` command inside.
-    pub fn ip(&self, command: &str) {
-        let mut arguments = vec!["-n", &self.name];
-        arguments.extend(command.split_whitespace());
-        run("ip", &arguments);
-    }
-
-    /// Runs an `ip` command that this kernel may lack; says whether it worked.
-    pub fn try_ip(&self, command: &str) -> bool {
-        let output = Command::new("ip")
-            .args(["-n", &self.name])
-            .args(command.split_whitespace())
-            .output()
-            .expect("ip runs");
-        output.status.success()
+        Self(testkit::Namespace::new("nl"))
     }
 
     /// Runs `work` on a thread of its own inside the namespace, with a tokio runtime.
     pub fn within<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                let file = fs::File::open(format!("/run/netns/{}", self.name)).unwrap();
-                setns(file.as_fd(), CloneFlags::CLONE_NEWNET).unwrap();
-                tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()
-                    .unwrap()
-                    .block_on(work())
-            });
-            inside
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        self.with(|| {
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(work())
         })
     }
 
@@ -89,18 +56,6 @@ impl Namespace {
 
     pub fn index(&self, ifname: &str) -> u32 {
         self.within(async || nix::net::if_::if_nametoindex(ifname).unwrap())
-    }
-
-    pub fn sysctl(&self, path: &str, value: &str) {
-        self.within(async || fs::write(format!("/proc/sys/net/{path}"), value).unwrap());
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip")
-            .args(["netns", "del", &self.name])
-            .status();
     }
 }
 

@@ -171,7 +171,7 @@ fn lost_flows_and_wrong_bulk_configurations_are_told() {
     let running = bulk::start(cfg.clone()).unwrap();
     sleep(Duration::from_millis(200));
     // Every further segment is answered by a reset.
-    let ns = format!("--net=/run/netns/{}", net.server);
+    let ns = format!("--net={}", net.server.path());
     let rules = "add table ip t; add chain ip t c { type filter hook input priority 0; }; \
                  add rule ip t c tcp dport 7013 reject with tcp reset";
     assert!(Command::new("nsenter")

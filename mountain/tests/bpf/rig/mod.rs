@@ -34,9 +34,11 @@ pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace");
         let all = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
         let mut one = nix::sched::CpuSet::new();
-        let cpu = (0..nix::sched::CpuSet::count())
-            .find(|&c| all.is_set(c).unwrap())
-            .unwrap();
+        let cpus: Vec<usize> = (0..nix::sched::CpuSet::count())
+            .filter(|&c| all.is_set(c).unwrap())
+            .collect();
+        // Tests that run beside each other, each in its own process, do not share one.
+        let cpu = cpus[std::process::id() as usize % cpus.len()];
         one.set(cpu).unwrap();
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &one).unwrap();
         ip("link set lo up");

@@ -80,8 +80,8 @@ fn forwarding_is_needed_and_can_be_switched_on() {
     net.server.ip("route add default via 10.0.1.1");
     net.client.ip("-6 route add default via fd00:8::17");
     net.server.ip("-6 route add default via fd00:1::1");
-    net.router.sysctl("ipv4/ip_forward", "0");
-    net.router.sysctl("ipv6/conf/all/forwarding", "0");
+    net.router.sysctl("net/ipv4/ip_forward", "0");
+    net.router.sysctl("net/ipv6/conf/all/forwarding", "0");
     let values = || inside(&net.router, "sysctl -a --pattern forward");
     let before = values();
     for (rule, todo) in [
@@ -185,7 +185,7 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
     apply(&good).unwrap();
     assert!(proxy() == "1\n" && gro(&net.client, "c0") && gro(&net.router, "r1"));
     // What somebody has changed since is theirs.
-    net.router.sysctl("ipv4/conf/r0/proxy_arp", "2");
+    net.router.sysctl("net/ipv4/conf/r0/proxy_arp", "2");
     undo(&good).unwrap();
     assert_eq!(proxy(), "2\n");
     assert!(!gro(&net.client, "c0") && !gro(&net.router, "r1"));

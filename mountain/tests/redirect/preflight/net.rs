@@ -36,8 +36,8 @@ impl Net {
             side.ip(&format!("addr add fd00:{address}/64 dev {device} nodad"));
             side.ip(&format!("link set {device} up"));
         }
-        net.router.sysctl("ipv4/ip_forward", "1");
-        net.router.sysctl("ipv6/conf/all/forwarding", "1");
+        net.router.sysctl("net/ipv4/ip_forward", "1");
+        net.router.sysctl("net/ipv6/conf/all/forwarding", "1");
         net
     }
 

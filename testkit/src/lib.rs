@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Network namespaces and links for tests. Needs root and iproute2.
+//!
+//! Everything panics where it fails, with what was tried and what the system said.
+
+mod namespace;
+
+pub use namespace::Namespace;
+
+use std::io;
+use std::process::{Command, Output};
+
+/// What a command printed.
+///
+/// # Panics
+/// When it could not be started or failed; `what` names it.
+pub fn ok(what: &str, output: io::Result<Output>) -> String {
+    let output = output.unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(
+        output.status.success(),
+        "{what}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs `ip` where this process is; the arguments are split at blanks.
+pub fn ip(args: &str) -> String {
+    let output = Command::new("ip").args(args.split_whitespace()).output();
+    ok(&format!("ip {args}"), output)
+}

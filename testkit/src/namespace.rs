@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! A network namespace with a name, and veth links between two.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+use nix::sched::{setns, CloneFlags};
+
+use crate::{ip, ok};
+
+/// A network namespace, deleted when dropped. Its loopback device is up.
+pub struct Namespace {
+    /// As `ip netns` knows it.
+    pub name: String,
+}
+
+impl Namespace {
+    /// A new one. `role` is part of its name, for whoever looks at a test that hangs.
+    pub fn new(role: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "this test makes network namespaces: run it as root"
+        );
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("mtt-{}-{n}-{role}", std::process::id());
+        ip(&format!("netns add {name}"));
+        let namespace = Self { name };
+        namespace.ip("link set lo up");
+        // Duplicate address detection would hold IPv6 back for a second or two.
+        namespace.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        namespace
+    }
+
+    /// The file that stands for it.
+    pub fn path(&self) -> String {
+        format!("/run/netns/{}", self.name)
+    }
+
+    /// Runs `ip` in there; the arguments are split at blanks.
+    pub fn ip(&self, args: &str) -> String {
+        ip(&format!("-n {} {args}", self.name))
+    }
+
+    /// Whether an `ip` command worked that this kernel may lack.
+    pub fn try_ip(&self, args: &str) -> bool {
+        let output = Command::new("ip")
+            .args(["-n", &self.name])
+            .args(args.split_whitespace())
+            .output();
+        output.is_ok_and(|o| o.status.success())
+    }
+
+    /// A command in there, but not in a mount namespace of its own, as `ip netns exec` makes.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path())).arg(program);
+        command
+    }
+
+    /// Runs a command, split at blanks, and gives what it printed.
+    pub fn run(&self, line: &str) -> String {
+        let mut words = line.split_whitespace();
+        let output = self.command(words.next().unwrap()).args(words).output();
+        ok(line, output)
+    }
+
+    /// Sets a sysctl. `key` has dots, or slashes where a device's name has dots.
+    pub fn sysctl(&self, key: &str, value: &str) {
+        let key = if key.contains('/') {
+            key.to_owned()
+        } else {
+            key.replace('.', "/")
+        };
+        let path = PathBuf::from("/proc/sys").join(key);
+        self.with(|| fs::write(&path, value).unwrap_or_else(|e| panic!("{}: {e}", path.display())));
+    }
+
+    /// Joins `dev` of this namespace to `far_dev` of `far` by a veth pair, both down.
+    pub fn link(&self, dev: &str, far: &Namespace, far_dev: &str) {
+        self.ip(&format!(
+            "link add {dev} type veth peer name {far_dev} netns {}",
+            far.name
+        ));
+    }
+
+    /// Runs `f` on a thread in there.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let file = File::open(self.path()).expect("the namespace exists");
+        thread::spawn(move || {
+            setns(&file, CloneFlags::CLONE_NEWNET).expect("setns");
+            f()
+        })
+    }
+
+    /// Runs `f` in there, waits for it, and hands on its panic.
+    pub fn with<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        let file = File::open(self.path()).expect("the namespace exists");
+        let inside = || {
+            setns(&file, CloneFlags::CLONE_NEWNET).expect("setns");
+            f()
+        };
+        thread::scope(|scope| {
+            let thread = scope.spawn(inside);
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
+    }
+}
