@@ -25,6 +25,19 @@ pub fn ok(what: &str, output: io::Result<Output>) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// `sysctl -a` without what is of the whole machine: the congestion controls that there are, which other
+/// tests add to and take away meanwhile.
+pub fn own_sysctls(text: &str) -> String {
+    let ours = |line: &&str| {
+        !line.starts_with("net.ipv4.tcp_available_congestion_control ")
+            && !line.starts_with("net.ipv4.tcp_allowed_congestion_control ")
+    };
+    text.lines()
+        .filter(ours)
+        .flat_map(|line| [line, "\n"])
+        .collect()
+}
+
 /// Runs `ip` where this process is; the arguments are split at blanks.
 pub fn ip(args: &str) -> String {
     let output = Command::new("ip").args(args.split_whitespace()).output();

@@ -24,7 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use testkit::{ok, Namespace};
+use testkit::{ok, own_sysctls, Namespace};
 
 #[allow(unused_imports)]
 pub use guard::Guard;
@@ -105,7 +105,7 @@ impl Ns {
             out += &self.ip(args);
         }
         for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
-            out += &self.run(line);
+            out += &own_sysctls(&self.run(line));
         }
         for dev in ["u0", "u1"] {
             out += &format!(
