@@ -49,19 +49,6 @@ pub struct FlowKey {
     pub proto: u8,
 }
 
-impl FlowKey {
-    /// The flow's hash, which [`crate::steer::rendezvous::choose`] takes.
-    pub fn hash(&self, seed: u32) -> u32 {
-        let mut words = [0; 10];
-        words[..4].copy_from_slice(&encode::addr(self.source.ip()));
-        words[4..8].copy_from_slice(&encode::addr(self.destination.ip()));
-        let [s, d] = [self.source.port(), self.destination.port()].map(u16::to_be_bytes);
-        words[8] = u32::from_ne_bytes([s[0], s[1], d[0], d[1]]);
-        words[9] = u32::from_ne_bytes([self.proto, self.source.is_ipv6().into(), 0, 0]);
-        crate::steer::rendezvous::flow_hash(&words, seed)
-    }
-}
-
 impl From<&types::mtn_flow_key> for FlowKey {
     fn from(k: &types::mtn_flow_key) -> Self {
         let v6 = k.ipv6 != 0;

@@ -13,6 +13,7 @@ pub mod config;
 mod dead;
 mod held;
 pub mod nft;
+mod status;
 pub mod uplinks;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,7 +24,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 use tracing::{debug, info, warn};
 
 use crate::bpf::placement::{PathMark, Programs, Rule, Settings, Wants};
@@ -38,6 +38,7 @@ use crate::topology::{Kind, PathMasks, Topology};
 use aside::Aside;
 use config::{Forward, PlacementConfig, RuleConfig, Spread};
 use dead::Dead;
+pub use status::{PlacementStatus, Suspension, UplinkStatus};
 
 /// So many ticks back a change of the routing may have happened when it becomes known.
 const LOOKS: usize = 5;
@@ -96,45 +97,6 @@ pub struct Placer {
     closed: BTreeSet<String>,
     /// Whether rules and tables outlive it.
     leaves: bool,
-}
-
-/// A family whose new flows are left to the kernel, as it prefers another way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Suspension {
-    pub ipv6: bool,
-    /// What the kernel prefers.
-    pub why: String,
-    /// Flows, at most, that were placed after the kernel had changed its way and before that was known.
-    pub began_between: u64,
-}
-
-/// Placement in `mountain status`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacementStatus {
-    pub uplinks: Vec<UplinkStatus>,
-    /// The bits of packet marks that are ours, in hexadecimal.
-    pub mark_mask: String,
-    /// Whether forwarded connections are placed.
-    pub forwarding: bool,
-    /// Devices by which they come.
-    pub inner_devices: Vec<u32>,
-    /// Rules that are not in force, each with the reason.
-    pub unresolved: Vec<String>,
-    /// TCP connections on dead uplinks that were reset.
-    pub connections_reset: u64,
-    /// Families that are left to the kernel.
-    pub suspended: Vec<Suspension>,
-    /// Addresses of uplinks without a rule, as connections from them are SNATed.
-    pub held_addresses: Vec<IpAddr>,
-    pub counters: BTreeMap<String, u64>,
-}
-
-/// An uplink that new flows are placed on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UplinkStatus {
-    pub device: String,
-    /// In hexadecimal.
-    pub mark: String,
 }
 
 /// A path that takes new flows.
@@ -583,29 +545,6 @@ impl Placer {
     /// Flows that were placed on a path.
     pub fn placed(&self, path: usize) -> u64 {
         self.programs.placed(path)
-    }
-
-    /// For `mountain status`.
-    ///
-    /// # Errors
-    /// When the counters cannot be read.
-    pub fn status(&self) -> Result<PlacementStatus> {
-        let uplinks = self.plan.uplinks.iter().map(|(mark, device)| UplinkStatus {
-            device: device.clone(),
-            mark: format!("{mark:#x}"),
-        });
-        let counters = self.programs.stats()?.into_iter();
-        Ok(PlacementStatus {
-            uplinks: uplinks.collect(),
-            mark_mask: format!("{:#x}", self.config.mark_mask),
-            forwarding: self.table.is_some(),
-            inner_devices: self.programs.attached(),
-            unresolved: self.unresolved.clone(),
-            connections_reset: self.dead.reset() as u64,
-            suspended: self.suspended.clone(),
-            held_addresses: self.held.iter().copied().collect(),
-            counters: counters.map(|(name, n)| (name.to_owned(), n)).collect(),
-        })
     }
 }
 

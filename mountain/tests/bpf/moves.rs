@@ -14,12 +14,28 @@ use crate::rig::{
 use mountain::bpf::flows::{Class, FlowKey, MoveReason};
 use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks};
 use mountain::measure::wire::DEFAULT_PORT;
-use mountain::steer::rendezvous::{choose, inv_weight, path_salt};
+use mountain::steer::rendezvous::{self, choose, inv_weight, path_salt};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 fn packet(port: u16, payload: usize) -> Vec<u8> {
     Ip::v4(UDP, udp(port, 2, payload)).on(0)
+}
+
+/// The flow's hash as the program computes it, which [`choose`] takes.
+fn flow_hash(key: &FlowKey) -> u32 {
+    let mut bytes = [0; 40];
+    for (part, address) in [(0, key.source.ip()), (16, key.destination.ip())] {
+        match address {
+            IpAddr::V4(a) => bytes[part..part + 4].copy_from_slice(&a.octets()),
+            IpAddr::V6(a) => bytes[part..part + 16].copy_from_slice(&a.octets()),
+        }
+    }
+    bytes[32..34].copy_from_slice(&key.source.port().to_be_bytes());
+    bytes[34..36].copy_from_slice(&key.destination.port().to_be_bytes());
+    bytes[36..38].copy_from_slice(&[key.proto, key.source.is_ipv6().into()]);
+    let word = |i: usize| u32::from_ne_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap());
+    rendezvous::flow_hash(&std::array::from_fn(word), settings().hash_seed)
 }
 
 /// A source port whose flow hashes to `member` of two in the rig's IPv4 group.
@@ -32,7 +48,7 @@ fn port_of(member: usize) -> u16 {
                 destination: SocketAddr::new(DST4, 2),
                 proto: UDP,
             };
-            let hash = key.hash(settings().hash_seed);
+            let hash = flow_hash(&key);
             choose(hash, &salts, &[inv_weight(1); 2], 0b11) == Some(member)
         })
         .unwrap()
@@ -118,7 +134,7 @@ fn new_flows_go_where_rendezvous_says() {
                     destination: SocketAddr::new(ip.dst, dport),
                     proto: ip.proto,
                 };
-                let want = choose(key.hash(settings().hash_seed), &salts, &inv, mask).unwrap();
+                let want = choose(flow_hash(&key), &salts, &inv, mask).unwrap();
                 // It comes by a member's device and gateway, like any packet of this group.
                 let here = rng.random_range(0..n);
                 let mut p = ip.on(0);
