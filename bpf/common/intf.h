@@ -218,6 +218,7 @@ struct mtn_frag {
 struct mtn_traffic {
 	__u64 packets;
 	__u64 bytes;
+	__u64 latency_bytes;	/* of latency flows, our own probes apart */
 };
 
 /* Per path; `start_ns` is the claim that lets one CPU merge an interval. */

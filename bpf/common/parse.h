@@ -53,7 +53,8 @@ struct mtn_pkt {
 	__u32 l3_len;		/* of the largest packet on the wire, set by the program */
 	__u8 flags;		/* MTN_PKT_* */
 	__u8 dsfield;
-	__u16 pad;
+	__u8 bulk;		/* the flow's class, set by the program */
+	__u8 pad;
 };
 
 /*

@@ -84,4 +84,14 @@ static __always_inline void mtn_account(__u32 path, __u32 len, __u32 packets, __
 	t->bytes += len;
 }
 
+/* Counts a latency flow's packet of @len bytes that is to leave by @path. */
+__noinline int mtn_account_latency(__u32 path, __u32 len)
+{
+	struct mtn_traffic *t = bpf_map_lookup_elem(&traffic, &path);
+
+	if (t)
+		t->latency_bytes += len;
+	return 0;
+}
+
 #endif

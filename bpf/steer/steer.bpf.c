@@ -354,7 +354,7 @@ static __always_inline bool mtn_is_elastic(const struct mtn_flow *flow, const st
 
 /* Accounts a packet to its flow and, once a window, settles the flow's class. */
 static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_buff *skb,
-					     const struct mtn_pkt *pkt, __u64 now)
+					     struct mtn_pkt *pkt, __u64 now)
 {
 	/* Another CPU may have begun the window in the next tick. */
 	__u64 elapsed = now > flow->window_start_ns ? now - flow->window_start_ns : 0;
@@ -373,6 +373,7 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 		/* The window is not over, but nothing can lower its bytes. */
 		flow->class = MTN_CLASS_BULK;
 	}
+	pkt->bulk = flow->class == MTN_CLASS_BULK;
 	if (elapsed < config.window_ns)
 		return;
 	/* A window that began before a pause says nothing about the rate now: only whole ones. */
@@ -632,10 +633,14 @@ int mountain_steer(struct __sk_buff *skb)
 
 	pkt.l3_len = mtn_l3_len(skb, &pkt, mtn_path_at(here));
 	to = mtn_path_for(skb, &pkt, here, now);
-	if (to >= MTN_MAX_PATHS)
+	if (to >= MTN_MAX_PATHS) {
+		mtn_account_latency(here, skb->len);
 		goto pass;
+	}
 	if (to != here && !mtn_can_redirect(skb, &pkt, mtn_path_at(here), mtn_path_at(to)))
 		to = here;
+	if (!pkt.bulk)
+		mtn_account_latency(to, skb->len);
 	if (pkt.flags & MTN_PKT_FRAG_FIRST)
 		mtn_frag_remember(&pkt, to);
 	if (to != here)

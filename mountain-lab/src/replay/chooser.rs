@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::{bail, Result};
-use mountain::config::SteerConfig;
 use mountain::steer::policy::{Event, PathInput, Policy};
 
 use super::window::Window;
@@ -132,6 +131,9 @@ impl Chooser for Oracle {
     }
 }
 
+/// Rate of a thin flow, bit/s.
+const THIN_BPS: f64 = 1e5;
+
 /// The product's policy, with probes that meet what the recording holds.
 struct Mountain {
     policy: Policy,
@@ -143,17 +145,14 @@ struct Mountain {
 
 impl Mountain {
     fn new(paths: usize, hz: Option<u32>, seed: u64) -> Self {
-        let mut config = SteerConfig::default();
-        if let Some(hz) = hz {
-            config.probe_interval_ms = 1000 / hz;
-        }
         let inputs = (0..paths).map(|i| PathInput {
             name: format!("path{i}"),
-            power_cost_us: 0.0,
+            cost_us: 0.0,
             capacity_bps: None,
+            metered: hz.is_some_and(|hz| hz < 100),
         });
         Mountain {
-            policy: Policy::new(&config, vec![(0..paths).collect()], inputs.collect(), seed),
+            policy: Policy::new(vec![(0..paths).collect()], inputs.collect(), seed),
             flight: BTreeMap::new(),
             // Probes of different paths are not sent at the same moment.
             next_us: (0..paths as u64).map(|i| i * 10_000).collect(),
@@ -195,7 +194,17 @@ impl Chooser for Mountain {
             }
         }
         self.policy.tick(now_us);
-        self.policy.current().groups[0].latency
+        let used = self.policy.current().groups[0].latency;
+        // A thin flow on each path that is used, as the daemon counts it.
+        for path in (0..window.paths.len()).filter(|path| used & 1 << path != 0) {
+            self.policy.event(Event::Egress {
+                path,
+                at_us: now_us,
+                rate_bps: THIN_BPS,
+                latency_bps: THIN_BPS,
+            });
+        }
+        used
     }
 
     fn probes(&self) -> u64 {

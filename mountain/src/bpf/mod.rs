@@ -100,6 +100,8 @@ pub struct Settings {
 pub struct Traffic {
     pub packets: u64,
     pub bytes: u64,
+    /// Of latency flows, our own probes apart.
+    pub latency_bytes: u64,
 }
 
 /// Names of the counters, in the order of `mtn_stat` in bpf/common/intf.h.
@@ -445,6 +447,7 @@ impl Steer {
         Ok(cpus.iter().fold(Traffic::default(), |t, cpu| Traffic {
             packets: t.packets + word(cpu, 0),
             bytes: t.bytes + word(cpu, 8),
+            latency_bytes: t.latency_bytes + word(cpu, 16),
         }))
     }
 

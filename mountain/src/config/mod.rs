@@ -19,10 +19,11 @@ use crate::host::text::whole_prefix;
 use crate::measure::probe::Target;
 use crate::placement::config::{self as rules, PlacementConfig, RuleConfig};
 use crate::redirect::config::{self as redirects, RedirectConfig};
-use crate::steer::cost::{Band, Objective, Weights};
 use crate::topology::Filter;
 
 pub use save::save_redirects;
+
+mod retired;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -49,47 +50,11 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SteerConfig {
-    /// What to optimise: `jitter`, `latency`, `throughput` or `power`. Default `jitter`.
-    pub objective: Objective,
-    /// Weight of p95 − p50, 0..=1. Default: that of the objective.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub jitter_weight: Option<f64>,
-    /// What a loss of 100% would cost, in µs. Default: that of the objective.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub loss_weight_us: Option<f64>,
     /// Only multipath routes inside these prefixes are steered. Default: all (empty).
     pub routes: Vec<IpNet>,
     /// Flows from these sources may be moved although the addresses are not this host's and replies
     /// to them do not go inwards: NAT to addresses that every uplink accepts. Default: none.
     pub movable_sources: Vec<IpNet>,
-    /// Time between two probes of a path, 5..=1000 ms; a fifth of it at times (docs/steering.md). Default 50.
-    pub probe_interval_ms: u32,
-    /// How far back probes count, 1..=120 s. Default 10.
-    pub window_s: f64,
-    /// Time in which the weight of a probe halves, 0.1..=120 s. Default 2.
-    pub half_life_s: f64,
-    /// Cost differences below this never move traffic, in µs, 0..=1000000. Default 2000.
-    pub equivalence_band_us: f64,
-    /// ... nor those below this share of the best cost, in percent, 0..=100. Default 10.
-    pub equivalence_band_percent: f64,
-    /// A path is left when this many ... Default 3.
-    pub beyond_count: usize,
-    /// ... of this many latest probes were beyond the best path's p95 plus the band, 1..=32.
-    /// Default 6.
-    pub beyond_of: usize,
-    /// A path is left when this many probes in a row were lost, 1..=32. Default 3.
-    pub lost_in_row: usize,
-    /// A probe is lost at the age of twice the path's p95, but not before this, 10..=10000 ms.
-    /// Default 60.
-    pub lost_min_ms: u32,
-    /// How long a path must be good before it is used again, the first time; doubled with each
-    /// flap, 0.1..=3600 s. Default 3.
-    pub hold_min_s: f64,
-    /// Longest such time, 0.1..=3600 s; as much good behaviour halves the next one. Default 60.
-    pub hold_max_s: f64,
-    /// Random part added to each hold so that hosts do not return together, in percent of it,
-    /// 0..=100. Default 25.
-    pub hold_spread_percent: f64,
     /// A flow is of class `latency` below this rate over 1 s, in bit/s. Default 1500000.
     pub latency_below_bps: u64,
     /// A flow is of class `bulk` above this rate, in bit/s. Default 3000000.
@@ -108,30 +73,18 @@ pub struct SteerConfig {
     /// Weight of the newest interval in the two load averages, 0..=1024 (1024 = no memory).
     /// Default 512.
     pub k_factor: u32,
-    /// Cost factor of the published rule (policy `argmax-load`, a baseline), 1..=1000000. Default 100.
-    pub cost_weight: u32,
+    /// How much the paths' `cost` counts, 0..=1000. Default 1.
+    pub cost_weight: f64,
+    /// Differences of delay up to this move no flow, in ms, 1..=10000; on long or noisy paths larger ones do not either.
+    /// Default 5.
+    pub tolerance_ms: f64,
 }
 
 impl Default for SteerConfig {
     fn default() -> Self {
         SteerConfig {
-            objective: Objective::Jitter,
-            jitter_weight: None,
-            loss_weight_us: None,
             routes: Vec::new(),
             movable_sources: Vec::new(),
-            probe_interval_ms: 50,
-            window_s: 10.0,
-            half_life_s: 2.0,
-            equivalence_band_us: 2000.0,
-            equivalence_band_percent: 10.0,
-            beyond_count: 3,
-            beyond_of: 6,
-            lost_in_row: 3,
-            lost_min_ms: 60,
-            hold_min_s: 3.0,
-            hold_max_s: 60.0,
-            hold_spread_percent: 25.0,
             latency_below_bps: 1_500_000,
             bulk_above_bps: 3_000_000,
             elastic_above_bps: 200_000,
@@ -139,47 +92,13 @@ impl Default for SteerConfig {
             force_after_ms: 2000,
             flow_table_entries: 131_072,
             k_factor: 512,
-            cost_weight: 100,
+            cost_weight: 1.0,
+            tolerance_ms: 5.0,
         }
     }
 }
 
 impl SteerConfig {
-    /// The objective's weights with those given replaced.
-    pub fn weights(&self) -> Weights {
-        let preset = self.objective.weights();
-        Weights {
-            jitter: self.jitter_weight.unwrap_or(preset.jitter),
-            loss_us: self.loss_weight_us.unwrap_or(preset.loss_us),
-            ..preset
-        }
-    }
-
-    pub fn band(&self) -> Band {
-        Band {
-            floor_us: self.equivalence_band_us,
-            percent: self.equivalence_band_percent,
-        }
-    }
-
-    /// Window length in µs.
-    pub fn window_us(&self) -> u64 {
-        (self.window_s * 1e6) as u64
-    }
-
-    /// Half-life in µs.
-    pub fn half_life_us(&self) -> u64 {
-        (self.half_life_s * 1e6) as u64
-    }
-
-    /// Shortest and longest hold in µs.
-    pub fn hold_us(&self) -> (u64, u64) {
-        (
-            (self.hold_min_s * 1e6) as u64,
-            (self.hold_max_s * 1e6) as u64,
-        )
-    }
-
     /// The first value out of range: its key and what is wrong with it.
     fn check(&self) -> Result<(), (&'static str, String)> {
         let float = |key, v: f64, min: f64, max: f64| match v {
@@ -197,41 +116,6 @@ impl SteerConfig {
             let whole = nets.iter().try_for_each(whole_prefix);
             whole.map_err(|text| (key, text))?;
         }
-        float("jitter_weight", self.jitter_weight.unwrap_or(0.0), 0.0, 1.0)?;
-        float(
-            "loss_weight_us",
-            self.loss_weight_us.unwrap_or(0.0),
-            0.0,
-            1e9,
-        )?;
-        int("probe_interval_ms", self.probe_interval_ms.into(), 5, 1000)?;
-        float("window_s", self.window_s, 1.0, 120.0)?;
-        float("half_life_s", self.half_life_s, 0.1, 120.0)?;
-        float("equivalence_band_us", self.equivalence_band_us, 0.0, 1e6)?;
-        float(
-            "equivalence_band_percent",
-            self.equivalence_band_percent,
-            0.0,
-            100.0,
-        )?;
-        int("beyond_of", self.beyond_of as u64, 1, 32)?;
-        int(
-            "beyond_count",
-            self.beyond_count as u64,
-            1,
-            self.beyond_of as u64,
-        )?;
-        int("lost_in_row", self.lost_in_row as u64, 1, 32)?;
-        int("lost_min_ms", self.lost_min_ms.into(), 10, 10_000)?;
-        float("hold_min_s", self.hold_min_s, 0.1, 3600.0)?;
-        float("hold_max_s", self.hold_max_s, 0.1, 3600.0)?;
-        if self.hold_max_s < self.hold_min_s {
-            let text = format!(
-                "{} is less than hold_min_s ({})",
-                self.hold_max_s, self.hold_min_s
-            );
-            return Err(("hold_max_s", text));
-        }
         int(
             "flowlet_margin_us",
             self.flowlet_margin_us.into(),
@@ -239,7 +123,6 @@ impl SteerConfig {
             1_000_000,
         )?;
         int("force_after_ms", self.force_after_ms.into(), 0, 600_000)?;
-        float("hold_spread_percent", self.hold_spread_percent, 0.0, 100.0)?;
         int("latency_below_bps", self.latency_below_bps, 1, u64::MAX)?;
         if self.bulk_above_bps < self.latency_below_bps {
             let text = format!(
@@ -256,7 +139,8 @@ impl SteerConfig {
             1 << 24,
         )?;
         int("k_factor", self.k_factor.into(), 0, 1024)?;
-        int("cost_weight", self.cost_weight.into(), 1, 1_000_000)
+        float("cost_weight", self.cost_weight, 0.0, 1000.0)?;
+        float("tolerance_ms", self.tolerance_ms, 1.0, 10_000.0)
     }
 }
 
@@ -275,9 +159,16 @@ pub struct PathConfig {
     /// What the path can carry, in Mbit/s; tells our own load from foreign load. Default: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_mbit: Option<f64>,
-    /// Handicap of the path in µs of cost. Default 0.
+    /// What using it costs: it is used like a path that is this much longer, in ms, times `cost_weight`;
+    /// 0..=10000. Default 0.
     #[serde(default)]
-    pub power_cost_us: f64,
+    pub cost: f64,
+    /// Probe it 20 times a second at most, as its traffic costs money; `wwan` devices are so anyway. Default false.
+    #[serde(default)]
+    pub metered: bool,
+    /// What `cost` was called, in µs.
+    #[serde(default, skip_serializing)]
+    power_cost_us: f64,
     /// Where probes go: an address (ICMP echo), or address:port of a `mountain reflect`, which
     /// tells the directions apart. Default: the gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -311,9 +202,9 @@ impl PathConfig {
                 ));
             }
         }
-        if !(0.0..=1e9).contains(&self.power_cost_us) {
-            let text = format!("{} is not within 0..=1000000000", self.power_cost_us);
-            return Err(("power_cost_us", text));
+        if !(0.0..=1e4).contains(&self.cost) {
+            let text = format!("{} is not within 0..=10000", self.cost);
+            return Err(("cost", text));
         }
         Ok(())
     }
@@ -357,7 +248,7 @@ pub enum ConfigError {
         file: PathBuf,
         source: std::io::Error,
     },
-    /// `key` is the dotted name, e.g. `steer.window_s`, or `path 2: dev` for the second `[[path]]`;
+    /// `key` is the dotted name, e.g. `steer.k_factor`, or `path 2: dev` for the second `[[path]]`;
     /// empty when the file is not even TOML and the line names none.
     #[error("{}:{line}: {}{message}", file.display(), prefix(key))]
     Bad {
@@ -440,6 +331,8 @@ impl Config {
             key,
             message,
         };
+        let (blanked, retired) = retired::without(text, file);
+        let (written, text) = (text, blanked.as_str());
         let mut config: Config = toml::from_str(text).map_err(|e| {
             let offset = e.span().map_or(0, |s| s.start);
             let key = key_at(text, offset);
@@ -456,7 +349,18 @@ impl Config {
             let (offset, name) = locate(text, table, key);
             bad(offset, name, message)
         })?;
-        config.hints = hints(text, file);
+        config.hints = hints(written, file);
+        config.hints.extend(retired);
+        for (path, n) in config.path.iter_mut().zip(1..) {
+            if path.power_cost_us > 0.0 && path.cost == 0.0 {
+                path.cost = path.power_cost_us / 1e3;
+                config.hints.push(format!(
+                    "{}: path {n}: power_cost_us is called cost now, in ms: write cost = {}",
+                    file.display(),
+                    path.cost
+                ));
+            }
+        }
         Ok(config)
     }
 

@@ -30,15 +30,7 @@ fn the_sample_is_the_defaults() {
         })
         .map(|l| format!("{l}\n"))
         .collect();
-    let mut config = parse(&bare).expect(&bare);
-    assert_eq!(
-        config.steer.jitter_weight.take(),
-        Some(config.steer.objective.weights().jitter)
-    );
-    assert_eq!(
-        config.steer.loss_weight_us.take(),
-        Some(config.steer.objective.weights().loss_us)
-    );
+    let config = parse(&bare).expect(&bare);
     assert_eq!(config.steer, SteerConfig::default());
     assert_eq!(config.path.len(), 1);
     assert_eq!(config.redirect.len(), 1);
@@ -65,7 +57,7 @@ fn the_sample_is_the_defaults() {
 fn a_full_path_table() {
     let c = parse(
         "[[path]]\ndev = \"eth0\"\ngateway = \"fe80::1\"\nname = \"fibre\"\ncapacity_mbit = 30\n\
-         power_cost_us = 5\nprobe_target = \"[2001:db8::1]:8610\"\n[[path]]\ndev = \"wg0\"\n\
+         cost = 5\nmetered = true\nprobe_target = \"[2001:db8::1]:8610\"\n[[path]]\ndev = \"wg0\"\n\
          probe_target = \"192.0.2.9\"\n",
     )
     .unwrap();
@@ -92,8 +84,8 @@ fn errors_name_file_line_and_key() {
             "unknown field",
         ),
         (
-            "[steer]\n\nwindow_s = \"x\"\n",
-            "/etc/mountain.toml:3: steer.window_s: ",
+            "[steer]\nwindow_s = 3\n\nk_factor = \"x\"\n",
+            "/etc/mountain.toml:4: steer.k_factor: ",
             "invalid type",
         ),
         (
@@ -112,19 +104,14 @@ fn errors_name_file_line_and_key() {
             "-1",
         ),
         (
-            "[steer]\nobjective = \"speed\"\n",
-            "/etc/mountain.toml:2: steer.objective: ",
-            "speed",
+            "[[path]]\ndev = \"a\"\ncost = 1e5\n",
+            "/etc/mountain.toml:3: path 1: cost: ",
+            "not within",
         ),
         (
-            "[steer]\nwindow_s = nan\n",
-            "/etc/mountain.toml:2: steer.window_s: ",
+            "[steer]\ncost_weight = nan\n",
+            "/etc/mountain.toml:2: steer.cost_weight: ",
             "NaN",
-        ),
-        (
-            "[steer]\nhold_min_s = 90\n",
-            "/etc/mountain.toml:1: steer.hold_max_s: ",
-            "less than",
         ),
         (
             "[steer]\nroutes = [\"10.0.0.0/40\"]\n",
@@ -214,4 +201,25 @@ fn the_old_name_of_a_table_is_read_with_a_hint() {
     let error = error("[start]\nidle_s = 1\n");
     assert!(error.contains(":2: start.idle_s: 1 is not"), "{error}");
     assert!(parse("[start]\n[placement]\n").is_err());
+}
+
+#[test]
+fn keys_of_the_old_policy_are_read_with_a_hint() {
+    let text = "[steer]\nobjective = \"jitter\" # steady\nhold_max_s = 90\ncost_weight = 2.0\n\
+                [[path]]\ndev = \"a\"\npower_cost_us = 5000\n";
+    let config = parse(text).unwrap();
+    assert_eq!((config.steer.cost_weight, config.path[0].cost), (2.0, 5.0));
+    let starts = [
+        "/etc/mountain.toml:2: steer.objective has no effect any more",
+        "/etc/mountain.toml:3: steer.hold_max_s has no effect any more",
+        "/etc/mountain.toml: path 1: power_cost_us is called cost now, in ms: write cost = 5",
+    ];
+    assert_eq!(config.hints.len(), starts.len(), "{:?}", config.hints);
+    for (hint, start) in config.hints.iter().zip(starts) {
+        assert!(hint.starts_with(start), "{hint}");
+    }
+    assert_eq!(
+        parse("[steer]\nwindow_s = \"long\"\n").unwrap().hints.len(),
+        1
+    );
 }

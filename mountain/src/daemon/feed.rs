@@ -106,8 +106,9 @@ mod tests {
             loss,
             samples,
             reason: String::new(),
-            hold_remaining_us: None,
-            flaps: 0,
+            patience_left_us: None,
+            onsets: 0.0,
+            answer_limit_hz: None,
             load: None,
         };
         let good = status("good", 100, 10_500.0, 12_500.0, 0.0);

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::bpf::flows::{Move, MoveLog};
 use crate::bpf::foreign::CgroupProgram;
-use crate::bpf::{self, Mode, Settings, Steer};
+use crate::bpf::{self, Mode, Settings, Steer, Traffic};
 use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::measure::probe::{Answer, Prober};
@@ -75,7 +75,7 @@ pub struct Options {
 /// Traffic of a path at the last look, for its rate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
-    bytes: u64,
+    traffic: Traffic,
     at_us: u64,
     /// bit/s over the last [`RATES`].
     bps: f64,
@@ -264,7 +264,8 @@ impl Daemon {
             .map(|s| MoveLog::new(s.move_map()))
             .transpose()?;
         Ok(Self {
-            policy: Policy::new(&config.steer, Vec::new(), Vec::new(), rand::random()),
+            policy: Policy::new(Vec::new(), Vec::new(), rand::random())
+                .with_tolerance(config.steer.tolerance_ms * 1e3),
             prober: Prober::new(&[])?,
             paths: Paths::default(),
             translated: Translated::default(),
@@ -542,15 +543,18 @@ impl Daemon {
                 };
                 let rate = self.rates.entry(path).or_default();
                 if rate.at_us != 0 && at_us > rate.at_us {
-                    let bits = (traffic.bytes - rate.bytes) as f64 * 8.0;
-                    rate.bps = bits * 1e6 / (at_us - rate.at_us) as f64;
+                    let seconds = (at_us - rate.at_us) as f64 / 1e6;
+                    let bps =
+                        |now: u64, before: u64| now.saturating_sub(before) as f64 * 8.0 / seconds;
+                    rate.bps = bps(traffic.bytes, rate.traffic.bytes);
                     self.policy.event(Event::Egress {
                         path,
                         at_us,
                         rate_bps: rate.bps,
+                        latency_bps: bps(traffic.latency_bytes, rate.traffic.latency_bytes),
                     });
                 }
-                (rate.bytes, rate.at_us) = (traffic.bytes, at_us);
+                (rate.traffic, rate.at_us) = (traffic, at_us);
             }
             for (path, delays) in self.policy.path_delays(at_us).iter().enumerate() {
                 let us = |v: u64| u32::try_from(v).unwrap_or(u32::MAX);
@@ -641,13 +645,10 @@ impl Daemon {
 
     fn set_policy(&mut self, name: PolicyKind) {
         self.policy_kind = name;
-        self.policy.set_objective(
-            match name {
-                PolicyKind::MinRtt => policy::Mode::MinRtt,
-                _ => policy::Mode::Mountain,
-            },
-            now_us(),
-        );
+        self.policy.set_mode(match name {
+            PolicyKind::MinRtt => policy::Mode::MinRtt,
+            _ => policy::Mode::Mountain,
+        });
         self.apply_mode();
         info!("policy: {}", name.name());
         self.tick();

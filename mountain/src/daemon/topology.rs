@@ -33,14 +33,17 @@ pub struct Paths {
     offloading: BTreeSet<u32>,
 }
 
+/// Cost factor of the published rule (policy `argmax-load`, a baseline).
+const ARGMAX_COST_WEIGHT: u32 = 100;
+
 /// A path with what the configuration says about it.
 struct Known {
     path: Path,
     name: String,
     capacity_bps: Option<u64>,
-    power_cost_us: f64,
+    cost_us: f64,
+    metered: bool,
     target: Option<Target>,
-    cost_weight: u32,
 }
 
 impl Paths {
@@ -172,7 +175,7 @@ impl Paths {
             mac: p.gateway_mac,
             ethernet: p.ethernet && !self.offloading.contains(&p.key.ifindex),
             salt: path_salt(format!("{} via {:?}", p.ifname, p.key.gateway).as_bytes()),
-            cost_weight: k.cost_weight,
+            cost_weight: ARGMAX_COST_WEIGHT,
         })
     }
 
@@ -251,11 +254,11 @@ fn known(path: &Path, config: &Config) -> Known {
         path: path.clone(),
         name: config.path_name(&path.ifname, path.key.gateway),
         capacity_bps: entry.and_then(|e| e.capacity_bps()),
-        power_cost_us: entry.map_or(0.0, |e| e.power_cost_us),
+        cost_us: entry.map_or(0.0, |e| e.cost * 1e3 * config.steer.cost_weight),
+        metered: path.wwan || entry.is_some_and(|e| e.metered),
         target: entry
             .and_then(|e| e.target(path.key.ipv6))
             .or(path.key.gateway.map(Target::Icmp)),
-        cost_weight: config.steer.cost_weight,
     }
 }
 
@@ -390,12 +393,14 @@ impl Daemon {
         match self.paths.by_id.get(&id) {
             Some(k) => PathInput {
                 name: k.name.clone(),
-                power_cost_us: k.power_cost_us,
+                cost_us: k.cost_us,
+                metered: k.metered,
                 capacity_bps: k.capacity_bps,
             },
             None => PathInput {
                 name: format!("(gone {id})"),
-                power_cost_us: 0.0,
+                cost_us: 0.0,
+                metered: false,
                 capacity_bps: None,
             },
         }

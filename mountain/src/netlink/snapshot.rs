@@ -236,7 +236,7 @@ fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
         match link.kind.as_deref() {
             Some("wwan") => link.wwan = true,
             Some("ppp") => link.pppoe = kinds::is_pppoe(&link.ifname),
-            None if !link.ethernet => {
+            None => {
                 link.wwan = kinds::has_wwan_type(&link.ifname, *ifindex, &link.address);
             }
             _ => {}

@@ -5,13 +5,35 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::ejection::Cause;
-use super::selfload::{Judgement, Load};
-
 /// Decisions kept.
 pub const KEPT: usize = 1000;
 /// How long after a decision its outcome is judged.
 pub const JUDGED_AFTER_US: u64 = 2_000_000;
+
+/// Why a path was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    /// Its probes are later than another path's by more than the threshold.
+    Late,
+    /// ... and not answered.
+    Lost,
+    /// Carrier, neighbour or next hop gone.
+    Link,
+    /// Its losses, with its delay, cost more than another path does.
+    Cost,
+    /// Its usual delay is longer than another path's.
+    Long,
+}
+
+/// Whose traffic is on a path that is late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Load {
+    /// Ours fills it.
+    Own,
+    Foreign,
+}
 
 /// What a path may be used for within a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,26 +53,27 @@ pub enum Use {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Grounds {
     pub cause: Option<Cause>,
-    /// Cost of the path and of the best one, `None` while too little is known.
+    /// `None` while too little is known.
+    pub present_us: Option<f64>,
     pub cost_us: Option<f64>,
-    pub best_cost_us: Option<f64>,
+    pub median_us: f64,
+    /// The path that this one is held against, and its figures.
     pub best: Option<String>,
-    /// A probe slower than this is beyond.
+    pub best_present_us: Option<f64>,
+    pub best_cost_us: Option<f64>,
+    pub best_median_us: Option<f64>,
+    /// The threshold.
     pub threshold_us: Option<f64>,
-    pub band_us: Option<f64>,
-    pub p50_us: f64,
-    pub p95_us: f64,
+    /// Share of probes that begin a run of losses.
     pub loss: f64,
     pub samples: usize,
-    /// The latest probes, newest first: delay, or age while unanswered; `None`: lost.
+    /// The newest probes, newest first: delay; `None`: not answered.
     pub latest_us: Vec<Option<u64>>,
-    /// How many of them are beyond.
-    pub beyond: usize,
-    /// How long the path must be good before it is used again.
-    pub hold_us: Option<u64>,
-    /// Ejections that were not forgotten yet.
-    pub flaps: u32,
-    pub load: Option<Judgement>,
+    /// How long the path must be fit before it is used again.
+    pub patience_us: u64,
+    /// Onsets that are not forgotten.
+    pub onsets: f64,
+    pub load: Option<Load>,
 }
 
 /// What the probes showed in the two seconds after a decision.
@@ -85,7 +108,7 @@ pub struct PathStatus {
     pub path: usize,
     pub name: String,
     pub group: usize,
-    /// `unknown`, `good`, `ejected` (bad now), `held` (good again, waiting), `dead`.
+    /// `unknown`, `good`, `ejected` (left), `held` (fit again, waiting), `dead`.
     pub state: &'static str,
     pub used_for: Use,
     pub cost_us: Option<f64>,
@@ -94,9 +117,12 @@ pub struct PathStatus {
     pub loss: f64,
     pub samples: usize,
     pub reason: String,
-    /// Time left until the path may be used again if it stays good.
-    pub hold_remaining_us: Option<u64>,
-    pub flaps: u32,
+    /// Time left until the path may be used again if it stays fit.
+    pub patience_left_us: Option<u64>,
+    /// Onsets that are not forgotten.
+    pub onsets: f64,
+    /// Probes a second that its target answers, where that is limited.
+    pub answer_limit_hz: Option<f64>,
     pub load: Option<Load>,
 }
 

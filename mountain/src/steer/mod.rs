@@ -3,16 +3,12 @@
 
 pub mod alike;
 pub mod averages;
-pub mod cost;
-pub mod ejection;
 pub mod explain;
 mod kind;
 pub mod policy;
 #[cfg(test)]
 mod policy_tests;
 pub mod rendezvous;
-pub mod selfload;
 pub mod start;
-pub mod window;
 
 pub use kind::PolicyKind;

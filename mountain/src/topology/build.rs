@@ -317,6 +317,7 @@ impl<'a> Builder<'a> {
             preferred_source: None,
             mtu: link.mtu,
             ethernet: link.ethernet,
+            wwan: link.wwan,
             up: link.up && !hop.dead,
             gateway_mac: key
                 .gateway

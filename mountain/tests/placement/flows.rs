@@ -325,7 +325,7 @@ fn forwarded_connections_choose_and_stay() {
 #[test]
 fn a_forwarded_flow_is_placed_once() {
     // No path is late, however busy the machine is: flows would be placed again, though their connections stay.
-    let net = Home::with_config("[steer]\nequivalence_band_us = 1000000\n").with_lan();
+    let net = Home::with_config("[steer]\ntolerance_ms = 1000\n").with_lan();
     net.up();
     let mut flows = net.flows_in(net.lan.as_ref().unwrap());
     for server in SERVER {

@@ -95,7 +95,7 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
     assert!(before.by_path.iter().all(|n| *n > 0), "{before:?}");
     // The tunnel is a process, and late when that waits for its CPU: no matter here.
     let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), "[steer]\nequivalence_band_us = 1e6\n").unwrap();
+    fs::write(file.path(), "[steer]\ntolerance_ms = 1000\n").unwrap();
     let config = file.path().display();
     net.client.mountain_ok(&format!("up --config {config}"));
     net.wait_used("u0");

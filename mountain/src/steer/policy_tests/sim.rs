@@ -5,7 +5,6 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::config::SteerConfig;
 use crate::steer::policy::*;
 use crate::steer::rendezvous;
 
@@ -25,6 +24,14 @@ pub struct Sim<'a> {
     pub seq: u64,
     pub flight: Vec<(u64, Event)>,
     pub verdicts: Vec<(u64, Verdict)>,
+    /// Whether there is a thin latency flow on each path that is used.
+    pub thin: bool,
+    /// Whether the events of a tick are told in reverse.
+    pub reversed: bool,
+    /// When each path was probed last.
+    probed: Vec<u64>,
+    inputs: Vec<PathInput>,
+    groups: Vec<Vec<usize>>,
 }
 
 impl<'a> Sim<'a> {
@@ -34,20 +41,26 @@ impl<'a> Sim<'a> {
     }
 
     pub fn with(models: Vec<Model<'a>>, groups: Vec<Vec<usize>>, seed: u64) -> Self {
-        let paths = (0..models.len())
+        let inputs: Vec<PathInput> = (0..models.len())
             .map(|i| PathInput {
                 name: format!("p{i}"),
-                power_cost_us: 0.0,
+                cost_us: 0.0,
                 capacity_bps: None,
+                metered: false,
             })
             .collect();
         Sim {
-            policy: Policy::new(&SteerConfig::default(), groups, paths, seed),
+            policy: Policy::new(groups.clone(), inputs.clone(), seed),
             models,
             now: S,
             seq: 0,
             flight: Vec::new(),
             verdicts: Vec::new(),
+            thin: true,
+            reversed: false,
+            probed: vec![0; inputs.len()],
+            inputs,
+            groups,
         }
     }
 
@@ -61,15 +74,18 @@ impl<'a> Sim<'a> {
             self.now += TICK;
             let now = self.now;
             self.flight.sort_by_key(|f| f.0);
-            while self.flight.first().is_some_and(|f| f.0 <= now) {
-                let (_, e) = self.flight.remove(0);
-                self.policy.event(e);
+            let due = self.flight.partition_point(|f| f.0 <= now);
+            let mut due: Vec<Event> = self.flight.drain(..due).map(|f| f.1).collect();
+            if self.reversed {
+                due.reverse();
             }
+            due.into_iter().for_each(|e| self.policy.event(e));
             for path in 0..self.models.len() {
                 // Probes of different paths are not sent at the same moment.
                 let interval = self.policy.probe_interval_us(path);
-                let phase = path as u64 * interval / self.models.len() as u64 / TICK * TICK;
-                if now % interval == phase {
+                let phase = path as u64 * TICK;
+                if now >= self.probed[path] + interval && now > S + phase {
+                    self.probed[path] = now;
                     self.seq += 1;
                     let answer = probe(
                         &mut self.policy,
@@ -84,7 +100,37 @@ impl<'a> Sim<'a> {
             if let Some(v) = self.policy.tick(now) {
                 self.verdicts.push((now, v));
             }
+            if self.thin {
+                self.thin_flows();
+            }
             each(self);
+        }
+    }
+
+    /// Other handicaps, before it runs.
+    pub fn with_costs(&mut self, costs_us: [f64; 2]) {
+        let each = self.inputs.iter_mut().zip(costs_us);
+        each.for_each(|(input, cost_us)| input.cost_us = cost_us);
+        self.policy
+            .set_topology(self.groups.clone(), self.inputs.clone());
+    }
+
+    pub fn with_metered(&mut self, metered: [bool; 2]) {
+        let each = self.inputs.iter_mut().zip(metered);
+        each.for_each(|(input, metered)| input.metered = metered);
+        self.policy
+            .set_topology(self.groups.clone(), self.inputs.clone());
+    }
+
+    fn thin_flows(&mut self) {
+        let used = self.mask().latency;
+        for path in (0..self.models.len()).filter(|path| used & 1 << path != 0) {
+            self.policy.event(Event::Egress {
+                path,
+                at_us: self.now,
+                rate_bps: 1e5,
+                latency_bps: 1e5,
+            });
         }
     }
 

@@ -25,11 +25,7 @@ const GRACE: Duration = Duration::from_millis(2300);
 /// Paths differ by losing probes, never by a busy machine's delays; what moves does so at once.
 const CONFIG: &str = "\
 [steer]
-probe_interval_ms = 50
-hold_min_s = 0.1
-hold_max_s = 0.1
-equivalence_band_us = 1000000.0
-lost_min_ms = 200
+tolerance_ms = 1000
 force_after_ms = 0
 flow_table_entries = 1024
 [placement]

@@ -142,8 +142,9 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
         (_, 4..=6) => TCP,
         _ => ICMP,
     };
-    // By a ppp device nothing comes back, and a TCP socket without an answer sends when it likes.
-    let one_way = host.tunnel() == Some(Tunnel::Ppp) && matches!(by, By::Socket { .. });
+    // By a ppp device or ESP nothing comes back, and a TCP socket without an answer sends when it likes.
+    let one_way = host.tunnel() == Some(Tunnel::Ppp) || host.has(Kind::Esp);
+    let one_way = one_way && matches!(by, By::Socket { .. });
     let proto = match proto {
         TCP if one_way => UDP,
         proto => proto,

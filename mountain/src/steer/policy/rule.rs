@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The rule: leave at once, return with patience that grows with recent relapses.
+//!
+//! ```text
+//! m        = lowest median among the paths in use
+//! J        = jitter of the quietest path
+//! d        = max(5 ms, 0.4·m, 3·J)                 the one threshold
+//! r        = max(2 ms, 0.1·m)                      what does not tell paths apart
+//! present  = max(fast, late) + configured cost
+//! cost     = present + loss / 2 % · max(d, 10 ms)
+//! K        = onsets, half-life 120 s
+//! patience = min(30 s, 1 s · 4^(K−1))
+//! ```
+//!
+//! A path is left at once when its present delay exceeds another's by more than d, after the other's patience when
+//! its cost does, and at flowlets when its median has exceeded the least one by more than r for the
+//! window. It joins when its cost and its median are within r of the least ones for its patience. When
+//! no path is left, the one of the lowest cost is a stopgap.
+//!
+//! All are judged by the standing of the tick before, so that their order does not matter.
+
+use rand::RngExt;
+
+use super::probes::{Judge, Now, LEAST_ANSWERS, WINDOW_US};
+use super::{GroupVerdict, Mode, Policy};
+use crate::steer::explain::Cause;
+
+/// The threshold is at least this share of the median: also how much longer an overdue probe will take ...
+const D_SHARE: f64 = 0.4;
+/// ... and so many times the jitter.
+const D_JITTER: f64 = 3.0;
+/// Differences up to this share of the tolerance do not tell paths apart ...
+const R_TOLERANCE: f64 = 0.4;
+/// ... nor up to this share of the median.
+const R_SHARE: f64 = 0.1;
+/// A delay counts in the mean as so much more than the median at most, µs.
+const CAP_US: f64 = 100_000.0;
+/// Losses that weigh as much as the threshold ...
+const LOSS_SHARE: f64 = 0.02;
+/// ... or as this much, µs, where that is more: 1 % of losses is 5 ms.
+const LOSS_LEAST_US: f64 = 10_000.0;
+/// Time in which half of the onsets are forgotten, µs; and for which paths are spread.
+const ONSETS_US: f64 = 120e6;
+/// A path is calm for this long before another onset counts, µs; silence for so much longer than usual is death.
+const CALM_US: u64 = 500_000;
+/// Patience after the first onset, µs, ...
+const PATIENCE_US: f64 = 1e6;
+/// ... by how much it grows with each, ...
+const PATIENCE_GROWS: f64 = 4.0;
+/// ... and its limit, µs.
+const PATIENCE_MOST_US: f64 = 30e6;
+/// A path that turns late within this after flows have come to it is so for them, µs.
+const CROWDED_US: u64 = 3_000_000;
+/// Random part of patience, so that hosts do not change together.
+const PATIENCE_RANDOM: f64 = 0.25;
+
+/// What a group's paths are judged by, in µs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    pub m_us: f64,
+    pub d_us: f64,
+    pub r_us: f64,
+}
+
+/// Where a path stands in a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Standing {
+    In,
+    /// Used as none was left. It may be left for any that is better.
+    Stopgap,
+    Out(Cause),
+}
+
+/// What is known of a member at a tick; delays in µs, with the configured cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct View {
+    pub alive: bool,
+    /// It can be compared with others.
+    pub known: bool,
+    pub now: Now,
+    pub present_us: f64,
+    /// ... and the age of its oldest unanswered probe: what can be relied on by those that come.
+    pub sure_us: f64,
+    pub cost_us: f64,
+    pub median_us: f64,
+    /// It is later than another path by more than d, ...
+    pub late: bool,
+    /// ... and than it was itself.
+    pub sudden: bool,
+}
+
+/// A path within a group.
+pub struct Member {
+    pub path: usize,
+    pub standing: Standing,
+    pub view: View,
+    onsets: f64,
+    onsets_at_us: u64,
+    /// Since when it has not been late; costs too much; been too long; and fit to join.
+    calm_since_us: Option<u64>,
+    dear_since_us: Option<u64>,
+    long_since_us: Option<u64>,
+    pub fit_since_us: Option<u64>,
+    random: f64,
+    pub used: crate::steer::explain::Use,
+}
+
+impl Member {
+    pub fn new(path: usize) -> Self {
+        Member {
+            path,
+            standing: Standing::In,
+            view: View::default(),
+            onsets: 0.0,
+            onsets_at_us: 0,
+            calm_since_us: None,
+            dear_since_us: None,
+            long_since_us: None,
+            fit_since_us: None,
+            random: 0.0,
+            used: crate::steer::explain::Use::All,
+        }
+    }
+
+    pub fn in_use(&self) -> bool {
+        !matches!(self.standing, Standing::Out(_))
+    }
+
+    /// Onsets that are not forgotten.
+    pub fn onsets(&self, now_us: u64) -> f64 {
+        let passed_us = now_us.saturating_sub(self.onsets_at_us) as f64;
+        self.onsets * (-passed_us / ONSETS_US).exp2()
+    }
+
+    /// Forgets onsets that were not the path's doing.
+    pub fn forgive(&mut self) {
+        self.onsets = 0.0;
+    }
+
+    fn onset(&mut self, now_us: u64) {
+        self.onsets = self.onsets(now_us) + 1.0;
+        self.onsets_at_us = now_us;
+    }
+
+    /// How long the path must be fit before it is used again, µs.
+    pub fn patience_us(&self, now_us: u64) -> u64 {
+        let grown = PATIENCE_US * PATIENCE_GROWS.powf(self.onsets(now_us) - 1.0);
+        (grown.min(PATIENCE_MOST_US) * (1.0 + self.random)) as u64
+    }
+}
+
+/// Since when something holds that holds now or does not.
+fn since(before: Option<u64>, holds: bool, now_us: u64) -> Option<u64> {
+    holds.then(|| before.unwrap_or(now_us))
+}
+
+fn lasts(since_us: Option<u64>, for_us: u64, now_us: u64) -> bool {
+    since_us.is_some_and(|t| now_us >= t + for_us)
+}
+
+fn lasts_less(since_us: Option<u64>, than_us: u64, now_us: u64) -> bool {
+    since_us.is_some_and(|t| now_us < t + than_us)
+}
+
+fn least(values: impl Iterator<Item = f64>) -> Option<f64> {
+    values.min_by(f64::total_cmp)
+}
+
+impl Policy {
+    /// Decides for one group.
+    pub(super) fn decide(&mut self, g: usize, now_us: u64) -> GroupVerdict {
+        self.groups[g].scale = self.scale(g);
+        self.view(g, now_us);
+        if self.mode == Mode::MinRtt {
+            let v = self.lowest_median(g);
+            self.record(g, v, now_us);
+            return v;
+        }
+        if let Some(scale) = self.groups[g].scale {
+            self.count_onsets(g, now_us);
+            self.spread(g, now_us);
+            self.stand(g, scale, now_us);
+        }
+        let v = self.masks(g);
+        self.record(g, v, now_us);
+        v
+    }
+
+    /// `None` while no path in use has enough answers.
+    fn scale(&self, g: usize) -> Option<Scale> {
+        let members = self.groups[g].members.iter();
+        let known = |m: &&Member| self.paths[m.path].slow.answers >= LEAST_ANSWERS;
+        let slow = |m: &Member| self.paths[m.path].slow;
+        let used = members.clone().filter(|m| m.in_use()).filter(known);
+        let m_us = least(used.map(|m| slow(m).median_us))?;
+        let jitter_us = least(members.filter(known).map(|m| slow(m).jitter_us))?;
+        Some(Scale {
+            m_us,
+            d_us: self
+                .tolerance_us
+                .max(D_SHARE * m_us)
+                .max(D_JITTER * jitter_us),
+            r_us: (R_TOLERANCE * self.tolerance_us).max(R_SHARE * m_us),
+        })
+    }
+
+    /// Takes a look at each member.
+    fn view(&mut self, g: usize, now_us: u64) {
+        let by_age = now_us >= self.grace_until_us;
+        let scale = self.groups[g].scale;
+        for i in 0..self.groups[g].members.len() {
+            let member = &self.groups[g].members[i];
+            let path = &self.paths[member.path];
+            let slow = &path.slow;
+            let scale = scale.unwrap_or(Scale {
+                m_us: slow.median_us,
+                d_us: f64::INFINITY,
+                r_us: 0.0,
+            });
+            let judge = Judge {
+                cap_us: scale.m_us + CAP_US,
+                median_us: slow.median_us,
+                d_us: scale.d_us,
+                overdue_us: D_SHARE * scale.m_us,
+                by_age,
+            };
+            let now = path.probes.now(now_us, &judge);
+            let limit_us = slow.median_us + CALM_US as f64;
+            let dark = match slow.answers {
+                0 => path.probes.waiting_us(now_us).1 > CALM_US as f64 + CALM_US as f64,
+                _ => now.dark_us > limit_us,
+            };
+            let present_us = now.fast_us.max(now.late_us) + path.input.cost_us;
+            let loss_us = LOSS_LEAST_US.max(scale.d_us) * slow.loss / LOSS_SHARE;
+            let view = View {
+                alive: path.usable && !dark,
+                known: path.usable && slow.answers >= LEAST_ANSWERS,
+                now,
+                present_us,
+                sure_us: present_us.max(now.waiting_us + path.input.cost_us),
+                cost_us: present_us + if slow.loss > 0.0 { loss_us } else { 0.0 },
+                median_us: slow.median_us + path.input.cost_us,
+                late: false,
+                sudden: present_us > slow.median_us + path.input.cost_us + scale.d_us,
+            };
+            self.groups[g].members[i].view = view;
+        }
+        let Some(scale) = scale else { return };
+        let late: Vec<bool> = (0..self.groups[g].members.len())
+            .map(|i| self.is_late(g, i, &scale))
+            .collect();
+        let members = self.groups[g].members.iter_mut();
+        members.zip(late).for_each(|(m, late)| m.view.late = late);
+    }
+
+    /// Whether a path is later now than another by more than d. One that is out is an alternative to a stopgap,
+    /// and to a path that has just become late: a path that is steady is not left for each bright moment of a
+    /// shorter one that is dark half of the time.
+    fn is_late(&self, g: usize, i: usize, scale: &Scale) -> bool {
+        let members = &self.groups[g].members;
+        let me = &members[i];
+        let open = me.view.sudden || me.standing != Standing::In;
+        let others = members
+            .iter()
+            .enumerate()
+            .filter(|(j, m)| *j != i && m.view.known && m.view.alive && (m.in_use() || open));
+        // When all turn late at once, the cause is common, and leaving one of them helps nobody.
+        let best = least(others.map(|(_, m)| m.view.sure_us));
+        best.is_some_and(|best| me.view.present_us > best + scale.d_us)
+    }
+
+    fn count_onsets(&mut self, g: usize, now_us: u64) {
+        for m in &mut self.groups[g].members {
+            let (late, usable) = (m.view.late && m.view.sudden, self.paths[m.path].usable);
+            if late && lasts(m.calm_since_us, CALM_US, now_us) {
+                m.onset(now_us);
+            }
+            m.calm_since_us = since(m.calm_since_us, !late && usable, now_us);
+        }
+    }
+
+    /// Uses all paths for a while where one that others' flows have just come to is late for that: leaving together
+    /// and returning together would go on for ever.
+    fn spread(&mut self, g: usize, now_us: u64) {
+        let group = &mut self.groups[g];
+        let crowded =
+            |m: &Member| m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded();
+        if lasts_less(group.left_us, CROWDED_US, now_us) && group.members.iter().any(crowded) {
+            group.spread_until_us = now_us + PATIENCE_MOST_US as u64;
+        }
+        if now_us < group.spread_until_us {
+            let usable = |m: &&mut Member| m.view.alive && m.view.known && !m.in_use();
+            let out = group.members.iter_mut().filter(usable);
+            out.for_each(|m| m.standing = Standing::In);
+        }
+    }
+
+    /// Lets paths leave and join.
+    fn stand(&mut self, g: usize, scale: Scale, now_us: u64) {
+        let next: Vec<Standing> = (0..self.groups[g].members.len())
+            .map(|i| self.next(g, i, &scale, now_us))
+            .collect();
+        for (i, next) in next.into_iter().enumerate() {
+            let random = self.rng.random::<f64>() * PATIENCE_RANDOM;
+            let m = &mut self.groups[g].members[i];
+            if m.in_use() && matches!(next, Standing::Out(_)) {
+                m.random = random;
+                m.fit_since_us = None;
+                self.groups[g].left_us = Some(now_us);
+            }
+            self.groups[g].members[i].standing = next;
+        }
+        let members = &mut self.groups[g].members;
+        if members.iter().any(|m| m.in_use() && m.view.alive) {
+            return;
+        }
+        // As long as none answers, the kernel decides; a path that was used goes on being so with it.
+        let answering = members.iter_mut().filter(|m| m.view.alive && m.view.known);
+        let best = answering.min_by(|a, b| a.view.cost_us.total_cmp(&b.view.cost_us));
+        if let Some(best) = best {
+            best.standing = Standing::Stopgap;
+        }
+    }
+
+    fn next(&mut self, g: usize, i: usize, scale: &Scale, now_us: u64) -> Standing {
+        let members = &self.groups[g].members;
+        let me = &members[i];
+        let others = || {
+            members
+                .iter()
+                .enumerate()
+                .filter(|(j, _)| *j != i)
+                .map(|(_, m)| m)
+        };
+        let answering = || others().filter(|m| m.view.known && m.view.alive);
+        let cheapest = answering().min_by(|a, b| a.view.cost_us.total_cmp(&b.view.cost_us));
+        let least_cost = cheapest.map_or(f64::INFINITY, |m| m.view.cost_us);
+        let shortest = least(answering().filter(|m| m.in_use()).map(|m| m.view.median_us));
+        let shortest = shortest.unwrap_or(f64::INFINITY);
+        let patience_us = cheapest.map_or(0, |m| m.patience_us(now_us));
+        let v = me.view;
+        let dear = since(
+            me.dear_since_us,
+            v.cost_us > least_cost + scale.d_us,
+            now_us,
+        );
+        let long = v.known && v.median_us > shortest + scale.r_us;
+        let long = since(me.long_since_us, long, now_us);
+        let fit = v.known
+            && v.alive
+            && !v.late
+            && v.cost_us <= least_cost + scale.r_us
+            && v.median_us <= shortest + scale.r_us;
+        let fit = since(me.fit_since_us, fit, now_us);
+        let usable = self.paths[me.path].usable;
+        let spread = now_us < self.groups[g].spread_until_us;
+        let left = match me.standing {
+            _ if !usable => Some(Cause::Link),
+            Standing::Out(cause) => Some(cause),
+            _ if spread && v.alive => None,
+            _ if v.late && v.now.dark_us > v.now.fast_us => Some(Cause::Lost),
+            _ if v.late => Some(Cause::Late),
+            _ if lasts(dear, patience_us, now_us) => Some(Cause::Cost),
+            _ if lasts(long, WINDOW_US, now_us) => Some(Cause::Long),
+            _ => None,
+        };
+        let joins = lasts(fit, me.patience_us(now_us), now_us);
+        let next = match (me.standing, left) {
+            (Standing::Out(_) | Standing::Stopgap, _) if joins && usable => Standing::In,
+            (_, Some(cause)) => Standing::Out(cause),
+            (standing, None) => standing,
+        };
+        let m = &mut self.groups[g].members[i];
+        (m.dear_since_us, m.long_since_us, m.fit_since_us) = (dear, long, fit);
+        next
+    }
+
+    fn masks(&self, g: usize) -> GroupVerdict {
+        let mut v = GroupVerdict::default();
+        let mut filled = 0;
+        for (i, m) in self.groups[g].members.iter().enumerate() {
+            let bit = 1 << i;
+            if !m.view.alive {
+                continue;
+            }
+            v.alive |= bit;
+            if m.in_use() {
+                v.latency |= bit;
+            }
+            if self.paths[m.path].load.fills() {
+                filled |= bit;
+            }
+            if matches!(m.standing, Standing::Out(Cause::Late | Cause::Lost)) {
+                v.ejected |= bit;
+            }
+        }
+        if v.latency == 0 {
+            // Too little is known of those that answer: the kernel's choice among them.
+            v.latency = v.alive;
+            v.ejected = 0;
+        }
+        v.bulk = v.latency | filled;
+        v
+    }
+
+    fn lowest_median(&self, g: usize) -> GroupVerdict {
+        let members = self.groups[g].members.iter().enumerate();
+        let alive = members.clone().filter(|(_, m)| m.view.alive);
+        let mask = alive.clone().fold(0, |bits, (i, _)| bits | 1 << i);
+        let known = alive.filter(|(_, m)| self.paths[m.path].slow.answers > 0);
+        let lowest = known.min_by(|a, b| a.1.view.median_us.total_cmp(&b.1.view.median_us));
+        let bits = lowest.map_or(mask, |(i, _)| 1 << i);
+        GroupVerdict {
+            latency: bits,
+            bulk: bits,
+            alive: mask,
+            ejected: 0,
+        }
+    }
+
+    /// Which of a group's paths flows that start now may use: those in use whose newest probe is in time.
+    /// Such a flow has nothing to lose elsewhere and can never leave, so one late probe is enough.
+    /// Where none is left, any that delivers in time; else all in use.
+    pub fn for_new_flows(&self, g: usize) -> u16 {
+        let Some((v, group)) = self.verdict.groups.get(g).zip(self.groups.get(g)) else {
+            return 0;
+        };
+        let (Some(now_us), Some(scale)) = (self.last_tick_us, group.scale) else {
+            return v.latency;
+        };
+        if self.mode == Mode::MinRtt {
+            return v.latency;
+        }
+        let in_time = |m: &Member| {
+            let path = &self.paths[m.path];
+            let limit_us = limit_us(&scale, path.slow.median_us);
+            let newest = path.probes.answers().next().map_or(f64::INFINITY, |a| a.1);
+            let by_age = now_us >= self.grace_until_us;
+            newest <= limit_us && !(by_age && path.probes.waiting_us(now_us).0 > limit_us)
+        };
+        let members = group.members.iter().enumerate();
+        let in_time = members.fold(0, |bits, (i, m)| bits | u16::from(in_time(m)) << i);
+        // While none is good, they share all that are fit: the stopgap is kept for flows that would have to move.
+        let stopgap = group
+            .members
+            .iter()
+            .any(|m| m.standing == Standing::Stopgap);
+        let fit = group.members.iter().enumerate().fold(0, |bits, (i, m)| {
+            bits | u16::from(stopgap && m.fit_since_us.is_some()) << i
+        });
+        let choices = [(v.latency | fit) & in_time, v.alive & in_time];
+        choices.into_iter().find(|c| *c != 0).unwrap_or(v.latency)
+    }
+
+    /// When a path turns late, unless its probe is answered before: the next moment at which
+    /// [`Policy::for_new_flows`] may change. Of those that the last tick has not seen.
+    pub fn next_late_us(&self) -> Option<u64> {
+        let seen_us = self.last_tick_us?;
+        let late_from = |g: &super::Group| {
+            let scale = g.scale?;
+            let each = g.members.iter().filter_map(|m| {
+                let path = &self.paths[m.path];
+                let answered = path.probes.answers().next()?.0.sent_us;
+                let waiting = path.probes.newest().take_while(|p| p.sent_us > answered);
+                let limit_us = limit_us(&scale, path.slow.median_us) + path.probes.way_back_us();
+                Some(waiting.last()?.sent_us + limit_us as u64 + 1)
+            });
+            each.filter(|at_us| *at_us > seen_us).min()
+        };
+        self.groups.iter().filter_map(late_from).min()
+    }
+}
+
+/// From which delay on a path is late to a flow that starts, µs.
+fn limit_us(scale: &Scale, median_us: f64) -> f64 {
+    scale.m_us.max(median_us.min(scale.m_us + scale.r_us)) + scale.d_us
+}

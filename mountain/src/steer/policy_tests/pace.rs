@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! How often paths are probed, and gateways that answer only so many probes a second.
+
+use std::cell::RefCell;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::sim::*;
+use crate::steer::policy::*;
+
+fn interval_ms(sim: &Sim) -> Vec<u64> {
+    (0..sim.models.len())
+        .map(|path| sim.policy.probe_interval_us(path) / MS)
+        .collect()
+}
+
+fn quiet(s: &mut Sim, latency_bps: f64) {
+    for path in 0..s.models.len() {
+        let at_us = s.now;
+        s.policy.event(Event::Egress {
+            path,
+            at_us,
+            rate_bps: latency_bps,
+            latency_bps,
+        });
+    }
+}
+
+#[test]
+fn probes_follow_the_traffic() {
+    let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
+    sim.thin = false;
+    assert_eq!(interval_ms(&sim), [50, 50], "at first");
+    sim.run(20 * S, |s| quiet(s, 0.0));
+    assert_eq!(interval_ms(&sim), [500, 500], "idle");
+    // A first flow starts a burst at once.
+    let at_us = sim.now;
+    sim.policy.event(Event::Placed {
+        path: 1,
+        at_us,
+        flows: 1,
+    });
+    assert_eq!(interval_ms(&sim), [50, 10]);
+    sim.run(22 * S, |s| quiet(s, 0.0));
+    assert_eq!(interval_ms(&sim), [50, 50], "it is silent now");
+    sim.run(40 * S, |s| quiet(s, 0.0));
+    assert_eq!(interval_ms(&sim), [500, 500]);
+}
+
+#[test]
+fn metered_paths_are_never_probed_fast() {
+    let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
+    sim.with_metered([true, false]);
+    sim.run(5 * S, |s| quiet(s, 1e5));
+    assert_eq!(interval_ms(&sim), [50, 10]);
+}
+
+/// A gateway that answers `hz` probes a second, a fifth of a second's worth at once, and is dark from `dark_us` on.
+fn limited<'a>(bucket: &'a RefCell<(f64, u64)>, hz: f64, dark_us: u64, seed: u64) -> Model<'a> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    Box::new(move |t| {
+        let mut bucket = bucket.borrow_mut();
+        let passed = t.saturating_sub(bucket.1) as f64 / 1e6;
+        bucket.0 = (bucket.0 + passed * hz).min((hz / 5.0).max(1.0));
+        bucket.1 = t;
+        if bucket.0 < 1.0 || t >= dark_us {
+            return None;
+        }
+        bucket.0 -= 1.0;
+        same(noise(&mut rng))
+    })
+}
+
+#[test]
+fn a_limit_of_answers_is_no_blame() {
+    for hz in [1.0, 5.0, 15.0, 50.0] {
+        for both in [false, true] {
+            let buckets = [RefCell::new((1.0, 0)), RefCell::new((1.0, 0))];
+            let other = match both {
+                true => limited(&buckets[1], hz, u64::MAX, 7),
+                false => noisy(2),
+            };
+            let mut sim = Sim::new(vec![limited(&buckets[0], hz, u64::MAX, 1), other], 1);
+            sim.run(S + 30 * S, |_| {});
+            let limits: Vec<_> = sim
+                .policy
+                .status(sim.now)
+                .iter()
+                .map(|p| p.answer_limit_hz)
+                .collect();
+            assert!(
+                limits[0].is_some_and(|l| l <= hz && l >= hz / 3.0),
+                "{hz}: {limits:?}\n{}",
+                sim.explain()
+            );
+            assert_eq!(limits[1].is_some(), both, "{hz}: {limits:?}");
+            sim.run(90 * S, |_| {});
+            let before = sim.verdicts.len();
+            sim.run(300 * S, |_| {});
+            assert_eq!(
+                sim.verdicts.len(),
+                before,
+                "{hz}, both {both}: never again:\n{}",
+                sim.explain()
+            );
+            assert_eq!(
+                sim.mask().latency,
+                0b11,
+                "{hz}, both {both}:\n{}",
+                sim.explain()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_limited_gateway_whose_path_goes_dark_is_left() {
+    for hz in [1.0, 15.0] {
+        let bucket = RefCell::new((1.0, 0));
+        let dark = 120 * S;
+        let mut sim = Sim::new(vec![limited(&bucket, hz, dark, 1), noisy(2)], 1);
+        sim.run(dark, |_| {});
+        assert_eq!(sim.mask().latency, 0b11, "{hz}:\n{}", sim.explain());
+        sim.run(dark + 6 * S, |_| {});
+        assert_eq!(sim.mask().latency, 0b10, "{hz}:\n{}", sim.explain());
+    }
+}
+
+#[test]
+fn random_loss_is_no_limit() {
+    for seed in 0..10 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let onset = 20 * S;
+        let lossy: Model = Box::new(move |t| {
+            let lost = t >= onset && rng.random_range(0..100) < 30;
+            (!lost).then_some((20_000, 20_000))
+        });
+        let mut sim = Sim::new(vec![lossy, noisy(2)], seed);
+        let mut used = 0;
+        sim.run(120 * S, |s| {
+            used += u64::from(s.now > onset && s.mask().latency & 1 == 1) * TICK
+        });
+        assert!(used <= 6 * S, "seed {seed}: {used} us:\n{}", sim.explain());
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What holds whatever happens.
+
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::sim::*;
+use crate::steer::policy::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// Any mixture of delays, losses and link events: a living path is always chosen, never a
+    /// path whose probes are all lost, and a mask is empty only when nothing lives.
+    #[test]
+    fn one_path_is_always_chosen_and_never_a_silent_one(
+        seed: u64,
+        paths in 2usize..=16,
+        silent in 0usize..5,
+        stretches in prop::collection::vec((0u32..300_000, 0u32..100_000, 0u32..=100, 1u64..4), 2..10),
+    ) {
+        let models = (0..paths).map(|i| {
+            let mut rng = StdRng::seed_from_u64(seed ^ i as u64);
+            let stretches = stretches.clone();
+            let model: Model = Box::new(move |t| {
+                let (base, jitter, loss, len) = stretches[(t / S + i as u64) as usize % stretches.len()];
+                let loss = if (t / S).is_multiple_of(len) { loss } else { 0 };
+                let lost = i == silent || rng.random_range(0..100) < loss;
+                (!lost).then(|| 1_000 + base + rng.random_range(0..=jitter)).and_then(same)
+            });
+            model
+        }).collect();
+        let mut sim = Sim::new(models, seed);
+        let mut rng = StdRng::seed_from_u64(seed);
+        sim.run(25 * S, |s| {
+            if rng.random_range(0..500) == 0 {
+                let (path, usable) = (rng.random_range(0..paths), rng.random());
+                s.policy.event(Event::Usable { path, at_us: s.now, usable, why: "test" });
+            }
+            let v = s.mask();
+            assert_eq!(v.latency & !v.alive, 0);
+            assert_eq!(v.bulk & !v.alive, 0);
+            assert!((v.latency == 0) == (v.alive == 0) && (v.bulk == 0) == (v.alive == 0), "{v:?}");
+            let settled = s.now >= 5 * S;
+            if settled && silent < paths && s.policy.status(s.now)[silent].samples > 0 {
+                assert_eq!(v.alive >> silent & 1, 0, "{v:?}");
+            }
+        });
+    }
+
+    /// Paths of any constant delays: after the first seconds nothing changes any more.
+    #[test]
+    fn constant_input_settles(
+        delays in prop::collection::vec(200u32..600_000, 2..=16),
+        seed: u64,
+    ) {
+        let model = |us: u32| -> Model { Box::new(move |_| same(us)) };
+        let mut sim = Sim::new(delays.iter().map(|us| model(*us)).collect(), seed);
+        sim.run(120 * S, |_| {});
+        let late: Vec<_> = sim.verdicts.iter().filter(|v| v.0 > 60 * S).collect();
+        prop_assert!(late.is_empty(), "{}", sim.explain());
+        let shortest = *delays.iter().min().unwrap();
+        for (i, us) in delays.iter().enumerate() {
+            let used = sim.mask().latency >> i & 1 == 1;
+            let apart = us - shortest;
+            let tells_nothing = 2_000.max(shortest / 10);
+            prop_assert_eq!(used, apart <= tells_nothing, "{}: {:?}\n{}", i, delays, sim.explain());
+        }
+    }
+
+    /// The events of a tick may come in any order.
+    #[test]
+    fn the_order_of_events_within_a_tick_does_not_matter(seed in 0u64..1000) {
+        let run = |reverse: bool| {
+            let a = spikes(seed, 30 * S, 100 * MS..600 * MS);
+            let mut sim = Sim::new(vec![shaped(seed, |t| height(&a, t)), noisy(seed + 1)], seed);
+            sim.reversed = reverse;
+            sim.run(30 * S, |_| {});
+            sim.verdicts.clone()
+        };
+        prop_assert_eq!(run(false), run(true));
+    }
+
+    /// The same events and seed give the same decisions.
+    #[test]
+    fn decisions_are_reproducible(seed in 0u64..1000) {
+        let run = || {
+            let a = spikes(seed, 30 * S, 100 * MS..600 * MS);
+            let mut sim = Sim::new(vec![shaped(seed, |t| height(&a, t)), noisy(seed + 1)], seed);
+            sim.run(30 * S, |_| {});
+            sim.explain()
+        };
+        prop_assert_eq!(run(), run());
+    }
+}
