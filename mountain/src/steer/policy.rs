@@ -14,8 +14,8 @@ use serde::Serialize;
 use super::explain::{Decision, Log};
 use crate::topology::MAX_GROUP_PATHS;
 use load::Load;
-use pace::Pace;
-use probes::{Probes, Slow};
+use pace::{Pace, USUAL_US};
+use probes::{Probes, Slow, LATE_US};
 use rule::Member;
 
 mod load;
@@ -24,15 +24,10 @@ pub mod probes;
 mod report;
 mod rule;
 
-/// Without a tick for longer than this our own clock (or scheduling) is in doubt, µs ...
-const HICCUP_US: u64 = 100_000;
-/// ... and for this long after, ages of unanswered probes say nothing, µs.
-const GRACE_US: u64 = 50_000;
 /// Differences of delay up to this move nothing, µs.
 pub const TOLERANCE_US: f64 = 5_000.0;
-/// How often the slow figures are taken, µs.
-const SLOW_US: u64 = 100_000;
-/// How far back the largest delay counts for the flowlet gap, µs.
+/// What counts as recent, µs: for the largest delay of the flowlet gap, for flows that have come to a path, and
+/// for losses that may be a limit's.
 const RECENT_US: u64 = 3_000_000;
 
 /// What is known beforehand of a path; its index is the path's id.
@@ -293,8 +288,10 @@ impl Policy {
     /// returns the verdict when it changed.
     pub fn tick(&mut self, now_us: u64) -> Option<Verdict> {
         let since = self.last_tick_us.replace(now_us);
-        if since.is_some_and(|t| now_us.saturating_sub(t) > HICCUP_US) {
-            self.grace_until_us = now_us + GRACE_US;
+        // After a pause as long as makes a packet late, answers wait in our socket: for the time between two probes
+        // ages say nothing.
+        if since.is_some_and(|t| now_us.saturating_sub(t) > LATE_US) {
+            self.grace_until_us = now_us + USUAL_US;
         }
         for path in 0..self.paths.len() {
             self.look(path, now_us);
@@ -321,7 +318,7 @@ impl Policy {
             .filter_map(|g| Some(g.scale?.m_us))
             .fold(0.0, f64::max);
         let p = &mut self.paths[path];
-        if p.slow_at_us.is_some_and(|t| now_us < t + SLOW_US) {
+        if p.slow_at_us.is_some_and(|t| now_us < t + LATE_US) {
             return;
         }
         p.slow_at_us = Some(now_us);

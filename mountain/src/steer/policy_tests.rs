@@ -7,4 +7,5 @@ mod placement;
 mod properties;
 mod rule;
 mod sim;
+mod size;
 mod words;

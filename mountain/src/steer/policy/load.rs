@@ -5,10 +5,10 @@
 //! they want is throughput, which a path that still carries its full rate gives them however late it is.
 //! They leave a late path that no longer does: somebody else has taken our share, or it has become thin.
 
+use super::rule::MEMORY_US;
+
 /// Time in which the weight of a rate falls to 1/e, µs.
 const RATE_US: f64 = 1e6;
-/// Time in which the highest rate is forgotten by half, µs.
-const PEAK_US: f64 = 60e6;
 /// Share of what a path can carry from which our traffic fills it.
 const FILLS: f64 = 0.7;
 /// On a path of unknown capacity less than this fills nothing, bit/s.
@@ -42,7 +42,7 @@ impl Load {
         let new = 1.0 - (-passed_us / RATE_US).exp();
         self.rate_bps += (rate_bps - self.rate_bps) * new;
         self.latency_bps += (latency_bps - self.latency_bps) * new;
-        let faded = self.peak_bps * (-passed_us / PEAK_US).exp2();
+        let faded = self.peak_bps * (-passed_us / MEMORY_US).exp2();
         self.peak_bps = faded.max(self.rate_bps);
         if rate_bps > 0.0 {
             self.any_at_us = Some(at_us);

@@ -4,25 +4,21 @@
 //! Fast where a latency flow has just sent, as the first late probe is the news; slower on other paths, and
 //! slowest on an idle host. Never faster than a gateway answers.
 
-use super::probes::{Tally, LEAST_ANSWERS};
-use super::{Path, Policy};
+use super::probes::{Tally, LEAST_ANSWERS, WINDOW_US};
+use super::rule::{LOSS_SHARE, R_SHARE};
+use super::{Path, Policy, RECENT_US};
 
 /// Time between two probes where latency flows send, µs, ...
 pub const FAST_US: u64 = 10_000;
 /// ... on other paths while anything is sent, and on metered ones, ...
-const USUAL_US: u64 = 50_000;
-/// ... and on an idle host.
-const IDLE_US: u64 = 500_000;
-/// A latency flow has just sent, µs, ...
+pub const USUAL_US: u64 = 50_000;
+/// ... and on an idle host: a probe weighs as this much time at most.
+pub const IDLE_US: u64 = 500_000;
+/// A latency flow has just sent, µs.
 const JUST_US: u64 = 1_000_000;
-/// ... and a host is idle after this, µs.
-const REST_US: u64 = 10_000_000;
 
-/// Whether answers are limited is asked by the probes of this time, µs, or of so many runs of losses ...
-const SAMPLE_US: u64 = 2_000_000;
+/// Runs of losses from which on it is asked whether answers are limited.
 const RUNS: usize = 4;
-/// ... when more than this share is lost.
-const LOSS_SHARE: f64 = 0.1;
 /// Share of the answers so far that is asked for then.
 const SLOWER: f64 = 0.7;
 /// Chance that so many probes are all answered by luck.
@@ -62,9 +58,9 @@ impl Path {
                 return false;
             }
             self.pace.trial = None;
-            self.pace.not_before_us = now_us + REST_US;
-            // A quarter of the losses that it would be: nearer to none than to as many as before.
-            let is_limit = lost as f64 <= trial.share * sent as f64 / 4.0;
+            self.pace.not_before_us = now_us + WINDOW_US;
+            // Next to none of the losses that it would be.
+            let is_limit = lost as f64 <= R_SHARE * trial.share * sent as f64;
             match is_limit {
                 true => self.pace.blameless_until_us = now_us,
                 false => self.pace.limit_us = trial.limit_us,
@@ -72,7 +68,7 @@ impl Path {
             return is_limit;
         }
         // Long enough for several runs of losses: a single outage is none of a limit's.
-        let sampled_us = now_us.saturating_sub(SAMPLE_US);
+        let sampled_us = now_us.saturating_sub(RECENT_US);
         let more = |t: &Tally| t.sent < LEAST_ANSWERS || t.runs < RUNS || t.since_us > sampled_us;
         let found = self
             .probes
@@ -110,7 +106,7 @@ impl Policy {
         };
         let now_us = self.last_tick_us.unwrap_or(0);
         let counted = self.paths.iter().any(|p| p.load.is_counted());
-        let rest_us = now_us.saturating_sub(REST_US);
+        let rest_us = now_us.saturating_sub(WINDOW_US);
         let idle = counted && !self.paths.iter().any(|p| p.load.has_any(rest_us));
         let young = p.probes.newest().take(LEAST_ANSWERS).count() < LEAST_ANSWERS;
         let wanted = match p.load.has_latency(now_us.saturating_sub(JUST_US)) {

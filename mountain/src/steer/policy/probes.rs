@@ -7,30 +7,24 @@
 
 use std::collections::VecDeque;
 
-use super::pace::FAST_US;
+use super::pace::{FAST_US, IDLE_US};
 
 /// How far back probes count, µs. Of a path that is probed seldom, [`LEAST_ANSWERS`] count, however old.
 pub const WINDOW_US: u64 = 10_000_000;
 /// Answers from which on a path can be compared with others.
 pub const LEAST_ANSWERS: usize = 20;
-/// Most probes of one path: [`WINDOW_US`] of the fastest pace, and as many again for bursts of starts.
-const MOST_PROBES: usize = 2048;
-/// A probe weighs no more than this much time, µs: that between two probes of an idle host.
-const MOST_GAP_US: u64 = 500_000;
+/// Most probes of one path: [`WINDOW_US`] of the fastest pace.
+const MOST_PROBES: usize = (WINDOW_US / FAST_US) as usize;
 /// Time in which the weight of a probe halves in the mean, µs.
 const MEAN_US: f64 = 1e6;
 /// ... in the share of losses, µs.
 const LOSS_US: f64 = 4e6;
-/// ... in the jitter, µs.
-const JITTER_US: f64 = 10e6;
-/// A lost probe is older than this, µs, ...
-const LOST_US: f64 = 100_000.0;
+/// A packet that is this late is as good as lost, µs: a lost probe is older than this, ...
+pub const LATE_US: u64 = 100_000;
 /// ... and than so many times the usual delay.
 const LOST_TIMES: f64 = 1.5;
 /// Standard deviations that count besides the mean.
 const SPREAD: f64 = 0.5;
-/// A probe's age says nothing while it is within the way back: RTT less delay of so many newest answers.
-const WAY_BACK_OF: usize = 6;
 
 /// What became of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +95,7 @@ impl Probes {
         let newer = self.probes.iter().rev().take_while(|p| p.sent_us > at_us);
         let at = self.probes.len() - newer.count();
         let before = at.checked_sub(1).map(|i| self.probes[i].sent_us);
-        let gap_us = before.map_or(MOST_GAP_US, |t| (at_us - t).min(MOST_GAP_US));
+        let gap_us = before.map_or(IDLE_US, |t| (at_us - t).min(IDLE_US));
         let probe = Probe {
             seq,
             sent_us: at_us,
@@ -146,8 +140,7 @@ impl Probes {
         let mut old = self.probes.iter().take_while(old).count();
         // At least so many answers are left; and what no answer came to cannot wait for more for ever.
         let least = LEAST_ANSWERS.min(self.probes.len());
-        while old > 0 && self.answers_from(old) < least && self.probes.len() - old < MOST_PROBES / 2
-        {
+        while old > 0 && self.answers_from(old) < least {
             old -= 1;
         }
         self.probes.drain(..old);
@@ -180,13 +173,13 @@ impl Probes {
         })
     }
 
-    /// The largest way back of the newest answers, µs: a probe may be that much older than its delay.
+    /// The largest way back (RTT less delay) of the newest answers, µs: a probe may be that much older than its delay.
     pub fn way_back_us(&self) -> f64 {
         let backs = self.newest().filter_map(|p| match p.fate {
             Fate::Answered { rtt_us, delay_us } => Some(rtt_us.saturating_sub(delay_us)),
             _ => None,
         });
-        f64::from(backs.take(WAY_BACK_OF).max().unwrap_or(0))
+        f64::from(backs.take(LEAST_ANSWERS).max().unwrap_or(0))
     }
 
     /// Ages less the way back of the unanswered probes since the newest answer, oldest first, µs.
@@ -197,7 +190,7 @@ impl Probes {
             let age = match p.fate {
                 Fate::Answered { .. } => break,
                 Fate::Waiting => now_us.saturating_sub(p.sent_us) as f64,
-                Fate::Failed => LOST_US.max(now_us.saturating_sub(p.sent_us) as f64),
+                Fate::Failed => (LATE_US as f64).max(now_us.saturating_sub(p.sent_us) as f64),
             };
             second = oldest;
             oldest = (age - back).max(0.0);
@@ -207,7 +200,7 @@ impl Probes {
 
     /// Age from which on an unanswered probe is lost, µs, where `usual_us` is usual.
     pub fn lost_age_us(&self, usual_us: f64) -> f64 {
-        LOST_US.max(LOST_TIMES * usual_us) + self.way_back_us()
+        (LATE_US as f64).max(LOST_TIMES * usual_us) + self.way_back_us()
     }
 
     /// The slow figures. `least_us`: the median of the group's best path.
@@ -221,7 +214,7 @@ impl Probes {
             if let Some(later) = later {
                 jitter.add(
                     (later - delay).abs(),
-                    p.gap_us as f64 * fading(p, now_us, JITTER_US),
+                    p.gap_us as f64 * fading(p, now_us, WINDOW_US as f64),
                 );
             }
             later = Some(delay);
@@ -368,7 +361,7 @@ impl Mean {
 
     fn deviation(&self) -> f64 {
         if self.weight > 0.0 {
-            (self.squares / self.weight - self.mean().powi(2))
+            (self.squares / self.weight - self.mean() * self.mean())
                 .max(0.0)
                 .sqrt()
         } else {

@@ -21,36 +21,27 @@
 
 use rand::RngExt;
 
-use super::probes::{Judge, Now, LEAST_ANSWERS, WINDOW_US};
-use super::{GroupVerdict, Mode, Policy};
+use super::pace::IDLE_US;
+use super::probes::{Judge, Now, LATE_US, LEAST_ANSWERS, WINDOW_US};
+use super::{GroupVerdict, Mode, Policy, RECENT_US};
 use crate::steer::explain::Cause;
 
-/// The threshold is at least this share of the median: also how much longer an overdue probe will take ...
+/// The threshold is at least this share of the median, by which an overdue probe will be later still, ...
 const D_SHARE: f64 = 0.4;
 /// ... and so many times the jitter.
 const D_JITTER: f64 = 3.0;
-/// Differences up to this share of the tolerance do not tell paths apart ...
-const R_TOLERANCE: f64 = 0.4;
-/// ... nor up to this share of the median.
-const R_SHARE: f64 = 0.1;
-/// A delay counts in the mean as so much more than the median at most, µs.
-const CAP_US: f64 = 100_000.0;
-/// Losses that weigh as much as the threshold ...
-const LOSS_SHARE: f64 = 0.02;
-/// ... or as this much, µs, where that is more: 1 % of losses is 5 ms.
-const LOSS_LEAST_US: f64 = 10_000.0;
-/// Time in which half of the onsets are forgotten, µs; and for which paths are spread.
-const ONSETS_US: f64 = 120e6;
-/// A path is calm for this long before another onset counts, µs; silence for so much longer than usual is death.
-const CALM_US: u64 = 500_000;
+/// Differences up to this share tell nothing.
+pub const R_SHARE: f64 = 0.1;
+/// Losses that weigh as much as the threshold, and as twice the tolerance: 1 % of losses is 5 ms at least.
+pub const LOSS_SHARE: f64 = 0.02;
+/// Time in which half of the onsets are forgotten, and half of the highest rate, µs.
+pub const MEMORY_US: f64 = 120e6;
 /// Patience after the first onset, µs, ...
 const PATIENCE_US: f64 = 1e6;
 /// ... by how much it grows with each, ...
 const PATIENCE_GROWS: f64 = 4.0;
 /// ... and its limit, µs.
 const PATIENCE_MOST_US: f64 = 30e6;
-/// A path that turns late within this after flows have come to it is so for them, µs.
-const CROWDED_US: u64 = 3_000_000;
 /// Random part of patience, so that hosts do not change together.
 const PATIENCE_RANDOM: f64 = 0.25;
 
@@ -96,7 +87,7 @@ pub struct Member {
     pub view: View,
     onsets: f64,
     onsets_at_us: u64,
-    /// Since when it has not been late; costs too much; been too long; and fit to join.
+    /// Since when it has not been late (an onset is one only after as long as between two probes of an idle host); costs too much; been too long; and fit to join.
     calm_since_us: Option<u64>,
     dear_since_us: Option<u64>,
     long_since_us: Option<u64>,
@@ -129,7 +120,7 @@ impl Member {
     /// Onsets that are not forgotten.
     pub fn onsets(&self, now_us: u64) -> f64 {
         let passed_us = now_us.saturating_sub(self.onsets_at_us) as f64;
-        self.onsets * (-passed_us / ONSETS_US).exp2()
+        self.onsets * (-passed_us / MEMORY_US).exp2()
     }
 
     /// Forgets onsets that were not the path's doing.
@@ -200,7 +191,7 @@ impl Policy {
                 .tolerance_us
                 .max(D_SHARE * m_us)
                 .max(D_JITTER * jitter_us),
-            r_us: (R_TOLERANCE * self.tolerance_us).max(R_SHARE * m_us),
+            r_us: (D_SHARE * self.tolerance_us).max(R_SHARE * m_us),
         })
     }
 
@@ -218,20 +209,21 @@ impl Policy {
                 r_us: 0.0,
             });
             let judge = Judge {
-                cap_us: scale.m_us + CAP_US,
+                cap_us: scale.m_us + LATE_US as f64,
                 median_us: slow.median_us,
                 d_us: scale.d_us,
                 overdue_us: D_SHARE * scale.m_us,
                 by_age,
             };
             let now = path.probes.now(now_us, &judge);
-            let limit_us = slow.median_us + CALM_US as f64;
+            let limit_us = slow.median_us + IDLE_US as f64;
             let dark = match slow.answers {
-                0 => path.probes.waiting_us(now_us).1 > CALM_US as f64 + CALM_US as f64,
+                0 => path.probes.waiting_us(now_us).1 > IDLE_US as f64 + IDLE_US as f64,
                 _ => now.dark_us > limit_us,
             };
             let present_us = now.fast_us.max(now.late_us) + path.input.cost_us;
-            let loss_us = LOSS_LEAST_US.max(scale.d_us) * slow.loss / LOSS_SHARE;
+            let least_us = self.tolerance_us + self.tolerance_us;
+            let loss_us = least_us.max(scale.d_us) * slow.loss / LOSS_SHARE;
             let view = View {
                 alive: path.usable && !dark,
                 known: path.usable && slow.answers >= LEAST_ANSWERS,
@@ -272,7 +264,7 @@ impl Policy {
     fn count_onsets(&mut self, g: usize, now_us: u64) {
         for m in &mut self.groups[g].members {
             let (late, usable) = (m.view.late && m.view.sudden, self.paths[m.path].usable);
-            if late && lasts(m.calm_since_us, CALM_US, now_us) {
+            if late && lasts(m.calm_since_us, IDLE_US, now_us) {
                 m.onset(now_us);
             }
             m.calm_since_us = since(m.calm_since_us, !late && usable, now_us);
@@ -285,7 +277,7 @@ impl Policy {
         let group = &mut self.groups[g];
         let crowded =
             |m: &Member| m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded();
-        if lasts_less(group.left_us, CROWDED_US, now_us) && group.members.iter().any(crowded) {
+        if lasts_less(group.left_us, RECENT_US, now_us) && group.members.iter().any(crowded) {
             group.spread_until_us = now_us + PATIENCE_MOST_US as u64;
         }
         if now_us < group.spread_until_us {
