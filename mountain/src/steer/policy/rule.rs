@@ -4,10 +4,10 @@
 //! ```text
 //! m        = lowest median among the paths in use
 //! J        = jitter of the quietest path
-//! d        = max(5 ms, 0.4·m, 3·J)                 the one threshold
-//! r        = max(2 ms, 0.1·m)                      what does not tell paths apart
+//! d        = max(tolerance, 0.4·m, 3·J)            the one threshold
+//! r        = max(0.4·tolerance, 0.1·m)             what does not tell paths apart
 //! present  = max(fast, late) + configured cost
-//! cost     = present + loss / 2 % · max(d, 10 ms)
+//! cost     = present + loss / 2 % · max(d, 2·tolerance)
 //! K        = onsets, half-life 120 s
 //! patience = min(30 s, 1 s · 4^(K−1))
 //! ```
