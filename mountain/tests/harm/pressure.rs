@@ -57,6 +57,7 @@ fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
     // A rule behind many others is followed.
     rules(client, "add", 0..40);
     client.ip(&format!("rule add priority 2000 from {RULED} lookup 100"));
+    thread::sleep(SETTLE);
     all_come_by(server, "s1", 9001, "the host's own packets", |port| {
         by_sockets(client, OWN, port);
     });

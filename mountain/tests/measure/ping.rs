@@ -41,16 +41,20 @@ fn drop_all(ns: &Ns) {
     );
 }
 
-/// Every column is as long as there were probes, and the kernel saw less than user space.
+/// Every column is as long as there were probes, and the kernel saw less than user space; as much where the
+/// machine halted and its clock was set meanwhile.
 fn check_columns(run: &RunFile, count: usize) {
     let s = &run.samples;
     assert_eq!((s.len(), s.sent_us.len()), (count, count));
     assert_eq!(s.user_rtt_us.len(), count);
     assert!(s.sent_us.is_sorted());
+    let mut less = 0;
     for (kernel, user) in s.rtt_us.iter().zip(&s.user_rtt_us) {
         let (kernel, user) = (kernel.unwrap(), user.unwrap());
-        assert!(0.0 < kernel && kernel < user, "{kernel} {user}");
+        assert!(0.0 < kernel && kernel <= user, "{kernel} {user}");
+        less += usize::from(kernel < user);
     }
+    assert!(less * 10 >= count * 9, "{less} of {count}");
 }
 
 #[test]
@@ -248,15 +252,15 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
         output.status.success()
     });
     let ping = format!(
-        "ping 127.0.0.1 --udp 9000 -c 400 -i 5ms --out {}",
+        "ping 127.0.0.1 --udp 9000 -c 250 -i 20ms --out {}",
         file.display()
     );
     let child = start(&ns, &ping);
     for process in [&reflect, &child] {
         wait_counted(&ns, "Udp:", "InDatagrams", 20);
         process.signal(Signal::SIGSTOP);
-        // Far longer than a machine is halted, with fewer requests than the reflector's burst.
-        std::thread::sleep(Duration::from_millis(600));
+        // Longer than a virtual machine halts (0.56 s was seen), with fewer requests than the reflector's burst.
+        std::thread::sleep(Duration::from_secs(2));
         process.signal(Signal::SIGCONT);
     }
     let output = child.finish();
@@ -264,21 +268,21 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     reflect.finish();
     assert!(output.status.success(), "{}", stderr(&output));
     let run = RunFile::read(&file).unwrap();
-    check_columns(&run, 400);
+    check_columns(&run, 250);
     let max = |c: &[Option<f64>]| c.iter().flatten().copied().fold(0.0, f64::max);
     let (kernel, user) = (max(&run.samples.rtt_us), max(&run.samples.user_rtt_us));
-    assert!(user > 500e3, "{user}");
+    assert!(user > 1.9e6, "{user}");
     assert!(kernel < user / 2.0, "{kernel} {user}");
     let sent = &run.samples.sent_us;
     let gap = |i: &usize| sent[i + 1] - sent[*i];
     let pause = (0..sent.len() - 1).max_by(|a, b| gap(a).total_cmp(&gap(b)));
     let pause = pause.unwrap();
-    assert!(gap(&pause) > 500e3, "it was stopped");
-    // More than a hundred sends were missed; made up for at once, they would take no time at all.
+    assert!(gap(&pause) > 1.9e6, "it was stopped");
+    // About a hundred sends were missed; made up for at once, they would take no time at all.
     let after = &sent[pause + 1..];
     let n = after.len().min(41);
     let took = after[n - 1] - after[0];
-    assert!(took > (n - 1) as f64 * 2.5e3, "a burst after the pause");
+    assert!(took > (n - 1) as f64 * 10e3, "a burst after the pause");
 }
 
 #[test]
