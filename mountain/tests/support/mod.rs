@@ -89,7 +89,8 @@ impl Ns {
 
     pub fn status(&self) -> Value {
         // On a machine that is busy with other tests, as it tells its user: try again.
-        let busy = |o: &Output| String::from_utf8_lossy(&o.stderr).contains("did not answer: try again");
+        let busy =
+            |o: &Output| String::from_utf8_lossy(&o.stderr).contains("did not answer: try again");
         let again = || self.mountain("status --json");
         let output = Some(again()).filter(|o| !busy(o)).unwrap_or_else(again);
         let text = ok("mountain status --json", Ok(output));

@@ -232,7 +232,7 @@ fn is_well(result: &std::thread::Result<Result>) -> bool {
 
 /// A host counts as failing when it fails so often in a row: on a busy machine a packet that is late is taken for
 /// one that went elsewhere. Each failure is printed, as what fails now and then may be a fault all the same.
-const TRIES: usize = 5;
+const TRIES: usize = 3;
 
 /// Prints a host that fails, the first ones whole.
 fn tell_failure(

@@ -33,6 +33,9 @@ pub struct Judge<'a> {
     past: HashMap<u16, Past>,
     /// Where flows went after a change of routes that does not concern them.
     shaken: Sent,
+    /// TCP flows of which nothing left after that change: the kernel itself sends them by another member now, whose
+    /// translation knows nothing of them, and tries yet another one whenever a packet meets no answer.
+    rehashed: BTreeSet<u16>,
     pub tally: Tally,
     pub faults: Vec<String>,
 }
@@ -45,6 +48,7 @@ impl<'a> Judge<'a> {
             reference,
             past: HashMap::new(),
             shaken: Sent::new(),
+            rehashed: BTreeSet::new(),
             tally: Tally::default(),
             faults: Vec::new(),
         }
@@ -52,11 +56,14 @@ impl<'a> Judge<'a> {
 
     /// Takes note of what the kernel alone has done after a change of routes.
     pub fn shaken(&mut self, sent: Sent) {
-        self.past.clear();
+        let before = std::mem::take(&mut self.past);
         for flow in self.flows {
+            let by_socket = flow.proto == TCP && matches!(flow.by, By::Socket { .. });
             if let Some(seen) = sent.get(&flow.id) {
                 // What it was before is the kernel's own affair.
                 let _ = self.continuity(flow, seen, &[]);
+            } else if by_socket && before.contains_key(&flow.id) {
+                self.rehashed.insert(flow.id);
             }
         }
         self.shaken = sent;
@@ -162,6 +169,7 @@ impl<'a> Judge<'a> {
         }
         // An exchange without a connection may begin anew where its uplink is dead.
         let excused = !flow.is_connection() && !muted.is_empty();
+        let excused = excused || self.rehashed.contains(&flow.id);
         if past.sources.len() > 1 && !fresh && !excused {
             return Err(format!("source changed: {:?}", past.sources));
         }
