@@ -102,7 +102,8 @@ union mtn_masks {
 		__u16 latency;	/* eligible for latency flows */
 		__u16 bulk;	/* eligible for bulk flows */
 		__u16 alive;	/* carrier, neighbour and probes say it carries packets */
-		__u16 ejected;	/* latency flows leave at once, not at the next flowlet */
+		__u16 ejected;	/* latency flows leave at once, not at the next flowlet; where it is eligible
+				 * too, those whose choice is another path */
 	};
 	__u64 word;
 };

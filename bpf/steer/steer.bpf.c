@@ -25,7 +25,9 @@
  *
  * When a flow may leave its path:
  *   - path dead: with this packet;
- *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it);
+ *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path
+ *     is eligible as well, more flows have come to it than it carries: those leave that the hash gives to
+ *     another one;
  *   - path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
  *     recent maximum delay of the old path - minimum delay of the new one + margin, which makes
  *     reordering impossible (FLARE, LetFlow); or after force_after_ns without such a gap.
@@ -264,7 +266,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	struct mtn_group *g;
 	__u32 group, from, to, may, reason, member;
 	__u64 now, gap_ns, need_us = 0;
-	bool fits;
+	bool fits, ejected;
 
 	if (!pkt || !flow)
 		return MTN_MAX_PATHS;
@@ -282,7 +284,9 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	may &= masks.alive;
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
-	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits) {
+	ejected = flow->class == MTN_CLASS_LATENCY && member < MTN_MAX_MEMBERS &&
+		  (masks.ejected & (1U << member));
+	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits && !ejected) {
 		/* The coarse clock may still be behind an exact stamp, which this packet then leaves. */
 		flow->exact = 0;
 		return from;
@@ -306,7 +310,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	member = mtn_member(g, from);
 	if (member >= MTN_MAX_MEMBERS || !(masks.alive & (1U << member))) {
 		reason = MTN_MOVE_DEAD;
-	} else if (flow->class == MTN_CLASS_LATENCY && (masks.ejected & (1U << member))) {
+	} else if (ejected) {
 		reason = MTN_MOVE_EJECTED;
 	} else if (!fits) {
 		/* Its large packets pass by the kernel's path already: keep the small ones with them. */

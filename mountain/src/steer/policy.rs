@@ -107,7 +107,8 @@ pub struct GroupVerdict {
     /// Paths that deliver at all; flows leave the others at once.
     pub alive: u16,
     /// Paths that are late or silent: latency flows leave them at once, since a late packet is a lost
-    /// packet to them. Paths that are merely dear are left without reordering.
+    /// packet to them. Paths that are merely dear are left without reordering. Of one that `latency` has too,
+    /// those flows leave at once whose hash gives them to another.
     pub ejected: u16,
 }
 

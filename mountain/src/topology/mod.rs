@@ -117,7 +117,7 @@ pub struct PathMasks {
     /// Deliver at all; flows leave the others at once.
     pub alive: u16,
     /// Their newest probes were late or lost: latency flows leave them at once. A path that is merely
-    /// more costly is left without reordering.
+    /// more costly is left without reordering. Of an eligible one, those leave whose hash gives them to another.
     pub ejected: u16,
 }
 

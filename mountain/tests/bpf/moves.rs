@@ -350,6 +350,36 @@ fn bad_paths_are_left_at_once() {
 }
 
 #[test]
+fn a_crowded_path_is_left_by_the_flows_that_belong_elsewhere() {
+    in_netns(|| {
+        let mut rig = Rig::new(&patient());
+        rig.steer.set_delays(0, 10_000_000, 0);
+        rig.steer.set_delays(1, 10_000_000, 0);
+        let ports = [port_of(0), port_of(1)];
+        let send = |rig: &mut Rig| ports.map(|port| rig.send(0, &packet(port, 20)));
+        rig.masks(only(0));
+        assert_eq!(send(&mut rig), [0, 0]);
+        // Eligible again, path 1 gets none of them back without a gap, ...
+        rig.masks(BOTH);
+        assert_eq!(send(&mut rig), [0, 0]);
+        // ... but where path 0 is crowded, the one that the hash gives to path 1.
+        rig.masks(Masks {
+            ejected: 0b11,
+            ..BOTH
+        });
+        for _ in 0..2 {
+            assert_eq!(send(&mut rig), [0, 1]);
+        }
+        let log = rig.moves.drain().unwrap();
+        assert_eq!(log.len(), 1, "{log:?}");
+        assert_eq!(
+            (log[0].reason, log[0].from, log[0].to),
+            (MoveReason::Ejected, 0, 1)
+        );
+    });
+}
+
+#[test]
 fn flows_first_seen_in_the_grace_time_stay() {
     in_netns(|| {
         let mut rig = Rig::new(&patient());

@@ -370,6 +370,7 @@ impl Policy {
     fn masks(&self, g: usize) -> GroupVerdict {
         let mut v = GroupVerdict::default();
         let mut filled = 0;
+        let spread = self.last_tick_us < Some(self.groups[g].spread_until_us);
         for (i, m) in self.groups[g].members.iter().enumerate() {
             let bit = 1 << i;
             if !m.view.alive {
@@ -382,7 +383,8 @@ impl Policy {
             if self.paths[m.path].load.fills() {
                 filled |= bit;
             }
-            if matches!(m.standing, Standing::Out(Cause::Late | Cause::Lost)) {
+            // More flows have come to one that is crowded than it carries: each goes where its hash has it.
+            if spread || matches!(m.standing, Standing::Out(Cause::Late | Cause::Lost)) {
                 v.ejected |= bit;
             }
         }
