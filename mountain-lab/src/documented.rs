@@ -12,20 +12,33 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Texts that users read, by path below the root.
-fn texts() -> Vec<(String, String)> {
-    let mut files = vec!["README.md".to_owned()];
-    for (folder, ends) in [
-        ("docs", &[".md"][..]),
-        ("packaging", &[".md", ".service", ".toml", ".sh"]),
-    ] {
-        for entry in fs::read_dir(root().join(folder)).unwrap().flatten() {
-            let name = entry.file_name().into_string().unwrap();
-            if ends.iter().any(|end| name.ends_with(end)) {
-                files.push(format!("{folder}/{name}"));
-            }
+/// Adds the files below a folder whose names end so, by path below the root.
+fn find(folder: &str, ends: &[&str], files: &mut Vec<String>) {
+    for entry in fs::read_dir(root().join(folder)).unwrap().flatten() {
+        let name = format!("{folder}/{}", entry.file_name().to_str().unwrap());
+        if entry.path().is_dir() {
+            find(&name, ends, files);
+        } else if ends.iter().any(|end| name.ends_with(end)) {
+            files.push(name);
         }
     }
+}
+
+/// Texts that users read, by path below the root.
+fn texts() -> Vec<(String, String)> {
+    let top = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+    ];
+    let mut files: Vec<String> = top.map(str::to_owned).into();
+    find("docs", &[".md"], &mut files);
+    find(
+        "packaging",
+        &[".md", ".service", ".toml", ".sh"],
+        &mut files,
+    );
     let read = |file: String| {
         let text = fs::read_to_string(root().join(&file)).unwrap();
         (file, text)
@@ -109,7 +122,9 @@ fn wrong_calls(piece: &str, program: &Command) -> Vec<String> {
             .rsplit_once("ExecStart=")
             .map_or(called, |(_, called)| called);
         let name = called.rsplit('/').next().unwrap_or(called);
-        if name != program.get_name() || called.contains("file:") {
+        // `cargo -p mountain` names the crate.
+        let package = at > 0 && words[at - 1] == "-p";
+        if name != program.get_name() || called.contains("file:") || package {
             continue;
         }
         let mut command = program;
@@ -211,6 +226,14 @@ fn what_does_not_exist_is_found() {
     );
     assert_eq!(missing_file("measure/ping.rs"), None);
     assert_eq!(target(&["sudo", "make", "demo"]), Some("demo"));
+    let page = root().join("docs/glossary.md");
+    assert_eq!(dead_link(&page, "nosuch.md"), Some("no such file"));
+    assert_eq!(dead_link(&page, "host.md#limits"), None);
+    assert_eq!(dead_link(&page, "#nosuch"), Some("no such heading"));
+    assert_eq!(
+        anchors("# In `a.md`: What, and\n").collect::<Vec<_>>(),
+        ["in-amd-what-and"]
+    );
 }
 
 #[test]
@@ -226,15 +249,13 @@ fn every_file_and_target_that_is_documented_exists() {
         .into_iter()
         .filter(|(file, _)| file.ends_with(".md"))
     {
-        let beside = root().join(&file).parent().unwrap().to_owned();
         for link in text
             .split("](")
             .skip(1)
             .filter_map(|rest| rest.split(')').next())
         {
-            let target = link.split('#').next().unwrap();
-            if !target.is_empty() && !target.contains("://") && !beside.join(target).exists() {
-                wrong.push(format!("{file}: link to {target}"));
+            if let Some(why) = dead_link(&root().join(&file), link) {
+                wrong.push(format!("{file}: link to {link}: {why}"));
             }
         }
         for piece in code(&file, &text) {
@@ -250,6 +271,40 @@ fn every_file_and_target_that_is_documented_exists() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Why a link of a page leads nowhere: its file is missing, or the file has no such heading.
+fn dead_link(page: &Path, link: &str) -> Option<&'static str> {
+    if link.contains("://") {
+        return None;
+    }
+    let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+    let target = match file {
+        "" => page.to_owned(),
+        _ => page.parent().unwrap().join(file),
+    };
+    if !target.exists() {
+        return Some("no such file");
+    }
+    let text = fs::read_to_string(&target).unwrap_or_default();
+    let known = anchor.is_empty() || anchors(&text).any(|known| known == anchor);
+    (!known).then_some("no such heading")
+}
+
+/// Anchors of a page's headings, as GitHub and mdBook make them.
+fn anchors(text: &str) -> impl Iterator<Item = String> + '_ {
+    let mut fenced = false;
+    let headings = text.lines().filter(move |line| {
+        fenced ^= line.starts_with("```");
+        !fenced && line.starts_with('#')
+    });
+    headings.map(|line| {
+        let title = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = title
+            .chars()
+            .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    })
 }
 
 /// The target of a call of make; `localmodconfig` is of the kernel's Makefile.

@@ -52,7 +52,7 @@ pub enum Kind {
 }
 
 /// How the rate of a mobile link changes. Made up: their parameters are in
-/// docs/congestion-control.md.
+/// docs/experiments/congestion-control.md.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trace {
     /// 4 to 24 Mbit/s and back in 8 s.

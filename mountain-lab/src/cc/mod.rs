@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cc`: congestion controls against each other on emulated links.
 //!
-//! Method and figures: docs/congestion-control.md.
+//! Method and figures: docs/experiments/congestion-control.md.
 
 mod bottleneck;
 mod cells;

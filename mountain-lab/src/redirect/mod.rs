@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! `mountain-lab redirect`: what redirecting costs, by each backend. Method: docs/redirect.md.
+//! `mountain-lab redirect`: what redirecting costs, by each backend. Method: docs/experiments/redirect.md.
 
 mod chart;
 pub mod client;
