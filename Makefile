@@ -14,7 +14,7 @@ CARGO = scripts/cargo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-bench setup-test preflight build demo test bench lint check install uninstall deb clean
+.PHONY: help setup setup-bench setup-test preflight build demo test bench lint docs check install uninstall deb clean
 .PHONY: setup-kernel kernel kernel-deb kernel-test kernel-test-quick kernel-shell
 
 help: ## this list
@@ -48,6 +48,10 @@ bench: preflight setup-bench build ## (root) run every scenario and bench agains
 
 lint: ## formatting, clippy and shellcheck
 	@scripts/lint
+
+docs: ## the documentation as a book, out/book/index.html (mdBook)
+	@scripts/setup --docs
+	@scripts/docs
 
 check: lint ## the same as lint: what needs no root
 

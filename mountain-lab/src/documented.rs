@@ -348,3 +348,97 @@ fn missing_file(word: &str) -> Option<String> {
         .any(|place| root().join(place).join(path).exists());
     (!exists).then(|| path.to_owned())
 }
+
+/// A page with every command and option, from clap's own definitions.
+fn command_line_page() -> String {
+    let mut page = "# Command line\n\nThis page is made from the programs' own definitions. \
+        `mountain COMMAND --help` prints the same.\n"
+        .to_owned();
+    for mut program in [mountain::cli::command(), crate::Cli::command()] {
+        program.build();
+        describe(&mut program, &mut page);
+    }
+    page
+}
+
+/// Appends a command and those below it.
+fn describe(command: &mut Command, page: &mut String) {
+    let words = command
+        .get_bin_name()
+        .unwrap_or(command.get_name())
+        .to_owned();
+    let depth = words.split(' ').count().min(3) + 1;
+    let usage = command.render_usage().to_string();
+    let usage = usage
+        .trim_start_matches("Usage: ")
+        .replace("\n       ", "\n    ");
+    let about = command.get_long_about().or(command.get_about());
+    let about = about.map(ToString::to_string).unwrap_or_default();
+    *page += &format!("\n{} {words}\n\n    {usage}\n", "#".repeat(depth));
+    if !about.is_empty() {
+        *page += &format!("\n{}\n", sentences(&about).join("\n\n"));
+    }
+    let rows: Vec<String> = command.get_arguments().filter_map(row).collect();
+    if !rows.is_empty() {
+        *page += &format!("\n| option | meaning |\n|---|---|\n{}\n", rows.join("\n"));
+    }
+    for below in command.get_subcommands_mut() {
+        if !below.is_hide_set() && below.get_name() != "help" {
+            describe(below, page);
+        }
+    }
+}
+
+/// A row of a command's table; of what every command has, none.
+fn row(argument: &clap::Arg) -> Option<String> {
+    let hidden = ["help", "version"].contains(&argument.get_id().as_str());
+    if hidden || argument.is_hide_set() {
+        return None;
+    }
+    let help = argument.get_long_help().or(argument.get_help());
+    let help = help.map(ToString::to_string).unwrap_or_default();
+    let mut help = sentences(&help).join(" ");
+    let defaults: Vec<_> = argument
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .collect();
+    if argument.get_action().takes_values() && !defaults.is_empty() {
+        help += &format!(" Default: `{}`.", defaults.join(" "));
+    }
+    let cell = |text: &str| text.replace('|', "\\|");
+    let name = cell(&argument.to_string());
+    Some(format!("| `{name}` | {} |", cell(&help)))
+}
+
+/// The paragraphs of a help text, each with a full stop, without what Markdown would take for its own.
+fn sentences(text: &str) -> Vec<String> {
+    let paragraphs = text.split("\n\n").filter(|text| !text.trim().is_empty());
+    let one_line = |text: &str| {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let line = words.join(" ").replace('<', "&lt;");
+        let stop = if line.ends_with(['.', ':', '?', ']']) {
+            ""
+        } else {
+            "."
+        };
+        line + stop
+    };
+    paragraphs.map(one_line).collect()
+}
+
+/// With `MOUNTAIN_WRITE_DOCS=1` in the environment it writes the page instead.
+#[test]
+fn the_page_of_commands_is_current() {
+    let (file, page) = (root().join("docs/cli.md"), command_line_page());
+    if std::env::var_os("MOUNTAIN_WRITE_DOCS").is_some() {
+        fs::write(&file, &page).unwrap();
+    }
+    let written = fs::read_to_string(&file).unwrap_or_default();
+    let differs = page.lines().zip(written.lines()).find(|(a, b)| a != b);
+    assert!(
+        page == written,
+        "docs/cli.md is not what the programs say; make it anew by `MOUNTAIN_WRITE_DOCS=1 scripts/cargo test \
+         -p mountain-lab --bin mountain-lab documented`: {differs:?}"
+    );
+}

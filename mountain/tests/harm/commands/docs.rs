@@ -122,16 +122,22 @@ fn commands(text: &str) -> Vec<String> {
         .collect()
 }
 
+/// The pages below a folder.
+fn find(folder: &Path, pages: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            find(&path, pages);
+        } else if path.extension().is_some_and(|e| e == "md") {
+            pages.push(path);
+        }
+    }
+}
+
 fn pages() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let docs = fs::read_dir(root.join("docs"))
-        .unwrap()
-        .flatten()
-        .map(|entry| entry.path());
-    let mut pages: Vec<PathBuf> = docs
-        .filter(|path| path.extension().is_some_and(|e| e == "md"))
-        .collect();
-    pages.push(root.join("README.md"));
+    let mut pages = vec![root.join("README.md")];
+    find(&root.join("docs"), &mut pages);
     pages.sort();
     let read = |path: PathBuf| {
         (
