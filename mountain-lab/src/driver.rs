@@ -21,7 +21,7 @@ use crate::stopped;
 const FINE: u64 = 100;
 
 /// Arguments of every experiment.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub struct CommonArgs {
     /// Run shorter, with fewer repeats, and judge no figure
     #[arg(long)]
@@ -71,8 +71,8 @@ pub trait Experiment {
     /// It could not be measured, and measuring it again would not help: the experiment ends.
     fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<Self::Segment>;
 
-    /// Why a segment does not count.
-    fn void(&self, segment: &Self::Segment) -> Option<String>;
+    /// Why a segment of this side does not count.
+    fn void(&self, side: usize, segment: &Self::Segment) -> Option<String>;
 
     /// Takes in a segment that counts.
     fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, segment: Self::Segment);
@@ -158,16 +158,17 @@ impl Session {
         let sides = experiment.sides();
         let repeats = result.repeats;
         self.bar
-            .set_length(u64::from(repeats) * sides.len() as u64 * FINE);
+            .inc_length(u64::from(repeats) * sides.len() as u64 * FINE);
+        let before = self.bar.position();
         for repeat in 0..repeats {
             let mut whole = true;
             for i in 0..sides.len() {
                 let side = experiment.turn(i, repeat);
                 let done = u64::from(repeat) * sides.len() as u64 + i as u64;
                 self.message(&format!("repeat {}/{repeats} {}", repeat + 1, sides[side]));
-                self.bar.set_position(done * FINE);
+                self.bar.set_position(before + done * FINE);
                 whole &= self.segment(result, experiment, (side, &sides[side]), repeat)?;
-                self.bar.set_position((done + 1) * FINE);
+                self.bar.set_position(before + (done + 1) * FINE);
             }
             experiment.repeated(result, repeat, whole);
         }
@@ -190,7 +191,7 @@ impl Session {
             let segment = experiment
                 .measure(self, side, repeat)
                 .with_context(|| name.to_owned())?;
-            let Some(reason) = experiment.void(&segment) else {
+            let Some(reason) = experiment.void(side, &segment) else {
                 experiment.keep(result, side, repeat, segment);
                 return Ok(true);
             };
@@ -216,9 +217,24 @@ impl Session {
         check: bool,
         least: &[(&str, f64, f64)],
     ) -> Result<ExitCode> {
+        self.finish_as(result, args, check, least, RunResult::table)
+    }
+
+    /// The same with a table of one's own.
+    ///
+    /// # Errors
+    /// The result cannot be written.
+    pub fn finish_as(
+        self,
+        result: &mut RunResult,
+        args: &CommonArgs,
+        check: bool,
+        least: &[(&str, f64, f64)],
+        table: impl FnOnce(&RunResult) -> String,
+    ) -> Result<ExitCode> {
         let out = args.out(&self.name);
         self.judge(result, least);
-        print!("{}", result.table());
+        print!("{}", table(result));
         println!("{}", result.write(&out)?.display());
         Ok(result.exit_code(check))
     }
@@ -281,7 +297,7 @@ mod tests {
             Ok((side, repeat, self.measured.len()))
         }
 
-        fn void(&self, (side, repeat, count): &Self::Segment) -> Option<String> {
+        fn void(&self, _: usize, (side, repeat, count): &Self::Segment) -> Option<String> {
             let void = *side == 1 && (*repeat == 2 || *count == 2);
             void.then(|| "odd".to_owned())
         }

@@ -75,8 +75,10 @@ enum Command {
     /// Make recordings of paths from logs of other programs.
     Trace(trace::TraceArgs),
     /// Count what `mountain-lab upload` sends by UDP.
+    #[command(hide = true)]
     Serve(redirect::serve::ServeArgs),
     /// Send data by UDP to `mountain-lab serve`, at a fixed pace.
+    #[command(hide = true)]
     Upload(redirect::client::UploadArgs),
     /// Remove the namespaces that a killed run left behind.
     Clean,

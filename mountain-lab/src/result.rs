@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{json, Value};
 
 use crate::workload::metrics::Figures;
 use crate::workload::stats::{bootstrap_median, median};
@@ -314,6 +314,16 @@ impl RunResult {
                 .collect();
             out.push_str(&align(&rows));
         }
+        out + &self.notes()
+    }
+
+    /// What stands below the figures: rows refused, void segments, checks, why nothing is judged.
+    pub fn notes(&self) -> String {
+        let mut out = String::new();
+        let refused = self.environment.get("refused").and_then(Value::as_object);
+        for (row, why) in refused.into_iter().flatten() {
+            let _ = writeln!(out, "refused: {row}: {}", why.as_str().unwrap_or_default());
+        }
         for void in &self.void {
             let _ = writeln!(
                 out,
@@ -334,6 +344,14 @@ impl RunResult {
     pub fn shortness(&self) -> String {
         let why = self.environment.get("too_short").and_then(Value::as_str);
         why.map_or(String::new(), |why| format!("too short to judge: {why}\n"))
+    }
+
+    /// A row that cannot be measured stands in the result with the reason.
+    pub fn refuse(&mut self, row: String, why: &str) {
+        let all = self.environment.entry("refused".into());
+        if let Value::Object(rows) = all.or_insert_with(|| json!({})) {
+            rows.insert(row, why.into());
+        }
     }
 
     /// Policies in the order of the table: the plain kernel first, the bound last.

@@ -119,7 +119,7 @@ impl Experiment for Scenes<'_> {
         self.segment(session, repeat, policy)
     }
 
-    fn void(&self, segment: &Segment) -> Option<String> {
+    fn void(&self, _side: usize, segment: &Segment) -> Option<String> {
         segment.void(&self.scenario.limits)
     }
 

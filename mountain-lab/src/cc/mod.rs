@@ -384,7 +384,7 @@ impl Experiment for Race {
         self.rig.run(cell, who, seed, self.quick)
     }
 
-    fn void(&self, segment: &Segment) -> Option<String> {
+    fn void(&self, _side: usize, segment: &Segment) -> Option<String> {
         void_reason(segment)
     }
 

@@ -19,7 +19,7 @@ use crate::redirect::napi;
 use crate::redirect::programs::Programs;
 use crate::redirect::rig::{Rig, TO};
 use crate::redirect::segment::{Segment, Sources};
-use crate::redirect::way::{install, Ready, Way};
+use crate::redirect::way::{install, Way};
 use mountain::measure::paired::sign_flips;
 
 const XDP: Way = Way::Backend(Backend::XdpRedirect);
@@ -56,12 +56,12 @@ fn measure(rig: &Rig, bench: &mut Bench, sides: [Way; 2], rounds: u32) -> Result
             let way = sides[side];
             bench.step(&format!("claim 3: {way}, round {round}"))?;
             let installed = match install(rig, &sources.programs, way)? {
-                Ready::Yes(installed) => installed,
-                Ready::Refused(why) => return Ok(Verdict::NotShown(format!("{way}: {why}"))),
+                Ok(installed) => installed,
+                Err(why) => return Ok(Verdict::NotShown(format!("{way}: {why}"))),
             };
             let segment = sources.run(rig, &load, way.addressed())?;
             drop(installed);
-            match segment.void(true) {
+            match segment.void(load.rate()) {
                 Some(reason) => void = Some(format!("{way}: {reason}")),
                 None => pair[side] = Some(segment),
             }

@@ -6,24 +6,22 @@
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
-use std::path::Path;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Context, Result};
-use mountain_lab::result::{RunResult, VoidRun};
+use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
-use mountain_lab::workload::sys::{monotonic_ns, NoHalt};
+use mountain_lab::workload::sys::monotonic_ns;
 use serde_json::json;
 
 use super::napi;
 use super::rig::{Rig, CLIENT, FIRST_PORT, TO};
-use super::rules::{self, Added};
 use super::segment::{LOAD_CPU, ROUTER_CPU};
 use super::way::{self, Way};
-use super::{header, refusals, refused, RedirectArgs, REPEATS};
+use super::{RedirectArgs, Row, Table, RETRIES};
+use crate::driver::{Experiment, Session};
 use crate::stopped;
 
 const PPS: u64 = 20_000;
@@ -33,92 +31,92 @@ const LINGER_NS: u64 = 20_000_000;
 /// Of the packets sent.
 const DELIVERED: f64 = 0.99;
 
-pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
+pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
-    let repeats = args.repeats(2, REPEATS);
-    let packets = PPS * if args.quick { 1 } else { 10 } / 4;
-    let mut result = RunResult::new(
-        "redirect-latency",
-        &header(args, "latency"),
-        args.seed,
-        repeats,
-    );
-    result.environment.insert("quick".into(), json!(args.quick));
     result.environment.insert("pps".into(), json!(PPS));
-    result
-        .environment
-        .insert("payload_bytes".into(), json!(PAYLOAD));
-    let _awake = NoHalt::hold();
+    let payload = json!(PAYLOAD);
+    result.environment.insert("payload_bytes".into(), payload);
     let rig = Rig::build("")?;
     let echo = rig.server.enter(|| Ok(UdpSocket::bind(TO)?))?;
     echo.set_nonblocking(true)?;
-    let stop = AtomicBool::new(false);
-    for repeat in 0..repeats {
-        for i in 0..ways.len() {
-            ensure!(!stopped(), "interrupted");
-            let way = ways[(i + repeat as usize) % ways.len()];
-            let _guard = match way {
-                Way::Backend(backend) => match rules::add(&rig, &way::rule(&rig, None), backend)? {
-                    Added::Yes(guard) => Some(guard),
-                    Added::Refused(why) => {
-                        refused(&mut result, way, &why);
-                        continue;
-                    }
-                },
-                _ => None,
-            };
-            stop.store(false, Ordering::Relaxed);
-            let mut rtt = std::thread::scope(|scope| -> Result<Vec<u32>> {
-                let echoing = scope.spawn(|| answer(&echo, &stop));
-                let asked = rig.client.enter(|| {
-                    napi::pin_self(LOAD_CPU)?;
-                    let port = FIRST_PORT + repeat as u16;
-                    let socket =
-                        UdpSocket::bind((CLIENT, port)).context("a socket of the client")?;
-                    socket.connect(way.addressed())?;
-                    // The first packets find neighbours, flows and caches.
-                    round_trips(&socket, PPS / 20)?;
-                    round_trips(&socket, packets)
-                });
-                stop.store(true, Ordering::Relaxed);
-                echoing.join().map_err(|_| anyhow!("the echo panicked"))??;
-                asked
-            })
-            .with_context(|| way.name())?;
-            let n = rtt.len() as u64;
-            if (n as f64) < packets as f64 * DELIVERED {
-                let reason = format!("{n} of {packets} packets came back");
-                let policy = way.name();
-                result.void.push(VoidRun {
-                    policy,
-                    repeat,
-                    reason,
-                });
-                continue;
-            }
-            let mut figures = Figures::new();
-            for (name, q) in [
-                ("rtt_p50_us", 0.5),
-                ("rtt_p99_us", 0.99),
-                ("rtt_p999_us", 0.999),
-            ] {
-                let ns = percentile(&mut rtt, q).context("no round trip")?;
-                let value = ns / 1e3;
-                figures.insert(
-                    name.into(),
-                    Figure {
-                        unit: "us",
-                        value,
-                        n,
-                    },
-                );
-            }
-            result.add(&way.name(), repeat, &figures);
-        }
+    let mut rows = Rows {
+        rig: &rig,
+        echo,
+        ways,
+        packets: PPS * if args.common.quick { 1 } else { 10 } / 4,
+    };
+    session.interleave(result, &mut rows)?;
+    Ok(Box::new(RunResult::table))
+}
+
+struct Rows<'a> {
+    rig: &'a Rig,
+    /// Of the server.
+    echo: UdpSocket,
+    ways: Vec<Way>,
+    /// Sent in a segment.
+    packets: u64,
+}
+
+impl Experiment for Rows<'_> {
+    /// Round trips, ns.
+    type Segment = Row<Vec<u32>>;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        self.ways.iter().map(|way| way.name()).collect()
     }
-    print!("{}{}", result.table(), refusals(&result));
-    println!("{}", result.write(out)?.display());
-    Ok(result.exit_code(args.check))
+
+    fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Vec<u32>>> {
+        let way = self.ways[side];
+        let _guard = match way::answered(self.rig, way)? {
+            Ok(guard) => guard,
+            Err(why) => return Ok(Err(why)),
+        };
+        let stop = AtomicBool::new(false);
+        let rtt = std::thread::scope(|scope| -> Result<Vec<u32>> {
+            let echoing = scope.spawn(|| answer(&self.echo, &stop));
+            let asked = self.rig.client.enter(|| {
+                napi::pin_self(LOAD_CPU)?;
+                let port = FIRST_PORT + repeat as u16;
+                let socket = UdpSocket::bind((CLIENT, port)).context("a socket of the client")?;
+                socket.connect(way.addressed())?;
+                // The first packets find neighbours, flows and caches.
+                round_trips(&socket, PPS / 20)?;
+                round_trips(&socket, self.packets)
+            });
+            stop.store(true, Ordering::Relaxed);
+            echoing.join().map_err(|_| anyhow!("the echo panicked"))??;
+            asked
+        })?;
+        Ok(Ok(rtt))
+    }
+
+    fn void(&self, _: usize, segment: &Row<Vec<u32>>) -> Option<String> {
+        let (n, sent) = (segment.as_ref().ok()?.len(), self.packets);
+        let lost = (n as f64) < sent as f64 * DELIVERED;
+        lost.then(|| format!("{n} of {sent} packets came back"))
+    }
+
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Vec<u32>>) {
+        let name = self.ways[side].name();
+        let mut rtt = match row {
+            Ok(rtt) => rtt,
+            Err(why) => return result.refuse(name, &why),
+        };
+        let n = rtt.len() as u64;
+        let mut figures = Figures::new();
+        for (name, q) in [
+            ("rtt_p50_us", 0.5),
+            ("rtt_p99_us", 0.99),
+            ("rtt_p999_us", 0.999),
+        ] {
+            let value = percentile(&mut rtt, q).unwrap_or(f64::NAN) / 1e3;
+            let unit = "us";
+            figures.insert(name.into(), Figure { unit, value, n });
+        }
+        result.add(&name, repeat, &figures);
+    }
 }
 
 /// Sends everything back until told to stop.

@@ -32,6 +32,15 @@ pub enum Source {
     Socket,
 }
 
+/// How fast a load is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// Below saturation of every row.
+    Fixed,
+    /// As fast as the source goes.
+    Full,
+}
+
 /// What is offered in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
@@ -64,13 +73,23 @@ impl Load {
         Load::new(Source::Live, 64, Some(LIVE_PPS), quick)
     }
 
+    pub fn rate(&self) -> Rate {
+        match self.pps {
+            Some(_) => Rate::Fixed,
+            None => Rate::Full,
+        }
+    }
+
     /// Part of names of metrics.
     pub fn name(&self) -> String {
         let source = match self.source {
             Source::Live => "live",
             Source::Socket => "socket",
         };
-        let regime = if self.pps.is_some() { "fixed" } else { "full" };
+        let regime = match self.rate() {
+            Rate::Fixed => "fixed",
+            Rate::Full => "full",
+        };
         format!("{source}_{}_{regime}", self.payload)
     }
 }

@@ -16,40 +16,33 @@ pub mod serve;
 mod upload;
 pub mod way;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use mountain::redirect::Backend;
-use mountain_lab::result::{too_short, RunResult};
-use serde_json::{json, Value};
+use mountain_lab::result::RunResult;
 
+use crate::driver::{CommonArgs, Session};
 use way::Way;
 
-/// Repeats that the figures of `pps`, `scale` and `latency` need.
-const REPEATS: u32 = 9;
+/// How often a void segment is measured again.
+const RETRIES: u32 = 1;
 
 #[derive(clap::Args)]
 pub struct RedirectArgs {
     /// Measure only this part [default: all, each into its own folder].
     #[arg(value_enum)]
     part: Option<Part>,
-    /// Run shorter, with fewer repeats, and judge no figure.
-    #[arg(long)]
-    quick: bool,
-    /// Repeat this many times [default: 2 with --quick, else 9].
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Repeat this many times [default: 2 with --quick, else 9; of upload 1 and 5].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
     /// Measure only these rows; an unknown name lists them.
     #[arg(long, value_delimiter = ',', value_name = "ROW")]
     rows: Vec<String>,
-    /// Derive every random choice from this number.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Write result.json to this folder.
-    #[arg(long, value_name = "DIR", default_value = "out/redirect")]
-    out: PathBuf,
     /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
@@ -77,38 +70,50 @@ impl Part {
         }
     }
 
-    fn run(self, args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
+    /// Repeats that the figures need, and those of a quick run.
+    fn repeats(self) -> (u32, u32) {
         match self {
-            Self::Pps => pps::run(args, out),
-            Self::Scale => scale::run(args, out),
-            Self::Upload => upload::run(args, out),
-            Self::Latency => latency::run(args, out),
+            Self::Upload => (5, 1),
+            _ => (9, 2),
         }
     }
+
+    fn run(self, args: &RedirectArgs, out: PathBuf) -> Result<ExitCode> {
+        let (enough, few) = self.repeats();
+        let usual = if args.common.quick { few } else { enough };
+        let repeats = args.repeat.unwrap_or(usual);
+        let common = CommonArgs {
+            out: Some(out),
+            ..args.common.clone()
+        };
+        let name = format!("redirect-{}", self.name());
+        let (session, mut result) = Session::begin(&name, &common, repeats, 0);
+        let table = match self {
+            Self::Pps => pps::run(args, &session, &mut result)?,
+            Self::Scale => scale::run(args, &session, &mut result)?,
+            Self::Upload => upload::run(args, &common, &session, &mut result)?,
+            Self::Latency => latency::run(args, &session, &mut result)?,
+        };
+        let least = [("repeats", repeats.into(), enough.into())];
+        session.finish_as(&mut result, &common, args.check, &least, table)
+    }
 }
 
-impl RedirectArgs {
-    /// How often to measure, unless the user says it: `few` times with --quick, else as often as the
-    /// figures need.
-    fn repeats(&self, few: u32, enough: u32) -> u32 {
-        self.repeat.unwrap_or(if self.quick { few } else { enough })
-    }
+/// Prints the result of a part.
+type Table = Box<dyn FnOnce(&RunResult) -> String>;
 
-    /// Why the run is too short for its figures, which need `enough` repeats.
-    fn too_short(&self, enough: u32) -> Option<String> {
-        let least = [("repeats", self.repeats(0, enough).into(), enough.into())];
-        too_short(self.quick, &least)
-    }
-}
+/// What comes of a side: a row that cannot be measured says why.
+type Row<T> = Result<T, String>;
 
 /// `mountain-lab redirect`.
 pub fn redirect(args: &RedirectArgs) -> Result<ExitCode> {
+    let out = args.common.out("redirect");
     if let Some(part) = args.part {
-        return part.run(args, &args.out);
+        return part.run(args, out);
     }
     let mut code = ExitCode::SUCCESS;
     for part in Part::value_variants() {
-        let one = part.run(args, &args.out.join(part.name()))?;
+        let one = part.run(args, out.join(part.name()))?;
         if one != ExitCode::SUCCESS {
             code = one;
         }
@@ -134,36 +139,4 @@ fn chosen(names: &[String], all: &[Way]) -> Result<Vec<Way>> {
         found.with_context(|| format!("no row {name}; there are {}", known()))
     };
     names.iter().map(find).collect()
-}
-
-/// The command line that repeats a run.
-fn header(args: &RedirectArgs, part: &str) -> String {
-    let mut command = format!("mountain-lab redirect {part}");
-    if args.quick {
-        command += " --quick";
-    }
-    if let Some(repeat) = args.repeat {
-        command += &format!(" --repeat {repeat}");
-    }
-    if !args.rows.is_empty() {
-        command += &format!(" --rows {}", args.rows.join(","));
-    }
-    format!("{command} --seed {}", args.seed)
-}
-
-/// A row that cannot be measured stands in the result with the reason.
-fn refused(result: &mut RunResult, way: Way, why: &str) {
-    let all = result.environment.entry("refused".into());
-    if let Value::Object(rows) = all.or_insert_with(|| json!({})) {
-        rows.insert(way.name(), why.into());
-    }
-}
-
-/// The rows that were refused, for people.
-fn refusals(result: &RunResult) -> String {
-    let rows = result.environment.get("refused").and_then(Value::as_object);
-    rows.into_iter()
-        .flatten()
-        .map(|(row, why)| format!("refused: {row}: {}\n", why.as_str().unwrap_or_default()))
-        .collect()
 }

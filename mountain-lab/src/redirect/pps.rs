@@ -3,30 +3,27 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
-use std::process::ExitCode;
 
-use anyhow::{bail, ensure, Context, Result};
-use mountain_lab::result::{Check, Metric, Op, RunResult, VoidRun};
-use mountain_lab::workload::sys::NoHalt;
+use anyhow::{ensure, Result};
+use mountain_lab::result::{Check, Metric, Op, RunResult};
 use serde_json::json;
 
 use super::load::{Load, Source, FLOWS, LIVE_PPS, SOCKET_PPS};
 use super::programs::Programs;
 use super::rig::{Rig, TO};
 use super::segment::{Segment, Sources};
-use super::way::{install, Ready, Way};
-use super::{chosen, header, refusals, refused, RedirectArgs, REPEATS};
-use crate::stopped;
+use super::way::{install, Installed, Way};
+use super::{chosen, RedirectArgs, Row, Table, RETRIES};
+use crate::driver::{Experiment, Session};
 
 /// The load of the checks, [`Load::judged`]. At full speed slow rows are saturated, and share their
 /// ring with a source that finds it full; fast ones are not.
 const CHECKED: &str = "live_64_fixed";
 /// Most router time, relative to [`NETFILTER`].
 const LIMITS: [(&str, f64); 3] = [("xdp-redirect", 0.40), ("tcx-peer", 0.50), ("xdp", 0.70)];
-/// ... of xdp-redirect relative to the same move without look-up and rewriting.
 /// The least that Netfilter takes; our own nft backend counts packets and knows devices besides.
 const NETFILTER: &str = "dnat";
+/// Most router time of xdp-redirect, relative to the same move without look-up and rewriting.
 const MAX_OVER_BARE: f64 = 1.25;
 
 /// What is offered to each row.
@@ -50,10 +47,10 @@ type Segments = Vec<Option<Segment>>;
 pub struct Measured(BTreeMap<(String, String), Segments>);
 
 impl Measured {
-    fn put(&mut self, way: Way, load: &Load, repeat: u32, segment: Option<Segment>) {
+    fn put(&mut self, way: Way, load: &Load, repeat: u32, segment: Segment) {
         let values = self.0.entry((way.name(), load.name())).or_default();
         values.resize(repeat as usize, None);
-        values.push(segment);
+        values.push(Some(segment));
     }
 
     fn get(&self, row: &str, load: &str) -> Option<&Segments> {
@@ -72,81 +69,106 @@ impl Measured {
     }
 }
 
-pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
+pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
     let ways = chosen(&args.rows, &Way::ALL)?;
-    let loads = loads(args.quick);
-    let repeats = args.repeats(2, REPEATS);
-    let mut result = RunResult::new("redirect-pps", &header(args, "pps"), args.seed, repeats);
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let loads = loads(args.common.quick);
     for (name, value) in [
-        ("quick", json!(args.quick)),
-        ("loadavg_before", json!(load.trim())),
         ("client_flows", json!(FLOWS)),
         ("live_fixed_pps", json!(LIVE_PPS)),
         ("socket_fixed_pps", json!(SOCKET_PPS)),
     ] {
         result.environment.insert(name.into(), value);
     }
-    let _awake = NoHalt::hold();
     let rig = Rig::build("")?;
     rig.thread_napi()?;
     let measured = rig.client.enter(|| {
-        let mut sources = Sources::new(Programs::load(&rig, TO)?, args.seed)?;
-        measure(&rig, &mut sources, &ways, &loads, repeats, &mut result)
+        let mut rows = Rows {
+            sources: Sources::new(Programs::load(&rig, TO)?, args.common.seed)?,
+            rig: &rig,
+            ways: &ways,
+            loads: &loads,
+            installed: None,
+            measured: Measured::default(),
+        };
+        session.interleave(result, &mut rows)?;
+        Ok(rows.measured)
     })?;
-    fill(&mut result, &measured);
-    result.checks = checks(&result);
-    result.judge(args.too_short(REPEATS));
-    print!("{}", table(&result, &ways, &loads));
-    print!("{}", refusals(&result));
-    println!("{}", result.write(out)?.display());
-    Ok(result.exit_code(args.check))
+    ensure!(
+        !measured.0.is_empty(),
+        "no row could be measured: {}",
+        result.notes().trim()
+    );
+    fill(result, &measured);
+    result.checks = checks(result);
+    Ok(Box::new(move |result| table(result, &ways, &loads)))
 }
 
-/// All rows with all loads, in turn. Call in the client's namespace.
-pub fn measure(
-    rig: &Rig,
-    sources: &mut Sources,
-    ways: &[Way],
-    loads: &[Load],
-    repeats: u32,
-    result: &mut RunResult,
-) -> Result<Measured> {
-    let mut measured = Measured::default();
-    for repeat in 0..repeats {
-        eprintln!("repeat {} of {repeats}", repeat + 1);
-        for i in 0..ways.len() {
-            // Another order each time, so that a trend favours nobody.
-            let way = ways[(i + repeat as usize) % ways.len()];
-            let installed = match install(rig, &sources.programs, way)? {
-                Ready::Yes(installed) => installed,
-                Ready::Refused(why) => {
-                    refused(result, way, &why);
-                    continue;
-                }
-            };
-            for load in loads {
-                ensure!(!stopped(), "interrupted");
-                let segment = sources
-                    .run(rig, load, way.addressed())
-                    .with_context(|| format!("{way}, {}", load.name()))?;
-                let void = segment.void(load.pps.is_some());
-                if let Some(reason) = &void {
-                    result.void.push(VoidRun {
-                        policy: format!("{way} {}", load.name()),
-                        repeat,
-                        reason: reason.clone(),
-                    });
-                }
-                measured.put(way, load, repeat, void.is_none().then_some(segment));
-            }
-            drop(installed);
+/// Rows by loads. A row's loads come one after the other, so that it is set up once a repeat.
+struct Rows<'a> {
+    rig: &'a Rig,
+    sources: Sources,
+    ways: &'a [Way],
+    loads: &'a [Load],
+    /// The row that the router has now, if it can have it.
+    installed: Option<(Way, Row<Installed<'a>>)>,
+    measured: Measured,
+}
+
+impl Rows<'_> {
+    fn of(&self, side: usize) -> (Way, Load) {
+        let loads = self.loads.len();
+        (self.ways[side / loads], self.loads[side % loads])
+    }
+}
+
+impl Experiment for Rows<'_> {
+    type Segment = Row<Segment>;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        let all = 0..self.ways.len() * self.loads.len();
+        all.map(|side| self.of(side))
+            .map(|(way, load)| format!("{way} {}", load.name()))
+            .collect()
+    }
+
+    fn turn(&self, i: usize, repeat: u32) -> usize {
+        let loads = self.loads.len();
+        (i / loads + repeat as usize) % self.ways.len() * loads + i % loads
+    }
+
+    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<Row<Segment>> {
+        let (way, load) = self.of(side);
+        if self.installed.as_ref().is_none_or(|(old, _)| *old != way) {
+            // The old one goes first.
+            self.installed = None;
+            let installed = install(self.rig, &self.sources.programs, way)?;
+            self.installed = Some((way, installed));
+        }
+        if let Some((_, Err(why))) = &self.installed {
+            return Ok(Err(why.clone()));
+        }
+        let segment = self.sources.run(self.rig, &load, way.addressed())?;
+        Ok(Ok(segment))
+    }
+
+    fn void(&self, side: usize, segment: &Row<Segment>) -> Option<String> {
+        let rate = self.of(side).1.rate();
+        segment.as_ref().ok()?.void(rate)
+    }
+
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Segment>) {
+        let (way, load) = self.of(side);
+        match row {
+            Ok(segment) => self.measured.put(way, &load, repeat, segment),
+            Err(why) => result.refuse(way.name(), &why),
         }
     }
-    if measured.0.is_empty() {
-        bail!("no row could be measured: {}", refusals(result).trim());
+
+    fn repeated(&mut self, _: &mut RunResult, _: u32, _: bool) {
+        // The last row of a repeat may be the first of the next one, which starts afresh as all do.
+        self.installed = None;
     }
-    Ok(measured)
 }
 
 /// Puts the figures into the result.
@@ -250,16 +272,5 @@ fn table(result: &RunResult, ways: &[Way], loads: &[Load]) -> String {
             );
         }
     }
-    out.push('\n');
-    for void in &result.void {
-        let _ = writeln!(
-            out,
-            "void: {} repeat {}: {}",
-            void.policy, void.repeat, void.reason
-        );
-    }
-    for check in &result.checks {
-        let _ = writeln!(out, "{check}");
-    }
-    out + &result.shortness()
+    out + &result.notes()
 }

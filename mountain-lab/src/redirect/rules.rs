@@ -10,6 +10,7 @@ use anyhow::{bail, Context, Result};
 use mountain::redirect::{Backend, Rule};
 
 use super::rig::{Rig, FROM, TO};
+use super::Row;
 use crate::policy_ctl::binary;
 use crate::stopped;
 
@@ -19,16 +20,10 @@ pub struct Guard<'a> {
     log: Option<Child>,
 }
 
-/// A rule, or why it is not there.
-pub enum Added<'a> {
-    Yes(Guard<'a>),
-    Refused(String),
-}
-
 /// `mountain redirect add` of one rule, with `--fix`. With a log somebody follows it.
-pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Added<'a>> {
+pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Row<Guard<'a>>> {
     if let Some(why) = try_add(rig, rule, backend)?.1 {
-        return Ok(Added::Refused(why));
+        return Ok(Err(why));
     }
     let mut guard = Guard { rig, log: None };
     if rule.log.is_some() {
@@ -36,7 +31,7 @@ pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Added<'a>>
         follow.stdin(Stdio::null()).stdout(Stdio::null());
         guard.log = Some(follow.stderr(Stdio::null()).spawn()?);
     }
-    Ok(Added::Yes(guard))
+    Ok(Ok(guard))
 }
 
 /// Adds one more rule; how long the command took.
@@ -73,7 +68,7 @@ fn try_add(rig: &Rig, rule: &Rule, backend: Backend) -> Result<(Duration, Option
 }
 
 /// Many rules at once, as of a configuration file: a command for each would take minutes.
-pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Added<'a>> {
+pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Row<Guard<'a>>> {
     let mut file = tempfile::NamedTempFile::new()?;
     for rule in rules {
         let (proto, from, to) = (rule.proto, rule.from, rule.to);
@@ -91,9 +86,9 @@ pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Added<
     let mut restore = redirect(rig, &["restore", "--config"])?;
     let out = interruptible(restore.arg(file.path())).context("mountain redirect restore")?;
     if out.status.success() {
-        return Ok(Added::Yes(guard));
+        return Ok(Ok(guard));
     }
-    Ok(Added::Refused(reason(&out)))
+    Ok(Err(reason(&out)))
 }
 
 /// Runs a command that may take long: it is ended with us.

@@ -5,15 +5,14 @@
 //! rules are loaded between them.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::Path;
-use std::process::ExitCode;
+use std::os::fd::OwnedFd;
 use std::thread;
 
 use anyhow::{anyhow, ensure, Context, Result};
 use mountain::redirect::{Backend, Rule};
-use mountain_lab::result::{Check, CheckSpec, Metric, Op, RunResult, VoidRun};
+use mountain_lab::result::{Check, CheckSpec, Metric, Op, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
-use mountain_lab::workload::sys::{enter_netns, NoHalt};
+use mountain_lab::workload::sys::enter_netns;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde_json::json;
@@ -21,10 +20,11 @@ use serde_json::json;
 use super::load::{Load, FLOWS};
 use super::programs::{Program, Programs, MAX_FLOWS};
 use super::rig::{Rig, FIRST_PORT, ROUTER, SERVER};
-use super::rules::{self, Added};
+use super::rules;
 use super::segment::{Segment, Sources};
 use super::way::{self, Way};
-use super::{chosen, header, refusals, refused, RedirectArgs, REPEATS};
+use super::{chosen, RedirectArgs, Row, Table, RETRIES};
+use crate::driver::{CommonArgs, Experiment, Session};
 use crate::stopped;
 
 /// Rules whose traffic is measured.
@@ -40,6 +40,7 @@ const MAX_ADD_MS: f64 = 5.0;
 const ONE: &str = "one_rule";
 const SOME: &str = "64_of_all";
 const UNIFORM: &str = "uniform";
+const SIDES: [&str; 3] = [ONE, SOME, UNIFORM];
 
 /// The i-th of many rules. No two have the same target: clients' ports would then have to differ.
 fn many(rig: &Rig, i: usize) -> Rule {
@@ -55,33 +56,26 @@ fn from(i: usize) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from(address), (1_024 + i % PER_ADDRESS) as u16)
 }
 
-pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
+pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
     let backends = chosen(&args.rows, &super::plain_ways()[1..])?;
-    let repeats = args.repeats(2, REPEATS);
-    let count = if args.quick {
+    let count = if args.common.quick {
         1_024
     } else {
         mountain::redirect::MAX_RULES
     };
-    let mut result = RunResult::new("redirect-scale", &header(args, "scale"), args.seed, repeats);
-    result.environment.insert("quick".into(), json!(args.quick));
     result.environment.insert("rules".into(), json!(count));
-    let _awake = NoHalt::hold();
     for way in backends {
         let Way::Backend(backend) = way else { continue };
-        eprintln!("{way}: {count} rules");
+        session.message(&format!("{way}: adding {count} rules"));
         // Fresh hosts for each: no rule of another can be in the way.
         let rigs = [Rig::build("a")?, Rig::build("b")?];
-        let measured = one_backend(&rigs, backend, count, repeats, args, &mut result);
-        if let Some(why) = measured.with_context(|| way.name())? {
-            refused(&mut result, way, &why);
+        let measured = one_backend(&rigs, backend, count, args, session, result);
+        if let Err(why) = measured.with_context(|| way.name())? {
+            result.refuse(way.name(), &why);
         }
-        checks(&mut result, way, count);
+        checks(result, way, count);
     }
-    result.judge(args.too_short(REPEATS));
-    print!("{}{}", result.table(), refusals(&result));
-    println!("{}", result.write(out)?.display());
-    Ok(result.exit_code(args.check))
+    Ok(Box::new(RunResult::table))
 }
 
 fn checks(result: &mut RunResult, way: Way, count: usize) {
@@ -103,15 +97,15 @@ fn checks(result: &mut RunResult, way: Way, count: usize) {
     }]);
 }
 
-/// Measures one backend; why it is refused otherwise.
+/// Measures one backend.
 fn one_backend(
     rigs: &[Rig; 2],
     backend: Backend,
     count: usize,
-    repeats: u32,
     args: &RedirectArgs,
+    session: &Session,
     result: &mut RunResult,
-) -> Result<Option<String>> {
+) -> Result<Row<()>> {
     let [one, all] = rigs;
     for rig in rigs {
         rig.thread_napi()?;
@@ -121,15 +115,15 @@ fn one_backend(
         }
     }
     let _one = match rules::add(one, &many(one, 0), backend)? {
-        Added::Yes(guard) => guard,
-        Added::Refused(why) => return Ok(Some(why)),
+        Ok(guard) => guard,
+        Err(why) => return Ok(Err(why)),
     };
     // The last ones are added one by one.
     let adds = ADDS.min(count / 2);
     let most: Vec<Rule> = (0..count - adds).map(|i| many(all, i)).collect();
     let _all = match rules::load(all, &most, backend)? {
-        Added::Yes(guard) => guard,
-        Added::Refused(why) => return Ok(Some(why)),
+        Ok(guard) => guard,
+        Err(why) => return Ok(Err(why)),
     };
     let mut took = vec![];
     for i in count - adds..count {
@@ -138,91 +132,109 @@ fn one_backend(
             rules::add_timed(all, &many(all, i), backend)?.as_secs_f64() * 1e3,
         ));
     }
-    let name = backend.to_string();
-    let metrics = result.policies.entry(name.clone()).or_default();
-    metrics.insert(
-        "add_ms".into(),
-        Metric::of_repeats("ms", took, adds as u64, args.seed),
-    );
+    let metric = Metric::of_repeats("ms", took, adds as u64, result.seed);
+    let metrics = result.policies.entry(backend.to_string()).or_default();
+    metrics.insert("add_ms".into(), metric);
+    // A thread of its own moves between the rigs' clients.
     let measured = thread::scope(|scope| {
-        let run = || segments(rigs, count, repeats, args, &name, result);
+        let run = || {
+            let mut tables = Tables::new(rigs, backend, count, &args.common)?;
+            session.interleave(result, &mut tables)
+        };
         let joined = scope.spawn(run).join();
         joined.map_err(|_| anyhow!("the measurement panicked"))?
     });
-    measured.map(|()| None)
+    measured.map(Ok)
 }
 
-/// All segments; moves the calling thread between the rigs' clients.
-fn segments(
-    rigs: &[Rig; 2],
-    count: usize,
-    repeats: u32,
-    args: &RedirectArgs,
-    name: &str,
-    result: &mut RunResult,
-) -> Result<()> {
-    let any = SocketAddrV4::new(SERVER, 0);
-    let mut sources = vec![];
-    let mut sinks = vec![];
-    for rig in rigs {
-        enter_netns(&rig.client.path())?;
-        let programs = Programs::load(rig, any)?;
-        let server = rig.index(&rig.server, &rig.server_dev)?;
-        for sink in [Program::XdpSink, Program::TcSink] {
-            sinks.push(programs.attach(sink, &rig.server, server)?);
-        }
-        sources.push(Sources::new(programs, args.seed)?);
-    }
-    let mut rng = Pcg64Mcg::seed_from_u64(args.seed);
-    let chosen: Vec<usize> = (0..ACTIVE).map(|_| rng.random_range(0..count)).collect();
-    let uniform: Vec<usize> = (0..MAX_FLOWS).map(|_| rng.random_range(0..count)).collect();
-    let load = Load::judged(args.quick);
-    // As many flows as elsewhere, by the rules in use; a flow and a packet or so for each of many.
-    let flows = usize::from(FLOWS);
-    let ports = |i: usize| FIRST_PORT + (i % flows) as u16;
-    let headers = |rig: &Rig, n: usize, rule: &dyn Fn(usize) -> usize| -> Vec<[u8; 42]> {
-        (0..n)
-            .map(|i| rig.headers(ports(i), from(rule(i)), load.payload))
-            .collect()
-    };
-    let mut order = [ONE, SOME, UNIFORM];
-    for repeat in 0..repeats {
-        let mut ran: Vec<(&str, Segment)> = vec![];
-        for what in order {
-            ensure!(!stopped(), "interrupted");
-            let at = usize::from(what != ONE);
-            let (rig, sources) = (&rigs[at], &mut sources[at]);
+/// Few and many rules of one backend.
+struct Tables<'a> {
+    rigs: &'a [Rig; 2],
+    name: String,
+    sources: Vec<Sources>,
+    _sinks: Vec<OwnedFd>,
+    load: Load,
+    /// Rules of the flows, by side.
+    rules: [Vec<usize>; 3],
+    /// What counts of the repeat under way.
+    ran: Vec<(usize, Segment)>,
+}
+
+impl<'a> Tables<'a> {
+    fn new(rigs: &'a [Rig; 2], backend: Backend, count: usize, args: &CommonArgs) -> Result<Self> {
+        let any = SocketAddrV4::new(SERVER, 0);
+        let (mut sources, mut sinks) = (vec![], vec![]);
+        for rig in rigs {
             enter_netns(&rig.client.path())?;
-            let headers = match what {
-                ONE => headers(rig, flows, &|_| 0),
-                SOME => headers(rig, flows, &|i| chosen[i * 7 % ACTIVE]),
-                _ => headers(rig, MAX_FLOWS, &|i| uniform[i]),
-            };
-            sources.programs.set_flows(&headers)?;
-            let segment = sources.measure(rig, &load, headers.len() as u32)?;
-            match segment.void(true) {
-                Some(reason) => result.void.push(VoidRun {
-                    policy: format!("{name} {what}"),
-                    repeat,
-                    reason,
-                }),
-                None => ran.push((what, segment)),
+            let programs = Programs::load(rig, any)?;
+            let server = rig.index(&rig.server, &rig.server_dev)?;
+            for sink in [Program::XdpSink, Program::TcSink] {
+                sinks.push(programs.attach(sink, &rig.server, server)?);
             }
+            sources.push(Sources::new(programs, args.seed)?);
         }
-        order.rotate_left(1);
-        let find = |what: &str| ran.iter().find(|(w, _)| *w == what).map(|(_, s)| s);
+        let mut rng = Pcg64Mcg::seed_from_u64(args.seed);
+        let chosen: Vec<usize> = (0..ACTIVE).map(|_| rng.random_range(0..count)).collect();
+        let uniform = (0..MAX_FLOWS).map(|_| rng.random_range(0..count)).collect();
+        // As many flows as elsewhere, by the rules in use; a flow and a packet or so for each of many.
+        let flows = 0..usize::from(FLOWS);
+        let some = flows.clone().map(|i| chosen[i * 7 % ACTIVE]).collect();
+        Ok(Tables {
+            rigs,
+            name: backend.to_string(),
+            sources,
+            _sinks: sinks,
+            load: Load::judged(args.quick),
+            rules: [flows.map(|_| 0).collect(), some, uniform],
+            ran: vec![],
+        })
+    }
+}
+
+impl Experiment for Tables<'_> {
+    type Segment = Segment;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        let name = |what: &&str| format!("{} {what}", self.name);
+        SIDES.iter().map(name).collect()
+    }
+
+    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<Segment> {
+        let at = usize::from(SIDES[side] != ONE);
+        let (rig, sources) = (&self.rigs[at], &mut self.sources[at]);
+        enter_netns(&rig.client.path())?;
+        let port = |i: usize| FIRST_PORT + (i % usize::from(FLOWS)) as u16;
+        let rules = self.rules[side].iter().enumerate();
+        let headers: Vec<[u8; 42]> = rules
+            .map(|(i, rule)| rig.headers(port(i), from(*rule), self.load.payload))
+            .collect();
+        sources.programs.set_flows(&headers)?;
+        sources.measure(rig, &self.load, headers.len() as u32)
+    }
+
+    fn void(&self, _: usize, segment: &Segment) -> Option<String> {
+        segment.void(self.load.rate())
+    }
+
+    fn keep(&mut self, _: &mut RunResult, side: usize, _: u32, segment: Segment) {
+        self.ran.push((side, segment));
+    }
+
+    fn repeated(&mut self, result: &mut RunResult, repeat: u32, _: bool) {
+        let ran = std::mem::take(&mut self.ran);
+        let one = ran.iter().find(|(side, _)| SIDES[*side] == ONE);
         let mut figures = Figures::new();
-        for (what, segment) in &ran {
-            let n = segment.seen.packets;
+        for (side, segment) in &ran {
+            let (what, n) = (SIDES[*side], segment.seen.packets);
             let mut put = |key: &str, unit, value| {
                 figures.insert(format!("{what}_{key}"), Figure { unit, value, n });
             };
             put("ns", "ns", segment.ns());
-            if let (true, Some(one)) = (*what != ONE, find(ONE)) {
+            if let (true, Some((_, one))) = (what != ONE, one) {
                 put("x", "x", segment.ns() / one.ns());
             }
         }
-        result.add(name, repeat, &figures);
+        result.add(&self.name, repeat, &figures);
     }
-    Ok(())
 }

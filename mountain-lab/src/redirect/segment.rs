@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::load::{ports, Load, Senders, Source};
+use super::load::{ports, Load, Rate, Senders, Source};
 use super::napi::{self, Time};
 use super::programs::{Programs, Seen};
 use super::rig::Rig;
@@ -63,8 +63,8 @@ impl Segment {
         self.router.waited as f64 / (self.router.ran + self.router.waited) as f64
     }
 
-    /// Why the segment does not count; `fixed`: the load is meant to be below saturation.
-    pub fn void(&self, fixed: bool) -> Option<String> {
+    /// Why the segment does not count.
+    pub fn void(&self, rate: Rate) -> Option<String> {
         let damaged = self.warm_up.others;
         if damaged > 0 || self.warm_up.packets == 0 {
             let right = self.warm_up.packets;
@@ -72,10 +72,10 @@ impl Segment {
                 "of the warm-up {right} packets arrived as they should, {damaged} otherwise"
             ));
         }
-        let (of, what) = match fixed {
-            true => (self.sent, "sent"),
+        let (of, what) = match rate {
+            Rate::Fixed => (self.sent, "sent"),
             // What is turned away costs the router nothing.
-            false => (self.taken, "taken in"),
+            Rate::Full => (self.taken, "taken in"),
         };
         if (self.seen.packets as f64) < of as f64 * DELIVERED {
             return Some(format!(

@@ -4,31 +4,27 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::runfile::{Cpu, RunFile};
-use mountain_lab::result::{CheckSpec, Op, RunResult, VoidRun};
+use mountain_lab::result::{CheckSpec, Op, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use serde_json::json;
 
 use super::chart;
 use super::client::Trial;
 use super::rig::{Rig, FIRST_PORT, TO};
-use super::rules::{self, Added};
 use super::serve::{listen, serve};
 use super::way::{self, Way};
-use super::{header, refusals, refused, RedirectArgs};
+use super::{RedirectArgs, Row, Table, RETRIES};
+use crate::driver::{CommonArgs, Experiment, Session};
 use crate::policy_ctl::binary;
-use crate::stopped;
 
 /// Packets per second that the receiver keeps up with.
 const PPS: u32 = 50_000;
 const PAYLOAD: u16 = 1_400;
-/// Trials that the figures need.
-const TRIALS: u32 = 5;
 /// At least this much has to arrive, or the trial does not count.
 const DELIVERED: f64 = 0.99;
 const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
@@ -41,20 +37,24 @@ struct Run {
     errors: [u64; 2],
 }
 
-pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
+impl Run {
+    fn delivered(&self) -> f64 {
+        self.trial.delivered_packets as f64 / self.trial.sent_packets as f64
+    }
+}
+
+/// `common`: with this part's own folder, where the chart goes.
+pub fn run(
+    args: &RedirectArgs,
+    common: &CommonArgs,
+    session: &Session,
+    result: &mut RunResult,
+) -> Result<Table> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
-    let trials = args.repeats(1, TRIALS);
-    let mib = if args.quick { 16 } else { 512 };
-    let mut result = RunResult::new(
-        "redirect-upload",
-        &header(args, "upload"),
-        args.seed,
-        trials,
-    );
+    let mib = if common.quick { 16 } else { 512 };
     let rig = Rig::build("")?;
     let (socket, buffer) = rig.server.enter(|| listen(TO.into()))?;
     let mut note = |name: &str, value| result.environment.insert(name.into(), value);
-    note("quick", json!(args.quick));
     note("pace_pps", json!(PPS));
     note("payload_bytes", json!(PAYLOAD));
     note("mib", json!(mib));
@@ -63,41 +63,23 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         let value = fs::read_to_string(format!("/proc/sys/net/core/{name}")).unwrap_or_default();
         note(&format!("net.core.{name}"), json!(value.trim()));
     }
+    let mut rows = Rows {
+        rig: &rig,
+        ways,
+        mib,
+        first: BTreeMap::new(),
+    };
     let stop = AtomicBool::new(false);
-    let mut first: BTreeMap<String, RunFile> = BTreeMap::new();
     std::thread::scope(|scope| -> Result<()> {
         let server = scope.spawn(|| serve(&socket, &stop, |_, _| {}));
-        let mut all = || -> Result<()> {
-            for trial in 0..trials {
-                for i in 0..ways.len() {
-                    ensure!(!stopped(), "interrupted");
-                    let way = ways[(i + trial as usize) % ways.len()];
-                    let _guard = match way {
-                        Way::Backend(backend) => {
-                            match rules::add(&rig, &way::rule(&rig, None), backend)? {
-                                Added::Yes(guard) => Some(guard),
-                                Added::Refused(why) => {
-                                    refused(&mut result, way, &why);
-                                    continue;
-                                }
-                            }
-                        }
-                        _ => None,
-                    };
-                    let run = one(&rig, way, trial, mib).with_context(|| way.name())?;
-                    take(&mut result, way, trial, &run);
-                    first.entry(way.name()).or_insert(run.record);
-                }
-            }
-            Ok(())
-        };
-        let done = all();
+        let done = session.interleave(result, &mut rows);
         stop.store(true, Ordering::Relaxed);
         let served = server
             .join()
             .map_err(|_| anyhow::anyhow!("the server panicked"))?;
         done.and(served)
     })?;
+    let (ways, first) = (rows.ways, rows.first);
     let backends = ways.iter().filter(|w| matches!(w, Way::Backend(_)));
     let specs: Vec<CheckSpec> = backends
         .map(|way| CheckSpec {
@@ -110,14 +92,65 @@ pub fn run(args: &RedirectArgs, out: &Path) -> Result<ExitCode> {
         })
         .collect();
     result.evaluate(&specs);
-    result.judge(args.too_short(TRIALS));
-    print!("{}{}", result.table(), refusals(&result));
-    print!("\n{}", by_second(&first));
-    println!("{}", result.write(out)?.display());
-    if !first.is_empty() {
-        println!("{}", chart::write(&first, out)?.display());
+    let chart = match first.is_empty() {
+        true => String::new(),
+        false => {
+            let path = chart::write(&first, &common.out("redirect"))?;
+            format!("{}\n", path.display())
+        }
+    };
+    Ok(Box::new(move |result| {
+        format!("{}\n{}{chart}", result.table(), by_second(&first))
+    }))
+}
+
+struct Rows<'a> {
+    rig: &'a Rig,
+    ways: Vec<Way>,
+    mib: u64,
+    /// Each row's first trial.
+    first: BTreeMap<String, RunFile>,
+}
+
+impl Experiment for Rows<'_> {
+    type Segment = Row<Run>;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        self.ways.iter().map(|way| way.name()).collect()
     }
-    Ok(result.exit_code(args.check))
+
+    fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Run>> {
+        let way = self.ways[side];
+        let _guard = match way::answered(self.rig, way)? {
+            Ok(guard) => guard,
+            Err(why) => return Ok(Err(why)),
+        };
+        one(self.rig, way, repeat, self.mib).map(Ok)
+    }
+
+    fn void(&self, _: usize, row: &Row<Run>) -> Option<String> {
+        let run = row.as_ref().ok()?;
+        let (t, [checksums, full]) = (&run.trial, run.errors);
+        (run.delivered() < DELIVERED || checksums > 0).then(|| {
+            format!(
+                "{} of {} packets delivered, {checksums} with a wrong checksum, {full} found the \
+                 receive buffer full",
+                t.delivered_packets, t.sent_packets
+            )
+        })
+    }
+
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Run>) {
+        let name = self.ways[side].name();
+        match row {
+            Ok(run) => {
+                result.add(&name, repeat, &figures(&run));
+                self.first.entry(name).or_insert(run.record);
+            }
+            Err(why) => result.refuse(name, &why),
+        }
+    }
 }
 
 /// One upload, recorded by `mountain cpu`.
@@ -194,19 +227,8 @@ fn seconds(cpu: &Cpu) -> [f64; 6] {
     sum
 }
 
-fn take(result: &mut RunResult, way: Way, trial: u32, run: &Run) {
+fn figures(run: &Run) -> Figures {
     let t = &run.trial;
-    let share = t.delivered_packets as f64 / t.sent_packets as f64;
-    if share < DELIVERED || run.errors[0] > 0 {
-        result.void.push(VoidRun {
-            policy: way.name(),
-            repeat: trial,
-            reason: format!(
-                "{} of {} packets delivered, {} with a wrong checksum, {} found the receive buffer full",
-                t.delivered_packets, t.sent_packets, run.errors[0], run.errors[1]
-            ),
-        });
-    }
     let spent = seconds(&run.record.cpu);
     let all: f64 = spent.iter().sum();
     let mut figures = Figures::new();
@@ -214,20 +236,18 @@ fn take(result: &mut RunResult, way: Way, trial: u32, run: &Run) {
         let n = t.delivered_packets;
         figures.insert(name.into(), Figure { unit, value, n });
     };
-    put("delivered", "ratio", share);
+    put("delivered", "ratio", run.delivered());
     put("delivered_packets", "count", t.delivered_packets as f64);
     put("delivered_bytes", "count", t.delivered_bytes as f64);
     put("duration", "s", t.seconds);
     put("wrong_checksums", "count", run.errors[0] as f64);
-    if share >= DELIVERED {
-        // Idle is not work, stolen time not ours.
-        let work: f64 = spent[..4].iter().sum();
-        put("cpu_s_per_gb", "s", work / (t.delivered_bytes as f64 / 1e9));
-        for (kind, spent) in KINDS.iter().zip(spent) {
-            put(&format!("cpu_{kind}"), "ratio", spent / all);
-        }
+    // Idle is not work, stolen time not ours.
+    let work: f64 = spent[..4].iter().sum();
+    put("cpu_s_per_gb", "s", work / (t.delivered_bytes as f64 / 1e9));
+    for (kind, spent) in KINDS.iter().zip(spent) {
+        put(&format!("cpu_{kind}"), "ratio", spent / all);
     }
-    result.add(&way.name(), trial, &figures);
+    figures
 }
 
 /// CPU by second of each row's first trial: shares of all processors.

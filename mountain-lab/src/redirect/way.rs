@@ -10,7 +10,8 @@ use mountain::redirect::{Backend, Proto, Rule, Snat};
 
 use super::programs::{Program, Programs};
 use super::rig::{Rig, FROM, TO};
-use super::rules::{self, Added};
+use super::rules;
+use super::Row;
 use crate::netns::Netns;
 
 /// A row of the comparison.
@@ -90,12 +91,6 @@ pub struct Installed<'a> {
     _dnat: Option<rules::Dnat<'a>>,
 }
 
-/// A row that can be measured, or why it cannot.
-pub enum Ready<'a> {
-    Yes(Installed<'a>),
-    Refused(String),
-}
-
 /// The rule of the experiment.
 pub fn rule(rig: &Rig, log: Option<u32>) -> Rule {
     Rule {
@@ -108,8 +103,16 @@ pub fn rule(rig: &Rig, log: Option<u32>) -> Rule {
     }
 }
 
+/// Makes the router do it this way, and leaves the server alone; of the rows that a server answers.
+pub fn answered(rig: &Rig, way: Way) -> Result<Row<Option<rules::Guard<'_>>>> {
+    match way {
+        Way::Backend(backend) => Ok(rules::add(rig, &rule(rig, None), backend)?.map(Some)),
+        _ => Ok(Ok(None)),
+    }
+}
+
 /// Makes the router do it this way, and lets the server count and drop.
-pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<'a>> {
+pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Row<Installed<'a>>> {
     let near = rig.index(&rig.router, &rig.near)?;
     let server = rig.index(&rig.server, &rig.server_dev)?;
     let attach = |what: Program, ns: &Netns, at: u32| programs.attach(what, ns, at);
@@ -121,8 +124,8 @@ pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<
         Way::Backend(backend) | Way::Logged(backend) => {
             let log = matches!(way, Way::Logged(_)).then_some(u32::MAX);
             match rules::add(rig, &rule(rig, log), backend)? {
-                Added::Yes(added) => guard = Some(added),
-                Added::Refused(why) => return Ok(Ready::Refused(why)),
+                Ok(added) => guard = Some(added),
+                Err(why) => return Ok(Err(why)),
             }
         }
         Way::Bare => links.push(attach(Program::XdpBare, &rig.router, near)?),
@@ -136,7 +139,7 @@ pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Ready<
     for sink in [Program::XdpSink, Program::TcSink] {
         links.push(attach(sink, &rig.server, server)?);
     }
-    Ok(Ready::Yes(Installed {
+    Ok(Ok(Installed {
         _links: links,
         _rules: guard,
         _dnat: dnat,
