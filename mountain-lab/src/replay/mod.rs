@@ -17,8 +17,9 @@ use std::process::ExitCode;
 use anyhow::{ensure, Context, Result};
 use mountain::measure::verdict::Interval;
 use mountain_lab::result::{align, write_atomically};
+use mountain_lab::workload::stats::resamples;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 use serde::Serialize;
 
 use chooser::Kind;
@@ -253,9 +254,9 @@ fn row(name: &str, scores: &[Score], seed: u64) -> Row {
     let draws: Vec<Figures> = match scores.len() {
         // Nothing to resample.
         0..=1 => Vec::new(),
-        n => (0..RESAMPLES)
-            .map(|_| sum(&mut (0..n).map(|_| &scores[rng.random_range(0..n)])))
-            .collect(),
+        n => resamples(n, RESAMPLES, &mut rng, |pick| {
+            sum(&mut pick.iter().map(|i| &scores[*i]))
+        }),
     };
     let interval =
         |of: fn(&Figures) -> f64| Interval::of(of(&figures), draws.iter().map(of).collect(), 0.95);

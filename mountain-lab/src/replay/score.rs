@@ -4,6 +4,7 @@
 //! Every path has as many flows that prefer it, and every other path as many of these as their second
 //! choice, as a hash with equal weights does on average. Each sends a packet every 10 ms.
 
+use mountain::measure::stats::quantile_counted;
 use serde::Serialize;
 
 use super::chooser::Chooser;
@@ -84,17 +85,11 @@ impl Score {
         self.packets += 1;
     }
 
-    /// The smallest delay that a share `p` of the packets does not exceed, in ms.
+    /// The `p` quantile of the packets' delays, in ms; low by [`BIN_US`] at most.
     fn quantile_ms(&self, p: f64) -> f64 {
-        let rank = (p * self.packets as f64).ceil().max(1.0) as u64;
-        let mut seen = 0;
-        for (bin, count) in (0u32..).zip(&self.bins) {
-            seen += u64::from(*count);
-            if seen >= rank {
-                return f64::from(bin * BIN_US) / 1e3;
-            }
-        }
-        0.0
+        let counted = (0u32..).zip(&self.bins);
+        let counted = counted.map(|(bin, n)| (f64::from(bin * BIN_US), u64::from(*n)));
+        quantile_counted(self.packets, counted, p).unwrap_or(0.0) / 1e3
     }
 
     /// As the p-quantile of those packets alone that took less than a time, in ms.

@@ -4,7 +4,8 @@
 pub use mountain::measure::stats::quantile_unsorted as percentile;
 
 use mountain::measure::stats::quantile;
-use rand::{RngExt, SeedableRng};
+use mountain::measure::verdict::Interval;
+use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 /// Resamples behind an interval: the 2.5% and 97.5% points are then settled by 25 values each.
@@ -42,24 +43,32 @@ pub fn block_bootstrap_percentile(blocks: &[Vec<u32>], q: f64, seed: u64) -> (f6
 }
 
 /// 2.5% and 97.5% points of `statistic` over resamples of `n` indices with replacement.
-fn bootstrap(n: usize, seed: u64, mut statistic: impl FnMut(&[usize]) -> f64) -> (f64, f64) {
+fn bootstrap(n: usize, seed: u64, statistic: impl FnMut(&[usize]) -> f64) -> (f64, f64) {
     if n == 0 {
         return (f64::NAN, f64::NAN);
     }
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     // One index can be drawn in one way only.
-    let resamples = if n == 1 { 1 } else { RESAMPLES };
+    let count = if n == 1 { 1 } else { RESAMPLES };
+    let mut draws = resamples(n, count, &mut rng, statistic);
+    draws.retain(|draw| !draw.is_nan());
+    let interval = Interval::of(f64::NAN, draws, 0.95);
+    interval.map_or((f64::NAN, f64::NAN), |i| (i.low, i.high))
+}
+
+/// A statistic of `count` resamples, each of `n` indices with replacement.
+pub fn resamples<T>(
+    n: usize,
+    count: usize,
+    rng: &mut impl Rng,
+    mut statistic: impl FnMut(&[usize]) -> T,
+) -> Vec<T> {
     let mut pick = vec![0; n];
-    let mut figures: Vec<f64> = (0..resamples)
-        .map(|_| {
-            pick.fill_with(|| rng.random_range(0..n));
-            statistic(&pick)
-        })
-        .filter(|f| !f.is_nan())
-        .collect();
-    figures.sort_by(f64::total_cmp);
-    let at = |q: f64| quantile(&figures, q).unwrap_or(f64::NAN);
-    (at(0.025), at(0.975))
+    let mut draw = || {
+        pick.fill_with(|| rng.random_range(0..n));
+        statistic(&pick)
+    };
+    (0..count).map(|_| draw()).collect()
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::host::stdout;
 use crate::host::text::{count, duration};
 use crate::measure::ping::{self, Options, Outcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
-use crate::measure::stats::Table;
+use crate::measure::stats::{quantile_counted, Table};
 use crate::measure::{cpu, environment};
 
 /// Highest RTT of the live figures, µs.
@@ -422,7 +422,12 @@ impl Live {
         self.bar.set_position(sent as u64);
         // Quantiles cost a walk through the histogram: about ten times a second is enough.
         if rtt_us.is_some() && self.rtts.len() % 10 == 1 {
-            let ms = |q| self.rtts.value_at_quantile(q) as f64 / 1e3;
+            let counts = || {
+                let recorded = self.rtts.iter_recorded();
+                recorded.map(|at| (at.value_iterated_to() as f64, at.count_at_value()))
+            };
+            let n = self.rtts.len();
+            let ms = |q| quantile_counted(n, counts(), q).unwrap_or(f64::NAN) / 1e3;
             let lost = (sent as u64).saturating_sub(self.rtts.len());
             self.bar.set_message(format!(
                 "p50 {:.3} ms  p99 {:.3} ms  unanswered {lost}",

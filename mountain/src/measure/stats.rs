@@ -245,6 +245,28 @@ pub fn quantile_unsorted(values: &mut [u32], p: f64) -> Option<f64> {
     Some(low + (high - low) * share)
 }
 
+/// [`quantile`] of values that were counted: `ascending` has each with its count, `n` values in all.
+///
+/// A histogram that keeps the lower ends of its bins is therefore low by the width of a bin at most.
+pub fn quantile_counted(
+    n: u64,
+    ascending: impl IntoIterator<Item = (f64, u64)>,
+    p: f64,
+) -> Option<f64> {
+    let (below, above, share) = between(n as usize, p)?;
+    let (mut low, mut seen) = (None, 0);
+    for (value, count) in ascending {
+        seen += count;
+        if low.is_none() && seen > below as u64 {
+            low = Some(value);
+        }
+        if let (Some(low), true) = (low, seen > above as u64) {
+            return Some(low + (value - low) * share);
+        }
+    }
+    low
+}
+
 /// The places between which the `p` quantile of `n` ascending values lies, and how far it is from the
 /// lower one, 0 to 1.
 fn between(n: usize, p: f64) -> Option<(usize, usize, f64)> {
@@ -311,9 +333,37 @@ mod tests {
         for p in [0.0, 0.333, 0.5, 0.95, 0.999, 1.0] {
             let unsorted = quantile_unsorted(&mut values.clone(), p);
             assert_eq!(unsorted, quantile(&sorted, p), "{p}");
+            let ones = sorted.iter().map(|v| (*v, 1));
+            let counted = quantile_counted(sorted.len() as u64, ones, p);
+            assert_eq!(counted, unsorted, "{p}");
         }
         assert_eq!(quantile_unsorted(&mut [1, 2], 0.5), Some(1.5));
         assert_eq!(quantile_unsorted(&mut [], 0.5), None);
+        assert_eq!(quantile_counted(0, [], 0.5), None);
+    }
+
+    #[test]
+    fn a_histogram_is_low_by_a_bin_at_most() {
+        let sorted: Vec<f64> = (0..1_000).map(|i| f64::from(i * i % 9_973)).collect();
+        let mut sorted = [sorted.clone(), sorted].concat();
+        sorted.sort_by(f64::total_cmp);
+        let width = 250.0;
+        let mut bins = vec![0u64; 40];
+        for value in &sorted {
+            bins[(value / width) as usize] += 1;
+        }
+        for p in [0.0, 0.01, 0.5, 0.95, 0.99, 0.999, 1.0] {
+            let counted = bins
+                .iter()
+                .zip(0..)
+                .map(|(n, i)| (f64::from(i) * width, *n));
+            let binned = quantile_counted(sorted.len() as u64, counted, p).unwrap();
+            let exact = quantile(&sorted, p).unwrap();
+            assert!(
+                (0.0..width).contains(&(exact - binned)),
+                "{p}: {exact} {binned}"
+            );
+        }
     }
 
     #[test]
