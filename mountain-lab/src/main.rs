@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use mountain::host::stdout::lines;
+use mountain::report::table::{align, row, Words};
 
 use scenario::{Policy, Scenario};
 
@@ -144,11 +145,11 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::List => {
-            let all = Scenario::list()?;
-            let width = all.iter().map(|s| s.name.len()).max().unwrap_or(0);
-            for s in all {
-                println!("{:width$}  {}", s.name, s.description);
-            }
+            let rows: Vec<_> = Scenario::list()?
+                .iter()
+                .map(|s| row([&s.name, &s.description]))
+                .collect();
+            print!("{}", align(&rows, Words::All));
             Ok(ExitCode::SUCCESS)
         }
         Command::Run(args) => run::run(&args),

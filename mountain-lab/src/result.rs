@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
+use mountain::report::table::{align, Words};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 
@@ -304,7 +305,7 @@ impl RunResult {
             );
             rows.push(row);
         }
-        out.push_str(&align(&rows));
+        out.push_str(&align(&rows, Words::All));
         if !self.emulator.is_empty() {
             out.push_str("\nemulator\n");
             let rows: Vec<Vec<String>> = self
@@ -312,7 +313,7 @@ impl RunResult {
                 .iter()
                 .map(|(n, m)| vec![row_label(n), cell(m)])
                 .collect();
-            out.push_str(&align(&rows));
+            out.push_str(&align(&rows, Words::All));
         }
         out + &self.notes()
     }
@@ -475,29 +476,6 @@ fn number(value: f64) -> String {
         (2 - digits).clamp(0, 6) as usize
     };
     format!("{value:.decimals$}")
-}
-
-/// Rows of text as a table: columns two spaces apart.
-pub fn align(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| {
-        rows.iter()
-            .filter_map(|r| r.get(c))
-            .map(|s| s.len())
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut out = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (text, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{text:<width$}  ");
-        }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
-    out
 }
 
 /// Writes `bytes` to `path` by way of a temporary file beside it, so that no reader sees half.

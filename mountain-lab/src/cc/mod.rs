@@ -20,6 +20,7 @@ use anyhow::{ensure, Context, Result};
 use mountain::cc::settings::Behaviour;
 use mountain::cc::{Loaded, Registered, Settings};
 use mountain::config::Config;
+use mountain::report::table::{align, row, Words};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::sys::monotonic_ns;
 
@@ -288,10 +289,10 @@ pub(crate) fn void_reason(segment: &Segment) -> Option<String> {
 /// `mountain-lab cc`.
 pub fn run(args: &CcArgs) -> Result<ExitCode> {
     if args.list {
-        for cell in CELLS {
-            let quick = if cell.quick { "quick" } else { "" };
-            println!("{:20} {quick:6} {}", cell.name, cell.kind);
-        }
+        let quick = |cell: &Cell| if cell.quick { "quick" } else { "" };
+        let rows = CELLS.iter();
+        let rows: Vec<_> = rows.map(|c| row([&c.name, &quick(c), &c.kind])).collect();
+        print!("{}", align(&rows, Words::All));
         return Ok(ExitCode::SUCCESS);
     }
     let settings = match &args.config {

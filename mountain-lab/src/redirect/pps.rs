@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::{ensure, Result};
+use mountain::report::table::{align, row, Words};
 use mountain_lab::result::{Check, Metric, Op, RunResult};
 use serde_json::json;
 
@@ -240,37 +241,49 @@ fn table(result: &RunResult, ways: &[Way], loads: &[Load]) -> String {
     );
     for load in loads {
         let load = load.name();
-        let _ = writeln!(
-            out,
-            "\n{load}\n{:18} {:>7} {:>7} {:>7}  {:>18} {:>8} {:>7} {:>7} {:>7} {:>3}",
-            "", "median", "min", "max", "x dnat [95%]", "kpps", "server", "busy%", "waited%", "n"
-        );
+        let head = [
+            "",
+            "median",
+            "min",
+            "max",
+            "x dnat [95%]",
+            "kpps",
+            "server",
+            "busy%",
+            "waited%",
+            "n",
+        ];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
         for way in ways {
-            let row = way.name();
-            let metric = |name: &str| result.metric(&row, &format!("{load}_{name}"));
+            let name = way.name();
+            let metric = |what: &str| result.metric(&name, &format!("{load}_{what}"));
             let Some(ns) = metric("ns") else {
-                let _ = writeln!(out, "{row:18} {:>7}", "-");
+                rows.push(row([&name, &"-"]));
                 continue;
             };
-            let values: Vec<f64> = ns.values.iter().copied().flatten().collect();
-            let least = values.iter().copied().fold(f64::NAN, f64::min);
-            let most = values.iter().copied().fold(f64::NAN, f64::max);
+            let values = ns.values.iter().copied().flatten();
             let ratio = metric("x_dnat").map_or("-".into(), |m| {
                 format!("{:.2} [{:.2}-{:.2}]", m.median, m.lo, m.hi)
             });
-            let median =
-                |name: &str, factor: f64| metric(name).map_or(f64::NAN, |m| m.median * factor);
-            let _ = writeln!(
-                out,
-                "{row:18} {:7.0} {least:7.0} {most:7.0}  {ratio:>18} {:8.0} {:7.0} {:7.1} {:7.1} {:3}",
-                ns.median,
-                median("pps", 1e-3),
-                median("server_ns", 1.0),
-                median("busy", 100.0),
-                median("waited", 100.0),
-                values.len(),
-            );
+            let figure = |value: f64, digits: usize| format!("{value:.digits$}");
+            let median = |what: &str, factor: f64, digits| {
+                figure(metric(what).map_or(f64::NAN, |m| m.median * factor), digits)
+            };
+            rows.push(row([
+                &name,
+                &figure(ns.median, 0),
+                &figure(values.clone().fold(f64::NAN, f64::min), 0),
+                &figure(values.clone().fold(f64::NAN, f64::max), 0),
+                &ratio,
+                &median("pps", 1e-3, 0),
+                &median("server_ns", 1.0, 0),
+                &median("busy", 100.0, 1),
+                &median("waited", 100.0, 1),
+                &values.count(),
+            ]));
         }
+        let _ = write!(out, "\n{load}\n{}", align(&rows, Words::In(&[0])));
     }
+    out.push('\n');
     out + &result.notes()
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::runfile::{Cpu, RunFile};
+use mountain::report::table::{align, Words};
 use mountain_lab::result::{CheckSpec, Op, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use serde_json::json;
@@ -260,18 +261,14 @@ fn by_second(first: &BTreeMap<String, RunFile>) -> String {
             "{name}: CPU by second, %, {} accounting",
             cpu.accounting
         );
-        let _ = writeln!(
-            out,
-            "{:>6} {}",
-            "s",
-            KINDS.map(|k| format!("{k:>6}")).join(" ")
-        );
+        let head = ["s"].into_iter().chain(KINDS).map(str::to_owned);
+        let mut rows: Vec<Vec<String>> = vec![head.collect()];
         for (i, end) in cpu.at_us.iter().enumerate() {
-            let shares: Vec<String> = (0..KINDS.len())
-                .map(|k| format!("{:6.1}", chart::mean(cpu, i, k) * 100.0))
-                .collect();
-            let _ = writeln!(out, "{:6.1} {}", end / 1e6, shares.join(" "));
+            let shares = (0..KINDS.len()).map(|kind| chart::mean(cpu, i, kind) * 100.0);
+            let figures = std::iter::once(end / 1e6).chain(shares);
+            rows.push(figures.map(|f| format!("{f:.1}")).collect());
         }
+        out += &align(&rows, Words::In(&[]));
     }
     out
 }

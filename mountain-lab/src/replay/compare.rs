@@ -8,7 +8,8 @@
 use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
-use mountain_lab::result::{align, RunResult, FILE_NAME};
+use mountain::report::table::{align, Words};
+use mountain_lab::result::{RunResult, FILE_NAME};
 
 use super::chooser::Kind;
 use super::score::{play, Score};
@@ -139,7 +140,7 @@ fn text(scenario: &Scenario, rows: &[Row]) -> String {
         "{}: {:.0} s in real time beside a replay of them\n\n{}",
         scenario.name,
         scenario.seconds,
-        align(&table)
+        align(&table, Words::All)
     )
 }
 

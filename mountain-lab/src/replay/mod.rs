@@ -16,7 +16,8 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::verdict::Interval;
-use mountain_lab::result::{align, write_atomically};
+use mountain::report::table::{align, Words};
+use mountain_lab::result::write_atomically;
 use mountain_lab::workload::stats::resamples;
 use rand::rngs::StdRng;
 use rand::SeedableRng;
@@ -169,7 +170,7 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
     if sources.contains(&Source::Made("list".to_owned())) {
         let rows = made::KINDS
             .map(|(name, about)| vec![format!("{}{name}", made::PREFIX), about.to_owned()]);
-        print!("{}", align(&rows));
+        print!("{}", align(&rows, Words::All));
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<String> = match args.policies.is_empty() {
@@ -353,7 +354,7 @@ fn text(table: &Table) -> String {
         table.paths.join(", "),
         table.windows,
         table.scored_seconds,
-        align(&rows)
+        align(&rows, Words::All)
     )
 }
 
@@ -387,7 +388,7 @@ fn overview(tables: &[Table]) -> String {
     }
     format!(
         "p99 in ms / above 200 ms in % / moves per flow and minute\n\n{}\n",
-        align(&rows)
+        align(&rows, Words::All)
     )
 }
 
@@ -410,6 +411,6 @@ fn ratios_text(ratios: &[Ratio], recordings: usize) -> String {
     format!(
         "ratios to {REFERENCE}, geometric means over {recordings} recordings; moves per flow and \
          minute\n\n{}\n",
-        align(&rows)
+        align(&rows, Words::All)
     )
 }

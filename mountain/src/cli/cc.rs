@@ -18,6 +18,7 @@ use crate::cc::settings::Behaviour;
 use crate::cc::{routes, scope, Settings, NAME};
 use crate::cli::{load_config, log_to_stderr, need_root};
 use crate::host::text::count;
+use crate::report::table::{align, row, Words};
 
 /// Flows that `top` shows, at most.
 const TOP_ROWS: usize = 30;
@@ -353,11 +354,10 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
 
 fn top_text(flows: &[Flow]) -> String {
     let mut out = format!("{}\n", count(flows.len(), "flow"));
-    let _ = writeln!(
-        out,
-        "{:<22} {:<22} {:>8} {:>8} {:>8} {:>8} {:<9} {:>6} {:>8}",
-        "local", "remote", "Mbit/s", "limit", "RTT min", "+ queue", "state", "brakes", "s braked"
-    );
+    let head = [
+        "local", "remote", "Mbit/s", "limit", "RTT min", "+ queue", "state", "brakes", "s braked",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
     for f in flows.iter().take(TOP_ROWS) {
         let state = match f.state {
             FlowState::Off => "-",
@@ -365,21 +365,21 @@ fn top_text(flows: &[Flow]) -> String {
             FlowState::Braking => "braking",
             FlowState::Releasing => "releasing",
         };
-        let limit = f
-            .limit_bps
-            .map_or("-".into(), |bps| format!("{:.2}", bps as f64 / 1e6));
-        let _ = writeln!(
-            out,
-            "{:<22} {:<22} {:>8.2} {limit:>8} {:>8.1} {:>8.1} {state:<9} {:>6} {:>8.1}",
-            f.local.to_string(),
-            f.remote.to_string(),
-            f.rate_bps as f64 / 1e6,
-            f64::from(f.min_rtt_us) / 1e3,
-            f64::from(f.queue_us) / 1e3,
-            f.engagements,
-            f.braked_us as f64 / 1e6,
-        );
+        let mbit = |bps: u64| format!("{:.2}", bps as f64 / 1e6);
+        let ms = |us: u32| format!("{:.1}", f64::from(us) / 1e3);
+        rows.push(row([
+            &f.local,
+            &f.remote,
+            &mbit(f.rate_bps),
+            &f.limit_bps.map_or("-".into(), mbit),
+            &ms(f.min_rtt_us),
+            &ms(f.queue_us),
+            &state,
+            &f.engagements,
+            &format!("{:.1}", f.braked_us as f64 / 1e6),
+        ]));
     }
+    out += &align(&rows, Words::In(&[0, 1, 6]));
     if flows.len() > TOP_ROWS {
         let _ = writeln!(
             out,

@@ -14,6 +14,7 @@ use crate::measure::compare::{compare, Against, Compared, Comparison, Options, R
 use crate::measure::import::import;
 use crate::measure::runfile::RunFile;
 use crate::measure::stats::{Row, Unit};
+use crate::report::table::{align, Words};
 
 #[derive(Args)]
 pub struct Compare {
@@ -162,29 +163,6 @@ impl Import {
     }
 }
 
-/// Lays cells out in columns: the first left, the others right.
-fn columns(lines: &[Vec<String>]) -> String {
-    let width = |c: usize| {
-        let cells = lines.iter().filter_map(|l| l.get(c));
-        cells.map(|t| t.chars().count()).max().unwrap_or(0)
-    };
-    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..count).map(width).collect();
-    let mut text = String::new();
-    for line in lines {
-        let mut row = String::new();
-        for (c, cell) in line.iter().enumerate() {
-            let _ = match c {
-                0 => write!(row, "{cell:<0$}", widths[c]),
-                _ => write!(row, "  {cell:>0$}", widths[c]),
-            };
-        }
-        text += row.trim_end();
-        text.push('\n');
-    }
-    text
-}
-
 fn unit(row: &Compared) -> Unit {
     match row.unit.as_str() {
         "us" => Unit::Microseconds,
@@ -294,7 +272,7 @@ pub(crate) fn text(c: &Comparison) -> String {
             lines.extend(table);
         }
     }
-    let mut text = columns(&lines);
+    let mut text = align(&lines, Words::In(&[0]));
     let _ = writeln!(text, "\n{}\n", how(c));
     for headline in &c.headlines {
         let _ = writeln!(text, "Verdict: {}", headline.text);

@@ -23,6 +23,7 @@ use crate::measure::ping::{self, Options, Outcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::{quantile_counted, Table};
 use crate::measure::{cpu, environment};
+use crate::report::table::{align, Words};
 
 /// Highest RTT of the live figures, µs.
 const LIVE_MAX: u64 = 60_000_000;
@@ -346,14 +347,17 @@ fn print_cpu(run: &RunFile) {
         "{:.1} s, {} accounting; shares in %",
         run.seconds, run.cpu.accounting
     );
-    print!("{:5}", "CPU");
-    cpu::KINDS.iter().for_each(|kind| print!(" {kind:>7}"));
-    println!();
+    let head = ["CPU"].into_iter().chain(cpu::KINDS);
+    let mut rows = vec![head.map(str::to_owned).collect()];
     for (i, shares) in cpu::means(&run.cpu).iter().enumerate() {
-        print!("{:<5}", run.cpu.number(i));
-        shares.iter().for_each(|s| print!(" {:>7.2}", s * 100.0));
-        println!();
+        let shares = shares.iter().map(|s| format!("{:.2}", s * 100.0));
+        rows.push(
+            std::iter::once(run.cpu.number(i).to_string())
+                .chain(shares)
+                .collect(),
+        );
     }
+    print!("{}", align(&rows, Words::In(&[0])));
     if run.interrupted {
         println!("interrupted");
     }
@@ -380,15 +384,14 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 
 /// Tables side by side; their rows are the same.
 pub fn print_columns(columns: &[(&str, &Table)]) {
-    let rows: Vec<_> = columns.iter().map(|(_, table)| table.rows()).collect();
-    print!("{:12}", "");
-    columns.iter().for_each(|(name, _)| print!(" {name:>14}"));
-    println!();
-    for (n, first) in rows[0].iter().enumerate() {
-        print!("{:12}", first.name);
-        rows.iter().for_each(|rows| print!(" {:>14}", rows[n]));
-        println!();
+    let tables: Vec<_> = columns.iter().map(|(_, table)| table.rows()).collect();
+    let head = columns.iter().map(|(name, _)| (*name).to_owned());
+    let mut rows: Vec<Vec<String>> = vec![std::iter::once(String::new()).chain(head).collect()];
+    for (n, first) in tables[0].iter().enumerate() {
+        let figures = tables.iter().map(|rows| rows[n].to_string());
+        rows.push(std::iter::once(first.name.clone()).chain(figures).collect());
     }
+    print!("{}", align(&rows, Words::In(&[0])));
 }
 
 /// The progress bar, on a terminal only.

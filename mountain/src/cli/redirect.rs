@@ -24,6 +24,7 @@ use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
 use crate::redirect::watch;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
+use crate::report::table::{align, row, Words};
 
 /// Rules that `restore` could not add and says so of, each.
 const SHOWN_ERRORS: usize = 20;
@@ -538,44 +539,42 @@ fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats]
     if rules.is_empty() {
         return NONE.to_owned();
     }
-    let names: Vec<String> = rules.iter().map(|i| i.rule.to_string()).collect();
-    let width = names.iter().map(String::len).max().unwrap_or(0);
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{:>5}  {:<width$} {:>12} {:>15} {:>12} {:>15}{}",
+    let head = [
         "rule",
         "",
         "packets to",
         "bytes to",
         "packets back",
         "bytes back",
-        if since.is_some() {
-            "     to/s   back/s"
-        } else {
-            ""
-        }
-    );
-    for (name, now) in names.iter().zip(stats) {
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    if since.is_some() {
+        rows[0].extend(["to/s", "back/s"].map(str::to_owned));
+    }
+    for (rule, now) in rules.iter().zip(stats) {
         let Stats { forward, reply, .. } = now;
-        let _ = write!(
-            out,
-            "{:>5}  {name:<width$} {:>12} {:>15} {:>12} {:>15}",
-            now.id, forward.packets, forward.bytes, reply.packets, reply.bytes
-        );
+        let (to, back) = (forward, reply);
+        let mut cells = row([
+            &now.id,
+            &rule.rule,
+            &to.packets,
+            &to.bytes,
+            &back.packets,
+            &back.bytes,
+        ]);
         let then = since.and_then(|(s, all)| Some((s, all.iter().find(|then| then.id == now.id)?)));
         if let Some((s, then)) = then {
             let rate =
                 |now: Traffic, then: Traffic| now.packets.saturating_sub(then.packets) as f64 / s;
-            let (to, back) = (rate(*forward, then.forward), rate(*reply, then.reply));
-            let _ = write!(out, " {to:>8.0} {back:>8.0}");
+            let rates = [rate(*to, then.forward), rate(*back, then.reply)];
+            cells.extend(rates.map(|rate| format!("{rate:.0}")));
         }
-        out.push('\n');
+        rows.push(cells);
         for (reason, count) in &now.drops {
-            let _ = writeln!(out, "{:>5}  not redirected: {count} ({reason})", "");
+            rows.push(row([&"", &format!("not redirected: {count} ({reason})")]));
         }
     }
-    out
+    align(&rows, Words::In(&[1]))
 }
 
 fn list(json: bool) -> Result<()> {
@@ -634,37 +633,31 @@ fn list_text(rules: &[Installed], gone: &HashSet<u32>, carried: &HashMap<u32, Ca
     if rules.is_empty() {
         return NONE.to_owned();
     }
-    let mut out = String::new();
-    let width = |f: fn(&Installed) -> String| rules.iter().map(|i| f(i).len()).max().unwrap_or(0);
-    let from: fn(&Installed) -> String = |i| i.rule.from.to_string();
-    let to: fn(&Installed) -> String = |i| i.rule.to.to_string();
-    let (wf, wt) = (width(from).max(4), width(to).max(2));
-    let _ = writeln!(
-        out,
-        "{:>5} {:<5} {:<wf$}    {:<wt$} {:<15} {:<12} source",
-        "rule", "proto", "from", "to", "device", "backend"
-    );
+    let head = [
+        "rule", "proto", "from", "", "to", "device", "backend", "source",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
     for i in rules {
         let source = match i.plan.snat {
             Some(address) => address.to_string(),
             None => "the client's".to_owned(),
         };
-        let _ = writeln!(
-            out,
-            "{:>5} {:<5} {:<wf$} => {:<wt$} {:<15} {:<12} {source}{}",
-            i.id,
-            i.rule.proto.to_string(),
-            from(i),
-            to(i),
-            limited_to(i),
-            carried_by(i, carried).to_string(),
-            if gone.contains(&i.id) {
-                "  NOT IN FORCE"
-            } else {
-                ""
-            }
-        );
+        let mut cells = row([
+            &i.id,
+            &i.rule.proto,
+            &i.rule.from,
+            &"=>",
+            &i.rule.to,
+            &limited_to(i),
+            &carried_by(i, carried),
+            &source,
+        ]);
+        if gone.contains(&i.id) {
+            cells.push("NOT IN FORCE".to_owned());
+        }
+        rows.push(cells);
     }
+    let mut out = align(&rows, Words::In(&[1, 2, 3, 4, 5, 6, 7, 8]));
     if !gone.is_empty() {
         let _ = writeln!(
             out,
@@ -689,16 +682,14 @@ mod tests {
     fn lists_say_what_is_not_in_force() {
         assert_eq!(list_text(&[], &HashSet::new(), &HashMap::new()), NONE);
         let text = list_text(&[installed(Some("eth0"))], &HashSet::new(), &HashMap::new());
-        let row = text.lines().nth(1).unwrap();
-        for part in [
-            "    3 udp ",
-            "192.0.2.1:80 => 192.0.2.9:99",
-            "eth0",
-            "nft",
-            "the client's",
-        ] {
-            assert!(row.contains(part), "{row}");
-        }
+        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        let addresses = ["192.0.2.1:80", "=>", "192.0.2.9:99"];
+        let expected = [
+            &["3", "udp"],
+            &addresses[..],
+            &["eth0", "nft", "the", "client's"],
+        ];
+        assert_eq!(words, expected.concat());
         assert!(!text.contains("NOT IN FORCE"));
         let text = list_text(&[installed(None)], &HashSet::from([3]), &HashMap::new());
         assert!(
@@ -725,10 +716,8 @@ mod tests {
         );
         assert!(!plain.contains("/s"), "{plain}");
         let text = stats_text(&[installed(None)], &now, Some((2.0, &then)));
-        assert!(
-            text.lines().nth(1).unwrap().ends_with("       15        0"),
-            "{text}"
-        );
+        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert!(words.ends_with(&["15", "0"]), "{text}");
         let mut dropped = stats(1);
         dropped.drops.insert("no neighbour".to_owned(), 5);
         let text = stats_text(&[installed(None)], &[dropped], None);

@@ -10,6 +10,7 @@ use super::need_root;
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::RunDir;
 use crate::control::status::{Decisions, GroupStatus, Moves, Outcome, PathStatus, Status};
+use crate::report::table::{align, row, Words};
 use crate::steer::PolicyKind;
 
 /// Shows the daemon's status.
@@ -133,19 +134,29 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
             held.what
         );
     }
-    let _ = writeln!(
-        out,
-        "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8} {:>9}  why",
-        "path", "state", "p50 ms", "p95 ms", "cost ms", "loss", "latency/bulk", "placed", "Mbit/s"
-    );
+    let head = [
+        "path",
+        "state",
+        "p50 ms",
+        "p95 ms",
+        "cost ms",
+        "loss",
+        "latency/bulk",
+        "placed",
+        "Mbit/s",
+        "why",
+    ];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
     for member in &group.members {
-        if let Some(path) = paths.iter().find(|path| path.id == member.path) {
-            push_path(out, path, places);
-        }
+        let path = paths.iter().find(|path| path.id == member.path);
+        rows.extend(path.map(|path| path_row(path, places)));
+    }
+    for line in align(&rows, Words::In(&[0, 1, 9])).lines() {
+        let _ = writeln!(out, "  {line}");
     }
 }
 
-fn push_path(out: &mut String, path: &PathStatus, places: bool) {
+fn path_row(path: &PathStatus, places: bool) -> Vec<String> {
     let judged = &path.judged;
     // Without samples there is nothing to show yet, not a delay of 0.
     let figure = |value: Option<f64>| value.filter(|_| judged.samples != 0);
@@ -155,20 +166,18 @@ fn push_path(out: &mut String, path: &PathStatus, places: bool) {
         state => state,
     };
     let placed = path.placed.filter(|_| places);
-    let _ = writeln!(
-        out,
-        "  {:<12} {:<14} {:>8} {:>8} {:>8} {:>6} {:>12} {:>8} {:>9.2}  {}",
-        judged.name,
-        state,
-        ms(Some(judged.p50_us)),
-        ms(Some(judged.p95_us)),
-        ms(judged.cost_us),
-        figure(Some(judged.loss)).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
-        format!("{}/{}", path.flows.latency, path.flows.bulk),
-        placed.map_or("-".into(), |n| n.to_string()),
-        path.rate_bps / 1e6,
-        judged.reason
-    );
+    row([
+        &judged.name,
+        &state,
+        &ms(Some(judged.p50_us)),
+        &ms(Some(judged.p95_us)),
+        &ms(judged.cost_us),
+        &figure(Some(judged.loss)).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
+        &format!("{}/{}", path.flows.latency, path.flows.bulk),
+        &placed.map_or("-".into(), |n| n.to_string()),
+        &format!("{:.2}", path.rate_bps / 1e6),
+        &judged.reason,
+    ])
 }
 
 /// `mountain explain` for people.

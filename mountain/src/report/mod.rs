@@ -6,6 +6,8 @@
 //! - [`series`]: from samples to the points of a plot,
 //! - [`plots`]: plots as SVG, [`raster`]: as PNG,
 //! - [`page`]: style sheet, colours, templates.
+//!
+//! [`table`] lays text out in columns, for every command.
 
 mod figures;
 mod html;
@@ -14,6 +16,7 @@ pub mod plots;
 pub mod raster;
 mod run;
 pub mod series;
+pub mod table;
 mod written;
 pub mod xy;
 
