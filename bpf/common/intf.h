@@ -11,7 +11,7 @@
 #define MTN_MAX_PATHS		64	/* on one host, over all groups */
 #define MTN_MAX_GROUPS		64
 #define MTN_MAX_MEMBERS		16	/* paths in one group: bits of a __u16 mask */
-#define MTN_MAX_SELECTORS	64
+#define MTN_MAX_FIB_RULES	64
 #define MTN_NO_MEMBER		0xff
 #define MTN_MAX_CGROUPS		4096	/* with programs at their egress */
 
@@ -57,8 +57,8 @@ enum mtn_stat {
 	MTN_STAT_MOVE_DEAD,
 	MTN_STAT_MOVE_FORCED,
 	MTN_STAT_PASS_BOUND,		/* the socket is bound to a device, or names one */
-	MTN_STAT_PASS_SELECTOR,		/* an ip rule outside the group's table */
-	MTN_STAT_PASS_PINNED,		/* the source address belongs to one uplink */
+	MTN_STAT_PASS_FIB_RULE,		/* an ip rule outside the group's table */
+	MTN_STAT_PASS_UPLINK_BOUND,	/* the source address belongs to one uplink */
 	MTN_STAT_PASS_DEST,		/* multicast, broadcast, link-local */
 	MTN_STAT_PASS_MTU,		/* larger than the MTU of every eligible path */
 	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, or no Ethernet */
@@ -118,7 +118,7 @@ struct mtn_group {
 };
 
 /* An ip rule that may have routed a packet by another table. Fields unset match everything. */
-struct mtn_selector {
+struct mtn_fib_rule {
 	__u32 mark, mark_mask;
 	__u32 src[4], src_mask[4];	/* as in the flow key */
 	__u32 dst[4], dst_mask[4];
@@ -138,7 +138,7 @@ struct mtn_config {
 	__u32 mode;		/* enum mtn_mode */
 	__u32 generation;	/* of the topology: flows of an older one look their group up anew */
 	__u32 n_paths;
-	__u32 n_selectors;
+	__u32 n_fib_rules;
 	__u32 near_slots;	/* of the flow table, which flows take first; a power of 2 */
 	__u32 far_slots;	/* the others; a power of 2 */
 	__u32 hash_seed;
@@ -177,7 +177,7 @@ struct mtn_flow {
 	__u8 group;
 	__u8 path;		/* path id */
 	__u8 class;		/* enum mtn_class */
-	__u8 big;		/* a super-packet was seen in this window */
+	__u8 big;		/* a GSO packet was seen in this window */
 	__u16 l3_len_max;	/* largest packet so far, network layer bytes */
 	__u32 window_packets;
 	__u8 exact;		/* last_ns is of the exact clock */

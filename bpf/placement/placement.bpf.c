@@ -119,7 +119,7 @@ __u64 placed[MTN_MAX_PATHS];
 /* union mtn_recent by hash; a new flow takes the slot of whichever was there. */
 volatile __u64 recent[MTN_RECENT];
 
-#include "../common/selectors.h"
+#include "../common/fib_rules.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -355,9 +355,9 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	}
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
-	if (config.n_selectors &&
+	if (config.n_fib_rules &&
 	    mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield)) {
-		mtn_count(MTN_PLACE_PASS_SELECTOR);
+		mtn_count(MTN_PLACE_PASS_FIB_RULE);
 		return MTN_MAX_PATHS;
 	}
 

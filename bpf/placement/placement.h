@@ -24,7 +24,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_BOUND,	/* the socket has chosen a source address or a device */
 	MTN_PLACE_PASS_MARKED,	/* its owner has marked it */
 	MTN_PLACE_PASS_PORT,	/* it has a UDP port of its own: others may know it by its address */
-	MTN_PLACE_PASS_SELECTOR, /* an ip rule that comes first */
+	MTN_PLACE_PASS_FIB_RULE, /* an ip rule that comes first */
 	MTN_PLACE_PASS_SOURCE,	/* forwarded, from an address that needs no translation */
 	MTN_PLACE_PASS_NO_PATH,	/* no path known good, or its address is not known */
 	MTN_PLACE_PASS_FAILED,	/* the kernel refused the mark */
@@ -82,7 +82,7 @@ struct mtn_placement_config {
 	__u32 hash_seed;
 	__u32 mark_mask;	/* the bits of packet marks that are ours */
 	__u32 n_rules;
-	__u32 n_selectors;
+	__u32 n_fib_rules;
 	__u32 by_destination;	/* one path for all that goes to one address */
 	__u32 needs_dscp;	/* some rule asks for it */
 	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */

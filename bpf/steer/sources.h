@@ -76,7 +76,7 @@ __noinline int mtn_source_verdict(struct mtn_flow_key *key, __u64 now)
 	if (kind) {
 		if (*kind == MTN_SOURCE_MOVES)
 			return MTN_SOURCE_MOVES;
-		mtn_count(MTN_STAT_PASS_PINNED);
+		mtn_count(MTN_STAT_PASS_UPLINK_BOUND);
 		return MTN_SOURCE_STAYS;
 	}
 	__builtin_memcpy(source.addr, key->saddr, 16);

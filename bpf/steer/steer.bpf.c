@@ -89,7 +89,7 @@ struct mtn_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 
-#include "../common/selectors.h"
+#include "../common/fib_rules.h"
 #include "cgroups.h"
 #include "fragments.h"
 
@@ -625,8 +625,8 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count(MTN_STAT_PASS_DEST);
 		goto pass;
 	}
-	if (config.n_selectors && mtn_is_selected(skb, &pkt)) {
-		mtn_count(MTN_STAT_PASS_SELECTOR);
+	if (config.n_fib_rules && mtn_is_selected(skb, &pkt)) {
+		mtn_count(MTN_STAT_PASS_FIB_RULE);
 		goto pass;
 	}
 

@@ -507,7 +507,7 @@ pub fn mac_text(mac: [u8; 6]) -> String {
 }
 
 /// A veth pair between two namespaces, up, with every offload off: the emulator reads frames from
-/// an AF_PACKET socket, where super-packets and unfinished checksums would come through as such.
+/// an AF_PACKET socket, where GSO packets and unfinished checksums would come through as such.
 pub fn veth(
     a: &Netns,
     dev_a: &str,

@@ -75,7 +75,7 @@ impl Runs {
     }
 }
 
-/// A tcx program that returns a constant: the yardstick of what statistics themselves cost, and
+/// A tcx program that returns a constant: the reference for what statistics themselves cost, and
 /// the cheapest sink.
 pub struct Constant(OwnedFd);
 

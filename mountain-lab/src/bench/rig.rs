@@ -181,7 +181,7 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
         &[],
         &[],
         &Sources {
-            pinned: vec![IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1))],
+            uplink_bound: vec![IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1))],
             movable: vec!["0.0.0.0/0".parse()?],
         },
     )?;

@@ -7,7 +7,7 @@ use anyhow::{bail, Result};
 use ipnet::IpNet;
 
 use super::{types, GroupConfig, PathConfig};
-use crate::topology::{Selector, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{FibRule, MAX_GROUP_PATHS, MAX_PATHS};
 
 const PATH_ETHERNET: u8 = 1 << 0;
 const PATH_NEIGH_VALID: u8 = 1 << 1;
@@ -118,14 +118,14 @@ fn prefix(p: Option<IpNet>) -> ([u32; 4], [u32; 4]) {
     p.map_or_else(Default::default, |p| (addr(p.network()), addr(p.netmask())))
 }
 
-pub fn selector(s: &Selector) -> types::mtn_selector {
+pub fn fib_rule(s: &FibRule) -> types::mtn_fib_rule {
     let (mark, mark_mask) = s.fwmark.unwrap_or_default();
     let ((src, src_mask), (dst, dst_mask)) = (prefix(s.src), prefix(s.dst));
     let (tos, tos_mask) = s.tos.unwrap_or_default();
     let (uid_first, uid_last) = s.uid.unwrap_or((0, u32::MAX));
     let (sport_first, sport_last) = s.sport.unwrap_or((0, u16::MAX));
     let (dport_first, dport_last) = s.dport.unwrap_or((0, u16::MAX));
-    types::mtn_selector {
+    types::mtn_fib_rule {
         mark: mark & mark_mask,
         mark_mask,
         src,

@@ -28,7 +28,7 @@ use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
 use serde::{Deserialize, Serialize};
 
 pub use crate::topology::PathMasks;
-use crate::topology::{Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{FibRule, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
 pub use skel::types;
 
@@ -115,8 +115,8 @@ pub const STAT_NAMES: [&str; 20] = [
     "move_dead",
     "move_forced",
     "pass_bound",
-    "pass_selector",
-    "pass_pinned",
+    "pass_fib_rule",
+    "pass_uplink_bound",
     "pass_dest",
     "pass_mtu",
     "pass_neigh",
@@ -143,8 +143,8 @@ pub struct Steer {
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// Of the uplinks: what bears one of them stays on its path.
-    pub pinned: Vec<IpAddr>,
-    /// May take any path, unless pinned.
+    pub uplink_bound: Vec<IpAddr>,
+    /// May take any path, unless it is uplink-bound.
     pub movable: Vec<IpNet>,
 }
 
@@ -319,7 +319,7 @@ impl Steer {
         &mut self,
         groups: &[GroupConfig],
         not_ours: &[IpNet],
-        selectors: &[Selector],
+        fib_rules: &[FibRule],
         sources: &Sources,
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
@@ -328,13 +328,13 @@ impl Steer {
                 groups.len()
             );
         }
-        let selectors = selectors.iter().map(encode::selector).collect::<Vec<_>>();
+        let fib_rules = fib_rules.iter().map(encode::fib_rule).collect::<Vec<_>>();
         let bss = self.bss();
-        if selectors.len() > bss.selectors.len() {
+        if fib_rules.len() > bss.fib_rules.len() {
             bail!(
                 "{} ip rules to look out for, at most {} are supported",
-                selectors.len(),
-                bss.selectors.len()
+                fib_rules.len(),
+                bss.fib_rules.len()
             );
         }
         for i in 0..MAX_GROUPS {
@@ -343,11 +343,11 @@ impl Steer {
         for (i, group) in groups.iter().enumerate() {
             bss.groups[i] = encode::group(group)?;
         }
-        bss.selectors[..selectors.len()].copy_from_slice(&selectors);
-        bss.config.n_selectors = selectors.len() as u32;
+        bss.fib_rules[..fib_rules.len()].copy_from_slice(&fib_rules);
+        bss.config.n_fib_rules = fib_rules.len() as u32;
 
         tries::lock(&self.dests).write(destinations(groups, not_ours))?;
-        let stays = sources.pinned.iter().map(|a| (IpNet::from(*a), 0));
+        let stays = sources.uplink_bound.iter().map(|a| (IpNet::from(*a), 0));
         let known = sources.movable.iter().map(|p| (p.trunc(), 1)).chain(stays);
         tries::lock(&self.sources).write(tries::sorted(known.collect()))?;
         let config = &mut self.bss().config;

@@ -24,7 +24,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
 
 use super::{encode, tries, GroupConfig, Mode};
-use crate::topology::{PathMasks, Selector, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types;
 
 /// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
@@ -42,7 +42,7 @@ const STAT_NAMES: [&str; 14] = [
     "pass_bound",
     "pass_marked",
     "pass_port",
-    "pass_selector",
+    "pass_fib_rule",
     "pass_source",
     "pass_no_path",
     "pass_failed",
@@ -299,7 +299,7 @@ impl Programs {
         &mut self,
         groups: &[GroupConfig],
         not_ours: &[IpNet],
-        selectors: &[Selector],
+        fib_rules: &[FibRule],
         uplink_nets: &[IpNet],
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
@@ -310,11 +310,11 @@ impl Programs {
         }
         let before = std::mem::take(&mut self.groups);
         let bss = self.bss();
-        if selectors.len() > bss.selectors.len() {
+        if fib_rules.len() > bss.fib_rules.len() {
             bail!(
                 "{} ip rules, at most {} are supported",
-                selectors.len(),
-                bss.selectors.len()
+                fib_rules.len(),
+                bss.fib_rules.len()
             );
         }
         let members: Vec<Vec<usize>> = groups
@@ -332,10 +332,10 @@ impl Programs {
         for (i, group) in groups.iter().enumerate() {
             bss.groups[i] = same(encode::group(group)?);
         }
-        for (i, selector) in selectors.iter().enumerate() {
-            bss.selectors[i] = same(encode::selector(selector));
+        for (i, fib_rule) in fib_rules.iter().enumerate() {
+            bss.fib_rules[i] = same(encode::fib_rule(fib_rule));
         }
-        bss.config.n_selectors = selectors.len() as u32;
+        bss.config.n_fib_rules = fib_rules.len() as u32;
         // More than there is room for: the programs place no forwarded flow.
         for (slot, net) in bss.uplink_nets.iter_mut().zip(uplink_nets) {
             *slot = types::mtn_uplink_net {

@@ -221,7 +221,7 @@ fn check_routes(report: &mut Report, topology: &Topology) {
     for group in &topology.groups {
         report.ok("routes", describe(group, topology));
     }
-    let (others, rules) = (topology.not_ours.len(), topology.selectors.len());
+    let (others, rules) = (topology.not_ours.len(), topology.fib_rules.len());
     if !topology.groups.is_empty() && others + rules > 0 {
         report.ok(
             "left alone",

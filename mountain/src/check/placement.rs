@@ -37,8 +37,8 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Placement
         Err(error) => report.fail("cgroup", format!("{error:#}"), ""),
     }
     let mask = config.mark_mask;
-    for selector in &topology.selectors {
-        let Some((_, theirs)) = selector.fwmark.filter(|(_, theirs)| theirs & mask != 0) else {
+    for fib_rule in &topology.fib_rules {
+        let Some((_, theirs)) = fib_rule.fwmark.filter(|(_, theirs)| theirs & mask != 0) else {
             continue;
         };
         // One that compares all bits (as wg-quick's) never meets a packet of ours: those go on as
@@ -48,7 +48,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Placement
                 "marks",
                 format!(
                     "the routing rule of priority {} uses bits {:#x} of packet marks",
-                    selector.priority,
+                    fib_rule.priority,
                     theirs & mask
                 ),
                 "set other ones: `mark_mask` in [placement] of the configuration",
@@ -88,14 +88,14 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &Placement
             count(topology.inner_devices.len(), "inner device")
         ),
     );
-    for selector in &topology.selectors {
-        if selector.fwmark.is_some_and(|(_, mask)| mask == u32::MAX) && !selector.invert {
+    for fib_rule in &topology.fib_rules {
+        if fib_rule.fwmark.is_some_and(|(_, mask)| mask == u32::MAX) && !fib_rule.invert {
             report.warn(
                 "marks",
                 format!(
                     "the routing rule of priority {} compares all bits of packet marks: a forwarded packet that \
                      something has marked so before routing bears ours as well, and does not meet it",
-                    selector.priority
+                    fib_rule.priority
                 ),
                 format!(
                     "give the rule a mask (fwmark MARK/{:#x}), or set `forward = \"never\"` in [placement]",

@@ -34,7 +34,7 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &Placem
             continue;
         }
         match source.map(|source| source.ip()) {
-            Ok(source) if topology.pinned_sources.contains(&source) => report.warn(
+            Ok(source) if topology.uplink_bound_sources.contains(&source) => report.warn(
                 "new flows",
                 format!(
                     "to {prefix} they start from {source}, an address of one uplink: they cannot \
@@ -101,7 +101,7 @@ pub(super) fn check_live(report: &mut Report, topology: &Topology) {
             if !is_ours(remote.ip(), topology) {
                 continue;
             }
-            match topology.pinned_sources.contains(&local.ip()) {
+            match topology.uplink_bound_sources.contains(&local.ip()) {
                 true => pinned += 1,
                 false => movable += 1,
             }

@@ -336,12 +336,12 @@ impl Daemon {
         let mut movable = self.config.steer.movable_sources.clone();
         movable.extend(t.own_sources.iter().map(|a| IpNet::from(*a)));
         let sources = Sources {
-            pinned: t.pinned_sources.clone(),
+            uplink_bound: t.uplink_bound_sources.clone(),
             movable,
         };
         let (groups, not_ours) = (self.paths.groups(), self.paths.not_ours());
         steer
-            .set_topology(&groups, &not_ours, &t.selectors, &sources)
+            .set_topology(&groups, &not_ours, &t.fib_rules, &sources)
             .context("writing the routes to the kernel's tables")
     }
 

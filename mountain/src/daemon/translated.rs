@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use super::Daemon;
 use crate::bpf::{now_ns, MAX_PERMITS, PERMIT_NS};
-use crate::netlink::{self, WayBack};
+use crate::netlink::{self, ReverseRoute};
 
 /// Sources that are judged again in one go, two system calls each.
 const AGAIN_AT_ONCE: usize = 256;
@@ -163,11 +163,11 @@ fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<b
     if configured.iter().any(|net| net.contains(&source)) {
         return Ok(true);
     }
-    Ok(match netlink::way_back(source)? {
-        WayBack::Host => true,
-        WayBack::Device(ifindex) => !devices.contains(&ifindex),
+    Ok(match netlink::reverse_route(source)? {
+        ReverseRoute::Host => true,
+        ReverseRoute::Device(ifindex) => !devices.contains(&ifindex),
         // An address that NAT gives and that is on no device is routed as anything else is.
-        WayBack::Nowhere | WayBack::Broadcast | WayBack::Anywhere(_) => false,
+        ReverseRoute::Nowhere | ReverseRoute::Broadcast | ReverseRoute::Anywhere(_) => false,
     })
 }
 

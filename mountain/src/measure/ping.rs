@@ -22,7 +22,7 @@ use super::hardware::{self, InUse};
 use super::runfile::{RunFile, Samples, SCHEMA};
 use super::stats::Table;
 use super::wire;
-use crate::netlink::{route_to, WayOut};
+use crate::netlink::{route_to, EgressRoute};
 
 mod connects;
 mod log;
@@ -132,7 +132,7 @@ pub struct Pinger {
     method: Method,
     log: Log,
     /// How the kernel said that it would send.
-    way: Option<WayOut>,
+    way: Option<EgressRoute>,
     /// SIGINT, SIGTERM and SIGHUP: blocked before anything is switched on that must be switched back.
     ended: SignalFd,
     /// Why the device's own stamps are not used, or what keeps them on.
@@ -204,7 +204,7 @@ impl Options {
     }
 
     /// Makes the device's stamps ready; why not, in words.
-    fn hardware(&self, way: Option<WayOut>) -> Result<(u32, InUse), String> {
+    fn hardware(&self, way: Option<EgressRoute>) -> Result<(u32, InUse), String> {
         let way = way.ok_or("the device is not known")?;
         let name = device_name(way.ifindex).ok_or("the device is not known")?;
         let in_use = hardware::prepare(&name, self.hardware)?;
@@ -411,7 +411,12 @@ impl Pinger {
 
 /// A path is a device and a gateway, and a socket can be bound to the device alone: whether its
 /// packets take the gateway is the routing table's choice.
-fn check_gateway(options: &Options, target: IpAddr, gateway: IpAddr, way: WayOut) -> Result<()> {
+fn check_gateway(
+    options: &Options,
+    target: IpAddr,
+    gateway: IpAddr,
+    way: EgressRoute,
+) -> Result<()> {
     if target == gateway || way.gateway == Some(gateway) {
         return Ok(());
     }

@@ -91,10 +91,10 @@ pub struct Answer {
     /// From before the send call until the answer was read, by the steady clock: what an
     /// application feels.
     pub user_rtt_us: u32,
-    /// Variation above the minimum of the last minute on the way out; reflector only, and `None`
+    /// Variation above the minimum of the last minute of the forward direction; reflector only, and `None`
     /// while it cannot be told from the backward one (see [`super::oneway`]).
     pub forward_us: Option<u32>,
-    /// Likewise on the way back.
+    /// Likewise of the backward direction.
     pub backward_us: Option<u32>,
     /// Time the probe waited in the host's own queueing discipline; not part of `rtt_us`.
     pub queue_us: Option<u32>,
@@ -126,8 +126,8 @@ pub struct PathStats {
     pub send_errors: u64,
     /// Answers whose RTT had to be taken without a kernel stamp.
     pub unstamped: u64,
-    /// Whether the last answer told the way out apart from the way back, so that the path is judged
-    /// by the way out alone. Only a reflector's answers can.
+    /// Whether the last answer told the directions apart, so that the path is judged
+    /// by the forward one alone. Only a reflector's answers can.
     pub forward_only: bool,
     /// Last failure, in words.
     pub last_error: Option<String>,

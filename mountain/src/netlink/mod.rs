@@ -40,7 +40,7 @@ pub use monitor::{Change, Monitor};
 pub use netfilter::{tables_with_base_chains, translates_sources};
 pub use path_metrics::PathMetrics;
 pub use qdisc::{qdiscs, Qdiscs};
-pub use route::{look_up, policy_rules, route_to, Way, WayOut};
+pub use route::{look_up, policy_rules, route_to, EgressRoute, Way};
 pub use snapshot::ds_field;
 pub use sock_diag::{reset_unanswered, unconnected};
 pub use xfrm::offloading_devices;
@@ -60,7 +60,7 @@ pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 
 /// Where the kernel would send a packet to some address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WayBack {
+pub enum ReverseRoute {
     /// It is one of this host's own.
     Host,
     /// Out by the device of this index.
@@ -73,13 +73,13 @@ pub enum WayBack {
     Nowhere,
 }
 
-/// Asks the kernel how it routes packets to `address`: the way back of what comes from there.
+/// Asks the kernel how it routes packets to `address`: the route of the replies to what comes from there.
 ///
 /// # Errors
 /// When the kernel refuses to say.
-pub fn way_back(address: IpAddr) -> Result<WayBack> {
+pub fn reverse_route(address: IpAddr) -> Result<ReverseRoute> {
     wire::Socket::open()
-        .and_then(|mut socket| snapshot::way_back(&mut socket, address))
+        .and_then(|mut socket| snapshot::reverse_route(&mut socket, address))
         .with_context(|| format!("cannot look up the route to {address}"))
 }
 

@@ -26,7 +26,7 @@ const HEADER_LEN: usize = 12;
 
 /// Where packets to an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WayOut {
+pub struct EgressRoute {
     pub ifindex: u32,
     /// `None`: the address is on the link itself, or this host's own.
     pub gateway: Option<IpAddr>,
@@ -41,9 +41,9 @@ pub fn route_to(
     target: IpAddr,
     ifindex: Option<u32>,
     source: Option<IpAddr>,
-) -> io::Result<WayOut> {
+) -> io::Result<EgressRoute> {
     let answer = Socket::open()?.request(RTM_GETROUTE, 0, &request(target, ifindex, source))?;
-    let answer = answer.as_deref().and_then(way_out);
+    let answer = answer.as_deref().and_then(egress_route);
     answer.ok_or_else(|| io::Error::other("the kernel's answer names no device"))
 }
 
@@ -56,7 +56,7 @@ pub enum Way {
     Nowhere,
     Out {
         /// Of a multipath route it is the next hop of one packet.
-        first: WayOut,
+        first: EgressRoute,
         /// Devices of all next hops, each once; at least that of `first`.
         devices: Vec<u32>,
         /// The address of this host that would be the source.
@@ -83,7 +83,7 @@ pub fn look_up(target: IpAddr) -> io::Result<Way> {
         }
         other => other?.unwrap_or_default(),
     };
-    let first = match (answer.get(7), way_out(&answer)) {
+    let first = match (answer.get(7), egress_route(&answer)) {
         (Some(&RTN_LOCAL), _) => return Ok(Way::Host),
         (Some(&RTN_UNICAST), Some(first)) => first,
         _ => return Ok(Way::Nowhere),
@@ -148,11 +148,11 @@ fn request(target: IpAddr, ifindex: Option<u32>, source: Option<IpAddr>) -> Vec<
     body
 }
 
-fn way_out(payload: &[u8]) -> Option<WayOut> {
+fn egress_route(payload: &[u8]) -> Option<EgressRoute> {
     let found = Attributes::after(payload, HEADER_LEN);
     // RTA_VIA: a family, then an address of it.
     let via = || ip(found.get(RTA_VIA)?.get(2..)?);
-    Some(WayOut {
+    Some(EgressRoute {
         ifindex: found.u32(RTA_OIF)?,
         gateway: found.ip(RTA_GATEWAY).or_else(via),
     })
@@ -168,7 +168,7 @@ mod tests {
             let found = route_to(target.parse().unwrap(), None, None).unwrap();
             assert_eq!(
                 found,
-                WayOut {
+                EgressRoute {
                     ifindex: 1,
                     gateway: None
                 }
@@ -196,19 +196,19 @@ mod tests {
     fn gateways_of_both_families_are_read() {
         let gateway: IpAddr = "192.0.2.1".parse().unwrap();
         let mut payload = vec![0; HEADER_LEN];
-        assert_eq!(way_out(&payload), None);
+        assert_eq!(egress_route(&payload), None);
         push_attribute(&mut payload, RTA_OIF, &7u32.to_ne_bytes());
         let mut by_via = payload.clone();
         push_attribute(&mut payload, RTA_GATEWAY, &[192, 0, 2, 1]);
-        let expected = Some(WayOut {
+        let expected = Some(EgressRoute {
             ifindex: 7,
             gateway: Some(gateway),
         });
-        assert_eq!(way_out(&payload), expected);
+        assert_eq!(egress_route(&payload), expected);
         let other: std::net::Ipv6Addr = "2001:db8::1".parse().unwrap();
         let mut value = (libc::AF_INET6 as u16).to_ne_bytes().to_vec();
         value.extend_from_slice(&other.octets());
         push_attribute(&mut by_via, RTA_VIA, &value);
-        assert_eq!(way_out(&by_via).unwrap().gateway, Some(other.into()));
+        assert_eq!(egress_route(&by_via).unwrap().gateway, Some(other.into()));
     }
 }

@@ -468,8 +468,11 @@ pub(crate) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) 
         .map(|_| ())
 }
 
-/// Looks a route up, see [`super::way_back`].
-pub(crate) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super::WayBack> {
+/// Looks a route up, see [`super::reverse_route`].
+pub(crate) fn reverse_route(
+    socket: &mut Socket,
+    address: IpAddr,
+) -> io::Result<super::ReverseRoute> {
     const RTA_DST: u16 = 1;
     const RTA_OIF: u16 = 4;
     const LOCAL: u8 = 2;
@@ -491,19 +494,19 @@ pub(crate) fn way_back(socket: &mut Socket, address: IpAddr) -> io::Result<super
                 Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES)
             ) =>
         {
-            return Ok(super::WayBack::Nowhere)
+            return Ok(super::ReverseRoute::Nowhere)
         }
         other => other?.unwrap_or_default(),
     };
     let device = Attributes::after(&answer, 12).u32(RTA_OIF);
     Ok(match (answer.get(7), device) {
-        (Some(&LOCAL), _) => super::WayBack::Host,
-        (Some(&BROADCAST), _) => super::WayBack::Broadcast,
+        (Some(&LOCAL), _) => super::ReverseRoute::Host,
+        (Some(&BROADCAST), _) => super::ReverseRoute::Broadcast,
         (Some(&UNICAST), Some(ifindex)) => match is_half_the_internet(socket, &mut body)? {
-            true => super::WayBack::Anywhere(ifindex),
-            false => super::WayBack::Device(ifindex),
+            true => super::ReverseRoute::Anywhere(ifindex),
+            false => super::ReverseRoute::Device(ifindex),
         },
-        _ => super::WayBack::Nowhere,
+        _ => super::ReverseRoute::Nowhere,
     })
 }
 

@@ -212,7 +212,7 @@ impl Placer {
             .set_topology(
                 &groups,
                 &not_ours,
-                &topology.selectors,
+                &topology.fib_rules,
                 &topology.uplink_nets,
             )
             .context("writing the routes of new flows to the kernel's tables")?;

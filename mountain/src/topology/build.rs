@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::read::Filter;
 use super::rules::{self, Reach};
 use super::{
-    Group, Kept, Member, Path, PathKey, Selector, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_KEPT,
+    FibRule, Group, Kept, Member, Path, PathKey, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_KEPT,
     MAX_PATHS,
 };
 use crate::netlink::nexthop::NextHop;
@@ -328,7 +328,7 @@ impl<'a> Builder<'a> {
 
     fn finish(mut self) -> Topology {
         let mut others = BTreeSet::new();
-        let mut selectors = Vec::new();
+        let mut fib_rules = Vec::new();
         for (&(ipv6, table), approach) in &self.approaches {
             let ours: HashSet<IpNet> = self
                 .adopted
@@ -339,7 +339,7 @@ impl<'a> Builder<'a> {
             let (Ok(approach), false) = (approach, ours.is_empty()) else {
                 continue;
             };
-            selectors.extend(approach.reach.selectors.iter().cloned());
+            fib_rules.extend(approach.reach.fib_rules.iter().cloned());
             let own = self
                 .snapshot
                 .routes
@@ -348,13 +348,13 @@ impl<'a> Builder<'a> {
             for route in own.chain(earlier_routes(self.snapshot, &approach.reach)) {
                 if ours.contains(&route.prefix) {
                     if is_conditional(route) {
-                        selectors.push(Selector {
+                        fib_rules.push(FibRule {
                             table,
                             dst: Some(route.prefix),
                             src: route.source,
                             tos: ds_field(route.tos, ipv6),
                             ipv6,
-                            ..Selector::default()
+                            ..FibRule::default()
                         });
                     }
                 } else if enclosing(route.prefix).any(|outer| ours.contains(&outer)) {
@@ -376,9 +376,9 @@ impl<'a> Builder<'a> {
         if !self.topology.groups.is_empty() {
             self.topology.own_sources = own.difference(&pinned).copied().collect();
         }
-        self.topology.pinned_sources = pinned.into_iter().collect();
+        self.topology.uplink_bound_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
-        self.topology.selectors = selectors;
+        self.topology.fib_rules = fib_rules;
         if self.topology.has_placed() {
             self.topology.kept = self.kept();
             self.topology.inner_devices = inner_devices(self.snapshot, &devices);

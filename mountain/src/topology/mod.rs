@@ -136,7 +136,7 @@ pub struct Group {
 /// An ip rule that may choose another table than a group's. A packet that matches one was not
 /// routed by the group's route, so it is left alone. An unset field matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Selector {
+pub struct FibRule {
     /// Table of the groups that the rule takes packets from; those of other tables are not
     /// concerned.
     pub table: u32,
@@ -193,9 +193,9 @@ pub struct Topology {
     pub not_ours: Vec<IpNet>,
     /// ip rules that come before the groups' tables are looked up, without those that only
     /// choose `local` or the group's own table.
-    pub selectors: Vec<Selector>,
+    pub fib_rules: Vec<FibRule>,
     /// Addresses on the paths' devices: packets from them belong to one uplink and stay.
-    pub pinned_sources: Vec<IpAddr>,
+    pub uplink_bound_sources: Vec<IpAddr>,
     /// The host's other addresses: packets from them may take any path.
     pub own_sources: Vec<IpAddr>,
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
@@ -228,7 +228,7 @@ impl Topology {
     }
 }
 
-impl Selector {
+impl FibRule {
     /// Whether it has no condition at all, so that it matches every packet (none if inverted).
     pub fn is_unconditional(&self) -> bool {
         let bare = Self {

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::Selector;
+use super::FibRule;
 use crate::netlink::snapshot::{Action, Route, Rule, Snapshot, TABLE_MAIN, THROW, UNICAST};
 
 /// How packets of one family come to look up one table.
 #[derive(Debug, Default)]
 pub(super) struct Reach {
     /// Rules that send packets elsewhere before.
-    pub selectors: Vec<Selector>,
+    pub fib_rules: Vec<FibRule>,
     /// Tables that every packet looks up before, each with the prefix length up to which its
     /// routes are ignored.
     pub earlier: Vec<(u32, Option<u32>)>,
@@ -20,7 +20,7 @@ pub(super) struct Reach {
 
 /// Finds out who looks up `table`, or says why that cannot be told.
 ///
-/// Conservative wherever the rules say more than a [`Selector`] can: rather a packet too many is
+/// Conservative wherever the rules say more than a [`FibRule`] can: rather a packet too many is
 /// left to the kernel.
 pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach, String> {
     let mut reach = Reach::default();
@@ -39,20 +39,20 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
             (_, Match::None) | (Action::Nothing, _) => {}
             (Action::Goto(target), Match::All) => resume_at = target,
             (Action::Drop, Match::All) => break,
-            (Action::L3mdev, Match::All) => vrf_selectors(snapshot, rule, table, &mut reach),
+            (Action::L3mdev, Match::All) => vrf_rules(snapshot, rule, table, &mut reach),
             // A look-up that ignores some routes neither sends packets elsewhere nor ends here.
             (Action::Table(other), _)
                 if other == table && (rule.suppress_length.is_some() || rule.suppress_group) => {}
             (Action::Table(other), Match::All) if other == table => return Ok(reach),
             (Action::Table(other), Match::Some) if other == table => {
                 several |= conditional.is_some();
-                conditional.get_or_insert((rule, reach.selectors.len(), reach.earlier.len()));
+                conditional.get_or_insert((rule, reach.fib_rules.len(), reach.earlier.len()));
             }
             (Action::Table(other), _) if is_empty(snapshot, other, ipv6) => {}
             (Action::Table(other), Match::All) => {
                 reach.earlier.push((other, rule.suppress_length));
             }
-            (_, Match::Some) => reach.selectors.push(selector(rule, table)),
+            (_, Match::Some) => reach.fib_rules.push(fib_rule(rule, table)),
         }
     }
 
@@ -65,12 +65,12 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
             "the routing rule {} that looks table {table} up has conditions that cannot be followed",
             rule.priority
         )),
-        Some((rule, selectors_before, tables_before)) => {
-            reach.selectors.truncate(selectors_before);
+        Some((rule, rules_before, tables_before)) => {
+            reach.fib_rules.truncate(rules_before);
             reach.earlier.truncate(tables_before);
-            let mut others = selector(rule, table);
+            let mut others = fib_rule(rule, table);
             others.invert = !others.invert;
-            reach.selectors.push(others);
+            reach.fib_rules.push(others);
             Ok(reach)
         }
     }
@@ -196,7 +196,7 @@ fn match_of(rule: &Rule) -> Match {
     // An output device is known before the look-up only for sockets bound to it, which are left
     // alone anyway; an input device that does not exist matches nothing.
     let never = rule.oif || rule.iif == Some(u32::MAX);
-    let always = !rule.opaque && selector(rule, 0).is_unconditional();
+    let always = !rule.opaque && fib_rule(rule, 0).is_unconditional();
     match (never, always, rule.invert) {
         (true, _, false) | (false, true, true) => Match::None,
         (true, _, true) | (false, true, false) => Match::All,
@@ -204,17 +204,17 @@ fn match_of(rule: &Rule) -> Match {
     }
 }
 
-fn selector(rule: &Rule, table: u32) -> Selector {
-    let base = Selector {
+fn fib_rule(rule: &Rule, table: u32) -> FibRule {
+    let base = FibRule {
         table,
         priority: rule.priority,
         ipv6: rule.ipv6,
-        ..Selector::default()
+        ..FibRule::default()
     };
     if rule.opaque && rule.invert {
         return base; // matches every packet
     }
-    Selector {
+    FibRule {
         invert: rule.invert,
         fwmark: rule.fwmark,
         src: rule.src,
@@ -231,7 +231,7 @@ fn selector(rule: &Rule, table: u32) -> Selector {
 
 /// Packets that come in by a VRF's devices look the VRF's table up instead. (Those of local
 /// sockets in a VRF are bound to its device.)
-fn vrf_selectors(snapshot: &Snapshot, rule: &Rule, table: u32, reach: &mut Reach) {
+fn vrf_rules(snapshot: &Snapshot, rule: &Rule, table: u32, reach: &mut Reach) {
     let vrf_of = |ifindex: u32| {
         let link = snapshot.links.get(&ifindex)?;
         link.vrf_table
@@ -239,12 +239,12 @@ fn vrf_selectors(snapshot: &Snapshot, rule: &Rule, table: u32, reach: &mut Reach
     for (&ifindex, link) in &snapshot.links {
         let vrf = vrf_of(ifindex).or_else(|| link.master.and_then(vrf_of));
         if vrf.is_some_and(|vrf| vrf != table) {
-            reach.selectors.push(Selector {
+            reach.fib_rules.push(FibRule {
                 table,
                 priority: rule.priority,
                 iif: Some(ifindex),
                 ipv6: rule.ipv6,
-                ..Selector::default()
+                ..FibRule::default()
             });
         }
     }
@@ -313,7 +313,7 @@ mod tests {
         ]
         .into();
         let reach = reach(&snapshot, 254, false).unwrap();
-        let devices: Vec<_> = reach.selectors.iter().map(|s| s.iif).collect();
+        let devices: Vec<_> = reach.fib_rules.iter().map(|s| s.iif).collect();
         assert_eq!(devices, [Some(2), Some(3)]);
         let vrfs_own = super::reach(&snapshot, 100, false).unwrap_err();
         assert!(vrfs_own.contains("no routing rule"), "{vrfs_own}");
@@ -327,13 +327,13 @@ mod tests {
             src: Some("10.0.0.0/8".parse().unwrap()),
             ..rule(10, Action::Table(100))
         };
-        let selectors = |rule| {
+        let fib_rules = |rule| {
             let snapshot = snapshot(vec![rule, self::rule(32766, Action::Table(254))]);
-            reach(&snapshot, 254, false).unwrap().selectors
+            reach(&snapshot, 254, false).unwrap().fib_rules
         };
-        let followed = selectors(opaque(false));
+        let followed = fib_rules(opaque(false));
         assert_eq!(followed[0].src, Some("10.0.0.0/8".parse().unwrap()));
-        let inverted = selectors(opaque(true));
+        let inverted = fib_rules(opaque(true));
         assert!(inverted[0].is_unconditional() && !inverted[0].invert);
         let reason = reach(&snapshot(vec![opaque(false)]), 100, false).unwrap_err();
         assert!(reason.contains("cannot be followed"), "{reason}");
@@ -358,7 +358,7 @@ mod tests {
             rule(32766, Action::Table(254)),
         ];
         let reach_never = reach(&snapshot(never.to_vec()), 254, false).unwrap();
-        assert!(reach_never.selectors.is_empty() && reach_never.earlier.is_empty());
+        assert!(reach_never.fib_rules.is_empty() && reach_never.earlier.is_empty());
 
         let always = Rule {
             oif: true,

@@ -102,7 +102,7 @@ fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
         burst(rig, 7, plain);
         assert_eq!(class(rig), Class::Latency, "hysteresis");
     }
-    // One super-packet in a window: not latency, however low the rate.
+    // One GSO packet in a window: not latency, however low the rate.
     sleep(ms(65));
     within_a_window(|| burst(rig, 12, plain))?;
     assert_eq!(class(rig), Class::Bulk);
@@ -114,9 +114,9 @@ fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
     for _ in 0..3 {
         sleep(ms(65));
         burst(rig, 1, gso);
-        assert_eq!(class(rig), Class::Bulk, "sends super-packets");
+        assert_eq!(class(rig), Class::Bulk, "sends GSO packets");
     }
-    // The last super-packet ended its window itself.
+    // The last GSO packet ended its window itself.
     sleep(ms(65));
     burst(rig, 1, plain);
     assert_eq!(class(rig), Class::Latency);

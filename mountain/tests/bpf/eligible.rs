@@ -7,7 +7,7 @@
 use crate::rig::packets::*;
 use crate::rig::{in_netns, only, rig_groups, rig_path, settings, Ctx, Rig, BOTH};
 use mountain::bpf::{Mode, PathMasks as Masks, Sources, MAX_PERMITS};
-use mountain::topology::Selector;
+use mountain::topology::FibRule;
 
 #[test]
 fn what_is_not_ours_passes() {
@@ -89,7 +89,7 @@ fn what_is_not_ours_passes() {
         ] {
             let counted = rig.counted(|| assert_eq!(rig.send(0, &ip.on(0)), to, "{}", ip.src));
             assert_eq!(
-                counted.contains(&("pass_pinned", 1)),
+                counted.contains(&("pass_uplink_bound", 1)),
                 to == 0,
                 "{counted:?}"
             );
@@ -142,18 +142,18 @@ fn what_is_not_ours_passes() {
 
 #[test]
 fn ip_rules_keep_their_packets() {
-    let base = Selector::default;
+    let base = FibRule::default;
     let udp4 = |sport, dport| Ip::v4(UDP, udp(sport, dport, 5));
     let ctx = |mark| Ctx {
         mark,
         ..Ctx::default()
     };
-    // Selector, then packets with mark and whether the rule (of another table) takes them.
-    type Case = (&'static str, Selector, Vec<(Ip, Ctx, bool)>);
+    // FibRule, then packets with mark and whether the rule (of another table) takes them.
+    type Case = (&'static str, FibRule, Vec<(Ip, Ctx, bool)>);
     let cases: Vec<Case> = vec![
         (
             "mark",
-            Selector {
+            FibRule {
                 fwmark: Some((0x51, !0)),
                 ..base()
             },
@@ -166,7 +166,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "mark with mask",
-            Selector {
+            FibRule {
                 fwmark: Some((0xff01, 0xff)),
                 ..base()
             },
@@ -178,7 +178,7 @@ fn ip_rules_keep_their_packets() {
         (
             // wg-quick: not fwmark 0xca6c table 51820
             "not mark",
-            Selector {
+            FibRule {
                 fwmark: Some((0xca6c, !0)),
                 invert: true,
                 ..base()
@@ -191,7 +191,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "source",
-            Selector {
+            FibRule {
                 src: Some("10.0.0.0/30".parse().unwrap()),
                 ..base()
             },
@@ -202,7 +202,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "IPv6 source",
-            Selector {
+            FibRule {
                 src: Some("2001:db8::/127".parse().unwrap()),
                 ipv6: true,
                 ..base()
@@ -215,7 +215,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "destination",
-            Selector {
+            FibRule {
                 dst: Some("10.1.2.0/24".parse().unwrap()),
                 ..base()
             },
@@ -226,7 +226,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "uid",
-            Selector {
+            FibRule {
                 uid: Some((0, 10)),
                 ..base()
             },
@@ -234,7 +234,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "uid of others",
-            Selector {
+            FibRule {
                 uid: Some((1, u32::MAX)),
                 ..base()
             },
@@ -242,7 +242,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "source ports",
-            Selector {
+            FibRule {
                 sport: Some((1000, 2000)),
                 ipproto: Some(UDP),
                 ..base()
@@ -257,7 +257,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "destination port",
-            Selector {
+            FibRule {
                 dport: Some((853, 853)),
                 ..base()
             },
@@ -268,7 +268,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "protocol",
-            Selector {
+            FibRule {
                 ipproto: Some(TCP),
                 ..base()
             },
@@ -280,7 +280,7 @@ fn ip_rules_keep_their_packets() {
         (
             // The kernel compares the DSCP; the two ECN bits are TCP's own affair.
             "type of service",
-            Selector {
+            FibRule {
                 tos: mountain::netlink::ds_field(0x10, false),
                 ..base()
             },
@@ -323,7 +323,7 @@ fn ip_rules_keep_their_packets() {
         ),
         (
             "ingress device",
-            Selector {
+            FibRule {
                 iif: Some(77),
                 ..base()
             },
@@ -350,7 +350,7 @@ fn ip_rules_keep_their_packets() {
         (
             // To the kernel's rules, what the host itself sends came in by lo.
             "iif lo",
-            Selector {
+            FibRule {
                 iif: Some(1),
                 ..base()
             },
@@ -369,13 +369,13 @@ fn ip_rules_keep_their_packets() {
     ];
     in_netns(move || {
         let mut rig = Rig::new(&settings());
-        for (name, selector, packets) in cases {
+        for (name, fib_rule, packets) in cases {
             rig.topology(&[
-                Selector {
+                FibRule {
                     fwmark: Some((0xdead, !0)),
                     ..base()
                 },
-                selector,
+                fib_rule,
             ]);
             rig.masks(only(1));
             for (ip, ctx, taken) in packets {
@@ -384,7 +384,7 @@ fn ip_rules_keep_their_packets() {
                     let to = rig.send_ctx(0, &ip.on(0), ctx);
                     assert_eq!(to, !taken as usize, "{name}: {ctx:?} {ip:?}");
                 });
-                assert_eq!(counted.contains(&("pass_selector", 1)), taken, "{name}");
+                assert_eq!(counted.contains(&("pass_fib_rule", 1)), taken, "{name}");
             }
         }
         // Gone again, all of them.
@@ -421,7 +421,7 @@ fn packets_that_do_not_fit_the_other_path_pass() {
                     "{n}/{mtu}: {counted:?}"
                 );
             }
-            // A super-packet's segments count, with 20 + 32 (TCP) or 20 + 8 (UDP) of headers.
+            // A GSO packet's segments count, with 20 + 32 (TCP) or 20 + 8 (UDP) of headers.
             let tcp = Ip::v4(TCP, tcp(mtu as u16, 2, SYN, 2 * mtu)).on(0);
             let udp = Ip::v4(UDP, udp(mtu as u16, 4, 2 * mtu)).on(0);
             for (packet, headers) in [(&tcp, 52), (&udp, 28)] {
@@ -449,7 +449,7 @@ fn packets_that_do_not_fit_the_other_path_pass() {
             rig.steer.set_path(id, &path).unwrap();
         }
         try_all(&rig, 1280);
-        // Headers inside a tunnel are not looked at: its super-packets move only to an MTU
+        // Headers inside a tunnel are not looked at: its GSO packets move only to an MTU
         // that is no smaller than the one they are on.
         let tunnel = Ip::v4(GRE, vec![0; 2500]).on(0);
         assert_eq!(rig.send_ctx(0, &tunnel, gso(1000)), 0);

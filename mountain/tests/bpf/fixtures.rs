@@ -11,7 +11,7 @@ use crate::rig::packets::*;
 use crate::rig::{in_netns, not_ours, only, rig_groups, settings, Ctx, Note, Rig, PASS, REDIRECT};
 use mountain::bpf::flows::{Class, FlowKey};
 use mountain::bpf::{PathMasks as Masks, Sources};
-use mountain::topology::Selector;
+use mountain::topology::FibRule;
 
 fn key(ip: &Ip, sport: u16, dport: u16, proto: u8) -> FlowKey {
     FlowKey {
@@ -418,10 +418,10 @@ fn fragments_follow_nothing_that_no_longer_holds() {
             steered(&mut rig);
             assert!(!follows(&rig, 0), "the paths are others by now");
 
-            let rule = Selector {
+            let rule = FibRule {
                 fwmark: Some((0x51, !0)),
                 ipv6: v6,
-                ..Selector::default()
+                ..FibRule::default()
             };
             rig.steer
                 .set_topology(&rig_groups(), &not_ours(), &[rule], &sources)
@@ -538,7 +538,7 @@ fn icmp_errors_are_judged_by_their_own_header() {
             let counted = rig.counted(|| {
                 assert_eq!(rig.send(0, &error(&flow, kind, 8).from(pinned).on(0)), 0);
             });
-            assert_eq!(counted, [("pass_pinned", 1)]);
+            assert_eq!(counted, [("pass_uplink_bound", 1)]);
             // Quoting a flow with somebody else than the one the error goes to is a forgery.
             rig.masks(only(0));
             rig.steer.set_delays(1 + 2 * v6 as usize, 10_000_000, 0);
@@ -549,7 +549,7 @@ fn icmp_errors_are_judged_by_their_own_header() {
             );
             assert_eq!(rig.send(0, &error(&flow, kind, 8).to(other).on(0)), 0);
             // Rules and special destinations look at the packet, not at what it quotes.
-            let rule = |ipproto| Selector {
+            let rule = |ipproto| FibRule {
                 ipproto: Some(ipproto),
                 ipv6: v6,
                 ..Default::default()

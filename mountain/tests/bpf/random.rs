@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::rig::packets::*;
 use crate::rig::{in_netns, only, prog_run, settings, Ctx, Rig, BOTH, PASS, REDIRECT};
 use mountain::bpf::PathMasks as Masks;
-use mountain::topology::Selector;
+use mountain::topology::FibRule;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -118,9 +118,9 @@ fn no_random_packet_is_changed() {
         let seeds = seeds();
         let (mut packet, mut out) = (Vec::new(), vec![0; 4096]);
         let (mut passed, mut redirected, mut refused) = (0, 0, 0);
-        let rule = Selector {
+        let rule = FibRule {
             sport: Some((100, 200)),
-            ..Selector::default()
+            ..FibRule::default()
         };
         let masks = [
             only(0),
@@ -187,7 +187,7 @@ fn no_random_packet_is_changed() {
             "pass_parse",
             "pass_dest",
             "pass_mtu",
-            "pass_selector",
+            "pass_fib_rule",
             "pass_no_path",
             "flow_untracked",
         ] {

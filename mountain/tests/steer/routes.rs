@@ -3,7 +3,7 @@
 
 use crate::support::netns::{addr, hop, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6};
 use ipnet::IpNet;
-use mountain::topology::{Member, Selector, Topology};
+use mountain::topology::{FibRule, Member, Topology};
 
 #[track_caller]
 fn assert_skipped(topology: &Topology, route: &str, reason: &str) {
@@ -69,17 +69,20 @@ fn ipv4_multipath_default() {
         ])
     );
     for pinned in ["10.0.0.1", "10.0.1.1", "fd00:0::1"] {
-        assert!(topology.pinned_sources.contains(&addr(pinned)), "{pinned}");
+        assert!(
+            topology.uplink_bound_sources.contains(&addr(pinned)),
+            "{pinned}"
+        );
     }
     assert!(topology
-        .pinned_sources
+        .uplink_bound_sources
         .iter()
         .any(|a| a.to_string().starts_with("fe80:")));
     assert!(
-        !topology.pinned_sources.contains(&addr("192.0.2.1")),
+        !topology.uplink_bound_sources.contains(&addr("192.0.2.1")),
         "service address"
     );
-    assert_eq!(topology.selectors, []);
+    assert_eq!(topology.fib_rules, []);
     assert_eq!(topology.skipped, Vec::<String>::new());
 }
 
@@ -240,7 +243,7 @@ fn a_next_hop_without_gateway_leaves_the_others() {
     );
     assert_skipped(&topology, "0.0.0.0/0", "u2 has no gateway");
     assert!(topology
-        .pinned_sources
+        .uplink_bound_sources
         .iter()
         .all(|a| *a != addr("10.0.2.1")));
 }
@@ -289,7 +292,7 @@ fn the_filter_narrows() {
 }
 
 #[test]
-fn rules_before_the_table_become_selectors() {
+fn rules_before_the_table_become_fib_rules() {
     let net = Net::with_default();
     let host = &net.host;
     host.ip("route add default via 10.0.0.2 table 100");
@@ -312,51 +315,51 @@ fn rules_before_the_table_become_selectors() {
     host.ip("rule add priority 40000 fwmark 7 lookup 100"); // too late
     let topology = host.topology();
 
-    let main = |priority| Selector {
+    let main = |priority| FibRule {
         table: 254,
         priority,
-        ..Selector::default()
+        ..FibRule::default()
     };
     let u0 = host.index("u0");
     let expected = [
-        Selector {
+        FibRule {
             fwmark: Some((0x20, 0xf0)),
             ..main(10)
         },
-        Selector {
+        FibRule {
             src: Some(prefix("10.0.0.0/24")),
             dst: Some(prefix("192.0.2.0/24")),
             ..main(11)
         },
-        Selector {
+        FibRule {
             iif: Some(u0),
             ipproto: Some(6),
             sport: Some((5, 9)),
             dport: Some((443, 443)),
             ..main(12)
         },
-        Selector {
+        FibRule {
             uid: Some((1000, 2000)),
             tos: mountain::netlink::ds_field(0x10, false),
             ..main(13)
         },
-        Selector {
+        FibRule {
             iif: Some(1),
             src: Some(prefix("10.9.9.9/32")),
             ..main(14)
         },
-        Selector {
+        FibRule {
             invert: true,
             src: Some(prefix("10.8.0.0/16")),
             ..main(15)
         },
-        Selector {
+        FibRule {
             src: Some(prefix("fd00:0::/64")),
             ipv6: true,
             ..main(16)
         },
     ];
-    assert_eq!(topology.selectors, expected);
+    assert_eq!(topology.fib_rules, expected);
     assert_eq!(topology.groups.len(), 2);
 }
 
@@ -370,13 +373,13 @@ fn wireguard_style_rules() {
         .ip("rule add table main suppress_prefixlength 0 priority 32763");
     let topology = net.host.topology();
     assert_eq!(
-        topology.selectors,
-        [Selector {
+        topology.fib_rules,
+        [FibRule {
             table: 254,
             priority: 32764,
             invert: true,
             fwmark: Some((51820, u32::MAX)),
-            ..Selector::default()
+            ..FibRule::default()
         }]
     );
 }
@@ -392,8 +395,8 @@ fn goto_rules() {
     net.host
         .ip("rule add priority 200 from 10.4.0.0/16 lookup 100");
     let topology = net.host.topology();
-    let priorities: Vec<u32> = topology.selectors.iter().map(|s| s.priority).collect();
-    assert_eq!(priorities, [50, 200], "{:#?}", topology.selectors);
+    let priorities: Vec<u32> = topology.fib_rules.iter().map(|s| s.priority).collect();
+    assert_eq!(priorities, [50, 200], "{:#?}", topology.fib_rules);
 }
 
 #[test]
@@ -410,13 +413,13 @@ fn other_tables() {
     let topology = host.topology();
     assert_eq!(topology.groups[0].table, 100);
     assert_eq!(topology.skipped, Vec::<String>::new());
-    let selectors: Vec<_> = topology
-        .selectors
+    let fib_rules: Vec<_> = topology
+        .fib_rules
         .iter()
         .map(|s| (s.table, s.priority, s.invert, s.src))
         .collect();
     assert_eq!(
-        selectors,
+        fib_rules,
         [
             (100, 90, false, None),
             (100, 100, true, Some(prefix("10.60.0.0/16")))
@@ -444,7 +447,7 @@ fn other_tables() {
     host.ip("rule add priority 80 lookup 100");
     let topology = host.topology();
     assert_eq!(topology.groups.len(), 1);
-    assert_eq!(topology.selectors, []);
+    assert_eq!(topology.fib_rules, []);
 
     // Both tables: the main one is kept.
     host.ip(&format!("route add 10.0.0.0/8 {TWO_HOPS}"));
@@ -473,7 +476,7 @@ fn a_table_that_everybody_looks_up_first() {
     let topology = net.host.topology();
     assert_eq!(topology.groups.len(), 1);
     assert!(topology.not_ours.contains(&prefix("10.70.0.0/16")));
-    assert_eq!(topology.selectors, []);
+    assert_eq!(topology.fib_rules, []);
     net.host.ip("route add default via 10.0.0.2 table 220");
     let topology = net.host.topology();
     assert_eq!(topology.groups, []);
@@ -494,7 +497,7 @@ fn routes_with_conditions_beside_the_group() {
     let topology = net.host.topology();
     assert_eq!(topology.groups.len(), 2, "{:#?}", topology.skipped);
     let conditions: Vec<_> = topology
-        .selectors
+        .fib_rules
         .iter()
         .map(|s| (s.dst.unwrap(), s.tos, s.src))
         .collect();

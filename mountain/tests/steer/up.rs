@@ -154,7 +154,7 @@ fn sockets_that_chose_their_uplink_stay() {
     // The black hole is real for who insists on it.
     for bind in ["%u1", "10.30.1.1"] {
         if bind == "10.30.1.1" {
-            // A pinned source may be hashed to either path: send it by u1 with a host route.
+            // An uplink-bound source may be hashed to either path: send it by u1 with a host route.
             net.client
                 .ip("rule add from 10.30.1.1 lookup 77 priority 100");
             net.client

@@ -14,7 +14,7 @@ use libbpf_rs::MapCore;
 use super::super::{Installed, Proto};
 use super::hooks::{self, Hook};
 use super::{bytes_of, types, words, Addresses, Attached, Loaded, Prog, FLOWS4, FLOWS6};
-use crate::netlink::{way_back, WayBack};
+use crate::netlink::{reverse_route, ReverseRoute};
 
 /// Addresses that are nobody's (RFC 5737, RFC 3849).
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -90,7 +90,8 @@ fn client(from: IpAddr, device: u32) -> (SocketAddr, bool) {
         IpAddr::V4(a) => (Ipv4Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY4.into()),
         IpAddr::V6(a) => (Ipv6Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY6.into()),
     };
-    let goes_there = |ip: &IpAddr| matches!(way_back(*ip), Ok(WayBack::Device(d)) if d == device);
+    let goes_there =
+        |ip: &IpAddr| matches!(reverse_route(*ip), Ok(ReverseRoute::Device(d)) if d == device);
     let found = [near, nobody].into_iter().find(goes_there);
     let client = SocketAddr::new(found.unwrap_or(nobody), CLIENT_PORT);
     (client, found.is_some())

@@ -141,7 +141,7 @@ pub struct FarEnd {
     /// All addresses of its namespace.
     pub addresses: Vec<IpAddr>,
     /// Its namespace has a route to the address that clients send to, and with it likely to them.
-    pub way_back: bool,
+    pub reverse_route: bool,
 }
 
 /// Settings below net/ipv4/conf/DEV and net/ipv6/conf/DEV; `None`: not there.

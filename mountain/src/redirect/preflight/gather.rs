@@ -191,7 +191,8 @@ fn far_end(ifindex: u32, from: IpAddr) -> Result<FarEnd> {
             .context("its XDP cannot be read")?
             .program
             .is_some(),
-        way_back: netlink::look_up(from).is_ok_and(|way| matches!(way, netlink::Way::Out { .. })),
+        reverse_route: netlink::look_up(from)
+            .is_ok_and(|way| matches!(way, netlink::Way::Out { .. })),
         addresses: addresses.into_iter().map(|(_, address)| address).collect(),
         link,
         ..FarEnd::default()

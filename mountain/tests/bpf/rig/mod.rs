@@ -15,7 +15,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use mountain::bpf::flows::{Flow, MoveLog};
 use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Settings, Sources, Steer};
 use mountain::steer::rendezvous::inv_weight;
-use mountain::topology::Selector;
+use mountain::topology::FibRule;
 use packets::MACS;
 
 /// TC_ACT_UNSPEC: the packet goes on as if the program were not there.
@@ -182,7 +182,7 @@ pub fn rig_groups() -> Vec<GroupConfig> {
 /// All sources may move, but for these.
 pub fn all_but(pinned: &[&str]) -> Sources {
     Sources {
-        pinned: pinned.iter().map(|a| a.parse().unwrap()).collect(),
+        uplink_bound: pinned.iter().map(|a| a.parse().unwrap()).collect(),
         movable: ["0.0.0.0/0", "::/0"].map(|p| p.parse().unwrap()).to_vec(),
     }
 }
@@ -233,10 +233,10 @@ impl Rig {
         rig
     }
 
-    pub fn topology(&mut self, selectors: &[Selector]) {
+    pub fn topology(&mut self, fib_rules: &[FibRule]) {
         let pinned = ["10.0.0.77", "2001:db8::77"];
         self.steer
-            .set_topology(&rig_groups(), &not_ours(), selectors, &all_but(&pinned))
+            .set_topology(&rig_groups(), &not_ours(), fib_rules, &all_but(&pinned))
             .unwrap();
     }
 

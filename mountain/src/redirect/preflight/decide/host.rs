@@ -193,7 +193,7 @@ impl Case<'_> {
         let stays = self.snat.is_none() || (self.backend == Backend::Nft && hairpins);
         if let (Some(Far::End(far)), true) = (target, stays) {
             let (from, to) = (self.rule.from.ip(), self.rule.to.ip());
-            if far.addresses.contains(&to) && !far.way_back {
+            if far.addresses.contains(&to) && !far.reverse_route {
                 self.note(format!(
                     "{to} has no route to {from}: replies to clients there do not come back; give it \
                      one by this host, or use --snat always"

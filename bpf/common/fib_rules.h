@@ -3,12 +3,12 @@
  * ip rules that look up another table than a group's. What they select was not routed by the
  * group's route, so it is left alone. Compared as net/core/fib_rules.c compares them.
  */
-#ifndef MOUNTAIN_SELECTORS_H
-#define MOUNTAIN_SELECTORS_H
+#ifndef MOUNTAIN_FIB_RULES_H
+#define MOUNTAIN_FIB_RULES_H
 
 #define LOOPBACK_IFINDEX	1
 
-struct mtn_selector selectors[MTN_MAX_SELECTORS];
+struct mtn_fib_rule fib_rules[MTN_MAX_FIB_RULES];
 
 static __always_inline bool mtn_in_range(__u16 port_be, __u16 first, __u16 last)
 {
@@ -31,13 +31,13 @@ __noinline int mtn_selected_elsewhere(struct mtn_flow_key *key, __u32 mark, __u3
 
 	if (!key)
 		return 0;
-	bpf_for(i, 0, config.n_selectors) {
-		struct mtn_selector *s;
+	bpf_for(i, 0, config.n_fib_rules) {
+		struct mtn_fib_rule *s;
 		bool match;
 
-		if (i >= MTN_MAX_SELECTORS)
+		if (i >= MTN_MAX_FIB_RULES)
 			break;
-		s = &selectors[i];
+		s = &fib_rules[i];
 		if (s->ipv6 != key->ipv6)
 			continue;
 		match = (mark & s->mark_mask) == s->mark &&
