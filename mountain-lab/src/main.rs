@@ -21,6 +21,7 @@ mod probing;
 mod recording;
 mod redirect;
 mod replay;
+mod results;
 mod run;
 mod scenario;
 mod schedule;
@@ -75,6 +76,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Make recordings of paths from logs of other programs.
     Trace(trace::TraceArgs),
+    /// Print the committed results as one page of Markdown.
+    Results(results::ResultsArgs),
     /// Count what `mountain-lab upload` sends by UDP.
     #[command(hide = true)]
     Serve(redirect::serve::ServeArgs),
@@ -160,6 +163,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Redirect(args) => redirect::redirect(&args),
         Command::Replay(args) => replay::replay(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::Results(args) => results::results(&args),
         Command::Serve(args) => redirect::serve::run(&args),
         Command::Upload(args) => redirect::client::run(&args),
         Command::Clean => {

@@ -446,13 +446,15 @@ pub fn cell_parts(metric: &Metric) -> (String, String) {
     let figure = format!("{} {unit}", number(metric.median * factor))
         .trim_end()
         .to_owned();
-    let mut detail = String::new();
-    if metric.lo != metric.hi {
-        let (lo, hi) = (number(metric.lo * factor), number(metric.hi * factor));
-        let _ = write!(detail, "[{lo}-{hi}] ");
-    }
-    let _ = write!(detail, "n={}", metric.n);
-    (figure, detail)
+    let interval = interval_text(metric).map_or(String::new(), |text| text + " ");
+    (figure, format!("{interval}n={}", metric.n))
+}
+
+/// The interval of a metric in the unit of its table, if it has a width.
+pub fn interval_text(metric: &Metric) -> Option<String> {
+    let (_, factor) = shown_unit(&metric.unit);
+    let (lo, hi) = (number(metric.lo * factor), number(metric.hi * factor));
+    (metric.lo != metric.hi).then(|| format!("[{lo}-{hi}]"))
 }
 
 fn cell(metric: &Metric) -> String {

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain-lab results`: prints the committed results as one page, docs/results.md.
+//!
+//! The page is generated, and a test holds it against the files. Another one holds tables of README and
+//! docs against the file that each names in a comment above it:
+//!
+//! ```text
+//! <!-- figures: docs/results/FILE METRIC COLUMN... -->
+//! ```
+//!
+//! The rows of the table are then the columns named, in order: figure, interval, repeats.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use mountain::measure::verdict::Interval;
+use mountain::report::table::row;
+use mountain_lab::result::{cell_parts, row_label, RunResult, SCHEMA};
+use serde::Deserialize;
+
+#[derive(clap::Args)]
+pub struct ResultsArgs {
+    /// Read the result files below this folder
+    #[arg(value_name = "DIR", default_value = "docs/results")]
+    dir: PathBuf,
+}
+
+/// What a file of `mountain-lab replay` has for the page.
+#[derive(Deserialize)]
+struct Replay {
+    version: String,
+    half: String,
+    seed: u64,
+    tables: Vec<Recording>,
+}
+
+#[derive(Deserialize)]
+struct Recording {
+    recording: String,
+    windows: usize,
+    scored_seconds: f64,
+    rows: Vec<Chooser>,
+}
+
+#[derive(Deserialize)]
+struct Chooser {
+    policy: String,
+    figures: Figures,
+    p99_ms: Option<Interval>,
+    above_200_percent: Option<Interval>,
+}
+
+#[derive(Deserialize)]
+struct Figures {
+    p99_ms: f64,
+    /// Above 100, 200 and 400 ms.
+    above_percent: [f64; 3],
+    moves_per_flow_minute: f64,
+}
+
+/// `mountain-lab results`.
+pub fn results(args: &ResultsArgs) -> Result<ExitCode> {
+    print!("{}", page(&args.dir)?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The page about all files below a folder.
+fn page(dir: &Path) -> Result<String> {
+    let mut out = String::from(
+        "# Results\n\n\
+         Generated from the files in [results](results) by `mountain-lab results > docs/results.md`.\n\
+         A cell is the median of the repeats, its 95% interval, and the number of samples behind it.\n\
+         Of `mountain-lab replay` the interval is over windows. The page of each subject says what its\n\
+         figures mean.\n",
+    );
+    for file in files(dir)? {
+        let name = file.strip_prefix(dir)?.display().to_string();
+        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let _ = write!(out, "\n## {name}\n\n");
+        let of_run = text.contains(&format!("\"{SCHEMA}\""));
+        out += &match of_run {
+            true => run(&name, &RunResult::read(&file)?),
+            false => {
+                let replayed = serde_json::from_str(&text);
+                replay(
+                    &name,
+                    &replayed.with_context(|| file.display().to_string())?,
+                )
+            }
+        };
+    }
+    Ok(out)
+}
+
+/// The JSON files below a folder, by name.
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(&path)?);
+        } else if path.extension().is_some_and(|e| e == "json") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn run(name: &str, result: &RunResult) -> String {
+    let commit = result.git.as_deref().unwrap_or("not recorded");
+    let kernel = result.kernel.split(' ').next().unwrap_or_default();
+    let about = [
+        ("file", format!("[{name}](results/{name})")),
+        ("command", format!("`{}`", result.command)),
+        ("commit", format!("{commit}, version {}", result.version)),
+        ("machine", format!("{}, Linux {kernel}", result.cpu)),
+        ("started", result.started.clone()),
+        (
+            "repeats",
+            format!("{}, void segments: {}", result.repeats, result.void.len()),
+        ),
+    ];
+    let about = about.map(|(what, value)| row([&what, &value]));
+    let mut out = markdown(&[&[row([&"", &""])], &about[..]].concat());
+    out.push('\n');
+    let columns = result.columns();
+    let mut rows = vec![[vec![String::new()], columns.clone()].concat()];
+    for metric in result.rows() {
+        let cell = |column: &String| {
+            let metric = result.metric(column, &metric);
+            metric.map_or("-".to_owned(), |metric| {
+                let (figure, detail) = cell_parts(metric);
+                format!("{figure} {detail}")
+            })
+        };
+        let cells = columns.iter().map(cell).collect();
+        rows.push([vec![row_label(&metric)], cells].concat());
+    }
+    out += &markdown(&rows);
+    if !result.checks.is_empty() {
+        out.push('\n');
+    }
+    for check in &result.checks {
+        let _ = writeln!(out, "- {check}");
+    }
+    out
+}
+
+fn replay(name: &str, replay: &Replay) -> String {
+    let mut out = format!(
+        "[{name}](results/{name}): `mountain-lab replay`, version {}, {} half of the recordings, seed \
+         {}. The figures depend on no machine.\n",
+        replay.version, replay.half, replay.seed
+    );
+    for table in &replay.tables {
+        let _ = write!(
+            out,
+            "\n{}: {} windows, {:.0} s scored\n\n",
+            table.recording, table.windows, table.scored_seconds
+        );
+        let mut rows = vec![row([
+            &"",
+            &"p99, ms",
+            &"above 200 ms, %",
+            &"moves per flow and minute",
+        ])];
+        for chooser in &table.rows {
+            let f = &chooser.figures;
+            let with = |value: String, interval: &Option<Interval>, digits: usize| match interval {
+                Some(i) => format!("{value} [{:.digits$}-{:.digits$}]", i.low, i.high),
+                None => value,
+            };
+            rows.push(row([
+                &chooser.policy,
+                &with(format!("{:.0}", f.p99_ms), &chooser.p99_ms, 0),
+                &with(
+                    format!("{:.2}", f.above_percent[1]),
+                    &chooser.above_200_percent,
+                    2,
+                ),
+                &format!("{:.1}", f.moves_per_flow_minute),
+            ]));
+        }
+        out += &markdown(&rows);
+    }
+    out
+}
+
+/// A Markdown table; the first row is its head.
+fn markdown(rows: &[Vec<String>]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let Some((head, rest)) = rows.split_first() else {
+        return String::new();
+    };
+    let rule = format!("|{}\n", "---|".repeat(head.len()));
+    line(head) + &rule + &rest.iter().map(|cells| line(cells)).collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use mountain_lab::result::{interval_text, Metric};
+
+    use super::*;
+
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    }
+
+    #[test]
+    fn the_page_is_what_the_files_say() {
+        let page = page(&root().join("docs/results")).unwrap();
+        let committed = fs::read_to_string(root().join("docs/results.md")).unwrap();
+        let differs = page.lines().zip(committed.lines()).find(|(a, b)| a != b);
+        assert!(
+            page == committed,
+            "docs/results.md is not what `mountain-lab results` prints: {differs:?}"
+        );
+    }
+
+    #[test]
+    fn no_result_has_fewer_than_five_repeats() {
+        for file in files(&root().join("docs/results")).unwrap() {
+            let text = fs::read_to_string(&file).unwrap();
+            if text.contains(SCHEMA) {
+                let repeats = RunResult::read(&file).unwrap().repeats;
+                assert!(repeats >= 5, "{}: {repeats}", file.display());
+            }
+        }
+    }
+
+    /// How a metric stands in a table of README and docs: figure, interval, repeats.
+    fn cited(metric: &Metric) -> (String, String) {
+        let (figure, _) = cell_parts(metric);
+        let interval = interval_text(metric).unwrap_or_default();
+        let repeats = metric.values.iter().flatten().count();
+        (
+            format!("{figure} {interval}").trim_end().to_owned(),
+            repeats.to_string(),
+        )
+    }
+
+    /// Pages that cite figures.
+    fn pages() -> Vec<PathBuf> {
+        let docs = fs::read_dir(root().join("docs")).unwrap();
+        let docs = docs.map(|entry| entry.unwrap().path());
+        let docs = docs.filter(|path| path.extension().is_some_and(|e| e == "md"));
+        docs.chain([root().join("README.md")]).collect()
+    }
+
+    /// What is wrong with the tables of a text that name a file of results.
+    fn wrong(text: &str) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            let Some(words) = line.strip_prefix("<!-- figures: ") else {
+                continue;
+            };
+            let words: Vec<&str> = words.trim_end_matches(" -->").split(' ').collect();
+            let [file, metric, columns @ ..] = &words[..] else {
+                wrong.push(format!("no file and metric: {line}"));
+                continue;
+            };
+            let result = RunResult::read(&root().join(file)).unwrap();
+            let table = lines.by_ref().skip_while(|line| line.is_empty());
+            let table: Vec<&str> = table.take_while(|line| line.starts_with('|')).collect();
+            if table.len() != columns.len() + 2 {
+                wrong.push(format!("{} rows of a table below: {line}", table.len()));
+            }
+            for (column, row) in columns.iter().zip(table.iter().skip(2)) {
+                let Some(metric) = result.metric(column, metric) else {
+                    wrong.push(format!("{file} has no {metric} of {column}"));
+                    continue;
+                };
+                let (figure, repeats) = cited(metric);
+                let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+                if !cells.contains(&figure.as_str()) || !cells.contains(&repeats.as_str()) {
+                    wrong.push(format!(
+                        "{file}: {figure}, n = {repeats}; the text has {row}"
+                    ));
+                }
+            }
+        }
+        wrong
+    }
+
+    #[test]
+    fn figures_of_readme_and_docs_are_those_of_their_files() {
+        let mut marked = 0;
+        for page in pages() {
+            let text = fs::read_to_string(&page).unwrap();
+            marked += text.matches("<!-- figures: ").count();
+            let wrong = wrong(&text);
+            assert!(wrong.is_empty(), "{}: {wrong:#?}", page.display());
+        }
+        assert!(marked >= 2, "README has its two tables");
+    }
+
+    #[test]
+    fn a_figure_that_differs_is_found() {
+        let readme = fs::read_to_string(root().join("README.md")).unwrap();
+        assert!(readme.contains("21.9 ms ["));
+        assert_eq!(wrong(&readme.replace("21.9 ms [", "20.9 ms [")).len(), 1);
+        let mark = "<!-- figures: docs/results/spiky.json rtt_p99_us ecmp mountain oracle -->\n";
+        assert_eq!(wrong(&format!("{mark}no table")).len(), 1);
+    }
+}
