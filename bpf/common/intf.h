@@ -31,9 +31,8 @@
 #define MTN_PERMIT_NEW_NS	2000000000ULL	/* meanwhile flows of the source stay where they are */
 
 enum mtn_mode {
-	MTN_MODE_PASS = 0,		/* baseline "ecmp": account, never move */
+	MTN_MODE_PASS = 0,		/* count, never move */
 	MTN_MODE_STEER = 1,		/* the masks of group_masks decide */
-	MTN_MODE_ARGMAX_LOAD = 2,	/* baseline: highest (ema_load + ema_time_delta) * cost */
 };
 
 enum mtn_class {
@@ -247,8 +246,6 @@ struct mtn_handover {
 	__u32 ifindex;		/* 0: none */
 	__u32 len;
 	__u32 path;
-	__u32 pad;
-	__u64 at_ns;		/* when the first run was: reading a clock is dear */
 };
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The two averages of a path (docs/steering.md, "The two averages").
+ * The two averages of a path, which the argmax-load baseline chooses by (docs/steering.md, "The two
+ * averages").
  *
- * Bytes are counted per CPU. The first packet of a new interval merges: it sums the CPUs' totals
- * and folds what came since the last merge into the averages, as the rate of one interval followed
- * by the empty ones that have passed. The arithmetic is that of the kernel edition, the same text
- * (path_average.h), and of mountain/src/steer/averages.rs; mountain/tests/vectors/averages.json holds all to
- * the same values.
+ * The first packet of a new interval merges: it sums the CPUs' counters (traffic.h) and folds what came
+ * since the last merge into the averages, as the rate of one interval followed by the empty ones that
+ * have passed. The arithmetic is that of the kernel edition, the same text (path_average.h).
+ * mountain/tests/vectors/averages.json holds both to the same values.
  */
 #ifndef MOUNTAIN_AVERAGES_H
 #define MOUNTAIN_AVERAGES_H
@@ -14,16 +14,23 @@
 #define path_avg_for bpf_for
 #include "path_average.h"
 
-#define MTN_AVG_INTERVAL_NS	PATH_AVG_INTERVAL_NS
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MTN_MAX_PATHS);
-	__type(key, __u32);
-	__type(value, struct mtn_traffic);
-} traffic SEC(".maps");
+/*
+ * Whether this is the baseline's program. A constant by the time the verifier sees it: in the program that
+ * steers it drops all that serves the baseline alone. Set before the program is loaded.
+ */
+const volatile __u8 argmax_load;
 
 struct mtn_average averages[MTN_MAX_PATHS];
+
+/* What the baseline chooses by, B/s. @path is below MTN_MAX_PATHS. */
+static __always_inline __u64 mtn_average_sum(__u32 path)
+{
+	struct mtn_average *avg;
+
+	barrier_var(path);
+	avg = &averages[path & (MTN_MAX_PATHS - 1)];
+	return avg->ema_load + avg->ema_time_delta;
+}
 
 /* @bytes came in the first of @intervals intervals, nothing in the others. */
 static __always_inline void mtn_average_update(struct mtn_average *avg, __u64 bytes,
@@ -49,9 +56,9 @@ __noinline int mtn_average_merge(__u32 path, __u64 start, __u64 now, __u32 n_cpu
 	if (path >= MTN_MAX_PATHS)
 		return 0;
 	avg = &averages[path];
-	intervals = (now - start) / MTN_AVG_INTERVAL_NS;
+	intervals = (now - start) / PATH_AVG_INTERVAL_NS;
 	if (!__sync_bool_compare_and_swap(&avg->start_ns, start,
-					  start + intervals * MTN_AVG_INTERVAL_NS))
+					  start + intervals * PATH_AVG_INTERVAL_NS))
 		return 0;	/* another CPU merges */
 	bpf_for(cpu, 0, (int)n_cpus) {
 		struct mtn_traffic *t = bpf_map_lookup_percpu_elem(&traffic, &path, cpu);
@@ -65,33 +72,16 @@ __noinline int mtn_average_merge(__u32 path, __u64 start, __u64 now, __u32 n_cpu
 	return 0;
 }
 
-/* Counts a packet of @len bytes that leaves by @path. */
-static __always_inline void mtn_account(__u32 path, __u32 len, __u32 packets, __u64 now,
-					__u32 n_cpus, __u32 k)
+/* Merges what has been counted for @path, once its interval is over at @now of the exact clock. */
+static __always_inline void mtn_average_advance(__u32 path, __u64 now, __u32 n_cpus, __u32 k)
 {
-	struct mtn_traffic *t;
 	__u64 start;
 
 	if (path >= MTN_MAX_PATHS)
 		return;
 	start = averages[path].start_ns;
-	if (now - start >= MTN_AVG_INTERVAL_NS && now > start)
+	if (now - start >= PATH_AVG_INTERVAL_NS && now > start)
 		mtn_average_merge(path, start, now, n_cpus, k);
-	t = bpf_map_lookup_elem(&traffic, &path);
-	if (!t)
-		return;
-	t->packets += packets;
-	t->bytes += len;
-}
-
-/* Counts a latency flow's packet of @len bytes that is to leave by @path. */
-__noinline int mtn_account_latency(__u32 path, __u32 len)
-{
-	struct mtn_traffic *t = bpf_map_lookup_elem(&traffic, &path);
-
-	if (t)
-		t->latency_bytes += len;
-	return 0;
 }
 
 #endif

@@ -35,8 +35,8 @@ struct inet_sock {
 };
 #pragma clang attribute pop
 
-/* Has @ctx's socket named its device? A function of its own to the verifier. */
-__noinline int mtn_names_device(struct __sk_buff *ctx)
+/* Has @ctx's socket named its device? */
+static __always_inline bool mtn_names_device(struct __sk_buff *ctx)
 {
 	struct ipv6_pinfo *ipv6 = NULL;
 	struct inet_sock *inet;

@@ -85,11 +85,8 @@ static __always_inline bool mtn_origin_is_readable(void)
 	       bpf_core_field_exists(struct sock_common, skc_net);
 }
 
-/*
- * Has this host's routing sent the packet, whose link-layer addresses are @link, to this device?
- * A function of its own to the verifier, which would else go through what follows for each case.
- */
-__noinline int mtn_is_routed_here(struct __sk_buff *ctx, struct mtn_link_header *link)
+/* Has this host's routing sent the packet, whose link-layer addresses are @link, to this device? */
+static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const struct mtn_link_header *link)
 {
 	struct net_device *dev;
 	struct dst_entry *dst;
@@ -99,7 +96,7 @@ __noinline int mtn_is_routed_here(struct __sk_buff *ctx, struct mtn_link_header 
 
 	if (!only_routed)
 		return true;
-	if (!link || !mtn_origin_is_readable())
+	if (!mtn_origin_is_readable())
 		return false;
 	skb = bpf_cast_to_kern_ctx(ctx);
 	dst = (struct dst_entry *)(skb->_skb_refdst & ~SKB_DST_NOREF);

@@ -40,12 +40,17 @@
  * program, on the same CPU before anything else can run there (softirqs are off). The first run
  * leaves a note for it (`handover`), and a run that finds its note never redirects.
  *
- * Time is the coarse clock, which lags by up to a tick: an exact one is dear, above all in virtual
- * machines. Where a tick matters, for flowlet gaps and the intervals of the averages, the exact clock
- * is read; the two are the same clock otherwise.
+ * Time is the coarse clock, which lags by up to a tick: reading the exact clock is expensive, above all
+ * in virtual machines. The exact clock is read where a tick matters, for flowlet gaps. Otherwise the two
+ * are the same clock.
  *
  * Concurrency: two CPUs may work on one flow at a time; its fields are plain stores, and the worst
  * outcome is one packet more on the old path. The verdict on a group is one 64-bit word.
+ *
+ * The verifier walks a global function once and learns nothing of its result. It walks a static one
+ * from each call, and goes on from each result. So the functions with many results are global.
+ *
+ * The argmax-load baseline (averages.h) is a program of its own from this source, see `argmax_load`.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -78,6 +83,7 @@ struct bpf_iter_num {
 #include "../common/parse.h"
 #include "origin.h"
 #include "device.h"
+#include "traffic.h"
 #include "averages.h"
 #include "../common/rendezvous.h"
 #include "../common/dest.h"
@@ -160,12 +166,17 @@ static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 me
 	return g->path[member & (MTN_MAX_MEMBERS - 1)];
 }
 
-/* The path a packet is on: its device and the link-layer address the kernel wrote. */
-static __always_inline __u32 mtn_path_here(struct __sk_buff *skb, const struct mtn_link_header *link,
-					   bool ipv6)
+/*
+ * The path a packet is on: its device and the link-layer address the kernel wrote. MTN_MAX_PATHS if it is on
+ * none. A function of its own to the verifier, which would else follow each path to the program's end.
+ */
+__noinline int mtn_path_here(struct __sk_buff *skb, struct mtn_link_header *link)
 {
+	bool ipv6 = skb->protocol == bpf_htons(ETH_P_IPV6);
 	__u32 i;
 
+	if (!link)
+		return MTN_MAX_PATHS;
 	for (i = 0; i < MTN_MAX_PATHS && i < config.n_paths; i++) {
 		struct mtn_path *p = &paths[i];
 
@@ -184,13 +195,13 @@ static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
 }
 
 /*
- * Member that the flow hashes to among those in @mask whose MTU is @l3_len at least, or
- * MTN_NO_MEMBER. The argmax baseline
- * takes the one with the highest (ema_load + ema_time_delta) * cost, as originally published.
+ * Member with the least score among those in @mask whose MTU is @l3_len at least, or MTN_NO_MEMBER. The
+ * score is the flow's by rendezvous hashing. The argmax-load baseline takes the one with the highest
+ * (ema_load + ema_time_delta) * cost instead, the first of equals.
  */
-__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode, __u32 l3_len)
+__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len)
 {
-	__u64 best_score = mode == MTN_MODE_ARGMAX_LOAD ? 0 : ~0ULL;
+	__u64 best_score = ~0ULL;
 	__u32 best = MTN_NO_MEMBER, i;
 	struct mtn_group *g;
 
@@ -207,18 +218,11 @@ __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 mode, __u
 		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS ||
 		    mtn_path_at(path)->mtu < l3_len)
 			continue;
-		if (mode == MTN_MODE_ARGMAX_LOAD) {
-			struct mtn_average *a = &averages[path];
-
-			score = (a->ema_load + a->ema_time_delta) * mtn_path_at(path)->cost_weight;
-			if (best == MTN_NO_MEMBER || score > best_score) {
-				best_score = score;
-				best = i;
-			}
-			continue;
-		}
-		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
-			g->inv_weight[i];
+		if (argmax_load)
+			score = ~(mtn_average_sum(path) * mtn_path_at(path)->cost_weight);
+		else
+			score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+				g->inv_weight[i];
 		if (best == MTN_NO_MEMBER || score < best_score) {
 			best_score = score;
 			best = i;
@@ -279,7 +283,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	g = mtn_group_at(group);
 	masks.word = mtn_masks_of(group);
 	may = flow->class == MTN_CLASS_BULK ? masks.bulk : masks.latency;
-	if (config.mode == MTN_MODE_ARGMAX_LOAD)
+	if (argmax_load)
 		may = masks.alive;
 	may &= masks.alive;
 	member = mtn_member(g, from);
@@ -296,8 +300,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	gap_ns = mtn_gap_ns(flow, now);
 	flow->last_ns = now;
 	flow->exact = 1;
-	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), config.mode,
-			    flow->l3_len_max);
+	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), flow->l3_len_max);
 	if (member >= MTN_MAX_MEMBERS) {
 		if (may)
 			mtn_count(MTN_STAT_PASS_MTU);
@@ -424,7 +427,7 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 		return MTN_MAX_PATHS;
 	*group_out = group;
 	masks.word = mtn_masks_of(group);
-	may = config.mode == MTN_MODE_ARGMAX_LOAD ? masks.alive : masks.latency & masks.alive;
+	may = argmax_load ? masks.alive : masks.latency & masks.alive;
 	if (!may) {
 		mtn_count(MTN_STAT_PASS_NO_PATH);
 		return here;
@@ -436,8 +439,7 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	if (pkt->key.proto == IPPROTO_TCP && !(pkt->flags & MTN_PKT_SYN) &&
 	    now >= config.grace_until_ns)
 		mtn_count(MTN_STAT_FLOW_UNTRACKED);
-	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), config.mode,
-			    pkt->l3_len);
+	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), pkt->l3_len);
 	if (member >= MTN_MAX_MEMBERS) {
 		mtn_count(MTN_STAT_PASS_MTU);
 		return here;
@@ -457,8 +459,7 @@ static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_p
 	return pkt->l3_len <= to->mtu;
 }
 
-static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struct mtn_path *to,
-					__u64 now)
+static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struct mtn_path *to)
 {
 	struct bpf_redir_neigh nh = { .nh_family = to->gw_family };
 	struct mtn_handover *note;
@@ -474,7 +475,6 @@ static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struc
 	note->ifindex = to->ifindex;
 	note->len = skb->len;
 	note->path = path;
-	note->at_ns = now;
 	mtn_count(MTN_STAT_REDIRECTED);
 	return bpf_redirect_neigh(to->ifindex, &nh, sizeof(nh), 0);
 }
@@ -543,15 +543,12 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	return path;
 }
 
-/* Counts a packet that leaves by @path, @now by the coarse clock. */
-static __always_inline void mtn_account_coarse(struct __sk_buff *skb, __u32 path, __u32 packets,
-					       __u64 now)
+/* Counts a packet that leaves by @path. */
+static __always_inline void mtn_account(struct __sk_buff *skb, __u32 path)
 {
-	/* The interval of the averages may have ended in the tick under way. */
-	if (path < MTN_MAX_PATHS &&
-	    now + config.tick_ns - averages[path].start_ns >= MTN_AVG_INTERVAL_NS)
-		now = bpf_ktime_get_ns();
-	mtn_account(path, skb->len, packets, now, config.n_cpus, config.k_factor);
+	if (argmax_load)
+		mtn_average_advance(path, bpf_ktime_get_ns(), config.n_cpus, config.k_factor);
+	mtn_count_traffic(path, skb->len, skb->gso_segs > 1 ? skb->gso_segs : 1);
 }
 
 /*
@@ -582,10 +579,7 @@ int mountain_steer(struct __sk_buff *skb)
 	struct mtn_link_header link;
 	struct mtn_handover *note;
 	struct mtn_pkt pkt = {};
-	__u32 zero = 0, here, to, packets;
-	__u64 now;
-
-	packets = skb->gso_segs > 1 ? skb->gso_segs : 1;
+	__u32 zero = 0, here, to;
 
 	note = bpf_map_lookup_elem(&handover, &zero);
 	if (note && note->ifindex) {
@@ -593,7 +587,7 @@ int mountain_steer(struct __sk_buff *skb)
 
 		note->ifindex = 0;
 		if (mine) {
-			mtn_account_coarse(skb, note->path, packets, note->at_ns);
+			mtn_account(skb, note->path);
 			return TC_ACT_UNSPEC;
 		}
 	}
@@ -602,11 +596,9 @@ int mountain_steer(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (mtn_load(skb, 0, &link))
 		return TC_ACT_UNSPEC;
-	here = mtn_path_here(skb, &link, skb->protocol == bpf_htons(ETH_P_IPV6));
+	here = mtn_path_here(skb, &link);
 	if (here >= MTN_MAX_PATHS)
 		return TC_ACT_UNSPEC;
-	to = here;
-	now = bpf_ktime_get_coarse_ns();
 	if (config.mode == MTN_MODE_PASS)
 		goto pass;
 	if (!mtn_is_routed_here(skb, &link)) {
@@ -636,21 +628,21 @@ int mountain_steer(struct __sk_buff *skb)
 	}
 
 	pkt.l3_len = mtn_l3_len(skb, &pkt, mtn_path_at(here));
-	to = mtn_path_for(skb, &pkt, here, now);
+	to = mtn_path_for(skb, &pkt, here, bpf_ktime_get_coarse_ns());
 	if (to >= MTN_MAX_PATHS) {
-		mtn_account_latency(here, skb->len);
+		mtn_count_latency(here, skb->len);
 		goto pass;
 	}
 	if (to != here && !mtn_can_redirect(skb, &pkt, mtn_path_at(here), mtn_path_at(to)))
 		to = here;
 	if (!pkt.bulk)
-		mtn_account_latency(to, skb->len);
+		mtn_count_latency(to, skb->len);
 	if (pkt.flags & MTN_PKT_FRAG_FIRST)
 		mtn_frag_remember(&pkt, to);
 	if (to != here)
-		return mtn_redirect(skb, to, mtn_path_at(to), now);
+		return mtn_redirect(skb, to, mtn_path_at(to));
 pass:
-	mtn_account_coarse(skb, here, packets, now);
+	mtn_account(skb, here);
 	return TC_ACT_UNSPEC;
 }
 

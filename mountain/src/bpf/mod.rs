@@ -12,38 +12,38 @@ mod encode;
 pub mod flows;
 pub mod foreign;
 pub mod placement;
+mod program;
 pub mod tries;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
 
 use anyhow::{anyhow, bail, Context, Result};
 use ipnet::IpNet;
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::skel::OpenSkel;
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
 use serde::{Deserialize, Serialize};
 
 pub use crate::topology::PathMasks;
 use crate::topology::{FibRule, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
+pub use program::Program;
 pub use skel::types;
 
 /// Value of the destination tries for "not ours".
 const NOT_OURS: u32 = u32::MAX;
 
-/// Who decides where flows go; `mtn_mode` in bpf/common/intf.h.
+/// Whether flows are moved; `mtn_mode` in bpf/common/intf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Count, never move: the kernel's own ECMP.
+    /// Count, never move: the kernel's own choice.
     Pass = 0,
-    /// The verdict of the policy.
+    /// By the rule of the program that runs ([`Program`]).
     Steer = 1,
-    /// The originally published rule: highest (ema_load + ema_time_delta) · cost.
-    ArgmaxLoad = 2,
 }
 
 /// One path as the program needs it.
@@ -132,7 +132,10 @@ pub const STAT_NAMES: [&str; 20] = [
 pub struct Steer {
     // Links before the skeleton: fields drop in order, and the program goes last.
     links: BTreeMap<u32, Link>,
+    /// Behind the links in place of `skel`'s program, over its maps.
+    baseline: Option<skel::SteerSkel<'static>>,
     skel: skel::SteerSkel<'static>,
+    only_routed: bool,
     table: FlowTable,
     dests: tries::Shared<u32>,
     sources: tries::Shared<u32>,
@@ -181,17 +184,11 @@ impl Steer {
     /// Loads the program into the kernel, attached to nothing.
     pub fn load(settings: &Settings) -> Result<Self> {
         log_libbpf();
-        let mut open = skel::SteerSkelBuilder::default()
-            .open(object())
-            .context("opening the BPF object")?;
+        let mut open = program::open(Program::Steer, settings.only_routed)?;
         let (near_slots, far_slots) = flows::slots(settings.flow_entries);
         let slots = near_slots + far_slots;
         open.maps.flows.set_max_entries(slots)?;
         open.maps.flow_keys.set_max_entries(slots)?;
-        let constants = open.maps.rodata_data.as_deref_mut();
-        let constants = constants.expect("the object has a .rodata");
-        constants.only_routed = settings.only_routed.into();
-        constants.knows_cgroups = foreign::knows_cgroups().into();
         let skel = open.load().context(
             "the kernel refused the steering program: `mountain check` tells what is missing",
         )?;
@@ -200,7 +197,9 @@ impl Steer {
         let sources = tries::Tries::new(&skel.maps.source4, &skel.maps.source6)?;
         let mut steer = Self {
             links: BTreeMap::new(),
+            baseline: None,
             skel,
+            only_routed: settings.only_routed,
             table,
             dests,
             sources,
@@ -248,7 +247,7 @@ impl Steer {
         if self.links.contains_key(&ifindex) {
             return Ok(());
         }
-        let program = self.skel.progs.mountain_steer.as_libbpf_object();
+        let program = self.program().as_libbpf_object();
         let link = attach_tcx(program, ifindex)
             .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
         self.links.insert(ifindex, link);
@@ -451,10 +450,12 @@ impl Steer {
         }))
     }
 
-    /// The two averages of a path, (ema_load, ema_time_delta) in B/s, as of its last packet.
-    pub fn averages(&self, path: usize) -> (u64, u64) {
+    /// The two averages of a path, (ema_load, ema_time_delta) in B/s, as of its last packet. `None` unless
+    /// [`Program::ArgmaxLoad`] runs, which keeps them.
+    pub fn averages(&self, path: usize) -> Option<(u64, u64)> {
+        self.baseline.as_ref()?;
         let a = self.bss_ref().averages[path];
-        (a.ema_load, a.ema_time_delta)
+        Some((a.ema_load, a.ema_time_delta))
     }
 
     /// The program's counters by name.
@@ -470,11 +471,6 @@ impl Steer {
     /// The ring buffer of moves, for [`flows::MoveLog`].
     pub fn move_map(&self) -> &impl MapCore {
         &self.skel.maps.moves
-    }
-
-    /// Descriptor of the program, for BPF_PROG_RUN in tests.
-    pub fn program(&self) -> &impl AsFd {
-        &self.skel.progs.mountain_steer
     }
 }
 

@@ -249,12 +249,8 @@ impl Programs {
         self.devices.keys().copied().collect()
     }
 
-    /// Whether flows are placed. The argmax-load baseline has no meaning here.
+    /// Whether flows are placed.
     pub fn set_mode(&mut self, mode: Mode) {
-        let mode = match mode {
-            Mode::Steer => Mode::Steer,
-            Mode::Pass | Mode::ArgmaxLoad => Mode::Pass,
-        };
         // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
         unsafe { ptr::write_volatile(&mut self.bss().config.mode, mode as u32) };
     }

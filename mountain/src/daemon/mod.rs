@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::bpf::flows::{Move, MoveLog};
 use crate::bpf::foreign::CgroupProgram;
-use crate::bpf::{self, Mode, Settings, Steer, Traffic};
+use crate::bpf::{self, Program, Settings, Steer, Traffic};
 use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::measure::probe::{Answer, Prober};
@@ -643,7 +643,19 @@ impl Daemon {
         self.stop = true;
     }
 
-    fn set_policy(&mut self, name: PolicyKind) {
+    /// Switches the policy, and the program where the policy has one of its own.
+    ///
+    /// # Errors
+    /// When the kernel does not take the program. The policy stays as it was then.
+    fn set_policy(&mut self, name: PolicyKind) -> Result<()> {
+        if let Some(steer) = &mut self.steer {
+            steer.run(program_of(name)).with_context(|| {
+                format!(
+                    "cannot switch to {name}: the policy {} stays in force",
+                    self.policy_kind
+                )
+            })?;
+        }
         self.policy_kind = name;
         self.policy.set_mode(match name {
             PolicyKind::MinRtt => policy::Mode::MinRtt,
@@ -652,6 +664,7 @@ impl Daemon {
         self.apply_mode();
         info!("policy: {}", name.name());
         self.tick();
+        Ok(())
     }
 }
 
@@ -682,10 +695,10 @@ fn masks_of(verdict: &GroupVerdict) -> PathMasks {
     }
 }
 
-fn mode_of(name: PolicyKind) -> Mode {
+/// The program that carries a policy out.
+fn program_of(name: PolicyKind) -> Program {
     match name {
-        PolicyKind::Ecmp => Mode::Pass,
-        PolicyKind::ArgmaxLoad => Mode::ArgmaxLoad,
-        PolicyKind::Mountain | PolicyKind::MinRtt => Mode::Steer,
+        PolicyKind::Mountain | PolicyKind::Ecmp | PolicyKind::MinRtt => Program::Steer,
+        PolicyKind::ArgmaxLoad => Program::ArgmaxLoad,
     }
 }

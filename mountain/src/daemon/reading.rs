@@ -16,10 +16,11 @@ use anyhow::{Context, Result};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::{mode_of, Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
+use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, GroupConfig, Mode};
 use crate::placement::Placer;
+use crate::steer::PolicyKind;
 use crate::topology::{read_topology, Filter, Topology};
 
 /// After a job that took a time, the next one waits for so many times that.
@@ -105,21 +106,29 @@ impl Fill {
 }
 
 impl Daemon {
-    /// What the data plane does now.
+    /// What is done with running flows now.
     pub(super) fn mode(&self) -> Mode {
-        match self.suspended {
-            Some(_) => Mode::Pass,
-            None => mode_of(self.policy_kind),
+        match (&self.suspended, self.policy_kind) {
+            (Some(_), _) | (None, PolicyKind::Ecmp) => Mode::Pass,
+            (None, _) => Mode::Steer,
+        }
+    }
+
+    /// What is done with new flows now. The rule of argmax-load does not place them.
+    pub(super) fn placing_mode(&self) -> Mode {
+        match self.policy_kind {
+            PolicyKind::ArgmaxLoad => Mode::Pass,
+            _ => self.mode(),
         }
     }
 
     pub(super) fn apply_mode(&mut self) {
-        let mode = self.mode();
+        let (mode, placing) = (self.mode(), self.placing_mode());
         if let Some(steer) = &mut self.steer {
             steer.set_mode(mode, ADOPT_MS);
         }
         if let Some(placer) = &mut self.placer {
-            placer.set_mode(mode);
+            placer.set_mode(placing);
         }
     }
 

@@ -39,7 +39,7 @@ impl Daemon {
 
     fn switch(&mut self, name: &str) -> Result<InForce> {
         let policy = name.parse::<PolicyKind>().map_err(Error::msg)?;
-        self.set_policy(policy);
+        self.set_policy(policy)?;
         Ok(InForce { policy })
     }
 
@@ -115,12 +115,10 @@ impl Daemon {
             let flows = live.iter().filter(|f| f.path == id && f.class == class);
             flows.count()
         };
-        let averages = self.steer.as_ref().map(|steer| {
-            let (load, time_delta) = steer.averages(id);
-            Averages {
-                ema_load_bytes_per_s: load,
-                ema_time_delta_bytes_per_s: time_delta,
-            }
+        let averages = self.steer.as_ref().and_then(|steer| steer.averages(id));
+        let averages = averages.map(|(load, time_delta)| Averages {
+            ema_load_bytes_per_s: load,
+            ema_time_delta_bytes_per_s: time_delta,
         });
         Ok(PathStatus {
             id,

@@ -359,7 +359,7 @@ impl Daemon {
             placer.hold_forwarded(untranslated);
             return placer.update(topology, groups, &known);
         }
-        let mode = self.mode();
+        let mode = self.placing_mode();
         let made = Placer::new(&self.config.placement, &self.config.rule).and_then(|mut placer| {
             placer.set_mode(mode);
             placer.hold_forwarded(untranslated);

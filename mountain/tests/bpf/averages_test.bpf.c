@@ -14,6 +14,7 @@ struct bpf_iter_num {
 #include <bpf/bpf_helpers.h>
 
 #include "../../../bpf/common/intf.h"
+#include "../../../bpf/steer/traffic.h"
 #include "../../../bpf/steer/averages.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -28,10 +29,11 @@ struct step {
 	__u32 pad;
 };
 
-/* Counts one packet as the steering program does. */
+/* Counts one packet as the program of argmax-load does. */
 SEC("syscall")
 int account(struct step *s)
 {
-	mtn_account(s->path, s->len, s->packets, s->now_ns, s->n_cpus, s->k_factor);
+	mtn_average_advance(s->path, s->now_ns, s->n_cpus, s->k_factor);
+	mtn_count_traffic(s->path, s->len, s->packets);
 	return 0;
 }

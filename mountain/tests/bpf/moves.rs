@@ -12,7 +12,7 @@ use crate::rig::{
     REDIRECT,
 };
 use mountain::bpf::flows::{Class, FlowKey, MoveReason};
-use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks};
+use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Program};
 use mountain::measure::wire::DEFAULT_PORT;
 use mountain::steer::rendezvous::{self, choose, inv_weight, path_salt};
 use rand::rngs::StdRng;
@@ -503,7 +503,7 @@ fn argmax_takes_the_highest_load_times_cost() {
         let mut rig = Rig::new(&settings());
         // Nothing known of any path: the first wins, whatever the hash says.
         rig.masks(BOTH);
-        rig.steer.set_mode(Mode::ArgmaxLoad, 0);
+        rig.steer.run(Program::ArgmaxLoad).unwrap();
         for port in 1..30 {
             assert_eq!(rig.send(0, &packet(port, 20)), 0);
             assert_eq!(rig.send(1, &Ip::v4(UDP, udp(100 + port, 2, 20)).on(1)), 0);
@@ -518,10 +518,10 @@ fn argmax_takes_the_highest_load_times_cost() {
             sleep(ms(11));
         }
         let score = |rig: &Rig, path: usize, cost: u64| {
-            let (load, delta) = rig.steer.averages(path);
+            let (load, delta) = rig.steer.averages(path).unwrap();
             (load + delta) * cost
         };
-        rig.steer.set_mode(Mode::ArgmaxLoad, 0);
+        rig.steer.set_mode(Mode::Steer, 0);
         assert!(score(&rig, 1, 1) > score(&rig, 0, 1) && score(&rig, 0, 1) > 0);
         for port in 30..60 {
             assert_eq!(
@@ -576,7 +576,7 @@ fn cost_of_a_known_flow() {
             "instructions the verifier went through: {}",
             info.verified_insns
         );
-        assert!(info.verified_insns < 500_000, "the limit is 1,000,000");
+        assert!(info.verified_insns < 100_000, "the limit is 1,000,000");
         assert_eq!(rig.flows().len(), 1);
     });
 }

@@ -10,9 +10,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::rig::net::*;
-use crate::rig::{ifindex, in_netns, ip, ms, only, patient, settings};
-use crate::support::tcx::programs_on;
-use mountain::bpf::{PathConfig, PathMasks as Masks, Settings};
+use crate::rig::{ifindex, in_netns, ip, ms, only, patient, settings, BOTH};
+use crate::support::tcx::{program_ids_on, programs_on};
+use mountain::bpf::{PathConfig, PathMasks as Masks, Program, Settings};
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// Set for the copy of this test binary that is there to be killed.
@@ -66,6 +66,90 @@ fn udp_moves_without_loss_or_reordering() {
             }
         });
     }
+}
+
+#[test]
+fn flows_stay_and_counters_go_on_when_another_program_takes_over() {
+    in_netns(|| {
+        let host = two_hosts();
+        let sink = Sink::start(&host, false);
+        let mut steer = steer_two(&patient());
+        let mut sources = sources(16, false, &sink);
+        let uplinks = || [program_ids_on("u0"), program_ids_on("u1")];
+        pace(&mut sources, 10, ms(2));
+        // All are on path 0. A table that forgot them would have them spread over both.
+        masks(&mut steer, BOTH);
+        let mut known = Vec::new();
+        for (round, program) in [Program::ArgmaxLoad, Program::Steer, Program::ArgmaxLoad]
+            .into_iter()
+            .enumerate()
+        {
+            let (before, sent) = (steer.stats().unwrap(), steer.traffic(0).unwrap().packets);
+            let replaced = uplinks();
+            steer.run(program).unwrap();
+            assert_eq!(steer.running(), program);
+            assert_ne!(uplinks(), replaced);
+            assert_eq!(uplinks().map(|ids| ids.len()), [1, 1]);
+            pace(&mut sources, 10, ms(2));
+            let mut after = steer.stats().unwrap();
+            let redirected = after["redirected"];
+            assert!(redirected > before["redirected"], "nothing is counted");
+            after.insert("redirected", before["redirected"]);
+            assert_eq!(after, before, "flows start or move");
+            assert_eq!(steer.traffic(0).unwrap().packets, sent + 160);
+            let mut flows: Vec<_> = steer.flows().dump(0);
+            flows.sort_by_key(|flow| flow.key.source);
+            let flows: Vec<_> = flows.iter().map(|f| (f.key, f.path, f.moves)).collect();
+            match round {
+                0 => known = flows,
+                _ => assert_eq!(flows, known),
+            }
+        }
+        // A device that comes later has the program that runs.
+        steer.attach_to(&[ifindex("u0")]).unwrap();
+        steer.attach_to(&[ifindex("u0"), ifindex("u1")]).unwrap();
+        assert_eq!(program_ids_on("u1"), program_ids_on("u0"));
+        steer.run(Program::Steer).unwrap();
+        // Each program has its turn with new flows, over the same masks.
+        masks(&mut steer, only(1));
+        sleep(FLOWLET);
+        pace(&mut sources, 10, ms(2));
+        drop(steer);
+        assert_eq!(uplinks().map(|ids| ids.len()), [0, 0]);
+        for devs in all_in_order(&sources, &sink.finish()) {
+            assert_eq!(devs, [[0; 40].as_slice(), &[1; 10]].concat());
+        }
+    });
+}
+
+/// Without room for descriptors the kernel cannot load a program.
+#[test]
+fn a_program_that_cannot_be_loaded_leaves_the_old_one() {
+    use nix::sys::resource::{getrlimit, setrlimit, Resource::RLIMIT_NOFILE};
+
+    in_netns(|| {
+        let host = two_hosts();
+        let sink = Sink::start(&host, false);
+        let mut steer = steer_two(&patient());
+        let mut sources = sources(8, false, &sink);
+        pace(&mut sources, 5, ms(2));
+        let before = [program_ids_on("u0"), program_ids_on("u1")];
+        let (soft, hard) = getrlimit(RLIMIT_NOFILE).unwrap();
+        let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+        setrlimit(RLIMIT_NOFILE, next as u64 + 2, hard).unwrap();
+        let refused = steer.run(Program::ArgmaxLoad);
+        setrlimit(RLIMIT_NOFILE, soft, hard).unwrap();
+        let why = format!("{:#}", refused.unwrap_err());
+        assert!(why.contains("argmax-load"), "{why}");
+        assert_eq!(steer.running(), Program::Steer);
+        assert_eq!([program_ids_on("u0"), program_ids_on("u1")], before);
+        masks(&mut steer, only(1));
+        sleep(FLOWLET);
+        pace(&mut sources, 5, ms(2));
+        for devs in all_in_order(&sources, &sink.finish()) {
+            assert_eq!(devs, [[0; 5], [1; 5]].concat());
+        }
+    });
 }
 
 #[test]

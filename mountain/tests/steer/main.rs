@@ -6,5 +6,6 @@ mod support;
 
 mod events;
 mod faults;
+mod policy;
 mod routes;
 mod up;

@@ -3,16 +3,25 @@
 
 /// How many programs are attached to the tcx egress of a device of this thread's namespace.
 pub fn programs_on(dev: &str) -> u32 {
+    program_ids_on(dev).len() as u32
+}
+
+/// The ids of these programs, in the order in which they run.
+pub fn program_ids_on(dev: &str) -> Vec<u32> {
     let ifindex = nix::net::if_::if_nametoindex(dev).unwrap_or_else(|e| panic!("{dev}: {e}"));
+    let mut ids = vec![0u32; 64];
     let mut opts = libbpf_sys::bpf_prog_query_opts {
         sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
+        prog_ids: ids.as_mut_ptr(),
         ..Default::default()
     };
-    // SAFETY: asks for the count only; the options outlive the call.
+    opts.__bindgen_anon_1.count = ids.len() as u32;
+    // SAFETY: there is room for as many ids as the options say; both outlive the call.
     let ret = unsafe {
         libbpf_sys::bpf_prog_query_opts(ifindex as i32, libbpf_sys::BPF_TCX_EGRESS, &mut opts)
     };
     assert_eq!(ret, 0, "BPF_PROG_QUERY of {dev}");
     // SAFETY: the kernel filled it in.
-    unsafe { opts.__bindgen_anon_1.count }
+    ids.truncate(unsafe { opts.__bindgen_anon_1.count } as usize);
+    ids
 }

@@ -296,7 +296,7 @@ impl Rig {
     /// Forgets a note that no second run took, e.g. because the packet was dropped.
     pub fn clear_note(&self) {
         let cpus = libbpf_rs::num_possible_cpus().unwrap();
-        let zero = vec![vec![0; 24]; cpus];
+        let zero = vec![vec![0; 12]; cpus];
         self.handover
             .update_percpu(&0u32.to_ne_bytes(), &zero, MapFlags::ANY)
             .unwrap();

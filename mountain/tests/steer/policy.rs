@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain policy` on a running daemon: the baseline with a program of its own takes over and gives back.
+
+use std::collections::BTreeSet;
+use std::fs::DirEntry;
+use std::thread;
+use std::time::Duration;
+
+use crate::support::tcx::program_ids_on;
+use crate::support::*;
+use nix::libc;
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// The programs at the egress of both uplinks.
+fn programs(net: &Net) -> [Vec<u32>; 2] {
+    ["u0", "u1"].map(|dev| net.client.with(move || program_ids_on(dev)))
+}
+
+fn counter(net: &Net, name: &str) -> u64 {
+    net.client.status()["counters"][name].as_u64().unwrap()
+}
+
+/// Counters of flows that started or moved.
+fn starts_and_moves(net: &Net) -> Vec<(String, Value)> {
+    let status = net.client.status();
+    let all = status["counters"].as_object().unwrap().clone();
+    let of_flows = |name: &str| name.starts_with("flow_") || name.starts_with("move_");
+    all.into_iter().filter(|(name, _)| of_flows(name)).collect()
+}
+
+/// Sets a process's limit of descriptors, if one is given; returns the limit before.
+fn limit_descriptors(pid: i32, limit: Option<libc::rlimit>) -> libc::rlimit {
+    let mut before = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let new = limit.as_ref().map_or(std::ptr::null(), |l| l as *const _);
+    // SAFETY: both limits outlive the call.
+    let ret = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, new, &mut before) };
+    assert_eq!(ret, 0, "prlimit of {pid}");
+    before
+}
+
+#[test]
+fn a_switch_to_argmax_load_keeps_flows_where_they_are() {
+    let net = Net::steered();
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    wait_until("all flows are known", LEAVE, || {
+        counter(&net, "flow_new") >= 20
+    });
+    let (steering, before) = (programs(&net), starts_and_moves(&net));
+    let redirected = counter(&net, "redirected");
+    assert_eq!(net.path("u0")["averages"], Value::Null);
+
+    net.client.mountain_ok("policy argmax-load");
+    let baseline = programs(&net);
+    assert!((0..2).all(|i| baseline[i].len() == 1 && baseline[i] != steering[i]));
+    let during = traffic.during(Duration::from_millis(500));
+    assert_eq!((during.arrived(), during.reordered), (during.sent, 0));
+    assert_eq!(starts_and_moves(&net), before, "flows started or moved");
+    assert!(
+        counter(&net, "redirected") > redirected,
+        "nothing is counted any more"
+    );
+    assert!(net.path("u0")["averages"]["ema_load_bytes_per_s"].is_u64());
+
+    // A run-time switch: the program stays.
+    net.client.mountain_ok("policy ecmp");
+    assert_eq!(programs(&net), steering);
+    net.client.mountain_ok("policy mountain");
+    assert_eq!(programs(&net), steering);
+    let during = traffic.during(Duration::from_millis(500));
+    assert_eq!((during.arrived(), during.reordered), (during.sent, 0));
+    assert_eq!(starts_and_moves(&net), before, "flows started or moved");
+    assert_eq!(traffic.finish().reordered, 0);
+}
+
+#[test]
+fn a_switch_that_fails_leaves_the_policy_in_force_and_says_why() {
+    let net = Net::steered();
+    let before = programs(&net);
+    let pid = net.pid();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let number = |fd: std::io::Result<DirEntry>| fd.unwrap().file_name().to_str()?.parse().ok();
+    let open: BTreeSet<u64> = open.filter_map(number).collect();
+    // Four more are enough for the connection that asks, not for the maps of another program.
+    let few = libc::rlimit {
+        rlim_cur: (0..).filter(|fd| !open.contains(fd)).nth(4).unwrap(),
+        rlim_max: limit_descriptors(pid, None).rlim_max,
+    };
+    let usual = limit_descriptors(pid, Some(few));
+    let said = net.client.mountain_fails("policy argmax-load");
+    limit_descriptors(pid, Some(usual));
+    assert!(
+        said.contains("cannot switch to argmax-load: the policy mountain stays in force"),
+        "{said}"
+    );
+    assert_eq!(net.client.status()["policy"], "mountain");
+    assert_eq!(programs(&net), before);
+    // It was for want of descriptors only.
+    net.client.mountain_ok("policy argmax-load");
+    assert_ne!(programs(&net), before);
+    assert_eq!(net.client.status()["policy"], "argmax-load");
+}
+
+#[test]
+fn killed_under_argmax_load_it_leaves_nothing() {
+    let net = Net::steered();
+    net.client.mountain_ok("policy argmax-load");
+    nix::sys::signal::kill(Pid::from_raw(net.pid()), nix::sys::signal::SIGKILL).unwrap();
+    // The kernel releases links of a dead process in its own time.
+    wait_until("nothing is attached", LEAVE, || {
+        thread::sleep(Duration::from_millis(20));
+        programs(&net).iter().all(Vec::is_empty)
+    });
+}
