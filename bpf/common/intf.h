@@ -113,7 +113,7 @@ struct mtn_group {
 	__u8 path[MTN_MAX_MEMBERS];		/* path id of each member */
 	__u8 member_of[MTN_MAX_PATHS];		/* inverse; MTN_NO_MEMBER */
 	__u32 inv_weight[MTN_MAX_MEMBERS];	/* see rendezvous.h */
-	__u64 barred_since_ns[MTN_MAX_MEMBERS];	/* since when bulk may not use it; 0: it may */
+	__u64 ineligible_since_ns[MTN_MAX_MEMBERS];	/* since when bulk may not use it; 0: it may */
 };
 
 /* An ip rule that may have routed a packet by another table. Fields unset match everything. */
@@ -145,7 +145,7 @@ struct mtn_config {
 	__u32 n_cpus;
 	__u32 margin_us;	/* added to the flowlet gap */
 	__u32 tick_ns;		/* resolution of the coarse clock */
-	__u32 n_barred_cgroups;
+	__u32 n_held_cgroups;
 	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
 	__u64 force_after_ns;	/* a bulk flow without a flowlet is moved after this long */
 	__u64 window_ns;	/* of the classification */

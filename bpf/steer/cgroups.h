@@ -20,10 +20,10 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u64);
 	__type(value, __u8);
-} barred_cgroups SEC(".maps");
+} held_cgroups SEC(".maps");
 
 /* A function of its own to the verifier, which would else follow each case of it to the end. */
-__noinline int mtn_is_barred_cgroup(struct __sk_buff *skb)
+__noinline int mtn_is_held_cgroup(struct __sk_buff *skb)
 {
 	__u64 id;
 	int level;
@@ -34,7 +34,7 @@ __noinline int mtn_is_barred_cgroup(struct __sk_buff *skb)
 		id = bpf_skb_ancestor_cgroup_id(skb, level);
 		if (!id)	/* no socket, or all ancestors were looked up */
 			return 0;
-		if (bpf_map_lookup_elem(&barred_cgroups, &id))
+		if (bpf_map_lookup_elem(&held_cgroups, &id))
 			return 1;
 	}
 	return 1;

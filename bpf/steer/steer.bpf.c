@@ -320,12 +320,12 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 		reason = MTN_MOVE_FORCED;
 	} else {
 		__u32 max_us = mtn_path_at(from)->delay_max_us, min_us = mtn_path_at(to)->delay_min_us;
-		__u64 barred = g->barred_since_ns[member & (MTN_MAX_MEMBERS - 1)];
+		__u64 ineligible = g->ineligible_since_ns[member & (MTN_MAX_MEMBERS - 1)];
 
 		need_us = (max_us > min_us ? max_us - min_us : 0) + config.margin_us;
 		if (gap_ns >= need_us * 1000)
 			reason = MTN_MOVE_FLOWLET;
-		else if (barred && now > barred && now - barred >= config.force_after_ns)
+		else if (ineligible && now > ineligible && now - ineligible >= config.force_after_ns)
 			reason = MTN_MOVE_FORCED;
 		else
 			return from;
@@ -622,7 +622,7 @@ int mountain_steer(struct __sk_buff *skb)
 		goto pass;
 	}
 
-	if (config.n_barred_cgroups && mtn_is_barred_cgroup(skb)) {
+	if (config.n_held_cgroups && mtn_is_held_cgroup(skb)) {
 		mtn_count(MTN_STAT_PASS_CGROUP);
 		goto pass;
 	}

@@ -400,10 +400,10 @@ impl Steer {
     /// When there are more than 4096.
     pub fn bar_cgroups(&mut self, ids: &[u64]) -> Result<()> {
         let entries = ids.iter().map(|id| (id.to_ne_bytes().to_vec(), vec![1]));
-        sync(&self.skel.maps.barred_cgroups, entries).context("too many cgroups with programs")?;
+        sync(&self.skel.maps.held_cgroups, entries).context("too many cgroups with programs")?;
         let config = &mut self.bss().config;
         // SAFETY: as in `set_mode`.
-        unsafe { ptr::write_volatile(&mut config.n_barred_cgroups, ids.len() as u32) };
+        unsafe { ptr::write_volatile(&mut config.n_held_cgroups, ids.len() as u32) };
         Ok(())
     }
 
@@ -414,10 +414,10 @@ impl Steer {
         let bss = self.bss();
         let g = &mut bss.groups[group];
         for i in 0..(g.n_members as usize).min(MAX_GROUP_PATHS) {
-            let barred = (masks.bulk & masks.latency) & (1 << i) == 0;
-            match (barred, g.barred_since_ns[i]) {
-                (true, 0) => g.barred_since_ns[i] = now,
-                (false, _) => g.barred_since_ns[i] = 0,
+            let ineligible = (masks.bulk & masks.latency) & (1 << i) == 0;
+            match (ineligible, g.ineligible_since_ns[i]) {
+                (true, 0) => g.ineligible_since_ns[i] = now,
+                (false, _) => g.ineligible_since_ns[i] = 0,
                 _ => {}
             }
         }

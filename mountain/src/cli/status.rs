@@ -77,7 +77,7 @@ pub fn status_text(status: &Status) -> String {
     for (i, group) in status.groups.iter().enumerate() {
         push_group(&mut out, i, group, &status.paths);
     }
-    for cgroup in &status.barred_cgroups {
+    for cgroup in &status.held_cgroups {
         let _ = writeln!(out, "\nnot moved: {}", cgroup.what);
     }
     let placement = status.placement.as_ref();

@@ -39,7 +39,7 @@ pub struct Status {
     /// Routes that are not steered, each with the reason.
     pub skipped: Vec<String>,
     /// Cgroups with programs at their egress: their sockets' flows are not moved.
-    pub barred_cgroups: Vec<CgroupStatus>,
+    pub held_cgroups: Vec<CgroupStatus>,
     /// Whether a patched kernel is told what is measured.
     pub kernel_told: bool,
     /// SNATed sources whose flows are left alone.

@@ -472,10 +472,10 @@ impl Daemon {
     }
 
     fn bar_cgroups(&mut self, programs: Vec<CgroupProgram>) {
-        if programs == self.barred {
+        if programs == self.held_cgroups {
             return;
         }
-        for program in programs.iter().filter(|p| !self.barred.contains(p)) {
+        for program in programs.iter().filter(|p| !self.held_cgroups.contains(p)) {
             info!("not moved: {}", cgroup_text(program));
         }
         let ids: BTreeSet<u64> = programs.iter().map(|program| program.cgroup_id).collect();
@@ -484,6 +484,6 @@ impl Daemon {
                 warn!("{e:#}");
             }
         }
-        self.barred = programs;
+        self.held_cgroups = programs;
     }
 }

@@ -94,7 +94,7 @@ struct Daemon {
     /// Made with the first look at the firewall.
     firewall: Option<Follower>,
     /// Programs at cgroups whose sockets' flows are not moved.
-    barred: Vec<CgroupProgram>,
+    held_cgroups: Vec<CgroupProgram>,
     /// Made when there is a group whose flows choose when they start.
     placer: Option<Placer>,
     /// A patched kernel, which is told what is measured.
@@ -273,7 +273,7 @@ impl Daemon {
             policy_kind: PolicyKind::Mountain,
             steer,
             firewall: None,
-            barred: Vec::new(),
+            held_cgroups: Vec::new(),
             placer: None,
             feed: if options.dry_run { None } else { Feed::open() },
             forwarding_at: Instant::now(),

@@ -49,7 +49,7 @@ impl Daemon {
             let named = all.into_iter().map(|(name, n)| (name.to_owned(), n));
             named.collect()
         });
-        let barred = self.barred.iter().map(|program| CgroupStatus {
+        let held_cgroups = self.held_cgroups.iter().map(|program| CgroupStatus {
             cgroup: program.cgroup.clone(),
             program: program.name.clone(),
             what: cgroup_text(program),
@@ -66,7 +66,7 @@ impl Daemon {
             counters,
             placement: self.placer.as_ref().map(|s| s.status()).transpose()?,
             skipped: self.paths.topology().skipped.clone(),
-            barred_cgroups: barred.collect(),
+            held_cgroups: held_cgroups.collect(),
             kernel_told: self.feed.is_some(),
             translated_sources: self.translated.sources().collect(),
         })

@@ -116,7 +116,7 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let cgroup = Cgroup::new();
     let net = Net::steered();
     cgroup.attach(c"sd_fw_egress");
-    let barred = || net.client.status()["barred_cgroups"].clone();
+    let held = || net.client.status()["held_cgroups"].clone();
     let is_ours = |program: &serde_json::Value| {
         program["cgroup"]
             .as_str()
@@ -163,7 +163,7 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     assert!(counted("s1") > 0);
     cgroup.attach(c"judge");
     wait_until("the program is noticed", 2 * LEAVE, || {
-        barred().as_array().unwrap().iter().any(is_ours)
+        held().as_array().unwrap().iter().any(is_ours)
     });
     let status = net.client.mountain_ok("status");
     assert!(
