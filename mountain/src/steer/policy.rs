@@ -158,8 +158,7 @@ struct Group {
     scale: Option<rule::Scale>,
     /// When a path was left last.
     left_us: Option<u64>,
-    /// Until when all paths are used, as a single one does not carry what our latency flows send.
-    spread_until_us: u64,
+    spread: Option<rule::Spread>,
 }
 
 /// The decisions of one host.
@@ -225,7 +224,7 @@ impl Policy {
                 .collect(),
             scale: None,
             left_us: None,
-            spread_until_us: 0,
+            spread: None,
         };
         self.groups = groups.into_iter().map(&mut group).collect();
         let all = |g: &Group| ((1u32 << g.members.len()) - 1) as u16;

@@ -80,6 +80,18 @@ pub struct View {
     pub sudden: bool,
 }
 
+/// That all paths of a group are used, as a single one does not carry what our latency flows send.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    /// The member that did not, ...
+    crowded: usize,
+    /// ... and how late that has made it.
+    worst_us: f64,
+    until_us: u64,
+    /// Another one turned out to be later still: it is not tried again before.
+    over: bool,
+}
+
 /// A path within a group.
 pub struct Member {
     pub path: usize,
@@ -155,6 +167,12 @@ fn lasts_less(since_us: Option<u64>, than_us: u64, now_us: u64) -> bool {
 
 fn least(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.min_by(f64::total_cmp)
+}
+
+impl super::Group {
+    fn is_spread(&self) -> bool {
+        self.spread.is_some_and(|s| !s.over)
+    }
 }
 
 impl Policy {
@@ -271,18 +289,36 @@ impl Policy {
         }
     }
 
-    /// Uses all paths for a while where one that others' flows have just come to is late for that: leaving together
-    /// and returning together would go on for ever.
+    /// Uses all paths that are not late for a while, where one that others' flows have just come to is late for that:
+    /// leaving together and returning together would go on for ever. It ends where one of them turns out to be worse.
     fn spread(&mut self, g: usize, now_us: u64) {
         let group = &mut self.groups[g];
+        let spread = group.spread.filter(|s| now_us < s.until_us);
+        let left = lasts_less(group.left_us, RECENT_US, now_us);
         let crowded =
             |m: &Member| m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded();
-        if lasts_less(group.left_us, RECENT_US, now_us) && group.members.iter().any(crowded) {
-            group.spread_until_us = now_us + PATIENCE_MOST_US as u64;
-        }
-        if now_us < group.spread_until_us {
-            let usable = |m: &&mut Member| m.view.alive && m.view.known && !m.in_use();
-            let out = group.members.iter_mut().filter(usable);
+        let found = || group.members.iter().position(crowded).filter(|_| left);
+        let new = |crowded| Spread {
+            crowded,
+            worst_us: 0.0,
+            until_us: now_us + PATIENCE_MOST_US as u64,
+            over: false,
+        };
+        group.spread = spread.or_else(|| found().map(new));
+        if let Some(spread) = &mut group.spread {
+            let crowded_us = group.members.get(spread.crowded).map(|m| m.view.present_us);
+            spread.worst_us = spread.worst_us.max(crowded_us.unwrap_or(0.0));
+            let worse = |m: &Member| {
+                let worse = m.in_use() && m.view.present_us > spread.worst_us;
+                worse && lasts(m.dear_since_us, IDLE_US, now_us)
+            };
+            spread.over |= group.members.iter().any(worse);
+            let fit = |m: &&mut Member| m.view.alive && m.view.known && !m.view.late && !m.in_use();
+            let out = group
+                .members
+                .iter_mut()
+                .filter(fit)
+                .filter(|_| !spread.over);
             out.for_each(|m| m.standing = Standing::In);
         }
     }
@@ -345,7 +381,7 @@ impl Policy {
             && v.median_us <= shortest + scale.r_us;
         let fit = since(me.fit_since_us, fit, now_us);
         let usable = self.paths[me.path].usable;
-        let spread = now_us < self.groups[g].spread_until_us;
+        let spread = self.groups[g].is_spread();
         let left = match me.standing {
             _ if !usable => Some(Cause::Link),
             Standing::Out(cause) => Some(cause),
@@ -370,7 +406,7 @@ impl Policy {
     fn masks(&self, g: usize) -> GroupVerdict {
         let mut v = GroupVerdict::default();
         let mut filled = 0;
-        let spread = self.last_tick_us < Some(self.groups[g].spread_until_us);
+        let spread = self.groups[g].is_spread();
         for (i, m) in self.groups[g].members.iter().enumerate() {
             let bit = 1 << i;
             if !m.view.alive {
@@ -384,7 +420,9 @@ impl Policy {
                 filled |= bit;
             }
             // More flows have come to one that is crowded than it carries: each goes where its hash has it.
-            if spread || matches!(m.standing, Standing::Out(Cause::Late | Cause::Lost)) {
+            if spread && m.in_use()
+                || matches!(m.standing, Standing::Out(Cause::Late | Cause::Lost))
+            {
                 v.ejected |= bit;
             }
         }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Paths that our own flows fill.
 
+use std::cell::RefCell;
+
 use super::sim::*;
 use crate::steer::explain::{Load, Use};
 use crate::steer::policy::*;
@@ -62,43 +64,107 @@ fn bulk_leaves_a_late_path_that_no_longer_carries_it() {
     );
 }
 
-/// 40 latency flows of 0.4 Mbit/s on two paths of 10: one alone would be late for them.
+/// Latency flows of a constant rate each on two paths with a queue: how the masks move them, and what comes through.
+struct Crowd {
+    /// Mbit/s of each flow, and of each path.
+    flow: f64,
+    paths: [f64; 2],
+    /// Where each flow is, and where its hash has it.
+    at: [usize; 40],
+    queued_kb: [f64; 2],
+    moves: usize,
+    dropped_kb: f64,
+}
+
+impl Crowd {
+    /// Of the 40, 21 belong to path 0.
+    fn new(flow: f64) -> Self {
+        Crowd {
+            flow,
+            paths: [10.0; 2],
+            at: std::array::from_fn(Self::home),
+            queued_kb: [0.0; 2],
+            moves: 0,
+            dropped_kb: 0.0,
+        }
+    }
+
+    fn home(flow: usize) -> usize {
+        usize::from(flow >= 21)
+    }
+
+    fn delay_us(&self, path: usize) -> u32 {
+        (self.queued_kb[path] * 8e3 / self.paths[path]) as u32
+    }
+
+    /// Lets the flows send for a tick, and the policy know.
+    fn tick(&mut self, s: &mut Sim) {
+        let mask = s.mask();
+        for (flow, at) in self.at.iter_mut().enumerate() {
+            let [here, there] = [1 << *at, 1 << (1 - *at)];
+            let home = Self::home(flow) != *at && mask.latency & here > 0;
+            let moves = mask.latency & there > 0 && mask.ejected & here > 0;
+            if moves && (home || mask.latency & here == 0) {
+                *at = 1 - *at;
+                self.moves += 1;
+            }
+        }
+        for path in 0..2 {
+            let flows = self.at.iter().filter(|at| **at == path).count();
+            let offered = self.flow * flows as f64;
+            let queued = self.queued_kb[path] + (offered - self.paths[path]) * TICK as f64 / 8e3;
+            self.queued_kb[path] = queued.clamp(0.0, 200.0);
+            self.dropped_kb += queued.max(200.0) - 200.0;
+            egress(s, path, offered.max(0.01), offered);
+        }
+    }
+}
+
+/// A path of 20 ms and the queue of [`Crowd`].
+fn queueing<'a>(crowd: &'a RefCell<Crowd>, path: usize, spike: std::ops::Range<u64>) -> Model<'a> {
+    Box::new(move |t| {
+        let spike = u32::from(spike.contains(&t)) * 100_000;
+        same(20_000 + crowd.borrow().delay_us(path) + spike)
+    })
+}
+
 #[test]
 fn latency_flows_that_need_both_paths_do_not_leave_and_return_together() {
-    use std::cell::Cell;
-    let offered = Cell::new([8.0, 8.0]);
-    let queue = [Cell::new(0.0f64), Cell::new(0.0f64)];
-    let model = |path: usize| -> Model {
-        let (queue, offered) = (&queue, &offered);
-        Box::new(move |t| {
-            let spike = u32::from(path == 0 && (20 * S..20 * S + 300 * MS).contains(&t)) * 100_000;
-            let _ = offered;
-            same(20_000 + queue[path].get() as u32 + spike)
-        })
-    };
-    let mut sim = Sim::new(vec![model(0), model(1)], 1);
+    // 16 Mbit/s, of which one path alone carries 10.
+    let crowd = RefCell::new(Crowd::new(0.4));
+    let spikes = [20 * S..20 * S + 300 * MS, 0..0];
+    let [a, b] = [0, 1].map(|i| queueing(&crowd, i, spikes[i].clone()));
+    let mut sim = Sim::new(vec![a, b], 1);
     sim.thin = false;
-    let mut changes = 0;
-    let mut last = 3;
-    sim.run(200 * S, |s| {
-        let mask = s.mask().latency;
-        let share = match mask {
-            0b01 => [16.0, 0.0],
-            0b10 => [0.0, 16.0],
-            _ => [8.0, 8.0],
-        };
-        offered.set(share);
-        for path in 0..2 {
-            // What exceeds 10 Mbit/s queues up, 200 ms of it at most.
-            let grown = queue[path].get() + (share[path] - 10.0) / 10.0 * TICK as f64;
-            queue[path].set(grown.clamp(0.0, 200e3));
-            let sent = f64::min(share[path], 10.0);
-            egress(s, path, sent.max(0.01), sent);
+    sim.run(200 * S, |s| crowd.borrow_mut().tick(s));
+    let (moves, dropped) = (crowd.borrow().moves, crowd.borrow().dropped_kb);
+    assert!(moves >= 20, "the spike is left:\n{}", sim.explain());
+    // Each flow twice a minute at most; 1 % of what they send.
+    assert!(moves <= 40 * 2 * 3, "{moves}:\n{}", sim.explain());
+    assert!(
+        dropped <= 0.01 * 200.0 * 2e3,
+        "{dropped}:\n{}",
+        sim.explain()
+    );
+}
+
+#[test]
+fn latency_flows_leave_a_path_that_has_become_thin_although_they_fill_the_other() {
+    // 12 Mbit/s on 10: still far better than a path of 0.5.
+    let crowd = RefCell::new(Crowd::new(0.3));
+    let [a, b] = [0, 1].map(|i| queueing(&crowd, i, 0..0));
+    let mut sim = Sim::new(vec![a, b], 1);
+    sim.thin = false;
+    let mut on_thin = 0;
+    sim.run(80 * S, |s| {
+        let mut crowd = crowd.borrow_mut();
+        crowd.paths[1] = if s.now < 20 * S { 10.0 } else { 0.5 };
+        crowd.tick(s);
+        if s.now > 23 * S {
+            on_thin += crowd.at.iter().filter(|at| **at == 1).count();
         }
-        changes += usize::from(mask != last);
-        last = mask;
     });
-    assert!(changes >= 1, "the spike is left:\n{}", sim.explain());
-    // In three minutes.
-    assert!(changes <= 12, "{changes}:\n{}", sim.explain());
+    // Half a second of trying it now and then.
+    let share = on_thin as f64 / (57.0 * 100.0 * 40.0);
+    assert!(share <= 0.1, "{share}:\n{}", sim.explain());
 }
