@@ -56,9 +56,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define BBR_STARTUP	0
 #define BBR_PROBE_BW	2
 
-/* Name and settings; user space sets them before loading. */
+/* User space sets the name and the mode before loading. */
 const volatile char cc_name[16] = "mountain";
-const volatile struct mtn_brake_params params;
+const volatile struct mtn_brake_params params = MTN_BRAKE_DEFAULTS;
 
 /* One flow. */
 struct mtn_cc_flow {

@@ -146,16 +146,8 @@ pub fn uplinks() -> Result<[u32; 2]> {
 /// namespace. `only_routed`: as for a host; false for packets made for BPF_PROG_RUN.
 pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
     let mut steer = Steer::load(&Settings {
-        hash_seed: 0x5eed,
-        k_factor: 512,
-        margin_us: 1_000,
-        force_after_ms: 2_000,
-        window_ms: 1_000,
-        latency_below_bps: 1_500_000,
-        bulk_above_bps: 3_000_000,
-        elastic_above_bps: 200_000,
-        flow_entries,
         only_routed,
+        ..Settings::new(0x5eed, flow_entries)
     })?;
     for (id, ifindex) in uplinks()?.into_iter().enumerate() {
         steer.set_path(

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, ensure, Context, Result};
-use mountain::cc::{Loaded, Settings};
+use mountain::cc::Loaded;
 use mountain::measure::environment::kernel_config;
 use mountain_lab::result::{Check, Metric, Op, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
@@ -256,7 +256,7 @@ fn verdict(ratios: &[f64], limit: f64, seed: u64, softirqs: Option<bool>) -> Che
 }
 
 /// Both parts; `args.repeat` is the number of pairs.
-pub fn run(args: &CcArgs, settings: &Settings) -> Result<ExitCode> {
+pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let quick = args.common.quick;
     let plan = Plan {
         pairs: args.repeat.unwrap_or(if quick { 5 } else { PAIRS }),
@@ -265,11 +265,10 @@ pub fn run(args: &CcArgs, settings: &Settings) -> Result<ExitCode> {
     let steps = u64::from(plan.pairs) * 4;
     let (session, mut result) = Session::begin("cc-cost", &args.common, plan.pairs, steps);
     let softirqs = softirqs_counted(kernel_config().as_deref());
-    let mut note = |key: &str, value| result.environment.insert(key.into(), value);
-    note("settings", serde_json::to_value(settings)?);
-    note("softirqs_in_thread_cpu_time", json!(softirqs));
+    let environment = &mut result.environment;
+    environment.insert("softirqs_in_thread_cpu_time".into(), json!(softirqs));
     let rig = Rig::build()?;
-    let who = [Cc::Mountain, Cc::Wrapped].map(|cc| Available::new(cc, settings));
+    let who = [Cc::Mountain, Cc::Wrapped].map(Available::new);
     let [mountain, wrapped] = who;
     let who = [mountain?, wrapped?];
     measure(&session, &rig, &who, &plan, softirqs, &mut result)?;

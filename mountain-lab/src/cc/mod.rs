@@ -12,14 +12,11 @@ pub mod link;
 mod oracle;
 mod plots;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use mountain::cc::settings::Behaviour;
-use mountain::cc::{Loaded, Registered, Settings};
-use mountain::config::Config;
+use mountain::cc::{Behaviour, Loaded, Registered};
 use mountain::report::table::{align, row, Words};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::sys::monotonic_ns;
@@ -65,9 +62,6 @@ pub struct CcArgs {
     /// Exit with 1 when a figure misses its limit.
     #[arg(long)]
     check: bool,
-    /// Read mountain's settings from [cc] of this configuration file.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
     /// Measure its processor cost instead, in ns per ACK and CPU time per byte
     ///
     /// CPU time is measured in pairs with the pass-through; --repeat is the number of pairs [default: 5
@@ -127,7 +121,7 @@ pub(crate) struct Available {
 }
 
 impl Available {
-    pub(crate) fn new(cc: Cc, settings: &Settings) -> Result<Self> {
+    pub(crate) fn new(cc: Cc) -> Result<Self> {
         let Some(behaviour) = cc.behaviour() else {
             return Ok(Available {
                 cc,
@@ -136,11 +130,7 @@ impl Available {
             });
         };
         let name = format!("mtl{}_{}", std::process::id(), &cc.name()[..1]);
-        let settings = Settings {
-            behaviour,
-            ..settings.clone()
-        };
-        let mut loaded = Loaded::load(&name, &settings, None)?;
+        let mut loaded = Loaded::load(&name, behaviour, None)?;
         let registered = loaded.register()?;
         Ok(Available {
             cc,
@@ -295,24 +285,18 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         print!("{}", align(&rows, Words::All));
         return Ok(ExitCode::SUCCESS);
     }
-    let settings = match &args.config {
-        Some(file) => Config::load(file)?.cc,
-        None => Settings::default(),
-    };
     if args.cost {
-        return cost::run(args, &settings);
+        return cost::run(args);
     }
     let cells = chosen(args)?;
     let few = if args.common.quick { 5 } else { REPEATS };
     let repeats = args.repeat.unwrap_or(few);
     let (session, mut result) = Session::begin("cc", &args.common, repeats, 0);
-    let environment = &mut result.environment;
-    environment.insert("settings".into(), serde_json::to_value(&settings)?);
     let rig = Rig::build()?;
     let all = args
         .cc
         .iter()
-        .map(|cc| Available::new(*cc, &settings).with_context(|| cc.name()))
+        .map(|cc| Available::new(*cc).with_context(|| cc.name()))
         .collect::<Result<Vec<_>>>()?;
     let mut race = Race {
         rig,

@@ -6,7 +6,6 @@
 //! correction of the two.
 
 use anyhow::{Context, Result};
-use mountain::cc::Settings;
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
@@ -37,7 +36,7 @@ pub fn test(bench: &mut Bench) -> Result<Verdict> {
     let rig = Rig::build()?;
     let mut sides = vec![];
     for cc in SIDES {
-        sides.push(Available::new(cc, &Settings::default()).with_context(|| cc.name())?);
+        sides.push(Available::new(cc).with_context(|| cc.name())?);
     }
     let (mut pairs, mut void) = (vec![], None);
     for round in 0..attempts {

@@ -13,6 +13,7 @@ pub mod flows;
 pub mod foreign;
 pub mod placement;
 mod program;
+mod settings;
 pub mod tries;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ pub use crate::topology::PathMasks;
 use crate::topology::{FibRule, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
 pub use program::Program;
+pub use settings::Settings;
 pub use skel::types;
 
 /// Value of the destination tries for "not ours".
@@ -68,31 +70,6 @@ pub struct PathConfig {
 pub struct GroupConfig {
     pub members: Vec<(usize, u32)>,
     pub prefixes: Vec<IpNet>,
-}
-
-/// Settings of the data plane that hold for all groups.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    pub hash_seed: u32,
-    /// K of the two averages, 0..=1024.
-    pub k_factor: u32,
-    /// Added to every flowlet gap, in µs.
-    pub margin_us: u32,
-    /// A bulk flow that offers no flowlet is moved after this long, in ms.
-    pub force_after_ms: u64,
-    /// Window of the classification, in ms.
-    pub window_ms: u64,
-    /// A flow below this many bit/s over a window is a latency flow.
-    pub latency_below_bps: u64,
-    /// A flow above this many bit/s over a window is a bulk flow.
-    pub bulk_above_bps: u64,
-    /// A TCP flow of full-sized packets above this many bit/s over a window is a bulk flow.
-    pub elastic_above_bps: u64,
-    /// Flows that the table is for.
-    pub flow_entries: u32,
-    /// Move only what this host's routing sent to the device (bpf/steer/origin.h). Always true, except for
-    /// BPF_PROG_RUN, whose packets nobody routed.
-    pub only_routed: bool,
 }
 
 /// Packets and bytes sent by a path since the program was loaded.

@@ -17,6 +17,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{self, Ordering};
+use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use ipnet::IpNet;
@@ -50,14 +51,16 @@ const STAT_NAMES: [&str; 14] = [
     "pass_running",
 ];
 
+/// An exchange of datagrams without a connection that rests for so long may start by another path.
+/// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
+const EXCHANGE_REST: Duration = Duration::from_secs(300);
+
 /// Settings that hold as long as the programs are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub hash_seed: u32,
     /// The bits of packet marks that are ours.
     pub mark_mask: u32,
-    /// Idle time, in s, after which an unconnected flow is placed anew.
-    pub idle_s: u32,
     /// One path for all that goes from one address to one other.
     pub by_destination: bool,
 }
@@ -135,7 +138,7 @@ impl Programs {
             super::namespace_cookie().context("cannot tell which network namespace this is")?;
         programs.bss().config = types::mtn_placement_config {
             netns_cookie,
-            idle_ns: u64::from(settings.idle_s) * 1_000_000_000,
+            idle_ns: EXCHANGE_REST.as_nanos() as u64,
             mode: Mode::Pass as u32,
             hash_seed: settings.hash_seed,
             mark_mask: settings.mark_mask,

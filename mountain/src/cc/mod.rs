@@ -15,6 +15,7 @@ mod skel {
     )]
     include!(concat!(env!("OUT_DIR"), "/cc.skel.rs"));
 }
+mod behaviour;
 #[cfg(test)]
 mod brake_tests;
 pub mod flows;
@@ -22,7 +23,6 @@ pub mod kernel;
 pub mod pinned;
 pub mod routes;
 pub mod scope;
-pub mod settings;
 #[cfg(test)]
 mod settle_tests;
 
@@ -36,7 +36,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapHandle};
 
 use crate::bpf;
-pub use settings::Settings;
+pub use behaviour::Behaviour;
 pub use skel::types;
 
 /// The name it is chosen by: `setsockopt(TCP_CONGESTION)`, `net.ipv4.tcp_congestion_control`,
@@ -92,7 +92,7 @@ impl Loaded {
     ///
     /// # Errors
     /// What the kernel lacks ([`kernel::missing`]), or why it refused the program.
-    pub fn load(name: &str, settings: &Settings, flows: Option<&Path>) -> Result<Self> {
+    pub fn load(name: &str, behaviour: Behaviour, flows: Option<&Path>) -> Result<Self> {
         check_name(name)?;
         if let Some(missing) = kernel::missing() {
             bail!("{missing}");
@@ -107,7 +107,7 @@ impl Loaded {
             .as_deref_mut()
             .context("the object has no .rodata")?;
         rodata.cc_name = c_name(name);
-        rodata.params = settings.params();
+        rodata.params.mode = behaviour as u32;
         if let Some(path) = flows.filter(|p| p.exists()) {
             // One of another layout is left to the flows that use it.
             let old = MapHandle::from_pinned_path(path);

@@ -30,7 +30,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::{statfs, BPF_FS_MAGIC};
 
 use super::scope::State;
-use super::{flows, types, Loaded, Settings};
+use super::{flows, types, Behaviour, Loaded};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const RUN: &str = "/run/mountain";
@@ -118,7 +118,7 @@ impl Pinned {
     ///
     /// # Errors
     /// What the kernel lacks; that another program has registered the name. Nothing is left then.
-    pub fn enable(&self, settings: &Settings) -> Result<Enabled> {
+    pub fn enable(&self, behaviour: Behaviour) -> Result<Enabled> {
         mount_bpffs()?;
         self.check_dirs()?;
         self.recover()?;
@@ -128,7 +128,7 @@ impl Pinned {
             .create(&self.dir)
             .with_context(|| format!("cannot make {}", self.dir.display()))?;
         let before = self.is_enabled();
-        let done = self.enable_in_dir(settings);
+        let done = self.enable_in_dir(behaviour);
         if done.is_err() && !before {
             if let Ok(link) = Link::open(self.path("link")) {
                 let _ = link.detach();
@@ -167,9 +167,9 @@ impl Pinned {
             .with_context(|| format!("cannot take over {}, which was left over", new.display()))
     }
 
-    fn enable_in_dir(&self, settings: &Settings) -> Result<Enabled> {
+    fn enable_in_dir(&self, behaviour: Behaviour) -> Result<Enabled> {
         let name = &self.name;
-        let mut loaded = Loaded::load(name, settings, Some(&self.path("flow_map")))?;
+        let mut loaded = Loaded::load(name, behaviour, Some(&self.path("flow_map")))?;
         let done = match loaded.attach() {
             Ok(mut link) => {
                 // A file that is there already is that of a registration which somebody has taken
@@ -237,12 +237,12 @@ impl Pinned {
     }
 
     /// Gives the sockets of a cgroup this congestion control from their next connection on.
-    pub fn scope_to(&self, cgroup: &File, id: u64, settings: &Settings) -> Result<()> {
+    pub fn scope_to(&self, cgroup: &File, id: u64, behaviour: Behaviour) -> Result<()> {
         let path = self.path(&format!("cgroup-{id}"));
         if path.exists() {
             return Ok(());
         }
-        let loaded = Loaded::load(&self.name, settings, Some(&self.path("flow_map")))?;
+        let loaded = Loaded::load(&self.name, behaviour, Some(&self.path("flow_map")))?;
         let fd = cgroup.as_raw_fd();
         let mut link = loaded
             .skel
@@ -327,8 +327,11 @@ impl Pinned {
         unmount_bpffs();
     }
 
-    /// What the program was loaded with, in the program's own terms.
-    pub fn params(&self) -> Result<types::mtn_brake_params> {
+    /// What the program does; `None`: what this version does not know.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is of a version that keeps it elsewhere.
+    pub fn behaviour(&self) -> Result<Option<Behaviour>> {
         let map = MapHandle::from_pinned_path(self.path("settings"))
             .context("cannot read the settings in force")?;
         let bytes = map
@@ -339,7 +342,8 @@ impl Pinned {
             "the settings are of another version of mountain: `mountain cc enable` replaces it"
         );
         // SAFETY: as many bytes as the structure has, all of whose values are plain integers.
-        Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<types::rodata>()) }.params)
+        let rodata = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<types::rodata>()) };
+        Ok(Behaviour::of_mode(rodata.params.mode))
     }
 
     /// The live flows of all network namespaces.

@@ -36,7 +36,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Placement
         Ok(root) => report.ok("cgroup", format!("sockets are met at {}", root.display())),
         Err(error) => report.fail("cgroup", format!("{error:#}"), ""),
     }
-    let mask = config.mark_mask;
+    let mask = config.mark_mask.bits();
     for fib_rule in &topology.fib_rules {
         let Some((_, theirs)) = fib_rule.fwmark.filter(|(_, theirs)| theirs & mask != 0) else {
             continue;
@@ -99,7 +99,7 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &Placement
                 ),
                 format!(
                     "give the rule a mask (fwmark MARK/{:#x}), or set `forward = \"never\"` in [placement]",
-                    !config.mark_mask
+                    !config.mark_mask.bits()
                 ),
             );
         }

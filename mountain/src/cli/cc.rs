@@ -14,9 +14,8 @@ use serde_json::{json, Value};
 use crate::bpf::log_libbpf;
 use crate::cc::flows::{self, Flow, State as FlowState};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
-use crate::cc::settings::Behaviour;
-use crate::cc::{routes, scope, Settings, NAME};
-use crate::cli::{load_config, log_to_stderr, need_root};
+use crate::cc::{routes, scope, Behaviour, NAME};
+use crate::cli::{log_to_stderr, need_root};
 use crate::host::text::count;
 use crate::report::table::{align, row, Words};
 
@@ -91,11 +90,11 @@ struct Enable {
     /// Adds `congctl` to the route for exactly this prefix in the main table.
     #[arg(long, value_name = "PREFIX", value_parser = routes::prefix)]
     route: Vec<IpNet>,
-    /// Use this behaviour; bbr and published are for comparisons [default: brake]
-    #[arg(long, value_enum)]
-    behaviour: Option<Behaviour>,
-    /// Read [cc] of this configuration file [default: /etc/mountain/mountain.toml if it exists]
-    #[arg(long, value_name = "FILE")]
+    /// Use this behaviour; bbr and published are for comparisons
+    #[arg(long, value_enum, default_value_t)]
+    behaviour: Behaviour,
+    /// Of earlier versions, which read settings from it.
+    #[arg(long, value_name = "FILE", hide = true)]
     config: Option<PathBuf>,
 }
 
@@ -125,9 +124,10 @@ impl Cc {
 impl Enable {
     fn run(self) -> Result<()> {
         need_root()?;
-        let mut settings: Settings = load_config(self.config.as_deref())?.cc;
-        if let Some(behaviour) = self.behaviour {
-            settings.behaviour = behaviour;
+        if self.config.is_some() {
+            eprintln!(
+                "--config has no effect any more: the congestion control has no settings in a file"
+            );
         }
         let pinned = Pinned::new(&self.name.name)?;
         let _lock = pinned.lock()?;
@@ -140,8 +140,8 @@ impl Enable {
         for prefix in &self.route {
             routes::find(*prefix)?;
         }
-        let done = pinned.enable(&settings)?;
-        let scoped = self.apply(&pinned, &settings, &cgroups);
+        let done = pinned.enable(self.behaviour)?;
+        let scoped = self.apply(&pinned, &cgroups);
         if scoped.is_err() && done == Enabled::New {
             // Half of what was asked for would be a surprise.
             let _ = undo(&pinned);
@@ -159,17 +159,12 @@ impl Enable {
         Ok(())
     }
 
-    fn apply(
-        &self,
-        pinned: &Pinned,
-        settings: &Settings,
-        cgroups: &[(std::fs::File, u64, PathBuf)],
-    ) -> Result<()> {
+    fn apply(&self, pinned: &Pinned, cgroups: &[(std::fs::File, u64, PathBuf)]) -> Result<()> {
         let name = pinned.name();
         let mut state = pinned.state()?;
         state.cgroups.retain(|id, _| pinned.is_scoped_to(*id));
         for (file, id, path) in cgroups {
-            pinned.scope_to(file, *id, settings)?;
+            pinned.scope_to(file, *id, self.behaviour)?;
             state.cgroups.insert(*id, path.clone());
             pinned.save(&state)?;
         }
@@ -241,11 +236,8 @@ fn status(name: &str) -> Result<Value> {
     need_root()?;
     let registered = pinned.is_registered()?;
     let state = pinned.state()?;
-    let params = pinned.params()?;
+    let behaviour = pinned.behaviour()?;
     let flows = pinned.flows()?;
-    let behaviour = [Behaviour::Brake, Behaviour::Bbr, Behaviour::Published]
-        .into_iter()
-        .find(|b| *b as u32 == params.mode);
     let sum = |f: fn(&Flow) -> u64| flows.iter().map(f).sum::<u64>();
     Ok(json!({
         "name": name,
@@ -255,17 +247,7 @@ fn status(name: &str) -> Result<Value> {
         "others": others,
         "cgroups": state.cgroups.values().collect::<Vec<_>>(),
         "routes": state.routes.iter().map(|r| r.prefix).collect::<Vec<_>>(),
-        "settings": {
-            "behaviour": behaviour,
-            "slice_min_ms": params.slice_min_us / 1000,
-            "engage_percent": f64::from(params.engage) / 10.24,
-            "hold_percent": f64::from(params.hold) / 10.24,
-            "queue_percent": f64::from(params.queue) / 10.24,
-            "queue_min_ms": f64::from(params.queue_min_us) / 1e3,
-            "grow_percent": f64::from(params.grow) / 10.24,
-            "slack_max_percent": f64::from(params.slack_max) / 10.24,
-            "hold_off_max": params.hold_off_max,
-        },
+        "settings": { "behaviour": behaviour },
         "flows": {
             "live": flows.len(),
             "braking": flows.iter().filter(|f| f.limit_bps.is_some()).count(),

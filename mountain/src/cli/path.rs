@@ -113,7 +113,7 @@ fn in_status(paths: &[PathStatus], name: &str, families: &[bool]) -> Result<Way>
 }
 
 fn in_config(config: &Config, name: &str, families: &[bool]) -> Result<Way> {
-    type Path = crate::config::PathConfig;
+    type Path = crate::steer::config::ConfiguredPath;
     // A path without a gateway is of both.
     let of_family = |p: &Path, ipv6: bool| p.gateway.is_none_or(|g| g.is_ipv6() == ipv6);
     let find = |ipv6: bool| {

@@ -135,7 +135,7 @@ mod tests {
     const BEFORE: &str = "\
 # My file.
 [steer]
-k_factor = 5   # short
+cost_weight = 5   # short
 
 [[redirect]]
 proto = \"tcp\"
@@ -156,14 +156,14 @@ dev = \"eth0\"
         let (text, _) = with_rules(BEFORE, &rules, |_| false).unwrap();
         for part in [
             "# My file.\n",
-            "k_factor = 5   # short\n",
+            "cost_weight = 5   # short\n",
             "dev = \"eth0\"\n",
         ] {
             assert!(text.contains(part), "{text}");
         }
         assert!(!text.contains("tcp"), "{text}");
         let config = Config::parse(&text, Path::new("x")).unwrap();
-        assert_eq!(config.steer.k_factor, 5);
+        assert_eq!(config.steer.cost_weight, 5.0);
         assert_eq!(config.path.len(), 1);
         let wanted: Vec<Wanted> = config.redirect.iter().map(|r| r.wanted()).collect();
         assert_eq!(wanted.len(), 2);

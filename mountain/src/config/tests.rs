@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
+use crate::steer::config::ProbeTarget;
 
 mod placement;
+mod reference;
 
 fn parse(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, Path::new("/etc/mountain.toml"))
@@ -12,46 +14,6 @@ fn error(text: &str) -> String {
 }
 
 const SAMPLE: &str = include_str!("../../../packaging/mountain.toml");
-
-#[test]
-fn the_sample_is_the_defaults() {
-    assert_eq!(parse(SAMPLE).unwrap(), Config::default());
-    assert_eq!(parse("").unwrap(), Config::default());
-    // With the comment signs taken away every key must parse, and to its default.
-    let is_key = |l: &str| l.starts_with('#') && !l.starts_with("# ") && l.len() > 1;
-    let bare: String = SAMPLE
-        .lines()
-        .map(|l| {
-            if is_key(l) && !l.starts_with("#  ") {
-                &l[1..]
-            } else {
-                l
-            }
-        })
-        .map(|l| format!("{l}\n"))
-        .collect();
-    let config = parse(&bare).expect(&bare);
-    assert_eq!(config.steer, SteerConfig::default());
-    assert_eq!(config.path.len(), 1);
-    assert_eq!(config.redirect.len(), 1);
-    assert_eq!(config.rule.len(), 1);
-    assert_eq!(config.placement, PlacementConfig::default());
-    // And no key is missing.
-    assert_eq!(config.cc, CcConfig::default());
-    let all = toml::to_string(&SteerConfig::default()).unwrap();
-    let cc = toml::to_string(&CcConfig::default()).unwrap();
-    let start = toml::to_string(&PlacementConfig::default()).unwrap();
-    for key in (all + &cc + &start)
-        .lines()
-        .filter_map(|l| l.split_once(" = "))
-        .map(|(k, _)| k)
-    {
-        assert!(
-            SAMPLE.contains(&format!("\n#{key} = ")),
-            "{key} is not in the sample"
-        );
-    }
-}
 
 #[test]
 fn a_full_path_table() {
@@ -84,23 +46,18 @@ fn errors_name_file_line_and_key() {
             "unknown field",
         ),
         (
-            "[steer]\nwindow_s = 3\n\nk_factor = \"x\"\n",
-            "/etc/mountain.toml:4: steer.k_factor: ",
+            "[steer]\nwindow_s = 3\n\ntolerance_ms = \"x\"\n",
+            "/etc/mountain.toml:4: steer.tolerance_ms: ",
             "invalid type",
         ),
         (
-            "[steer]\nk_factor = 1025\n",
-            "/etc/mountain.toml:2: steer.k_factor: ",
-            "0..=1024",
+            "[steer]\nflow_table_entries = 1000\n",
+            "/etc/mountain.toml:2: steer.flow_table_entries: ",
+            "1000 is not within 1024..=16777216",
         ),
         (
-            "[cc]\n\ngrow_percent = 400\n",
-            "/etc/mountain.toml:3: cc.grow_percent: ",
-            "5..=300",
-        ),
-        (
-            "[steer]\nk_factor = -1\n",
-            "/etc/mountain.toml:2: steer.k_factor: ",
+            "[steer]\nflow_table_entries = -1\n",
+            "/etc/mountain.toml:2: steer.flow_table_entries: ",
             "-1",
         ),
         (
@@ -198,8 +155,11 @@ fn the_old_name_of_a_table_is_read_with_a_hint() {
         .hints
         .is_empty());
     // Errors call it as the file does.
-    let error = error("[start]\nidle_s = 1\n");
-    assert!(error.contains(":2: start.idle_s: 1 is not"), "{error}");
+    let error = error("[start]\nreset_stuck_s = 1\n");
+    assert!(
+        error.contains(":2: start.reset_stuck_s: 1 is neither"),
+        "{error}"
+    );
     assert!(parse("[start]\n[placement]\n").is_err());
 }
 
@@ -212,7 +172,7 @@ fn keys_of_the_old_policy_are_read_with_a_hint() {
     let starts = [
         "/etc/mountain.toml:2: steer.objective has no effect any more",
         "/etc/mountain.toml:3: steer.hold_max_s has no effect any more",
-        "/etc/mountain.toml: path 1: power_cost_us is called cost now, in ms: write cost = 5",
+        "/etc/mountain.toml:7: path 1: power_cost_us is called cost now, in ms: write cost = 5",
     ];
     assert_eq!(config.hints.len(), starts.len(), "{:?}", config.hints);
     for (hint, start) in config.hints.iter().zip(starts) {
@@ -222,4 +182,35 @@ fn keys_of_the_old_policy_are_read_with_a_hint() {
         parse("[steer]\nwindow_s = \"long\"\n").unwrap().hints.len(),
         1
     );
+}
+
+#[test]
+fn keys_that_are_constants_now_are_read_with_a_hint() {
+    let text = "[steer]\nlatency_below_bps = 1\nbulk_above_bps = 2\nelastic_above_bps = 3\n\
+                flowlet_margin_us = 4\nforce_after_ms = 5\nk_factor = 6\n[placement]\nidle_s = 7\n\
+                [cc]\nbehaviour = \"bbr\"\nengage_percent = 75.0\n";
+    let config = parse(text).unwrap();
+    let defaults = Config::default();
+    assert_eq!(
+        (config.steer, config.placement),
+        (defaults.steer, defaults.placement)
+    );
+    let lines: Vec<&str> = config.hints.iter().map(String::as_str).collect();
+    for (line, part) in (2..=7).chain([9, 10]).zip([
+        "steer.latency_below_bps has no effect any more: the limits of the classes",
+        "steer.bulk_above_bps has",
+        "steer.elastic_above_bps has",
+        "steer.flowlet_margin_us has no effect any more: when a flow may move is fixed",
+        "steer.force_after_ms has",
+        "steer.k_factor has",
+        "placement.idle_s has",
+        "[cc] has no effect any more: its numbers are fixed, and `mountain cc enable --behaviour`",
+    ]) {
+        let start = format!("/etc/mountain.toml:{line}: {part}");
+        assert!(
+            lines.iter().any(|hint| hint.starts_with(&start)),
+            "{start}: {lines:#?}"
+        );
+    }
+    assert_eq!(lines.len(), 8, "{lines:#?}");
 }

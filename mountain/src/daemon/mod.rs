@@ -51,8 +51,6 @@ const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
 const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 /// After attaching or a change of mode, flows first seen stay where the kernel has them.
 const ADOPT_MS: u64 = 2_000;
-/// Window over which a flow's class is settled.
-const CLASS_WINDOW_MS: u64 = 1_000;
 /// A change that could not be followed is tried again after this.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How often is looked for what nothing announces: whether this host forwards and translates, and cgroups.
@@ -670,19 +668,7 @@ impl Daemon {
 
 /// The data plane's part of the configuration.
 pub fn settings(config: &Config) -> Settings {
-    let s = &config.steer;
-    Settings {
-        hash_seed: rand::random(),
-        k_factor: s.k_factor,
-        margin_us: s.flowlet_margin_us,
-        force_after_ms: s.force_after_ms.into(),
-        window_ms: CLASS_WINDOW_MS,
-        latency_below_bps: s.latency_below_bps,
-        bulk_above_bps: s.bulk_above_bps,
-        elastic_above_bps: s.elastic_above_bps,
-        flow_entries: s.flow_table_entries,
-        only_routed: true,
-    }
+    Settings::new(rand::random(), config.steer.flow_table_entries)
 }
 
 /// A verdict as the programs take it.

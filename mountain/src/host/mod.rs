@@ -13,3 +13,4 @@ pub mod namespaces;
 pub mod program;
 pub mod sysctl;
 pub mod text;
+pub mod values;

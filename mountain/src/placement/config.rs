@@ -4,11 +4,12 @@
 use std::path::PathBuf;
 
 use ipnet::IpNet;
+use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
+use super::routing::MarkMask;
 use crate::bpf::placement::MAX_RULES;
-use crate::host::text::whole_prefix;
-use crate::steer::start::MarkMask;
+use crate::host::values::{prefix, within};
 
 /// `[placement]`: new flows, where uplinks have addresses of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,12 +27,10 @@ pub struct PlacementConfig {
     pub spread: Spread,
     /// The bits of packet and connection marks that mountain may use, next to each other. Default
     /// 0xff000000.
-    pub mark_mask: u32,
-    /// An exchange of datagrams without a connection that rests for so long may start by another
-    /// path, 10..=86400 s. Default 300.
-    pub idle_s: u32,
+    pub mark_mask: MarkMask,
     /// TCP connections that hang on an uplink that has been dead for so long are reset, so that programs
     /// connect anew, 3..=3600 s. Default 0: never, they go on when the uplink does.
+    #[serde(deserialize_with = "reset_stuck")]
     pub reset_stuck_s: u32,
     /// Only sockets of processes in this cgroup (v2) are placed. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,35 +63,24 @@ impl Default for PlacementConfig {
             adopt: false,
             forward: Forward::Auto,
             spread: Spread::Flow,
-            mark_mask: 0xff00_0000,
-            idle_s: 300,
+            mark_mask: MarkMask::DEFAULT,
             reset_stuck_s: 0,
             cgroup: None,
         }
     }
 }
 
-impl PlacementConfig {
-    /// The mask, which [`PlacementConfig::check`] has found good.
-    pub fn mask(&self) -> MarkMask {
-        MarkMask::new(self.mark_mask).expect("checked when the file was read")
-    }
+/// Sooner, flows that can go on by another uplink are not given up yet: s.
+const RESET_STUCK_MIN_S: u32 = 3;
+const RESET_STUCK_MAX_S: u32 = 3600;
 
-    /// The first value out of range: its key and what is wrong with it.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
-        MarkMask::new(self.mark_mask).map_err(|text| ("mark_mask", text))?;
-        if !(10..=86_400).contains(&self.idle_s) {
-            return Err((
-                "idle_s",
-                format!("{} is not within 10..=86400", self.idle_s),
-            ));
-        }
-        // Before 3 s flows that can go on by another uplink are not given up yet.
-        if self.reset_stuck_s != 0 && !(3..=3600).contains(&self.reset_stuck_s) {
-            let text = format!("{} is neither 0 nor within 3..=3600", self.reset_stuck_s);
-            return Err(("reset_stuck_s", text));
-        }
-        Ok(())
+fn reset_stuck<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        0 => Ok(0),
+        s if (RESET_STUCK_MIN_S..=RESET_STUCK_MAX_S).contains(&s) => Ok(s),
+        s => Err(D::Error::custom(format!(
+            "{s} is neither 0 nor within {RESET_STUCK_MIN_S}..={RESET_STUCK_MAX_S}"
+        ))),
     }
 }
 
@@ -116,10 +104,13 @@ pub struct Match {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proto: Option<Proto>,
     /// Destination port: 443, or "5000-5010".
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "port_range"
+    )]
     pub ports: Option<Range>,
     /// Differentiated services code point, 0..=63.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "dscp")]
     pub dscp: Option<u8>,
     /// Cgroup (v2) of the process, below the root: "user.slice". Not of forwarded flows.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,8 +122,20 @@ pub struct Match {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mark: Option<Mark>,
     /// Destination.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "prefix")]
     pub prefix: Option<IpNet>,
+}
+
+fn port_range<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Range>, D::Error> {
+    let ports = Range::deserialize(deserializer)?;
+    match ports.1 <= u32::from(u16::MAX) {
+        true => Ok(Some(ports)),
+        false => Err(D::Error::custom("ports end at 65535")),
+    }
+}
+
+fn dscp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    within(deserializer, 0..=63).map(Some)
 }
 
 /// A number or its text.
@@ -234,30 +237,17 @@ impl TryFrom<Text> for Mark {
     }
 }
 
-impl Match {
-    /// The first value out of range: its key and what is wrong with it.
-    fn check(&self) -> Result<(), String> {
-        if self.ports.is_some_and(|ports| ports.1 > 65_535) {
-            return Err("ports end at 65535".to_owned());
-        }
-        if let Some(dscp) = self.dscp.filter(|dscp| *dscp > 63) {
-            return Err(format!("dscp {dscp} is not within 0..=63"));
-        }
-        self.prefix.iter().try_for_each(whole_prefix)
-    }
-}
-
-/// The first bad rule: its number, key, and why.
+/// Whether the programs have room for these rules.
+///
+/// # Errors
+/// The number of the first that is one too many, its key, and why.
 pub fn check(rules: &[RuleConfig]) -> Result<(), (usize, &'static str, String)> {
-    for (i, rule) in rules.iter().enumerate() {
-        rule.matches.check().map_err(|text| (i, "match", text))?;
-        if i >= MAX_RULES {
-            return Err((
-                i,
-                "match",
-                format!("at most {MAX_RULES} rules are supported"),
-            ));
-        }
+    match rules.len() <= MAX_RULES {
+        true => Ok(()),
+        false => Err((
+            MAX_RULES,
+            "match",
+            format!("at most {MAX_RULES} rules are supported"),
+        )),
     }
-    Ok(())
 }

@@ -108,7 +108,7 @@ impl Placer {
             return;
         }
         let uplink = &self.uplinks[&id];
-        match conntrack::forget_marked(uplink.ipv6, uplink.mark, self.config.mark_mask) {
+        match conntrack::forget_marked(uplink.ipv6, uplink.mark, self.config.mark_mask.bits()) {
             Ok(0) => {}
             Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
             Err(e) => warn!("{e:#}"),

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use anyhow::Result;
 use tracing::{info, warn};
 
+use super::routing::plan;
 use super::{uplinks, Placer};
 use crate::netlink::conntrack;
-use crate::steer::start::plan;
 use crate::topology::Topology;
 
 impl Placer {
@@ -17,7 +17,7 @@ impl Placer {
     /// another uplink, translated, would go on by its own one, with an address that its other end does not
     /// know. An address that has its rule keeps it: what is from there goes by it.
     pub(super) fn hold_translated(&mut self, topology: &Topology) -> Result<()> {
-        let wanted = plan(topology, self.config.mask(), &BTreeSet::new())?.routing;
+        let wanted = plan(topology, self.config.mark_mask, &BTreeSet::new())?.routing;
         let known = match self.is_idle() {
             true => uplinks::there()?,
             false => self.plan.routing.clone(),

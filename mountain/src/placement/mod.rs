@@ -2,7 +2,7 @@
 //! New flows choose their uplink, where a running one cannot change it: two providers, two addresses.
 //!
 //! [`Placer`] owns all that this needs of the kernel: a routing table for each uplink with the rules
-//! that lead there ([`crate::steer::start`]), the programs that say which (bpf/placement/placement.bpf.c), and the
+//! that lead there ([`routing`]), the programs that say which (bpf/placement/placement.bpf.c), and the
 //! table that keeps forwarded connections where they began ([`nft`]). Its drop takes all of it out.
 //! A daemon that was killed, or made way for another one ([`Placer::leave`]), leaves rules, tables and
 //! connection marks, by which flows go on where they are; new ones are the kernel's, and so are datagrams
@@ -13,6 +13,7 @@ pub mod config;
 mod dead;
 mod held;
 pub mod nft;
+mod routing;
 mod status;
 pub mod uplinks;
 
@@ -33,11 +34,11 @@ use crate::host::cgroup;
 use crate::host::sysctl::forwards;
 use crate::netlink;
 use crate::steer::alike::Difference;
-use crate::steer::start::{describe, plan, MarkMask, Plan};
 use crate::topology::{Kind, PathMasks, Topology};
 use aside::Aside;
 use config::{Forward, PlacementConfig, RuleConfig, Spread};
 use dead::Dead;
+use routing::{describe, plan, MarkMask, Plan};
 pub use status::{PlacementStatus, Suspension, UplinkStatus};
 
 /// So many ticks back a change of the routing may have happened when it becomes known.
@@ -163,7 +164,7 @@ impl Placer {
             self.leave_unconnected();
         }
         self.hold_translated(topology)?;
-        let plan = plan(topology, self.config.mask(), &self.held)?;
+        let plan = plan(topology, self.config.mark_mask, &self.held)?;
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
         let (mut marks, mut closed) = (BTreeMap::new(), BTreeSet::new());
@@ -435,7 +436,7 @@ impl Placer {
             return Ok(false);
         }
         if self.table.as_ref() != Some(uplinks) || !nft::is_there()? {
-            let (mask, uplinks) = (self.config.mask(), uplinks.clone());
+            let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
             let resets = self.config.reset_stuck_s > 0;
             self.making.begin(move || make_table(mask, uplinks, resets));
             if self.said_forward.is_some() {
@@ -590,8 +591,7 @@ fn make_table(
 fn settings(config: &PlacementConfig) -> Settings {
     Settings {
         hash_seed: rand::random(),
-        mark_mask: config.mark_mask,
-        idle_s: config.idle_s,
+        mark_mask: config.mark_mask.bits(),
         by_destination: config.spread == Spread::Destination,
     }
 }
@@ -624,7 +624,7 @@ pub fn preview(topology: &Topology, config: &PlacementConfig) -> Result<Vec<Stri
     if !config.enabled {
         return Ok(Vec::new());
     }
-    let plan = plan(topology, config.mask(), &BTreeSet::new())?;
+    let plan = plan(topology, config.mark_mask, &BTreeSet::new())?;
     let device = |ifindex: u32| {
         let mut paths = topology.paths.iter();
         let found = paths.find(|path| path.key.ifindex == ifindex);

@@ -19,9 +19,9 @@
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
+use super::routing::MarkMask;
 use crate::netlink::nft;
 use crate::netlink::wire::{push_attribute, Socket};
-use crate::steer::start::MarkMask;
 
 /// Name of the table, of family `inet`.
 pub const TABLE: &str = "mountain_start";
@@ -188,7 +188,7 @@ mod tests {
             (0x0200_0000, "eth0".to_owned()),
             (0x0300_0000, "wwan0".to_owned()),
         ];
-        let mask = MarkMask::new(0xff00_0000).unwrap();
+        let mask = MarkMask::DEFAULT;
         let text = table(mask, &uplinks, false);
         let expected = "\
 table inet mountain_start
@@ -226,7 +226,7 @@ table inet mountain_start {
     #[test]
     fn with_resets_the_table_has_a_set_for_each_family() {
         let uplinks = [(0x0200_0000, "eth0".to_owned())];
-        let mask = MarkMask::new(0xff00_0000).unwrap();
+        let mask = MarkMask::DEFAULT;
         let (with, without) = (table(mask, &uplinks, true), table(mask, &uplinks, false));
         let more = with
             .strip_prefix(without.strip_suffix("}\n").unwrap())

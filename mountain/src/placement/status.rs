@@ -61,7 +61,7 @@ impl Placer {
         let counters = self.programs.stats()?.into_iter();
         Ok(PlacementStatus {
             uplinks: uplinks.collect(),
-            mark_mask: format!("{:#x}", self.config.mark_mask),
+            mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
             forwarding: self.table.is_some(),
             inner_devices: self.programs.attached(),
             unresolved: self.unresolved.clone(),

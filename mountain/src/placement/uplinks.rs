@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The rules and routes that mountain adds ([`crate::steer::start`]): putting them into the kernel,
+//! The rules and routes that mountain adds ([`super::routing`]): putting them into the kernel,
 //! finding them again, taking them out.
 //!
 //! All of them bear a protocol number of ours, by which they are known whoever has made them: a
@@ -12,10 +12,10 @@ use std::io;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
+use super::routing::{changes, Changes, Route, Routing, Rule, Selects, To, EVERYBODY};
 use crate::netlink::own::{is_own_route, is_own_rule, PROTOCOL};
 use crate::netlink::snapshot::is_cached_route;
 use crate::netlink::wire::{ip, ip_bytes, push_attribute, Attributes, Socket};
-use crate::steer::start::{changes, Changes, Route, Routing, Rule, Selects, To, EVERYBODY};
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;

@@ -3,12 +3,12 @@
 
 pub mod alike;
 pub mod averages;
+pub mod config;
 pub mod explain;
 mod kind;
 pub mod policy;
 #[cfg(test)]
 mod policy_tests;
 pub mod rendezvous;
-pub mod start;
 
 pub use kind::PolicyKind;

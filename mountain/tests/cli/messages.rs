@@ -84,7 +84,7 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     let net = Net::new();
     for (text, line, key) in [
         ("[steer]\ntolerance_ms = \"long\"\n", 2, "tolerance_ms"),
-        ("[steer]\n\nk_factor = 4096\n", 3, "k_factor"),
+        ("[steer]\n\ncost_weight = 4096\n", 3, "cost_weight"),
         ("[steer]\nno_such_key = 1\n", 2, "no_such_key"),
         (
             "[[path]]\ndev = \"u0\"\nprobe_target = \"here\"\n",
@@ -101,11 +101,11 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     let said = net.client.mountain_fails("up --config /nonexistent.toml");
     let once = said.matches("No such file").count() == 1;
     assert!(said.contains("/nonexistent.toml") && once, "{said}");
-    let file = config("[steer]\nroutes = [\"10.0.0.1\"]\n");
+    let file = config("[steer]\nroutes = [\"10.0.0\"]\n");
     let name = file.path().to_str().unwrap();
     let said = net.client.mountain_fails(&format!("up --config {name}"));
     assert!(
-        said.contains("steer.routes 1: not a prefix such as"),
+        said.contains("steer.routes 1: \"10.0.0\" is no prefix such as"),
         "{said}"
     );
 }

@@ -58,7 +58,7 @@ impl Builder<'_> {
             .map(|member| &self.topology.paths[member.path])
             .collect();
         // Whatever is more specific than a default route is found in the main table before an
-        // uplink's own is looked up (`steer::start`).
+        // uplink's own is looked up (`placement::routing`).
         let is_default = route.table == TABLE_MAIN && route.prefix.prefix_len() == 0;
         let starts = is_default
             && route.preferred_source.is_none()

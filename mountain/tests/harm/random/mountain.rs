@@ -22,14 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Flows first seen sooner after attaching stay where the kernel has them.
 const GRACE: Duration = Duration::from_millis(2300);
 
-/// Paths differ by losing probes, never by a busy machine's delays; what moves does so at once.
+/// Paths differ by losing probes, never by a busy machine's delays.
 const CONFIG: &str = "\
 [steer]
 tolerance_ms = 1000
-force_after_ms = 0
 flow_table_entries = 1024
-[placement]
-idle_s = 3600
 ";
 
 fn limit() -> Duration {

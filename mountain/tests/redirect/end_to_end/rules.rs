@@ -114,7 +114,7 @@ fn rules_are_saved_and_restored() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("m.toml");
     let config = format!("--config {}", file.display());
-    fs::write(&file, "# mine\n[steer]\nk_factor = 5\n").unwrap();
+    fs::write(&file, "# mine\n[steer]\ncost_weight = 5\n").unwrap();
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
     net.redirect("add --proto tcp --from [fd08::17]:1 --to [fd01::2]:2 --dev rc --snat always");
     let said = net.redirect(&format!("save {config}"));
@@ -122,7 +122,7 @@ fn rules_are_saved_and_restored() {
     let before = net.json("list");
     let text = fs::read_to_string(&file).unwrap();
     assert!(
-        text.starts_with("# mine\n[steer]\nk_factor = 5\n"),
+        text.starts_with("# mine\n[steer]\ncost_weight = 5\n"),
         "{text}"
     );
 

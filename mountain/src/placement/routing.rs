@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The routing that new flows choose from: a table for each uplink, and rules that lead there.
 //!
-//! Pure data from a [`Topology`]; `netlink::uplinks` puts it into the kernel. For each family:
+//! Pure data from a [`Topology`]; [`super::uplinks`] puts it into the kernel. For each family:
 //!
 //! ```text
 //! 32765: from all fwmark MARK/MASK lookup TABLE suppress_prefixlength 0
@@ -19,7 +19,7 @@
 //! They have one priority, and the order in which they are added is that in which they are tried. Addresses
 //! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark.
 //!
-//! An address gets no rule while a connection from it is translated ([`crate::start`]): the kernel has sent that
+//! An address gets no rule while a connection from it is translated ([`super::held`]): the kernel has sent that
 //! by another uplink, whose address its other end knows, and the rule would take it away from there.
 //!
 //! Destinations to keep ([`Topology::kept`]): a VPN client opens its outer connection and then adds a route to
@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{bail, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::topology::{Kept, Path, Topology};
 
@@ -50,28 +50,15 @@ pub const TABLE_BASE: u32 = 19_700;
 pub const EVERYBODY: (u32, u32) = (0, u32::MAX - 1);
 
 /// The bits of packet marks that are ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
 pub struct MarkMask(u32);
 
 impl MarkMask {
+    /// The highest byte, which few other programs use.
+    pub const DEFAULT: Self = Self(0xff00_0000);
     /// Fewest bits: three uplinks, and none.
     const BITS_MIN: u32 = 2;
-
-    /// `mask`: bits next to each other.
-    ///
-    /// # Errors
-    /// Says what is wrong with it.
-    pub fn new(mask: u32) -> Result<Self, String> {
-        let bits = mask.count_ones();
-        let contiguous = bits > 0 && mask >> mask.trailing_zeros() == u32::MAX >> (32 - bits);
-        if !contiguous || bits < Self::BITS_MIN {
-            return Err(format!(
-                "{mask:#010x} is not a mask of {} bits or more next to each other",
-                Self::BITS_MIN
-            ));
-        }
-        Ok(Self(mask))
-    }
 
     pub fn bits(self) -> u32 {
         self.0
@@ -85,6 +72,29 @@ impl MarkMask {
     /// The mark of the uplink of this number.
     pub fn mark(self, number: u32) -> u32 {
         number << self.0.trailing_zeros() & self.0
+    }
+}
+
+impl TryFrom<u32> for MarkMask {
+    type Error = String;
+
+    /// `mask`: bits next to each other.
+    fn try_from(mask: u32) -> Result<Self, String> {
+        let bits = mask.count_ones();
+        let contiguous = bits > 0 && mask >> mask.trailing_zeros() == u32::MAX >> (32 - bits);
+        if !contiguous || bits < Self::BITS_MIN {
+            return Err(format!(
+                "{mask:#010x} is not a mask of {} bits or more next to each other",
+                Self::BITS_MIN
+            ));
+        }
+        Ok(Self(mask))
+    }
+}
+
+impl From<MarkMask> for u32 {
+    fn from(mask: MarkMask) -> u32 {
+        mask.0
     }
 }
 
@@ -376,7 +386,7 @@ pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
     }
     let missing = wanted.routes.iter().filter(|r| !there.routes.contains(r));
     changes.add_routes = missing.copied().collect();
-    // A route that takes another one's place does so at once (see `netlink::uplinks`).
+    // A route that takes another one's place does so at once (see [`super::uplinks`]).
     let replaced = |route: &Route| {
         let kind = |r: &Route| (r.table, r.ipv6, r.host, r.to == To::Unreachable);
         wanted.routes.iter().any(|r| kind(r) == kind(route))

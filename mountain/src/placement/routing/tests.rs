@@ -61,7 +61,7 @@ fn home() -> Topology {
 }
 
 fn mask() -> MarkMask {
-    MarkMask::new(0xff00_0000).unwrap()
+    MarkMask::DEFAULT
 }
 
 #[test]
@@ -190,10 +190,10 @@ fn numbers_are_the_devices_own_and_differ() {
 #[test]
 fn masks_have_two_bits_or_more_in_a_row() {
     assert_eq!(mask().mark(7), 0x0700_0000);
-    assert_eq!(MarkMask::new(0x30).unwrap().mark(3), 0x30);
-    assert_eq!(MarkMask::new(u32::MAX).unwrap().mark(9), 9);
+    assert_eq!(MarkMask::try_from(0x30).unwrap().mark(3), 0x30);
+    assert_eq!(MarkMask::try_from(u32::MAX).unwrap().mark(9), 9);
     for bad in [0, 1, 0x8000_0000, 0x5, 0xff0f] {
-        let error = MarkMask::new(bad).unwrap_err();
+        let error = MarkMask::try_from(bad).unwrap_err();
         assert!(error.contains("next to each other"), "{error}");
     }
 }

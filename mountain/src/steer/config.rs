@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `[steer]` and `[[path]]` of mountain.toml: what is steered, and what is known of the paths.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+
+use crate::host::values::{prefixes, within};
+use crate::measure::probe::Target;
+
+/// Longest name of a device, IFNAMSIZ less the closing NUL.
+const DEVICE_NAME_MAX: usize = 15;
+
+/// `[steer]`: how paths are measured and chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SteerConfig {
+    /// Only multipath routes inside these prefixes are steered. Default: all (empty).
+    #[serde(deserialize_with = "prefixes")]
+    pub routes: Vec<IpNet>,
+    /// Flows from these sources may be moved although the addresses are not this host's and replies
+    /// to them do not go inwards: NAT to addresses that every uplink accepts. Default: none.
+    #[serde(deserialize_with = "prefixes")]
+    pub movable_sources: Vec<IpNet>,
+    /// Differences of delay up to this move no flow, in ms, 1..=10000. On long or noisy paths larger
+    /// ones do not either. Default 5.
+    #[serde(deserialize_with = "tolerance")]
+    pub tolerance_ms: f64,
+    /// How much the `cost` of paths counts, 0..=1000. Default 1.
+    #[serde(deserialize_with = "cost_weight")]
+    pub cost_weight: f64,
+    /// Flows that the flow table is for, 1024..=16777216. Each takes 160 to 420 bytes. Default 131072.
+    #[serde(deserialize_with = "flow_table_entries")]
+    pub flow_table_entries: u32,
+}
+
+impl Default for SteerConfig {
+    fn default() -> Self {
+        SteerConfig {
+            routes: Vec::new(),
+            movable_sources: Vec::new(),
+            tolerance_ms: 5.0,
+            cost_weight: 1.0,
+            flow_table_entries: 131_072,
+        }
+    }
+}
+
+fn tolerance<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    within(deserializer, 1.0..=10_000.0)
+}
+
+fn cost_weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    within(deserializer, 0.0..=1000.0)
+}
+
+fn flow_table_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    within(deserializer, 1024..=1 << 24)
+}
+
+/// `[[path]]`: what is known of one path. It applies to the paths on `dev` (and of `gateway`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfiguredPath {
+    /// Device of the path. Required.
+    #[serde(deserialize_with = "device")]
+    pub dev: String,
+    /// Its gateway, where one device has several. Default: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+    /// Its name in `status` and `explain`. Default: the device's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What the path can carry, in Mbit/s, 0.001..=1000000. It tells own load from foreign load.
+    /// Default: unknown.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "capacity"
+    )]
+    pub capacity_mbit: Option<f64>,
+    /// The path is used like one that is this much longer, in ms, times `cost_weight`; 0..=10000.
+    /// Default 0.
+    #[serde(default, deserialize_with = "cost")]
+    pub cost: f64,
+    /// Probe it 20 times a second at most, as its traffic costs money. `wwan` devices are so anyway.
+    /// Default false.
+    #[serde(default)]
+    pub metered: bool,
+    /// Where probes go: an address (ICMP echo), or address:port of a `mountain reflect`, which
+    /// tells the directions apart. Default: the gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe_target: Option<ProbeTarget>,
+}
+
+fn device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    match (1..=DEVICE_NAME_MAX).contains(&name.len()) {
+        true => Ok(name),
+        false => Err(D::Error::custom(format!("{name:?} is no device name"))),
+    }
+}
+
+fn capacity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    within(deserializer, 0.001..=1e6).map(Some)
+}
+
+fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    within(deserializer, 0.0..=1e4)
+}
+
+impl ConfiguredPath {
+    /// Capacity in bit/s.
+    pub fn capacity_bps(&self) -> Option<u64> {
+        self.capacity_mbit.map(|m| (m * 1e6) as u64)
+    }
+
+    /// The probe target, if it is of the path's family.
+    pub fn target(&self, ipv6: bool) -> Option<Target> {
+        let target = match self.probe_target? {
+            ProbeTarget::Echo(ip) => Target::Icmp(ip),
+            ProbeTarget::Reflector(address) => Target::Reflector(address),
+        };
+        (target.is_ipv6() == ipv6).then_some(target)
+    }
+}
+
+/// `192.0.2.1`, `2001:db8::1` (echo) or `192.0.2.1:8610`, `[2001:db8::1]:8610` (reflector).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ProbeTarget {
+    Echo(IpAddr),
+    Reflector(SocketAddr),
+}
+
+impl TryFrom<String> for ProbeTarget {
+    type Error = String;
+    fn try_from(s: String) -> Result<Self, String> {
+        if let Ok(ip) = s.parse() {
+            return Ok(ProbeTarget::Echo(ip));
+        }
+        match s.parse::<SocketAddr>() {
+            Ok(a) if a.port() != 0 => Ok(ProbeTarget::Reflector(a)),
+            _ => Err(format!("{s:?} is neither an IP address nor address:port")),
+        }
+    }
+}
+
+impl From<ProbeTarget> for String {
+    fn from(t: ProbeTarget) -> String {
+        match t {
+            ProbeTarget::Echo(ip) => ip.to_string(),
+            ProbeTarget::Reflector(a) => a.to_string(),
+        }
+    }
+}
