@@ -342,7 +342,13 @@ fn missing_file(word: &str) -> Option<String> {
     if !folders.contains(&first) && !source {
         return None;
     }
-    let places = ["", "mountain/src", "mountain-lab/src", "mountain-lab"];
+    let places = [
+        "",
+        "mountain/src",
+        "mountain-lab/src",
+        "mountain-lab/src/experiments",
+        "mountain-lab",
+    ];
     let exists = places
         .iter()
         .any(|place| root().join(place).join(path).exists());

@@ -4,33 +4,19 @@
 #[macro_use]
 mod out;
 
-mod bench;
-mod cc;
-mod cell;
-mod cgroup;
-mod claims;
 #[cfg(test)]
 mod documented;
 mod driver;
-mod emulator;
-mod evaluate;
-mod hosts;
-mod netns;
+mod emulate;
+mod experiments;
+#[cfg(test)]
+mod layers;
 mod policy_ctl;
-mod probing;
 mod recording;
-mod redirect;
-mod replay;
 mod results;
-mod run;
 mod scenario;
-mod schedule;
-mod sessions;
 mod trace;
-mod traffic;
-mod validate_ping;
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,7 +25,9 @@ use clap::{Parser, Subcommand};
 use mountain::host::stdout::lines;
 use mountain::report::table::{align, row, Words};
 
-use scenario::{Policy, Scenario};
+use emulate::{emulator, netns};
+use experiments::{bench, cc, claims, redirect, replay, run, validate_ping};
+use scenario::Scenario;
 
 /// Set by SIGINT and SIGTERM; the run ends at the next look, and everything is removed.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -60,7 +48,7 @@ enum Command {
     /// List the scenarios.
     List,
     /// Run a scenario by its name or from your own file.
-    Run(RunArgs),
+    Run(run::RunArgs),
     /// Measure what steering costs: time per run, TCP throughput, large flow tables.
     Cost(bench::CostArgs),
     /// Check that measurements agree with ping(8) and irtt, beside a CPU hog and with a million samples.
@@ -92,43 +80,6 @@ enum Command {
     /// The emulated link's process, started by `cc` in a namespace of its own.
     #[command(hide = true)]
     EmulateLink,
-}
-
-#[derive(clap::Args)]
-pub struct RunArgs {
-    /// Run the scenario of this name (see `mountain-lab list`), or of this .toml file.
-    scenario: String,
-    /// Compare these policies instead of the scenario's.
-    #[arg(long, value_delimiter = ',', value_enum)]
-    policies: Vec<Policy>,
-    /// Repeat this many times instead of as the scenario says; fewer are not judged.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    repeat: Option<u32>,
-    /// Measure each policy for this many seconds a repeat; fewer than the scenario's are not judged.
-    #[arg(long, value_parser = seconds)]
-    seconds: Option<f64>,
-    #[command(flatten)]
-    common: driver::CommonArgs,
-    /// Exit with 1 when a figure misses the scenario's limit.
-    #[arg(long)]
-    check: bool,
-}
-
-/// Seconds of a segment: two at least, as statistics of less say nothing, and an hour at most.
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (2.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("not a number of seconds from 2 to 3600".into()),
-    }
-}
-
-impl RunArgs {
-    /// Where the results go: a folder for each scenario, unless the user names one.
-    fn out(&self) -> PathBuf {
-        let name = Path::new(&self.scenario).file_stem();
-        let name = name.unwrap_or(self.scenario.as_ref());
-        self.common.out(&name.to_string_lossy())
-    }
 }
 
 fn main() -> ExitCode {

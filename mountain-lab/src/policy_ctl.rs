@@ -13,7 +13,7 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::netns::{die_with_parent, Netns};
+use crate::emulate::netns::{die_with_parent, Netns};
 use crate::scenario::Policy;
 
 /// UDP port of the lab's reflectors; scenarios name it in `probe_target`.
@@ -78,7 +78,7 @@ impl<'a> Product<'a> {
 
     /// CPU seconds used so far by the running process.
     pub fn cpu_seconds(&self) -> Option<f64> {
-        crate::emulator::cpu_seconds(self.child.as_ref()?.id())
+        crate::emulate::emulator::cpu_seconds(self.child.as_ref()?.id())
     }
 
     fn start(&mut self) -> Result<()> {

@@ -3,6 +3,7 @@
 //!
 //! Everything panics where it fails, with what was tried and what the system said.
 
+pub mod layers;
 mod namespace;
 
 pub use namespace::Namespace;

@@ -1,0 +1,549 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The lab's hosts: client (or a router before it), server, and the emulator between them, joined
+//! by veth pairs. Every device, address and route of an experiment is made here.
+//!
+//! ```text
+//!            u0 ── ec0 │ emulator │ es0 ── s0
+//!   client   u1 ── ec1 │  cells   │ es1 ── s1   server
+//!            uref ─ ecref          esref ─ sref
+//! ```
+//!
+//! Hosts are addressed by a service address on `lo`, so that any path can carry any flow; but a client with
+//! two providers by that of its path, or as a router translates it.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use mountain::measure::ping::{self, Pinger};
+
+use super::{LinkConfig, Port};
+use crate::emulate::netns::Netns;
+use crate::scenario::{Family, Replies, Scenario, Topology};
+
+/// Name, in device names, of the idle path on which the emulator's own error is measured.
+pub const REFERENCE: &str = "ref";
+/// Table of the server's routes that answer on path i: `REPLY_TABLE + i`.
+const REPLY_TABLE: usize = 100;
+
+/// All hosts of one experiment. Dropping it removes them.
+pub struct Hosts {
+    pub client: Netns,
+    pub server: Netns,
+    pub emulator: Netns,
+    pub router: Option<Netns>,
+    /// Host of the foreign load, which shares a path but not the client.
+    pub foreign: Option<Netns>,
+    /// What the emulator has to join, in path order, the reference path last.
+    pub links: Vec<LinkConfig>,
+    family: Family,
+    topology: Topology,
+    paths: usize,
+}
+
+/// Which end of a path an address belongs to.
+#[derive(Clone, Copy)]
+enum End {
+    Client = 1,
+    Server = 2,
+    Foreign = 3,
+}
+
+impl Hosts {
+    /// Makes the hosts that a scenario asks for.
+    pub fn build(scenario: &Scenario) -> Result<Self> {
+        let mut hosts = Hosts {
+            client: Netns::create("client")?,
+            server: Netns::create("server")?,
+            emulator: Netns::create("emulator")?,
+            router: match scenario.topology.has_router() {
+                true => Some(Netns::create("router")?),
+                false => None,
+            },
+            foreign: match scenario.foreign_path() {
+                Some(_) => Some(Netns::create("foreign")?),
+                None => None,
+            },
+            links: vec![],
+            family: scenario.family,
+            topology: scenario.topology,
+            paths: scenario.paths.len(),
+        };
+        for ns in hosts.all() {
+            ns.sysctl(&[
+                ("net/ipv4/conf/all/rp_filter", "0"),
+                ("net/ipv4/conf/default/rp_filter", "0"),
+                ("net/ipv4/fib_multipath_hash_policy", "1"),
+                ("net/ipv6/fib_multipath_hash_policy", "1"),
+                // Addresses are usable at once; nobody may announce routes.
+                ("net/ipv6/conf/default/accept_dad", "0"),
+                ("net/ipv6/conf/all/accept_dad", "0"),
+                ("net/ipv6/conf/default/accept_ra", "0"),
+            ])?;
+        }
+        // The emulator only copies frames. Its own stack must not take part.
+        hosts
+            .emulator
+            .sysctl(&[("net/ipv6/conf/default/disable_ipv6", "1")])?;
+        for i in 0..hosts.paths {
+            hosts.add_path(i, &i.to_string())?;
+        }
+        hosts.add_path(hosts.paths, REFERENCE)?;
+        if let Some(path) = scenario.foreign_path() {
+            hosts.add_foreign(path)?;
+        }
+        hosts.add_routes(scenario)?;
+        hosts.limit_echoes(scenario)?;
+        Ok(hosts)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Netns> {
+        [&self.client, &self.server, &self.emulator]
+            .into_iter()
+            .chain(&self.router)
+            .chain(&self.foreign)
+    }
+
+    /// The host that chooses among the paths: where the product runs.
+    pub fn steering(&self) -> &Netns {
+        self.router.as_ref().unwrap_or(&self.client)
+    }
+
+    /// Service address of the client, which its flows are bound to.
+    pub fn client_addr(&self) -> IpAddr {
+        self.pick("10.99.0.1", "fd99::1")
+    }
+
+    /// What the client's flows are bound to: nothing, where their address is that of their path.
+    pub fn flow_addr(&self) -> IpAddr {
+        match self.topology.has_own_addresses() {
+            true => self.pick("0.0.0.0", "::"),
+            false => self.client_addr(),
+        }
+    }
+
+    /// Service address of the server.
+    pub fn server_addr(&self) -> IpAddr {
+        self.pick("10.99.1.1", "fd99:1::1")
+    }
+
+    /// Addresses of the reference path's two ends.
+    pub fn reference_addrs(&self) -> (IpAddr, IpAddr) {
+        (
+            self.link_addr(self.paths, End::Client),
+            self.link_addr(self.paths, End::Server),
+        )
+    }
+
+    /// Address of the server on path `i`: the path's gateway as the client sees it.
+    pub fn gateway(&self, i: usize) -> IpAddr {
+        self.link_addr(i, End::Server)
+    }
+
+    /// Address of the client (or router) on path `i`: the gateway as the server sees it.
+    pub fn client_gateway(&self, i: usize) -> IpAddr {
+        self.link_addr(i, End::Client)
+    }
+
+    /// Address of the foreign load's host on the path that it shares.
+    pub fn foreign_addr(&self, path: usize) -> IpAddr {
+        self.link_addr(path, End::Foreign)
+    }
+
+    /// Names of the server's devices, in path order.
+    pub fn server_devices(&self) -> Vec<String> {
+        (0..self.paths).map(|i| format!("s{i}")).collect()
+    }
+
+    fn pick(&self, v4: &str, v6: &str) -> IpAddr {
+        let text = if self.family == Family::Ipv6 { v6 } else { v4 };
+        text.parse().expect("a literal address")
+    }
+
+    fn link_addr(&self, i: usize, end: End) -> IpAddr {
+        let end = end as u8;
+        self.pick(&format!("10.20.{i}.{end}"), &format!("fd20:{i:x}::{end}"))
+    }
+
+    /// `-4` or `-6`, for `ip`.
+    fn flag(&self) -> &'static str {
+        if self.family == Family::Ipv6 {
+            "-6"
+        } else {
+            "-4"
+        }
+    }
+
+    fn host_bits(&self) -> &'static str {
+        if self.family == Family::Ipv6 {
+            "128"
+        } else {
+            "32"
+        }
+    }
+
+    fn link_bits(&self) -> &'static str {
+        if self.family == Family::Ipv6 {
+            "64"
+        } else {
+            "24"
+        }
+    }
+
+    fn add_path(&mut self, i: usize, tag: &str) -> Result<()> {
+        let (u, ec, es, s) = (
+            format!("u{tag}"),
+            format!("ec{tag}"),
+            format!("es{tag}"),
+            format!("s{tag}"),
+        );
+        let mac = |end: u8| [0x02, 0x4d, 0, 0, i as u8, end];
+        veth(self.steering(), &u, mac(1), &self.emulator, &ec, mac(2))?;
+        veth(&self.server, &s, mac(4), &self.emulator, &es, mac(3))?;
+        let (near, far) = (
+            self.link_addr(i, End::Client),
+            self.link_addr(i, End::Server),
+        );
+        self.address(self.steering(), &u, near)?;
+        self.address(&self.server, &s, far)?;
+        // The emulator carries no broadcast or multicast, so nobody can ask for an address.
+        self.neighbour(self.steering(), &u, far, mac(4))?;
+        self.neighbour(&self.server, &s, near, mac(1))?;
+        self.links.push(LinkConfig {
+            client: Port {
+                device: ec,
+                mac: mac(2),
+                peer_mac: mac(1),
+            },
+            server: Port {
+                device: es,
+                mac: mac(3),
+                peer_mac: mac(4),
+            },
+            foreign: None,
+        });
+        Ok(())
+    }
+
+    fn add_foreign(&mut self, path: usize) -> Result<()> {
+        let foreign = self
+            .foreign
+            .as_ref()
+            .expect("made when a scenario has foreign load");
+        let mac = |end: u8| [0x02, 0x4d, 0, 1, path as u8, end];
+        veth(foreign, "f0", mac(1), &self.emulator, "ef0", mac(2))?;
+        self.address(foreign, "f0", self.link_addr(path, End::Foreign))?;
+        self.neighbour(
+            foreign,
+            "f0",
+            self.link_addr(path, End::Server),
+            [0x02, 0x4d, 0, 0, path as u8, 4],
+        )?;
+        self.links[path].foreign = Some(Port {
+            device: "ef0".into(),
+            mac: mac(2),
+            peer_mac: mac(1),
+        });
+        Ok(())
+    }
+
+    fn add_routes(&self, scenario: &Scenario) -> Result<()> {
+        let (flag, client, server) = (
+            self.flag(),
+            self.client_addr().to_string(),
+            self.server_addr().to_string(),
+        );
+        if !self.topology.has_own_addresses() {
+            self.address_on_lo(&self.client, &client)?;
+        }
+        self.address_on_lo(&self.server, &server)?;
+        if let Some(router) = &self.router {
+            self.join_router(router, &client)?;
+        }
+
+        if self.topology.has_own_addresses() {
+            return self.add_uplinks();
+        }
+        let mut route = vec![flag, "route", "add", "default"];
+        if self.router.is_none() {
+            route.extend(["src", &client]);
+        }
+        let hops = self.next_hops("u", |i| self.gateway(i));
+        route.extend(hops.iter().map(String::as_str));
+        self.steering().ip(&route)?;
+
+        let mut back = vec![flag, "route", "add", "default", "src", &server];
+        let hops = self.next_hops("s", |i| self.client_gateway(i));
+        back.extend(hops.iter().map(String::as_str));
+        self.server.ip(&back)?;
+        match scenario.replies {
+            Replies::Free => Ok(()),
+            Replies::SamePath => self.pin_replies(&client, |i| i),
+            Replies::OtherPath => self.pin_replies(&client, |i| (i + 1) % self.paths),
+        }
+    }
+
+    /// Default routes as DHCP makes them, the first path's preferred; a router translates. The server
+    /// knows the way back to each path's address, which is on the link.
+    fn add_uplinks(&self) -> Result<()> {
+        for i in 0..self.paths {
+            let (gateway, device) = (self.gateway(i).to_string(), format!("u{i}"));
+            let metric = (100 * (i + 1)).to_string();
+            let route = ["via", &gateway, "dev", &device, "metric", &metric];
+            let add = [self.flag(), "route", "add", "default"];
+            self.steering().ip(add.into_iter().chain(route))?;
+        }
+        let Some(router) = &self.router else {
+            return Ok(());
+        };
+        let mut rules = String::from(
+            "table inet mtl {\n chain post {\n  type nat hook postrouting priority 100;\n",
+        );
+        for i in 0..self.paths {
+            rules += &format!("  oifname \"u{i}\" masquerade\n");
+        }
+        rules += " }\n}\n";
+        self.load_rules(router, &rules)
+    }
+
+    fn next_hops(&self, prefix: &str, gateway: impl Fn(usize) -> IpAddr) -> Vec<String> {
+        (0..self.paths)
+            .flat_map(|i| {
+                [
+                    "nexthop".into(),
+                    "via".into(),
+                    gateway(i).to_string(),
+                    "dev".into(),
+                    format!("{prefix}{i}"),
+                ]
+            })
+            .collect()
+    }
+
+    /// The server answers each packet on the path that the flow's last packet came by (or, for
+    /// `asym`, on another): conntrack remembers it, a mark selects the path's table.
+    fn pin_replies(&self, client: &str, reply_path: impl Fn(usize) -> usize) -> Result<()> {
+        let mut rules = String::from(
+            "table inet mtl {\n chain in {\n  type filter hook prerouting priority -150;\n",
+        );
+        for i in 0..self.paths {
+            rules += &format!("  iifname \"s{i}\" ct mark set {}\n", reply_path(i) + 1);
+            let (mark, table) = ((i + 1).to_string(), (REPLY_TABLE + i).to_string());
+            // Only what goes to the client's service address: probes between a path's own
+            // addresses have to stay on that path.
+            self.server.ip([
+                self.flag(),
+                "rule",
+                "add",
+                "to",
+                client,
+                "fwmark",
+                &mark,
+                "table",
+                &table,
+            ])?;
+            self.server.ip([
+                self.flag(),
+                "route",
+                "add",
+                "default",
+                "via",
+                &self.client_gateway(i).to_string(),
+                "dev",
+                &format!("s{i}"),
+                "table",
+                &table,
+            ])?;
+        }
+        rules += " }\n chain out {\n  type route hook output priority -150;\n  ct mark != 0 meta mark set ct mark\n }\n}\n";
+        self.load_rules(&self.server, &rules)
+    }
+
+    /// Gateways that answer so many pings a second, as a token bucket with a burst of five does.
+    fn limit_echoes(&self, scenario: &Scenario) -> Result<()> {
+        let mut rules = String::new();
+        for (i, path) in scenario.paths.iter().enumerate() {
+            let Some(limit) = path.echo_limit else {
+                continue;
+            };
+            for request in ["icmp type echo-request", "icmpv6 type echo-request"] {
+                rules += &format!(
+                    "  iifname \"s{i}\" {request} limit rate over {limit}/second burst 5 packets drop\n"
+                );
+            }
+        }
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let chain = "table inet mtl-echo {\n chain in {\n  type filter hook input priority 0;\n";
+        self.load_rules(&self.server, &format!("{chain}{rules} }}\n}}\n"))
+    }
+
+    fn load_rules(&self, ns: &Netns, rules: &str) -> Result<()> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), rules)?;
+        ns.run("nft", [std::ffi::OsStr::new("-f"), file.path().as_os_str()])
+            .map(drop)
+    }
+
+    fn join_router(&self, router: &Netns, client: &str) -> Result<()> {
+        let (c, r) = (
+            self.pick("10.30.0.2", "fd30::2"),
+            self.pick("10.30.0.1", "fd30::1"),
+        );
+        veth(
+            &self.client,
+            "eth0",
+            [0x02, 0x4d, 0, 2, 0, 1],
+            router,
+            "lan0",
+            [0x02, 0x4d, 0, 2, 0, 2],
+        )?;
+        self.address(&self.client, "eth0", c)?;
+        self.address(router, "lan0", r)?;
+        router.sysctl(&[
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
+        ])?;
+        let (flag, host) = (self.flag(), format!("{client}/{}", self.host_bits()));
+        router.ip([
+            flag,
+            "route",
+            "add",
+            &host,
+            "via",
+            &c.to_string(),
+            "dev",
+            "lan0",
+        ])?;
+        let router = r.to_string();
+        let mut route = vec![
+            flag, "route", "add", "default", "via", &router, "dev", "eth0",
+        ];
+        if !self.topology.has_own_addresses() {
+            route.extend(["src", client]);
+        }
+        self.client.ip(route)?;
+        Ok(())
+    }
+
+    fn address(&self, ns: &Netns, device: &str, addr: IpAddr) -> Result<()> {
+        let text = format!("{addr}/{}", self.link_bits());
+        self.add_address(ns, device, &text)
+    }
+
+    fn address_on_lo(&self, ns: &Netns, addr: &str) -> Result<()> {
+        let text = format!("{addr}/{}", self.host_bits());
+        self.add_address(ns, "lo", &text)
+    }
+
+    /// Usable at once: without `nodad` also loopback's are tentative until a kernel thread gets to them.
+    fn add_address(&self, ns: &Netns, device: &str, addr: &str) -> Result<()> {
+        let flag = self.flag();
+        let mut args = vec![flag, "address", "add", addr, "dev", device];
+        if flag == "-6" {
+            args.push("nodad");
+        }
+        ns.ip(args).map(drop)
+    }
+
+    fn neighbour(&self, ns: &Netns, device: &str, addr: IpAddr, mac: [u8; 6]) -> Result<()> {
+        let (addr, mac) = (addr.to_string(), mac_text(mac));
+        ns.ip([
+            self.flag(),
+            "neigh",
+            "replace",
+            &addr,
+            "lladdr",
+            &mac,
+            "dev",
+            device,
+            "nud",
+            "permanent",
+        ])
+        .map(drop)
+    }
+
+    /// Sends one ping and says whether it was answered within a second.
+    ///
+    /// # Errors
+    /// When it could not be sent, which says more than a missing answer.
+    pub fn ping(&self, ns: &Netns, device: &str, to: IpAddr) -> Result<bool> {
+        let options = ping::Options {
+            target: to.to_string(),
+            count: 1,
+            interval: Duration::from_secs(1),
+            size: 56,
+            device: Some(device.to_owned()),
+            ..ping::Options::default()
+        };
+        let outcome = ns.enter(|| Pinger::new(options)?.run(|_, _| ()))?;
+        Ok(outcome.run.samples.rtt_us.iter().any(Option::is_some))
+    }
+
+    /// Waits until every path answers; fails with the name of the one that does not.
+    pub fn wait_until_joined(&self) -> Result<()> {
+        for i in 0..=self.paths {
+            let device = if i == self.paths {
+                format!("u{REFERENCE}")
+            } else {
+                format!("u{i}")
+            };
+            let mut tries = 0..5;
+            while !self.ping(self.steering(), &device, self.gateway(i))? {
+                anyhow::ensure!(
+                    tries.next().is_some(),
+                    "emulated path {device} does not answer a ping"
+                );
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// A veth pair between two namespaces, up, with every offload off: the emulator reads frames from
+/// an AF_PACKET socket, where GSO packets and unfinished checksums would come through as such.
+pub fn veth(
+    a: &Netns,
+    dev_a: &str,
+    mac_a: [u8; 6],
+    b: &Netns,
+    dev_b: &str,
+    mac_b: [u8; 6],
+) -> Result<()> {
+    let (mac_a, mac_b) = (mac_text(mac_a), mac_text(mac_b));
+    crate::emulate::netns::run(
+        "ip",
+        [
+            "link",
+            "add",
+            dev_a,
+            "address",
+            &mac_a,
+            "netns",
+            a.name(),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            dev_b,
+            "address",
+            &mac_b,
+            "netns",
+            b.name(),
+        ],
+    )?;
+    for (ns, device) in [(a, dev_a), (b, dev_b)] {
+        let off = [
+            "tx", "off", "rx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off",
+        ];
+        ns.run("ethtool", ["-K", device].into_iter().chain(off))?;
+        ns.ip(["link", "set", device, "up"])?;
+    }
+    Ok(())
+}

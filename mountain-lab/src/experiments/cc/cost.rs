@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain-lab cc --cost`: what the congestion control costs a processor.
+//!
+//! 1. Time per ACK of all its callbacks together, by the kernel's own statistics of BPF programs.
+//! 2. CPU time per byte of a saturating flow, in pairs with the same object in pass-through mode.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure, Context, Result};
+use mountain::cc::Loaded;
+use mountain::measure::environment::kernel_config;
+use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::workload::stats::{bootstrap_median, median};
+use mountain_lab::workload::sys::device_index;
+use nix::sched::{sched_setaffinity, CpuSet};
+use nix::time::{clock_gettime, ClockId};
+use nix::unistd::Pid;
+use serde_json::json;
+use socket2::{Domain, Socket, Type};
+
+use super::{Available, Cc, CcArgs, CLIENT, PORT, SERVER};
+use crate::driver::Session;
+use crate::emulate::hosts::veth;
+use crate::emulate::netns::Netns;
+use crate::experiments::bench::kernel::{prog_run, Constant, RunTimeStats, Runs, PASS};
+use crate::stopped;
+
+/// Limits of the checks.
+const MAX_ACK_NS: f64 = 400.0;
+const MAX_CPU_RATIO: f64 = 1.10;
+/// Pairs that the figures need.
+const PAIRS: u32 = 15;
+/// Runs of the empty program.
+const EMPTY_RUNS: u32 = 100_000;
+/// Fewer ACKs than this are no traffic to measure.
+const MIN_ACKS: u64 = 100;
+const CHUNK: usize = 256 << 10;
+const STALL: Duration = Duration::from_secs(5);
+
+struct Plan {
+    pairs: u32,
+    /// Of one connection.
+    time: Duration,
+}
+
+/// Two hosts joined by veth without offloads: the most ACKs per byte that there can be.
+struct Rig {
+    client: Netns,
+    server: Netns,
+}
+
+impl Rig {
+    fn build() -> Result<Self> {
+        let client = Netns::create("client")?;
+        let server = Netns::create("server")?;
+        let mac = |end: u8| [0x02, 0x4d, 2, 0, 0, end];
+        veth(&client, "c0", mac(1), &server, "s0", mac(2))?;
+        for (ns, dev, own) in [(&client, "c0", CLIENT), (&server, "s0", SERVER)] {
+            let own = format!("{}/24", std::net::Ipv4Addr::from(own));
+            ns.ip(["addr", "add", &own, "dev", dev])?;
+            ns.sysctl(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
+        }
+        Ok(Rig { client, server })
+    }
+}
+
+/// One connection.
+struct Seen {
+    bytes: u64,
+    took: Duration,
+    /// CPU time of the two threads that sent and received, softirqs in their context included where
+    /// the kernel counts so ([`softirqs_counted`]), and of ksoftirqd.
+    cpu: Duration,
+}
+
+impl Seen {
+    fn bps(&self) -> f64 {
+        self.bytes as f64 * 8.0 / self.took.as_secs_f64()
+    }
+
+    /// ns per 1,000 bytes.
+    fn ns_per_kb(&self) -> f64 {
+        self.cpu.as_nanos() as f64 / (self.bytes as f64 / 1e3)
+    }
+}
+
+/// Sends for `time` as fast as congestion control and processors allow.
+fn connection(rig: &Rig, congestion: &str, time: Duration) -> Result<Seen> {
+    // A socket stays in the namespace it was made in.
+    let listener = rig
+        .server
+        .enter(|| Ok(TcpListener::bind((std::net::Ipv4Addr::from(SERVER), PORT))?))?;
+    let mut out = rig.client.enter(|| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_tcp_congestion(congestion.as_bytes())?;
+        socket.connect_timeout(&listener.local_addr()?.into(), STALL)?;
+        Ok(TcpStream::from(socket))
+    })?;
+    let (mut inward, _) = listener.accept()?;
+    inward.set_read_timeout(Some(STALL))?;
+    out.set_write_timeout(Some(STALL))?;
+    let (start, before) = (Instant::now(), ksoftirqd());
+    let reader = thread::spawn(move || -> Result<(u64, Duration)> {
+        pin(1);
+        let (mut buffer, mut bytes) = (vec![0; CHUNK], 0);
+        loop {
+            match inward
+                .read(&mut buffer)
+                .context("the receiver saw nothing for 5 s")?
+            {
+                0 => return Ok((bytes, own_cpu()?)),
+                n => bytes += n as u64,
+            }
+        }
+    });
+    let stop = Arc::new(AtomicBool::new(false));
+    let end = Arc::clone(&stop);
+    let writer = thread::spawn(move || -> Result<Duration> {
+        pin(0);
+        let buffer = vec![0; CHUNK];
+        while !end.load(Ordering::Relaxed) {
+            out.write_all(&buffer)
+                .context("the sender stalled for 5 s")?;
+        }
+        out.shutdown(Shutdown::Write)?;
+        own_cpu()
+    });
+    thread::sleep(time);
+    stop.store(true, Ordering::Relaxed);
+    let panicked = |_| anyhow!("a thread of the connection panicked");
+    let sent = writer.join().map_err(panicked)??;
+    let (bytes, received) = reader.join().map_err(panicked)??;
+    let kernel = ksoftirqd().saturating_sub(before);
+    ensure!(!stopped(), "interrupted");
+    ensure!(bytes > 0, "nothing arrived");
+    Ok(Seen {
+        bytes,
+        took: start.elapsed(),
+        cpu: sent + received + kernel,
+    })
+}
+
+fn own_cpu() -> Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}
+
+/// CPU time of all ksoftirqd, where the kernel says (schedstat).
+fn ksoftirqd() -> Duration {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let of = |dir: std::path::PathBuf| -> Option<u64> {
+        let name = std::fs::read_to_string(dir.join("comm")).ok()?;
+        name.starts_with("ksoftirqd/").then_some(())?;
+        let stat = std::fs::read_to_string(dir.join("schedstat")).ok()?;
+        stat.split(' ').next()?.parse().ok()
+    };
+    Duration::from_nanos(processes.filter_map(|p| of(p.path())).sum())
+}
+
+/// Sender and receiver on processors of their own, where there are two.
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    if set.set(cpu).is_ok() {
+        let _ = sched_setaffinity(Pid::from_raw(0), &set);
+    }
+}
+
+/// What the callbacks of one connection took.
+struct AckCost {
+    /// Of all callbacks, for each run of the one that handles ACKs.
+    ns: f64,
+    /// Runs of any callback for each of those.
+    runs: f64,
+    /// ns for each callback, for each ACK.
+    each: Vec<(&'static str, f64)>,
+    acks: u64,
+}
+
+fn ack_cost(rig: &Rig, who: &Available, time: Duration) -> Result<AckCost> {
+    let (loaded, _) = who.ours.as_ref().context("no program of ours")?;
+    let before = all_runs(loaded)?;
+    connection(rig, &who.name, time)?;
+    let after = all_runs(loaded)?;
+    let each = || after.iter().zip(&before).map(|(a, b)| a.1.since(b.1));
+    let acks = after
+        .iter()
+        .zip(&before)
+        .find(|(a, _)| a.0 == Loaded::ACK_PROGRAM)
+        .map_or(0, |(a, b)| a.1.since(b.1).count);
+    let names = after.iter().map(|(name, _)| *name);
+    ensure!(
+        acks >= MIN_ACKS,
+        "{acks} ACKs in {time:?}: not the traffic to measure"
+    );
+    Ok(AckCost {
+        ns: each().map(|r| r.ns).sum::<u64>() as f64 / acks as f64,
+        runs: each().map(|r| r.count).sum::<u64>() as f64 / acks as f64,
+        each: names
+            .zip(each().map(|r| r.ns as f64 / acks as f64))
+            .collect(),
+        acks,
+    })
+}
+
+fn all_runs(loaded: &Loaded) -> Result<Vec<(&'static str, Runs)>> {
+    let programs = loaded.programs().into_iter();
+    programs
+        .map(|(name, fd)| Ok((name, Runs::of(fd)?)))
+        .collect()
+}
+
+/// ns that a program of two instructions shows: what the statistics themselves cost.
+fn empty_ns(rig: &Rig) -> Result<f64> {
+    rig.client.enter(|| {
+        let empty = Constant::load(PASS)?;
+        let before = Runs::of(empty.as_fd())?;
+        let packet = [0u8; 64];
+        for _ in 0..EMPTY_RUNS {
+            prog_run(empty.as_fd(), &packet, device_index("c0"), 1)?;
+        }
+        Ok(Runs::of(empty.as_fd())?.since(before).mean_ns())
+    })
+}
+
+/// Whether the time of softirqs is in the CPU time of the thread in whose context they ran, by the
+/// kernel's configuration; `None`: unknown. With CONFIG_IRQ_TIME_ACCOUNTING it is taken out
+/// (update_rq_clock_task), and much of what TCP does is done in softirqs.
+fn softirqs_counted(config: Option<&[u8]>) -> Option<bool> {
+    let config = String::from_utf8_lossy(config?);
+    Some(!config.lines().any(|l| l == "CONFIG_IRQ_TIME_ACCOUNTING=y"))
+}
+
+/// What a ratio and its interval say about a limit that it must not be above. Nothing, unless the
+/// CPU time is known to have the softirqs in it.
+fn verdict(ratios: &[f64], limit: f64, seed: u64, softirqs: Option<bool>) -> Check {
+    let (lo, hi) = bootstrap_median(ratios, seed);
+    let n = ratios.len();
+    let name = format!(
+        "CPU per byte, mountain / pass-through: median {:.3}, 95% interval [{lo:.3}-{hi:.3}] \
+         n={n}, upper end",
+        median(ratios)
+    );
+    let mut check = Check::new(&name, Some(hi), Op::AtMost, limit, None);
+    // Above the limit is missed only where all of the interval is.
+    let missed = lo > limit;
+    if softirqs != Some(true) || (check.met == Some(false) && !missed) {
+        check.met = None;
+    }
+    check
+}
+
+/// Both parts; `args.repeat` is the number of pairs.
+pub fn run(args: &CcArgs) -> Result<ExitCode> {
+    let quick = args.common.quick;
+    let plan = Plan {
+        pairs: args.repeat.unwrap_or(if quick { 5 } else { PAIRS }),
+        time: Duration::from_millis(if quick { 500 } else { 2_000 }),
+    };
+    let steps = u64::from(plan.pairs) * 4;
+    let (session, mut result) = Session::begin("cc-cost", &args.common, plan.pairs, steps);
+    let softirqs = softirqs_counted(kernel_config().as_deref());
+    let environment = &mut result.environment;
+    environment.insert("softirqs_in_thread_cpu_time".into(), json!(softirqs));
+    let rig = Rig::build()?;
+    let who = [Cc::Mountain, Cc::Wrapped].map(Available::new);
+    let [mountain, wrapped] = who;
+    let who = [mountain?, wrapped?];
+    measure(&session, &rig, &who, &plan, softirqs, &mut result)?;
+    let least = [("pairs", plan.pairs.into(), PAIRS.into())];
+    session.finish(&mut result, &args.common, args.check, &least)
+}
+
+fn measure(
+    session: &Session,
+    rig: &Rig,
+    who: &[Available; 2],
+    plan: &Plan,
+    softirqs: Option<bool>,
+    result: &mut RunResult,
+) -> Result<()> {
+    // ABBA: a trend favours nobody.
+    let order = |pair: u32| {
+        if pair.is_multiple_of(2) {
+            [0, 1]
+        } else {
+            [1, 0]
+        }
+    };
+    let (mut empty, mut acks) = (Vec::new(), [Vec::new(), Vec::new()]);
+    {
+        let _stats = RunTimeStats::enable()?;
+        for pair in 0..plan.pairs {
+            empty.push(empty_ns(rig).context("an empty program")?);
+            for i in order(pair) {
+                session.step("time per ACK")?;
+                acks[i].push(ack_cost(rig, &who[i], plan.time).context("time per ACK")?);
+            }
+        }
+    }
+    // Without the statistics, which cost something themselves.
+    let mut flows = [Vec::new(), Vec::new()];
+    for pair in 0..plan.pairs {
+        for i in order(pair) {
+            session.step("CPU per byte")?;
+            flows[i].push(connection(rig, &who[i].name, plan.time).context("CPU per byte")?);
+        }
+    }
+
+    let seed = result.seed;
+    let mut put = |policy: &str, name: &str, unit: &str, values: Vec<f64>, n: u64| {
+        let values = values.into_iter().map(Some).collect();
+        let metric = Metric::of_repeats(unit, values, n, seed);
+        let metrics = result.policies.entry(policy.into()).or_default();
+        metrics.insert(name.into(), metric);
+    };
+    let runs = u64::from(EMPTY_RUNS) * empty.len() as u64;
+    put("empty program", "run_ns", "ns", empty.clone(), runs);
+    for (i, who) in who.iter().enumerate() {
+        let (name, acks) = (who.cc.name(), &acks[i]);
+        let n = acks.iter().map(|a| a.acks).sum();
+        let each = |f: &dyn Fn(&AckCost) -> f64| acks.iter().map(f).collect::<Vec<_>>();
+        put(name, "ack_ns", "ns", each(&|a| a.ns), n);
+        put(name, "ack_runs", "x", each(&|a| a.runs), n);
+        for (i, (callback, _)) in acks
+            .first()
+            .into_iter()
+            .flat_map(|a| a.each.iter().enumerate())
+        {
+            let metric = format!("ack_{callback}_ns");
+            put(name, &metric, "ns", each(&|a| a.each[i].1), n);
+        }
+        // What it costs when nobody measures it: less what an empty program shows.
+        let net = acks.iter().zip(&empty).map(|(a, e)| a.ns - a.runs * e);
+        put(name, "ack_net_ns", "ns", net.collect(), n);
+        let flows = &flows[i];
+        let n = flows.len() as u64;
+        let each = |f: &dyn Fn(&Seen) -> f64| flows.iter().map(f).collect::<Vec<_>>();
+        put(name, "goodput_bps", "bps", each(&Seen::bps), n);
+        put(name, "cpu_ns_per_kb", "ns", each(&Seen::ns_per_kb), n);
+    }
+    let added = acks[0].iter().zip(&acks[1]).map(|(m, w)| m.ns - w.ns);
+    let n = acks[0].iter().map(|a| a.acks).sum();
+    put("mountain", "ack_added_ns", "ns", added.collect(), n);
+    let pairs = || flows[0].iter().zip(&flows[1]);
+    let ratios: Vec<f64> = pairs()
+        .map(|(m, w)| m.ns_per_kb() / w.ns_per_kb())
+        .collect();
+    let goodput = pairs().map(|(m, w)| m.bps() / w.bps()).collect();
+    let n = ratios.len() as u64;
+    put("mountain", "cpu_ratio", "x", ratios.clone(), n);
+    put("mountain", "goodput_ratio", "x", goodput, n);
+    let ns = acks[0].iter().map(|a| a.ns).collect::<Vec<_>>();
+    result.checks = vec![
+        Check::new(
+            "ns per ACK, all callbacks, BBR and the statistics' own cost included",
+            Some(median(&ns)),
+            Op::AtMost,
+            MAX_ACK_NS,
+            None,
+        ),
+        verdict(&ratios, MAX_CPU_RATIO, seed, softirqs),
+    ];
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_needs_an_interval_on_one_side() {
+        let around = |middle: f64, spread: f64, n: i32| -> Vec<f64> {
+            (0..n)
+                .map(|i| middle + spread * f64::from(i - n / 2) / f64::from(n))
+                .collect()
+        };
+        let of = |middle, spread, n| verdict(&around(middle, spread, n), 1.1, 1, Some(true));
+        assert_eq!(of(1.02, 0.05, 15).met, Some(true));
+        assert_eq!(of(1.3, 0.05, 15).met, Some(false));
+        let open = of(1.1, 0.1, 15);
+        assert_eq!(open.met, None);
+        assert!(open.to_string().ends_with("not shown"), "{open}");
+        // Nor does CPU time without what the kernel did on the threads' behalf.
+        for softirqs in [Some(false), None] {
+            for middle in [1.02, 1.3] {
+                let check = verdict(&around(middle, 0.05, 15), 1.1, 1, softirqs);
+                assert_eq!(check.met, None);
+                assert!(check.to_string().ends_with("not shown"), "{check}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernels_configuration_tells_what_cpu_time_is() {
+        let counted = |text: &str| softirqs_counted(Some(text.as_bytes()));
+        let off = "# CONFIG_IRQ_TIME_ACCOUNTING is not set\nCONFIG_HAVE_IRQ_TIME_ACCOUNTING=y\n";
+        assert_eq!(counted(off), Some(true));
+        assert_eq!(counted("CONFIG_IRQ_TIME_ACCOUNTING=y\n"), Some(false));
+        assert_eq!(softirqs_counted(None), None);
+    }
+
+    #[test]
+    fn cost_is_per_byte() {
+        let seen = Seen {
+            bytes: 4_000_000,
+            took: Duration::from_secs(2),
+            cpu: Duration::from_millis(8),
+        };
+        assert_eq!((seen.bps(), seen.ns_per_kb()), (16e6, 2_000.0));
+    }
+}

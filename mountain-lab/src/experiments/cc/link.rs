@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The emulated link between client and server: a child process in the emulator's namespace, one
+//! for each segment, that plays a [`LinkPlan`] and reports what its queue was like.
+//!
+//! Client to server: rate and queue ([`Bottleneck`]), then half the round trip; back: the other
+//! half, and what a plan adds there ([`Back`]). Like the emulator of the paths it is single-threaded, locked in memory and of real-time
+//! priority; how late it was is in its report.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{anyhow, ensure, Context, Result};
+use async_trait::async_trait;
+use mountain_lab::workload::stats::percentile;
+use rattan_core::cells::{Egress, Packet, StdPacket};
+use rattan_core::core::RattanCore;
+use rattan_core::metal::io::af_packet::AfPacketDriver;
+use rattan_core::metal::timer::Timer;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::bottleneck::{Back, Bottleneck, Fate, LinkPlan};
+use crate::emulate::cell::EgressCell;
+use crate::emulate::emulator::{add_port, be_realtime, cpu_seconds, monotonic_ns, VethIds};
+use crate::emulate::netns::{die_with_parent, Netns};
+use crate::emulate::LinkConfig;
+
+/// Frames longer than this carry data: their queue is the one that counts.
+const ETHERNET_HEADER: u64 = 14;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Config {
+    link: LinkConfig,
+    plan: LinkPlan,
+}
+
+/// What the link saw, from the client to the server.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// Arrival (µs after the start) and departure of every packet that was not dropped.
+    pub packets: Vec<(u64, u64)>,
+    pub dropped: u64,
+    pub lost: u64,
+    /// How late packets left the emulator, 99th percentile and largest, of the direction in which it
+    /// was later: a late ACK falsifies a run as a late packet does.
+    pub late_p99_us: u32,
+    pub late_max_us: u32,
+}
+
+impl LinkReport {
+    /// Time that a packet would have waited in the queue, every ms of a stretch of time: the same
+    /// moments for everybody, however few packets a sender has sent in a bad one.
+    pub fn queue_us(&self, from_us: u64, until_us: u64) -> Vec<u32> {
+        let mut samples = Vec::new();
+        let (mut next, mut free_at) = (0, 0);
+        for t in (from_us..until_us).step_by(1_000) {
+            while let Some((arrived, left)) = self.packets.get(next).filter(|p| p.0 <= t) {
+                debug_assert!(arrived <= left);
+                free_at = *left;
+                next += 1;
+            }
+            samples.push(free_at.saturating_sub(t).min(u32::MAX.into()) as u32);
+        }
+        samples
+    }
+}
+
+/// The running child. Dropping it stops it.
+pub struct Link {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    /// CLOCK_MONOTONIC at time 0 of the plan.
+    pub start_ns: u64,
+}
+
+impl Link {
+    /// Starts the child in its namespace and waits until it forwards.
+    pub fn start(emulator: &Netns, link: &LinkConfig, plan: &LinkPlan) -> Result<Self> {
+        let exe = std::env::current_exe().context("the path of this program")?;
+        let mut command = emulator.command(exe.as_os_str());
+        command
+            .arg("emulate-link")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        die_with_parent(&mut command);
+        let mut child = command.spawn().context("cannot start the emulator")?;
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("piped above"));
+        let mut running = Link {
+            child,
+            stdin,
+            stdout,
+            start_ns: 0,
+        };
+        let config = Config {
+            link: link.clone(),
+            plan: plan.clone(),
+        };
+        let line = serde_json::to_string(&config)? + "\n";
+        let to = running.stdin.as_mut().expect("piped above");
+        to.write_all(line.as_bytes()).and_then(|()| to.flush())?;
+        let mut answer = String::new();
+        running.stdout.read_line(&mut answer)?;
+        let start = answer.trim().parse();
+        running.start_ns = start.map_err(|_| anyhow!("the emulator did not start"))?;
+        Ok(running)
+    }
+
+    /// CPU time that the child has used so far, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        cpu_seconds(self.child.id()).unwrap_or(0.0)
+    }
+
+    /// Stops the link; what it saw.
+    pub fn finish(mut self) -> Result<LinkReport> {
+        drop(self.stdin.take());
+        let mut text = String::new();
+        self.stdout.read_line(&mut text)?;
+        ensure!(!text.is_empty(), "the emulator stopped without a report");
+        serde_json::from_str(&text).context("the emulator's report")
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    packets: Vec<(u64, u64)>,
+    dropped: u64,
+    lost: u64,
+    /// There and back.
+    late_us: [Vec<u32>; 2],
+}
+
+/// The child's main function: forwards until standard input ends, then reports.
+pub fn child_main() -> Result<()> {
+    let mut input = BufReader::new(std::io::stdin());
+    let mut line = String::new();
+    input.read_line(&mut line)?;
+    let config: Config = serde_json::from_str(&line).context("configuration")?;
+    // Before the start: locking the memory takes most of a second.
+    be_realtime()?;
+    let runtime = Arc::new(
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?,
+    );
+    let cancel = CancellationToken::new();
+    let mut core: RattanCore<AfPacketDriver> =
+        RattanCore::new(runtime.clone(), cancel.child_token(), cancel.child_token());
+    let log = Arc::new(Mutex::new(Log::default()));
+    let (start, start_ns) = (Instant::now(), monotonic_ns());
+    // Drivers and timers register with the runtime when they are made.
+    let context = runtime.enter();
+    let mut ids = VethIds::default();
+    add_port(&mut core, "client", &config.link.client, &mut ids)?;
+    add_port(&mut core, "server", &config.link.server, &mut ids)?;
+    let half = Duration::from_micros((config.plan.rtt_us / 2).into());
+    let back = config.plan.back.clone();
+    let forward = LinkEgress::cell(start, half, config.plan, log.clone())?;
+    let backward = BackEgress::cell(start, half, back, log.clone())?;
+    core.build_cell("forward".into(), |_| Ok(forward))
+        .map_err(|e| anyhow!("{e:?}"))?;
+    core.build_cell("backward".into(), |_| Ok(backward))
+        .map_err(|e| anyhow!("{e:?}"))?;
+    for (name, from, to) in [
+        ("forward", "client", "server"),
+        ("backward", "server", "client"),
+    ] {
+        core.link_cell(from.into(), name.into());
+        core.link_cell(name.into(), to.into());
+    }
+    drop(context);
+    core.spawn_rattan().map_err(|e| anyhow!("{e:?}"))?;
+    core.start_rattan().map_err(|e| anyhow!("{e:?}"))?;
+
+    let (quit, mut quitting) = mpsc::channel::<()>(1);
+    std::thread::spawn(move || {
+        println!("{start_ns}");
+        let _ = input.read_line(&mut String::new());
+        drop(quit);
+    });
+    runtime.block_on(quitting.recv());
+    let log = std::mem::take(&mut *log.lock().map_err(|_| anyhow!("a cell panicked"))?);
+    let [mut there, mut back] = log.late_us;
+    let mut late = |q: f64| {
+        let of = |late: &mut Vec<u32>| percentile(late, q).unwrap_or(0.0) as u32;
+        of(&mut there).max(of(&mut back))
+    };
+    let report = LinkReport {
+        packets: log.packets,
+        dropped: log.dropped,
+        lost: log.lost,
+        late_p99_us: late(0.99),
+        late_max_us: late(1.0),
+    };
+    println!("{}", serde_json::to_string(&report)?);
+    std::process::exit(0)
+}
+
+/// The way there: the bottleneck and what it saw.
+struct LinkEgress {
+    packets: mpsc::UnboundedReceiver<StdPacket>,
+    start: Instant,
+    delay: Duration,
+    bottleneck: Bottleneck,
+    log: Arc<Mutex<Log>>,
+    timer: Timer,
+}
+
+impl LinkEgress {
+    fn cell(
+        start: Instant,
+        delay: Duration,
+        plan: LinkPlan,
+        log: Arc<Mutex<Log>>,
+    ) -> Result<EgressCell<Self>> {
+        EgressCell::new(|packets| {
+            Ok(LinkEgress {
+                packets,
+                start,
+                delay,
+                bottleneck: Bottleneck::new(plan),
+                log,
+                timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
+            })
+        })
+    }
+
+    /// When the packet has crossed the bottleneck; `None`: it has not.
+    fn cross(&mut self, arrived: Instant, bytes: u64) -> Option<Instant> {
+        let t_us = micros(arrived.saturating_duration_since(self.start));
+        let mut log = self.log.lock().ok()?;
+        match self.bottleneck.arrive(t_us, bytes) {
+            Fate::Dropped => {
+                log.dropped += 1;
+                None
+            }
+            Fate::Lost(left) => {
+                log.packets.push((t_us as u64, left as u64));
+                log.lost += 1;
+                None
+            }
+            Fate::Leaves(left) => {
+                log.packets.push((t_us as u64, left as u64));
+                Some(self.start + Duration::from_nanos((left * 1e3) as u64))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Egress<StdPacket> for LinkEgress {
+    async fn dequeue(&mut self) -> Option<StdPacket> {
+        let mut packet = self.packets.recv().await?;
+        let bytes = packet.length() as u64 - ETHERNET_HEADER;
+        // `None` is how a cell tells rattan that there is nothing to forward.
+        let leaves = self.cross(packet.get_timestamp(), bytes)? + self.delay;
+        self.timer.sleep_until(leaves).await.ok()?;
+        note_late(&self.log, 0, leaves);
+        packet.delay_until(leaves);
+        Some(packet)
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
+}
+
+fn note_late(log: &Mutex<Log>, direction: usize, due: Instant) {
+    let late = Instant::now().saturating_duration_since(due);
+    if let Ok(mut log) = log.lock() {
+        log.late_us[direction].push(late.as_micros() as u32);
+    }
+}
+
+/// A packet on its way back. Ordered by when it is due, the earliest the greatest, for a heap.
+struct Due {
+    at: Instant,
+    /// Of arrival: packets that are due together keep their order.
+    number: u64,
+    packet: StdPacket,
+}
+
+impl Due {
+    fn key(&self) -> Reverse<(Instant, u64)> {
+        Reverse((self.at, self.number))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+/// The way back, where flows may differ in delay: a packet may overtake those of another flow.
+struct BackEgress {
+    packets: mpsc::UnboundedReceiver<StdPacket>,
+    start: Instant,
+    delay: Duration,
+    plan: Back,
+    log: Arc<Mutex<Log>>,
+    waiting: BinaryHeap<Due>,
+    arrived: u64,
+    /// When the last one was due.
+    left: Option<Instant>,
+    timer: Timer,
+}
+
+impl BackEgress {
+    fn cell(
+        start: Instant,
+        delay: Duration,
+        plan: Back,
+        log: Arc<Mutex<Log>>,
+    ) -> Result<EgressCell<Self>> {
+        EgressCell::new(|packets| {
+            Ok(BackEgress {
+                packets,
+                start,
+                delay,
+                plan,
+                log,
+                waiting: BinaryHeap::new(),
+                arrived: 0,
+                left: None,
+                timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
+            })
+        })
+    }
+
+    fn push(&mut self, packet: StdPacket) {
+        let t_us = micros(packet.get_timestamp().saturating_duration_since(self.start));
+        let far = source_port(packet.as_slice()).is_some_and(|port| port != super::PORT);
+        let due_us = self.plan.leaves_us(t_us + micros(self.delay), far);
+        self.waiting.push(Due {
+            at: self.start + Duration::from_nanos((due_us * 1e3) as u64),
+            number: self.arrived,
+            packet,
+        });
+        self.arrived += 1;
+    }
+}
+
+#[async_trait]
+impl Egress<StdPacket> for BackEgress {
+    async fn dequeue(&mut self) -> Option<StdPacket> {
+        loop {
+            let Some(first) = self.waiting.peek() else {
+                let packet = self.packets.recv().await?;
+                self.push(packet);
+                continue;
+            };
+            let at = first.at;
+            tokio::select! {
+                biased;
+                packet = self.packets.recv() => {
+                    self.push(packet?);
+                    continue;
+                }
+                slept = self.timer.sleep_until(at) => {
+                    slept.ok()?;
+                }
+            }
+            // The rest of a burst waits for its first, as it would in a radio.
+            if self.left != Some(at) {
+                note_late(&self.log, 1, at);
+            }
+            self.left = Some(at);
+            let mut due = self.waiting.pop()?;
+            due.packet.delay_until(at);
+            return Some(due.packet);
+        }
+    }
+}
+
+/// Source port of an Ethernet frame with IPv4 and TCP.
+fn source_port(frame: &[u8]) -> Option<u16> {
+    let ip = frame.get(ETHERNET_HEADER as usize..)?;
+    let header = usize::from(ip.first()? & 0xf) * 4;
+    // Protocol TCP.
+    if ip.get(9) != Some(&6) {
+        return None;
+    }
+    let port = ip.get(header..header + 2)?;
+    Some(u16::from_be_bytes([port[0], port[1]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queue_is_sampled_by_time() {
+        let report = LinkReport {
+            packets: vec![(500, 3_500), (600, 4_600), (5_000, 5_100)],
+            ..Default::default()
+        };
+        assert_eq!(
+            report.queue_us(0, 6_000),
+            [0, 3_600, 2_600, 1_600, 600, 100]
+        );
+    }
+
+    #[test]
+    fn ports_are_found_behind_options() {
+        let mut frame = vec![0u8; 14];
+        frame.extend([0x46, 0, 0, 0, 0, 0, 0, 0, 64, 6]);
+        frame.extend([0; 14]);
+        frame.extend([0x1c, 0x20, 0, 80]);
+        assert_eq!(source_port(&frame), Some(7200));
+        frame[23] = 17;
+        assert_eq!(source_port(&frame), None);
+        assert_eq!(source_port(&frame[..20]), None);
+    }
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Claims 1 and 2: pings with the metrics patch off (A) and on (B), by its switches on one kernel.
+//!
+//! On: metrics are kept, and next hops chosen by the originally published rule.
+
+use anyhow::Result;
+use mountain::measure::runfile::RunFile;
+use mountain::measure::stats::far_out;
+
+use super::registry::Verdict;
+use super::switches::{off_on, Switches};
+use super::Bench;
+use crate::emulate::netns::Netns;
+use crate::experiments::probing::ab::{paired, Blocks, Judgement, Paired};
+use crate::experiments::probing::lane::{Delay, Lane};
+use crate::experiments::probing::pool::{delays, table};
+use crate::experiments::probing::tool::Tool;
+
+pub const METRICS: &str = "net.ipv4.path_metrics";
+pub const SCORE: &str = "net.ipv4.fib_multipath_score";
+const SIDES: [&[&str]; 2] = [&["0", "0"], &["1", "1"]];
+
+/// Of a WAN, one way: round trips of 20 ms ± 2 ms, on both paths.
+const WAN: Delay = Delay {
+    ms: 10.0,
+    noise_ms: 1.0,
+};
+/// Pings over it are unchanged when what the data allow is within these shares; those by which
+/// `mountain ping` agrees with other tools (docs/validate-ping.md).
+const ALIKE: [(&str, f64); 2] = [("Median", 0.01), ("P99", 0.05)];
+
+/// Claim 1: of loopback.
+pub fn local(bench: &mut Bench) -> Result<Verdict> {
+    let host = Netns::create("local")?;
+    let switches = Switches::hold(Some(&host), &[METRICS, SCORE])?;
+    let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
+    let target = "127.0.0.1".parse()?;
+    let mut measure = || Tool::MountainIcmp.measure(&host, target, &block, &dir);
+    let blocks = off_on(bench, "local", &switches, SIDES, &mut measure)?;
+    Ok(spread(&blocks))
+}
+
+/// Claim 2: over two emulated paths of the same cost.
+pub fn wan(bench: &mut Bench) -> Result<Verdict> {
+    let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
+    let mut lane = Lane::build(&[WAN; 2], block.seconds() + 2.0, bench.seed)?;
+    let mut number = 0;
+    let switches = Switches::hold(Some(lane.client()), &[METRICS, SCORE])?;
+    let mut measure = || {
+        lane.play(number)?;
+        number += 1;
+        Tool::MountainIcmp.measure(lane.client(), lane.server_addr(), &block, &dir)
+    };
+    let blocks = off_on(bench, "wan", &switches, SIDES, &mut measure)?;
+    Ok(unchanged(&blocks.judge()?))
+}
+
+/// Standard deviation and outliers of each round, by the question of pairs alone: they are figures of a
+/// block. The claim is of both; either of them higher refutes it.
+fn spread(blocks: &Blocks) -> Verdict {
+    let [a, b] = &blocks.runs;
+    let stdev = |run: &RunFile| delays(&table(run, false), |d| d.stdev);
+    let stdevs = a
+        .iter()
+        .zip(b)
+        .filter_map(|(a, b)| Some([stdev(a)?, stdev(b)?]));
+    let stdevs: Vec<[f64; 2]> = stdevs.collect();
+    let outliers: Vec<[f64; 2]> = a.iter().zip(b).map(|(a, b)| outliers([a, b])).collect();
+    let differences = |pairs: &[[f64; 2]]| pairs.iter().map(|[a, b]| b - a).collect();
+    let rows = paired([
+        ("stdev", differences(&stdevs)),
+        ("outliers", differences(&outliers)),
+    ]);
+    let mean = |pairs: &[[f64; 2]], side: usize| {
+        pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64
+    };
+    let said = |row: &Paired| match row.lower() {
+        Some(true) => "lower",
+        Some(false) => "higher",
+        None => "no difference shown",
+    };
+    let n: usize = a.iter().map(|run| run.samples.len()).sum();
+    let detail = format!(
+        "loopback, {} rounds, {n} pings a side, means, off → on: stdev {:.2} → {:.2} us ({}); outliers \
+         {:.2} → {:.2} % ({})",
+        a.len(),
+        mean(&stdevs, 0),
+        mean(&stdevs, 1),
+        said(&rows[0]),
+        mean(&outliers, 0) * 100.0,
+        mean(&outliers, 1) * 100.0,
+        said(&rows[1]),
+    );
+    let lower: Vec<Option<bool>> = rows.iter().map(Paired::lower).collect();
+    match &lower[..] {
+        [Some(true), Some(true)] => Verdict::Shown(detail),
+        rows if rows.contains(&Some(false)) => Verdict::Refuted(detail),
+        _ => Verdict::NoDifference(detail),
+    }
+}
+
+/// Share of each side's answers that lie far out, by the quartiles of both sides together: those of
+/// its own would move with what is being counted.
+fn outliers(runs: [&RunFile; 2]) -> [f64; 2] {
+    let rtts = runs.map(|run| run.samples.rtt_us.iter().flatten().copied());
+    let mut both: Vec<f64> = rtts.iter().cloned().flatten().collect();
+    both.sort_unstable_by(f64::total_cmp);
+    let limit = far_out(&both).unwrap_or(f64::INFINITY);
+    rtts.map(|rtts| {
+        let n = rtts.clone().count().max(1);
+        rtts.filter(|&rtt| rtt > limit).count() as f64 / n as f64
+    })
+}
+
+/// That nothing differs is not that it is unchanged: what the data leave open has to be little, too.
+fn unchanged(judgement: &Judgement) -> Verdict {
+    let detail = format!(
+        "20 ms ± 2 ms by either of two paths, off → on: {}; {}",
+        judgement.figures(),
+        judgement.text()
+    );
+    let differs = judgement.better.len() + judgement.worse.len() > 0;
+    let alike = ALIKE
+        .iter()
+        .all(|(row, share)| judgement.within(row, *share));
+    match (differs, alike) {
+        (true, _) => Verdict::Refuted(detail),
+        (false, true) => Verdict::Shown(detail),
+        (false, false) => Verdict::NoDifference(detail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mountain::measure::runfile::Samples;
+    use rand::{RngExt, SeedableRng};
+    use rand_pcg::Pcg64;
+
+    /// Eight rounds of 200 pings of some 30 us each side: noise of so many us, and one in so many is far
+    /// out (0: none).
+    fn blocks(noise: [f64; 2], far: [usize; 2]) -> Blocks {
+        let run = |round: usize, side: usize| {
+            let rtt = |i: usize| {
+                let spread = ((i * 7 + round * 3) % 11) as f64 / 10.0 - 0.5;
+                let is_far = far[side] > 0 && (i + round).is_multiple_of(far[side]);
+                let late = if is_far { 500.0 } else { 0.0 };
+                Some(30.0 + noise[side] * (1.0 + round as f64 / 50.0) * spread + late)
+            };
+            RunFile {
+                seconds: 1.0,
+                samples: Samples {
+                    sent_us: (0..200).map(|i| f64::from(i) * 5e3).collect(),
+                    rtt_us: (0..200).map(rtt).collect(),
+                    ..Samples::default()
+                },
+                ..RunFile::default()
+            }
+        };
+        Blocks {
+            names: ["off", "on"].map(str::to_owned),
+            runs: [0, 1].map(|side| (0..8).map(|round| run(round, side)).collect()),
+        }
+    }
+
+    #[test]
+    fn both_rows_have_to_be_lower() {
+        let lower = spread(&blocks([4.0, 2.0], [20, 100])).to_string();
+        assert!(
+            lower.starts_with("shown: loopback, 8 rounds, 1600 pings"),
+            "{lower}"
+        );
+        assert!(lower.contains("outliers 5.00 → 1.00 % (lower)"), "{lower}");
+        // Fewer of the same spread: its stdev is less, but there are no outliers on either side.
+        let one = spread(&blocks([4.0, 2.0], [0, 0])).to_string();
+        assert!(
+            one.starts_with("no difference shown") && one.contains("(lower)"),
+            "{one}"
+        );
+    }
+
+    #[test]
+    fn either_row_higher_refutes_it() {
+        let more = spread(&blocks([2.0, 2.0], [100, 20]));
+        assert!(matches!(more, Verdict::Refuted(_)), "{more}");
+        let wider = spread(&blocks([2.0, 4.0], [0, 0]));
+        assert!(matches!(wider, Verdict::Refuted(_)), "{wider}");
+        let same = spread(&blocks([2.0, 2.0], [20, 20]));
+        assert!(matches!(same, Verdict::NoDifference(_)), "{same}");
+    }
+
+    #[test]
+    fn sides_without_answers_have_no_outliers() {
+        let none = RunFile::default();
+        assert_eq!(outliers([&none, &none]), [0.0, 0.0]);
+    }
+
+    /// 20 ms and up to so many ms more, on one side longer by `more` ms.
+    fn judged(noise: f64, more: f64) -> Judgement {
+        let mut rng = Pcg64::seed_from_u64(1);
+        let mut blocks = blocks([0.0; 2], [0, 0]);
+        for (side, runs) in blocks.runs.iter_mut().enumerate() {
+            let rtts = runs.iter_mut().flat_map(|r| &mut r.samples.rtt_us);
+            for rtt in rtts {
+                let ms = 20.0 + rng.random_range(0.0..noise) + more * side as f64;
+                *rtt = Some(ms * 1e3);
+            }
+        }
+        blocks.judge().unwrap()
+    }
+
+    #[test]
+    fn unchanged_takes_more_than_no_difference() {
+        let same = unchanged(&judged(2.0, 0.0)).to_string();
+        assert!(same.starts_with("shown: 20 ms ± 2 ms"), "{same}");
+        assert!(same.contains("n = 1600 → 1600"), "{same}");
+        let longer = unchanged(&judged(2.0, 1.0));
+        assert!(matches!(longer, Verdict::Refuted(_)), "{longer}");
+        let shorter = unchanged(&judged(2.0, -1.0));
+        assert!(matches!(shorter, Verdict::Refuted(_)), "{shorter}");
+        let unknown = unchanged(&judged(30.0, 0.0));
+        assert!(matches!(unknown, Verdict::NoDifference(_)), "{unknown}");
+    }
+}

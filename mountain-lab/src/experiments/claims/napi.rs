@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Claim 5: how long pings wait on one NAPI context while another one of the same processor is flooded, with fixed
+//! NAPI weights (A) and adaptive ones (B).
+//!
+//! ```text
+//!            v0 ── v1   floods, in bursts of a veth's ring
+//!   source                                                 target
+//!            w0 ── w1   pings
+//! ```
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use mountain_lab::workload::sys::spawn_in;
+
+use super::registry::Verdict;
+use super::switches::{off_on, Switches};
+use super::Bench;
+use crate::emulate::netns::{run, Netns};
+use crate::experiments::probing::ab::Judgement;
+use crate::experiments::probing::tool::{Block, Tool};
+use crate::experiments::redirect::napi::pin_self;
+
+pub const WEIGHT: &str = "net.core.napi_adaptive_weight";
+/// Packets of the local host's own that one run of the kernel takes from its backlog: more than a burst.
+const BIAS: &str = "net.core.dev_weight_tx_bias";
+const FLOODED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+const PINGED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
+/// Both devices are polled where their packets are sent.
+const CPU: usize = 0;
+/// So often at most netem lets go of what it keeps of the flood, which is `BURST` packets. They keep the processor
+/// busy for about a millisecond.
+const EVERY: Duration = Duration::from_millis(20);
+const BURST: u32 = 256;
+/// So many times the usual number of pings: only a few in a hundred meet a burst, and P99 stands on them.
+const PINGS: usize = 4;
+
+pub fn test(bench: &mut Bench) -> Result<Verdict> {
+    let rig = Rig::build()?;
+    let switches = Switches::hold(None, &[WEIGHT, BIAS])?;
+    let (dir, source) = (bench.scratch.path().to_owned(), &rig.source);
+    let block = Block {
+        count: bench.block().count * PINGS,
+        cpu: Some(CPU),
+        ..Block::default()
+    };
+    let mut measure = || {
+        let before = rig.flooded()?;
+        let _flood = Flood::start(source)?;
+        let run = Tool::MountainIcmp.measure(source, PINGED.into(), &block, &dir)?;
+        let seen = rig.flooded()? - before;
+        // A burst in one of four slots at least, or it was no flood.
+        let least = block.seconds() / EVERY.as_secs_f64() * f64::from(BURST) / 4.0;
+        ensure!(seen as f64 > least, "of the flood only {seen} packets came");
+        Ok(run)
+    };
+    let mut modes = vec![];
+    for mode in ["1", "2"] {
+        let sides: [&[&str]; 2] = [&["0", "4"], &[mode, "4"]];
+        let blocks = off_on(
+            bench,
+            &format!("napi {mode}"),
+            &switches,
+            sides,
+            &mut measure,
+        )?;
+        modes.push(blocks.judge()?);
+    }
+    Ok(judge(&modes[0], &modes[1]))
+}
+
+/// As it was published a weight grows to four times the driver's, which is mode 2: it decides. What 1 does,
+/// which stays at or below the driver's, is said with it.
+fn judge(lower: &Judgement, published: &Judgement) -> Verdict {
+    let said = |j: &Judgement| format!("{}: {}", j.figures(), j.text());
+    let detail = format!(
+        "pings beside a flooded device, off → mode 2 (as published): {}. Off → mode 1: {}",
+        said(published),
+        said(lower)
+    );
+    match (&published.better[..], &published.worse[..]) {
+        ([], []) => Verdict::NoDifference(detail),
+        (_, []) => Verdict::Shown(detail),
+        _ => Verdict::Refuted(detail),
+    }
+}
+
+struct Rig {
+    source: Netns,
+    target: Netns,
+}
+
+impl Rig {
+    fn build() -> Result<Self> {
+        let rig = Rig {
+            source: Netns::create("source")?,
+            target: Netns::create("target")?,
+        };
+        let (source, target) = (&rig.source, &rig.target);
+        for (dev, peer, net) in [("v0", "v1", "192.0.2"), ("w0", "w1", "198.51.100")] {
+            let mut add = vec!["link", "add", dev, "netns", source.name(), "type", "veth"];
+            add.extend(["peer", "name", peer, "netns", target.name()]);
+            run("ip", add)?;
+            // Only what comes from a peer without TSO goes through the NAPI context that a veth has with GRO.
+            source.run("ethtool", ["-K", dev, "tso", "off"])?;
+            target.run("ethtool", ["-K", peer, "gro", "on"])?;
+            for (ns, dev, host) in [(source, dev, 1), (target, peer, 2)] {
+                ns.ip(["address", "add", &format!("{net}.{host}/24"), "dev", dev])?;
+                ns.ip(["link", "set", dev, "up"])?;
+            }
+        }
+        // What a processor sends itself it has received before it sends more, and nobody waits. So netem
+        // keeps the flood and lets go of a veth's ring at a time, all before the first is polled; and
+        // it keeps each ping for a time of its own, so that they arrive at all moments between two bursts.
+        // That time does not count: a ping is stamped behind it.
+        let (every, limit) = (format!("{}ms", EVERY.as_millis()), BURST.to_string());
+        let netem = |dev: &str, how: &[&str]| {
+            let mut add = vec!["qdisc", "replace", "dev", dev, "root", "netem"];
+            add.extend(how);
+            let added = source.run("tc", add);
+            added.context("this takes netem (CONFIG_NET_SCH_NETEM)")
+        };
+        netem("v0", &["delay", "1us", "slot", &every, "limit", &limit])?;
+        netem("w0", &["delay", "13ms", "10ms"])?;
+        Ok(rig)
+    }
+
+    /// Packets of the flood that the target has received.
+    fn flooded(&self) -> Result<u64> {
+        self.target.enter(|| {
+            let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
+            let line = table.lines().find_map(|l| l.trim().strip_prefix("v1:"));
+            let packets = line.and_then(|l| l.split_whitespace().nth(1));
+            Ok(packets.context("no counter of v1")?.parse()?)
+        })
+    }
+}
+
+/// More than a burst in each of netem's slots, with the processor idle for most of them. Dropping it ends it.
+struct Flood {
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Option<()>>>,
+}
+
+impl Flood {
+    fn start(source: &Netns) -> Result<Self> {
+        let ended = Arc::new(AtomicBool::new(false));
+        let open = || {
+            pin_self(CPU)?;
+            UdpSocket::bind(("0.0.0.0", 0)).context("a socket")
+        };
+        let until = ended.clone();
+        let flood = move |socket: UdpSocket| {
+            while !until.load(Ordering::Relaxed) {
+                for _ in 0..BURST + BURST / 4 {
+                    // What netem has no room for is refused; that is meant.
+                    let _ = socket.send_to(&[0; 64], (FLOODED, 9));
+                }
+                std::thread::sleep(EVERY * 5 / 8);
+            }
+        };
+        let thread = Some(spawn_in("flood", &source.path(), open, flood)?);
+        // Its first bursts find the neighbour.
+        std::thread::sleep(EVERY * 5);
+        Ok(Flood { ended, thread })
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::probing::ab::Blocks;
+    use mountain::measure::runfile::{RunFile, Samples};
+
+    /// Eight rounds of 200 pings, on the other side later by so many us.
+    fn judged(later_us: f64) -> Judgement {
+        let run = |round: usize, side: usize| RunFile {
+            seconds: 1.0,
+            samples: Samples {
+                sent_us: (0..200).map(|i| f64::from(i) * 5e3).collect(),
+                rtt_us: (0..200)
+                    .map(|i| {
+                        Some(100.0 + ((i * 7 + round * 3) % 11) as f64 + later_us * side as f64)
+                    })
+                    .collect(),
+                ..Samples::default()
+            },
+            ..RunFile::default()
+        };
+        let blocks = Blocks {
+            names: ["off", "on"].map(str::to_owned),
+            runs: [0, 1].map(|side| (0..8).map(|round| run(round, side)).collect()),
+        };
+        blocks.judge().unwrap()
+    }
+
+    #[test]
+    fn what_was_published_decides() {
+        let [less, same, more] = [-50.0, 0.0, 50.0].map(judged);
+        let shown = judge(&same, &less).to_string();
+        assert!(
+            shown.starts_with("shown: pings beside a flooded device"),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("mode 2 (as published): n = 1600 → 1600"),
+            "{shown}"
+        );
+        assert!(shown.ends_with("no difference shown"), "{shown}");
+        let refuted = judge(&less, &more).to_string();
+        assert!(
+            refuted.starts_with("refuted") && refuted.contains("better (Median"),
+            "{refuted}"
+        );
+        let none = judge(&less, &same);
+        assert!(matches!(none, Verdict::NoDifference(_)), "{none}");
+    }
+
+    /// Where netem is missing, it says so.
+    #[test]
+    fn the_flood_comes_or_netem_is_asked_for() {
+        let rig = match Rig::build() {
+            Ok(rig) => rig,
+            Err(error) => {
+                return assert!(format!("{error:#}").contains("NET_SCH_NETEM"), "{error:#}")
+            }
+        };
+        let before = rig.flooded().unwrap();
+        let flood = Flood::start(&rig.source).unwrap();
+        std::thread::sleep(EVERY * 5);
+        drop(flood);
+        assert!(rig.flooded().unwrap() - before >= u64::from(BURST));
+    }
+}

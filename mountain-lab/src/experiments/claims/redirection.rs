@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Claim 3: XDP redirection against Netfilter, router time per delivered packet.
+//!
+//! Netfilter is the module mountain_redirect where that is loaded, else one destination NAT rule of nft. Segments
+//! in pairs, in the order A B, B A, judged by the question of pairs alone (see [`crate::experiments::probing::ab`]): a figure is a
+//! segment's.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use mountain::measure::verdict::LEVEL;
+use mountain::redirect::Backend;
+use mountain_lab::workload::metrics::{Figure, Figures};
+
+use super::registry::Verdict;
+use super::Bench;
+use crate::experiments::redirect::load::{Load, FLOWS};
+use crate::experiments::redirect::napi;
+use crate::experiments::redirect::programs::Programs;
+use crate::experiments::redirect::rig::{Rig, TO};
+use crate::experiments::redirect::segment::{Segment, Sources};
+use crate::experiments::redirect::way::{install, Way};
+use mountain::measure::paired::sign_flips;
+
+const XDP: Way = Way::Backend(Backend::XdpRedirect);
+/// Loaded: whether it could be is not tried, as that would load it.
+const MODULE: &str = "/sys/module/mountain_redirect";
+/// Packets per second and in a segment where one processor does everything: the usual rate would saturate it.
+const ALONE: (u32, u32) = (20_000, 4 * FLOWS as u32);
+
+pub fn test(bench: &mut Bench) -> Result<Verdict> {
+    let rounds = bench.plan();
+    let rig = Rig::build("")?;
+    rig.thread_napi()?;
+    let sides = [netfilter(Path::new(MODULE).exists()), XDP];
+    rig.client.enter(|| measure(&rig, bench, sides, rounds))
+}
+
+/// Call in the client's namespace.
+fn measure(rig: &Rig, bench: &mut Bench, sides: [Way; 2], rounds: u32) -> Result<Verdict> {
+    let mut sources = Sources::new(Programs::load(rig, TO)?, bench.seed)?;
+    let mut load = Load::judged(bench.quick);
+    if napi::is_alone() {
+        (load.pps, load.packets) = (Some(ALONE.0), ALONE.1);
+    }
+    let (mut pairs, mut void) = (vec![], None);
+    // As many again may be void.
+    for round in 0..rounds * 2 {
+        if pairs.len() as u32 == rounds {
+            break;
+        }
+        let mut pair: [Option<Segment>; 2] = [None, None];
+        for place in 0..2 {
+            // By the rounds that count: a void one is made up for in the same order.
+            let side = (place + pairs.len()) % 2;
+            let way = sides[side];
+            bench.step(&format!("claim 3: {way}, round {round}"))?;
+            let installed = match install(rig, &sources.programs, way)? {
+                Ok(installed) => installed,
+                Err(why) => return Ok(Verdict::NotShown(format!("{way}: {why}"))),
+            };
+            let segment = sources.run(rig, &load, way.addressed())?;
+            drop(installed);
+            match segment.void(load.rate()) {
+                Some(reason) => void = Some(format!("{way}: {reason}")),
+                None => pair[side] = Some(segment),
+            }
+        }
+        if let [Some(a), Some(b)] = pair {
+            for (way, segment) in sides.iter().zip([a, b]) {
+                let figure = Figure {
+                    unit: "ns",
+                    value: segment.ns(),
+                    n: segment.seen.packets,
+                };
+                let figures = Figures::from([("router_ns".to_owned(), figure)]);
+                bench.measured(&way.name(), pairs.len() as u32, figures);
+            }
+            pairs.push([a.ns(), b.ns()]);
+        }
+    }
+    if (pairs.len() as u32) < rounds {
+        let reason = void.context("rounds are missing, and none was void")?;
+        return Ok(Verdict::NotShown(format!(
+            "only {} of {rounds} rounds can be used ({reason})",
+            pairs.len()
+        )));
+    }
+    Ok(judge(sides, load.pps, &pairs))
+}
+
+fn netfilter(module: bool) -> Way {
+    match module {
+        true => Way::Backend(Backend::Module),
+        false => Way::Dnat,
+    }
+}
+
+/// Tested is the mean of the differences, so what is said are means, too.
+fn judge([netfilter, _]: [Way; 2], pps: Option<u32>, pairs: &[[f64; 2]]) -> Verdict {
+    let differences: Vec<f64> = pairs.iter().map(|[a, b]| b - a).collect();
+    let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64;
+    let (before, xdp) = (mean(0), mean(1));
+    let netfilter = match netfilter {
+        Way::Dnat => "one DNAT rule of nft".into(),
+        way => format!("Netfilter's {way} mountain_redirect"),
+    };
+    let detail = format!(
+        "{} 64-byte packets a second of 1,024 flows by live frames, {} rounds, means, {netfilter} → \
+         xdp-redirect: {before:.0} → {xdp:.0} ns of the router per delivered packet",
+        pps.unwrap_or_default(),
+        pairs.len()
+    );
+    let shown = sign_flips(&differences) < LEVEL;
+    match shown && before != xdp {
+        true if xdp < before => Verdict::Shown(detail),
+        true => Verdict::Refuted(detail),
+        false => Verdict::NoDifference(detail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(nft: f64, xdp: f64) -> Vec<[f64; 2]> {
+        let noise = |i: u32| f64::from(i * 7 % 5) - 2.0;
+        (0..8)
+            .map(|i| [nft + noise(i) * 10.0, xdp + noise(i + 1) * 10.0])
+            .collect()
+    }
+
+    #[test]
+    fn less_time_is_what_was_claimed() {
+        let judge = |pairs: &[[f64; 2]]| judge([Way::Dnat, XDP], Some(200_000), pairs);
+        let less = judge(&pairs(1_000.0, 400.0)).to_string();
+        assert!(less.starts_with("shown: 200000 64-byte packets"), "{less}");
+        assert!(less.contains("8 rounds"), "{less}");
+        let more = judge(&pairs(400.0, 1_000.0));
+        assert!(matches!(more, Verdict::Refuted(_)), "{more}");
+        let same = judge(&pairs(400.0, 400.0));
+        assert!(matches!(same, Verdict::NoDifference(_)), "{same}");
+        let few = judge(&pairs(1_000.0, 400.0)[..2]);
+        assert!(matches!(few, Verdict::NoDifference(_)), "{few}");
+    }
+
+    #[test]
+    fn what_stood_for_netfilter_is_said() {
+        let said =
+            |module| judge([netfilter(module), XDP], Some(20_000), &pairs(2.0, 1.0)).to_string();
+        assert!(
+            said(false).contains("one DNAT rule of nft → xdp-redirect"),
+            "{}",
+            said(false)
+        );
+        let module = said(true);
+        assert!(
+            module.contains("Netfilter's module mountain_redirect → xdp-redirect"),
+            "{module}"
+        );
+        assert!(module.contains(": 20000 64-byte"), "{module}");
+    }
+}

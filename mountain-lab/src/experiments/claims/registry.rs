@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The claims, what each needs, and what can be said of it.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::{delta_bbr, metrics, napi, redirection, switches, Bench};
+use crate::policy_ctl::binary;
+
+/// What is said of a claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "verdict", content = "detail")]
+pub enum Verdict {
+    /// A difference in the claimed direction.
+    #[serde(rename = "shown")]
+    Shown(String),
+    /// A difference in the other direction.
+    #[serde(rename = "refuted")]
+    Refuted(String),
+    #[serde(rename = "no difference shown")]
+    NoDifference(String),
+    /// No difference was shown by a run that would have missed a small one.
+    #[serde(rename = "too short to judge")]
+    TooShort(String),
+    /// Nothing was measured, and why.
+    #[serde(rename = "not shown")]
+    NotShown(String),
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (verdict, detail) = match self {
+            Verdict::Shown(detail) => ("shown", detail),
+            Verdict::Refuted(detail) => ("refuted", detail),
+            Verdict::NoDifference(detail) => ("no difference shown", detail),
+            Verdict::TooShort(detail) => ("too short to judge", detail),
+            Verdict::NotShown(detail) => ("not shown", detail),
+        };
+        write!(f, "{verdict}: {detail}")
+    }
+}
+
+impl Verdict {
+    /// The verdict of a run that was `quick` or not. A difference that a short run shows is there, as
+    /// the test allows for the number of rounds. Finding none says nothing.
+    pub fn of(self, quick: bool) -> Self {
+        match self {
+            Verdict::NoDifference(detail) if quick => Verdict::TooShort(detail),
+            verdict => verdict,
+        }
+    }
+}
+
+/// A part of this project that a claim is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A sysctl that the kernel patches bring, in the kernel that runs.
+    Sysctl(&'static str),
+    /// A command of `mountain`.
+    Command(&'static str),
+}
+
+impl Need {
+    /// What is missing, in words; `None`: it is here.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            Need::Sysctl(name) => (!switches::path(name).exists())
+                .then(|| format!("this kernel has not got {name} (docs/kernel.md)")),
+            Need::Command(name) => {
+                let knows = binary().is_ok_and(|mountain| has_command(&mountain, name));
+                (!knows).then(|| format!("there is no `mountain {name}`"))
+            }
+        }
+    }
+}
+
+fn has_command(mountain: &Path, name: &str) -> bool {
+    let mut command = Command::new(mountain);
+    command.args([name, "--help"]).stdin(Stdio::null());
+    command.output().is_ok_and(|out| out.status.success())
+}
+
+/// The measurement behind a claim: a controlled A/B, see [`crate::experiments::probing::ab`].
+pub type Test = fn(&mut Bench) -> Result<Verdict>;
+
+/// Something that was published about this design.
+pub struct Claim {
+    pub number: u8,
+    pub text: &'static str,
+    pub needs: &'static [Need],
+    pub test: Test,
+}
+
+/// All of them.
+pub const CLAIMS: [Claim; 5] = [
+    Claim {
+        number: 1,
+        text: "local pings have a lower stdev and fewer outliers with the metrics patch",
+        needs: &[Need::Sysctl(metrics::METRICS), Need::Sysctl(metrics::SCORE)],
+        test: metrics::local,
+    },
+    Claim {
+        number: 2,
+        text: "pings over a WAN are unchanged by it",
+        needs: &[Need::Sysctl(metrics::METRICS), Need::Sysctl(metrics::SCORE)],
+        test: metrics::wan,
+    },
+    Claim {
+        number: 3,
+        text: "XDP redirection uses less CPU than Netfilter per delivered packet",
+        needs: &[Need::Command("redirect")],
+        test: redirection::test,
+    },
+    Claim {
+        number: 4,
+        text: "delta-BBR as published lowers the delay",
+        needs: &[Need::Command("cc")],
+        test: delta_bbr::test,
+    },
+    Claim {
+        number: 5,
+        text: "an adaptive NAPI weight lowers the latency",
+        needs: &[Need::Sysctl(napi::WEIGHT)],
+        test: napi::test,
+    },
+];
+
+impl Claim {
+    /// Tests the claim, if it can be tested.
+    pub fn run(&self, bench: &mut Bench) -> Verdict {
+        let missing: Vec<String> = self.needs.iter().filter_map(|n| n.missing()).collect();
+        if !missing.is_empty() {
+            return Verdict::NotShown(missing.join("; "));
+        }
+        (self.test)(bench)
+            .unwrap_or_else(|error| Verdict::NotShown(format!("it failed: {error:#}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    const NEVER: Need = Need::Command("nonesuch");
+
+    fn run(needs: &'static [Need], test: Test) -> String {
+        let claim = Claim {
+            number: 9,
+            text: "",
+            needs,
+            test,
+        };
+        let mut bench = super::super::tests::bench();
+        claim.run(&mut bench).to_string()
+    }
+
+    #[test]
+    fn a_missing_part_is_named_and_its_test_not_run() {
+        let test: Test = |_| panic!("must not run");
+        let verdict = run(&[NEVER], test);
+        assert_eq!(verdict, "not shown: there is no `mountain nonesuch`");
+        const SYSCTL: Need = Need::Sysctl("net.ipv4.nonesuch");
+        assert_eq!(
+            run(&[SYSCTL, NEVER], test),
+            "not shown: this kernel has not got net.ipv4.nonesuch (docs/kernel.md); there is no `mountain nonesuch`"
+        );
+    }
+
+    #[test]
+    fn a_short_test_says_nothing_by_finding_nothing() {
+        let found = |verdict: fn(String) -> Verdict, quick| {
+            let verdict = verdict("d".into()).of(quick);
+            verdict.to_string()
+        };
+        assert_eq!(found(Verdict::NoDifference, true), "too short to judge: d");
+        assert_eq!(
+            found(Verdict::NoDifference, false),
+            "no difference shown: d"
+        );
+        assert_eq!(found(Verdict::Shown, true), "shown: d");
+        assert_eq!(found(Verdict::NotShown, true), "not shown: d");
+    }
+
+    #[test]
+    fn a_sysctl_is_asked_of_the_kernel_that_runs() {
+        assert_eq!(Need::Sysctl("net.ipv4.ip_forward").missing(), None);
+        assert_eq!(
+            run(&[Need::Sysctl("net.ipv4.ip_forward")], |_| Ok(
+                Verdict::Shown("".into())
+            )),
+            "shown: "
+        );
+    }
+
+    #[test]
+    fn a_test_has_the_word() {
+        assert_eq!(
+            run(&[], |_| Ok(Verdict::Refuted("worse".into()))),
+            "refuted: worse"
+        );
+        assert_eq!(
+            run(&[], |_| Ok(Verdict::Shown("better".into()))),
+            "shown: better"
+        );
+        let none = run(&[], |_| Ok(Verdict::NoDifference("n = 9".into())));
+        assert_eq!(none, "no difference shown: n = 9");
+        let failed = run(&[], |_| bail!("no disk"));
+        assert_eq!(failed, "not shown: it failed: no disk");
+    }
+
+    #[test]
+    fn commands_are_asked_of_the_program_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("mountain");
+        let script = "#!/bin/sh\n[ \"$1 $2\" = 'redirect --help' ]\n";
+        std::fs::write(&program, script).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        assert!(has_command(&program, "redirect"));
+        assert!(!has_command(&program, "cc"));
+        assert!(!has_command(&dir.path().join("none"), "redirect"));
+    }
+
+    #[test]
+    fn the_five_are_there() {
+        let numbers: Vec<u8> = CLAIMS.iter().map(|c| c.number).collect();
+        assert_eq!(numbers, [1, 2, 3, 4, 5]);
+        assert!(CLAIMS.iter().all(|c| !c.needs.is_empty()));
+    }
+}

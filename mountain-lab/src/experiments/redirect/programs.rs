@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The lab's own BPF programs (mountain-lab/bpf/redirect_rig.bpf.c): generator, sinks, and redirects
+//! that do nothing else.
+
+mod skel {
+    #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
+    include!(concat!(env!("OUT_DIR"), "/redirect_rig.skel.rs"));
+}
+
+use std::net::SocketAddrV4;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use anyhow::{ensure, Context, Result};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags};
+use mountain::bpf;
+use mountain_lab::workload::sys::monotonic_ns;
+
+use super::rig::Rig;
+use crate::emulate::netns::Netns;
+use crate::stopped;
+
+/// Most flows of the generator.
+pub const MAX_FLOWS: usize = 65_536;
+/// Frames that the kernel hands on at once; BURST in the generator.
+const BATCH: u32 = 64;
+/// Runs of the generator in a call at a fixed rate: some 20 ms.
+const RUNS: u32 = 262_144;
+
+/// A program that can be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Counts and drops at tcx ingress.
+    TcSink,
+    /// The same at XDP.
+    XdpSink,
+    /// Sends on to the server's device at XDP, with its address.
+    XdpBare,
+    /// The same in generic mode, on packets that the kernel has made already.
+    XdpBareGeneric,
+    /// Into the server's namespace from tcx ingress.
+    TcBarePeer,
+}
+
+/// What sinks have seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Packets to the target.
+    pub packets: u64,
+    /// Their bytes, from the network layer on.
+    pub bytes: u64,
+    /// Packets to anybody else, or with a wrong checksum.
+    pub others: u64,
+}
+
+impl Seen {
+    pub fn since(self, earlier: Self) -> Self {
+        Seen {
+            packets: self.packets - earlier.packets,
+            bytes: self.bytes - earlier.bytes,
+            others: self.others - earlier.others,
+        }
+    }
+}
+
+/// All of them, loaded.
+pub struct Programs {
+    skel: skel::RedirectRigSkel<'static>,
+}
+
+impl Programs {
+    /// Loads them; `rig` says what the bare redirects lead to, `target` what sinks wait for (port 0:
+    /// any).
+    pub fn load(rig: &Rig, target: SocketAddrV4) -> Result<Self> {
+        bpf::log_libbpf();
+        let open = skel::RedirectRigSkelBuilder::default().open(bpf::object())?;
+        let skel = open
+            .load()
+            .context("the kernel refused the lab's programs")?;
+        let mut programs = Programs { skel };
+        let client = rig.index(&rig.client, rig.client_dev)?;
+        let far = rig.index(&rig.router, &rig.far)?;
+        let bss = programs.bss();
+        bss.gen_ifindex = client;
+        bss.bare_ifindex = far;
+        bss.bare_addresses = rig.to_server();
+        bss.sink_addr = u32::from(*target.ip()).to_be();
+        bss.sink_port = target.port().to_be();
+        Ok(programs)
+    }
+
+    fn bss(&mut self) -> &mut skel::types::bss {
+        let bss = self.skel.maps.bss_data.as_deref_mut();
+        bss.expect("the object has a .bss")
+    }
+
+    /// Packets that the generator has made in its present turn.
+    fn made(&mut self) -> u64 {
+        // SAFETY: an aligned field of live mapped memory that the program writes.
+        unsafe { std::ptr::read_volatile(&self.bss().gen_made) }
+    }
+
+    /// Attached to a device of a host until the value is dropped.
+    pub fn attach(&self, program: Program, ns: &Netns, ifindex: u32) -> Result<OwnedFd> {
+        let progs = &self.skel.progs;
+        let (fd, point, flags): (RawFd, _, _) = match program {
+            Program::TcSink => (
+                progs.tc_sink.as_fd().as_raw_fd(),
+                libbpf_sys::BPF_TCX_INGRESS,
+                0,
+            ),
+            Program::TcBarePeer => (
+                progs.tc_bare_peer.as_fd().as_raw_fd(),
+                libbpf_sys::BPF_TCX_INGRESS,
+                0,
+            ),
+            Program::XdpSink => (progs.xdp_sink.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
+            Program::XdpBare => (progs.xdp_bare.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
+            Program::XdpBareGeneric => (
+                progs.xdp_bare.as_fd().as_raw_fd(),
+                libbpf_sys::BPF_XDP,
+                libbpf_sys::XDP_FLAGS_SKB_MODE,
+            ),
+        };
+        ns.enter(|| {
+            let opts = libbpf_sys::bpf_link_create_opts {
+                sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+                flags,
+                ..Default::default()
+            };
+            // SAFETY: integers, and options that outlive the call.
+            let link = unsafe { libbpf_sys::bpf_link_create(fd, ifindex as i32, point, &opts) };
+            if link < 0 {
+                let error = std::io::Error::from_raw_os_error(-link);
+                return Err(error).with_context(|| format!("attaching {program:?}"));
+            }
+            // SAFETY: a descriptor that the kernel just made for us.
+            Ok(unsafe { OwnedFd::from_raw_fd(link) })
+        })
+    }
+
+    /// Whether sinks look at checksums from now on: right for live frames only.
+    pub fn verify(&mut self, on: bool) {
+        self.bss().sink_verify = on.into();
+    }
+
+    /// What all sinks have seen so far.
+    pub fn seen(&self) -> Result<Seen> {
+        let value = self
+            .skel
+            .maps
+            .seen
+            .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)?
+            .context("the sinks' map is empty")?;
+        let mut all = Seen::default();
+        for cpu in value {
+            let word = |i: usize| -> u64 {
+                let bytes = cpu.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok());
+                u64::from_ne_bytes(bytes.unwrap_or_default())
+            };
+            all.packets += word(0);
+            all.bytes += word(1);
+            all.others += word(2);
+        }
+        Ok(all)
+    }
+
+    /// The headers that the generator stamps, in turn.
+    pub fn set_flows(&mut self, headers: &[[u8; 42]]) -> Result<()> {
+        ensure!(
+            (1..=MAX_FLOWS).contains(&headers.len()),
+            "{} flows, {MAX_FLOWS} at most",
+            headers.len()
+        );
+        for (i, h) in headers.iter().enumerate() {
+            let mut value = [0; 64];
+            value[..42].copy_from_slice(h);
+            let key = (i as u32).to_ne_bytes();
+            self.skel.maps.flows.update(&key, &value, MapFlags::ANY)?;
+        }
+        self.bss().gen_flows = headers.len() as u32;
+        Ok(())
+    }
+
+    /// Sends `packets` with `payload` bytes out of the client's device, by live frames. `pps`: at
+    /// that rate; else as fast as it goes. Call in the client's namespace.
+    pub fn generate(&mut self, packets: u32, payload: usize, pps: Option<u32>) -> Result<()> {
+        let bss = self.bss();
+        bss.gen_interval_ns = pps.map_or(0, |pps| 1_000_000_000 / u64::from(pps.max(1)));
+        bss.gen_next_ns = monotonic_ns();
+        bss.gen_made = 0;
+        bss.gen_wanted = packets.into();
+        let frame = vec![0u8; 42 + payload];
+        let mut opts = libbpf_sys::bpf_test_run_opts {
+            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+            data_in: frame.as_ptr().cast(),
+            data_size_in: frame.len() as u32,
+            repeat: if pps.is_some() { RUNS } else { packets } as i32,
+            flags: libbpf_sys::BPF_F_TEST_XDP_LIVE_FRAMES,
+            batch_size: BATCH,
+            ..Default::default()
+        };
+        let fd = self.skel.progs.generate.as_fd().as_raw_fd();
+        // At a fixed rate most runs of the program make nothing.
+        while self.made() < u64::from(packets) {
+            ensure!(!stopped(), "interrupted");
+            // SAFETY: pointers and lengths describe `frame`, which outlives the call.
+            let rc = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd, &mut opts) };
+            if rc != 0 {
+                let error = std::io::Error::from_raw_os_error(-rc);
+                return Err(error).context("BPF_PROG_RUN with live frames");
+            }
+        }
+        Ok(())
+    }
+}

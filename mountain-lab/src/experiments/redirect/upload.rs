@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain-lab redirect upload`: 512 MiB through each backend, and what the whole machine spent.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{ensure, Context, Result};
+use mountain::measure::runfile::{Cpu, RunFile};
+use mountain::report::table::{align, Words};
+use mountain_lab::result::{CheckSpec, Op, RunResult};
+use mountain_lab::workload::metrics::{Figure, Figures};
+use serde_json::json;
+
+use super::chart;
+use super::client::Trial;
+use super::rig::{Rig, FIRST_PORT, TO};
+use super::serve::{listen, serve};
+use super::way::{self, Way};
+use super::{RedirectArgs, Row, Table, RETRIES};
+use crate::driver::{CommonArgs, Experiment, Session};
+use crate::policy_ctl::binary;
+
+/// Packets per second that the receiver keeps up with.
+const PPS: u32 = 50_000;
+const PAYLOAD: u16 = 1_400;
+/// At least this much has to arrive, or the trial does not count.
+const DELIVERED: f64 = 0.99;
+const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
+
+/// One trial.
+struct Run {
+    trial: Trial,
+    record: RunFile,
+    /// UDP packets that the server's kernel dropped: bad checksum, receive buffer full.
+    errors: [u64; 2],
+}
+
+impl Run {
+    fn delivered(&self) -> f64 {
+        self.trial.delivered_packets as f64 / self.trial.sent_packets as f64
+    }
+}
+
+/// `common`: with this part's own folder, where the chart goes.
+pub fn run(
+    args: &RedirectArgs,
+    common: &CommonArgs,
+    session: &Session,
+    result: &mut RunResult,
+) -> Result<Table> {
+    let ways = super::chosen(&args.rows, &super::plain_ways())?;
+    let mib = if common.quick { 16 } else { 512 };
+    let rig = Rig::build("")?;
+    let (socket, buffer) = rig.server.enter(|| listen(TO.into()))?;
+    let mut note = |name: &str, value| result.environment.insert(name.into(), value);
+    note("pace_pps", json!(PPS));
+    note("payload_bytes", json!(PAYLOAD));
+    note("mib", json!(mib));
+    note("receive_buffer_bytes", json!(buffer));
+    for name in ["rmem_default", "rmem_max", "netdev_max_backlog"] {
+        let value = fs::read_to_string(format!("/proc/sys/net/core/{name}")).unwrap_or_default();
+        note(&format!("net.core.{name}"), json!(value.trim()));
+    }
+    let mut rows = Rows {
+        rig: &rig,
+        ways,
+        mib,
+        first: BTreeMap::new(),
+    };
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        let server = scope.spawn(|| serve(&socket, &stop, |_, _| {}));
+        let done = session.interleave(result, &mut rows);
+        stop.store(true, Ordering::Relaxed);
+        let served = server
+            .join()
+            .map_err(|_| anyhow::anyhow!("the server panicked"))?;
+        done.and(served)
+    })?;
+    let (ways, first) = (rows.ways, rows.first);
+    let backends = ways.iter().filter(|w| matches!(w, Way::Backend(_)));
+    let specs: Vec<CheckSpec> = backends
+        .map(|way| CheckSpec {
+            name: Some(format!("share delivered, {way}")),
+            policy: way.name(),
+            metric: "delivered".into(),
+            op: Op::AtLeast,
+            limit: DELIVERED,
+            reference: None,
+        })
+        .collect();
+    result.evaluate(&specs);
+    let chart = match first.is_empty() {
+        true => String::new(),
+        false => {
+            let path = chart::write(&first, &common.out("redirect"))?;
+            format!("{}\n", path.display())
+        }
+    };
+    Ok(Box::new(move |result| {
+        format!("{}\n{}{chart}", result.table(), by_second(&first))
+    }))
+}
+
+struct Rows<'a> {
+    rig: &'a Rig,
+    ways: Vec<Way>,
+    mib: u64,
+    /// Each row's first trial.
+    first: BTreeMap<String, RunFile>,
+}
+
+impl Experiment for Rows<'_> {
+    type Segment = Row<Run>;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        self.ways.iter().map(|way| way.name()).collect()
+    }
+
+    fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Run>> {
+        let way = self.ways[side];
+        let _guard = match way::answered(self.rig, way)? {
+            Ok(guard) => guard,
+            Err(why) => return Ok(Err(why)),
+        };
+        one(self.rig, way, repeat, self.mib).map(Ok)
+    }
+
+    fn void(&self, _: usize, row: &Row<Run>) -> Option<String> {
+        let run = row.as_ref().ok()?;
+        let (t, [checksums, full]) = (&run.trial, run.errors);
+        (run.delivered() < DELIVERED || checksums > 0).then(|| {
+            format!(
+                "{} of {} packets delivered, {checksums} with a wrong checksum, {full} found the \
+                 receive buffer full",
+                t.delivered_packets, t.sent_packets
+            )
+        })
+    }
+
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Run>) {
+        let name = self.ways[side].name();
+        match row {
+            Ok(run) => {
+                result.add(&name, repeat, &figures(&run));
+                self.first.entry(name).or_insert(run.record);
+            }
+            Err(why) => result.refuse(name, &why),
+        }
+    }
+}
+
+/// One upload, recorded by `mountain cpu`.
+fn one(rig: &Rig, way: Way, trial: u32, mib: u64) -> Result<Run> {
+    let dir = tempfile::tempdir()?;
+    let (cpu, trials) = (dir.path().join("cpu.json"), dir.path().join("trial.json"));
+    let before = udp_errors(rig)?;
+    let mut command = Command::new(binary()?);
+    command
+        .args(["cpu", "--label", &way.name(), "--out"])
+        .arg(&cpu);
+    command.args(["--", "nsenter"]);
+    command.arg(format!("--net={}", rig.client.path().display()));
+    command.arg("--").arg(std::env::current_exe()?);
+    command
+        .args(["upload", "--trials", "1", "--out"])
+        .arg(&trials);
+    let port = FIRST_PORT + trial as u16;
+    for (name, value) in [
+        ("--to", way.addressed().to_string()),
+        ("--mib", mib.to_string()),
+        ("--payload", PAYLOAD.to_string()),
+        ("--pps", PPS.to_string()),
+        ("--first-port", port.to_string()),
+    ] {
+        command.args([name, &value]);
+    }
+    crate::emulate::netns::die_with_parent(&mut command);
+    let out = command.output().context("mountain cpu")?;
+    ensure!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr).trim()
+    );
+    let after = udp_errors(rig)?;
+    let text = fs::read_to_string(&trials).context("the upload left no result")?;
+    let trials: Vec<Trial> = serde_json::from_str(&text)?;
+    Ok(Run {
+        trial: *trials.first().context("the upload has no trial")?,
+        record: RunFile::read(&cpu)?,
+        errors: [after[0] - before[0], after[1] - before[1]],
+    })
+}
+
+/// InCsumErrors and RcvbufErrors of the server.
+fn udp_errors(rig: &Rig) -> Result<[u64; 2]> {
+    let snmp = rig
+        .server
+        .enter(|| Ok(fs::read_to_string("/proc/thread-self/net/snmp")?))?;
+    let mut lines = snmp.lines().filter_map(|l| l.strip_prefix("Udp: "));
+    let (names, values) = lines.next().zip(lines.next()).context("no UDP in snmp")?;
+    let get = |name: &str| {
+        let mut both = names.split(' ').zip(values.split(' '));
+        let value = both.find(|(n, _)| *n == name)?.1;
+        value.parse().ok()
+    };
+    let get = |name: &str| get(name).with_context(|| format!("no {name} in snmp"));
+    Ok([get("InCsumErrors")?, get("RcvbufErrors")?])
+}
+
+/// Processor seconds by kind, all processors together.
+fn seconds(cpu: &Cpu) -> [f64; 6] {
+    let mut sum = [0.0; 6];
+    let mut from = 0.0;
+    for (i, end) in cpu.at_us.iter().enumerate() {
+        let length = (end - from) / 1e6;
+        from = *end;
+        for one in &cpu.shares {
+            for (sum, share) in sum.iter_mut().zip(one[i]) {
+                *sum += f64::from(share) * length;
+            }
+        }
+    }
+    sum
+}
+
+fn figures(run: &Run) -> Figures {
+    let t = &run.trial;
+    let spent = seconds(&run.record.cpu);
+    let all: f64 = spent.iter().sum();
+    let mut figures = Figures::new();
+    let mut put = |name: &str, unit: &'static str, value: f64| {
+        let n = t.delivered_packets;
+        figures.insert(name.into(), Figure { unit, value, n });
+    };
+    put("delivered", "ratio", run.delivered());
+    put("delivered_packets", "count", t.delivered_packets as f64);
+    put("delivered_bytes", "count", t.delivered_bytes as f64);
+    put("duration", "s", t.seconds);
+    put("wrong_checksums", "count", run.errors[0] as f64);
+    // Idle is not work, stolen time not ours.
+    let work: f64 = spent[..4].iter().sum();
+    put("cpu_s_per_gb", "s", work / (t.delivered_bytes as f64 / 1e9));
+    for (kind, spent) in KINDS.iter().zip(spent) {
+        put(&format!("cpu_{kind}"), "ratio", spent / all);
+    }
+    figures
+}
+
+/// CPU by second of each row's first trial: shares of all processors.
+fn by_second(first: &BTreeMap<String, RunFile>) -> String {
+    let mut out = String::new();
+    for (name, record) in first {
+        let cpu = &record.cpu;
+        let _ = writeln!(
+            out,
+            "{name}: CPU by second, %, {} accounting",
+            cpu.accounting
+        );
+        let head = ["s"].into_iter().chain(KINDS).map(str::to_owned);
+        let mut rows: Vec<Vec<String>> = vec![head.collect()];
+        for (i, end) in cpu.at_us.iter().enumerate() {
+            let shares = (0..KINDS.len()).map(|kind| chart::mean(cpu, i, kind) * 100.0);
+            let figures = std::iter::once(end / 1e6).chain(shares);
+            rows.push(figures.map(|f| format!("{f:.1}")).collect());
+        }
+        out += &align(&rows, Words::In(&[]));
+    }
+    out
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What is compared: the backends of `mountain redirect`, and what they are held against.
+
+use std::fmt;
+use std::net::SocketAddrV4;
+use std::os::fd::OwnedFd;
+
+use anyhow::Result;
+use mountain::redirect::{Backend, Proto, Rule, Snat};
+
+use super::programs::{Program, Programs};
+use super::rig::{Rig, FROM, TO};
+use super::rules;
+use super::Row;
+use crate::emulate::netns::Netns;
+
+/// A row of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The client addresses the server, the router routes: what forwarding costs by itself.
+    Route,
+    /// One destination NAT rule of nft, as one would write it by hand: the least that Netfilter takes.
+    Dnat,
+    Backend(Backend),
+    /// With every packet logged, as far as the ring buffer takes it, and somebody reading.
+    Logged(Backend),
+    /// XDP redirect without looking at anything: the same move without its reason.
+    Bare,
+    /// The same in generic mode.
+    BareGeneric,
+    /// The same by tcx and redirect_peer.
+    BarePeer,
+    /// Dropped at the router's tcx ingress: what receiving costs.
+    TcDrop,
+    /// Dropped at the router's XDP.
+    XdpDrop,
+}
+
+impl Way {
+    /// In the order of tables.
+    pub const ALL: [Self; 14] = [
+        Self::Route,
+        Self::Dnat,
+        Self::Backend(Backend::Nft),
+        Self::Backend(Backend::Tcx),
+        Self::Backend(Backend::TcxPeer),
+        Self::Backend(Backend::Xdp),
+        Self::Backend(Backend::XdpRedirect),
+        Self::Bare,
+        Self::BareGeneric,
+        Self::BarePeer,
+        Self::Logged(Backend::Tcx),
+        Self::Logged(Backend::XdpRedirect),
+        Self::TcDrop,
+        Self::XdpDrop,
+    ];
+
+    pub fn name(self) -> String {
+        self.to_string()
+    }
+
+    /// Where the client sends to.
+    pub fn addressed(self) -> SocketAddrV4 {
+        match self {
+            Self::Dnat | Self::Backend(_) | Self::Logged(_) => FROM,
+            _ => TO,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Route => f.write_str("route"),
+            Self::Dnat => f.write_str("dnat"),
+            Self::Backend(backend) => backend.fmt(f),
+            Self::Logged(backend) => write!(f, "{backend}+log"),
+            Self::Bare => f.write_str("bare-xdp"),
+            Self::BareGeneric => f.write_str("bare-xdp-generic"),
+            Self::BarePeer => f.write_str("bare-tcx-peer"),
+            Self::TcDrop => f.write_str("tc-drop"),
+            Self::XdpDrop => f.write_str("xdp-drop"),
+        }
+    }
+}
+
+/// What is in the router for a row; dropping it takes it out again.
+pub struct Installed<'a> {
+    _links: Vec<OwnedFd>,
+    _rules: Option<rules::Guard<'a>>,
+    _dnat: Option<rules::Dnat<'a>>,
+}
+
+/// The rule of the experiment.
+pub fn rule(rig: &Rig, log: Option<u32>) -> Rule {
+    Rule {
+        proto: Proto::Udp,
+        from: FROM.into(),
+        to: TO.into(),
+        dev: Some(rig.near.clone()),
+        snat: Snat::Auto,
+        log,
+    }
+}
+
+/// Makes the router do it this way, and leaves the server alone; of the rows that a server answers.
+pub fn answered(rig: &Rig, way: Way) -> Result<Row<Option<rules::Guard<'_>>>> {
+    match way {
+        Way::Backend(backend) => Ok(rules::add(rig, &rule(rig, None), backend)?.map(Some)),
+        _ => Ok(Ok(None)),
+    }
+}
+
+/// Makes the router do it this way, and lets the server count and drop.
+pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Row<Installed<'a>>> {
+    let near = rig.index(&rig.router, &rig.near)?;
+    let server = rig.index(&rig.server, &rig.server_dev)?;
+    let attach = |what: Program, ns: &Netns, at: u32| programs.attach(what, ns, at);
+    let mut links = vec![];
+    let (mut guard, mut dnat) = (None, None);
+    match way {
+        Way::Route => {}
+        Way::Dnat => dnat = Some(rules::Dnat::new(rig)?),
+        Way::Backend(backend) | Way::Logged(backend) => {
+            let log = matches!(way, Way::Logged(_)).then_some(u32::MAX);
+            match rules::add(rig, &rule(rig, log), backend)? {
+                Ok(added) => guard = Some(added),
+                Err(why) => return Ok(Err(why)),
+            }
+        }
+        Way::Bare => links.push(attach(Program::XdpBare, &rig.router, near)?),
+        Way::BareGeneric => links.push(attach(Program::XdpBareGeneric, &rig.router, near)?),
+        Way::BarePeer => links.push(attach(Program::TcBarePeer, &rig.router, near)?),
+        Way::TcDrop => links.push(attach(Program::TcSink, &rig.router, near)?),
+        Way::XdpDrop => links.push(attach(Program::XdpSink, &rig.router, near)?),
+    }
+    // After the rule, so that its preflight sees a server without programs. At XDP, where a packet costs
+    // the server least; what is put into its namespace past that is met at tcx.
+    for sink in [Program::XdpSink, Program::TcSink] {
+        links.push(attach(sink, &rig.server, server)?);
+    }
+    Ok(Ok(Installed {
+        _links: links,
+        _rules: guard,
+        _dnat: dnat,
+    }))
+}

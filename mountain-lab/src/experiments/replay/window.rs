@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What is replayed: windows in which every path does something to what is sent over it.
+
+use std::rc::Rc;
+
+use super::made::{self, MadePath};
+use crate::recording::playback::Playback;
+use crate::recording::{Played, Recording, Stalls};
+use crate::scenario::schedule::Schedule;
+
+/// What one path does to what is sent over it. Times are µs since the window's begin, delays are
+/// round trips in µs; `None`: lost.
+#[derive(Clone, Debug)]
+pub enum Trace {
+    /// A recording; the path's index.
+    Recorded(Played, usize),
+    /// A recording as `run` plays it; the path's index.
+    Looped(Playback, usize),
+    /// Drawn for a scenario; the path's index.
+    Scheduled(Rc<Schedule>, usize),
+    Made(MadePath),
+    /// One after another, each by the time of its begin.
+    Joined(Vec<(u64, Trace)>),
+}
+
+impl Trace {
+    /// What a flow's packet meets that is sent at a time.
+    pub fn packet(&self, at_us: u64) -> Option<u32> {
+        self.draw(at_us, 0)
+    }
+
+    /// What a probe meets. Where noise is drawn for each packet, a probe draws its own.
+    pub fn probe(&self, at_us: u64) -> Option<u32> {
+        self.draw(at_us, 1)
+    }
+
+    fn draw(&self, at_us: u64, kind: u64) -> Option<u32> {
+        match self {
+            Trace::Recorded(played, index) => drawn(played.at(at_us), *index, at_us, kind),
+            Trace::Looped(playback, index) => drawn(playback.at(at_us), *index, at_us, kind),
+            Trace::Scheduled(schedule, path) => {
+                let trip = schedule.trip(*path, *path, at_us as i64);
+                trip.map(|trip| trip.rtt_us())
+            }
+            Trace::Made(path) => path.draw(at_us, kind),
+            Trace::Joined(parts) => {
+                let (begin_us, part) = part_at(parts, at_us)?;
+                part.draw(at_us - begin_us, kind)
+            }
+        }
+    }
+
+    /// What who knows the path would expect of a packet sent at a time. A lost one is later than
+    /// any other.
+    pub fn expected_us(&self, at_us: u64) -> u32 {
+        match self {
+            Trace::Recorded(played, _) => expected_us(played.at(at_us)),
+            Trace::Looped(playback, _) => expected_us(playback.at(at_us)),
+            Trace::Scheduled(..) => self.packet(at_us).unwrap_or(u32::MAX),
+            Trace::Made(path) => path.expected_us(at_us),
+            Trace::Joined(parts) => match part_at(parts, at_us) {
+                Some((begin_us, part)) => part.expected_us(at_us - begin_us),
+                None => u32::MAX,
+            },
+        }
+    }
+}
+
+/// What a packet of the `kind`-th sort meets where a recording has this round trip and loss.
+fn drawn((rtt_us, loss): (u32, f64), index: usize, at_us: u64, kind: u64) -> Option<u32> {
+    let is_lost = made::is_lost([0, index as u64, at_us, kind], loss);
+    (!is_lost).then_some(rtt_us)
+}
+
+fn expected_us((rtt_us, loss): (u32, f64)) -> u32 {
+    match loss >= 1.0 {
+        true => u32::MAX,
+        false => made::expected_us(f64::from(rtt_us), loss),
+    }
+}
+
+/// The part that a time falls into, and when it begins.
+fn part_at(parts: &[(u64, Trace)], at_us: u64) -> Option<(u64, &Trace)> {
+    let next = parts.partition_point(|(begin, _)| *begin <= at_us);
+    let (begin_us, part) = parts.get(next.checked_sub(1)?)?;
+    Some((*begin_us, part))
+}
+
+/// Some seconds during which something is known of all paths; a trace for each path.
+#[derive(Clone, Debug)]
+pub struct Window {
+    pub length_us: u64,
+    pub paths: Vec<Trace>,
+}
+
+/// What `replay` plays at a time: a recording, or what was made up.
+#[derive(Clone, Debug)]
+pub struct Input {
+    pub name: String,
+    pub paths: Vec<String>,
+    pub windows: Vec<Window>,
+}
+
+impl Input {
+    pub fn recorded(recording: Recording, stalls: Stalls) -> Self {
+        let window = |w: crate::recording::Window| {
+            let paths = (0..).zip(w.paths);
+            Window {
+                length_us: w.length_us,
+                paths: paths
+                    .map(|(index, series)| Trace::Recorded(Played::new(series, stalls), index))
+                    .collect(),
+            }
+        };
+        Input {
+            name: recording.name,
+            paths: recording.paths,
+            windows: recording.windows.into_iter().map(window).collect(),
+        }
+    }
+}
+
+/// Windows one after another as one.
+pub fn joined(windows: &[Window]) -> Option<Window> {
+    let mut length_us = 0;
+    let mut parts = vec![Vec::new(); windows.first()?.paths.len()];
+    for window in windows {
+        for (all, trace) in parts.iter_mut().zip(&window.paths) {
+            all.push((length_us, trace.clone()));
+        }
+        length_us += window.length_us;
+    }
+    let paths = parts.into_iter().map(Trace::Joined).collect();
+    Some(Window { length_us, paths })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_joined_without_a_gap() {
+        let text = "window,t_ms,path,rtt_ms\n3,0,a,20\n3,0,b,30\n3,250,a,\n3,250,b,31\n\
+                    7,0,a,1\n7,0,b,2\n7,10,a,3\n";
+        let recording = Recording::parse("r", text).unwrap();
+        let input = Input::recorded(recording, Stalls::Hold);
+        let joined = joined(&input.windows).unwrap();
+        assert_eq!(joined.length_us, 260_000);
+        let a = &joined.paths[0];
+        assert_eq!(
+            (a.packet(0), a.probe(249_999)),
+            (Some(20_000), Some(20_000))
+        );
+        assert_eq!(a.packet(250_000), Some(1_000));
+        assert_eq!(a.packet(260_000), Some(3_000));
+        let lost = &input.windows[0].paths[0];
+        assert_eq!(
+            (lost.packet(250_000), lost.expected_us(250_000)),
+            (None, u32::MAX)
+        );
+    }
+}

@@ -1,0 +1,661 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! From what was collected to what is claimed: figures, checks, result file, page.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::process::ExitCode;
+
+use anyhow::{ensure, Result};
+use mountain_lab::report::{write_html, PathEvent, Samples};
+use mountain_lab::result::{Metric, RunResult};
+use mountain_lab::workload::game::Packet;
+use mountain_lab::workload::metrics::{
+    flow_moves, game_figures, leave_figures, time_to_leave, Figure, Figures, Leave, Onset,
+};
+use mountain_lab::workload::short;
+use mountain_lab::workload::stats::median;
+use serde_json::Value;
+
+use super::{least, sessions, RunArgs, Segment};
+use crate::driver::Session;
+use crate::scenario::schedule::{Event, Schedule};
+use crate::scenario::{Bound, EventKind, Policy, Replies, Scenario, WorkloadKind};
+
+/// A flow without an answer for this long counts as lost.
+const LOST_AFTER_NS: u64 = 2_000_000_000;
+
+/// A bulk flow should have left a path that turned bad after this long.
+const LEAVE_WITHIN_NS: u64 = 3_000_000_000;
+
+/// Kept with every result in which the product ran.
+const ONE_DAEMON: &str = "mountain ran on through all segments (only the policy `none` stops it): \
+    what it had learnt of the paths, holds and flaps too, in earlier segments, in those of other \
+    policies and in void ones, counts in later ones";
+
+/// Turns segments into figures, checks them, writes everything.
+pub fn finish(
+    args: &RunArgs,
+    scenario: &Scenario,
+    segments: &[Segment],
+    session: Session,
+    result: &mut RunResult,
+) -> Result<ExitCode> {
+    let seed = args.common.seed;
+    let mut samples = Samples {
+        paths: scenario.paths.iter().map(|p| p.name.clone()).collect(),
+        ..Samples::default()
+    };
+    let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
+    let mut bulk_leaves: BTreeMap<Policy, Vec<(&'static str, Leave)>> = BTreeMap::new();
+    let mut totals: BTreeMap<Policy, sessions::Totals> = BTreeMap::new();
+    for repeat in 0..scenario.repeats {
+        let schedule = Schedule::generate(scenario, seed, repeat);
+        let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
+        let Some(first) = own.first() else { continue };
+        let oracle = bound_packets(
+            measured(first),
+            first.start_ns,
+            &schedule,
+            scenario.replies,
+            Bound::default(),
+        );
+        let rtts: Vec<f64> = oracle
+            .iter()
+            .filter_map(|p| p.rtt_us)
+            .map(f64::from)
+            .collect();
+        let best = median(&rtts);
+        samples
+            .events
+            .extend(schedule.events.iter().map(|e| path_event(repeat, e)));
+        let mut best_figures = game_figures(&oracle, best, scenario.paths.len());
+        if has_sessions(scenario) {
+            best_figures.extend(session_figures(first, &schedule).1);
+        }
+        result.add("oracle", repeat, &best_figures);
+        samples.segments.push(drawn("oracle", first, oracle));
+        for policy in &scenario.policies {
+            let Some(bound) = policy.bound() else {
+                continue;
+            };
+            let packets = bound_packets(
+                measured(first),
+                first.start_ns,
+                &schedule,
+                scenario.replies,
+                bound,
+            );
+            let mut bound_figures = game_figures(&packets, best, scenario.paths.len());
+            bound_figures.extend(moves(&packets, &first.measured));
+            result.add(policy.name(), repeat, &bound_figures);
+            samples.segments.push(drawn(policy.name(), first, packets));
+        }
+        for segment in own {
+            let packets = measured(segment);
+            let name = segment.policy.name();
+            let mut own_figures = figures(segment, &packets, best, scenario);
+            let slow = goodput_beside_slow(segment, &schedule, scenario);
+            own_figures.extend(slow.map(|f| ("goodput_beside_slow".into(), f)));
+            if has_sessions(scenario) {
+                own_figures.extend(session_figures(segment, &schedule).0);
+                count_sessions(totals.entry(segment.policy).or_default(), segment, &packets);
+            }
+            result.add(name, repeat, &own_figures);
+            samples.segments.push(drawn(name, segment, packets));
+            let all = leaves.entry(segment.policy).or_default();
+            all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
+            bulk_leaves
+                .entry(segment.policy)
+                .or_default()
+                .extend(bulk_leave(segment, &schedule, scenario));
+        }
+    }
+    // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
+    for (policy, leaves) in leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {
+        let metrics = result.policies.entry(policy.name().into()).or_default();
+        for (name, f) in leave_figures(leaves) {
+            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        }
+    }
+    for (policy, totals) in &totals {
+        let metrics = result.policies.entry(policy.name().into()).or_default();
+        for (name, f) in totals.figures() {
+            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        }
+    }
+    for (policy, leaves) in &bulk_leaves {
+        let metrics = result.policies.entry(policy.name().into()).or_default();
+        let mut put = |name: String, leaves: &[&Leave]| {
+            if let Some(f) = left_in_time(leaves) {
+                metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+            }
+        };
+        let all: Vec<&Leave> = leaves.iter().map(|(_, leave)| leave).collect();
+        put("bulk_left_3s".into(), &all);
+        // What each kind did: thin ones go where latency flows go, and rightly.
+        for kind in ["greedy", "paced", "requests"] {
+            let of: Vec<&Leave> = leaves
+                .iter()
+                .filter(|(k, _)| *k == kind)
+                .map(|(_, leave)| leave)
+                .collect();
+            if of.len() < all.len() {
+                put(format!("bulk_left_3s_{kind}"), &of);
+            }
+        }
+    }
+    emulator_metrics(result, segments, seed);
+    result
+        .environment
+        .insert("scenario".into(), serde_json::to_value(scenario)?);
+    if segments.iter().any(|s| s.policy != Policy::None) {
+        result
+            .environment
+            .insert("notes".into(), vec![ONE_DAEMON].into());
+    }
+    let details = segments.iter().map(|s| {
+        serde_json::json!({
+            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.seen.health,
+            "emulator": s.error, "cpu_busy": s.cpu_busy, "product_cores": s.product_cores,
+            "status": s.status, "explain": s.explain, "foreign": s.seen.loads,
+        })
+    });
+    result
+        .environment
+        .insert("segments".into(), details.collect());
+    result.evaluate(&scenario.checks);
+    session.judge(result, &least(args)?);
+    let out = args.out();
+    let path = result.write(&out)?;
+    let page = write_html(result, &samples, &out)?;
+    print!("{}", result.table());
+    println!("\nwritten: {} and {}", path.display(), page.display());
+    ensure!(
+        !segments.is_empty(),
+        "every repeat was void: {}",
+        result.void[0].reason
+    );
+    Ok(result.exit_code(args.check))
+}
+
+fn has_sessions(scenario: &Scenario) -> bool {
+    let mut workloads = scenario.workloads.iter();
+    workloads.any(|w| w.kind == WorkloadKind::Sessions)
+}
+
+/// Figures of the flows that choose when they start, and the oracle's.
+fn session_figures(segment: &Segment, schedule: &Schedule) -> (Figures, Figures) {
+    sessions::figures(
+        &segment.seen.shorts,
+        schedule,
+        segment.start_ns,
+        &segment.measured,
+    )
+}
+
+fn count_sessions(totals: &mut sessions::Totals, segment: &Segment, packets: &[Packet]) {
+    let span_ns = segment.measured.end - segment.measured.start;
+    let choices = decisions(&segment.explain, span_ns, changes_new_flows).unwrap_or(0);
+    totals.add(&segment.seen.shorts, &segment.measured, choices);
+    let long: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
+    totals.add_long(long.len() as u64, flow_moves(packets) as u64);
+}
+
+/// The packets of the measured part.
+fn measured(segment: &Segment) -> Vec<Packet> {
+    let inside = |p: &&Packet| segment.measured.contains(&p.sent_ns);
+    segment
+        .seen
+        .packets
+        .iter()
+        .filter(inside)
+        .copied()
+        .collect()
+}
+
+fn drawn(policy: &str, segment: &Segment, packets: Vec<Packet>) -> mountain_lab::report::Segment {
+    let (policy, repeat, start_ns) = (policy.into(), segment.repeat, segment.start_ns);
+    mountain_lab::report::Segment {
+        policy,
+        repeat,
+        start_ns,
+        packets,
+    }
+}
+
+fn path_event(repeat: u32, event: &Event) -> PathEvent {
+    PathEvent {
+        repeat,
+        from_ns: event.start_us as u64 * 1000,
+        until_ns: event.end_us as u64 * 1000,
+        path: event.path as u8,
+        kind: event.kind.name().into(),
+    }
+}
+
+fn figures(
+    segment: &Segment,
+    packets: &[Packet],
+    best_median_us: f64,
+    scenario: &Scenario,
+) -> Figures {
+    let mut figures = game_figures(packets, best_median_us, scenario.paths.len());
+    figures.extend(moves(packets, &segment.measured));
+    let mut put = |name: &str, unit, value, n| {
+        figures.insert(name.into(), Figure { unit, value, n });
+    };
+    let (lost, flows) = flows_lost(packets, &segment.measured);
+    put("flows_lost", "count", lost as f64, flows);
+    let span_s = (segment.measured.end - segment.measured.start) as f64 / 1e9;
+    if let Some(bits) = game_payload_bits(scenario) {
+        let answered = packets.iter().filter(|p| p.rtt_us.is_some()).count();
+        let goodput = answered as f64 * bits / span_s;
+        put("game_goodput_bps", "bps", goodput, packets.len() as u64);
+    }
+    if let Some(cores) = segment.product_cores {
+        put("product_cpu", "ratio", cores, 1);
+    }
+    let span_ns = segment.measured.end - segment.measured.start;
+    if let Some(n) = decisions(&segment.explain, span_ns, |_| true) {
+        put("switches", "count", n as f64, n);
+    }
+    bulk_figures(segment, scenario.paths.len(), &mut put);
+    figures
+}
+
+/// Goodput, share of the bytes per path, and reordering of the TCP flows; share of short flows.
+fn bulk_figures(
+    segment: &Segment,
+    paths: usize,
+    put: &mut impl FnMut(&str, &'static str, f64, u64),
+) {
+    let seen = &segment.seen;
+    let flows = || seen.bulks.iter().flat_map(|b| &b.flows);
+    let n = flows().count() as u64;
+    if let Some(goodput) = seen.goodput_bps(&segment.measured) {
+        put("goodput_bps", "bps", goodput, n);
+        put(
+            "bulk_failed",
+            "count",
+            flows().filter(|f| f.error.is_some()).count() as f64,
+            n,
+        );
+        let unobserved: u64 = seen.bulks.iter().map(|b| b.unobserved).sum();
+        put("bulk_unobserved", "count", unobserved as f64, n);
+        let bytes_on = |path: Option<u8>| -> u64 {
+            let visits = flows().flat_map(|f| &f.trace.visits);
+            let counted = visits.filter(|v| v.last_ns >= segment.measured.start);
+            counted
+                .filter(|v| path.is_none() || v.path == path)
+                .map(|v| v.bytes)
+                .sum()
+        };
+        let all = bytes_on(None);
+        for path in 0..paths {
+            let share = bytes_on(Some(path as u8)) as f64 / all.max(1) as f64;
+            put(&format!("bulk_share_path{path}"), "ratio", share, n);
+        }
+        let moves: usize = flows().map(|f| f.trace.moves()).sum();
+        put("bulk_moves", "count", moves as f64, n);
+        let reordered: usize = seen.bulks.iter().map(|b| b.reordered_by_moves()).sum();
+        put("bulk_reordered", "count", reordered as f64, n);
+        let (unforced, forced) = reordered_by_kind(segment);
+        if segment.moves.is_array() {
+            put("bulk_reordered_unforced", "count", unforced as f64, n);
+            put("bulk_reordered_forced", "count", forced as f64, n);
+        }
+    }
+    if !seen.shorts.is_empty() {
+        let n = seen.shorts.len() as u64;
+        for (path, share) in short::shares(&seen.shorts, paths).into_iter().enumerate() {
+            put(&format!("short_share_path{path}"), "ratio", share, n);
+        }
+    }
+}
+
+/// Segments overtaken by a move of their flow: those within a second after a move that did not wait
+/// for a pause in the flow (`mountain explain --moves`), and all others.
+fn reordered_by_kind(segment: &Segment) -> (u64, u64) {
+    let empty = vec![];
+    let moves = segment.moves.as_array().unwrap_or(&empty);
+    let port = |m: &Value| -> Option<u16> {
+        m["key"]["source"]
+            .as_str()?
+            .rsplit(':')
+            .next()?
+            .parse()
+            .ok()
+    };
+    let forced: Vec<(u16, u64)> = moves
+        .iter()
+        .filter(|m| {
+            m["reason"]
+                .as_str()
+                .is_some_and(|r| !r.eq_ignore_ascii_case("flowlet"))
+        })
+        .filter_map(|m| Some((port(m)?, m["at_ns"].as_u64()?)))
+        .collect();
+    let (mut unforced_count, mut forced_count) = (0, 0);
+    for flow in segment.seen.bulks.iter().flat_map(|b| &b.flows) {
+        for r in flow.trace.reorderings.iter().filter(|r| r.across_paths) {
+            let near = |at: u64| (at..at + 1_000_000_000).contains(&r.at_ns);
+            if forced
+                .iter()
+                .any(|&(p, at)| p == flow.client_port && near(at))
+            {
+                forced_count += 1;
+            } else {
+                unforced_count += 1;
+            }
+        }
+    }
+    (unforced_count, forced_count)
+}
+
+/// What each TCP flow did at each onset, with the kind of its workload.
+fn bulk_leave(
+    segment: &Segment,
+    schedule: &Schedule,
+    scenario: &Scenario,
+) -> Vec<(&'static str, Leave)> {
+    // In the order of the scenario, as they were started.
+    let kinds = scenario.workloads.iter().filter_map(|w| match w.kind {
+        WorkloadKind::Bulk if w.rate_mbit.is_some() => Some("paced"),
+        WorkloadKind::Bulk => Some("greedy"),
+        WorkloadKind::RequestResponse => Some("requests"),
+        _ => None,
+    });
+    let flows: Vec<_> = kinds
+        .zip(&segment.seen.bulks)
+        .flat_map(|(kind, b)| b.flows.iter().map(move |f| (kind, f)))
+        .collect();
+    onsets(segment, schedule)
+        .flat_map(|o| {
+            flows
+                .iter()
+                .map(move |(kind, f)| (*kind, f.time_to_leave(o)))
+        })
+        .collect()
+}
+
+/// Share of the flows on a path that turned bad that had left it in time.
+fn left_in_time(leaves: &[&Leave]) -> Option<Figure> {
+    let there = leaves
+        .iter()
+        .filter(|l| !matches!(l, Leave::NotThere))
+        .count();
+    let left = leaves
+        .iter()
+        .filter(|l| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS));
+    let share = left.count() as f64 / there as f64;
+    (there > 0).then_some(Figure {
+        unit: "ratio",
+        value: share,
+        n: there as u64,
+    })
+}
+
+/// Flows that had no answer for [`LOST_AFTER_NS`] or more, and how many flows there were.
+fn flows_lost(packets: &[Packet], measured: &Range<u64>) -> (u64, u64) {
+    let mut answered: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
+    for p in packets {
+        let times = answered
+            .entry(p.flow)
+            .or_insert_with(|| vec![measured.start]);
+        if p.rtt_us.is_some() {
+            times.push(p.sent_ns);
+        }
+    }
+    let flows = answered.len() as u64;
+    let silent = answered.into_values().filter(|times| {
+        let mut times = times.clone();
+        times.push(measured.end);
+        times.sort_unstable();
+        times.windows(2).any(|w| w[1] - w[0] >= LOST_AFTER_NS)
+    });
+    (silent.count() as u64, flows)
+}
+
+/// Decisions of this kind that the product has made about its paths in the last `span_ns`, from
+/// `explain --json`.
+fn decisions(explain: &Value, span_ns: u64, is_one: fn(&Value) -> bool) -> Option<u64> {
+    let now_us = explain["now_us"].as_f64()?;
+    let since_us = now_us - span_ns as f64 / 1e3;
+    let decisions = explain["decisions"].as_array()?;
+    let recent = decisions
+        .iter()
+        .filter(|d| d["at_us"].as_f64().is_some_and(|t| t >= since_us) && is_one(d));
+    Some(recent.count() as u64)
+}
+
+/// Whether a decision changes which paths new flows choose from: they are of the latency class.
+fn changes_new_flows(decision: &Value) -> bool {
+    let may = |when: &str| matches!(decision[when].as_str(), Some("all" | "least-bad"));
+    may("from") != may("to")
+}
+
+/// Payload of a game packet, if all workloads agree.
+fn game_payload_bits(scenario: &Scenario) -> Option<f64> {
+    let mut games = scenario.workloads.iter();
+    let first = games.find(|w| w.kind == WorkloadKind::Game)?.payload_bytes;
+    let alike = games.all(|w| w.kind != WorkloadKind::Game || w.payload_bytes == first);
+    alike.then_some(first as f64 * 8.0)
+}
+
+/// Goodput of all TCP flows while a path was slow, over what the other paths carry.
+fn goodput_beside_slow(
+    segment: &Segment,
+    schedule: &Schedule,
+    scenario: &Scenario,
+) -> Option<Figure> {
+    let at_ns = |us: i64| segment.start_ns + us.max(0) as u64 * 1000;
+    let slow = schedule.events.iter().filter(|e| e.kind == EventKind::Slow);
+    let (mut bits, mut capacity, mut n) = (0.0, 0.0, 0);
+    for event in slow {
+        let from_ns = at_ns(event.start_us).max(segment.measured.start);
+        let until_ns = at_ns(event.end_us).min(segment.measured.end);
+        let span_s = until_ns.saturating_sub(from_ns) as f64 / 1e9;
+        let Some(goodput) = segment.seen.goodput_bps(&(from_ns..until_ns)) else {
+            continue;
+        };
+        let others = scenario.paths.iter().enumerate();
+        let others = others.filter(|(i, _)| *i != event.path);
+        let rate_bps: f64 = others.map(|(_, p)| p.rate_mbit * 1e6).sum();
+        if goodput.is_finite() {
+            bits += goodput * span_s;
+            capacity += rate_bps * span_s;
+            n += 1;
+        }
+    }
+    (n > 0).then_some(Figure {
+        unit: "ratio",
+        value: bits / capacity,
+        n,
+    })
+}
+
+/// How often flows changed their path.
+fn moves(packets: &[Packet], measured: &Range<u64>) -> Figures {
+    let count = flow_moves(packets) as f64;
+    let flows: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
+    let minutes = (measured.end - measured.start) as f64 / 60e9;
+    let figure = |value, n| Figure {
+        unit: "count",
+        value,
+        n,
+    };
+    let mut figures = Figures::new();
+    figures.insert("moves".into(), figure(count, packets.len() as u64));
+    if !flows.is_empty() {
+        let rate = count / (flows.len() as f64 * minutes);
+        let n = flows.len() as u64;
+        figures.insert("moves_per_flow_minute".into(), figure(rate, n));
+    }
+    figures
+}
+
+/// What a policy that knows the paths would have had, but for what it lacks: the same sending times,
+/// all on the path that it holds best.
+fn bound_packets(
+    mut packets: Vec<Packet>,
+    start_ns: u64,
+    schedule: &Schedule,
+    replies: Replies,
+    bound: Bound,
+) -> Vec<Packet> {
+    let paths = schedule.paths();
+    let ways: Vec<(usize, usize)> = (0..paths)
+        .flat_map(|out| {
+            let backs = match replies {
+                Replies::SamePath => vec![out],
+                Replies::OtherPath => vec![(out + 1) % paths],
+                Replies::Free => (0..paths).collect(),
+            };
+            backs.into_iter().map(move |back| (out, back))
+        })
+        .collect();
+    packets.sort_by_key(|p| p.sent_ns);
+    // What is lost is later than anything else.
+    let delay_us = |(out, back), known_us| match schedule.trip(out, back, known_us) {
+        Some(trip) => u64::from(trip.rtt_us()),
+        None => u64::from(u32::MAX),
+    };
+    let mut chosen = None;
+    for p in &mut packets {
+        let t_us = (p.sent_ns as i64 - start_ns as i64) / 1000;
+        let known_us = t_us - i64::from(bound.late_us);
+        let best = ways
+            .iter()
+            .copied()
+            .min_by_key(|way| delay_us(*way, known_us));
+        let Some(best) = best else { continue };
+        let now = *chosen.get_or_insert(best);
+        if delay_us(now, known_us) > delay_us(best, known_us) + u64::from(bound.advantage_us) {
+            chosen = Some(best);
+        }
+        let chosen = chosen.unwrap_or(best);
+        let trip = schedule.trip(chosen.0, chosen.1, t_us);
+        *p = Packet {
+            flow: p.flow,
+            seq: p.seq,
+            sent_ns: p.sent_ns,
+            rtt_us: trip.map(|t| t.rtt_us()),
+            forward_us: trip.map(|t| t.forward_us),
+            backward_us: trip.map(|t| t.backward_us),
+            path: trip.map(|t| t.out as u8),
+            ..Packet::default()
+        };
+    }
+    packets
+}
+
+fn onsets<'a>(segment: &'a Segment, schedule: &'a Schedule) -> impl Iterator<Item = Onset> + 'a {
+    let at = |t_us: i64| (segment.start_ns as i64 + t_us * 1000) as u64;
+    schedule.onsets().map(move |e| Onset {
+        at_ns: at(e.start_us),
+        until_ns: at(e.end_us).min(segment.measured.end),
+        path: e.path as u8,
+        blackhole: e.kind == EventKind::Blackhole,
+    })
+}
+
+fn emulator_metrics(result: &mut RunResult, segments: &[Segment], seed: u64) {
+    type Get = fn(&Segment) -> f64;
+    let all: [(&str, &str, Get); 6] = [
+        ("error_p50_us", "us", |s| s.error.p50_us.into()),
+        ("error_p99_us", "us", |s| s.error.p99_us.into()),
+        ("error_max_us", "us", |s| s.error.max_us.into()),
+        ("loss", "ratio", |s| s.error.loss),
+        ("cpu", "ratio", |s| s.error.cores),
+        ("machine_busy", "ratio", |s| s.cpu_busy),
+    ];
+    let n = segments.iter().map(|s| s.error.n as u64).sum();
+    for (name, unit, get) in all {
+        let values = segments.iter().map(|s| Some(get(s))).collect();
+        result
+            .emulator
+            .insert(name.into(), Metric::of_repeats(unit, values, n, seed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_flow_is_lost_when_it_is_silent_for_two_seconds() {
+        let packet = |flow, s: f64, answered: bool| Packet {
+            flow,
+            sent_ns: (s * 1e9) as u64,
+            rtt_us: answered.then_some(20_000),
+            ..Packet::default()
+        };
+        // Flow 0: answered all the time. Flow 1: silent from 1 s on. Flow 2: a gap of 1.5 s.
+        let packets: Vec<Packet> = (0..10)
+            .flat_map(|i| {
+                let s = f64::from(i) * 0.5;
+                [
+                    packet(0, s, true),
+                    packet(1, s, s <= 1.0),
+                    packet(2, s, s != 2.0 && s != 2.5),
+                ]
+            })
+            .collect();
+        assert_eq!(flows_lost(&packets, &(0..5_000_000_000)), (1, 3));
+    }
+
+    #[test]
+    fn bounds_learn_late_and_move_for_an_advantage_alone() {
+        let scenario = |ms: u32| {
+            let text = format!(
+                "name='x'\ndescription='y'\nseconds=20\npolicies=['none']\n[[path]]\nname='a'\n\
+                 noise_ms=0\n[[path]]\nname='b'\nnoise_ms=0\n[[event]]\nkind='degrade'\npath='a'\n\
+                 every_s=5\nlength_ms=[2000,2000]\nheight_ms=[{ms},{ms}]\n\
+                 [[workload]]\nkind='game'\n"
+            );
+            Scenario::parse(&text, "test").unwrap()
+        };
+        let sent = || {
+            (0..2500u64).map(|i| Packet {
+                sent_ns: i * 10_000_000,
+                ..Packet::default()
+            })
+        };
+        // Packets that were late although the other path was not, by onset, and moves.
+        let play = |ms: u32, policy: Option<Policy>| {
+            let schedule = Schedule::generate(&scenario(ms), 1, 0);
+            let bound = policy.and_then(Policy::bound).unwrap_or_default();
+            let packets = bound_packets(sent().collect(), 0, &schedule, Replies::SamePath, bound);
+            let late = packets.iter().filter(|p| p.rtt_us != Some(20_000)).count();
+            let onsets = schedule.onsets().count();
+            assert!(onsets >= 2);
+            (
+                late as f64 / onsets as f64,
+                flow_moves(&packets) as f64 / onsets as f64,
+            )
+        };
+        let (late, moved) = play(100, None);
+        assert!(late == 0.0 && moved <= 1.0, "{late} {moved}");
+        // 60 and 100 ms of packets of the first onset; then b is as good, and stays.
+        let (late_60, _) = play(100, Some(Policy::Banded60));
+        let (late_100, _) = play(100, Some(Policy::Banded100));
+        assert!(late_60 > 1.0 && late_60 < late_100, "{late_60} {late_100}");
+        // 20 ms are no advantage.
+        let (late, moved) = play(20, Some(Policy::Banded60));
+        assert!(late > 190.0 && moved == 0.0, "{late} {moved}");
+        assert!(play(20, Some(Policy::Late60)).0 < 10.0);
+    }
+
+    #[test]
+    fn only_decisions_of_the_measured_part_count_as_switches() {
+        let explain = json!({ "now_us": 10e6, "decisions": [
+            { "at_us": 1e6, "from": "all", "to": "nothing" },
+            { "at_us": 6e6, "from": "nothing", "to": "bulk-only" },
+            { "at_us": 9e6, "from": "bulk-only", "to": "all" } ] });
+        let last = |is_one| decisions(&explain, 5_000_000_000, is_one);
+        assert_eq!(last(|_| true), Some(2));
+        assert_eq!(last(changes_new_flows), Some(1));
+        assert_eq!(decisions(&Value::Null, 5_000_000_000, |_| true), None);
+    }
+}

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Runs a scenario: policies in turn within one run, the same schedule for all of a repeat.
+
+mod evaluate;
+mod sessions;
+mod traffic;
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use mountain_lab::result::RunResult;
+use mountain_lab::workload::game::Packet;
+use mountain_lab::workload::stats::percentile;
+use serde_json::Value;
+
+use crate::driver::{CommonArgs, Experiment, Session};
+use crate::emulate::cgroup::Cgroup;
+use crate::emulate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
+use crate::emulate::hosts::Hosts;
+use crate::policy_ctl::{Product, Reflector};
+use crate::scenario::{Limits, Policy, Scenario};
+use crate::stopped;
+use traffic::{Observed, Traffic};
+
+#[derive(clap::Args)]
+pub struct RunArgs {
+    /// Run the scenario of this name (see `mountain-lab list`), or of this .toml file.
+    scenario: String,
+    /// Compare these policies instead of the scenario's.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    policies: Vec<Policy>,
+    /// Repeat this many times instead of as the scenario says; fewer are not judged.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: Option<u32>,
+    /// Measure each policy for this many seconds a repeat; fewer than the scenario's are not judged.
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<f64>,
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Exit with 1 when a figure misses the scenario's limit.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Seconds of a segment: two at least, as statistics of less say nothing, and an hour at most.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (2.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("not a number of seconds from 2 to 3600".into()),
+    }
+}
+
+impl RunArgs {
+    /// Where the results go: a folder for each scenario, unless the user names one.
+    fn out(&self) -> PathBuf {
+        let name = Path::new(&self.scenario).file_stem();
+        let name = name.unwrap_or(self.scenario.as_ref());
+        self.common.out(&name.to_string_lossy())
+    }
+}
+
+/// How often a void segment is run again.
+const RETRIES: u32 = 2;
+/// From the order to play a segment to its begin.
+const AHEAD: Duration = Duration::from_millis(300);
+
+/// How far the emulator was from what it should have done, on the idle reference path.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct EmulatorError {
+    pub n: usize,
+    pub p50_us: u32,
+    pub p99_us: u32,
+    pub max_us: u32,
+    pub loss: f64,
+    /// CPU cores that the emulator used.
+    pub cores: f64,
+}
+
+/// What one policy did in one repeat.
+pub struct Segment {
+    pub repeat: u32,
+    pub policy: Policy,
+    /// CLOCK_MONOTONIC at time 0 of the schedule.
+    pub start_ns: u64,
+    /// What the traffic saw, in the discarded part too: an onset at the start of the measured part
+    /// has to know where the flows were before.
+    pub seen: Observed,
+    /// The measured part, CLOCK_MONOTONIC.
+    pub measured: Range<u64>,
+    pub error: EmulatorError,
+    /// Share of all CPUs that was busy, 0 to 1.
+    pub cpu_busy: f64,
+    pub product_cores: Option<f64>,
+    pub status: Value,
+    pub explain: Value,
+    /// The product's last moves of single flows.
+    pub moves: Value,
+}
+
+impl Segment {
+    /// Why this segment does not count.
+    fn void(&self, limits: &Limits) -> Option<String> {
+        let e = &self.error;
+        if e.n == 0 {
+            return Some("no packet on the reference path".into());
+        }
+        let error_ms = f64::from(e.p99_us) / 1e3;
+        if error_ms > limits.error_p99_ms {
+            let limit = limits.error_p99_ms;
+            return Some(format!("emulator error p99 {error_ms:.2} ms > {limit} ms"));
+        }
+        if e.loss > limits.reference_loss {
+            return Some(format!(
+                "the emulator lost {:.2}% by itself",
+                e.loss * 100.0
+            ));
+        }
+        let health = &self.seen.health;
+        let skipped = health.skipped as f64 / health.sent.max(1) as f64;
+        if skipped > limits.skipped {
+            return Some(format!(
+                "the generator missed {:.2}% of its packets",
+                skipped * 100.0
+            ));
+        }
+        None
+    }
+}
+
+/// A scenario's hosts and what runs on them.
+struct Scenes<'a> {
+    scenario: &'a Scenario,
+    policies: Vec<Policy>,
+    hosts: &'a Hosts,
+    emulator: Emulator,
+    product: Product<'a>,
+    /// The product on the server, if it runs there, too.
+    far: Option<Product<'a>>,
+    segments: Vec<Segment>,
+}
+
+impl Experiment for Scenes<'_> {
+    type Segment = Segment;
+    const RETRIES: u32 = RETRIES;
+
+    fn sides(&self) -> Vec<String> {
+        self.policies.iter().map(|p| p.name().to_owned()).collect()
+    }
+
+    fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<Segment> {
+        let policy = self.policies[side];
+        self.product.apply(policy)?;
+        if let Some(far) = &mut self.far {
+            far.apply(policy)?;
+        }
+        self.segment(session, repeat, policy)
+    }
+
+    fn void(&self, _side: usize, segment: &Segment) -> Option<String> {
+        segment.void(&self.scenario.limits)
+    }
+
+    fn keep(&mut self, _result: &mut RunResult, _side: usize, _repeat: u32, segment: Segment) {
+        self.segments.push(segment);
+    }
+
+    fn repeated(&mut self, _result: &mut RunResult, repeat: u32, whole: bool) {
+        // Without one of the policies the repeat is no comparison.
+        self.segments.retain(|s| whole || s.repeat != repeat);
+    }
+}
+
+/// `mountain-lab run`.
+pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    let scenario = adjusted(args)?;
+    let out = args.out();
+    std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+    let (session, mut result) = Session::begin(&scenario.name, &args.common, scenario.repeats, 0);
+    session.message("building hosts");
+    let hosts = Hosts::build(&scenario)?;
+    let cgroup = match scenario.topology.has_own_addresses() {
+        true => Some(Cgroup::join()?),
+        false => None,
+    };
+    let emulator = Emulator::start(&hosts, &scenario, args.common.seed)?;
+    let product = Product::new(
+        hosts.steering(),
+        "client",
+        &(product_config(&scenario, &hosts, false) + &start_config(cgroup.as_ref())),
+        &out,
+    )?;
+    let far = match scenario.both_ends {
+        true => {
+            let config = product_config(&scenario, &hosts, true);
+            Some(Product::new(&hosts.server, "server", &config, &out)?)
+        }
+        false => None,
+    };
+    let _reflectors = match scenario.both_ends {
+        true => {
+            let paths = 0..scenario.paths.len();
+            let far: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
+            let near: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
+            vec![
+                Reflector::start(&hosts.server, "server", &far, &out)?,
+                Reflector::start(hosts.steering(), "client", &near, &out)?,
+            ]
+        }
+        false => vec![],
+    };
+    let mut scenes = Scenes {
+        scenario: &scenario,
+        policies: scenario.run_policies(),
+        hosts: &hosts,
+        emulator,
+        product,
+        far,
+        segments: vec![],
+    };
+    session.interleave(&mut result, &mut scenes)?;
+    let segments = std::mem::take(&mut scenes.segments);
+    drop(scenes);
+    evaluate::finish(args, &scenario, &segments, session, &mut result)
+}
+
+/// The scenario with the command line's changes.
+fn adjusted(args: &RunArgs) -> Result<Scenario> {
+    let mut scenario = Scenario::find(&args.scenario)?;
+    if !args.policies.is_empty() {
+        scenario.policies = args.policies.clone();
+        ensure!(
+            !scenario.run_policies().is_empty(),
+            "--policies: at least one that is run is needed"
+        );
+        let there = |p: &str| p == "oracle" || scenario.policies.iter().any(|q| q.name() == p);
+        scenario
+            .checks
+            .retain(|c| there(&c.policy) && c.reference.as_deref().is_none_or(there));
+    }
+    if args.common.quick {
+        scenario.seconds = (scenario.seconds / 3.0).max(2.0);
+        scenario.repeats = scenario.repeats.min(2);
+    }
+    if let Some(seconds) = args.seconds {
+        scenario.seconds = seconds;
+    }
+    if let Some(repeat) = args.repeat {
+        scenario.repeats = repeat;
+    }
+    scenario.read_traces()?;
+    Ok(scenario)
+}
+
+/// What the figures of the scenario need, beside what the run has: its file says how long they take.
+pub fn least(args: &RunArgs) -> Result<[(&'static str, f64, f64); 2]> {
+    let whole = Scenario::find(&args.scenario)?;
+    let repeats = f64::from(args.repeat.unwrap_or(whole.repeats));
+    let seconds = args.seconds.unwrap_or(whole.seconds);
+    Ok([
+        ("repeats", repeats, f64::from(whole.repeats)),
+        ("seconds", seconds, whole.seconds),
+    ])
+}
+
+/// The scenario's configuration of the product, with the hosts' names filled in:
+/// `{gateway0}` is the far end of path 0, `{dev0}` the own device.
+fn product_config(scenario: &Scenario, hosts: &Hosts, server: bool) -> String {
+    let mut text = scenario.product_config.clone();
+    for i in 0..scenario.paths.len() {
+        let (gateway, device) = if server {
+            (hosts.client_gateway(i), format!("s{i}"))
+        } else {
+            (hosts.gateway(i), format!("u{i}"))
+        };
+        text = text.replace(&format!("{{gateway{i}}}"), &gateway.to_string());
+        text = text.replace(&format!("{{dev{i}}}"), &device);
+    }
+    text
+}
+
+/// Flows choose when they start in scenarios that are about that, of sockets in the run's own cgroup.
+fn start_config(cgroup: Option<&Cgroup>) -> String {
+    match cgroup.map(|cgroup| cgroup.path().display()) {
+        Some(path) => format!("\n[placement]\nadopt = true\ncgroup = \"{path}\"\n"),
+        None => "\n[placement]\nenabled = false\n".to_owned(),
+    }
+}
+
+impl Scenes<'_> {
+    fn segment(&mut self, session: &Session, repeat: u32, policy: Policy) -> Result<Segment> {
+        let (scenario, product) = (self.scenario, &mut self.product);
+        let start_ns = self.emulator.play(repeat, AHEAD)?;
+        ensure!(
+            monotonic_ns() < start_ns,
+            "the machine is too slow: the schedule came late"
+        );
+        wait_until(start_ns, None)?;
+        let (cpu, emulator_cpu, product_cpu) = (
+            busy_ticks()?,
+            self.emulator.cpu_seconds(),
+            product.cpu_seconds(),
+        );
+        let traffic = Traffic::start(scenario, self.hosts)?;
+        let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
+        let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
+        wait_until(end_ns, Some((session, start_ns)))?;
+
+        let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
+        let (busy, all) = busy_ticks()?;
+        let (status, explain, moves) = (
+            product.query(&["status", "--json"])?,
+            product.query(&["explain", "--last", "1000", "--json"])?,
+            product.query(&["explain", "--moves", "--last", "10000", "--json"])?,
+        );
+        let emulator_cores = (self.emulator.cpu_seconds() - emulator_cpu) / seconds;
+        let product_cores = product
+            .cpu_seconds()
+            .zip(product_cpu)
+            .map(|(now, then)| (now - then) / seconds);
+        let seen = traffic.stop()?;
+        let measured = from_ns..end_ns;
+        let mut error = emulator_error(
+            seen.reference
+                .iter()
+                .filter(|p| measured.contains(&p.sent_ns)),
+        );
+        error.cores = emulator_cores;
+        Ok(Segment {
+            repeat,
+            policy,
+            start_ns,
+            seen,
+            measured,
+            error,
+            cpu_busy: (busy - cpu.0) as f64 / (all - cpu.1).max(1) as f64,
+            product_cores,
+            status,
+            explain,
+            moves: moves["moves"].clone(),
+        })
+    }
+}
+
+fn emulator_error<'a>(packets: impl Iterator<Item = &'a Packet>) -> EmulatorError {
+    let (mut errors, mut lost) = (vec![], 0);
+    for packet in packets {
+        match packet.rtt_us {
+            Some(rtt) => errors.push(rtt.abs_diff(2 * REFERENCE_DELAY_US)),
+            None => lost += 1,
+        }
+    }
+    let n = errors.len();
+    let mut at = |q: f64| percentile(&mut errors, q).unwrap_or(0.0) as u32;
+    EmulatorError {
+        n,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        max_us: at(1.0),
+        loss: f64::from(lost) / (n as f64 + f64::from(lost)).max(1.0),
+        cores: 0.0,
+    }
+}
+
+/// Sleeps until a moment of CLOCK_MONOTONIC, moving the bar from the second one on; fails when the user stops the run.
+fn wait_until(end_ns: u64, bar: Option<(&Session, u64)>) -> Result<()> {
+    loop {
+        ensure!(!stopped(), "stopped");
+        let now = monotonic_ns();
+        if let Some((session, start_ns)) = bar {
+            let passed = now.saturating_sub(start_ns) as f64;
+            session.progress(passed / (end_ns - start_ns) as f64);
+        }
+        if now >= end_ns {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_nanos((end_ns - now).min(100_000_000)));
+    }
+}
+
+/// Busy and all CPU ticks of the machine since boot (proc(5), /proc/stat, first line).
+fn busy_ticks() -> Result<(u64, u64)> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().context("/proc/stat is empty")?;
+    let ticks: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .take(8)
+        .filter_map(|t| t.parse().ok())
+        .collect();
+    ensure!(ticks.len() == 8, "/proc/stat: {line}");
+    let all: u64 = ticks.iter().sum();
+    // Idle and waiting for I/O.
+    Ok((all - ticks[3] - ticks[4], all))
+}
+
+#[cfg(test)]
+mod tests {
+    use mountain_lab::result::too_short;
+
+    use super::*;
+
+    fn args(scenario: &str, quick: bool) -> RunArgs {
+        RunArgs {
+            scenario: scenario.into(),
+            policies: Vec::new(),
+            repeat: None,
+            seconds: None,
+            common: CommonArgs {
+                quick,
+                seed: 1,
+                out: None,
+            },
+            check: true,
+        }
+    }
+
+    #[test]
+    fn a_run_shorter_than_its_scenario_is_not_judged() {
+        // 3 x 100 s.
+        let shortness = |change: fn(&mut RunArgs)| {
+            let mut args = args("steady", false);
+            change(&mut args);
+            too_short(args.common.quick, &least(&args).unwrap())
+        };
+        assert_eq!(shortness(|_| ()), None);
+        assert_eq!(shortness(|a| a.repeat = Some(4)), None);
+        assert_eq!(shortness(|a| a.common.quick = true).unwrap(), "--quick");
+        let fewer = shortness(|a| a.repeat = Some(1));
+        assert_eq!(fewer.unwrap(), "1 of 3 repeats");
+        let shorter = shortness(|a| a.seconds = Some(2.5));
+        assert_eq!(shorter.unwrap(), "2.5 of 100 seconds");
+    }
+
+    #[test]
+    fn each_scenario_has_a_folder_of_its_own() {
+        assert_eq!(args("steady", false).out(), PathBuf::from("out/steady"));
+        assert_eq!(
+            args("/home/me/own.toml", false).out(),
+            PathBuf::from("out/own")
+        );
+    }
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What a million samples cost: time and memory of `mountain compare` and `mountain report`, and
+//! the size of the page.
+
+use std::fs::File;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+use anyhow::{ensure, Context, Result};
+use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
+use mountain_lab::result::{Check, Metric, Op, RunResult};
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp};
+use rand_pcg::Pcg64;
+use serde_json::json;
+
+use super::Bench;
+use crate::experiments::probing::tool::Tool;
+use crate::policy_ctl::binary;
+
+const MAX_SECONDS: f64 = 10.0;
+const MAX_RSS: f64 = 500e6;
+const MAX_PAGE: f64 = 2e6;
+
+/// How long and how often.
+pub struct Plan {
+    pub samples: usize,
+    pub repeats: u32,
+}
+
+impl Plan {
+    pub fn new(quick: bool) -> Self {
+        match quick {
+            true => Plan {
+                samples: 20_000,
+                repeats: 1,
+            },
+            false => Plan {
+                samples: 1_000_000,
+                repeats: 3,
+            },
+        }
+    }
+
+    pub fn steps(&self) -> u64 {
+        2 + u64::from(self.repeats) * 2
+    }
+}
+
+/// What a program took.
+struct Usage {
+    seconds: f64,
+    /// Largest resident set, bytes.
+    rss: f64,
+}
+
+pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<()> {
+    let plan = Plan::new(bench.quick);
+    let dir = bench.scratch.path().to_owned();
+    let files = ["a.json", "b.json"].map(|name| dir.join(name));
+    for (i, file) in files.iter().enumerate() {
+        bench.step(&format!("writing {} samples", plan.samples))?;
+        synthetic(plan.samples, bench.seed.wrapping_add(i as u64)).write(file)?;
+    }
+    let version = Tool::MountainIcmp.version().context("no mountain to run")?;
+    let optimised = optimised(&version);
+    let profile = if optimised { "release" } else { "dev" };
+    result.environment.insert(
+        "size".into(),
+        json!({ "samples": plan.samples, "profile": profile, "version": version }),
+    );
+    let out = dir.join("report");
+    let n = plan.samples as u64 * 2;
+    for name in ["compare", "report"] {
+        let mut usages = vec![];
+        for _ in 0..plan.repeats {
+            bench.step(&format!("mountain {name}"))?;
+            let mut command = Command::new(binary()?);
+            command.arg(name).args(&files);
+            if name == "report" {
+                command.arg("-o").arg(&out);
+            }
+            usages.push(measured(&mut command, &dir)?);
+        }
+        let of = |unit: &str, value: fn(&Usage) -> f64| {
+            let values = usages.iter().map(|u| Some(value(u))).collect();
+            Metric::of_repeats(unit, values, n, bench.seed)
+        };
+        let (seconds, rss) = (of("s", |u| u.seconds), of("bytes", |u| u.rss));
+        // The worst of them: the promise is no median.
+        let worst = |m: &Metric| m.values.iter().copied().flatten().reduce(f64::max);
+        result.checks.push(time(name, worst(&seconds), optimised));
+        let what = format!("memory of `mountain {name}`, bytes");
+        let rss_check = Check::new(&what, worst(&rss), Op::AtMost, MAX_RSS, None);
+        result.checks.push(rss_check);
+        let metrics = result
+            .policies
+            .entry(format!("mountain {name}"))
+            .or_default();
+        metrics.insert("seconds".into(), seconds);
+        metrics.insert("max_rss_bytes".into(), rss);
+    }
+    let page = std::fs::metadata(out.join("index.html"))?.len() as f64;
+    let metrics = result.policies.entry("mountain report".into()).or_default();
+    metrics.insert("page_bytes".into(), Metric::single("bytes", page, n));
+    let what = "page of `mountain report`, bytes";
+    let check = Check::new(what, Some(page), Op::AtMost, MAX_PAGE, None);
+    result.checks.push(check);
+    Ok(())
+}
+
+/// Whether the program says nothing of being a debug build.
+fn optimised(version: &str) -> bool {
+    !version.contains("debug build")
+}
+
+/// The time of a build that is not optimised says nothing about the promise.
+fn time(name: &str, seconds: Option<f64>, optimised: bool) -> Check {
+    let (build, seconds) = match optimised {
+        true => ("", seconds),
+        false => (" (a debug build: not judged)", None),
+    };
+    let what = format!("time of `mountain {name}`, s{build}");
+    Check::new(&what, seconds, Op::AtMost, MAX_SECONDS, None)
+}
+
+/// A run as `mountain ping` would write it: 20 ms and an exponential of mean 4 ms whose successive
+/// values have the correlation 0.5 (Gaver and Lewis 1980), 0.1% lost, whole ns.
+fn synthetic(count: usize, seed: u64) -> RunFile {
+    let mut rng = Pcg64::seed_from_u64(seed);
+    let fresh = Exp::new(1.0 / 4e3).expect("a positive mean");
+    let whole_ns = |us: f64| (us * 1e3).round() / 1e3;
+    let mut value = fresh.sample(&mut rng);
+    let mut samples = Samples::default();
+    for i in 0..count {
+        let added = match rng.random_bool(0.5) {
+            true => 0.0,
+            false => fresh.sample(&mut rng),
+        };
+        value = 0.5 * value + added;
+        let rtt = (!rng.random_bool(0.001)).then_some(20e3 + value);
+        let own = rng.random_range(20.0..80.0);
+        let sent = i as f64 * 1e4 + rng.random_range(0.0..60.0);
+        samples.sent_us.push(whole_ns(sent));
+        samples.rtt_us.push(rtt.map(whole_ns));
+        samples.user_rtt_us.push(rtt.map(|us| whole_ns(us + own)));
+    }
+    RunFile {
+        schema: SCHEMA.into(),
+        tool: "synthetic".into(),
+        seconds: count as f64 / 100.0,
+        interval_us: Some(1e4),
+        clock: "kernel".into(),
+        samples,
+        ..RunFile::default()
+    }
+}
+
+/// Runs a program to its end; fails with what it said.
+///
+/// The kernel counts into a child's largest resident set what it was before exec: a copy of this
+/// process, which is far smaller than what is measured.
+fn measured(command: &mut Command, dir: &Path) -> Result<Usage> {
+    let said = dir.join("said");
+    let log = File::create(&said)?;
+    let started = Instant::now();
+    // SAFETY: does nothing. It makes std fork: of a child made by posix_spawn the kernel counts the
+    // peak of this process, whose memory it shares until its exec, as its own.
+    unsafe { command.pre_exec(|| Ok(())) };
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("{command:?}"))?;
+    let (mut status, pid) = (0, child.id() as libc::pid_t);
+    // SAFETY: both pointers are to values that outlive the call; rusage is plain numbers. The
+    // child is reaped here and `child` is not asked again.
+    let (reaped, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let reaped = loop {
+            let reaped = libc::wait4(pid, &mut status, 0, &mut usage);
+            let error = std::io::Error::last_os_error();
+            if reaped != -1 || error.kind() != std::io::ErrorKind::Interrupted {
+                break reaped;
+            }
+        };
+        (reaped, usage)
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    ensure!(reaped == pid, "wait4: {}", std::io::Error::last_os_error());
+    let status = ExitStatus::from_raw(status);
+    ensure!(
+        status.success(),
+        "{command:?}: {status}: {}",
+        std::fs::read_to_string(&said).unwrap_or_default().trim()
+    );
+    Ok(Usage {
+        seconds,
+        // In KiB, getrusage(2).
+        rss: usage.ru_maxrss as f64 * 1024.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn synthetic_runs_are_seeded_and_readable() {
+        let run = synthetic(20_000, 3);
+        assert_eq!(run, synthetic(20_000, 3));
+        assert_ne!(run.samples, synthetic(20_000, 4).samples);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run.json");
+        run.write(&file).unwrap();
+        assert_eq!(RunFile::read(&file).unwrap().samples.len(), 20_000);
+        let lost = run.samples.rtt_us.iter().filter(|r| r.is_none()).count();
+        assert!((5..50).contains(&lost), "{lost}");
+        let mean = run.samples.rtt_us.iter().flatten().sum::<f64>() / (20_000 - lost) as f64;
+        assert!((23_700.0..24_300.0).contains(&mean), "{mean}");
+    }
+
+    #[test]
+    fn time_and_memory_of_a_program_are_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            measured(&mut command, dir.path())
+        };
+        let usage = shell("sleep 0.3").unwrap();
+        assert!((0.3..3.0).contains(&usage.seconds), "{}", usage.seconds);
+        let small = usage.rss;
+        let large = shell("x=$(head -c 60000000 /dev/zero | tr '\\0' x); :").unwrap();
+        assert!(large.rss > small + 50e6, "{} {small}", large.rss);
+        let error = shell("echo broken >&2; exit 3").err().unwrap().to_string();
+        assert!(error.contains("broken") && error.contains('3'), "{error}");
+    }
+
+    #[test]
+    fn a_debug_build_is_not_judged_by_its_time() {
+        assert!(optimised("mountain 0.1.0"));
+        assert!(!optimised("mountain 0.1.0 (debug build)"));
+        assert_eq!(time("compare", Some(9.9), true).met, Some(true));
+        assert_eq!(time("compare", Some(10.1), true).met, Some(false));
+        let debug = time("compare", Some(1.0), false);
+        assert!(debug.met.is_none() && debug.name.contains("debug build"));
+    }
+}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! How often `mountain compare` and `mountain ab` call equal runs different, and how often they find
+//! a difference that is there: on made-up delays that drift and burst, and on recordings of loopback
+//! and of a veth with a busy neighbour.
+
+use std::net::IpAddr;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use mountain::measure::compare::{compare, Comparison, Options, Side};
+use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
+use mountain::measure::stats::quantile;
+use mountain::measure::verdict::Verdict;
+use mountain_lab::result::{Check, Metric, Op, RunResult};
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp, Normal};
+use rand_pcg::Pcg64;
+use serde_json::json;
+
+use super::Bench;
+use crate::emulate::netns::{run as run_program, Netns};
+use crate::experiments::probing::tool::{Block, Tool};
+
+/// Rounds of an A/B, and the share of each half that is left out as its settle time.
+const ROUNDS: usize = 8;
+const SETTLE: usize = 6;
+/// Probes of a made-up run.
+const MADE_UP: usize = 1_000;
+
+/// How much of each.
+pub struct Plan {
+    /// Pairs of each kind that is recorded, and A/Bs cut out of each long recording.
+    recorded: u64,
+    made_up: u64,
+    power: u64,
+    block: Block,
+    /// Probes of a half, cut out of a recording of 1 ms a probe.
+    half: usize,
+}
+
+impl Plan {
+    pub fn new(quick: bool) -> Self {
+        let block = |count| Block {
+            count,
+            interval: Duration::from_millis(5),
+            cpu: None,
+        };
+        match quick {
+            true => Plan {
+                recorded: 4,
+                made_up: 20,
+                power: 10,
+                block: block(200),
+                half: 50,
+            },
+            false => Plan {
+                recorded: 100,
+                made_up: 200,
+                power: 50,
+                block: block(1_000),
+                half: 375,
+            },
+        }
+    }
+
+    pub fn steps(&self) -> u64 {
+        6 + 2 * (self.recorded + 1)
+    }
+}
+
+pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<()> {
+    let plan = Plan::new(bench.quick);
+    // Seeds that nothing was chosen by.
+    let first = 1_000_000 + bench.seed * 100_000;
+    let seeds = |n: u64| first..first + n;
+    for (name, series) in MODELS {
+        bench.step(&format!("made up: {name}"))?;
+        let pairs = seeds(plan.made_up).map(|seed| {
+            let [a, b] = [0, 1].map(|i| vec![made_up(&series(MADE_UP, 2 * seed + i), 0.0)]);
+            judge(a, b, false)
+        });
+        let rates = Rates::of(pairs)?;
+        rates.report(&format!("compare, {name}"), result, bench.seed);
+    }
+    bench.step("power")?;
+    let path = |seed| gaver_lewis(MADE_UP, seed);
+    let found = Rates::of(seeds(plan.power).map(|seed| {
+        let (a, b) = (path(2 * seed), path(2 * seed + 1));
+        judge(vec![made_up(&a, 0.0)], vec![made_up(&b, 5e3)], false)
+    }))?;
+    let what = "`compare` finds 5 ms more on a path of 20 ms";
+    let check = Check::new(what, Some(found.headline), Op::AtLeast, 0.9, None);
+    result.checks.push(check);
+    for (name, series) in MODELS {
+        let found = Rates::of(seeds(plan.power).map(|seed| {
+            let delays = series(2 * ROUNDS * 500, seed);
+            ab(&delays, 0.1)
+        }))?;
+        let what = format!("`ab` finds 10% of the median more, {name}");
+        let check = Check::new(&what, Some(found.headline), Op::AtLeast, 0.8, None);
+        result.checks.push(check);
+    }
+    recorded(bench, result, &plan)
+}
+
+/// Pairs and long recordings of loopback and of a veth with a neighbour that floods now and then.
+fn recorded(bench: &mut Bench, result: &mut RunResult, plan: &Plan) -> Result<()> {
+    let net = Net::build()?;
+    let targets: [(&str, IpAddr); 2] = [
+        ("loopback", [127, 0, 0, 1].into()),
+        ("busy veth", [192, 0, 2, 2].into()),
+    ];
+    let long = Block {
+        count: plan.recorded as usize * 2 * ROUNDS * plan.half,
+        interval: Duration::from_millis(1),
+        cpu: None,
+    };
+    let dir = bench.scratch.path().to_owned();
+    let (mut pairs, mut abs) = (vec![], vec![]);
+    for (name, target) in targets {
+        let flood = (name != "loopback").then(|| net.flood()).transpose()?;
+        let measure = |block: &Block| Tool::MountainIcmp.measure(&net.here, target, block, &dir);
+        for i in 0..plan.recorded {
+            bench.step(&format!("{name}: pair {}", i + 1))?;
+            let (a, b) = (measure(&plan.block)?, measure(&plan.block)?);
+            pairs.push(judge(vec![a], vec![b], false));
+        }
+        bench.step(&format!("{name}: one long recording"))?;
+        let long = measure(&long)?.samples.rtt_us;
+        drop(flood);
+        let pieces = long.chunks_exact(2 * ROUNDS * plan.half);
+        abs.extend(pieces.clone().map(|piece| ab(piece, 0.0)));
+        let found = Rates::of(pieces.map(|piece| ab(piece, 0.1)))?;
+        let found = Metric::of_repeats(
+            "ratio",
+            vec![Some(found.headline)],
+            plan.recorded,
+            bench.seed,
+        );
+        let policy = result.policies.entry(format!("ab, {name}")).or_default();
+        policy.insert("found_10_percent".into(), found);
+    }
+    Rates::of(pairs.into_iter())?.report("compare, recorded", result, bench.seed);
+    Rates::of(abs.into_iter())?.report("ab, recorded", result, bench.seed);
+    Ok(())
+}
+
+/// How often a difference was found.
+struct Rates {
+    pairs: u64,
+    headline: f64,
+    /// By row.
+    rows: Vec<(String, f64)>,
+}
+
+impl Rates {
+    fn of(comparisons: impl Iterator<Item = Result<Comparison>>) -> Result<Self> {
+        let mut rates = Rates {
+            pairs: 0,
+            headline: 0.0,
+            rows: vec![],
+        };
+        for comparison in comparisons {
+            let comparison = comparison?;
+            rates.pairs += 1;
+            let headline = &comparison.headlines[0];
+            rates.headline += f64::from(u8::from(headline.better || headline.worse));
+            // The thresholds are others for each run.
+            let judged = comparison.rows.iter().skip(1);
+            for (i, row) in judged.filter(|row| !row.name.starts_with('>')).enumerate() {
+                let verdict = row.against_first[0].verdict;
+                let shown = matches!(verdict, Verdict::Better | Verdict::Worse);
+                if rates.rows.len() == i {
+                    rates.rows.push((row.name.clone(), 0.0));
+                }
+                rates.rows[i].1 += f64::from(u8::from(shown));
+            }
+        }
+        let n = rates.pairs.max(1) as f64;
+        rates.headline /= n;
+        rates.rows.iter_mut().for_each(|(_, rate)| *rate /= n);
+        Ok(rates)
+    }
+
+    /// As false verdicts, with what is promised of them.
+    fn report(&self, name: &str, result: &mut RunResult, seed: u64) {
+        let rates = self.rows.iter().map(|(_, rate)| *rate);
+        let mean = rates.clone().sum::<f64>() / self.rows.len().max(1) as f64;
+        let most = rates.fold(0.0, f64::max);
+        for (what, rate, limit) in [
+            ("mean of all rows", mean, 0.06),
+            ("the row that errs most", most, 0.10),
+            ("the headline", self.headline, 0.07),
+        ] {
+            let what = format!("{name}: equal called different, {what}");
+            let check = Check::new(&what, Some(rate), Op::AtMost, limit, None);
+            result.checks.push(check);
+        }
+        let metrics = result.policies.entry(name.to_owned()).or_default();
+        let all = self.rows.iter().map(|(row, rate)| (row.as_str(), *rate));
+        for (row, rate) in all.chain([("headline", self.headline)]) {
+            let metric = Metric::of_repeats("ratio", vec![Some(rate)], self.pairs, seed);
+            metrics.insert(format!("false_{row}"), metric);
+        }
+        let environment = &mut result.environment;
+        environment.insert(format!("{name}: pairs"), json!(self.pairs));
+    }
+}
+
+fn judge(a: Vec<RunFile>, b: Vec<RunFile>, paired: bool) -> Result<Comparison> {
+    let side = |name: &str, runs| Side {
+        name: name.into(),
+        runs,
+    };
+    let options = Options {
+        paired,
+        ..Options::default()
+    };
+    compare(&[side("A", a), side("B", b)], &options)
+}
+
+/// Halves in the order of `mountain ab`, cut out of one series; B's are later by a share of the median.
+fn ab(series: &[Option<f64>], more: f64) -> Result<Comparison> {
+    let mut sorted: Vec<f64> = series.iter().flatten().copied().collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let shift = more * quantile(&sorted, 0.5).context("no answers")?;
+    let half = series.len() / (2 * ROUNDS);
+    let mut sides = [vec![], vec![]];
+    for (i, half) in series.chunks_exact(half).take(2 * ROUNDS).enumerate() {
+        let side = [0, 1, 1, 0][i % 4];
+        let measured = &half[half.len() / SETTLE..];
+        sides[side].push(made_up(measured, shift * side as f64));
+    }
+    let [a, b] = sides;
+    judge(a, b, true)
+}
+
+fn made_up(rtts: &[Option<f64>], later_us: f64) -> RunFile {
+    RunFile {
+        schema: SCHEMA.into(),
+        samples: Samples {
+            sent_us: (0..rtts.len()).map(|i| i as f64 * 5e3).collect(),
+            rtt_us: rtts.iter().map(|rtt| rtt.map(|us| us + later_us)).collect(),
+            ..Samples::default()
+        },
+        ..RunFile::default()
+    }
+}
+
+type Series = fn(usize, u64) -> Vec<Option<f64>>;
+
+const MODELS: [(&str, Series); 4] = [
+    ("20 ms and queues, AR 0.5", gaver_lewis),
+    ("20 ms, AR 0.98", autocorrelated),
+    ("bursts", |n, seed| bursts(n, 200.0, 10.0, seed)),
+    ("rare bursts", |n, seed| bursts(n, 1_000.0, 50.0, seed)),
+];
+
+/// 20 ms and an exponential of mean 4 ms whose successive values have the correlation 0.5 (Gaver and
+/// Lewis 1980), 1% lost.
+fn gaver_lewis(n: usize, seed: u64) -> Vec<Option<f64>> {
+    let mut rng = Pcg64::seed_from_u64(seed);
+    let fresh = Exp::new(1.0 / 4e3).expect("a positive mean");
+    let mut value = fresh.sample(&mut rng);
+    let rtt = |_| {
+        let added = match rng.random_bool(0.5) {
+            true => 0.0,
+            false => fresh.sample(&mut rng),
+        };
+        value = 0.5 * value + added;
+        (!rng.random_bool(0.01)).then_some(20e3 + value)
+    };
+    (0..n).map(rtt).collect()
+}
+
+/// 20 ms, give or take 2 ms, AR(1) with 0.98.
+fn autocorrelated(n: usize, seed: u64) -> Vec<Option<f64>> {
+    let mut rng = Pcg64::seed_from_u64(seed);
+    let noise = Normal::new(0.0, 2e3).expect("a deviation");
+    let mut value: f64 = noise.sample(&mut rng);
+    let fresh = (1.0 - 0.98f64.powi(2)).sqrt();
+    let rtt = |_| {
+        value = 0.98 * value + fresh * noise.sample(&mut rng);
+        Some(20e3 + value)
+    };
+    (0..n).map(rtt).collect()
+}
+
+/// 20 ms, and every so many probes a burst of so many that are 5 to 40 ms late, a fifth of them lost.
+fn bursts(n: usize, every: f64, length: f64, seed: u64) -> Vec<Option<f64>> {
+    let mut rng = Pcg64::seed_from_u64(seed);
+    let length = Exp::new(1.0 / length).expect("a positive mean");
+    let jitter = Exp::new(1.0 / 1e3).expect("a positive mean");
+    let (mut left, mut height) = (0, 0.0);
+    let rtt = |_| {
+        if left == 0 && rng.random_bool(1.0 / every) {
+            left = length.sample(&mut rng) as usize + 1;
+            height = rng.random_range(10e3..40e3);
+        }
+        let rtt = 20e3 + jitter.sample(&mut rng);
+        if left == 0 {
+            return Some(rtt);
+        }
+        left -= 1;
+        (!rng.random_bool(0.2)).then(|| rtt + height * rng.random_range(0.5..1.0))
+    };
+    (0..n).map(rtt).collect()
+}
+
+/// A veth pair.
+struct Net {
+    here: Netns,
+    there: Netns,
+}
+
+impl Net {
+    fn build() -> Result<Self> {
+        let net = Net {
+            here: Netns::create("here")?,
+            there: Netns::create("there")?,
+        };
+        let (here, there) = (net.here.name(), net.there.name());
+        let mut add = vec!["link", "add", "v0", "netns", here, "type", "veth"];
+        add.extend(["peer", "name", "v1", "netns", there]);
+        run_program("ip", add)?;
+        for (ns, dev, address) in [
+            (&net.here, "v0", "192.0.2.1/24"),
+            (&net.there, "v1", "192.0.2.2/24"),
+        ] {
+            ns.ip(["address", "add", address, "dev", dev])?;
+            ns.ip(["link", "set", dev, "up"])?;
+        }
+        Ok(net)
+    }
+
+    /// A neighbour that floods for a while, again and again.
+    fn flood(&self) -> Result<Neighbour> {
+        let script = "while :; do n=$(($(od -An -N1 -tu1 /dev/urandom) % 9 + 1)); \
+                      timeout 0.$n ping -f -q -s 1400 192.0.2.1 > /dev/null; sleep 0.$((10 - n)); done";
+        let mut command = self.there.command("sh");
+        command.args(["-c", script]).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Neighbour(command.spawn().context("the busy neighbour")?))
+    }
+}
+
+struct Neighbour(Child);
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Finds and reads scenario files. An error names the file, the line and the key.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+
+use super::Scenario;
+use crate::recording::playback;
+
+impl Scenario {
+    /// Reads a scenario; an error names the file, the line and the key.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let mut scenario = Self::parse(&text, &path.display().to_string())?;
+        scenario.folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(scenario)
+    }
+
+    /// Reads the recordings that its paths name.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or they do not fit together.
+    pub fn read_traces(&mut self) -> Result<()> {
+        let (folder, half) = (&self.folder, self.trace_half);
+        let recorded = self.paths.iter().filter_map(|p| {
+            Some(playback::Source {
+                file: folder.join(p.trace.as_ref()?),
+                path: p.trace_path.as_ref().unwrap_or(&p.name).clone(),
+                stalls: p.stalls,
+            })
+        });
+        let sources: Vec<_> = recorded.collect();
+        let mut read = playback::load(&sources, half)?.into_iter();
+        for path in self.paths.iter_mut().filter(|p| p.trace.is_some()) {
+            path.playback = read.next();
+        }
+        Ok(())
+    }
+
+    /// Finds a scenario by file name or by its name in the scenario folders.
+    pub fn find(name: &str) -> Result<Self> {
+        let direct = Path::new(name);
+        if direct.extension().is_some() || direct.is_file() {
+            return Self::load(direct);
+        }
+        let folders = folders();
+        match folders
+            .iter()
+            .map(|f| f.join(format!("{name}.toml")))
+            .find(|p| p.exists())
+        {
+            Some(path) => Self::load(&path),
+            None => {
+                let known: Vec<String> = Self::list()?.into_iter().map(|s| s.name).collect();
+                bail!("no scenario named {name}; there are: {}", known.join(", "))
+            }
+        }
+    }
+
+    /// All scenarios in the scenario folders, by name.
+    pub fn list() -> Result<Vec<Self>> {
+        let mut found: Vec<Scenario> = vec![];
+        for folder in folders() {
+            for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+                let path = entry?.path();
+                if path.extension().is_some_and(|e| e == "toml") {
+                    found.push(Self::load(&path)?);
+                }
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        found.dedup_by(|a, b| a.name == b.name);
+        Ok(found)
+    }
+
+    /// Parses and validates. `file` is for error messages.
+    pub fn parse(text: &str, file: &str) -> Result<Self> {
+        let scenario: Scenario = toml::from_str(text)
+            .map_err(|e| anyhow::anyhow!("{file}:{}", line_and_message(text, &e)))?;
+        scenario.validate().map_err(|(key, what)| {
+            anyhow::anyhow!(
+                "{file}:{}: {key}: {what}",
+                line_of_key(text, &key).unwrap_or(1)
+            )
+        })?;
+        Ok(scenario)
+    }
+}
+
+/// The scenario folders, first match first: `$MOUNTAIN_SCENARIOS`, and those that belong to this
+/// executable.
+fn folders() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = std::env::var_os("MOUNTAIN_SCENARIOS")
+        .map(PathBuf::from)
+        .into_iter()
+        .collect();
+    if let Ok(exe) = std::env::current_exe() {
+        folders.extend(folders_of(&exe));
+    }
+    folders.retain(|f| f.is_dir());
+    folders
+}
+
+/// PREFIX/share/mountain/scenarios of a program in PREFIX/bin, and the source tree's of one in its
+/// target folder.
+fn folders_of(exe: &Path) -> Vec<PathBuf> {
+    let installed = exe.ancestors().nth(2).map(|prefix| {
+        let share = Path::new("share/mountain/scenarios");
+        prefix.join(share)
+    });
+    let built = exe
+        .ancestors()
+        .find(|folder| folder.file_name().is_some_and(|name| name == "target"))
+        .and_then(Path::parent)
+        .map(|root| root.join("mountain-lab/scenarios"));
+    installed.into_iter().chain(built).collect()
+}
+
+fn line_and_message(text: &str, error: &toml::de::Error) -> String {
+    let line = error.span().map_or(1, |span| line_at(text, span.start));
+    // The first line of serde's message names the key; the rest repeats the source text.
+    let key = error
+        .span()
+        .and_then(|s| text.get(s))
+        .and_then(|s| s.lines().next())
+        .unwrap_or("");
+    format!(
+        "{line}: {} (at `{key}`)",
+        error.message().replace('\n', " ")
+    )
+}
+
+fn line_at(text: &str, offset: usize) -> usize {
+    text.as_bytes()[..offset.min(text.len())]
+        .iter()
+        .filter(|&&b| b == b'\n')
+        .count()
+        + 1
+}
+
+/// Line of a key such as `seconds` or `event[1].path`, or of the section that lacks it.
+fn line_of_key(text: &str, key: &str) -> Option<usize> {
+    let (section, name) = match key.split_once('.') {
+        Some((section, name)) => (Some(section), name),
+        None => (None, key),
+    };
+    let mut first = None;
+    let mut inside = section.is_none();
+    let mut seen = 0;
+    let (table, index) = match section.and_then(|s| s.strip_suffix(']')?.split_once('[')) {
+        Some((table, index)) => (format!("[[{table}]]"), index.parse::<usize>().ok()? + 1),
+        None => (String::new(), 0),
+    };
+    for (i, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.starts_with('[') {
+            if line.starts_with(&table) && section.is_some() {
+                seen += 1;
+            }
+            inside = section.is_some() && seen == index;
+            if inside && first.is_none() {
+                first = Some(i + 1);
+            }
+        } else if inside && line.split('=').next().is_some_and(|k| k.trim() == name) {
+            return Some(i + 1);
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"name = "x"
+description = "y"
+seconds = 3
+policies = ["none"]
+[[path]]
+name = "a"
+[[path]]
+name = "b"
+rate_mbit = 10
+[[event]]
+kind = "spike"
+path = "a"
+every_s = 3
+length_ms = [100, 600]
+height_ms = [40, 200]
+[[workload]]
+kind = "game"
+"#;
+
+    fn error(text: &str) -> String {
+        Scenario::parse(text, "my.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        let s = Scenario::parse(GOOD, "my.toml").unwrap();
+        assert_eq!((s.paths[0].delay_ms, s.paths[1].rate_mbit), (10.0, 10.0));
+        assert_eq!((s.workloads[0].flows, s.segment_seconds()), (20, 8.0));
+    }
+
+    #[test]
+    fn errors_name_file_line_and_key() {
+        let e = error(&GOOD.replace("rate_mbit", "rate_mbits"));
+        assert!(
+            e.starts_with("my.toml:9: ") && e.contains("rate_mbits"),
+            "{e}"
+        );
+        for tiny in ["1e-300", "0", "0.0007", "nan"] {
+            let e = error(&GOOD.replace("every_s = 3", &format!("every_s = {tiny}")));
+            assert!(e.contains("every_s: has to be at least 0.0008"), "{e}");
+        }
+        let e = error(&GOOD.replace("every_s = 3", "every_s = \"often\""));
+        assert!(e.starts_with("my.toml:13: ") && e.contains("often"), "{e}");
+        let e = error(&GOOD.replace("path = \"a\"", "path = \"c\""));
+        assert!(
+            e.starts_with("my.toml:12: event[0].path: ") && e.contains("named c"),
+            "{e}"
+        );
+        let e = error(&GOOD.replace("rate_mbit = 10", "rate_mbit = 0"));
+        assert!(e.starts_with("my.toml:9: path[1].rate_mbit: "), "{e}");
+        let e = error(&GOOD.replace("height_ms = [40, 200]\n", ""));
+        assert!(e.starts_with("my.toml:10: event[0].height_ms: "), "{e}");
+        let e = error(&GOOD.replace("seconds = 3", "seconds = 0"));
+        assert!(e.starts_with("my.toml:3: seconds: "), "{e}");
+        let e = error("name = \"x\"\nseconds = = 3\n");
+        assert!(e.starts_with("my.toml:2: "), "{e}");
+    }
+
+    #[test]
+    fn scenarios_are_found_from_the_programs_place() {
+        let folders = |exe: &str| folders_of(Path::new(exe));
+        let has = |exe: &str, folder: &str| folders(exe).contains(&PathBuf::from(folder));
+        assert!(has(
+            "/usr/bin/mountain-lab",
+            "/usr/share/mountain/scenarios"
+        ));
+        assert!(has(
+            "/opt/m/bin/mountain-lab",
+            "/opt/m/share/mountain/scenarios"
+        ));
+        assert!(has(
+            "/src/target/release/mountain-lab",
+            "/src/mountain-lab/scenarios"
+        ));
+        assert_eq!(folders("/usr/bin/mountain-lab").len(), 1);
+    }
+
+    #[test]
+    fn all_shipped_scenarios_are_valid_and_named_after_their_file() {
+        let all = Scenario::list().unwrap();
+        let names: Vec<&str> = all.iter().map(|s| s.name.as_str()).collect();
+        for name in [
+            "asym",
+            "blackhole",
+            "blackhole-onsets",
+            "both-ends",
+            "bufferbloat",
+            "bufferbloat-foreign",
+            "degrade-30",
+            "degrade-30-onsets",
+            "degrade-300",
+            "degrade-300-onsets",
+            "echo-limit-15",
+            "echo-limit-blackhole",
+            "echo-limit-both-1",
+            "flap",
+            "forward",
+            "ipv6",
+            "loss-30",
+            "moves",
+            "moves-slow",
+            "overload",
+            "overload-thin",
+            "recorded-atnt-tmobile",
+            "recorded-atnt-verizon",
+            "recorded-tmobile-verizon",
+            "spiky",
+            "spiky-both",
+            "spiky-short",
+            "steady",
+            "two-isp",
+            "two-isp-blackhole",
+            "two-isp-ipv6",
+            "two-isp-router",
+            "two-isp-steady",
+        ] {
+            assert!(names.contains(&name), "{name} is missing of {names:?}");
+            let mut scenario = Scenario::find(name).unwrap();
+            assert_eq!(scenario.name, name);
+            scenario.read_traces().unwrap();
+        }
+        assert!(Scenario::find("nonesuch")
+            .unwrap_err()
+            .to_string()
+            .contains("spiky-both"));
+    }
+}

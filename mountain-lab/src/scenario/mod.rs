@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Scenario files: what the paths do, what traffic runs, which policies are compared, and which
+//! figures the result has to meet. A user copies one of `scenarios/*.toml` and changes it.
+
+mod file;
+pub mod schedule;
+mod validate;
+
+use std::path::PathBuf;
+
+use mountain_lab::result::CheckSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::recording::playback::{Half, Playback};
+use crate::recording::Stalls;
+
+/// One experiment. Unknown keys are errors.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    pub name: String,
+    pub description: String,
+    /// Measured seconds of each segment (one policy, one repeat).
+    pub seconds: f64,
+    /// Seconds thrown away after each change of policy.
+    #[serde(default = "defaults::discard_seconds")]
+    pub discard_seconds: f64,
+    /// How often every policy runs; each repeat has a schedule of its own, the same for all.
+    #[serde(default = "defaults::repeats")]
+    pub repeats: u32,
+    /// Policies to compare, in the order of the table.
+    pub policies: Vec<Policy>,
+    #[serde(default)]
+    pub family: Family,
+    #[serde(default)]
+    pub topology: Topology,
+    #[serde(default)]
+    pub replies: Replies,
+    /// Run the product on the server too (needs `replies = "free"`).
+    #[serde(default)]
+    pub both_ends: bool,
+    /// Lines of the product's configuration file, as they are; `[[path]]` sections excluded.
+    #[serde(default)]
+    pub product_config: String,
+    #[serde(default)]
+    pub limits: Limits,
+    /// The windows of `trace` that are played, by their order in time.
+    #[serde(default)]
+    pub trace_half: Half,
+    #[serde(rename = "path")]
+    pub paths: Vec<PathSpec>,
+    #[serde(rename = "event", default)]
+    pub events: Vec<EventSpec>,
+    #[serde(rename = "workload")]
+    pub workloads: Vec<WorkloadSpec>,
+    #[serde(rename = "check", default)]
+    pub checks: Vec<CheckSpec>,
+    /// Where the scenario's file is: `trace` is relative to it.
+    #[serde(skip)]
+    pub folder: PathBuf,
+}
+
+/// Who chooses the path.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Deserialize,
+    Serialize,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// The product is not running at all: the kernel's own multipath.
+    None,
+    /// The product runs and passes everything: its own cost.
+    Ecmp,
+    Mountain,
+    MinRtt,
+    ArgmaxLoad,
+    /// Not run but computed, as the oracle is: every packet on the path that was best 60 ms ago.
+    #[serde(rename = "late-60")]
+    #[value(name = "late-60")]
+    Late60,
+    /// As `late-60`, but a path is left only for one that was better by 30 ms.
+    #[serde(rename = "banded-60-30")]
+    #[value(name = "banded-60-30")]
+    Banded60,
+    /// As `banded-60-30`, 100 ms late.
+    #[serde(rename = "banded-100-30")]
+    #[value(name = "banded-100-30")]
+    Banded100,
+}
+
+/// What a policy that knows the paths lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bound {
+    /// It learns of everything so much later, in µs.
+    pub late_us: u32,
+    /// It leaves a path for one that is better by more than this, in µs.
+    pub advantage_us: u32,
+}
+
+impl Policy {
+    /// As in scenario files and on the product's command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::None => "none",
+            Policy::Ecmp => "ecmp",
+            Policy::Mountain => "mountain",
+            Policy::MinRtt => "min-rtt",
+            Policy::ArgmaxLoad => "argmax-load",
+            Policy::Late60 => "late-60",
+            Policy::Banded60 => "banded-60-30",
+            Policy::Banded100 => "banded-100-30",
+        }
+    }
+
+    /// Of a policy that is computed from the schedule instead of run.
+    pub fn bound(self) -> Option<Bound> {
+        let (late_us, advantage_us) = match self {
+            Policy::Late60 => (60_000, 0),
+            Policy::Banded60 => (60_000, 30_000),
+            Policy::Banded100 => (100_000, 30_000),
+            _ => return None,
+        };
+        Some(Bound {
+            late_us,
+            advantage_us,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    #[default]
+    Ipv4,
+    Ipv6,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// The client has the paths.
+    #[default]
+    Direct,
+    /// A router between client and paths has them.
+    Forward,
+    /// The client has them, with an address of its own on each and default routes that differ in metric.
+    TwoIsp,
+    /// A router has them so, and translates the client's address on each.
+    TwoIspRouter,
+}
+
+impl Topology {
+    /// Whether a router stands before the client.
+    pub fn has_router(self) -> bool {
+        matches!(self, Topology::Forward | Topology::TwoIspRouter)
+    }
+
+    /// Whether a flow's address is that of the path it started on.
+    pub fn has_own_addresses(self) -> bool {
+        matches!(self, Topology::TwoIsp | Topology::TwoIspRouter)
+    }
+}
+
+/// Which path the server answers on.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replies {
+    /// The one that the flow's last packet came by.
+    #[default]
+    SamePath,
+    /// The next one.
+    OtherPath,
+    /// The server's own multipath route decides.
+    Free,
+}
+
+/// A segment beyond one of these is void: it says more about the machine than about the policy.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// 99th percentile of the emulator's own error, in RTT, on the idle reference path.
+    pub error_p99_ms: f64,
+    /// Share of packets lost on the reference path, where nothing should be.
+    pub reference_loss: f64,
+    /// Share of its sending times that the traffic generator missed.
+    pub skipped: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            error_p99_ms: 2.0,
+            reference_loss: 0.001,
+            skipped: 0.001,
+        }
+    }
+}
+
+/// An emulated path; both directions are alike. Delays are one-way.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathSpec {
+    pub name: String,
+    #[serde(default = "defaults::delay_ms")]
+    pub delay_ms: f64,
+    /// Uniform, plus or minus, drawn anew every few milliseconds, per direction.
+    #[serde(default = "defaults::noise_ms")]
+    pub noise_ms: f64,
+    #[serde(default = "defaults::rate_mbit")]
+    pub rate_mbit: f64,
+    /// Drop-tail queue before the rate limit, in 1000 bytes.
+    #[serde(default = "defaults::queue_kb")]
+    pub queue_kb: f64,
+    /// Lost on the way from client to server, each packet by itself.
+    #[serde(default)]
+    pub loss_percent: f64,
+    /// A recording (see the module `recording`) to play instead of `delay_ms` and `noise_ms`: half of a
+    /// round trip in each direction, its losses from client to server. The next repeat goes on where
+    /// this one ends, and begins again after the end.
+    pub trace: Option<PathBuf>,
+    /// The path's name in the recording, if it is another one.
+    pub trace_path: Option<String>,
+    #[serde(default)]
+    pub stalls: Stalls,
+    /// Pings that the gateway answers in a second; it drops all others.
+    pub echo_limit: Option<u32>,
+    /// What `trace` holds, once it is read.
+    #[serde(skip)]
+    pub playback: Option<Playback>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// Extra delay; starts are a Poisson process.
+    Spike,
+    /// Extra delay; onsets at random moments, never overlapping. Time to leave is measured.
+    Degrade,
+    /// Every packet is dropped; otherwise as `degrade`.
+    Blackhole,
+    /// A share of the packets is dropped; otherwise as `degrade`.
+    Loss,
+    /// The path carries less; otherwise as `degrade`.
+    Slow,
+}
+
+impl EventKind {
+    /// As in scenario files.
+    pub fn name(self) -> &'static str {
+        match self {
+            EventKind::Spike => "spike",
+            EventKind::Degrade => "degrade",
+            EventKind::Blackhole => "blackhole",
+            EventKind::Loss => "loss",
+            EventKind::Slow => "slow",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// From the client to the server.
+    #[default]
+    Forward,
+    Backward,
+    Both,
+}
+
+/// Something that happens to a path again and again.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventSpec {
+    pub kind: EventKind,
+    /// Name of a path; `random`: drawn for each event; `alternate`: all in turn, from a random one on.
+    pub path: String,
+    /// Mean time from start to start (spike) or from end to next onset.
+    pub every_s: f64,
+    /// Shortest and longest.
+    pub length_ms: [f64; 2],
+    /// Least and most extra one-way delay, of `spike` and `degrade`.
+    #[serde(default)]
+    pub height_ms: [f64; 2],
+    /// Of `loss`.
+    pub loss_percent: Option<f64>,
+    /// What the path carries meanwhile, of `slow`.
+    pub rate_mbit: Option<f64>,
+    #[serde(default)]
+    pub direction: Direction,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkloadKind {
+    /// UDP echo: `rate_hz` packets a second per flow, kernel timestamps.
+    Game,
+    /// TCP from client to server as fast as it goes, or at `rate_mbit` a flow.
+    Bulk,
+    /// TCP request and response in turn.
+    RequestResponse,
+    /// New short flows, `rate_hz` a second.
+    Short,
+    /// New game-like flows, `rate_hz` a second, of half a second each.
+    Sessions,
+    /// UDP from another host at `rate_mbit` over `path`.
+    Foreign,
+}
+
+/// Traffic of one kind. Keys that a kind does not use may not be set.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadSpec {
+    pub kind: WorkloadKind,
+    #[serde(default = "defaults::flows")]
+    pub flows: u32,
+    #[serde(default = "defaults::rate_hz")]
+    pub rate_hz: f64,
+    #[serde(default = "defaults::payload_bytes")]
+    pub payload_bytes: usize,
+    pub dscp: Option<u8>,
+    /// TCP congestion control, named so that the machine's default does not decide the result.
+    #[serde(default = "defaults::congestion")]
+    pub congestion: String,
+    pub rate_mbit: Option<f64>,
+    pub path: Option<String>,
+}
+
+mod defaults {
+    pub fn discard_seconds() -> f64 {
+        5.0
+    }
+    pub fn repeats() -> u32 {
+        5
+    }
+    pub fn delay_ms() -> f64 {
+        10.0
+    }
+    pub fn noise_ms() -> f64 {
+        1.0
+    }
+    pub fn rate_mbit() -> f64 {
+        30.0
+    }
+    pub fn queue_kb() -> f64 {
+        150.0
+    }
+    pub fn flows() -> u32 {
+        20
+    }
+    pub fn rate_hz() -> f64 {
+        60.0
+    }
+    pub fn congestion() -> String {
+        "cubic".into()
+    }
+    pub fn payload_bytes() -> usize {
+        100
+    }
+}
+
+impl Scenario {
+    /// The path that foreign load shares, if there is any.
+    pub fn foreign_path(&self) -> Option<usize> {
+        let w = self
+            .workloads
+            .iter()
+            .find(|w| w.kind == WorkloadKind::Foreign)?;
+        self.path_index(w.path.as_deref()?)
+    }
+
+    pub fn path_index(&self, name: &str) -> Option<usize> {
+        self.paths.iter().position(|p| p.name == name)
+    }
+
+    /// The policies that are run, rather than computed.
+    pub fn run_policies(&self) -> Vec<Policy> {
+        let run = self.policies.iter().filter(|p| p.bound().is_none());
+        run.copied().collect()
+    }
+
+    /// Seconds of one segment, with what is thrown away.
+    pub fn segment_seconds(&self) -> f64 {
+        self.discard_seconds + self.seconds
+    }
+
+    /// Least one-way delay of any path, in ms.
+    pub fn least_delay_ms(&self) -> f64 {
+        let fixed = self.paths.iter().filter(|p| p.trace.is_none());
+        let recorded = self.paths.iter().filter_map(|p| p.playback.as_ref());
+        let recorded = recorded.map(|p| p.least_us() as f64 / 2e3);
+        fixed
+            .map(|p| p.delay_ms - p.noise_ms)
+            .chain(recorded)
+            .fold(1e9, f64::min)
+    }
+}
