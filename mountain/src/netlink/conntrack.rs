@@ -43,6 +43,9 @@ const HEADER_LEN: usize = 4;
 /// Which parts of the given tuple count: net/netfilter/nf_internals.h.
 const FILTER_IP_SRC: u32 = 1 << 0;
 const FILTER_IP_DST: u32 = 1 << 1;
+/// By no address: since Linux 5.8 an IPv6 address lets through all entries but its own (`ctnetlink_filter_match_tuple`
+/// in nf_conntrack_netlink.c takes 0 of `ipv6_addr_cmp` for a difference).
+const FILTER_IPV6: u32 = 0;
 const FILTER_PROTO_NUM: u32 = 1 << 3;
 const FILTER_DST_PORT: u32 = 1 << 5;
 /// There was an answer: linux/netfilter/nf_conntrack_common.h.
@@ -263,13 +266,13 @@ fn header(ipv6: bool) -> Vec<u8> {
     vec![family as u8, 0, 0, 0]
 }
 
-/// Asks for all entries of a family, or only for those to an address.
+/// Asks for all entries of a family, or only for those to an address; of IPv6, for those to its port.
 fn request(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
     let mut body = header(ipv6);
     let Some((proto, to)) = only else { return body };
-    let ip = match to.ip() {
-        IpAddr::V4(a) => plain(CTA_IP_V4_DST, &a.octets()),
-        IpAddr::V6(a) => plain(CTA_IP_V6_DST, &a.octets()),
+    let (ip, flag) = match to.ip() {
+        IpAddr::V4(a) => (plain(CTA_IP_V4_DST, &a.octets()), FILTER_IP_DST),
+        IpAddr::V6(a) => (plain(CTA_IP_V6_DST, &a.octets()), FILTER_IPV6),
     };
     let number = plain(CTA_PROTO_NUM, &[proto]);
     let port = plain(CTA_PROTO_DST_PORT, &to.port().to_be_bytes());
@@ -280,17 +283,17 @@ fn request(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
             &nest(CTA_TUPLE_PROTO, &[&number, &port]),
         ],
     ));
-    body.extend(filter(FILTER_IP_DST | FILTER_PROTO_NUM | FILTER_DST_PORT));
+    body.extend(filter(flag | FILTER_PROTO_NUM | FILTER_DST_PORT));
     body
 }
 
-/// Asks for the entries of what is sent from an address.
+/// Asks for the entries of what is sent from an IPv4 address; of IPv6, for all.
 fn from(source: IpAddr) -> Vec<u8> {
-    let ip = match source {
-        IpAddr::V4(a) => plain(CTA_IP_V4_SRC, &a.octets()),
-        IpAddr::V6(a) => plain(CTA_IP_V6_SRC, &a.octets()),
-    };
     let mut body = header(source.is_ipv6());
+    let IpAddr::V4(source) = source else {
+        return body;
+    };
+    let ip = plain(CTA_IP_V4_SRC, &source.octets());
     body.extend(nest(CTA_TUPLE_ORIG, &[&nest(CTA_TUPLE_IP, &[&ip])]));
     body.extend(filter(FILTER_IP_SRC));
     body

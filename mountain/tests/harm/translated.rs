@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::firewall::nft;
 use super::placement::{sockets, two_providers, up};
 use super::random::rig::flush_conntrack;
-use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SETTLE};
+use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SERVER6, SETTLE};
 
 /// Enough that a choice between two uplinks would show.
 const FLOWS: u8 = 16;
@@ -80,6 +80,38 @@ fn a_running_connection_that_is_translated_goes_on() {
         net.client.with(flush_conntrack);
         held() == serde_json::json!([]) && net.client.ip("rule").contains("from 10.30.1.1")
     });
+}
+
+#[test]
+fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
+    let net = two_providers();
+    for (i, metric) in [(0, 100), (1, 600)] {
+        let line = format!("-6 route add default via fd30:{i}::2 dev u{i} metric {metric}");
+        net.client.ip(&line);
+    }
+    net.client.ip("-6 addr del fd98:0::1/128 dev lo");
+    nft(
+        &net.client,
+        "table ip6 n { chain post { type nat hook postrouting priority 100;\noifname { u0, u1 } masquerade\n} }",
+    );
+    let to: SocketAddr = format!("[{SERVER6}]:5353").parse().unwrap();
+    let server = net.server.with(move || UdpSocket::bind(to).unwrap());
+    server.set_read_timeout(Some(LEAVE)).unwrap();
+    // The kernel sends it by u0, translated.
+    let socket = net
+        .client
+        .with(|| UdpSocket::bind("[fd30:1::1]:0").unwrap());
+    let seen = |n: u8| {
+        socket.send_to(&[n], to).unwrap();
+        let (_, from) = server.recv_from(&mut [0; 1]).expect("it arrives");
+        from
+    };
+    let before = seen(0);
+    assert_eq!(before.ip().to_string(), "fd30::1");
+    up(&net);
+    for n in 1..6 {
+        assert_eq!(seen(n), before, "after the start");
+    }
 }
 
 /// A host behind the client, and its sockets.

@@ -33,8 +33,8 @@ pub struct Judge<'a> {
     past: HashMap<u16, Past>,
     /// Where flows went after a change of routes that does not concern them.
     shaken: Sent,
-    /// TCP flows of which nothing left after that change: the kernel itself sends them by another member now, whose
-    /// translation knows nothing of them, and tries yet another one whenever a packet meets no answer.
+    /// Flows of sockets of which nothing left after that change: the kernel itself sends them by another member now,
+    /// whose translation knows nothing of them, and TCP tries yet another one whenever a packet meets no answer.
     rehashed: BTreeSet<u16>,
     pub tally: Tally,
     pub faults: Vec<String>,
@@ -58,7 +58,7 @@ impl<'a> Judge<'a> {
     pub fn shaken(&mut self, sent: Sent) {
         let before = std::mem::take(&mut self.past);
         for flow in self.flows {
-            let by_socket = flow.proto == TCP && matches!(flow.by, By::Socket { .. });
+            let by_socket = matches!(flow.by, By::Socket { .. });
             if let Some(seen) = sent.get(&flow.id) {
                 // What it was before is the kernel's own affair.
                 let _ = self.continuity(flow, seen, &[]);
@@ -124,7 +124,10 @@ impl<'a> Judge<'a> {
             if contains(plain, packet) || contains(shaken, packet) {
                 continue;
             }
-            if (random || again && flow.ipv6()) && reference.knows_crossed(flow.id, packet) {
+            let rehashed = self.rehashed.contains(&flow.id);
+            if (random || rehashed || again && flow.ipv6())
+                && reference.knows_crossed(flow.id, packet)
+            {
                 continue;
             }
             let sized = self.host.has(Kind::SmallMtu);
