@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::emulate::netns::{die_with_parent, Netns};
-use crate::scenario::Policy;
+use crate::scenario::ComparedPolicy;
 
 /// UDP port of the lab's reflectors; scenarios name it in `probe_target`.
 pub const REFLECT_PORT: u16 = 8610;
@@ -23,7 +23,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long it may take to undo what it did.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The product on one host. Not running while the policy is [`Policy::None`].
+/// The product on one host. Not running while the policy is [`ComparedPolicy::None`].
 pub struct Product<'a> {
     ns: &'a Netns,
     binary: PathBuf,
@@ -50,8 +50,8 @@ impl<'a> Product<'a> {
     }
 
     /// Switches to a policy, starting or stopping the product when needed.
-    pub fn apply(&mut self, policy: Policy) -> Result<()> {
-        if policy == Policy::None {
+    pub fn apply(&mut self, policy: ComparedPolicy) -> Result<()> {
+        if policy == ComparedPolicy::None {
             return self.stop();
         }
         if self.child.is_none() {

@@ -23,7 +23,7 @@ pub const SAMPLES_NAME: &str = "samples.csv";
 
 /// The packets of one policy in one repeat.
 #[derive(Debug, Clone, Default)]
-pub struct Segment {
+pub struct DrawnSegment {
     /// Policy, as in the result. `oracle` is drawn as the bound.
     pub policy: String,
     /// The repeat, from 0.
@@ -53,7 +53,7 @@ pub struct PathEvent {
 #[derive(Debug, Clone, Default)]
 pub struct Samples {
     /// All segments that are not void.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<DrawnSegment>,
     /// What happened to the paths.
     pub events: Vec<PathEvent>,
     /// Names of the paths by index.

@@ -13,7 +13,7 @@ use crate::result::{cell_parts, row_label, RunResult};
 
 use super::plots::{self, Timeline};
 use super::series::sorted_rtts;
-use super::{PathEvent, Samples, Segment};
+use super::{DrawnSegment, PathEvent, Samples};
 
 const TEMPLATE: &str = include_str!("template.html");
 type Points = Vec<(f64, f64)>;
@@ -290,13 +290,13 @@ fn distributions(
 fn timelines(samples: &Samples, drawn: &[String], columns: &[String]) -> Result<(String, String)> {
     let repeats = samples.segments.iter().map(|s| s.repeat);
     let parts = |r: u32| {
-        let with = |s: &&Segment| s.repeat == r && !s.packets.is_empty();
+        let with = |s: &&DrawnSegment| s.repeat == r && !s.packets.is_empty();
         samples.segments.iter().filter(with).count()
     };
     let Some(repeat) = repeats.max_by_key(|r| (parts(*r), std::cmp::Reverse(*r))) else {
         return Ok((String::new(), "No packets were recorded.".to_owned()));
     };
-    let segments: Vec<&Segment> = drawn
+    let segments: Vec<&DrawnSegment> = drawn
         .iter()
         .filter_map(|p| {
             samples

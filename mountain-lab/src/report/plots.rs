@@ -12,7 +12,7 @@ use mountain::report::series::{self, Bin};
 use crate::workload::game::Packet;
 
 use super::series::shares;
-use super::{PathEvent, Segment};
+use super::{DrawnSegment, PathEvent};
 
 const STRIP_BINS: usize = 110;
 
@@ -30,7 +30,7 @@ pub fn policy_colour(policy: &str, all: &[String]) -> RGBColor {
 /// The time-line of one policy in one repeat.
 pub struct Timeline<'a> {
     /// Its packets.
-    pub segment: &'a Segment,
+    pub segment: &'a DrawnSegment,
     /// Colour of the policy.
     pub colour: RGBColor,
     /// What happened to the paths in this repeat.

@@ -7,7 +7,7 @@ use mountain::report::series;
 
 use crate::workload::game::Packet;
 
-use super::Segment;
+use super::DrawnSegment;
 
 /// Packets of one bin of a strip: how many went to each path, how many arrived nowhere.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +19,7 @@ pub struct Shares {
 }
 
 /// Path shares over time in `bins` equal bins of `span`, which counts from the segment's start.
-pub fn shares(segment: &Segment, span: &Range<u64>, bins: usize, paths: usize) -> Vec<Shares> {
+pub fn shares(segment: &DrawnSegment, span: &Range<u64>, bins: usize, paths: usize) -> Vec<Shares> {
     let width_ns = series::width(span, bins);
     let mut out = vec![
         Shares {
@@ -48,7 +48,7 @@ pub fn shares(segment: &Segment, span: &Range<u64>, bins: usize, paths: usize) -
 }
 
 /// Sorted RTTs (µs) of all segments of `policy`.
-pub fn sorted_rtts(segments: &[Segment], policy: &str) -> Vec<f64> {
+pub fn sorted_rtts(segments: &[DrawnSegment], policy: &str) -> Vec<f64> {
     let answered = |p: &Packet| p.rtt_us.map(f64::from);
     let mut rtts: Vec<f64> = segments
         .iter()
@@ -63,7 +63,7 @@ pub fn sorted_rtts(segments: &[Segment], policy: &str) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn segment(rtts: &[(u64, Option<u32>, Option<u8>)]) -> Segment {
+    fn segment(rtts: &[(u64, Option<u32>, Option<u8>)]) -> DrawnSegment {
         let packets = rtts
             .iter()
             .map(|(ms, rtt_us, path)| Packet {
@@ -73,7 +73,7 @@ mod tests {
                 ..Packet::default()
             })
             .collect();
-        Segment {
+        DrawnSegment {
             policy: "ecmp".into(),
             repeat: 0,
             start_ns: 5_000_000_000,

@@ -48,7 +48,7 @@ fn sample() -> (RunResult, Samples) {
         let packets = packets(steered);
         result.add(policy, 0, &game_figures(&packets, 20_000.0, 2));
         let policy = policy.to_owned();
-        samples.segments.push(Segment {
+        samples.segments.push(DrawnSegment {
             policy,
             repeat: 0,
             start_ns: START_NS,

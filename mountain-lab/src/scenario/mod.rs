@@ -29,7 +29,7 @@ pub struct Scenario {
     #[serde(default = "defaults::repeats")]
     pub repeats: u32,
     /// Policies to compare, in the order of the table.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<ComparedPolicy>,
     #[serde(default)]
     pub family: Family,
     #[serde(default)]
@@ -75,7 +75,7 @@ pub struct Scenario {
     clap::ValueEnum,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum Policy {
+pub enum ComparedPolicy {
     /// The product is not running at all: the kernel's own multipath.
     None,
     /// The product runs and passes everything: its own cost.
@@ -106,27 +106,27 @@ pub struct Bound {
     pub advantage_us: u32,
 }
 
-impl Policy {
+impl ComparedPolicy {
     /// As in scenario files and on the product's command line.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::None => "none",
-            Policy::Ecmp => "ecmp",
-            Policy::Mountain => "mountain",
-            Policy::MinRtt => "min-rtt",
-            Policy::ArgmaxLoad => "argmax-load",
-            Policy::Late60 => "late-60",
-            Policy::Banded60 => "banded-60-30",
-            Policy::Banded100 => "banded-100-30",
+            ComparedPolicy::None => "none",
+            ComparedPolicy::Ecmp => "ecmp",
+            ComparedPolicy::Mountain => "mountain",
+            ComparedPolicy::MinRtt => "min-rtt",
+            ComparedPolicy::ArgmaxLoad => "argmax-load",
+            ComparedPolicy::Late60 => "late-60",
+            ComparedPolicy::Banded60 => "banded-60-30",
+            ComparedPolicy::Banded100 => "banded-100-30",
         }
     }
 
     /// Of a policy that is computed from the schedule instead of run.
     pub fn bound(self) -> Option<Bound> {
         let (late_us, advantage_us) = match self {
-            Policy::Late60 => (60_000, 0),
-            Policy::Banded60 => (60_000, 30_000),
-            Policy::Banded100 => (100_000, 30_000),
+            ComparedPolicy::Late60 => (60_000, 0),
+            ComparedPolicy::Banded60 => (60_000, 30_000),
+            ComparedPolicy::Banded100 => (100_000, 30_000),
             _ => return None,
         };
         Some(Bound {
@@ -382,7 +382,7 @@ impl Scenario {
     }
 
     /// The policies that are run, rather than computed.
-    pub fn run_policies(&self) -> Vec<Policy> {
+    pub fn run_policies(&self) -> Vec<ComparedPolicy> {
         let run = self.policies.iter().filter(|p| p.bound().is_none());
         run.copied().collect()
     }

@@ -18,8 +18,8 @@ use mountain_lab::workload::stats::{bootstrap_median, median};
 use serde_json::json;
 
 use crate::driver::{CommonArgs, Session};
-use rig::Rig;
-use run_time::{Attached, Segment, Times, SEGMENTS};
+use rig::SteeredRig;
+use run_time::{Attached, TimedRun, Times, SEGMENTS};
 use table::{Eviction, Live, SizeTimes};
 use tcp::{Pair, With};
 
@@ -59,7 +59,7 @@ enum Part {
 }
 
 /// How long and how often.
-pub struct Plan {
+pub struct CostPlan {
     seed: u64,
     /// Of the time per run.
     repeats: u32,
@@ -78,10 +78,10 @@ pub struct Plan {
     connects: u32,
 }
 
-impl Plan {
+impl CostPlan {
     fn new(quick: bool, seed: u64) -> Self {
         if quick {
-            Plan {
+            CostPlan {
                 seed,
                 repeats: 5,
                 segment: Duration::from_millis(200),
@@ -95,7 +95,7 @@ impl Plan {
                 connects: 500,
             }
         } else {
-            Plan {
+            CostPlan {
                 seed,
                 repeats: 15,
                 segment: Duration::from_secs(1),
@@ -117,7 +117,7 @@ impl Plan {
 struct Measured {
     times: Option<Times>,
     packets: BTreeMap<Attached, Vec<f64>>,
-    repeated: BTreeMap<Segment, Vec<f64>>,
+    repeated: BTreeMap<TimedRun, Vec<f64>>,
     tcp: Vec<(With, Vec<Pair>)>,
     sizes: Option<SizeTimes>,
     evictions: Vec<Eviction>,
@@ -126,7 +126,7 @@ struct Measured {
 
 /// `mountain-lab cost`.
 pub fn cost(args: &CostArgs) -> Result<ExitCode> {
-    let plan = Plan::new(args.common.quick, args.common.seed);
+    let plan = CostPlan::new(args.common.quick, args.common.seed);
     let steps = args.only.iter().map(|part| match part {
         Part::Tcp => With::ALL.len(),
         Part::Table => 2,
@@ -135,7 +135,7 @@ pub fn cost(args: &CostArgs) -> Result<ExitCode> {
     });
     let steps = steps.sum::<usize>() as u64;
     let (session, mut result) = Session::begin("cost", &args.common, plan.repeats, steps);
-    let rig = Rig::build()?;
+    let rig = SteeredRig::build()?;
     let mut measured = rig
         .client
         .enter(|| measure(&session, &rig, &plan, &args.only))?;
@@ -144,7 +144,12 @@ pub fn cost(args: &CostArgs) -> Result<ExitCode> {
     session.finish(&mut result, &args.common, args.check, &[])
 }
 
-fn measure(session: &Session, rig: &Rig, plan: &Plan, only: &[Part]) -> Result<Measured> {
+fn measure(
+    session: &Session,
+    rig: &SteeredRig,
+    plan: &CostPlan,
+    only: &[Part],
+) -> Result<Measured> {
     let mut m = Measured::default();
     if only.contains(&Part::Run) {
         session.step("time per run under traffic")?;
@@ -181,7 +186,7 @@ fn measure(session: &Session, rig: &Rig, plan: &Plan, only: &[Part]) -> Result<M
     Ok(m)
 }
 
-fn measure_start(session: &Session, plan: &Plan, only: &[Part]) -> Result<start::Measured> {
+fn measure_start(session: &Session, plan: &CostPlan, only: &[Part]) -> Result<start::Measured> {
     let mut m = start::Measured::default();
     if only.contains(&Part::Connect) {
         for kind in start::Connects::ALL {
@@ -197,7 +202,7 @@ fn measure_start(session: &Session, plan: &Plan, only: &[Part]) -> Result<start:
     Ok(m)
 }
 
-fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
+fn fill(result: &mut RunResult, m: &Measured, plan: &CostPlan) {
     let seed = plan.seed;
     let mut put = |policy: &str, name: &str, metric: Metric| {
         result
@@ -220,14 +225,14 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
             put(policy(segment), column(segment), of("ns", ns, *n));
         }
         // What a run costs when nobody measures it: less what an empty program shows.
-        let empty = &times[&Segment::Empty].0;
-        for segment in [Segment::Ecmp, Segment::Stay, Segment::FirstRun] {
+        let empty = &times[&TimedRun::Empty].0;
+        for segment in [TimedRun::Ecmp, TimedRun::Stay, TimedRun::FirstRun] {
             let (ns, n) = &times[&segment];
             let net: Vec<f64> = ns.iter().zip(empty).map(|(ns, empty)| ns - empty).collect();
             let name = format!("net_{}", column(segment));
             put(policy(segment), &name, of("ns", &net, *n));
         }
-        let (first, moved) = (&times[&Segment::FirstRun], &times[&Segment::Moved]);
+        let (first, moved) = (&times[&TimedRun::FirstRun], &times[&TimedRun::Moved]);
         // Of the same repeat: both saw the same machine.
         let second: Vec<f64> = moved
             .0
@@ -236,16 +241,16 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
             .map(|(both, one)| both - one)
             .collect();
         put("moved", "second_run_ns", of("ns", &second, moved.1));
-        let at = |s: Segment| median(&times[&s].0);
+        let at = |s: TimedRun| median(&times[&s].0);
         limit(
             "ns per run, ecmp mode",
-            at(Segment::Ecmp),
+            at(TimedRun::Ecmp),
             Op::AtMost,
             MAX_RUN_NS,
         );
         limit(
             "ns per run, packet stays",
-            at(Segment::Stay),
+            at(TimedRun::Stay),
             Op::AtMost,
             MAX_RUN_NS,
         );
@@ -278,7 +283,7 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
     }
     for (segment, ns) in &m.repeated {
         let n = plan.prog_runs as u64 * ns.len() as u64;
-        let name = if *segment == Segment::FirstRun {
+        let name = if *segment == TimedRun::FirstRun {
             "prog_run_first_ns"
         } else {
             "prog_run_ns"
@@ -335,19 +340,19 @@ fn fill(result: &mut RunResult, m: &Measured, plan: &Plan) {
 }
 
 /// What a segment is called in the result.
-fn policy(segment: Segment) -> &'static str {
+fn policy(segment: TimedRun) -> &'static str {
     match segment {
-        Segment::Empty => "empty program",
-        Segment::Ecmp => "ecmp",
-        Segment::Stay => "stay",
-        Segment::FirstRun | Segment::Moved => "moved",
+        TimedRun::Empty => "empty program",
+        TimedRun::Ecmp => "ecmp",
+        TimedRun::Stay => "stay",
+        TimedRun::FirstRun | TimedRun::Moved => "moved",
     }
 }
 
-fn column(segment: Segment) -> &'static str {
+fn column(segment: TimedRun) -> &'static str {
     match segment {
-        Segment::FirstRun => "first_run_ns",
-        Segment::Moved => "both_runs_ns",
+        TimedRun::FirstRun => "first_run_ns",
+        TimedRun::Moved => "both_runs_ns",
         _ => "run_ns",
     }
 }

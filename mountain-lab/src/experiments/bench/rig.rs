@@ -19,7 +19,7 @@ use crate::emulate::netns::Netns;
 pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 100, 1);
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 200, 1);
 
-pub struct Rig {
+pub struct SteeredRig {
     pub client: Netns,
     pub server: Netns,
 }
@@ -46,7 +46,7 @@ fn text(mac: [u8; 6]) -> String {
     mac.map(|b| format!("{b:02x}")).join(":")
 }
 
-impl Rig {
+impl SteeredRig {
     pub fn build() -> Result<Self> {
         let client = Netns::create("client")?;
         let server = Netns::create("server")?;
@@ -89,7 +89,7 @@ impl Rig {
             ns.sysctl(&[("net/ipv4/conf/all/rp_filter", "0")])?;
         }
         server.sysctl(&[("net/ipv4/conf/s1/rp_filter", "0")])?;
-        Ok(Rig { client, server })
+        Ok(SteeredRig { client, server })
     }
 
     /// Packets that have arrived at the server by each path.

@@ -13,8 +13,8 @@ use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
 use super::kernel::{prog_run, Constant, RunTimeStats, Runs, PASS, REDIRECT};
-use super::rig::{self, Rig, Verdict, CLIENT, SERVER};
-use super::Plan;
+use super::rig::{self, SteeredRig, Verdict, CLIENT, SERVER};
+use super::CostPlan;
 use crate::stopped;
 
 /// Flows of the "at most 1,000 active flows" figures.
@@ -26,7 +26,7 @@ pub const DELIVERED: f64 = 0.9999;
 
 /// What is attached to the uplinks in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Segment {
+pub enum TimedRun {
     /// A program of two instructions: what the statistics themselves cost.
     Empty,
     Ecmp,
@@ -36,12 +36,12 @@ pub enum Segment {
     Moved,
 }
 
-pub const SEGMENTS: [Segment; 5] = [
-    Segment::Empty,
-    Segment::Ecmp,
-    Segment::Stay,
-    Segment::FirstRun,
-    Segment::Moved,
+pub const SEGMENTS: [TimedRun; 5] = [
+    TimedRun::Empty,
+    TimedRun::Ecmp,
+    TimedRun::Stay,
+    TimedRun::FirstRun,
+    TimedRun::Moved,
 ];
 
 /// What is attached to the uplinks when the time of a whole packet is taken.
@@ -65,7 +65,7 @@ pub const ATTACHED: [Attached; 4] = [
 const PACKET_ROUNDS: u32 = 4;
 
 /// ns per *packet* (one run, or the two of a moved packet) for each repeat, and packets in all.
-pub type Times = BTreeMap<Segment, (Vec<f64>, u64)>;
+pub type Times = BTreeMap<TimedRun, (Vec<f64>, u64)>;
 
 /// 1,000 sockets that send in an order of their own.
 pub struct Senders(Vec<UdpSocket>);
@@ -99,7 +99,7 @@ impl Senders {
 }
 
 /// Interleaves the segments. Call in the client's namespace.
-pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
+pub fn under_traffic(rig: &SteeredRig, plan: &CostPlan) -> Result<Times> {
     let (empty, drop) = (Constant::load(PASS)?, Constant::load(super::kernel::DROP)?);
     let _sink = rig.sink(&drop)?;
     let mut steer = rig::steer(65_536, true)?;
@@ -114,20 +114,20 @@ pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
             let segment = SEGMENTS[(i + repeat as usize) % SEGMENTS.len()];
             let mut links = vec![];
             let (attached, verdict): (&[u32], _) = match segment {
-                Segment::Empty => (&[], Verdict::Ecmp),
-                Segment::Ecmp => (&uplinks, Verdict::Ecmp),
-                Segment::Stay => (&uplinks, Verdict::Stay),
-                Segment::FirstRun => (&uplinks[..1], Verdict::Moved),
-                Segment::Moved => (&uplinks, Verdict::Moved),
+                TimedRun::Empty => (&[], Verdict::Ecmp),
+                TimedRun::Ecmp => (&uplinks, Verdict::Ecmp),
+                TimedRun::Stay => (&uplinks, Verdict::Stay),
+                TimedRun::FirstRun => (&uplinks[..1], Verdict::Moved),
+                TimedRun::Moved => (&uplinks, Verdict::Moved),
             };
-            if segment == Segment::Empty {
+            if segment == TimedRun::Empty {
                 for uplink in uplinks {
                     links.push(empty.at_egress(uplink)?);
                 }
             }
             steer.attach_to(attached)?;
             rig::set(&mut steer, verdict);
-            let program = if segment == Segment::Empty {
+            let program = if segment == TimedRun::Empty {
                 empty.as_fd()
             } else {
                 fd(&steer)
@@ -139,13 +139,13 @@ pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
             let runs = Runs::of(program)?.since(before.0);
             let arrived = rig.arrived()?;
 
-            let path = usize::from(matches!(segment, Segment::FirstRun | Segment::Moved));
+            let path = usize::from(matches!(segment, TimedRun::FirstRun | TimedRun::Moved));
             let got = arrived[path] - before.1[path];
             ensure!(
                 got as f64 >= sent as f64 * DELIVERED,
                 "{segment:?}: {sent} packets sent, {got} arrived by path {path}: not a cost but a loss"
             );
-            let expected = if segment == Segment::Moved {
+            let expected = if segment == TimedRun::Moved {
                 2 * sent
             } else {
                 sent
@@ -166,7 +166,7 @@ pub fn under_traffic(rig: &Rig, plan: &Plan) -> Result<Times> {
 /// Processor time of a whole packet, from the sender's system call to the far end's ingress, in ns,
 /// with nothing attached and with the program, statistics off: each round's, in turn. Call in the
 /// client's namespace.
-pub fn whole_packet(rig: &Rig, plan: &Plan) -> Result<BTreeMap<Attached, Vec<f64>>> {
+pub fn whole_packet(rig: &SteeredRig, plan: &CostPlan) -> Result<BTreeMap<Attached, Vec<f64>>> {
     let drop = Constant::load(super::kernel::DROP)?;
     let _sink = rig.sink(&drop)?;
     let mut steer = rig::steer(65_536, true)?;
@@ -210,27 +210,27 @@ pub fn thread_time() -> Result<Duration> {
 
 /// Mean ns of one run by BPF_PROG_RUN, the same packet again and again, statistics off: empty
 /// program, and the first runs of a packet that stays and of one that is moved.
-pub fn repeated(plan: &Plan) -> Result<BTreeMap<Segment, Vec<f64>>> {
+pub fn repeated(plan: &CostPlan) -> Result<BTreeMap<TimedRun, Vec<f64>>> {
     let empty = Constant::load(PASS)?;
     let mut steer = rig::steer(65_536, false)?;
     let uplink = rig::uplinks()?[0];
-    let mut times = BTreeMap::<Segment, Vec<f64>>::new();
+    let mut times = BTreeMap::<TimedRun, Vec<f64>>::new();
     for _ in 0..plan.repeats {
         for segment in [
-            Segment::Empty,
-            Segment::Ecmp,
-            Segment::Stay,
-            Segment::FirstRun,
+            TimedRun::Empty,
+            TimedRun::Ecmp,
+            TimedRun::Stay,
+            TimedRun::FirstRun,
         ] {
             let (verdict, expected) = match segment {
-                Segment::Stay => (Verdict::Stay, PASS),
-                Segment::FirstRun => (Verdict::Moved, REDIRECT),
+                TimedRun::Stay => (Verdict::Stay, PASS),
+                TimedRun::FirstRun => (Verdict::Moved, REDIRECT),
                 _ => (Verdict::Ecmp, PASS),
             };
             rig::set(&mut steer, verdict);
             // A flow for each verdict: at this rate it is a bulk flow, which does not move at once.
             let packet = rig::packet(CLIENT, 40_000 + segment as u16);
-            let program = if segment == Segment::Empty {
+            let program = if segment == TimedRun::Empty {
                 empty.as_fd()
             } else {
                 fd(&steer)

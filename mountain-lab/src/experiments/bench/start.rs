@@ -24,7 +24,7 @@ use socket2::{Domain, Socket, Type};
 use super::kernel::Constant;
 use super::rig;
 use super::run_time::{thread_time, Senders, DELIVERED};
-use super::Plan;
+use super::CostPlan;
 use crate::emulate::cgroup::Cgroup;
 use crate::emulate::netns::Netns;
 use crate::stopped;
@@ -185,7 +185,7 @@ impl Connects {
 }
 
 /// ns of connect(), the median of each segment, in the order A B B A.
-pub fn connects(plan: &Plan, kind: Connects) -> Result<Pairs> {
+pub fn connects(plan: &CostPlan, kind: Connects) -> Result<Pairs> {
     let cgroup = Cgroup::join()?;
     let mut seen = Pairs::new();
     for i in 0..plan.pairs {
@@ -208,7 +208,7 @@ pub fn connects(plan: &Plan, kind: Connects) -> Result<Pairs> {
 
 /// Median time of one connect(), ns, at home; with: each is placed.
 fn time_placed(
-    plan: &Plan,
+    plan: &CostPlan,
     kind: Connects,
     net: &Home,
     cgroup: &Cgroup,
@@ -256,7 +256,7 @@ fn time_connects(kind: Connects, count: u32, listener: &TcpListener) -> Result<f
 
 /// Processor time of a forwarded packet, ns, from the sender's system call to the far end's ingress,
 /// in the order A B B A. The home translates, with and without.
-pub fn forwarded(plan: &Plan) -> Result<Pairs> {
+pub fn forwarded(plan: &CostPlan) -> Result<Pairs> {
     let cgroup = Cgroup::join()?;
     let drop = Constant::load(super::kernel::DROP)?;
     let mut seen = Pairs::new();
@@ -285,7 +285,7 @@ pub fn forwarded(plan: &Plan) -> Result<Pairs> {
 
 /// Processor time of one packet, ns; call at home.
 fn time_forwarded(
-    plan: &Plan,
+    plan: &CostPlan,
     net: &Home,
     cgroup: &Cgroup,
     senders: &Senders,

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::kernel::{prog_run, RunTimeStats, Runs, PASS, REDIRECT};
 use super::rig::{self, Verdict, CLIENT};
 use super::run_time::FLOWS;
-use super::Plan;
+use super::CostPlan;
 use crate::stopped;
 
 /// For how many flows the table is made, per flow expected.
@@ -85,7 +85,7 @@ pub struct SizeTimes {
 }
 
 /// Measures with `plan.entries` flows in the table. Call in the client's namespace.
-pub fn size(plan: &Plan) -> Result<SizeTimes> {
+pub fn size(plan: &CostPlan) -> Result<SizeTimes> {
     let n = plan.entries;
     let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32, false)?;
     rig::set(&mut steer, Verdict::Stay);
@@ -149,7 +149,7 @@ pub enum Live {
 /// Fills a table for `plan.entries` flows with live flows that may use both paths, and then sends
 /// one packet of each live flow per round, with a new flow after every sixth. Call in the client's
 /// namespace.
-pub fn eviction(plan: &Plan, live: Live, held: bool) -> Result<Eviction> {
+pub fn eviction(plan: &CostPlan, live: Live, held: bool) -> Result<Eviction> {
     let (near, far) = mountain::bpf::flows::slots(plan.entries);
     let live = match live {
         Live::Fewer => plan.entries / 4 * 3,

@@ -13,8 +13,8 @@ use nix::sched::{sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
 use super::kernel::{Constant, PASS};
-use super::rig::{self, Rig, Verdict, SERVER};
-use super::Plan;
+use super::rig::{self, SteeredRig, Verdict, SERVER};
+use super::CostPlan;
 use crate::stopped;
 
 const CHUNK: usize = 256 * 1024;
@@ -50,7 +50,7 @@ impl With {
 }
 
 /// `plan.pairs` pairs, in the order A B B A. Call in the client's namespace.
-pub fn pairs(rig: &Rig, plan: &Plan, compared: With) -> Result<Vec<Pair>> {
+pub fn pairs(rig: &SteeredRig, plan: &CostPlan, compared: With) -> Result<Vec<Pair>> {
     // A socket stays in the namespace it was made in.
     let listener = rig.server.enter(|| Ok(TcpListener::bind((SERVER, 0))?))?;
     let mut steer = rig::steer(65_536, true)?;
@@ -106,7 +106,7 @@ pub fn pairs(rig: &Rig, plan: &Plan, compared: With) -> Result<Vec<Pair>> {
 }
 
 /// bit/s that the far end received of one new connection over `plan.tcp`, after a warm-up.
-fn goodput(listener: &TcpListener, plan: &Plan) -> Result<f64> {
+fn goodput(listener: &TcpListener, plan: &CostPlan) -> Result<f64> {
     let received = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));
     let mut out = TcpStream::connect(listener.local_addr()?)?;

@@ -24,7 +24,7 @@ const AFTER_US: f64 = 4e6;
 
 /// What kind of link and traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum CellKind {
     /// Mbit/s before and after [`STEP_US`]; a deep queue.
     Step(f64, f64),
     /// Mbit/s, queue in BDP, share of random loss.
@@ -70,34 +70,38 @@ pub enum Trace {
 }
 
 /// In words, for `--list`.
-impl fmt::Display for Kind {
+impl fmt::Display for CellKind {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Kind::Step(before, after) => write!(f, "{before} Mbit/s, then {after}; a deep queue"),
-            Kind::Steady(mbit, bdps, loss) => {
+            CellKind::Step(before, after) => {
+                write!(f, "{before} Mbit/s, then {after}; a deep queue")
+            }
+            CellKind::Steady(mbit, bdps, loss) => {
                 write!(f, "{mbit} Mbit/s, a queue of {bdps} BDP")?;
                 match *loss > 0.0 {
                     true => write!(f, ", {} % lost at random", loss * 100.0),
                     false => Ok(()),
                 }
             }
-            Kind::Trace(trace) => write!(f, "{trace}; a deep queue"),
-            Kind::Short(trace) => write!(f, "{trace}; a short queue"),
-            Kind::TraceBursts(trace, ms) => {
+            CellKind::Trace(trace) => write!(f, "{trace}; a deep queue"),
+            CellKind::Short(trace) => write!(f, "{trace}; a short queue"),
+            CellKind::TraceBursts(trace, ms) => {
                 write!(
                     f,
                     "{trace}; a deep queue; ACKs come back together, every {ms} ms"
                 )
             }
-            Kind::TraceAlike(trace, flows) => {
+            CellKind::TraceAlike(trace, flows) => {
                 write!(f, "{trace}; a deep queue; {flows} flows alike")
             }
-            Kind::Alike(flows) => write!(f, "{flows} flows alike"),
-            Kind::Against(cc) => write!(f, "one flow, and one of {cc} that comes 2 s later"),
-            Kind::Late(cc) => write!(f, "one flow that comes 2 s after one of {cc}"),
-            Kind::Ratio(times) => write!(f, "two flows, one with {times} times the round trip"),
-            Kind::Bursts(ms) => write!(f, "ACKs come back together, every {ms} ms"),
-            Kind::Media(mbit) => write!(f, "an application that sends {mbit} Mbit/s, in frames"),
+            CellKind::Alike(flows) => write!(f, "{flows} flows alike"),
+            CellKind::Against(cc) => write!(f, "one flow, and one of {cc} that comes 2 s later"),
+            CellKind::Late(cc) => write!(f, "one flow that comes 2 s after one of {cc}"),
+            CellKind::Ratio(times) => write!(f, "two flows, one with {times} times the round trip"),
+            CellKind::Bursts(ms) => write!(f, "ACKs come back together, every {ms} ms"),
+            CellKind::Media(mbit) => {
+                write!(f, "an application that sends {mbit} Mbit/s, in frames")
+            }
         }
     }
 }
@@ -118,48 +122,56 @@ impl fmt::Display for Trace {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cell {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: CellKind,
     /// Part of `--quick`.
     pub quick: bool,
 }
 
 /// Every cell, in the order of the table.
 pub const CELLS: [Cell; 31] = {
-    const fn cell(name: &'static str, kind: Kind, quick: bool) -> Cell {
+    const fn cell(name: &'static str, kind: CellKind, quick: bool) -> Cell {
         Cell { name, kind, quick }
     }
     [
-        cell("step-50-10", Kind::Step(50.0, 10.0), true),
-        cell("step-40-8", Kind::Step(40.0, 8.0), false),
-        cell("step-10-50", Kind::Step(10.0, 50.0), true),
-        cell("steady-quarter-bdp", Kind::Steady(20.0, 0.25, 0.0), false),
-        cell("steady-1-bdp", Kind::Steady(20.0, 1.0, 0.0), true),
-        cell("steady-4-bdp", Kind::Steady(20.0, 4.0, 0.0), true),
-        cell("steady-16-bdp", Kind::Steady(20.0, 16.0, 0.0), false),
-        cell("slow", Kind::Trace(Trace::Slow), true),
-        cell("fast", Kind::Trace(Trace::Fast), true),
-        cell("deep", Kind::Trace(Trace::Deep), true),
-        cell("outage", Kind::Trace(Trace::Outage), true),
-        cell("two-states", Kind::Trace(Trace::TwoStates), true),
-        cell("walk", Kind::Trace(Trace::Walk), true),
-        cell("deep-short", Kind::Short(Trace::Deep), false),
-        cell("two-states-short", Kind::Short(Trace::TwoStates), false),
-        cell("deep-bursts-10", Kind::TraceBursts(Trace::Deep, 10), false),
-        cell("deep-flows-4", Kind::TraceAlike(Trace::Deep, 4), false),
-        cell("flows-2", Kind::Alike(2), false),
-        cell("flows-4", Kind::Alike(4), true),
-        cell("flows-16", Kind::Alike(16), false),
-        cell("against-cubic", Kind::Against("cubic"), true),
-        cell("against-bbr", Kind::Against("bbr"), true),
-        cell("late-to-cubic", Kind::Late("cubic"), false),
-        cell("late-to-bbr", Kind::Late("bbr"), false),
-        cell("rtt-1-to-2", Kind::Ratio(2), false),
-        cell("rtt-1-to-8", Kind::Ratio(8), false),
-        cell("ack-bursts-10", Kind::Bursts(10), false),
-        cell("ack-bursts-30", Kind::Bursts(30), false),
-        cell("media-4", Kind::Media(4), false),
-        cell("loss-1", Kind::Steady(20.0, 4.0, 0.01), true),
-        cell("loss-2", Kind::Steady(20.0, 4.0, 0.02), false),
+        cell("step-50-10", CellKind::Step(50.0, 10.0), true),
+        cell("step-40-8", CellKind::Step(40.0, 8.0), false),
+        cell("step-10-50", CellKind::Step(10.0, 50.0), true),
+        cell(
+            "steady-quarter-bdp",
+            CellKind::Steady(20.0, 0.25, 0.0),
+            false,
+        ),
+        cell("steady-1-bdp", CellKind::Steady(20.0, 1.0, 0.0), true),
+        cell("steady-4-bdp", CellKind::Steady(20.0, 4.0, 0.0), true),
+        cell("steady-16-bdp", CellKind::Steady(20.0, 16.0, 0.0), false),
+        cell("slow", CellKind::Trace(Trace::Slow), true),
+        cell("fast", CellKind::Trace(Trace::Fast), true),
+        cell("deep", CellKind::Trace(Trace::Deep), true),
+        cell("outage", CellKind::Trace(Trace::Outage), true),
+        cell("two-states", CellKind::Trace(Trace::TwoStates), true),
+        cell("walk", CellKind::Trace(Trace::Walk), true),
+        cell("deep-short", CellKind::Short(Trace::Deep), false),
+        cell("two-states-short", CellKind::Short(Trace::TwoStates), false),
+        cell(
+            "deep-bursts-10",
+            CellKind::TraceBursts(Trace::Deep, 10),
+            false,
+        ),
+        cell("deep-flows-4", CellKind::TraceAlike(Trace::Deep, 4), false),
+        cell("flows-2", CellKind::Alike(2), false),
+        cell("flows-4", CellKind::Alike(4), true),
+        cell("flows-16", CellKind::Alike(16), false),
+        cell("against-cubic", CellKind::Against("cubic"), true),
+        cell("against-bbr", CellKind::Against("bbr"), true),
+        cell("late-to-cubic", CellKind::Late("cubic"), false),
+        cell("late-to-bbr", CellKind::Late("bbr"), false),
+        cell("rtt-1-to-2", CellKind::Ratio(2), false),
+        cell("rtt-1-to-8", CellKind::Ratio(8), false),
+        cell("ack-bursts-10", CellKind::Bursts(10), false),
+        cell("ack-bursts-30", CellKind::Bursts(30), false),
+        cell("media-4", CellKind::Media(4), false),
+        cell("loss-1", CellKind::Steady(20.0, 4.0, 0.01), true),
+        cell("loss-2", CellKind::Steady(20.0, 4.0, 0.02), false),
     ]
 };
 
@@ -171,7 +183,7 @@ impl Cell {
     /// Length of a run, µs.
     pub fn length_us(&self, quick: bool) -> u64 {
         match (self.kind, quick) {
-            (Kind::Step(..), _) => 12_000_000,
+            (CellKind::Step(..), _) => 12_000_000,
             (_, true) => 13_000_000,
             (_, false) => 33_000_000,
         }
@@ -184,29 +196,29 @@ impl Cell {
         let bits = |mbit: f64| (mbit * MBIT) as u64;
         let (rates, queue_bytes, loss) = match self.kind {
             // 2,000 packets, as deep as the buffers of mobile networks.
-            Kind::Step(a, b) => (vec![(0, bits(a)), (STEP_US, bits(b))], 3e6, 0.0),
-            Kind::Steady(mbit, bdps, loss) => {
+            CellKind::Step(a, b) => (vec![(0, bits(a)), (STEP_US, bits(b))], 3e6, 0.0),
+            CellKind::Steady(mbit, bdps, loss) => {
                 let queue = (bdp(mbit) * bdps).max(6_000.0);
                 (vec![(0, bits(mbit))], queue, loss)
             }
-            Kind::Trace(trace) | Kind::TraceBursts(trace, _) | Kind::TraceAlike(trace, _) => {
-                (trace.rates(length_us, &mut rng), 3e6, 0.0)
-            }
-            Kind::Short(trace) => {
+            CellKind::Trace(trace)
+            | CellKind::TraceBursts(trace, _)
+            | CellKind::TraceAlike(trace, _) => (trace.rates(length_us, &mut rng), 3e6, 0.0),
+            CellKind::Short(trace) => {
                 let rates = trace.rates(length_us, &mut rng);
                 (rates, 4.0 * bdp(12.0), 0.0)
             }
-            Kind::Alike(_)
-            | Kind::Against(_)
-            | Kind::Late(_)
-            | Kind::Ratio(_)
-            | Kind::Bursts(_)
-            | Kind::Media(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
+            CellKind::Alike(_)
+            | CellKind::Against(_)
+            | CellKind::Late(_)
+            | CellKind::Ratio(_)
+            | CellKind::Bursts(_)
+            | CellKind::Media(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
         };
         let mut back = Back::default();
         match self.kind {
-            Kind::Ratio(times) => back.far_us = (times - 1) * RTT_US,
-            Kind::Bursts(ms) | Kind::TraceBursts(_, ms) => back.burst_us = ms * 1_000,
+            CellKind::Ratio(times) => back.far_us = (times - 1) * RTT_US,
+            CellKind::Bursts(ms) | CellKind::TraceBursts(_, ms) => back.burst_us = ms * 1_000,
             _ => {}
         }
         LinkPlan {
@@ -308,13 +320,13 @@ mod tests {
             assert_eq!(plan.rates[0].0, 0, "{}", cell.name);
             assert!(plan.rates.is_sorted_by_key(|r| r.0), "{}", cell.name);
             let (low, high) = match cell.kind {
-                Kind::Trace(Trace::Outage) => (10_000, 40_000_000),
+                CellKind::Trace(Trace::Outage) => (10_000, 40_000_000),
                 _ => (500_000, 50_000_000),
             };
             for (_, rate) in &plan.rates {
                 assert!((low..=high).contains(rate), "{}: {rate}", cell.name);
             }
-            if let Kind::Trace(_) | Kind::Short(_) | Kind::TraceAlike(..) = cell.kind {
+            if let CellKind::Trace(_) | CellKind::Short(_) | CellKind::TraceAlike(..) = cell.kind {
                 assert_ne!(plan.rates, cell.plan(8, 30_000_000).rates, "{}", cell.name);
             }
         }

@@ -44,19 +44,19 @@ const MIN_ACKS: u64 = 100;
 const CHUNK: usize = 256 << 10;
 const STALL: Duration = Duration::from_secs(5);
 
-struct Plan {
+struct CcCostPlan {
     pairs: u32,
     /// Of one connection.
     time: Duration,
 }
 
 /// Two hosts joined by veth without offloads: the most ACKs per byte that there can be.
-struct Rig {
+struct AckRig {
     client: Netns,
     server: Netns,
 }
 
-impl Rig {
+impl AckRig {
     fn build() -> Result<Self> {
         let client = Netns::create("client")?;
         let server = Netns::create("server")?;
@@ -67,7 +67,7 @@ impl Rig {
             ns.ip(["addr", "add", &own, "dev", dev])?;
             ns.sysctl(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
         }
-        Ok(Rig { client, server })
+        Ok(AckRig { client, server })
     }
 }
 
@@ -92,7 +92,7 @@ impl Seen {
 }
 
 /// Sends for `time` as fast as congestion control and processors allow.
-fn connection(rig: &Rig, congestion: &str, time: Duration) -> Result<Seen> {
+fn connection(rig: &AckRig, congestion: &str, time: Duration) -> Result<Seen> {
     // A socket stays in the namespace it was made in.
     let listener = rig
         .server
@@ -182,7 +182,7 @@ struct AckCost {
     acks: u64,
 }
 
-fn ack_cost(rig: &Rig, who: &Available, time: Duration) -> Result<AckCost> {
+fn ack_cost(rig: &AckRig, who: &Available, time: Duration) -> Result<AckCost> {
     let (loaded, _) = who.ours.as_ref().context("no program of ours")?;
     let before = all_runs(loaded)?;
     connection(rig, &who.name, time)?;
@@ -216,7 +216,7 @@ fn all_runs(loaded: &Loaded) -> Result<Vec<(&'static str, Runs)>> {
 }
 
 /// ns that a program of two instructions shows: what the statistics themselves cost.
-fn empty_ns(rig: &Rig) -> Result<f64> {
+fn empty_ns(rig: &AckRig) -> Result<f64> {
     rig.client.enter(|| {
         let empty = Constant::load(PASS)?;
         let before = Runs::of(empty.as_fd())?;
@@ -258,7 +258,7 @@ fn verdict(ratios: &[f64], limit: f64, seed: u64, softirqs: Option<bool>) -> Che
 /// Both parts; `args.repeat` is the number of pairs.
 pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let quick = args.common.quick;
-    let plan = Plan {
+    let plan = CcCostPlan {
         pairs: args.repeat.unwrap_or(if quick { 5 } else { PAIRS }),
         time: Duration::from_millis(if quick { 500 } else { 2_000 }),
     };
@@ -267,7 +267,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let softirqs = softirqs_counted(kernel_config().as_deref());
     let environment = &mut result.environment;
     environment.insert("softirqs_in_thread_cpu_time".into(), json!(softirqs));
-    let rig = Rig::build()?;
+    let rig = AckRig::build()?;
     let who = [Cc::Mountain, Cc::Wrapped].map(Available::new);
     let [mountain, wrapped] = who;
     let who = [mountain?, wrapped?];
@@ -278,9 +278,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
 
 fn measure(
     session: &Session,
-    rig: &Rig,
+    rig: &AckRig,
     who: &[Available; 2],
-    plan: &Plan,
+    plan: &CcCostPlan,
     softirqs: Option<bool>,
     result: &mut RunResult,
 ) -> Result<()> {

@@ -7,7 +7,7 @@ use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
 use super::bottleneck::LinkPlan;
-use super::cells::{Cell, Kind, RTT_US, STEP_US, WARM_UP_US};
+use super::cells::{Cell, CellKind, RTT_US, STEP_US, WARM_UP_US};
 use super::flows::{FlowReport, BUCKET_US};
 use super::link::LinkReport;
 
@@ -16,7 +16,7 @@ use super::link::LinkReport;
 const RISE_US: u64 = 500_000;
 
 /// What one congestion control did in one cell.
-pub struct Segment {
+pub struct CcSegment {
     pub plan: LinkPlan,
     pub length_us: u64,
     pub flows: Vec<FlowReport>,
@@ -49,7 +49,7 @@ fn rise_us(flow: &FlowReport, from: u64, until: u64, bps: f64) -> u64 {
 }
 
 /// The figures of a segment; their names begin with the cell's.
-pub fn figures(cell: &Cell, s: &Segment) -> Figures {
+pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
     let mut out = Figures::new();
     let mut put = |name: &str, unit: &'static str, value: f64, n: u64| {
         let name = format!("{}/{name}", cell.name);
@@ -64,7 +64,7 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
     };
     let (p50, p95, p99) = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99));
     let (mut from, end) = (WARM_UP_US, s.length_us);
-    if let Kind::Step(..) = cell.kind {
+    if let CellKind::Step(..) = cell.kind {
         from = STEP_US;
         let (onset, after) = (STEP_US, STEP_US + 2_500_000);
         queue("onset", onset, onset + 2_000_000, &[p50, p95, p99]);
@@ -92,22 +92,22 @@ pub fn figures(cell: &Cell, s: &Segment) -> Figures {
     );
     put("retransmits", "count", retransmits as f64, retransmits);
     match cell.kind {
-        Kind::Step(a, b) if b < a => {
+        CellKind::Step(a, b) if b < a => {
             let samples = s.link.queue_us(from, end);
             let most = samples.iter().max().copied().unwrap_or(0);
             put("peak_us", "us", most.into(), samples.len() as u64);
             put("settle_us", "us", settle_us(&samples) as f64, 1);
         }
-        Kind::Step(_, to) => {
+        CellKind::Step(_, to) => {
             let rise_us = rise_us(&s.flows[0], from, end, to * 1e6);
             put("rise_us", "us", rise_us as f64, 1);
         }
-        Kind::Alike(n) | Kind::TraceAlike(_, n) => put("jain", "x", jain(&each), n.into()),
+        CellKind::Alike(n) | CellKind::TraceAlike(_, n) => put("jain", "x", jain(&each), n.into()),
         // What the flow that is looked at gets of what both get.
-        Kind::Against(_) => put("share", "ratio", each[0] / all, 2),
-        Kind::Late(_) => put("share", "ratio", each[1] / all, 2),
+        CellKind::Against(_) => put("share", "ratio", each[0] / all, 2),
+        CellKind::Late(_) => put("share", "ratio", each[1] / all, 2),
         // ... that with the longer round trip.
-        Kind::Ratio(_) => {
+        CellKind::Ratio(_) => {
             put("far_share", "ratio", each[1] / all, 2);
             // That the round trips are what they should be; where the program tells.
             let rtts = s.live.iter().map(|f| f64::from(f.min_rtt_us) / 1e3);
@@ -149,35 +149,35 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
         };
         let bbr = Some("bbr");
         match cell.kind {
-            Kind::Step(a, b) if b < a => {
+            CellKind::Step(a, b) if b < a => {
                 spec("onset_p50_us", Op::AtMost, 0.1, bbr);
                 spec("onset_p95_us", Op::AtMost, 0.5, bbr);
                 spec("after_p95_us", Op::AtMost, 0.15, bbr);
                 spec("goodput", Op::AtLeast, 0.97, bbr);
             }
-            Kind::Step(..) => spec("goodput", Op::AtLeast, 0.97, bbr),
-            Kind::Steady(_, _, loss) if loss > 0.0 => spec("goodput", Op::AtLeast, 0.95, bbr),
-            Kind::Steady(..) => {
+            CellKind::Step(..) => spec("goodput", Op::AtLeast, 0.97, bbr),
+            CellKind::Steady(_, _, loss) if loss > 0.0 => spec("goodput", Op::AtLeast, 0.95, bbr),
+            CellKind::Steady(..) => {
                 spec("goodput", Op::AtLeast, 0.98, bbr);
                 spec("queue_p95_us", Op::AtMost, 1.05, bbr);
             }
-            Kind::Trace(_) => {
+            CellKind::Trace(_) => {
                 spec("queue_p50_us", Op::AtMost, 0.4, bbr);
                 spec("queue_p95_us", Op::AtMost, 0.6, bbr);
                 spec("goodput", Op::AtLeast, 0.9, bbr);
             }
-            Kind::Alike(_) => {
+            CellKind::Alike(_) => {
                 spec("jain", Op::AtLeast, 0.95, None);
                 spec("queue_p95_us", Op::AtMost, 0.6, bbr);
             }
-            Kind::Against(_) | Kind::Late(_) => spec("share", Op::AtLeast, 0.8, bbr),
+            CellKind::Against(_) | CellKind::Late(_) => spec("share", Op::AtLeast, 0.8, bbr),
             // To look at: nothing is promised.
-            Kind::Short(_)
-            | Kind::TraceBursts(..)
-            | Kind::TraceAlike(..)
-            | Kind::Ratio(_)
-            | Kind::Bursts(_)
-            | Kind::Media(_) => {}
+            CellKind::Short(_)
+            | CellKind::TraceBursts(..)
+            | CellKind::TraceAlike(..)
+            | CellKind::Ratio(_)
+            | CellKind::Bursts(_)
+            | CellKind::Media(_) => {}
         }
     }
     specs
@@ -187,7 +187,7 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
 /// median would hide a braking in almost half of them. One that was seen counts, however many repeats
 /// are void; that there was none takes half of them.
 pub fn no_braking(cells: &[Cell], result: &RunResult) -> Vec<Check> {
-    let steady = |c: &&Cell| matches!(c.kind, Kind::Steady(_, _, loss) if loss == 0.0);
+    let steady = |c: &&Cell| matches!(c.kind, CellKind::Steady(_, _, loss) if loss == 0.0);
     let check = |cell: &Cell| {
         let metric = format!("{}/brakes", cell.name);
         let most = result.metric("mountain", &metric).and_then(|m| {
@@ -231,12 +231,12 @@ mod tests {
     #[test]
     fn every_check_and_every_queue_has_its_figures() {
         let parts = |cell: &Cell| match cell.kind {
-            Kind::Step(..) => vec!["onset", "after"],
+            CellKind::Step(..) => vec!["onset", "after"],
             _ => vec!["queue"],
         };
         for cell in CELLS {
             let length_us = 12_000_000;
-            let segment = Segment {
+            let segment = CcSegment {
                 plan: cell.plan(1, length_us),
                 length_us,
                 flows: vec![FlowReport::default(); 4],

@@ -26,8 +26,8 @@ use crate::emulate::hosts::veth;
 use crate::emulate::netns::Netns;
 use crate::emulate::{LinkConfig, Port};
 use crate::stopped;
-pub(crate) use cells::{Cell, Kind, CELLS, WARM_UP_US};
-pub(crate) use evaluate::{figures, Segment};
+pub(crate) use cells::{Cell, CellKind, CELLS, WARM_UP_US};
+pub(crate) use evaluate::{figures, CcSegment};
 use flows::{FlowSpec, Flows};
 use link::Link;
 use plots::Steps;
@@ -141,14 +141,14 @@ impl Available {
 }
 
 /// Two hosts and the emulator between them.
-pub(crate) struct Rig {
+pub(crate) struct CcRig {
     client: Netns,
     server: Netns,
     emulator: Netns,
     link: LinkConfig,
 }
 
-impl Rig {
+impl CcRig {
     pub(crate) fn build() -> Result<Self> {
         let client = Netns::create("client")?;
         let server = Netns::create("server")?;
@@ -175,7 +175,7 @@ impl Rig {
                 ("net/ipv4/tcp_rmem", "4096 1048576 16777216"),
             ])?;
         }
-        Ok(Rig {
+        Ok(CcRig {
             link: LinkConfig {
                 client: Port {
                     device: "ec0".into(),
@@ -202,7 +202,7 @@ impl Rig {
         who: &mut Available,
         seed: u64,
         quick: bool,
-    ) -> Result<Segment> {
+    ) -> Result<CcSegment> {
         let length_us = cell.length_us(quick);
         let plan = cell.plan(seed, length_us);
         let link = Link::start(&self.emulator, &self.link, &plan)?;
@@ -213,16 +213,16 @@ impl Rig {
             media_bps: None,
         };
         let specs: Vec<FlowSpec> = match cell.kind {
-            Kind::Alike(n) | Kind::TraceAlike(_, n) => (0..n)
+            CellKind::Alike(n) | CellKind::TraceAlike(_, n) => (0..n)
                 .map(|i| flow(&who.name, 100_000 + u64::from(i) * 100_000))
                 .collect(),
-            Kind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
-            Kind::Late(other) => vec![flow(other, 100_000), flow(&who.name, 2_000_000)],
-            Kind::Media(mbit) => vec![FlowSpec {
+            CellKind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
+            CellKind::Late(other) => vec![flow(other, 100_000), flow(&who.name, 2_000_000)],
+            CellKind::Media(mbit) => vec![FlowSpec {
                 media_bps: Some(u64::from(mbit) * 1_000_000),
                 ..flow(&who.name, 100_000)
             }],
-            Kind::Ratio(_) => {
+            CellKind::Ratio(_) => {
                 let far = FlowSpec {
                     far: true,
                     ..flow(&who.name, 200_000)
@@ -248,7 +248,7 @@ impl Rig {
         };
         let flows = flows.finish()?;
         let emulator_cores = link.cpu_seconds() / (length_us as f64 / 1e6);
-        Ok(Segment {
+        Ok(CcSegment {
             plan,
             length_us,
             flows,
@@ -259,7 +259,7 @@ impl Rig {
     }
 }
 
-pub(crate) fn void_reason(segment: &Segment) -> Option<String> {
+pub(crate) fn void_reason(segment: &CcSegment) -> Option<String> {
     let link = &segment.link;
     for (what, late, limit) in [
         ("p99", link.late_p99_us, LATE_LIMIT_US),
@@ -292,7 +292,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let few = if args.common.quick { 5 } else { REPEATS };
     let repeats = args.repeat.unwrap_or(few);
     let (session, mut result) = Session::begin("cc", &args.common, repeats, 0);
-    let rig = Rig::build()?;
+    let rig = CcRig::build()?;
     let all = args
         .cc
         .iter()
@@ -322,7 +322,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
 
 /// Every congestion control in every cell.
 struct Race {
-    rig: Rig,
+    rig: CcRig,
     cells: Vec<Cell>,
     all: Vec<Available>,
     seed: u64,
@@ -343,7 +343,7 @@ impl Race {
 }
 
 impl Experiment for Race {
-    type Segment = Segment;
+    type Segment = CcSegment;
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
@@ -362,18 +362,18 @@ impl Experiment for Race {
         cell * n + (i + repeat as usize + cell) % n
     }
 
-    fn measure(&mut self, _session: &Session, side: usize, repeat: u32) -> Result<Segment> {
+    fn measure(&mut self, _session: &Session, side: usize, repeat: u32) -> Result<CcSegment> {
         let (cell, who) = self.of(side);
         let seed = self.link_seed(repeat);
         let (cell, who) = (&self.cells[cell], &mut self.all[who]);
         self.rig.run(cell, who, seed, self.quick)
     }
 
-    fn void(&self, _side: usize, segment: &Segment) -> Option<String> {
+    fn void(&self, _side: usize, segment: &CcSegment) -> Option<String> {
         void_reason(segment)
     }
 
-    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, segment: Segment) {
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, segment: CcSegment) {
         let (cell, who) = self.of(side);
         let (cell, who) = (&self.cells[cell], self.all[who].cc);
         self.steps.add(cell, who, &segment);
@@ -412,7 +412,7 @@ mod tests {
     fn one_long_stall_voids_a_segment_as_many_short_ones_do() {
         let reason = |late_p99_us, late_max_us, packets: &[(u64, u64)]| {
             let cell = Cell::find("steady-1-bdp").unwrap();
-            void_reason(&Segment {
+            void_reason(&CcSegment {
                 plan: cell.plan(1, 1_000_000),
                 length_us: 1_000_000,
                 flows: vec![],

@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use mountain_lab::workload::metrics::Figures;
 
 use super::bottleneck::{Bottleneck, Fate, LinkPlan};
-use super::cells::{Cell, Kind};
-use super::evaluate::{self, Segment};
+use super::cells::{Cell, CellKind};
+use super::evaluate::{self, CcSegment};
 use super::flows::{FlowReport, BUCKET_US};
 use super::link::LinkReport;
 
@@ -28,13 +28,13 @@ const TICK_US: f64 = 20.0;
 /// What it does on a link that one flow has to itself; `None`: several flows, or one that does not
 /// send all it can.
 pub fn figures(cell: &Cell, seed: u64, quick: bool) -> Option<Figures> {
-    let (Kind::Step(..) | Kind::Steady(..) | Kind::Trace(_)) = cell.kind else {
+    let (CellKind::Step(..) | CellKind::Steady(..) | CellKind::Trace(_)) = cell.kind else {
         return None;
     };
     let length_us = cell.length_us(quick);
     let plan = cell.plan(seed, length_us);
     let (flow, link) = send(&plan, length_us);
-    let segment = Segment {
+    let segment = CcSegment {
         plan,
         length_us,
         flows: vec![flow],

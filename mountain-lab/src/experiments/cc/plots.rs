@@ -13,8 +13,8 @@ use mountain_lab::result::{write_atomically, RunResult};
 use mountain_lab::workload::stats::median;
 
 use super::bottleneck::LinkPlan;
-use super::cells::{Cell, Kind, STEP_US};
-use super::evaluate::Segment;
+use super::cells::{Cell, CellKind, STEP_US};
+use super::evaluate::CcSegment;
 use super::flows::BUCKET_US;
 use super::Cc;
 
@@ -43,8 +43,8 @@ pub struct Steps {
 
 impl Steps {
     /// Keeps what the time-line needs, where the cell is a rate step.
-    pub fn add(&mut self, cell: &Cell, cc: Cc, segment: &Segment) {
-        if !matches!(cell.kind, Kind::Step(..)) {
+    pub fn add(&mut self, cell: &Cell, cc: Cc, segment: &CcSegment) {
+        if !matches!(cell.kind, CellKind::Step(..)) {
             return;
         }
         let (first, last) = span();
@@ -141,7 +141,7 @@ fn ellipse(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 fn medians(result: &RunResult, cells: &[Cell], cc: Cc) -> Vec<(&'static str, (f64, f64))> {
     let of = |cell: &Cell| {
         let delay = match cell.kind {
-            Kind::Step(..) => "onset_p95_us",
+            CellKind::Step(..) => "onset_p95_us",
             _ => "queue_p95_us",
         };
         let get = |name: &str| {
@@ -303,7 +303,7 @@ pub fn write(
     };
     let svg = throughput_over_delay(result, cells, all)?;
     file("throughput-delay.svg".into(), &svg)?;
-    let is_step = |cell: &&Cell| matches!(cell.kind, Kind::Step(..));
+    let is_step = |cell: &&Cell| matches!(cell.kind, CellKind::Step(..));
     for cell in cells.iter().filter(is_step) {
         let [rate, queue] = step_over_time(steps, cell, all)?;
         file(format!("{}-rate.svg", cell.name), &rate)?;
@@ -394,7 +394,7 @@ mod tests {
     fn a_step_has_a_line_for_each_control_and_one_for_the_link() {
         let cells = cells();
         let mut steps = Steps::default();
-        let segment = |cell: &Cell, mbit: u64| Segment {
+        let segment = |cell: &Cell, mbit: u64| CcSegment {
             plan: cell.plan(1, 12_000_000),
             length_us: 12_000_000,
             flows: vec![FlowReport {

@@ -11,7 +11,9 @@ use mountain_lab::workload::stats::percentile;
 
 use super::registry::Verdict;
 use super::Bench;
-use crate::experiments::cc::{figures, void_reason, Available, Cc, Cell, Rig, Segment, WARM_UP_US};
+use crate::experiments::cc::{
+    figures, void_reason, Available, Cc, CcRig, CcSegment, Cell, WARM_UP_US,
+};
 use crate::experiments::probing::ab::paired;
 
 /// 50 Mbit/s, then 10: where a queue builds up if the sender is late to notice.
@@ -33,7 +35,7 @@ pub fn test(bench: &mut Bench) -> Result<Verdict> {
     let rounds = bench.plan();
     // As many again may be void.
     let attempts = rounds * 2;
-    let rig = Rig::build()?;
+    let rig = CcRig::build()?;
     let mut sides = vec![];
     for cc in SIDES {
         sides.push(Available::new(cc).with_context(|| cc.name())?);
@@ -81,7 +83,7 @@ fn key(name: &str) -> String {
 }
 
 /// The figures of the cell, and the delay over the whole of it.
-fn of_segment(cell: &Cell, segment: &Segment) -> Result<Figures> {
+fn of_segment(cell: &Cell, segment: &CcSegment) -> Result<Figures> {
     let mut queue = segment.link.queue_us(WARM_UP_US, segment.length_us);
     let value = percentile(&mut queue, 0.95).context("the link saw no packet")?;
     let mut all = figures(cell, segment);

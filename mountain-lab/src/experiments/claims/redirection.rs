@@ -17,12 +17,12 @@ use super::Bench;
 use crate::experiments::redirect::load::{Load, FLOWS};
 use crate::experiments::redirect::napi;
 use crate::experiments::redirect::programs::Programs;
-use crate::experiments::redirect::rig::{Rig, TO};
-use crate::experiments::redirect::segment::{Segment, Sources};
-use crate::experiments::redirect::way::{install, Way};
+use crate::experiments::redirect::rig::{RouterRig, TO};
+use crate::experiments::redirect::segment::{LoadSegment, Sources};
+use crate::experiments::redirect::way::{install, Contender};
 use mountain::measure::paired::sign_flips;
 
-const XDP: Way = Way::Backend(Backend::XdpRedirect);
+const XDP: Contender = Contender::Backend(Backend::XdpRedirect);
 /// Loaded: whether it could be is not tried, as that would load it.
 const MODULE: &str = "/sys/module/mountain_redirect";
 /// Packets per second and in a segment where one processor does everything: the usual rate would saturate it.
@@ -30,14 +30,19 @@ const ALONE: (u32, u32) = (20_000, 4 * FLOWS as u32);
 
 pub fn test(bench: &mut Bench) -> Result<Verdict> {
     let rounds = bench.plan();
-    let rig = Rig::build("")?;
+    let rig = RouterRig::build("")?;
     rig.thread_napi()?;
     let sides = [netfilter(Path::new(MODULE).exists()), XDP];
     rig.client.enter(|| measure(&rig, bench, sides, rounds))
 }
 
 /// Call in the client's namespace.
-fn measure(rig: &Rig, bench: &mut Bench, sides: [Way; 2], rounds: u32) -> Result<Verdict> {
+fn measure(
+    rig: &RouterRig,
+    bench: &mut Bench,
+    sides: [Contender; 2],
+    rounds: u32,
+) -> Result<Verdict> {
     let mut sources = Sources::new(Programs::load(rig, TO)?, bench.seed)?;
     let mut load = Load::judged(bench.quick);
     if napi::is_alone() {
@@ -49,7 +54,7 @@ fn measure(rig: &Rig, bench: &mut Bench, sides: [Way; 2], rounds: u32) -> Result
         if pairs.len() as u32 == rounds {
             break;
         }
-        let mut pair: [Option<Segment>; 2] = [None, None];
+        let mut pair: [Option<LoadSegment>; 2] = [None, None];
         for place in 0..2 {
             // By the rounds that count: a void one is made up for in the same order.
             let side = (place + pairs.len()) % 2;
@@ -89,20 +94,20 @@ fn measure(rig: &Rig, bench: &mut Bench, sides: [Way; 2], rounds: u32) -> Result
     Ok(judge(sides, load.pps, &pairs))
 }
 
-fn netfilter(module: bool) -> Way {
+fn netfilter(module: bool) -> Contender {
     match module {
-        true => Way::Backend(Backend::Module),
-        false => Way::Dnat,
+        true => Contender::Backend(Backend::Module),
+        false => Contender::Dnat,
     }
 }
 
 /// Tested is the mean of the differences, so what is said are means, too.
-fn judge([netfilter, _]: [Way; 2], pps: Option<u32>, pairs: &[[f64; 2]]) -> Verdict {
+fn judge([netfilter, _]: [Contender; 2], pps: Option<u32>, pairs: &[[f64; 2]]) -> Verdict {
     let differences: Vec<f64> = pairs.iter().map(|[a, b]| b - a).collect();
     let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64;
     let (before, xdp) = (mean(0), mean(1));
     let netfilter = match netfilter {
-        Way::Dnat => "one DNAT rule of nft".into(),
+        Contender::Dnat => "one DNAT rule of nft".into(),
         way => format!("Netfilter's {way} mountain_redirect"),
     };
     let detail = format!(
@@ -132,7 +137,7 @@ mod tests {
 
     #[test]
     fn less_time_is_what_was_claimed() {
-        let judge = |pairs: &[[f64; 2]]| judge([Way::Dnat, XDP], Some(200_000), pairs);
+        let judge = |pairs: &[[f64; 2]]| judge([Contender::Dnat, XDP], Some(200_000), pairs);
         let less = judge(&pairs(1_000.0, 400.0)).to_string();
         assert!(less.starts_with("shown: 200000 64-byte packets"), "{less}");
         assert!(less.contains("8 rounds"), "{less}");

@@ -17,9 +17,9 @@ use mountain_lab::workload::sys::monotonic_ns;
 use serde_json::json;
 
 use super::napi;
-use super::rig::{Rig, CLIENT, FIRST_PORT, TO};
+use super::rig::{RouterRig, CLIENT, FIRST_PORT, TO};
 use super::segment::{LOAD_CPU, ROUTER_CPU};
-use super::way::{self, Way};
+use super::way::{self, Contender};
 use super::{RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 use crate::stopped;
@@ -36,7 +36,7 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     result.environment.insert("pps".into(), json!(PPS));
     let payload = json!(PAYLOAD);
     result.environment.insert("payload_bytes".into(), payload);
-    let rig = Rig::build("")?;
+    let rig = RouterRig::build("")?;
     let echo = rig.server.enter(|| Ok(UdpSocket::bind(TO)?))?;
     echo.set_nonblocking(true)?;
     let mut rows = Rows {
@@ -50,10 +50,10 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
 }
 
 struct Rows<'a> {
-    rig: &'a Rig,
+    rig: &'a RouterRig,
     /// Of the server.
     echo: UdpSocket,
-    ways: Vec<Way>,
+    ways: Vec<Contender>,
     /// Sent in a segment.
     packets: u64,
 }

@@ -25,7 +25,7 @@ const BURST: usize = 4;
 
 /// Where packets come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum LoadSource {
     /// BPF_PROG_RUN with live frames: as from a network card, before the kernel has made a packet.
     Live,
     /// UDP sockets: as from a container on this host.
@@ -44,7 +44,7 @@ pub enum Rate {
 /// What is offered in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    pub source: Source,
+    pub source: LoadSource,
     /// Of UDP, bytes.
     pub payload: usize,
     /// Packets per second; `None`: as fast as the source goes.
@@ -56,7 +56,7 @@ pub struct Load {
 
 impl Load {
     /// Of half a second at least; much shorter with `quick`.
-    pub fn new(source: Source, payload: usize, pps: Option<u32>, quick: bool) -> Self {
+    pub fn new(source: LoadSource, payload: usize, pps: Option<u32>, quick: bool) -> Self {
         // A call of the generator is at least so long that its set-up does not matter.
         let (packets, millis) = if quick { (16_384, 50) } else { (131_072, 500) };
         Load {
@@ -70,7 +70,7 @@ impl Load {
 
     /// The one by which backends are judged: small packets as from a card, the same to all.
     pub fn judged(quick: bool) -> Self {
-        Load::new(Source::Live, 64, Some(LIVE_PPS), quick)
+        Load::new(LoadSource::Live, 64, Some(LIVE_PPS), quick)
     }
 
     pub fn rate(&self) -> Rate {
@@ -83,8 +83,8 @@ impl Load {
     /// Part of names of metrics.
     pub fn name(&self) -> String {
         let source = match self.source {
-            Source::Live => "live",
-            Source::Socket => "socket",
+            LoadSource::Live => "live",
+            LoadSource::Socket => "socket",
         };
         let regime = match self.rate() {
             Rate::Fixed => "fixed",

@@ -25,7 +25,7 @@ use mountain::redirect::Backend;
 use mountain_lab::result::RunResult;
 
 use crate::driver::{CommonArgs, Session};
-use way::Way;
+use way::Contender;
 
 /// How often a void segment is measured again.
 const RETRIES: u32 = 1;
@@ -122,14 +122,19 @@ pub fn redirect(args: &RedirectArgs) -> Result<ExitCode> {
 }
 
 /// The rows of what a server answers: directly, and by each backend.
-fn plain_ways() -> Vec<Way> {
-    let mut ways = vec![Way::Route];
-    ways.extend(Backend::FASTEST_FIRST.into_iter().rev().map(Way::Backend));
+fn plain_ways() -> Vec<Contender> {
+    let mut ways = vec![Contender::Route];
+    ways.extend(
+        Backend::FASTEST_FIRST
+            .into_iter()
+            .rev()
+            .map(Contender::Backend),
+    );
     ways
 }
 
 /// The rows that are wanted, out of `all`; without names all of them.
-fn chosen(names: &[String], all: &[Way]) -> Result<Vec<Way>> {
+fn chosen(names: &[String], all: &[Contender]) -> Result<Vec<Contender>> {
     if names.is_empty() {
         return Ok(all.into());
     }

@@ -9,11 +9,11 @@ use mountain::report::table::{align, row, Words};
 use mountain_lab::result::{Check, Metric, Op, RunResult};
 use serde_json::json;
 
-use super::load::{Load, Source, FLOWS, LIVE_PPS, SOCKET_PPS};
+use super::load::{Load, LoadSource, FLOWS, LIVE_PPS, SOCKET_PPS};
 use super::programs::Programs;
-use super::rig::{Rig, TO};
-use super::segment::{Segment, Sources};
-use super::way::{install, Installed, Way};
+use super::rig::{RouterRig, TO};
+use super::segment::{LoadSegment, Sources};
+use super::way::{install, Contender, Installed};
 use super::{chosen, RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 
@@ -30,7 +30,10 @@ const MAX_OVER_BARE: f64 = 1.25;
 /// What is offered to each row.
 pub fn loads(quick: bool) -> Vec<Load> {
     let mut loads = vec![];
-    for (source, pps) in [(Source::Live, LIVE_PPS), (Source::Socket, SOCKET_PPS)] {
+    for (source, pps) in [
+        (LoadSource::Live, LIVE_PPS),
+        (LoadSource::Socket, SOCKET_PPS),
+    ] {
         for payload in [64, 1_400] {
             for pps in [Some(pps), None] {
                 loads.push(Load::new(source, payload, pps, quick));
@@ -41,14 +44,14 @@ pub fn loads(quick: bool) -> Vec<Load> {
 }
 
 /// Segments of a row and a load, one a repeat; `None`: void.
-type Segments = Vec<Option<Segment>>;
+type Segments = Vec<Option<LoadSegment>>;
 
 /// What was measured, by row and load.
 #[derive(Default)]
 pub struct Measured(BTreeMap<(String, String), Segments>);
 
 impl Measured {
-    fn put(&mut self, way: Way, load: &Load, repeat: u32, segment: Segment) {
+    fn put(&mut self, way: Contender, load: &Load, repeat: u32, segment: LoadSegment) {
         let values = self.0.entry((way.name(), load.name())).or_default();
         values.resize(repeat as usize, None);
         values.push(Some(segment));
@@ -71,7 +74,7 @@ impl Measured {
 }
 
 pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
-    let ways = chosen(&args.rows, &Way::ALL)?;
+    let ways = chosen(&args.rows, &Contender::ALL)?;
     let loads = loads(args.common.quick);
     for (name, value) in [
         ("client_flows", json!(FLOWS)),
@@ -80,7 +83,7 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     ] {
         result.environment.insert(name.into(), value);
     }
-    let rig = Rig::build("")?;
+    let rig = RouterRig::build("")?;
     rig.thread_napi()?;
     let measured = rig.client.enter(|| {
         let mut rows = Rows {
@@ -106,24 +109,24 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
 
 /// Rows by loads. A row's loads come one after the other, so that it is set up once a repeat.
 struct Rows<'a> {
-    rig: &'a Rig,
+    rig: &'a RouterRig,
     sources: Sources,
-    ways: &'a [Way],
+    ways: &'a [Contender],
     loads: &'a [Load],
     /// The row that the router has now, if it can have it.
-    installed: Option<(Way, Row<Installed<'a>>)>,
+    installed: Option<(Contender, Row<Installed<'a>>)>,
     measured: Measured,
 }
 
 impl Rows<'_> {
-    fn of(&self, side: usize) -> (Way, Load) {
+    fn of(&self, side: usize) -> (Contender, Load) {
         let loads = self.loads.len();
         (self.ways[side / loads], self.loads[side % loads])
     }
 }
 
 impl Experiment for Rows<'_> {
-    type Segment = Row<Segment>;
+    type Segment = Row<LoadSegment>;
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
@@ -138,7 +141,7 @@ impl Experiment for Rows<'_> {
         (i / loads + repeat as usize) % self.ways.len() * loads + i % loads
     }
 
-    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<Row<Segment>> {
+    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<Row<LoadSegment>> {
         let (way, load) = self.of(side);
         if self.installed.as_ref().is_none_or(|(old, _)| *old != way) {
             // The old one goes first.
@@ -153,12 +156,12 @@ impl Experiment for Rows<'_> {
         Ok(Ok(segment))
     }
 
-    fn void(&self, side: usize, segment: &Row<Segment>) -> Option<String> {
+    fn void(&self, side: usize, segment: &Row<LoadSegment>) -> Option<String> {
         let rate = self.of(side).1.rate();
         segment.as_ref().ok()?.void(rate)
     }
 
-    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Segment>) {
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<LoadSegment>) {
         let (way, load) = self.of(side);
         match row {
             Ok(segment) => self.measured.put(way, &load, repeat, segment),
@@ -182,12 +185,13 @@ fn fill(result: &mut RunResult, measured: &Measured) {
             let metric = Metric::of_repeats(unit, values, n, seed);
             all.insert(format!("{load}_{name}"), metric);
         };
-        let of = |f: &dyn Fn(&Segment) -> f64| segments.iter().map(|s| s.as_ref().map(f)).collect();
-        put("ns", "ns", of(&Segment::ns));
-        put("server_ns", "ns", of(&Segment::server_ns));
-        put("pps", "pps", of(&Segment::pps));
-        put("busy", "ratio", of(&Segment::busy));
-        put("waited", "ratio", of(&Segment::waited));
+        let of =
+            |f: &dyn Fn(&LoadSegment) -> f64| segments.iter().map(|s| s.as_ref().map(f)).collect();
+        put("ns", "ns", of(&LoadSegment::ns));
+        put("server_ns", "ns", of(&LoadSegment::server_ns));
+        put("pps", "pps", of(&LoadSegment::pps));
+        put("busy", "ratio", of(&LoadSegment::busy));
+        put("waited", "ratio", of(&LoadSegment::waited));
         for (name, reference) in [
             ("x_dnat", NETFILTER),
             ("x_nft", "nft"),
@@ -234,7 +238,7 @@ fn checks(result: &RunResult) -> Vec<Check> {
 }
 
 /// A table a load: a row a way.
-fn table(result: &RunResult, ways: &[Way], loads: &[Load]) -> String {
+fn table(result: &RunResult, ways: &[Contender], loads: &[Load]) -> String {
     let mut out = format!(
         "{}: {} repeats, seed {}, {FLOWS} client flows; router time per delivered packet, ns\n",
         result.scenario, result.repeats, result.seed

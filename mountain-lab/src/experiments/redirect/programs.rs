@@ -16,7 +16,7 @@ use libbpf_rs::{MapCore, MapFlags};
 use mountain::bpf;
 use mountain_lab::workload::sys::monotonic_ns;
 
-use super::rig::Rig;
+use super::rig::RouterRig;
 use crate::emulate::netns::Netns;
 use crate::stopped;
 
@@ -71,7 +71,7 @@ pub struct Programs {
 impl Programs {
     /// Loads them; `rig` says what the bare redirects lead to, `target` what sinks wait for (port 0:
     /// any).
-    pub fn load(rig: &Rig, target: SocketAddrV4) -> Result<Self> {
+    pub fn load(rig: &RouterRig, target: SocketAddrV4) -> Result<Self> {
         bpf::log_libbpf();
         let open = skel::RedirectRigSkelBuilder::default().open(bpf::object())?;
         let skel = open

@@ -40,7 +40,7 @@ const MACS: [[u8; 6]; 4] = [
     [2, 0x4d, 1, 0, 0, 2],
 ];
 
-pub struct Rig {
+pub struct RouterRig {
     pub client: Netns,
     pub router: Netns,
     pub server: Netns,
@@ -53,11 +53,11 @@ pub struct Rig {
     pub server_dev: String,
 }
 
-impl Rig {
+impl RouterRig {
     /// `tag` tells rigs of the same time apart.
     pub fn build(tag: &str) -> Result<Self> {
         let n = format!("{}{tag}", std::process::id());
-        let rig = Rig {
+        let rig = RouterRig {
             client: Netns::create("client")?,
             router: Netns::create("router")?,
             server: Netns::create("server")?,

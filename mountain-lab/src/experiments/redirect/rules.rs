@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, Context, Result};
 use mountain::redirect::{Backend, Rule};
 
-use super::rig::{Rig, FROM, TO};
+use super::rig::{RouterRig, FROM, TO};
 use super::Row;
 use crate::policy_ctl::binary;
 use crate::stopped;
 
 /// Rules in the router; dropping it removes all of them.
 pub struct Guard<'a> {
-    rig: &'a Rig,
+    rig: &'a RouterRig,
     log: Option<Child>,
 }
 
 /// `mountain redirect add` of one rule, with `--fix`. With a log somebody follows it.
-pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Row<Guard<'a>>> {
+pub fn add<'a>(rig: &'a RouterRig, rule: &Rule, backend: Backend) -> Result<Row<Guard<'a>>> {
     if let Some(why) = try_add(rig, rule, backend)?.1 {
         return Ok(Err(why));
     }
@@ -35,7 +35,7 @@ pub fn add<'a>(rig: &'a Rig, rule: &Rule, backend: Backend) -> Result<Row<Guard<
 }
 
 /// Adds one more rule; how long the command took.
-pub fn add_timed(rig: &Rig, rule: &Rule, backend: Backend) -> Result<Duration> {
+pub fn add_timed(rig: &RouterRig, rule: &Rule, backend: Backend) -> Result<Duration> {
     match try_add(rig, rule, backend)? {
         (took, None) => Ok(took),
         (_, Some(why)) => bail!("{rule}: {why}"),
@@ -43,7 +43,7 @@ pub fn add_timed(rig: &Rig, rule: &Rule, backend: Backend) -> Result<Duration> {
 }
 
 /// How long the command took, and why it has failed.
-fn try_add(rig: &Rig, rule: &Rule, backend: Backend) -> Result<(Duration, Option<String>)> {
+fn try_add(rig: &RouterRig, rule: &Rule, backend: Backend) -> Result<(Duration, Option<String>)> {
     let (proto, from, to) = (
         rule.proto.to_string(),
         rule.from.to_string(),
@@ -68,7 +68,7 @@ fn try_add(rig: &Rig, rule: &Rule, backend: Backend) -> Result<(Duration, Option
 }
 
 /// Many rules at once, as of a configuration file: a command for each would take minutes.
-pub fn load<'a>(rig: &'a Rig, rules: &[Rule], backend: Backend) -> Result<Row<Guard<'a>>> {
+pub fn load<'a>(rig: &'a RouterRig, rules: &[Rule], backend: Backend) -> Result<Row<Guard<'a>>> {
     let mut file = tempfile::NamedTempFile::new()?;
     for rule in rules {
         let (proto, from, to) = (rule.proto, rule.from, rule.to);
@@ -133,7 +133,7 @@ fn reason(out: &Output) -> String {
 }
 
 /// `mountain redirect ARGS`, in the router.
-fn redirect(rig: &Rig, args: &[&str]) -> Result<Command> {
+fn redirect(rig: &RouterRig, args: &[&str]) -> Result<Command> {
     let mut command = rig.router.command(binary()?);
     command.arg("redirect").args(args);
     Ok(command)
@@ -156,10 +156,10 @@ impl Drop for Guard<'_> {
 }
 
 /// A ruleset of nft with the one rule of the experiment; dropping it removes it.
-pub struct Dnat<'a>(&'a Rig);
+pub struct Dnat<'a>(&'a RouterRig);
 
 impl<'a> Dnat<'a> {
-    pub fn new(rig: &'a Rig) -> Result<Self> {
+    pub fn new(rig: &'a RouterRig) -> Result<Self> {
         let ruleset = format!(
             "table ip mtl {{\n chain pre {{\n  type nat hook prerouting priority dstnat;\n  \
              iifname \"{}\" ip daddr {} udp dport {} dnat to {TO}\n }}\n}}\n",
@@ -180,7 +180,7 @@ impl Drop for Dnat<'_> {
     }
 }
 
-fn nft(rig: &Rig, ruleset: &str) -> Result<()> {
+fn nft(rig: &RouterRig, ruleset: &str) -> Result<()> {
     let mut file = tempfile::NamedTempFile::new()?;
     file.write_all(ruleset.as_bytes())?;
     let path = file.path().display().to_string();

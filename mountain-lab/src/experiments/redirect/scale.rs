@@ -19,10 +19,10 @@ use serde_json::json;
 
 use super::load::{Load, FLOWS};
 use super::programs::{Program, Programs, MAX_FLOWS};
-use super::rig::{Rig, FIRST_PORT, ROUTER, SERVER};
+use super::rig::{RouterRig, FIRST_PORT, ROUTER, SERVER};
 use super::rules;
-use super::segment::{Segment, Sources};
-use super::way::{self, Way};
+use super::segment::{LoadSegment, Sources};
+use super::way::{self, Contender};
 use super::{chosen, RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::stopped;
@@ -43,7 +43,7 @@ const UNIFORM: &str = "uniform";
 const SIDES: [&str; 3] = [ONE, SOME, UNIFORM];
 
 /// The i-th of many rules. No two have the same target: clients' ports would then have to differ.
-fn many(rig: &Rig, i: usize) -> Rule {
+fn many(rig: &RouterRig, i: usize) -> Rule {
     Rule {
         from: from(i).into(),
         to: SocketAddrV4::new(SERVER, (i % 65_535 + 1) as u16).into(),
@@ -65,10 +65,12 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     };
     result.environment.insert("rules".into(), json!(count));
     for way in backends {
-        let Way::Backend(backend) = way else { continue };
+        let Contender::Backend(backend) = way else {
+            continue;
+        };
         session.message(&format!("{way}: adding {count} rules"));
         // Fresh hosts for each: no rule of another can be in the way.
-        let rigs = [Rig::build("a")?, Rig::build("b")?];
+        let rigs = [RouterRig::build("a")?, RouterRig::build("b")?];
         let measured = one_backend(&rigs, backend, count, args, session, result);
         if let Err(why) = measured.with_context(|| way.name())? {
             result.refuse(way.name(), &why);
@@ -78,7 +80,7 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     Ok(Box::new(RunResult::table))
 }
 
-fn checks(result: &mut RunResult, way: Way, count: usize) {
+fn checks(result: &mut RunResult, way: Contender, count: usize) {
     let found = result.metric(&way.name(), &format!("{SOME}_x"));
     let (figure, interval) = match found {
         Some(m) => (Some(m.median), format!(" [{:.2}-{:.2}]", m.lo, m.hi)),
@@ -99,7 +101,7 @@ fn checks(result: &mut RunResult, way: Way, count: usize) {
 
 /// Measures one backend.
 fn one_backend(
-    rigs: &[Rig; 2],
+    rigs: &[RouterRig; 2],
     backend: Backend,
     count: usize,
     args: &RedirectArgs,
@@ -149,7 +151,7 @@ fn one_backend(
 
 /// Few and many rules of one backend.
 struct Tables<'a> {
-    rigs: &'a [Rig; 2],
+    rigs: &'a [RouterRig; 2],
     name: String,
     sources: Vec<Sources>,
     _sinks: Vec<OwnedFd>,
@@ -157,11 +159,16 @@ struct Tables<'a> {
     /// Rules of the flows, by side.
     rules: [Vec<usize>; 3],
     /// What counts of the repeat under way.
-    ran: Vec<(usize, Segment)>,
+    ran: Vec<(usize, LoadSegment)>,
 }
 
 impl<'a> Tables<'a> {
-    fn new(rigs: &'a [Rig; 2], backend: Backend, count: usize, args: &CommonArgs) -> Result<Self> {
+    fn new(
+        rigs: &'a [RouterRig; 2],
+        backend: Backend,
+        count: usize,
+        args: &CommonArgs,
+    ) -> Result<Self> {
         let any = SocketAddrV4::new(SERVER, 0);
         let (mut sources, mut sinks) = (vec![], vec![]);
         for rig in rigs {
@@ -192,7 +199,7 @@ impl<'a> Tables<'a> {
 }
 
 impl Experiment for Tables<'_> {
-    type Segment = Segment;
+    type Segment = LoadSegment;
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
@@ -200,7 +207,7 @@ impl Experiment for Tables<'_> {
         SIDES.iter().map(name).collect()
     }
 
-    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<Segment> {
+    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<LoadSegment> {
         let at = usize::from(SIDES[side] != ONE);
         let (rig, sources) = (&self.rigs[at], &mut self.sources[at]);
         enter_netns(&rig.client.path())?;
@@ -213,11 +220,11 @@ impl Experiment for Tables<'_> {
         sources.measure(rig, &self.load, headers.len() as u32)
     }
 
-    fn void(&self, _: usize, segment: &Segment) -> Option<String> {
+    fn void(&self, _: usize, segment: &LoadSegment) -> Option<String> {
         segment.void(self.load.rate())
     }
 
-    fn keep(&mut self, _: &mut RunResult, side: usize, _: u32, segment: Segment) {
+    fn keep(&mut self, _: &mut RunResult, side: usize, _: u32, segment: LoadSegment) {
         self.ran.push((side, segment));
     }
 

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::load::{ports, Load, Rate, Senders, Source};
+use super::load::{ports, Load, LoadSource, Rate, Senders};
 use super::napi::{self, Time};
 use super::programs::{Programs, Seen};
-use super::rig::Rig;
+use super::rig::RouterRig;
 
 /// Where packets are made and the server works; the router has the other one, if there is one.
 pub const LOAD_CPU: usize = 0;
@@ -22,7 +22,7 @@ const DELIVERED: f64 = 0.99;
 
 /// What came of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Segment {
+pub struct LoadSegment {
     /// Packets that the source sent.
     pub sent: u64,
     /// Packets that the router took in: the others found its ring full.
@@ -37,7 +37,7 @@ pub struct Segment {
     pub took: Duration,
 }
 
-impl Segment {
+impl LoadSegment {
     /// Router time per delivered packet, ns.
     pub fn ns(&self) -> f64 {
         self.router.ran as f64 / self.seen.packets as f64
@@ -106,9 +106,9 @@ impl Sources {
     }
 
     /// From here on packets of the client's flows go `to`.
-    fn aim(&mut self, rig: &Rig, load: &Load, to: SocketAddrV4) -> Result<()> {
+    fn aim(&mut self, rig: &RouterRig, load: &Load, to: SocketAddrV4) -> Result<()> {
         match load.source {
-            Source::Live => {
+            LoadSource::Live => {
                 let ports = ports(self.seed);
                 let headers: Vec<_> = ports
                     .into_iter()
@@ -116,7 +116,7 @@ impl Sources {
                     .collect();
                 self.programs.set_flows(&headers)
             }
-            Source::Socket => {
+            LoadSource::Socket => {
                 if self.senders.is_none() {
                     self.senders = Some(Senders::new(self.seed)?);
                 }
@@ -127,7 +127,7 @@ impl Sources {
 
     fn send(&mut self, load: &Load, packets: u32, pps: Option<u32>) -> Result<u64> {
         match (load.source, &self.senders) {
-            (Source::Socket, Some(senders)) => senders.send(packets, load.payload, pps),
+            (LoadSource::Socket, Some(senders)) => senders.send(packets, load.payload, pps),
             _ => {
                 self.programs.generate(packets, load.payload, pps)?;
                 Ok(packets.into())
@@ -136,13 +136,13 @@ impl Sources {
     }
 
     /// Offers a load to `to`, after a warm-up.
-    pub fn run(&mut self, rig: &Rig, load: &Load, to: SocketAddrV4) -> Result<Segment> {
+    pub fn run(&mut self, rig: &RouterRig, load: &Load, to: SocketAddrV4) -> Result<LoadSegment> {
         self.aim(rig, load, to)?;
         self.measure(rig, load, WARM_UP)
     }
 
     /// The same with the headers that the generator has; `warm_up`: packets, a multiple of the flows.
-    pub fn measure(&mut self, rig: &Rig, load: &Load, warm_up: u32) -> Result<Segment> {
+    pub fn measure(&mut self, rig: &RouterRig, load: &Load, warm_up: u32) -> Result<LoadSegment> {
         let mut router = napi::of(&rig.near)?;
         router.extend(napi::of(&rig.far)?);
         for thread in &router {
@@ -158,7 +158,7 @@ impl Sources {
             thread.place(LOAD_CPU)?;
         }
         let cold = self.programs.seen()?;
-        self.programs.verify(load.source == Source::Live);
+        self.programs.verify(load.source == LoadSource::Live);
         self.send(load, warm_up, Some(WARM_UP_PPS))?;
         Time::at_rest(&router)?;
         Time::at_rest(&server)?;
@@ -173,7 +173,7 @@ impl Sources {
         }
         let took = start.elapsed();
         let after = (Time::at_rest(&router)?, Time::at_rest(&server)?);
-        Ok(Segment {
+        Ok(LoadSegment {
             sent,
             taken: rig.taken()? - taken,
             seen: self.programs.seen()?.since(seen),

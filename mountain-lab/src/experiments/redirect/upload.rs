@@ -16,9 +16,9 @@ use serde_json::json;
 
 use super::chart;
 use super::client::Trial;
-use super::rig::{Rig, FIRST_PORT, TO};
+use super::rig::{RouterRig, FIRST_PORT, TO};
 use super::serve::{listen, serve};
-use super::way::{self, Way};
+use super::way::{self, Contender};
 use super::{RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::policy_ctl::binary;
@@ -53,7 +53,7 @@ pub fn run(
 ) -> Result<Table> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
     let mib = if common.quick { 16 } else { 512 };
-    let rig = Rig::build("")?;
+    let rig = RouterRig::build("")?;
     let (socket, buffer) = rig.server.enter(|| listen(TO.into()))?;
     let mut note = |name: &str, value| result.environment.insert(name.into(), value);
     note("pace_pps", json!(PPS));
@@ -81,7 +81,7 @@ pub fn run(
         done.and(served)
     })?;
     let (ways, first) = (rows.ways, rows.first);
-    let backends = ways.iter().filter(|w| matches!(w, Way::Backend(_)));
+    let backends = ways.iter().filter(|w| matches!(w, Contender::Backend(_)));
     let specs: Vec<CheckSpec> = backends
         .map(|way| CheckSpec {
             name: Some(format!("share delivered, {way}")),
@@ -106,8 +106,8 @@ pub fn run(
 }
 
 struct Rows<'a> {
-    rig: &'a Rig,
-    ways: Vec<Way>,
+    rig: &'a RouterRig,
+    ways: Vec<Contender>,
     mib: u64,
     /// Each row's first trial.
     first: BTreeMap<String, RunFile>,
@@ -155,7 +155,7 @@ impl Experiment for Rows<'_> {
 }
 
 /// One upload, recorded by `mountain cpu`.
-fn one(rig: &Rig, way: Way, trial: u32, mib: u64) -> Result<Run> {
+fn one(rig: &RouterRig, way: Contender, trial: u32, mib: u64) -> Result<Run> {
     let dir = tempfile::tempdir()?;
     let (cpu, trials) = (dir.path().join("cpu.json"), dir.path().join("trial.json"));
     let before = udp_errors(rig)?;
@@ -197,7 +197,7 @@ fn one(rig: &Rig, way: Way, trial: u32, mib: u64) -> Result<Run> {
 }
 
 /// InCsumErrors and RcvbufErrors of the server.
-fn udp_errors(rig: &Rig) -> Result<[u64; 2]> {
+fn udp_errors(rig: &RouterRig) -> Result<[u64; 2]> {
     let snmp = rig
         .server
         .enter(|| Ok(fs::read_to_string("/proc/thread-self/net/snmp")?))?;

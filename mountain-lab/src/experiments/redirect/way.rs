@@ -9,14 +9,14 @@ use anyhow::Result;
 use mountain::redirect::{Backend, Proto, Rule, Snat};
 
 use super::programs::{Program, Programs};
-use super::rig::{Rig, FROM, TO};
+use super::rig::{RouterRig, FROM, TO};
 use super::rules;
 use super::Row;
 use crate::emulate::netns::Netns;
 
 /// A row of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Contender {
     /// The client addresses the server, the router routes: what forwarding costs by itself.
     Route,
     /// One destination NAT rule of nft, as one would write it by hand: the least that Netfilter takes.
@@ -36,7 +36,7 @@ pub enum Way {
     XdpDrop,
 }
 
-impl Way {
+impl Contender {
     /// In the order of tables.
     pub const ALL: [Self; 14] = [
         Self::Route,
@@ -68,7 +68,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Contender {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Self::Route => f.write_str("route"),
@@ -92,7 +92,7 @@ pub struct Installed<'a> {
 }
 
 /// The rule of the experiment.
-pub fn rule(rig: &Rig, log: Option<u32>) -> Rule {
+pub fn rule(rig: &RouterRig, log: Option<u32>) -> Rule {
     Rule {
         proto: Proto::Udp,
         from: FROM.into(),
@@ -104,35 +104,39 @@ pub fn rule(rig: &Rig, log: Option<u32>) -> Rule {
 }
 
 /// Makes the router do it this way, and leaves the server alone; of the rows that a server answers.
-pub fn answered(rig: &Rig, way: Way) -> Result<Row<Option<rules::Guard<'_>>>> {
+pub fn answered(rig: &RouterRig, way: Contender) -> Result<Row<Option<rules::Guard<'_>>>> {
     match way {
-        Way::Backend(backend) => Ok(rules::add(rig, &rule(rig, None), backend)?.map(Some)),
+        Contender::Backend(backend) => Ok(rules::add(rig, &rule(rig, None), backend)?.map(Some)),
         _ => Ok(Ok(None)),
     }
 }
 
 /// Makes the router do it this way, and lets the server count and drop.
-pub fn install<'a>(rig: &'a Rig, programs: &Programs, way: Way) -> Result<Row<Installed<'a>>> {
+pub fn install<'a>(
+    rig: &'a RouterRig,
+    programs: &Programs,
+    way: Contender,
+) -> Result<Row<Installed<'a>>> {
     let near = rig.index(&rig.router, &rig.near)?;
     let server = rig.index(&rig.server, &rig.server_dev)?;
     let attach = |what: Program, ns: &Netns, at: u32| programs.attach(what, ns, at);
     let mut links = vec![];
     let (mut guard, mut dnat) = (None, None);
     match way {
-        Way::Route => {}
-        Way::Dnat => dnat = Some(rules::Dnat::new(rig)?),
-        Way::Backend(backend) | Way::Logged(backend) => {
-            let log = matches!(way, Way::Logged(_)).then_some(u32::MAX);
+        Contender::Route => {}
+        Contender::Dnat => dnat = Some(rules::Dnat::new(rig)?),
+        Contender::Backend(backend) | Contender::Logged(backend) => {
+            let log = matches!(way, Contender::Logged(_)).then_some(u32::MAX);
             match rules::add(rig, &rule(rig, log), backend)? {
                 Ok(added) => guard = Some(added),
                 Err(why) => return Ok(Err(why)),
             }
         }
-        Way::Bare => links.push(attach(Program::XdpBare, &rig.router, near)?),
-        Way::BareGeneric => links.push(attach(Program::XdpBareGeneric, &rig.router, near)?),
-        Way::BarePeer => links.push(attach(Program::TcBarePeer, &rig.router, near)?),
-        Way::TcDrop => links.push(attach(Program::TcSink, &rig.router, near)?),
-        Way::XdpDrop => links.push(attach(Program::XdpSink, &rig.router, near)?),
+        Contender::Bare => links.push(attach(Program::XdpBare, &rig.router, near)?),
+        Contender::BareGeneric => links.push(attach(Program::XdpBareGeneric, &rig.router, near)?),
+        Contender::BarePeer => links.push(attach(Program::TcBarePeer, &rig.router, near)?),
+        Contender::TcDrop => links.push(attach(Program::TcSink, &rig.router, near)?),
+        Contender::XdpDrop => links.push(attach(Program::XdpSink, &rig.router, near)?),
     }
     // After the rule, so that its preflight sees a server without programs. At XDP, where a packet costs
     // the server least; what is put into its namespace past that is met at tcx.

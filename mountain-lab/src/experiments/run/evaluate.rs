@@ -16,10 +16,10 @@ use mountain_lab::workload::short;
 use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
-use super::{least, sessions, RunArgs, Segment};
+use super::{least, sessions, PolicySegment, RunArgs};
 use crate::driver::Session;
 use crate::scenario::schedule::{Event, Schedule};
-use crate::scenario::{Bound, EventKind, Policy, Replies, Scenario, WorkloadKind};
+use crate::scenario::{Bound, ComparedPolicy, EventKind, Replies, Scenario, WorkloadKind};
 
 /// A flow without an answer for this long counts as lost.
 const LOST_AFTER_NS: u64 = 2_000_000_000;
@@ -36,7 +36,7 @@ const ONE_DAEMON: &str = "mountain ran on through all segments (only the policy 
 pub fn finish(
     args: &RunArgs,
     scenario: &Scenario,
-    segments: &[Segment],
+    segments: &[PolicySegment],
     session: Session,
     result: &mut RunResult,
 ) -> Result<ExitCode> {
@@ -45,12 +45,12 @@ pub fn finish(
         paths: scenario.paths.iter().map(|p| p.name.clone()).collect(),
         ..Samples::default()
     };
-    let mut leaves: BTreeMap<Policy, Vec<Leave>> = BTreeMap::new();
-    let mut bulk_leaves: BTreeMap<Policy, Vec<(&'static str, Leave)>> = BTreeMap::new();
-    let mut totals: BTreeMap<Policy, sessions::Totals> = BTreeMap::new();
+    let mut leaves: BTreeMap<ComparedPolicy, Vec<Leave>> = BTreeMap::new();
+    let mut bulk_leaves: BTreeMap<ComparedPolicy, Vec<(&'static str, Leave)>> = BTreeMap::new();
+    let mut totals: BTreeMap<ComparedPolicy, sessions::Totals> = BTreeMap::new();
     for repeat in 0..scenario.repeats {
         let schedule = Schedule::generate(scenario, seed, repeat);
-        let own: Vec<&Segment> = segments.iter().filter(|s| s.repeat == repeat).collect();
+        let own: Vec<&PolicySegment> = segments.iter().filter(|s| s.repeat == repeat).collect();
         let Some(first) = own.first() else { continue };
         let oracle = bound_packets(
             measured(first),
@@ -148,7 +148,7 @@ pub fn finish(
     result
         .environment
         .insert("scenario".into(), serde_json::to_value(scenario)?);
-    if segments.iter().any(|s| s.policy != Policy::None) {
+    if segments.iter().any(|s| s.policy != ComparedPolicy::None) {
         result
             .environment
             .insert("notes".into(), vec![ONE_DAEMON].into());
@@ -184,7 +184,7 @@ fn has_sessions(scenario: &Scenario) -> bool {
 }
 
 /// Figures of the flows that choose when they start, and the oracle's.
-fn session_figures(segment: &Segment, schedule: &Schedule) -> (Figures, Figures) {
+fn session_figures(segment: &PolicySegment, schedule: &Schedule) -> (Figures, Figures) {
     sessions::figures(
         &segment.seen.shorts,
         schedule,
@@ -193,7 +193,7 @@ fn session_figures(segment: &Segment, schedule: &Schedule) -> (Figures, Figures)
     )
 }
 
-fn count_sessions(totals: &mut sessions::Totals, segment: &Segment, packets: &[Packet]) {
+fn count_sessions(totals: &mut sessions::Totals, segment: &PolicySegment, packets: &[Packet]) {
     let span_ns = segment.measured.end - segment.measured.start;
     let choices = decisions(&segment.explain, span_ns, changes_new_flows).unwrap_or(0);
     totals.add(&segment.seen.shorts, &segment.measured, choices);
@@ -202,7 +202,7 @@ fn count_sessions(totals: &mut sessions::Totals, segment: &Segment, packets: &[P
 }
 
 /// The packets of the measured part.
-fn measured(segment: &Segment) -> Vec<Packet> {
+fn measured(segment: &PolicySegment) -> Vec<Packet> {
     let inside = |p: &&Packet| segment.measured.contains(&p.sent_ns);
     segment
         .seen
@@ -213,9 +213,13 @@ fn measured(segment: &Segment) -> Vec<Packet> {
         .collect()
 }
 
-fn drawn(policy: &str, segment: &Segment, packets: Vec<Packet>) -> mountain_lab::report::Segment {
+fn drawn(
+    policy: &str,
+    segment: &PolicySegment,
+    packets: Vec<Packet>,
+) -> mountain_lab::report::DrawnSegment {
     let (policy, repeat, start_ns) = (policy.into(), segment.repeat, segment.start_ns);
-    mountain_lab::report::Segment {
+    mountain_lab::report::DrawnSegment {
         policy,
         repeat,
         start_ns,
@@ -234,7 +238,7 @@ fn path_event(repeat: u32, event: &Event) -> PathEvent {
 }
 
 fn figures(
-    segment: &Segment,
+    segment: &PolicySegment,
     packets: &[Packet],
     best_median_us: f64,
     scenario: &Scenario,
@@ -265,7 +269,7 @@ fn figures(
 
 /// Goodput, share of the bytes per path, and reordering of the TCP flows; share of short flows.
 fn bulk_figures(
-    segment: &Segment,
+    segment: &PolicySegment,
     paths: usize,
     put: &mut impl FnMut(&str, &'static str, f64, u64),
 ) {
@@ -315,7 +319,7 @@ fn bulk_figures(
 
 /// Segments overtaken by a move of their flow: those within a second after a move that did not wait
 /// for a pause in the flow (`mountain explain --moves`), and all others.
-fn reordered_by_kind(segment: &Segment) -> (u64, u64) {
+fn reordered_by_kind(segment: &PolicySegment) -> (u64, u64) {
     let empty = vec![];
     let moves = segment.moves.as_array().unwrap_or(&empty);
     let port = |m: &Value| -> Option<u16> {
@@ -354,7 +358,7 @@ fn reordered_by_kind(segment: &Segment) -> (u64, u64) {
 
 /// What each TCP flow did at each onset, with the kind of its workload.
 fn bulk_leave(
-    segment: &Segment,
+    segment: &PolicySegment,
     schedule: &Schedule,
     scenario: &Scenario,
 ) -> Vec<(&'static str, Leave)> {
@@ -444,7 +448,7 @@ fn game_payload_bits(scenario: &Scenario) -> Option<f64> {
 
 /// Goodput of all TCP flows while a path was slow, over what the other paths carry.
 fn goodput_beside_slow(
-    segment: &Segment,
+    segment: &PolicySegment,
     schedule: &Schedule,
     scenario: &Scenario,
 ) -> Option<Figure> {
@@ -549,7 +553,10 @@ fn bound_packets(
     packets
 }
 
-fn onsets<'a>(segment: &'a Segment, schedule: &'a Schedule) -> impl Iterator<Item = Onset> + 'a {
+fn onsets<'a>(
+    segment: &'a PolicySegment,
+    schedule: &'a Schedule,
+) -> impl Iterator<Item = Onset> + 'a {
     let at = |t_us: i64| (segment.start_ns as i64 + t_us * 1000) as u64;
     schedule.onsets().map(move |e| Onset {
         at_ns: at(e.start_us),
@@ -559,8 +566,8 @@ fn onsets<'a>(segment: &'a Segment, schedule: &'a Schedule) -> impl Iterator<Ite
     })
 }
 
-fn emulator_metrics(result: &mut RunResult, segments: &[Segment], seed: u64) {
-    type Get = fn(&Segment) -> f64;
+fn emulator_metrics(result: &mut RunResult, segments: &[PolicySegment], seed: u64) {
+    type Get = fn(&PolicySegment) -> f64;
     let all: [(&str, &str, Get); 6] = [
         ("error_p50_us", "us", |s| s.error.p50_us.into()),
         ("error_p99_us", "us", |s| s.error.p99_us.into()),
@@ -623,9 +630,9 @@ mod tests {
             })
         };
         // Packets that were late although the other path was not, by onset, and moves.
-        let play = |ms: u32, policy: Option<Policy>| {
+        let play = |ms: u32, policy: Option<ComparedPolicy>| {
             let schedule = Schedule::generate(&scenario(ms), 1, 0);
-            let bound = policy.and_then(Policy::bound).unwrap_or_default();
+            let bound = policy.and_then(ComparedPolicy::bound).unwrap_or_default();
             let packets = bound_packets(sent().collect(), 0, &schedule, Replies::SamePath, bound);
             let late = packets.iter().filter(|p| p.rtt_us != Some(20_000)).count();
             let onsets = schedule.onsets().count();
@@ -638,13 +645,13 @@ mod tests {
         let (late, moved) = play(100, None);
         assert!(late == 0.0 && moved <= 1.0, "{late} {moved}");
         // 60 and 100 ms of packets of the first onset; then b is as good, and stays.
-        let (late_60, _) = play(100, Some(Policy::Banded60));
-        let (late_100, _) = play(100, Some(Policy::Banded100));
+        let (late_60, _) = play(100, Some(ComparedPolicy::Banded60));
+        let (late_100, _) = play(100, Some(ComparedPolicy::Banded100));
         assert!(late_60 > 1.0 && late_60 < late_100, "{late_60} {late_100}");
         // 20 ms are no advantage.
-        let (late, moved) = play(20, Some(Policy::Banded60));
+        let (late, moved) = play(20, Some(ComparedPolicy::Banded60));
         assert!(late > 190.0 && moved == 0.0, "{late} {moved}");
-        assert!(play(20, Some(Policy::Late60)).0 < 10.0);
+        assert!(play(20, Some(ComparedPolicy::Late60)).0 < 10.0);
     }
 
     #[test]

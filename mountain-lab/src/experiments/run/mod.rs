@@ -22,7 +22,7 @@ use crate::emulate::cgroup::Cgroup;
 use crate::emulate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
 use crate::emulate::hosts::Hosts;
 use crate::policy_ctl::{Product, Reflector};
-use crate::scenario::{Limits, Policy, Scenario};
+use crate::scenario::{ComparedPolicy, Limits, Scenario};
 use crate::stopped;
 use traffic::{Observed, Traffic};
 
@@ -32,7 +32,7 @@ pub struct RunArgs {
     scenario: String,
     /// Compare these policies instead of the scenario's.
     #[arg(long, value_delimiter = ',', value_enum)]
-    policies: Vec<Policy>,
+    policies: Vec<ComparedPolicy>,
     /// Repeat this many times instead of as the scenario says; fewer are not judged.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
@@ -81,9 +81,9 @@ pub struct EmulatorError {
 }
 
 /// What one policy did in one repeat.
-pub struct Segment {
+pub struct PolicySegment {
     pub repeat: u32,
-    pub policy: Policy,
+    pub policy: ComparedPolicy,
     /// CLOCK_MONOTONIC at time 0 of the schedule.
     pub start_ns: u64,
     /// What the traffic saw, in the discarded part too: an onset at the start of the measured part
@@ -101,7 +101,7 @@ pub struct Segment {
     pub moves: Value,
 }
 
-impl Segment {
+impl PolicySegment {
     /// Why this segment does not count.
     fn void(&self, limits: &Limits) -> Option<String> {
         let e = &self.error;
@@ -134,24 +134,24 @@ impl Segment {
 /// A scenario's hosts and what runs on them.
 struct Scenes<'a> {
     scenario: &'a Scenario,
-    policies: Vec<Policy>,
+    policies: Vec<ComparedPolicy>,
     hosts: &'a Hosts,
     emulator: Emulator,
     product: Product<'a>,
     /// The product on the server, if it runs there, too.
     far: Option<Product<'a>>,
-    segments: Vec<Segment>,
+    segments: Vec<PolicySegment>,
 }
 
 impl Experiment for Scenes<'_> {
-    type Segment = Segment;
+    type Segment = PolicySegment;
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         self.policies.iter().map(|p| p.name().to_owned()).collect()
     }
 
-    fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<Segment> {
+    fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<PolicySegment> {
         let policy = self.policies[side];
         self.product.apply(policy)?;
         if let Some(far) = &mut self.far {
@@ -160,11 +160,17 @@ impl Experiment for Scenes<'_> {
         self.segment(session, repeat, policy)
     }
 
-    fn void(&self, _side: usize, segment: &Segment) -> Option<String> {
+    fn void(&self, _side: usize, segment: &PolicySegment) -> Option<String> {
         segment.void(&self.scenario.limits)
     }
 
-    fn keep(&mut self, _result: &mut RunResult, _side: usize, _repeat: u32, segment: Segment) {
+    fn keep(
+        &mut self,
+        _result: &mut RunResult,
+        _side: usize,
+        _repeat: u32,
+        segment: PolicySegment,
+    ) {
         self.segments.push(segment);
     }
 
@@ -291,7 +297,12 @@ fn start_config(cgroup: Option<&Cgroup>) -> String {
 }
 
 impl Scenes<'_> {
-    fn segment(&mut self, session: &Session, repeat: u32, policy: Policy) -> Result<Segment> {
+    fn segment(
+        &mut self,
+        session: &Session,
+        repeat: u32,
+        policy: ComparedPolicy,
+    ) -> Result<PolicySegment> {
         let (scenario, product) = (self.scenario, &mut self.product);
         let start_ns = self.emulator.play(repeat, AHEAD)?;
         ensure!(
@@ -329,7 +340,7 @@ impl Scenes<'_> {
                 .filter(|p| measured.contains(&p.sent_ns)),
         );
         error.cores = emulator_cores;
-        Ok(Segment {
+        Ok(PolicySegment {
             repeat,
             policy,
             start_ns,

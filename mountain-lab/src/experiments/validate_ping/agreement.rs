@@ -9,7 +9,7 @@ use mountain::measure::runfile::RunFile;
 use mountain_lab::result::{Check, Metric, Op, RunResult};
 use serde_json::json;
 
-use super::{Bench, DELAY};
+use super::{Validation, DELAY};
 use crate::experiments::probing::lane::Lane;
 use crate::experiments::probing::pool::{delays, metrics, pooled, table};
 use crate::experiments::probing::tool::{Block, IrttServer, Tool};
@@ -27,21 +27,21 @@ const REFERENCE_PROBES: usize = 100;
 const LOOPBACK_INTERVAL: Duration = Duration::from_millis(4);
 
 /// How long and how often.
-pub struct Plan {
+pub struct AgreementPlan {
     /// A multiple of four, so that each of four tools takes each place equally often.
     pub rounds: u32,
     pub block: usize,
 }
 
-impl Plan {
+impl AgreementPlan {
     pub fn new(quick: bool) -> Self {
         match quick {
-            true => Plan {
+            true => AgreementPlan {
                 rounds: 4,
                 block: 100,
             },
             // Some more than 10,000 in all, for those that get lost or that irtt leaves out.
-            false => Plan {
+            false => AgreementPlan {
                 rounds: 20,
                 block: 520,
             },
@@ -64,8 +64,8 @@ pub fn order(n: usize, round: u32) -> impl Iterator<Item = usize> {
     (0..n).map(move |place| (place + round as usize) % n)
 }
 
-pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<()> {
-    let plan = Plan::new(bench.quick);
+pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
+    let plan = AgreementPlan::new(bench.quick);
     let block = Block {
         count: plan.block,
         ..Block::default()
@@ -245,7 +245,10 @@ mod tests {
 
     #[test]
     fn each_tool_takes_each_place_equally_often() {
-        for (n, rounds) in [(4, Plan::new(true).rounds), (4, Plan::new(false).rounds)] {
+        for (n, rounds) in [
+            (4, AgreementPlan::new(true).rounds),
+            (4, AgreementPlan::new(false).rounds),
+        ] {
             let mut places = vec![vec![0; n]; n];
             for round in 0..rounds {
                 let order: Vec<usize> = order(n, round).collect();
@@ -255,7 +258,7 @@ mod tests {
             let each = rounds as usize / n;
             assert!(places.iter().flatten().all(|&p| p == each), "{places:?}");
         }
-        let full = Plan::new(false);
+        let full = AgreementPlan::new(false);
         assert!(full.rounds as usize * full.block > LEAST as usize);
     }
 

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::agreement::order;
-use super::{Bench, DELAY};
+use super::{Validation, DELAY};
 use crate::emulate::netns::die_with_parent;
 use crate::experiments::probing::lane::{Delay, Lane};
 use crate::experiments::probing::pool::{delays, metrics, pooled, table};
@@ -24,19 +24,19 @@ const SHARE: f64 = 0.1;
 const LEAST_RISE_US: f64 = 100.0;
 
 /// How long and how often.
-pub struct Plan {
+pub struct HogPlan {
     pub rounds: u32,
     pub block: usize,
 }
 
-impl Plan {
+impl HogPlan {
     pub fn new(quick: bool) -> Self {
         match quick {
-            true => Plan {
+            true => HogPlan {
                 rounds: 4,
                 block: 200,
             },
-            false => Plan {
+            false => HogPlan {
                 rounds: 12,
                 block: 500,
             },
@@ -50,8 +50,8 @@ impl Plan {
 
 const NAMES: [&str; 2] = ["pinned alone", "pinned beside a hog"];
 
-pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<()> {
-    let plan = Plan::new(bench.quick);
+pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
+    let plan = HogPlan::new(bench.quick);
     let cpu = last_cpu()?;
     let block = Block {
         count: plan.block,

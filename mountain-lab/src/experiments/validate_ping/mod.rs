@@ -48,7 +48,7 @@ enum Part {
 }
 
 /// What the parts share.
-struct Bench {
+struct Validation {
     quick: bool,
     seed: u64,
     session: Session,
@@ -56,7 +56,7 @@ struct Bench {
     scratch: TempDir,
 }
 
-impl Bench {
+impl Validation {
     /// Says what comes next; fails when the user wants an end.
     fn step(&self, what: &str) -> Result<()> {
         self.session.step(what)
@@ -76,20 +76,20 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
         eprintln!("`mountain-lab bars` is now `mountain-lab {NAME}`");
     }
     let repeats = args.only.iter().map(|part| match part {
-        Part::Agreement => agreement::Plan::new(args.common.quick).rounds,
-        Part::Hog => hog::Plan::new(args.common.quick).rounds,
-        Part::Size => size::Plan::new(args.common.quick).repeats,
+        Part::Agreement => agreement::AgreementPlan::new(args.common.quick).rounds,
+        Part::Hog => hog::HogPlan::new(args.common.quick).rounds,
+        Part::Size => size::SizePlan::new(args.common.quick).repeats,
         Part::Verdicts => 1,
     });
     let repeats = repeats.max().unwrap_or(0);
     let steps = args.only.iter().map(|part| match part {
-        Part::Agreement => agreement::Plan::new(args.common.quick).steps(),
-        Part::Hog => hog::Plan::new(args.common.quick).steps(),
-        Part::Size => size::Plan::new(args.common.quick).steps(),
-        Part::Verdicts => verdicts::Plan::new(args.common.quick).steps(),
+        Part::Agreement => agreement::AgreementPlan::new(args.common.quick).steps(),
+        Part::Hog => hog::HogPlan::new(args.common.quick).steps(),
+        Part::Size => size::SizePlan::new(args.common.quick).steps(),
+        Part::Verdicts => verdicts::VerdictsPlan::new(args.common.quick).steps(),
     });
     let (session, mut result) = Session::begin(NAME, &args.common, repeats, steps.sum());
-    let mut bench = Bench {
+    let mut bench = Validation {
         quick: args.common.quick,
         seed: args.common.seed,
         session,

@@ -16,7 +16,7 @@ use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
 use serde_json::json;
 
-use super::Bench;
+use super::Validation;
 use crate::experiments::probing::tool::Tool;
 use crate::policy_ctl::binary;
 
@@ -25,19 +25,19 @@ const MAX_RSS: f64 = 500e6;
 const MAX_PAGE: f64 = 2e6;
 
 /// How long and how often.
-pub struct Plan {
+pub struct SizePlan {
     pub samples: usize,
     pub repeats: u32,
 }
 
-impl Plan {
+impl SizePlan {
     pub fn new(quick: bool) -> Self {
         match quick {
-            true => Plan {
+            true => SizePlan {
                 samples: 20_000,
                 repeats: 1,
             },
-            false => Plan {
+            false => SizePlan {
                 samples: 1_000_000,
                 repeats: 3,
             },
@@ -56,8 +56,8 @@ struct Usage {
     rss: f64,
 }
 
-pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<()> {
-    let plan = Plan::new(bench.quick);
+pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
+    let plan = SizePlan::new(bench.quick);
     let dir = bench.scratch.path().to_owned();
     let files = ["a.json", "b.json"].map(|name| dir.join(name));
     for (i, file) in files.iter().enumerate() {

@@ -18,7 +18,7 @@ use rand_distr::{Distribution, Exp, Normal};
 use rand_pcg::Pcg64;
 use serde_json::json;
 
-use super::Bench;
+use super::Validation;
 use crate::emulate::netns::{run as run_program, Netns};
 use crate::experiments::probing::tool::{Block, Tool};
 
@@ -29,7 +29,7 @@ const SETTLE: usize = 6;
 const MADE_UP: usize = 1_000;
 
 /// How much of each.
-pub struct Plan {
+pub struct VerdictsPlan {
     /// Pairs of each kind that is recorded, and A/Bs cut out of each long recording.
     recorded: u64,
     made_up: u64,
@@ -39,7 +39,7 @@ pub struct Plan {
     half: usize,
 }
 
-impl Plan {
+impl VerdictsPlan {
     pub fn new(quick: bool) -> Self {
         let block = |count| Block {
             count,
@@ -47,14 +47,14 @@ impl Plan {
             cpu: None,
         };
         match quick {
-            true => Plan {
+            true => VerdictsPlan {
                 recorded: 4,
                 made_up: 20,
                 power: 10,
                 block: block(200),
                 half: 50,
             },
-            false => Plan {
+            false => VerdictsPlan {
                 recorded: 100,
                 made_up: 200,
                 power: 50,
@@ -69,8 +69,8 @@ impl Plan {
     }
 }
 
-pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<()> {
-    let plan = Plan::new(bench.quick);
+pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
+    let plan = VerdictsPlan::new(bench.quick);
     // Seeds that nothing was chosen by.
     let first = 1_000_000 + bench.seed * 100_000;
     let seeds = |n: u64| first..first + n;
@@ -105,7 +105,7 @@ pub fn run(bench: &mut Bench, result: &mut RunResult) -> Result<()> {
 }
 
 /// Pairs and long recordings of loopback and of a veth with a neighbour that floods now and then.
-fn recorded(bench: &mut Bench, result: &mut RunResult, plan: &Plan) -> Result<()> {
+fn recorded(bench: &mut Validation, result: &mut RunResult, plan: &VerdictsPlan) -> Result<()> {
     let net = Net::build()?;
     let targets: [(&str, IpAddr); 2] = [
         ("loopback", [127, 0, 0, 1].into()),
