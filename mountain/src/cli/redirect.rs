@@ -1,34 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain redirect`: arguments and printing.
 
-use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
+mod show;
+
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use serde_json::{json, Value};
+use serde_json::json;
 
 use crate::check::{Level, Report};
 use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
 use crate::config::save_redirects;
 use crate::host::text::count;
 use crate::redirect::actions::{self, Added, Wanted};
-use crate::redirect::bpf::{self, fast::Carried};
+use crate::redirect::bpf;
 use crate::redirect::config::{self, BackendChoice};
 use crate::redirect::store::Store;
 use crate::redirect::watch;
-use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat, Stats, Traffic};
-use crate::report::table::{align, row, Words};
+use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat};
 
 /// Rules that `restore` could not add and says so of, each.
 const SHOWN_ERRORS: usize = 20;
-const NONE: &str = "there is no redirect in this network namespace\n";
 /// Log lines a second of `--log` without a rate.
 const DEFAULT_LOG_RATE: &str = "10";
 
@@ -194,8 +191,8 @@ impl Redirect {
         match self.command {
             Command::Add(add) => add.run()?,
             Command::Del(del) => del.run()?,
-            Command::List { json } => list(json)?,
-            Command::Stats { watch, json } => stats(watch, json)?,
+            Command::List { json } => show::list(json)?,
+            Command::Stats { watch, json } => show::stats(watch, json)?,
             Command::Log { follow } => bpf::read_log(follow, |line| {
                 println!("{line}");
                 true
@@ -356,7 +353,7 @@ impl Del {
         }
         if self.all {
             match actions::del_all()? {
-                0 => print!("{NONE}"),
+                0 => print!("{}", show::NONE),
                 n => println!("deleted {}", count(n, "rule")),
             }
             return Ok(());
@@ -492,237 +489,9 @@ fn watch(restore_first: Option<&ConfigFile>) -> Result<ExitCode> {
     Ok(code)
 }
 
-fn stats(watch: bool, json: bool) -> Result<()> {
-    let mut before: Option<(Instant, Vec<Stats>)> = None;
-    loop {
-        // Other commands can come between: nothing is locked while this sleeps.
-        let rules = actions::open(false)?.all()?;
-        let stats = actions::stats(&rules)?;
-        let now = Instant::now();
-        if json {
-            let rules: Vec<Value> = rules
-                .iter()
-                .zip(&stats)
-                .map(|(installed, stats)| {
-                    let mut value = serde_json::to_value(stats)?;
-                    value["rule"] = serde_json::to_value(&installed.rule)?;
-                    value["backend"] = installed.plan.backend.to_string().into();
-                    Ok(value)
-                })
-                .collect::<Result<_>>()?;
-            println!("{:#}", json!({ "rules": rules }));
-            return Ok(());
-        }
-        let since = before
-            .as_ref()
-            .map(|(then, stats)| ((now - *then).as_secs_f64(), stats.as_slice()));
-        let text = stats_text(&rules, &stats, since);
-        if !watch {
-            print!("{text}");
-            return Ok(());
-        }
-        match std::io::stdout().is_terminal() {
-            // Home, the text, and away with what is left below it.
-            true => {
-                crate::host::stdout::clear();
-                print!("{text}");
-            }
-            false => println!("{text}"),
-        }
-        before = Some((now, stats));
-        std::thread::sleep(Duration::from_secs(1));
-    }
-}
-
-/// `since`: seconds and statistics of the time before.
-fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats])>) -> String {
-    if rules.is_empty() {
-        return NONE.to_owned();
-    }
-    let head = [
-        "rule",
-        "",
-        "packets to",
-        "bytes to",
-        "packets back",
-        "bytes back",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    if since.is_some() {
-        rows[0].extend(["to/s", "back/s"].map(str::to_owned));
-    }
-    for (rule, now) in rules.iter().zip(stats) {
-        let Stats { forward, reply, .. } = now;
-        let (to, back) = (forward, reply);
-        let mut cells = row([
-            &now.id,
-            &rule.rule,
-            &to.packets,
-            &to.bytes,
-            &back.packets,
-            &back.bytes,
-        ]);
-        let then = since.and_then(|(s, all)| Some((s, all.iter().find(|then| then.id == now.id)?)));
-        if let Some((s, then)) = then {
-            let rate =
-                |now: Traffic, then: Traffic| now.packets.saturating_sub(then.packets) as f64 / s;
-            let rates = [rate(*to, then.forward), rate(*back, then.reply)];
-            cells.extend(rates.map(|rate| format!("{rate:.0}")));
-        }
-        rows.push(cells);
-        for (reason, count) in &now.drops {
-            rows.push(row([&"", &format!("not redirected: {count} ({reason})")]));
-        }
-    }
-    align(&rows, Words::In(&[1]))
-}
-
-fn list(json: bool) -> Result<()> {
-    let store = actions::open(false)?;
-    let rules = store.all()?;
-    let gone = actions::gone(&rules)?;
-    let carried = bpf::fast::carried()?;
-    let never = actions::never(&rules);
-    if json {
-        let rules = rules
-            .iter()
-            .map(|installed| {
-                let mut value = serde_json::to_value(installed)?;
-                value["active"] = (!gone.contains(&installed.id)).into();
-                value["carried_by"] = carried_by(installed, &carried).to_string().into();
-                if let Some(what) = never.get(&installed.id) {
-                    value["never_because_of"] = what.as_str().into();
-                }
-                Ok(value)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        println!("{:#}", json!({ "rules": rules }));
-        return Ok(());
-    }
-    print!("{}", list_text(&rules, &gone, &carried));
-    for installed in &rules {
-        if let Some(what) = never.get(&installed.id) {
-            println!(
-                "\nRule {} may never redirect anything, because of {what}",
-                installed.id
-            );
-        }
-    }
-    Ok(())
-}
-
-/// What moves the packets of a rule at the moment.
-fn carried_by(installed: &Installed, carried: &HashMap<u32, Carried>) -> Backend {
-    carried
-        .get(&installed.id)
-        .filter(|_| !installed.fixed)
-        .map_or(installed.plan.backend, |carried| carried.backend)
-}
-
-/// The only device whose packets a rule is for.
-fn limited_to(installed: &Installed) -> &str {
-    let by_plan = || {
-        let only = installed.plan.client_dev.as_ref();
-        only.filter(|_| installed.plan.backend.is_bpf())
-    };
-    let named = installed.rule.dev.as_deref();
-    named.unwrap_or_else(|| by_plan().map_or("any", |device| &device.name))
-}
-
-fn list_text(rules: &[Installed], gone: &HashSet<u32>, carried: &HashMap<u32, Carried>) -> String {
-    if rules.is_empty() {
-        return NONE.to_owned();
-    }
-    let head = [
-        "rule", "proto", "from", "", "to", "device", "backend", "source",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for i in rules {
-        let source = match i.plan.snat {
-            Some(address) => address.to_string(),
-            None => "the client's".to_owned(),
-        };
-        let mut cells = row([
-            &i.id,
-            &i.rule.proto,
-            &i.rule.from,
-            &"=>",
-            &i.rule.to,
-            &limited_to(i),
-            &carried_by(i, carried),
-            &source,
-        ]);
-        if gone.contains(&i.id) {
-            cells.push("NOT IN FORCE".to_owned());
-        }
-        rows.push(cells);
-    }
-    let mut out = align(&rows, Words::In(&[1, 2, 3, 4, 5, 6, 7, 8]));
-    if !gone.is_empty() {
-        let _ = writeln!(
-            out,
-            "\nSomething has removed them, or their devices went: `mountain redirect restore` brings \
-             back what can be."
-        );
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn installed(dev: Option<&str>) -> Installed {
-        let mut installed = Installed::plain(3, "192.0.2.1:80");
-        installed.rule.dev = dev.map(str::to_owned);
-        installed
-    }
-
-    #[test]
-    fn lists_say_what_is_not_in_force() {
-        assert_eq!(list_text(&[], &HashSet::new(), &HashMap::new()), NONE);
-        let text = list_text(&[installed(Some("eth0"))], &HashSet::new(), &HashMap::new());
-        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        let addresses = ["192.0.2.1:80", "=>", "192.0.2.9:99"];
-        let expected = [
-            &["3", "udp"],
-            &addresses[..],
-            &["eth0", "nft", "the", "client's"],
-        ];
-        assert_eq!(words, expected.concat());
-        assert!(!text.contains("NOT IN FORCE"));
-        let text = list_text(&[installed(None)], &HashSet::from([3]), &HashMap::new());
-        assert!(
-            text.contains("NOT IN FORCE") && text.contains("`mountain redirect restore`"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn rates_are_of_the_time_between() {
-        let stats = |packets| Stats {
-            id: 3,
-            forward: Traffic {
-                packets,
-                bytes: 100 * packets,
-            },
-            ..Stats::default()
-        };
-        let (then, now) = ([stats(10)], [stats(40)]);
-        let plain = stats_text(&[installed(None)], &now, None);
-        assert!(
-            plain.contains(" 40 ") && plain.contains(" 4000 "),
-            "{plain}"
-        );
-        assert!(!plain.contains("/s"), "{plain}");
-        let text = stats_text(&[installed(None)], &now, Some((2.0, &then)));
-        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert!(words.ends_with(&["15", "0"]), "{text}");
-        let mut dropped = stats(1);
-        dropped.drops.insert("no neighbour".to_owned(), 5);
-        let text = stats_text(&[installed(None)], &[dropped], None);
-        assert!(text.contains("not redirected: 5 (no neighbour)"), "{text}");
-    }
 
     #[test]
     fn a_check_has_a_sign_for_each_backend() {
@@ -736,7 +505,11 @@ mod tests {
         };
         let findings = [
             finding(Backend::Xdp, &["no", "never"], None),
-            finding(Backend::Nft, &[], Some(installed(None).plan)),
+            finding(
+                Backend::Nft,
+                &[],
+                Some(Installed::plain(3, "192.0.2.1:80").plan),
+            ),
         ];
         let mut text = Vec::new();
         report(&findings).print(&mut text, false).unwrap();

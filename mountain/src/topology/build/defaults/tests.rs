@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+use std::net::IpAddr;
+
+use super::super::build;
+use super::*;
+use crate::netlink::nexthop::NextHop;
+use crate::netlink::snapshot::{Action, Address, Link, Rule, Snapshot};
+use crate::topology::{Kept, Topology};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn default_by(ifindex: u32, gateway: &str, metric: u32) -> Route {
+    Route {
+        table: TABLE_MAIN,
+        prefix: match ip(gateway) {
+            IpAddr::V4(_) => "0.0.0.0/0".parse().unwrap(),
+            IpAddr::V6(_) => "::/0".parse().unwrap(),
+        },
+        source: None,
+        tos: 0,
+        metric,
+        preference: Preference::Medium,
+        preferred_source: None,
+        kind: UNICAST,
+        multipath: false,
+        hops: vec![NextHop {
+            ifindex,
+            gateway: Some(ip(gateway)),
+            weight: 1,
+            ..NextHop::default()
+        }],
+    }
+}
+
+fn address(ifindex: u32, text: &str) -> Address {
+    Address {
+        ifindex,
+        address: ip(text),
+        subnet: None,
+        global: !text.starts_with("fe80"),
+        second_choice: false,
+        fresh: true,
+    }
+}
+
+/// Fibre (2) and 5G (3), IPv4, with default routes of metric 100 and 600.
+fn home() -> Snapshot {
+    let link = |name: &str| Link {
+        ifname: name.into(),
+        up: true,
+        mtu: 1500,
+        ethernet: true,
+        ..Link::default()
+    };
+    Snapshot {
+        links: [(2, link("fibre")), (3, link("lte"))].into(),
+        addresses: vec![address(2, "192.0.2.10"), address(3, "198.51.100.7")],
+        routes: vec![
+            default_by(3, "198.51.100.1", 600),
+            default_by(2, "192.0.2.1", 100),
+        ],
+        rules: vec![Rule {
+            priority: 32766,
+            action: Action::Table(TABLE_MAIN),
+            ..Rule::default()
+        }],
+        ..Snapshot::default()
+    }
+}
+
+fn adopted(snapshot: &Snapshot) -> Topology {
+    let filter = Filter {
+        adopt: true,
+        ..Filter::default()
+    };
+    build(snapshot, &filter)
+}
+
+fn devices(topology: &Topology, group: usize) -> Vec<&str> {
+    let members = topology.groups[group].members.iter();
+    members.map(|m| &*topology.paths[m.path].ifname).collect()
+}
+
+#[test]
+fn routes_that_differ_in_metric_are_a_group_when_asked_for() {
+    let mut home = home();
+    home.routes[1].preferred_source = Some(ip("192.0.2.10"));
+    let topology = adopted(&home);
+    assert_eq!(topology.groups.len(), 1, "{:?}", topology.skipped);
+    assert_eq!(topology.groups[0].kind, Kind::Place);
+    assert_eq!(
+        devices(&topology, 0),
+        ["fibre", "lte"],
+        "the preferred first"
+    );
+    assert!(topology.groups[0].members.iter().all(|m| m.weight == 1));
+    assert_eq!(topology.paths[0].preferred_source, Some(ip("192.0.2.10")));
+    assert_eq!(topology.paths[1].preferred_source, None);
+    assert_eq!(topology.paths[1].addresses, [ip("198.51.100.7")]);
+    assert_eq!(topology.rule_priorities, [32765, 32765]);
+    assert_eq!(topology.skipped, Vec::<String>::new());
+
+    let not = build(&home, &Filter::default());
+    assert_eq!(not.groups, []);
+    assert_eq!(
+        not.skipped,
+        [
+            "0.0.0.0/0 metric 100: default routes by fibre (metric 100), lte (metric 600) differ \
+          only in metric: `mountain up --adopt` lets new flows choose"
+        ]
+    );
+}
+
+#[test]
+fn an_uplink_without_an_address_is_left_out_of_three() {
+    let mut home = home();
+    let third = home.links[&3].clone();
+    home.links.insert(4, third);
+    home.routes.push(default_by(4, "203.0.113.1", 700));
+    assert_eq!(devices(&adopted(&home), 0), ["fibre", "lte"]);
+    home.addresses.push(address(4, "203.0.113.9"));
+    assert_eq!(adopted(&home).paths.len(), 3);
+}
+
+#[test]
+fn connections_come_in_by_ports_of_bridges_and_by_what_is_no_uplink() {
+    let mut home = home();
+    let mut add = |ifindex, master, bridge: bool| {
+        let link = Link {
+            master,
+            kind: bridge.then(|| "bridge".to_owned()),
+            ..home.links[&2].clone()
+        };
+        home.links.insert(ifindex, link);
+    };
+    add(4, None, false); // an inner network
+    add(5, None, true); // a bridge
+    add(6, Some(5), false); // its port
+    add(7, None, false); // a bond
+    add(8, Some(7), false); // its port
+    add(9, Some(3), false); // a port of the uplink
+    home.links.get_mut(&3).unwrap().kind = Some("bridge".to_owned());
+    let mut inner = adopted(&home).inner_devices;
+    inner.sort_unstable();
+    assert_eq!(inner, [4, 6, 7]);
+}
+
+#[test]
+fn what_cannot_be_told_apart_is_not_adopted() {
+    let refused = |change: &dyn Fn(&mut Snapshot), why: &str| {
+        let mut home = home();
+        change(&mut home);
+        let topology = adopted(&home);
+        assert_eq!(topology.groups, [], "{why}");
+        let said = topology.skipped.join("\n");
+        assert!(said.contains(why), "{said:?} does not say {why:?}");
+    };
+    refused(
+        &|home| home.addresses[1].address = ip("192.0.2.10"),
+        "fibre and lte have the same address 192.0.2.10",
+    );
+    refused(
+        &|home| {
+            home.addresses.pop();
+        },
+        "lte has no address of its own",
+    );
+    refused(
+        &|home| home.routes[0].hops[0].gateway = None,
+        "lte has no gateway to measure; fewer than two uplinks",
+    );
+    refused(
+        &|home| home.routes[0].hops[0].ifindex = 2,
+        "fewer than two uplinks",
+    );
+    let throw = Route {
+        prefix: "198.51.100.0/24".parse().unwrap(),
+        kind: THROW,
+        hops: Vec::new(),
+        ..default_by(2, "192.0.2.1", 0)
+    };
+    refused(
+        &|home| home.routes.push(throw.clone()),
+        "throw route to 198.51.100.0/24",
+    );
+    // One subnet on both, with different addresses, is fine: the device tells them apart.
+    let mut home = home();
+    home.addresses[1].address = ip("192.0.2.11");
+    home.routes[0].hops[0].gateway = Some(ip("192.0.2.1"));
+    assert_eq!(adopted(&home).groups.len(), 1);
+    // One default route only, as before the second uplink has its lease, is none to speak of.
+    home.routes.pop();
+    let waiting = adopted(&home);
+    assert_eq!((waiting.groups.len(), waiting.skipped.len()), (0, 0));
+}
+
+/// The same with a VPN's device (4) of that link kind and its default route.
+fn with_vpn(kind: &str, metric: u32) -> Snapshot {
+    let mut home = home();
+    let tunnel = Link {
+        ifname: "vpn".into(),
+        kind: Some(kind.into()),
+        ..home.links[&2].clone()
+    };
+    home.links.insert(4, tunnel);
+    home.addresses.push(address(4, "10.8.0.2"));
+    home.routes.push(default_by(4, "10.8.0.1", metric));
+    home
+}
+
+fn suspended(snapshot: &Snapshot) -> (Vec<String>, String) {
+    let topology = adopted(snapshot);
+    assert_eq!(topology.groups, [], "{:?}", topology.skipped);
+    let [suspended] = &topology.suspended[..] else {
+        panic!("{:?}", topology.suspended)
+    };
+    assert!(!suspended.by_rule);
+    let paths = suspended.paths.iter().map(|path| path.ifname.clone());
+    (paths.collect(), suspended.why.clone())
+}
+
+#[test]
+fn a_better_default_route_by_a_tunnel_suspends_all() {
+    let (paths, why) = suspended(&with_vpn("tun", 50));
+    assert_eq!(paths, ["fibre", "lte"]);
+    assert_eq!(
+        why,
+        "the kernel prefers the default route by vpn (metric 50), and vpn counts as a tunnel (tun): \
+         new flows are left to it"
+    );
+    // Without a gateway, and where it ties with the best.
+    let mut bare = with_vpn("wireguard", 50);
+    bare.routes[2].hops[0].gateway = None;
+    suspended(&bare);
+    suspended(&with_vpn("ppp", 100));
+    // A worse one is none of the uplinks.
+    let worse = adopted(&with_vpn("tun", 101));
+    assert_eq!(devices(&worse, 0), ["fibre", "lte"]);
+    assert_eq!(worse.suspended, []);
+    // Named in the configuration it is one.
+    let filter = Filter {
+        adopt: true,
+        named: vec!["vpn".into()],
+        ..Filter::default()
+    };
+    let named = build(&with_vpn("tun", 50), &filter);
+    assert_eq!(devices(&named, 0), ["vpn", "fibre", "lte"]);
+    // Who did not ask for it is told nothing.
+    let unasked = build(&with_vpn("tun", 50), &Filter::default());
+    assert_eq!((unasked.skipped.len(), unasked.suspended.len()), (0, 0));
+}
+
+#[test]
+fn of_equal_metrics_the_router_preference_decides() {
+    let home = |preference| {
+        let mut home = with_vpn("tun", 1024);
+        home.routes.clear();
+        for (ifindex, gateway, by) in [
+            (2, "fe80::1", Preference::Medium),
+            (3, "fe80::2", Preference::Medium),
+            (4, "fe80::3", preference),
+        ] {
+            home.addresses
+                .push(address(ifindex, &format!("2001:db8:{ifindex}::5")));
+            home.routes.push(Route {
+                preference: by,
+                ..default_by(ifindex, gateway, 1024)
+            });
+        }
+        home.rules[0].ipv6 = true;
+        home
+    };
+    suspended(&home(Preference::High));
+    suspended(&home(Preference::Medium));
+    assert_eq!(
+        devices(&adopted(&home(Preference::Low)), 0),
+        ["fibre", "lte"]
+    );
+}
+
+#[test]
+fn a_kill_switch_or_a_default_for_some_packets_suspends_all() {
+    let mut home = with_vpn("tun", 700);
+    home.routes[2].kind = 7; // RTN_UNREACHABLE
+    assert_eq!(adopted(&home).groups.len(), 1, "behind the uplinks");
+    home.routes[2].metric = 50;
+    let (_, why) = suspended(&home);
+    assert!(
+        why.contains("default route that drops (metric 50)"),
+        "{why}"
+    );
+
+    let mut home = with_vpn("tun", 50);
+    home.routes[2].source = Some("192.0.2.0/24".parse().unwrap());
+    let (_, why) = suspended(&home);
+    assert!(why.contains("packets from 192.0.2.0/24"), "{why}");
+    home.routes[2].hops[0].ifindex = 3;
+    assert_eq!(adopted(&home).groups.len(), 1, "by an uplink");
+    home.routes[2].tos = 0x10;
+    home.routes[2].source = None;
+    suspended(&home);
+}
+
+#[test]
+fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid() {
+    let with_rule = |rule: Rule, metric| {
+        let mut home = with_vpn("tun", metric);
+        home.routes[2].table = 51820;
+        home.rules.insert(0, rule);
+        home
+    };
+    let wg_quick = Rule {
+        priority: 32764,
+        action: Action::Table(51820),
+        fwmark: Some((51820, u32::MAX)),
+        invert: true,
+        ..Rule::default()
+    };
+    let topology = adopted(&with_rule(wg_quick.clone(), 0));
+    assert_eq!(topology.groups, []);
+    let suspended = &topology.suspended[0];
+    assert!(suspended.by_rule, "what still meets ours is the VPN's own");
+    assert!(suspended.why.contains("rule of priority 32764"));
+    let harmless = [
+        // Of one user, of one network, of marked packets; and with nothing behind it.
+        Rule {
+            uid: Some((1000, 1000)),
+            ..wg_quick.clone()
+        },
+        Rule {
+            src: Some("10.0.0.0/8".parse().unwrap()),
+            invert: false,
+            fwmark: None,
+            ..wg_quick.clone()
+        },
+        Rule {
+            invert: false,
+            ..wg_quick.clone()
+        },
+        Rule {
+            action: Action::Table(7),
+            ..wg_quick.clone()
+        },
+        Rule {
+            suppress_length: Some(0),
+            ..wg_quick.clone()
+        },
+    ];
+    for rule in harmless {
+        let topology = adopted(&with_rule(rule.clone(), 0));
+        assert_eq!(topology.groups.len(), 1, "{rule:?}: {:?}", topology.skipped);
+    }
+    let drops = Rule {
+        action: Action::Drop,
+        ..wg_quick.clone()
+    };
+    assert_eq!(adopted(&with_rule(drops, 0)).suspended.len(), 1);
+
+    let filter = Filter {
+        adopt: true,
+        mark_mask: 0xff00_0000,
+        ..Filter::default()
+    };
+    for (mark, theirs, forbids) in [
+        (0, u32::MAX, true), // the unmarked ones only
+        (0x0200_0000, 0xff00_0000, true),
+        (51820, u32::MAX, false),
+        (1, 0xff, false),
+    ] {
+        let rule = Rule {
+            fwmark: Some((mark, theirs)),
+            invert: false,
+            action: Action::Table(7),
+            ..wg_quick.clone()
+        };
+        let topology = build(&with_rule(rule, 0), &filter);
+        assert_eq!(topology.groups.is_empty(), forbids, "{mark:#x}/{theirs:#x}");
+        assert_eq!(topology.suspended, []);
+        if forbids {
+            assert!(topology.skipped[0].contains("mark_mask"));
+        }
+    }
+}
+
+#[test]
+fn single_destinations_by_the_gateway_of_an_uplink_are_kept() {
+    let mut home = with_vpn("tun", 50);
+    let host = |prefix: &str, ifindex| Route {
+        prefix: prefix.parse().unwrap(),
+        ..default_by(ifindex, "192.0.2.1", 0)
+    };
+    home.routes.push(host("203.0.113.5/32", 2)); // the VPN's server
+    home.routes.push(host("203.0.113.0/24", 2));
+    home.routes.push(host("203.0.113.6/32", 4)); // through the VPN
+    let mut on_link = host("192.0.2.77/32", 2);
+    on_link.hops[0].gateway = None;
+    home.routes.push(on_link);
+    let kept = adopted(&home).kept;
+    let expected = Kept {
+        host: ip("203.0.113.5"),
+        ifindex: 2,
+    };
+    assert_eq!(kept, [expected]);
+}
+
+#[test]
+fn families_are_adopted_apart_and_router_advertisements_may_share_a_metric() {
+    let mut home = home();
+    home.routes.push(default_by(2, "fe80::1", 1024));
+    home.routes.push(default_by(3, "fe80::2", 1024));
+    for (ifindex, text) in [(2, "2001:db8:1::5"), (3, "2001:db8:2::5"), (2, "fe80::5")] {
+        home.addresses.push(address(ifindex, text));
+    }
+    home.rules.push(Rule {
+        ipv6: true,
+        priority: 32766,
+        action: Action::Table(TABLE_MAIN),
+        ..Rule::default()
+    });
+    let topology = adopted(&home);
+    assert_eq!(topology.groups.len(), 2, "{:?}", topology.skipped);
+    assert_eq!(devices(&topology, 1), ["fibre", "lte"]);
+    let six = topology.groups[1].members[0].path;
+    assert_eq!(topology.paths[six].addresses, [ip("2001:db8:1::5")]);
+}
+
+/// A multipath default, with sources of the uplinks or one for all.
+#[test]
+fn an_uplink_whose_only_address_is_going_keeps_it_but_is_not_fresh() {
+    let mut home = home();
+    home.addresses[1].fresh = false;
+    let fresh = |home: &Snapshot| {
+        let paths = adopted(home).paths;
+        let fresh = paths.iter().map(|p| (p.addresses.len(), p.fresh));
+        fresh.collect::<Vec<_>>()
+    };
+    assert_eq!(fresh(&home), [(1, true), (1, false)]);
+    home.addresses.push(address(3, "198.51.100.8"));
+    assert_eq!(fresh(&home), [(1, true), (2, true)]);
+}
+
+#[test]
+fn a_multipath_default_chooses_at_the_start_where_sources_differ() {
+    let mut home = home();
+    let hop = home.routes.remove(0).hops.remove(0);
+    home.routes[0].hops.push(hop);
+    home.routes[0].multipath = true;
+    let topology = build(&home, &Filter::default());
+    assert_eq!(topology.groups[0].kind, Kind::PlaceAndMove);
+    assert!(topology.places());
+
+    home.routes[0].preferred_source = Some(ip("203.0.113.1"));
+    let topology = build(&home, &Filter::default());
+    assert_eq!(topology.groups[0].kind, Kind::Move);
+    assert!(!topology.places());
+
+    home.routes[0].preferred_source = None;
+    home.routes[0].prefix = "10.0.0.0/8".parse().unwrap();
+    let topology = build(&home, &Filter::default());
+    assert_eq!(topology.groups[0].kind, Kind::Move, "not a default route");
+}
