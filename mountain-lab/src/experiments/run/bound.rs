@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What policies are held against: packets of one that knows the paths.
+
+use mountain_lab::workload::game::Packet;
+
+use crate::scenario::schedule::Schedule;
+use crate::scenario::{Bound, Replies};
+
+/// What a policy that knows the paths would have had, but for what it lacks: the same sending times,
+/// all on the path that it holds best.
+pub fn bound_packets(
+    mut packets: Vec<Packet>,
+    start_ns: u64,
+    schedule: &Schedule,
+    replies: Replies,
+    bound: Bound,
+) -> Vec<Packet> {
+    let paths = schedule.paths();
+    let ways: Vec<(usize, usize)> = (0..paths)
+        .flat_map(|out| {
+            let backs = match replies {
+                Replies::SamePath => vec![out],
+                Replies::OtherPath => vec![(out + 1) % paths],
+                Replies::Free => (0..paths).collect(),
+            };
+            backs.into_iter().map(move |back| (out, back))
+        })
+        .collect();
+    packets.sort_by_key(|p| p.sent_ns);
+    // What is lost is later than anything else.
+    let delay_us = |(out, back), known_us| match schedule.trip(out, back, known_us) {
+        Some(trip) => u64::from(trip.rtt_us()),
+        None => u64::from(u32::MAX),
+    };
+    let mut chosen = None;
+    for p in &mut packets {
+        let t_us = (p.sent_ns as i64 - start_ns as i64) / 1000;
+        let known_us = t_us - i64::from(bound.late_us);
+        let best = ways
+            .iter()
+            .copied()
+            .min_by_key(|way| delay_us(*way, known_us));
+        let Some(best) = best else { continue };
+        let now = *chosen.get_or_insert(best);
+        if delay_us(now, known_us) > delay_us(best, known_us) + u64::from(bound.advantage_us) {
+            chosen = Some(best);
+        }
+        let chosen = chosen.unwrap_or(best);
+        let trip = schedule.trip(chosen.0, chosen.1, t_us);
+        *p = Packet {
+            flow: p.flow,
+            seq: p.seq,
+            sent_ns: p.sent_ns,
+            rtt_us: trip.map(|t| t.rtt_us()),
+            forward_us: trip.map(|t| t.forward_us),
+            backward_us: trip.map(|t| t.backward_us),
+            path: trip.map(|t| t.out as u8),
+            ..Packet::default()
+        };
+    }
+    packets
+}
