@@ -534,6 +534,7 @@ fn emulator_metrics(result: &mut RunResult, segments: &[PolicySegment], seed: u6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Replies;
     use serde_json::json;
 
     #[test]
