@@ -2,8 +2,9 @@
 /*
  * What the steering program and user space share: limits, configuration, counters.
  *
- * Included by steer.bpf.c; the Rust twins are in mountain/src/bpf/. Structures in global variables
- * reach Rust through the skeleton, the map keys and values are repeated there with size checks.
+ * Structures and enumerations reach Rust through the skeletons, which are generated from the type
+ * information (BTF) of the compiled programs: whatever a variable or a map mentions. The names of
+ * counters are those of `enum mtn_stat`.
  */
 #ifndef MOUNTAIN_INTF_H
 #define MOUNTAIN_INTF_H
@@ -12,7 +13,6 @@
 #define MTN_MAX_GROUPS		64
 #define MTN_MAX_MEMBERS		16	/* paths in one group: bits of a __u16 mask */
 #define MTN_MAX_FIB_RULES	64
-#define MTN_NO_MEMBER		0xff
 #define MTN_MAX_CGROUPS		4096	/* with programs at their egress */
 
 /* Of `mountain reflect` (mountain/src/measure/wire.rs): its replies stay on the probe's path. */
@@ -21,14 +21,21 @@
 /* The flow table (flow_table.h). */
 #define MTN_FLOW_SET		8	/* slots in a set, a power of 2; a flow may use three sets */
 #define MTN_FLOW_STALE_NS	60000000000ULL	/* an entry unused for so long goes first */
-#define MTN_TAG_NEVER		0	/* nobody has used the slot */
-#define MTN_TAG_FORGOTTEN	1	/* user space has taken the flow out */
 
 /* Sources that may move (sources.h). */
 #define MTN_MAX_PERMITS		16384
 #define MTN_MAX_ASKED		256	/* new sources between two looks of user space */
 #define MTN_PERMIT_NS		300000000000ULL	/* a permission holds for so long */
 #define MTN_PERMIT_NEW_NS	2000000000ULL	/* meanwhile flows of the source stay where they are */
+
+enum mtn_member {
+	MTN_NO_MEMBER = 0xff,
+};
+
+enum mtn_tag {
+	MTN_TAG_NEVER = 0,	/* nobody has used the slot */
+	MTN_TAG_FORGOTTEN = 1,	/* user space has taken the flow out; flows' tags are above */
+};
 
 enum mtn_mode {
 	MTN_MODE_PASS = 0,		/* count, never move */
@@ -45,7 +52,7 @@ enum mtn_path_flags {
 	MTN_PATH_NEIGH_VALID = 1 << 1,	/* the gateway's neighbour entry is usable */
 };
 
-/* Why a packet or flow was treated as it was; index of the `stats` map. */
+/* Why a packet or flow was treated as it was; index of the `stats` map. `status` has the names in lower case. */
 enum mtn_stat {
 	MTN_STAT_REDIRECTED,		/* packets sent by another path than the kernel's */
 	MTN_STAT_FLOW_NEW,

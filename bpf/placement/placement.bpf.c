@@ -277,7 +277,7 @@ out:
 		return ALLOW;
 	}
 	if (mtn_set_mark(ctx, now, s->mark | mtn_path_at(path)->mark))
-		mtn_placed(s, path, MTN_PLACE_CONNECT);
+		mtn_placed(s, path, MTN_PLACE_PLACED_CONNECT);
 	return ALLOW;
 }
 
@@ -422,7 +422,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	new.path = path;
 	bpf_map_update_elem(&unconnected, &pair, &new, BPF_ANY);
 	bpf_map_update_elem(&unconnected, &whole, &new, BPF_ANY);
-	mtn_placed(s, path, MTN_PLACE_UNCONNECTED);
+	mtn_placed(s, path, MTN_PLACE_PLACED_UNCONNECTED);
 	return path;
 }
 
@@ -578,7 +578,7 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	path = mtn_place_forwarded(&s, group);
 	if (path >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;
-	mtn_placed(&s, path, MTN_PLACE_FORWARD);
+	mtn_placed(&s, path, MTN_PLACE_PLACED_FORWARDED);
 	/* What a rule says may differ from packet to packet. */
 	if (!config.n_rules) {
 		union mtn_recent r = {
@@ -627,3 +627,6 @@ int mountain_lan(struct __sk_buff *skb)
 /* Types that only maps use reach the skeleton through variables that mention them. */
 struct mtn_unconnected_key unused_unconnected_key;
 struct mtn_unconnected unused_unconnected;
+enum mtn_any unused_any;
+enum mtn_placement_stat unused_stat;
+enum mtn_rule_wants unused_wants;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the program that places new flows shares with user space; its Rust twin is
- * mountain/src/bpf/placement.rs. Paths, groups and masks are those of intf.h.
+ * What the program that places new flows shares with user space, as intf.h does. Paths, groups and
+ * masks are those of intf.h.
  */
 #ifndef MOUNTAIN_PLACEMENT_H
 #define MOUNTAIN_PLACEMENT_H
@@ -11,14 +11,17 @@
 #define MTN_MAX_RULES	64
 #define MTN_MAX_UPLINK_NETS	64
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
-#define MTN_ANY_DSCP		0xff
-#define MTN_ANY_FAMILY		0xff
 
-/* How often what happened; index of the `stats` map. */
+enum mtn_any {
+	MTN_ANY_DSCP = 0xff,
+	MTN_ANY_FAMILY = 0xff,
+};
+
+/* How often what happened; index of the `stats` map. `status` has the names in lower case. */
 enum mtn_placement_stat {
-	MTN_PLACE_CONNECT,	/* connections of local sockets that were placed */
-	MTN_PLACE_UNCONNECTED,	/* exchanges of unconnected sockets that were placed */
-	MTN_PLACE_FORWARD,	/* forwarded flows that were placed, some of them again and again */
+	MTN_PLACE_PLACED_CONNECT,	/* connections of local sockets that were placed */
+	MTN_PLACE_PLACED_UNCONNECTED,	/* exchanges of unconnected sockets that were placed */
+	MTN_PLACE_PLACED_FORWARDED,	/* forwarded flows that were placed, some of them again and again */
 	MTN_PLACE_BY_RULE,	/* of these three, those that a rule decided */
 	MTN_PLACE_LEFT_DEAD,	/* exchanges that went on by another path, as theirs was dead */
 	MTN_PLACE_PASS_BOUND,	/* the socket has chosen a source address or a device */

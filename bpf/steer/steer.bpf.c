@@ -650,3 +650,11 @@ pass:
 struct mtn_move unused_move;
 struct mtn_source unused_source;
 struct mtn_permit unused_permit;
+enum mtn_member unused_member;
+enum mtn_tag unused_tag;
+enum mtn_mode unused_mode;
+enum mtn_class unused_class;
+enum mtn_path_flags unused_path_flags;
+enum mtn_stat unused_stat;
+enum mtn_move_reason unused_move_reason;
+enum mtn_source_kind unused_source_kind;

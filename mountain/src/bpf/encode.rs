@@ -7,11 +7,9 @@ use anyhow::{bail, Result};
 use ipnet::IpNet;
 
 use super::{types, GroupConfig, PathConfig};
-use crate::topology::{FibRule, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{FibRule, PathMasks, MAX_GROUP_PATHS, MAX_PATHS};
 
-const PATH_ETHERNET: u8 = 1 << 0;
-const PATH_NEIGH_VALID: u8 = 1 << 1;
-const NO_MEMBER: u8 = 0xff;
+const NO_MEMBER: u8 = types::mtn_member::MTN_NO_MEMBER.0 as u8;
 
 /// An address in four words of network byte order, IPv4 in the first.
 pub fn addr(a: IpAddr) -> [u32; 4] {
@@ -68,10 +66,10 @@ pub fn trie_key(prefix: &IpNet) -> Vec<u8> {
 pub fn path(p: &PathConfig) -> types::mtn_path {
     let mut flags = 0;
     if p.ethernet {
-        flags |= PATH_ETHERNET;
+        flags |= types::mtn_path_flags::MTN_PATH_ETHERNET.0;
     }
     if p.mac.is_some() {
-        flags |= PATH_NEIGH_VALID;
+        flags |= types::mtn_path_flags::MTN_PATH_NEIGH_VALID.0;
     }
     types::mtn_path {
         ifindex: p.ifindex,
@@ -84,11 +82,31 @@ pub fn path(p: &PathConfig) -> types::mtn_path {
         } as u32,
         gw: addr(p.gateway),
         mac: p.mac.unwrap_or_default(),
-        flags,
+        flags: flags as u8,
         ipv6: p.ipv6.into(),
         cost_weight: p.cost_weight,
         ..Default::default()
     }
+}
+
+/// The masks of a group as the one word that the programs read at once.
+pub fn masks(masks: PathMasks) -> u64 {
+    let PathMasks {
+        latency,
+        bulk,
+        alive,
+        ejected,
+    } = masks;
+    let masks = types::mtn_masks {
+        __anon_mtn_masks_1: types::__anon_mtn_masks_1 {
+            latency,
+            bulk,
+            alive,
+            ejected,
+        },
+    };
+    // SAFETY: both members of the union are 64 plain bits.
+    unsafe { masks.word }
 }
 
 pub fn group(g: &GroupConfig) -> Result<types::mtn_group> {

@@ -12,9 +12,10 @@ use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use memmap2::{MmapOptions, MmapRaw};
 use serde::{Deserialize, Serialize};
 
+use super::types::{mtn_class, mtn_move_reason};
 use super::{encode, types};
 
-/// Class of a flow, `mtn_class` in bpf/common/intf.h.
+/// Class of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
@@ -32,10 +33,9 @@ impl Class {
     }
 
     fn from_raw(raw: u8) -> Self {
-        if raw == 1 {
-            Class::Bulk
-        } else {
-            Class::Latency
+        match mtn_class(raw.into()) {
+            mtn_class::MTN_CLASS_BULK => Class::Bulk,
+            _ => Class::Latency,
         }
     }
 }
@@ -82,8 +82,8 @@ fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
         .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
 }
 
-/// Tag of a slot whose flow was taken out, `MTN_TAG_FORGOTTEN` in bpf/common/intf.h. Flows' are above.
-const TAG_FORGOTTEN: u64 = 1;
+/// Tag of a slot whose flow was taken out. Flows' are above.
+const TAG_FORGOTTEN: u64 = types::mtn_tag::MTN_TAG_FORGOTTEN.0 as u64;
 
 /// Slots that flows take first: their 128 KiB stay in the TLB.
 const NEAR: u32 = 2048;
@@ -179,7 +179,7 @@ impl FlowTable {
     }
 }
 
-/// Why a flow was moved, `mtn_move_reason` in bpf/common/intf.h.
+/// Why a flow was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveReason {
@@ -217,10 +217,10 @@ impl Move {
             key: (&m.key).into(),
             from: m.from.into(),
             to: m.to.into(),
-            reason: match m.reason {
-                0 => MoveReason::Flowlet,
-                1 => MoveReason::Ejected,
-                2 => MoveReason::Dead,
+            reason: match mtn_move_reason(m.reason.into()) {
+                mtn_move_reason::MTN_MOVE_FLOWLET => MoveReason::Flowlet,
+                mtn_move_reason::MTN_MOVE_EJECTED => MoveReason::Ejected,
+                mtn_move_reason::MTN_MOVE_DEAD => MoveReason::Dead,
                 _ => MoveReason::Forced,
             },
             class: Class::from_raw(m.class),

@@ -25,8 +25,9 @@ use std::ptr;
 
 use anyhow::{anyhow, bail, Context, Result};
 use ipnet::IpNet;
-use libbpf_rs::skel::OpenSkel;
-use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
+use libbpf_rs::btf::{self, Btf};
+use libbpf_rs::skel::{OpenSkel, Skel};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, Object, OpenObject};
 use serde::{Deserialize, Serialize};
 
 pub use crate::topology::PathMasks;
@@ -39,13 +40,13 @@ pub use skel::types;
 /// Value of the destination tries for "not ours".
 const NOT_OURS: u32 = u32::MAX;
 
-/// Whether flows are moved; `mtn_mode` in bpf/common/intf.h.
+/// Whether flows are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Count, never move: the kernel's own choice.
-    Pass = 0,
+    Pass = types::mtn_mode::MTN_MODE_PASS.0 as isize,
     /// By the rule of the program that runs ([`Program`]).
-    Steer = 1,
+    Steer = types::mtn_mode::MTN_MODE_STEER.0 as isize,
 }
 
 /// One path as the program needs it.
@@ -80,30 +81,6 @@ pub struct Traffic {
     /// Of latency flows, our own probes apart.
     pub latency_bytes: u64,
 }
-
-/// Names of the counters, in the order of `mtn_stat` in bpf/common/intf.h.
-pub const STAT_NAMES: [&str; 20] = [
-    "redirected",
-    "flow_new",
-    "flow_adopted",
-    "flow_untracked",
-    "move_flowlet",
-    "move_ejected",
-    "move_dead",
-    "move_forced",
-    "pass_bound",
-    "pass_fib_rule",
-    "pass_uplink_bound",
-    "pass_dest",
-    "pass_mtu",
-    "pass_neigh",
-    "pass_no_path",
-    "pass_parse",
-    "flow_evicted",
-    "pass_source",
-    "pass_foreign",
-    "pass_cgroup",
-];
 
 /// The loaded program with its links.
 pub struct Steer {
@@ -323,8 +300,13 @@ impl Steer {
         bss.config.n_fib_rules = fib_rules.len() as u32;
 
         tries::lock(&self.dests).write(destinations(groups, not_ours))?;
-        let stays = sources.uplink_bound.iter().map(|a| (IpNet::from(*a), 0));
-        let known = sources.movable.iter().map(|p| (p.trunc(), 1)).chain(stays);
+        let (stays, moves) = (
+            types::mtn_source_kind::MTN_SOURCE_STAYS.0,
+            types::mtn_source_kind::MTN_SOURCE_MOVES.0,
+        );
+        let bound = (sources.uplink_bound.iter()).map(|a| (IpNet::from(*a), stays));
+        let movable = sources.movable.iter().map(|p| (p.trunc(), moves));
+        let known = movable.chain(bound);
         tries::lock(&self.sources).write(tries::sorted(known.collect()))?;
         let config = &mut self.bss().config;
         // SAFETY: as in `set_mode`.
@@ -398,16 +380,8 @@ impl Steer {
                 _ => {}
             }
         }
-        let word = types::mtn_masks {
-            __anon_mtn_masks_1: types::__anon_mtn_masks_1 {
-                latency: masks.latency,
-                bulk: masks.bulk,
-                alive: masks.alive,
-                ejected: masks.ejected,
-            },
-        };
-        // SAFETY: both members of the union are 64 plain bits; the store is aligned.
-        unsafe { ptr::write_volatile(&mut bss.group_masks[group].word, word.word) };
+        // SAFETY: as in `set_mode`.
+        unsafe { ptr::write_volatile(&mut bss.group_masks[group].word, encode::masks(masks)) };
     }
 
     /// Traffic sent by a path, summed over the CPUs.
@@ -436,8 +410,9 @@ impl Steer {
     }
 
     /// The program's counters by name.
-    pub fn stats(&self) -> Result<BTreeMap<&'static str, u64>> {
-        counters(&self.skel.maps.stats, &STAT_NAMES)
+    pub fn stats(&self) -> Result<BTreeMap<String, u64>> {
+        let skel = self.skel.object();
+        counters(skel, &self.skel.maps.stats, "mtn_stat", "MTN_STAT_")
     }
 
     /// The table of flows.
@@ -465,22 +440,33 @@ fn attach_tcx(program: ptr::NonNull<libbpf_sys::bpf_program>, ifindex: u32) -> i
     Ok(unsafe { Link::from_ptr(link) })
 }
 
-/// A per-CPU array of counters by name, summed.
-fn counters(map: &impl MapCore, names: &[&'static str]) -> Result<BTreeMap<&'static str, u64>> {
-    names
-        .iter()
-        .enumerate()
-        .map(|(i, name)| {
-            let cpus = map
-                .lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY)?
-                .unwrap_or_default();
+/// A per-CPU array of counters, summed, by the names of the enumeration `of` without their prefix. The
+/// enumeration is read from the object's type information.
+fn counters(
+    object: &Object,
+    map: &impl MapCore,
+    of: &str,
+    prefix: &str,
+) -> Result<BTreeMap<String, u64>> {
+    // SAFETY: the object lives as long as its borrow.
+    let object = unsafe { object.as_libbpf_object().as_ref() };
+    let btf = Btf::from_bpf_object(object)?.context("the BPF object has no type information")?;
+    let names: btf::types::Enum = btf.type_by_name(of).context("the object has no counters")?;
+    let mut counters = BTreeMap::new();
+    for member in names.iter() {
+        let name = member.name.unwrap_or_default().to_string_lossy();
+        let name = name.trim_start_matches(prefix).to_lowercase();
+        // The last one is their number.
+        if let Some(cpus) =
+            map.lookup_percpu(&(member.value as u32).to_ne_bytes(), MapFlags::ANY)?
+        {
             let sum = cpus
                 .iter()
-                .map(|c| u64::from_ne_bytes(c[..8].try_into().unwrap()))
-                .sum();
-            Ok((*name, sum))
-        })
-        .collect()
+                .map(|c| u64::from_ne_bytes(c[..8].try_into().unwrap()));
+            counters.insert(name, sum.sum());
+        }
+    }
+    Ok(counters)
 }
 
 /// Sends libbpf's messages, the verifier's log among them, to ours. They are long and for developers:

@@ -21,35 +21,15 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use ipnet::IpNet;
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
 
 use super::{encode, tries, GroupConfig, Mode};
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
-use skel::types;
+use skel::types::{self, mtn_any, mtn_rule_wants};
 
 /// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
 pub const MAX_RULES: usize = 64;
-const ANY_DSCP: u8 = 0xff;
-const ANY_FAMILY: u8 = 0xff;
-
-/// Names of the counters, in the order of `mtn_placement_stat` in bpf/placement/placement.h.
-const STAT_NAMES: [&str; 14] = [
-    "placed_connect",
-    "placed_unconnected",
-    "placed_forwarded",
-    "by_rule",
-    "left_dead",
-    "pass_bound",
-    "pass_marked",
-    "pass_port",
-    "pass_fib_rule",
-    "pass_source",
-    "pass_no_path",
-    "pass_failed",
-    "pass_paused",
-    "pass_running",
-];
 
 /// An exchange of datagrams without a connection that rests for so long may start by another path.
 /// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
@@ -388,19 +368,16 @@ impl Programs {
                 _ => alive &= !bit,
             }
         }
-        let word = types::mtn_masks {
-            __anon_mtn_masks_1: types::__anon_mtn_masks_1 {
-                latency: masks.latency & open,
-                bulk: masks.bulk & open,
-                alive: masks.alive & open,
-                ejected: masks.ejected,
-            },
-        };
+        let word = encode::masks(PathMasks {
+            latency: masks.latency & open,
+            bulk: masks.bulk & open,
+            alive: masks.alive & open,
+            ejected: masks.ejected,
+        });
         let bss = self.bss();
-        // SAFETY: both members of the union are 64 plain bits; the stores are aligned, of memory that
-        // the programs read concurrently.
+        // SAFETY: aligned fields of live mapped memory that the programs read concurrently.
         unsafe {
-            ptr::write_volatile(&mut bss.group_masks[group].word, word.word);
+            ptr::write_volatile(&mut bss.group_masks[group].word, word);
             ptr::write_volatile(&mut bss.alive_paths, alive);
         }
     }
@@ -419,8 +396,9 @@ impl Programs {
     }
 
     /// The programs' counters by name.
-    pub fn stats(&self) -> Result<BTreeMap<&'static str, u64>> {
-        super::counters(&self.skel.maps.stats, &STAT_NAMES)
+    pub fn stats(&self) -> Result<BTreeMap<String, u64>> {
+        let (object, map) = (self.skel.object(), &self.skel.maps.stats);
+        super::counters(object, map, "mtn_placement_stat", "MTN_PLACE_")
     }
 }
 
@@ -455,17 +433,18 @@ fn encode_rule(rule: &Rule) -> types::mtn_placement_rule {
         dport_first,
         dport_last,
         proto: rule.proto.unwrap_or(0),
-        dscp: rule.dscp.unwrap_or(ANY_DSCP),
+        dscp: rule.dscp.unwrap_or(mtn_any::MTN_ANY_DSCP.0 as u8),
         ipv6: match rule.prefix {
             Some(IpNet::V4(_)) => 0,
             Some(IpNet::V6(_)) => 1,
-            None => ANY_FAMILY,
+            None => mtn_any::MTN_ANY_FAMILY.0 as u8,
         },
         wants: match rule.wants {
-            Wants::Steadiest => 0,
-            Wants::Bulk => 1,
-            Wants::Paths(_) => 2,
-        },
+            Wants::Steadiest => mtn_rule_wants::MTN_USE_STEADIEST,
+            Wants::Bulk => mtn_rule_wants::MTN_USE_BULK,
+            Wants::Paths(_) => mtn_rule_wants::MTN_USE_PATHS,
+        }
+        .0 as u8,
         ..Default::default()
     }
 }

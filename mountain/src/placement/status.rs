@@ -58,7 +58,6 @@ impl Placer {
             device: device.clone(),
             mark: format!("{mark:#x}"),
         });
-        let counters = self.programs.stats()?.into_iter();
         Ok(PlacementStatus {
             uplinks: uplinks.collect(),
             mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
@@ -68,7 +67,7 @@ impl Placer {
             connections_reset: self.dead.reset() as u64,
             suspended: self.suspended.clone(),
             held_addresses: self.held.iter().copied().collect(),
-            counters: counters.map(|(name, n)| (name.to_owned(), n)).collect(),
+            counters: self.programs.stats()?,
         })
     }
 }

@@ -94,7 +94,7 @@ fn flows_stay_and_counters_go_on_when_another_program_takes_over() {
             let mut after = steer.stats().unwrap();
             let redirected = after["redirected"];
             assert!(redirected > before["redirected"], "nothing is counted");
-            after.insert("redirected", before["redirected"]);
+            after.insert("redirected".into(), before["redirected"]);
             assert_eq!(after, before, "flows start or move");
             assert_eq!(steer.traffic(0).unwrap().packets, sent + 160);
             let mut flows: Vec<_> = steer.flows().dump(0);
