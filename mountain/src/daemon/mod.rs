@@ -141,6 +141,7 @@ pub async fn run(config: Config, options: Options, ready: impl FnOnce()) -> Resu
     result
 }
 
+/// From the first reading to the last answer. The order of the steps is what matters here, so it is one function.
 async fn run_locked(
     config: Config,
     options: Options,

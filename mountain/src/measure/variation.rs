@@ -288,7 +288,7 @@ fn level(replies: &[Reply]) -> Option<Slow> {
 ///
 /// `replies` in order of arrival, of the table's `sent` probes, numbered from 0. Counts are
 /// scaled to `per` answers, so that runs of different lengths compare. `segment`: samples per
-/// part for Min and Max.
+/// part for Min and Max. All rows stand here one below the other, in the order of the table.
 pub fn figures(replies: &[Reply], table: &Table, per: f64, segment: usize) -> Vec<Option<Figure>> {
     let n = replies.len();
     let mut sorted: Vec<f64> = replies.iter().map(|r| r.rtt_us).collect();

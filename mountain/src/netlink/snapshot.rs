@@ -595,37 +595,38 @@ fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option
     })
 }
 
-fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
-    const FRA_DST: u16 = 1;
-    const FRA_SRC: u16 = 2;
-    const FRA_IIFNAME: u16 = 3;
-    const FRA_GOTO: u16 = 4;
-    const FRA_PRIORITY: u16 = 6;
-    const FRA_FWMARK: u16 = 10;
-    const FRA_TUN_ID: u16 = 12;
-    const FRA_SUPPRESS_IFGROUP: u16 = 13;
-    const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
-    const FRA_TABLE: u16 = 15;
-    const FRA_FWMASK: u16 = 16;
-    const FRA_OIFNAME: u16 = 17;
-    const FRA_L3MDEV: u16 = 19;
-    const FRA_UID_RANGE: u16 = 20;
-    const FRA_IP_PROTO: u16 = 22;
-    const FRA_SPORT_RANGE: u16 = 23;
-    const FRA_DPORT_RANGE: u16 = 24;
-    const FRA_DSCP: u16 = 25;
-    const FRA_FLOWLABEL: u16 = 26;
-    const FRA_SPORT_MASK: u16 = 28;
-    const FRA_DPORT_MASK: u16 = 29;
-    const FRA_DSCP_MASK: u16 = 30;
-    const FR_ACT_TO_TBL: u8 = 1;
-    const FR_ACT_GOTO: u8 = 2;
-    const FR_ACT_NOP: u8 = 3;
-    const FIB_RULE_INVERT: u32 = 0x02;
-    const FIB_RULE_UNRESOLVED: u32 = 0x04;
-    /// "No limit" in the suppressing attributes.
-    const NONE: u32 = u32::MAX;
+// Attributes, actions and flags of rules (include/uapi/linux/fib_rules.h).
+const FRA_DST: u16 = 1;
+const FRA_SRC: u16 = 2;
+const FRA_IIFNAME: u16 = 3;
+const FRA_GOTO: u16 = 4;
+const FRA_PRIORITY: u16 = 6;
+const FRA_FWMARK: u16 = 10;
+const FRA_TUN_ID: u16 = 12;
+const FRA_SUPPRESS_IFGROUP: u16 = 13;
+const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
+const FRA_TABLE: u16 = 15;
+const FRA_FWMASK: u16 = 16;
+const FRA_OIFNAME: u16 = 17;
+const FRA_L3MDEV: u16 = 19;
+const FRA_UID_RANGE: u16 = 20;
+const FRA_IP_PROTO: u16 = 22;
+const FRA_SPORT_RANGE: u16 = 23;
+const FRA_DPORT_RANGE: u16 = 24;
+const FRA_DSCP: u16 = 25;
+const FRA_FLOWLABEL: u16 = 26;
+const FRA_SPORT_MASK: u16 = 28;
+const FRA_DPORT_MASK: u16 = 29;
+const FRA_DSCP_MASK: u16 = 30;
+const FR_ACT_TO_TBL: u8 = 1;
+const FR_ACT_GOTO: u8 = 2;
+const FR_ACT_NOP: u8 = 3;
+const FIB_RULE_INVERT: u32 = 0x02;
+const FIB_RULE_UNRESOLVED: u32 = 0x04;
+/// "No limit" in the suppressing attributes.
+const NO_LIMIT: u32 = u32::MAX;
 
+fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
     // struct fib_rule_hdr: family, dst_len, src_len, tos, table, reserved (2), action, flags (4)
     let &[family, dst_length, src_length, tos, table, _, _, action] = payload.first_chunk()?;
     if !matches!(family, AF_INET | AF_INET6) {
@@ -666,10 +667,10 @@ fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
         invert: flags & FIB_RULE_INVERT != 0,
         suppress_length: attributes
             .u32(FRA_SUPPRESS_PREFIXLEN)
-            .filter(|length| *length != NONE),
+            .filter(|length| *length != NO_LIMIT),
         suppress_group: attributes
             .u32(FRA_SUPPRESS_IFGROUP)
-            .is_some_and(|group| group != NONE),
+            .is_some_and(|group| group != NO_LIMIT),
         fwmark,
         src: prefix(src_length, FRA_SRC),
         dst: prefix(dst_length, FRA_DST),

@@ -292,6 +292,7 @@ impl<'a> Run<'a, '_> {
         Some((steps, end))
     }
 
+    /// One arm for each kind of expression; that makes it long.
     fn run(
         &mut self,
         here: Here<'a>,

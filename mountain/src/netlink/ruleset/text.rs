@@ -47,6 +47,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    /// One arm for each kind of expression, in the order of [`Expr`]; that makes it long.
     fn write(&mut self, expr: &Expr) {
         match expr {
             Expr::Load { source, dreg, .. } => {

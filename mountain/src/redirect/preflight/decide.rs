@@ -297,6 +297,12 @@ impl<'a> Case<'a> {
             }
             Snat::Auto | Snat::Always => {}
         }
+        self.rewrite_source(source.or_else(own), name, devices.len());
+    }
+
+    /// The source address has to be `address`, of the device `name`; `None`: it has none. The target is
+    /// reached by so many devices.
+    fn rewrite_source(&mut self, address: Option<IpAddr>, name: &str, devices: usize) {
         if self.backend == Backend::Module {
             return self.refuse(
                 "the source address has to be rewritten, and the module keeps no flows by which to put \
@@ -304,14 +310,17 @@ impl<'a> Case<'a> {
                 "use tcx or nft; or --snat never, where replies come back through this host anyway",
             );
         }
-        let Some(address) = source.or_else(own) else {
+        let Some(address) = address else {
             return self.refuse(
                 format!("the source address has to be rewritten, and {name} has none to offer"),
                 format!("ip addr add ADDRESS dev {name}"),
             );
         };
         self.snat = Some(address);
-        self.note(format!("packets to {} get the source {address}", rule.to));
+        self.note(format!(
+            "packets to {} get the source {address}",
+            self.rule.to
+        ));
         if self.backend == Backend::Nft {
             return;
         }
@@ -326,7 +335,7 @@ impl<'a> Case<'a> {
                  host anyway",
             );
         }
-        if devices.len() > 1 {
+        if devices > 1 {
             self.refuse(
                 "the source address has to be rewritten, and the route to the target has several \
                  devices, of which only one would be served",
