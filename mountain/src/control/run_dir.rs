@@ -32,17 +32,21 @@ const UNANSWERED: &str = "mountain runs in this network namespace but did not an
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "cmd", rename_all = "kebab-case")]
 pub enum Request {
+    /// The whole state: [`super::status::Status`].
     Status,
     /// The last `last` decisions.
     Explain {
+        /// At most so many, the newest ones.
         last: usize,
     },
     /// Switch to another policy.
     Policy {
+        /// As in mountain.toml: `mountain`, `min-rtt`, ...
         name: String,
     },
     /// The last `last` moves of single flows.
     Moves {
+        /// At most so many, the newest ones.
         last: usize,
     },
     /// Detach everything and end.
@@ -53,7 +57,9 @@ pub enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
+    /// What was asked for, as JSON; null if that is nothing.
     Ok(Value),
+    /// Why it could not be done, for people.
     Error(String),
 }
 
@@ -70,14 +76,17 @@ impl RunDir {
         Ok(Self(Path::new(BASE).join(format!("net-{inode}"))))
     }
 
+    /// Where all files of this namespace's daemon are.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
+    /// The Unix socket that the daemon answers at.
     pub fn socket(&self) -> PathBuf {
         self.0.join("control.sock")
     }
 
+    /// What a daemon in the background writes to.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
     }

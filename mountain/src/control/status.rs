@@ -22,15 +22,21 @@ pub type Counters = BTreeMap<String, u64>;
 /// All that `mountain status` shows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// Of the daemon's mountain, which may not be the client's.
     pub version: String,
+    /// Process id of the daemon.
     pub pid: u32,
+    /// What decides at present.
     pub policy: PolicyKind,
     /// Why nothing is steered for now.
     pub suspended: Option<String>,
     /// Nothing is attached.
     pub dry_run: bool,
+    /// Since the daemon began, seconds.
     pub uptime_s: f64,
+    /// Sets of next hops that are steered.
     pub groups: Vec<GroupStatus>,
+    /// Of all groups, by ascending id.
     pub paths: Vec<PathStatus>,
     /// Of the steering program; absent in a dry run.
     pub counters: Option<Counters>,
@@ -49,10 +55,13 @@ pub struct Status {
 /// One group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupStatus {
+    /// Whether running flows move, new ones are placed, or both.
     pub kind: Kind,
     /// Number of the routing table.
     pub table: u32,
+    /// Destinations that share these next hops.
     pub prefixes: Vec<IpNet>,
+    /// In the order of the bits of `verdict`.
     pub members: Vec<MemberStatus>,
     /// Absent until the first verdict.
     pub verdict: Option<PathMasks>,
@@ -72,26 +81,37 @@ pub struct MemberStatus {
 /// One path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathStatus {
+    /// Number of the path, which stays while the daemon runs.
     pub id: usize,
+    /// Name of the device that packets leave by.
     pub device: String,
+    /// `None`: destinations are on the link itself.
     pub gateway: Option<IpAddr>,
     /// Where probes come from.
     pub source: Option<IpAddr>,
+    /// Carries IPv6; otherwise IPv4.
     pub ipv6: bool,
+    /// The device is up, with a carrier.
     pub up: bool,
+    /// The gateway's MAC address is known. Without it nothing is steered here.
     pub gateway_resolved: bool,
     /// Where probes go.
     pub probe_target: String,
     /// Whether delays are of the forward direction only.
     pub forward_only: bool,
+    /// Of this path, since it was found.
     pub probes: ProbeStatus,
+    /// Flows that use it now.
     pub flows: FlowCounts,
     /// New flows that were placed here; absent without placement.
     pub placed: Option<u64>,
     /// Egress rate, bit/s.
     pub rate_bps: f64,
+    /// Since the program was loaded; absent in a dry run.
     pub traffic: Option<Traffic>,
+    /// Only of the `argmax-load` policy.
     pub averages: Option<Averages>,
+    /// By the policy in force.
     #[serde(flatten)]
     pub judged: Judged,
 }
@@ -99,6 +119,7 @@ pub struct PathStatus {
 /// What the policy says of a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
+    /// Device and gateway, as decisions name the path.
     pub name: String,
     /// `unknown`, `good`, `ejected`, `held` or `dead`.
     pub state: String,
@@ -108,7 +129,9 @@ pub struct Judged {
     pub samples: u64,
     /// `None` while too little is known.
     pub cost_us: Option<f64>,
+    /// Median delay in the window, µs.
     pub p50_us: f64,
+    /// 95th percentile of the delays in the window, µs.
     pub p95_us: f64,
     /// Share of the probes, 0 to 1.
     pub loss: f64,
@@ -120,30 +143,38 @@ pub struct Judged {
 /// Probes of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeStatus {
+    /// Probes that left since the path was found.
     pub sent: u64,
+    /// Answers to distinct probes.
     pub answered: u64,
     /// Answers that belong to no probe under way.
     pub ignored: u64,
+    /// The last failure of a probe or its socket; `None`: none so far.
     pub last_error: Option<String>,
 }
 
 /// Live flows on a path, by class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowCounts {
+    /// Flows that leave a bad path at once.
     pub latency: usize,
+    /// Flows that fill a path themselves.
     pub bulk: usize,
 }
 
 /// The averages of the `argmax-load` baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Averages {
+    /// Smoothed egress rate, bytes/s.
     pub ema_load_bytes_per_s: u64,
+    /// Smoothed distance of the rate from `ema_load_bytes_per_s`, bytes/s.
     pub ema_time_delta_bytes_per_s: u64,
 }
 
 /// A cgroup whose sockets' flows are not moved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupStatus {
+    /// Where it is below the root of cgroups.
     pub cgroup: PathBuf,
     /// Name of the program at its egress.
     pub program: String,
@@ -169,7 +200,9 @@ pub struct Decision {
     pub name: String,
     /// What it was used for: `all`, `bulk-only`, `nothing` or `least-bad`.
     pub from: String,
+    /// What it is used for since; the words of `from`.
     pub to: String,
+    /// The reason, for people.
     pub why: String,
     /// Absent until it is known.
     pub outcome: Option<Outcome>,
@@ -181,7 +214,9 @@ pub struct Decision {
 /// What probes showed in the seconds after a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
+    /// 95th percentile of the path's probes, µs; `None`: none was answered.
     pub path_p95_us: Option<f64>,
+    /// Lowest 95th percentile of the other usable paths, µs; `None`: there was none.
     pub others_p95_us: Option<f64>,
     /// `None`: there was nothing to compare.
     pub right: Option<bool>,
@@ -201,5 +236,6 @@ pub struct Moves {
 /// The policy in force after a change of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InForce {
+    /// What decides from now on.
     pub policy: PolicyKind,
 }

@@ -255,9 +255,19 @@ pub enum ErrorEvent {
         tx_hw_ns: Option<u64>,
     },
     /// A sent packet reached the queueing discipline.
-    Scheduled { id: u32, tx_ns: u64 },
+    Scheduled {
+        /// Number of the packet, as in `Sent`.
+        id: u32,
+        /// When it got there, CLOCK_REALTIME, ns.
+        tx_ns: u64,
+    },
     /// An ICMP error, or a local one such as an unresolved neighbour, as an errno value.
-    Unreachable { errno: i32, from: Option<IpAddr> },
+    Unreachable {
+        /// What the error means, as errno(3) has it.
+        errno: i32,
+        /// Who reported it; `None`: this host.
+        from: Option<IpAddr>,
+    },
     /// Something that was not asked for (zero-copy completions, TCP acknowledgements, ...).
     Other,
 }

@@ -54,7 +54,7 @@
 //! Formats: linux/netfilter/nf_tables.h, linux/netfilter_ipv4/ip_tables.h; nft_*.c and xt_*.c.
 
 mod eval;
-pub mod expr;
+mod expr;
 mod facts;
 pub mod hooks;
 mod read;

@@ -16,6 +16,7 @@ use crate::topology::{Group, Topology};
 /// Which devices have to be alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
+    /// About IPv6 packets; otherwise IPv4.
     pub ipv6: bool,
     /// Indexes.
     pub devices: BTreeSet<u32>,
@@ -47,7 +48,9 @@ impl Question {
 /// Everything that judges packets after routing, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
+    /// All tables of nftables and of legacy iptables.
     pub ruleset: Ruleset,
+    /// Every device that rules can ask about.
     pub devices: Vec<Device>,
     /// Hooks at which BPF programs see packets, of IPv4 and of IPv6.
     pub bpf: [Vec<Hook>; 2],

@@ -131,7 +131,9 @@ impl ConfiguredPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ProbeTarget {
+    /// Answers ICMP echo requests.
     Echo(IpAddr),
+    /// A `mountain reflect`: UDP, each direction told apart.
     Reflector(SocketAddr),
 }
 

@@ -32,6 +32,7 @@ pub enum Cause {
 pub enum Load {
     /// Ours fills it.
     Own,
+    /// Somebody else's does, or the path is late without load.
     Foreign,
 }
 
@@ -52,20 +53,27 @@ pub enum Use {
 /// What a decision rests on; delays in µs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Grounds {
+    /// Why the path is left; `None` while it is in use.
     pub cause: Option<Cause>,
     /// `None` while too little is known.
     pub present_us: Option<f64>,
+    /// Present delay with what losses and the handicap cost; `None` while too little is known.
     pub cost_us: Option<f64>,
+    /// Usual delay of the path.
     pub median_us: f64,
     /// The path that this one is held against, and its figures.
     pub best: Option<String>,
+    /// Present delay of `best`; `None` without one.
     pub best_present_us: Option<f64>,
+    /// Cost of `best`; `None` without one.
     pub best_cost_us: Option<f64>,
+    /// Usual delay of `best`; `None` without one.
     pub best_median_us: Option<f64>,
     /// The threshold.
     pub threshold_us: Option<f64>,
     /// Share of probes that begin a run of losses.
     pub loss: f64,
+    /// Probes in the window that were answered or could not be sent.
     pub samples: usize,
     /// The newest probes, newest first: delay; `None`: not answered.
     pub latest_us: Vec<Option<u64>>,
@@ -73,6 +81,7 @@ pub struct Grounds {
     pub patience_us: u64,
     /// Onsets that are not forgotten.
     pub onsets: f64,
+    /// Whose traffic makes the path late; `None` while it is not left for being late.
     pub load: Option<Load>,
 }
 
@@ -91,31 +100,50 @@ pub struct Outcome {
 /// One change of what a path is used for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
+    /// When it was made, CLOCK_MONOTONIC, µs.
     pub at_us: u64,
+    /// Path id.
     pub path: usize,
+    /// Of the path, as it was called then.
     pub name: String,
+    /// Index of the group that the path was judged in.
     pub group: usize,
+    /// What the path was used for before.
     pub from: Use,
+    /// What it is used for since.
     pub to: Use,
+    /// The reason, for people.
     pub why: String,
+    /// The figures behind `why`.
     pub grounds: Grounds,
+    /// `None` until [`JUDGED_AFTER_US`] have passed.
     pub outcome: Option<Outcome>,
 }
 
 /// State of a path in one group, for `status`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathStatus {
+    /// Path id.
     pub path: usize,
+    /// Of the path, as decisions call it.
     pub name: String,
+    /// Index of the group.
     pub group: usize,
     /// `unknown`, `good`, `ejected` (left), `held` (fit again, waiting), `dead`.
     pub state: &'static str,
+    /// What flows of this group may use it for.
     pub used_for: Use,
+    /// Present delay with what losses and the handicap cost, µs; `None` while too little is known.
     pub cost_us: Option<f64>,
+    /// Usual delay, µs; 0 without any answer.
     pub p50_us: f64,
+    /// 95th percentile of the delays in the window, µs; 0 without any answer.
     pub p95_us: f64,
+    /// Share of probes that begin a run of losses, 0 to 1.
     pub loss: f64,
+    /// Probes in the window that were answered or could not be sent.
     pub samples: usize,
+    /// Why it is used so, for people.
     pub reason: String,
     /// Time left until the path may be used again if it stays fit.
     pub patience_left_us: Option<u64>,
@@ -123,6 +151,7 @@ pub struct PathStatus {
     pub onsets: f64,
     /// Probes a second that its target answers, where that is limited.
     pub answer_limit_hz: Option<f64>,
+    /// Whose traffic makes it late; `None` while it is not left for being late.
     pub load: Option<Load>,
 }
 
@@ -133,6 +162,7 @@ pub struct Log {
 }
 
 impl Log {
+    /// Appends; forgets the oldest when [`KEPT`] are there.
     pub fn push(&mut self, d: Decision) {
         if self.ring.len() == KEPT {
             self.ring.pop_front();

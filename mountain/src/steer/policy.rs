@@ -33,6 +33,7 @@ const RECENT_US: u64 = 3_000_000;
 /// What is known beforehand of a path; its index is the path's id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathInput {
+    /// As decisions call the path.
     pub name: String,
     /// Handicap: the path is used like one that is this much longer, in µs.
     pub cost_us: f64,
@@ -45,44 +46,67 @@ pub struct PathInput {
 /// What happened, in order of time. `seq` numbers a path's probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
+    /// A probe left.
     Sent {
+        /// Path id.
         path: usize,
+        /// Number among the path's probes.
         seq: u64,
+        /// When it left.
         at_us: u64,
     },
     /// `delay_us` is what is judged: the forward delay where a reflector tells it apart (smallest
     /// RTT plus forward variation), else the RTT.
     Answered {
+        /// Path id.
         path: usize,
+        /// The probe that was answered.
         seq: u64,
+        /// When the answer came.
         at_us: u64,
+        /// Round trip, µs.
         rtt_us: u32,
+        /// Delay to judge by, µs.
         delay_us: u32,
     },
     /// A probe could not be sent: counts as lost at once.
     SendFailed {
+        /// Path id.
         path: usize,
+        /// Number among the path's probes.
         seq: u64,
+        /// When it should have left.
         at_us: u64,
     },
     /// Carrier, neighbour or next hop came or went.
     Usable {
+        /// Path id.
         path: usize,
+        /// When it changed.
         at_us: u64,
+        /// Whether the path carries packets from now on.
         usable: bool,
+        /// What came or went, for people.
         why: &'static str,
     },
     /// Our own egress rates on the path, about every 100 ms, in bit/s: of all flows, and of latency flows.
     Egress {
+        /// Path id.
         path: usize,
+        /// End of the time that the rates are over.
         at_us: u64,
+        /// Of all flows.
         rate_bps: f64,
+        /// Of latency flows alone.
         latency_bps: f64,
     },
     /// New flows that were placed on the path since the last such event; about every 100 ms.
     Placed {
+        /// Path id.
         path: usize,
+        /// When they were counted.
         at_us: u64,
+        /// How many were placed.
         flows: u64,
     },
 }
@@ -102,7 +126,9 @@ pub enum Mode {
 /// known good, the kernel decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GroupVerdict {
+    /// Paths for latency flows.
     pub latency: u16,
+    /// Paths for bulk flows.
     pub bulk: u16,
     /// Paths that deliver at all; flows leave the others at once.
     pub alive: u16,
@@ -115,6 +141,7 @@ pub struct GroupVerdict {
 /// One [`GroupVerdict`] per group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
+    /// By index of the group.
     pub groups: Vec<GroupVerdict>,
 }
 

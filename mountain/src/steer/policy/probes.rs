@@ -32,7 +32,12 @@ pub enum Fate {
     /// Not answered so far. Lost, from some age on.
     Waiting,
     /// `delay_us` is what is judged; the rest of the RTT is the way back.
-    Answered { rtt_us: u32, delay_us: u32 },
+    Answered {
+        /// Round trip, µs.
+        rtt_us: u32,
+        /// Delay to judge by, µs.
+        delay_us: u32,
+    },
     /// It could not be sent.
     Failed,
 }
@@ -40,8 +45,11 @@ pub enum Fate {
 /// One probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
+    /// Number among the path's probes.
     pub seq: u64,
+    /// When it left, µs.
     pub sent_us: u64,
+    /// What is known of it so far.
     pub fate: Fate,
     /// Time since the one before it, µs: its weight.
     gap_us: u64,
@@ -50,7 +58,9 @@ pub struct Probe {
 /// Figures that change slowly, in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Slow {
+    /// How many answers the figures rest on.
     pub answers: usize,
+    /// Usual delay.
     pub median_us: f64,
     /// Mean difference between successive answers (after RFC 3550, 6.4.1).
     pub jitter_us: f64,
@@ -74,7 +84,9 @@ pub struct Now {
 /// What became of some probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
+    /// Probes that were counted.
     pub sent: usize,
+    /// Those without an answer so far.
     pub lost: usize,
     /// Runs of losses after an answer.
     pub runs: usize,
@@ -325,10 +337,15 @@ impl Probes {
 /// What [`Probes::now`] goes by, in µs.
 #[derive(Clone, Copy, Debug)]
 pub struct Judge {
+    /// Delays count as this at most.
     pub cap_us: f64,
+    /// Usual delay of the path.
     pub median_us: f64,
+    /// The threshold: a wait so far beyond the median counts more than its age.
     pub d_us: f64,
+    /// How much longer such a probe will take yet.
     pub overdue_us: f64,
+    /// Whether the ages of waiting probes count; not while our own clock is in doubt.
     pub by_age: bool,
 }
 
