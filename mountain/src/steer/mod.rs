@@ -2,7 +2,6 @@
 //! Keeping each flow on the steadiest path.
 
 pub mod alike;
-pub mod averages;
 pub mod config;
 pub mod explain;
 mod kind;

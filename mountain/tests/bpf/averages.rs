@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The two averages as the kernel computes them: bpf/steer/averages.h over mountain/tests/vectors/averages.json,
-//! bit for bit, and the steering program's own against the Rust twin over real time.
+//! bit for bit, and those of the program of argmax-load over real time.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::thread::sleep;
@@ -10,13 +10,23 @@ use crate::rig::packets::*;
 use crate::rig::{in_netns, settings, Rig};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use mountain::bpf::{Mode, Program, Settings};
-use mountain::steer::averages::{Averages, INTERVAL_NS, K_ONE};
 use serde::Deserialize;
 
 /// Compiled by the build script.
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/averages_test.bpf.o");
 /// Some moment long after boot, at the start of an interval.
 const START_NS: u64 = 100_000 * INTERVAL_NS;
+
+const INTERVAL_NS: u64 = 10_000_000;
+/// K that replaces the averages by the last interval's values.
+const K_ONE: u64 = 1024;
+
+/// Smoothed rate and smoothed deviation of one path, B/s.
+#[derive(Debug, Default, PartialEq)]
+struct Averages {
+    ema_load: u64,
+    ema_time_delta: u64,
+}
 
 #[derive(Deserialize)]
 struct Vectors {
@@ -209,4 +219,28 @@ fn the_program_feeds_them_what_leaves_by_a_path() {
         assert_eq!(delta, 0, "K = 1 leaves no distance");
         assert_eq!(rig.steer.averages(1), Some((0, 0)));
     });
+}
+
+/// The file that `patch` adds as `path`.
+fn added_file(patch: &str, path: &str) -> String {
+    let header = format!("\n+++ b/{path}\n");
+    let start = patch.find(&header).expect("the patch adds the file") + header.len();
+    patch[start..]
+        .lines()
+        .skip(1) // @@
+        .take_while(|line| line.starts_with('+'))
+        .map(|line| format!("{}\n", &line[1..]))
+        .collect()
+}
+
+#[test]
+fn bpf_and_the_kernel_patch_share_one_text() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let patch = format!("{root}/kernel/patches/6.12/0001-net-dst-per-path-transmit-metrics.patch");
+    let patch = std::fs::read_to_string(&patch).expect(&patch);
+    let bpf = std::fs::read_to_string(format!("{root}/bpf/steer/path_average.h")).unwrap();
+    assert!(bpf.contains("ema_time_delta = path_avg_ema("));
+    // The kernel's copy has the kernel's licence.
+    let bpf = bpf.replacen(" OR BSD-2-Clause", "", 1);
+    assert_eq!(added_file(&patch, "include/net/path_average.h"), bpf);
 }

@@ -3,7 +3,7 @@
 """Writes averages.json: python3 averages.py > averages.json
 
 An implementation of its own, in Python's unbounded integers, of the definition in
-mountain/src/steer/averages.rs, so that the vectors do not merely repeat what one of the tested
+docs/steering.md ("The two averages"), so that the vectors do not merely repeat what one of the tested
 implementations says.
 """
 import json
