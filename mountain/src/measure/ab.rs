@@ -31,6 +31,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// A half that is to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
+    /// Rounds are counted from 0.
     pub round: u32,
     /// 0: A, 1: B.
     pub side: usize,

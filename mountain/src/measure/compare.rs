@@ -27,7 +27,9 @@ pub const HEADLINE: [&str; 3] = ["Median", "P99", "Loss"];
 /// What is compared: one run, or several of the same thing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Side {
+    /// Heads its column.
     pub name: String,
+    /// All of the same thing; at least one.
     pub runs: Vec<RunFile>,
 }
 
@@ -45,34 +47,45 @@ pub struct Options {
 pub struct Comparison {
     /// [`SCHEMA`].
     pub schema: String,
+    /// The columns, the one that the others are compared with first.
     pub runs: Vec<Run>,
+    /// In the order in which they are shown.
     pub rows: Vec<Compared>,
     /// Of each run but the first.
     pub headlines: Vec<Headline>,
+    /// Differences in how the runs were made.
     pub warnings: Vec<Warning>,
     /// Samples per part of the runs that Min, Max and Max−Min are compared by; of one run a side.
     pub segment: usize,
     /// Whether the runs were judged in pairs.
     pub paired: bool,
+    /// Significance level of the verdicts, 0 to 1.
     pub level: f64,
 }
 
 /// One column.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
+    /// Heads the column.
     pub name: String,
+    /// What measured: [`RunFile::tool`].
     pub tool: String,
+    /// Address or name that was probed.
     pub target: String,
+    /// RFC 3339, UTC.
     pub started: String,
     /// How many runs it stands for; the others' tool, target and start are the first's.
     pub runs: usize,
+    /// Probes of all its runs together.
     pub sent: u64,
+    /// Answers to distinct probes, of all its runs together.
     pub answered: u64,
 }
 
 /// One row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Compared {
+    /// Name of the figure, e.g. `P99`.
     pub name: String,
     /// "us", "percent" or "count".
     pub unit: String,
@@ -92,15 +105,20 @@ pub struct Against {
     pub percent: Option<f64>,
     /// In the row's unit; `None` with too few samples.
     pub difference: Option<Difference>,
+    /// By the interval of `difference`.
     pub verdict: Verdict,
 }
 
 /// The verdict on a run as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Headline {
+    /// Name of the run that is judged.
     pub run: String,
+    /// The rows of [`HEADLINE`] that could be tested.
     pub tests: Vec<Test>,
+    /// At least one row is significantly better than the first run's.
     pub better: bool,
+    /// At least one row is significantly worse.
     pub worse: bool,
     /// One sentence.
     pub text: String,
@@ -109,21 +127,28 @@ pub struct Headline {
 /// A row as the headline counts it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Test {
+    /// Name of the figure, as in [`HEADLINE`].
     pub row: String,
+    /// Two-sided p-value of "no difference", before correction.
     pub p: f64,
     /// After Holm's correction.
     pub p_holm: f64,
+    /// By `p_holm`.
     pub verdict: Verdict,
 }
 
 /// Something besides the figures in which a run differs from the first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Warning {
+    /// Name of the run that differs.
     pub run: String,
     /// "environment.kernel.release", "interval_us", …
     pub what: String,
+    /// The first run's value; null: not recorded.
     pub first: Value,
+    /// The other run's value; null: not recorded.
     pub other: Value,
+    /// One sentence for people.
     pub text: String,
 }
 

@@ -127,7 +127,9 @@ impl Recorder {
 
 /// What [`record`] leaves.
 pub struct Recorded {
+    /// Busy shares of each CPU over time.
     pub cpu: Cpu,
+    /// How long it was recorded, seconds.
     pub seconds: f64,
     /// Ended by a signal.
     pub interrupted: bool,

@@ -29,7 +29,9 @@ const STEP_SAMPLES: u32 = 3;
 /// Excess over the minimum, per direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Variation {
+    /// From us to the reflector, µs.
     pub forward_us: u32,
+    /// From the reflector back, µs.
     pub backward_us: u32,
 }
 
@@ -76,6 +78,7 @@ pub struct OneWay {
 }
 
 impl OneWay {
+    /// Knows nothing of either direction until it has been fed.
     pub fn new() -> Self {
         Self::default()
     }

@@ -49,7 +49,9 @@ pub struct Options {
     pub target: String,
     /// Resolve to IPv4 or IPv6 only.
     pub ipv6: Option<bool>,
+    /// Probes to send, unless it is interrupted.
     pub count: usize,
+    /// Time between two probes.
     pub interval: Duration,
     /// Payload bytes; 0 with `tcp`.
     pub size: usize,
@@ -57,6 +59,7 @@ pub struct Options {
     pub udp: Option<u16>,
     /// Port for TCP handshakes. ICMP echo without either.
     pub tcp: Option<u16>,
+    /// Device to send by; the kernel chooses without.
     pub device: Option<String>,
     /// Source address; the kernel chooses without.
     pub source: Option<IpAddr>,
@@ -71,6 +74,7 @@ pub struct Options {
 /// What is left of a measurement.
 #[derive(Clone, Debug)]
 pub struct Outcome {
+    /// As it is saved and compared.
     pub run: RunFile,
     /// Further answers to a probe already answered.
     pub duplicates: u64,

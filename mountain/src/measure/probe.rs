@@ -76,6 +76,7 @@ pub struct ProbePath {
     pub ifindex: u32,
     /// Source address; `None` lets the kernel choose.
     pub source: Option<IpAddr>,
+    /// Where probes go, and which kind they are.
     pub target: Target,
 }
 
@@ -106,6 +107,7 @@ pub struct Answer {
     pub kernel_stamps: bool,
     /// Hop limit and TOS byte of the answer as it arrived.
     pub hop_limit: Option<u8>,
+    /// Traffic class of IPv6; `None`: not told.
     pub tos: Option<u8>,
     /// What the reflector reported.
     pub reflected: Option<Reflected>,
@@ -114,7 +116,9 @@ pub struct Answer {
 /// What went on on one path since it was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathStats {
+    /// Probes that left.
     pub sent: u64,
+    /// Answers to distinct probes.
     pub answered: u64,
     /// Further answers to a probe already answered.
     pub duplicates: u64,
@@ -136,13 +140,19 @@ pub struct PathStats {
 /// Why a prober cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
+    /// No right to open raw sockets.
     #[error("ICMP probes need raw sockets: run as root or with CAP_NET_RAW")]
     Permission,
+    /// Source and target cannot talk to each other.
     #[error("path {path} ({ifname}): source {source_address} and target {target} are of different families")]
     Family {
+        /// Index of the path.
         path: usize,
+        /// Name of its device.
         ifname: String,
+        /// The source that was asked for.
         source_address: IpAddr,
+        /// The target that was asked for.
         target: IpAddr,
     },
 }
@@ -161,6 +171,7 @@ pub struct Prober {
 }
 
 impl Prober {
+    /// Opens a socket for each path. Fails where probes cannot work at all, see [`ProbeError`].
     pub fn new(paths: &[ProbePath]) -> Result<Self, ProbeError> {
         let mut prober = Self {
             paths: Vec::new(),

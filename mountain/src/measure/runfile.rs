@@ -37,9 +37,11 @@ pub struct RunFile {
     pub tool: String,
     /// The command line that made it, or the file that was imported.
     pub command: String,
+    /// Address or name that was probed.
     pub target: String,
     /// RFC 3339, UTC.
     pub started: String,
+    /// From the first probe until the end, seconds.
     pub seconds: f64,
     /// Configured time between two probes, µs; `None` where it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,6 +54,7 @@ pub struct RunFile {
     /// Ended before its count was reached.
     #[serde(default)]
     pub interrupted: bool,
+    /// One entry of each column per probe.
     pub samples: Samples,
     /// Busy shares of each CPU over the run; empty when not recorded.
     #[serde(default, skip_serializing_if = "Cpu::is_empty")]
@@ -104,6 +107,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
+    /// Nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.at_us.is_empty()
     }
@@ -239,6 +243,7 @@ impl Samples {
         self.rtt_us.len()
     }
 
+    /// No probe was sent.
     pub fn is_empty(&self) -> bool {
         self.rtt_us.is_empty()
     }

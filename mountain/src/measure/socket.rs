@@ -14,11 +14,13 @@ pub enum Kind {
     /// Raw ICMP or ICMPv6 that receives echo replies with this identifier only. IPv4 packets
     /// arrive with their IP header, IPv6 ones without.
     IcmpEcho {
+        /// Identifier of the echo requests, in host byte order.
         ident: u16,
     },
     /// ICMP or ICMPv6 echo without privileges (`net.ipv4.ping_group_range`): the kernel chooses
     /// the identifier, which is the port of the local address. Packets arrive without IP header.
     Ping,
+    /// A connected or bound UDP socket.
     Udp,
 }
 

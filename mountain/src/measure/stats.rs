@@ -15,19 +15,26 @@ pub const P999_FROM: usize = 20_000;
 pub struct Reply {
     /// Number in the order of sending.
     pub seq: u64,
+    /// Round trip, µs.
     pub rtt_us: f64,
 }
 
 /// Figures of the delays themselves, µs; they exist from one sample on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Delays {
+    /// Smallest.
     pub min: f64,
+    /// Mean.
     pub avg: f64,
+    /// 50th percentile.
     pub median: f64,
+    /// 95th percentile.
     pub p95: f64,
+    /// 99th percentile.
     pub p99: f64,
     /// From [`P999_FROM`] samples on.
     pub p999: Option<f64>,
+    /// Largest.
     pub max: f64,
     /// Standard deviation with n − 1; 0 for one sample.
     pub stdev: f64,
@@ -52,13 +59,16 @@ impl Delays {
 /// How many samples exceeded a threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Over {
+    /// Delays above this are counted, µs.
     pub threshold_us: f64,
+    /// How many were above it.
     pub count: u64,
 }
 
 /// Everything a table shows of one series of probes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
+    /// Probes sent.
     pub sent: u64,
     /// Answers, duplicates not counted.
     pub count: u64,
@@ -66,23 +76,29 @@ pub struct Table {
     pub reordered: u64,
     /// `None` without any answer.
     pub delays: Option<Delays>,
+    /// One per threshold.
     pub over: Vec<Over>,
 }
 
 /// How to print a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
+    /// Shown without places.
     Count,
+    /// Shown as ms, with three places.
     Microseconds,
+    /// From 0 to 100, with two places.
     Percent,
 }
 
 /// One line of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
+    /// Heads the line.
     pub name: String,
     /// `None` where there are too few samples.
     pub value: Option<f64>,
+    /// How `value` is printed.
     pub unit: Unit,
 }
 
@@ -131,6 +147,7 @@ impl Table {
         }
     }
 
+    /// Probes without an answer.
     pub fn lost(&self) -> u64 {
         self.sent.saturating_sub(self.count)
     }

@@ -250,15 +250,18 @@ pub enum ErrorEvent {
     /// A sent packet was handed to the driver. `id` counts the socket's packets from 0, modulo
     /// 2^32.
     Sent {
+        /// Number of the packet.
         id: u32,
+        /// Software stamp, ns since the epoch.
         tx_ns: Option<u64>,
+        /// Hardware stamp, ns of the card's clock.
         tx_hw_ns: Option<u64>,
     },
     /// A sent packet reached the queueing discipline.
     Scheduled {
         /// Number of the packet, as in `Sent`.
         id: u32,
-        /// When it got there, CLOCK_REALTIME, ns.
+        /// When it got there, ns since the epoch.
         tx_ns: u64,
     },
     /// An ICMP error, or a local one such as an unresolved neighbour, as an errno value.

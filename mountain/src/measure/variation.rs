@@ -77,14 +77,18 @@ impl Slow {
 /// Occurrences of something among trials.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Events {
+    /// How often it occurred.
     pub count: u64,
+    /// How often it could have.
     pub trials: u64,
 }
 
 /// A figure of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
+    /// In the row's unit.
     pub value: f64,
+    /// Degrees of freedom of its standard error.
     pub freedom: f64,
     /// For the exact test of rare events.
     pub events: Option<Events>,

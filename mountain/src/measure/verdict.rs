@@ -19,12 +19,16 @@ const FAR: f64 = 1e3;
 /// What can be said about a row, less being better in all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
+    /// Significantly less.
     #[serde(rename = "better")]
     Better,
+    /// Significantly more.
     #[serde(rename = "worse")]
     Worse,
+    /// The difference may be chance.
     #[serde(rename = "cannot tell")]
     CannotTell,
+    /// No test is possible.
     #[serde(rename = "too few samples")]
     TooFew,
 }
@@ -39,6 +43,7 @@ impl Verdict {
         }
     }
 
+    /// As tables and JSON have it.
     pub fn text(self) -> &'static str {
         match self {
             Verdict::Better => "better",
@@ -52,9 +57,12 @@ impl Verdict {
 /// An estimate and its confidence interval. A bound may be infinite: JSON's null.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
+    /// Best guess.
     pub estimate: f64,
+    /// Lower bound.
     #[serde(deserialize_with = "no_low")]
     pub low: f64,
+    /// Upper bound.
     #[serde(deserialize_with = "no_high")]
     pub high: f64,
 }
@@ -85,10 +93,12 @@ fn no_high<'de, D: Deserializer<'de>>(bound: D) -> Result<f64, D::Error> {
 /// The difference of a row between two sides, second − first.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
+    /// Of the difference, in the row's unit.
     #[serde(flatten)]
     pub interval: Interval,
     /// Two-sided p-value of "no difference".
     pub p: f64,
+    /// By `p`.
     pub verdict: Verdict,
 }
 

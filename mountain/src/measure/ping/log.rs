@@ -35,8 +35,11 @@ pub(super) struct Answer {
 /// Which clock the column `rtt_us` is by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
+    /// The network card's.
     Hardware,
+    /// The kernel's, at transmission and reception.
     Kernel,
+    /// The process's own, around its system calls.
     User,
 }
 
