@@ -18,6 +18,7 @@ use crate::netlink::conntrack;
 /// A rule as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
+    /// What the user asks for.
     pub rule: Rule,
     /// `None`: nft, and whatever faster one `redirect watch` finds correct while it runs.
     pub backend: Option<Backend>,
@@ -28,6 +29,7 @@ pub struct Wanted {
 /// What became of it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Added {
+    /// It was added just now.
     New(Installed),
     /// The very same was there.
     Was(Installed),

@@ -49,6 +49,8 @@ pub const MAX_RULES: usize = 65_536;
     clap::ValueEnum,
 )]
 #[serde(rename_all = "kebab-case")]
+// The names say it all, and `--help` would show comments on them.
+#[allow(missing_docs)]
 pub enum Proto {
     Udp,
     Tcp,
@@ -155,13 +157,16 @@ pub enum Snat {
     /// directly, from an address that they never spoke to.
     #[default]
     Auto,
+    /// For every client.
     Always,
+    /// For none. The target's replies have to come back through this host by routing.
     Never,
 }
 
 /// What a user asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rule {
+    /// Protocol of the packets that it takes.
     pub proto: Proto,
     /// Where clients send to.
     pub from: SocketAddr,
@@ -171,6 +176,7 @@ pub struct Rule {
     /// the address of `from`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dev: Option<String>,
+    /// For which clients the source address is rewritten.
     #[serde(default)]
     pub snat: Snat,
     /// Log lines a second, at most; `None`: no log.
@@ -207,7 +213,9 @@ impl fmt::Display for Rule {
 /// A device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Device {
+    /// Its index. A device that was deleted and made again has another.
     pub ifindex: u32,
+    /// As ip(8) shows it.
     pub name: String,
     /// It is a veth whose far end is in another network namespace and no port of a bridge:
     /// `bpf_redirect_peer()` works.
@@ -224,16 +232,21 @@ pub enum Fix {
     Feature {
         /// Inode of the network namespace of the device.
         namespace: u64,
+        /// The device whose feature is set.
         device: Device,
         /// One bit by the kernel's name, which `ethtool -K` takes too: `tx-checksum-ip-generic`,
         /// `rx-gro`.
         feature: String,
+        /// What it is set to.
         on: bool,
     },
     /// A sysctl, by its path below /proc/sys, e.g. `net/ipv4/ip_forward`.
     Sysctl {
+        /// Below /proc/sys.
         path: String,
+        /// What it was, to be put back.
         before: String,
+        /// What it is set to.
         value: String,
     },
 }
@@ -241,6 +254,7 @@ pub enum Fix {
 /// How a rule is carried out on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
+    /// What moves the packets.
     pub backend: Backend,
     /// The device that clients come in by; always there for BPF backends.
     pub client_dev: Option<Device>,
@@ -258,7 +272,9 @@ pub struct Plan {
 pub struct Installed {
     /// Number of the rule, 0..[`MAX_RULES`]: smallest free one. Statistics are kept by it.
     pub id: u32,
+    /// As the user asked for it.
     pub rule: Rule,
+    /// How it is carried out.
     pub plan: Plan,
     /// The user named the backend. Otherwise the plan is by nft, and `redirect watch` may put a
     /// faster backend on top of it for as long as it runs.
@@ -297,13 +313,16 @@ impl Installed {
 /// Packets and bytes (network layer) in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
+    /// How many packets.
     pub packets: u64,
+    /// Their bytes, from the network header on.
     pub bytes: u64,
 }
 
 /// What a rule has done since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
+    /// The rule's [`Installed::id`].
     pub id: u32,
     /// From clients to the target.
     pub forward: Traffic,
@@ -316,6 +335,7 @@ pub struct Stats {
 /// What [`preflight`] found about one backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
+    /// The one that was looked at.
     pub backend: Backend,
     /// How it would be done; `None` when it is refused.
     pub plan: Option<Plan>,

@@ -48,6 +48,7 @@ const TIDY_BYTES: u64 = 64 * 1024;
 pub enum State {
     /// A command began to add it and has not said that it is done.
     Adding = 1,
+    /// It is in force.
     Active = 2,
     /// A command began to take it away and has not said that it is done.
     Removing = 3,
@@ -65,7 +66,9 @@ impl State {
 /// nothing, both ports, both addresses (IPv4 as mapped IPv6), where its line is, a hash of its fixes.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
+    /// The rule's [`Installed::id`].
     pub id: u32,
+    /// How far the last command about it has come.
     pub state: State,
     record: &'a [u8; RECORD],
 }
@@ -89,6 +92,7 @@ impl Entry<'_> {
             && self.record[24..40] == address(to)
     }
 
+    /// What moves the rule's packets.
     pub fn backend(self) -> Backend {
         let all = Backend::ALL;
         // `Store::load` has looked at it.
@@ -415,10 +419,12 @@ impl Store {
         Ok(rules.into_iter().flat_map(|rule| rule.plan.fixes).collect())
     }
 
+    /// How many rules there are, unfinished ones too.
     pub fn len(&self) -> usize {
         self.entries().count()
     }
 
+    /// There is none, not even an unfinished one.
     pub fn is_empty(&self) -> bool {
         self.entries().next().is_none()
     }

@@ -149,6 +149,7 @@ fn found() -> Result<Option<Loaded>> {
 /// How a rule is carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
+    /// What moves its packets.
     pub backend: Backend,
     devices: [u32; 2],
     macs: [[u8; 6]; 2],

@@ -17,12 +17,16 @@ use libbpf_sys as sys;
 /// A place for programs on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
+    /// Before the kernel has made a packet of it.
     Xdp,
+    /// Before a received packet is routed.
     TcxIngress,
+    /// Before a packet is handed to the device.
     TcxEgress,
 }
 
 impl Hook {
+    /// All of them, in the order in which a packet meets them.
     pub const ALL: [Self; 3] = [Self::Xdp, Self::TcxIngress, Self::TcxEgress];
 
     fn tcx(self) -> sys::bpf_attach_type {
@@ -159,9 +163,11 @@ pub fn programs(hook: Hook, ifindex: u32) -> io::Result<Vec<u32>> {
 /// A program that is in the kernel.
 #[derive(Debug)]
 pub struct Program {
+    /// Keeps it loaded.
     pub fd: OwnedFd,
     /// As the kernel has it: 15 characters.
     pub name: String,
+    /// Ids of its maps.
     pub maps: Vec<u32>,
 }
 
@@ -198,6 +204,7 @@ impl Program {
 pub struct Outcome {
     /// XDP_* or TC_ACT_*.
     pub action: i32,
+    /// What is left of the packet, from its Ethernet header on.
     pub packet: Vec<u8>,
     /// Of one run.
     pub duration_ns: u32,

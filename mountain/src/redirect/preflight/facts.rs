@@ -13,6 +13,7 @@ use super::firewall::Firewall;
 pub struct Facts {
     /// Major and minor; `None`: not understood.
     pub kernel: Option<(u32, u32)>,
+    /// The kernel describes its types (/sys/kernel/btf/vmlinux).
     pub btf: bool,
     /// The `nft` program is installed.
     pub nft: bool,
@@ -20,11 +21,15 @@ pub struct Facts {
     pub module: bool,
     /// `rule.from` is an address of this host.
     pub from_here: bool,
+    /// Where clients come in.
     pub client: Client,
+    /// How the target is reached.
     pub way: Way,
     /// Every device that plays a part: the clients', the target's.
     pub devices: Vec<Device>,
+    /// Settings of this namespace.
     pub host: Host,
+    /// What the rules of others do to the packets.
     pub firewall: Firewall,
 }
 
@@ -34,6 +39,7 @@ impl Facts {
         self.devices.iter().find(|d| d.link.ifindex == ifindex)
     }
 
+    /// The device that clients come in by, if one is known.
     pub fn client_device(&self) -> Option<&Device> {
         match self.client {
             Client::Device(ifindex) => self.device(ifindex),
@@ -41,6 +47,7 @@ impl Facts {
         }
     }
 
+    /// The device that packets to the target leave by; `None`: the target is on this host or out of reach.
     pub fn target_device(&self) -> Option<&Device> {
         match self.way {
             Way::Out { ifindex, .. } => self.device(ifindex),
@@ -57,17 +64,21 @@ pub enum Client {
     Unknown,
     /// The device that was named does not exist.
     Missing(String),
+    /// Index of the device that they come in by.
     Device(u32),
 }
 
 /// How the target is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Way {
+    /// There is no route to it.
     #[default]
     Nowhere,
     /// It is an address of this host.
     Host,
+    /// Another host, by a route.
     Out {
+        /// Index of the device that packets leave by.
         ifindex: u32,
         /// Indices of all devices of a multipath route.
         devices: Vec<u32>,
@@ -83,17 +94,23 @@ pub enum Way {
 /// A device of this namespace.
 #[derive(Clone, Debug, Default)]
 pub struct Device {
+    /// What rtnetlink says of it.
     pub link: Link,
     /// Kind of the bridge, bond or VRF it is a port of, and its name.
     pub master: Option<(String, String)>,
     /// As ethtool names it.
     pub driver: Option<String>,
+    /// What is attached at XDP and what the driver can do there.
     pub xdp: Xdp,
     /// Programs of others at its tcx hooks.
     pub tcx: Vec<String>,
+    /// Its own, IPv4 and IPv6.
     pub addresses: Vec<IpAddr>,
+    /// If it is a veth, its other end.
     pub far: Far,
+    /// Its settings below /proc/sys/net.
     pub sysctls: Sysctls,
+    /// Queueing disciplines on it.
     pub qdiscs: Qdiscs,
 }
 
@@ -123,6 +140,7 @@ pub enum Far {
     None,
     /// It could not be looked at: why.
     Unknown(String),
+    /// What was seen there.
     End(Box<FarEnd>),
 }
 
@@ -131,10 +149,13 @@ pub enum Far {
 pub struct FarEnd {
     /// Inode of its namespace, and how to name that one to nsenter(1).
     pub namespace: u64,
+    /// The namespace for nsenter(1).
     pub path: String,
     /// It is in the namespace of the rule, too.
     pub here: bool,
+    /// What rtnetlink says of this end.
     pub link: Link,
+    /// Offload features, which decide about checksums and segments.
     pub features: Features,
     /// An XDP program is attached, which makes it poll by NAPI.
     pub xdp: bool,
@@ -147,19 +168,24 @@ pub struct FarEnd {
 /// Settings below net/ipv4/conf/DEV and net/ipv6/conf/DEV; `None`: not there.
 #[derive(Clone, Debug, Default)]
 pub struct Sysctls {
+    /// IPv4: forwards what comes in here.
     pub forwarding4: Option<u32>,
+    /// IPv6: forwards what comes in here.
     pub forwarding6: Option<u32>,
     /// IPv6, since 6.17: forwards what comes in here, whatever net.ipv6.conf.all.forwarding says.
     pub force6: Option<u32>,
     /// Its own, or that of all devices if larger.
     pub rp_filter: u32,
+    /// IPv4: packets from outside may be routed to 127.0.0.0/8.
     pub route_localnet: bool,
 }
 
 /// Settings of the namespace.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
+    /// net.ipv4.ip_forward.
     pub ip_forward: bool,
+    /// net.ipv6.conf.all.forwarding.
     pub forwarding6: bool,
     /// A default route learnt from IPv6 router advertisements, which the kernel drops when a device
     /// begins to forward.

@@ -26,6 +26,7 @@ const BLOCKS: usize = MOST / 32;
 /// A feature of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Feature {
+    /// Switched on at present.
     pub on: bool,
     /// It can be switched.
     pub free: bool,

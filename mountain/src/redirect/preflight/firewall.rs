@@ -73,6 +73,7 @@ pub fn ruleset() -> io::Result<Ruleset> {
 pub struct Passed {
     /// By which clients come in and replies leave.
     pub client: DeviceFact,
+    /// By which packets reach the target and its replies come in.
     pub target: DeviceFact,
     /// The target is on this host.
     pub local: bool,

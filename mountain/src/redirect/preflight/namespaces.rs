@@ -11,9 +11,11 @@ use nix::sys::statfs::{fstatfs, NSFS_MAGIC};
 /// A network namespace, open.
 #[derive(Debug)]
 pub struct Namespace {
+    /// Inode of its file in nsfs, which identifies it until it ends.
     pub inode: u64,
     /// What nsenter(1) takes: a name below /run/netns if there is one, else a process's.
     pub path: PathBuf,
+    /// Keeps it alive; for setns(2).
     pub file: File,
 }
 
