@@ -19,7 +19,9 @@ use super::{encode, types};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
+    /// Sends little: every packet's delay counts.
     Latency,
+    /// Sends much: its throughput counts.
     Bulk,
 }
 
@@ -43,7 +45,9 @@ impl Class {
 /// The 5-tuple. Ports are 0 for protocols without; of an ICMP echo, the source port is its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlowKey {
+    /// Sender of the packets.
     pub source: SocketAddr,
+    /// Receiver of the packets.
     pub destination: SocketAddr,
     /// IP protocol number.
     pub proto: u8,
@@ -63,15 +67,19 @@ impl From<&types::mtn_flow_key> for FlowKey {
 /// One entry of the flow table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Flow {
+    /// Which flow it is.
     pub key: FlowKey,
     /// Path id.
     pub path: usize,
+    /// Index of the group that its destination is in.
     pub group: usize,
+    /// By its rate.
     pub class: Class,
     /// Rate over the last full window, bit/s.
     pub rate_bps: u32,
     /// CLOCK_MONOTONIC of the last packet, ns.
     pub last_ns: u64,
+    /// How often it has changed its path.
     pub moves: u16,
 }
 
@@ -198,11 +206,15 @@ pub enum MoveReason {
 pub struct Move {
     /// CLOCK_MONOTONIC, ns.
     pub at_ns: u64,
+    /// Which flow it is.
     pub key: FlowKey,
     /// Path ids.
     pub from: usize,
+    /// Path id.
     pub to: usize,
+    /// Why the program moved it.
     pub reason: MoveReason,
+    /// Of the flow at that time.
     pub class: Class,
     /// Since the flow's previous packet, µs, at least.
     pub gap_us: u64,
@@ -237,6 +249,7 @@ pub struct MoveLog {
 }
 
 impl MoveLog {
+    /// Reads the ring buffer of the steering program.
     pub fn new(map: &impl MapCore) -> Result<Self> {
         let seen = Rc::new(RefCell::new(Vec::new()));
         let sink = Rc::clone(&seen);

@@ -27,6 +27,7 @@ const NAMED_MAX: usize = 64;
 pub struct CgroupProgram {
     /// Where the cgroup is below the root.
     pub cgroup: PathBuf,
+    /// Its id, which names it to the kernel.
     pub cgroup_id: u64,
     /// Empty where the kernel does not say, as without CAP_SYS_ADMIN.
     pub name: String,

@@ -52,13 +52,17 @@ pub enum Mode {
 /// One path as the program needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathConfig {
+    /// Index of the device that packets leave by.
     pub ifindex: u32,
     /// Network-layer bytes.
     pub mtu: u32,
+    /// Carries IPv6; otherwise IPv4.
     pub ipv6: bool,
+    /// Where packets go next, which its Ethernet address is looked up for.
     pub gateway: IpAddr,
     /// `None` while the neighbour entry is not usable: nothing is sent there.
     pub mac: Option<[u8; 6]>,
+    /// The device has Ethernet headers.
     pub ethernet: bool,
     /// Of the path in rendezvous hashing.
     pub salt: u32,
@@ -69,14 +73,18 @@ pub struct PathConfig {
 /// A group: path ids and their [`crate::steer::rendezvous::inv_weight`]s, and the prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
+    /// Path ids, each with its inverse weight.
     pub members: Vec<(usize, u32)>,
+    /// Destinations that are reached by any of the members.
     pub prefixes: Vec<IpNet>,
 }
 
 /// Packets and bytes sent by a path since the program was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
+    /// How many packets.
     pub packets: u64,
+    /// Their bytes, from the network header on.
     pub bytes: u64,
     /// Of latency flows, our own probes apart.
     pub latency_bytes: u64,

@@ -38,6 +38,7 @@ const EXCHANGE_REST: Duration = Duration::from_secs(300);
 /// Settings that hold as long as the programs are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
+    /// Of rendezvous hashing; another one gives other paths to the same flows.
     pub hash_seed: u32,
     /// The bits of packet marks that are ours.
     pub mark_mask: u32,
@@ -48,6 +49,7 @@ pub struct Settings {
 /// What marks a path's flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathMark {
+    /// What the flows' packets are marked with.
     pub mark: u32,
     /// Of the path in rendezvous hashing.
     pub salt: u32,
@@ -60,7 +62,9 @@ pub struct PathMark {
 /// Which paths a rule wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
+    /// Those that latency flows may use.
     Steadiest,
+    /// Those that bulk flows may use.
     Bulk,
     /// Bits of path ids.
     Paths(u64),
@@ -69,17 +73,21 @@ pub enum Wants {
 /// Which flows a rule is about, and what it wants; unset fields match everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
+    /// IP protocol number.
     pub proto: Option<u8>,
     /// Destination ports, first and last.
     pub ports: Option<(u16, u16)>,
+    /// DSCP, 0 to 63.
     pub dscp: Option<u8>,
     /// Id of a cgroup and how deep it is below the root.
     pub cgroup: Option<(u64, u32)>,
+    /// First and last user id of the socket.
     pub uid: Option<(u32, u32)>,
     /// (mark, mask)
     pub mark: Option<(u32, u32)>,
     /// Destination.
     pub prefix: Option<IpNet>,
+    /// Where its flows go.
     pub wants: Wants,
 }
 

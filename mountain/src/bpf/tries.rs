@@ -18,6 +18,7 @@ const BATCH: usize = 4096;
 
 /// What stands behind a prefix, as the program reads it.
 pub trait Value: Copy + Eq {
+    /// As it lies in the map.
     fn bytes(self) -> impl AsRef<[u8]>;
 }
 

@@ -30,7 +30,9 @@ const NETNSA_FD: u16 = 3;
 /// A device as rtnetlink describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
+    /// Its index in this namespace.
     pub ifindex: u32,
+    /// As ip(8) shows it.
     pub name: String,
     /// Switched on, with a carrier.
     pub up: bool,
@@ -38,6 +40,7 @@ pub struct Link {
     pub mtu: u32,
     /// Has Ethernet headers (ARPHRD_ETHER).
     pub ethernet: bool,
+    /// It is `lo`, or another of that kind (IFF_LOOPBACK).
     pub loopback: bool,
     /// Index of the bridge, bond or VRF that it is a port of.
     pub master: Option<u32>,
@@ -46,6 +49,7 @@ pub struct Link {
     /// Index of the other end of a veth, in the namespace that `peer_namespace` numbers (in this
     /// one: `None`).
     pub peer: Option<u32>,
+    /// Id of the namespace that `peer` is in, as this one numbers it (NSID).
     pub peer_namespace: Option<i32>,
     /// Name of the root queueing discipline.
     pub qdisc: Option<String>,

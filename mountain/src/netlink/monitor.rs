@@ -38,16 +38,23 @@ const BUFFER_BYTES: u32 = 1 << 20;
 pub enum Change {
     /// A device changed. `up`: administratively up with carrier.
     Link {
+        /// Index of the device.
         ifindex: u32,
+        /// It can carry packets.
         up: bool,
+        /// It is gone.
         deleted: bool,
     },
     /// A neighbour entry changed. `usable`: the kernel would send to it without asking first;
     /// `mac`: its Ethernet address while usable.
     Neighbour {
+        /// Device of the entry.
         ifindex: u32,
+        /// Address of the neighbour.
         addr: IpAddr,
+        /// It can be sent to at once.
         usable: bool,
+        /// Ethernet address; `None` while not usable, or without Ethernet.
         mac: Option<[u8; 6]>,
     },
     /// A default route or a routing rule came or went, other than ours: which way the kernel prefers may have

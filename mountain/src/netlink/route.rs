@@ -27,6 +27,7 @@ const HEADER_LEN: usize = 12;
 /// Where packets to an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EgressRoute {
+    /// Index of the device.
     pub ifindex: u32,
     /// `None`: the address is on the link itself, or this host's own.
     pub gateway: Option<IpAddr>,
@@ -54,6 +55,7 @@ pub enum Way {
     Host,
     /// There is no route, or one that drops, or one to many receivers.
     Nowhere,
+    /// Another host, by a route.
     Out {
         /// Of a multipath route it is the next hop of one packet.
         first: EgressRoute,

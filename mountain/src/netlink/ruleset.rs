@@ -80,16 +80,21 @@ pub use residue::{Effect, EffectKind, Residue};
 /// Where a table comes from, and which packets it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
+    /// IPv4.
     Ip,
+    /// IPv6.
     Ip6,
     /// IPv4 and IPv6.
     Inet,
+    /// ARP packets.
     Arp,
+    /// Frames that a bridge forwards or delivers.
     Bridge,
     /// Hooks of single devices.
     Netdev,
     /// Legacy iptables, legacy ip6tables.
     LegacyIp,
+    /// Of IPv6.
     LegacyIp6,
 }
 
@@ -114,16 +119,22 @@ impl Family {
 pub enum Hook {
     /// Of a device, before IP (families netdev and inet).
     Ingress,
+    /// Before routing of what comes in.
     Prerouting,
+    /// After routing, for this host.
     Input,
+    /// After routing, for another host.
     Forward,
+    /// From a socket of this host.
     Output,
+    /// When a packet is about to leave.
     Postrouting,
     /// Of a device, after IP (family netdev).
     Egress,
 }
 
 impl Hook {
+    /// As nft(8) has it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -140,7 +151,9 @@ impl Hook {
 /// Packets of one protocol, as they pass the hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packets {
+    /// At the hooks of IPv4.
     Ipv4,
+    /// At the hooks of IPv6.
     Ipv6,
     /// Frames of either that a bridge forwards or delivers, at the bridge's own hooks.
     Bridged,
@@ -159,7 +172,9 @@ impl Packets {
 /// Which base chains are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
+    /// The packets that chains see.
     pub packets: Packets,
+    /// Where they see them.
     pub hook: Hook,
     /// First and last priority.
     pub priorities: (i32, i32),
@@ -270,8 +285,11 @@ pub(crate) enum Value {
 /// A rule, or a base chain's policy, as messages name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RuleRef {
+    /// Of its table.
     pub family: Family,
+    /// The table that its chain is in.
     pub table: String,
+    /// The chain that it is in.
     pub chain: String,
     /// `None`: the base chain's policy.
     pub handle: Option<u64>,

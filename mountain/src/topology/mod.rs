@@ -41,6 +41,7 @@ pub struct PathKey {
 /// One path: a (device, gateway) pair that at least one multipath route offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Path {
+    /// What tells it from all other paths.
     pub key: PathKey,
     /// Name of the device, e.g. `eth0`.
     pub ifname: String,
@@ -124,6 +125,7 @@ pub struct PathMasks {
 /// Prefixes that share one set of next hops in one table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
+    /// Whether running flows move, new ones are placed, or both.
     pub kind: Kind,
     /// Routing table (254 is `main`).
     pub table: u32,
@@ -140,28 +142,36 @@ pub struct FibRule {
     /// Table of the groups that the rule takes packets from; those of other tables are not
     /// concerned.
     pub table: u32,
+    /// Lower ones are asked first.
     pub priority: u32,
     /// `not ...`: applies to what the fields do *not* match.
     pub invert: bool,
     /// (mark, mask)
     pub fwmark: Option<(u32, u32)>,
+    /// Source address.
     pub src: Option<IpNet>,
+    /// Destination address.
     pub dst: Option<IpNet>,
     /// Device the packet came in by; 1 (`lo`) for packets of local sockets.
     pub iif: Option<u32>,
     /// First and last uid.
     pub uid: Option<(u32, u32)>,
+    /// IP protocol number.
     pub ipproto: Option<u8>,
+    /// First and last source port.
     pub sport: Option<(u16, u16)>,
+    /// First and last destination port.
     pub dport: Option<(u16, u16)>,
     /// (DS field, mask), see [`crate::netlink::ds_field`].
     pub tos: Option<(u8, u8)>,
+    /// About IPv6 packets; otherwise IPv4.
     pub ipv6: bool,
 }
 
 /// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suspended {
+    /// Of IPv6; otherwise of IPv4.
     pub ipv6: bool,
     /// Those that could be adopted but for that.
     pub paths: Vec<Path>,
@@ -176,6 +186,7 @@ pub struct Suspended {
 /// is: as a VPN's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Kept {
+    /// The destination.
     pub host: IpAddr,
     /// The uplink's device.
     pub ifindex: u32,
@@ -184,7 +195,9 @@ pub struct Kept {
 /// Everything the steering needs to know of the kernel's routing, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Topology {
+    /// Each (device, gateway) pair once; groups name them by index.
     pub paths: Vec<Path>,
+    /// Sets of next hops that flows can be steered among.
     pub groups: Vec<Group>,
     /// Routes of the groups' tables, and of tables looked up before them (`local`), that are not
     /// multipath ones of ours and lie inside a group's prefix: a destination in one of them is not

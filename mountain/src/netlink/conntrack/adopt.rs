@@ -48,7 +48,9 @@ const TRIES: usize = 3;
 /// A flow that something else than connection tracking has translated so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
+    /// IP protocol number.
     pub proto: u8,
+    /// Address and port that the client sends from.
     pub client: SocketAddr,
     /// Where the client sends to.
     pub from: SocketAddr,

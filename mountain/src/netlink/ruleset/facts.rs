@@ -11,8 +11,11 @@ use crate::netlink::wire::{ip_bytes, Attributes, Socket};
 /// What rules can ask about a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Device {
+    /// As rtnetlink numbers it.
     pub index: u32,
+    /// As ip(8) shows it.
     pub name: String,
+    /// Number that ip-link(8) calls `group`.
     pub group: u32,
     /// ARPHRD_*.
     pub arphrd: u16,
@@ -30,6 +33,7 @@ pub enum DeviceFact {
     Open,
     /// None: at output no packet has come in by a device.
     Absent,
+    /// Exactly this device.
     Known(Device),
 }
 
@@ -46,14 +50,21 @@ impl DeviceFact {
 /// at the hook in question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
+    /// The device that it came in by.
     pub iif: DeviceFact,
+    /// The device that it leaves by.
     pub oif: DeviceFact,
     /// IPPROTO_*.
     pub protocol: Option<u8>,
+    /// Source address in its IP header.
     pub source: Option<IpAddr>,
+    /// Destination address in its IP header.
     pub destination: Option<IpAddr>,
+    /// Source port, of protocols with ports.
     pub source_port: Option<u16>,
+    /// Destination port, of protocols with ports.
     pub destination_port: Option<u16>,
+    /// Mark of the packet, as it bears it at the hook.
     pub mark: Option<u32>,
 }
 

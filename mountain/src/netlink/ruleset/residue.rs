@@ -23,6 +23,7 @@ pub enum EffectKind {
     Track,
     /// Writes to the packet: a header field, an option, the MSS.
     Modify,
+    /// Sends a copy of it elsewhere.
     Copy,
     /// Sends it another way: to another device, a socket, a flow table.
     Forward,
@@ -37,7 +38,9 @@ pub enum EffectKind {
 /// A statement that a packet may meet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Effect {
+    /// What it does.
     pub kind: EffectKind,
+    /// The rule, or the policy, that it belongs to.
     pub rule: RuleRef,
 }
 
