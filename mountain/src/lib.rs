@@ -6,6 +6,8 @@
 //! `steer`, `placement`, `cc`, `redirect`, `control`, `config`, `daemon`, `check`, `cli`. None names a
 //! higher one, which `layers` tests. docs/architecture.md describes them.
 
+#![warn(missing_docs)]
+
 // First: the macros of `host::stdout` take the place of std's in all that follows.
 #[macro_use]
 pub mod host;

@@ -28,7 +28,9 @@ pub enum State {
 /// One live flow.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Flow {
+    /// Address and port on this host.
     pub local: SocketAddr,
+    /// Address and port of the other end.
     pub remote: SocketAddr,
     /// What was acknowledged between two readings ([`measure`]), or else delivery in the last slice
     /// that the brake judged, bit/s.
@@ -41,15 +43,19 @@ pub struct Flow {
     pub pacing_bps: u64,
     /// What the brake allows, bit/s; `None` when it is off.
     pub limit_bps: Option<u64>,
+    /// Smallest RTT, as BBR remembers it, µs; 0: none yet.
     pub min_rtt_us: u32,
     /// RTT of the last slice less the smallest.
     pub queue_us: u32,
     /// Packets.
     pub cwnd: u32,
+    /// Packets sent again since the connection began.
     pub retransmits: u32,
+    /// What the brake does at present.
     pub state: State,
     /// Times it began to brake, and times it only held.
     pub engagements: u32,
+    /// Times it held the rate without braking first.
     pub holds: u32,
     /// Times it gave up braking because the queue was others'.
     pub abandoned: u32,
@@ -57,6 +63,7 @@ pub struct Flow {
     pub braked_us: u64,
     /// Time between the first and the last ACK.
     pub age_us: u64,
+    /// ACKs since the connection began.
     pub acks: u32,
 }
 

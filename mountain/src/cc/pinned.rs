@@ -51,6 +51,7 @@ pub struct Pinned {
 /// What [`Pinned::enable`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enabled {
+    /// It was not registered before.
     New,
     /// It was registered before; new connections use the new program.
     Replaced,
@@ -59,6 +60,7 @@ pub enum Enabled {
 }
 
 impl Pinned {
+    /// Of the congestion control `name`. Fails if the kernel would not take the name.
     pub fn new(name: &str) -> Result<Self> {
         super::check_name(name)?;
         Ok(Self {
@@ -67,6 +69,7 @@ impl Pinned {
         })
     }
 
+    /// What sockets choose it by.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -106,6 +109,7 @@ impl Pinned {
         State::read(&self.state_file())
     }
 
+    /// Writes down what has to be put back at the end.
     pub fn save(&self, state: &State) -> Result<()> {
         state.write(&self.state_file())
     }

@@ -19,6 +19,7 @@ use super::scope::{namespaces, this_namespace, within, State};
 pub struct Route {
     /// Inode of its network namespace.
     pub namespace: u64,
+    /// Its destination.
     pub prefix: IpNet,
     /// What it named before: nothing, or the words of `congctl`.
     pub before: Vec<String>,

@@ -30,6 +30,7 @@ pub struct State {
 }
 
 impl State {
+    /// What `file` says; nothing is to be put back without one.
     pub fn read(file: &Path) -> Result<Self> {
         match fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -98,6 +99,7 @@ impl State {
         *self != before
     }
 
+    /// Replaces `file` in one step.
     pub fn write(&self, file: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self)?;
         atomic_file::write(file, false, |out| out.write_all(&text))

@@ -45,6 +45,7 @@ pub enum Level {
 pub struct Item {
     /// What was looked at: `kernel`, `routes`, `rp_filter`...
     pub name: String,
+    /// How bad it is.
     pub level: Level,
     /// What was found.
     pub what: String,
@@ -55,6 +56,7 @@ pub struct Item {
 /// All findings, in the order in which they were looked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
+    /// In the order in which they were looked for.
     pub items: Vec<Item>,
 }
 

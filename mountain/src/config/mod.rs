@@ -25,6 +25,7 @@ pub use save::save_redirects;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// `[steer]`: what is steered and how.
     pub steer: SteerConfig,
     /// One `[[path]]` table per path that needs more than what is found by itself.
     pub path: Vec<ConfiguredPath>,
@@ -42,18 +43,25 @@ pub struct Config {
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// The file could not be read.
     #[error("cannot read the configuration {}", file.display())]
     Read {
+        /// Its path.
         file: PathBuf,
+        /// The system's reason.
         source: std::io::Error,
     },
     /// `key` is the dotted name, e.g. `steer.tolerance_ms`, or `path 2: dev` for the second `[[path]]`;
     /// empty when the file is not even TOML and the line names none.
     #[error("{}:{line}: {}{message}", file.display(), prefix(key))]
     Bad {
+        /// Path of the file.
         file: PathBuf,
+        /// From 1 on.
         line: usize,
+        /// Dotted name of what is wrong.
         key: String,
+        /// What is wrong with it.
         message: String,
     },
 }

@@ -63,6 +63,7 @@ const MOVES_KEPT: usize = 10_000;
 /// How `mountain up` was asked to run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// Which devices and prefixes are steered.
     pub filter: Filter,
     /// Decide and explain, attach nothing.
     pub dry_run: bool,

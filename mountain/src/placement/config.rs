@@ -41,9 +41,12 @@ pub struct PlacementConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Forward {
+    /// Where this host forwards and translates sources.
     #[default]
     Auto,
+    /// Wherever they come from.
     Always,
+    /// Only this host's own connections are placed.
     Never,
 }
 
@@ -51,8 +54,10 @@ pub enum Forward {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Spread {
+    /// Each flow for itself.
     #[default]
     Flow,
+    /// All flows from one address to one other together.
     Destination,
 }
 

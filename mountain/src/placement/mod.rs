@@ -49,6 +49,7 @@ const LOOKS: usize = 5;
 pub struct Known {
     /// Index into [`Topology::paths`].
     pub index: usize,
+    /// As decisions call the path.
     pub name: String,
     /// Of the path in rendezvous hashing.
     pub salt: u32,

@@ -12,6 +12,7 @@ use super::Placer;
 /// A family whose new flows are left to the kernel, as it prefers another way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspension {
+    /// Of IPv6; otherwise of IPv4.
     pub ipv6: bool,
     /// What the kernel prefers.
     pub why: String,
@@ -22,6 +23,7 @@ pub struct Suspension {
 /// Placement in `mountain status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementStatus {
+    /// In the order of path ids.
     pub uplinks: Vec<UplinkStatus>,
     /// The bits of packet marks that are ours, in hexadecimal.
     pub mark_mask: String,
@@ -37,12 +39,14 @@ pub struct PlacementStatus {
     pub suspended: Vec<Suspension>,
     /// Addresses of uplinks without a rule, as connections from them are SNATed.
     pub held_addresses: Vec<IpAddr>,
+    /// Counters of the placement programs, by name.
     pub counters: BTreeMap<String, u64>,
 }
 
 /// An uplink that new flows are placed on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkStatus {
+    /// Name of its device.
     pub device: String,
     /// In hexadecimal.
     pub mark: String,

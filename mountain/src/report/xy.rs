@@ -15,7 +15,9 @@ const HEIGHT: u32 = 380;
 /// A point with a mark of its own.
 #[derive(Debug, Clone)]
 pub struct Point {
+    /// Of the mark and the name.
     pub colour: RGBColor,
+    /// Its place, x and y.
     pub at: (f64, f64),
     /// Stands beside it; may be empty.
     pub name: String,
@@ -24,12 +26,17 @@ pub struct Point {
 /// What is drawn.
 #[derive(Debug, Clone, Default)]
 pub struct Xy {
+    /// Stands below the x axis.
     pub x_title: String,
+    /// Stands beside the y axis.
     pub y_title: String,
     /// Logarithmic if it begins above 0 and is long.
     pub x: Range<f64>,
+    /// Always linear.
     pub y: Range<f64>,
+    /// Drawn in this order.
     pub lines: Vec<Line>,
+    /// Drawn above the lines.
     pub points: Vec<Point>,
 }
 
