@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Where nothing is mounted there, `enable` mounts it and the last `disable` unmounts it. What has to be
-//! put back is in `/run/mountain/cc-NAME.json` ([`scope::State`]). Both are gone
+//! put back is in `/run/mountain/cc-NAME.json` ([`super::scope::State`]). Both are gone
 //! after a restart of the machine, and so is the registration.
 
 use std::ffi::CString;

@@ -40,7 +40,7 @@ pub struct Link {
     pub mtu: u32,
     /// Has Ethernet headers (ARPHRD_ETHER).
     pub ethernet: bool,
-    /// It is `lo`, or another of that kind (IFF_LOOPBACK).
+    /// It is `lo` (ARPHRD_LOOPBACK).
     pub loopback: bool,
     /// Index of the bridge, bond or VRF that it is a port of.
     pub master: Option<u32>,

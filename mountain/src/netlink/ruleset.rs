@@ -47,7 +47,7 @@
 //! # Theory of operation
 //!
 //! `read` decodes nfnetlink dumps, `xtables` the tables that getsockopt gives. Both become the same
-//! rules, lists of [`expr::Expr`]: legacy rules are written as what nftables would say. `eval` runs
+//! rules, lists of `expr::Expr`: legacy rules are written as what nftables would say. `eval` runs
 //! them with `registers` in which each byte is either known or a named unknown, asks `sets` what
 //! they say about such keys, and `residue` holds and compares what could not be decided. `text` prints rules for messages.
 //!

@@ -23,7 +23,7 @@ pub struct Suspension {
 /// Placement in `mountain status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementStatus {
-    /// In the order of path ids.
+    /// Those that have a mark, in the order of the routing.
     pub uplinks: Vec<UplinkStatus>,
     /// The bits of packet marks that are ours, in hexadecimal.
     pub mark_mask: String,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Reports: pages that need no network, plots as SVG and PNG.
 //!
-//! [`write`] makes the report of run files (`mountain report`). The lab's reports are made from the
+//! [`write()`] makes the report of run files (`mountain report`). The lab's reports are made from the
 //! same parts:
 //! - [`series`]: from samples to the points of a plot,
 //! - [`plots`]: plots as SVG, [`raster`]: as PNG,
