@@ -23,7 +23,7 @@ pub fn addr(a: IpAddr) -> [u32; 4] {
 }
 
 /// The address that four words stand for.
-pub fn to_addr(words: [u32; 4], ipv6: bool) -> IpAddr {
+pub(crate) fn to_addr(words: [u32; 4], ipv6: bool) -> IpAddr {
     if !ipv6 {
         return IpAddr::V4(words[0].to_ne_bytes().into());
     }
@@ -47,14 +47,14 @@ pub fn source(a: IpAddr) -> Vec<u8> {
 }
 
 /// The address that such a key stands for.
-pub fn to_source(key: &[u8]) -> Option<IpAddr> {
+pub(crate) fn to_source(key: &[u8]) -> Option<IpAddr> {
     let word = |i: usize| Some(u32::from_ne_bytes(*key.get(i * 4..)?.first_chunk()?));
     let addr = [word(0)?, word(1)?, word(2)?, word(3)?];
     Some(to_addr(addr, word(4)? != 0))
 }
 
 /// Key of a trie of the prefix's family.
-pub fn trie_key(prefix: &IpNet) -> Vec<u8> {
+pub(crate) fn trie_key(prefix: &IpNet) -> Vec<u8> {
     let mut key = u32::from(prefix.prefix_len()).to_ne_bytes().to_vec();
     match prefix {
         IpNet::V4(net) => key.extend(net.network().octets()),

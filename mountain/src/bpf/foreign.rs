@@ -18,13 +18,13 @@ use crate::host::cgroup;
 /// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
 const BY_ADDRESS: &str = "sd_fw_egress";
 /// So many programs at cgroups can be minded: the size of the map in bpf/steer/cgroups.h.
-pub const PROGRAMS_MAX: usize = 4096;
+pub(crate) const PROGRAMS_MAX: usize = 4096;
 /// Programs at one cgroup whose names are asked for.
 const NAMED_MAX: usize = 64;
 
 /// A program at the egress of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CgroupProgram {
+pub(crate) struct CgroupProgram {
     /// Where the cgroup is below the root.
     pub cgroup: PathBuf,
     /// Its id, which names it to the kernel.
@@ -84,7 +84,7 @@ fn has_netfilter_links() -> bool {
 ///
 /// # Errors
 /// When the kernel does not say what is attached.
-pub fn cgroup_egress() -> Result<Vec<CgroupProgram>> {
+pub(crate) fn cgroup_egress() -> Result<Vec<CgroupProgram>> {
     let Ok(root) = cgroup::root() else {
         return Ok(Vec::new());
     };
@@ -188,7 +188,7 @@ fn name(id: u32) -> io::Result<String> {
 }
 
 /// Names of the programs at a tcx hook (`BPF_TCX_INGRESS`, `BPF_TCX_EGRESS`) of a device.
-pub fn tcx_programs(ifindex: u32, hook: u32) -> io::Result<Vec<String>> {
+pub(crate) fn tcx_programs(ifindex: u32, hook: u32) -> io::Result<Vec<String>> {
     let mut ids = [0u32; 64];
     let mut options = libbpf_sys::bpf_prog_query_opts {
         sz: std::mem::size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,

@@ -116,7 +116,7 @@ pub struct Sources {
 /// Most sources with a permission to move, `MTN_MAX_PERMITS` in bpf/common/intf.h.
 pub const MAX_PERMITS: usize = 16_384;
 /// A permission holds for so long, ns: `MTN_PERMIT_NS` in bpf/common/intf.h.
-pub const PERMIT_NS: u64 = 300_000_000_000;
+pub(crate) const PERMIT_NS: u64 = 300_000_000_000;
 
 /// The destinations of groups, each with its group's index, among `not_ours`: for
 /// [`tries::Tries::write`].
@@ -324,7 +324,7 @@ impl Steer {
 
     /// The tables of destinations, which may be written ahead of [`Steer::set_topology`] where that
     /// takes long. Flows must not be steered meanwhile.
-    pub fn dests(&self) -> tries::Shared<u32> {
+    pub(crate) fn dests(&self) -> tries::Shared<u32> {
         self.dests.clone()
     }
 
@@ -365,7 +365,7 @@ impl Steer {
     ///
     /// # Errors
     /// When there are more than 4096.
-    pub fn bar_cgroups(&mut self, ids: &[u64]) -> Result<()> {
+    pub(crate) fn bar_cgroups(&mut self, ids: &[u64]) -> Result<()> {
         let entries = ids.iter().map(|id| (id.to_ne_bytes().to_vec(), vec![1]));
         sync(&self.skel.maps.held_cgroups, entries).context("too many cgroups with programs")?;
         let config = &mut self.bss().config;

@@ -48,7 +48,7 @@ pub struct Settings {
 
 /// What marks a path's flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathMark {
+pub(crate) struct PathMark {
     /// What the flows' packets are marked with.
     pub mark: u32,
     /// Of the path in rendezvous hashing.
@@ -145,7 +145,7 @@ impl Programs {
     }
 
     /// Places the flows of the sockets of a cgroup, and of those below it.
-    pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<()> {
+    pub(crate) fn attach_cgroup(&mut self, cgroup: &Path) -> Result<()> {
         let folder = File::open(cgroup)
             .with_context(|| format!("cannot open the cgroup {}", cgroup.display()))?;
         let progs = &self.skel.progs;
@@ -173,7 +173,7 @@ impl Programs {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn leave_unconnected(&self, cookies: &[u64]) -> Result<()> {
+    pub(crate) fn leave_unconnected(&self, cookies: &[u64]) -> Result<()> {
         const FAMILY: usize = offset_of!(types::mtn_unconnected_key, ipv6);
         const PATH: usize = offset_of!(types::mtn_unconnected, path);
         let mut flow = [0; size_of::<types::mtn_unconnected>()];
@@ -226,7 +226,7 @@ impl Programs {
     }
 
     /// The tables of destinations, see [`super::Steer::dests`].
-    pub fn dests(&self) -> tries::Shared<u32> {
+    pub(crate) fn dests(&self) -> tries::Shared<u32> {
         self.dests.clone()
     }
 
@@ -247,13 +247,13 @@ impl Programs {
     }
 
     /// Whether new flows are left to the kernel for the moment. Exchanges in progress keep their address.
-    pub fn set_paused(&mut self, paused: bool) {
+    pub(crate) fn set_paused(&mut self, paused: bool) {
         // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
         unsafe { ptr::write_volatile(&mut self.bss().config.paused, paused.into()) };
     }
 
     /// Writes what marks each path, by id; the others are no paths any more.
-    pub fn set_paths(&mut self, marks: &BTreeMap<usize, PathMark>) {
+    pub(crate) fn set_paths(&mut self, marks: &BTreeMap<usize, PathMark>) {
         let open = marks.iter().filter(|(_, path)| path.open);
         self.open = open.fold(0, |bits, (id, _)| bits | 1u64 << (id % MAX_PATHS));
         let bss = self.bss();
@@ -349,7 +349,7 @@ impl Programs {
     }
 
     /// Replaces the user's rules, of which there are [`MAX_RULES`] at most.
-    pub fn set_rules(&mut self, rules: &[Rule]) {
+    pub(crate) fn set_rules(&mut self, rules: &[Rule]) {
         let config = &mut self.bss().config;
         // No run may see more rules than are written.
         config.n_rules = 0;

@@ -35,7 +35,7 @@ impl Value for u64 {
 }
 
 /// Prefixes of both families with their values, sorted, each prefix once.
-pub type Entries<V> = Vec<(IpNet, V)>;
+pub(crate) type Entries<V> = Vec<(IpNet, V)>;
 
 /// Sorts entries; of those with one prefix the last one holds.
 pub fn sorted<V: Value>(mut entries: Entries<V>) -> Entries<V> {

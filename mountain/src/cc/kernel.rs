@@ -31,7 +31,7 @@ fn sentence(lacking: Option<(&str, &str)>, loaded: Result<(), String>) -> Option
 
 /// What is missing here, and what to do about it. Changes nothing: a module of BBR that looks as if it
 /// could be loaded is enough. Whether it can, [`missing`] knows.
-pub fn lacking() -> Option<(&'static str, &'static str)> {
+pub(crate) fn lacking() -> Option<(&'static str, &'static str)> {
     let Ok(btf) = Btf::from_vmlinux() else {
         return Some((
             "the kernel does not describe its types (/sys/kernel/btf/vmlinux is missing)",
@@ -208,7 +208,7 @@ fn struct_members(module: &str, name: &str) -> Option<Vec<String>> {
 
 /// Whether BBR is neither built in nor loaded: a module yet to be loaded, or nothing at all. Not where the
 /// kernel does not describe its types.
-pub fn is_to_be_loaded() -> bool {
+pub(crate) fn is_to_be_loaded() -> bool {
     let has_bbr = |btf: Btf<'_>| {
         let function = btf.type_by_name::<types::Func<'_>>("bbr_main");
         function.is_some()
@@ -274,7 +274,7 @@ fn succeeds(command: &mut Command) -> Result<(), String> {
 }
 
 /// Whether `cwnd_event_tx_start` has replaced `cwnd_event` (Linux 7.3).
-pub fn has_tx_start() -> bool {
+pub(crate) fn has_tx_start() -> bool {
     let Ok(btf) = Btf::from_vmlinux() else {
         return false;
     };

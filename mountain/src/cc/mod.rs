@@ -43,7 +43,7 @@ pub use skel::types;
 /// `ip route ... congctl`.
 pub const NAME: &str = "mountain";
 /// Longest name, TCP_CA_NAME_MAX less the closing NUL.
-pub const NAME_MAX: usize = 15;
+pub(crate) const NAME_MAX: usize = 15;
 
 /// The program, loaded into the kernel.
 pub struct Loaded {
@@ -60,7 +60,7 @@ pub struct Registered {
 ///
 /// # Errors
 /// Says what is wrong with it.
-pub fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     ensure!(
         !name.is_empty() && name.len() <= NAME_MAX,
         "the name {name:?} has {} characters: 1 to {NAME_MAX} are possible",

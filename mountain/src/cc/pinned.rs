@@ -79,12 +79,12 @@ impl Pinned {
     }
 
     /// Whether it is registered by us.
-    pub fn is_enabled(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         self.path("link").exists()
     }
 
     /// Whether sockets can choose it. Files without that: somebody has detached the link.
-    pub fn is_registered(&self) -> Result<bool> {
+    pub(crate) fn is_registered(&self) -> Result<bool> {
         Ok(self.is_enabled() && available()?.contains(&self.name))
     }
 
@@ -144,7 +144,7 @@ impl Pinned {
 
     /// Fails where somebody else could have a say in what is pinned, or removed, there: a BPF file
     /// system may be open to all.
-    pub fn check_dirs(&self) -> Result<()> {
+    pub(crate) fn check_dirs(&self) -> Result<()> {
         for dir in self.dir.ancestors().take(3) {
             match fs::symlink_metadata(dir) {
                 Ok(m) => ensure!(
@@ -162,7 +162,7 @@ impl Pinned {
     /// Takes over what an `enable` left that was killed between registering the name and giving its
     /// file the final name: a new link is pinned only where nobody else had registered the name, so
     /// it is the registration. Call with the lock held, after [`Self::check_dirs`].
-    pub fn recover(&self) -> Result<()> {
+    pub(crate) fn recover(&self) -> Result<()> {
         let new = self.path("link-new");
         if !new.exists() {
             return Ok(());
@@ -241,7 +241,7 @@ impl Pinned {
     }
 
     /// Gives the sockets of a cgroup this congestion control from their next connection on.
-    pub fn scope_to(&self, cgroup: &File, id: u64, behaviour: Behaviour) -> Result<()> {
+    pub(crate) fn scope_to(&self, cgroup: &File, id: u64, behaviour: Behaviour) -> Result<()> {
         let path = self.path(&format!("cgroup-{id}"));
         if path.exists() {
             return Ok(());
@@ -258,7 +258,7 @@ impl Pinned {
     }
 
     /// Whether a cgroup of this id has been given it, as far as its files say.
-    pub fn is_scoped_to(&self, id: u64) -> bool {
+    pub(crate) fn is_scoped_to(&self, id: u64) -> bool {
         self.path(&format!("cgroup-{id}")).exists()
     }
 
@@ -359,7 +359,7 @@ impl Pinned {
 }
 
 /// Names that have something to put back.
-pub fn names_on_record() -> Vec<String> {
+pub(crate) fn names_on_record() -> Vec<String> {
     let files = fs::read_dir(RUN).into_iter().flatten().flatten();
     files
         .filter_map(|file| {

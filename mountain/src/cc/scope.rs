@@ -44,7 +44,13 @@ impl State {
     /// hand. One that is `name` already tells nothing: what is on record stays. So it does where the
     /// default is another of `ours` (names that have a record): that one came after this record, and
     /// may well have `name` on its own.
-    pub fn note_default(&mut self, name: &str, ours: &[String], namespace: u64, default: &str) {
+    pub(crate) fn note_default(
+        &mut self,
+        name: &str,
+        ours: &[String],
+        namespace: u64,
+        default: &str,
+    ) {
         let known = self.defaults.contains_key(&namespace);
         if default != name && !(known && ours.iter().any(|n| n == default)) {
             self.defaults.insert(namespace, default.to_owned());
@@ -52,7 +58,12 @@ impl State {
     }
 
     /// Notes what a route names before it is given `name`; likewise.
-    pub fn note_route(&mut self, name: &str, ours: &[String], mut route: super::routes::Route) {
+    pub(crate) fn note_route(
+        &mut self,
+        name: &str,
+        ours: &[String],
+        mut route: super::routes::Route,
+    ) {
         let same =
             |r: &super::routes::Route| (r.namespace, r.prefix) == (route.namespace, route.prefix);
         let known = self.routes.iter().position(same);
@@ -115,13 +126,13 @@ pub fn this_namespace() -> Result<u64> {
 }
 
 /// Default congestion control of the calling thread's network namespace.
-pub fn default_here() -> Result<String> {
+pub(crate) fn default_here() -> Result<String> {
     let text = fs::read_to_string(DEFAULT).with_context(|| format!("cannot read {DEFAULT}"))?;
     Ok(text.trim().to_owned())
 }
 
 /// Changes it.
-pub fn set_default_here(name: &str) -> Result<()> {
+pub(crate) fn set_default_here(name: &str) -> Result<()> {
     fs::write(DEFAULT, name).with_context(|| {
         format!("cannot make {name} the default (net.ipv4.tcp_congestion_control)")
     })
@@ -129,7 +140,7 @@ pub fn set_default_here(name: &str) -> Result<()> {
 
 /// Puts the former default back in every network namespace whose default is `name`. A namespace
 /// that is not on record has inherited it: a new one begins with the default of the machine's first.
-pub fn restore_defaults(name: &str, state: &State) -> Result<()> {
+pub(crate) fn restore_defaults(name: &str, state: &State) -> Result<()> {
     let here = this_namespace()?;
     let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
     let mut failed = None;
@@ -190,7 +201,7 @@ pub fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> R
 }
 
 /// Opens a cgroup by its folder, or by its name below where cgroup2 is mounted; with its id.
-pub fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
+pub(crate) fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
     let below = |mount: &str| {
         let relative = path.strip_prefix("/").unwrap_or(path);
         Path::new(mount).join(relative)

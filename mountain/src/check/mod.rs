@@ -117,7 +117,7 @@ impl Report {
 
 /// Loads the steering program and attaches it to the topology's devices for a moment, for
 /// [`check_with`]; returns what to say when that worked.
-pub type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
+pub(crate) type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
 
 /// Checks the calling thread's network namespace for all its multipath routes, without loading
 /// anything.
@@ -135,7 +135,12 @@ pub fn check_with(config: &Config, up: &str, try_load: Option<TryLoad<'_>>) -> R
 }
 
 /// As [`check_with`], after what `report` already holds.
-pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Option<TryLoad<'_>>) {
+pub(crate) fn check_into(
+    report: &mut Report,
+    config: &Config,
+    up: &str,
+    try_load: Option<TryLoad<'_>>,
+) {
     check_privileges(report);
     check_kernel(report);
     check_cc(report);

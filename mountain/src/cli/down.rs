@@ -15,7 +15,7 @@ use crate::{placement, redirect};
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
-pub struct Down {
+pub(crate) struct Down {
     /// Stop every daemon and remove what killed ones left, in all network namespaces
     #[arg(long)]
     all_namespaces: bool,

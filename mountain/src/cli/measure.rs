@@ -383,7 +383,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 }
 
 /// Tables side by side; their rows are the same.
-pub fn print_columns(columns: &[(&str, &Table)]) {
+pub(crate) fn print_columns(columns: &[(&str, &Table)]) {
     let tables: Vec<_> = columns.iter().map(|(_, table)| table.rows()).collect();
     let head = columns.iter().map(|(name, _)| (*name).to_owned());
     let mut rows: Vec<Vec<String>> = vec![std::iter::once(String::new()).chain(head).collect()];

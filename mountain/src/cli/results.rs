@@ -16,12 +16,12 @@ pub fn label(text: &str) -> Result<String> {
 }
 
 /// Standard output instead of a file.
-pub fn is_stdout(out: &Path) -> bool {
+pub(crate) fn is_stdout(out: &Path) -> bool {
     out == Path::new("-")
 }
 
 /// Says before a long measurement that its file cannot be written.
-pub fn check_writable(out: &Path) -> Result<()> {
+pub(crate) fn check_writable(out: &Path) -> Result<()> {
     if is_stdout(out) {
         return Ok(());
     }

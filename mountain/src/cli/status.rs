@@ -60,7 +60,7 @@ fn print<T: Serialize>(answer: &T, json: bool, text: impl Fn(&T) -> String) -> R
 }
 
 /// `mountain status` for people.
-pub fn status_text(status: &Status) -> String {
+pub(crate) fn status_text(status: &Status) -> String {
     let mut out = String::new();
     let dry_run = match status.dry_run {
         true => " (dry run: nothing is attached)",

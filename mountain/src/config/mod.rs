@@ -109,7 +109,7 @@ impl Config {
     }
 
     /// The `[[path]]` tables that fit none of these paths (device, gateway), in words.
-    pub fn unused_paths(
+    pub(crate) fn unused_paths(
         &self,
         paths: impl Iterator<Item = (String, Option<IpAddr>)>,
     ) -> Vec<String> {

@@ -52,7 +52,7 @@ const RENAMED: &[(&str, &str)] = &[("start", "placement")];
 
 /// What a file said in an earlier version's words.
 #[derive(Default)]
-pub struct Retired {
+pub(crate) struct Retired {
     /// What to change: where in the text, and a sentence.
     pub hints: Vec<(usize, String)>,
     /// The cost of a path, in ms, by its number from 0, in the place of `power_cost_us`.

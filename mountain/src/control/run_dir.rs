@@ -56,7 +56,7 @@ pub enum Request {
 /// What the daemon answers; one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Response {
+pub(crate) enum Response {
     /// What was asked for, as JSON; null if that is nothing.
     Ok(Value),
     /// Why it could not be done, for people.
@@ -207,7 +207,7 @@ impl RunDir {
     }
 
     /// Waits until no daemon holds the lock. Returns whether that came true.
-    pub fn wait_gone(&self, limit: Duration) -> Result<bool> {
+    pub(crate) fn wait_gone(&self, limit: Duration) -> Result<bool> {
         let end = Instant::now() + limit;
         while self.is_running()? {
             if Instant::now() > end {
@@ -220,7 +220,7 @@ impl RunDir {
 }
 
 /// Removes the folders of daemons that no longer run, of namespaces that are gone too.
-pub fn remove_stale() {
+pub(crate) fn remove_stale() {
     let folders = fs::read_dir(BASE).into_iter().flatten().flatten();
     let is_daemons = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());

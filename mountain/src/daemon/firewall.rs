@@ -97,7 +97,7 @@ impl Follower {
     }
 
     /// Has devices looked at now: one has changed.
-    pub fn look_again(&self) {
+    pub(crate) fn look_again(&self) {
         if let Err(e) = self.wake.write(1) {
             debug!("cannot wake the firewall's thread: {e}");
         }

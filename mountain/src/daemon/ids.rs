@@ -9,7 +9,7 @@ use crate::topology::{PathKey, MAX_PATHS};
 
 /// Path ids in order of first appearance; the index is the id.
 #[derive(Default, Debug)]
-pub struct PathIds {
+pub(crate) struct PathIds {
     keys: Vec<PathKey>,
     /// When each was last part of the topology, in topology readings.
     used: Vec<u64>,
@@ -18,7 +18,7 @@ pub struct PathIds {
 
 impl PathIds {
     /// Ids of these paths, or `None` where the host has more paths than ids.
-    pub fn assign(&mut self, keys: &[PathKey]) -> Vec<Option<usize>> {
+    pub(crate) fn assign(&mut self, keys: &[PathKey]) -> Vec<Option<usize>> {
         self.reading += 1;
         for key in keys {
             if let Some(id) = self.find(key) {

@@ -54,7 +54,7 @@ impl Reader {
     }
 
     /// Whether something has changed since the last reading began.
-    pub fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         self.asked
     }
 
@@ -91,7 +91,7 @@ impl Reader {
 }
 
 /// Tables of destinations to be written, and the reading that they are of.
-pub struct Fill {
+pub(crate) struct Fill {
     topology: Topology,
     tables: Vec<(Shared<u32>, Entries<u32>)>,
 }

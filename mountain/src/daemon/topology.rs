@@ -72,7 +72,7 @@ impl Paths {
     }
 
     /// Ids of the paths that can be probed.
-    pub fn probed(&self) -> Vec<usize> {
+    pub(crate) fn probed(&self) -> Vec<usize> {
         self.by_id
             .iter()
             .filter(|(_, k)| k.target.is_some())
@@ -92,7 +92,7 @@ impl Paths {
         self.by_id.get(&id).map_or("?", |k| &k.name)
     }
 
-    pub fn target_text(&self, id: usize) -> String {
+    pub(crate) fn target_text(&self, id: usize) -> String {
         match self.by_id.get(&id).and_then(|k| k.target) {
             Some(Target::Icmp(ip)) => ip.to_string(),
             Some(Target::Reflector(addr)) => format!("{addr} (reflector)"),
@@ -113,11 +113,11 @@ impl Paths {
         self.id_of.get(index).copied().flatten()
     }
 
-    pub fn on_device(&self, ifindex: u32) -> Vec<usize> {
+    pub(crate) fn on_device(&self, ifindex: u32) -> Vec<usize> {
         self.matching(|p| p.key.ifindex == ifindex)
     }
 
-    pub fn by_gateway(&self, ifindex: u32, addr: IpAddr) -> Vec<usize> {
+    pub(crate) fn by_gateway(&self, ifindex: u32, addr: IpAddr) -> Vec<usize> {
         self.matching(|p| p.key.ifindex == ifindex && p.key.gateway == Some(addr))
     }
 
@@ -135,7 +135,7 @@ impl Paths {
     }
 
     /// Notes a gateway's address; returns whether that changed anything.
-    pub fn set_mac(&mut self, id: usize, mac: [u8; 6]) -> bool {
+    pub(crate) fn set_mac(&mut self, id: usize, mac: [u8; 6]) -> bool {
         match self.by_id.get_mut(&id) {
             Some(k) if k.path.gateway_mac != Some(mac) => {
                 k.path.gateway_mac = Some(mac);
@@ -147,7 +147,7 @@ impl Paths {
 
     /// Paths whose gateway had no usable neighbour entry at the last reading, of those that need
     /// one: packets to a device without Ethernet headers bear no address.
-    pub fn without_entry(&self) -> Vec<usize> {
+    pub(crate) fn without_entry(&self) -> Vec<usize> {
         let topology = &self.topology;
         (0..topology.paths.len())
             .filter(|&i| topology.paths[i].ethernet && topology.paths[i].gateway_mac.is_none())
@@ -156,7 +156,7 @@ impl Paths {
     }
 
     /// Which devices carry out IPsec by themselves from now on; returns those for which that is new.
-    pub fn set_offloading(&mut self, devices: BTreeSet<u32>) -> Vec<u32> {
+    pub(crate) fn set_offloading(&mut self, devices: BTreeSet<u32>) -> Vec<u32> {
         let before = std::mem::replace(&mut self.offloading, devices);
         before
             .symmetric_difference(&self.offloading)
@@ -164,7 +164,7 @@ impl Paths {
             .collect()
     }
 
-    pub fn path_config(&self, id: usize) -> Option<PathConfig> {
+    pub(crate) fn path_config(&self, id: usize) -> Option<PathConfig> {
         let k = self.by_id.get(&id)?;
         let p = &k.path;
         Some(PathConfig {
@@ -180,7 +180,7 @@ impl Paths {
     }
 
     /// Remembers the masks of a group; returns whether they differ from the last ones.
-    pub fn masks_changed(&mut self, group: usize, masks: PathMasks) -> bool {
+    pub(crate) fn masks_changed(&mut self, group: usize, masks: PathMasks) -> bool {
         match self.masks.get_mut(group) {
             Some(known) if *known != Some(masks) => {
                 *known = Some(masks);

@@ -33,7 +33,7 @@ const SAID_MAX: usize = 20;
 
 /// What is known of the sources seen. Times are ns of CLOCK_MONOTONIC.
 #[derive(Default)]
-pub struct Translated {
+pub(crate) struct Translated {
     permits: BTreeMap<IpAddr, Permit>,
     /// Belong to one uplink, and since when that is known.
     stay: BTreeMap<IpAddr, u64>,

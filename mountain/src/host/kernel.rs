@@ -2,7 +2,7 @@
 //! The version of the running kernel.
 
 /// Oldest kernel with tcx, the hook the steering program is attached to.
-pub const OLDEST: (u32, u32) = (6, 6);
+pub(crate) const OLDEST: (u32, u32) = (6, 6);
 
 /// Major and minor of a release such as `6.12.48+deb13-amd64`.
 pub fn version(release: &str) -> Option<(u32, u32)> {

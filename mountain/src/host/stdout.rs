@@ -85,7 +85,7 @@ pub(crate) fn raw(text: &str) {
 }
 
 /// A message that nobody can read is no reason to fail.
-pub fn error_print(text: Arguments) {
+pub(crate) fn error_print(text: Arguments) {
     let _ = io::stderr().write_all(lines(&fmt::format(text)).as_bytes());
 }
 

@@ -30,7 +30,7 @@ pub fn prefix(text: &str) -> Result<IpNet, String> {
 ///
 /// # Errors
 /// What to write instead.
-pub fn whole_prefix(net: &IpNet) -> Result<(), String> {
+pub(crate) fn whole_prefix(net: &IpNet) -> Result<(), String> {
     match net.trunc() {
         whole if whole == *net => Ok(()),
         whole => Err(format!(

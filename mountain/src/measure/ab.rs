@@ -61,7 +61,7 @@ pub fn turns(rounds: u32) -> Result<impl Iterator<Item = Turn>> {
 }
 
 /// The signals that ask to end, kept from ending this process.
-pub struct Asked(SignalFd);
+pub(crate) struct Asked(SignalFd);
 
 /// A signal asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct Ended;
 
 impl Asked {
     /// From now on a signal ends nothing by itself.
-    pub fn to_end() -> Result<Self> {
+    pub(crate) fn to_end() -> Result<Self> {
         let signals = asks_to_end();
         signals.thread_block()?;
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
@@ -98,7 +98,7 @@ impl Asked {
 
 /// The command that brings a setting about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub(crate) struct Setting {
     text: String,
     words: Vec<String>,
 }

@@ -39,7 +39,7 @@ const SYSCTLS: [&str; 18] = [
 
 /// This program's command line, as run files keep it. Names that are no UTF-8 have U+FFFD in place of
 /// what is not.
-pub fn command_line() -> String {
+pub(crate) fn command_line() -> String {
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     words.collect::<Vec<_>>().join(" ")
 }
@@ -71,7 +71,7 @@ pub fn record(steering: Option<&str>) -> Environment {
 }
 
 /// What is set on a network device: queueing discipline, offloads, driver, interrupt handling.
-pub fn record_device(found: &mut Environment, device: &str) {
+pub(crate) fn record_device(found: &mut Environment, device: &str) {
     let sys = format!("/sys/class/net/{device}");
     for (name, file) in [
         ("mtu", "mtu"),

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 /// How long a minimum is remembered, ns. Long enough to outlast standing queues, short enough
 /// that drift is a straight line and a changed route becomes the new normal.
-pub const WINDOW_NS: u64 = 60_000_000_000;
+pub(crate) const WINDOW_NS: u64 = 60_000_000_000;
 const BUCKET_NS: u64 = 1_000_000_000;
 /// Below this span of time the minima's noise gives a worse slope than assuming none.
 const MIN_SPAN_NS: f64 = 10e9;
@@ -144,7 +144,8 @@ impl OneWay {
     }
 
     /// Estimated drift of the far clock against ours, parts per million.
-    pub fn drift_ppm(&self) -> f64 {
+    #[cfg(test)]
+    fn drift_ppm(&self) -> f64 {
         self.slope * 1e6
     }
 

@@ -457,7 +457,7 @@ pub fn tables(samples: &Samples, thresholds_us: &[f64]) -> (Table, Option<Table>
 }
 
 /// How many of the last probes in a row were lost.
-pub fn silent_since(samples: &Samples) -> usize {
+pub(crate) fn silent_since(samples: &Samples) -> usize {
     samples
         .rtt_us
         .iter()

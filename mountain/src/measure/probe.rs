@@ -26,7 +26,7 @@ use super::timing::{to_us, Times};
 use super::wire::{self, ProbeId, Reflected};
 
 /// After this an answer is no longer waited for.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most probes of one path that are waited for at a time.
 const MAX_WAITING: usize = 16_384;
 /// Failures of recvmsg in a row after which a socket is given up.
@@ -240,7 +240,7 @@ impl Prober {
     }
 
     /// [`Prober::recv`] for hand-written futures.
-    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
+    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
         let count = self.paths.len();
         for path in (0..count).map(|n| (self.turn + n) % count) {
             if let Poll::Ready(mut answer) = self.paths[path].poll_answer(cx, self.epoch) {

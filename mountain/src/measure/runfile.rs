@@ -144,10 +144,10 @@ fn sane(column: &str, times_us: impl IntoIterator<Item = f64>) -> Result<()> {
 /// No round trip takes a day. µs.
 const LONGEST_RTT_US: f64 = 86_400e6;
 /// Characters of a label.
-pub const LONGEST_LABEL: usize = 200;
+pub(crate) const LONGEST_LABEL: usize = 200;
 
 /// Refuses round trips below 0 or of more than a day.
-pub fn check_rtt(rtt_us: Option<f64>) -> Result<()> {
+pub(crate) fn check_rtt(rtt_us: Option<f64>) -> Result<()> {
     match rtt_us {
         Some(us) if !(0.0..=LONGEST_RTT_US).contains(&us) => {
             bail!("a round trip of {us} µs is not from 0 to 24 h")
@@ -157,7 +157,7 @@ pub fn check_rtt(rtt_us: Option<f64>) -> Result<()> {
 }
 
 /// Refuses a name that no table has room for.
-pub fn check_label(label: &str) -> Result<()> {
+pub(crate) fn check_label(label: &str) -> Result<()> {
     let length = label.chars().count();
     ensure!(
         length <= LONGEST_LABEL,

@@ -294,7 +294,7 @@ fn between(n: usize, p: f64) -> Option<(usize, usize, f64)> {
 }
 
 /// Three round numbers (1–2–5 series) from 1.5 × the median up, µs.
-pub fn choose_thresholds(median_us: f64) -> [f64; 3] {
+pub(crate) fn choose_thresholds(median_us: f64) -> [f64; 3] {
     let least = (median_us * 1.5).max(1.0);
     let decade = 10f64.powf(least.log10().floor());
     let series = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0].map(|m| m * decade);

@@ -64,7 +64,7 @@ impl Stamping {
 
 /// Switches stamping on (or, with the default value, off). Going from no transmit stamps to some
 /// restarts the socket's packet count at 0.
-pub fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
+pub(crate) fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
     set_option(
         fd,
         libc::SOL_SOCKET,
@@ -76,7 +76,7 @@ pub fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
 /// Waits until received packets are stamped: the kernel switches that on some time after the first
 /// socket of the system has asked for it. A socket of our own on loopback tells. Returns false when
 /// that does not work, as where loopback is down; then `limit` has passed, which is long enough.
-pub fn wait_until_on(limit: Duration) -> bool {
+pub(crate) fn wait_until_on(limit: Duration) -> bool {
     let end = Instant::now() + limit;
     let on = ["127.0.0.1:0", "[::1]:0"].iter().any(|address| {
         let Ok(socket) = UdpSocket::bind(address) else {
@@ -246,7 +246,7 @@ pub fn receive(fd: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Received> {
 
 /// One entry of a socket's error queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ErrorEvent {
+pub(crate) enum ErrorEvent {
     /// A sent packet was handed to the driver. `id` counts the socket's packets from 0, modulo
     /// 2^32.
     Sent {
@@ -276,7 +276,7 @@ pub enum ErrorEvent {
 }
 
 /// Takes one entry off the error queue; `None` when it is empty.
-pub fn receive_error(fd: &impl AsRawFd) -> io::Result<Option<ErrorEvent>> {
+pub(crate) fn receive_error(fd: &impl AsRawFd) -> io::Result<Option<ErrorEvent>> {
     // ICMP errors carry the offending packet; only its length matters here.
     let mut sink = [0u8; 64];
     let mut control = Control::EMPTY;

@@ -155,7 +155,7 @@ impl Figure {
 
     /// The figure, at least as uncertain as the same one of another run. What a run happened not to
     /// meet (a burst) it does not know of.
-    pub fn as_uncertain_as(&self, other: &Self) -> Self {
+    pub(crate) fn as_uncertain_as(&self, other: &Self) -> Self {
         let mut figure = self.clone();
         match (&mut figure.error, &other.error) {
             (Error::Even(error), Error::Even(least)) => *error = error.max(*least),

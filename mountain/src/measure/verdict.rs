@@ -186,7 +186,7 @@ fn critical(freedom: f64) -> f64 {
 
 /// The difference of two sides that hold several runs: of the runs' figures, by how far they differ
 /// within a side (Student's t with one variance). `None` where no side has two.
-pub fn replicates(a: &[f64], b: &[f64], events: [Option<Events>; 2]) -> Option<Difference> {
+pub(crate) fn replicates(a: &[f64], b: &[f64], events: [Option<Events>; 2]) -> Option<Difference> {
     let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
     let squares = |v: &[f64]| v.iter().map(|x| (x - mean(v)).powi(2)).sum::<f64>();
     let freedom = (a.len() + b.len()).checked_sub(2).filter(|f| *f > 0)? as f64;

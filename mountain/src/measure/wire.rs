@@ -31,11 +31,11 @@ pub const DEFAULT_PORT: u16 = 8629;
 /// Shortest UDP probe, bytes of payload.
 pub const PROBE_LEN: usize = 48;
 /// Offset of a UDP probe's cookie.
-pub const COOKIE_AT: usize = 44;
+pub(crate) const COOKIE_AT: usize = 44;
 /// Length of the payload that our ICMP echo requests carry: nonce and index.
-pub const ECHO_PAYLOAD_LEN: usize = 48;
+pub(crate) const ECHO_PAYLOAD_LEN: usize = 48;
 /// Shortest echo message that holds nonce and index, ICMP header included.
-pub const MIN_ECHO_LEN: usize = 8 + 16;
+pub(crate) const MIN_ECHO_LEN: usize = 8 + 16;
 
 const MAGIC: [u8; 4] = *b"MNTP";
 const VERSION: u8 = 1;
@@ -130,7 +130,7 @@ pub fn parse_reply(packet: &[u8]) -> Option<(ProbeId, Reflected)> {
 }
 
 /// An ICMP or ICMPv6 echo request. The kernel fills in the ICMPv6 checksum.
-pub fn echo_request(ipv6: bool, ident: u16, id: ProbeId) -> [u8; 8 + ECHO_PAYLOAD_LEN] {
+pub(crate) fn echo_request(ipv6: bool, ident: u16, id: ProbeId) -> [u8; 8 + ECHO_PAYLOAD_LEN] {
     let mut packet = [0; 8 + ECHO_PAYLOAD_LEN];
     write_echo_request(&mut packet, ipv6, ident, id);
     packet
@@ -138,7 +138,7 @@ pub fn echo_request(ipv6: bool, ident: u16, id: ProbeId) -> [u8; 8 + ECHO_PAYLOA
 
 /// Writes an echo request into `packet`, whose length (at least [`MIN_ECHO_LEN`]) is the ICMP
 /// message's, as [`echo_request`].
-pub fn write_echo_request(packet: &mut [u8], ipv6: bool, ident: u16, id: ProbeId) {
+pub(crate) fn write_echo_request(packet: &mut [u8], ipv6: bool, ident: u16, id: ProbeId) {
     packet.fill(0);
     packet[0] = if ipv6 { 128 } else { 8 };
     packet[4..6].copy_from_slice(&ident.to_be_bytes());
@@ -153,7 +153,7 @@ pub fn write_echo_request(packet: &mut [u8], ipv6: bool, ident: u16, id: ProbeId
 
 /// Reads an echo reply to `ident` as a raw socket delivers it: with the IP header for IPv4,
 /// without for IPv6. `None` for anything else.
-pub fn parse_echo_reply(ipv6: bool, packet: &[u8], ident: u16) -> Option<ProbeId> {
+pub(crate) fn parse_echo_reply(ipv6: bool, packet: &[u8], ident: u16) -> Option<ProbeId> {
     let header = match (ipv6, packet.first()) {
         (true, _) => 0,
         (false, Some(first)) => usize::from(first & 0x0f) * 4,
@@ -164,7 +164,7 @@ pub fn parse_echo_reply(ipv6: bool, packet: &[u8], ident: u16) -> Option<ProbeId
 }
 
 /// Reads an echo reply of any length without its IP header, as [`parse_echo_reply`].
-pub fn parse_echo_message(ipv6: bool, icmp: &[u8], ident: u16) -> Option<ProbeId> {
+pub(crate) fn parse_echo_message(ipv6: bool, icmp: &[u8], ident: u16) -> Option<ProbeId> {
     if icmp.len() < MIN_ECHO_LEN
         || icmp[0] != if ipv6 { 129 } else { 0 }
         || icmp[1] != 0

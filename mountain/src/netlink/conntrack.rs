@@ -84,7 +84,7 @@ struct Flow {
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
-pub fn forget_redirected(rules: &[Redirected]) -> Result<usize> {
+pub(crate) fn forget_redirected(rules: &[Redirected]) -> Result<usize> {
     forget_to(rules, |flow, rule| flow.to == rule.to)
 }
 
@@ -93,7 +93,7 @@ pub fn forget_redirected(rules: &[Redirected]) -> Result<usize> {
 ///
 /// # Errors
 /// As [`forget_redirected`].
-pub fn forget_direct(rules: &[Redirected]) -> Result<usize> {
+pub(crate) fn forget_direct(rules: &[Redirected]) -> Result<usize> {
     let udp: Vec<Redirected> = rules
         .iter()
         .filter(|r| r.proto == libc::IPPROTO_UDP as u8)
@@ -106,7 +106,7 @@ pub fn forget_direct(rules: &[Redirected]) -> Result<usize> {
 ///
 /// # Errors
 /// When the kernel refuses to list them.
-pub fn has_redirected(rule: &Redirected) -> Result<bool> {
+pub(crate) fn has_redirected(rule: &Redirected) -> Result<bool> {
     if is_empty() {
         return Ok(false);
     }
@@ -173,7 +173,7 @@ fn forget_flows(
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
-pub fn forget_marked(ipv6: bool, mark: u32, mask: u32) -> Result<usize> {
+pub(crate) fn forget_marked(ipv6: bool, mark: u32, mask: u32) -> Result<usize> {
     let mut request = header(ipv6);
     push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
     push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());

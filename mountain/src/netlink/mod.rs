@@ -60,7 +60,7 @@ pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 
 /// Where the kernel would send a packet to some address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReverseRoute {
+pub(crate) enum ReverseRoute {
     /// It is one of this host's own.
     Host,
     /// Out by the device of this index.
@@ -77,7 +77,7 @@ pub enum ReverseRoute {
 ///
 /// # Errors
 /// When the kernel refuses to say.
-pub fn reverse_route(address: IpAddr) -> Result<ReverseRoute> {
+pub(crate) fn reverse_route(address: IpAddr) -> Result<ReverseRoute> {
     wire::Socket::open()
         .and_then(|mut socket| snapshot::reverse_route(&mut socket, address))
         .with_context(|| format!("cannot look up the route to {address}"))
@@ -92,7 +92,7 @@ pub fn reverse_route(address: IpAddr) -> Result<ReverseRoute> {
 ///
 /// # Errors
 /// When the device is gone, or without CAP_NET_ADMIN.
-pub async fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
+pub(crate) async fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
     wire::Socket::open()
         .and_then(|mut socket| snapshot::keep_neighbour(&mut socket, ifindex, gateway, mac))
         .with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))

@@ -5,18 +5,18 @@ use super::wire::Attributes;
 
 /// `rtm_protocol` and FRA_PROTOCOL of what is ours: "M". No other program is known to use it
 /// (/etc/iproute2/rt_protos).
-pub const PROTOCOL: u8 = b'M';
+pub(crate) const PROTOCOL: u8 = b'M';
 
 /// Length of `struct fib_rule_hdr`.
 const HEADER_LEN: usize = 12;
 const FRA_PROTOCOL: u16 = 21;
 
 /// Whether a route message is about a route of ours.
-pub fn is_own_route(payload: &[u8]) -> bool {
+pub(crate) fn is_own_route(payload: &[u8]) -> bool {
     payload.get(5) == Some(&PROTOCOL)
 }
 
 /// Whether a rule message is about a rule of ours.
-pub fn is_own_rule(payload: &[u8]) -> bool {
+pub(crate) fn is_own_rule(payload: &[u8]) -> bool {
     Attributes::after(payload, HEADER_LEN).u8(FRA_PROTOCOL) == Some(PROTOCOL)
 }

@@ -209,7 +209,7 @@ impl Place {
 }
 
 /// A table's identity.
-pub type TableId = (Family, String);
+pub(crate) type TableId = (Family, String);
 
 /// Everything that Netfilter is told to do, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -324,7 +324,7 @@ impl fmt::Display for RuleRef {
 impl Ruleset {
     /// Leaves out tables of these names, of whatever family: our own.
     #[must_use]
-    pub fn without_tables(mut self, names: &[&str]) -> Self {
+    pub(crate) fn without_tables(mut self, names: &[&str]) -> Self {
         self.tables
             .retain(|(_, name), _| !names.contains(&name.as_str()));
         self
@@ -332,7 +332,7 @@ impl Ruleset {
 
     /// Leaves only those base chains that translate addresses, with what they jump to.
     #[must_use]
-    pub fn only_nat(mut self) -> Self {
+    pub(crate) fn only_nat(mut self) -> Self {
         for table in self.tables.values_mut() {
             table
                 .chains

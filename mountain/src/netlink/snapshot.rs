@@ -68,7 +68,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub fn is_bridge(&self) -> bool {
+    pub(crate) fn is_bridge(&self) -> bool {
         self.kind.as_deref() == Some("bridge")
     }
 }

@@ -78,7 +78,7 @@ impl Placer {
     /// Has flows leave uplinks that stay dead while another one lives: entries of forwarded flows that can
     /// go on from another address are deleted in connection tracking, and the next packet is placed anew;
     /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
-    pub fn give_up_dead(&mut self) {
+    pub(crate) fn give_up_dead(&mut self) {
         self.finish_table();
         // While the kernel decides, what begins anew might begin there again.
         let is_deciding = self.mode == Mode::Steer;

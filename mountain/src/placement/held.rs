@@ -40,7 +40,7 @@ impl Placer {
     /// Whether an address may have its rule by now, as no connection from there is translated any more:
     /// [`Placer::update`] is due.
     #[must_use]
-    pub fn may_release(&mut self) -> bool {
+    pub(crate) fn may_release(&mut self) -> bool {
         if self.held.is_empty() {
             return false;
         }

@@ -247,14 +247,14 @@ impl Placer {
     }
 
     /// Goes on after [`Placer::pause`], when all that new flows are placed by is up to date.
-    pub fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         self.programs.set_paused(false);
         self.paused = false;
         self.between = [0; 2];
     }
 
     /// Takes note of how many flows were placed. To be called at each tick.
-    pub fn look_at_counters(&mut self) {
+    pub(crate) fn look_at_counters(&mut self) {
         if !self.paused {
             if self.looks.len() == LOOKS {
                 self.looks.pop_front();
@@ -334,7 +334,7 @@ impl Placer {
     }
 
     /// Whether anything is adopted at the moment.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.plan == Plan::default()
     }
 
@@ -342,7 +342,7 @@ impl Placer {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn repair(&mut self) -> Result<()> {
+    pub(crate) fn repair(&mut self) -> Result<()> {
         if uplinks::apply(&self.plan.routing)? {
             info!("routing rules or tables of the uplinks were changed by others: put back");
         }
@@ -351,7 +351,7 @@ impl Placer {
 
     /// Looks up again what may have come or gone without an event: cgroups, and whether this host forwards and
     /// translates. To be called now and then.
-    pub fn look_around(&mut self) {
+    pub(crate) fn look_around(&mut self) {
         if self.is_idle() {
             return self.look_at_forwarding();
         }
@@ -416,7 +416,7 @@ impl Placer {
     }
 
     /// Leaves new forwarded flows to the kernel, or no longer. Those that were placed go on where they are.
-    pub fn hold_forwarded(&mut self, why: Option<Difference>) {
+    pub(crate) fn hold_forwarded(&mut self, why: Option<Difference>) {
         if self.forward_held != why {
             self.forward_held = why;
             // Before anything is adopted it is not known what of an earlier run's is of use.
@@ -602,7 +602,7 @@ fn settings(config: &PlacementConfig) -> Settings {
 ///
 /// # Errors
 /// What the kernel said.
-pub fn try_load(config: &PlacementConfig) -> Result<()> {
+pub(crate) fn try_load(config: &PlacementConfig) -> Result<()> {
     Programs::load(&settings(config)).map(drop)
 }
 
@@ -621,7 +621,7 @@ pub fn clear() -> Result<bool> {
 ///
 /// # Errors
 /// When there are more uplinks than marks.
-pub fn preview(topology: &Topology, config: &PlacementConfig) -> Result<Vec<String>> {
+pub(crate) fn preview(topology: &Topology, config: &PlacementConfig) -> Result<Vec<String>> {
     if !config.enabled {
         return Ok(Vec::new());
     }
@@ -675,7 +675,7 @@ fn source_by(ifname: &str, ipv6: bool) -> Option<IpAddr> {
 }
 
 /// How a kind of group reads.
-pub fn kind_text(kind: Kind) -> &'static str {
+pub(crate) fn kind_text(kind: Kind) -> &'static str {
     match kind {
         Kind::Move => "running flows move",
         Kind::PlaceAndMove => "new flows choose, those without an uplink's address move",

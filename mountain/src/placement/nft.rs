@@ -24,7 +24,7 @@ use crate::netlink::nft;
 use crate::netlink::wire::{push_attribute, Socket};
 
 /// Name of the table, of family `inet`.
-pub const TABLE: &str = "mountain_start";
+pub(crate) const TABLE: &str = "mountain_start";
 
 /// The sets of uplinks whose connections are reset, of IPv4 and of IPv6.
 const STUCK: [&str; 2] = ["stuck4", "stuck6"];
@@ -108,7 +108,7 @@ fn stuck(marks: &[(u32, bool)]) -> String {
 ///
 /// # Errors
 /// When the table is not there, or was made without resetting.
-pub fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
+pub(crate) fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
     nft::run(stuck(marks).as_bytes())
 }
 
@@ -160,7 +160,7 @@ fn body() -> Vec<u8> {
 ///
 /// # Errors
 /// When the kernel refuses to say. One without nftables has none.
-pub fn is_there() -> Result<bool> {
+pub(crate) fn is_there() -> Result<bool> {
     const NFT_MSG_GETTABLE: u16 = 1;
     let answer = Socket::open_for(NETLINK_NETFILTER)
         .and_then(|mut socket| socket.request(kind(NFT_MSG_GETTABLE), 0, &body()));

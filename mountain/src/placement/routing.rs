@@ -43,11 +43,11 @@ use serde::{Deserialize, Serialize};
 use crate::topology::{Kept, Path, Topology};
 
 /// Tables of the uplinks: this plus the uplink's number.
-pub const TABLE_BASE: u32 = 19_700;
+pub(crate) const TABLE_BASE: u32 = 19_700;
 
 /// First and last user that [`Selects::Specific`] is about: all, which says nothing but where it is printed. Without
 /// it the rule would read as one of wg-quick's, which removes what reads so until it finds none.
-pub const EVERYBODY: (u32, u32) = (0, u32::MAX - 1);
+pub(crate) const EVERYBODY: (u32, u32) = (0, u32::MAX - 1);
 
 /// The bits of packet marks that are ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -74,7 +74,7 @@ pub fn apply(wanted: &Routing) -> Result<bool> {
 ///
 /// # Errors
 /// As [`apply`].
-pub fn remove_all() -> Result<bool> {
+pub(crate) fn remove_all() -> Result<bool> {
     apply(&Routing::default())
 }
 

@@ -484,7 +484,7 @@ fn add_up(stats: &mut [Stats], more: Vec<Stats>) {
 ///
 /// # Errors
 /// What could not be done; the next command tries again.
-pub fn del_all() -> Result<usize> {
+pub(crate) fn del_all() -> Result<usize> {
     let mut store = open(false)?;
     let rules = store.all()?;
     del(&mut store, &rules)?;
@@ -498,7 +498,7 @@ pub fn del_all() -> Result<usize> {
 ///
 /// # Errors
 /// The first that failed; the others are done nevertheless.
-pub fn del_everywhere() -> Result<(usize, usize)> {
+pub(crate) fn del_everywhere() -> Result<(usize, usize)> {
     let (mut rules, mut namespaces, mut failed) = (0, 0, None);
     let mut there = HashSet::new();
     namespaces::find(|found| {
@@ -536,7 +536,7 @@ fn is_used() -> Result<bool> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn sweep() -> Result<()> {
+pub(crate) fn sweep() -> Result<()> {
     bpf::fast::end()?;
     nft::remove(&[], true)?;
     module::remove_all()?;
@@ -578,7 +578,7 @@ pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
 ///
 /// # Errors
 /// When what could be put back is refused.
-pub fn repair(store: &mut Store) -> Result<usize> {
+pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     let mut back = 0;
     let nft = store.all_of(Backend::Nft)?;
     if nft::repair(&nft)? {

@@ -141,7 +141,7 @@ impl RedirectConfig {
 }
 
 /// How many rules name a backend that is read as `auto`.
-pub fn unfixed(all: &[RedirectConfig]) -> usize {
+pub(crate) fn unfixed(all: &[RedirectConfig]) -> usize {
     let unfixed = |one: &&RedirectConfig| !one.backend.is_auto() && !one.backend_fixed;
     all.iter().filter(unfixed).count()
 }

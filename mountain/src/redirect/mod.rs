@@ -129,7 +129,7 @@ impl Backend {
     ];
 
     /// It is made of the programs of bpf/redirect/redirect.bpf.c.
-    pub fn is_bpf(self) -> bool {
+    pub(crate) fn is_bpf(self) -> bool {
         !matches!(self, Self::Nft | Self::Module)
     }
 }

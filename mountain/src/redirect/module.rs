@@ -143,7 +143,7 @@ fn in_kernel(payload: &[u8]) -> Option<(u32, InKernel)> {
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub fn is_there() -> io::Result<bool> {
+pub(crate) fn is_there() -> io::Result<bool> {
     Ok(Module::open()?.is_some())
 }
 
@@ -193,7 +193,7 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn remove_all() -> Result<()> {
+pub(crate) fn remove_all() -> Result<()> {
     match Module::open()? {
         Some(mut module) => module
             .0

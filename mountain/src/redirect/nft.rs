@@ -25,7 +25,7 @@ use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
 pub(super) use recover::found;
 
 /// Name of the table, of family `inet`.
-pub const TABLE: &str = "mountain_redirect";
+pub(crate) const TABLE: &str = "mountain_redirect";
 const SKELETON: &str = include_str!("nft_table.nft");
 
 /// linux/netfilter/nfnetlink.h and nf_tables.h.
@@ -73,7 +73,7 @@ pub fn install(new: &[Installed], others: impl FnOnce() -> Result<Vec<Installed>
 }
 
 /// Puts the table and its rules back if something has removed it; says whether it had to.
-pub fn repair(all: &[Installed]) -> Result<bool> {
+pub(crate) fn repair(all: &[Installed]) -> Result<bool> {
     if all.is_empty() || is_there()? {
         return Ok(false);
     }
@@ -104,7 +104,7 @@ pub fn remove(rules: &[Installed], last: bool) -> Result<()> {
 }
 
 /// Whether our table exists.
-pub fn is_there() -> Result<bool> {
+pub(crate) fn is_there() -> Result<bool> {
     let mut body = vec![NFPROTO_INET, 0, 0, 0];
     push_attribute(&mut body, NFTA_TABLE_NAME, &name(TABLE));
     let answer = Socket::open_for(NETLINK_NETFILTER)

@@ -29,7 +29,7 @@ use crate::netlink::ruleset::Ruleset;
 use firewall::{Firewall, Passed};
 
 /// Programs of this project at a tcx hook are no news: names begin with one of these.
-pub const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
+pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
 
 /// Looks at the devices that `rule` involves in the calling thread's network namespace and says for
 /// each backend, fastest first, whether it would be correct. With `fix`, settings that a backend

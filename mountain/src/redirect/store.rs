@@ -79,14 +79,14 @@ const FIXES: usize = 56;
 
 impl Entry<'_> {
     /// Whether it takes packets of this protocol to this address.
-    pub fn is_from(self, proto: Proto, from: SocketAddr) -> bool {
+    pub(crate) fn is_from(self, proto: Proto, from: SocketAddr) -> bool {
         self.record[1] == proto.number()
             && self.record[4..6] == from.port().to_ne_bytes()
             && self.record[8..24] == address(from)
     }
 
     /// Whether it sends packets of this protocol to this address.
-    pub fn is_to(self, proto: Proto, to: SocketAddr) -> bool {
+    pub(crate) fn is_to(self, proto: Proto, to: SocketAddr) -> bool {
         self.record[1] == proto.number()
             && self.record[6..8] == to.port().to_ne_bytes()
             && self.record[24..40] == address(to)
@@ -179,12 +179,12 @@ impl Store {
     }
 
     /// Opens it to add rules.
-    pub fn open_to_add() -> Result<Self> {
+    pub(crate) fn open_to_add() -> Result<Self> {
         Self::open_in(true, lock::WAIT)
     }
 
     /// Opens it as it is, within this time.
-    pub fn open_within(wait: Duration) -> Result<Self> {
+    pub(crate) fn open_within(wait: Duration) -> Result<Self> {
         Self::open_in(false, wait)
     }
 
@@ -295,7 +295,7 @@ impl Store {
     ///
     /// # Errors
     /// When they cannot be moved.
-    pub fn set_aside(&mut self) -> Result<PathBuf> {
+    pub(crate) fn set_aside(&mut self) -> Result<PathBuf> {
         let away = self.dir.join("damaged");
         let moved = || -> io::Result<()> {
             if away.exists() {
@@ -320,7 +320,7 @@ impl Store {
     }
 
     /// Forgets rules of network namespaces that are not among these.
-    pub fn forget_others(inodes: &HashSet<u64>) {
+    pub(crate) fn forget_others(inodes: &HashSet<u64>) {
         for entry in fs::read_dir(BASE).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let name = name.strip_prefix("watch-").unwrap_or(&name);
@@ -355,17 +355,17 @@ impl Store {
     }
 
     /// Those installed by a backend.
-    pub fn all_of(&self, backend: Backend) -> Result<Vec<Installed>> {
+    pub(crate) fn all_of(&self, backend: Backend) -> Result<Vec<Installed>> {
         self.parse(|entry| entry.state == State::Active && entry.backend() == backend)
     }
 
     /// Those that redirect this address.
-    pub fn all_from(&self, proto: Proto, from: SocketAddr) -> Result<Vec<Installed>> {
+    pub(crate) fn all_from(&self, proto: Proto, from: SocketAddr) -> Result<Vec<Installed>> {
         self.parse(|entry| entry.is_from(proto, from))
     }
 
     /// What killed commands have left half done.
-    pub fn half_done(&self) -> Result<Vec<(State, Installed)>> {
+    pub(crate) fn half_done(&self) -> Result<Vec<(State, Installed)>> {
         let rules = self.parse(|entry| entry.state != State::Active)?;
         let states = self.entries().filter(|entry| entry.state != State::Active);
         Ok(states.map(|entry| entry.state).zip(rules).collect())
@@ -433,7 +433,7 @@ impl Store {
     ///
     /// # Errors
     /// When there would be too many rules.
-    pub fn free_ids(&self, count: usize) -> Result<Vec<u32>> {
+    pub(crate) fn free_ids(&self, count: usize) -> Result<Vec<u32>> {
         let is_free = |id: &usize| self.records.get(id + 1).is_none_or(|record| record[0] == 0);
         let ids: Vec<u32> = (0..MAX_RULES)
             .filter(is_free)

@@ -117,7 +117,7 @@ pub fn here(rule: &Rule) -> Result<()> {
 
 /// How a new rule goes with those that are there.
 #[derive(Debug, PartialEq)]
-pub enum Fits {
+pub(crate) enum Fits {
     New,
     /// The very same is there already.
     Same(Box<Installed>),

@@ -91,7 +91,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
 }
 
 /// Watches on a thread of this process for as long as the value lives.
-pub struct Watching {
+pub(crate) struct Watching {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
 }

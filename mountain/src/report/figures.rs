@@ -117,7 +117,7 @@ impl Figure {
 }
 
 /// The kinds of CPU time with their colours.
-pub fn cpu_legend() -> impl Iterator<Item = (String, RGBColor)> {
+pub(crate) fn cpu_legend() -> impl Iterator<Item = (String, RGBColor)> {
     KINDS.iter().map(|k| (*k).to_owned()).zip(PARTS)
 }
 

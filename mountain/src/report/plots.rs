@@ -19,7 +19,7 @@ pub use plotters::style::RGBColor;
 /// Text and axes.
 pub const INK: RGBColor = RGBColor(11, 11, 1);
 /// Grid lines.
-pub const GRID: RGBColor = RGBColor(11, 11, 2);
+pub(crate) const GRID: RGBColor = RGBColor(11, 11, 2);
 /// What got lost.
 pub const LOST: RGBColor = RGBColor(11, 11, 3);
 /// Shading of spans of time.
@@ -54,7 +54,7 @@ pub const BINS: usize = 440;
 const FONT: u32 = 13;
 const STRIP_HEIGHT: u32 = 44;
 /// Spans of more than this factor get a logarithmic axis, or one outlier would flatten the rest.
-pub const LOG_FROM: f64 = 8.0;
+pub(crate) const LOG_FROM: f64 = 8.0;
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) type Chart<'a, X, Y> = ChartContext<
@@ -80,7 +80,7 @@ impl Format<'_> {
         header: None,
     };
     /// A phone.
-    pub const NARROW: Self = Format {
+    pub(crate) const NARROW: Self = Format {
         width: 400,
         header: None,
     };

@@ -10,7 +10,7 @@ use crate::measure::stats::{choose_thresholds, far_out, quantile, Table};
 use super::plots::{RGBColor, SERIES};
 
 /// So many of the outliers are marked.
-pub const MARKED: usize = 20;
+pub(crate) const MARKED: usize = 20;
 
 /// A run, prepared.
 pub struct Run<'a> {
@@ -58,7 +58,7 @@ impl<'a> Run<'a> {
     }
 
     /// The end of the time axis: the last probe, or the last interval of the CPU's, s.
-    pub fn until_s(&self) -> f64 {
+    pub(crate) fn until_s(&self) -> f64 {
         let times = self.file.samples.sent_us.iter().chain(&self.file.cpu.at_us);
         times.copied().fold(0.0, f64::max) / 1e6
     }

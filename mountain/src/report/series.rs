@@ -114,7 +114,7 @@ pub fn histogram(sorted: &[f64], span_ms: &Range<f64>, bins: usize) -> Vec<f64> 
 }
 
 /// Splits where more than `gap_s` passed without an answer: a line across would invent data.
-pub fn unbroken(bins: &[Bin], gap_s: f64) -> Vec<&[Bin]> {
+pub(crate) fn unbroken(bins: &[Bin], gap_s: f64) -> Vec<&[Bin]> {
     let mut runs = Vec::new();
     let mut start = 0;
     for i in 1..=bins.len() {

@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Name of the list.
-pub const LIST_NAME: &str = ".mountain-report.json";
+pub(crate) const LIST_NAME: &str = ".mountain-report.json";
 /// Value of [`Written::schema`].
 const SCHEMA: &str = "mountain-report/1";
 
 /// The plots of a report by name, with the SHA-256 of each, and that of its page.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Written {
+pub(crate) struct Written {
     schema: String,
     plots: BTreeMap<String, String>,
     /// Missing in the lists of older versions; several while a report is being written.
@@ -61,7 +61,7 @@ impl Written {
     }
 
     /// Puts the page on the list.
-    pub fn add_page(&mut self, content: &[u8]) {
+    pub(crate) fn add_page(&mut self, content: &[u8]) {
         self.pages.push(hash(content));
     }
 
@@ -82,7 +82,7 @@ impl Written {
 
     /// Refuses to write over a page that is no report's. `mark` is in every page of a report: an
     /// older version's list does not tell.
-    pub fn check_page(&self, page: &Path, mark: &str) -> Result<()> {
+    pub(crate) fn check_page(&self, page: &Path, mark: &str) -> Result<()> {
         let older = self.pages.is_empty() && !self.plots.is_empty();
         check(page, |content| {
             self.pages.contains(&hash(content))
@@ -91,7 +91,7 @@ impl Written {
     }
 
     /// Refuses to write over a plot in `dir` that is not the earlier report's.
-    pub fn check_plot(&self, name: &str, dir: &Path) -> Result<()> {
+    pub(crate) fn check_plot(&self, name: &str, dir: &Path) -> Result<()> {
         check(&dir.join(name), |content| self.has(name, content))
     }
 
@@ -104,7 +104,7 @@ impl Written {
     }
 
     /// Removes from `dir` what is on this list and not on that of the `next` report.
-    pub fn remove_unless_in(&self, next: &Self, dir: &Path) -> Result<()> {
+    pub(crate) fn remove_unless_in(&self, next: &Self, dir: &Path) -> Result<()> {
         for name in self.plots.keys() {
             let path = dir.join(name);
             let ours = is_plot(name) && !next.plots.contains_key(name);

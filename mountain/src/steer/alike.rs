@@ -37,7 +37,7 @@ impl Question {
 
     /// About the forwarded flows that begin in a group. They meet the whole firewall of their uplink, but where only
     /// the kernel's own choice is translated, they would leave another one untranslated.
-    pub fn of_new(group: &Group, topology: &Topology) -> Self {
+    pub(crate) fn of_new(group: &Group, topology: &Topology) -> Self {
         Self {
             by_nat: true,
             ..Self::of(group, topology)

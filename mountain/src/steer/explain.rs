@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use serde::Serialize;
 
 /// Decisions kept.
-pub const KEPT: usize = 1000;
+pub(crate) const KEPT: usize = 1000;
 /// How long after a decision its outcome is judged.
-pub const JUDGED_AFTER_US: u64 = 2_000_000;
+pub(crate) const JUDGED_AFTER_US: u64 = 2_000_000;
 
 /// Why a path was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

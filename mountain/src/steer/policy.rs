@@ -25,7 +25,7 @@ mod report;
 mod rule;
 
 /// Differences of delay up to this move nothing, µs.
-pub const TOLERANCE_US: f64 = 5_000.0;
+pub(crate) const TOLERANCE_US: f64 = 5_000.0;
 /// What counts as recent, µs: for the largest delay of the flowlet gap, for flows that have come to a path, and
 /// for losses that may be a limit's.
 const RECENT_US: u64 = 3_000_000;
@@ -147,7 +147,7 @@ pub struct Verdict {
 
 /// What the flowlet gap is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PathDelays {
+pub(crate) struct PathDelays {
     /// Largest delay of the last seconds, unanswered probes included; 0 when nothing is known.
     pub recent_max_us: u64,
     /// Smallest delay of those that count; 0 when nothing is known.
@@ -222,7 +222,7 @@ impl Policy {
     }
 
     /// Differences of delay up to `us` move nothing, instead of up to [`TOLERANCE_US`].
-    pub fn with_tolerance(mut self, us: f64) -> Self {
+    pub(crate) fn with_tolerance(mut self, us: f64) -> Self {
         self.tolerance_us = us;
         self
     }
@@ -374,7 +374,7 @@ impl Policy {
     }
 
     /// Delays of each path, for the flowlet gap.
-    pub fn path_delays(&self, now_us: u64) -> Vec<PathDelays> {
+    pub(crate) fn path_delays(&self, now_us: u64) -> Vec<PathDelays> {
         let delays = |p: &Path| {
             let recent_us = now_us.saturating_sub(RECENT_US);
             let (most, least) = p.probes.extremes_us(recent_us, now_us);

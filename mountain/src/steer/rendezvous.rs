@@ -30,7 +30,7 @@
 use crate::topology::MAX_GROUP_PATHS;
 
 /// Bits after the binary point of a negative logarithm.
-pub const FRACTION_BITS: u32 = 26;
+pub(crate) const FRACTION_BITS: u32 = 26;
 /// Number of segments of the table; it has one entry more.
 pub const SEGMENTS: usize = 256;
 /// Numerator of the reciprocal weights.
@@ -38,7 +38,7 @@ const INV_ONE: u32 = 1 << 31;
 
 /// `T[i] = (1 − log2(1 + i/256)) · 2^26`, computed at build time in integers only, so that no
 /// floating-point library has a say in it.
-pub static NEG_LOG2: [u32; SEGMENTS + 1] = neg_log2_table();
+pub(crate) static NEG_LOG2: [u32; SEGMENTS + 1] = neg_log2_table();
 
 const fn neg_log2_table() -> [u32; SEGMENTS + 1] {
     let mut table = [0; SEGMENTS + 1];
@@ -66,7 +66,8 @@ const fn neg_log2_table() -> [u32; SEGMENTS + 1] {
 }
 
 /// The table as the C header `bpf/common/neg_ln_table.h`; a test holds the committed file against it.
-pub fn table_header() -> String {
+#[cfg(test)]
+fn table_header() -> String {
     // REUSE-IgnoreStart
     let mut out = String::from(
         "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n\
@@ -89,7 +90,7 @@ pub fn table_header() -> String {
 
 /// The finalizer of MurmurHash3 (32 bits): every input bit changes every output bit with
 /// probability close to one half.
-pub const fn fmix32(mut h: u32) -> u32 {
+pub(crate) const fn fmix32(mut h: u32) -> u32 {
     h ^= h >> 16;
     h = h.wrapping_mul(0x85eb_ca6b);
     h ^= h >> 13;
@@ -124,7 +125,7 @@ pub const fn inv_weight(weight: u16) -> u32 {
 }
 
 /// −log2(u) with [`FRACTION_BITS`] fraction bits, for u = (h | 1)/2^32.
-pub fn neg_log2(h: u32) -> u32 {
+pub(crate) fn neg_log2(h: u32) -> u32 {
     let h = h | 1;
     let lz = h.leading_zeros();
     let m = h << lz;

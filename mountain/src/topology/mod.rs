@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 pub use read::{read_topology, read_topology_blocking, Filter};
 
 /// Most paths in one group; the BPF program's loops and bit masks are sized by it.
-pub const MAX_GROUP_PATHS: usize = 16;
+pub(crate) const MAX_GROUP_PATHS: usize = 16;
 /// Most paths on one host, over all groups and both families.
-pub const MAX_PATHS: usize = 64;
+pub(crate) const MAX_PATHS: usize = 64;
 /// Most groups on one host.
-pub const MAX_GROUPS: usize = 64;
+pub(crate) const MAX_GROUPS: usize = 64;
 /// Most destinations of [`Topology::kept`]: VPN servers are few.
-pub const MAX_KEPT: usize = 64;
+pub(crate) const MAX_KEPT: usize = 64;
 
 /// What identifies a path: a next hop of the kernel's routing table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -236,14 +236,14 @@ impl Topology {
     }
 
     /// Whether flows choose their path when they start, or have chosen it before that was suspended.
-    pub fn has_placed(&self) -> bool {
+    pub(crate) fn has_placed(&self) -> bool {
         self.places() || !self.suspended.is_empty()
     }
 }
 
 impl FibRule {
     /// Whether it has no condition at all, so that it matches every packet (none if inverted).
-    pub fn is_unconditional(&self) -> bool {
+    pub(crate) fn is_unconditional(&self) -> bool {
         let bare = Self {
             table: self.table,
             priority: self.priority,

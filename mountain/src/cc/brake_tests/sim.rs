@@ -45,7 +45,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub fn engagements_before(&self, t: f64) -> u32 {
+    pub(crate) fn engagements_before(&self, t: f64) -> u32 {
         self.acks
             .iter()
             .filter(|a| a.0 < t)
@@ -55,7 +55,7 @@ impl Seen {
     }
 
     /// When the brake first limited anything, from `t` on.
-    pub fn first_limited(&self, t: f64) -> f64 {
+    pub(crate) fn first_limited(&self, t: f64) -> f64 {
         let mut after = self.limited.iter().filter(|at| **at >= t);
         after.next().copied().unwrap_or(f64::INFINITY)
     }
@@ -78,7 +78,7 @@ impl Seen {
     }
 }
 
-pub struct Sim {
+pub(crate) struct Sim {
     link: Link,
     brake: Option<Brake>,
     inflight: VecDeque<Packet>,

@@ -15,7 +15,7 @@ const FEW_PROBES: u64 = 1_000_000;
 
 /// Which tool wrote a log, by its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub(crate) enum Style {
     /// Counts probes from 1: "PING host (address) 56(84) bytes of data."
     Iputils,
     /// macOS, the BSDs, inetutils and busybox count from 0: "PING host (address): 56 data bytes"

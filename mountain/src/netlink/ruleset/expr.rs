@@ -4,10 +4,10 @@
 use super::super::wire::Attributes;
 
 /// Where a register begins, in bytes: 16 of 4 bytes follow each other.
-pub type Reg = usize;
+pub(crate) type Reg = usize;
 
 /// Room of all registers, bytes.
-pub const REGISTERS: usize = 64;
+pub(crate) const REGISTERS: usize = 64;
 
 /// What a rule, or an element of a verdict map, decides.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,7 @@ pub enum Op {
 
 /// How bytes are changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bitwise {
+pub(crate) enum Bitwise {
     MaskXor(Vec<u8>, Vec<u8>),
     /// Another one, by a name that is its identity.
     Other(String),
@@ -57,7 +57,7 @@ pub enum Bitwise {
 
 /// One part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Expr {
+pub(crate) enum Expr {
     Load {
         source: Source,
         dreg: Reg,
@@ -121,7 +121,7 @@ pub enum Expr {
 
 /// Something done to a packet or because of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Statement {
+pub(crate) struct Statement {
     /// As the kernel names it: `masq`, `notrack`...
     pub name: String,
     /// What it is done with, apart from registers: its identity.
@@ -250,21 +250,21 @@ fn statement(name: &str, a: &Attributes<'_>, registers: &[u16], ends: bool) -> E
     })
 }
 
-pub const META_PROTOCOL: u32 = 1;
-pub const META_MARK: u32 = 3;
-pub const META_IIF: u32 = 4;
-pub const META_OIF: u32 = 5;
-pub const META_IIFNAME: u32 = 6;
-pub const META_OIFNAME: u32 = 7;
-pub const META_IIFTYPE: u32 = 8;
-pub const META_OIFTYPE: u32 = 9;
-pub const META_NFTRACE: u32 = 12;
-pub const META_NFPROTO: u32 = 15;
-pub const META_L4PROTO: u32 = 16;
-pub const META_IIFGROUP: u32 = 21;
-pub const META_OIFGROUP: u32 = 22;
-pub const META_IIFKIND: u32 = 26;
-pub const META_OIFKIND: u32 = 27;
+pub(crate) const META_PROTOCOL: u32 = 1;
+pub(crate) const META_MARK: u32 = 3;
+pub(crate) const META_IIF: u32 = 4;
+pub(crate) const META_OIF: u32 = 5;
+pub(crate) const META_IIFNAME: u32 = 6;
+pub(crate) const META_OIFNAME: u32 = 7;
+pub(crate) const META_IIFTYPE: u32 = 8;
+pub(crate) const META_OIFTYPE: u32 = 9;
+pub(crate) const META_NFTRACE: u32 = 12;
+pub(crate) const META_NFPROTO: u32 = 15;
+pub(crate) const META_L4PROTO: u32 = 16;
+pub(crate) const META_IIFGROUP: u32 = 21;
+pub(crate) const META_OIFGROUP: u32 = 22;
+pub(crate) const META_IIFKIND: u32 = 26;
+pub(crate) const META_OIFKIND: u32 = 27;
 
 fn meta(a: &Attributes<'_>) -> Option<Expr> {
     let (dreg, key, sreg) = (reg(a, 1), be32(a, 2)?, reg(a, 3));

@@ -19,7 +19,7 @@ const TYPE_BPF: u32 = 2;
 const HEADER: usize = 4;
 
 /// The hooks after routing, with their numbers (NF_INET_*).
-pub const AFTER_ROUTING: [(Hook, u32); 3] = [
+pub(crate) const AFTER_ROUTING: [(Hook, u32); 3] = [
     (Hook::Forward, 2),
     (Hook::Output, 3),
     (Hook::Postrouting, 4),
@@ -30,7 +30,7 @@ pub const AFTER_ROUTING: [(Hook, u32); 3] = [
 ///
 /// # Errors
 /// EINVAL where the kernel keeps no list (CONFIG_NETFILTER_NETLINK_HOOK), and without CAP_NET_ADMIN.
-pub fn bpf_programs(ipv6: bool) -> io::Result<Vec<Hook>> {
+pub(crate) fn bpf_programs(ipv6: bool) -> io::Result<Vec<Hook>> {
     let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
     let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
     let mut found = Vec::new();

@@ -44,7 +44,7 @@ impl Registers {
     }
 
     /// As much as was written there last.
-    pub fn read_written(&self, reg: Reg) -> Vec<Byte> {
+    pub(crate) fn read_written(&self, reg: Reg) -> Vec<Byte> {
         self.read(reg, self.written.get(reg / 4).copied().unwrap_or(0))
     }
 

@@ -117,12 +117,12 @@ impl Line {
     }
 
     /// Applies to every packet that comes to it.
-    pub fn is_certain(&self) -> bool {
+    pub(crate) fn is_certain(&self) -> bool {
         self.steps.is_empty()
     }
 
     /// Does nothing but to decide.
-    pub fn only_decides(&self) -> bool {
+    pub(crate) fn only_decides(&self) -> bool {
         !self.steps.iter().any(|step| matches!(step, Step::Do(..)))
     }
 }
@@ -154,7 +154,7 @@ impl End {
         hash.update("\n");
     }
 
-    pub fn bodies(&self) -> Vec<&Rc<Body>> {
+    pub(crate) fn bodies(&self) -> Vec<&Rc<Body>> {
         match self {
             Self::Jump(body) | Self::Goto(body) => vec![body],
             Self::Branch(_, branches) => branches.iter().flat_map(|(_, e)| e.bodies()).collect(),

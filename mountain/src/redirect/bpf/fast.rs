@@ -40,7 +40,7 @@ const TCP_IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
 const BRIEF_IDLE: Duration = Duration::from_secs(120);
 
 /// Whether a plan goes around the kernel's forwarding with every packet of its flows.
-pub fn goes_around(plan: &Plan) -> bool {
+pub(crate) fn goes_around(plan: &Plan) -> bool {
     match plan.backend {
         Backend::XdpRedirect | Backend::TcxPeer => true,
         Backend::Tcx => plan.snat.is_some(),
@@ -62,7 +62,7 @@ impl Fast {
     ///
     /// # Errors
     /// What the kernel lacks or refuses; none of them is carried then.
-    pub fn raise(&mut self, rules: &[Installed]) -> Result<()> {
+    pub(crate) fn raise(&mut self, rules: &[Installed]) -> Result<()> {
         if rules.is_empty() {
             return Ok(());
         }
@@ -120,11 +120,6 @@ impl Fast {
         }
         Ok(())
     }
-
-    /// Whether any program is attached.
-    pub fn is_idle(&self) -> bool {
-        self.links.is_empty()
-    }
 }
 
 fn attach(links: &mut HashMap<(u32, Prog), OwnedFd>, loaded: &Loaded, needs: &Needs) -> Result<()> {
@@ -171,7 +166,7 @@ impl Carried {
 ///
 /// # Errors
 /// When the devices cannot be listed.
-pub fn as_carried(rules: &[Installed]) -> Result<HashMap<u32, Carried>> {
+pub(crate) fn as_carried(rules: &[Installed]) -> Result<HashMap<u32, Carried>> {
     let addresses = Addresses::read()?;
     let of = |installed: &Installed| {
         let value = rule_value(installed, &addresses).ok()?;

@@ -375,7 +375,7 @@ pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn remove_all() -> Result<()> {
+pub(crate) fn remove_all() -> Result<()> {
     for a in attached()? {
         match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
             Err(e) if e.raw_os_error() != Some(libc::ENODEV) => {

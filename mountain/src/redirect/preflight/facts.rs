@@ -40,7 +40,7 @@ impl Facts {
     }
 
     /// The device that clients come in by, if one is known.
-    pub fn client_device(&self) -> Option<&Device> {
+    pub(crate) fn client_device(&self) -> Option<&Device> {
         match self.client {
             Client::Device(ifindex) => self.device(ifindex),
             _ => None,
@@ -48,7 +48,7 @@ impl Facts {
     }
 
     /// The device that packets to the target leave by; `None`: the target is on this host or out of reach.
-    pub fn target_device(&self) -> Option<&Device> {
+    pub(crate) fn target_device(&self) -> Option<&Device> {
         match self.way {
             Way::Out { ifindex, .. } => self.device(ifindex),
             _ => None,
@@ -124,13 +124,13 @@ pub struct Xdp {
 }
 
 /// Programs run in the driver (NETDEV_XDP_ACT_BASIC).
-pub const XDP_BASIC: u64 = 1;
+pub(crate) const XDP_BASIC: u64 = 1;
 /// They can redirect (NETDEV_XDP_ACT_REDIRECT).
 pub const XDP_REDIRECT: u64 = 2;
 /// Packets can be redirected to the device (NETDEV_XDP_ACT_NDO_XMIT).
-pub const XDP_TRANSMIT: u64 = 4;
+pub(crate) const XDP_TRANSMIT: u64 = 4;
 /// Packets in several buffers can be received (NETDEV_XDP_ACT_RX_SG).
-pub const XDP_FRAGMENTS: u64 = 32;
+pub(crate) const XDP_FRAGMENTS: u64 = 32;
 
 /// The other end of a veth.
 #[derive(Clone, Debug, Default)]

@@ -33,7 +33,7 @@ pub struct Feature {
 }
 
 /// Features of a device by the kernel's names: `tx-checksum-ip-generic`, `rx-gro`...
-pub type Features = BTreeMap<String, Feature>;
+pub(crate) type Features = BTreeMap<String, Feature>;
 
 #[repr(C)]
 struct SetInfo {

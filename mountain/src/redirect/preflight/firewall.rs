@@ -42,7 +42,7 @@ pub struct Firewall {
 }
 
 /// Path of the nft program.
-pub fn nft_program() -> Option<String> {
+pub(crate) fn nft_program() -> Option<String> {
     let path = std::env::var("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
     let folders = path.split(':').filter(|f| !f.is_empty()).chain(usual);

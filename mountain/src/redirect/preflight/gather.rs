@@ -19,7 +19,7 @@ use super::namespaces::{self, Namespace};
 use super::{features, firewall, OWN_PROGRAMS};
 
 /// Everything that matters for `rule`.
-pub fn gather(rule: &Rule) -> Result<Facts> {
+pub(crate) fn gather(rule: &Rule) -> Result<Facts> {
     let addresses = netlink::addresses().context("cannot list the addresses")?;
     let holder = addresses.iter().find(|(_, ip)| *ip == rule.from.ip());
     // The whole of 127.0.0.0/8 is this host's.

@@ -61,7 +61,7 @@ pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
 ///
 /// # Errors
 /// As [`lock`].
-pub fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
+pub(crate) fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
     loop {
         if let Some(base) = dir.parent() {
             let mut all = DirBuilder::new();

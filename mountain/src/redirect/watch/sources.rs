@@ -41,7 +41,7 @@ struct Polled {
 
 /// What has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
+pub(crate) struct Heard {
     pub firewall: bool,
     /// Devices, routes, settings, or the rules.
     pub rest: bool,

@@ -59,7 +59,7 @@ impl Load {
     }
 
     /// What the path can carry, as far as known.
-    pub fn reference_bps(&self) -> f64 {
+    pub(crate) fn reference_bps(&self) -> f64 {
         self.capacity_bps.unwrap_or(self.peak_bps)
     }
 
@@ -70,22 +70,22 @@ impl Load {
     }
 
     /// ... and it is mostly that of latency flows.
-    pub fn is_crowded(&self) -> bool {
+    pub(crate) fn is_crowded(&self) -> bool {
         self.fills() && self.latency_bps + self.latency_bps > self.rate_bps
     }
 
     /// Whether traffic is counted at all.
-    pub fn is_counted(&self) -> bool {
+    pub(crate) fn is_counted(&self) -> bool {
         self.at_us.is_some() || self.any_at_us.is_some()
     }
 
     /// Whether latency flows have sent or started since `from_us`.
-    pub fn has_latency(&self, from_us: u64) -> bool {
+    pub(crate) fn has_latency(&self, from_us: u64) -> bool {
         self.latency_at_us.is_some_and(|t| t >= from_us)
     }
 
     /// Whether anything has.
-    pub fn has_any(&self, from_us: u64) -> bool {
+    pub(crate) fn has_any(&self, from_us: u64) -> bool {
         self.any_at_us.is_some_and(|t| t >= from_us)
     }
 }

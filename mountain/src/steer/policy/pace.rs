@@ -9,11 +9,11 @@ use super::rule::{LOSS_SHARE, R_SHARE};
 use super::{Path, Policy, RECENT_US};
 
 /// Time between two probes where latency flows send, µs, ...
-pub const FAST_US: u64 = 10_000;
+pub(crate) const FAST_US: u64 = 10_000;
 /// ... on other paths while anything is sent, and on metered ones, ...
-pub const USUAL_US: u64 = 50_000;
+pub(crate) const USUAL_US: u64 = 50_000;
 /// ... and on an idle host: a probe weighs as this much time at most.
-pub const IDLE_US: u64 = 500_000;
+pub(crate) const IDLE_US: u64 = 500_000;
 /// A latency flow has just sent, µs.
 const JUST_US: u64 = 1_000_000;
 
@@ -28,7 +28,7 @@ const LUCK: f64 = 1e-4;
 /// to be blamed. So when probes go missing, they are sent more slowly for a while: answers a second that stay
 /// the same mean a limit, an answered share that stays the same means loss.
 #[derive(Clone, Debug, Default)]
-pub struct Pace {
+pub(crate) struct Pace {
     /// Shortest time between two probes, µs: that of a trial, or by a limit that is known; 0: none.
     limit_us: u64,
     trial: Option<Trial>,

@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use super::pace::{FAST_US, IDLE_US};
 
 /// How far back probes count, µs. Of a path that is probed seldom, [`LEAST_ANSWERS`] count, however old.
-pub const WINDOW_US: u64 = 10_000_000;
+pub(crate) const WINDOW_US: u64 = 10_000_000;
 /// Answers from which on a path can be compared with others.
-pub const LEAST_ANSWERS: usize = 20;
+pub(crate) const LEAST_ANSWERS: usize = 20;
 /// Most probes of one path: [`WINDOW_US`] of the fastest pace.
 const MOST_PROBES: usize = (WINDOW_US / FAST_US) as usize;
 /// Time in which the weight of a probe halves in the mean, µs.
@@ -20,7 +20,7 @@ const MEAN_US: f64 = 1e6;
 /// ... in the share of losses, µs.
 const LOSS_US: f64 = 4e6;
 /// A packet that is this late is as good as lost, µs: a lost probe is older than this, ...
-pub const LATE_US: u64 = 100_000;
+pub(crate) const LATE_US: u64 = 100_000;
 /// ... and than so many times the usual delay.
 const LOST_TIMES: f64 = 1.5;
 /// Standard deviations that count besides the mean.
@@ -147,7 +147,7 @@ impl Probes {
     }
 
     /// Drops what no longer counts.
-    pub fn expire(&mut self, now_us: u64) {
+    pub(crate) fn expire(&mut self, now_us: u64) {
         let old = |p: &&Probe| p.sent_us + WINDOW_US < now_us;
         let mut old = self.probes.iter().take_while(old).count();
         // At least so many answers are left; and what no answer came to cannot wait for more for ever.
@@ -186,7 +186,7 @@ impl Probes {
     }
 
     /// The largest way back (RTT less delay) of the newest answers, µs: a probe may be that much older than its delay.
-    pub fn way_back_us(&self) -> f64 {
+    pub(crate) fn way_back_us(&self) -> f64 {
         let backs = self.newest().filter_map(|p| match p.fate {
             Fate::Answered { rtt_us, delay_us } => Some(rtt_us.saturating_sub(delay_us)),
             _ => None,
@@ -195,7 +195,7 @@ impl Probes {
     }
 
     /// Ages less the way back of the unanswered probes since the newest answer, oldest first, µs.
-    pub fn waiting_us(&self, now_us: u64) -> (f64, f64) {
+    pub(crate) fn waiting_us(&self, now_us: u64) -> (f64, f64) {
         let back = self.way_back_us();
         let (mut oldest, mut second) = (0.0, 0.0);
         for p in self.newest() {
@@ -211,7 +211,7 @@ impl Probes {
     }
 
     /// Age from which on an unanswered probe is lost, µs, where `usual_us` is usual.
-    pub fn lost_age_us(&self, usual_us: f64) -> f64 {
+    pub(crate) fn lost_age_us(&self, usual_us: f64) -> f64 {
         (LATE_US as f64).max(LOST_TIMES * usual_us) + self.way_back_us()
     }
 
@@ -323,7 +323,7 @@ impl Probes {
     }
 
     /// Largest delay or age of the probes sent since `from_us`, and the smallest delay of all, µs.
-    pub fn extremes_us(&self, from_us: u64, now_us: u64) -> (f64, Option<f64>) {
+    pub(crate) fn extremes_us(&self, from_us: u64, now_us: u64) -> (f64, Option<f64>) {
         let recent = self.answers().take_while(|(p, _)| p.sent_us >= from_us);
         let largest = recent.map(|(_, delay)| delay).fold(0.0, f64::max);
         let least = self

@@ -31,11 +31,11 @@ const D_SHARE: f64 = 0.4;
 /// ... and so many times the jitter.
 const D_JITTER: f64 = 3.0;
 /// Differences up to this share tell nothing.
-pub const R_SHARE: f64 = 0.1;
+pub(crate) const R_SHARE: f64 = 0.1;
 /// Losses that weigh as much as the threshold, and as twice the tolerance: 1 % of losses is 5 ms at least.
-pub const LOSS_SHARE: f64 = 0.02;
+pub(crate) const LOSS_SHARE: f64 = 0.02;
 /// Time in which half of the onsets are forgotten, and half of the highest rate, µs.
-pub const MEMORY_US: f64 = 120e6;
+pub(crate) const MEMORY_US: f64 = 120e6;
 /// Patience after the first onset, µs, ...
 const PATIENCE_US: f64 = 1e6;
 /// ... by how much it grows with each, ...
@@ -55,7 +55,7 @@ pub struct Scale {
 
 /// Where a path stands in a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Standing {
+pub(crate) enum Standing {
     In,
     /// Used as none was left. It may be left for any that is better.
     Stopgap,
@@ -64,7 +64,7 @@ pub enum Standing {
 
 /// What is known of a member at a tick; delays in µs, with the configured cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct View {
+pub(crate) struct View {
     pub alive: bool,
     /// It can be compared with others.
     pub known: bool,
@@ -125,7 +125,7 @@ impl Member {
         }
     }
 
-    pub fn in_use(&self) -> bool {
+    pub(crate) fn in_use(&self) -> bool {
         !matches!(self.standing, Standing::Out(_))
     }
 
@@ -136,7 +136,7 @@ impl Member {
     }
 
     /// Forgets onsets that were not the path's doing.
-    pub fn forgive(&mut self) {
+    pub(crate) fn forgive(&mut self) {
         self.onsets = 0.0;
     }
 
@@ -146,7 +146,7 @@ impl Member {
     }
 
     /// How long the path must be fit before it is used again, µs.
-    pub fn patience_us(&self, now_us: u64) -> u64 {
+    pub(crate) fn patience_us(&self, now_us: u64) -> u64 {
         let grown = PATIENCE_US * PATIENCE_GROWS.powf(self.onsets(now_us) - 1.0);
         (grown.min(PATIENCE_MOST_US) * (1.0 + self.random)) as u64
     }
@@ -453,7 +453,7 @@ impl Policy {
     /// Which of a group's paths flows that start now may use: those in use whose newest probe is in time.
     /// Such a flow has nothing to lose elsewhere and can never leave, so one late probe is enough.
     /// Where none is left, any that delivers in time; else all in use.
-    pub fn for_new_flows(&self, g: usize) -> u16 {
+    pub(crate) fn for_new_flows(&self, g: usize) -> u16 {
         let Some((v, group)) = self.verdict.groups.get(g).zip(self.groups.get(g)) else {
             return 0;
         };
@@ -486,7 +486,7 @@ impl Policy {
 
     /// When a path turns late, unless its probe is answered before: the next moment at which
     /// [`Policy::for_new_flows`] may change. Of those that the last tick has not seen.
-    pub fn next_late_us(&self) -> Option<u64> {
+    pub(crate) fn next_late_us(&self) -> Option<u64> {
         let seen_us = self.last_tick_us?;
         let late_from = |g: &super::Group| {
             let scale = g.scale?;

@@ -17,7 +17,7 @@ pub const FLOWS: u32 = 8;
 /// RTT), or `None`: lost.
 pub type Model<'a> = Box<dyn FnMut(u64) -> Option<(u32, u32)> + 'a>;
 
-pub struct Sim<'a> {
+pub(crate) struct Sim<'a> {
     pub policy: Policy,
     pub models: Vec<Model<'a>>,
     pub now: u64,
@@ -108,14 +108,14 @@ impl<'a> Sim<'a> {
     }
 
     /// Other handicaps, before it runs.
-    pub fn with_costs(&mut self, costs_us: [f64; 2]) {
+    pub(crate) fn with_costs(&mut self, costs_us: [f64; 2]) {
         let each = self.inputs.iter_mut().zip(costs_us);
         each.for_each(|(input, cost_us)| input.cost_us = cost_us);
         self.policy
             .set_topology(self.groups.clone(), self.inputs.clone());
     }
 
-    pub fn with_metered(&mut self, metered: [bool; 2]) {
+    pub(crate) fn with_metered(&mut self, metered: [bool; 2]) {
         let each = self.inputs.iter_mut().zip(metered);
         each.for_each(|(input, metered)| input.metered = metered);
         self.policy
@@ -192,7 +192,7 @@ pub fn noisy<'a>(seed: u64) -> Model<'a> {
 }
 
 /// Noise plus what `extra` adds at a time.
-pub fn shaped<'a>(seed: u64, extra: impl Fn(u64) -> u32 + 'a) -> Model<'a> {
+pub(crate) fn shaped<'a>(seed: u64, extra: impl Fn(u64) -> u32 + 'a) -> Model<'a> {
     let mut rng = StdRng::seed_from_u64(seed);
     Box::new(move |t| same(noise(&mut rng) + extra(t)))
 }
@@ -224,7 +224,7 @@ pub fn p99(mut d: Vec<u32>) -> f64 {
 }
 
 /// What a reply tells is at least so old.
-pub const NEWS: u64 = 20 * MS;
+pub(crate) const NEWS: u64 = 20 * MS;
 
 /// Delays of game packets: [mountain, ecmp, oracle, the oracle that learns a round trip late]. The
 /// last one bounds what anybody can do who has to wait for a reply, or for its absence.
