@@ -248,6 +248,13 @@ impl Steer {
         }
     }
 
+    /// Whether flows that are first seen now stay where the kernel has them: see [`Steer::set_mode`].
+    pub fn is_in_grace(&self) -> bool {
+        /// How far the program's clock may lag: more than a tick.
+        const TICK_NS: u64 = 10_000_000;
+        now_ns() < self.bss_ref().config.grace_until_ns + TICK_NS
+    }
+
     /// Writes a path. Ids are stable: an id is not reused for another next hop.
     pub fn set_path(&mut self, id: usize, path: &PathConfig) -> Result<()> {
         if id >= MAX_PATHS {

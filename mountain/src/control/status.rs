@@ -30,6 +30,9 @@ pub struct Status {
     pub policy: PolicyKind,
     /// Why nothing is steered for now.
     pub suspended: Option<String>,
+    /// Whether every change of the kernel's routing has been followed and new flows are steered, as from two seconds
+    /// after the start.
+    pub settled: bool,
     /// Nothing is attached.
     pub dry_run: bool,
     /// Since the daemon began, seconds.

@@ -108,6 +108,8 @@ struct Daemon {
     suspended: Option<String>,
     /// The kernel's routing has changed since it was read.
     wants_reading: bool,
+    /// It is being read, or written to the tables.
+    is_reading: bool,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     rates: BTreeMap<usize, Rate>,
@@ -186,6 +188,7 @@ async fn run_locked(
         if std::mem::take(&mut daemon.wants_reading) {
             reader.ask();
         }
+        daemon.is_reading = reader.is_busy();
         let due = daemon.next_probe();
         let late = daemon.next_late();
         tokio::select! {
@@ -282,6 +285,7 @@ impl Daemon {
             read_at: Instant::now(),
             suspended: None,
             wants_reading: false,
+            is_reading: false,
             move_log,
             moves: VecDeque::new(),
             rates: BTreeMap::new(),

@@ -58,6 +58,11 @@ impl Reader {
         self.asked
     }
 
+    /// Whether a reading, or the writing of tables, is asked for or under way.
+    pub fn is_busy(&self) -> bool {
+        self.asked || self.job.is_some()
+    }
+
     /// Writes large tables; [`Reader::next`] gives the topology back that they are of.
     pub fn fill(&mut self, fill: Box<Fill>) {
         let job = tokio::spawn(async move {

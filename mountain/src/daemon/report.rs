@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::firewall::cgroup_text;
 use super::{masks_of, now_us, Daemon, COSTED};
 use crate::bpf::flows::{Class, Flow};
-use crate::bpf::now_ns;
+use crate::bpf::{now_ns, Steer};
 use crate::control::run_dir::{Request, Response};
 use crate::control::status::{
     Averages, CgroupStatus, Decision, Decisions, FlowCounts, GroupStatus, InForce, Judged,
@@ -59,6 +59,7 @@ impl Daemon {
             pid: std::process::id(),
             policy: self.policy_kind,
             suspended: self.suspended.clone(),
+            settled: self.is_settled(),
             dry_run: self.options.dry_run,
             uptime_s: self.started.elapsed().as_secs_f64(),
             groups: self.groups_status(),
@@ -70,6 +71,12 @@ impl Daemon {
             kernel_told: self.feed.is_some(),
             translated_sources: self.translated.sources().collect(),
         })
+    }
+
+    /// See [`Status::settled`].
+    fn is_settled(&self) -> bool {
+        let in_grace = self.steer.as_ref().is_some_and(Steer::is_in_grace);
+        !in_grace && !self.is_reading && !self.wants_reading && self.suspended.is_none()
     }
 
     fn groups_status(&self) -> Vec<GroupStatus> {
