@@ -87,6 +87,36 @@ impl Namespace {
         ));
     }
 
+    /// Gives a device its addresses, with their prefix lengths, and sets it up.
+    pub fn bring_up(&self, dev: &str, addresses: &[&str]) {
+        for address in addresses {
+            let nodad = if address.contains(':') { "nodad" } else { "" };
+            self.ip(&format!("addr add {address} dev {dev} {nodad}"));
+        }
+        self.ip(&format!("link set {dev} up"));
+    }
+
+    /// Joins `dev` of this namespace to `far_dev` of `far` by a veth pair: both ends have addresses and are up.
+    pub fn wire(
+        &self,
+        (dev, addresses): (&str, &[&str]),
+        far: &Namespace,
+        (far_dev, far_addresses): (&str, &[&str]),
+    ) {
+        self.link(dev, far, far_dev);
+        self.bring_up(dev, addresses);
+        far.bring_up(far_dev, far_addresses);
+    }
+
+    /// A network behind this host, which forwards IPv4 for it: `far_dev` has the second address of `net`, three
+    /// octets such as 10.50.0, and `dev`, its gateway, the first.
+    pub fn forward_for(&self, dev: &str, far: &Namespace, far_dev: &str, net: &str) {
+        let (near, inner) = (format!("{net}.1/24"), format!("{net}.2/24"));
+        self.wire((dev, &[&near]), far, (far_dev, &[&inner]));
+        far.ip(&format!("route add default via {net}.1"));
+        self.sysctl("net.ipv4.ip_forward", "1");
+    }
+
     /// Runs `f` on a thread in there.
     pub fn spawn<T: Send + 'static>(
         &self,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use libbpf_rs::query::ProgInfoIter;
 use serde_json::Value;
 use socket2::{Domain, SockRef, Socket, Type};
-use support::{Ns, MOUNTAIN};
+use support::{wait_until, Ns, LEAVE, MOUNTAIN};
 
 /// A name that only this test uses; disabled when dropped.
 struct Name(String);
@@ -448,18 +448,19 @@ fn five_hundred_flows_at_once() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
     let load = Load::start(&ns, &name.0, 500);
-    thread::sleep(Duration::from_secs(2));
-    assert_eq!(name.status(&ns)["flows"]["live"], 500);
+    let wait_live = |n: u64| {
+        wait_until(&format!("{n} flows live"), LEAVE, || {
+            name.status(&ns)["flows"]["live"] == n
+        });
+    };
+    wait_live(500);
     let table = name.cc(&ns, "top --once");
     assert!(table.starts_with("500 flows\n"), "{table}");
     assert!(table.contains("and 470 more"), "{table}");
     let rounds = load.finish();
     assert!(rounds.iter().all(|n| *n > 0), "{rounds:?}");
-    let until = Instant::now() + Duration::from_secs(5);
-    while name.status(&ns)["flows"]["live"] != 0 && Instant::now() < until {
-        thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(name.status(&ns)["flows"]["live"], 0, "nothing leaks");
+    // Nothing leaks.
+    wait_live(0);
 }
 
 #[test]
@@ -487,14 +488,7 @@ fn a_socket_may_change_its_mind() {
 #[test]
 fn ipv6_and_another_host() {
     let (client, server, name) = (Ns::new("cc"), Ns::new("ccs"), Name::new());
-    client.ip(&format!(
-        "link add v0 type veth peer name v1 netns {}",
-        server.name
-    ));
-    for (ns, dev, end) in [(&client, "v0", 1), (&server, "v1", 2)] {
-        ns.ip(&format!("addr add fd77::{end}/64 dev {dev} nodad"));
-        ns.ip(&format!("link set {dev} up"));
-    }
+    client.wire(("v0", &["fd77::1/64"]), &server, ("v1", &["fd77::2/64"]));
     // The registration is the machine's; it was made from another namespace than the sockets'.
     name.cc(&server, "enable");
     let to: SocketAddr = "[fd77::2]:7300".parse().unwrap();

@@ -167,15 +167,11 @@ fn a_route_names_it_and_is_put_back() {
 #[test]
 fn connections_by_a_route_use_it_and_others_do_not() {
     let (ns, server, name) = (Ns::new("cc"), Ns::new("ccs"), Name::new());
-    ns.ip(&format!(
-        "link add d0 type veth peer name d1 netns {}",
-        server.name
-    ));
-    for (ns, dev, end) in [(&ns, "d0", 1), (&server, "d1", 2)] {
-        ns.ip(&format!("addr add 10.31.0.{end}/24 dev {dev}"));
-        ns.ip(&format!("addr add fd31::{end}/64 dev {dev} nodad"));
-        ns.ip(&format!("link set {dev} up"));
-    }
+    ns.wire(
+        ("d0", &["10.31.0.1/24", "fd31::1/64"]),
+        &server,
+        ("d1", &["10.31.0.2/24", "fd31::2/64"]),
+    );
     let all = ["10.32.0.1", "10.33.0.1", "fd32::1", "fd33::1"];
     for (prefix, via, address) in [
         ("10.32.0.0/16", "10.31.0.2", all[0]),

@@ -29,19 +29,13 @@ impl Routed {
             router: Ns::new("ccr"),
             server: Ns::new("ccs"),
         };
-        for (near, dev, far, far_dev, net_of, near_end) in [
-            (&net.client, "c0", &net.router, "r0", "10.41.0", 1),
-            (&net.server, "sa", &net.router, "a0", "10.41.1", 1),
-            (&net.server, "sb", &net.router, "b0", "10.41.2", 1),
+        for (host, dev, router_dev, prefix) in [
+            (&net.client, "c0", "r0", "10.41.0"),
+            (&net.server, "sa", "a0", "10.41.1"),
+            (&net.server, "sb", "b0", "10.41.2"),
         ] {
-            near.ip(&format!(
-                "link add {dev} type veth peer name {far_dev} netns {}",
-                far.name
-            ));
-            near.ip(&format!("addr add {net_of}.{near_end}/24 dev {dev}"));
-            far.ip(&format!("addr add {net_of}.2/24 dev {far_dev}"));
-            near.ip(&format!("link set {dev} up"));
-            far.ip(&format!("link set {far_dev} up"));
+            let [own, gateway] = [1, 2].map(|n| format!("{prefix}.{n}/24"));
+            host.wire((dev, &[&own]), &net.router, (router_dev, &[&gateway]));
         }
         net.router.sysctl("net.ipv4.ip_forward", "1");
         net.server.sysctl("net.ipv4.conf.all.rp_filter", "0");
@@ -176,12 +170,12 @@ fn a_timeout_is_survived_and_leaves_no_brake() {
     net.server
         .run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
     net.server.run("nft add rule inet hole in iifname sa drop");
-    thread::sleep(Duration::from_millis(1500));
-    let before = net.flow(&name);
+    // The timer has fired into the hole, so that nothing of what is sent now was new then.
+    let before = net.wait(&name, "the timer fires", |f| {
+        f["retransmits"].as_u64() > Some(1)
+    });
     net.server.run("nft delete table inet hole");
     let again = before["retransmits"].as_u64().unwrap();
-    // The timer has fired into the hole, so that nothing of what is sent now was new then.
-    assert!(again >= 1, "{before:#}");
     let acks = before["acks"].as_u64().unwrap();
     net.wait(&name, "it flows again, without a brake", |f| {
         f["retransmits"].as_u64().unwrap() > again

@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::support::*;
 
 fn config(text: &str) -> tempfile::NamedTempFile {
@@ -63,7 +65,7 @@ fn with_wait_it_adopts_the_route_that_comes_later() {
     wait_until("it waits", LEAVE, || said(&log).contains("waiting for one"));
     net.multipath();
     wait_until("both routes are adopted", LEAVE, || {
-        net.client.status()["groups"].as_array().unwrap().len() == 2
+        net.client.status().groups.len() == 2
     });
 }
 
@@ -119,10 +121,7 @@ fn a_device_that_no_route_uses_is_pointed_out() {
         file.path().display()
     ));
     wait_until("it is named", LEAVE, || said(&log).contains("nope0"));
-    assert!(
-        net.client.status()["paths"].as_array().unwrap().len() == 4,
-        "and the rest works"
-    );
+    assert!(net.client.status().paths.len() == 4, "and the rest works");
 }
 
 #[test]
@@ -161,12 +160,12 @@ fn a_dry_run_decides_and_attaches_nothing() {
     let log = net.start("up --dry-run");
     wait_until("it runs", LEAVE, || said(&log).contains("running"));
     let status = net.client.status();
-    assert_eq!(status["dry_run"], true);
+    assert!(status.dry_run);
     assert!(
-        status["counters"].is_null(),
-        "no program is loaded: {status:#}"
+        status.counters.is_none(),
+        "no program is loaded: {status:#?}"
     );
-    std::thread::sleep(Duration::from_secs(2));
+    net.wait_good();
     net.blackhole(1);
     wait_until("the decision is taken", LEAVE, || {
         net.client.mountain_ok("explain").contains("u1")
@@ -185,6 +184,10 @@ fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
     net.client.mountain_ok("down");
 
     net.up();
+    let status = net.client.status();
+    // New flows are left alone for two seconds.
+    assert!(!status.settled || status.uptime_s >= 2.0, "{status:#?}");
+    net.client.wait_settled();
     let said = || net.client.mountain_ok("status");
     wait_until("it is over", LEAVE, || !said().contains("just begun"));
     assert!(said().contains("u0 is good: "), "{}", said());
@@ -194,10 +197,9 @@ fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
 fn route_narrows_what_is_adopted() {
     let net = Net::new();
     net.client.mountain_ok("up --route 10.98.0.0/16");
-    let status = net.client.status();
-    let groups = status["groups"].as_array().unwrap();
-    assert_eq!(groups.len(), 1, "{status:#}");
-    assert_eq!(groups[0]["prefixes"][0], "10.98.1.0/24");
+    let groups = net.client.status().groups;
+    assert_eq!(groups.len(), 1, "{groups:#?}");
+    assert_eq!(groups[0].prefixes[0].to_string(), "10.98.1.0/24");
     net.client.mountain_ok("down");
     let text = net.client.mountain_fails("up --route 10.77.0.0/16");
     assert!(text.contains("no multipath route"), "{text}");
@@ -209,14 +211,14 @@ fn policies_switch_and_unknown_ones_are_refused() {
     net.up();
     for name in ["ecmp", "min-rtt", "argmax-load", "mountain"] {
         net.client.mountain_ok(&format!("policy {name}"));
-        assert_eq!(net.client.status()["policy"], name);
+        assert_eq!(net.client.status().policy.name(), name);
     }
     let text = net.client.mountain_fails("policy fastest");
     assert!(
         text.contains("fastest") && text.contains("argmax-load"),
         "{text}"
     );
-    assert_eq!(net.client.status()["policy"], "mountain");
+    assert_eq!(net.client.status().policy.name(), "mountain");
 }
 
 #[test]
@@ -269,3 +271,52 @@ fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert!(child.wait().unwrap().success());
 }
+
+/// The names of an object's members, in their order in the alphabet.
+fn keys(value: &Value) -> Vec<&str> {
+    let object = value.as_object().unwrap_or_else(|| panic!("{value}"));
+    object.keys().map(String::as_str).collect()
+}
+
+/// Scripts rely on them; all other tests use the types.
+#[test]
+fn the_keys_of_status_are_these() {
+    let net = Net::new();
+    net.up();
+    net.wait_good();
+    let text = net.client.mountain_ok("status --json");
+    let status: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(keys(&status).join(" "), STATUS);
+    let group = &status["groups"][0];
+    assert_eq!(keys(group).join(" "), GROUP);
+    assert_eq!(keys(&group["members"][0]).join(" "), "path weight");
+    assert_eq!(
+        keys(&group["verdict"]).join(" "),
+        "alive bulk ejected latency"
+    );
+    let path = &status["paths"][0];
+    let all = keys(path);
+    for key in PATH.split_whitespace() {
+        assert!(all.contains(&key), "no {key} in {all:?}");
+    }
+    assert_eq!(
+        keys(&path["probes"]).join(" "),
+        "answered ignored last_error sent"
+    );
+    assert_eq!(keys(&path["flows"]).join(" "), "bulk latency");
+    assert_eq!(
+        keys(&path["traffic"]).join(" "),
+        "bytes latency_bytes packets"
+    );
+    assert_eq!(status["policy"], "mountain");
+    assert_eq!(group["kind"], "move");
+    assert_eq!(path["state"], "good");
+}
+
+const STATUS: &str = "counters dry_run groups held_cgroups kernel_told paths pid placement policy \
+    settled skipped suspended translated_sources uptime_s version";
+const GROUP: &str = "held kind members prefixes table verdict";
+/// The policy adds others.
+const PATH: &str =
+    "cost_us device forward_only gateway gateway_resolved id ipv6 loss name p50_us p95_us placed \
+    probe_target rate_bps reason samples source state up";

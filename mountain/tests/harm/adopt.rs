@@ -194,9 +194,8 @@ fn leaks(net: &Home) -> u64 {
 
 /// Whether new flows of IPv4 and IPv6 are left to the kernel, as `status` has it.
 fn suspended(net: &Home) -> [bool; 2] {
-    let status = net.home.status();
-    let list = status["placement"]["suspended"].as_array().unwrap().clone();
-    [false, true].map(|ipv6| list.iter().any(|s| s["ipv6"] == ipv6))
+    let list = net.placement().suspended;
+    [false, true].map(|ipv6| list.iter().any(|s| s.ipv6 == ipv6))
 }
 
 fn wait_suspended(net: &Home, expected: [bool; 2]) {
@@ -444,7 +443,7 @@ fn flows_that_begin_before_a_vpn_is_noticed_are_told() {
     // Before the daemon, so that it has nothing to read again when it is stopped.
     let tunnel = Tunnel::open(&net.home, "tun0");
     net.up();
-    let pid = net.home.status()["pid"].as_i64().unwrap() as i32;
+    let pid = net.home.status().pid as i32;
     let pid = nix::unistd::Pid::from_raw(pid);
     nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap();
     VPNS[0].tell(&net, &[0], VPNS[0].commands);
@@ -453,9 +452,8 @@ fn flows_that_begin_before_a_vpn_is_noticed_are_told() {
     nix::sys::signal::kill(pid, Signal::SIGCONT).unwrap();
     assert_eq!(by_uplink(&opened).iter().sum::<usize>(), EACH);
     wait_suspended(&net, [true, false]);
-    let status = net.home.status();
-    let told = &status["placement"]["suspended"][0];
-    assert_eq!(told["began_between"], EACH, "{told}");
+    let told = &net.placement().suspended[0];
+    assert_eq!(told.began_between, EACH as u64, "{told:?}");
     let text = net.home.mountain_ok("status");
     assert!(
         text.contains("suspended: IPv4: the kernel prefers"),

@@ -6,6 +6,8 @@ mod rules;
 
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use crate::support::{said, wait_until, Net, Ns, Traffic, LEAVE, SERVER4};
 
 /// Loads rules as nft(8) takes them.
@@ -18,15 +20,10 @@ pub fn nft(ns: &Ns, rules: &str) {
 
 /// Why the flows of the client's group of a family are not moved.
 fn held(net: &Net, ipv6: bool) -> Option<String> {
-    let status = net.client.status();
-    let groups = status["groups"].as_array().unwrap();
-    let of_family =
-        |group: &&serde_json::Value| group["prefixes"][0].as_str().unwrap().contains(':') == ipv6;
-    let group = groups
-        .iter()
-        .find(of_family)
-        .expect("a group of the family");
-    group["held"]["what"].as_str().map(str::to_owned)
+    let mut groups = net.client.status().groups.into_iter();
+    let group = groups.find(|g| matches!(g.prefixes[0], IpNet::V6(_)) == ipv6);
+    let held = group.expect("a group of the family").held;
+    held.map(|difference| difference.what)
 }
 
 fn wait_held(net: &Net, by: &str) {
@@ -81,7 +78,7 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
         net.client.mountain("status").status.success()
     });
     net.wait_good();
-    std::thread::sleep(crate::support::SETTLE);
+    net.client.wait_settled();
     let traffic = Traffic::start(&net, SERVER4, 20);
     net.blackhole(0);
     net.wait_left("u0", false);
@@ -141,11 +138,8 @@ fn check_and_status_name_the_rule() {
     wait_held(&net, rule);
     let status = net.client.mountain_ok("status");
     assert!(status.contains(rule) && status.contains(text), "{status}");
-    let json = net.client.status();
-    assert!(json["groups"][0]["held"]["rule"]
-        .as_str()
-        .unwrap()
-        .starts_with(rule));
+    let held = net.client.status().groups.remove(0).held.unwrap();
+    assert!(held.rule.unwrap().starts_with(rule));
 }
 
 /// Legacy xtables announce nothing.

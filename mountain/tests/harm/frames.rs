@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 
-use super::support::{said, wait_until, Net, Ns, LEAVE, SERVER4, SETTLE};
+use super::support::{said, wait_until, Net, Ns, LEAVE, SERVER4};
 
 /// Packets of each kind that are sent, and with which source port.
 pub(super) const PACKETS: u64 = 40;
@@ -31,7 +31,7 @@ pub(super) fn only_u1_is_good(net: &mut Net) -> File {
     ));
     wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
     net.wait_good();
-    thread::sleep(SETTLE);
+    net.client.wait_settled();
     let server = &net.server;
     server.run("nft add table inet q");
     server.run("nft add chain inet q in { type filter hook prerouting priority -300 ; }");
@@ -205,12 +205,11 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
         by_sockets(client, own, port);
     });
 
-    let before = client.status()["counters"]["pass_foreign"].clone();
+    let before = net.counter("pass_foreign");
     let guest = Ns::new("g");
     client.ip("link add link u0 name m0 type macvlan mode bridge");
     client.ip(&format!("link set m0 netns {}", guest.name));
-    guest.ip(&format!("addr add {GUEST}/24 dev m0"));
-    guest.ip("link set m0 up");
+    guest.bring_up("m0", &[&format!("{GUEST}/24")]);
     guest.ip("route add default via 10.30.0.2");
     all_come_by(server, "s0", 9002, "a macvlan guest", |port| {
         by_sockets(&guest, GUEST, port);
@@ -243,19 +242,12 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
             .nth(2)
             .unwrap()
     ));
-    client.ip(&format!(
-        "link add p0 type veth peer name e0 netns {}",
-        guest.name
-    ));
+    client.wire(("p0", &[]), &guest, ("e0", &[&format!("{GUEST}/24")]));
     client.ip("link add b0 type bridge");
     for dev in ["u0", "p0"] {
         client.ip(&format!("link set {dev} master b0"));
     }
-    for dev in ["p0", "b0"] {
-        client.ip(&format!("link set {dev} up"));
-    }
-    guest.ip(&format!("addr add {GUEST}/24 dev e0"));
-    guest.ip("link set e0 up");
+    client.bring_up("b0", &[]);
     guest.ip("route add default via 10.30.0.2");
     all_come_by(server, "s0", 9005, "a bridge's other port", |port| {
         by_sockets(&guest, GUEST, port);
@@ -269,24 +261,14 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
             by_sockets(client, own, port);
         },
     );
-    let after = client.status()["counters"]["pass_foreign"].clone();
-    let told = after.as_u64().unwrap() - before.as_u64().unwrap();
+    let told = net.counter("pass_foreign") - before;
     assert!(told >= 4 * PACKETS, "{told} packets told as foreign");
 }
 
 /// A network behind the client, which forwards for it: e0 10.50.0.2 at lan 10.50.0.1.
 fn inner_network(net: &Net) -> Ns {
     let (inner, client) = (Ns::new("i"), &net.client);
-    client.ip(&format!(
-        "link add lan type veth peer name e0 netns {}",
-        inner.name
-    ));
-    client.ip("addr add 10.50.0.1/24 dev lan");
-    client.ip("link set lan up");
-    inner.ip("addr add 10.50.0.2/24 dev e0");
-    inner.ip("link set e0 up");
-    inner.ip("route add default via 10.50.0.1");
-    client.sysctl("net.ipv4.ip_forward", "1");
+    client.forward_for("lan", &inner, "e0", "10.50.0");
     client.sysctl("net.ipv4.conf.all.rp_filter", "0");
     client.sysctl("net.ipv4.conf.lan.rp_filter", "0");
     inner
@@ -325,7 +307,7 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     });
     // What is not translated moves, once its source is known to be of the inner network.
     wait_until("inner flows move", 3 * LEAVE, || {
-        let port = 9100 + client.status()["uptime_s"].as_f64().unwrap() as u16;
+        let port = 9100 + client.status().uptime_s as u16;
         count_arrivals(server, port);
         by_sockets(&inner, inside, port);
         arrived(server, "s1", port) == PACKETS
@@ -350,7 +332,7 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     let inside = Ipv4Addr::new(10, 50, 0, 2);
     // Known as movable before it matters.
     wait_until("inner flows move", 3 * LEAVE, || {
-        let port = 9100 + client.status()["uptime_s"].as_f64().unwrap() as u16;
+        let port = 9100 + client.status().uptime_s as u16;
         count_arrivals(server, port);
         by_sockets(&inner, inside, port);
         arrived(server, "s1", port) == PACKETS
@@ -358,7 +340,7 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
 
     // What no socket has sent is root's to the kernel.
     client.ip("rule add priority 50 iif lan uidrange 0-0 lookup 100");
-    thread::sleep(SETTLE);
+    client.wait_settled();
     all_come_by(
         server,
         "s0",
@@ -372,7 +354,7 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
 
     // A TOS is compared without the three bits above it.
     client.ip("rule add priority 50 tos 0x10 lookup 100");
-    thread::sleep(SETTLE);
+    client.wait_settled();
     let with_tos = |tos: u32| {
         move |port: u16| {
             client.with(move || {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::firewall::nft;
-use crate::support::{wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4, SETTLE};
+use crate::support::{wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
 
 /// Enough that a choice between two uplinks would show.
 const SOCKETS: usize = 16;
@@ -29,7 +29,7 @@ pub fn up(net: &Net) {
     for device in ["u0", "u1"] {
         net.wait_used(device);
     }
-    thread::sleep(SETTLE);
+    net.client.wait_settled();
 }
 
 /// The addresses that the server sees when each of these sockets sends it a datagram.
@@ -89,16 +89,7 @@ fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
     let net = two_providers();
     let lan = Ns::new("lan");
     let client = &net.client;
-    client.ip(&format!(
-        "link add n0 type veth peer name n1 netns {}",
-        lan.name
-    ));
-    client.ip("addr add 10.40.0.1/24 dev n0");
-    client.ip("link set n0 up");
-    lan.ip("addr add 10.40.0.2/24 dev n1");
-    lan.ip("link set n1 up");
-    lan.ip("route add default via 10.40.0.1");
-    client.sysctl("net.ipv4.ip_forward", "1");
+    client.forward_for("n0", &lan, "n1", "10.40.0");
     client.run("nft add table ip nat");
     client.run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
     client.run("nft add rule ip nat post oifname { u0, u1 } masquerade");
@@ -146,17 +137,8 @@ fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
     let net = two_providers();
     let lan = Ns::new("lan");
     let (client, server) = (&net.client, &net.server);
-    client.ip(&format!(
-        "link add u2 type veth peer name n2 netns {}",
-        lan.name
-    ));
-    client.ip("addr add 10.30.2.1/24 dev u2");
-    client.ip("link set u2 up");
+    client.forward_for("u2", &lan, "n2", "10.30.2");
     client.ip("route add default via 10.30.2.2 dev u2 metric 700");
-    lan.ip("addr add 10.30.2.2/24 dev n2");
-    lan.ip("link set n2 up");
-    lan.ip("route add default via 10.30.2.1");
-    client.sysctl("net.ipv4.ip_forward", "1");
     client.run("nft add table ip nat");
     client.run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
     client.run("nft add rule ip nat post oifname { u0, u1, u2 } masquerade");
@@ -207,11 +189,8 @@ fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
          oifname u1 udp dport 9 drop\n} }",
     );
     up(&net);
-    let held = client.status()["groups"][0]["held"]["what"].clone();
-    assert!(
-        held.as_str().is_some_and(|why| why.contains("inet t c")),
-        "{held}"
-    );
+    let held = client.status().groups.remove(0).held.expect("a difference");
+    assert!(held.what.contains("inet t c"), "{held:?}");
     net.blackhole(1);
     net.wait_left("u1", false);
     let (seen, _) = sources(&net, sockets(&net, 0));

@@ -43,23 +43,16 @@ impl Net {
         };
         net.router.sysctl("net.ipv4.ip_forward", "1");
         net.router.sysctl("net.ipv6.conf.all.forwarding", "1");
-        let ends = [("c0", &net.client, "rc"), ("s0", &net.server, "rs")];
-        for (dev, far, near) in ends {
-            far.ip(&format!(
-                "link add {dev} type veth peer name {near} netns {}",
-                net.router.name
-            ));
-        }
-        for (ns, dev, v4, v6) in [
-            (&net.client, "c0", "10.0.8.18", "fd08::18"),
-            (&net.router, "rc", "10.0.8.17", "fd08::17"),
-            (&net.router, "rs", "10.0.1.1", "fd01::1"),
-            (&net.server, "s0", "10.0.1.2", "fd01::2"),
-        ] {
-            ns.ip(&format!("link set {dev} up"));
-            ns.ip(&format!("addr add {v4}/24 dev {dev}"));
-            ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"));
-        }
+        net.client.wire(
+            ("c0", &["10.0.8.18/24", "fd08::18/64"]),
+            &net.router,
+            ("rc", &["10.0.8.17/24", "fd08::17/64"]),
+        );
+        net.server.wire(
+            ("s0", &["10.0.1.2/24", "fd01::2/64"]),
+            &net.router,
+            ("rs", &["10.0.1.1/24", "fd01::1/64"]),
+        );
         for (ns, v4, v6) in [
             (&net.client, "10.0.8.17", "fd08::17"),
             (&net.server, "10.0.1.1", "fd01::1"),

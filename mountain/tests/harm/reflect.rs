@@ -34,14 +34,8 @@ struct Net {
 impl Net {
     fn new() -> Self {
         let (client, server) = (Ns::new("c"), Ns::new("s"));
-        client.ip(&format!(
-            "link add c0 type veth peer name s0 netns {}",
-            server.name
-        ));
-        for (ns, dev, ip) in [(&client, "c0", "192.0.2.1"), (&server, "s0", "192.0.2.2")] {
-            ns.ip(&format!("link set {dev} up"));
-            ns.ip(&format!("addr add {ip}/24 dev {dev}"));
-        }
+        let end: (_, &[&str]) = ("s0", &["192.0.2.2/24"]);
+        client.wire(("c0", &["192.0.2.1/24"]), &server, end);
         // Forged sources are somewhere behind the client.
         server.ip("route add default via 192.0.2.1");
         let (ready, wait) = mpsc::channel();

@@ -2,14 +2,14 @@
 //! What NAT has given another address, or has not, leaves where that address is right.
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
 use super::firewall::nft;
 use super::placement::{sockets, two_providers, up};
 use super::random::rig::flush_conntrack;
-use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SERVER6, SETTLE};
+use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SERVER6};
 
 /// Enough that a choice between two uplinks would show.
 const FLOWS: u8 = 16;
@@ -54,8 +54,8 @@ fn a_running_connection_that_is_translated_goes_on() {
     for n in 1..6 {
         assert_eq!(seen(&server, &socket, n), before, "after the start");
     }
-    let held = || net.client.status()["placement"]["held_addresses"].clone();
-    assert_eq!(held(), serde_json::json!(["10.30.1.1"]));
+    let held = || net.client.status().placement.unwrap().held_addresses;
+    assert_eq!(held(), [IpAddr::from([10, 30, 1, 1])]);
     // Datagrams cannot be led to u1 without its rule, connections can.
     for (n, new) in (0..).zip(sockets(&net, 0)) {
         assert_eq!(seen(&server, &new, n).ip().to_string(), "10.30.0.1");
@@ -78,7 +78,7 @@ fn a_running_connection_that_is_translated_goes_on() {
     drop(socket);
     wait_until("10.30.1.1 has its rule", 3 * LEAVE, || {
         net.client.with(flush_conntrack);
-        held() == serde_json::json!([]) && net.client.ip("rule").contains("from 10.30.1.1")
+        held().is_empty() && net.client.ip("rule").contains("from 10.30.1.1")
     });
 }
 
@@ -117,23 +117,10 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
 /// A host behind the client, and its sockets.
 fn lan(net: &Net) -> Ns {
     let (client, lan) = (&net.client, Ns::new("lan"));
-    client.ip(&format!(
-        "link add l0 type veth peer name e0 netns {}",
-        lan.name
-    ));
-    client.ip("addr add 10.40.0.1/24 dev l0");
-    client.ip("link set l0 up");
-    lan.ip("addr add 10.40.0.2/24 dev e0");
-    lan.ip("addr add 10.30.0.60/32 dev lo");
-    lan.ip("link set e0 up");
-    lan.ip("route add default via 10.40.0.1");
-    for (key, value) in [
-        ("net.ipv4.ip_forward", "1"),
-        ("net.ipv4.conf.all.rp_filter", "0"),
-        ("net.ipv4.conf.l0.rp_filter", "0"),
-    ] {
-        client.sysctl(key, value);
-    }
+    client.forward_for("l0", &lan, "e0", "10.40.0");
+    lan.bring_up("lo", &["10.30.0.60/32"]);
+    client.sysctl("net.ipv4.conf.all.rp_filter", "0");
+    client.sysctl("net.ipv4.conf.l0.rp_filter", "0");
     lan
 }
 
@@ -180,9 +167,7 @@ fn forwarded_flows_leave_no_uplink_untranslated() {
 fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
     let net = Net::new();
     let client = &net.client;
-    client.ip("link add d0 type veth peer name d1");
-    client.ip("link set d0 up");
-    client.ip("link set d1 up");
+    client.wire(("d0", &[]), client, ("d1", &[]));
     client.ip("route add 0.0.0.0/1 dev d0");
     client.ip("route add 128.0.0.0/1 dev d0");
     nft(
@@ -192,8 +177,9 @@ fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
     );
     net.steer();
     let traffic = Traffic::start(&net, SERVER4, 20);
-    // For a permission to be given and to count.
-    thread::sleep(SETTLE);
+    wait_until("their source is judged", LEAVE, || {
+        !client.status().translated_sources.is_empty()
+    });
     net.blackhole(0);
     net.wait_left("u0", false);
     thread::sleep(Duration::from_millis(500));

@@ -85,7 +85,7 @@ fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
     }
     net.no_blackhole();
     wait_until("the uplink is alive", 6 * LEAVE, || {
-        (0..2).all(|family| net.path(1, family == 1)["state"] != "dead")
+        (0..2).all(|family| net.path(1, family == 1).judged.state != "dead")
     });
     let resting = [&resting[0].1[..], &resting[1].1].concat();
     if net.lan.is_some() {
@@ -104,8 +104,8 @@ fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
 fn stuck_streams_of_the_host_are_reset() {
     let net = Home::with_config(RESET);
     stuck_streams_are_reset(&net, &net.home, "ECONNABORTED");
-    let reset = net.home.status()["placement"]["connections_reset"].as_u64();
-    assert!(reset >= Some(16), "{reset:?}");
+    let reset = net.placement().connections_reset;
+    assert!(reset >= 16, "{reset}");
 }
 
 #[test]

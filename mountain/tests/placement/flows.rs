@@ -464,7 +464,7 @@ fn rules_say_which_path() {
     // A dead path is not insisted on; one that is merely bad is.
     net.blackhole(1);
     wait_until("it is dead", LEAVE, || {
-        net.path(1, false)["state"] == "dead"
+        net.path(1, false).judged.state == "dead"
     });
     assert_eq!(by_uplink(&flows.open("tcp", 16, SERVER[0])), [16, 0]);
 }

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use mountain::control::run_dir::RunDir;
+use mountain::control::status::PathStatus;
+use mountain::placement::PlacementStatus;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -78,20 +80,16 @@ impl Home {
         }
         providers.sysctl("net.ipv4.ip_forward", "1");
         providers.sysctl("net.ipv6.conf.all.forwarding", "1");
-        providers.ip(&format!(
-            "link add w type veth peer name w netns {}",
-            server.name
-        ));
-        for address in ["10.50.0.1/24", "10.50.0.10/24", "10.50.0.11/24"] {
-            providers.ip(&format!("addr add {address} dev w"));
-        }
-        for address in ["fd50::1/64", "fd50::10/64", "fd50::11/64"] {
-            providers.ip(&format!("addr add {address} dev w nodad"));
-        }
-        server.ip("addr add 10.50.0.2/24 dev w");
-        server.ip("addr add fd50::2/64 dev w nodad");
-        providers.ip("link set w up");
-        server.ip("link set w up");
+        let exits = [
+            "10.50.0.1/24",
+            "10.50.0.10/24",
+            "10.50.0.11/24",
+            "fd50::1/64",
+            "fd50::10/64",
+            "fd50::11/64",
+        ];
+        let end: (_, &[&str]) = ("w", &["10.50.0.2/24", "fd50::2/64"]);
+        providers.wire(("w", &exits), &server, end);
         let mut config = format!(
             "[start]\ncgroup = \"{}\"\nadopt = true\n",
             cgroup.0.display()
@@ -137,19 +135,13 @@ impl Home {
     }
 
     fn join(&self, i: u32) {
-        self.home.ip(&format!(
-            "link add u{i} type veth peer name r{i} netns {}",
-            self.providers.name
-        ));
-        self.home.ip(&format!("addr add 10.4{i}.0.2/24 dev u{i}"));
-        self.home
-            .ip(&format!("addr add fd4{i}::2/64 dev u{i} nodad"));
-        self.providers
-            .ip(&format!("addr add 10.4{i}.0.1/24 dev r{i}"));
-        self.providers
-            .ip(&format!("addr add fd4{i}::1/64 dev r{i} nodad"));
-        self.providers.ip(&format!("link set r{i} up"));
-        self.home.ip(&format!("link set u{i} up"));
+        let [own, gateway] =
+            [2, 1].map(|n| [format!("10.4{i}.0.{n}/24"), format!("fd4{i}::{n}/64")]);
+        self.home.wire(
+            (&format!("u{i}"), &own.each_ref().map(String::as_str)),
+            &self.providers,
+            (&format!("r{i}"), &gateway.each_ref().map(String::as_str)),
+        );
         self.default_routes(i);
     }
 
@@ -196,18 +188,10 @@ impl Home {
     /// A network behind the home, which translates its addresses on both uplinks.
     pub fn with_lan(mut self) -> Self {
         let lan = Ns::new("l");
-        self.home.ip(&format!(
-            "link add lan0 type veth peer name e0 netns {}",
-            lan.name
-        ));
-        for (ns, dev, n) in [(&self.home, "lan0", 1), (&lan, "e0", 2)] {
-            ns.ip(&format!("addr add 192.168.7.{n}/24 dev {dev}"));
-            ns.ip(&format!("addr add fd77::{n}/64 dev {dev} nodad"));
-            ns.ip(&format!("link set {dev} up"));
-        }
-        lan.ip("route add default via 192.168.7.1");
+        self.home.forward_for("lan0", &lan, "e0", "192.168.7");
+        self.home.bring_up("lan0", &["fd77::1/64"]);
+        lan.bring_up("e0", &["fd77::2/64"]);
         lan.ip("-6 route add default via fd77::1");
-        self.home.sysctl("net.ipv4.ip_forward", "1");
         self.home.sysctl("net.ipv6.conf.all.forwarding", "1");
         nft(
             &self.home,
@@ -227,12 +211,11 @@ impl Home {
 
     pub fn wait_good(&self) {
         wait_until("all paths are good", 2 * LEAVE, || {
-            let status = self.home.status();
-            let paths = status["paths"].as_array().unwrap();
+            let paths = self.home.status().paths;
             paths.len() == 4
                 && paths
                     .iter()
-                    .all(|p| p["state"] == "good" && p["samples"].as_u64() >= Some(20))
+                    .all(|p| p.judged.state == "good" && p.judged.samples >= 20)
         });
     }
 
@@ -258,7 +241,7 @@ impl Home {
         );
         for ipv6 in [false, true] {
             wait_until(&format!("u{i} is left"), 2 * LEAVE, || {
-                let state = self.path(i, ipv6)["state"].clone();
+                let state = self.path(i, ipv6).judged.state;
                 state != "good" && state != "unknown"
             });
         }
@@ -268,19 +251,21 @@ impl Home {
         self.providers.run("nft delete table inet hole");
     }
 
-    pub fn path(&self, i: usize, ipv6: bool) -> Value {
-        let status = self.home.status();
-        let mut paths = status["paths"].as_array().unwrap().iter();
+    pub fn path(&self, i: usize, ipv6: bool) -> PathStatus {
+        let mut paths = self.home.status().paths.into_iter();
         let device = format!("u{i}");
-        let found = paths.find(|p| p["device"] == *device && p["ipv6"] == ipv6);
-        found.unwrap_or_else(|| panic!("no path {device}")).clone()
+        let found = paths.find(|p| p.device == device && p.ipv6 == ipv6);
+        found.unwrap_or_else(|| panic!("no path {device}"))
+    }
+
+    /// What `status` says of placement.
+    pub fn placement(&self) -> PlacementStatus {
+        self.home.status().placement.expect("placement")
     }
 
     /// A counter of the programs that place flows.
     pub fn counter(&self, name: &str) -> u64 {
-        self.home.status()["placement"]["counters"][name]
-            .as_u64()
-            .unwrap_or_else(|| panic!("no counter {name}"))
+        self.placement().counters[name]
     }
 
     pub fn kill_daemon(&self) {
@@ -288,7 +273,7 @@ impl Home {
     }
 
     pub fn end_daemon(&self, signal: Signal) {
-        let pid = self.home.status()["pid"].as_i64().unwrap();
+        let pid = self.home.status().pid;
         let pid = nix::unistd::Pid::from_raw(pid as i32);
         nix::sys::signal::kill(pid, signal).unwrap();
         // The lock goes with the last of its threads.

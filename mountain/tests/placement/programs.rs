@@ -218,21 +218,13 @@ fn containers_behind_a_bridge() {
         "link add br0 type bridge",
         "addr add 172.18.0.1/16 dev br0",
         "link set br0 up",
-        &format!(
-            "link add port0 type veth peer name eth0 netns {}",
-            container.name
-        ),
-        "link set port0 master br0 up",
     ] {
         net.home.ip(command);
     }
-    for command in [
-        "addr add 172.18.0.2/16 dev eth0",
-        "link set eth0 up",
-        "route add default via 172.18.0.1",
-    ] {
-        container.ip(command);
-    }
+    let end: (_, &[&str]) = ("eth0", &["172.18.0.2/16"]);
+    net.home.wire(("port0", &[]), &container, end);
+    net.home.ip("link set port0 master br0");
+    container.ip("route add default via 172.18.0.1");
     net.home.sysctl("net.ipv4.ip_forward", "1");
     // As Docker's: one address for all that leaves the bridge.
     nft(

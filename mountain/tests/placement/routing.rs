@@ -60,10 +60,9 @@ fn one_address_on_both_uplinks_is_refused() {
     );
     // IPv6 goes on by itself.
     net.start();
-    let status = net.home.status();
-    let paths = status["paths"].as_array().unwrap();
+    let paths = net.home.status().paths;
     assert!(
-        paths.len() == 2 && paths.iter().all(|p| p["ipv6"] == true),
+        paths.len() == 2 && paths.iter().all(|p| p.ipv6),
         "{paths:?}"
     );
     let rules = net.home.ip("-4 rule");
@@ -262,17 +261,15 @@ fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
         "[[rule]]\nmatch = {{ cgroup = \"{name}\" }}\nuse = \"u1\"\n"
     ));
     net.up();
-    let unresolved = || net.home.status()["placement"]["unresolved"].clone();
-    let said = unresolved()[0].as_str().unwrap_or_default().to_owned();
+    let unresolved = || net.placement().unresolved;
+    let said = unresolved().join("\n");
     assert!(said.contains("there is no cgroup"), "{said}");
     assert!(net.home.mountain_ok("status").contains(&said));
     let folder = mountain::host::cgroup::root().unwrap().join(name);
     std::fs::create_dir(&folder).unwrap();
-    wait_until("it is in force", LEAVE, || {
-        unresolved() == serde_json::json!([])
-    });
+    wait_until("it is in force", LEAVE, || unresolved().is_empty());
     std::fs::remove_dir(&folder).unwrap();
-    wait_until("it is not", LEAVE, || unresolved() != serde_json::json!([]));
+    wait_until("it is not", LEAVE, || !unresolved().is_empty());
 }
 
 #[test]

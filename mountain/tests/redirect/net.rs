@@ -215,17 +215,11 @@ fn answer(mut stream: TcpStream, name: &str) -> io::Result<()> {
 
 /// Two namespaces by veth; both ends up.
 pub fn join(a: &Ns, a_dev: &str, b: &Ns, b_dev: &str) {
-    a.ip(&format!(
-        "link add {a_dev} type veth peer name {b_dev} netns {}",
-        b.name
-    ));
-    a.ip(&format!("link set {a_dev} up"));
-    b.ip(&format!("link set {b_dev} up"));
+    a.wire((a_dev, &[]), b, (b_dev, &[]));
 }
 
 pub fn address(ns: &Ns, dev: &str, v4: &str, v6: &str) {
-    ns.ip(&format!("addr add {v4}/24 dev {dev}"));
-    ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"));
+    ns.bring_up(dev, &[&format!("{v4}/24"), &format!("{v6}/64")]);
 }
 
 /// A UDP socket in a namespace.

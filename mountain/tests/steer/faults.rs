@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,6 @@ use std::time::Duration;
 
 use crate::support::*;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
-use serde_json::Value;
 
 const HALF: Duration = Duration::from_millis(500);
 /// Two devices without link-layer headers, in two namespaces, joined by a thread that carries the
@@ -101,13 +101,12 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
     net.wait_used("u0");
     net.wait_used("u1");
     // Past the time after which a gateway that cannot be resolved counts as down.
-    thread::sleep(SETTLE);
+    wait_until("it is measured for 3 s", 3 * LEAVE, || {
+        net.path("u1").probes.answered > 60
+    });
     let tunnel = net.path("u1");
-    assert_eq!(tunnel["state"], "good", "{tunnel:#}");
-    assert!(
-        tunnel["probes"]["answered"].as_u64() > Some(20),
-        "{tunnel:#}"
-    );
+    assert_eq!(tunnel.judged.state, "good", "{tunnel:#?}");
+    net.client.wait_settled();
 
     // Whatever the hash of the program would choose, each flow stays where the kernel has it.
     let both = traffic.during(HALF);
@@ -138,9 +137,8 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
         net.no_blackhole();
         net.wait_used(device);
     }
-    let counters = net.client.status()["counters"].clone();
-    assert!(counters["pass_neigh"].as_u64() > Some(0), "{counters:#}");
-    assert_eq!(counters["redirected"], 0, "{counters:#}");
+    assert!(net.counter("pass_neigh") > 0);
+    assert_eq!(net.counter("redirected"), 0);
 
     net.client.mountain_ok("down");
     let after = traffic.during(HALF);
@@ -155,16 +153,7 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
 fn inner(net: &Net, source: Option<&str>) -> Ns {
     let inner = Ns::new("i");
     let client = &net.client;
-    client.ip(&format!(
-        "link add lan type veth peer name e netns {}",
-        inner.name
-    ));
-    client.ip("addr add 10.50.0.1/24 dev lan");
-    client.ip("link set lan up");
-    inner.ip("addr add 10.50.0.2/24 dev e");
-    inner.ip("link set e up");
-    inner.ip("route add default via 10.50.0.1");
-    client.sysctl("net.ipv4.ip_forward", "1");
+    client.forward_for("lan", &inner, "e", "10.50.0");
     if let Some(source) = source {
         client.run("nft add table ip t");
         client.run("nft add chain ip t out { type nat hook postrouting priority 100 ; }");
@@ -177,7 +166,7 @@ fn inner(net: &Net, source: Option<&str>) -> Ns {
 
 /// What becomes of forwarded flows while u1 is a black hole, and the sources that `mountain`
 /// found to be translated.
-fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<Value>) {
+fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<String>) {
     let mut net = Net::new();
     if source == Some("192.0.2.88") {
         // An address of the client, but of no uplink.
@@ -193,7 +182,7 @@ fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<Value>) {
     wait_until("it runs", LEAVE, || said(&log).contains("running"));
     net.wait_used("u0");
     net.wait_used("u1");
-    thread::sleep(SETTLE);
+    net.client.wait_settled();
     let traffic = Traffic::between(&inner, &net.server, SERVER4, 20, None);
     let before = traffic.during(HALF);
     assert_eq!(before.arrived(), before.sent, "{before:?}");
@@ -201,8 +190,8 @@ fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<Value>) {
     net.blackhole(1);
     net.wait_left("u1", false);
     let counts = traffic.during(HALF);
-    let sources = net.client.status()["translated_sources"].clone();
-    (counts, sources.as_array().unwrap().clone())
+    let sources = net.client.status().translated_sources;
+    (counts, sources.iter().map(IpAddr::to_string).collect())
 }
 
 #[test]
@@ -252,14 +241,9 @@ fn a_next_hop_without_gateway_is_named_and_the_others_are_used() {
     );
     net.up();
     let status = net.client.status();
-    let paths: Vec<_> = status["paths"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|p| &p["device"])
-        .collect();
-    assert_eq!(paths, ["u0", "u2"], "{status:#}");
-    let skipped = status["skipped"].to_string();
+    let paths: Vec<_> = status.paths.iter().map(|p| &p.device).collect();
+    assert_eq!(paths, ["u0", "u2"], "{status:#?}");
+    let skipped = status.skipped.join("\n");
     assert!(skipped.contains("the others are used"), "{skipped}");
 }
 

@@ -8,25 +8,21 @@ use std::time::Duration;
 
 use crate::support::tcx::program_ids_on;
 use crate::support::*;
+use mountain::control::status::Counters;
+use mountain::steer::PolicyKind;
 use nix::libc;
 use nix::unistd::Pid;
-use serde_json::Value;
 
 /// The programs at the egress of both uplinks.
 fn programs(net: &Net) -> [Vec<u32>; 2] {
     ["u0", "u1"].map(|dev| net.client.with(move || program_ids_on(dev)))
 }
 
-fn counter(net: &Net, name: &str) -> u64 {
-    net.client.status()["counters"][name].as_u64().unwrap()
-}
-
 /// Counters of flows that started or moved.
-fn starts_and_moves(net: &Net) -> Vec<(String, Value)> {
-    let status = net.client.status();
-    let all = status["counters"].as_object().unwrap().clone();
-    let of_flows = |name: &str| name.starts_with("flow_") || name.starts_with("move_");
-    all.into_iter().filter(|(name, _)| of_flows(name)).collect()
+fn starts_and_moves(net: &Net) -> Counters {
+    let mut all = net.client.status().counters.unwrap();
+    all.retain(|name, _| name.starts_with("flow_") || name.starts_with("move_"));
+    all
 }
 
 /// Sets a process's limit of descriptors, if one is given; returns the limit before.
@@ -47,11 +43,11 @@ fn a_switch_to_argmax_load_keeps_flows_where_they_are() {
     let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, 20);
     wait_until("all flows are known", LEAVE, || {
-        counter(&net, "flow_new") >= 20
+        net.counter("flow_new") >= 20
     });
     let (steering, before) = (programs(&net), starts_and_moves(&net));
-    let redirected = counter(&net, "redirected");
-    assert_eq!(net.path("u0")["averages"], Value::Null);
+    let redirected = net.counter("redirected");
+    assert_eq!(net.path("u0").averages, None);
 
     net.client.mountain_ok("policy argmax-load");
     let baseline = programs(&net);
@@ -60,10 +56,10 @@ fn a_switch_to_argmax_load_keeps_flows_where_they_are() {
     assert_eq!((during.arrived(), during.reordered), (during.sent, 0));
     assert_eq!(starts_and_moves(&net), before, "flows started or moved");
     assert!(
-        counter(&net, "redirected") > redirected,
+        net.counter("redirected") > redirected,
         "nothing is counted any more"
     );
-    assert!(net.path("u0")["averages"]["ema_load_bytes_per_s"].is_u64());
+    assert!(net.path("u0").averages.is_some());
 
     // A run-time switch: the program stays.
     net.client.mountain_ok("policy ecmp");
@@ -96,12 +92,12 @@ fn a_switch_that_fails_leaves_the_policy_in_force_and_says_why() {
         said.contains("cannot switch to argmax-load: the policy mountain stays in force"),
         "{said}"
     );
-    assert_eq!(net.client.status()["policy"], "mountain");
+    assert_eq!(net.client.status().policy, PolicyKind::Mountain);
     assert_eq!(programs(&net), before);
     // It was for want of descriptors only.
     net.client.mountain_ok("policy argmax-load");
     assert_ne!(programs(&net), before);
-    assert_eq!(net.client.status()["policy"], "argmax-load");
+    assert_eq!(net.client.status().policy, PolicyKind::ArgmaxLoad);
 }
 
 #[test]

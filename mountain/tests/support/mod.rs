@@ -23,7 +23,8 @@ use std::process::{Child, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use mountain::control::run_dir::RunDir;
+use mountain::control::status::{PathStatus, Status};
 use testkit::{ok, own_sysctls, Namespace};
 
 #[allow(unused_imports)]
@@ -48,9 +49,6 @@ pub const DNSMASQ: [&str; 7] = [
 /// Well over the 300 ms that leaving a dead path may take, and what any start may take: the figure
 /// is the lab's to measure, here a busy machine has its time.
 pub const LEAVE: Duration = Duration::from_secs(30);
-
-/// Flows first seen sooner after attaching stay where the kernel has them.
-pub const SETTLE: Duration = Duration::from_millis(2500);
 
 /// A network namespace in which `mountain` runs: it is taken down before the namespace goes.
 pub struct Ns(Namespace);
@@ -87,14 +85,25 @@ impl Ns {
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    pub fn status(&self) -> Value {
-        // On a machine that is busy with other tests, as it tells its user: try again.
-        let busy =
-            |o: &Output| String::from_utf8_lossy(&o.stderr).contains("did not answer: try again");
-        let again = || self.mountain("status --json");
-        let output = Some(again()).filter(|o| !busy(o)).unwrap_or_else(again);
-        let text = ok("mountain status --json", Ok(output));
-        serde_json::from_str(&text).expect("status is JSON")
+    /// What the daemon answers to `mountain status`. A busy machine has its time for that.
+    pub fn status(&self) -> Status {
+        self.with(|| {
+            let run_dir = RunDir::of_this_namespace().unwrap();
+            let end = Instant::now() + LEAVE;
+            loop {
+                match run_dir.status() {
+                    Ok(status) => return status.expect("mountain runs"),
+                    Err(e) => assert!(Instant::now() < end, "{e:#}"),
+                }
+            }
+        })
+    }
+
+    /// Waits until each change of the routing so far is followed and new flows are steered.
+    pub fn wait_settled(&self) {
+        wait_until("the routing is followed", 6 * LEAVE, || {
+            self.status().settled
+        });
     }
 
     /// Everything that `up` and `down` must leave as it was.
@@ -175,9 +184,8 @@ impl Net {
     pub fn addresses(&self, i: u32) {
         let (c, s) = (&self.client, &self.server);
         for (ns, dev, n) in [(c, "u", 1), (s, "s", 2)] {
-            ns.ip(&format!("addr add 10.30.{i}.{n}/24 dev {dev}{i}"));
-            ns.ip(&format!("addr add fd30:{i}::{n}/64 dev {dev}{i} nodad"));
-            ns.ip(&format!("link set {dev}{i} up"));
+            let [v4, v6] = [format!("10.30.{i}.{n}/24"), format!("fd30:{i}::{n}/64")];
+            ns.bring_up(&format!("{dev}{i}"), &[&v4, &v6]);
         }
         s.sysctl(&format!("net.ipv4.conf.s{i}.rp_filter"), "0");
         s.sysctl("net.ipv4.conf.all.rp_filter", "0");
@@ -206,43 +214,42 @@ impl Net {
     pub fn steer(&self) {
         self.up();
         self.wait_good();
-        thread::sleep(SETTLE);
+        self.client.wait_settled();
     }
 
     /// What `status` says of the IPv4 path by a device.
-    pub fn path(&self, device: &str) -> Value {
+    pub fn path(&self, device: &str) -> PathStatus {
         self.path_of(device, false)
     }
 
-    fn path_of(&self, device: &str, ipv6: bool) -> Value {
+    fn path_of(&self, device: &str, ipv6: bool) -> PathStatus {
         let status = self.client.status();
-        let mut paths = status["paths"].as_array().unwrap().iter();
-        let found = paths.find(|p| p["device"] == device && p["ipv6"] == ipv6);
+        let mut paths = status.paths.iter();
+        let found = paths.find(|p| p.device == device && p.ipv6 == ipv6);
         found
-            .unwrap_or_else(|| panic!("no path {device} in {status:#}"))
+            .unwrap_or_else(|| panic!("no path {device} in {status:#?}"))
             .clone()
     }
 
     /// Waits until all paths, of both families, are good.
     pub fn wait_good(&self) {
         wait_until("all paths are good", 2 * LEAVE, || {
-            let status = self.client.status();
-            let paths = status["paths"].as_array().unwrap();
-            paths.len() == 4 && paths.iter().all(|p| p["state"] == "good")
+            let paths = self.client.status().paths;
+            paths.len() == 4 && paths.iter().all(|p| p.judged.state == "good")
         });
     }
 
     /// Waits until the IPv4 path by a device is used.
     pub fn wait_used(&self, device: &str) {
         wait_until(&format!("{device} is used"), 3 * LEAVE, || {
-            self.path(device)["state"] == "good"
+            self.path(device).judged.state == "good"
         });
     }
 
     /// Waits until the path by a device is no longer used.
     pub fn wait_left(&self, device: &str, ipv6: bool) {
         wait_until(&format!("{device} is left"), 2 * LEAVE, || {
-            let state = self.path_of(device, ipv6)["state"].clone();
+            let state = self.path_of(device, ipv6).judged.state;
             state != "good" && state != "unknown"
         });
     }
@@ -260,9 +267,14 @@ impl Net {
         self.server.run("nft delete table inet hole");
     }
 
+    /// A counter of the client's steering program.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.client.status().counters.expect("a program is loaded")[name]
+    }
+
     /// Process id of the client's daemon.
     pub fn pid(&self) -> i32 {
-        self.client.status()["pid"].as_i64().unwrap() as i32
+        self.client.status().pid as i32
     }
 
     /// Ends the client's daemon by SIGKILL.

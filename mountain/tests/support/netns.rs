@@ -89,16 +89,14 @@ impl Net {
     }
 
     pub fn add_uplink(&self, n: u32) {
-        let far = &self.far.name;
-        self.host.ip(&format!(
-            "link add u{n} type veth peer name p{n} netns {far}"
-        ));
+        self.host
+            .link(&format!("u{n}"), &self.far, &format!("p{n}"));
         for (side, device, host) in [(&self.far, "p", 2), (&self.host, "u", 1)] {
-            side.ip(&format!("addr add 10.0.{n}.{host}/24 dev {device}{n}"));
-            side.ip(&format!(
-                "addr add fd00:{n}::{host}/64 dev {device}{n} nodad"
-            ));
-            side.ip(&format!("link set {device}{n} up"));
+            let [v4, v6] = [
+                format!("10.0.{n}.{host}/24"),
+                format!("fd00:{n}::{host}/64"),
+            ];
+            side.bring_up(&format!("{device}{n}"), &[&v4, &v6]);
         }
     }
 

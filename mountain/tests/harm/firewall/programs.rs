@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mountain::control::status::CgroupStatus;
+
 use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4};
 
 /// `return 1`: accept, or pass.
@@ -116,13 +118,9 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let cgroup = Cgroup::new();
     let net = Net::steered();
     cgroup.attach(c"sd_fw_egress");
-    let held = || net.client.status()["held_cgroups"].clone();
-    let is_ours = |program: &serde_json::Value| {
-        program["cgroup"]
-            .as_str()
-            .unwrap()
-            .contains(&format!("mtt-{}-judge", std::process::id()))
-    };
+    let held = || net.client.status().held_cgroups;
+    let ours = format!("mtt-{}-judge", std::process::id());
+    let is_ours = |c: &CgroupStatus| c.cgroup.to_string_lossy().contains(&ours);
     // Datagrams of a program below the cgroup, from many ports, and where they come in.
     let counted = |by: &str| {
         let list = net.server.run("nft list table inet count");
@@ -163,7 +161,7 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     assert!(counted("s1") > 0);
     cgroup.attach(c"judge");
     wait_until("the program is noticed", 2 * LEAVE, || {
-        held().as_array().unwrap().iter().any(is_ours)
+        held().iter().any(is_ours)
     });
     let status = net.client.mountain_ok("status");
     assert!(

@@ -6,9 +6,9 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mountain::control::run_dir::{Request, RunDir};
+use mountain::control::run_dir::RunDir;
+use mountain::control::status::{PathStatus, Status};
 use nix::sys::signal::Signal;
-use serde_json::Value;
 
 use super::host::{Host, Kind};
 use super::rig::Rig;
@@ -19,9 +19,6 @@ use crate::support::{Guard, MOUNTAIN};
 const LIMIT_S: u64 = 120;
 /// Paths that are not good by then will not be.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Flows first seen sooner after attaching stay where the kernel has them.
-const GRACE: Duration = Duration::from_millis(2300);
-
 /// Paths differ by losing probes, never by a busy machine's delays.
 const CONFIG: &str = "\
 [steer]
@@ -38,7 +35,7 @@ pub struct Daemon {
     log: File,
     run_dir: RunDir,
     /// Paths that have been good.
-    measured: Vec<Value>,
+    measured: Vec<usize>,
     _config: tempfile::NamedTempFile,
 }
 
@@ -81,8 +78,8 @@ impl Daemon {
         Some(daemon)
     }
 
-    pub fn status(&self) -> Option<Value> {
-        self.run_dir.ask(&Request::Status).ok().flatten()
+    pub fn status(&self) -> Option<Status> {
+        self.run_dir.status().ok().flatten()
     }
 
     /// Answers neighbours until the status is as wanted.
@@ -91,50 +88,46 @@ impl Daemon {
         rig: &mut Rig,
         what: &str,
         limit: Duration,
-        wanted: impl Fn(&Value) -> bool,
-    ) -> Result<Value, String> {
+        wanted: impl Fn(&Status) -> bool,
+    ) -> Result<(), String> {
         let end = Instant::now() + limit;
         loop {
             if let Some(status) = self.status() {
                 if wanted(&status) {
-                    return Ok(status);
+                    return Ok(());
                 }
             }
             if Instant::now() > end {
-                let status = self.status().unwrap_or_default();
-                let said = self.said();
-                return Err(format!("not within {limit:?}: {what}\n{status:#}\n{said}"));
+                let (status, said) = (self.status(), self.said());
+                return Err(format!("not within {limit:?}: {what}\n{status:#?}\n{said}"));
             }
             rig.pump(Duration::from_millis(30));
         }
     }
 
-    /// Waits until paths are measured and new flows are steered. Returns the status.
-    pub fn settle(&mut self, rig: &mut Rig) -> Value {
+    /// Waits until paths are measured and new flows are steered. Returns whether there is anything to steer.
+    pub fn settle(&mut self, rig: &mut Rig) -> bool {
         // A rule or a firewall may be in the way of some path's probes for good.
-        let good = |p: &Value| p["state"] == "good";
         let _ = self.wait(rig, "paths are good", PATIENCE, |status| {
-            paths(status).iter().all(good)
+            status.paths.iter().all(is_good)
         });
-        let status = self.status().unwrap_or_default();
-        let measured = paths(&status).into_iter().filter(good);
-        self.measured = measured.map(|p| p["id"].clone()).collect();
-        if !paths(&status).is_empty() {
-            rig.pump(GRACE);
+        let Some(status) = self.status() else {
+            return false;
+        };
+        let measured = status.paths.iter().filter(|p| is_good(p));
+        self.measured = measured.map(|p| p.id).collect();
+        if !status.paths.is_empty() {
+            let _ = self.wait(rig, "it is settled", limit(), |status| status.settled);
         }
-        status
+        !status.groups.is_empty()
     }
 
     /// Waits until the paths that answer probes are used, and those that are muted are not.
     pub fn wait_for_paths(&self, rig: &mut Rig) {
         let muted = rig.muted.clone();
         let done = self.wait(rig, "paths are as they should be", limit(), |status| {
-            let paths = paths(status).into_iter();
-            let mut paths = paths.filter(|p| self.measured.contains(&p["id"]));
-            paths.all(|p| {
-                let silent = muted.iter().any(|m| p["device"] == **m);
-                silent != (p["state"] == "good")
-            })
+            let mut paths = status.paths.iter();
+            paths.all(|p| !self.measured.contains(&p.id) || muted.contains(&p.device) != is_good(p))
         });
         if let Err(why) = done {
             panic!("{why}");
@@ -157,6 +150,6 @@ impl Daemon {
     }
 }
 
-pub fn paths(status: &Value) -> Vec<Value> {
-    status["paths"].as_array().cloned().unwrap_or_default()
+fn is_good(path: &PathStatus) -> bool {
+    path.judged.state == "good"
 }

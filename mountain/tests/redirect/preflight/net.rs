@@ -32,9 +32,8 @@ impl Net {
             (&net.server, "s0", "1::2"),
         ] {
             let v4 = address.replace("::", ".");
-            side.ip(&format!("addr add 10.0.{v4}/24 dev {device}"));
-            side.ip(&format!("addr add fd00:{address}/64 dev {device} nodad"));
-            side.ip(&format!("link set {device} up"));
+            let [v4, v6] = [format!("10.0.{v4}/24"), format!("fd00:{address}/64")];
+            side.bring_up(device, &[&v4, &v6]);
         }
         net.router.sysctl("net/ipv4/ip_forward", "1");
         net.router.sysctl("net/ipv6/conf/all/forwarding", "1");
@@ -43,10 +42,7 @@ impl Net {
 
     /// A veth from the router.
     pub fn join(&self, device: &str, to: &Namespace, peer: &str) {
-        self.router.ip(&format!(
-            "link add {device} type veth peer name {peer} netns {}",
-            to.name
-        ));
+        self.router.link(device, to, peer);
     }
 
     /// The far ends are as XDP needs them.
