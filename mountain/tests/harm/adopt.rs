@@ -367,9 +367,11 @@ fn a_vpn_of_one_family_leaves_the_other_one_alone() {
             tunnel.count(SERVER[family]) >= KINDS * EACH
         });
         assert_eq!(leaks(&net), before);
-        let opened = net.flows().open("udp", 40, SERVER[1 - family]);
-        let [a, b] = by_uplink(&opened);
-        assert!(a > 0 && b > 0, "the other family: {a} and {b}");
+        // On a busy machine an uplink is late for a moment, and new flows avoid it.
+        wait_until("the other family uses both", LEAVE, || {
+            let opened = net.flows().open("udp", 40, SERVER[1 - family]);
+            by_uplink(&opened).iter().all(|n| *n > 0)
+        });
         drop(tunnel);
         wait_suspended(&net, [false; 2]);
         net.wait_good();
