@@ -18,7 +18,7 @@
 //!
 //!    ```no_run
 //!    use mountain::netlink::ruleset::*;
-//!    let rules = Ruleset::read(Elements::All)?.without_tables(&["mountain_redirect"]);
+//!    let rules = Ruleset::read(Elements::All)?;
 //!    let facts = Facts {
 //!        iif: DeviceFact::Known(device("eth0")?),
 //!        protocol: Some(17),
