@@ -79,10 +79,12 @@ fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
         by_uplink(&flows.ask()) == [first, 0]
     });
     assert!(reset.iter().all(|e| e == error), "{reset:?}");
-    // What applications do then works.
-    for (by_uplink, _) in open(&mut net.flows_in(ns)) {
-        assert_eq!(by_uplink, [EACH, 0]);
-    }
+    // What applications do then works; on a busy machine not each connection is answered in the time that they give.
+    wait_until("what begins anew is answered", LEAVE, || {
+        let both = open(&mut net.flows_in(ns));
+        assert!(both.iter().all(|([_, second], _)| *second == 0));
+        both.iter().all(|([first, _], _)| *first == EACH)
+    });
     net.no_blackhole();
     wait_until("the uplink is alive", 6 * LEAVE, || {
         (0..2).all(|family| net.path(1, family == 1).judged.state != "dead")
