@@ -7,7 +7,7 @@
 
 use super::rule::MEMORY_US;
 
-/// Time in which the weight of a rate falls to 1/e, µs.
+/// Time in which the weight of a rate falls to 1/e, and for which one that filled the path counts, µs.
 const RATE_US: f64 = 1e6;
 /// Share of what a path can carry from which our traffic fills it.
 const FILLS: f64 = 0.7;
@@ -22,6 +22,8 @@ pub struct Load {
     pub rate_bps: f64,
     pub latency_bps: f64,
     peak_bps: f64,
+    /// When our traffic last filled the path.
+    filled_at_us: Option<u64>,
     /// When latency flows last sent, or started, and when anything did.
     latency_at_us: Option<u64>,
     any_at_us: Option<u64>,
@@ -44,6 +46,9 @@ impl Load {
         self.latency_bps += (latency_bps - self.latency_bps) * new;
         let faded = self.peak_bps * (-passed_us / MEMORY_US).exp2();
         self.peak_bps = faded.max(self.rate_bps);
+        if self.would_fill(rate_bps) {
+            self.filled_at_us = Some(at_us);
+        }
         if rate_bps > 0.0 {
             self.any_at_us = Some(at_us);
         }
@@ -63,15 +68,21 @@ impl Load {
         self.capacity_bps.unwrap_or(self.peak_bps)
     }
 
-    /// Whether our traffic fills the path.
-    pub fn fills(&self) -> bool {
-        let known = self.capacity_bps.is_some() || self.rate_bps >= FLOOR_BPS;
-        known && self.rate_bps >= FILLS * self.reference_bps()
+    fn would_fill(&self, rate_bps: f64) -> bool {
+        let known = self.capacity_bps.is_some() || rate_bps >= FLOOR_BPS;
+        known && rate_bps >= FILLS * self.reference_bps()
     }
 
-    /// ... and it is mostly that of latency flows.
+    /// Whether our traffic has filled the path within the last second, for however short: flows that have come
+    /// from elsewhere make a queue before an average shows them, and after losses of many they pause together.
+    pub fn fills(&self, now_us: u64) -> bool {
+        self.filled_at_us
+            .is_some_and(|t| now_us.saturating_sub(t) as f64 <= RATE_US)
+    }
+
+    /// Whether it fills the path on average, and is mostly that of latency flows.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.fills() && self.latency_bps + self.latency_bps > self.rate_bps
+        self.would_fill(self.rate_bps) && self.latency_bps + self.latency_bps > self.rate_bps
     }
 
     /// Whether traffic is counted at all.

@@ -79,7 +79,7 @@ impl Policy {
             latest_us: newest(path.probes.newest(), now_us),
             patience_us: member.patience_us(now_us),
             onsets: member.onsets(now_us),
-            load: late.then(|| match path.load.fills() {
+            load: late.then(|| match path.load.fills(now_us) {
                 true => Load::Own,
                 false => Load::Foreign,
             }),

@@ -190,7 +190,7 @@ impl Policy {
             self.spread(g, now_us);
             self.stand(g, scale, now_us);
         }
-        let v = self.masks(g);
+        let v = self.masks(g, now_us);
         self.record(g, v, now_us);
         v
     }
@@ -403,7 +403,7 @@ impl Policy {
         next
     }
 
-    fn masks(&self, g: usize) -> GroupVerdict {
+    fn masks(&self, g: usize, now_us: u64) -> GroupVerdict {
         let mut v = GroupVerdict::default();
         let mut filled = 0;
         let spread = self.groups[g].is_spread();
@@ -416,7 +416,7 @@ impl Policy {
             if m.in_use() {
                 v.latency |= bit;
             }
-            if self.paths[m.path].load.fills() {
+            if self.paths[m.path].load.fills(now_us) {
                 filled |= bit;
             }
             // More flows have come to one that is crowded than it carries: each goes where its hash has it.

@@ -64,6 +64,24 @@ fn bulk_leaves_a_late_path_that_no_longer_carries_it() {
     );
 }
 
+#[test]
+fn bulk_that_comes_from_elsewhere_stays_with_the_queue_that_it_makes() {
+    // Path 1 becomes thin, and what it carried makes a queue on path 0 before an average shows it.
+    let thin = |t: u64| u32::from(t >= 20 * S) * 400_000;
+    let queue = |t: u64| u32::from(t >= 20 * S + 300 * MS) * 130_000;
+    let mut sim = Sim::new(vec![shaped(1, queue), shaped(2, thin)], 1);
+    sim.thin = false;
+    sim.run(30 * S, |s| {
+        let (full, moved) = (s.now < 10 * S, s.now >= 20 * S + 200 * MS);
+        egress(s, 0, if full || moved { 9.5 } else { 2.0 }, 0.1);
+        egress(s, 1, if full { 9.5 } else { 0.5 }, 0.1);
+        if moved {
+            assert_eq!(s.mask().bulk & 0b01, 0b01, "{}:\n{}", s.now, s.explain());
+        }
+    });
+    assert_eq!(sim.mask().bulk, 0b01, "{}", sim.explain());
+}
+
 /// Latency flows of a constant rate each on two paths with a queue: how the masks move them, and what comes through.
 struct Crowd {
     /// Mbit/s of each flow, and of each path.
