@@ -405,7 +405,7 @@ impl Policy {
 
     fn masks(&self, g: usize, now_us: u64) -> GroupVerdict {
         let mut v = GroupVerdict::default();
-        let mut filled = 0;
+        let (mut filled, mut joined) = (0, 0);
         let spread = self.groups[g].is_spread();
         for (i, m) in self.groups[g].members.iter().enumerate() {
             let bit = 1 << i;
@@ -415,6 +415,9 @@ impl Policy {
             v.alive |= bit;
             if m.in_use() {
                 v.latency |= bit;
+            }
+            if m.standing == Standing::In {
+                joined |= bit;
             }
             if self.paths[m.path].load.fills(now_us) {
                 filled |= bit;
@@ -431,7 +434,11 @@ impl Policy {
             v.latency = v.alive;
             v.ejected = 0;
         }
-        v.bulk = v.latency | filled;
+        // A stopgap is one for latency flows. It may carry little, and bulk flows have what they want elsewhere.
+        v.bulk = match filled {
+            0 => v.latency,
+            _ => joined | filled,
+        };
         v
     }
 

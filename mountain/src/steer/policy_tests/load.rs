@@ -82,6 +82,26 @@ fn bulk_that_comes_from_elsewhere_stays_with_the_queue_that_it_makes() {
     assert_eq!(sim.mask().bulk, 0b01, "{}", sim.explain());
 }
 
+#[test]
+fn bulk_does_not_follow_latency_flows_to_a_stopgap() {
+    // What path 1 carried makes a queue on path 0, and path 1 looks good again as it is empty.
+    let thin = |t: u64| u32::from((20 * S..22 * S).contains(&t)) * 400_000;
+    let queue = |t: u64| u32::from(t >= 20 * S + 300 * MS) * 130_000;
+    let mut sim = Sim::new(vec![shaped(1, queue), shaped(2, thin)], 1);
+    sim.thin = false;
+    let mut stopgap = 0;
+    sim.run(40 * S, |s| {
+        egress(s, 0, if s.now < 20 * S { 5.0 } else { 9.5 }, 0.1);
+        egress(s, 1, if s.now < 20 * S { 5.0 } else { 0.2 }, 0.1);
+        if s.now > 22 * S && s.mask().latency == 0b10 && s.mask().bulk == 0b01 {
+            stopgap += 1;
+        }
+    });
+    assert!(stopgap > 0, "{}", sim.explain());
+    // Once it has been good for its patience, they share it.
+    assert_eq!(sim.mask().bulk, 0b11, "{}", sim.explain());
+}
+
 /// Latency flows of a constant rate each on two paths with a queue: how the masks move them, and what comes through.
 struct Crowd {
     /// Mbit/s of each flow, and of each path.
