@@ -341,6 +341,20 @@ impl Ruleset {
         self
     }
 
+    /// Leaves out the base chains after which the kernel routes a packet of this host again, where they
+    /// have changed it (nft_chain_route.c, iptable_mangle.c).
+    #[must_use]
+    pub(crate) fn without_rerouting(mut self) -> Self {
+        let routes_again = |base: &Base| {
+            base.hook == Hook::Output && (base.kind == "route" || base.kind == "mangle")
+        };
+        for table in self.tables.values_mut() {
+            let stays = |chain: &Chain| !chain.base.as_ref().is_some_and(routes_again);
+            table.chains.retain(|_, chain| stays(chain));
+        }
+        self
+    }
+
     /// Whether no chain is hooked in anywhere.
     pub fn is_empty(&self) -> bool {
         let mut chains = self.tables.values().flat_map(|table| table.chains.values());

@@ -699,6 +699,7 @@ mod tests {
             table: 254,
             prefixes: nets(prefixes),
             members: Vec::new(),
+            told_by: Default::default(),
         };
         let topology = Topology {
             groups: vec![

@@ -5,13 +5,18 @@
 //! that device's egress hook. It meets none of them for the device that it really leaves by. So flows
 //! move only where every rule at these hooks does the same for all devices of the group. What only
 //! counts, logs or traces is no difference; what cannot be evaluated is one.
+//!
+//! Besides, the steering program asks the packet which FIB rule has routed it. A mark or a TOS that the
+//! firewall has changed since would give the wrong answer, so flows do not move where such rules matter.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::netlink::ruleset::{Device, DeviceFact, Facts, Hook, Packets, Place, RuleRef, Ruleset};
-use crate::topology::{Group, Topology};
+use crate::netlink::ruleset::{
+    Device, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset,
+};
+use crate::topology::{Group, Rewritable, Topology};
 
 /// Which devices have to be alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +27,8 @@ pub struct Question {
     pub devices: BTreeSet<u32>,
     /// Only in what they do to source addresses: of flows that choose their uplink before they meet the firewall.
     pub by_nat: bool,
+    /// What must not be changed after routing, as rules of the FIB ask for it.
+    pub unchanged: BTreeSet<Rewritable>,
 }
 
 impl Question {
@@ -32,6 +39,7 @@ impl Question {
             ipv6: paths().any(|path| path.key.ipv6),
             devices: paths().map(|path| path.key.ifindex).collect(),
             by_nat: false,
+            unchanged: group.told_by.clone(),
         }
     }
 
@@ -40,6 +48,7 @@ impl Question {
     pub(crate) fn of_new(group: &Group, topology: &Topology) -> Self {
         Self {
             by_nat: true,
+            unchanged: BTreeSet::new(),
             ..Self::of(group, topology)
         }
     }
@@ -101,26 +110,57 @@ impl Firewall {
             let nat = self.ruleset.clone().only_nat();
             return at_hook(&nat, Hook::Postrouting, question.ipv6, &devices);
         }
-        let hooks = [Hook::Output, Hook::Forward, Hook::Postrouting, Hook::Egress];
-        hooks
+        AFTER_ROUTING
             .into_iter()
             .find_map(|hook| at_hook(&self.ruleset, hook, question.ipv6, &devices))
+            .or_else(|| self.rewriting(question, devices.first()?))
+    }
+
+    /// The first rule that changes, after routing, what FIB rules ask for. Devices are treated alike by now, so
+    /// one of them tells.
+    fn rewriting(&self, question: &Question, device: &Device) -> Option<Difference> {
+        let ruleset = self.ruleset.clone().without_rerouting();
+        question.unchanged.iter().find_map(|field| {
+            let (kind, what) = match field {
+                Rewritable::Mark => (EffectKind::Mark, "mark"),
+                Rewritable::Tos => (EffectKind::Modify, "TOS"),
+            };
+            let effects = AFTER_ROUTING.into_iter().flat_map(|hook| {
+                let place = Place::new(Packets::of(question.ipv6), hook);
+                let residue = ruleset.residue(&place, &facts(hook, device));
+                residue.effects()
+            });
+            let changes = |e: &Effect| e.kind == kind || e.kind == EffectKind::Unknown;
+            let rule = effects.into_iter().find(changes)?.rule;
+            Some(Difference {
+                what: format!(
+                    "rules of the FIB route by {what}, also by {}, and the firewall may change it \
+                     after that, by {rule}",
+                    device.name
+                ),
+                rule: Some(rule.to_string()),
+            })
+        })
+    }
+}
+
+/// The hooks that a packet meets once the kernel has chosen its device.
+const AFTER_ROUTING: [Hook; 4] = [Hook::Output, Hook::Forward, Hook::Postrouting, Hook::Egress];
+
+fn facts(hook: Hook, device: &Device) -> Facts {
+    Facts {
+        iif: match hook {
+            Hook::Output => DeviceFact::Absent,
+            _ => DeviceFact::Open,
+        },
+        oif: DeviceFact::Known(device.clone()),
+        ..Facts::default()
     }
 }
 
 fn at_hook(ruleset: &Ruleset, hook: Hook, ipv6: bool, devices: &[&Device]) -> Option<Difference> {
     let place = Place::new(Packets::of(ipv6), hook);
-    let residue = |device: &Device| {
-        let facts = Facts {
-            iif: match hook {
-                Hook::Output => DeviceFact::Absent,
-                _ => DeviceFact::Open,
-            },
-            oif: DeviceFact::Known(device.clone()),
-            ..Facts::default()
-        };
-        ruleset.residue(&place, &facts)
-    };
+    let residue = |device: &Device| ruleset.residue(&place, &facts(hook, device));
     let (first, others) = devices.split_first()?;
     let reference = residue(first);
     others.iter().find_map(|other| {
@@ -145,6 +185,7 @@ mod tests {
             ipv6,
             devices: devices.iter().copied().collect(),
             by_nat: false,
+            unchanged: BTreeSet::new(),
         }
     }
 

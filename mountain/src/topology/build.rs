@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use super::read::Filter;
 use super::rules::{self, Reach};
 use super::{
-    FibRule, Group, Kept, Member, Path, PathKey, Topology, MAX_GROUPS, MAX_GROUP_PATHS, MAX_KEPT,
-    MAX_PATHS,
+    FibRule, Group, Kept, Member, Path, PathKey, Rewritable, Topology, MAX_GROUPS, MAX_GROUP_PATHS,
+    MAX_KEPT, MAX_PATHS,
 };
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{ds_field, Address, Link, Route, Snapshot, TABLE_MAIN, UNICAST};
@@ -163,6 +163,7 @@ impl<'a> Builder<'a> {
                     table: route.table,
                     prefixes: vec![route.prefix],
                     members,
+                    told_by: BTreeSet::new(),
                 });
             }
         }
@@ -379,6 +380,9 @@ impl<'a> Builder<'a> {
         self.topology.uplink_bound_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.fib_rules = fib_rules;
+        for index in 0..self.topology.groups.len() {
+            self.topology.groups[index].told_by = self.told_by(&self.topology.groups[index]);
+        }
         if self.topology.has_placed() {
             self.topology.kept = self.kept();
             self.topology.inner_devices = inner_devices(self.snapshot, &devices);
@@ -395,6 +399,23 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// What tells packets that others' rules and routes send out by a group's paths from the group's own.
+    fn told_by(&self, group: &Group) -> BTreeSet<Rewritable> {
+        let paths = group.members.iter().map(|m| &self.topology.paths[m.path]);
+        let devices: BTreeSet<u32> = paths.clone().map(|path| path.key.ifindex).collect();
+        let ipv6 = paths.clone().any(|path| path.key.ipv6);
+        let by_route = self.snapshot.routes.iter().any(|route| {
+            route.tos != 0 && route.table == group.table && group.prefixes.contains(&route.prefix)
+        });
+        let mut found = BTreeSet::new();
+        found.extend(by_route.then_some(Rewritable::Tos));
+        if let Some(Ok(approach)) = self.approaches.get(&(ipv6, group.table)) {
+            let to = (group.table, ipv6);
+            found.extend(rules::told_by(self.snapshot, &approach.reach, to, &devices));
+        }
+        found
+    }
+
     /// Single destinations that the main table sends out by the gateway of an uplink where flows start, or did.
     fn kept(&self) -> Vec<Kept> {
         let topology = &self.topology;

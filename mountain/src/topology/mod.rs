@@ -10,6 +10,7 @@ mod build;
 mod read;
 mod rules;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -133,6 +134,9 @@ pub struct Group {
     pub prefixes: Vec<IpNet>,
     /// At most [`MAX_GROUP_PATHS`]; sorted by path index.
     pub members: Vec<Member>,
+    /// What rules and other routes ask for that may send packets out by one of the members. Where the
+    /// firewall changes it after routing, such a packet looks like one of the group.
+    pub told_by: BTreeSet<Rewritable>,
 }
 
 /// An ip rule that may choose another table than a group's. A packet that matches one was not
@@ -166,6 +170,16 @@ pub struct FibRule {
     pub tos: Option<(u8, u8)>,
     /// About IPv6 packets; otherwise IPv4.
     pub ipv6: bool,
+}
+
+/// A condition of FIB rules, or of routes, that the firewall may change once the packet is routed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rewritable {
+    /// The packet's mark.
+    Mark,
+    /// Its DS field.
+    Tos,
 }
 
 /// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The walk through the policy rules: which packets look a table up, and what is looked up before.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::FibRule;
+use super::{FibRule, Rewritable};
+use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{Action, Route, Rule, Snapshot, TABLE_MAIN, THROW, UNICAST};
 
 /// How packets of one family come to look up one table.
@@ -74,6 +76,44 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
             Ok(reach)
         }
     }
+}
+
+/// What the rules ask for that a table's packets meet before and that may lead out by one of these devices,
+/// as far as a firewall can change it after routing.
+pub(super) fn told_by(
+    snapshot: &Snapshot,
+    reach: &Reach,
+    (table, ipv6): (u32, bool),
+    devices: &BTreeSet<u32>,
+) -> BTreeSet<Rewritable> {
+    let met = |rule: &&Rule| {
+        let mut before = reach.fib_rules.iter();
+        rule.ipv6 == ipv6 && before.any(|r| r.priority == rule.priority)
+    };
+    let leads_out = |rule: &Rule| match rule.action {
+        Action::Drop | Action::Nothing => false,
+        // The only rule that leads to the group: whoever does not match it goes elsewhere, by any device.
+        Action::Table(to) if to == table => true,
+        Action::Table(to) => {
+            let mut routes = snapshot.routes.iter();
+            routes.any(|route| {
+                let by_device = |hop: &NextHop| devices.contains(&hop.ifindex);
+                route.table == to && is_ipv6(route) == ipv6 && route.hops.iter().any(by_device)
+            })
+        }
+        Action::Goto(_) | Action::L3mdev => true,
+    };
+    let rules = snapshot.rules.iter().filter(met);
+    let found = rules.filter(|rule| leads_out(rule)).flat_map(|rule| {
+        let asked = [
+            (Rewritable::Mark, rule.fwmark.is_some()),
+            (Rewritable::Tos, rule.tos.is_some()),
+        ];
+        asked
+            .into_iter()
+            .filter_map(|(by, asks)| asks.then_some(by))
+    });
+    found.collect()
 }
 
 /// Where a rule has to stand that every packet meets right before it would look the main table up:

@@ -2,6 +2,7 @@
 //! Firewall, NAT and egress hooks of the device that a moved packet really leaves by.
 
 mod programs;
+mod rewritten;
 mod rules;
 
 use std::time::Duration;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::expr::{hex, Expr, Reg, Source, Statement, Verdict};
+use super::expr::{self, hex, Expr, Reg, Source, Statement, Verdict};
 use super::facts::{Facts, Loaded};
 use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{
@@ -367,7 +367,7 @@ impl<'a> Run<'a, '_> {
                 revision,
                 info,
             } => {
-                let (kind, ends) = xt::target(name);
+                let (kind, ends) = xt::target(name, info);
                 let mut what = format!("target {name} {revision} {}", hex(info));
                 if xt::asks_mtu(name, info) {
                     what += &self.mtu();
@@ -669,8 +669,9 @@ fn next(answer: Answer, steps: &mut Vec<Step>) -> Next {
 fn kind_of(statement: &Statement) -> EffectKind {
     match statement.name.as_str() {
         "nat" | "masq" | "redir" => EffectKind::Nat,
-        "meta" => EffectKind::Mark,
-        "ct" if statement.fixed.starts_with("3 ") => EffectKind::Mark,
+        "meta" if statement.fixed == expr::META_MARK.to_string() => EffectKind::Mark,
+        "meta" => EffectKind::Label,
+        "ct" if statement.fixed.starts_with("3 ") => EffectKind::Label,
         "ct" | "notrack" => EffectKind::Track,
         "payload" | "exthdr" => EffectKind::Modify,
         "queue" => EffectKind::Queue,

@@ -15,8 +15,10 @@ pub enum EffectKind {
     Drop,
     /// Changes an address or a port.
     Nat,
-    /// Sets a mark, priority or class, of the packet or the connection.
+    /// Sets the packet's mark, by which it may be routed.
     Mark,
+    /// Sets something else that only programs and queues read: priority, class, the connection's mark.
+    Label,
     /// Hands it to a program.
     Queue,
     /// Changes how the connection is tracked: not at all, zone, helper, timeout.

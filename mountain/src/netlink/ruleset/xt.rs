@@ -211,17 +211,23 @@ fn devgroup(info: &[u8]) -> Option<Vec<Expr>> {
 }
 
 /// What a target does to a packet, and whether it ends the packet's way through the chain.
-pub(super) fn target(name: &str) -> (Option<EffectKind>, bool) {
+pub(super) fn target(name: &str, info: &[u8]) -> (Option<EffectKind>, bool) {
     use EffectKind as E;
+    // struct xt_connmark_tginfo1: marks and masks of 4 bytes each, then the mode.
+    const CONNMARK_MODE: usize = 12;
+    const CONNMARK_RESTORE: u8 = 2;
     match name {
         "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "RATEEST" | "LED" => (None, false),
         "ACCEPT" | "RETURN" => (None, true),
         "DROP" | "REJECT" | "SYNPROXY" => (Some(E::Drop), true),
         "MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => (Some(E::Nat), true),
         "NFQUEUE" | "QUEUE" => (Some(E::Queue), true),
-        "MARK" | "CONNMARK" | "CLASSIFY" | "HMARK" | "SECMARK" | "CONNSECMARK" => {
-            (Some(E::Mark), false)
-        }
+        "MARK" | "HMARK" => (Some(E::Mark), false),
+        "CONNMARK" => match info.get(CONNMARK_MODE) {
+            Some(&mode) if mode != CONNMARK_RESTORE => (Some(E::Label), false),
+            _ => (Some(E::Mark), false),
+        },
+        "CLASSIFY" | "SECMARK" | "CONNSECMARK" => (Some(E::Label), false),
         "CT" | "NOTRACK" => (Some(E::Track), false),
         "TPROXY" => (Some(E::Forward), true),
         "TEE" => (Some(E::Copy), false),

@@ -36,6 +36,7 @@ fn group(kind: Kind, paths: &[usize]) -> Group {
             .iter()
             .map(|&path| Member { path, weight: 1 })
             .collect(),
+        told_by: Default::default(),
     }
 }
 

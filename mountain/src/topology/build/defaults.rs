@@ -301,6 +301,7 @@ impl Builder<'_> {
             table: TABLE_MAIN,
             prefixes: vec![best.prefix],
             members,
+            told_by: Default::default(),
         });
         self.adopted.insert(best.prefix, TABLE_MAIN);
         Ok(())

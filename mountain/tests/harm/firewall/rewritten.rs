@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What rules of the FIB ask for, and the firewall changes after the kernel has routed by it.
+
+use std::time::Duration;
+
+use super::{held, nft, wait_free, wait_held};
+use crate::support::{wait_until, Net, Traffic, LEAVE, SERVER4};
+
+/// Has the client's own packets of the traffic routed by mark, out by u0 alone.
+const BY_MARK: &str = "table inet marks { chain c { type route hook output priority mangle;\n\
+                       udp dport 7000 meta mark set 7\n} }";
+/// Takes a mark off again when the packet leaves.
+const OFF: &str = "table inet off { chain c { type filter hook postrouting priority mangle;\n\
+                   meta mark set 0\n} }";
+
+#[test]
+fn packets_routed_by_a_mark_that_is_taken_off_stay() {
+    let net = Net::steered();
+    net.client.ip("rule add priority 100 fwmark 7 lookup 100");
+    net.client
+        .ip("route add 10.98.1.0/24 via 10.30.0.2 dev u0 src 10.98.0.1 table 100");
+    nft(&net.client, BY_MARK);
+    nft(&net.client, OFF);
+    wait_held(&net, "inet off c handle");
+    net.client.wait_settled();
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    let by_u0 = || traffic.during(Duration::from_millis(200)).by_path[1] == 0;
+    wait_until("all is routed by the mark", LEAVE, by_u0);
+    net.blackhole(0);
+    net.wait_left("u0", false);
+    let counts = traffic.during(Duration::from_millis(500));
+    assert_eq!(counts.by_path[1], 0, "{counts:?}");
+    assert!(counts.sent > 0);
+}
+
+/// Rules of the FIB, rules of the firewall, and whether they hold the group together.
+const CASES: &[(&[&str], &str, bool)] = &[
+    // A mark is set after routing, and nobody asks for it.
+    (&[], OFF, false),
+    // Tailscale's: what bears the mark uses the main table, as all else does, or nothing at all.
+    (
+        &[
+            "rule add priority 100 fwmark 7 lookup main",
+            "rule add priority 101 fwmark 7 unreachable",
+        ],
+        OFF,
+        false,
+    ),
+    (&["rule add priority 100 fwmark 7 lookup 100"], OFF, true),
+    // Set before the kernel routes, or routes again.
+    (
+        &["rule add priority 100 fwmark 7 lookup 100"],
+        BY_MARK,
+        false,
+    ),
+    // Not the packet's mark.
+    (
+        &["rule add priority 100 fwmark 7 lookup 100"],
+        "table inet t { chain c { type filter hook postrouting priority mangle;\n\
+         ct mark set 5\nmeta priority set 1:1\n} }",
+        false,
+    ),
+    (
+        &["rule add priority 100 fwmark 7 lookup 100"],
+        "table netdev t { chain c { type filter hook egress devices = { u0, u1 } priority 0;\n\
+         meta mark set 1\n} }",
+        true,
+    ),
+    (
+        &["rule add priority 100 tos 0x10 lookup 100"],
+        "table inet t { chain c { type filter hook forward priority mangle;\n\
+         ip dscp set 0\n} }",
+        true,
+    ),
+    (
+        &["route add 10.98.1.0/24 tos 0x10 via 10.30.0.2 dev u0"],
+        "table inet t { chain c { type filter hook postrouting priority mangle;\n\
+         ip dscp set 0\n} }",
+        true,
+    ),
+    (&["rule add priority 100 tos 0x10 lookup 100"], OFF, false),
+];
+
+#[test]
+fn only_where_a_rule_of_the_fib_leads_out_by_the_group_does_it_matter() {
+    let net = Net::steered();
+    net.client
+        .ip("route add default via 10.30.0.2 dev u0 table 100");
+    for (fib, rules, holds) in CASES {
+        fib.iter().for_each(|line| {
+            net.client.ip(line);
+        });
+        nft(&net.client, rules);
+        // What is announced is answered by then.
+        nft(
+            &net.client,
+            "table ip6 m { chain c { type filter hook output priority 0; oifname u1 drop\n} }",
+        );
+        wait_until("the rules are read", LEAVE, || held(&net, true).is_some());
+        net.client.wait_settled();
+        match holds {
+            true => wait_held(&net, "the firewall may change it"),
+            false => assert_eq!(held(&net, false), None, "{fib:?}, {rules}"),
+        }
+        net.client.run("nft flush ruleset");
+        fib.iter().for_each(|line| {
+            net.client.ip(&line.replacen(" add ", " del ", 1));
+        });
+        wait_until("the rules are read", LEAVE, || held(&net, true).is_none());
+        wait_free(&net);
+    }
+}
