@@ -155,6 +155,11 @@ impl Hosts {
         (0..self.paths).map(|i| format!("s{i}")).collect()
     }
 
+    /// Names of the emulator's devices on the client's side, in path order.
+    pub fn emulator_devices(&self) -> Vec<String> {
+        (0..self.paths).map(|i| format!("ec{i}")).collect()
+    }
+
     fn pick(&self, v4: &str, v6: &str) -> IpAddr {
         let text = if self.family == Family::Ipv6 { v6 } else { v4 };
         text.parse().expect("a literal address")

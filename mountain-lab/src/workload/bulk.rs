@@ -71,6 +71,9 @@ pub struct BulkConfig {
     pub bind_dev: Option<String>,
     /// Devices of the server's namespace; the index in here is the path.
     pub paths: Vec<String>,
+    /// Where the client's segments are seen before any path queues them: a namespace and its devices in the same
+    /// order. `None`: at the server, as nothing is queued.
+    pub sent: Option<(PathBuf, Vec<String>)>,
     /// Smallest round-trip time of any path; tells reordering from retransmission.
     pub min_rtt_us: u32,
 }
@@ -86,7 +89,7 @@ pub struct FlowReport {
     pub bytes_by_bucket: Vec<u64>,
     /// Request/response: when each request was sent (`CLOCK_MONOTONIC`) and how long it took, µs.
     pub responses: Vec<(u64, u32)>,
-    /// Paths and reordering as seen on the server's devices.
+    /// Paths as the client used them, reordering as seen on the server's devices.
     pub trace: FlowTrace,
     /// Why the connection ended before the order to stop: a lost flow.
     pub error: Option<String>,
@@ -189,6 +192,7 @@ pub struct Bulk {
     start_ns: u64,
     stop: Arc<AtomicBool>,
     sniffer: Option<Sniffer>,
+    sent: Option<Sniffer>,
     acceptor: Option<JoinHandle<Vec<ServerFlow>>>,
     clients: Vec<(u16, JoinHandle<ClientFlow>)>,
 }
@@ -218,6 +222,8 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
         );
     }
     let sniffer = Sniffer::start(&cfg.server_ns, cfg.port, &cfg.paths, cfg.min_rtt_us)?;
+    let sent = cfg.sent.as_ref();
+    let sent = sent.map(|(ns, paths)| Sniffer::start(ns, cfg.port, paths, cfg.min_rtt_us));
     let listener = sys::run_in(&cfg.server_ns, || listen(cfg.server_addr, cfg.port))
         .with_context(|| format!("cannot listen on TCP port {}", cfg.port))?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -230,6 +236,7 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
         start_ns,
         stop,
         sniffer: Some(sniffer),
+        sent: sent.transpose()?,
         acceptor: Some(acceptor),
         clients: vec![],
     };
@@ -263,10 +270,20 @@ impl Bulk {
             Some(thread) => thread.join().map_err(|_| panicked())?,
             None => Vec::new(),
         };
-        let (mut traces, unobserved) = match self.sniffer.take() {
+        let (mut traces, mut unobserved) = match self.sniffer.take() {
             Some(sniffer) => sniffer.stop()?,
             None => Default::default(),
         };
+        // A flow has left a path when it sends nothing more there. What it has sent may queue for seconds.
+        if let Some(sniffer) = self.sent.take() {
+            let (sent, missed) = sniffer.stop()?;
+            unobserved += missed;
+            for (port, trace) in sent {
+                let received = traces.entry(port).or_default();
+                received.visits = trace.visits;
+                received.last_on_path = trace.last_on_path;
+            }
+        }
         let flows = clients
             .into_iter()
             .enumerate()

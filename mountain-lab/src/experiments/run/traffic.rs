@@ -189,6 +189,7 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
         dscp: w.dscp,
         bind_dev: None,
         paths: hosts.server_devices(),
+        sent: Some((hosts.emulator.path(), hosts.emulator_devices())),
         min_rtt_us: (2e3 * scenario.least_delay_ms()) as u32,
     }
 }

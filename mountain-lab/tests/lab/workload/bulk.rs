@@ -28,6 +28,7 @@ fn bulk_config(net: &Net, v6: bool, port: u16, pattern: Pattern) -> BulkConfig {
         dscp: None,
         bind_dev: None,
         paths: vec!["s0".into(), "s1".into()],
+        sent: None,
         min_rtt_us: 10_000,
     }
 }
