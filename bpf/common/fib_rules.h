@@ -23,14 +23,22 @@ static __always_inline bool mtn_in_prefix(const __u32 *addr, const __u32 *net, c
 		 ((addr[2] ^ net[2]) & mask[2]) | ((addr[3] ^ net[3]) & mask[3]));
 }
 
+static __always_inline bool mtn_asks_ports(const struct mtn_fib_rule *s)
+{
+	return s->sport_first || s->sport_last != 0xffff || s->dport_first ||
+	       s->dport_last != 0xffff;
+}
+
 /* Did an ip rule that looks up another table select this packet, which came in by @iif? */
 __noinline int mtn_selected_elsewhere(struct mtn_flow_key *key, __u32 mark, __u32 iif, __u32 uid,
 				      __u32 dsfield)
 {
+	bool ported;
 	__u32 i;
 
 	if (!key)
 		return 0;
+	ported = mtn_has_ports(key->proto);
 	bpf_for(i, 0, config.n_fib_rules) {
 		struct mtn_fib_rule *s;
 		bool match;
@@ -40,6 +48,13 @@ __noinline int mtn_selected_elsewhere(struct mtn_flow_key *key, __u32 mark, __u3
 		s = &fib_rules[i];
 		if (s->ipv6 != key->ipv6)
 			continue;
+		/*
+		 * Where a packet has no ports, the kernel compares what stands in their place for
+		 * some senders and nothing for others: an ICMP type, the key of a tunnel
+		 * (union flowi_uli, include/net/flow.h).
+		 */
+		if (!ported && mtn_asks_ports(s) && (!s->ipproto || s->ipproto == key->proto))
+			return 1;
 		match = (mark & s->mark_mask) == s->mark &&
 			mtn_in_prefix(key->saddr, s->src, s->src_mask) &&
 			mtn_in_prefix(key->daddr, s->dst, s->dst_mask) &&

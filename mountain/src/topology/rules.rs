@@ -54,7 +54,9 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
             (Action::Table(other), Match::All) => {
                 reach.earlier.push((other, rule.suppress_length));
             }
-            (_, Match::Some) => reach.fib_rules.push(fib_rule(rule, table)),
+            (_, Match::Some) => reach
+                .fib_rules
+                .extend(with_sourceless(fib_rule(rule, table))),
         }
     }
 
@@ -72,7 +74,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
             reach.earlier.truncate(tables_before);
             let mut others = fib_rule(rule, table);
             others.invert = !others.invert;
-            reach.fib_rules.push(others);
+            reach.fib_rules.extend(with_sourceless(others));
             Ok(reach)
         }
     }
@@ -269,6 +271,23 @@ fn fib_rule(rule: &Rule, table: u32) -> FibRule {
     }
 }
 
+/// The rule, and what it selects besides of packets whose source does not tell: when the kernel routes what a
+/// socket sends it may have no source yet, and one rule for other sources than this one selects it then.
+fn with_sourceless(rule: FibRule) -> Vec<FibRule> {
+    const LOOPBACK: u32 = 1;
+    let local = FibRule {
+        table: rule.table,
+        priority: rule.priority,
+        ipv6: rule.ipv6,
+        iif: Some(LOOPBACK),
+        ..FibRule::default()
+    };
+    match rule.invert && rule.src.is_some() {
+        true => vec![rule, local],
+        false => vec![rule],
+    }
+}
+
 /// Packets that come in by a VRF's devices look the VRF's table up instead. (Those of local
 /// sockets in a VRF are bound to its device.)
 fn vrf_rules(snapshot: &Snapshot, rule: &Rule, table: u32, reach: &mut Reach) {
@@ -332,6 +351,34 @@ mod tests {
             rules,
             ..Snapshot::default()
         }
+    }
+
+    #[test]
+    fn what_a_socket_sends_may_have_had_no_source_when_it_was_routed() {
+        let source = |invert| Rule {
+            src: Some("10.0.0.0/8".parse().unwrap()),
+            invert,
+            ..rule(100, Action::Table(100))
+        };
+        let of_sockets = |invert: bool, table: u32| {
+            let rules = vec![source(invert), rule(32766, Action::Table(254))];
+            let reach = reach(&snapshot(rules), table, false).unwrap();
+            let all = |r: &FibRule| {
+                *r == FibRule {
+                    iif: Some(1),
+                    table,
+                    priority: 100,
+                    ..FibRule::default()
+                }
+            };
+            reach.fib_rules.iter().any(all)
+        };
+        // `not from`: it has selected them, wherever they come from. `from`: their source tells.
+        assert!(of_sockets(true, 254));
+        assert!(!of_sockets(false, 254));
+        // The same of those that come to a table only by their source.
+        assert!(of_sockets(false, 100));
+        assert!(!of_sockets(true, 100));
     }
 
     #[test]

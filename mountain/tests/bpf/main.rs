@@ -9,6 +9,7 @@ mod classes;
 mod eligible;
 mod fixtures;
 mod moves;
+mod portless;
 mod random;
 mod rig;
 mod table;
