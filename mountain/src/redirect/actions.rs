@@ -38,14 +38,16 @@ pub enum Added {
 /// Rules that are installed together, at most: so much nft takes at a time.
 pub const BATCH: usize = 4096;
 
-/// Ends the process where a test wants it to be killed.
-pub(super) fn step(name: &str) {
-    #[cfg(debug_assertions)]
-    if std::env::var("MOUNTAIN_DIE_AFTER").is_ok_and(|at| at == name) {
+/// Kills the process where a test wants that: after the step that `$MOUNTAIN_DIE_AFTER` names.
+#[cfg(feature = "test-hooks")]
+pub(super) fn crash_point(step: &str) {
+    if std::env::var("MOUNTAIN_DIE_AFTER").is_ok_and(|at| at == step) {
         let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
     }
-    let _ = name;
 }
+
+#[cfg(not(feature = "test-hooks"))]
+pub(super) fn crash_point(_: &str) {}
 
 /// Opens the store and puts right what a killed command or a lost or damaged journal has left; says so.
 pub fn open(to_add: bool) -> Result<Store> {
@@ -312,14 +314,14 @@ pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>>
     }
     for batch in new.chunks(BATCH) {
         store.adding(batch)?;
-        step("journal");
+        crash_point("journal");
         if let Err(e) = install(store, batch) {
             return match take_away(store, batch) {
                 Ok(()) => Err(e),
                 Err(left) => Err(e.context(format!("and taking it back failed: {left:#}"))),
             };
         }
-        step("install");
+        crash_point("install");
         store.added(batch)?;
     }
     Ok(new)
@@ -327,7 +329,7 @@ pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>>
 
 fn install(store: &Store, rules: &[Installed]) -> Result<()> {
     fixes::apply(&fixes_of(store, rules)?)?;
-    step("fixes");
+    crash_point("fixes");
     if rules.iter().any(|i| i.plan.backend.is_bpf()) {
         // One set of programs at a time.
         bpf::fast::end()?;
@@ -376,7 +378,7 @@ fn warn<T>(done: Result<T>, what: &str) {
 /// What could not be done; the next command tries again.
 pub fn del(store: &mut Store, rules: &[Installed]) -> Result<()> {
     store.removing(rules)?;
-    step("del-journal");
+    crash_point("del-journal");
     take_away(store, rules)
 }
 
@@ -394,7 +396,7 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                     bpf::fast::lower(&ids, false)?;
                 }
                 nft::remove(&rules, last)?;
-                step("del-remove");
+                crash_point("del-remove");
                 let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
                 let forgotten = conntrack::forget_redirected(&rules);
                 warn(
@@ -415,9 +417,9 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
             }
         }
     }
-    step("del-flows");
+    crash_point("del-flows");
     fixes::undo(&fixes_of(store, rules)?)?;
-    step("del-fixes");
+    crash_point("del-fixes");
     store.removed(rules)
 }
 

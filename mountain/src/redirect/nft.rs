@@ -59,7 +59,7 @@ const HEADER_LEN: usize = 4;
 pub fn install(new: &[Installed], others: impl FnOnce() -> Result<Vec<Installed>>) -> Result<()> {
     if !is_there()? {
         nft::run(SKELETON.as_bytes())?;
-        super::actions::step("table");
+        super::actions::crash_point("table");
         let others = others()?;
         if !others.is_empty() {
             eprintln!(

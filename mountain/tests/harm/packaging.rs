@@ -10,19 +10,27 @@ use std::process::{Command, Output};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// Runs packaging/install with the programs that lie beside the one under test.
+/// Runs packaging/install with the programs that lie beside the one under test, which has the tests' hooks.
 fn install(arguments: &[&str], staging: &Path) -> Output {
+    let output = installer(arguments, staging)
+        .env("TEST_HOOKS", "yes")
+        .output();
+    output.unwrap()
+}
+
+fn installer(arguments: &[&str], staging: &Path) -> Command {
     let built = Path::new(env!("CARGO_BIN_EXE_mountain")).parent().unwrap();
     assert!(
         built.join("mountain-lab").exists(),
         "mountain-lab is not built: cargo build --workspace --bins"
     );
-    Command::new(format!("{ROOT}/packaging/install"))
+    let mut command = Command::new(format!("{ROOT}/packaging/install"));
+    command
         .args(arguments)
         .args([staging.as_os_str(), "/usr".as_ref()])
         .env("BUILD", built)
-        .output()
-        .unwrap()
+        .env_remove("TEST_HOOKS");
+    command
 }
 
 fn succeeds(output: Output) -> String {
@@ -126,6 +134,37 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     assert_eq!(fs::read_to_string(&config).unwrap(), "# mine\n");
     let left: Vec<PathBuf> = files(staging).into_iter().collect();
     assert_eq!(left, [Path::new("etc/mountain/mountain.toml")]);
+}
+
+/// The environment of a process must not be able to kill it, or to shorten the life of its flows.
+#[test]
+fn a_program_with_the_hooks_of_tests_is_not_installed() {
+    let staging = tempfile::tempdir().unwrap();
+    let refused = installer(&[], staging.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "it was installed");
+    assert!(said.contains("make build"), "{said}");
+    assert!(files(staging.path()).is_empty());
+
+    // What `make build` and the Debian package build is without them: only tests turn the feature on.
+    let tree = Command::new(format!("{ROOT}/scripts/cargo"))
+        .args([
+            "tree",
+            "--offline",
+            "--locked",
+            "--workspace",
+            "--edges",
+            "no-dev",
+        ])
+        .args(["--prefix", "none", "--format", "{lib} {f}"])
+        .output()
+        .unwrap();
+    let tree = succeeds(tree);
+    assert!(
+        tree.lines().any(|line| line.starts_with("mountain ")),
+        "{tree}"
+    );
+    assert!(!tree.contains("test-hooks"), "{tree}");
 }
 
 /// scripts/unit-test tries the services themselves.

@@ -220,7 +220,7 @@ impl Loaded {
             .open(&mut object)
             .context("opening the BPF object")?;
         // Tests cannot wait for three minutes.
-        #[cfg(debug_assertions)]
+        #[cfg(feature = "test-hooks")]
         if let Some(ms) = std::env::var("MOUNTAIN_REDIRECT_IDLE_MS")
             .ok()
             .and_then(|ms| ms.parse::<u64>().ok())
