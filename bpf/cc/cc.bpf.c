@@ -450,3 +450,5 @@ int mountain_scope(struct bpf_sock_ops *ops)
 /* Types that only user space reads reach the skeleton through a variable that mentions them. */
 struct mtn_flow_report unused_report;
 struct mtn_ack unused_ack;
+enum mtn_cc_mode unused_mode;
+enum mtn_brake_state unused_state;

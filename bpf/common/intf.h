@@ -23,10 +23,15 @@
 #define MTN_FLOW_STALE_NS	60000000000ULL	/* an entry unused for so long goes first */
 
 /* Sources that may move (sources.h). */
-#define MTN_MAX_PERMITS		16384
 #define MTN_MAX_ASKED		256	/* new sources between two looks of user space */
-#define MTN_PERMIT_NS		300000000000ULL	/* a permission holds for so long */
+#define MTN_PERMIT_NS		(MTN_PERMIT_S * 1000000000ULL)
 #define MTN_PERMIT_NEW_NS	2000000000ULL	/* meanwhile flows of the source stay where they are */
+
+/* Permissions of sources, which user space gives. */
+enum mtn_permits {
+	MTN_MAX_PERMITS = 16384,
+	MTN_PERMIT_S = 300,	/* one holds for so long, s */
+};
 
 enum mtn_member {
 	MTN_NO_MEMBER = 0xff,

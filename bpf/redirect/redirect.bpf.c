@@ -184,6 +184,9 @@ struct {
 
 /* Only so that the type is described to user space. */
 struct mtn_rd_event unused_event;
+enum mtn_rd_backend unused_backend;
+enum mtn_rd_flags unused_flags;
+enum mtn_rd_drop unused_drop;
 
 #include "flow.h"
 #include "parse.h"

@@ -16,7 +16,7 @@
 #define MTN_RD_PORT_MIN		61000
 #define MTN_RD_PORTS		(65536 - MTN_RD_PORT_MIN)
 
-/* Who handles the packets of a rule; the order of user space's Backend without nft. */
+/* Who handles the packets of a rule. */
 enum mtn_rd_backend {
 	MTN_RD_TCX,
 	MTN_RD_TCX_PEER,
@@ -24,14 +24,17 @@ enum mtn_rd_backend {
 	MTN_RD_XDP_REDIRECT,
 };
 
-#define MTN_RD_REPLY	(1 << 0)	/* flow: from the target to the client */
-#define MTN_RD_SNAT	(1 << 1)	/* the target sees an address of this host */
-#define MTN_RD_LOG	(1 << 2)
-#define MTN_RD_CLOSING	(1 << 3)	/* flow: a FIN has passed */
-#define MTN_RD_RESET	(1 << 4)	/* flow: the last packet was an RST */
-#define MTN_RD_HALF	(1 << 5)	/* flow: half-open */
-#define MTN_RD_DIRECT	(1 << 6)	/* clients speak to a rule's target itself: nothing is redirected */
-#define MTN_RD_LOCAL	(1 << 7)	/* rule: it is to this host, and nothing else redirects it */
+/* Of rules and flows. */
+enum mtn_rd_flags {
+	MTN_RD_REPLY = 1 << 0,		/* flow: from the target to the client */
+	MTN_RD_SNAT = 1 << 1,		/* the target sees an address of this host */
+	MTN_RD_LOG = 1 << 2,
+	MTN_RD_CLOSING = 1 << 3,	/* flow: a FIN has passed */
+	MTN_RD_RESET = 1 << 4,		/* flow: the last packet was an RST */
+	MTN_RD_HALF = 1 << 5,		/* flow: half-open */
+	MTN_RD_DIRECT = 1 << 6,		/* clients speak to a rule's target itself: nothing is redirected */
+	MTN_RD_LOCAL = 1 << 7,		/* rule: it is to this host, and nothing else redirects it */
+};
 
 /* Half-open flow: how far it has come. */
 #define MTN_RD_SYN	(1 << 0)	/* TCP, begun by a SYN: the client must echo the SYN-ACK */
@@ -40,7 +43,7 @@ enum mtn_rd_backend {
 
 /* Why a packet that a rule names was dropped. */
 enum mtn_rd_drop {
-	MTN_RD_DROP_TTL,	/* lifetime over, where the kernel cannot answer for us */
+	MTN_RD_DROP_TTL = 0,	/* lifetime over, where the kernel cannot answer for us */
 	MTN_RD_DROP_PORTS,	/* no free source port for a new flow */
 	MTN_RD_DROP_MEMORY,	/* no memory for a new flow */
 	MTN_RD_DROP_ROUTE,	/* no way out for a packet that must not pass */
@@ -63,7 +66,7 @@ struct mtn_rd_rule {
 	__u32 target_dev;	/* 0: the target is on this host */
 	__u16 to_port;
 	__u8 backend;		/* enum mtn_rd_backend */
-	__u8 flags;		/* MTN_RD_SNAT, _LOG, _DIRECT, _LOCAL */
+	__u8 flags;		/* enum mtn_rd_flags: SNAT, LOG, DIRECT, LOCAL */
 	__u8 client_mac[6];	/* of the devices */
 	__u8 target_mac[6];
 	__u8 target_veth;	/* MTN_RD_TCX_PEER: redirect_peer() works to ... */
@@ -104,7 +107,7 @@ struct mtn_rd_flow {
 	__u16 l4_delta;		/* what addresses and ports add */
 	__u16 sport;
 	__u16 dport;
-	__u8 flags;		/* MTN_RD_* */
+	__u8 flags;		/* enum mtn_rd_flags */
 	__u8 backend;
 	__u32 rule;
 	__u32 client_dev;

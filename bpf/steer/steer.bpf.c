@@ -650,6 +650,7 @@ pass:
 struct mtn_move unused_move;
 struct mtn_source unused_source;
 struct mtn_permit unused_permit;
+enum mtn_permits unused_permits;
 enum mtn_member unused_member;
 enum mtn_tag unused_tag;
 enum mtn_mode unused_mode;

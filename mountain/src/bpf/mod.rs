@@ -113,10 +113,10 @@ pub struct Sources {
     pub movable: Vec<IpNet>,
 }
 
-/// Most sources with a permission to move, `MTN_MAX_PERMITS` in bpf/common/intf.h.
-pub const MAX_PERMITS: usize = 16_384;
-/// A permission holds for so long, ns: `MTN_PERMIT_NS` in bpf/common/intf.h.
-pub(crate) const PERMIT_NS: u64 = 300_000_000_000;
+/// Most sources with a permission to move.
+pub const MAX_PERMITS: usize = types::mtn_permits::MTN_MAX_PERMITS.0 as usize;
+/// A permission holds for so long, ns.
+pub(crate) const PERMIT_NS: u64 = types::mtn_permits::MTN_PERMIT_S.0 as u64 * 1_000_000_000;
 
 /// The destinations of groups, each with its group's index, among `not_ours`: for
 /// [`tries::Tries::write`].

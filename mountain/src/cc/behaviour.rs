@@ -4,17 +4,19 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What the congestion control does; `mtn_cc_mode` in bpf/brake.h, which has its constants, too.
+use super::types::mtn_cc_mode;
+
+/// What the congestion control does. The values are those of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Behaviour {
     /// BBR with the brake.
     #[default]
-    Brake = 0,
+    Brake = mtn_cc_mode::MTN_CC_BRAKE.0 as isize,
     /// The kernel's BBR and nothing else: to measure what wrapping it costs.
-    Bbr = 1,
+    Bbr = mtn_cc_mode::MTN_CC_BBR.0 as isize,
     /// The change that the brake started from, as it works in effect: for comparison only.
-    Published = 2,
+    Published = mtn_cc_mode::MTN_CC_PUBLISHED.0 as isize,
 }
 
 impl Behaviour {

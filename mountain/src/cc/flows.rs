@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use serde::Serialize;
 
-use super::types::mtn_flow_report;
+use super::types::{mtn_brake_state, mtn_flow_report};
 
-/// What the brake of a flow is doing; `mtn_brake_state` in bpf/brake.h.
+/// What the brake of a flow is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -128,10 +128,10 @@ fn flow(r: &mtn_flow_report) -> Flow {
         queue_us: b.queue_us,
         cwnd: r.cwnd,
         retransmits: r.retransmits,
-        state: match b.state {
-            0 => State::Off,
-            1 => State::Hold,
-            2 => State::Braking,
+        state: match mtn_brake_state(b.state.into()) {
+            mtn_brake_state::MTN_STATE_OFF => State::Off,
+            mtn_brake_state::MTN_STATE_HOLD => State::Hold,
+            mtn_brake_state::MTN_STATE_CUT => State::Braking,
             _ => State::Releasing,
         },
         engagements: b.engagements,
@@ -180,7 +180,7 @@ mod tests {
         r.sport = 443;
         r.pacing_rate = 1_000_000;
         r.flow.brake.bps = 8_000_000;
-        r.flow.brake.state = 2;
+        r.flow.brake.state = mtn_brake_state::MTN_STATE_CUT.0 as u8;
         let f = flow(&r);
         assert_eq!(f.local.to_string(), "192.0.2.1:443");
         assert_eq!((f.pacing_bps, f.limit_bps), (8_000_000, Some(8_000_000)));

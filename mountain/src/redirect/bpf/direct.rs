@@ -11,14 +11,11 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags};
 
 use super::loaded::{entries, Loaded};
-use super::{bytes_of, read_from, types, SNAT};
+use super::{backend_number, bytes_of, read_from, types, Backend, DIRECT, REPLY, SNAT};
 
-/// Bit of `flags`, bpf/redirect/redirect.h.
-const DIRECT: u8 = 1 << 6;
-const REPLY: u8 = 1 << 0;
-/// `MTN_RD_TCX` and `MTN_RD_XDP`: which hook of the client's device sees direct packets first.
-const TCX: u8 = 0;
-const XDP: u8 = 2;
+/// Which hook of the client's device sees direct packets first.
+const TCX: u8 = backend_number(Backend::Tcx);
+const XDP: u8 = backend_number(Backend::Xdp);
 /// Id of no rule.
 const NO_RULE: u32 = u32::MAX;
 

@@ -20,18 +20,19 @@ use anyhow::{Context, Result};
 use libbpf_rs::MapCore;
 
 use super::loaded::{entries, linked, Loaded, Needs, Prog};
+use super::types::mtn_rd_flags;
 use super::{address, begin, bytes_of, flow_of, hooks, insert, read_from, rule_key, rule_value};
 use super::{
     backend_of, direct, forget_flows, stats_of, types, verify, wait_for_programs, Addresses,
-    FLOWS4, FLOWS6,
+    FLOWS4, FLOWS6, REPLY,
 };
 use crate::netlink::conntrack::adopt::{adopt, Running};
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 
-/// Bits of a flow's `flags`, bpf/redirect/redirect.h.
-const REPLY: u8 = 1 << 0;
 /// Closing, reset and half-open TCP flows, which are kept for a short time.
-const BRIEF: u8 = 1 << 3 | 1 << 4 | 1 << 5;
+const BRIEF: u8 = (mtn_rd_flags::MTN_RD_CLOSING.0
+    | mtn_rd_flags::MTN_RD_RESET.0
+    | mtn_rd_flags::MTN_RD_HALF.0) as u8;
 /// Nanoseconds of a tick of a flow's clock.
 const TICK_NS: u64 = 1 << 20;
 /// How long flows without packets are kept, as the programs have it.

@@ -33,38 +33,47 @@ use loaded::{attached, entries, Attached, Loaded, Needs, Prog};
 pub use log::read_log;
 pub(super) use recover::{found, is_attached};
 pub use skel::types;
+use types::{mtn_rd_backend, mtn_rd_drop, mtn_rd_flags};
 
 /// All programs of this project's redirection are called so, and no other.
 pub const PROGRAM_PREFIX: &str = "mtn_redirect";
-/// Bits of `flags`, bpf/redirect/redirect.h.
-const SNAT: u8 = 1 << 1;
-const LOG: u8 = 1 << 2;
-const LOCAL: u8 = 1 << 7;
+/// Bits of a rule's or a flow's `flags`.
+const REPLY: u8 = mtn_rd_flags::MTN_RD_REPLY.0 as u8;
+const SNAT: u8 = mtn_rd_flags::MTN_RD_SNAT.0 as u8;
+const LOG: u8 = mtn_rd_flags::MTN_RD_LOG.0 as u8;
+const DIRECT: u8 = mtn_rd_flags::MTN_RD_DIRECT.0 as u8;
+const LOCAL: u8 = mtn_rd_flags::MTN_RD_LOCAL.0 as u8;
 /// Tables of flows of each family: the established and the half-open ones.
 const FLOWS4: [&str; 2] = ["flows4", "half4"];
 const FLOWS6: [&str; 2] = ["flows6", "half6"];
-/// Names of `enum mtn_rd_drop`.
-const DROPS: [&str; 4] = ["ttl", "ports", "memory", "route"];
+/// Why packets are dropped, as `stats` names it.
+const DROPS: [(mtn_rd_drop, &str); mtn_rd_drop::MTN_RD_DROP_MAX.0 as usize] = [
+    (mtn_rd_drop::MTN_RD_DROP_TTL, "ttl"),
+    (mtn_rd_drop::MTN_RD_DROP_PORTS, "ports"),
+    (mtn_rd_drop::MTN_RD_DROP_MEMORY, "memory"),
+    (mtn_rd_drop::MTN_RD_DROP_ROUTE, "route"),
+];
 /// membarrier(2): waits for an RCU grace period (linux/membarrier.h, since 4.3).
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 /// How long is surely enough for a packet, where the kernel cannot be asked (full tickless CPUs).
 const GRACE: Duration = Duration::from_millis(100);
 
-/// `enum mtn_rd_backend`.
-fn backend_number(backend: Backend) -> u8 {
-    match backend {
-        Backend::Tcx | Backend::Nft | Backend::Module => 0,
-        Backend::TcxPeer => 1,
-        Backend::Xdp => 2,
-        Backend::XdpRedirect => 3,
-    }
+/// As the programs' rules have it.
+const fn backend_number(backend: Backend) -> u8 {
+    let number = match backend {
+        Backend::Tcx | Backend::Nft | Backend::Module => mtn_rd_backend::MTN_RD_TCX,
+        Backend::TcxPeer => mtn_rd_backend::MTN_RD_TCX_PEER,
+        Backend::Xdp => mtn_rd_backend::MTN_RD_XDP,
+        Backend::XdpRedirect => mtn_rd_backend::MTN_RD_XDP_REDIRECT,
+    };
+    number.0 as u8
 }
 
 fn backend_of(number: u8) -> Backend {
-    match number {
-        0 => Backend::Tcx,
-        1 => Backend::TcxPeer,
-        2 => Backend::Xdp,
+    match mtn_rd_backend(number.into()) {
+        mtn_rd_backend::MTN_RD_TCX => Backend::Tcx,
+        mtn_rd_backend::MTN_RD_TCX_PEER => Backend::TcxPeer,
+        mtn_rd_backend::MTN_RD_XDP => Backend::Xdp,
         _ => Backend::XdpRedirect,
     }
 }
@@ -329,9 +338,11 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
             let _ = loaded
                 .map("log_limits")?
                 .delete(&installed.id.to_ne_bytes());
-            for reason in 0..DROPS.len() as u32 {
-                let rule = installed.id;
-                let key = types::mtn_rd_drop_key { rule, reason };
+            for (reason, _) in &DROPS {
+                let key = types::mtn_rd_drop_key {
+                    rule: installed.id,
+                    reason: reason.0,
+                };
                 let _ = loaded.map("rule_drops")?.delete(bytes_of(&key));
             }
         }
@@ -495,10 +506,10 @@ fn stats_of(loaded: &Loaded, ids: &[u32]) -> Result<Vec<Stats>> {
                 };
             }
         }
-        for (reason, name) in DROPS.iter().enumerate() {
+        for (reason, name) in &DROPS {
             let key = types::mtn_rd_drop_key {
                 rule: id,
-                reason: reason as u32,
+                reason: reason.0,
             };
             let drops = loaded.map("rule_drops")?;
             let cpus = drops.lookup_percpu(bytes_of(&key), MapFlags::ANY)?;
