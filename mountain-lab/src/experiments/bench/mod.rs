@@ -2,6 +2,7 @@
 //! `mountain-lab cost`: what steering costs. Method: docs/cost.md.
 
 pub mod kernel;
+mod figures;
 mod rig;
 mod run_time;
 mod start;
@@ -13,20 +14,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use mountain_lab::result::{Check, Metric, Op, RunResult};
-use mountain_lab::workload::stats::{bootstrap_median, median};
-use serde_json::json;
 
 use crate::driver::{CommonArgs, Session};
 use rig::SteeredRig;
-use run_time::{Attached, TimedRun, Times, SEGMENTS};
+use run_time::{Attached, TimedRun, Times};
 use table::{Eviction, Live, SizeTimes};
 use tcp::{Pair, With};
-
-/// Limits of the checks.
-const MAX_RUN_NS: f64 = 150.0;
-const MIN_TCP_RATIO: f64 = 0.97;
-const MAX_ZIPF_RATIO: f64 = 2.0;
 
 #[derive(clap::Args)]
 pub struct CostArgs {
@@ -140,7 +133,7 @@ pub fn cost(args: &CostArgs) -> Result<ExitCode> {
         .client
         .enter(|| measure(&session, &rig, &plan, &args.only))?;
     measured.start = measure_start(&session, &plan, &args.only)?;
-    fill(&mut result, &measured, &plan);
+    figures::fill(&mut result, &measured, &plan);
     session.finish(&mut result, &args.common, args.check, &[])
 }
 
@@ -200,159 +193,4 @@ fn measure_start(session: &Session, plan: &CostPlan, only: &[Part]) -> Result<st
         m.forwarded = start::forwarded(plan).context("forwarding")?;
     }
     Ok(m)
-}
-
-fn fill(result: &mut RunResult, m: &Measured, plan: &CostPlan) {
-    let seed = plan.seed;
-    let mut put = |policy: &str, name: &str, metric: Metric| {
-        result
-            .policies
-            .entry(policy.into())
-            .or_default()
-            .insert(name.into(), metric);
-    };
-    let of = |unit: &str, values: &[f64], n: u64| {
-        Metric::of_repeats(unit, values.iter().copied().map(Some).collect(), n, seed)
-    };
-    let mut checks = vec![];
-    let mut limit = |name: &str, figure: f64, op, limit| {
-        checks.push(Check::new(name, Some(figure), op, limit, None));
-    };
-
-    if let Some(times) = &m.times {
-        for segment in SEGMENTS {
-            let (ns, n) = &times[&segment];
-            put(policy(segment), column(segment), of("ns", ns, *n));
-        }
-        // What a run costs when nobody measures it: less what an empty program shows.
-        let empty = &times[&TimedRun::Empty].0;
-        for segment in [TimedRun::Ecmp, TimedRun::Stay, TimedRun::FirstRun] {
-            let (ns, n) = &times[&segment];
-            let net: Vec<f64> = ns.iter().zip(empty).map(|(ns, empty)| ns - empty).collect();
-            let name = format!("net_{}", column(segment));
-            put(policy(segment), &name, of("ns", &net, *n));
-        }
-        let (first, moved) = (&times[&TimedRun::FirstRun], &times[&TimedRun::Moved]);
-        // Of the same repeat: both saw the same machine.
-        let second: Vec<f64> = moved
-            .0
-            .iter()
-            .zip(&first.0)
-            .map(|(both, one)| both - one)
-            .collect();
-        put("moved", "second_run_ns", of("ns", &second, moved.1));
-        let at = |s: TimedRun| median(&times[&s].0);
-        limit(
-            "ns per run, ecmp mode",
-            at(TimedRun::Ecmp),
-            Op::AtMost,
-            MAX_RUN_NS,
-        );
-        limit(
-            "ns per run, packet stays",
-            at(TimedRun::Stay),
-            Op::AtMost,
-            MAX_RUN_NS,
-        );
-        limit(
-            "ns of a moved packet's first run",
-            median(&first.0),
-            Op::AtMost,
-            MAX_RUN_NS,
-        );
-        limit(
-            "ns of a moved packet's second run",
-            median(&second),
-            Op::AtMost,
-            MAX_RUN_NS,
-        );
-    }
-    for (attached, ns) in &m.packets {
-        let name = match attached {
-            Attached::Nothing => "none",
-            Attached::Ecmp => "ecmp",
-            Attached::Stay => "stay",
-            Attached::Moved => "moved",
-        };
-        put(name, "packet_ns", of("ns", ns, ns.len() as u64));
-        if *attached != Attached::Nothing {
-            let without = &m.packets[&Attached::Nothing];
-            let added: Vec<f64> = ns.iter().zip(without).map(|(ns, w)| ns - w).collect();
-            put(name, "packet_added_ns", of("ns", &added, ns.len() as u64));
-        }
-    }
-    for (segment, ns) in &m.repeated {
-        let n = plan.prog_runs as u64 * ns.len() as u64;
-        let name = if *segment == TimedRun::FirstRun {
-            "prog_run_first_ns"
-        } else {
-            "prog_run_ns"
-        };
-        put(policy(*segment), name, of("ns", ns, n));
-    }
-    for (with, pairs) in &m.tcp {
-        let each = |f: fn(&Pair) -> f64| pairs.iter().map(f).collect::<Vec<_>>();
-        let n = pairs.len() as u64;
-        let ratio = each(|p| p.with_bps / p.without_bps);
-        let name = with.name();
-        let without = format!("tcp_{}_pairs_bps", name.replace(' ', "_"));
-        put("none", &without, of("bps", &each(|p| p.without_bps), n));
-        put(name, "tcp_goodput_bps", of("bps", &each(|p| p.with_bps), n));
-        put(name, "tcp_ratio", of("x", &ratio, n));
-        // The control has no limit.
-        if *with != With::Empty {
-            let (lo, hi) = bootstrap_median(&ratio, seed);
-            let name =
-                format!("TCP throughput with / without, flow {name} [{lo:.3}-{hi:.3}] n={n}");
-            limit(&name, median(&ratio), Op::AtLeast, MIN_TCP_RATIO);
-        }
-    }
-    if let Some(t) = &m.sizes {
-        let n = t.batch * t.small.len() as u64;
-        for (name, ns) in [
-            ("small", &t.small),
-            ("zipf", &t.zipf),
-            ("uniform", &t.uniform),
-        ] {
-            put("stay", &format!("table_{name}_ns"), of("ns", ns, n));
-        }
-        let ratio = median(&t.zipf) / median(&t.small);
-        let name = format!("ns per run, Zipf over {} flows / 1000 flows", plan.entries);
-        limit(&name, ratio, Op::AtMost, MAX_ZIPF_RATIO);
-    }
-    for e in &m.evictions {
-        let held = if e.held {
-            ", held off their hash's choice"
-        } else {
-            ""
-        };
-        let name = format!(
-            "live flows on another path, {} live in a table for {}{held}",
-            e.live, e.entries
-        );
-        limit(&name, e.changed as f64, Op::AtMost, 0.0);
-    }
-    checks.extend(m.start.report(&mut put, seed));
-    result
-        .environment
-        .insert("eviction".into(), json!(m.evictions));
-    result.checks = checks;
-}
-
-/// What a segment is called in the result.
-fn policy(segment: TimedRun) -> &'static str {
-    match segment {
-        TimedRun::Empty => "empty program",
-        TimedRun::Ecmp => "ecmp",
-        TimedRun::Stay => "stay",
-        TimedRun::FirstRun | TimedRun::Moved => "moved",
-    }
-}
-
-fn column(segment: TimedRun) -> &'static str {
-    match segment {
-        TimedRun::FirstRun => "first_run_ns",
-        TimedRun::Moved => "both_runs_ns",
-        _ => "run_ns",
-    }
 }

@@ -271,9 +271,18 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let who = [Cc::Mountain, Cc::Wrapped].map(Available::new);
     let [mountain, wrapped] = who;
     let who = [mountain?, wrapped?];
-    measure(&session, &rig, &who, &plan, softirqs, &mut result)?;
+    let cost = measure(&session, &rig, &who, &plan)?;
+    cost.put(&who, softirqs, &mut result);
     let least = [("pairs", plan.pairs.into(), PAIRS.into())];
     session.finish(&mut result, &args.common, args.check, &least)
+}
+
+/// What was measured, before it is put into a result. Of two: mountain, and the object in pass-through mode.
+struct CcCost {
+    /// ns that the empty program shows, one a pair.
+    empty: Vec<f64>,
+    acks: [Vec<AckCost>; 2],
+    flows: [Vec<Seen>; 2],
 }
 
 fn measure(
@@ -281,92 +290,105 @@ fn measure(
     rig: &AckRig,
     who: &[Available; 2],
     plan: &CcCostPlan,
-    softirqs: Option<bool>,
-    result: &mut RunResult,
-) -> Result<()> {
+) -> Result<CcCost> {
     // ABBA: a trend favours nobody.
-    let order = |pair: u32| {
-        if pair.is_multiple_of(2) {
-            [0, 1]
-        } else {
-            [1, 0]
-        }
+    let order = |pair: u32| match pair.is_multiple_of(2) {
+        true => [0, 1],
+        false => [1, 0],
     };
-    let (mut empty, mut acks) = (Vec::new(), [Vec::new(), Vec::new()]);
+    let mut cost = CcCost {
+        empty: vec![],
+        acks: Default::default(),
+        flows: Default::default(),
+    };
     {
         let _stats = RunTimeStats::enable()?;
         for pair in 0..plan.pairs {
-            empty.push(empty_ns(rig).context("an empty program")?);
+            cost.empty.push(empty_ns(rig).context("an empty program")?);
             for i in order(pair) {
                 session.step("time per ACK")?;
-                acks[i].push(ack_cost(rig, &who[i], plan.time).context("time per ACK")?);
+                let acks = ack_cost(rig, &who[i], plan.time).context("time per ACK")?;
+                cost.acks[i].push(acks);
             }
         }
     }
     // Without the statistics, which cost something themselves.
-    let mut flows = [Vec::new(), Vec::new()];
     for pair in 0..plan.pairs {
         for i in order(pair) {
             session.step("CPU per byte")?;
-            flows[i].push(connection(rig, &who[i].name, plan.time).context("CPU per byte")?);
+            let flow = connection(rig, &who[i].name, plan.time).context("CPU per byte")?;
+            cost.flows[i].push(flow);
         }
     }
+    Ok(cost)
+}
 
-    let seed = result.seed;
-    let mut put = |policy: &str, name: &str, unit: &str, values: Vec<f64>, n: u64| {
-        let values = values.into_iter().map(Some).collect();
-        let metric = Metric::of_repeats(unit, values, n, seed);
-        let metrics = result.policies.entry(policy.into()).or_default();
-        metrics.insert(name.into(), metric);
-    };
-    let runs = u64::from(EMPTY_RUNS) * empty.len() as u64;
-    put("empty program", "run_ns", "ns", empty.clone(), runs);
-    for (i, who) in who.iter().enumerate() {
-        let (name, acks) = (who.cc.name(), &acks[i]);
+impl CcCost {
+    /// Puts figures and checks into the result.
+    fn put(&self, who: &[Available; 2], softirqs: Option<bool>, result: &mut RunResult) {
+        let (empty, acks, flows) = (&self.empty, &self.acks, &self.flows);
+        let seed = result.seed;
+        let mut put = |policy: &str, name: &str, unit: &str, values: Vec<f64>, n: u64| {
+            let values = values.into_iter().map(Some).collect();
+            let metric = Metric::of_repeats(unit, values, n, seed);
+            let metrics = result.policies.entry(policy.into()).or_default();
+            metrics.insert(name.into(), metric);
+        };
+        let runs = u64::from(EMPTY_RUNS) * empty.len() as u64;
+        put("empty program", "run_ns", "ns", empty.clone(), runs);
+        for (i, who) in who.iter().enumerate() {
+            self.put_each(i, who.cc.name(), &mut put);
+        }
+        let added = acks[0].iter().zip(&acks[1]).map(|(m, w)| m.ns - w.ns);
+        let n = acks[0].iter().map(|a| a.acks).sum();
+        put("mountain", "ack_added_ns", "ns", added.collect(), n);
+        let pairs = || flows[0].iter().zip(&flows[1]);
+        let ratios: Vec<f64> = pairs()
+            .map(|(m, w)| m.ns_per_kb() / w.ns_per_kb())
+            .collect();
+        let goodput = pairs().map(|(m, w)| m.bps() / w.bps()).collect();
+        let n = ratios.len() as u64;
+        put("mountain", "cpu_ratio", "x", ratios.clone(), n);
+        put("mountain", "goodput_ratio", "x", goodput, n);
+        let ns = acks[0].iter().map(|a| a.ns).collect::<Vec<_>>();
+        result.checks = vec![
+            Check::new(
+                "ns per ACK, all callbacks, BBR and the statistics' own cost included",
+                Some(median(&ns)),
+                Op::AtMost,
+                MAX_ACK_NS,
+                None,
+            ),
+            verdict(&ratios, MAX_CPU_RATIO, seed, softirqs),
+        ];
+    }
+
+    /// The figures of one of the two.
+    fn put_each(
+        &self,
+        i: usize,
+        name: &str,
+        put: &mut impl FnMut(&str, &str, &str, Vec<f64>, u64),
+    ) {
+        let acks = &self.acks[i];
         let n = acks.iter().map(|a| a.acks).sum();
         let each = |f: &dyn Fn(&AckCost) -> f64| acks.iter().map(f).collect::<Vec<_>>();
         put(name, "ack_ns", "ns", each(&|a| a.ns), n);
         put(name, "ack_runs", "x", each(&|a| a.runs), n);
-        for (i, (callback, _)) in acks
-            .first()
-            .into_iter()
-            .flat_map(|a| a.each.iter().enumerate())
-        {
+        let callbacks = acks.first().map_or(&[][..], |a| &a.each);
+        for (i, (callback, _)) in callbacks.iter().enumerate() {
             let metric = format!("ack_{callback}_ns");
             put(name, &metric, "ns", each(&|a| a.each[i].1), n);
         }
         // What it costs when nobody measures it: less what an empty program shows.
-        let net = acks.iter().zip(&empty).map(|(a, e)| a.ns - a.runs * e);
+        let net = acks.iter().zip(&self.empty).map(|(a, e)| a.ns - a.runs * e);
         put(name, "ack_net_ns", "ns", net.collect(), n);
-        let flows = &flows[i];
+        let flows = &self.flows[i];
         let n = flows.len() as u64;
         let each = |f: &dyn Fn(&Seen) -> f64| flows.iter().map(f).collect::<Vec<_>>();
         put(name, "goodput_bps", "bps", each(&Seen::bps), n);
         put(name, "cpu_ns_per_kb", "ns", each(&Seen::ns_per_kb), n);
     }
-    let added = acks[0].iter().zip(&acks[1]).map(|(m, w)| m.ns - w.ns);
-    let n = acks[0].iter().map(|a| a.acks).sum();
-    put("mountain", "ack_added_ns", "ns", added.collect(), n);
-    let pairs = || flows[0].iter().zip(&flows[1]);
-    let ratios: Vec<f64> = pairs()
-        .map(|(m, w)| m.ns_per_kb() / w.ns_per_kb())
-        .collect();
-    let goodput = pairs().map(|(m, w)| m.bps() / w.bps()).collect();
-    let n = ratios.len() as u64;
-    put("mountain", "cpu_ratio", "x", ratios.clone(), n);
-    put("mountain", "goodput_ratio", "x", goodput, n);
-    let ns = acks[0].iter().map(|a| a.ns).collect::<Vec<_>>();
-    result.checks = vec![
-        Check::new(
-            "ns per ACK, all callbacks, BBR and the statistics' own cost included",
-            Some(median(&ns)),
-            Op::AtMost,
-            MAX_ACK_NS,
-            None,
-        ),
-        verdict(&ratios, MAX_CPU_RATIO, seed, softirqs),
-    ];
-    Ok(())
 }
 
 #[cfg(test)]

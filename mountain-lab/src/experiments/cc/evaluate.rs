@@ -63,9 +63,8 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
         }
     };
     let (p50, p95, p99) = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99));
-    let (mut from, end) = (WARM_UP_US, s.length_us);
+    let (from, end) = judged(cell, s);
     if let CellKind::Step(..) = cell.kind {
-        from = STEP_US;
         let (onset, after) = (STEP_US, STEP_US + 2_500_000);
         queue("onset", onset, onset + 2_000_000, &[p50, p95, p99]);
         queue("after", after, after + 2_500_000, &[p50, p95, p99]);
@@ -91,6 +90,36 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
         s.link.packets.len() as u64,
     );
     put("retransmits", "count", retransmits as f64, retransmits);
+    kind_figures(cell, s, &each, &mut put);
+    if !s.live.is_empty() {
+        let sum = |f: fn(&Flow) -> f64| s.live.iter().map(f).sum::<f64>();
+        let n = s.live.len() as u64;
+        put("brakes", "count", sum(|f| f.engagements.into()), n);
+        put("brakes_in_vain", "count", sum(|f| f.abandoned.into()), n);
+        let braked = sum(|f| f.braked_us as f64) / sum(|f| f.age_us as f64).max(1.0);
+        put("braked", "ratio", braked, n);
+    }
+    out
+}
+
+/// The part of a segment that is judged, µs since its begin.
+fn judged(cell: &Cell, s: &CcSegment) -> (u64, u64) {
+    let from = match cell.kind {
+        CellKind::Step(..) => STEP_US,
+        _ => WARM_UP_US,
+    };
+    (from, s.length_us)
+}
+
+/// The figures that only cells of this kind have. `each`: the flows' goodputs, bit/s.
+fn kind_figures(
+    cell: &Cell,
+    s: &CcSegment,
+    each: &[f64],
+    put: &mut impl FnMut(&str, &'static str, f64, u64),
+) {
+    let (from, end) = judged(cell, s);
+    let all: f64 = each.iter().sum();
     match cell.kind {
         CellKind::Step(a, b) if b < a => {
             let samples = s.link.queue_us(from, end);
@@ -102,7 +131,7 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
             let rise_us = rise_us(&s.flows[0], from, end, to * 1e6);
             put("rise_us", "us", rise_us as f64, 1);
         }
-        CellKind::Alike(n) | CellKind::TraceAlike(_, n) => put("jain", "x", jain(&each), n.into()),
+        CellKind::Alike(n) | CellKind::TraceAlike(_, n) => put("jain", "x", jain(each), n.into()),
         // What the flow that is looked at gets of what both get.
         CellKind::Against(_) => put("share", "ratio", each[0] / all, 2),
         CellKind::Late(_) => put("share", "ratio", each[1] / all, 2),
@@ -121,15 +150,6 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
         }
         _ => {}
     }
-    if !s.live.is_empty() {
-        let sum = |f: fn(&Flow) -> f64| s.live.iter().map(f).sum::<f64>();
-        let n = s.live.len() as u64;
-        put("brakes", "count", sum(|f| f.engagements.into()), n);
-        put("brakes_in_vain", "count", sum(|f| f.abandoned.into()), n);
-        let braked = sum(|f| f.braked_us as f64) / sum(|f| f.age_us as f64).max(1.0);
-        put("braked", "ratio", braked, n);
-    }
-    out
 }
 
 /// What is promised of mountain, against the kernel's BBR in the same repeat unless said otherwise.

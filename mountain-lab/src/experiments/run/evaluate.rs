@@ -9,14 +9,13 @@ use anyhow::{ensure, Result};
 use mountain_lab::report::{write_html, PathEvent, Samples};
 use mountain_lab::result::{Metric, RunResult};
 use mountain_lab::workload::game::Packet;
-use mountain_lab::workload::metrics::{
-    flow_moves, game_figures, leave_figures, time_to_leave, Figure, Figures, Leave, Onset,
-};
+use mountain_lab::workload::metrics::{flow_moves, game_figures, Figure, Figures, Onset};
 use mountain_lab::workload::short;
 use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
 use super::bound::bound_packets;
+use super::pooled::Pooled;
 use super::{least, sessions, PolicySegment, RunArgs};
 use crate::driver::Session;
 use crate::scenario::schedule::{Event, Schedule};
@@ -24,9 +23,6 @@ use crate::scenario::{Bound, ComparedPolicy, EventKind, Scenario, WorkloadKind};
 
 /// A flow without an answer for this long counts as lost.
 const LOST_AFTER_NS: u64 = 2_000_000_000;
-
-/// A bulk flow should have left a path that turned bad after this long.
-const LEAVE_WITHIN_NS: u64 = 3_000_000_000;
 
 /// Kept with every result in which the product ran.
 const ONE_DAEMON: &str = "mountain ran on through all segments (only the policy `none` stops it): \
@@ -46,124 +42,26 @@ pub fn finish(
         paths: scenario.paths.iter().map(|p| p.name.clone()).collect(),
         ..Samples::default()
     };
-    let mut leaves: BTreeMap<ComparedPolicy, Vec<Leave>> = BTreeMap::new();
-    let mut bulk_leaves: BTreeMap<ComparedPolicy, Vec<(&'static str, Leave)>> = BTreeMap::new();
-    let mut totals: BTreeMap<ComparedPolicy, sessions::Totals> = BTreeMap::new();
+    let mut pooled = Pooled::default();
     for repeat in 0..scenario.repeats {
         let schedule = Schedule::generate(scenario, seed, repeat);
         let own: Vec<&PolicySegment> = segments.iter().filter(|s| s.repeat == repeat).collect();
         let Some(first) = own.first() else { continue };
-        let oracle = bound_packets(
-            measured(first),
-            first.start_ns,
-            &schedule,
-            scenario.replies,
-            Bound::default(),
-        );
-        let rtts: Vec<f64> = oracle
-            .iter()
-            .filter_map(|p| p.rtt_us)
-            .map(f64::from)
-            .collect();
-        let best = median(&rtts);
-        samples
-            .events
-            .extend(schedule.events.iter().map(|e| path_event(repeat, e)));
-        let mut best_figures = game_figures(&oracle, best, scenario.paths.len());
-        if has_sessions(scenario) {
-            best_figures.extend(session_figures(first, &schedule).1);
-        }
-        result.add("oracle", repeat, &best_figures);
-        samples.segments.push(drawn("oracle", first, oracle));
-        for policy in &scenario.policies {
-            let Some(bound) = policy.bound() else {
-                continue;
-            };
-            let packets = bound_packets(
-                measured(first),
-                first.start_ns,
-                &schedule,
-                scenario.replies,
-                bound,
-            );
-            let mut bound_figures = game_figures(&packets, best, scenario.paths.len());
-            bound_figures.extend(moves(&packets, &first.measured));
-            result.add(policy.name(), repeat, &bound_figures);
-            samples.segments.push(drawn(policy.name(), first, packets));
-        }
+        let events = schedule.events.iter().map(|e| path_event(repeat, e));
+        samples.events.extend(events);
+        let best = put_bounds(scenario, &schedule, first, result, &mut samples);
         for segment in own {
             let packets = measured(segment);
-            let name = segment.policy.name();
-            let mut own_figures = figures(segment, &packets, best, scenario);
-            let slow = goodput_beside_slow(segment, &schedule, scenario);
-            own_figures.extend(slow.map(|f| ("goodput_beside_slow".into(), f)));
-            if has_sessions(scenario) {
-                own_figures.extend(session_figures(segment, &schedule).0);
-                count_sessions(totals.entry(segment.policy).or_default(), segment, &packets);
-            }
-            result.add(name, repeat, &own_figures);
-            samples.segments.push(drawn(name, segment, packets));
-            let all = leaves.entry(segment.policy).or_default();
-            all.extend(onsets(segment, &schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
-            bulk_leaves
-                .entry(segment.policy)
-                .or_default()
-                .extend(bulk_leave(segment, &schedule, scenario));
+            put_segment(scenario, &schedule, segment, &packets, best, result);
+            pooled.add(scenario, &schedule, segment, &packets);
+            samples
+                .segments
+                .push(drawn(segment.policy.name(), segment, packets));
         }
     }
-    // Onsets of all repeats together: one repeat has too few of them for a 95th percentile.
-    for (policy, leaves) in leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {
-        let metrics = result.policies.entry(policy.name().into()).or_default();
-        for (name, f) in leave_figures(leaves) {
-            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
-        }
-    }
-    for (policy, totals) in &totals {
-        let metrics = result.policies.entry(policy.name().into()).or_default();
-        for (name, f) in totals.figures() {
-            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
-        }
-    }
-    for (policy, leaves) in &bulk_leaves {
-        let metrics = result.policies.entry(policy.name().into()).or_default();
-        let mut put = |name: String, leaves: &[&Leave]| {
-            if let Some(f) = left_in_time(leaves) {
-                metrics.insert(name, Metric::single(f.unit, f.value, f.n));
-            }
-        };
-        let all: Vec<&Leave> = leaves.iter().map(|(_, leave)| leave).collect();
-        put("bulk_left_3s".into(), &all);
-        // What each kind did: thin ones go where latency flows go, and rightly.
-        for kind in ["greedy", "paced", "requests"] {
-            let of: Vec<&Leave> = leaves
-                .iter()
-                .filter(|(k, _)| *k == kind)
-                .map(|(_, leave)| leave)
-                .collect();
-            if of.len() < all.len() {
-                put(format!("bulk_left_3s_{kind}"), &of);
-            }
-        }
-    }
+    pooled.put(result);
     emulator_metrics(result, segments, seed);
-    result
-        .environment
-        .insert("scenario".into(), serde_json::to_value(scenario)?);
-    if segments.iter().any(|s| s.policy != ComparedPolicy::None) {
-        result
-            .environment
-            .insert("notes".into(), vec![ONE_DAEMON].into());
-    }
-    let details = segments.iter().map(|s| {
-        serde_json::json!({
-            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.seen.health,
-            "emulator": s.error, "cpu_busy": s.cpu_busy, "product_cores": s.product_cores,
-            "status": s.status, "explain": s.explain, "foreign": s.seen.loads,
-        })
-    });
-    result
-        .environment
-        .insert("segments".into(), details.collect());
+    describe(scenario, segments, result)?;
     result.evaluate(&scenario.checks);
     session.judge(result, &least(args)?);
     let out = args.out();
@@ -179,7 +77,77 @@ pub fn finish(
     Ok(result.exit_code(args.check))
 }
 
-fn has_sessions(scenario: &Scenario) -> bool {
+/// What the oracle and the policies' bounds would have made of a repeat. Returns the oracle's median, µs.
+fn put_bounds(
+    scenario: &Scenario,
+    schedule: &Schedule,
+    first: &PolicySegment,
+    result: &mut RunResult,
+    samples: &mut Samples,
+) -> f64 {
+    let (repeat, paths) = (first.repeat, scenario.paths.len());
+    let bounded = |bound| {
+        let packets = measured(first);
+        bound_packets(packets, first.start_ns, schedule, scenario.replies, bound)
+    };
+    let oracle = bounded(Bound::default());
+    let rtts = oracle.iter().filter_map(|p| p.rtt_us).map(f64::from);
+    let best = median(&rtts.collect::<Vec<f64>>());
+    let mut best_figures = game_figures(&oracle, best, paths);
+    if has_sessions(scenario) {
+        best_figures.extend(session_figures(first, schedule).1);
+    }
+    result.add("oracle", repeat, &best_figures);
+    samples.segments.push(drawn("oracle", first, oracle));
+    for policy in &scenario.policies {
+        let Some(bound) = policy.bound() else {
+            continue;
+        };
+        let packets = bounded(bound);
+        let mut bound_figures = game_figures(&packets, best, paths);
+        bound_figures.extend(moves(&packets, &first.measured));
+        result.add(policy.name(), repeat, &bound_figures);
+        samples.segments.push(drawn(policy.name(), first, packets));
+    }
+    best
+}
+
+fn put_segment(
+    scenario: &Scenario,
+    schedule: &Schedule,
+    segment: &PolicySegment,
+    packets: &[Packet],
+    best_median_us: f64,
+    result: &mut RunResult,
+) {
+    let mut own = figures(segment, packets, best_median_us, scenario);
+    let slow = goodput_beside_slow(segment, schedule, scenario);
+    own.extend(slow.map(|f| ("goodput_beside_slow".into(), f)));
+    if has_sessions(scenario) {
+        own.extend(session_figures(segment, schedule).0);
+    }
+    result.add(segment.policy.name(), segment.repeat, &own);
+}
+
+/// What was run, into the result's environment.
+fn describe(scenario: &Scenario, segments: &[PolicySegment], result: &mut RunResult) -> Result<()> {
+    let environment = &mut result.environment;
+    environment.insert("scenario".into(), serde_json::to_value(scenario)?);
+    if segments.iter().any(|s| s.policy != ComparedPolicy::None) {
+        environment.insert("notes".into(), vec![ONE_DAEMON].into());
+    }
+    let details = segments.iter().map(|s| {
+        serde_json::json!({
+            "repeat": s.repeat, "policy": s.policy.name(), "generator": s.seen.health,
+            "emulator": s.error, "cpu_busy": s.cpu_busy, "product_cores": s.product_cores,
+            "status": s.status, "explain": s.explain, "foreign": s.seen.loads,
+        })
+    });
+    environment.insert("segments".into(), details.collect());
+    Ok(())
+}
+
+pub(super) fn has_sessions(scenario: &Scenario) -> bool {
     let mut workloads = scenario.workloads.iter();
     workloads.any(|w| w.kind == WorkloadKind::Sessions)
 }
@@ -192,14 +160,6 @@ fn session_figures(segment: &PolicySegment, schedule: &Schedule) -> (Figures, Fi
         segment.start_ns,
         &segment.measured,
     )
-}
-
-fn count_sessions(totals: &mut sessions::Totals, segment: &PolicySegment, packets: &[Packet]) {
-    let span_ns = segment.measured.end - segment.measured.start;
-    let choices = decisions(&segment.explain, span_ns, changes_new_flows).unwrap_or(0);
-    totals.add(&segment.seen.shorts, &segment.measured, choices);
-    let long: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
-    totals.add_long(long.len() as u64, flow_moves(packets) as u64);
 }
 
 /// The packets of the measured part.
@@ -357,49 +317,6 @@ fn reordered_by_kind(segment: &PolicySegment) -> (u64, u64) {
     (unforced_count, forced_count)
 }
 
-/// What each TCP flow did at each onset, with the kind of its workload.
-fn bulk_leave(
-    segment: &PolicySegment,
-    schedule: &Schedule,
-    scenario: &Scenario,
-) -> Vec<(&'static str, Leave)> {
-    // In the order of the scenario, as they were started.
-    let kinds = scenario.workloads.iter().filter_map(|w| match w.kind {
-        WorkloadKind::Bulk if w.rate_mbit.is_some() => Some("paced"),
-        WorkloadKind::Bulk => Some("greedy"),
-        WorkloadKind::RequestResponse => Some("requests"),
-        _ => None,
-    });
-    let flows: Vec<_> = kinds
-        .zip(&segment.seen.bulks)
-        .flat_map(|(kind, b)| b.flows.iter().map(move |f| (kind, f)))
-        .collect();
-    onsets(segment, schedule)
-        .flat_map(|o| {
-            flows
-                .iter()
-                .map(move |(kind, f)| (*kind, f.time_to_leave(o)))
-        })
-        .collect()
-}
-
-/// Share of the flows on a path that turned bad that had left it in time.
-fn left_in_time(leaves: &[&Leave]) -> Option<Figure> {
-    let there = leaves
-        .iter()
-        .filter(|l| !matches!(l, Leave::NotThere))
-        .count();
-    let left = leaves
-        .iter()
-        .filter(|l| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS));
-    let share = left.count() as f64 / there as f64;
-    (there > 0).then_some(Figure {
-        unit: "ratio",
-        value: share,
-        n: there as u64,
-    })
-}
-
 /// Flows that had no answer for [`LOST_AFTER_NS`] or more, and how many flows there were.
 fn flows_lost(packets: &[Packet], measured: &Range<u64>) -> (u64, u64) {
     let mut answered: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
@@ -423,7 +340,7 @@ fn flows_lost(packets: &[Packet], measured: &Range<u64>) -> (u64, u64) {
 
 /// Decisions of this kind that the product has made about its paths in the last `span_ns`, from
 /// `explain --json`.
-fn decisions(explain: &Value, span_ns: u64, is_one: fn(&Value) -> bool) -> Option<u64> {
+pub(super) fn decisions(explain: &Value, span_ns: u64, is_one: fn(&Value) -> bool) -> Option<u64> {
     let now_us = explain["now_us"].as_f64()?;
     let since_us = now_us - span_ns as f64 / 1e3;
     let decisions = explain["decisions"].as_array()?;
@@ -434,7 +351,7 @@ fn decisions(explain: &Value, span_ns: u64, is_one: fn(&Value) -> bool) -> Optio
 }
 
 /// Whether a decision changes which paths new flows choose from: they are of the latency class.
-fn changes_new_flows(decision: &Value) -> bool {
+pub(super) fn changes_new_flows(decision: &Value) -> bool {
     let may = |when: &str| matches!(decision[when].as_str(), Some("all" | "least-bad"));
     may("from") != may("to")
 }
@@ -499,7 +416,7 @@ fn moves(packets: &[Packet], measured: &Range<u64>) -> Figures {
     figures
 }
 
-fn onsets<'a>(
+pub(super) fn onsets<'a>(
     segment: &'a PolicySegment,
     schedule: &'a Schedule,
 ) -> impl Iterator<Item = Onset> + 'a {

@@ -3,6 +3,7 @@
 
 mod bound;
 mod evaluate;
+mod pooled;
 mod sessions;
 mod traffic;
 

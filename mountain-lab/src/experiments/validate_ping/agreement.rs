@@ -64,15 +64,16 @@ pub fn order(n: usize, round: u32) -> impl Iterator<Item = usize> {
     (0..n).map(move |place| (place + round as usize) % n)
 }
 
+/// What was measured: blocks over the path and over the loopback, and the emulator's own errors by round, µs.
+struct Measurement {
+    path: Vec<Series>,
+    loopback: Vec<Series>,
+    errors: Vec<Vec<f64>>,
+}
+
 pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
-    let plan = AgreementPlan::new(bench.quick);
-    let block = Block {
-        count: plan.block,
-        ..Block::default()
-    };
     let mut tools = vec![Tool::MountainIcmp, Tool::Ping, Tool::MountainUdp];
-    let irtt = Tool::Irtt.version();
-    if irtt.is_some() {
+    if Tool::Irtt.version().is_some() {
         tools.push(Tool::Irtt);
     } else {
         bench.say("irtt is not installed (apt install irtt): the comparison with it is not shown");
@@ -81,18 +82,41 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
     result
         .environment
         .insert("tools".into(), json!({ "versions": versions }));
+    let measured = measure(bench, &tools)?;
+    emulator(result, &measured.errors, bench.seed);
+    for (place, series) in [("", &measured.path), ("loopback ", &measured.loopback)] {
+        for s in series.iter() {
+            let blocks: Vec<_> = s.blocks.iter().cloned().map(Some).collect();
+            let name = format!("{place}{}", s.tool.name());
+            let metrics = metrics(&blocks, bench.seed);
+            result.policies.entry(name).or_default().extend(metrics);
+        }
+    }
+    result.checks.extend(checks(&measured, bench.quick));
+    Ok(())
+}
 
+fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
+    let plan = AgreementPlan::new(bench.quick);
+    let block = Block {
+        count: plan.block,
+        ..Block::default()
+    };
+    let fast = Block {
+        interval: LOOPBACK_INTERVAL,
+        ..block
+    };
     let dir = bench.scratch.path().to_owned();
     let mut lane = Lane::build(&[DELAY], block.seconds() + 3.0, bench.seed)?;
     let target = lane.target(0);
     let _reflector = lane.reflector(0, &dir)?;
-    let _irtt = match irtt {
-        Some(_) => Some(IrttServer::start(lane.server(), target)?),
-        None => None,
+    let _irtt = match tools.contains(&Tool::Irtt) {
+        true => Some(IrttServer::start(lane.server(), target)?),
+        false => None,
     };
-    let mut path = empty(&tools);
+    let mut path = empty(tools);
     let mut loopback = empty(&[Tool::MountainIcmp, Tool::Ping]);
-    let mut errors: Vec<Vec<f64>> = vec![];
+    let mut errors = vec![];
     for round in 0..plan.rounds {
         for i in order(path.len(), round) {
             bench.step(&format!("round {round}: {}", path[i].tool.name()))?;
@@ -101,10 +125,6 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
             let run = path[i].tool.measure(lane.client(), target, &block, &dir)?;
             path[i].blocks.push(run);
         }
-        let fast = Block {
-            interval: LOOPBACK_INTERVAL,
-            ..block
-        };
         for i in order(loopback.len(), round) {
             let tool = loopback[i].tool;
             bench.step(&format!("round {round}: {} on loopback", tool.name()))?;
@@ -115,15 +135,15 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
         bench.step(&format!("round {round}: the emulator itself"))?;
         errors.push(lane.emulator_error_us(REFERENCE_PROBES, &dir)?);
     }
-    emulator(result, &errors, bench.seed);
-    for (place, series) in [("", &path), ("loopback ", &loopback)] {
-        for s in series.iter() {
-            let blocks: Vec<_> = s.blocks.iter().cloned().map(Some).collect();
-            let name = format!("{place}{}", s.tool.name());
-            let metrics = metrics(&blocks, bench.seed);
-            result.policies.entry(name).or_default().extend(metrics);
-        }
-    }
+    Ok(Measurement {
+        path,
+        loopback,
+        errors,
+    })
+}
+
+fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
+    let Measurement { path, loopback, .. } = measured;
     let figures = |series: &[Series], tool: Tool| {
         let series = series.iter().find(|s| s.tool == tool)?;
         Some(Figures::of(&pooled(&series.blocks)))
@@ -133,23 +153,22 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
         (Tool::MountainIcmp, Tool::Ping),
         (Tool::MountainUdp, Tool::Irtt),
     ] {
-        let (a, b) = (figures(&path, ours), figures(&path, theirs));
+        let (a, b) = (figures(path, ours), figures(path, theirs));
         checks.extend(agree(ours, theirs, a.as_ref(), b.as_ref()));
     }
     let (a, b) = (
-        figures(&loopback, Tool::MountainIcmp),
-        figures(&loopback, Tool::Ping),
+        figures(loopback, Tool::MountainIcmp),
+        figures(loopback, Tool::Ping),
     );
     checks.push(steadier(a.as_ref(), b.as_ref()));
-    if !bench.quick {
-        let fewest = path.iter().chain(&loopback);
-        let fewest = fewest.map(|s| Figures::of(&pooled(&s.blocks)).n as f64);
-        let fewest = fewest.reduce(f64::min);
+    if !quick {
+        let answers = path.iter().chain(loopback);
+        let answers = answers.map(|s| Figures::of(&pooled(&s.blocks)).n as f64);
+        let fewest = answers.reduce(f64::min);
         let name = "answers of the tool that has the fewest";
         checks.push(Check::new(name, fewest, Op::AtLeast, LEAST, None));
     }
-    result.checks.extend(checks);
-    Ok(())
+    checks
 }
 
 fn empty(tools: &[Tool]) -> Vec<Series> {

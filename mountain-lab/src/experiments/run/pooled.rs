@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Figures that need the segments of all repeats together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mountain_lab::result::{Metric, RunResult};
+use mountain_lab::workload::game::Packet;
+use mountain_lab::workload::metrics::{flow_moves, leave_figures, time_to_leave, Figure, Leave};
+
+use super::evaluate::{changes_new_flows, decisions, has_sessions, onsets};
+use super::{sessions, PolicySegment};
+use crate::scenario::schedule::Schedule;
+use crate::scenario::{ComparedPolicy, Scenario, WorkloadKind};
+
+/// A bulk flow should have left a path that turned bad after this long.
+const LEAVE_WITHIN_NS: u64 = 3_000_000_000;
+
+/// Figures of all repeats together: one repeat has too few onsets for a 95th percentile.
+#[derive(Default)]
+pub struct Pooled {
+    leaves: BTreeMap<ComparedPolicy, Vec<Leave>>,
+    /// With the kind of the flow's workload.
+    bulk_leaves: BTreeMap<ComparedPolicy, Vec<(&'static str, Leave)>>,
+    sessions: BTreeMap<ComparedPolicy, sessions::Totals>,
+}
+
+impl Pooled {
+    pub fn add(
+        &mut self,
+        scenario: &Scenario,
+        schedule: &Schedule,
+        segment: &PolicySegment,
+        packets: &[Packet],
+    ) {
+        let policy = segment.policy;
+        if has_sessions(scenario) {
+            count_sessions(self.sessions.entry(policy).or_default(), segment, packets);
+        }
+        let leaves = self.leaves.entry(policy).or_default();
+        leaves.extend(onsets(segment, schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
+        let bulk_leaves = self.bulk_leaves.entry(policy).or_default();
+        bulk_leaves.extend(bulk_leave(segment, schedule, scenario));
+    }
+
+    pub fn put(&self, result: &mut RunResult) {
+        let mut put = |policy: &ComparedPolicy, name: String, f: Figure| {
+            let metrics = result.policies.entry(policy.name().into()).or_default();
+            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        };
+        for (policy, leaves) in self.leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {
+            for (name, f) in leave_figures(leaves) {
+                put(policy, name, f);
+            }
+        }
+        for (policy, totals) in &self.sessions {
+            for (name, f) in totals.figures() {
+                put(policy, name, f);
+            }
+        }
+        for (policy, leaves) in &self.bulk_leaves {
+            for (name, f) in bulk_left_figures(leaves) {
+                put(policy, name, f);
+            }
+        }
+    }
+}
+
+/// Shares of bulk flows that left a path in time: of all, and of each kind where there are several. Thin
+/// ones go where latency flows go, and rightly.
+fn bulk_left_figures(leaves: &[(&'static str, Leave)]) -> Vec<(String, Figure)> {
+    let of_kind = |wanted: &str| -> Vec<&Leave> {
+        let of = leaves.iter().filter(|(kind, _)| *kind == wanted);
+        of.map(|(_, leave)| leave).collect()
+    };
+    let all = leaves.iter().map(|(_, leave)| leave).collect();
+    let mut groups = vec![("bulk_left_3s".to_owned(), all)];
+    for kind in ["greedy", "paced", "requests"] {
+        let of = of_kind(kind);
+        if of.len() < leaves.len() {
+            groups.push((format!("bulk_left_3s_{kind}"), of));
+        }
+    }
+    let figures = groups
+        .into_iter()
+        .filter_map(|(name, of)| Some((name, left_in_time(&of)?)));
+    figures.collect()
+}
+
+fn count_sessions(totals: &mut sessions::Totals, segment: &PolicySegment, packets: &[Packet]) {
+    let span_ns = segment.measured.end - segment.measured.start;
+    let choices = decisions(&segment.explain, span_ns, changes_new_flows).unwrap_or(0);
+    totals.add(&segment.seen.shorts, &segment.measured, choices);
+    let long: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
+    totals.add_long(long.len() as u64, flow_moves(packets) as u64);
+}
+
+/// What each TCP flow did at each onset, with the kind of its workload.
+fn bulk_leave(
+    segment: &PolicySegment,
+    schedule: &Schedule,
+    scenario: &Scenario,
+) -> Vec<(&'static str, Leave)> {
+    // In the order of the scenario, as they were started.
+    let kinds = scenario.workloads.iter().filter_map(|w| match w.kind {
+        WorkloadKind::Bulk if w.rate_mbit.is_some() => Some("paced"),
+        WorkloadKind::Bulk => Some("greedy"),
+        WorkloadKind::RequestResponse => Some("requests"),
+        _ => None,
+    });
+    let flows: Vec<_> = kinds
+        .zip(&segment.seen.bulks)
+        .flat_map(|(kind, b)| b.flows.iter().map(move |f| (kind, f)))
+        .collect();
+    onsets(segment, schedule)
+        .flat_map(|o| {
+            flows
+                .iter()
+                .map(move |(kind, f)| (*kind, f.time_to_leave(o)))
+        })
+        .collect()
+}
+
+/// Share of the flows on a path that turned bad that had left it in time.
+fn left_in_time(leaves: &[&Leave]) -> Option<Figure> {
+    let there = leaves
+        .iter()
+        .filter(|l| !matches!(l, Leave::NotThere))
+        .count();
+    let left = leaves
+        .iter()
+        .filter(|l| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS));
+    let share = left.count() as f64 / there as f64;
+    (there > 0).then_some(Figure {
+        unit: "ratio",
+        value: share,
+        n: there as u64,
+    })
+}
