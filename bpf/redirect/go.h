@@ -13,7 +13,7 @@ enum mtn_rd_go {
 	MTN_GO_DROP,
 };
 
-static __always_inline int mtn_rd_way_out(void *ctx, void *flow, struct mtn_rd_look *look,
+static __always_inline int mtn_rd_egress(void *ctx, void *flow, struct mtn_rd_look *look,
 					  const bool ipv6, const int hook)
 {
 	struct mtn_rd_flow *f = flow;
@@ -47,7 +47,7 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 		/* A frame for another host, seen because the device is promiscuous: not to be sent on. */
 		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 ||
 		    __builtin_memcmp(mac, f->in_mac, ETH_ALEN) ||
-		    mtn_rd_way_out(ctx, flow, look, ipv6, hook))
+		    mtn_rd_egress(ctx, flow, look, ipv6, hook))
 			return MTN_GO_UNTOUCHED;
 		return look->len <= f->mtu ? MTN_GO_FAST : MTN_GO_UNTOUCHED;
 	}
@@ -56,7 +56,7 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 			mtn_rd_count_drop(f->rule, MTN_RD_DROP_TTL);
 			return MTN_GO_DROP;
 		}
-		if (mtn_rd_way_out(ctx, flow, look, ipv6, hook)) {
+		if (mtn_rd_egress(ctx, flow, look, ipv6, hook)) {
 			mtn_rd_count_drop(f->rule, MTN_RD_DROP_ROUTE);
 			return MTN_GO_DROP;
 		}

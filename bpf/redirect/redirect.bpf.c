@@ -31,8 +31,8 @@
  *   tcx egress    reply       rewrite           rewrite          rewrite         rewrite
  *
  * Each hook takes over what the one before could not do and left untouched: no neighbour known, too
- * big for the way out, lifetime over. So the kernel answers with ICMP where it has to, and resolves
- * neighbours; one in 64 look-ups of a flow's way out takes that road on purpose, so that neighbour
+ * big for the egress route, lifetime over. So the kernel answers with ICMP where it has to, and resolves
+ * neighbours; one in 64 look-ups of a flow's egress route takes that road on purpose, so that neighbour
  * entries are kept fresh. A reply is rewritten at egress there, because at ingress it would turn into
  * a packet from an address of this host, which the kernel takes for a forgery (a martian).
  *
@@ -75,7 +75,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define CHECKSUM_PARTIAL	3
 #define PACKET_HOST		0
 #define MTN_RD_L4_MAX		256	/* offset of a transport header, at most */
-/* How long a flow keeps its way out, and leaves its other direction alone. */
+/* How long a flow keeps its egress route, and leaves its other direction alone. */
 #define MTN_RD_FIB_NS		(250 * 1000 * 1000ULL)
 #define MTN_RD_TOUCH_NS		(1000 * 1000 * 1000ULL)
 /* One in this many look-ups goes through the kernel, which keeps neighbours fresh. */
@@ -191,7 +191,7 @@ enum mtn_rd_drop unused_drop;
 #include "flow.h"
 #include "parse.h"
 #include "pair.h"
-#include "way.h"
+#include "egress.h"
 #include "go.h"
 #include "icmp.h"
 

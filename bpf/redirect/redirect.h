@@ -46,7 +46,7 @@ enum mtn_rd_drop {
 	MTN_RD_DROP_TTL = 0,	/* lifetime over, where the kernel cannot answer for us */
 	MTN_RD_DROP_PORTS,	/* no free source port for a new flow */
 	MTN_RD_DROP_MEMORY,	/* no memory for a new flow */
-	MTN_RD_DROP_ROUTE,	/* no way out for a packet that must not pass */
+	MTN_RD_DROP_ROUTE,	/* no egress route for a packet that must not pass */
 	MTN_RD_DROP_MAX,
 };
 
@@ -101,8 +101,8 @@ struct mtn_rd_flow {
 	__u32 touched_ticks;	/* last packet of either direction, to a second */
 	__u32 fib_until_ticks;	/* what follows is to be looked up again then */
 	__u32 oif;
-	__u8 macs[12];		/* Ethernet header of the way out: destination, source */
-	__u16 mtu;		/* 0: the way out has not been looked up */
+	__u8 macs[12];		/* Ethernet header of the egress route: destination, source */
+	__u16 mtu;		/* 0: the egress route has not been looked up */
 	__u16 addr_delta;	/* what the addresses add to a sum (RFC 1624), never 0 */
 	__u16 l4_delta;		/* what addresses and ports add */
 	__u16 sport;
@@ -113,7 +113,7 @@ struct mtn_rd_flow {
 	__u32 client_dev;
 	__u32 target_dev;
 	__u8 in_mac[6];		/* of the device that this direction comes in by */
-	__u8 out_veth;		/* redirect_peer() works on the way out */
+	__u8 out_veth;		/* redirect_peer() works on the egress route */
 	__u8 pad;
 };
 

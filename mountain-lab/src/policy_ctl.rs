@@ -157,9 +157,9 @@ impl Drop for Product<'_> {
 }
 
 /// A `mountain reflect` on one host: the far end of the product's UDP probes.
-pub struct Reflector(Child);
+pub struct ReflectorProcess(Child);
 
-impl Reflector {
+impl ReflectorProcess {
     /// Listens on `addrs`, at [`REFLECT_PORT`].
     pub fn start(ns: &Netns, role: &str, addrs: &[IpAddr], out: &Path) -> Result<Self> {
         let log = File::create(out.join(format!("mountain-reflect-{role}.log")))?;
@@ -179,11 +179,11 @@ impl Reflector {
         if let Some(status) = child.try_wait()? {
             bail!("mountain reflect ended at once: {status}");
         }
-        Ok(Reflector(child))
+        Ok(ReflectorProcess(child))
     }
 }
 
-impl Drop for Reflector {
+impl Drop for ReflectorProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -492,7 +492,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 mod check;
 mod machine;
 
-pub use check::{too_short, Check, CheckSpec, Op};
+pub use check::{too_short, Check, CheckSpec, LimitKind};
 
 #[cfg(test)]
 mod tests;

@@ -36,7 +36,7 @@ struct ImportArgs {
 /// A log is not understood, or the recording cannot be written.
 pub fn trace(args: &TraceArgs) -> Result<ExitCode> {
     let TraceCommand::Import(args) = &args.command;
-    let mut logs: Vec<(String, Vec<import::Probe>)> = Vec::new();
+    let mut logs: Vec<(String, Vec<import::RecordedProbe>)> = Vec::new();
     for log in &args.logs {
         let (name, file) = named(log)?;
         ensure!(

@@ -6,7 +6,7 @@
 pub mod layers;
 mod namespace;
 
-pub use namespace::Namespace;
+pub use namespace::TestNamespace;
 
 use std::io;
 use std::process::{Command, Output};

@@ -12,12 +12,12 @@ use nix::sched::{setns, CloneFlags};
 use crate::{ip, ok};
 
 /// A network namespace, deleted when dropped. Its loopback device is up.
-pub struct Namespace {
+pub struct TestNamespace {
     /// As `ip netns` knows it.
     pub name: String,
 }
 
-impl Namespace {
+impl TestNamespace {
     /// A new one. `role` is part of its name, for whoever looks at a test that hangs.
     pub fn new(role: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -80,7 +80,7 @@ impl Namespace {
     }
 
     /// Joins `dev` of this namespace to `far_dev` of `far` by a veth pair, both down.
-    pub fn link(&self, dev: &str, far: &Namespace, far_dev: &str) {
+    pub fn link(&self, dev: &str, far: &TestNamespace, far_dev: &str) {
         self.ip(&format!(
             "link add {dev} type veth peer name {far_dev} netns {}",
             far.name
@@ -100,7 +100,7 @@ impl Namespace {
     pub fn wire(
         &self,
         (dev, addresses): (&str, &[&str]),
-        far: &Namespace,
+        far: &TestNamespace,
         (far_dev, far_addresses): (&str, &[&str]),
     ) {
         self.link(dev, far, far_dev);
@@ -110,7 +110,7 @@ impl Namespace {
 
     /// A network behind this host, which forwards IPv4 for it: `far_dev` has the second address of `net`, three
     /// octets such as 10.50.0, and `dev`, its gateway, the first.
-    pub fn forward_for(&self, dev: &str, far: &Namespace, far_dev: &str, net: &str) {
+    pub fn forward_for(&self, dev: &str, far: &TestNamespace, far_dev: &str, net: &str) {
         let (near, inner) = (format!("{net}.1/24"), format!("{net}.2/24"));
         self.wire((dev, &[&near]), far, (far_dev, &[&inner]));
         far.ip(&format!("route add default via {net}.1"));
@@ -145,7 +145,7 @@ impl Namespace {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for TestNamespace {
     fn drop(&mut self) {
         let _ = Command::new("ip")
             .args(["netns", "del", &self.name])

@@ -19,7 +19,7 @@ use mountain::measure::ping::{self, Pinger};
 
 use super::{LinkConfig, Port};
 use crate::emulate::netns::Netns;
-use crate::scenario::{Family, Replies, Scenario, Topology};
+use crate::scenario::{IpFamily, NetworkLayout, Replies, Scenario};
 
 /// Name, in device names, of the idle path on which the emulator's own error is measured.
 pub const REFERENCE: &str = "ref";
@@ -36,8 +36,8 @@ pub struct Hosts {
     pub foreign: Option<Netns>,
     /// What the emulator has to join, in path order, the reference path last.
     pub links: Vec<LinkConfig>,
-    family: Family,
-    topology: Topology,
+    family: IpFamily,
+    topology: NetworkLayout,
     paths: usize,
 }
 
@@ -161,7 +161,11 @@ impl Hosts {
     }
 
     fn pick(&self, v4: &str, v6: &str) -> IpAddr {
-        let text = if self.family == Family::Ipv6 { v6 } else { v4 };
+        let text = if self.family == IpFamily::Ipv6 {
+            v6
+        } else {
+            v4
+        };
         text.parse().expect("a literal address")
     }
 
@@ -172,7 +176,7 @@ impl Hosts {
 
     /// `-4` or `-6`, for `ip`.
     fn flag(&self) -> &'static str {
-        if self.family == Family::Ipv6 {
+        if self.family == IpFamily::Ipv6 {
             "-6"
         } else {
             "-4"
@@ -180,7 +184,7 @@ impl Hosts {
     }
 
     fn host_bits(&self) -> &'static str {
-        if self.family == Family::Ipv6 {
+        if self.family == IpFamily::Ipv6 {
             "128"
         } else {
             "32"
@@ -188,7 +192,7 @@ impl Hosts {
     }
 
     fn link_bits(&self) -> &'static str {
-        if self.family == Family::Ipv6 {
+        if self.family == IpFamily::Ipv6 {
             "64"
         } else {
             "24"
@@ -474,13 +478,13 @@ impl Hosts {
     /// # Errors
     /// When it could not be sent, which says more than a missing answer.
     pub fn ping(&self, ns: &Netns, device: &str, to: IpAddr) -> Result<bool> {
-        let options = ping::Options {
+        let options = ping::PingOptions {
             target: to.to_string(),
             count: 1,
             interval: Duration::from_secs(1),
             size: 56,
             device: Some(device.to_owned()),
-            ..ping::Options::default()
+            ..ping::PingOptions::default()
         };
         let outcome = ns.enter(|| Pinger::new(options)?.run(|_, _| ()))?;
         Ok(outcome.run.samples.rtt_us.iter().any(Option::is_some))

@@ -18,13 +18,13 @@ const SEQUENCES: u64 = 1 << 16;
 const BACK_US: u64 = 1_000_000;
 
 /// When a probe was sent, µs since 1970, and its round trip, µs; `None`: lost.
-pub type Probe = (u64, Option<u32>);
+pub type RecordedProbe = (u64, Option<u32>);
 
 /// Reads a log of either kind: irtt's JSON begins with a brace.
 ///
 /// # Errors
 /// It is neither, or holds what no such program writes; names the line.
-pub fn probes(text: &str) -> Result<Vec<Probe>> {
+pub fn probes(text: &str) -> Result<Vec<RecordedProbe>> {
     match text.trim_start().starts_with('{') {
         true => irtt(text),
         false => ping(text),
@@ -32,7 +32,7 @@ pub fn probes(text: &str) -> Result<Vec<Probe>> {
 }
 
 /// `t_s,path,rtt_ms` of several logs on one clock.
-pub fn csv(logs: &[(String, Vec<Probe>)]) -> String {
+pub fn csv(logs: &[(String, Vec<RecordedProbe>)]) -> String {
     let mut rows: Vec<(u64, &str, Option<u32>)> = logs
         .iter()
         .flat_map(|(path, probes)| probes.iter().map(move |(at, rtt)| (*at, &path[..], *rtt)))
@@ -49,7 +49,7 @@ pub fn csv(logs: &[(String, Vec<Probe>)]) -> String {
 
 /// A log of `ping -D`. Probes without an answer are lost; when they were sent follows from those
 /// around them.
-fn ping(text: &str) -> Result<Vec<Probe>> {
+fn ping(text: &str) -> Result<Vec<RecordedProbe>> {
     let mut log = PingLog::default();
     for (number, line) in (1..).zip(text.lines()) {
         log.line(line).with_context(|| format!("line {number}"))?;
@@ -114,7 +114,7 @@ impl PingLog {
             .unwrap_or(sequence)
     }
 
-    fn probes(self) -> Result<Vec<Probe>> {
+    fn probes(self) -> Result<Vec<RecordedProbe>> {
         let (first, last) = self
             .answers
             .first_key_value()
@@ -127,7 +127,7 @@ impl PingLog {
         );
         let interval_us = (last.1 - first.1) / (last.0 - first.0);
         let end = self.sent.unwrap_or(0).max(self.newest);
-        let mut probes: Vec<Probe> = Vec::new();
+        let mut probes: Vec<RecordedProbe> = Vec::new();
         let mut before = None;
         // Those that were lost before the first answer.
         for missing in (1..first.0).filter(|_| self.from_start) {
@@ -195,7 +195,7 @@ struct Delay {
 }
 
 /// irtt's `-o` file. (serde names line and column of what is not as irtt writes it.)
-fn irtt(text: &str) -> Result<Vec<Probe>> {
+fn irtt(text: &str) -> Result<Vec<RecordedProbe>> {
     let log: Irtt = serde_json::from_str(text).context("not irtt's JSON")?;
     let probe = |trip: &RoundTrip| {
         let at_us = trip.timestamps.client.send.wall / 1000;
@@ -214,7 +214,7 @@ fn irtt(text: &str) -> Result<Vec<Probe>> {
         .round_trips
         .iter()
         .map(|trip| probe(trip).with_context(|| format!("round trip with seqno {}", trip.seqno)));
-    let mut probes: Vec<Probe> = probes.collect::<Result<_>>()?;
+    let mut probes: Vec<RecordedProbe> = probes.collect::<Result<_>>()?;
     ensure!(!probes.is_empty(), "it has no round trip");
     probes.sort_by_key(|(at_us, _)| *at_us);
     Ok(probes)

@@ -49,7 +49,7 @@ pub type Series = Arc<[Sample]>;
 
 /// Some seconds during which all paths were recorded.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Window {
+pub struct RecordedWindow {
     /// Time of its first row, as it stands in the file.
     pub begin_us: u64,
     pub length_us: u64,
@@ -61,7 +61,7 @@ pub struct Window {
 pub struct Recording {
     pub name: String,
     pub paths: Vec<String>,
-    pub windows: Vec<Window>,
+    pub windows: Vec<RecordedWindow>,
 }
 
 /// What is between two samples of which the second is smaller.
@@ -143,7 +143,7 @@ impl Recording {
     }
 
     /// Its windows one after another as one; that keeps its times where it is the only one.
-    pub fn joined(mut self) -> Window {
+    pub fn joined(mut self) -> RecordedWindow {
         if self.windows.len() == 1 {
             return self.windows.remove(0);
         }
@@ -160,7 +160,7 @@ impl Recording {
             }
             length_us += window.length_us;
         }
-        Window {
+        RecordedWindow {
             begin_us: 0,
             length_us,
             paths: paths.into_iter().map(Series::from).collect(),
@@ -337,7 +337,7 @@ impl Reader<'_> {
                 if let Some(i) = paths.iter().position(Vec::is_empty) {
                     bail!("window {number} has no row of path {:?}", self.paths[i]);
                 }
-                Ok(Window {
+                Ok(RecordedWindow {
                     begin_us,
                     length_us: end_us - begin_us,
                     paths: paths.into_iter().map(Series::from).collect(),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{Played, Recording, Stalls, Window};
+use super::{Played, RecordedWindow, Recording, Stalls};
 
 /// Least time that recordings have to have in common, µs.
 const LEAST_OVERLAP_US: u64 = 15_000_000;
@@ -35,7 +35,7 @@ impl Half {
 
 /// One path of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Source {
+pub struct PlaybackSource {
     pub file: PathBuf,
     /// Not needed where the file has one path alone.
     pub path: String,
@@ -66,8 +66,8 @@ impl Playback {
 ///
 /// # Errors
 /// A file cannot be read, lacks the path, or the recordings have too little time in common.
-pub fn load(sources: &[Source], half: Half) -> Result<Vec<Playback>> {
-    let mut files: BTreeMap<&PathBuf, (Vec<String>, Window)> = BTreeMap::new();
+pub fn load(sources: &[PlaybackSource], half: Half) -> Result<Vec<Playback>> {
+    let mut files: BTreeMap<&PathBuf, (Vec<String>, RecordedWindow)> = BTreeMap::new();
     for source in sources {
         if !files.contains_key(&source.file) {
             let mut recording = Recording::load(&source.file)?;
@@ -90,7 +90,7 @@ pub fn load(sources: &[Source], half: Half) -> Result<Vec<Playback>> {
         length_us as f64 / 1e6,
         LEAST_OVERLAP_US / 1_000_000
     );
-    let playback = |source: &Source| {
+    let playback = |source: &PlaybackSource| {
         let (paths, window) = &files[&source.file];
         let index = match &paths[..] {
             [_] => 0,
@@ -115,10 +115,10 @@ pub fn load(sources: &[Source], half: Half) -> Result<Vec<Playback>> {
 mod tests {
     use super::*;
 
-    fn source(dir: &tempfile::TempDir, name: &str, path: &str, text: &str) -> Source {
+    fn source(dir: &tempfile::TempDir, name: &str, path: &str, text: &str) -> PlaybackSource {
         let file = dir.path().join(name);
         std::fs::write(&file, text).unwrap();
-        Source {
+        PlaybackSource {
             file,
             path: path.to_owned(),
             stalls: Stalls::Hold,
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(second[0].at(0).0, 12_000);
         assert_eq!(second[0].at(20_000_000).0, 13_000);
         assert_eq!(second[0].at(40_000_000).0, 12_000);
-        let c = Source {
+        let c = PlaybackSource {
             path: "c".to_owned(),
             ..b
         };

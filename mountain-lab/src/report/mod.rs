@@ -51,7 +51,7 @@ pub struct PathEvent {
 
 /// What the plots are drawn from.
 #[derive(Debug, Clone, Default)]
-pub struct Samples {
+pub struct PlotData {
     /// All segments that are not void.
     pub segments: Vec<DrawnSegment>,
     /// What happened to the paths.
@@ -61,7 +61,7 @@ pub struct Samples {
 }
 
 /// Writes `dir/index.html` and `dir/samples.csv`; returns the page's path.
-pub fn write_html(result: &RunResult, samples: &Samples, dir: &Path) -> Result<PathBuf> {
+pub fn write_html(result: &RunResult, samples: &PlotData, dir: &Path) -> Result<PathBuf> {
     let page = dir.join(PAGE_NAME);
     write_atomically(&dir.join(SAMPLES_NAME), csv(samples).as_bytes())?;
     write_atomically(&page, page::render(result, samples)?.as_bytes())?;
@@ -69,7 +69,7 @@ pub fn write_html(result: &RunResult, samples: &Samples, dir: &Path) -> Result<P
 }
 
 /// The raw samples, one line a packet; empty cells where there is no value.
-fn csv(samples: &Samples) -> String {
+fn csv(samples: &PlotData) -> String {
     let mut out = String::from(
         "policy,repeat,flow,seq,t_us,rtt_us,user_rtt_us,forward_us,backward_us,path,reordered,late_us\n",
     );

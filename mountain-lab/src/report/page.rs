@@ -11,9 +11,9 @@ use mountain::report::series;
 
 use crate::result::{cell_parts, row_label, RunResult};
 
-use super::plots::{self, Timeline};
+use super::plots::{self, RepeatTimeline};
 use super::series::sorted_rtts;
-use super::{DrawnSegment, PathEvent, Samples};
+use super::{DrawnSegment, PathEvent, PlotData};
 
 const TEMPLATE: &str = include_str!("template.html");
 type Points = Vec<(f64, f64)>;
@@ -21,7 +21,7 @@ type Points = Vec<(f64, f64)>;
 const HISTOGRAM_BINS: usize = 100;
 
 /// The whole page.
-pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
+pub fn render(result: &RunResult, samples: &PlotData) -> Result<String> {
     let columns = result.columns();
     // In the order of the table; a policy without figures (all void) is not drawn.
     let drawn: Vec<String> = columns
@@ -75,7 +75,7 @@ pub fn render(result: &RunResult, samples: &Samples) -> Result<String> {
     Ok(fill(TEMPLATE, &parts))
 }
 
-fn path_legend(samples: &Samples) -> String {
+fn path_legend(samples: &PlotData) -> String {
     let mut kinds: Vec<(u8, &str)> = samples
         .events
         .iter()
@@ -216,7 +216,7 @@ fn environment(result: &RunResult) -> String {
 }
 
 fn distributions(
-    samples: &Samples,
+    samples: &PlotData,
     drawn: &[String],
     columns: &[String],
 ) -> Result<(String, String, String)> {
@@ -287,7 +287,7 @@ fn distributions(
 }
 
 /// The time-lines of the repeat that most policies took part in, and a note saying which.
-fn timelines(samples: &Samples, drawn: &[String], columns: &[String]) -> Result<(String, String)> {
+fn timelines(samples: &PlotData, drawn: &[String], columns: &[String]) -> Result<(String, String)> {
     let repeats = samples.segments.iter().map(|s| s.repeat);
     let parts = |r: u32| {
         let with = |s: &&DrawnSegment| s.repeat == r && !s.packets.is_empty();
@@ -325,7 +325,7 @@ fn timelines(samples: &Samples, drawn: &[String], columns: &[String]) -> Result<
         .unwrap_or(1_000);
     let mut out = String::new();
     for segment in segments {
-        let plot = Timeline {
+        let plot = RepeatTimeline {
             segment,
             colour: plots::policy_colour(&segment.policy, columns),
             events: &events,

@@ -28,7 +28,7 @@ pub fn policy_colour(policy: &str, all: &[String]) -> RGBColor {
 }
 
 /// The time-line of one policy in one repeat.
-pub struct Timeline<'a> {
+pub struct RepeatTimeline<'a> {
     /// Its packets.
     pub segment: &'a DrawnSegment,
     /// Colour of the policy.
@@ -45,7 +45,7 @@ pub struct Timeline<'a> {
 
 /// RTT over time (lines: median of a bin per path, band: smallest to largest), events shaded, and a strip
 /// with the share of each path below.
-pub fn timeline(plot: &Timeline, format: Format, label: &str) -> Result<String> {
+pub fn timeline(plot: &RepeatTimeline, format: Format, label: &str) -> Result<String> {
     let seconds = |ns: u64| ns as f64 / 1e9;
     let shades = plot
         .events
@@ -83,7 +83,7 @@ pub fn timeline(plot: &Timeline, format: Format, label: &str) -> Result<String> 
 }
 
 /// RTTs over time of the packets that `counts` takes.
-fn bins(plot: &Timeline, counts: impl Fn(&Packet) -> bool) -> Vec<Bin> {
+fn bins(plot: &RepeatTimeline, counts: impl Fn(&Packet) -> bool) -> Vec<Bin> {
     let start_ns = plot.segment.start_ns;
     let samples = plot.segment.packets.iter().filter_map(|p| {
         let at_ns = p.sent_ns.checked_sub(start_ns)?;
@@ -94,7 +94,7 @@ fn bins(plot: &Timeline, counts: impl Fn(&Packet) -> bool) -> Vec<Bin> {
 }
 
 /// The paths that the answered packets took, with their colours; the policy's for an unknown path.
-fn lines(plot: &Timeline) -> Vec<(Option<u8>, RGBColor)> {
+fn lines(plot: &RepeatTimeline) -> Vec<(Option<u8>, RGBColor)> {
     let answered = || plot.segment.packets.iter().filter(|p| p.rtt_us.is_some());
     std::iter::once((None, plot.colour))
         .chain((0..plot.paths).map(|i| (Some(i as u8), PATHS[i % PATHS.len()])))

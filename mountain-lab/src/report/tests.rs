@@ -31,9 +31,9 @@ fn packets(steered: bool) -> Vec<Packet> {
         .collect()
 }
 
-fn sample() -> (RunResult, Samples) {
+fn sample() -> (RunResult, PlotData) {
     let mut result = RunResult::new("spiky <demo>", "mountain-lab run spiky --seed 42", 42, 1);
-    let mut samples = Samples {
+    let mut samples = PlotData {
         paths: vec!["u0".into(), "u1".into()],
         events: vec![PathEvent {
             repeat: 0,
@@ -42,7 +42,7 @@ fn sample() -> (RunResult, Samples) {
             path: 0,
             kind: "spike".into(),
         }],
-        ..Samples::default()
+        ..PlotData::default()
     };
     for (policy, steered) in [("ecmp", false), ("mountain", true)] {
         let packets = packets(steered);
@@ -132,7 +132,7 @@ fn csv_has_every_packet() {
 fn page_without_packets_says_so() {
     let result = RunResult::new("empty", "mountain-lab run empty", 1, 1);
     let dir = tempfile::tempdir().unwrap();
-    let path = write_html(&result, &Samples::default(), dir.path()).unwrap();
+    let path = write_html(&result, &PlotData::default(), dir.path()).unwrap();
     let html = std::fs::read_to_string(path).unwrap();
     assert!(html.contains("No packet was answered"));
     assert!(html.contains("promises no figures"));

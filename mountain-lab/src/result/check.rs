@@ -7,7 +7,7 @@ use super::number;
 
 /// How a figure and its limit compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Op {
+pub enum LimitKind {
     /// At most.
     #[serde(rename = "<=")]
     AtMost,
@@ -16,18 +16,18 @@ pub enum Op {
     AtLeast,
 }
 
-impl Op {
+impl LimitKind {
     fn holds(self, figure: f64, limit: f64) -> bool {
         match self {
-            Op::AtMost => figure <= limit,
-            Op::AtLeast => figure >= limit,
+            LimitKind::AtMost => figure <= limit,
+            LimitKind::AtLeast => figure >= limit,
         }
     }
 
     fn sign(self) -> &'static str {
         match self {
-            Op::AtMost => "<=",
-            Op::AtLeast => ">=",
+            LimitKind::AtMost => "<=",
+            LimitKind::AtLeast => ">=",
         }
     }
 }
@@ -44,7 +44,7 @@ pub struct CheckSpec {
     /// The metric checked.
     pub metric: String,
     /// `<=` or `>=`.
-    pub op: Op,
+    pub op: LimitKind,
     /// Limit of the metric, or of its ratio to the reference's.
     pub limit: f64,
     /// Policy (or `oracle`) by whose figure of the same repeat the metric is divided.
@@ -63,7 +63,7 @@ pub struct Check {
     /// What was promised.
     pub limit: f64,
     /// How the two compare.
-    pub op: Op,
+    pub op: LimitKind,
     /// The policy the figure is relative to.
     pub reference: Option<String>,
     /// `null`: not measured, for example because more than half of the runs were void; with a figure,
@@ -79,7 +79,7 @@ impl Check {
     pub fn new(
         name: &str,
         figure: Option<f64>,
-        op: Op,
+        op: LimitKind,
         limit: f64,
         reference: Option<&str>,
     ) -> Self {

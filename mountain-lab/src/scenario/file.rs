@@ -24,7 +24,7 @@ impl Scenario {
     pub fn read_traces(&mut self) -> Result<()> {
         let (folder, half) = (&self.folder, self.trace_half);
         let recorded = self.paths.iter().filter_map(|p| {
-            Some(playback::Source {
+            Some(playback::PlaybackSource {
                 file: folder.join(p.trace.as_ref()?),
                 path: p.trace_path.as_ref().unwrap_or(&p.name).clone(),
                 stalls: p.stalls,

@@ -31,9 +31,9 @@ pub struct Scenario {
     /// Policies to compare, in the order of the table.
     pub policies: Vec<ComparedPolicy>,
     #[serde(default)]
-    pub family: Family,
+    pub family: IpFamily,
     #[serde(default)]
-    pub topology: Topology,
+    pub topology: NetworkLayout,
     #[serde(default)]
     pub replies: Replies,
     /// Run the product on the server too (needs `replies = "free"`).
@@ -138,7 +138,7 @@ impl ComparedPolicy {
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Family {
+pub enum IpFamily {
     #[default]
     Ipv4,
     Ipv6,
@@ -146,7 +146,7 @@ pub enum Family {
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Topology {
+pub enum NetworkLayout {
     /// The client has the paths.
     #[default]
     Direct,
@@ -158,15 +158,15 @@ pub enum Topology {
     TwoIspRouter,
 }
 
-impl Topology {
+impl NetworkLayout {
     /// Whether a router stands before the client.
     pub fn has_router(self) -> bool {
-        matches!(self, Topology::Forward | Topology::TwoIspRouter)
+        matches!(self, NetworkLayout::Forward | NetworkLayout::TwoIspRouter)
     }
 
     /// Whether a flow's address is that of the path it started on.
     pub fn has_own_addresses(self) -> bool {
-        matches!(self, Topology::TwoIsp | Topology::TwoIspRouter)
+        matches!(self, NetworkLayout::TwoIsp | NetworkLayout::TwoIspRouter)
     }
 }
 

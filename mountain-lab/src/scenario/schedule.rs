@@ -21,7 +21,7 @@ const ONSET_MARGIN_US: i64 = 1_500_000;
 
 /// One thing that happens to one path. Times are since the start of the segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Event {
+pub struct ScheduledEvent {
     pub path: usize,
     pub kind: EventKind,
     pub direction: Direction,
@@ -34,7 +34,7 @@ pub struct Event {
     pub rate_bps: Option<u64>,
 }
 
-impl Event {
+impl ScheduledEvent {
     pub fn touches(&self, forward: bool) -> bool {
         match self.direction {
             Direction::Both => true,
@@ -65,7 +65,7 @@ impl Trip {
 /// The schedule of one repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    pub events: Vec<Event>,
+    pub events: Vec<ScheduledEvent>,
     /// Per path: felt one-way delay in µs at each millisecond, forward and backward.
     delays: Vec<[Vec<u32>; 2]>,
     base_us: Vec<u32>,
@@ -85,7 +85,7 @@ impl Schedule {
                 u128::from(purpose) << 1 | 1,
             )
         };
-        let mut events: Vec<Event> = scenario
+        let mut events: Vec<ScheduledEvent> = scenario
             .events
             .iter()
             .enumerate()
@@ -175,12 +175,17 @@ impl Schedule {
     }
 
     /// Events whose path has to be left, in time order.
-    pub fn onsets(&self) -> impl Iterator<Item = &Event> {
+    pub fn onsets(&self) -> impl Iterator<Item = &ScheduledEvent> {
         self.events.iter().filter(|e| e.kind != EventKind::Spike)
     }
 }
 
-fn draw(spec: &EventSpec, scenario: &Scenario, length_us: i64, rng: &mut Pcg64) -> Vec<Event> {
+fn draw(
+    spec: &EventSpec,
+    scenario: &Scenario,
+    length_us: i64,
+    rng: &mut Pcg64,
+) -> Vec<ScheduledEvent> {
     let every_us = spec.every_s * 1e6;
     let mut events = vec![];
     let mut t = match spec.kind {
@@ -210,7 +215,7 @@ fn draw(spec: &EventSpec, scenario: &Scenario, length_us: i64, rng: &mut Pcg64) 
             return events;
         }
         let (kind, direction) = (spec.kind, spec.direction);
-        events.push(Event {
+        events.push(ScheduledEvent {
             path,
             kind,
             direction,
@@ -242,7 +247,7 @@ fn between(range: [f64; 2], rng: &mut Pcg64) -> f64 {
 /// `span_us`: since the begin of the first repeat.
 fn felt_delays<'a>(
     spec: &PathSpec,
-    events: impl Iterator<Item = &'a Event> + Clone,
+    events: impl Iterator<Item = &'a ScheduledEvent> + Clone,
     span_us: Range<u64>,
     rng: &mut Pcg64,
 ) -> Vec<u32> {

@@ -22,7 +22,7 @@ use serde::Serialize;
 use socket2::{Socket, Type};
 
 use super::echo::{EchoServer, Header, HEADER_BYTES, UNKNOWN_PATH};
-use super::plan::Plan;
+use super::plan::SendSchedule;
 use super::sys;
 
 /// An answer that comes later than this counts as lost.
@@ -133,7 +133,7 @@ struct Control {
 }
 
 /// Running flows.
-pub struct Running {
+pub struct RunningGame {
     server: EchoServer,
     client: Option<JoinHandle<Option<()>>>,
     settled: Receiver<Packet>,
@@ -144,7 +144,7 @@ pub struct Running {
 }
 
 /// Starts the server, then the flows. Any error of either is returned and nothing runs.
-pub fn start(cfg: GameConfig) -> Result<Running> {
+pub fn start(cfg: GameConfig) -> Result<RunningGame> {
     ensure!(
         cfg.flows > 0 && cfg.flows <= 20_000,
         "flows = {}: must be 1..=20000",
@@ -176,7 +176,7 @@ pub fn start(cfg: GameConfig) -> Result<Running> {
         )?
     };
     let arrived = HashMap::new();
-    Ok(Running {
+    Ok(RunningGame {
         server,
         client: Some(client),
         settled,
@@ -187,7 +187,7 @@ pub fn start(cfg: GameConfig) -> Result<Running> {
     })
 }
 
-impl Running {
+impl RunningGame {
     /// The packets settled (answered or given up) since the last call, in the order they were sent
     /// within each flow. A packet is settled [`LINGER_NS`] after it was sent.
     pub fn drain(&mut self) -> Vec<Packet> {
@@ -230,7 +230,7 @@ impl Running {
         self.finish().map(|(packets, _)| packets)
     }
 
-    /// Like [`Running::stop`], and says how well the generator kept its plan.
+    /// Like [`RunningGame::stop`], and says how well the generator kept its plan.
     pub fn finish(mut self) -> Result<(Vec<Packet>, Health)> {
         self.control.stop.store(true, Ordering::Relaxed);
         if let Some(client) = self.client.take() {
@@ -241,7 +241,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningGame {
     fn drop(&mut self) {
         self.control.abort.store(true, Ordering::Relaxed);
         if let Some(client) = self.client.take() {
@@ -327,7 +327,7 @@ impl Client {
                 revents: 0,
             })
             .collect();
-        let mut plan = Plan::new(
+        let mut plan = SendSchedule::new(
             sys::monotonic_ns() + 1_000_000,
             self.flows.len(),
             self.rate_hz,

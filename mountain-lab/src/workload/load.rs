@@ -55,19 +55,19 @@ struct Counters {
 }
 
 /// A running load. Dropping it ends it.
-pub struct Load {
+pub struct RunningLoad {
     counters: Arc<Counters>,
     threads: Vec<JoinHandle<Option<()>>>,
 }
 
 /// Starts sink and sender.
-pub fn start(cfg: LoadConfig) -> Result<Load> {
+pub fn start(cfg: LoadConfig) -> Result<RunningLoad> {
     ensure!(
         cfg.packet_bytes > 0 && cfg.packet_bytes <= 65_000,
         "packet_bytes out of range"
     );
     ensure!(cfg.rate_bps > 0, "rate_bps = 0");
-    let mut load = Load {
+    let mut load = RunningLoad {
         counters: Arc::default(),
         threads: Vec::new(),
     };
@@ -106,7 +106,7 @@ pub fn start(cfg: LoadConfig) -> Result<Load> {
     Ok(load)
 }
 
-impl Load {
+impl RunningLoad {
     /// Stops the load and reports; what is still queued on the path counts as not received.
     pub fn stop(mut self) -> Result<LoadReport> {
         self.counters.stop.store(true, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for RunningLoad {
     fn drop(&mut self) {
         self.counters.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

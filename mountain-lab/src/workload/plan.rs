@@ -3,7 +3,7 @@
 
 /// Flows take turns at even distances, so that their packets are spread over the period.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct SendSchedule {
     start_ns: u64,
     step_ns: f64,
     flows: u64,
@@ -21,11 +21,11 @@ pub struct Due {
     pub skipped: u64,
 }
 
-impl Plan {
+impl SendSchedule {
     /// `flows` flows of `rate_hz` packets per second each, the first packet at `start_ns`.
     pub fn new(start_ns: u64, flows: usize, rate_hz: f64) -> Self {
         let step_ns = 1e9 / (rate_hz * flows as f64);
-        Plan {
+        SendSchedule {
             start_ns,
             step_ns,
             flows: flows as u64,
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn flows_take_turns_at_even_distances() {
-        let mut plan = Plan::new(100 * MS, 4, 50.0); // a packet every 5 ms
+        let mut plan = SendSchedule::new(100 * MS, 4, 50.0); // a packet every 5 ms
         assert_eq!(plan.due(100 * MS - 1), None);
         let mut sent = Vec::new();
         for now_ms in 100..140 {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_short_stall_is_caught_up_a_long_one_is_not() {
-        let mut plan = Plan::new(0, 4, 50.0);
+        let mut plan = SendSchedule::new(0, 4, 50.0);
         // 12 ms late is less than the period of 20 ms: all three packets are sent, late.
         let late: Vec<u64> = std::iter::from_fn(|| plan.due(12 * MS))
             .map(|d| d.late_ns / MS)

@@ -9,7 +9,7 @@
 
 /// What a segment turned out to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+pub enum SegmentOrder {
     /// The next bytes, or bytes beyond a new hole.
     InOrder,
     /// Sent before a segment that arrived earlier: the network changed the order.
@@ -47,7 +47,7 @@ impl SequenceTracker {
     }
 
     /// Takes the data segment `[seq, seq + len)` that arrived at `at_ns` with the sender's timestamp.
-    pub fn segment(&mut self, at_ns: u64, seq: u32, len: u32, stamp: Option<u32>) -> Arrival {
+    pub fn segment(&mut self, at_ns: u64, seq: u32, len: u32, stamp: Option<u32>) -> SegmentOrder {
         let next = *self.next.get_or_insert(u64::from(seq) + (1 << 32));
         // The 64-bit number nearest to the expected one: sequence numbers wrap every 4 GiB.
         let ahead = i64::from(seq.wrapping_sub(next as u32) as i32);
@@ -71,20 +71,20 @@ impl SequenceTracker {
             self.next = Some(until);
             // New bytes; if it starts below `next` it repeats the end of an earlier segment.
             return if from < next {
-                Arrival::Retransmitted
+                SegmentOrder::Retransmitted
             } else {
-                Arrival::InOrder
+                SegmentOrder::InOrder
             };
         }
         let opened_ns = self.fill(from, until);
         match (stamp_age, opened_ns) {
             // Even if a retransmission filled the hole first: this is the original, overtaken.
-            (Some(age), _) if age < 0 => Arrival::Reordered,
-            (Some(age), _) if age > 0 => Arrival::Retransmitted,
+            (Some(age), _) if age < 0 => SegmentOrder::Reordered,
+            (Some(age), _) if age > 0 => SegmentOrder::Retransmitted,
             (_, Some(opened)) if at_ns.saturating_sub(opened) < self.min_rtt_ns => {
-                Arrival::Reordered
+                SegmentOrder::Reordered
             }
-            _ => Arrival::Retransmitted,
+            _ => SegmentOrder::Retransmitted,
         }
     }
 
@@ -125,7 +125,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     /// Feeds (at_ms, seq, stamp) segments of 100 bytes to a tracker with a 20 ms round trip.
-    fn feed(segments: &[(u64, u32, Option<u32>)]) -> Vec<Arrival> {
+    fn feed(segments: &[(u64, u32, Option<u32>)]) -> Vec<SegmentOrder> {
         let mut tracker = SequenceTracker::new(20_000);
         segments
             .iter()
@@ -133,7 +133,7 @@ mod tests {
             .collect()
     }
 
-    use Arrival::{InOrder as I, Reordered as O, Retransmitted as R};
+    use SegmentOrder::{InOrder as I, Reordered as O, Retransmitted as R};
 
     #[test]
     fn in_order_data_is_in_order_also_around_the_wrap() {

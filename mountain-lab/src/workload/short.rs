@@ -30,7 +30,7 @@ const TCP_WORKERS: u64 = 32;
 /// TCP or UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Proto {
+pub enum Transport {
     /// `packets` datagrams, each echoed.
     Udp,
     /// A request of `packets` × `payload_bytes`, a small response, close.
@@ -54,7 +54,7 @@ pub struct ShortConfig {
     /// Port of the server.
     pub port: u16,
     /// TCP or UDP.
-    pub proto: Proto,
+    pub proto: Transport,
     /// New flows per second.
     pub flows_per_s: f64,
     /// Packets of a flow.
@@ -117,7 +117,7 @@ pub fn start(cfg: ShortConfig) -> Result<Short> {
         cfg.flows_per_s
     );
     ensure!(cfg.packets > 0, "packets = 0");
-    let enough = if cfg.proto == Proto::Udp {
+    let enough = if cfg.proto == Transport::Udp {
         HEADER_BYTES
     } else {
         8
@@ -129,8 +129,8 @@ pub fn start(cfg: ShortConfig) -> Result<Short> {
     );
     let stop = Arc::new(AtomicBool::new(false));
     let kind = match cfg.proto {
-        Proto::Udp => start_udp(cfg, &stop),
-        Proto::Tcp => start_tcp(&cfg, &stop),
+        Transport::Udp => start_udp(cfg, &stop),
+        Transport::Tcp => start_tcp(&cfg, &stop),
     };
     if kind.is_err() {
         stop.store(true, Ordering::Relaxed);

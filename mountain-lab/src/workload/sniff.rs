@@ -21,7 +21,7 @@ use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use std::os::fd::AsRawFd;
 
 use super::echo::{PathIndex, UNKNOWN_PATH};
-use super::sequence::{Arrival, SequenceTracker};
+use super::sequence::{SegmentOrder, SequenceTracker};
 use super::sys;
 
 /// Bytes kept of each frame: Ethernet, IPv6 and the longest TCP header.
@@ -246,9 +246,9 @@ fn watch(
             trace: FlowTrace::default(),
         });
         match flow.tracker.segment(at_ns, seen.seq, seen.len, seen.stamp) {
-            Arrival::InOrder => flow.newest_path = path,
-            Arrival::Retransmitted => flow.trace.retransmitted += 1,
-            Arrival::Reordered => flow.trace.reorderings.push(Reordering {
+            SegmentOrder::InOrder => flow.newest_path = path,
+            SegmentOrder::Retransmitted => flow.trace.retransmitted += 1,
+            SegmentOrder::Reordered => flow.trace.reorderings.push(Reordering {
                 at_ns,
                 across_paths: path != flow.newest_path,
             }),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::{bail, Result};
 use ipnet::IpNet;
 
-use super::{types, GroupConfig, PathConfig};
+use super::{types, ProgramGroup, ProgramPath};
 use crate::topology::{FibRule, PathMasks, MAX_GROUP_PATHS, MAX_PATHS};
 
 const NO_MEMBER: u8 = types::mtn_member::MTN_NO_MEMBER.0 as u8;
@@ -63,7 +63,7 @@ pub(crate) fn trie_key(prefix: &IpNet) -> Vec<u8> {
     key
 }
 
-pub fn path(p: &PathConfig) -> types::mtn_path {
+pub fn path(p: &ProgramPath) -> types::mtn_path {
     let mut flags = 0;
     if p.ethernet {
         flags |= types::mtn_path_flags::MTN_PATH_ETHERNET.0;
@@ -109,7 +109,7 @@ pub fn masks(masks: PathMasks) -> u64 {
     unsafe { masks.word }
 }
 
-pub fn group(g: &GroupConfig) -> Result<types::mtn_group> {
+pub fn group(g: &ProgramGroup) -> Result<types::mtn_group> {
     if g.members.len() > MAX_GROUP_PATHS {
         bail!(
             "{} paths in one group, at most {MAX_GROUP_PATHS} are supported",

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::topology::PathMasks;
 use crate::topology::{FibRule, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
-pub use program::Program;
+pub use program::SteerProgram;
 pub use settings::Settings;
 pub use skel::types;
 
@@ -42,16 +42,16 @@ const NOT_OURS: u32 = u32::MAX;
 
 /// Whether flows are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum SteerMode {
     /// Count, never move: the kernel's own choice.
     Pass = types::mtn_mode::MTN_MODE_PASS.0 as isize,
-    /// By the rule of the program that runs ([`Program`]).
+    /// By the rule of the program that runs ([`SteerProgram`]).
     Steer = types::mtn_mode::MTN_MODE_STEER.0 as isize,
 }
 
 /// One path as the program needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathConfig {
+pub struct ProgramPath {
     /// Index of the device that packets leave by.
     pub ifindex: u32,
     /// Network-layer bytes.
@@ -72,7 +72,7 @@ pub struct PathConfig {
 
 /// A group: path ids and their [`crate::steer::rendezvous::inv_weight`]s, and the prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupConfig {
+pub struct ProgramGroup {
     /// Path ids, each with its inverse weight.
     pub members: Vec<(usize, u32)>,
     /// Destinations that are reached by any of the members.
@@ -81,7 +81,7 @@ pub struct GroupConfig {
 
 /// Packets and bytes sent by a path since the program was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
+pub struct PathTraffic {
     /// How many packets.
     pub packets: u64,
     /// Their bytes, from the network header on.
@@ -120,7 +120,7 @@ pub(crate) const PERMIT_NS: u64 = types::mtn_permits::MTN_PERMIT_S.0 as u64 * 1_
 
 /// The destinations of groups, each with its group's index, among `not_ours`: for
 /// [`tries::Tries::write`].
-pub fn destinations(groups: &[GroupConfig], not_ours: &[IpNet]) -> tries::Entries<u32> {
+pub fn destinations(groups: &[ProgramGroup], not_ours: &[IpNet]) -> tries::Entries<u32> {
     let mut dests: tries::Entries<u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
     for (i, group) in groups.iter().enumerate() {
         dests.extend(group.prefixes.iter().map(|p| (*p, i as u32)));
@@ -146,7 +146,7 @@ impl Steer {
     /// Loads the program into the kernel, attached to nothing.
     pub fn load(settings: &Settings) -> Result<Self> {
         log_libbpf();
-        let mut open = program::open(Program::Steer, settings.only_routed)?;
+        let mut open = program::open(SteerProgram::Steer, settings.only_routed)?;
         let (near_slots, far_slots) = flows::slots(settings.flow_entries);
         let slots = near_slots + far_slots;
         open.maps.flows.set_max_entries(slots)?;
@@ -170,7 +170,7 @@ impl Steer {
         let n_cpus = libbpf_rs::num_possible_cpus()? as u32;
         let bss = steer.bss();
         bss.config = types::mtn_config {
-            mode: Mode::Pass as u32,
+            mode: SteerMode::Pass as u32,
             near_slots,
             far_slots,
             hash_seed: settings.hash_seed,
@@ -234,7 +234,7 @@ impl Steer {
 
     /// Switches the mode. Flows that are first seen in the `grace_ms` after it stay where the
     /// kernel has them, since their last packet is unknown.
-    pub fn set_mode(&mut self, mode: Mode, grace_ms: u64) {
+    pub fn set_mode(&mut self, mode: SteerMode, grace_ms: u64) {
         let config = &mut self.bss().config;
         // The program's clock lags by up to a tick: now would be in its future.
         let until_ns = match grace_ms {
@@ -256,7 +256,7 @@ impl Steer {
     }
 
     /// Writes a path. Ids are stable: an id is not reused for another next hop.
-    pub fn set_path(&mut self, id: usize, path: &PathConfig) -> Result<()> {
+    pub fn set_path(&mut self, id: usize, path: &ProgramPath) -> Result<()> {
         if id >= MAX_PATHS {
             bail!("path {id} is beyond the {MAX_PATHS} paths of a host");
         }
@@ -285,7 +285,7 @@ impl Steer {
     /// The masks start empty (the kernel decides) until [`Steer::set_masks`].
     pub fn set_topology(
         &mut self,
-        groups: &[GroupConfig],
+        groups: &[ProgramGroup],
         not_ours: &[IpNet],
         fib_rules: &[FibRule],
         sources: &Sources,
@@ -400,7 +400,7 @@ impl Steer {
     }
 
     /// Traffic sent by a path, summed over the CPUs.
-    pub fn traffic(&self, path: usize) -> Result<Traffic> {
+    pub fn traffic(&self, path: usize) -> Result<PathTraffic> {
         let key = (path as u32).to_ne_bytes();
         let cpus = self
             .skel
@@ -409,15 +409,17 @@ impl Steer {
             .lookup_percpu(&key, MapFlags::ANY)?
             .ok_or_else(|| anyhow!("path {path} has no counters"))?;
         let word = |b: &[u8], at: usize| u64::from_ne_bytes(b[at..at + 8].try_into().unwrap());
-        Ok(cpus.iter().fold(Traffic::default(), |t, cpu| Traffic {
-            packets: t.packets + word(cpu, 0),
-            bytes: t.bytes + word(cpu, 8),
-            latency_bytes: t.latency_bytes + word(cpu, 16),
-        }))
+        Ok(cpus
+            .iter()
+            .fold(PathTraffic::default(), |t, cpu| PathTraffic {
+                packets: t.packets + word(cpu, 0),
+                bytes: t.bytes + word(cpu, 8),
+                latency_bytes: t.latency_bytes + word(cpu, 16),
+            }))
     }
 
     /// The two averages of a path, (ema_load, ema_time_delta) in B/s, as of its last packet. `None` unless
-    /// [`Program::ArgmaxLoad`] runs, which keeps them.
+    /// [`SteerProgram::ArgmaxLoad`] runs, which keeps them.
     pub fn averages(&self, path: usize) -> Option<(u64, u64)> {
         self.baseline.as_ref()?;
         let a = self.bss_ref().averages[path];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The programs that place new flows (bpf/placement/placement.bpf.c): loading, attaching, configuring, reading.
 //!
-//! [`Programs`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's
+//! [`PlacementPrograms`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's
 //! to place again. What leads flows to their uplinks, rules and tables, is `netlink::uplinks`'.
 
 mod skel {
@@ -24,7 +24,7 @@ use ipnet::IpNet;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
 
-use super::{encode, tries, GroupConfig, Mode};
+use super::{encode, tries, ProgramGroup, SteerMode};
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types::{self, mtn_any, mtn_rule_wants};
 
@@ -37,7 +37,7 @@ const EXCHANGE_REST: Duration = Duration::from_secs(300);
 
 /// Settings that hold as long as the programs are loaded.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct PlacementSettings {
     /// Of rendezvous hashing; another one gives other paths to the same flows.
     pub hash_seed: u32,
     /// The bits of packet marks that are ours.
@@ -72,7 +72,7 @@ pub enum Wants {
 
 /// Which flows a rule is about, and what it wants; unset fields match everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct PlacementRule {
     /// IP protocol number.
     pub proto: Option<u8>,
     /// Destination ports, first and last.
@@ -92,7 +92,7 @@ pub struct Rule {
 }
 
 /// The loaded programs with their links.
-pub struct Programs {
+pub struct PlacementPrograms {
     // Links before the skeleton: fields drop in order, and the programs go last.
     sockets: Vec<Link>,
     devices: BTreeMap<u32, Link>,
@@ -103,9 +103,9 @@ pub struct Programs {
     dests: tries::Shared<u32>,
 }
 
-impl Programs {
+impl PlacementPrograms {
     /// Loads the programs for the calling thread's network namespace, attached to nothing.
-    pub fn load(settings: &Settings) -> Result<Self> {
+    pub fn load(settings: &PlacementSettings) -> Result<Self> {
         super::log_libbpf();
         let open = skel::PlacementSkelBuilder::default()
             .open(super::object())
@@ -127,7 +127,7 @@ impl Programs {
         programs.bss().config = types::mtn_placement_config {
             netns_cookie,
             idle_ns: EXCHANGE_REST.as_nanos() as u64,
-            mode: Mode::Pass as u32,
+            mode: SteerMode::Pass as u32,
             hash_seed: settings.hash_seed,
             mark_mask: settings.mark_mask,
             by_destination: settings.by_destination.into(),
@@ -241,7 +241,7 @@ impl Programs {
     }
 
     /// Whether flows are placed.
-    pub fn set_mode(&mut self, mode: Mode) {
+    pub fn set_mode(&mut self, mode: SteerMode) {
         // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
         unsafe { ptr::write_volatile(&mut self.bss().config.mode, mode as u32) };
     }
@@ -284,7 +284,7 @@ impl Programs {
     /// other members start empty.
     pub fn set_topology(
         &mut self,
-        groups: &[GroupConfig],
+        groups: &[ProgramGroup],
         not_ours: &[IpNet],
         fib_rules: &[FibRule],
         uplink_nets: &[IpNet],
@@ -349,7 +349,7 @@ impl Programs {
     }
 
     /// Replaces the user's rules, of which there are [`MAX_RULES`] at most.
-    pub(crate) fn set_rules(&mut self, rules: &[Rule]) {
+    pub(crate) fn set_rules(&mut self, rules: &[PlacementRule]) {
         let config = &mut self.bss().config;
         // No run may see more rules than are written.
         config.n_rules = 0;
@@ -417,7 +417,7 @@ fn same<A: Copy, B: Copy>(value: A) -> B {
     unsafe { std::mem::transmute_copy(&value) }
 }
 
-fn encode_rule(rule: &Rule) -> types::mtn_placement_rule {
+fn encode_rule(rule: &PlacementRule) -> types::mtn_placement_rule {
     let (mark, mark_mask) = rule.mark.unwrap_or_default();
     let (cgroup, cgroup_level) = rule.cgroup.unwrap_or_default();
     let (uid_first, uid_last) = rule.uid.unwrap_or((0, u32::MAX));

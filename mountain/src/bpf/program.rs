@@ -18,7 +18,7 @@ use super::{foreign, object, Steer};
 
 /// What is behind the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum SteerProgram {
     /// Keeps each flow on a path that the masks of its group allow.
     Steer,
     /// The rule that was published first, for comparison: of the paths that are alive, new flows take
@@ -27,13 +27,13 @@ pub enum Program {
 }
 
 /// An object whose constants are set, to be loaded.
-pub(super) fn open(program: Program, only_routed: bool) -> Result<OpenSteerSkel<'static>> {
+pub(super) fn open(program: SteerProgram, only_routed: bool) -> Result<OpenSteerSkel<'static>> {
     let mut open = SteerSkelBuilder::default()
         .open(object())
         .context("opening the BPF object")?;
     let constants = open.maps.rodata_data.as_deref_mut();
     let constants = constants.expect("the object has a .rodata");
-    constants.argmax_load = (program == Program::ArgmaxLoad).into();
+    constants.argmax_load = (program == SteerProgram::ArgmaxLoad).into();
     constants.only_routed = only_routed.into();
     constants.knows_cgroups = foreign::knows_cgroups().into();
     Ok(open)
@@ -41,10 +41,10 @@ pub(super) fn open(program: Program, only_routed: bool) -> Result<OpenSteerSkel<
 
 impl Steer {
     /// The program behind the links.
-    pub fn running(&self) -> Program {
+    pub fn running(&self) -> SteerProgram {
         match self.baseline {
-            Some(_) => Program::ArgmaxLoad,
-            None => Program::Steer,
+            Some(_) => SteerProgram::ArgmaxLoad,
+            None => SteerProgram::Steer,
         }
     }
 
@@ -53,13 +53,13 @@ impl Steer {
     ///
     /// # Errors
     /// When the kernel does not take it. The program that was there goes on then.
-    pub fn run(&mut self, program: Program) -> Result<()> {
+    pub fn run(&mut self, program: SteerProgram) -> Result<()> {
         if program == self.running() {
             return Ok(());
         }
         let next = match program {
-            Program::Steer => None,
-            Program::ArgmaxLoad => {
+            SteerProgram::Steer => None,
+            SteerProgram::ArgmaxLoad => {
                 let loaded = self.load_baseline();
                 Some(loaded.context("cannot load the program of argmax-load")?)
             }
@@ -83,7 +83,7 @@ impl Steer {
 
     /// The baseline's program over the maps that there are.
     fn load_baseline(&self) -> Result<SteerSkel<'static>> {
-        let mut open = open(Program::ArgmaxLoad, self.only_routed)?;
+        let mut open = open(SteerProgram::ArgmaxLoad, self.only_routed)?;
         for mut map in open.open_object_mut().maps_mut() {
             // The constants are the program's own.
             let name = map.name().to_owned();

@@ -17,18 +17,18 @@ use super::encode;
 const BATCH: usize = 4096;
 
 /// What stands behind a prefix, as the program reads it.
-pub trait Value: Copy + Eq {
+pub trait TrieValue: Copy + Eq {
     /// As it lies in the map.
     fn bytes(self) -> impl AsRef<[u8]>;
 }
 
-impl Value for u32 {
+impl TrieValue for u32 {
     fn bytes(self) -> impl AsRef<[u8]> {
         self.to_ne_bytes()
     }
 }
 
-impl Value for u64 {
+impl TrieValue for u64 {
     fn bytes(self) -> impl AsRef<[u8]> {
         self.to_ne_bytes()
     }
@@ -38,7 +38,7 @@ impl Value for u64 {
 pub(crate) type Entries<V> = Vec<(IpNet, V)>;
 
 /// Sorts entries; of those with one prefix the last one holds.
-pub fn sorted<V: Value>(mut entries: Entries<V>) -> Entries<V> {
+pub fn sorted<V: TrieValue>(mut entries: Entries<V>) -> Entries<V> {
     // A stable sort, which takes runs that are sorted already as they are.
     entries.sort_by_key(|(prefix, _)| *prefix);
     entries.dedup_by(|later, earlier| {
@@ -67,7 +67,7 @@ pub fn lock<V>(tries: &Shared<V>) -> MutexGuard<'_, Tries<V>> {
     tries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<V: Value> Tries<V> {
+impl<V: TrieValue> Tries<V> {
     /// Takes over two empty tries.
     pub(super) fn new<T: std::fmt::Debug>(
         v4: &MapImpl<'_, T>,
@@ -173,7 +173,7 @@ enum Difference<V> {
 }
 
 /// What leads from one sorted list to another.
-fn differences<'a, V: Value>(
+fn differences<'a, V: TrieValue>(
     old: &'a [(IpNet, V)],
     new: &'a [(IpNet, V)],
 ) -> impl Iterator<Item = Difference<V>> + 'a {

@@ -14,7 +14,7 @@ use super::types::{mtn_brake_state, mtn_flow_report};
 /// What the brake of a flow is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum BrakeState {
     /// Nothing: the flow is an ordinary BBR flow.
     Off,
     /// Nothing is added to what is in flight, for one slice.
@@ -27,7 +27,7 @@ pub enum State {
 
 /// One live flow.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Flow {
+pub struct CcFlow {
     /// Address and port on this host.
     pub local: SocketAddr,
     /// Address and port of the other end.
@@ -52,7 +52,7 @@ pub struct Flow {
     /// Packets sent again since the connection began.
     pub retransmits: u32,
     /// What the brake does at present.
-    pub state: State,
+    pub state: BrakeState,
     /// Times it began to brake, and times it only held.
     pub engagements: u32,
     /// Times it held the rate without braking first.
@@ -71,7 +71,7 @@ pub struct Flow {
 ///
 /// # Errors
 /// It cannot be read, or another version of the program wrote it.
-pub fn read(mut from: impl Read) -> Result<Vec<Flow>> {
+pub fn read(mut from: impl Read) -> Result<Vec<CcFlow>> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)
         .context("cannot read the list of flows")?;
@@ -89,8 +89,8 @@ pub fn read(mut from: impl Read) -> Result<Vec<Flow>> {
 
 /// Sets the rates of `now`, read `elapsed` after `before`. A flow that was not there before has begun
 /// in between.
-pub fn measure(before: &[Flow], now: &mut [Flow], elapsed: Duration) {
-    let ends = |f: &Flow| (f.local, f.remote);
+pub fn measure(before: &[CcFlow], now: &mut [CcFlow], elapsed: Duration) {
+    let ends = |f: &CcFlow| (f.local, f.remote);
     let before: HashMap<_, _> = before.iter().map(|f| (ends(f), f.acked_bytes)).collect();
     for flow in now {
         // Fewer than before: another connection between the same ends.
@@ -114,9 +114,9 @@ fn address(words: [u32; 4], port: u16, ipv6: bool) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-fn flow(r: &mtn_flow_report) -> Flow {
+fn flow(r: &mtn_flow_report) -> CcFlow {
     let (f, b) = (&r.flow, &r.flow.brake);
-    Flow {
+    CcFlow {
         local: address(r.saddr, r.sport, r.ipv6 != 0),
         remote: address(r.daddr, r.dport, r.ipv6 != 0),
         rate_bps: b.last_bps,
@@ -129,10 +129,10 @@ fn flow(r: &mtn_flow_report) -> Flow {
         cwnd: r.cwnd,
         retransmits: r.retransmits,
         state: match mtn_brake_state(b.state.into()) {
-            mtn_brake_state::MTN_STATE_OFF => State::Off,
-            mtn_brake_state::MTN_STATE_HOLD => State::Hold,
-            mtn_brake_state::MTN_STATE_CUT => State::Braking,
-            _ => State::Releasing,
+            mtn_brake_state::MTN_STATE_OFF => BrakeState::Off,
+            mtn_brake_state::MTN_STATE_HOLD => BrakeState::Hold,
+            mtn_brake_state::MTN_STATE_CUT => BrakeState::Braking,
+            _ => BrakeState::Releasing,
         },
         engagements: b.engagements,
         holds: b.holds,
@@ -184,7 +184,7 @@ mod tests {
         let f = flow(&r);
         assert_eq!(f.local.to_string(), "192.0.2.1:443");
         assert_eq!((f.pacing_bps, f.limit_bps), (8_000_000, Some(8_000_000)));
-        assert_eq!(f.state, State::Braking);
+        assert_eq!(f.state, BrakeState::Braking);
         r.flow.brake.bps = u64::MAX;
         r.ipv6 = 1;
         r.saddr = [0; 4];

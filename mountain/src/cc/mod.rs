@@ -174,7 +174,7 @@ impl Loaded {
     }
 
     /// The live flows.
-    pub fn flows(&mut self) -> Result<Vec<flows::Flow>> {
+    pub fn flows(&mut self) -> Result<Vec<flows::CcFlow>> {
         let link = self.iterate()?;
         flows::read(libbpf_rs::Iter::new(&link)?)
     }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Where nothing is mounted there, `enable` mounts it and the last `disable` unmounts it. What has to be
-//! put back is in `/run/mountain/cc-NAME.json` ([`super::scope::State`]). Both are gone
+//! put back is in `/run/mountain/cc-NAME.json` ([`super::scope::ScopeState`]). Both are gone
 //! after a restart of the machine, and so is the registration.
 
 use std::ffi::CString;
@@ -29,7 +29,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::{statfs, BPF_FS_MAGIC};
 
-use super::scope::State;
+use super::scope::ScopeState;
 use super::{flows, types, Behaviour, Loaded};
 
 const BPFFS: &str = "/sys/fs/bpf";
@@ -105,12 +105,12 @@ impl Pinned {
     }
 
     /// What has to be put back at the end.
-    pub fn state(&self) -> Result<State> {
-        State::read(&self.state_file())
+    pub fn state(&self) -> Result<ScopeState> {
+        ScopeState::read(&self.state_file())
     }
 
     /// Writes down what has to be put back at the end.
-    pub fn save(&self, state: &State) -> Result<()> {
+    pub fn save(&self, state: &ScopeState) -> Result<()> {
         state.write(&self.state_file())
     }
 
@@ -351,7 +351,7 @@ impl Pinned {
     }
 
     /// The live flows of all network namespaces.
-    pub fn flows(&self) -> Result<Vec<flows::Flow>> {
+    pub fn flows(&self) -> Result<Vec<flows::CcFlow>> {
         let path = self.path("flows");
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         flows::read(file)

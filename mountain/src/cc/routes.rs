@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::program;
 
-use super::scope::{namespaces, this_namespace, within, State};
+use super::scope::{namespaces, this_namespace, within, ScopeState};
 
 /// A route that was given the congestion control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Route {
+pub struct CcRoute {
     /// Inode of its network namespace.
     pub namespace: u64,
     /// Its destination.
@@ -192,8 +192,8 @@ fn change(prefix: IpNet, route: &str, congctl: &[String]) -> Result<()> {
 }
 
 /// What [`restore`] will need of a route of this namespace.
-pub fn before(prefix: IpNet) -> Result<Route> {
-    Ok(Route {
+pub fn before(prefix: IpNet) -> Result<CcRoute> {
+    Ok(CcRoute {
         namespace: this_namespace()?,
         prefix,
         before: congctl(&find(prefix)?),
@@ -206,7 +206,7 @@ pub fn set(prefix: IpNet, name: &str) -> Result<()> {
 }
 
 /// Puts back what the routes on record named before, where `name` is still there.
-pub fn restore(name: &str, state: &State) -> Result<()> {
+pub fn restore(name: &str, state: &ScopeState) -> Result<()> {
     let mut failed = None;
     let mut namespaces = namespaces();
     for route in &state.routes {

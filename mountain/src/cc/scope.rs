@@ -20,16 +20,16 @@ const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 /// What has to be put back when the congestion control is disabled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct State {
+pub struct ScopeState {
     /// Default before, by the inode of the network namespace.
     pub defaults: BTreeMap<u64, String>,
     /// Cgroups whose sockets use it, by their id.
     pub cgroups: BTreeMap<u64, PathBuf>,
     /// Routes that name it.
-    pub routes: Vec<super::routes::Route>,
+    pub routes: Vec<super::routes::CcRoute>,
 }
 
-impl State {
+impl ScopeState {
     /// What `file` says; nothing is to be put back without one.
     pub fn read(file: &Path) -> Result<Self> {
         match fs::read(file) {
@@ -62,10 +62,10 @@ impl State {
         &mut self,
         name: &str,
         ours: &[String],
-        mut route: super::routes::Route,
+        mut route: super::routes::CcRoute,
     ) {
         let same =
-            |r: &super::routes::Route| (r.namespace, r.prefix) == (route.namespace, route.prefix);
+            |r: &super::routes::CcRoute| (r.namespace, r.prefix) == (route.namespace, route.prefix);
         let known = self.routes.iter().position(same);
         let itself = route.before.last().is_some_and(|n| n == name);
         if itself {
@@ -83,7 +83,7 @@ impl State {
     /// that of `own`, would put back, the earlier one takes its place. Whether anything has changed.
     ///
     /// `own` itself is never what has to be put back: nothing is on record then.
-    pub fn inherit(&mut self, own: &str, name: &str, gone: &State) -> bool {
+    pub fn inherit(&mut self, own: &str, name: &str, gone: &ScopeState) -> bool {
         let before = self.clone();
         self.defaults.retain(|namespace, default| {
             if default != name {
@@ -140,7 +140,7 @@ pub(crate) fn set_default_here(name: &str) -> Result<()> {
 
 /// Puts the former default back in every network namespace whose default is `name`. A namespace
 /// that is not on record has inherited it: a new one begins with the default of the machine's first.
-pub(crate) fn restore_defaults(name: &str, state: &State) -> Result<()> {
+pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
     let here = this_namespace()?;
     let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
     let mut failed = None;
@@ -236,11 +236,11 @@ pub(crate) fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::routes::Route;
+    use super::super::routes::CcRoute;
     use super::*;
 
-    fn route(before: &[&str]) -> Route {
-        Route {
+    fn route(before: &[&str]) -> CcRoute {
+        CcRoute {
             namespace: 1,
             prefix: "192.0.2.0/24".parse().unwrap(),
             before: before.iter().map(|w| (*w).to_owned()).collect(),
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_was_before_is_the_last_that_is_not_ours() {
-        let mut state = State::default();
+        let mut state = ScopeState::default();
         let ours = ["a".to_owned(), "b".to_owned()];
         state.note_default("a", &ours, 1, "cubic");
         state.note_default("a", &ours, 1, "a");
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn nobody_inherits_itself() {
         // In a namespace that began with `a` as its default nobody had noted anything.
-        let (mut a, mut b) = (State::default(), State::default());
+        let (mut a, mut b) = (ScopeState::default(), ScopeState::default());
         let ours = ["a".to_owned(), "b".to_owned()];
         b.note_default("b", &ours, 1, "a");
         b.note_route("b", &ours, route(&["congctl", "a"]));
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn one_that_is_gone_hands_its_record_on() {
-        let (mut a, mut b) = (State::default(), State::default());
+        let (mut a, mut b) = (ScopeState::default(), ScopeState::default());
         a.note_default("a", &[], 1, "cubic");
         a.note_route("a", &[], route(&["congctl", "cubic"]));
         let ours = ["a".to_owned()];

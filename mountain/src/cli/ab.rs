@@ -18,7 +18,7 @@ use crate::host::text::duration;
 use crate::host::{atomic_file, stdout};
 use crate::measure::ab::{turns, Asked, Ended, Setting, Turn};
 use crate::measure::compare::{self, compare, Comparison, Side};
-use crate::measure::ping::{Options, Pinger};
+use crate::measure::ping::{PingOptions, Pinger};
 use crate::measure::runfile::RunFile;
 
 /// Value of [`Result`]'s schema.
@@ -74,7 +74,7 @@ pub struct Ab {
 
 /// What is left of an A/B.
 #[derive(Serialize)]
-struct Measured {
+struct AbRun {
     schema: &'static str,
     target: String,
     /// The commands.
@@ -128,8 +128,8 @@ impl Ab {
         self.finish(course.runs, interrupted)
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> PingOptions {
+        PingOptions {
             target: self.target.clone(),
             ipv6: (self.ipv4 || self.ipv6).then_some(self.ipv6),
             count: self.count,
@@ -139,7 +139,7 @@ impl Ab {
             tcp: self.tcp,
             device: self.dev.clone(),
             steering: steering(),
-            ..Options::default()
+            ..PingOptions::default()
         }
     }
 
@@ -152,7 +152,7 @@ impl Ab {
             0 => None,
             _ => Some(judge(&runs)?),
         };
-        let mut measured = Measured {
+        let mut measured = AbRun {
             schema: SCHEMA,
             target: self.target.clone(),
             a: self.a.clone(),
@@ -181,7 +181,7 @@ impl Ab {
         })
     }
 
-    fn keep(&self, measured: &Measured) -> Result<()> {
+    fn keep(&self, measured: &AbRun) -> Result<()> {
         let Some(out) = self.out.as_deref() else {
             return Ok(());
         };
@@ -198,7 +198,7 @@ impl Ab {
         })
     }
 
-    fn print(&self, measured: &Measured) {
+    fn print(&self, measured: &AbRun) {
         println!(
             "A: {}\nB: {}\n",
             stdout::plain(&self.a),
@@ -222,9 +222,9 @@ fn judge(runs: &[Vec<RunFile>; 2]) -> Result<Comparison> {
         name: ["A", "B"][i].into(),
         runs: runs[i].clone(),
     });
-    let options = compare::Options {
+    let options = compare::CompareOptions {
         paired: true,
-        ..compare::Options::default()
+        ..compare::CompareOptions::default()
     };
     let mut comparison = compare(&sides, &options)?;
     // Each half is a run of its own; what differs between A and B is what was asked for.
@@ -236,7 +236,7 @@ fn judge(runs: &[Vec<RunFile>; 2]) -> Result<Comparison> {
 struct Course {
     settings: [Setting; 2],
     asked: Asked,
-    options: Options,
+    options: PingOptions,
     settle: Duration,
     /// The side whose command was started last, and whether it has ended well.
     last: Option<(usize, bool)>,

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use serde_json::{json, Value};
 
 use crate::bpf::log_libbpf;
-use crate::cc::flows::{self, Flow, State as FlowState};
+use crate::cc::flows::{self, BrakeState as FlowState, CcFlow};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::{routes, scope, Behaviour, NAME};
 use crate::cli::{log_to_stderr, need_root};
@@ -238,7 +238,7 @@ fn status(name: &str) -> Result<Value> {
     let state = pinned.state()?;
     let behaviour = pinned.behaviour()?;
     let flows = pinned.flows()?;
-    let sum = |f: fn(&Flow) -> u64| flows.iter().map(f).sum::<u64>();
+    let sum = |f: fn(&CcFlow) -> u64| flows.iter().map(f).sum::<u64>();
     Ok(json!({
         "name": name,
         "enabled": true,
@@ -334,7 +334,7 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
     }
 }
 
-fn top_text(flows: &[Flow]) -> String {
+fn top_text(flows: &[CcFlow]) -> String {
     let mut out = format!("{}\n", count(flows.len(), "flow"));
     let head = [
         "local", "remote", "Mbit/s", "limit", "RTT min", "+ queue", "state", "brakes", "s braked",
@@ -386,8 +386,8 @@ mod tests {
         assert!(status_text(&foreign).contains("but not by"));
     }
 
-    fn flow(state: FlowState, limit_bps: Option<u64>) -> Flow {
-        Flow {
+    fn flow(state: FlowState, limit_bps: Option<u64>) -> CcFlow {
+        CcFlow {
             local: "192.0.2.1:443".parse().unwrap(),
             remote: "[2001:db8::1]:50000".parse().unwrap(),
             rate_bps: 9_876_543,

@@ -10,7 +10,7 @@ use clap::error::ErrorKind;
 use clap::Args;
 
 use crate::cli::results::label;
-use crate::measure::compare::{compare, Against, Compared, Comparison, Options, Run, Side};
+use crate::measure::compare::{compare, Against, CompareOptions, Compared, Comparison, Run, Side};
 use crate::measure::import::import;
 use crate::measure::runfile::RunFile;
 use crate::measure::stats::{Row, Unit};
@@ -74,7 +74,7 @@ impl Compare {
             true => single(&self.files)?,
             false => vec![side("A", &self.files)?, side("B", &self.against)?],
         };
-        let options = Options {
+        let options = CompareOptions {
             over_us: self.over.iter().map(|ms| ms * 1e3).collect(),
             paired: false,
         };

@@ -19,7 +19,7 @@ use crate::cli::results::{check_writable, is_stdout, label, save};
 use crate::control::steering;
 use crate::host::stdout;
 use crate::host::text::{count, duration};
-use crate::measure::ping::{self, Options, Outcome, Pinger};
+use crate::measure::ping::{self, PingOptions, PingOutcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::{quantile_counted, Table};
 use crate::measure::{cpu, environment};
@@ -147,9 +147,9 @@ impl Ping {
         })
     }
 
-    fn options(&self) -> Result<Options> {
+    fn options(&self) -> Result<PingOptions> {
         let ipv6 = (self.ipv4 || self.ipv6).then_some(self.ipv6);
-        let mut options = Options {
+        let mut options = PingOptions {
             target: self.target.clone(),
             ipv6,
             count: self.count,
@@ -160,7 +160,7 @@ impl Ping {
             device: self.dev.clone(),
             hardware: self.hardware,
             steering: steering(),
-            ..Options::default()
+            ..PingOptions::default()
         };
         if let Some(name) = &self.path {
             let way = path::look_up(name, &self.target, ipv6)?;
@@ -182,7 +182,7 @@ impl Ping {
         Ok(options)
     }
 
-    fn print(&self, outcome: &Outcome, address: &str, kernel: &Table, user: Option<&Table>) {
+    fn print(&self, outcome: &PingOutcome, address: &str, kernel: &Table, user: Option<&Table>) {
         let run = &outcome.run;
         let how = match (self.udp, self.tcp) {
             (Some(port), _) => format!("UDP probes to port {port}, {} bytes", self.size),
@@ -232,7 +232,7 @@ impl Ping {
     }
 
     /// Whose times these are, and what kind of answers.
-    fn print_clock(&self, outcome: &Outcome) {
+    fn print_clock(&self, outcome: &PingOutcome) {
         let user = outcome.run.clock == "user";
         match self.tcp {
             None if user => println!(

@@ -42,7 +42,7 @@ use crate::control::run_dir::RunDir;
 use crate::control::status::Status;
 use crate::daemon;
 use crate::host::text::{count, prefix};
-use crate::measure::reflect::{Limits, Reflector, DEFAULT_LISTEN};
+use crate::measure::reflect::{AnswerLimits, Reflector, DEFAULT_LISTEN};
 use crate::placement;
 use crate::steer::PolicyKind;
 use crate::topology::Topology;
@@ -280,7 +280,7 @@ impl Up {
 
     fn run_here(&self, config: Config) -> Result<()> {
         log_to_stderr();
-        let options = daemon::Options {
+        let options = daemon::UpOptions {
             filter: config.filter(),
             dry_run: self.dry_run,
             wait: self.wait,
@@ -438,7 +438,7 @@ fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut reflectors = Vec::new();
         for address in listen {
-            let reflector = Reflector::bind(address, Limits::default())
+            let reflector = Reflector::bind(address, AnswerLimits::default())
                 .with_context(|| format!("cannot listen on {address}"))?;
             tracing::info!("answering probes on {}", reflector.local_addr()?);
             reflectors.push(reflector);

@@ -13,7 +13,7 @@ use crate::control::status::PathStatus;
 
 /// Where probes over a path go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct ProbeRoute {
     pub device: String,
     /// `None`: next hops are on the link itself, or it is not known.
     pub gateway: Option<IpAddr>,
@@ -26,7 +26,7 @@ pub struct Way {
 
 /// Looks a path up in the running daemon or, without one, among the tables of the configuration.
 /// `ipv6`: the family, if one is asked for; else the first of the target's that the path has.
-pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<Way> {
+pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<ProbeRoute> {
     let status = RunDir::of_this_namespace()?
         .status()
         .with_context(|| format!("--path {name}"))?;
@@ -64,7 +64,7 @@ fn families_of(target: &str) -> Vec<bool> {
 }
 
 /// `families`: those of the target, the one to be taken first; none: whichever the path has.
-fn in_status(paths: &[PathStatus], name: &str, families: &[bool]) -> Result<Way> {
+fn in_status(paths: &[PathStatus], name: &str, families: &[bool]) -> Result<ProbeRoute> {
     let via = |p: &PathStatus| match p.gateway {
         Some(gateway) => format!("{} via {gateway}", p.device),
         None => p.device.clone(),
@@ -103,7 +103,7 @@ fn in_status(paths: &[PathStatus], name: &str, families: &[bool]) -> Result<Way>
     let shares = |p: &&PathStatus| {
         (&p.device, p.ipv6) == (&path.device, path.ipv6) && p.gateway != path.gateway
     };
-    Ok(Way {
+    Ok(ProbeRoute {
         device: path.device.clone(),
         gateway: path.gateway,
         source: path.source,
@@ -112,7 +112,7 @@ fn in_status(paths: &[PathStatus], name: &str, families: &[bool]) -> Result<Way>
     })
 }
 
-fn in_config(config: &Config, name: &str, families: &[bool]) -> Result<Way> {
+fn in_config(config: &Config, name: &str, families: &[bool]) -> Result<ProbeRoute> {
     type Path = crate::steer::config::ConfiguredPath;
     // A path without a gateway is of both.
     let of_family = |p: &Path, ipv6: bool| p.gateway.is_none_or(|g| g.is_ipv6() == ipv6);
@@ -134,7 +134,7 @@ fn in_config(config: &Config, name: &str, families: &[bool]) -> Result<Way> {
     };
     let other = |p: &&Path| p.dev == path.dev && p.gateway != path.gateway && of_family(p, ipv6);
     let other = config.path.iter().find(other);
-    Ok(Way {
+    Ok(ProbeRoute {
         device: path.dev.clone(),
         gateway: path.gateway,
         source: None,
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_name_and_a_family_are_one_path() {
         let dsl = in_status(&status(), "dsl", &[false]).unwrap();
-        let expected = Way {
+        let expected = ProbeRoute {
             device: "eth0".into(),
             gateway: Some("192.0.2.1".parse().unwrap()),
             source: Some("192.0.2.7".parse().unwrap()),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::need_root;
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::RunDir;
-use crate::control::status::{Decisions, GroupStatus, Moves, Outcome, PathStatus, Status};
+use crate::control::status::{Decisions, GroupStatus, Moves, OutcomeStatus, PathStatus, Status};
 use crate::report::table::{align, row, Words};
 use crate::steer::PolicyKind;
 
@@ -202,7 +202,7 @@ fn decisions_text(all: &Decisions) -> String {
 }
 
 /// What the probes of the two seconds after a decision showed.
-fn outcome_text(outcome: Option<&Outcome>) -> String {
+fn outcome_text(outcome: Option<&OutcomeStatus>) -> String {
     let Some(outcome) = outcome else {
         return "not known yet".into();
     };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::bpf::flows::Move;
-use crate::bpf::Traffic;
+use crate::bpf::PathTraffic;
 use crate::placement::PlacementStatus;
 use crate::steer::alike::Difference;
 use crate::steer::PolicyKind;
@@ -111,7 +111,7 @@ pub struct PathStatus {
     /// Egress rate, bit/s.
     pub rate_bps: f64,
     /// Since the program was loaded; absent in a dry run.
-    pub traffic: Option<Traffic>,
+    pub traffic: Option<PathTraffic>,
     /// Only of the `argmax-load` policy.
     pub averages: Option<Averages>,
     /// By the policy in force.
@@ -191,12 +191,12 @@ pub struct Decisions {
     /// CLOCK_MONOTONIC, µs.
     pub now_us: u64,
     /// Oldest first.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<DecisionStatus>,
 }
 
 /// One change of what a path is used for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Decision {
+pub struct DecisionStatus {
     /// CLOCK_MONOTONIC, µs.
     pub at_us: u64,
     /// Name of the path.
@@ -208,7 +208,7 @@ pub struct Decision {
     /// The reason, for people.
     pub why: String,
     /// Absent until it is known.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<OutcomeStatus>,
     /// What else there is, such as the grounds; it depends on the policy.
     #[serde(flatten)]
     pub details: Map<String, Value>,
@@ -216,7 +216,7 @@ pub struct Decision {
 
 /// What probes showed in the seconds after a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct OutcomeStatus {
     /// 95th percentile of the path's probes, µs; `None`: none was answered.
     pub path_p95_us: Option<f64>,
     /// Lowest 95th percentile of the other usable paths, µs; `None`: there was none.

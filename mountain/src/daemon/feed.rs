@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::{now_us, Daemon, COSTED};
 use crate::netlink::PathMetrics;
-use crate::steer::explain::PathStatus;
+use crate::steer::explain::PathInGroup;
 
 /// How often: as often as the kernel looks (kernel/patches, net/core/path_score.c).
 const EVERY: Duration = Duration::from_millis(250);
@@ -41,7 +41,7 @@ impl Feed {
 }
 
 /// How late a path is above its least, and what that varies by, µs. `None`: not known yet.
-fn delays(status: &PathStatus, min_us: u64) -> Option<(u32, u32)> {
+fn delays(status: &PathInGroup, min_us: u64) -> Option<(u32, u32)> {
     if status.state == "dead" {
         return Some((LOST_US as u32, 0));
     }
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn what_is_late_lost_or_dead_is_said_to_be_late() {
-        let status = |state, samples, p50_us, p95_us, loss| PathStatus {
+        let status = |state, samples, p50_us, p95_us, loss| PathInGroup {
             path: 0,
             name: String::new(),
             group: 0,

@@ -11,8 +11,8 @@ mod ids;
 mod reading;
 mod report;
 mod server;
+pub(crate) mod snat_sources;
 mod topology;
-pub(crate) mod translated;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::bpf::flows::{Move, MoveLog};
 use crate::bpf::foreign::CgroupProgram;
-use crate::bpf::{self, Program, Settings, Steer, Traffic};
+use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::measure::probe::{Answer, Prober};
@@ -37,8 +37,8 @@ use crate::topology::{read_topology, Filter, PathMasks, Topology, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use reading::Reader;
+use snat_sources::SnatSources;
 use topology::Paths;
-use translated::Translated;
 
 /// How often the policy looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -62,7 +62,7 @@ const MOVES_KEPT: usize = 10_000;
 
 /// How `mountain up` was asked to run.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct UpOptions {
     /// Which devices and prefixes are steered.
     pub filter: Filter,
     /// Decide and explain, attach nothing.
@@ -74,7 +74,7 @@ pub struct Options {
 /// Traffic of a path at the last look, for its rate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
-    traffic: Traffic,
+    traffic: PathTraffic,
     at_us: u64,
     /// bit/s over the last [`RATES`].
     bps: f64,
@@ -82,13 +82,13 @@ struct Rate {
 
 struct Daemon {
     config: Config,
-    options: Options,
+    options: UpOptions,
     started: Instant,
     policy_kind: PolicyKind,
     policy: Policy,
     prober: Prober,
     paths: Paths,
-    translated: Translated,
+    snat_sources: SnatSources,
     steer: Option<Steer>,
     /// Made with the first look at the firewall.
     firewall: Option<Follower>,
@@ -134,7 +134,7 @@ fn now_us() -> u64 {
 }
 
 /// Runs until it is told to stop. `ready` is called once the control socket answers.
-pub async fn run(config: Config, options: Options, ready: impl FnOnce()) -> Result<()> {
+pub async fn run(config: Config, options: UpOptions, ready: impl FnOnce()) -> Result<()> {
     let run_dir = RunDir::of_this_namespace()?;
     let Some(_lock) = run_dir.lock()? else {
         bail!("mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it");
@@ -147,7 +147,7 @@ pub async fn run(config: Config, options: Options, ready: impl FnOnce()) -> Resu
 /// From the first reading to the last answer. The order of the steps is what matters here, so it is one function.
 async fn run_locked(
     config: Config,
-    options: Options,
+    options: UpOptions,
     run_dir: &RunDir,
     ready: impl FnOnce(),
 ) -> Result<()> {
@@ -256,7 +256,7 @@ fn no_groups(topology: &Topology) -> String {
 }
 
 impl Daemon {
-    fn new(config: Config, options: Options) -> Result<Self> {
+    fn new(config: Config, options: UpOptions) -> Result<Self> {
         let steer = if options.dry_run {
             None
         } else {
@@ -271,7 +271,7 @@ impl Daemon {
                 .with_tolerance(config.steer.tolerance_ms * 1e3),
             prober: Prober::new(&[])?,
             paths: Paths::default(),
-            translated: Translated::default(),
+            snat_sources: SnatSources::default(),
             started: Instant::now(),
             policy_kind: PolicyKind::Mountain,
             steer,
@@ -585,7 +585,7 @@ impl Daemon {
             let surplus = self.moves.len().saturating_sub(MOVES_KEPT);
             self.moves.drain(..surplus);
         }
-        self.look_for_translated();
+        self.look_for_snat_sources();
         if let Some(placer) = &mut self.placer {
             placer.give_up_dead();
             if self.forwarding_at.elapsed() >= FORWARDING {
@@ -688,9 +688,9 @@ fn masks_of(verdict: &GroupVerdict) -> PathMasks {
 }
 
 /// The program that carries a policy out.
-fn program_of(name: PolicyKind) -> Program {
+fn program_of(name: PolicyKind) -> SteerProgram {
     match name {
-        PolicyKind::Mountain | PolicyKind::Ecmp | PolicyKind::MinRtt => Program::Steer,
-        PolicyKind::ArgmaxLoad => Program::ArgmaxLoad,
+        PolicyKind::Mountain | PolicyKind::Ecmp | PolicyKind::MinRtt => SteerProgram::Steer,
+        PolicyKind::ArgmaxLoad => SteerProgram::ArgmaxLoad,
     }
 }

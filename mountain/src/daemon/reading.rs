@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
-use crate::bpf::{destinations, GroupConfig, Mode};
+use crate::bpf::{destinations, ProgramGroup, SteerMode};
 use crate::placement::Placer;
 use crate::steer::PolicyKind;
 use crate::topology::{read_topology, Filter, Topology};
@@ -112,17 +112,17 @@ impl Fill {
 
 impl Daemon {
     /// What is done with running flows now.
-    pub(super) fn mode(&self) -> Mode {
+    pub(super) fn mode(&self) -> SteerMode {
         match (&self.suspended, self.policy_kind) {
-            (Some(_), _) | (None, PolicyKind::Ecmp) => Mode::Pass,
-            (None, _) => Mode::Steer,
+            (Some(_), _) | (None, PolicyKind::Ecmp) => SteerMode::Pass,
+            (None, _) => SteerMode::Steer,
         }
     }
 
     /// What is done with new flows now. The rule of argmax-load does not place them.
-    pub(super) fn placing_mode(&self) -> Mode {
+    pub(super) fn placing_mode(&self) -> SteerMode {
         match self.policy_kind {
-            PolicyKind::ArgmaxLoad => Mode::Pass,
+            PolicyKind::ArgmaxLoad => SteerMode::Pass,
             _ => self.mode(),
         }
     }
@@ -150,7 +150,7 @@ impl Daemon {
                 return Some(fill);
             }
             Ok(Ok(topology)) => {
-                self.translated.judge_again();
+                self.snat_sources.judge_again();
                 self.adopt(topology)
             }
             Err(e) => Err(e),
@@ -205,8 +205,8 @@ impl Daemon {
 
     /// The topology itself, where few destinations differ from those in the tables.
     fn large_part(&self, topology: Topology) -> Result<Topology, Box<Fill>> {
-        let groups = |starts: bool| -> Vec<GroupConfig> {
-            let groups = topology.groups.iter().map(|g| GroupConfig {
+        let groups = |starts: bool| -> Vec<ProgramGroup> {
+            let groups = topology.groups.iter().map(|g| ProgramGroup {
                 members: Vec::new(),
                 prefixes: match starts || g.kind.moves() {
                     true => g.prefixes.clone(),

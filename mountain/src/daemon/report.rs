@@ -11,7 +11,7 @@ use crate::bpf::flows::{Class, Flow};
 use crate::bpf::{now_ns, Steer};
 use crate::control::run_dir::{Request, Response};
 use crate::control::status::{
-    Averages, CgroupStatus, Decision, Decisions, FlowCounts, GroupStatus, InForce, Judged,
+    Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, InForce, Judged,
     MemberStatus, Moves, PathStatus, ProbeStatus, Status,
 };
 use crate::steer::PolicyKind;
@@ -69,7 +69,7 @@ impl Daemon {
             skipped: self.paths.topology().skipped.clone(),
             held_cgroups: held_cgroups.collect(),
             kernel_told: self.feed.is_some(),
-            translated_sources: self.translated.sources().collect(),
+            translated_sources: self.snat_sources.sources().collect(),
         })
     }
 
@@ -164,7 +164,7 @@ impl Daemon {
         });
         Ok(Decisions {
             now_us: now_us(),
-            decisions: decisions.collect::<Result<Vec<Decision>>>()?,
+            decisions: decisions.collect::<Result<Vec<DecisionStatus>>>()?,
         })
     }
 

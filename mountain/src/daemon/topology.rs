@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::{ids::PathIds, Daemon, ADOPT_MS};
-use crate::bpf::{GroupConfig, PathConfig, Sources};
+use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
 use crate::placement::{self, Placer};
@@ -164,10 +164,10 @@ impl Paths {
             .collect()
     }
 
-    pub(crate) fn path_config(&self, id: usize) -> Option<PathConfig> {
+    pub(crate) fn path_config(&self, id: usize) -> Option<ProgramPath> {
         let k = self.by_id.get(&id)?;
         let p = &k.path;
-        Some(PathConfig {
+        Some(ProgramPath {
             ifindex: p.key.ifindex,
             mtu: p.mtu,
             ipv6: p.key.ipv6,
@@ -207,24 +207,24 @@ impl Paths {
     }
 
     /// The paths as those need them who place new flows.
-    fn known(&self) -> BTreeMap<usize, placement::Known> {
+    fn known(&self) -> BTreeMap<usize, placement::PlacementPath> {
         let known = |index: usize| {
             let id = self.id(index)?;
             let salt = self.path_config(id)?.salt;
             let name = self.name(id).to_owned();
-            Some((id, placement::Known { index, name, salt }))
+            Some((id, placement::PlacementPath { index, name, salt }))
         };
         (0..self.topology.paths.len()).filter_map(known).collect()
     }
 
     /// Path ids and weights of each group, without paths that got no id. The prefixes are those whose
     /// running flows move.
-    pub(super) fn groups(&self) -> Vec<GroupConfig> {
+    pub(super) fn groups(&self) -> Vec<ProgramGroup> {
         self.topology
             .groups
             .iter()
             .enumerate()
-            .map(|(i, g)| GroupConfig {
+            .map(|(i, g)| ProgramGroup {
                 members: g
                     .members
                     .iter()
@@ -346,7 +346,7 @@ impl Daemon {
     }
 
     /// Has new flows choose among the groups that are there now.
-    pub(super) fn update_starter(&mut self, groups: &[GroupConfig]) -> Result<()> {
+    pub(super) fn update_starter(&mut self, groups: &[ProgramGroup]) -> Result<()> {
         let topology = &self.paths.topology;
         let wanted =
             topology.has_placed() && self.config.placement.enabled && !self.options.dry_run;

@@ -16,8 +16,8 @@ use serde_json::Value;
 use super::paired;
 use super::runfile::RunFile;
 use super::stats::{choose_thresholds, Reply, Row, Table, Unit};
-use super::variation::{self, Events, Figure};
-use super::verdict::{self, holm, Difference, Verdict};
+use super::variation::{self, Events, RunFigure};
+use super::verdict::{self, holm, RowDifference, RowVerdict};
 
 /// Value of [`Comparison::schema`].
 pub const SCHEMA: &str = "mountain-compare/2";
@@ -35,7 +35,7 @@ pub struct Side {
 
 /// How to compare.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
+pub struct CompareOptions {
     /// Thresholds to count above, µs; empty: chosen by the first run's median.
     pub over_us: Vec<f64>,
     /// The sides' runs were measured in turn: the first of one belongs to the first of the other.
@@ -104,9 +104,9 @@ pub struct Against {
     /// Change of the value; `None` from 0 or where one is missing. Counts: per answer.
     pub percent: Option<f64>,
     /// In the row's unit; `None` with too few samples.
-    pub difference: Option<Difference>,
+    pub difference: Option<RowDifference>,
     /// By the interval of `difference`.
-    pub verdict: Verdict,
+    pub verdict: RowVerdict,
 }
 
 /// The verdict on a run as a whole.
@@ -134,7 +134,7 @@ pub struct Test {
     /// After Holm's correction.
     pub p_holm: f64,
     /// By `p_holm`.
-    pub verdict: Verdict,
+    pub verdict: RowVerdict,
 }
 
 /// Something besides the figures in which a run differs from the first.
@@ -153,12 +153,12 @@ pub struct Warning {
 }
 
 /// A side's tables and figures.
-struct Measured {
+struct SideFigures {
     tables: Vec<Table>,
     replies: Vec<Vec<Reply>>,
 }
 
-impl Measured {
+impl SideFigures {
     fn sent(&self) -> u64 {
         self.tables.iter().map(|t| t.sent).sum()
     }
@@ -169,7 +169,7 @@ impl Measured {
 }
 
 /// Compares sides with the first.
-pub fn compare(sides: &[Side], options: &Options) -> Result<Comparison> {
+pub fn compare(sides: &[Side], options: &CompareOptions) -> Result<Comparison> {
     ensure!(sides.len() > 1, "a comparison takes at least two run files");
     for side in sides {
         let empty = side.runs.iter().any(|run| run.samples.is_empty());
@@ -202,7 +202,7 @@ pub fn compare(sides: &[Side], options: &Options) -> Result<Comparison> {
     })
 }
 
-fn column((side, measured): (&Side, &Measured)) -> Run {
+fn column((side, measured): (&Side, &SideFigures)) -> Run {
     let run = &side.runs[0];
     Run {
         name: side.name.clone(),
@@ -215,7 +215,7 @@ fn column((side, measured): (&Side, &Measured)) -> Run {
     }
 }
 
-fn measure(sides: &[Side], over_us: &[f64]) -> Vec<Measured> {
+fn measure(sides: &[Side], over_us: &[f64]) -> Vec<SideFigures> {
     let replies = |side: &Side| -> Vec<Vec<Reply>> {
         let of = |run: &RunFile| run.samples.replies(&run.samples.rtt_us);
         side.runs.iter().map(of).collect()
@@ -231,14 +231,14 @@ fn measure(sides: &[Side], over_us: &[f64]) -> Vec<Measured> {
     let table = |(run, replies): (&RunFile, &Vec<Reply>)| {
         Table::new(run.samples.len() as u64, replies, &over_us)
     };
-    let measured = |(side, replies): (&Side, Vec<Vec<Reply>>)| Measured {
+    let measured = |(side, replies): (&Side, Vec<Vec<Reply>>)| SideFigures {
         tables: side.runs.iter().zip(&replies).map(table).collect(),
         replies,
     };
     sides.iter().zip(replies).map(measured).collect()
 }
 
-fn segment(measured: &[Measured]) -> usize {
+fn segment(measured: &[SideFigures]) -> usize {
     let all = measured.iter().flat_map(|m| &m.tables);
     let shortest = all.map(|t| t.count).min().unwrap_or(0);
     variation::segment(shortest as usize)
@@ -246,11 +246,11 @@ fn segment(measured: &[Measured]) -> usize {
 
 /// Judges row by row.
 struct Judge<'a> {
-    measured: &'a [Measured],
+    measured: &'a [SideFigures],
     /// Of each side and run.
     rows: Vec<Vec<Vec<Row>>>,
     /// Of each side with one run.
-    figures: Vec<Option<Vec<Option<Figure>>>>,
+    figures: Vec<Option<Vec<Option<RunFigure>>>>,
     /// Answers of the first run: counts are scaled to them.
     per: f64,
     segment: usize,
@@ -258,12 +258,12 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    fn new(measured: &'a [Measured], paired: bool) -> Self {
+    fn new(measured: &'a [SideFigures], paired: bool) -> Self {
         let segment = segment(measured);
         let first = &measured[0];
         let per = (first.answered() as f64 / first.tables.len() as f64).max(1.0);
         let several = measured.iter().any(|m| m.tables.len() > 1);
-        let figures = |m: &Measured| {
+        let figures = |m: &SideFigures| {
             let one = m.tables.len() == 1 && !several;
             one.then(|| variation::figures(&m.replies[0], &m.tables[0], per, segment))
         };
@@ -291,7 +291,7 @@ impl<'a> Judge<'a> {
             let (a, b) = (self.comparable(i, 0), self.comparable(i, side));
             Against {
                 percent: (a.zip(b).filter(|(a, _)| *a != 0.0)).map(|(a, b)| 100.0 * (b - a) / a),
-                verdict: difference.map_or(Verdict::TooFew, |d| d.verdict),
+                verdict: difference.map_or(RowVerdict::TooFew, |d| d.verdict),
                 difference,
             }
         };
@@ -341,13 +341,13 @@ impl<'a> Judge<'a> {
         runs.map(value).collect()
     }
 
-    fn difference(&self, i: usize, row: &Row, side: usize) -> Option<Difference> {
+    fn difference(&self, i: usize, row: &Row, side: usize) -> Option<RowDifference> {
         if let (Some(a), Some(b)) = (&self.figures[0], &self.figures[side]) {
             let (a, b) = (a[i].as_ref()?, b[i].as_ref()?);
             return Some(verdict::difference(a, b));
         }
         let least = variation::least(&row.name);
-        let enough = |m: &Measured| match row.unit {
+        let enough = |m: &SideFigures| match row.unit {
             Unit::Percent => m.sent() >= least as u64,
             _ => m.answered() >= least as u64,
         };
@@ -360,7 +360,7 @@ impl<'a> Judge<'a> {
             let pairs: Vec<f64> = a.iter().zip(&b).map(|(a, b)| b - a).collect();
             return paired::difference(&pairs);
         }
-        let events = |m: &Measured| match (row.unit, row.name.as_str()) {
+        let events = |m: &SideFigures| match (row.unit, row.name.as_str()) {
             (Unit::Microseconds, _) => None,
             (Unit::Percent, _) => Some(Events {
                 count: m.tables.iter().map(Table::lost).sum(),
@@ -386,7 +386,7 @@ fn compared_by(name: &str, unit: Unit, segment: usize) -> Option<String> {
 }
 
 fn headline(name: &str, first: &str, rows: &[Compared], run: usize) -> Headline {
-    let judged: Vec<(&str, Difference)> = rows
+    let judged: Vec<(&str, RowDifference)> = rows
         .iter()
         .filter(|row| HEADLINE.contains(&row.name.as_str()))
         .filter_map(|row| Some((row.name.as_str(), row.against_first[run - 1].difference?)))
@@ -400,14 +400,14 @@ fn headline(name: &str, first: &str, rows: &[Compared], run: usize) -> Headline 
             row: row.to_string(),
             p: d.p,
             p_holm,
-            verdict: Verdict::of(d.interval.estimate, p_holm),
+            verdict: RowVerdict::of(d.interval.estimate, p_holm),
         })
         .collect();
-    let named = |verdict: Verdict| {
+    let named = |verdict: RowVerdict| {
         let names = tests.iter().filter(|t| t.verdict == verdict);
         names.map(|t| t.row.as_str()).collect::<Vec<_>>().join(", ")
     };
-    let (better, worse) = (named(Verdict::Better), named(Verdict::Worse));
+    let (better, worse) = (named(RowVerdict::Better), named(RowVerdict::Worse));
     let untested: Vec<&str> = (HEADLINE.iter().copied())
         .filter(|row| tests.iter().all(|t| t.row != *row))
         .collect();

@@ -55,14 +55,14 @@ fn side(name: &str, runs: Vec<RunFile>) -> Side {
 
 fn pair(a: RunFile, b: RunFile) -> Comparison {
     let sides = [side("A", vec![a]), side("B", vec![b])];
-    compare(&sides, &Options::default()).unwrap()
+    compare(&sides, &CompareOptions::default()).unwrap()
 }
 
 fn row<'a>(c: &'a Comparison, name: &str) -> &'a Compared {
     c.rows.iter().find(|r| r.name == name).unwrap()
 }
 
-fn verdict(c: &Comparison, name: &str) -> Verdict {
+fn verdict(c: &Comparison, name: &str) -> RowVerdict {
     row(c, name).against_first[0].verdict
 }
 
@@ -72,7 +72,7 @@ fn a_shift_is_found_with_its_size_and_direction() {
     for name in ["Min", "Avg", "Median", "P95"] {
         let against = &row(&c, name).against_first[0];
         let d = against.difference.unwrap();
-        assert_eq!(against.verdict, Verdict::Worse, "{name}");
+        assert_eq!(against.verdict, RowVerdict::Worse, "{name}");
         assert!(
             d.interval.low < 2e3 && 2e3 < d.interval.high,
             "{name} {d:?}"
@@ -82,7 +82,7 @@ fn a_shift_is_found_with_its_size_and_direction() {
     let median = row(&c, "Median");
     let percent = median.against_first[0].percent.unwrap();
     assert!((7.0..11.0).contains(&percent), "{percent}");
-    assert_eq!(verdict(&c, "Stdev"), Verdict::CannotTell);
+    assert_eq!(verdict(&c, "Stdev"), RowVerdict::CannotTell);
     let headline = &c.headlines[0];
     assert!(headline.worse && !headline.better);
     assert!(
@@ -92,7 +92,7 @@ fn a_shift_is_found_with_its_size_and_direction() {
     );
     // The other way round.
     let c = pair(changed(delays(4000, 2), |v| v + 2e3), delays(4000, 1));
-    assert_eq!(verdict(&c, "Median"), Verdict::Better);
+    assert_eq!(verdict(&c, "Median"), RowVerdict::Better);
     assert!(c.headlines[0].better && !c.headlines[0].worse);
 }
 
@@ -100,9 +100,9 @@ fn a_shift_is_found_with_its_size_and_direction() {
 fn a_wider_tail_with_the_same_median_shows_in_the_spread() {
     let tail = |v: f64| if v > 30e3 { 30e3 + (v - 30e3) * 3.0 } else { v };
     let c = pair(delays(6000, 3), changed(delays(6000, 4), tail));
-    assert_eq!(verdict(&c, "Median"), Verdict::CannotTell);
+    assert_eq!(verdict(&c, "Median"), RowVerdict::CannotTell);
     for name in ["P99", "Stdev", "mdev", "PDV", "Max", "Max−Min"] {
-        assert_eq!(verdict(&c, name), Verdict::Worse, "{name}");
+        assert_eq!(verdict(&c, name), RowVerdict::Worse, "{name}");
     }
     assert!(c.headlines[0].text.contains("worse than A (P99)"));
 }
@@ -119,10 +119,10 @@ fn loss_reordering_and_counts_are_judged_by_rate() {
         b.samples.arrival.swap(i - 1, i);
     }
     let c = pair(delays(4000, 5), b);
-    assert_eq!(verdict(&c, "Loss"), Verdict::Worse);
-    assert_eq!(verdict(&c, "Reordered"), Verdict::Worse);
+    assert_eq!(verdict(&c, "Loss"), RowVerdict::Worse);
+    assert_eq!(verdict(&c, "Reordered"), RowVerdict::Worse);
     let over = c.rows.last().unwrap();
-    assert_eq!(over.against_first[0].verdict, Verdict::CannotTell);
+    assert_eq!(over.against_first[0].verdict, RowVerdict::CannotTell);
     assert!(row(&c, "Count").against_first.is_empty());
     // Twice the probes, twice the count, about the same rate.
     let over = row(&c, "> 50 ms");
@@ -142,17 +142,17 @@ fn few_events_and_few_samples_prove_nothing() {
     };
     let c = pair(lose(0), lose(4));
     let d = row(&c, "Loss").against_first[0].difference.unwrap();
-    assert_eq!(d.verdict, Verdict::CannotTell);
+    assert_eq!(d.verdict, RowVerdict::CannotTell);
     assert!(d.p >= 0.125 - 1e-9 && d.interval.low <= 0.0, "{d:?}");
     let c = pair(delays(300, 1), delays(300, 2));
-    assert_eq!(verdict(&c, "P99"), Verdict::TooFew);
+    assert_eq!(verdict(&c, "P99"), RowVerdict::TooFew);
     assert_eq!(row(&c, "P99").against_first[0].difference, None);
     assert!(c.headlines[0].text.ends_with("too few samples for P99"));
     let c = pair(delays(5, 1), delays(5, 2));
     assert!(c.headlines[0]
         .text
         .contains("too few samples for a verdict"));
-    assert_eq!(verdict(&c, "Max"), Verdict::TooFew);
+    assert_eq!(verdict(&c, "Max"), RowVerdict::TooFew);
 }
 
 #[test]
@@ -161,16 +161,16 @@ fn all_lost_none_sent_and_the_same_twice() {
     lost.samples.rtt_us.fill(None);
     lost.samples.arrival.clear();
     let c = pair(delays(2000, 1), lost.clone());
-    assert_eq!(verdict(&c, "Loss"), Verdict::Worse);
+    assert_eq!(verdict(&c, "Loss"), RowVerdict::Worse);
     assert_eq!(row(&c, "Median").values[1], None);
-    assert_eq!(verdict(&c, "Median"), Verdict::TooFew);
+    assert_eq!(verdict(&c, "Median"), RowVerdict::TooFew);
     let c = pair(lost.clone(), lost);
-    assert_eq!(verdict(&c, "Loss"), Verdict::CannotTell);
+    assert_eq!(verdict(&c, "Loss"), RowVerdict::CannotTell);
     let same = pair(delays(2000, 1), delays(2000, 1));
     for row in &same.rows[1..] {
         let verdict = row.against_first[0].verdict;
         assert!(
-            !matches!(verdict, Verdict::Better | Verdict::Worse),
+            !matches!(verdict, RowVerdict::Better | RowVerdict::Worse),
             "{}",
             row.name
         );
@@ -178,9 +178,9 @@ fn all_lost_none_sent_and_the_same_twice() {
     assert!(same.headlines[0].text.contains("cannot tell it from A"));
     assert_eq!(same.warnings, []);
     let none = [side("A", vec![delays(9, 1)]), side("B", vec![delays(0, 1)])];
-    let error = compare(&none, &Options::default()).unwrap_err();
+    let error = compare(&none, &CompareOptions::default()).unwrap_err();
     assert!(error.to_string().contains("B holds no probes"), "{error}");
-    let error = compare(&none[..1], &Options::default()).unwrap_err();
+    let error = compare(&none[..1], &CompareOptions::default()).unwrap_err();
     assert!(error.to_string().contains("at least two"), "{error}");
 }
 
@@ -226,7 +226,7 @@ fn a_third_run_is_held_against_the_first_and_json_is_read_back() {
         let run = changed(delays(2500, seed), |v| v + shift);
         side(&seed.to_string(), vec![run])
     });
-    let c = compare(&runs, &Options::default()).unwrap();
+    let c = compare(&runs, &CompareOptions::default()).unwrap();
     assert_eq!(c.headlines.len(), 2);
     assert!(!c.headlines[0].worse && c.headlines[1].worse);
     // Figures may change in the last digit; an open bound is null.
@@ -244,7 +244,7 @@ fn most_often(pairs: impl Iterator<Item = Comparison>) -> (f64, String) {
         let rows = c.rows.iter().skip(1);
         let differs = |r: &&Compared| {
             let verdict = r.against_first[0].verdict;
-            matches!(verdict, Verdict::Better | Verdict::Worse)
+            matches!(verdict, RowVerdict::Better | RowVerdict::Worse)
         };
         for row in rows.filter(differs) {
             *counts.entry(row.name.clone()).or_default() += 1.0;
@@ -303,25 +303,25 @@ fn several_runs_a_side_show_how_far_equal_ones_differ() {
     };
     let judged = |shift: f64| {
         let sides = [side("A", of(0..5, 0.0)), side("B", of(5..10, shift))];
-        compare(&sides, &Options::default()).unwrap()
+        compare(&sides, &CompareOptions::default()).unwrap()
     };
     let same = judged(0.0);
-    assert_eq!(verdict(&same, "Median"), Verdict::CannotTell);
+    assert_eq!(verdict(&same, "Median"), RowVerdict::CannotTell);
     assert_eq!((same.runs[0].runs, same.runs[0].sent), (5, 10_000));
     assert!(row(&same, "Min").compared_by.is_none());
     let small = judged(1e3);
-    assert_eq!(verdict(&small, "Median"), Verdict::CannotTell);
+    assert_eq!(verdict(&small, "Median"), RowVerdict::CannotTell);
     let large = judged(4e3);
-    assert_eq!(verdict(&large, "Median"), Verdict::Worse);
+    assert_eq!(verdict(&large, "Median"), RowVerdict::Worse);
     assert!(large.headlines[0].worse);
     // One of them alone is called different, and is.
     let alone = pair(of(0..1, 0.0).remove(0), of(3..4, 0.0).remove(0));
-    assert_eq!(verdict(&alone, "Median"), Verdict::Worse);
+    assert_eq!(verdict(&alone, "Median"), RowVerdict::Worse);
     let error = compare(
         &[side("A", of(0..2, 0.0)), side("B", of(2..3, 0.0))],
-        &Options {
+        &CompareOptions {
             paired: true,
-            ..Options::default()
+            ..CompareOptions::default()
         },
     );
     assert!(error.unwrap_err().to_string().contains("as many runs"));

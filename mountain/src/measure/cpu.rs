@@ -16,7 +16,7 @@ use super::runfile::Cpu;
 
 pub(crate) mod command;
 
-use command::Running;
+use command::RunningCommand;
 
 /// Names of the shares in [`Cpu::shares`].
 pub const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
@@ -162,7 +162,7 @@ pub fn record(
     let start = Instant::now();
     let first = read().context("cannot read /proc/stat")?;
     let mut recorder = Recorder::new(start, &first, accounting, interval);
-    let mut running = command.map(Running::start).transpose()?;
+    let mut running = command.map(RunningCommand::start).transpose()?;
     let mut done = Done::default();
     let end = duration.map(|d| start + d);
     let ran = done.run(
@@ -223,7 +223,7 @@ impl Done {
         interval: Duration,
         end: Option<Instant>,
         awake: &SignalFd,
-        running: &mut Option<Running>,
+        running: &mut Option<RunningCommand>,
         read: &mut dyn FnMut() -> io::Result<String>,
     ) -> Result<()> {
         let start = recorder.start;
@@ -241,7 +241,7 @@ impl Done {
                     break;
                 }
                 command::wait(awake, left)?;
-                running.iter().for_each(Running::reap_orphans);
+                running.iter().for_each(RunningCommand::reap_orphans);
                 while let Some(signal) = awake.read_signal()? {
                     if signal.ssi_signo != Signal::SIGCHLD as u32 {
                         self.interrupted = true;
@@ -263,7 +263,7 @@ impl Done {
         Ok(())
     }
 
-    fn ended(&self, running: &Option<Running>) -> bool {
+    fn ended(&self, running: &Option<RunningCommand>) -> bool {
         self.status.is_some() || (self.interrupted && running.is_none())
     }
 

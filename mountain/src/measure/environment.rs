@@ -47,7 +47,7 @@ pub(crate) fn command_line() -> String {
 /// Reads the circumstances as they are now, of the calling thread's network namespace. Call it
 /// before the measurement, as it includes the load so far.
 ///
-/// `steering`: what steers here, see [`super::ping::Options::steering`].
+/// `steering`: what steers here, see [`super::ping::PingOptions::steering`].
 pub fn record(steering: Option<&str>) -> Environment {
     let mut found = Environment::new();
     kernel(&mut found);

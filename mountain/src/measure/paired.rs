@@ -4,7 +4,7 @@
 //! Whatever changes between measurements (a neighbour of the machine, where a process was put)
 //! changes between rounds too, so the rounds themselves show how far equal sides differ.
 
-use super::verdict::{Difference, Interval, LEVEL};
+use super::verdict::{Interval, RowDifference, LEVEL};
 
 /// More would make all choices of signs too many to go through.
 pub const MOST_ROUNDS: u32 = 20;
@@ -29,7 +29,7 @@ pub fn sign_flips(differences: &[f64]) -> f64 {
 
 /// The mean difference with the interval that [`sign_flips`] does not reject: the means of all
 /// subsets of the differences, less the outermost (Hartigan 1969). `None` without any.
-pub fn difference(differences: &[f64]) -> Option<Difference> {
+pub fn difference(differences: &[f64]) -> Option<RowDifference> {
     let n = differences.len().min(MOST_ROUNDS as usize);
     if n == 0 {
         return None;
@@ -49,13 +49,13 @@ pub fn difference(differences: &[f64]) -> Option<Difference> {
         low: means[outermost.min(means.len() - 1)],
         high: means[means.len() - 1 - outermost.min(means.len() - 1)],
     };
-    Some(Difference::new(interval, sign_flips(differences)))
+    Some(RowDifference::new(interval, sign_flips(differences)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::verdict::Verdict;
+    use crate::measure::verdict::RowVerdict;
 
     #[test]
     fn p_values_of_sign_flips_by_hand() {
@@ -70,14 +70,14 @@ mod tests {
     #[test]
     fn interval_and_p_value_say_the_same() {
         let d = difference(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]).unwrap();
-        assert_eq!((d.interval.estimate, d.verdict), (4.5, Verdict::Worse));
+        assert_eq!((d.interval.estimate, d.verdict), (4.5, RowVerdict::Worse));
         assert!(0.0 < d.interval.low && d.interval.low < 3.0, "{d:?}");
         let d = difference(&[-1.0, 2.0, -3.0, 4.0, 5.0, -6.0, 7.0, 8.0]).unwrap();
-        assert_eq!(d.verdict, Verdict::CannotTell);
+        assert_eq!(d.verdict, RowVerdict::CannotTell);
         assert!(d.interval.low < 0.0 && d.interval.high > 0.0, "{d:?}");
         // With fewer than six rounds no p-value is low enough.
         let d = difference(&[5.0; 5]).unwrap();
-        assert_eq!((d.verdict, d.interval.low), (Verdict::CannotTell, 0.0));
+        assert_eq!((d.verdict, d.interval.low), (RowVerdict::CannotTell, 0.0));
         assert_eq!(difference(&[]), None);
     }
 }

@@ -29,8 +29,8 @@ mod log;
 mod packets;
 
 use connects::Connects;
-use log::Log;
-use packets::Packets;
+use log::ProbeLog;
+use packets::PingPackets;
 
 pub use log::Clock;
 
@@ -44,7 +44,7 @@ type Progress<'a> = dyn FnMut(usize, Option<f64>) + 'a;
 
 /// What to measure.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct PingOptions {
     /// Address or name.
     pub target: String,
     /// Resolve to IPv4 or IPv6 only.
@@ -73,7 +73,7 @@ pub struct Options {
 
 /// What is left of a measurement.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct PingOutcome {
     /// As it is saved and compared.
     pub run: RunFile,
     /// Further answers to a probe already answered.
@@ -94,19 +94,19 @@ pub struct Outcome {
 
 /// How probes are made.
 enum Method {
-    Packets(Packets),
+    Packets(PingPackets),
     Connects(Connects),
 }
 
 impl Method {
-    fn send(&mut self, log: &mut Log, progress: &mut Progress) {
+    fn send(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
         match self {
             Method::Packets(packets) => packets.send(log),
             Method::Connects(connects) => connects.send(log, progress),
         }
     }
 
-    fn receive(&mut self, log: &mut Log, progress: &mut Progress) {
+    fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
         match self {
             Method::Packets(packets) => packets.receive(log, progress),
             Method::Connects(connects) => connects.receive(log, progress),
@@ -121,7 +121,7 @@ impl Method {
     }
 
     /// Whether nothing more can come.
-    fn complete(&self, log: &Log) -> bool {
+    fn complete(&self, log: &ProbeLog) -> bool {
         match self {
             Method::Packets(_) => log.complete(),
             Method::Connects(connects) => !connects.waiting(),
@@ -131,10 +131,10 @@ impl Method {
 
 /// Everything ready to send, and what has been measured so far.
 pub struct Pinger {
-    options: Options,
+    options: PingOptions,
     address: SocketAddr,
     method: Method,
-    log: Log,
+    log: ProbeLog,
     /// How the kernel said that it would send.
     way: Option<EgressRoute>,
     /// SIGINT, SIGTERM and SIGHUP: blocked before anything is switched on that must be switched back.
@@ -143,7 +143,7 @@ pub struct Pinger {
     hardware: Result<InUse, String>,
 }
 
-impl Options {
+impl PingOptions {
     /// Says what cannot work.
     fn check(&self) -> Result<()> {
         let (least, most, what) = match (self.udp, self.tcp) {
@@ -222,7 +222,7 @@ impl Options {
 
 impl Pinger {
     /// Resolves the name and opens the sockets; what is wrong shows here, before anything is sent.
-    pub fn new(options: Options) -> Result<Self> {
+    pub fn new(options: PingOptions) -> Result<Self> {
         options.check()?;
         let ifindex = match &options.device {
             Some(device) => Some(
@@ -258,14 +258,14 @@ impl Pinger {
                 Ok((ifindex, in_use)) => (Some(ifindex), Ok(in_use)),
                 Err(why) => (None, Err(why)),
             };
-            let packets = Packets::open(&options, address, clock)?;
+            let packets = PingPackets::open(&options, address, clock)?;
             (Method::Packets(packets), hardware)
         };
         Ok(Self {
             options,
             address,
             method,
-            log: Log::default(),
+            log: ProbeLog::default(),
             way,
             ended,
             hardware,
@@ -283,7 +283,7 @@ impl Pinger {
     ///
     /// # Errors
     /// Only when nothing was measured.
-    pub fn run(mut self, mut progress: impl FnMut(usize, Option<f64>)) -> Result<Outcome> {
+    pub fn run(mut self, mut progress: impl FnMut(usize, Option<f64>)) -> Result<PingOutcome> {
         let environment = environment::record(self.options.steering.as_deref());
         if let Method::Packets(packets) = &self.method {
             packets.wait_ready();
@@ -314,7 +314,7 @@ impl Pinger {
         start: Instant,
         started: SystemTime,
         seconds: f64,
-    ) -> Result<Outcome> {
+    ) -> Result<PingOutcome> {
         let (mut refused, mut repeated) = (0, 0);
         match &mut self.method {
             Method::Packets(packets) => packets.finish(&mut self.log),
@@ -367,7 +367,7 @@ impl Pinger {
             cpu: Default::default(),
             environment,
         };
-        Ok(Outcome {
+        Ok(PingOutcome {
             run,
             duplicates: log.duplicates,
             errors: log.errors,
@@ -416,7 +416,7 @@ impl Pinger {
 /// A path is a device and a gateway, and a socket can be bound to the device alone: whether its
 /// packets take the gateway is the routing table's choice.
 fn check_gateway(
-    options: &Options,
+    options: &PingOptions,
     target: IpAddr,
     gateway: IpAddr,
     way: EgressRoute,
@@ -494,17 +494,17 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_said() {
-        let options = Options {
+        let options = PingOptions {
             target: "127.0.0.1".into(),
             ipv6: None,
             count: 1,
             interval: Duration::from_millis(10),
             size: 56,
-            ..Options::default()
+            ..PingOptions::default()
         };
         options.check().unwrap();
         assert!(options.resolve().unwrap().is_ipv4());
-        let refused = |change: fn(&mut Options), why: &str| {
+        let refused = |change: fn(&mut PingOptions), why: &str| {
             let mut bad = options.clone();
             change(&mut bad);
             let error = bad

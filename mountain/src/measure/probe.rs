@@ -20,9 +20,9 @@ use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 
 use super::oneway::OneWay;
-use super::socket::{self, Kind};
+use super::socket::{self, ProbeKind};
 use super::timestamp::{self, ErrorEvent, Received, Stamping};
-use super::timing::{to_us, Times};
+use super::timing::{to_us, ProbeStamps};
 use super::wire::{self, ProbeId, Reflected};
 
 /// After this an answer is no longer waited for.
@@ -534,7 +534,7 @@ impl Endpoint {
             self.cookie = wire::cookie(packet);
         }
         let at_ns = waiting.sent.duration_since(epoch).as_nanos() as u64;
-        let times = Times {
+        let times = ProbeStamps {
             user_ns: now.duration_since(waiting.sent).as_nanos() as i64,
             t1_user: waiting.sent_real_ns,
             sched: waiting.sched_ns,
@@ -583,8 +583,8 @@ fn stamp(
 /// A socket for the path as it is now.
 fn open_socket(path: &ProbePath, ident: u16) -> io::Result<Socket> {
     let kind = match path.target {
-        Target::Icmp(_) => Kind::IcmpEcho { ident },
-        Target::Reflector(_) => Kind::Udp,
+        Target::Icmp(_) => ProbeKind::IcmpEcho { ident },
+        Target::Reflector(_) => ProbeKind::Udp,
     };
     let source = path
         .source

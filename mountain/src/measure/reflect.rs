@@ -47,7 +47,7 @@ const MAX_FAILURES: u32 = 100;
 
 /// How much is answered.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct AnswerLimits {
     /// Sustained replies per second to one source: an IPv4 address or an IPv6 /64. The default,
     /// 1000, allows 50 paths at 50 ms or one `mountain ping` at 1 ms.
     pub source_per_s: f64,
@@ -59,7 +59,7 @@ pub struct Limits {
     pub sources: usize,
 }
 
-impl Default for Limits {
+impl Default for AnswerLimits {
     fn default() -> Self {
         Self {
             source_per_s: 1_000.0,
@@ -97,7 +97,7 @@ impl Reflector {
     ///
     /// # Errors
     /// EADDRINUSE and what else bind(2) says.
-    pub fn bind(address: SocketAddr, limits: Limits) -> io::Result<Self> {
+    pub fn bind(address: SocketAddr, limits: AnswerLimits) -> io::Result<Self> {
         // Sockets that share a port do not notice one that somebody else shares, too.
         drop(listen(address, false)?);
         let others = listen(address, true)?;
@@ -189,7 +189,7 @@ fn listen(address: SocketAddr, shared: bool) -> io::Result<Socket> {
 
 /// Everything but the sockets.
 struct Answerer {
-    limits: Limits,
+    limits: AnswerLimits,
     key: Key,
     known: Clients,
     others: Clients,
@@ -224,7 +224,7 @@ struct Accepted {
 }
 
 impl Answerer {
-    fn new(limits: Limits, key: Key, now: Instant) -> Self {
+    fn new(limits: AnswerLimits, key: Key, now: Instant) -> Self {
         Self {
             limits,
             key,
@@ -283,7 +283,7 @@ impl Answerer {
             self.stats.junk.fetch_add(1, Relaxed);
             return None;
         };
-        let Limits {
+        let AnswerLimits {
             source_per_s,
             total_per_s,
             burst_s,
@@ -455,10 +455,10 @@ mod tests {
     #[test]
     fn a_source_is_limited_and_others_are_not() {
         let now = Instant::now();
-        let limits = Limits {
+        let limits = AnswerLimits {
             source_per_s: 100.0,
             burst_s: 0.1,
-            ..Limits::default()
+            ..AnswerLimits::default()
         };
         let mut answerer = Answerer::new(limits, Key::random(), now);
         let mut accepted = |from: &str, at_ms: u64| {
@@ -488,10 +488,10 @@ mod tests {
     #[test]
     fn the_total_is_limited() {
         let now = Instant::now();
-        let limits = Limits {
+        let limits = AnswerLimits {
             total_per_s: 50.0,
             burst_s: 0.1,
-            ..Limits::default()
+            ..AnswerLimits::default()
         };
         let mut answerer = Answerer::new(limits, Key::random(), now);
         let got = (0..200)
@@ -507,7 +507,7 @@ mod tests {
     #[test]
     fn forged_sources_take_nothing_from_known_clients() {
         let now = Instant::now();
-        let mut answerer = Answerer::new(Limits::default(), Key::random(), now);
+        let mut answerer = Answerer::new(AnswerLimits::default(), Key::random(), now);
         let honest = received("198.51.100.1:7");
         let first = answerer.accept(&request(), &honest, now).unwrap();
         assert!(!first.is_known);
@@ -538,7 +538,7 @@ mod tests {
     #[test]
     fn a_client_that_becomes_known_is_counted_on() {
         let now = Instant::now();
-        let mut answerer = Answerer::new(Limits::default(), Key::random(), now);
+        let mut answerer = Answerer::new(AnswerLimits::default(), Key::random(), now);
         let from = received("198.51.100.1:7");
         let first = answerer.accept(&request(), &from, now).unwrap();
         assert_eq!(answerer.count(&first), 1);
@@ -549,7 +549,7 @@ mod tests {
     #[test]
     fn junk_is_counted_not_answered() {
         let now = Instant::now();
-        let mut answerer = Answerer::new(Limits::default(), Key::random(), now);
+        let mut answerer = Answerer::new(AnswerLimits::default(), Key::random(), now);
         let good = received("198.51.100.1:7");
         let broadcast = Received {
             destination: Some("192.0.2.255".parse().unwrap()),

@@ -10,7 +10,7 @@ use super::timestamp::{self, Stamping};
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProbeKind {
     /// Raw ICMP or ICMPv6 that receives echo replies with this identifier only. IPv4 packets
     /// arrive with their IP header, IPv6 ones without.
     IcmpEcho {
@@ -31,7 +31,7 @@ pub enum Kind {
 /// EPERM for ICMP without CAP_NET_RAW, EACCES for ping sockets outside of the allowed groups; ENODEV for a missing device; EADDRNOTAVAIL for a `source`
 /// that the host does not have; ENETUNREACH and others when there is no route.
 pub fn open(
-    kind: Kind,
+    kind: ProbeKind,
     device: Option<&str>,
     source: Option<SocketAddr>,
     target: SocketAddr,
@@ -40,7 +40,7 @@ pub fn open(
     let ipv6 = target.is_ipv6();
     let domain = Domain::for_address(target);
     let socket = match kind {
-        Kind::IcmpEcho { ident } => {
+        ProbeKind::IcmpEcho { ident } => {
             let protocol = if ipv6 {
                 Protocol::ICMPV6
             } else {
@@ -61,7 +61,7 @@ pub fn open(
             socket.attach_filter(&ident_filter(ipv6, ident))?;
             socket
         }
-        Kind::Ping => {
+        ProbeKind::Ping => {
             let protocol = if ipv6 {
                 Protocol::ICMPV6
             } else {
@@ -69,7 +69,7 @@ pub fn open(
             };
             Socket::new(domain, Type::DGRAM, Some(protocol))?
         }
-        Kind::Udp => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
+        ProbeKind::Udp => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
     };
     socket.set_nonblocking(true)?;
     if let Some(device) = device {

@@ -12,7 +12,7 @@ pub(super) fn to_us(ns: i64) -> u32 {
 }
 
 /// All stamps of one probe, ns.
-pub(super) struct Times {
+pub(super) struct ProbeStamps {
     /// Whole way by the steady clock in user space.
     pub(super) user_ns: i64,
     pub(super) t1_user: u64,
@@ -26,7 +26,7 @@ pub(super) struct Times {
 
 /// What [`super::probe::Answer`] reports of them.
 #[derive(Debug, PartialEq)]
-pub(super) struct Figures {
+pub(super) struct ProbeDelays {
     pub(super) rtt_us: u32,
     pub(super) forward_us: Option<u32>,
     pub(super) backward_us: Option<u32>,
@@ -46,7 +46,7 @@ pub(super) struct RoundTrip {
     pub(super) kernel_stamps: bool,
 }
 
-impl Times {
+impl ProbeStamps {
     pub(super) fn round_trip(&self) -> RoundTrip {
         let t1 = self.t1.or(self.sched).unwrap_or(self.t1_user);
         let t4 = self.t4.unwrap_or(self.t4_user);
@@ -73,7 +73,7 @@ impl Times {
     }
 
     /// RTT, queue and variation; feeds `one_way`, whose clock `at_ns` is.
-    pub(super) fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> Figures {
+    pub(super) fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> ProbeDelays {
         let round_trip = self.round_trip();
         let rtt_us = to_us(round_trip.rtt_ns);
         let variation = round_trip
@@ -89,7 +89,7 @@ impl Times {
             .map_or(rtt_us, |(v, min)| {
                 min.saturating_add(v.forward_us).min(rtt_us)
             });
-        Figures {
+        ProbeDelays {
             rtt_us,
             forward_us: variation.map(|v| v.forward_us),
             backward_us: variation.map(|v| v.backward_us),
@@ -104,8 +104,8 @@ impl Times {
 mod tests {
     use super::*;
 
-    fn times() -> Times {
-        Times {
+    fn times() -> ProbeStamps {
+        ProbeStamps {
             user_ns: 30_000_000,
             t1_user: 1_000_000_000,
             sched: Some(1_000_100_000),
@@ -121,7 +121,7 @@ mod tests {
         let got = times().evaluate(0, &mut OneWay::new());
         assert_eq!(
             got,
-            Figures {
+            ProbeDelays {
                 rtt_us: 20_000,
                 forward_us: None,
                 backward_us: None,
@@ -137,7 +137,7 @@ mod tests {
         let mut filter = OneWay::new();
         let offset = 5_000_000_000_000;
         let t2 = 1_012_100_000 + offset;
-        let quiet = Times {
+        let quiet = ProbeStamps {
             reflected: Some((t2, t2 + 4_000_000)),
             ..times()
         };
@@ -146,7 +146,7 @@ mod tests {
             (got.rtt_us, got.forward_us, got.backward_us),
             (16_000, Some(0), Some(0))
         );
-        let slow = Times {
+        let slow = ProbeStamps {
             reflected: Some((t2 + 300_000_000, t2 + 300_000_000)),
             t4: Some(1_318_100_000),
             user_ns: 330_000_000,
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn a_clock_set_under_way_falls_back_to_the_steady_clock() {
         for t4 in [900_000_000, 9_000_000_000] {
-            let got = Times {
+            let got = ProbeStamps {
                 t4: Some(t4),
                 ..times()
             }
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn without_a_driver_stamp_the_next_best_one_is_used() {
-        let got = Times {
+        let got = ProbeStamps {
             t1: None,
             ..times()
         }
@@ -181,7 +181,7 @@ mod tests {
             (got.rtt_us, got.queue_us, got.kernel_stamps),
             (22_000, None, false)
         );
-        let got = Times {
+        let got = ProbeStamps {
             t1: None,
             sched: None,
             ..times()
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_reflector_with_nonsense_stamps_costs_only_the_directions() {
         for reflected in [(u64::MAX, 0), (0, u64::MAX), (7, 1)] {
-            let times = Times {
+            let times = ProbeStamps {
                 reflected: Some(reflected),
                 ..times()
             };

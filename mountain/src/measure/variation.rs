@@ -4,7 +4,7 @@
 //!
 //! A path's delay drifts over any length of time, and two runs lie further apart than any two
 //! parts of one. So a run's slowest changes are measured, and carried on to slower ones by the rate
-//! at which they grow: see [`Slow`] and docs/measuring.md.
+//! at which they grow: see [`SlowVariance`] and docs/measuring.md.
 
 use std::rc::Rc;
 
@@ -33,14 +33,14 @@ const CARRY_MOST: f64 = 10.0;
 
 /// Variance of a series' mean by its slowest changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slow {
+pub struct SlowVariance {
     /// Standard error of the mean.
     pub error: f64,
     /// Degrees of freedom of the error's square.
     pub freedom: f64,
 }
 
-impl Slow {
+impl SlowVariance {
     /// Of values in order of time, 8 or more.
     ///
     /// The projections on the slowest cosines have the variance of the mean (Lazarus, Lewis, Stock
@@ -85,7 +85,7 @@ pub struct Events {
 
 /// A figure of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Figure {
+pub struct RunFigure {
     /// In the row's unit.
     pub value: f64,
     /// Degrees of freedom of its standard error.
@@ -107,11 +107,11 @@ enum Error {
         level: f64,
     },
     /// Of the difference of two figures, the first less the second.
-    Between(Box<(Figure, Figure)>),
+    Between(Box<(RunFigure, RunFigure)>),
 }
 
-impl Figure {
-    fn even(value: f64, slow: Slow) -> Self {
+impl RunFigure {
+    fn even(value: f64, slow: SlowVariance) -> Self {
         Self {
             value,
             freedom: slow.freedom,
@@ -259,24 +259,24 @@ impl Cells {
 
     /// The ratio of two columns over the run, and its error: each cell's part in it is what it has
     /// beyond its share.
-    fn ratio(&self, column: usize, of: usize) -> (f64, Slow) {
+    fn ratio(&self, column: usize, of: usize) -> (f64, SlowVariance) {
         let all = self.total[of].max(1.0);
         let ratio = self.total[column] / all;
         let count = self.sums.len() / self.columns;
         let parts: Vec<f64> = (self.sums.chunks_exact(self.columns))
             .map(|cell| (cell[column] - ratio * cell[of]) * count as f64 / all)
             .collect();
-        (ratio, Slow::of(&parts))
+        (ratio, SlowVariance::of(&parts))
     }
 
-    fn share(&self, column: usize, of: usize) -> Figure {
+    fn share(&self, column: usize, of: usize) -> RunFigure {
         let (ratio, slow) = self.ratio(column, of);
-        Figure::even(ratio, slow)
+        RunFigure::even(ratio, slow)
     }
 }
 
 /// How the level moves: medians of parts of the run.
-fn level(replies: &[Reply]) -> Option<Slow> {
+fn level(replies: &[Reply]) -> Option<SlowVariance> {
     let part = replies.len().div_ceil(LEVEL_PARTS).max(1);
     let medians: Vec<f64> = (replies.chunks(part))
         .filter_map(|part| {
@@ -285,7 +285,7 @@ fn level(replies: &[Reply]) -> Option<Slow> {
             quantile(&rtts, 0.5)
         })
         .collect();
-    (medians.len() >= 8).then(|| Slow::of(&medians))
+    (medians.len() >= 8).then(|| SlowVariance::of(&medians))
 }
 
 /// The figures of one run, for each row of its [`Table::rows`]; `None` where nothing can be said.
@@ -293,7 +293,12 @@ fn level(replies: &[Reply]) -> Option<Slow> {
 /// `replies` in order of arrival, of the table's `sent` probes, numbered from 0. Counts are
 /// scaled to `per` answers, so that runs of different lengths compare. `segment`: samples per
 /// part for Min and Max. All rows stand here one below the other, in the order of the table.
-pub fn figures(replies: &[Reply], table: &Table, per: f64, segment: usize) -> Vec<Option<Figure>> {
+pub fn figures(
+    replies: &[Reply],
+    table: &Table,
+    per: f64,
+    segment: usize,
+) -> Vec<Option<RunFigure>> {
     let n = replies.len();
     let mut sorted: Vec<f64> = replies.iter().map(|r| r.rtt_us).collect();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -303,9 +308,9 @@ pub fn figures(replies: &[Reply], table: &Table, per: f64, segment: usize) -> Ve
     let cells = Cells::new(replies, table, center, at);
     let enough = |least: usize| n >= least;
     let level = level(replies);
-    let quantile_of = |i: usize, level: Slow| {
+    let quantile_of = |i: usize, level: SlowVariance| {
         let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
-        Figure {
+        RunFigure {
             value: at[i],
             freedom: slow.freedom,
             events: None,
@@ -318,7 +323,7 @@ pub fn figures(replies: &[Reply], table: &Table, per: f64, segment: usize) -> Ve
         }
     };
     let level = level.filter(|_| enough(LEAST));
-    let median = level.map(|level| Figure::even(at[0], level));
+    let median = level.map(|level| RunFigure::even(at[0], level));
     let judged = |i: usize| {
         let least = (BEYOND / (1.0 - LEVELS[i])).round() as usize;
         Some(quantile_of(i, level?)).filter(|_| enough(least))
@@ -326,12 +331,15 @@ pub fn figures(replies: &[Reply], table: &Table, per: f64, segment: usize) -> Ve
     let [p95, p99] = [1, 2].map(judged);
     let p999 = table.delays.as_ref().and_then(|d| d.p999);
     let p999 = p999.and_then(|_| judged(3));
-    let pdv = p99.clone().zip(median.clone()).map(|(high, low)| Figure {
-        value: high.value - low.value,
-        freedom: high.freedom,
-        events: None,
-        error: Error::Between(Box::new((high, low))),
-    });
+    let pdv = p99
+        .clone()
+        .zip(median.clone())
+        .map(|(high, low)| RunFigure {
+            value: high.value - low.value,
+            freedom: high.freedom,
+            events: None,
+            error: Error::Between(Box::new((high, low))),
+        });
     let some = enough(LEAST);
     let avg = some.then(|| {
         let mut mean = cells.share(SUM, ANSWERED);
@@ -342,7 +350,7 @@ pub fn figures(replies: &[Reply], table: &Table, per: f64, segment: usize) -> Ve
         let (variance, slow) = cells.ratio(SQUARES, ANSWERED);
         let deviation = variance.sqrt();
         let error = slow.error / (2.0 * deviation).max(f64::MIN_POSITIVE);
-        Figure::even(deviation, Slow { error, ..slow })
+        RunFigure::even(deviation, SlowVariance { error, ..slow })
     });
     let stdev = mdev
         .clone()
@@ -397,7 +405,7 @@ pub fn segment(n: usize) -> usize {
 
 /// Extremes of a whole run hang on single samples, and nothing tells how far they would differ in
 /// another run. Their means over many equally long parts can be compared.
-fn extreme(replies: &[Reply], segment: usize, of: impl Fn(f64, f64) -> f64) -> Option<Figure> {
+fn extreme(replies: &[Reply], segment: usize, of: impl Fn(f64, f64) -> f64) -> Option<RunFigure> {
     if segment < SEGMENT_LEAST {
         return None;
     }
@@ -409,5 +417,5 @@ fn extreme(replies: &[Reply], segment: usize, of: impl Fn(f64, f64) -> f64) -> O
         })
         .collect();
     let mean = parts.iter().sum::<f64>() / parts.len() as f64;
-    Some(Figure::even(mean, Slow::of(&parts)))
+    Some(RunFigure::even(mean, SlowVariance::of(&parts)))
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use super::stats::quantile;
-use super::variation::{Events, Figure};
+use super::variation::{Events, RunFigure};
 
 /// Two-sided level of every test; intervals have 1 − this.
 pub const LEVEL: f64 = 0.05;
@@ -18,7 +18,7 @@ const FAR: f64 = 1e3;
 
 /// What can be said about a row, less being better in all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
+pub enum RowVerdict {
     /// Significantly less.
     #[serde(rename = "better")]
     Better,
@@ -33,23 +33,23 @@ pub enum Verdict {
     TooFew,
 }
 
-impl Verdict {
+impl RowVerdict {
     /// For a difference (second − first) and its p-value.
     pub fn of(difference: f64, p: f64) -> Self {
         match (p < LEVEL, difference < 0.0) {
-            (false, _) => Verdict::CannotTell,
-            (true, true) => Verdict::Better,
-            (true, false) => Verdict::Worse,
+            (false, _) => RowVerdict::CannotTell,
+            (true, true) => RowVerdict::Better,
+            (true, false) => RowVerdict::Worse,
         }
     }
 
     /// As tables and JSON have it.
     pub fn text(self) -> &'static str {
         match self {
-            Verdict::Better => "better",
-            Verdict::Worse => "worse",
-            Verdict::CannotTell => "cannot tell",
-            Verdict::TooFew => "too few samples",
+            RowVerdict::Better => "better",
+            RowVerdict::Worse => "worse",
+            RowVerdict::CannotTell => "cannot tell",
+            RowVerdict::TooFew => "too few samples",
         }
     }
 }
@@ -92,17 +92,17 @@ fn no_high<'de, D: Deserializer<'de>>(bound: D) -> Result<f64, D::Error> {
 
 /// The difference of a row between two sides, second − first.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Difference {
+pub struct RowDifference {
     /// Of the difference, in the row's unit.
     #[serde(flatten)]
     pub interval: Interval,
     /// Two-sided p-value of "no difference".
     pub p: f64,
     /// By `p`.
-    pub verdict: Verdict,
+    pub verdict: RowVerdict,
 }
 
-impl Difference {
+impl RowDifference {
     /// Where the p-value shows no difference, the interval says the same.
     pub fn new(mut interval: Interval, p: f64) -> Self {
         if p >= LEVEL {
@@ -112,7 +112,7 @@ impl Difference {
         Self {
             interval,
             p,
-            verdict: Verdict::of(interval.estimate, p),
+            verdict: RowVerdict::of(interval.estimate, p),
         }
     }
 }
@@ -121,7 +121,7 @@ impl Difference {
 ///
 /// The interval combines the two figures' bounds, which need not be even (MOVER: Zou and Donner
 /// 2008); the p-value is the level at which it no longer holds 0.
-pub fn difference(a: &Figure, b: &Figure) -> Difference {
+pub fn difference(a: &RunFigure, b: &RunFigure) -> RowDifference {
     let estimate = b.value - a.value;
     let freedom = welch(a, b);
     let (a, b) = (&a.as_uncertain_as(b), &b.as_uncertain_as(a));
@@ -149,7 +149,7 @@ pub fn difference(a: &Figure, b: &Figure) -> Difference {
     }
     let p = rare_too(two_sided(from, freedom), a.events, b.events);
     let (low, high) = bounds(critical(freedom));
-    Difference::new(
+    RowDifference::new(
         Interval {
             estimate,
             low,
@@ -160,8 +160,8 @@ pub fn difference(a: &Figure, b: &Figure) -> Difference {
 }
 
 /// Degrees of freedom of a sum of two variances (Welch and Satterthwaite).
-fn welch(a: &Figure, b: &Figure) -> f64 {
-    let variance = |f: &Figure| {
+fn welch(a: &RunFigure, b: &RunFigure) -> f64 {
+    let variance = |f: &RunFigure| {
         let (low, high) = f.reach(1.0);
         low.min(high).powi(2)
     };
@@ -186,7 +186,11 @@ fn critical(freedom: f64) -> f64 {
 
 /// The difference of two sides that hold several runs: of the runs' figures, by how far they differ
 /// within a side (Student's t with one variance). `None` where no side has two.
-pub(crate) fn replicates(a: &[f64], b: &[f64], events: [Option<Events>; 2]) -> Option<Difference> {
+pub(crate) fn replicates(
+    a: &[f64],
+    b: &[f64],
+    events: [Option<Events>; 2],
+) -> Option<RowDifference> {
     let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
     let squares = |v: &[f64]| v.iter().map(|x| (x - mean(v)).powi(2)).sum::<f64>();
     let freedom = (a.len() + b.len()).checked_sub(2).filter(|f| *f > 0)? as f64;
@@ -207,7 +211,10 @@ pub(crate) fn replicates(a: &[f64], b: &[f64], events: [Option<Events>; 2]) -> O
         low: estimate - half,
         high: estimate + half,
     };
-    Some(Difference::new(interval, rare_too(p, events[0], events[1])))
+    Some(RowDifference::new(
+        interval,
+        rare_too(p, events[0], events[1]),
+    ))
 }
 
 /// Holm's step-down p-values (1979), in the order of `p`.

@@ -203,7 +203,7 @@ fn is_stuck(entry: &Attributes, mark: u32, mask: u32) -> bool {
 ///
 /// # Errors
 /// When the kernel refuses to list its connections.
-pub fn translated(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>> {
+pub fn snated_among(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>> {
     let mut found = BTreeSet::new();
     if is_empty() {
         return Ok(found);

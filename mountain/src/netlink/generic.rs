@@ -16,7 +16,7 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 pub(crate) const HEADER_LEN: usize = 4;
 
 /// A family, by a socket of the network namespace of the thread that opened it.
-pub(crate) struct Family {
+pub(crate) struct GenericFamily {
     socket: Socket,
     id: u16,
 }
@@ -26,7 +26,7 @@ pub(crate) fn body(command: u8, version: u8) -> Vec<u8> {
     vec![command, version, 0, 0]
 }
 
-impl Family {
+impl GenericFamily {
     /// The family of this name. `None`: the kernel has none, and could not load one.
     pub(crate) fn open(name: &str) -> io::Result<Option<Self>> {
         let mut socket = Socket::open_for(NETLINK_GENERIC)?;
@@ -66,7 +66,10 @@ mod tests {
     #[test]
     fn the_family_of_families_is_there_and_others_are_not() {
         // Its own number, as the kernel gives it.
-        assert_eq!(Family::open("nlctrl").unwrap().unwrap().id, GENL_ID_CTRL);
-        assert!(Family::open("mtn_no_such").unwrap().is_none());
+        assert_eq!(
+            GenericFamily::open("nlctrl").unwrap().unwrap().id,
+            GENL_ID_CTRL
+        );
+        assert!(GenericFamily::open("mtn_no_such").unwrap().is_none());
     }
 }

@@ -40,7 +40,7 @@ pub use monitor::{Change, Monitor};
 pub use netfilter::{tables_with_base_chains, translates_sources};
 pub use path_metrics::PathMetrics;
 pub use qdisc::{qdiscs, Qdiscs};
-pub use route::{look_up, policy_rules, route_to, EgressRoute, Way};
+pub use route::{look_up, policy_rules, route_to, Egress, EgressRoute};
 pub use snapshot::ds_field;
 pub use sock_diag::{reset_unanswered, unconnected};
 pub use xfrm::offloading_devices;

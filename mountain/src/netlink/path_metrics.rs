@@ -5,7 +5,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::generic::{body, Family};
+use super::generic::{body, GenericFamily};
 use super::wire::{ip_bytes, push_attribute};
 
 /// Names and numbers of include/uapi/linux/path_metrics.h.
@@ -19,7 +19,7 @@ const A_DELAY: u16 = 5;
 const A_VARIATION: u16 = 6;
 
 /// The kernel's paths, in the network namespace of the thread that opened it.
-pub struct PathMetrics(Family);
+pub struct PathMetrics(GenericFamily);
 
 impl PathMetrics {
     /// `None`: the kernel is not a patched one.
@@ -27,7 +27,7 @@ impl PathMetrics {
     /// # Errors
     /// When the kernel cannot be asked.
     pub fn open() -> io::Result<Option<Self>> {
-        Ok(Family::open(FAMILY)?.map(Self))
+        Ok(GenericFamily::open(FAMILY)?.map(Self))
     }
 
     /// Says how late the path of a device and gateway is at present, in µs above its best, and what that varies by, in µs. Good for

@@ -50,7 +50,7 @@ pub fn route_to(
 
 /// Where packets to an address go, all next hops of the route counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Egress {
     /// It is one of this host's own.
     Host,
     /// There is no route, or one that drops, or one to many receivers.
@@ -70,7 +70,7 @@ pub enum Way {
 ///
 /// # Errors
 /// When the kernel refuses to say.
-pub fn look_up(target: IpAddr) -> io::Result<Way> {
+pub fn look_up(target: IpAddr) -> io::Result<Egress> {
     let mut socket = Socket::open()?;
     let mut body = request(target, None, None);
     let answer = match socket.request(RTM_GETROUTE, 0, &body) {
@@ -81,14 +81,14 @@ pub fn look_up(target: IpAddr) -> io::Result<Way> {
                 Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES)
             ) =>
         {
-            return Ok(Way::Nowhere)
+            return Ok(Egress::Nowhere)
         }
         other => other?.unwrap_or_default(),
     };
     let first = match (answer.get(7), egress_route(&answer)) {
-        (Some(&RTN_LOCAL), _) => return Ok(Way::Host),
+        (Some(&RTN_LOCAL), _) => return Ok(Egress::Host),
         (Some(&RTN_UNICAST), Some(first)) => first,
-        _ => return Ok(Way::Nowhere),
+        _ => return Ok(Egress::Nowhere),
     };
     // struct rtmsg ends with the flags.
     body[8..HEADER_LEN].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
@@ -99,7 +99,7 @@ pub fn look_up(target: IpAddr) -> io::Result<Way> {
     devices.push(first.ifindex);
     devices.sort_unstable();
     devices.dedup();
-    Ok(Way::Out {
+    Ok(Egress::Out {
         first,
         devices,
         source: Attributes::after(&answer, HEADER_LEN).ip(RTA_PREFSRC),
@@ -189,9 +189,9 @@ mod tests {
     #[test]
     fn own_addresses_and_none_are_told_apart() {
         let way = |target: &str| look_up(target.parse().unwrap()).unwrap();
-        assert_eq!(way("127.0.0.2"), Way::Host);
-        assert_eq!(way("::1"), Way::Host);
-        assert_eq!(way("255.255.255.255"), Way::Nowhere);
+        assert_eq!(way("127.0.0.2"), Egress::Host);
+        assert_eq!(way("::1"), Egress::Host);
+        assert_eq!(way("255.255.255.255"), Egress::Nowhere);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct PlacementConfig {
     pub forward: Forward,
     /// What takes one path: each `flow`, or all flows from one address to one other
     /// (`destination`), for services that want a client to keep its address. Default `flow`.
-    pub spread: Spread,
+    pub spread: SpreadBy,
     /// The bits of packet and connection marks that mountain may use, next to each other. Default
     /// 0xff000000.
     pub mark_mask: MarkMask,
@@ -53,7 +53,7 @@ pub enum Forward {
 /// What takes one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Spread {
+pub enum SpreadBy {
     /// Each flow for itself.
     #[default]
     Flow,
@@ -67,7 +67,7 @@ impl Default for PlacementConfig {
             enabled: true,
             adopt: false,
             forward: Forward::Auto,
-            spread: Spread::Flow,
+            spread: SpreadBy::Flow,
             mark_mask: MarkMask::DEFAULT,
             reset_stuck_s: 0,
             cgroup: None,
@@ -107,7 +107,7 @@ pub struct RuleConfig {
 pub struct Match {
     /// `tcp`, `udp`, or a protocol's number.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub proto: Option<Proto>,
+    pub proto: Option<IpProtocol>,
     /// Destination port: 443, or "5000-5010".
     #[serde(
         skip_serializing_if = "Option::is_none",
@@ -163,15 +163,15 @@ impl Text {
 /// An IP protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Text", into = "u8")]
-pub struct Proto(pub u8);
+pub struct IpProtocol(pub u8);
 
-impl From<Proto> for u8 {
-    fn from(proto: Proto) -> u8 {
+impl From<IpProtocol> for u8 {
+    fn from(proto: IpProtocol) -> u8 {
         proto.0
     }
 }
 
-impl TryFrom<Text> for Proto {
+impl TryFrom<Text> for IpProtocol {
     type Error = String;
 
     fn try_from(text: Text) -> Result<Self, String> {

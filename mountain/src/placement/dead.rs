@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::aside::Aside;
 use super::{nft, Placer};
-use crate::bpf::Mode;
+use crate::bpf::SteerMode;
 use crate::netlink::{self, conntrack};
 
 /// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
@@ -81,7 +81,7 @@ impl Placer {
     pub(crate) fn give_up_dead(&mut self) {
         self.finish_table();
         // While the kernel decides, what begins anew might begin there again.
-        let is_deciding = self.mode == Mode::Steer;
+        let is_deciding = self.mode == SteerMode::Steer;
         for id in self.dead.longer_than(PATIENCE) {
             if is_deciding && self.has_other(id) {
                 self.leave_dead(id);

@@ -16,7 +16,7 @@ impl Placer {
     /// Finds out which addresses of uplinks get no rule. A connection from such an address that the kernel sends by
     /// another uplink, translated, would go on by its own one, with an address that its other end does not
     /// know. An address that has its rule keeps it: what is from there goes by it.
-    pub(super) fn hold_translated(&mut self, topology: &Topology) -> Result<()> {
+    pub(super) fn hold_snated(&mut self, topology: &Topology) -> Result<()> {
         let wanted = plan(topology, self.config.mark_mask, &BTreeSet::new())?.routing;
         let known = match self.is_idle() {
             true => uplinks::there()?,
@@ -26,7 +26,7 @@ impl Placer {
         let new: BTreeSet<IpAddr> = wanted.difference(&known.addresses()).copied().collect();
         self.held.retain(|address| new.contains(address));
         let unknown = new.difference(&self.held).copied().collect();
-        let found = translated_among(unknown);
+        let found = snated_among(unknown);
         for address in &found {
             info!(
                 "packets from {address} go where the kernel sends them: a connection from there is translated, and \
@@ -44,7 +44,7 @@ impl Placer {
         if self.held.is_empty() {
             return false;
         }
-        let still = translated_among(self.held.clone());
+        let still = snated_among(self.held.clone());
         let is_less = still != self.held;
         for address in self.held.difference(&still) {
             info!("packets from {address} leave by its own uplink from now on");
@@ -55,9 +55,9 @@ impl Placer {
 }
 
 /// Those of some addresses from which connections are translated; all where that cannot be told.
-fn translated_among(addresses: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-    match conntrack::translated(&addresses) {
-        Ok(translated) => translated,
+fn snated_among(addresses: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+    match conntrack::snated_among(&addresses) {
+        Ok(snated) => snated,
         Err(e) => {
             warn!(
                 "cannot tell whether connections from the uplinks' addresses are translated: {e:#}"

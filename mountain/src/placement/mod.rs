@@ -27,18 +27,18 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{debug, info, warn};
 
-use crate::bpf::placement::{PathMark, Programs, Rule, Settings, Wants};
+use crate::bpf::placement::{PathMark, PlacementPrograms, PlacementRule, PlacementSettings, Wants};
 use crate::bpf::tries::{Entries, Shared};
-use crate::bpf::{self, GroupConfig, Mode};
+use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::cgroup;
 use crate::host::sysctl::forwards;
 use crate::netlink;
 use crate::steer::alike::Difference;
 use crate::topology::{Kind, PathMasks, Topology};
 use aside::Aside;
-use config::{Forward, PlacementConfig, RuleConfig, Spread};
+use config::{Forward, PlacementConfig, RuleConfig, SpreadBy};
 use dead::Dead;
-use routing::{describe, plan, MarkMask, Plan};
+use routing::{describe, plan, MarkMask, PlacementPlan};
 pub use status::{PlacementStatus, Suspension, UplinkStatus};
 
 /// So many ticks back a change of the routing may have happened when it becomes known.
@@ -46,7 +46,7 @@ const LOOKS: usize = 5;
 
 /// A path as the daemon knows it; by path id.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct PlacementPath {
     /// Index into [`Topology::paths`].
     pub index: usize,
     /// As decisions call the path.
@@ -60,15 +60,15 @@ pub struct Placer {
     config: PlacementConfig,
     rules: Vec<RuleConfig>,
     /// Those of the rules that the programs have.
-    in_force: Vec<Rule>,
+    in_force: Vec<PlacementRule>,
     /// What is said of the others.
     unresolved: Vec<String>,
-    known: BTreeMap<usize, Known>,
+    known: BTreeMap<usize, PlacementPath>,
     cgroup: PathBuf,
     /// Number of the cgroup that the programs are attached to.
     cgroup_id: Option<u64>,
-    programs: Programs,
-    plan: Plan,
+    programs: PlacementPrograms,
+    plan: PlacementPlan,
     /// Paths that take new flows; by path id.
     uplinks: BTreeMap<usize, Uplink>,
     /// Bits of the paths that deliver at all.
@@ -76,7 +76,7 @@ pub struct Placer {
     dead: Dead,
     /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
-    mode: Mode,
+    mode: SteerMode,
     inner_devices: Vec<u32>,
     /// What the nftables table was made for; `None`: it is not there.
     table: Option<Vec<(u32, String)>>,
@@ -128,13 +128,13 @@ impl Placer {
             known: BTreeMap::new(),
             cgroup,
             cgroup_id: None,
-            programs: Programs::load(&settings(config))?,
-            plan: Plan::default(),
+            programs: PlacementPrograms::load(&settings(config))?,
+            plan: PlacementPlan::default(),
             uplinks: BTreeMap::new(),
             alive: 0,
             dead: Dead::default(),
             not_ours: Vec::new(),
-            mode: Mode::Pass,
+            mode: SteerMode::Pass,
             inner_devices: Vec::new(),
             table: None,
             making: Aside::default(),
@@ -158,13 +158,13 @@ impl Placer {
     pub fn update(
         &mut self,
         topology: &Topology,
-        groups: &[GroupConfig],
-        known: &BTreeMap<usize, Known>,
+        groups: &[ProgramGroup],
+        known: &BTreeMap<usize, PlacementPath>,
     ) -> Result<()> {
         if self.is_idle() {
             self.leave_unconnected();
         }
-        self.hold_translated(topology)?;
+        self.hold_snated(topology)?;
         let plan = plan(topology, self.config.mark_mask, &self.held)?;
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
@@ -326,7 +326,7 @@ impl Placer {
     pub fn destinations(
         &self,
         topology: &Topology,
-        groups: &[GroupConfig],
+        groups: &[ProgramGroup],
     ) -> (Shared<u32>, Entries<u32>) {
         let (groups, not_ours) = destinations(topology, groups);
         let wanted = bpf::destinations(&groups, &not_ours);
@@ -335,7 +335,7 @@ impl Placer {
 
     /// Whether anything is adopted at the moment.
     pub(crate) fn is_idle(&self) -> bool {
-        self.plan == Plan::default()
+        self.plan == PlacementPlan::default()
     }
 
     /// Puts back what others have removed of rules and routes.
@@ -489,7 +489,11 @@ impl Placer {
         }
     }
 
-    fn bpf_rule(&self, rule: &RuleConfig, known: &BTreeMap<usize, Known>) -> Result<Rule> {
+    fn bpf_rule(
+        &self,
+        rule: &RuleConfig,
+        known: &BTreeMap<usize, PlacementPath>,
+    ) -> Result<PlacementRule> {
         let m = &rule.matches;
         let wants = match rule.wants.as_str() {
             "steadiest" => Wants::Steadiest,
@@ -502,7 +506,7 @@ impl Placer {
             }
         };
         let port = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
-        Ok(Rule {
+        Ok(PlacementRule {
             proto: m.proto.map(|proto| proto.0),
             ports: m.ports.map(|ports| (port(ports.0), port(ports.1))),
             dscp: m.dscp,
@@ -529,7 +533,7 @@ impl Placer {
     }
 
     /// Who decides; only the daemon's verdict places flows.
-    pub fn set_mode(&mut self, mode: Mode) {
+    pub fn set_mode(&mut self, mode: SteerMode) {
         self.programs.set_mode(mode);
         self.mode = mode;
     }
@@ -589,11 +593,11 @@ fn make_table(
     Ok(uplinks)
 }
 
-fn settings(config: &PlacementConfig) -> Settings {
-    Settings {
+fn settings(config: &PlacementConfig) -> PlacementSettings {
+    PlacementSettings {
         hash_seed: rand::random(),
         mark_mask: config.mark_mask.bits(),
-        by_destination: config.spread == Spread::Destination,
+        by_destination: config.spread == SpreadBy::Destination,
     }
 }
 
@@ -603,7 +607,7 @@ fn settings(config: &PlacementConfig) -> Settings {
 /// # Errors
 /// What the kernel said.
 pub(crate) fn try_load(config: &PlacementConfig) -> Result<()> {
-    Programs::load(&settings(config)).map(drop)
+    PlacementPrograms::load(&settings(config)).map(drop)
 }
 
 /// Removes what a daemon that was killed has left in this network namespace. Says whether there was
@@ -636,7 +640,7 @@ pub(crate) fn preview(topology: &Topology, config: &PlacementConfig) -> Result<V
 
 /// Groups with the destinations of new flows that choose, which is default routes only, and all other
 /// prefixes as not ours.
-fn destinations(topology: &Topology, groups: &[GroupConfig]) -> (Vec<GroupConfig>, Vec<IpNet>) {
+fn destinations(topology: &Topology, groups: &[ProgramGroup]) -> (Vec<ProgramGroup>, Vec<IpNet>) {
     let mut not_ours = topology.not_ours.clone();
     let mut ours = Vec::new();
     for (group, config) in topology.groups.iter().zip(groups) {
@@ -644,7 +648,7 @@ fn destinations(topology: &Topology, groups: &[GroupConfig]) -> (Vec<GroupConfig
         let (choose, others): (Vec<IpNet>, Vec<IpNet>) =
             group.prefixes.iter().copied().partition(is_ours);
         not_ours.extend(others);
-        ours.push(GroupConfig {
+        ours.push(ProgramGroup {
             members: config.members.clone(),
             prefixes: choose,
         });
@@ -709,7 +713,7 @@ mod tests {
             not_ours: nets(&["192.0.2.0/24"]),
             ..Topology::default()
         };
-        let configs = [3, 4].map(|path| GroupConfig {
+        let configs = [3, 4].map(|path| ProgramGroup {
             members: vec![(path, 1)],
             prefixes: nets(&["10.9.0.0/16"]),
         });

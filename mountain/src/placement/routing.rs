@@ -118,7 +118,7 @@ pub enum Selects {
 
 /// An ip rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Rule {
+pub struct IpRule {
     pub ipv6: bool,
     pub priority: u32,
     pub selects: Selects,
@@ -127,7 +127,7 @@ pub struct Rule {
 
 /// A route in an uplink's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Route {
+pub struct UplinkRoute {
     /// Family of what it routes; the gateway's may be another one.
     pub ipv6: bool,
     pub table: u32,
@@ -153,13 +153,13 @@ pub enum To {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Routing {
     /// In the order in which they are tried.
-    pub rules: Vec<Rule>,
-    pub routes: Vec<Route>,
+    pub rules: Vec<IpRule>,
+    pub routes: Vec<UplinkRoute>,
 }
 
 /// What new flows choose from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Plan {
+pub struct PlacementPlan {
     pub routing: Routing,
     /// Mark of each path that new flows may choose; by index into [`Topology::paths`].
     pub marks: BTreeMap<usize, u32>,
@@ -205,14 +205,14 @@ fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
 ///
 /// # Errors
 /// When there are more uplinks than marks.
-pub fn plan(topology: &Topology, mask: MarkMask, held: &BTreeSet<IpAddr>) -> Result<Plan> {
+pub fn plan(topology: &Topology, mask: MarkMask, held: &BTreeSet<IpAddr>) -> Result<PlacementPlan> {
     let uplinks = uplinks(topology);
     let devices = uplinks.iter().map(|uplink| uplink.path.key.ifindex);
     let numbers = numbers(devices, mask.largest())?;
-    let mut plan = Plan::default();
+    let mut plan = PlacementPlan::default();
     for ipv6 in [false, true] {
         let mut rules = Vec::new();
-        let rule = |selects, table| Rule {
+        let rule = |selects, table| IpRule {
             ipv6,
             priority: topology.rule_priorities[usize::from(ipv6)],
             selects,
@@ -253,10 +253,10 @@ fn table(number: u32) -> u32 {
 }
 
 /// While the device is down the kernel would not take the first one.
-fn default_routes(path: &Path, table: u32) -> impl Iterator<Item = Route> {
+fn default_routes(path: &Path, table: u32) -> impl Iterator<Item = UplinkRoute> {
     let all = by_gateway(path).into_iter().chain([To::Unreachable]);
     let ipv6 = path.key.ipv6;
-    all.map(move |to| Route {
+    all.map(move |to| UplinkRoute {
         ipv6,
         table,
         host: None,
@@ -265,14 +265,14 @@ fn default_routes(path: &Path, table: u32) -> impl Iterator<Item = Route> {
 }
 
 /// Routes to destinations that the main table sends out by another uplink.
-fn kept_routes(path: &Path, table: u32, kept: &[Kept]) -> Vec<Route> {
+fn kept_routes(path: &Path, table: u32, kept: &[Kept]) -> Vec<UplinkRoute> {
     let ipv6 = path.key.ipv6;
     let by_others = kept
         .iter()
         .filter(|kept| kept.host.is_ipv6() == ipv6 && kept.ifindex != path.key.ifindex);
     let to = by_gateway(path);
     let routes = by_others.filter_map(|kept| {
-        Some(Route {
+        Some(UplinkRoute {
             ipv6,
             table,
             host: Some(kept.host),
@@ -328,10 +328,10 @@ impl Routing {
 /// What has to be done so that `wanted` is there instead of `there`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    pub remove_rules: Vec<Rule>,
-    pub add_routes: Vec<Route>,
-    pub add_rules: Vec<Rule>,
-    pub remove_routes: Vec<Route>,
+    pub remove_rules: Vec<IpRule>,
+    pub add_routes: Vec<UplinkRoute>,
+    pub add_rules: Vec<IpRule>,
+    pub remove_routes: Vec<UplinkRoute>,
 }
 
 impl Changes {
@@ -341,7 +341,7 @@ impl Changes {
 }
 
 /// Where a rule has to stand among those of its family.
-fn rank(rule: &Rule) -> u8 {
+fn rank(rule: &IpRule) -> u8 {
     match rule.selects {
         Selects::Kept { .. } => 0,
         Selects::Specific => 1,
@@ -357,7 +357,7 @@ fn rank(rule: &Rule) -> u8 {
 pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
     let mut changes = Changes::default();
     for ipv6 in [false, true] {
-        let of = |rules: &[Rule]| -> Vec<Rule> {
+        let of = |rules: &[IpRule]| -> Vec<IpRule> {
             let rules = rules.iter().filter(|rule| rule.ipv6 == ipv6);
             rules.copied().collect()
         };
@@ -372,7 +372,7 @@ pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
             }
             highest = highest.max(rank(rule));
         }
-        let mut kept: Vec<Rule> = Vec::new();
+        let mut kept: Vec<IpRule> = Vec::new();
         for rule in have {
             let stays = first_new.is_none_or(|first| rank(&rule) <= first);
             // One that is there twice is there once too often.
@@ -387,8 +387,8 @@ pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
     let missing = wanted.routes.iter().filter(|r| !there.routes.contains(r));
     changes.add_routes = missing.copied().collect();
     // A route that takes another one's place does so at once (see [`super::uplinks`]).
-    let replaced = |route: &Route| {
-        let kind = |r: &Route| (r.table, r.ipv6, r.host, r.to == To::Unreachable);
+    let replaced = |route: &UplinkRoute| {
+        let kind = |r: &UplinkRoute| (r.table, r.ipv6, r.host, r.to == To::Unreachable);
         wanted.routes.iter().any(|r| kind(r) == kind(route))
     };
     let gone = there.routes.iter().filter(|route| !replaced(route));

@@ -12,7 +12,7 @@ use std::io;
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
-use super::routing::{changes, Changes, Route, Routing, Rule, Selects, To, EVERYBODY};
+use super::routing::{changes, Changes, IpRule, Routing, Selects, To, UplinkRoute, EVERYBODY};
 use crate::netlink::own::{is_own_route, is_own_rule, PROTOCOL};
 use crate::netlink::snapshot::is_cached_route;
 use crate::netlink::wire::{ip, ip_bytes, push_attribute, Attributes, Socket};
@@ -166,7 +166,7 @@ fn family(ipv6: bool) -> u8 {
     }
 }
 
-fn encode_route(route: &Route) -> Vec<u8> {
+fn encode_route(route: &UplinkRoute) -> Vec<u8> {
     let (kind, flags) = match route.to {
         // A gateway need not be in a subnet of the device: what the main table says of it is enough.
         To::Gateway { .. } => (RTN_UNICAST, RTNH_F_ONLINK),
@@ -213,13 +213,13 @@ fn encode_route(route: &Route) -> Vec<u8> {
     body
 }
 
-fn decode_route(payload: &[u8]) -> Option<Route> {
+fn decode_route(payload: &[u8]) -> Option<UplinkRoute> {
     if !is_own_route(payload) || is_cached_route(payload) {
         return None;
     }
     let attributes = Attributes::after(payload, HEADER_LEN);
     let via = || ip(attributes.get(RTA_VIA)?.get(2..)?);
-    Some(Route {
+    Some(UplinkRoute {
         ipv6: payload[0] == AF_INET6,
         table: attributes.u32(RTA_TABLE)?,
         host: attributes.ip(RTA_DST),
@@ -234,7 +234,7 @@ fn decode_route(payload: &[u8]) -> Option<Route> {
     })
 }
 
-fn encode_rule(rule: &Rule) -> Vec<u8> {
+fn encode_rule(rule: &IpRule) -> Vec<u8> {
     let source_length = match rule.selects {
         Selects::From(address) => IpNet::from(address).prefix_len(),
         _ => 0,
@@ -272,7 +272,7 @@ fn encode_rule(rule: &Rule) -> Vec<u8> {
     body
 }
 
-fn decode_rule(payload: &[u8]) -> Option<Rule> {
+fn decode_rule(payload: &[u8]) -> Option<IpRule> {
     if !is_own_rule(payload) {
         return None;
     }
@@ -291,7 +291,7 @@ fn decode_rule(payload: &[u8]) -> Option<Rule> {
             mask,
         },
     };
-    Some(Rule {
+    Some(IpRule {
         ipv6: payload[0] == AF_INET6,
         priority: attributes.u32(FRA_PRIORITY).unwrap_or(0),
         selects,
@@ -328,7 +328,7 @@ mod tests {
                 ip("203.0.113.1")
             };
             for host in [None, Some(far)] {
-                let route = Route {
+                let route = UplinkRoute {
                     ipv6,
                     table,
                     host,
@@ -356,7 +356,7 @@ mod tests {
                 },
             ),
         ] {
-            let rule = Rule {
+            let rule = IpRule {
                 ipv6,
                 priority: 32_765,
                 selects,
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn what_others_made_is_not_ours() {
-        let mut route = encode_route(&Route {
+        let mut route = encode_route(&UplinkRoute {
             ipv6: false,
             table: 254,
             host: None,

@@ -6,9 +6,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::preflight::{self, firewall, namespaces, Seen};
-use super::store::{Entry, State, Store};
-use super::validate::{self, Fits, Known};
+use super::preflight::{self, firewall, namespaces, HostReadings};
+use super::store::{Entry, RuleState, Store};
+use super::validate::{self, Fits, RuleIndex};
 use super::{
     bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
 };
@@ -58,8 +58,8 @@ pub fn open(to_add: bool) -> Result<Store> {
     let mut store = recover::as_the_kernel_has_it(store)?;
     let half_done = store.half_done()?;
     for (state, what, became) in [
-        (State::Adding, "added", "taken back"),
-        (State::Removing, "deleted", "finished"),
+        (RuleState::Adding, "added", "taken back"),
+        (RuleState::Removing, "deleted", "finished"),
     ] {
         let of = half_done.iter().filter(|(found, _)| *found == state);
         let rules: Vec<Installed> = of.map(|(_, installed)| installed.clone()).collect();
@@ -92,15 +92,15 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
         Fits::Same(installed) => Some(installed.id),
         Fits::New => None,
     };
-    let seen = &mut Seen::default();
+    let seen = &mut HostReadings::default();
     look(&store, seen, rule, fix, target_kind(rule, &store, itself))
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`put`].
 pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
-    let mut new = Known::default();
+    let mut new = RuleIndex::default();
     let mut kinds = HashMap::new();
-    let mut seen = Seen::default();
+    let mut seen = HostReadings::default();
     let mut plan = |one: &Wanted| {
         let rule = &one.rule;
         validate::rule(rule)?;
@@ -129,7 +129,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
         let faster = faster_fixes(&findings, one);
         let mut plan = choose(findings, one.backend)?;
         plan.fixes.extend(faster);
-        kinds.insert(target, Kind::of(plan.backend));
+        kinds.insert(target, FlowKeeper::of(plan.backend));
         new.insert("a rule before it".to_owned(), rule);
         Ok(Added::New(Installed {
             id: 0,
@@ -168,13 +168,13 @@ pub(super) fn on_top(findings: &[Finding]) -> Option<&Plan> {
 /// Who keeps the flows: connection tracking, the maps of the BPF programs, or nobody: the module takes
 /// everything that comes from a target for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FlowKeeper {
     Nft,
     Bpf,
     Module,
 }
 
-impl Kind {
+impl FlowKeeper {
     fn of(backend: Backend) -> Self {
         match backend {
             Backend::Nft => Self::Nft,
@@ -193,28 +193,28 @@ impl Kind {
 }
 
 /// Who keeps the flows of other rules with the same target, if there are any.
-fn target_kind(rule: &Rule, store: &Store, except: Option<u32>) -> Option<Kind> {
+fn target_kind(rule: &Rule, store: &Store, except: Option<u32>) -> Option<FlowKeeper> {
     let mut entries = store.entries();
     let is_other = |entry: &Entry| Some(entry.id) != except;
     let other = entries.find(|entry| entry.is_to(rule.proto, rule.to) && is_other(entry));
-    other.map(|other| Kind::of(other.backend()))
+    other.map(|other| FlowKeeper::of(other.backend()))
 }
 
 /// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
 /// of other rules with the same target.
 pub(super) fn look(
     store: &Store,
-    seen: &mut Seen,
+    seen: &mut HostReadings,
     rule: &Rule,
     fix: bool,
-    kind: Option<Kind>,
+    kind: Option<FlowKeeper>,
 ) -> Result<Vec<Finding>> {
     let in_force: Vec<Fix> = store.fixes(|_| true)?.into_iter().collect();
     let others = store.all_from(rule.proto, rule.from)?;
     let mut findings = seen.look(rule, fix, &in_force)?;
     for finding in &mut findings {
         // One client may use the same port by both: its replies could not be told apart.
-        let ours = Kind::of(finding.backend);
+        let ours = FlowKeeper::of(finding.backend);
         if let Some(theirs) = kind.filter(|theirs| *theirs != ours) {
             finding.plan = None;
             finding.refused.push(format!(
@@ -223,7 +223,7 @@ pub(super) fn look(
                 theirs.name(),
                 ours.name()
             ));
-        } else if kind == Some(Kind::Module) {
+        } else if kind == Some(FlowKeeper::Module) {
             finding.plan = None;
             finding.refused.push(format!(
                 "another rule sends to {}, and the module tells replies by where they come from only",
@@ -591,7 +591,7 @@ pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
         // Its devices may be others by now, under their old names.
         let fix = !old.plan.fixes.is_empty();
-        let planned = look(store, &mut Seen::default(), &old.rule, fix, None)
+        let planned = look(store, &mut HostReadings::default(), &old.rule, fix, None)
             .and_then(|findings| choose(findings, Some(old.plan.backend)));
         match planned {
             Ok(plan) => {

@@ -148,7 +148,7 @@ pub(crate) fn unfixed(all: &[RedirectConfig]) -> usize {
 
 /// The first of these that is wrong, in itself or together with those before it: its number and why.
 pub fn check(all: &[RedirectConfig]) -> Result<(), (usize, String)> {
-    let mut known = validate::Known::default();
+    let mut known = validate::RuleIndex::default();
     for (i, one) in all.iter().enumerate() {
         let rule = one.rule();
         validate::rule(&rule)

@@ -12,7 +12,7 @@ use std::io;
 use anyhow::{ensure, Context, Result};
 
 use super::preflight::{features, namespaces};
-use super::{Device, Fix};
+use super::{Fix, RuleDevice};
 use crate::cc::scope;
 use crate::netlink;
 
@@ -169,7 +169,7 @@ fn globals(path: &str) -> Vec<String> {
 }
 
 /// Switches a feature; whether it was not so already.
-fn switch(device: &Device, feature: &str, on: bool) -> Result<bool> {
+fn switch(device: &RuleDevice, feature: &str, on: bool) -> Result<bool> {
     let now = features::read(&device.name)?;
     if now.get(feature).is_some_and(|f| f.on == on) {
         return Ok(false);
@@ -181,7 +181,7 @@ fn switch(device: &Device, feature: &str, on: bool) -> Result<bool> {
 /// Runs `work` where the device is; `None`: it or its namespace is gone.
 fn at<T: Send>(
     namespace: u64,
-    device: &Device,
+    device: &RuleDevice,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<Option<T>> {
     let inside = || match netlink::link(device.ifindex) {

@@ -212,7 +212,7 @@ impl fmt::Display for Rule {
 
 /// A device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Device {
+pub struct RuleDevice {
     /// Its index. A device that was deleted and made again has another.
     pub ifindex: u32,
     /// As ip(8) shows it.
@@ -233,7 +233,7 @@ pub enum Fix {
         /// Inode of the network namespace of the device.
         namespace: u64,
         /// The device whose feature is set.
-        device: Device,
+        device: RuleDevice,
         /// One bit by the kernel's name, which `ethtool -K` takes too: `tx-checksum-ip-generic`,
         /// `rx-gro`.
         feature: String,
@@ -257,9 +257,9 @@ pub struct Plan {
     /// What moves the packets.
     pub backend: Backend,
     /// The device that clients come in by; always there for BPF backends.
-    pub client_dev: Option<Device>,
+    pub client_dev: Option<RuleDevice>,
     /// The device that the target is reached by; `None`: the target is on this host.
-    pub target_dev: Option<Device>,
+    pub target_dev: Option<RuleDevice>,
     /// The source address that packets to the target get, of this host; `None`: the client's stays.
     pub snat: Option<IpAddr>,
     /// What has to be changed first, by `--fix` only; undone by `del` of the last rule that needs it.

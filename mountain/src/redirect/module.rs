@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result};
 
 use super::{Installed, Stats, Traffic};
-use crate::netlink::generic::{self, Family, HEADER_LEN};
+use crate::netlink::generic::{self, GenericFamily, HEADER_LEN};
 use crate::netlink::wire::{ip_bytes, push_attribute, Attributes};
 
 const FAMILY: &str = "mtn_redirect";
@@ -33,7 +33,7 @@ const A_REPLY_BYTES: u16 = 12;
 const A_DROPS_MEMORY: u16 = 13;
 
 /// The module, in the calling thread's network namespace.
-struct Module(Family);
+struct Module(GenericFamily);
 
 fn body(command: u8) -> Vec<u8> {
     generic::body(command, VERSION)
@@ -42,7 +42,7 @@ fn body(command: u8) -> Vec<u8> {
 impl Module {
     /// `None`: the kernel has no such module, and could not load one.
     fn open() -> io::Result<Option<Self>> {
-        Ok(Family::open(FAMILY)?.map(Self))
+        Ok(GenericFamily::open(FAMILY)?.map(Self))
     }
 
     fn add(&mut self, installed: &Installed) -> io::Result<()> {
@@ -241,7 +241,7 @@ fn read() -> Result<HashMap<u32, InKernel>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::{Backend, Device, Plan, Proto, Rule, Snat};
+    use crate::redirect::{Backend, Plan, Proto, Rule, RuleDevice, Snat};
 
     fn installed(from: &str, to: &str, ifindex: Option<u32>) -> Installed {
         Installed {
@@ -256,7 +256,7 @@ mod tests {
             },
             plan: Plan {
                 backend: Backend::Module,
-                client_dev: ifindex.map(|ifindex| Device {
+                client_dev: ifindex.map(|ifindex| RuleDevice {
                     ifindex,
                     name: "e2".to_owned(),
                     peer: false,

@@ -26,7 +26,7 @@ use anyhow::Result;
 
 use super::{Finding, Fix, Rule};
 use crate::netlink::ruleset::Ruleset;
-use firewall::{Firewall, Passed};
+use firewall::{FirewallEffects, Passed};
 
 /// Programs of this project at a tcx hook are no news: names begin with one of these.
 pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
@@ -38,19 +38,20 @@ pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
 /// # Errors
 /// When the kernel cannot be asked.
 pub fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
-    Seen::default().look(rule, fix, &[])
+    HostReadings::default().look(rule, fix, &[])
 }
 
 /// The devices that the packets of a rule pass.
-fn passed(facts: &facts::Facts) -> Passed {
-    let link = |device: Option<&facts::Device>| device.map(|device| device.link.clone());
+fn passed(facts: &facts::HostFacts) -> Passed {
+    let link = |device: Option<&facts::DeviceFacts>| device.map(|device| device.link.clone());
     // Which of several ways a packet takes is not known.
-    let several = matches!(&facts.way, facts::Way::Out { devices, .. } if devices.len() > 1);
+    let several =
+        matches!(&facts.way, facts::TargetRoute::Out { devices, .. } if devices.len() > 1);
     let target = facts.target_device().filter(|_| !several);
     Passed {
         client: firewall::device(link(facts.client_device()).as_ref()),
         target: firewall::device(link(target).as_ref()),
-        local: matches!(facts.way, facts::Way::Host),
+        local: matches!(facts.way, facts::TargetRoute::Host),
     }
 }
 
@@ -65,13 +66,13 @@ type Key = (IpAddr, IpAddr, Option<String>);
 /// What was read of this host, for many rules of the same addresses while nothing changes: reading it
 /// takes about 2 ms.
 #[derive(Default)]
-pub struct Seen {
-    facts: HashMap<Key, facts::Facts>,
+pub struct HostReadings {
+    facts: HashMap<Key, facts::HostFacts>,
     /// The firewall, or why it cannot be read.
     rules: Option<Result<Ruleset, String>>,
 }
 
-impl Seen {
+impl HostReadings {
     /// With what was read of the firewall already.
     pub fn with(rules: Ruleset) -> Self {
         Self {
@@ -101,9 +102,9 @@ impl Seen {
         let read = || firewall::ruleset().map_err(|e| e.to_string());
         facts.firewall = match self.rules.get_or_insert_with(read) {
             Ok(rules) => firewall::of(rules, rule, &passed(facts)),
-            Err(why) => Firewall {
+            Err(why) => FirewallEffects {
                 unknown: Some(format!("the firewall cannot be read: {why}")),
-                ..Firewall::default()
+                ..FirewallEffects::default()
             },
         };
         Ok(decide::decide(rule, facts, fix, in_force))

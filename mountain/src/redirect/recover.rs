@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 
 use super::store::Store;
-use super::{bpf, nft, Backend, Device, Installed, Plan, Proto, Rule, Snat};
+use super::{bpf, nft, Backend, Installed, Plan, Proto, Rule, RuleDevice, Snat};
 use crate::host::text::count;
 use crate::netlink;
 
@@ -22,8 +22,8 @@ pub(super) struct Found {
     pub from: SocketAddr,
     pub to: SocketAddr,
     /// Only what comes in by this device is redirected.
-    pub client_dev: Option<Device>,
-    pub target_dev: Option<Device>,
+    pub client_dev: Option<RuleDevice>,
+    pub target_dev: Option<RuleDevice>,
     pub snat: Option<IpAddr>,
     /// Only those get another source that come in by the target's device.
     pub hairpin: bool,
@@ -82,7 +82,7 @@ pub(super) fn as_the_kernel_has_it(store: Store) -> Result<Store> {
 }
 
 fn installed(id: u32, found: Found) -> Installed {
-    let local = matches!(netlink::look_up(found.to.ip()), Ok(netlink::Way::Host));
+    let local = matches!(netlink::look_up(found.to.ip()), Ok(netlink::Egress::Host));
     let by_bpf = found.backend.is_bpf();
     let same = found.client_dev.is_some() && found.client_dev == found.target_dev;
     let snat = match found.snat {
@@ -93,7 +93,7 @@ fn installed(id: u32, found: Found) -> Installed {
         None => Snat::Never,
     };
     // A BPF rule without a device is for the one that holds its address.
-    let holds = |device: &Device| {
+    let holds = |device: &RuleDevice| {
         let all = netlink::addresses().unwrap_or_default();
         by_bpf && all.contains(&(device.ifindex, found.from.ip()))
     };

@@ -45,7 +45,7 @@ const TIDY_BYTES: u64 = 64 * 1024;
 /// How far a rule is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum RuleState {
     /// A command began to add it and has not said that it is done.
     Adding = 1,
     /// It is in force.
@@ -54,7 +54,7 @@ pub enum State {
     Removing = 3,
 }
 
-impl State {
+impl RuleState {
     fn of(byte: u8) -> Option<Self> {
         [Self::Adding, Self::Active, Self::Removing]
             .into_iter()
@@ -69,7 +69,7 @@ pub struct Entry<'a> {
     /// The rule's [`Installed::id`].
     pub id: u32,
     /// How far the last command about it has come.
-    pub state: State,
+    pub state: RuleState,
     record: &'a [u8; RECORD],
 }
 
@@ -141,7 +141,7 @@ fn record(installed: &Installed, line_at: u64, line_length: usize) -> [u8; RECOR
         .iter()
         .position(|backend| *backend == plan.backend);
     let mut record = [0; RECORD];
-    record[0] = State::Adding as u8;
+    record[0] = RuleState::Adding as u8;
     record[1] = proto.number();
     record[2] = backend.expect("all are there") as u8;
     record[4..6].copy_from_slice(&from.port().to_ne_bytes());
@@ -259,7 +259,7 @@ impl Store {
         }
         let right = |record: &[u8; RECORD]| {
             let known = usize::from(record[2]) < Backend::ALL.len();
-            record[0] == 0 || (State::of(record[0]).is_some() && known)
+            record[0] == 0 || (RuleState::of(record[0]).is_some() && known)
         };
         if !records[1..].iter().all(right) {
             self.damage = Some("index is damaged".to_owned());
@@ -343,7 +343,7 @@ impl Store {
         numbered.filter_map(|(id, record)| {
             Some(Entry {
                 id: id as u32,
-                state: State::of(record[0])?,
+                state: RuleState::of(record[0])?,
                 record,
             })
         })
@@ -351,12 +351,12 @@ impl Store {
 
     /// All rules that are installed, parsed.
     pub fn all(&self) -> Result<Vec<Installed>> {
-        self.parse(|entry| entry.state == State::Active)
+        self.parse(|entry| entry.state == RuleState::Active)
     }
 
     /// Those installed by a backend.
     pub(crate) fn all_of(&self, backend: Backend) -> Result<Vec<Installed>> {
-        self.parse(|entry| entry.state == State::Active && entry.backend() == backend)
+        self.parse(|entry| entry.state == RuleState::Active && entry.backend() == backend)
     }
 
     /// Those that redirect this address.
@@ -365,9 +365,11 @@ impl Store {
     }
 
     /// What killed commands have left half done.
-    pub(crate) fn half_done(&self) -> Result<Vec<(State, Installed)>> {
-        let rules = self.parse(|entry| entry.state != State::Active)?;
-        let states = self.entries().filter(|entry| entry.state != State::Active);
+    pub(crate) fn half_done(&self) -> Result<Vec<(RuleState, Installed)>> {
+        let rules = self.parse(|entry| entry.state != RuleState::Active)?;
+        let states = self
+            .entries()
+            .filter(|entry| entry.state != RuleState::Active);
         Ok(states.map(|entry| entry.state).zip(rules).collect())
     }
 
@@ -479,12 +481,12 @@ impl Store {
 
     /// Says that they are installed.
     pub fn added(&mut self, rules: &[Installed]) -> Result<()> {
-        self.set(rules, State::Active as u8)
+        self.set(rules, RuleState::Active as u8)
     }
 
     /// Says that they are about to be taken away.
     pub fn removing(&mut self, rules: &[Installed]) -> Result<()> {
-        self.set(rules, State::Removing as u8)
+        self.set(rules, RuleState::Removing as u8)
     }
 
     /// Says that they are away.
@@ -539,7 +541,7 @@ impl Store {
     /// Writes both files anew, without history.
     fn tidy(&mut self) -> Result<()> {
         let all = self.parse(|_| true)?;
-        let states: Vec<State> = self.entries().map(|entry| entry.state).collect();
+        let states: Vec<RuleState> = self.entries().map(|entry| entry.state).collect();
         let old = self.rules();
         let mut new = Self {
             dir: self.dir.clone(),

@@ -134,7 +134,7 @@ pub fn among(rule: &Rule, store: &Store) -> Result<Fits> {
     let touching = store.parse(|entry| {
         entry.is_from(*proto, *from) || entry.is_from(*proto, *to) || entry.is_to(*proto, *from)
     })?;
-    let mut known = Known::default();
+    let mut known = RuleIndex::default();
     for other in &touching {
         if other.rule == *rule {
             return Ok(Fits::Same(Box::new(other.clone())));
@@ -147,12 +147,12 @@ pub fn among(rule: &Rule, store: &Store) -> Result<Fits> {
 
 /// Rules to hold a new one against.
 #[derive(Default)]
-pub struct Known {
+pub struct RuleIndex {
     from: HashMap<(Proto, SocketAddr), Vec<(String, Rule)>>,
     to: HashMap<(Proto, SocketAddr), (String, Rule)>,
 }
 
-impl Known {
+impl RuleIndex {
     /// Takes in a rule; `name` is for messages.
     pub fn insert(&mut self, name: String, rule: &Rule) {
         let (from, to) = ((rule.proto, rule.from), (rule.proto, rule.to));
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn rules_that_do_not_go_together() {
         let (a, b, c) = ("192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80");
-        let mut known = Known::default();
+        let mut known = RuleIndex::default();
         known.insert("rule 7".to_owned(), &udp(a, b));
         for (rule, part) in [
             (udp(a, c), "rule 7 is there already"),
@@ -342,7 +342,7 @@ mod tests {
         };
         known.fits(&tcp(b, a)).unwrap();
         // The same target by two devices.
-        let mut known = Known::default();
+        let mut known = RuleIndex::default();
         known.insert("x".to_owned(), &on("eth0", udp(a, b)));
         known.fits(&on("eth1", udp(a, b))).unwrap();
         let error = known.fits(&udp(a, b)).unwrap_err().to_string();

@@ -31,13 +31,13 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::bpf::fast::{self, Fast};
 use super::preflight::firewall;
-use super::preflight::Seen;
+use super::preflight::HostReadings;
 use super::store::Store;
 use super::{actions, nft, Backend, Finding, Installed, Proto};
 use crate::host::text::count;
 use crate::netlink::conntrack;
 use crate::netlink::ruleset::Ruleset;
-use sources::{Heard, Sources};
+use sources::{Heard, Notifications};
 
 /// How often is looked at what nothing announces.
 const POLL: Duration = Duration::from_millis(250);
@@ -59,7 +59,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
     let Some(_alone) = Alone::wait(stop, &say)? else {
         return Ok(());
     };
-    let mut sources = Sources::open().context("cannot hear of changes: run as root")?;
+    let mut sources = Notifications::open().context("cannot hear of changes: run as root")?;
     let mut watcher = Watcher {
         fast: Fast::default(),
         firewall: None,
@@ -271,7 +271,7 @@ impl Watcher<'_> {
             return Ok(());
         }
         let rules = store.all()?;
-        let mut seen = Seen::with(now.clone());
+        let mut seen = HostReadings::with(now.clone());
         let choices = self.choose(&store, &mut seen, &rules)?;
         self.lower(&choices)?;
         self.raise(choices)?;
@@ -296,7 +296,8 @@ impl Watcher<'_> {
             .iter()
             .filter(|i| !i.fixed && i.plan.backend.is_bpf())
         {
-            let findings = actions::look(store, &mut Seen::default(), &old.rule, false, None)?;
+            let findings =
+                actions::look(store, &mut HostReadings::default(), &old.rule, false, None)?;
             let plan = actions::choose(findings, None)?;
             actions::del(store, std::slice::from_ref(old))?;
             let new = Installed {
@@ -316,7 +317,7 @@ impl Watcher<'_> {
     fn choose(
         &self,
         store: &Store,
-        seen: &mut Seen,
+        seen: &mut HostReadings,
         rules: &[Installed],
     ) -> Result<HashMap<u32, Choice>> {
         let mut choices = HashMap::new();

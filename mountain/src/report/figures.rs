@@ -12,7 +12,7 @@ use super::plots::{
     self, distribution, steps, Format, Line, RGBColor, Share, Strip, Timeline, BINS, LOG_FROM,
     LOST, PARTS,
 };
-use super::run::Run;
+use super::run::PreparedRun;
 use super::series::{self, Bin};
 
 type Points = Vec<(f64, f64)>;
@@ -31,7 +31,7 @@ const KINDS: [&str; 5] = ["user", "system", "softirq", "irq", "steal"];
 
 /// The section of the page that a figure belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum PageSection {
     Timeline,
     Tail,
     Cdf,
@@ -40,8 +40,8 @@ pub enum Place {
 }
 
 /// One plot.
-pub struct Figure {
-    pub place: Place,
+pub struct Plot {
+    pub place: PageSection,
     /// Name of its files, without the ending.
     pub file: String,
     /// The heading in a file of its own, and of its part of the page.
@@ -65,9 +65,9 @@ enum Content {
     },
 }
 
-impl Figure {
+impl Plot {
     /// The plot for the page.
-    pub fn draw(&self, runs: &[Run], format: Format) -> Result<String> {
+    pub fn draw(&self, runs: &[PreparedRun], format: Format) -> Result<String> {
         match &self.content {
             Content::Distribution { lines, share, x_ms } => {
                 distribution(lines, *share, x_ms.clone(), "probes", format, &self.title)
@@ -94,7 +94,7 @@ impl Figure {
     }
 
     /// The plot for a file of its own, with title and legend.
-    pub fn alone(&self, runs: &[Run]) -> Result<String> {
+    pub fn alone(&self, runs: &[PreparedRun]) -> Result<String> {
         let legend = match &self.content {
             Content::Distribution { .. } => {
                 answered(runs).map(|r| (r.name.clone(), r.colour)).collect()
@@ -122,12 +122,12 @@ pub(crate) fn cpu_legend() -> impl Iterator<Item = (String, RGBColor)> {
 }
 
 /// The runs that have a distribution.
-pub fn answered<'a>(runs: &'a [Run<'a>]) -> impl Iterator<Item = &'a Run<'a>> {
+pub fn answered<'a>(runs: &'a [PreparedRun<'a>]) -> impl Iterator<Item = &'a PreparedRun<'a>> {
     runs.iter().filter(|r| !r.sorted.is_empty())
 }
 
 /// All figures of a report; without any answer there are only the time-lines.
-pub fn all(runs: &[Run]) -> Vec<Figure> {
+pub fn all(runs: &[PreparedRun]) -> Vec<Plot> {
     let extremes = extremes_ms(runs);
     let mut figures = timelines(runs, &extremes);
     if let Some(extremes) = extremes {
@@ -137,8 +137,8 @@ pub fn all(runs: &[Run]) -> Vec<Figure> {
 }
 
 /// Smallest and largest RTT of all runs.
-fn extremes_ms(runs: &[Run]) -> Option<Range<f64>> {
-    let ends = |r: &Run| (r.sorted[0] / 1e3, r.sorted[r.sorted.len() - 1] / 1e3);
+fn extremes_ms(runs: &[PreparedRun]) -> Option<Range<f64>> {
+    let ends = |r: &PreparedRun| (r.sorted[0] / 1e3, r.sorted[r.sorted.len() - 1] / 1e3);
     let wider = |(a, b): (f64, f64), (c, d): (f64, f64)| (a.min(c), b.max(d));
     let (min, max) = answered(runs).map(ends).reduce(wider)?;
     Some(min..max)
@@ -155,7 +155,7 @@ fn room(range: Range<f64>) -> Range<f64> {
     start..range.end + margin
 }
 
-fn distributions(runs: &[Run], extremes: &Range<f64>) -> Vec<Figure> {
+fn distributions(runs: &[PreparedRun], extremes: &Range<f64>) -> Vec<Plot> {
     let n = answered(runs).map(|r| r.sorted.len()).max().unwrap_or(1) as u32;
     let lines = |points: &dyn Fn(&[f64]) -> Points| -> Vec<Line> {
         answered(runs)
@@ -174,7 +174,7 @@ fn distributions(runs: &[Run], extremes: &Range<f64>) -> Vec<Figure> {
         );
         (low / 1e3, high / 1e3)
     };
-    let figure = |place, file: &str, title: &str, lines, share, x_ms| Figure {
+    let figure = |place, file: &str, title: &str, lines, share, x_ms| Plot {
         place,
         file: file.into(),
         title: title.into(),
@@ -195,7 +195,7 @@ fn distributions(runs: &[Run], extremes: &Range<f64>) -> Vec<Figure> {
     ];
     let mut figures = vec![
         figure(
-            Place::Tail,
+            PageSection::Tail,
             "tail",
             "Tail: share of probes slower than…",
             lines(&|r| series::tail(r, 220)),
@@ -203,7 +203,7 @@ fn distributions(runs: &[Run], extremes: &Range<f64>) -> Vec<Figure> {
             room(extremes.clone()),
         ),
         figure(
-            Place::Cdf,
+            PageSection::Cdf,
             "cdf",
             "Cumulative distribution, up to P99.5",
             lines(&|r| series::cdf(r, 400)),
@@ -219,7 +219,7 @@ fn distributions(runs: &[Run], extremes: &Range<f64>) -> Vec<Figure> {
         };
         let lines = lines(&stepped);
         figure(
-            Place::Histogram,
+            PageSection::Histogram,
             file,
             title,
             lines,
@@ -231,8 +231,12 @@ fn distributions(runs: &[Run], extremes: &Range<f64>) -> Vec<Figure> {
 }
 
 /// One time-line a run, all with the same axes.
-fn timelines(runs: &[Run], extremes: &Option<Range<f64>>) -> Vec<Figure> {
-    let until_s = runs.iter().map(Run::until_s).fold(0.0, f64::max).max(1e-3);
+fn timelines(runs: &[PreparedRun], extremes: &Option<Range<f64>>) -> Vec<Plot> {
+    let until_s = runs
+        .iter()
+        .map(PreparedRun::until_s)
+        .fold(0.0, f64::max)
+        .max(1e-3);
     let range_ms = match extremes {
         // The variation is what is looked for: from 0 on only if it is not pressed flat thereby.
         Some(e) if e.start > 0.0 && (e.start > e.end * 0.3 || e.start * LOG_FROM < e.end) => {
@@ -242,7 +246,7 @@ fn timelines(runs: &[Run], extremes: &Option<Range<f64>>) -> Vec<Figure> {
         None => 0.0..1.0,
     };
     let span_ns = 0..(until_s * 1e9) as u64 + 1;
-    let timeline = |(i, run): (usize, &Run)| {
+    let timeline = |(i, run): (usize, &PreparedRun)| {
         let samples = &run.file.samples;
         let rtts = samples.sent_us.iter().zip(&samples.rtt_us);
         let rtts = rtts.filter_map(|(at_us, rtt)| rtt.map(|rtt| ((at_us * 1e3) as u64, rtt)));
@@ -253,8 +257,8 @@ fn timelines(runs: &[Run], extremes: &Option<Range<f64>>) -> Vec<Figure> {
         }];
         let most = if runs.len() > 2 { CPUS_OF_MANY } else { CPUS };
         strips.extend(cpus(&run.file.cpu, until_s * 1e6, most));
-        Figure {
-            place: Place::Timeline,
+        Plot {
+            place: PageSection::Timeline,
             file: format!("timeline-{}", i + 1),
             title: format!("Round-trip time over time: {}", run.name),
             content: Content::Time {
@@ -270,7 +274,7 @@ fn timelines(runs: &[Run], extremes: &Option<Range<f64>>) -> Vec<Figure> {
 }
 
 /// Share of lost probes in each step.
-fn losses(run: &Run, span_ns: &Range<u64>) -> Vec<Vec<f64>> {
+fn losses(run: &PreparedRun, span_ns: &Range<u64>) -> Vec<Vec<f64>> {
     let width_ns = series::width(span_ns, STEPS);
     let mut counts = vec![(0u32, 0u32); STEPS];
     let samples = &run.file.samples;

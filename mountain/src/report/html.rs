@@ -9,15 +9,15 @@ use serde_json::Value;
 
 use crate::measure::stats::Table;
 
-use super::figures::{answered, cpu_legend, Figure, Place};
+use super::figures::{answered, cpu_legend, PageSection, Plot};
 use super::page::{escape, figure, fill, legend, shortened, styles};
-use super::run::{Run, MARKED};
+use super::run::{PreparedRun, MARKED};
 
 const TEMPLATE: &str = include_str!("run.html");
 const NO_ANSWER: &str = "<p>No probe was answered.</p>";
 
 /// The whole page.
-pub fn render(runs: &[Run], figures: &[Figure]) -> Result<String> {
+pub fn render(runs: &[PreparedRun], figures: &[Plot]) -> Result<String> {
     let title = match runs {
         [one] => format!("Run {}", one.name),
         many => format!("{} runs side by side", many.len()),
@@ -25,7 +25,7 @@ pub fn render(runs: &[Run], figures: &[Figure]) -> Result<String> {
     let targets: BTreeSet<&str> = runs.iter().map(|r| r.file.target.as_str()).collect();
     let targets: Vec<&str> = targets.into_iter().filter(|t| !t.is_empty()).collect();
     let has_cpu = runs.iter().any(|r| !r.file.cpu.is_empty());
-    let histograms: Vec<&Figure> = of(figures, Place::Histogram).collect();
+    let histograms: Vec<&Plot> = of(figures, PageSection::Histogram).collect();
     let parts: [(&str, String); 16] = [
         ("title", escape(&title)),
         (
@@ -55,8 +55,8 @@ pub fn render(runs: &[Run], figures: &[Figure]) -> Result<String> {
             "legend",
             legend(answered(runs).map(|r| (r.name.clone(), r.colour))),
         ),
-        ("tail", plots(runs, figures, Place::Tail)?),
-        ("cdf", plots(runs, figures, Place::Cdf)?),
+        ("tail", plots(runs, figures, PageSection::Tail)?),
+        ("cdf", plots(runs, figures, PageSection::Cdf)?),
         ("histogram", zooms(runs, &histograms)?),
         ("difference", difference(runs)),
         ("runs", circumstances(runs)),
@@ -64,12 +64,12 @@ pub fn render(runs: &[Run], figures: &[Figure]) -> Result<String> {
     Ok(fill(TEMPLATE, &parts))
 }
 
-fn of(figures: &[Figure], place: Place) -> impl Iterator<Item = &Figure> {
+fn of(figures: &[Plot], place: PageSection) -> impl Iterator<Item = &Plot> {
     figures.iter().filter(move |f| f.place == place)
 }
 
 /// The figure with links to its files.
-fn with_files(runs: &[Run], plot: &Figure) -> Result<String> {
+fn with_files(runs: &[PreparedRun], plot: &Plot) -> Result<String> {
     let drawn = figure(|format| plot.draw(runs, format))?;
     let file = &plot.file;
     Ok(format!(
@@ -77,7 +77,7 @@ fn with_files(runs: &[Run], plot: &Figure) -> Result<String> {
     ))
 }
 
-fn plots(runs: &[Run], figures: &[Figure], place: Place) -> Result<String> {
+fn plots(runs: &[PreparedRun], figures: &[Plot], place: PageSection) -> Result<String> {
     let mut out = String::new();
     for plot in of(figures, place) {
         out += &with_files(runs, plot)?;
@@ -89,9 +89,9 @@ fn plots(runs: &[Run], figures: &[Figure], place: Place) -> Result<String> {
     })
 }
 
-fn timelines(runs: &[Run], figures: &[Figure]) -> Result<String> {
+fn timelines(runs: &[PreparedRun], figures: &[Plot]) -> Result<String> {
     let mut out = String::new();
-    for (run, plot) in runs.iter().zip(of(figures, Place::Timeline)) {
+    for (run, plot) in runs.iter().zip(of(figures, PageSection::Timeline)) {
         let _ = write!(out, "<h3>{}</h3>", escape(&run.name));
         if run.file.samples.is_empty() {
             out += "<p>No probe was sent.</p>";
@@ -113,7 +113,7 @@ fn timelines(runs: &[Run], figures: &[Figure]) -> Result<String> {
 
 /// The histograms, of which one is shown at a time. Without a script: the choice is a group of
 /// radio buttons, and the style sheet shows what belongs to the chosen one. On paper all are shown.
-fn zooms(runs: &[Run], figures: &[&Figure]) -> Result<String> {
+fn zooms(runs: &[PreparedRun], figures: &[&Plot]) -> Result<String> {
     if figures.is_empty() {
         return Ok(NO_ANSWER.into());
     }
@@ -136,7 +136,7 @@ fn zooms(runs: &[Run], figures: &[&Figure]) -> Result<String> {
     Ok(out)
 }
 
-fn zoom_name(plot: &Figure) -> &str {
+fn zoom_name(plot: &Plot) -> &str {
     plot.title.split(": ").last().unwrap_or_default()
 }
 
@@ -155,7 +155,7 @@ fn zoom_rules(count: usize) -> String {
 }
 
 /// What a reader must know before the figures.
-fn notes(runs: &[Run]) -> String {
+fn notes(runs: &[PreparedRun]) -> String {
     let mut out = String::new();
     for run in runs {
         let samples = &run.file.samples;
@@ -185,7 +185,7 @@ fn notes(runs: &[Run]) -> String {
 }
 
 /// The rows, a column a run, and one for what user space saw where the run tells.
-fn table(runs: &[Run]) -> String {
+fn table(runs: &[PreparedRun]) -> String {
     let mut columns: Vec<(String, &Table)> = Vec::new();
     for run in runs {
         columns.push((escape(&run.name), &run.table));
@@ -217,11 +217,11 @@ fn head(names: impl Iterator<Item = String>) -> String {
     out + "</tr></thead><tbody>"
 }
 
-fn names<'a>(runs: &'a [Run]) -> impl Iterator<Item = String> + 'a {
+fn names<'a>(runs: &'a [PreparedRun]) -> impl Iterator<Item = String> + 'a {
     runs.iter().map(|r| escape(&r.name))
 }
 
-fn cpu_note(runs: &[Run]) -> String {
+fn cpu_note(runs: &[PreparedRun]) -> String {
     let accounting: BTreeSet<&str> = runs
         .iter()
         .filter(|r| !r.file.cpu.is_empty())
@@ -246,12 +246,12 @@ fn shown(value: Option<&Value>) -> String {
 }
 
 /// The environments held against each other: first what differs, then, folded up, what is equal.
-fn difference(runs: &[Run]) -> String {
+fn difference(runs: &[PreparedRun]) -> String {
     let keys: BTreeSet<&String> = runs
         .iter()
         .flat_map(|r| r.file.environment.keys())
         .collect();
-    let value = |run: &Run, key: &String| shown(run.file.environment.get(key));
+    let value = |run: &PreparedRun, key: &String| shown(run.file.environment.get(key));
     let (equal, different): (Vec<&String>, Vec<&String>) = keys.into_iter().partition(|&key| {
         runs.iter()
             .all(|r| r.file.environment.get(key) == runs[0].file.environment.get(key))
@@ -305,9 +305,9 @@ fn difference(runs: &[Run]) -> String {
 }
 
 /// How each run was made.
-fn circumstances(runs: &[Run]) -> String {
+fn circumstances(runs: &[PreparedRun]) -> String {
     let optional = |v: Option<String>| v.unwrap_or_else(|| "–".into());
-    type Cell<'a> = &'a dyn Fn(&Run) -> String;
+    type Cell<'a> = &'a dyn Fn(&PreparedRun) -> String;
     let rows: [(&str, Cell); 8] = [
         ("target", &|r| r.file.target.clone()),
         ("tool", &|r| r.file.tool.clone()),

@@ -28,7 +28,7 @@ use anyhow::{ensure, Context, Result};
 use crate::host::atomic_file;
 use crate::measure::runfile::RunFile;
 
-use run::Run;
+use run::PreparedRun;
 use written::{Written, LIST_NAME};
 
 /// Name of the page in the report's folder.
@@ -46,7 +46,7 @@ const PAGE_MARK: &str = "<title>mountain: ";
 /// changed.
 pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     ensure!(!runs.is_empty(), "there is no run to report");
-    let runs = Run::all(runs);
+    let runs = PreparedRun::all(runs);
     let figures = figures::all(&runs);
     let (earlier, mut written) = (Written::read(dir), Written::none());
     let page = dir.join(PAGE_NAME);

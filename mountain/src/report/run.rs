@@ -13,7 +13,7 @@ use super::plots::{RGBColor, SERIES};
 pub(crate) const MARKED: usize = 20;
 
 /// A run, prepared.
-pub struct Run<'a> {
+pub struct PreparedRun<'a> {
     /// Different from the other runs'.
     pub name: String,
     pub colour: RGBColor,
@@ -30,7 +30,7 @@ pub struct Run<'a> {
     pub marks: Vec<(f64, f64)>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> PreparedRun<'a> {
     /// All runs, in order, with the same thresholds: those that suit the first one with answers.
     pub fn all(runs: &'a [(String, RunFile)]) -> Vec<Self> {
         let sorted: Vec<Vec<f64>> = runs.iter().map(|(_, r)| ascending(&r.samples)).collect();
@@ -145,12 +145,12 @@ mod tests {
         let mut rtts: Vec<Option<f64>> = (0..1000).map(|i| Some(1000.0 + f64::from(i))).collect();
         rtts.push(None);
         let plain = [run(None, &rtts)];
-        assert_eq!(Run::all(&plain)[0].outliers, 0, "evenly spread");
+        assert_eq!(PreparedRun::all(&plain)[0].outliers, 0, "evenly spread");
         for i in 0..30 {
             rtts[100 + i * 10] = Some(50_000.0 + i as f64);
         }
         let runs = [run(None, &rtts)];
-        let run = &Run::all(&runs)[0];
+        let run = &PreparedRun::all(&runs)[0];
         assert_eq!((run.outliers, run.marks.len()), (30, MARKED));
         assert_eq!(run.marks[0], (2.0, 50.01), "the smaller ten are left out");
         assert_eq!(run.marks[19], (3.9, 50.029));
@@ -163,7 +163,7 @@ mod tests {
             run(None, &[None, None]),
             run(None, &[Some(1000.0), Some(2000.0), Some(1000.0)]),
         ];
-        let all = Run::all(&runs);
+        let all = PreparedRun::all(&runs);
         let rows = |i: usize| -> Vec<String> {
             let rows = all[i].table.rows();
             rows.into_iter().map(|r| r.name).collect()

@@ -122,7 +122,7 @@ pub struct Decision {
 
 /// State of a path in one group, for `status`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PathStatus {
+pub struct PathInGroup {
     /// Path id.
     pub path: usize,
     /// Of the path, as decisions call it.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::rig::packets::*;
 use crate::rig::{in_netns, settings, Rig};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
-use mountain::bpf::{Mode, Program, Settings};
+use mountain::bpf::{Settings, SteerMode, SteerProgram};
 use serde::Deserialize;
 
 /// Compiled by the build script.
@@ -197,8 +197,8 @@ fn the_program_feeds_them_what_leaves_by_a_path() {
             ..settings()
         });
         assert_eq!(rig.steer.averages(0), None, "only the baseline keeps them");
-        rig.steer.run(Program::ArgmaxLoad).unwrap();
-        rig.steer.set_mode(Mode::Pass, 0);
+        rig.steer.run(SteerProgram::ArgmaxLoad).unwrap();
+        rig.steer.set_mode(SteerMode::Pass, 0);
         let packet = Ip::v4(UDP, udp(1, 2, 958)).on(0);
         assert_eq!(packet.len(), 1000);
         // Ends whatever interval is under way; the path has been silent for long.

@@ -6,7 +6,7 @@
 
 use crate::rig::packets::*;
 use crate::rig::{in_netns, only, rig_groups, rig_path, settings, Ctx, Rig, BOTH};
-use mountain::bpf::{Mode, PathMasks as Masks, Sources, MAX_PERMITS};
+use mountain::bpf::{PathMasks as Masks, Sources, SteerMode, MAX_PERMITS};
 use mountain::topology::FibRule;
 
 #[test]
@@ -135,7 +135,7 @@ fn what_is_not_ours_passes() {
         );
         control(&rig, "end");
         // Told to account only.
-        rig.steer.set_mode(Mode::Pass, 0);
+        rig.steer.set_mode(SteerMode::Pass, 0);
         assert_eq!(rig.counted(|| assert_eq!(rig.send(0, &ip4().on(0)), 0)), []);
     });
 }
@@ -442,7 +442,7 @@ fn packets_that_do_not_fit_the_other_path_pass() {
         };
         try_all(&rig, 1500);
         for id in [1, 3] {
-            let path = mountain::bpf::PathConfig {
+            let path = mountain::bpf::ProgramPath {
                 mtu: 1280,
                 ..rig_path(id, rig.ifindex)
             };
@@ -468,14 +468,14 @@ fn paths_that_cannot_take_the_packet_get_none() {
         for (name, path) in [
             (
                 "neighbour",
-                mountain::bpf::PathConfig {
+                mountain::bpf::ProgramPath {
                     mac: None,
                     ..good.clone()
                 },
             ),
             (
                 "not Ethernet",
-                mountain::bpf::PathConfig {
+                mountain::bpf::ProgramPath {
                     ethernet: false,
                     ..good.clone()
                 },
@@ -489,7 +489,7 @@ fn paths_that_cannot_take_the_packet_get_none() {
             assert_eq!(rig.send(0, &packet), 1, "{name}: not again");
         }
         // From a device without Ethernet headers nothing moves either.
-        let from = mountain::bpf::PathConfig {
+        let from = mountain::bpf::ProgramPath {
             ethernet: false,
             ..rig_path(0, rig.ifindex)
         };

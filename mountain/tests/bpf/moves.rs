@@ -12,7 +12,7 @@ use crate::rig::{
     REDIRECT,
 };
 use mountain::bpf::flows::{Class, FlowKey, MoveReason};
-use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Program};
+use mountain::bpf::{PathMasks as Masks, ProgramGroup, ProgramPath, SteerMode, SteerProgram};
 use mountain::measure::wire::DEFAULT_PORT;
 use mountain::steer::rendezvous::{self, choose, inv_weight, path_salt};
 use rand::rngs::StdRng;
@@ -84,7 +84,7 @@ fn new_flows_go_where_rendezvous_says() {
             let salts: Vec<u32> = members.iter().map(|_| rng.random()).collect();
             let mac = |i: usize| [2, 0, 0, 0, 9, i as u8];
             for (i, (id, _)) in members.iter().enumerate() {
-                let path = PathConfig {
+                let path = ProgramPath {
                     ipv6: v6,
                     mac: Some(mac(i)),
                     salt: salts[i],
@@ -94,7 +94,7 @@ fn new_flows_go_where_rendezvous_says() {
             }
             let inv: Vec<u32> = members.iter().map(|m| m.1).collect();
             let prefix = if v6 { "::/0" } else { "0.0.0.0/0" };
-            let group = GroupConfig {
+            let group = ProgramGroup {
                 members,
                 prefixes: vec![prefix.parse().unwrap()],
             };
@@ -385,7 +385,7 @@ fn flows_first_seen_in_the_grace_time_stay() {
         let mut rig = Rig::new(&patient());
         let ack = |port| Ip::v4(TCP, tcp(port, 2, ACK, 30));
         rig.masks(BOTH);
-        rig.steer.set_mode(Mode::Steer, 3_600_000);
+        rig.steer.set_mode(SteerMode::Steer, 3_600_000);
         let counted = rig.counted(|| {
             for port in 0..40 {
                 assert_eq!(
@@ -401,7 +401,7 @@ fn flows_first_seen_in_the_grace_time_stay() {
         assert_eq!(counted, [("flow_new", 1), ("redirected", 1)]);
         // The grace time over, the known ones stay and unknown ones go where the hash says.
         rig.masks(BOTH);
-        rig.steer.set_mode(Mode::Steer, 0);
+        rig.steer.set_mode(SteerMode::Steer, 0);
         let counted = rig.counted(|| {
             for port in 0..40 {
                 assert_eq!(rig.send(0, &ack(port).on(0)), port as usize % 2);
@@ -503,13 +503,13 @@ fn argmax_takes_the_highest_load_times_cost() {
         let mut rig = Rig::new(&settings());
         // Nothing known of any path: the first wins, whatever the hash says.
         rig.masks(BOTH);
-        rig.steer.run(Program::ArgmaxLoad).unwrap();
+        rig.steer.run(SteerProgram::ArgmaxLoad).unwrap();
         for port in 1..30 {
             assert_eq!(rig.send(0, &packet(port, 20)), 0);
             assert_eq!(rig.send(1, &Ip::v4(UDP, udp(100 + port, 2, 20)).on(1)), 0);
         }
         // Load both, the second thrice as much; the packet after a pause merges what came.
-        rig.steer.set_mode(Mode::Pass, 0);
+        rig.steer.set_mode(SteerMode::Pass, 0);
         for round in 0..2 {
             for _ in 0..if round == 0 { 10 } else { 1 } {
                 rig.send(0, &packet(1, 400));
@@ -521,7 +521,7 @@ fn argmax_takes_the_highest_load_times_cost() {
             let (load, delta) = rig.steer.averages(path).unwrap();
             (load + delta) * cost
         };
-        rig.steer.set_mode(Mode::Steer, 0);
+        rig.steer.set_mode(SteerMode::Steer, 0);
         assert!(score(&rig, 1, 1) > score(&rig, 0, 1) && score(&rig, 0, 1) > 0);
         for port in 30..60 {
             assert_eq!(
@@ -531,7 +531,7 @@ fn argmax_takes_the_highest_load_times_cost() {
             rig.clear_note();
         }
         // A cost that turns it round.
-        let path = PathConfig {
+        let path = ProgramPath {
             cost_weight: 100_000,
             ..rig_path(0, rig.ifindex)
         };

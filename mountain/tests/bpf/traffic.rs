@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::rig::net::*;
 use crate::rig::{ifindex, in_netns, ip, ms, only, patient, settings, BOTH};
 use crate::support::tcx::{program_ids_on, programs_on};
-use mountain::bpf::{PathConfig, PathMasks as Masks, Program, Settings};
+use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, SteerProgram};
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// Set for the copy of this test binary that is there to be killed.
@@ -80,9 +80,13 @@ fn flows_stay_and_counters_go_on_when_another_program_takes_over() {
         // All are on path 0. A table that forgot them would have them spread over both.
         masks(&mut steer, BOTH);
         let mut known = Vec::new();
-        for (round, program) in [Program::ArgmaxLoad, Program::Steer, Program::ArgmaxLoad]
-            .into_iter()
-            .enumerate()
+        for (round, program) in [
+            SteerProgram::ArgmaxLoad,
+            SteerProgram::Steer,
+            SteerProgram::ArgmaxLoad,
+        ]
+        .into_iter()
+        .enumerate()
         {
             let (before, sent) = (steer.stats().unwrap(), steer.traffic(0).unwrap().packets);
             let replaced = uplinks();
@@ -109,7 +113,7 @@ fn flows_stay_and_counters_go_on_when_another_program_takes_over() {
         steer.attach_to(&[ifindex("u0")]).unwrap();
         steer.attach_to(&[ifindex("u0"), ifindex("u1")]).unwrap();
         assert_eq!(program_ids_on("u1"), program_ids_on("u0"));
-        steer.run(Program::Steer).unwrap();
+        steer.run(SteerProgram::Steer).unwrap();
         // Each program has its turn with new flows, over the same masks.
         masks(&mut steer, only(1));
         sleep(FLOWLET);
@@ -137,11 +141,11 @@ fn a_program_that_cannot_be_loaded_leaves_the_old_one() {
         let (soft, hard) = getrlimit(RLIMIT_NOFILE).unwrap();
         let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
         setrlimit(RLIMIT_NOFILE, next as u64 + 2, hard).unwrap();
-        let refused = steer.run(Program::ArgmaxLoad);
+        let refused = steer.run(SteerProgram::ArgmaxLoad);
         setrlimit(RLIMIT_NOFILE, soft, hard).unwrap();
         let why = format!("{:#}", refused.unwrap_err());
         assert!(why.contains("argmax-load"), "{why}");
-        assert_eq!(steer.running(), Program::Steer);
+        assert_eq!(steer.running(), SteerProgram::Steer);
         assert_eq!([program_ids_on("u0"), program_ids_on("u1")], before);
         masks(&mut steer, only(1));
         sleep(FLOWLET);
@@ -476,7 +480,7 @@ fn an_unresolved_neighbour_costs_no_packet() {
         steer
             .set_path(
                 1,
-                &PathConfig {
+                &ProgramPath {
                     mac: None,
                     ..path(1)
                 },
@@ -558,7 +562,7 @@ fn large_pings_work_with_a_smaller_mtu_on_the_other_path() {
             steer
                 .set_path(
                     id,
-                    &PathConfig {
+                    &ProgramPath {
                         mtu: 1280,
                         ..path(id)
                     },

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use etherparse::{PacketBuilder, PacketBuilderStep};
-use mountain::redirect::bpf::hooks::{self, programs, Hook, Program};
+use mountain::redirect::bpf::hooks::{self, programs, DeviceHook, LoadedProgram};
 use mountain::redirect::bpf::PROGRAM_PREFIX;
 use nix::sched::{setns, CloneFlags};
 use rand::RngExt;
@@ -275,14 +275,14 @@ fn mac(device: &str) -> [u8; 6] {
         .unwrap()
 }
 
-fn first_program(device: u32) -> (Hook, OwnedFd) {
+fn first_program(device: u32) -> (DeviceHook, OwnedFd) {
     let ours = |hook| {
         let ids = programs(hook, device).unwrap();
-        let mut all = ids.into_iter().map(|id| Program::by_id(id).unwrap());
+        let mut all = ids.into_iter().map(|id| LoadedProgram::by_id(id).unwrap());
         let program = all.find(|p| p.name.starts_with(PROGRAM_PREFIX))?;
         Some((hook, program.fd))
     };
-    [Hook::Xdp, Hook::TcxIngress]
+    [DeviceHook::Xdp, DeviceHook::TcxIngress]
         .into_iter()
         .find_map(ours)
         .unwrap()

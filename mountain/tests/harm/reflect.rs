@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use etherparse::PacketBuilder;
-use mountain::measure::reflect::{Limits, Reflector};
+use mountain::measure::reflect::{AnswerLimits, Reflector};
 use mountain::measure::wire::{self, ProbeId, PROBE_LEN};
 use rand::RngExt;
 
@@ -47,8 +47,8 @@ impl Net {
                 .build();
             runtime.unwrap().block_on(async move {
                 let address = REFLECTOR.parse().unwrap();
-                let mut reflector = Reflector::bind(address, Limits::default()).unwrap();
-                let taken = Reflector::bind(address, Limits::default());
+                let mut reflector = Reflector::bind(address, AnswerLimits::default()).unwrap();
+                let taken = Reflector::bind(address, AnswerLimits::default());
                 assert!(taken.is_err(), "two reflectors on one port");
                 ready.send(()).unwrap();
                 let end = async {

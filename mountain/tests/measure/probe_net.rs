@@ -11,21 +11,21 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
-use mountain::measure::reflect::{Limits, ReflectStats, Reflector};
-use testkit::Namespace;
+use mountain::measure::reflect::{AnswerLimits, ReflectStats, Reflector};
+use testkit::TestNamespace;
 
 /// Two namespaces, "client" and "server", joined by two veth pairs: c0–s0 (192.0.2.0/25,
 /// 2001:db8:0::/64, fe80::c, fe80::d) and c1–s1 (192.0.2.128/25).
 pub struct Net {
-    pub client: Namespace,
-    pub server: Namespace,
+    pub client: TestNamespace,
+    pub server: TestNamespace,
 }
 
 impl Net {
     pub fn new() -> Self {
         let net = Net {
-            client: Namespace::new("pc"),
-            server: Namespace::new("ps"),
+            client: TestNamespace::new("pc"),
+            server: TestNamespace::new("ps"),
         };
         net.link(0);
         net.link(1);
@@ -59,7 +59,7 @@ impl Net {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = self.server.spawn(move || {
             runtime().block_on(async {
-                let mut reflector = Reflector::bind(listen, Limits::default()).unwrap();
+                let mut reflector = Reflector::bind(listen, AnswerLimits::default()).unwrap();
                 ready
                     .send((reflector.local_addr().unwrap(), reflector.stats()))
                     .unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::net::{ask, udp, Net, Place};
 use crate::support::Ns;
-use mountain::redirect::bpf::hooks::{self, Hook, Program};
+use mountain::redirect::bpf::hooks::{self, DeviceHook, LoadedProgram};
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -352,9 +352,9 @@ fn a_target_that_is_down_says_so_to_the_client() {
 fn at_egress(ns: &Ns, dev: &'static str) -> Vec<String> {
     ns.with(move || {
         let ifindex = nix::net::if_::if_nametoindex(dev).unwrap();
-        let ids = hooks::programs(Hook::TcxEgress, ifindex).unwrap();
+        let ids = hooks::programs(DeviceHook::TcxEgress, ifindex).unwrap();
         ids.into_iter()
-            .map(|id| Program::by_id(id).unwrap().name)
+            .map(|id| LoadedProgram::by_id(id).unwrap().name)
             .collect()
     })
 }

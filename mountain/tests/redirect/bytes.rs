@@ -12,9 +12,9 @@ use crate::bpf::{in_netns, ip, PASS, REDIRECT};
 use crate::packets::Packet;
 use crate::rig::*;
 use libbpf_rs::MapCore;
-use mountain::redirect::bpf::hooks::{Hook, Outcome};
+use mountain::redirect::bpf::hooks::{DeviceHook, ProgramRun};
 use mountain::redirect::bpf::{read_log, stats};
-use mountain::redirect::{Backend, Device, Plan, Proto, Rule, Traffic};
+use mountain::redirect::{Backend, Plan, Proto, Rule, RuleDevice, Traffic};
 use socket2::{Domain, Socket, Type};
 
 /// All rules of these tests: both protocols, both families.
@@ -38,7 +38,7 @@ fn reply(r: &Rule, port: u16) -> (Packet, SocketAddr, SocketAddr) {
 
 /// What a packet became, with words instead of a wall of bytes when it is not what it should be.
 #[track_caller]
-fn expect(what: &str, got: Outcome, action: i32, bytes: &[u8]) {
+fn expect(what: &str, got: ProgramRun, action: i32, bytes: &[u8]) {
     assert_eq!(got.action, action, "{what}: action");
     if let Some(at) = got.packet.iter().zip(bytes).position(|(a, b)| a != b) {
         panic!(
@@ -50,7 +50,7 @@ fn expect(what: &str, got: Outcome, action: i32, bytes: &[u8]) {
 }
 
 /// [`run`] of a program that sends one look-up in 64 through the kernel: again, where it did.
-fn run_fast(hook: Hook, dev: &str, packet: &[u8], action: i32) -> Outcome {
+fn run_fast(hook: DeviceHook, dev: &str, packet: &[u8], action: i32) -> ProgramRun {
     let mut got = run(hook, dev, packet);
     for _ in 0..5 {
         if action != XDP_REDIRECT || got.action != XDP_PASS {
@@ -65,8 +65,8 @@ fn run_fast(hook: Hook, dev: &str, packet: &[u8], action: i32) -> Outcome {
 struct Way {
     backend: Backend,
     /// Device and hook of the forward and of the reply direction; `None`: the other hooks do that.
-    forward: (&'static str, Hook, i32),
-    reply: (&'static str, Hook, i32),
+    forward: (&'static str, DeviceHook, i32),
+    reply: (&'static str, DeviceHook, i32),
     /// The packet leaves here: lifetime one less, Ethernet header of the way out.
     leaves: [bool; 2],
     framed: bool,
@@ -75,29 +75,29 @@ struct Way {
 const WAYS: [Way; 4] = [
     Way {
         backend: Backend::Tcx,
-        forward: ("c0", Hook::TcxIngress, PASS),
-        reply: ("c0", Hook::TcxEgress, PASS),
+        forward: ("c0", DeviceHook::TcxIngress, PASS),
+        reply: ("c0", DeviceHook::TcxEgress, PASS),
         leaves: [false, false],
         framed: false,
     },
     Way {
         backend: Backend::TcxPeer,
-        forward: ("c0", Hook::TcxIngress, REDIRECT),
-        reply: ("s0", Hook::TcxIngress, REDIRECT),
+        forward: ("c0", DeviceHook::TcxIngress, REDIRECT),
+        reply: ("s0", DeviceHook::TcxIngress, REDIRECT),
         leaves: [true, true],
         framed: false,
     },
     Way {
         backend: Backend::Xdp,
-        forward: ("c0", Hook::Xdp, XDP_PASS),
-        reply: ("c0", Hook::TcxEgress, PASS),
+        forward: ("c0", DeviceHook::Xdp, XDP_PASS),
+        reply: ("c0", DeviceHook::TcxEgress, PASS),
         leaves: [false, false],
         framed: false,
     },
     Way {
         backend: Backend::XdpRedirect,
-        forward: ("c0", Hook::Xdp, XDP_REDIRECT),
-        reply: ("s0", Hook::Xdp, XDP_REDIRECT),
+        forward: ("c0", DeviceHook::Xdp, XDP_REDIRECT),
+        reply: ("s0", DeviceHook::Xdp, XDP_REDIRECT),
         leaves: [true, true],
         framed: true,
     },
@@ -143,7 +143,11 @@ impl Way {
     /// The packet is left as it is for the next hook.
     fn check_untouched(&self, what: &str, bytes: &[u8]) {
         let (dev, hook, _) = self.forward;
-        let pass = if hook == Hook::Xdp { XDP_PASS } else { PASS };
+        let pass = if hook == DeviceHook::Xdp {
+            XDP_PASS
+        } else {
+            PASS
+        };
         let what = format!("{} untouched: {what}", self.backend);
         expect(&what, run(hook, dev, bytes), pass, bytes);
     }
@@ -330,7 +334,7 @@ fn what_is_not_named_stays_as_it_is() {
             let bytes = packet.bytes();
             let mut vlan = bytes.clone();
             vlan.splice(12..12, [0x81, 0, 0, 42]);
-            if way.forward.1 == Hook::Xdp {
+            if way.forward.1 == DeviceHook::Xdp {
                 way.check_untouched("VLAN", &vlan);
             }
             // To another host: a device may be promiscuous. Where XDP only rewrites, the kernel drops it.
@@ -346,7 +350,7 @@ fn what_is_not_named_stays_as_it_is() {
             // Within the fixed part of a header. BPF_PROG_RUN takes no such packets for tcx.
             let l4 = bytes.len() - packet.ip.l4.len();
             let fixed = if r.proto == Proto::Tcp { 20 } else { 8 };
-            for len in if way.forward.1 == Hook::Xdp {
+            for len in if way.forward.1 == DeviceHook::Xdp {
                 14..l4 + fixed
             } else {
                 0..0
@@ -373,7 +377,7 @@ fn the_slow_way_takes_over() {
             let bytes = answer.clone().ttl(1).bytes();
             expect(
                 "reply, lifetime over",
-                run(Hook::Xdp, "s0", &bytes),
+                run(DeviceHook::Xdp, "s0", &bytes),
                 XDP_PASS,
                 &bytes,
             );
@@ -426,7 +430,7 @@ fn rules_that_share_a_target_are_told_apart() {
 
 /// The plan of [`each_way`]'s namespace.
 fn in_kernel_plan(backend: Backend) -> Plan {
-    let device = |name: &str| Device {
+    let device = |name: &str| RuleDevice {
         ifindex: crate::bpf::ifindex(name),
         name: name.to_owned(),
         peer: true,
@@ -456,10 +460,10 @@ fn with_source_nat_the_target_sees_this_host() {
                 let mut plan = router.plan(backend, Some(own));
                 install(id as u32, &r, &plan).unwrap();
                 let hook = match backend {
-                    Backend::XdpRedirect => Hook::Xdp,
-                    _ => Hook::TcxIngress,
+                    Backend::XdpRedirect => DeviceHook::Xdp,
+                    _ => DeviceHook::TcxIngress,
                 };
-                let action = if hook == Hook::Xdp {
+                let action = if hook == DeviceHook::Xdp {
                     XDP_REDIRECT
                 } else {
                     REDIRECT
@@ -471,24 +475,24 @@ fn with_source_nat_the_target_sees_this_host() {
                 assert!((61_000..=65_535).contains(&port), "port {port}");
                 let new_src = SocketAddr::new(own, port);
                 let mut want = packet.rewritten(new_src, r.to).ttl(63);
-                if hook == Hook::Xdp {
+                if hook == DeviceHook::Xdp {
                     want = want.macs(TARGET, S0);
                 }
                 expect(&format!("{backend} {r}"), got, action, &want.bytes());
 
                 let answer = Packet::new(r.proto.number(), r.to, new_src, 9).macs(S0, TARGET);
                 let mut want = answer.rewritten(r.from, client).ttl(63);
-                if hook == Hook::Xdp {
+                if hook == DeviceHook::Xdp {
                     want = want.macs(CLIENT, C0);
                 }
                 let got = run_fast(hook, "s0", &answer.bytes(), action);
                 expect(&format!("{backend} {r}, reply"), got, action, &want.bytes());
-                if hook == Hook::Xdp {
+                if hook == DeviceHook::Xdp {
                     // What tcx has done in between (no neighbour was known) leaves nothing wrong.
-                    let through_tcx = run(Hook::TcxIngress, "c0", &packet.bytes());
+                    let through_tcx = run(DeviceHook::TcxIngress, "c0", &packet.bytes());
                     assert_eq!(through_tcx.action, REDIRECT);
                     std::thread::sleep(std::time::Duration::from_millis(300));
-                    run(Hook::TcxIngress, "c0", &packet.bytes());
+                    run(DeviceHook::TcxIngress, "c0", &packet.bytes());
                     let got = run_fast(hook, "c0", &packet.bytes(), action);
                     let want = packet.rewritten(new_src, r.to).ttl(63).macs(TARGET, S0);
                     expect(
@@ -498,7 +502,7 @@ fn with_source_nat_the_target_sees_this_host() {
                         &want.bytes(),
                     );
                 }
-                if hook == Hook::TcxIngress {
+                if hook == DeviceHook::TcxIngress {
                     let last = packet.ttl(1);
                     assert_eq!(run(hook, "c0", &last.bytes()).action, 2, "TC_ACT_SHOT");
                     assert_eq!(stats(&[id as u32]).unwrap()[0].drops["ttl"], 1);
@@ -526,7 +530,7 @@ fn a_rule_that_is_gone_redirects_nothing_and_leaves_nothing() {
             }
         }
         for dev in ["c0", "s0"] {
-            for hook in Hook::ALL {
+            for hook in DeviceHook::ALL {
                 assert!(program(hook, dev).is_none(), "{hook:?} of {dev}");
             }
         }
@@ -549,11 +553,11 @@ fn the_log_has_a_line_for_a_packet_and_no_more_than_asked_for() {
         while mountain::bpf::now_ns() % 1_000_000_000 > 500_000_000 {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        run(Hook::TcxIngress, "c0", &packet.bytes());
-        run(Hook::TcxEgress, "c0", &answer.bytes());
-        run(Hook::TcxIngress, "c0", &packet.bytes());
+        run(DeviceHook::TcxIngress, "c0", &packet.bytes());
+        run(DeviceHook::TcxEgress, "c0", &answer.bytes());
+        run(DeviceHook::TcxIngress, "c0", &packet.bytes());
         let (quiet, ..) = forward(&rule(Proto::Tcp, true, 0), 10_004);
-        run(Hook::TcxIngress, "c0", &quiet.bytes());
+        run(DeviceHook::TcxIngress, "c0", &quiet.bytes());
         let mut lines = vec![];
         read_log(true, |line| {
             lines.push(line.to_owned());

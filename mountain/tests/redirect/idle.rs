@@ -11,7 +11,7 @@ use crate::bpf::{in_netns, PASS, REDIRECT};
 use crate::packets::Packet;
 use crate::rig::*;
 use libbpf_rs::MapCore;
-use mountain::redirect::bpf::hooks::Hook;
+use mountain::redirect::bpf::hooks::DeviceHook;
 use mountain::redirect::bpf::stats;
 use mountain::redirect::{Backend, Proto};
 
@@ -46,13 +46,14 @@ fn ports_of_flows_that_are_over_are_used_again() {
         let own: IpAddr = "10.0.1.1".parse().unwrap();
         let rule = rule(Proto::Udp, false, 0);
         install(0, &rule, &router.plan(Backend::Tcx, Some(own))).unwrap();
-        let program = program(Hook::TcxIngress, "c0").unwrap();
+        let program = program(DeviceHook::TcxIngress, "c0").unwrap();
         let device = router.client.ifindex;
         for round in 0..5u16 {
             for n in 0..1500 {
                 let client = client(false, 10_000 + round * 1500 + n);
                 let packet = Packet::new(UDP, client, rule.from, 10).macs(C0, CLIENT);
-                let got = try_run(&program, Hook::TcxIngress, device, &packet.bytes()).unwrap();
+                let got =
+                    try_run(&program, DeviceHook::TcxIngress, device, &packet.bytes()).unwrap();
                 assert_eq!(got.action, REDIRECT, "round {round}, flow {n}");
             }
             sleep(TWICE);
@@ -78,9 +79,9 @@ fn established_flows_that_are_over_make_room() {
                 let back = Packet::new(UDP, rule.to, client, 10)
                     .macs(S0, TARGET)
                     .bytes();
-                run(Hook::TcxIngress, "c0", &there);
-                run(Hook::TcxEgress, "c0", &back);
-                run(Hook::TcxIngress, "c0", &there);
+                run(DeviceHook::TcxIngress, "c0", &there);
+                run(DeviceHook::TcxEgress, "c0", &back);
+                run(DeviceHook::TcxIngress, "c0", &there);
             }
         };
         let established = || map_named("flows4").keys().count();
@@ -111,51 +112,75 @@ fn what_comes_back_after_the_end_is_left_alone() {
             }
             packet.bytes()
         };
-        let changed = |hook: Hook, bytes: &[u8]| {
+        let changed = |hook: DeviceHook, bytes: &[u8]| {
             let got = run(hook, "c0", bytes);
             assert_eq!(got.action, PASS);
             got.packet != bytes
         };
         let (c4, c6) = (client(false, 7), client(true, 7));
-        assert!(changed(Hook::TcxIngress, &packet(UDP, c4, udp.from, 0)));
+        assert!(changed(
+            DeviceHook::TcxIngress,
+            &packet(UDP, c4, udp.from, 0)
+        ));
         let connect = || {
-            assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, SYN)));
+            assert!(changed(
+                DeviceHook::TcxIngress,
+                &packet(TCP, c6, tcp.from, SYN)
+            ));
             let syn_ack = packet(TCP, tcp.to, c6, SYN | ACK);
-            assert!(changed(Hook::TcxEgress, &syn_ack));
-            assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, ACK)));
+            assert!(changed(DeviceHook::TcxEgress, &syn_ack));
+            assert!(changed(
+                DeviceHook::TcxIngress,
+                &packet(TCP, c6, tcp.from, ACK)
+            ));
         };
         connect();
         // Packets of one direction keep the other: three times half the idle time.
         for _ in 0..3 {
             sleep(IDLE / 2 + Duration::from_millis(300));
-            assert!(changed(Hook::TcxIngress, &packet(UDP, c4, udp.from, 0)));
+            assert!(changed(
+                DeviceHook::TcxIngress,
+                &packet(UDP, c4, udp.from, 0)
+            ));
         }
-        assert!(changed(Hook::TcxEgress, &packet(UDP, udp.to, c4, 0)));
+        assert!(changed(DeviceHook::TcxEgress, &packet(UDP, udp.to, c4, 0)));
         sleep(TWICE);
         assert!(
-            !changed(Hook::TcxEgress, &packet(UDP, udp.to, c4, 0)),
+            !changed(DeviceHook::TcxEgress, &packet(UDP, udp.to, c4, 0)),
             "the UDP flow is over"
         );
         // A connection without packets goes on for days, and for a little while after a FIN.
-        assert!(changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)));
         assert!(changed(
-            Hook::TcxEgress,
+            DeviceHook::TcxEgress,
+            &packet(TCP, tcp.to, c6, ACK)
+        ));
+        assert!(changed(
+            DeviceHook::TcxEgress,
             &packet(TCP, tcp.to, c6, ACK | FIN)
         ));
-        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, ACK)));
+        assert!(changed(
+            DeviceHook::TcxIngress,
+            &packet(TCP, c6, tcp.from, ACK)
+        ));
         sleep(TWICE);
         assert!(
-            !changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
+            !changed(DeviceHook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
             "closed"
         );
         // A new one from the same port.
         connect();
         // An RST that was forged: the target goes on.
-        assert!(changed(Hook::TcxIngress, &packet(TCP, c6, tcp.from, RST)));
-        assert!(changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)));
+        assert!(changed(
+            DeviceHook::TcxIngress,
+            &packet(TCP, c6, tcp.from, RST)
+        ));
+        assert!(changed(
+            DeviceHook::TcxEgress,
+            &packet(TCP, tcp.to, c6, ACK)
+        ));
         sleep(TWICE);
         assert!(
-            changed(Hook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
+            changed(DeviceHook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
             "no FIN, no end"
         );
     });

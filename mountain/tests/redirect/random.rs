@@ -9,7 +9,7 @@ use crate::bpf::packets as packets_of;
 use crate::bpf::{ifindex, in_netns, PASS, REDIRECT};
 use crate::packets::Packet;
 use crate::rig::*;
-use mountain::redirect::bpf::hooks::{Hook, Outcome};
+use mountain::redirect::bpf::hooks::{DeviceHook, ProgramRun};
 use mountain::redirect::{Backend, Proto, Rule};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -27,7 +27,7 @@ fn rules() -> Vec<Rule> {
 struct Case {
     backend: Backend,
     dev: &'static str,
-    hook: Hook,
+    hook: DeviceHook,
     reply: bool,
     action: i32,
     /// Lifetime one less, and the Ethernet header of the way out.
@@ -49,7 +49,7 @@ fn flow_packet(
     };
     let mut p = Packet::new(r.proto.number(), src, dst, rng.random_range(0..40));
     p.macs = match (case.hook, case.reply) {
-        (Hook::TcxEgress, _) => [CLIENT, C0],
+        (DeviceHook::TcxEgress, _) => [CLIENT, C0],
         (_, true) => [S0, TARGET],
         (_, false) => [C0, CLIENT],
     };
@@ -137,14 +137,14 @@ fn run_case(case: &'static Case, seed: u64) {
         install_all(&rules, &router.plan(case.backend, None));
         let program = program(case.hook, case.dev).unwrap();
         let device = ifindex(case.dev);
-        let pass = if case.hook == Hook::Xdp {
+        let pass = if case.hook == DeviceHook::Xdp {
             XDP_PASS
         } else {
             PASS
         };
         // Flows are made where clients come in.
-        let forward =
-            [Hook::TcxIngress, Hook::Xdp].map(|hook| (hook, crate::rig::program(hook, "c0")));
+        let forward = [DeviceHook::TcxIngress, DeviceHook::Xdp]
+            .map(|hook| (hook, crate::rig::program(hook, "c0")));
         for r in &rules {
             for port in 0..PORTS {
                 let client = client(r.from.is_ipv6(), 20_000 + port);
@@ -162,7 +162,7 @@ fn run_case(case: &'static Case, seed: u64) {
             let mut bytes = packet.bytes();
             if rng.random_ratio(1, 4) {
                 damage(&mut rng, &mut bytes);
-                let Some(Outcome {
+                let Some(ProgramRun {
                     action,
                     packet: out,
                     ..
@@ -203,7 +203,7 @@ fn run_case(case: &'static Case, seed: u64) {
                     [TARGET, S0]
                 };
             }
-            let Outcome {
+            let ProgramRun {
                 action,
                 packet: out,
                 ..
@@ -233,7 +233,13 @@ fn run_case(case: &'static Case, seed: u64) {
     });
 }
 
-const fn case(backend: Backend, dev: &'static str, hook: Hook, reply: bool, action: i32) -> Case {
+const fn case(
+    backend: Backend,
+    dev: &'static str,
+    hook: DeviceHook,
+    reply: bool,
+    action: i32,
+) -> Case {
     Case {
         backend,
         dev,
@@ -260,11 +266,11 @@ macro_rules! cases {
 }
 
 cases! {
-    tcx_forward: case(Backend::Tcx, "c0", Hook::TcxIngress, false, PASS);
-    tcx_reply: case(Backend::Tcx, "c0", Hook::TcxEgress, true, PASS);
-    tcx_peer_forward: case(Backend::TcxPeer, "c0", Hook::TcxIngress, false, REDIRECT);
-    tcx_peer_reply: case(Backend::TcxPeer, "s0", Hook::TcxIngress, true, REDIRECT);
-    xdp_forward: case(Backend::Xdp, "c0", Hook::Xdp, false, XDP_PASS);
-    xdp_redirect_forward: case(Backend::XdpRedirect, "c0", Hook::Xdp, false, XDP_REDIRECT);
-    xdp_redirect_reply: case(Backend::XdpRedirect, "s0", Hook::Xdp, true, XDP_REDIRECT);
+    tcx_forward: case(Backend::Tcx, "c0", DeviceHook::TcxIngress, false, PASS);
+    tcx_reply: case(Backend::Tcx, "c0", DeviceHook::TcxEgress, true, PASS);
+    tcx_peer_forward: case(Backend::TcxPeer, "c0", DeviceHook::TcxIngress, false, REDIRECT);
+    tcx_peer_reply: case(Backend::TcxPeer, "s0", DeviceHook::TcxIngress, true, REDIRECT);
+    xdp_forward: case(Backend::Xdp, "c0", DeviceHook::Xdp, false, XDP_PASS);
+    xdp_redirect_forward: case(Backend::XdpRedirect, "c0", DeviceHook::Xdp, false, XDP_REDIRECT);
+    xdp_redirect_reply: case(Backend::XdpRedirect, "s0", DeviceHook::Xdp, true, XDP_REDIRECT);
 }

@@ -13,8 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use libbpf_rs::{MapCore, MapHandle};
-use mountain::redirect::bpf::hooks::{self, programs, Hook, Outcome, Program};
-use mountain::redirect::{bpf, Backend, Device, Installed, Plan, Proto, Rule, Snat};
+use mountain::redirect::bpf::hooks::{self, programs, DeviceHook, LoadedProgram, ProgramRun};
+use mountain::redirect::{bpf, Backend, Installed, Plan, Proto, Rule, RuleDevice, Snat};
 
 use super::bpf::{ifindex, ip};
 
@@ -33,8 +33,8 @@ fn mac(m: [u8; 6]) -> String {
 
 /// The devices of the router. Call it in a new namespace.
 pub struct Router {
-    pub client: Device,
-    pub target: Device,
+    pub client: RuleDevice,
+    pub target: RuleDevice,
 }
 
 impl Router {
@@ -69,7 +69,7 @@ impl Router {
                 mac(m)
             ));
         }
-        let device = |name: &str| Device {
+        let device = |name: &str| RuleDevice {
             ifindex: ifindex(name),
             name: name.to_owned(),
             peer: true,
@@ -140,23 +140,28 @@ pub fn install_all(rules: &[Rule], plan: &Plan) {
 }
 
 /// The program of ours at a hook of a device.
-pub fn program(hook: Hook, dev: &str) -> Option<OwnedFd> {
+pub fn program(hook: DeviceHook, dev: &str) -> Option<OwnedFd> {
     let ids = programs(hook, ifindex(dev)).unwrap();
     ids.into_iter()
-        .map(|id| Program::by_id(id).unwrap())
+        .map(|id| LoadedProgram::by_id(id).unwrap())
         .find(|p| p.name.starts_with(bpf::PROGRAM_PREFIX))
         .map(|p| p.fd)
 }
 
 /// One BPF_PROG_RUN of the program at a hook.
-pub fn run(hook: Hook, dev: &str, packet: &[u8]) -> Outcome {
+pub fn run(hook: DeviceHook, dev: &str, packet: &[u8]) -> ProgramRun {
     let program = program(hook, dev).unwrap_or_else(|| panic!("no program at {hook:?} of {dev}"));
     hooks::run(hook, ifindex(dev), &program, packet, 1)
         .unwrap_or_else(|e| panic!("BPF_PROG_RUN of {} bytes at {hook:?}: {e}", packet.len()))
 }
 
 /// The same without looking the program up; `None` when BPF_PROG_RUN does not take the packet.
-pub fn try_run(program: &OwnedFd, hook: Hook, device: u32, packet: &[u8]) -> Option<Outcome> {
+pub fn try_run(
+    program: &OwnedFd,
+    hook: DeviceHook,
+    device: u32,
+    packet: &[u8],
+) -> Option<ProgramRun> {
     match hooks::run(hook, device, program, packet, 1) {
         Ok(outcome) => Some(outcome),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => None,
@@ -166,11 +171,11 @@ pub fn try_run(program: &OwnedFd, hook: Hook, device: u32, packet: &[u8]) -> Opt
 
 /// A map of the programs on the client's device.
 pub fn map_named(name: &str) -> MapHandle {
-    let ids = Hook::ALL.map(|hook| programs(hook, ifindex("c0")).unwrap());
+    let ids = DeviceHook::ALL.map(|hook| programs(hook, ifindex("c0")).unwrap());
     let maps = ids
         .iter()
         .flatten()
-        .flat_map(|id| Program::by_id(*id).unwrap().maps);
+        .flat_map(|id| LoadedProgram::by_id(*id).unwrap().maps);
     let mut maps = maps.map(|id| MapHandle::from_map_id(id).unwrap());
     maps.find(|m| m.name().to_str() == Some(name)).unwrap()
 }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use mountain::control::run_dir::RunDir;
 use mountain::control::status::{PathStatus, Status};
-use testkit::{ok, own_sysctls, Namespace};
+use testkit::{ok, own_sysctls, TestNamespace};
 
 #[allow(unused_imports)]
 pub use guard::Guard;
@@ -51,19 +51,19 @@ pub const DNSMASQ: [&str; 7] = [
 pub const LEAVE: Duration = Duration::from_secs(30);
 
 /// A network namespace in which `mountain` runs: it is taken down before the namespace goes.
-pub struct Ns(Namespace);
+pub struct Ns(TestNamespace);
 
 impl Deref for Ns {
-    type Target = Namespace;
+    type Target = TestNamespace;
 
-    fn deref(&self) -> &Namespace {
+    fn deref(&self) -> &TestNamespace {
         &self.0
     }
 }
 
 impl Ns {
     pub fn new(role: &str) -> Self {
-        Self(Namespace::new(role))
+        Self(TestNamespace::new(role))
     }
 
     pub fn mountain(&self, args: &str) -> Output {

@@ -14,19 +14,19 @@ use mountain::topology::{read_topology, Filter};
 use mountain::topology::{Member, Topology};
 
 /// A network namespace whose routing is read.
-pub struct Namespace(testkit::Namespace);
+pub struct Namespace(testkit::TestNamespace);
 
 impl Deref for Namespace {
-    type Target = testkit::Namespace;
+    type Target = testkit::TestNamespace;
 
-    fn deref(&self) -> &testkit::Namespace {
+    fn deref(&self) -> &testkit::TestNamespace {
         &self.0
     }
 }
 
 impl Namespace {
     pub fn new() -> Self {
-        Self(testkit::Namespace::new("nl"))
+        Self(testkit::TestNamespace::new("nl"))
     }
 
     /// Runs `work` on a thread of its own inside the namespace, with a tokio runtime.

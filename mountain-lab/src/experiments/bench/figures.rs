@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use serde_json::json;
 
-use super::run_time::{Attached, TimedRun, Times, SEGMENTS};
+use super::run_time::{RunTimes, TimedRun, UplinkPrograms, SEGMENTS};
 use super::table::{Eviction, SizeTimes};
 use super::tcp::{Pair, With};
-use super::{CostPlan, Measured};
+use super::{CostFigures, CostPlan};
 
 /// Limits of the checks.
 const MAX_RUN_NS: f64 = 150.0;
@@ -18,7 +18,7 @@ const MIN_TCP_RATIO: f64 = 0.97;
 const MAX_ZIPF_RATIO: f64 = 2.0;
 
 /// Puts figures and checks into the result.
-pub fn fill(result: &mut RunResult, measured: &Measured, plan: &CostPlan) {
+pub fn fill(result: &mut RunResult, measured: &CostFigures, plan: &CostPlan) {
     let mut report = Report {
         result,
         checks: vec![],
@@ -61,12 +61,12 @@ impl Report<'_> {
         put(self.result, policy, name, metric);
     }
 
-    fn limit(&mut self, name: &str, figure: f64, op: Op, limit: f64) {
+    fn limit(&mut self, name: &str, figure: f64, op: LimitKind, limit: f64) {
         let check = Check::new(name, Some(figure), op, limit, None);
         self.checks.push(check);
     }
 
-    fn runs(&mut self, times: &Times) {
+    fn runs(&mut self, times: &RunTimes) {
         for segment in SEGMENTS {
             let (ns, n) = &times[&segment];
             self.put(policy(segment), column(segment), "ns", ns, *n);
@@ -89,22 +89,22 @@ impl Report<'_> {
             ("ns of a moved packet's first run", median(&first.0)),
             ("ns of a moved packet's second run", median(&second)),
         ] {
-            self.limit(what, ns, Op::AtMost, MAX_RUN_NS);
+            self.limit(what, ns, LimitKind::AtMost, MAX_RUN_NS);
         }
     }
 
-    fn packets(&mut self, packets: &BTreeMap<Attached, Vec<f64>>) {
+    fn packets(&mut self, packets: &BTreeMap<UplinkPrograms, Vec<f64>>) {
         for (attached, ns) in packets {
             let name = match attached {
-                Attached::Nothing => "none",
-                Attached::Ecmp => "ecmp",
-                Attached::Stay => "stay",
-                Attached::Moved => "moved",
+                UplinkPrograms::Nothing => "none",
+                UplinkPrograms::Ecmp => "ecmp",
+                UplinkPrograms::Stay => "stay",
+                UplinkPrograms::Moved => "moved",
             };
             let n = ns.len() as u64;
             self.put(name, "packet_ns", "ns", ns, n);
-            if *attached != Attached::Nothing {
-                let added = less(ns, &packets[&Attached::Nothing]);
+            if *attached != UplinkPrograms::Nothing {
+                let added = less(ns, &packets[&UplinkPrograms::Nothing]);
                 self.put(name, "packet_added_ns", "ns", &added, n);
             }
         }
@@ -134,7 +134,7 @@ impl Report<'_> {
             let (lo, hi) = bootstrap_median(&ratio, self.seed);
             let name =
                 format!("TCP throughput with / without, flow {name} [{lo:.3}-{hi:.3}] n={n}");
-            self.limit(&name, median(&ratio), Op::AtLeast, MIN_TCP_RATIO);
+            self.limit(&name, median(&ratio), LimitKind::AtLeast, MIN_TCP_RATIO);
         }
     }
 
@@ -149,7 +149,7 @@ impl Report<'_> {
         }
         let ratio = median(&times.zipf) / median(&times.small);
         let name = format!("ns per run, Zipf over {entries} flows / 1000 flows");
-        self.limit(&name, ratio, Op::AtMost, MAX_ZIPF_RATIO);
+        self.limit(&name, ratio, LimitKind::AtMost, MAX_ZIPF_RATIO);
     }
 
     fn eviction(&mut self, seen: &Eviction) {
@@ -161,10 +161,10 @@ impl Report<'_> {
             "live flows on another path, {} live in a table for {}{held}",
             seen.live, seen.entries
         );
-        self.limit(&name, seen.changed as f64, Op::AtMost, 0.0);
+        self.limit(&name, seen.changed as f64, LimitKind::AtMost, 0.0);
     }
 
-    fn start(&mut self, measured: &super::start::Measured) {
+    fn start(&mut self, measured: &super::start::PlacementTimes) {
         let result = &mut *self.result;
         let mut put = |policy: &str, name: &str, metric| put(result, policy, name, metric);
         let checks = measured.report(&mut put, self.seed);

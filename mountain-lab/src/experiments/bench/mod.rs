@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cost`: what steering costs. Method: docs/cost.md.
 
-pub mod kernel;
 mod figures;
+pub mod kernel;
 mod rig;
 mod run_time;
 mod start;
@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 
 use crate::driver::{CommonArgs, Session};
 use rig::SteeredRig;
-use run_time::{Attached, TimedRun, Times};
+use run_time::{RunTimes, TimedRun, UplinkPrograms};
 use table::{Eviction, Live, SizeTimes};
 use tcp::{Pair, With};
 
@@ -29,12 +29,12 @@ pub struct CostArgs {
     #[arg(long)]
     check: bool,
     /// Measure only these parts.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Run, Part::Packet, Part::Repeat, Part::Tcp, Part::Table, Part::Connect, Part::Forward])]
-    only: Vec<Part>,
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [CostPart::Run, CostPart::Packet, CostPart::Repeat, CostPart::Tcp, CostPart::Table, CostPart::Connect, CostPart::Forward])]
+    only: Vec<CostPart>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum CostPart {
     /// Measure the time per run at 1,000 flows.
     Run,
     /// Measure the processor time of a whole packet with and without the program, statistics off.
@@ -107,23 +107,23 @@ impl CostPlan {
 
 /// What was measured, before it is put into a result.
 #[derive(Default)]
-struct Measured {
-    times: Option<Times>,
-    packets: BTreeMap<Attached, Vec<f64>>,
+struct CostFigures {
+    times: Option<RunTimes>,
+    packets: BTreeMap<UplinkPrograms, Vec<f64>>,
     repeated: BTreeMap<TimedRun, Vec<f64>>,
     tcp: Vec<(With, Vec<Pair>)>,
     sizes: Option<SizeTimes>,
     evictions: Vec<Eviction>,
-    start: start::Measured,
+    start: start::PlacementTimes,
 }
 
 /// `mountain-lab cost`.
 pub fn cost(args: &CostArgs) -> Result<ExitCode> {
     let plan = CostPlan::new(args.common.quick, args.common.seed);
     let steps = args.only.iter().map(|part| match part {
-        Part::Tcp => With::ALL.len(),
-        Part::Table => 2,
-        Part::Connect => start::Connects::ALL.len(),
+        CostPart::Tcp => With::ALL.len(),
+        CostPart::Table => 2,
+        CostPart::Connect => start::ConnectKind::ALL.len(),
         _ => 1,
     });
     let steps = steps.sum::<usize>() as u64;
@@ -141,29 +141,29 @@ fn measure(
     session: &Session,
     rig: &SteeredRig,
     plan: &CostPlan,
-    only: &[Part],
-) -> Result<Measured> {
-    let mut m = Measured::default();
-    if only.contains(&Part::Run) {
+    only: &[CostPart],
+) -> Result<CostFigures> {
+    let mut m = CostFigures::default();
+    if only.contains(&CostPart::Run) {
         session.step("time per run under traffic")?;
         m.times = Some(run_time::under_traffic(rig, plan).context("time per run")?);
     }
-    if only.contains(&Part::Packet) {
+    if only.contains(&CostPart::Packet) {
         session.step("time per packet, with and without")?;
         m.packets = run_time::whole_packet(rig, plan).context("time per packet")?;
     }
-    if only.contains(&Part::Repeat) {
+    if only.contains(&CostPart::Repeat) {
         session.step("time per run, the same packet again and again")?;
         m.repeated = run_time::repeated(plan).context("BPF_PROG_RUN")?;
     }
-    if only.contains(&Part::Tcp) {
+    if only.contains(&CostPart::Tcp) {
         for with in With::ALL {
             session.step(&format!("TCP throughput, {}", with.name()))?;
             let pairs = tcp::pairs(rig, plan, with).context("TCP throughput")?;
             m.tcp.push((with, pairs));
         }
     }
-    if only.contains(&Part::Table) {
+    if only.contains(&CostPart::Table) {
         session.step(&format!("flow table of {} entries", plan.entries))?;
         m.sizes = Some(table::size(plan).context("large flow table")?);
         session.step("eviction")?;
@@ -179,16 +179,20 @@ fn measure(
     Ok(m)
 }
 
-fn measure_start(session: &Session, plan: &CostPlan, only: &[Part]) -> Result<start::Measured> {
-    let mut m = start::Measured::default();
-    if only.contains(&Part::Connect) {
-        for kind in start::Connects::ALL {
+fn measure_start(
+    session: &Session,
+    plan: &CostPlan,
+    only: &[CostPart],
+) -> Result<start::PlacementTimes> {
+    let mut m = start::PlacementTimes::default();
+    if only.contains(&CostPart::Connect) {
+        for kind in start::ConnectKind::ALL {
             session.step(&format!("connect(), {kind:?}"))?;
             let pairs = start::connects(plan, kind).context("connect()")?;
             m.connects.insert(kind, pairs);
         }
     }
-    if only.contains(&Part::Forward) {
+    if only.contains(&CostPart::Forward) {
         session.step("time per forwarded packet, with and without")?;
         m.forwarded = start::forwarded(plan).context("forwarding")?;
     }

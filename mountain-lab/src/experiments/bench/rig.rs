@@ -8,7 +8,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
 use anyhow::{ensure, Context, Result};
-use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Settings, Sources, Steer};
+use mountain::bpf::{
+    PathMasks as Masks, ProgramGroup, ProgramPath, Settings, Sources, Steer, SteerMode,
+};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain_lab::workload::sys::device_index;
 
@@ -26,7 +28,7 @@ pub struct SteeredRig {
 
 /// What the program is told about the two paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PathVerdict {
     /// Count, never move.
     Ecmp,
     /// All flows on the path they are on.
@@ -152,7 +154,7 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
     for (id, ifindex) in uplinks()?.into_iter().enumerate() {
         steer.set_path(
             id,
-            &PathConfig {
+            &ProgramPath {
                 ifindex,
                 mtu: 1500,
                 ipv6: false,
@@ -164,7 +166,7 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
             },
         )?;
     }
-    let group = GroupConfig {
+    let group = ProgramGroup {
         members: vec![(0, inv_weight(1)), (1, inv_weight(1))],
         prefixes: vec![format!("{SERVER}/32").parse()?],
     };
@@ -177,17 +179,17 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
             movable: vec!["0.0.0.0/0".parse()?],
         },
     )?;
-    set(&mut steer, Verdict::Ecmp);
+    set(&mut steer, PathVerdict::Ecmp);
     Ok(steer)
 }
 
 /// Tells the program where flows may go. What may not be used is ejected, so that flows of an
 /// earlier verdict leave with their next packet.
-pub fn set(steer: &mut Steer, verdict: Verdict) {
+pub fn set(steer: &mut Steer, verdict: PathVerdict) {
     let may = match verdict {
-        Verdict::Stay => 0b01,
-        Verdict::Moved => 0b10,
-        Verdict::Ecmp | Verdict::Both => 0b11,
+        PathVerdict::Stay => 0b01,
+        PathVerdict::Moved => 0b10,
+        PathVerdict::Ecmp | PathVerdict::Both => 0b11,
     };
     steer.set_masks(
         0,
@@ -199,10 +201,10 @@ pub fn set(steer: &mut Steer, verdict: Verdict) {
         },
     );
     steer.set_mode(
-        if verdict == Verdict::Ecmp {
-            Mode::Pass
+        if verdict == PathVerdict::Ecmp {
+            SteerMode::Pass
         } else {
-            Mode::Steer
+            SteerMode::Steer
         },
         0,
     );

@@ -13,7 +13,7 @@ use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
 use super::kernel::{prog_run, Constant, RunTimeStats, Runs, PASS, REDIRECT};
-use super::rig::{self, SteeredRig, Verdict, CLIENT, SERVER};
+use super::rig::{self, PathVerdict, SteeredRig, CLIENT, SERVER};
 use super::CostPlan;
 use crate::stopped;
 
@@ -46,18 +46,18 @@ pub const SEGMENTS: [TimedRun; 5] = [
 
 /// What is attached to the uplinks when the time of a whole packet is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Attached {
+pub enum UplinkPrograms {
     Nothing,
     Ecmp,
     Stay,
     Moved,
 }
 
-pub const ATTACHED: [Attached; 4] = [
-    Attached::Nothing,
-    Attached::Ecmp,
-    Attached::Stay,
-    Attached::Moved,
+pub const ATTACHED: [UplinkPrograms; 4] = [
+    UplinkPrograms::Nothing,
+    UplinkPrograms::Ecmp,
+    UplinkPrograms::Stay,
+    UplinkPrograms::Moved,
 ];
 
 /// Rounds of each, for one repeat of the time per run, and how much shorter they are: differences of
@@ -65,7 +65,7 @@ pub const ATTACHED: [Attached; 4] = [
 const PACKET_ROUNDS: u32 = 4;
 
 /// ns per *packet* (one run, or the two of a moved packet) for each repeat, and packets in all.
-pub type Times = BTreeMap<TimedRun, (Vec<f64>, u64)>;
+pub type RunTimes = BTreeMap<TimedRun, (Vec<f64>, u64)>;
 
 /// 1,000 sockets that send in an order of their own.
 pub struct Senders(Vec<UdpSocket>);
@@ -99,14 +99,14 @@ impl Senders {
 }
 
 /// Interleaves the segments. Call in the client's namespace.
-pub fn under_traffic(rig: &SteeredRig, plan: &CostPlan) -> Result<Times> {
+pub fn under_traffic(rig: &SteeredRig, plan: &CostPlan) -> Result<RunTimes> {
     let (empty, drop) = (Constant::load(PASS)?, Constant::load(super::kernel::DROP)?);
     let _sink = rig.sink(&drop)?;
     let mut steer = rig::steer(65_536, true)?;
     let uplinks = rig::uplinks()?;
     let senders = Senders::new(CLIENT, SERVER, plan.seed)?;
     let _stats = RunTimeStats::enable()?;
-    let mut times = Times::new();
+    let mut times = RunTimes::new();
     for repeat in 0..plan.repeats {
         for i in 0..SEGMENTS.len() {
             ensure!(!stopped(), "interrupted");
@@ -114,11 +114,11 @@ pub fn under_traffic(rig: &SteeredRig, plan: &CostPlan) -> Result<Times> {
             let segment = SEGMENTS[(i + repeat as usize) % SEGMENTS.len()];
             let mut links = vec![];
             let (attached, verdict): (&[u32], _) = match segment {
-                TimedRun::Empty => (&[], Verdict::Ecmp),
-                TimedRun::Ecmp => (&uplinks, Verdict::Ecmp),
-                TimedRun::Stay => (&uplinks, Verdict::Stay),
-                TimedRun::FirstRun => (&uplinks[..1], Verdict::Moved),
-                TimedRun::Moved => (&uplinks, Verdict::Moved),
+                TimedRun::Empty => (&[], PathVerdict::Ecmp),
+                TimedRun::Ecmp => (&uplinks, PathVerdict::Ecmp),
+                TimedRun::Stay => (&uplinks, PathVerdict::Stay),
+                TimedRun::FirstRun => (&uplinks[..1], PathVerdict::Moved),
+                TimedRun::Moved => (&uplinks, PathVerdict::Moved),
             };
             if segment == TimedRun::Empty {
                 for uplink in uplinks {
@@ -166,22 +166,25 @@ pub fn under_traffic(rig: &SteeredRig, plan: &CostPlan) -> Result<Times> {
 /// Processor time of a whole packet, from the sender's system call to the far end's ingress, in ns,
 /// with nothing attached and with the program, statistics off: each round's, in turn. Call in the
 /// client's namespace.
-pub fn whole_packet(rig: &SteeredRig, plan: &CostPlan) -> Result<BTreeMap<Attached, Vec<f64>>> {
+pub fn whole_packet(
+    rig: &SteeredRig,
+    plan: &CostPlan,
+) -> Result<BTreeMap<UplinkPrograms, Vec<f64>>> {
     let drop = Constant::load(super::kernel::DROP)?;
     let _sink = rig.sink(&drop)?;
     let mut steer = rig::steer(65_536, true)?;
     let uplinks = rig::uplinks()?;
     let senders = Senders::new(CLIENT, SERVER, plan.seed)?;
-    let mut times = BTreeMap::<Attached, Vec<f64>>::new();
+    let mut times = BTreeMap::<UplinkPrograms, Vec<f64>>::new();
     for round in 0..(plan.repeats * PACKET_ROUNDS) as usize {
         for i in 0..ATTACHED.len() {
             ensure!(!stopped(), "interrupted");
             let attached = ATTACHED[(i + round) % ATTACHED.len()];
             let (devices, verdict): (&[u32], _) = match attached {
-                Attached::Nothing => (&[], Verdict::Ecmp),
-                Attached::Ecmp => (&uplinks, Verdict::Ecmp),
-                Attached::Stay => (&uplinks, Verdict::Stay),
-                Attached::Moved => (&uplinks, Verdict::Moved),
+                UplinkPrograms::Nothing => (&[], PathVerdict::Ecmp),
+                UplinkPrograms::Ecmp => (&uplinks, PathVerdict::Ecmp),
+                UplinkPrograms::Stay => (&uplinks, PathVerdict::Stay),
+                UplinkPrograms::Moved => (&uplinks, PathVerdict::Moved),
             };
             steer.attach_to(devices)?;
             rig::set(&mut steer, verdict);
@@ -189,7 +192,7 @@ pub fn whole_packet(rig: &SteeredRig, plan: &CostPlan) -> Result<BTreeMap<Attach
             let (before, cpu) = (rig.arrived()?, thread_time()?);
             let sent = senders.send(plan.segment / PACKET_ROUNDS)?;
             let cpu = thread_time()? - cpu;
-            let path = usize::from(attached == Attached::Moved);
+            let path = usize::from(attached == UplinkPrograms::Moved);
             let got = rig.arrived()?[path] - before[path];
             ensure!(
                 got as f64 >= sent as f64 * DELIVERED,
@@ -223,9 +226,9 @@ pub fn repeated(plan: &CostPlan) -> Result<BTreeMap<TimedRun, Vec<f64>>> {
             TimedRun::FirstRun,
         ] {
             let (verdict, expected) = match segment {
-                TimedRun::Stay => (Verdict::Stay, PASS),
-                TimedRun::FirstRun => (Verdict::Moved, REDIRECT),
-                _ => (Verdict::Ecmp, PASS),
+                TimedRun::Stay => (PathVerdict::Stay, PASS),
+                TimedRun::FirstRun => (PathVerdict::Moved, REDIRECT),
+                _ => (PathVerdict::Ecmp, PASS),
             };
             rig::set(&mut steer, verdict);
             // A flow for each verdict: at this rate it is a bulk flow, which does not move at once.

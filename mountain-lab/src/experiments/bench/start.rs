@@ -12,12 +12,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
-use mountain::bpf::{GroupConfig, Mode, PathMasks as Masks};
+use mountain::bpf::{PathMasks as Masks, ProgramGroup, SteerMode};
 use mountain::config::Config;
-use mountain::placement::{Known, Placer};
+use mountain::placement::{PlacementPath, Placer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain::topology::{read_topology_blocking, Filter};
-use mountain_lab::result::{Check, Metric, Op};
+use mountain_lab::result::{Check, LimitKind, Metric};
 use mountain_lab::workload::stats::median;
 use socket2::{Domain, Socket, Type};
 
@@ -105,16 +105,17 @@ impl Home {
         );
         let group = &topology.groups[0];
         let members = group.members.iter();
-        let groups = [GroupConfig {
+        let groups = [ProgramGroup {
             members: members.map(|m| (m.path, inv_weight(m.weight))).collect(),
             prefixes: group.prefixes.clone(),
         }];
         let known = |(index, path): (usize, &mountain::topology::Path)| {
             let name = path.ifname.clone();
             let salt = path_salt(name.as_bytes());
-            (index, Known { index, name, salt })
+            (index, PlacementPath { index, name, salt })
         };
-        let known: BTreeMap<usize, Known> = topology.paths.iter().enumerate().map(known).collect();
+        let known: BTreeMap<usize, PlacementPath> =
+            topology.paths.iter().enumerate().map(known).collect();
         let mut config = Config::default();
         config.placement.cgroup = Some(cgroup.path().to_owned());
         let mut placer = Placer::new(&config.placement, &config.rule)?;
@@ -126,7 +127,7 @@ impl Home {
             ejected: 0,
         };
         placer.set_masks(0, both);
-        placer.set_mode(Mode::Steer);
+        placer.set_mode(SteerMode::Steer);
         Ok(placer)
     }
 
@@ -166,14 +167,14 @@ pub type Pairs = Vec<(f64, f64)>;
 
 /// Kinds of sockets whose connect() is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Connects {
+pub enum ConnectKind {
     /// No packet is sent.
     Udp,
     /// To a listener of the same machine: the handshake is in it.
     Tcp,
 }
 
-impl Connects {
+impl ConnectKind {
     pub const ALL: [Self; 2] = [Self::Udp, Self::Tcp];
 
     fn name(self) -> &'static str {
@@ -185,7 +186,7 @@ impl Connects {
 }
 
 /// ns of connect(), the median of each segment, in the order A B B A.
-pub fn connects(plan: &CostPlan, kind: Connects) -> Result<Pairs> {
+pub fn connects(plan: &CostPlan, kind: ConnectKind) -> Result<Pairs> {
     let cgroup = Cgroup::join()?;
     let mut seen = Pairs::new();
     for i in 0..plan.pairs {
@@ -209,7 +210,7 @@ pub fn connects(plan: &CostPlan, kind: Connects) -> Result<Pairs> {
 /// Median time of one connect(), ns, at home; with: each is placed.
 fn time_placed(
     plan: &CostPlan,
-    kind: Connects,
+    kind: ConnectKind,
     net: &Home,
     cgroup: &Cgroup,
     listener: &TcpListener,
@@ -232,11 +233,11 @@ fn time_placed(
 }
 
 /// Median time of one connect(), ns.
-fn time_connects(kind: Connects, count: u32, listener: &TcpListener) -> Result<f64> {
+fn time_connects(kind: ConnectKind, count: u32, listener: &TcpListener) -> Result<f64> {
     let to = SocketAddr::new(IpAddr::V4(FAR), listener.local_addr()?.port()).into();
     let socket_type = match kind {
-        Connects::Udp => Type::DGRAM,
-        Connects::Tcp => Type::STREAM,
+        ConnectKind::Udp => Type::DGRAM,
+        ConnectKind::Tcp => Type::STREAM,
     };
     let mut times = Vec::with_capacity(count as usize);
     for _ in 0..count {
@@ -244,7 +245,7 @@ fn time_connects(kind: Connects, count: u32, listener: &TcpListener) -> Result<f
         let start = Instant::now();
         socket.connect(&to)?;
         times.push(start.elapsed().as_nanos() as f64);
-        if kind == Connects::Tcp {
+        if kind == ConnectKind::Tcp {
             // Reset, and taken off the queue: no port waits and nothing fills up.
             socket.set_linger(Some(Duration::ZERO))?;
             drop(socket);
@@ -327,12 +328,12 @@ fn in_turn(i: u32, mut measure: impl FnMut(bool) -> Result<f64>) -> Result<(f64,
 
 /// What was measured, before it is put into a result.
 #[derive(Default)]
-pub struct Measured {
-    pub connects: BTreeMap<Connects, Pairs>,
+pub struct PlacementTimes {
+    pub connects: BTreeMap<ConnectKind, Pairs>,
     pub forwarded: Pairs,
 }
 
-impl Measured {
+impl PlacementTimes {
     /// Figures by policy and name, and the checks.
     pub fn report(&self, put: &mut impl FnMut(&str, &str, Metric), seed: u64) -> Vec<Check> {
         let mut checks = Vec::new();
@@ -351,7 +352,7 @@ impl Measured {
             checks.push(Check::new(
                 &name,
                 Some(added.median),
-                Op::AtMost,
+                LimitKind::AtMost,
                 limit,
                 None,
             ));

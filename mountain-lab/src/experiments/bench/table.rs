@@ -11,7 +11,7 @@ use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
 use super::kernel::{prog_run, RunTimeStats, Runs, PASS, REDIRECT};
-use super::rig::{self, Verdict, CLIENT};
+use super::rig::{self, PathVerdict, CLIENT};
 use super::run_time::FLOWS;
 use super::CostPlan;
 use crate::stopped;
@@ -88,7 +88,7 @@ pub struct SizeTimes {
 pub fn size(plan: &CostPlan) -> Result<SizeTimes> {
     let n = plan.entries;
     let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32, false)?;
-    rig::set(&mut steer, Verdict::Stay);
+    rig::set(&mut steer, PathVerdict::Stay);
     let mut feeder = Feeder::new(&steer)?;
     let mut rng = Pcg64Mcg::seed_from_u64(plan.seed);
     let _stats = RunTimeStats::enable()?;
@@ -158,7 +158,11 @@ pub fn eviction(plan: &CostPlan, live: Live, held: bool) -> Result<Eviction> {
     let mut steer = rig::steer(plan.entries, false)?;
     rig::set(
         &mut steer,
-        if held { Verdict::Moved } else { Verdict::Both },
+        if held {
+            PathVerdict::Moved
+        } else {
+            PathVerdict::Both
+        },
     );
     let mut paths = {
         let mut feeder = Feeder::new(&steer)?;
@@ -166,7 +170,7 @@ pub fn eviction(plan: &CostPlan, live: Live, held: bool) -> Result<Eviction> {
             .map(|i| feeder.send(i))
             .collect::<Result<Vec<_>>>()?
     };
-    rig::set(&mut steer, Verdict::Both);
+    rig::set(&mut steer, PathVerdict::Both);
     let mut feeder = Feeder::new(&steer)?;
     let mut seen = Eviction {
         entries: plan.entries,

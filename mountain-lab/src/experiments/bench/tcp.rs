@@ -13,7 +13,7 @@ use nix::sched::{sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
 use super::kernel::{Constant, PASS};
-use super::rig::{self, SteeredRig, Verdict, SERVER};
+use super::rig::{self, PathVerdict, SteeredRig, SERVER};
 use super::CostPlan;
 use crate::stopped;
 
@@ -58,7 +58,11 @@ pub fn pairs(rig: &SteeredRig, plan: &CostPlan, compared: With) -> Result<Vec<Pa
     let moved = compared == With::Moved;
     rig::set(
         &mut steer,
-        if moved { Verdict::Moved } else { Verdict::Stay },
+        if moved {
+            PathVerdict::Moved
+        } else {
+            PathVerdict::Stay
+        },
     );
     let uplinks = rig::uplinks()?;
     let mut pairs = vec![];

@@ -30,13 +30,13 @@ pub enum CellKind {
     /// Mbit/s, queue in BDP, share of random loss.
     Steady(f64, f64, f64),
     /// Like a mobile link.
-    Trace(Trace),
+    Trace(RateTrace),
     /// The same with a queue of 4 BDP at 12 Mbit/s: what the rate's falls leave in it is lost in part.
-    Short(Trace),
+    Short(RateTrace),
     /// One flow over it whose ACKs come back together, once in so many ms.
-    TraceBursts(Trace, u32),
+    TraceBursts(RateTrace, u32),
     /// So many flows alike over it.
-    TraceAlike(Trace, u32),
+    TraceAlike(RateTrace, u32),
     /// So many flows alike.
     Alike(u32),
     /// One flow that is there first, and one of this congestion control that comes 2 s later.
@@ -54,7 +54,7 @@ pub enum CellKind {
 /// How the rate of a mobile link changes. Made up: their parameters are in
 /// docs/experiments/congestion-control.md.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Trace {
+pub enum RateTrace {
     /// 4 to 24 Mbit/s and back in 8 s.
     Slow,
     /// Around 12 Mbit/s, another rate within a tenth of a second.
@@ -106,15 +106,15 @@ impl fmt::Display for CellKind {
     }
 }
 
-impl fmt::Display for Trace {
+impl fmt::Display for RateTrace {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
-            Trace::Slow => "4 to 24 Mbit/s and back in 8 s",
-            Trace::Fast => "around 12 Mbit/s, another rate within a tenth of a second",
-            Trace::Deep => "0.5 to 40 Mbit/s, another rate within half a second",
-            Trace::Outage => "15 Mbit/s with outages of one to three seconds",
-            Trace::TwoStates => "2 or 30 Mbit/s, each for 0.4 s in the mean",
-            Trace::Walk => "2 to 40 Mbit/s, another rate every one to three seconds",
+            RateTrace::Slow => "4 to 24 Mbit/s and back in 8 s",
+            RateTrace::Fast => "around 12 Mbit/s, another rate within a tenth of a second",
+            RateTrace::Deep => "0.5 to 40 Mbit/s, another rate within half a second",
+            RateTrace::Outage => "15 Mbit/s with outages of one to three seconds",
+            RateTrace::TwoStates => "2 or 30 Mbit/s, each for 0.4 s in the mean",
+            RateTrace::Walk => "2 to 40 Mbit/s, another rate every one to three seconds",
         })
     }
 }
@@ -144,20 +144,28 @@ pub const CELLS: [Cell; 31] = {
         cell("steady-1-bdp", CellKind::Steady(20.0, 1.0, 0.0), true),
         cell("steady-4-bdp", CellKind::Steady(20.0, 4.0, 0.0), true),
         cell("steady-16-bdp", CellKind::Steady(20.0, 16.0, 0.0), false),
-        cell("slow", CellKind::Trace(Trace::Slow), true),
-        cell("fast", CellKind::Trace(Trace::Fast), true),
-        cell("deep", CellKind::Trace(Trace::Deep), true),
-        cell("outage", CellKind::Trace(Trace::Outage), true),
-        cell("two-states", CellKind::Trace(Trace::TwoStates), true),
-        cell("walk", CellKind::Trace(Trace::Walk), true),
-        cell("deep-short", CellKind::Short(Trace::Deep), false),
-        cell("two-states-short", CellKind::Short(Trace::TwoStates), false),
+        cell("slow", CellKind::Trace(RateTrace::Slow), true),
+        cell("fast", CellKind::Trace(RateTrace::Fast), true),
+        cell("deep", CellKind::Trace(RateTrace::Deep), true),
+        cell("outage", CellKind::Trace(RateTrace::Outage), true),
+        cell("two-states", CellKind::Trace(RateTrace::TwoStates), true),
+        cell("walk", CellKind::Trace(RateTrace::Walk), true),
+        cell("deep-short", CellKind::Short(RateTrace::Deep), false),
         cell(
-            "deep-bursts-10",
-            CellKind::TraceBursts(Trace::Deep, 10),
+            "two-states-short",
+            CellKind::Short(RateTrace::TwoStates),
             false,
         ),
-        cell("deep-flows-4", CellKind::TraceAlike(Trace::Deep, 4), false),
+        cell(
+            "deep-bursts-10",
+            CellKind::TraceBursts(RateTrace::Deep, 10),
+            false,
+        ),
+        cell(
+            "deep-flows-4",
+            CellKind::TraceAlike(RateTrace::Deep, 4),
+            false,
+        ),
         cell("flows-2", CellKind::Alike(2), false),
         cell("flows-4", CellKind::Alike(4), true),
         cell("flows-16", CellKind::Alike(16), false),
@@ -232,7 +240,7 @@ impl Cell {
     }
 }
 
-impl Trace {
+impl RateTrace {
     fn rates(self, length_us: u64, rng: &mut Pcg64Mcg) -> Vec<(u64, u64)> {
         let mut rates = Vec::new();
         let mut push = |t: f64, bps: f64| rates.push((t as u64, bps as u64));
@@ -248,7 +256,7 @@ impl Trace {
             level
         };
         match self {
-            Trace::Slow => {
+            RateTrace::Slow => {
                 let phase = rng.random_range(0.0..std::f64::consts::TAU);
                 while t < end {
                     let angle = phase + t / 8e6 * std::f64::consts::TAU;
@@ -257,9 +265,9 @@ impl Trace {
                     t += 20_000.0;
                 }
             }
-            Trace::Fast | Trace::Deep => {
+            RateTrace::Fast | RateTrace::Deep => {
                 let (median, spread, memory) = match self {
-                    Trace::Fast => (12.0, 0.6, 100_000.0),
+                    RateTrace::Fast => (12.0, 0.6, 100_000.0),
                     _ => (8.0, 1.1, 500_000.0),
                 };
                 while t < end {
@@ -268,7 +276,7 @@ impl Trace {
                     t += 20_000.0;
                 }
             }
-            Trace::Outage => {
+            RateTrace::Outage => {
                 let mut out_from = 4e6;
                 let mut out_until = out_from + rng.random_range(1e6..3e6);
                 while t < end {
@@ -288,7 +296,7 @@ impl Trace {
                     t += 20_000.0;
                 }
             }
-            Trace::TwoStates => {
+            RateTrace::TwoStates => {
                 let holds = Exp::new(1.0 / 400_000.0).expect("a rate above 0");
                 let mut fast = true;
                 while t < end {
@@ -297,7 +305,7 @@ impl Trace {
                     t += f64::max(holds.sample(rng), 20_000.0);
                 }
             }
-            Trace::Walk => {
+            RateTrace::Walk => {
                 while t < end {
                     push(t, 2.0 * 20f64.powf(rng.random_range(0.0..1.0)) * MBIT);
                     t += rng.random_range(1e6..3e6);
@@ -320,7 +328,7 @@ mod tests {
             assert_eq!(plan.rates[0].0, 0, "{}", cell.name);
             assert!(plan.rates.is_sorted_by_key(|r| r.0), "{}", cell.name);
             let (low, high) = match cell.kind {
-                CellKind::Trace(Trace::Outage) => (10_000, 40_000_000),
+                CellKind::Trace(RateTrace::Outage) => (10_000, 40_000_000),
                 _ => (500_000, 50_000_000),
             };
             for (_, rate) in &plan.rates {

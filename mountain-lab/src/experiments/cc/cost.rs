@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, ensure, Context, Result};
 use mountain::cc::Loaded;
 use mountain::measure::environment::kernel_config;
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use mountain_lab::workload::sys::device_index;
 use nix::sched::{sched_setaffinity, CpuSet};
@@ -246,7 +246,7 @@ fn verdict(ratios: &[f64], limit: f64, seed: u64, softirqs: Option<bool>) -> Che
          n={n}, upper end",
         median(ratios)
     );
-    let mut check = Check::new(&name, Some(hi), Op::AtMost, limit, None);
+    let mut check = Check::new(&name, Some(hi), LimitKind::AtMost, limit, None);
     // Above the limit is missed only where all of the interval is.
     let missed = lo > limit;
     if softirqs != Some(true) || (check.met == Some(false) && !missed) {
@@ -355,7 +355,7 @@ impl CcCost {
             Check::new(
                 "ns per ACK, all callbacks, BBR and the statistics' own cost included",
                 Some(median(&ns)),
-                Op::AtMost,
+                LimitKind::AtMost,
                 MAX_ACK_NS,
                 None,
             ),

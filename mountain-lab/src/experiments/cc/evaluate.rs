@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! From what a segment saw to figures, and the figures that are promised.
 
-use mountain::cc::flows::Flow;
-use mountain_lab::result::{Check, CheckSpec, Op, RunResult};
+use mountain::cc::flows::CcFlow;
+use mountain_lab::result::{Check, CheckSpec, LimitKind, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
 use super::bottleneck::LinkPlan;
 use super::cells::{Cell, CellKind, RTT_US, STEP_US, WARM_UP_US};
-use super::flows::{FlowReport, BUCKET_US};
+use super::flows::{CcFlowReport, BUCKET_US};
 use super::link::LinkReport;
 
 /// For how long a flow has to carry a rate until it counts as there: several round trips, less than a cycle of
@@ -19,9 +19,9 @@ const RISE_US: u64 = 500_000;
 pub struct CcSegment {
     pub plan: LinkPlan,
     pub length_us: u64,
-    pub flows: Vec<FlowReport>,
+    pub flows: Vec<CcFlowReport>,
     /// What the program says of its flows, where it is ours.
-    pub live: Vec<Flow>,
+    pub live: Vec<CcFlow>,
     pub link: LinkReport,
     pub emulator_cores: f64,
 }
@@ -41,7 +41,7 @@ fn settle_us(samples: &[u32]) -> u64 {
 }
 
 /// After how long a flow first carries 90 % of `bps` for [`RISE_US`]; all of the time, if it never does.
-fn rise_us(flow: &FlowReport, from: u64, until: u64, bps: f64) -> u64 {
+fn rise_us(flow: &CcFlowReport, from: u64, until: u64, bps: f64) -> u64 {
     (from..=until - RISE_US)
         .step_by(BUCKET_US as usize)
         .find(|t| flow.goodput_bps(*t, t + RISE_US) >= 0.9 * bps)
@@ -92,7 +92,7 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
     put("retransmits", "count", retransmits as f64, retransmits);
     kind_figures(cell, s, &each, &mut put);
     if !s.live.is_empty() {
-        let sum = |f: fn(&Flow) -> f64| s.live.iter().map(f).sum::<f64>();
+        let sum = |f: fn(&CcFlow) -> f64| s.live.iter().map(f).sum::<f64>();
         let n = s.live.len() as u64;
         put("brakes", "count", sum(|f| f.engagements.into()), n);
         put("brakes_in_vain", "count", sum(|f| f.abandoned.into()), n);
@@ -170,27 +170,29 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
         let bbr = Some("bbr");
         match cell.kind {
             CellKind::Step(a, b) if b < a => {
-                spec("onset_p50_us", Op::AtMost, 0.1, bbr);
-                spec("onset_p95_us", Op::AtMost, 0.5, bbr);
-                spec("after_p95_us", Op::AtMost, 0.15, bbr);
-                spec("goodput", Op::AtLeast, 0.97, bbr);
+                spec("onset_p50_us", LimitKind::AtMost, 0.1, bbr);
+                spec("onset_p95_us", LimitKind::AtMost, 0.5, bbr);
+                spec("after_p95_us", LimitKind::AtMost, 0.15, bbr);
+                spec("goodput", LimitKind::AtLeast, 0.97, bbr);
             }
-            CellKind::Step(..) => spec("goodput", Op::AtLeast, 0.97, bbr),
-            CellKind::Steady(_, _, loss) if loss > 0.0 => spec("goodput", Op::AtLeast, 0.95, bbr),
+            CellKind::Step(..) => spec("goodput", LimitKind::AtLeast, 0.97, bbr),
+            CellKind::Steady(_, _, loss) if loss > 0.0 => {
+                spec("goodput", LimitKind::AtLeast, 0.95, bbr)
+            }
             CellKind::Steady(..) => {
-                spec("goodput", Op::AtLeast, 0.98, bbr);
-                spec("queue_p95_us", Op::AtMost, 1.05, bbr);
+                spec("goodput", LimitKind::AtLeast, 0.98, bbr);
+                spec("queue_p95_us", LimitKind::AtMost, 1.05, bbr);
             }
             CellKind::Trace(_) => {
-                spec("queue_p50_us", Op::AtMost, 0.4, bbr);
-                spec("queue_p95_us", Op::AtMost, 0.6, bbr);
-                spec("goodput", Op::AtLeast, 0.9, bbr);
+                spec("queue_p50_us", LimitKind::AtMost, 0.4, bbr);
+                spec("queue_p95_us", LimitKind::AtMost, 0.6, bbr);
+                spec("goodput", LimitKind::AtLeast, 0.9, bbr);
             }
             CellKind::Alike(_) => {
-                spec("jain", Op::AtLeast, 0.95, None);
-                spec("queue_p95_us", Op::AtMost, 0.6, bbr);
+                spec("jain", LimitKind::AtLeast, 0.95, None);
+                spec("queue_p95_us", LimitKind::AtMost, 0.6, bbr);
             }
-            CellKind::Against(_) | CellKind::Late(_) => spec("share", Op::AtLeast, 0.8, bbr),
+            CellKind::Against(_) | CellKind::Late(_) => spec("share", LimitKind::AtLeast, 0.8, bbr),
             // To look at: nothing is promised.
             CellKind::Short(_)
             | CellKind::TraceBursts(..)
@@ -216,7 +218,7 @@ pub fn no_braking(cells: &[Cell], result: &RunResult) -> Vec<Check> {
             most.filter(|most| *most > 0.0 || m.is_of_half())
         });
         let name = format!("{metric}, most of any repeat");
-        Check::new(&name, most, Op::AtMost, 0.0, None)
+        Check::new(&name, most, LimitKind::AtMost, 0.0, None)
     };
     cells.iter().filter(steady).map(check).collect()
 }
@@ -240,7 +242,7 @@ mod tests {
 
         // 10 Mbit/s, and 45 from 2.3 s on.
         let bytes = |bucket| if bucket < 23 { 125_000 } else { 562_500 };
-        let flow = FlowReport {
+        let flow = CcFlowReport {
             bytes: (0..60).map(bytes).collect(),
             retransmits: 0,
         };
@@ -259,7 +261,7 @@ mod tests {
             let segment = CcSegment {
                 plan: cell.plan(1, length_us),
                 length_us,
-                flows: vec![FlowReport::default(); 4],
+                flows: vec![CcFlowReport::default(); 4],
                 live: vec![],
                 link: LinkReport::default(),
                 emulator_cores: 0.0,

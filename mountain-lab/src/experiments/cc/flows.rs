@@ -37,13 +37,13 @@ pub struct FlowSpec {
 
 /// What one flow did.
 #[derive(Clone, Debug, Default)]
-pub struct FlowReport {
+pub struct CcFlowReport {
     /// Payload that reached the server's program, in buckets of [`BUCKET_US`].
     pub bytes: Vec<u64>,
     pub retransmits: u64,
 }
 
-impl FlowReport {
+impl CcFlowReport {
     /// Goodput in whole buckets between two times, bit/s.
     pub fn goodput_bps(&self, from_us: u64, until_us: u64) -> f64 {
         let (first, last) = (from_us.div_ceil(BUCKET_US), until_us / BUCKET_US);
@@ -113,11 +113,11 @@ impl Flows {
     }
 
     /// Stops all flows and reports, in the order in which they were given.
-    pub fn finish(mut self) -> Result<Vec<FlowReport>> {
+    pub fn finish(mut self) -> Result<Vec<CcFlowReport>> {
         self.stop.store(true, Ordering::Relaxed);
         let panicked = |_| anyhow!("a thread of a flow panicked");
         let join = |(send, receive): Ends| {
-            Ok(FlowReport {
+            Ok(CcFlowReport {
                 retransmits: send.join().map_err(panicked)??,
                 bytes: receive.join().map_err(panicked)??,
             })
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn goodput_counts_whole_buckets() {
-        let report = FlowReport {
+        let report = CcFlowReport {
             bytes: vec![100, 200, 300, 400],
             retransmits: 0,
         };

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::bottleneck::{Back, Bottleneck, Fate, LinkPlan};
+use super::bottleneck::{Back, Bottleneck, LinkPlan, PacketFate};
 use crate::emulate::cell::EgressCell;
 use crate::emulate::emulator::{add_port, be_realtime, cpu_seconds, monotonic_ns, VethIds};
 use crate::emulate::netns::{die_with_parent, Netns};
@@ -72,7 +72,7 @@ impl LinkReport {
 }
 
 /// The running child. Dropping it stops it.
-pub struct Link {
+pub struct EmulatedLink {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
@@ -80,7 +80,7 @@ pub struct Link {
     pub start_ns: u64,
 }
 
-impl Link {
+impl EmulatedLink {
     /// Starts the child in its namespace and waits until it forwards.
     pub fn start(emulator: &Netns, link: &LinkConfig, plan: &LinkPlan) -> Result<Self> {
         let exe = std::env::current_exe().context("the path of this program")?;
@@ -93,7 +93,7 @@ impl Link {
         let mut child = command.spawn().context("cannot start the emulator")?;
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("piped above"));
-        let mut running = Link {
+        let mut running = EmulatedLink {
             child,
             stdin,
             stdout,
@@ -128,7 +128,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for EmulatedLink {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -244,16 +244,16 @@ impl LinkEgress {
         let t_us = micros(arrived.saturating_duration_since(self.start));
         let mut log = self.log.lock().ok()?;
         match self.bottleneck.arrive(t_us, bytes) {
-            Fate::Dropped => {
+            PacketFate::Dropped => {
                 log.dropped += 1;
                 None
             }
-            Fate::Lost(left) => {
+            PacketFate::Lost(left) => {
                 log.packets.push((t_us as u64, left as u64));
                 log.lost += 1;
                 None
             }
-            Fate::Leaves(left) => {
+            PacketFate::Leaves(left) => {
                 log.packets.push((t_us as u64, left as u64));
                 Some(self.start + Duration::from_nanos((left * 1e3) as u64))
             }

@@ -29,7 +29,7 @@ use crate::stopped;
 pub(crate) use cells::{Cell, CellKind, CELLS, WARM_UP_US};
 pub(crate) use evaluate::{figures, CcSegment};
 use flows::{FlowSpec, Flows};
-use link::Link;
+use link::EmulatedLink;
 use plots::Steps;
 
 /// Repeats that the figures need.
@@ -205,7 +205,7 @@ impl CcRig {
     ) -> Result<CcSegment> {
         let length_us = cell.length_us(quick);
         let plan = cell.plan(seed, length_us);
-        let link = Link::start(&self.emulator, &self.link, &plan)?;
+        let link = EmulatedLink::start(&self.emulator, &self.link, &plan)?;
         let flow = |congestion: &str, start_us| FlowSpec {
             congestion: congestion.into(),
             start_us,

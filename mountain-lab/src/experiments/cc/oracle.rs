@@ -11,10 +11,10 @@ use std::collections::VecDeque;
 
 use mountain_lab::workload::metrics::Figures;
 
-use super::bottleneck::{Bottleneck, Fate, LinkPlan};
+use super::bottleneck::{Bottleneck, LinkPlan, PacketFate};
 use super::cells::{Cell, CellKind};
 use super::evaluate::{self, CcSegment};
-use super::flows::{FlowReport, BUCKET_US};
+use super::flows::{CcFlowReport, BUCKET_US};
 use super::link::LinkReport;
 
 /// Its name among the policies of a result.
@@ -47,11 +47,11 @@ pub fn figures(cell: &Cell, seed: u64, quick: bool) -> Option<Figures> {
     Some(figures)
 }
 
-fn send(plan: &LinkPlan, length_us: u64) -> (FlowReport, LinkReport) {
+fn send(plan: &LinkPlan, length_us: u64) -> (CcFlowReport, LinkReport) {
     let rtt_us = f64::from(plan.rtt_us);
     let mut link = Bottleneck::new(plan.clone());
     let mut report = LinkReport::default();
-    let mut flow = FlowReport {
+    let mut flow = CcFlowReport {
         bytes: vec![0; length_us.div_ceil(BUCKET_US) as usize],
         retransmits: 0,
     };
@@ -71,16 +71,16 @@ fn send(plan: &LinkPlan, length_us: u64) -> (FlowReport, LinkReport) {
         if fits && may_send >= PACKET as f64 {
             may_send -= PACKET as f64;
             let over_us = match link.arrive(t_us, PACKET) {
-                Fate::Dropped => {
+                PacketFate::Dropped => {
                     report.dropped += 1;
                     t_us
                 }
-                Fate::Lost(left) => {
+                PacketFate::Lost(left) => {
                     report.lost += 1;
                     report.packets.push((t_us as u64, left as u64));
                     left
                 }
-                Fate::Leaves(left) => {
+                PacketFate::Leaves(left) => {
                     report.packets.push((t_us as u64, left as u64));
                     let arrives = (left + rtt_us / 2.0) as u64 / BUCKET_US;
                     if let Some(bytes) = flow.bytes.get_mut(arrives as usize) {

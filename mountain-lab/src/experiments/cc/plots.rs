@@ -317,7 +317,7 @@ mod tests {
     use mountain::report::plots::hex;
     use mountain_lab::workload::metrics::{Figure, Figures};
 
-    use super::super::flows::FlowReport;
+    use super::super::flows::CcFlowReport;
     use super::super::link::LinkReport;
     use super::*;
 
@@ -397,7 +397,7 @@ mod tests {
         let segment = |cell: &Cell, mbit: u64| CcSegment {
             plan: cell.plan(1, 12_000_000),
             length_us: 12_000_000,
-            flows: vec![FlowReport {
+            flows: vec![CcFlowReport {
                 bytes: vec![mbit * BUCKET_US / 8; 120],
                 retransmits: 0,
             }],

@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::Bench;
-use crate::experiments::probing::ab::{interleaved, Judgement, Side, Turn, LEAST_ROUNDS};
+use crate::experiments::probing::ab::{interleaved, AbSide, BlockTurn, Judgement, LEAST_ROUNDS};
 use crate::experiments::probing::lane::{Delay, Lane};
 use crate::experiments::probing::tool::Tool;
 
@@ -79,16 +79,16 @@ pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
             choose(&path, spec.sides[1].1),
         );
         let sides = [
-            Side {
+            AbSide {
                 name: spec.sides[0].0,
                 set_up: &mut a,
             },
-            Side {
+            AbSide {
                 name: spec.sides[1].0,
                 set_up: &mut b,
             },
         ];
-        let mut measure = |turn: Turn| {
+        let mut measure = |turn: BlockTurn| {
             bench.step(&format!("control: {}, round {}", spec.name, turn.round))?;
             // Delays of its own for each block: equal ones would make equal paths too equal.
             let number = (i as u32 * LEAST_ROUNDS + turn.round) * 2 + turn.side as u32;

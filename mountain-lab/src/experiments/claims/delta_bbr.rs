@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
-use super::registry::Verdict;
+use super::registry::ClaimVerdict;
 use super::Bench;
 use crate::experiments::cc::{
     figures, void_reason, Available, Cc, CcRig, CcSegment, Cell, WARM_UP_US,
@@ -30,7 +30,7 @@ struct Pair {
     goodput: [f64; 2],
 }
 
-pub fn test(bench: &mut Bench) -> Result<Verdict> {
+pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     let cell = Cell::find(CELL).context("its cell is gone")?;
     let rounds = bench.plan();
     // As many again may be void.
@@ -70,7 +70,7 @@ pub fn test(bench: &mut Bench) -> Result<Verdict> {
         }
     }
     Ok(match void {
-        Some(reason) if (pairs.len() as u32) < rounds => Verdict::NotShown(format!(
+        Some(reason) if (pairs.len() as u32) < rounds => ClaimVerdict::NotShown(format!(
             "only {} of {rounds} rounds can be used ({reason})",
             pairs.len()
         )),
@@ -98,7 +98,7 @@ fn of_segment(cell: &Cell, segment: &CcSegment) -> Result<Figures> {
 
 /// The claim is about the delay alone. What it costs in goodput is said with it. Tested are the means
 /// of the differences, so what is said are means, too: their difference is the same.
-fn judge(pairs: &[Pair]) -> Verdict {
+fn judge(pairs: &[Pair]) -> ClaimVerdict {
     let differences = |of: fn(&Pair) -> [f64; 2]| -> Vec<f64> {
         pairs.iter().map(|p| of(p)[1] - of(p)[0]).collect()
     };
@@ -124,9 +124,9 @@ fn judge(pairs: &[Pair]) -> Verdict {
         goodput_b * 100.0
     );
     match rows[0].lower() {
-        Some(true) => Verdict::Shown(detail),
-        Some(false) => Verdict::Refuted(detail),
-        None => Verdict::NoDifference(detail),
+        Some(true) => ClaimVerdict::Shown(detail),
+        Some(false) => ClaimVerdict::Refuted(detail),
+        None => ClaimVerdict::NoDifference(detail),
     }
 }
 
@@ -170,9 +170,9 @@ mod tests {
     fn what_one_round_shows_is_nothing() {
         let mut pairs = pairs([60e3, 60e3], [0.9, 0.9]);
         pairs[3].delay_us[1] = 1.0;
-        assert!(matches!(judge(&pairs), Verdict::NoDifference(_)));
+        assert!(matches!(judge(&pairs), ClaimVerdict::NoDifference(_)));
         assert!(
-            matches!(judge(&pairs[..1]), Verdict::NoDifference(_)),
+            matches!(judge(&pairs[..1]), ClaimVerdict::NoDifference(_)),
             "too few"
         );
     }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use mountain::measure::runfile::RunFile;
 use mountain::measure::stats::far_out;
 
-use super::registry::Verdict;
+use super::registry::ClaimVerdict;
 use super::switches::{off_on, Switches};
 use super::Bench;
 use crate::emulate::netns::Netns;
@@ -30,7 +30,7 @@ const WAN: Delay = Delay {
 const ALIKE: [(&str, f64); 2] = [("Median", 0.01), ("P99", 0.05)];
 
 /// Claim 1: of loopback.
-pub fn local(bench: &mut Bench) -> Result<Verdict> {
+pub fn local(bench: &mut Bench) -> Result<ClaimVerdict> {
     let host = Netns::create("local")?;
     let switches = Switches::hold(Some(&host), &[METRICS, SCORE])?;
     let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
@@ -41,7 +41,7 @@ pub fn local(bench: &mut Bench) -> Result<Verdict> {
 }
 
 /// Claim 2: over two emulated paths of the same cost.
-pub fn wan(bench: &mut Bench) -> Result<Verdict> {
+pub fn wan(bench: &mut Bench) -> Result<ClaimVerdict> {
     let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
     let mut lane = Lane::build(&[WAN; 2], block.seconds() + 2.0, bench.seed)?;
     let mut number = 0;
@@ -57,7 +57,7 @@ pub fn wan(bench: &mut Bench) -> Result<Verdict> {
 
 /// Standard deviation and outliers of each round, by the question of pairs alone: they are figures of a
 /// block. The claim is of both; either of them higher refutes it.
-fn spread(blocks: &Blocks) -> Verdict {
+fn spread(blocks: &Blocks) -> ClaimVerdict {
     let [a, b] = &blocks.runs;
     let stdev = |run: &RunFile| delays(&table(run, false), |d| d.stdev);
     let stdevs = a
@@ -93,9 +93,9 @@ fn spread(blocks: &Blocks) -> Verdict {
     );
     let lower: Vec<Option<bool>> = rows.iter().map(Paired::lower).collect();
     match &lower[..] {
-        [Some(true), Some(true)] => Verdict::Shown(detail),
-        rows if rows.contains(&Some(false)) => Verdict::Refuted(detail),
-        _ => Verdict::NoDifference(detail),
+        [Some(true), Some(true)] => ClaimVerdict::Shown(detail),
+        rows if rows.contains(&Some(false)) => ClaimVerdict::Refuted(detail),
+        _ => ClaimVerdict::NoDifference(detail),
     }
 }
 
@@ -113,7 +113,7 @@ fn outliers(runs: [&RunFile; 2]) -> [f64; 2] {
 }
 
 /// That nothing differs is not that it is unchanged: what the data leave open has to be little, too.
-fn unchanged(judgement: &Judgement) -> Verdict {
+fn unchanged(judgement: &Judgement) -> ClaimVerdict {
     let detail = format!(
         "20 ms ± 2 ms by either of two paths, off → on: {}; {}",
         judgement.figures(),
@@ -124,9 +124,9 @@ fn unchanged(judgement: &Judgement) -> Verdict {
         .iter()
         .all(|(row, share)| judgement.within(row, *share));
     match (differs, alike) {
-        (true, _) => Verdict::Refuted(detail),
-        (false, true) => Verdict::Shown(detail),
-        (false, false) => Verdict::NoDifference(detail),
+        (true, _) => ClaimVerdict::Refuted(detail),
+        (false, true) => ClaimVerdict::Shown(detail),
+        (false, false) => ClaimVerdict::NoDifference(detail),
     }
 }
 
@@ -182,11 +182,11 @@ mod tests {
     #[test]
     fn either_row_higher_refutes_it() {
         let more = spread(&blocks([2.0, 2.0], [100, 20]));
-        assert!(matches!(more, Verdict::Refuted(_)), "{more}");
+        assert!(matches!(more, ClaimVerdict::Refuted(_)), "{more}");
         let wider = spread(&blocks([2.0, 4.0], [0, 0]));
-        assert!(matches!(wider, Verdict::Refuted(_)), "{wider}");
+        assert!(matches!(wider, ClaimVerdict::Refuted(_)), "{wider}");
         let same = spread(&blocks([2.0, 2.0], [20, 20]));
-        assert!(matches!(same, Verdict::NoDifference(_)), "{same}");
+        assert!(matches!(same, ClaimVerdict::NoDifference(_)), "{same}");
     }
 
     #[test]
@@ -215,10 +215,13 @@ mod tests {
         assert!(same.starts_with("shown: 20 ms ± 2 ms"), "{same}");
         assert!(same.contains("n = 1600 → 1600"), "{same}");
         let longer = unchanged(&judged(2.0, 1.0));
-        assert!(matches!(longer, Verdict::Refuted(_)), "{longer}");
+        assert!(matches!(longer, ClaimVerdict::Refuted(_)), "{longer}");
         let shorter = unchanged(&judged(2.0, -1.0));
-        assert!(matches!(shorter, Verdict::Refuted(_)), "{shorter}");
+        assert!(matches!(shorter, ClaimVerdict::Refuted(_)), "{shorter}");
         let unknown = unchanged(&judged(30.0, 0.0));
-        assert!(matches!(unknown, Verdict::NoDifference(_)), "{unknown}");
+        assert!(
+            matches!(unknown, ClaimVerdict::NoDifference(_)),
+            "{unknown}"
+        );
     }
 }

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
-use mountain_lab::result::{Check, Metrics, Op};
+use mountain_lab::result::{Check, LimitKind, Metrics};
 use mountain_lab::workload::metrics::Figures;
 use serde::Serialize;
 use serde_json::json;
@@ -25,7 +25,7 @@ use crate::experiments::probing::pool::metrics as of_blocks;
 use crate::experiments::probing::tool::Block;
 use crate::stopped;
 use controls::Control;
-use registry::{Verdict, CLAIMS};
+use registry::{ClaimVerdict, CLAIMS};
 
 /// Of a claim's test; with `--quick` [`LEAST_ROUNDS`].
 const ROUNDS: u32 = 12;
@@ -123,7 +123,7 @@ struct Answer {
     number: u8,
     claim: &'static str,
     #[serde(flatten)]
-    verdict: Verdict,
+    verdict: ClaimVerdict,
 }
 
 /// `mountain-lab claims`. Exit code 1: the controls failed, so nothing can be said. Not with `--quick`,
@@ -145,7 +145,7 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     for control in &controls {
         let name = format!("control: {}", control.name);
         let figure = f64::from(u8::from(control.holds));
-        let check = Check::new(&name, Some(figure), Op::AtLeast, 1.0, None);
+        let check = Check::new(&name, Some(figure), LimitKind::AtLeast, 1.0, None);
         result.checks.push(check);
     }
     bench.session.judge(&mut result, &[]);
@@ -174,7 +174,7 @@ fn answers(bench: &mut Bench, only: &[u8], controls_hold: bool) -> Vec<Answer> {
         claim: claim.text,
         verdict: match controls_hold {
             true => claim.run(bench).of(bench.quick),
-            false => Verdict::NotShown("the controls failed".into()),
+            false => ClaimVerdict::NotShown("the controls failed".into()),
         },
     };
     let wanted = |c: &&registry::Claim| only.is_empty() || only.contains(&c.number);

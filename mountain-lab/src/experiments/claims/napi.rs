@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use mountain_lab::workload::sys::spawn_in;
 
-use super::registry::Verdict;
+use super::registry::ClaimVerdict;
 use super::switches::{off_on, Switches};
 use super::Bench;
 use crate::emulate::netns::{run, Netns};
@@ -39,8 +39,8 @@ const BURST: u32 = 256;
 /// So many times the usual number of pings: only a few in a hundred meet a burst, and P99 stands on them.
 const PINGS: usize = 4;
 
-pub fn test(bench: &mut Bench) -> Result<Verdict> {
-    let rig = Rig::build()?;
+pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
+    let rig = NapiRig::build()?;
     let switches = Switches::hold(None, &[WEIGHT, BIAS])?;
     let (dir, source) = (bench.scratch.path().to_owned(), &rig.source);
     let block = Block {
@@ -75,7 +75,7 @@ pub fn test(bench: &mut Bench) -> Result<Verdict> {
 
 /// As it was published a weight grows to four times the driver's, which is mode 2: it decides. What 1 does,
 /// which stays at or below the driver's, is said with it.
-fn judge(lower: &Judgement, published: &Judgement) -> Verdict {
+fn judge(lower: &Judgement, published: &Judgement) -> ClaimVerdict {
     let said = |j: &Judgement| format!("{}: {}", j.figures(), j.text());
     let detail = format!(
         "pings beside a flooded device, off → mode 2 (as published): {}. Off → mode 1: {}",
@@ -83,20 +83,20 @@ fn judge(lower: &Judgement, published: &Judgement) -> Verdict {
         said(lower)
     );
     match (&published.better[..], &published.worse[..]) {
-        ([], []) => Verdict::NoDifference(detail),
-        (_, []) => Verdict::Shown(detail),
-        _ => Verdict::Refuted(detail),
+        ([], []) => ClaimVerdict::NoDifference(detail),
+        (_, []) => ClaimVerdict::Shown(detail),
+        _ => ClaimVerdict::Refuted(detail),
     }
 }
 
-struct Rig {
+struct NapiRig {
     source: Netns,
     target: Netns,
 }
 
-impl Rig {
+impl NapiRig {
     fn build() -> Result<Self> {
-        let rig = Rig {
+        let rig = NapiRig {
             source: Netns::create("source")?,
             target: Netns::create("target")?,
         };
@@ -226,13 +226,13 @@ mod tests {
             "{refuted}"
         );
         let none = judge(&less, &same);
-        assert!(matches!(none, Verdict::NoDifference(_)), "{none}");
+        assert!(matches!(none, ClaimVerdict::NoDifference(_)), "{none}");
     }
 
     /// Where netem is missing, it says so.
     #[test]
     fn the_flood_comes_or_netem_is_asked_for() {
-        let rig = match Rig::build() {
+        let rig = match NapiRig::build() {
             Ok(rig) => rig,
             Err(error) => {
                 return assert!(format!("{error:#}").contains("NET_SCH_NETEM"), "{error:#}")

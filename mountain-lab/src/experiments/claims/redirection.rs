@@ -12,14 +12,14 @@ use mountain::measure::verdict::LEVEL;
 use mountain::redirect::Backend;
 use mountain_lab::workload::metrics::{Figure, Figures};
 
-use super::registry::Verdict;
+use super::registry::ClaimVerdict;
 use super::Bench;
-use crate::experiments::redirect::load::{Load, FLOWS};
+use crate::experiments::redirect::contender::{install, Contender};
+use crate::experiments::redirect::load::{OfferedLoad, FLOWS};
 use crate::experiments::redirect::napi;
-use crate::experiments::redirect::programs::Programs;
+use crate::experiments::redirect::programs::RigPrograms;
 use crate::experiments::redirect::rig::{RouterRig, TO};
-use crate::experiments::redirect::segment::{LoadSegment, Sources};
-use crate::experiments::redirect::way::{install, Contender};
+use crate::experiments::redirect::segment::{LoadGenerators, LoadSegment};
 use mountain::measure::paired::sign_flips;
 
 const XDP: Contender = Contender::Backend(Backend::XdpRedirect);
@@ -28,7 +28,7 @@ const MODULE: &str = "/sys/module/mountain_redirect";
 /// Packets per second and in a segment where one processor does everything: the usual rate would saturate it.
 const ALONE: (u32, u32) = (20_000, 4 * FLOWS as u32);
 
-pub fn test(bench: &mut Bench) -> Result<Verdict> {
+pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     let rounds = bench.plan();
     let rig = RouterRig::build("")?;
     rig.thread_napi()?;
@@ -42,9 +42,9 @@ fn measure(
     bench: &mut Bench,
     sides: [Contender; 2],
     rounds: u32,
-) -> Result<Verdict> {
-    let mut sources = Sources::new(Programs::load(rig, TO)?, bench.seed)?;
-    let mut load = Load::judged(bench.quick);
+) -> Result<ClaimVerdict> {
+    let mut sources = LoadGenerators::new(RigPrograms::load(rig, TO)?, bench.seed)?;
+    let mut load = OfferedLoad::judged(bench.quick);
     if napi::is_alone() {
         (load.pps, load.packets) = (Some(ALONE.0), ALONE.1);
     }
@@ -62,7 +62,7 @@ fn measure(
             bench.step(&format!("claim 3: {way}, round {round}"))?;
             let installed = match install(rig, &sources.programs, way)? {
                 Ok(installed) => installed,
-                Err(why) => return Ok(Verdict::NotShown(format!("{way}: {why}"))),
+                Err(why) => return Ok(ClaimVerdict::NotShown(format!("{way}: {why}"))),
             };
             let segment = sources.run(rig, &load, way.addressed())?;
             drop(installed);
@@ -86,7 +86,7 @@ fn measure(
     }
     if (pairs.len() as u32) < rounds {
         let reason = void.context("rounds are missing, and none was void")?;
-        return Ok(Verdict::NotShown(format!(
+        return Ok(ClaimVerdict::NotShown(format!(
             "only {} of {rounds} rounds can be used ({reason})",
             pairs.len()
         )));
@@ -102,7 +102,7 @@ fn netfilter(module: bool) -> Contender {
 }
 
 /// Tested is the mean of the differences, so what is said are means, too.
-fn judge([netfilter, _]: [Contender; 2], pps: Option<u32>, pairs: &[[f64; 2]]) -> Verdict {
+fn judge([netfilter, _]: [Contender; 2], pps: Option<u32>, pairs: &[[f64; 2]]) -> ClaimVerdict {
     let differences: Vec<f64> = pairs.iter().map(|[a, b]| b - a).collect();
     let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64;
     let (before, xdp) = (mean(0), mean(1));
@@ -118,9 +118,9 @@ fn judge([netfilter, _]: [Contender; 2], pps: Option<u32>, pairs: &[[f64; 2]]) -
     );
     let shown = sign_flips(&differences) < LEVEL;
     match shown && before != xdp {
-        true if xdp < before => Verdict::Shown(detail),
-        true => Verdict::Refuted(detail),
-        false => Verdict::NoDifference(detail),
+        true if xdp < before => ClaimVerdict::Shown(detail),
+        true => ClaimVerdict::Refuted(detail),
+        false => ClaimVerdict::NoDifference(detail),
     }
 }
 
@@ -142,11 +142,11 @@ mod tests {
         assert!(less.starts_with("shown: 200000 64-byte packets"), "{less}");
         assert!(less.contains("8 rounds"), "{less}");
         let more = judge(&pairs(400.0, 1_000.0));
-        assert!(matches!(more, Verdict::Refuted(_)), "{more}");
+        assert!(matches!(more, ClaimVerdict::Refuted(_)), "{more}");
         let same = judge(&pairs(400.0, 400.0));
-        assert!(matches!(same, Verdict::NoDifference(_)), "{same}");
+        assert!(matches!(same, ClaimVerdict::NoDifference(_)), "{same}");
         let few = judge(&pairs(1_000.0, 400.0)[..2]);
-        assert!(matches!(few, Verdict::NoDifference(_)), "{few}");
+        assert!(matches!(few, ClaimVerdict::NoDifference(_)), "{few}");
     }
 
     #[test]

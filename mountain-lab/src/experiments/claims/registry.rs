@@ -13,7 +13,7 @@ use crate::policy_ctl::binary;
 /// What is said of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", content = "detail")]
-pub enum Verdict {
+pub enum ClaimVerdict {
     /// A difference in the claimed direction.
     #[serde(rename = "shown")]
     Shown(String),
@@ -30,25 +30,25 @@ pub enum Verdict {
     NotShown(String),
 }
 
-impl std::fmt::Display for Verdict {
+impl std::fmt::Display for ClaimVerdict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (verdict, detail) = match self {
-            Verdict::Shown(detail) => ("shown", detail),
-            Verdict::Refuted(detail) => ("refuted", detail),
-            Verdict::NoDifference(detail) => ("no difference shown", detail),
-            Verdict::TooShort(detail) => ("too short to judge", detail),
-            Verdict::NotShown(detail) => ("not shown", detail),
+            ClaimVerdict::Shown(detail) => ("shown", detail),
+            ClaimVerdict::Refuted(detail) => ("refuted", detail),
+            ClaimVerdict::NoDifference(detail) => ("no difference shown", detail),
+            ClaimVerdict::TooShort(detail) => ("too short to judge", detail),
+            ClaimVerdict::NotShown(detail) => ("not shown", detail),
         };
         write!(f, "{verdict}: {detail}")
     }
 }
 
-impl Verdict {
+impl ClaimVerdict {
     /// The verdict of a run that was `quick` or not. A difference that a short run shows is there, as
     /// the test allows for the number of rounds. Finding none says nothing.
     pub fn of(self, quick: bool) -> Self {
         match self {
-            Verdict::NoDifference(detail) if quick => Verdict::TooShort(detail),
+            ClaimVerdict::NoDifference(detail) if quick => ClaimVerdict::TooShort(detail),
             verdict => verdict,
         }
     }
@@ -84,14 +84,14 @@ fn has_command(mountain: &Path, name: &str) -> bool {
 }
 
 /// The measurement behind a claim: a controlled A/B, see [`crate::experiments::probing::ab`].
-pub type Test = fn(&mut Bench) -> Result<Verdict>;
+pub type ClaimTest = fn(&mut Bench) -> Result<ClaimVerdict>;
 
 /// Something that was published about this design.
 pub struct Claim {
     pub number: u8,
     pub text: &'static str,
     pub needs: &'static [Need],
-    pub test: Test,
+    pub test: ClaimTest,
 }
 
 /// All of them.
@@ -130,13 +130,13 @@ pub const CLAIMS: [Claim; 5] = [
 
 impl Claim {
     /// Tests the claim, if it can be tested.
-    pub fn run(&self, bench: &mut Bench) -> Verdict {
+    pub fn run(&self, bench: &mut Bench) -> ClaimVerdict {
         let missing: Vec<String> = self.needs.iter().filter_map(|n| n.missing()).collect();
         if !missing.is_empty() {
-            return Verdict::NotShown(missing.join("; "));
+            return ClaimVerdict::NotShown(missing.join("; "));
         }
         (self.test)(bench)
-            .unwrap_or_else(|error| Verdict::NotShown(format!("it failed: {error:#}")))
+            .unwrap_or_else(|error| ClaimVerdict::NotShown(format!("it failed: {error:#}")))
     }
 }
 
@@ -147,7 +147,7 @@ mod tests {
 
     const NEVER: Need = Need::Command("nonesuch");
 
-    fn run(needs: &'static [Need], test: Test) -> String {
+    fn run(needs: &'static [Need], test: ClaimTest) -> String {
         let claim = Claim {
             number: 9,
             text: "",
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_missing_part_is_named_and_its_test_not_run() {
-        let test: Test = |_| panic!("must not run");
+        let test: ClaimTest = |_| panic!("must not run");
         let verdict = run(&[NEVER], test);
         assert_eq!(verdict, "not shown: there is no `mountain nonesuch`");
         const SYSCTL: Need = Need::Sysctl("net.ipv4.nonesuch");
@@ -172,17 +172,20 @@ mod tests {
 
     #[test]
     fn a_short_test_says_nothing_by_finding_nothing() {
-        let found = |verdict: fn(String) -> Verdict, quick| {
+        let found = |verdict: fn(String) -> ClaimVerdict, quick| {
             let verdict = verdict("d".into()).of(quick);
             verdict.to_string()
         };
-        assert_eq!(found(Verdict::NoDifference, true), "too short to judge: d");
         assert_eq!(
-            found(Verdict::NoDifference, false),
+            found(ClaimVerdict::NoDifference, true),
+            "too short to judge: d"
+        );
+        assert_eq!(
+            found(ClaimVerdict::NoDifference, false),
             "no difference shown: d"
         );
-        assert_eq!(found(Verdict::Shown, true), "shown: d");
-        assert_eq!(found(Verdict::NotShown, true), "not shown: d");
+        assert_eq!(found(ClaimVerdict::Shown, true), "shown: d");
+        assert_eq!(found(ClaimVerdict::NotShown, true), "not shown: d");
     }
 
     #[test]
@@ -190,7 +193,7 @@ mod tests {
         assert_eq!(Need::Sysctl("net.ipv4.ip_forward").missing(), None);
         assert_eq!(
             run(&[Need::Sysctl("net.ipv4.ip_forward")], |_| Ok(
-                Verdict::Shown("".into())
+                ClaimVerdict::Shown("".into())
             )),
             "shown: "
         );
@@ -199,14 +202,14 @@ mod tests {
     #[test]
     fn a_test_has_the_word() {
         assert_eq!(
-            run(&[], |_| Ok(Verdict::Refuted("worse".into()))),
+            run(&[], |_| Ok(ClaimVerdict::Refuted("worse".into()))),
             "refuted: worse"
         );
         assert_eq!(
-            run(&[], |_| Ok(Verdict::Shown("better".into()))),
+            run(&[], |_| Ok(ClaimVerdict::Shown("better".into()))),
             "shown: better"
         );
-        let none = run(&[], |_| Ok(Verdict::NoDifference("n = 9".into())));
+        let none = run(&[], |_| Ok(ClaimVerdict::NoDifference("n = 9".into())));
         assert_eq!(none, "no difference shown: n = 9");
         let failed = run(&[], |_| bail!("no disk"));
         assert_eq!(failed, "not shown: it failed: no disk");

@@ -10,7 +10,7 @@ use mountain_lab::workload::sys::run_in;
 
 use super::Bench;
 use crate::emulate::netns::Netns;
-use crate::experiments::probing::ab::{interleaved, Blocks, Side};
+use crate::experiments::probing::ab::{interleaved, AbSide, Blocks};
 
 /// Some sysctls, of one network namespace or of this process's. Dropping it puts them back.
 pub struct Switches {
@@ -80,11 +80,11 @@ pub fn off_on(
     let names = [format!("{name}, off"), format!("{name}, on")];
     let (mut a, mut b) = (|| switches.set(off), || switches.set(on));
     let sides = [
-        Side {
+        AbSide {
             name: &names[0],
             set_up: &mut a,
         },
-        Side {
+        AbSide {
             name: &names[1],
             set_up: &mut b,
         },

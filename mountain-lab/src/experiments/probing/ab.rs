@@ -6,10 +6,10 @@
 //! neighbour of the machine, where a process was put) changes between rounds too.
 
 use anyhow::{ensure, Result};
-use mountain::measure::compare::{self, compare, Options, HEADLINE};
+use mountain::measure::compare::{self, compare, CompareOptions, HEADLINE};
 use mountain::measure::paired::{sign_flips, MOST_ROUNDS};
 use mountain::measure::runfile::RunFile;
-use mountain::measure::verdict::{holm, Interval, Verdict, LEVEL};
+use mountain::measure::verdict::{holm, Interval, RowVerdict, LEVEL};
 use serde::Serialize;
 
 use crate::experiments::probing::pool::table;
@@ -18,7 +18,7 @@ use crate::experiments::probing::pool::table;
 /// Holm's correction takes three times that.
 pub const LEAST_ROUNDS: u32 = 8;
 /// One of the two.
-pub struct Side<'a> {
+pub struct AbSide<'a> {
     pub name: &'a str,
     /// Brings about what is to be measured, before each of its blocks.
     pub set_up: &'a mut dyn FnMut() -> Result<()>,
@@ -26,7 +26,7 @@ pub struct Side<'a> {
 
 /// A block that is to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct BlockTurn {
     pub round: u32,
     /// 0: A, 1: B.
     pub side: usize,
@@ -64,9 +64,9 @@ pub struct Blocks {
 
 /// Measures two sides in turn. `measure` is called after that side's `set_up`.
 pub fn interleaved(
-    sides: [Side; 2],
+    sides: [AbSide; 2],
     rounds: u32,
-    measure: &mut dyn FnMut(Turn) -> Result<RunFile>,
+    measure: &mut dyn FnMut(BlockTurn) -> Result<RunFile>,
 ) -> Result<Blocks> {
     ensure!(
         (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds) && rounds.is_multiple_of(2),
@@ -78,7 +78,7 @@ pub fn interleaved(
         for place in 0..2 {
             let side = (place + round as usize) % 2;
             (sides[side].set_up)()?;
-            runs[side].push(measure(Turn { round, side })?);
+            runs[side].push(measure(BlockTurn { round, side })?);
         }
     }
     Ok(Blocks { names, runs })
@@ -92,9 +92,9 @@ impl Blocks {
             name: self.names[i].clone(),
             runs: self.runs[i].clone(),
         });
-        let options = Options {
+        let options = CompareOptions {
             paired: true,
-            ..Options::default()
+            ..CompareOptions::default()
         };
         let compared = compare(&sides, &options)?;
         let rows = HEADLINE.map(|row| {
@@ -106,14 +106,14 @@ impl Blocks {
             let pairs = a.iter().zip(b).filter_map(|(a, b)| Some(of(b)? - of(a)?));
             (row, pairs.collect())
         });
-        let shown = |verdict: Verdict| {
+        let shown = |verdict: RowVerdict| {
             let tests = compared.headlines[0].tests.iter();
             let shown = tests.filter(|t| t.verdict == verdict);
             shown.map(|t| t.row.clone()).collect()
         };
         Ok(Judgement {
-            better: shown(Verdict::Better),
-            worse: shown(Verdict::Worse),
+            better: shown(RowVerdict::Better),
+            worse: shown(RowVerdict::Worse),
             paired: paired(rows),
             compared,
         })
@@ -230,15 +230,15 @@ mod tests {
 
     type SetUp<'a> = &'a mut dyn FnMut() -> Result<()>;
 
-    fn sides<'a>(a: SetUp<'a>, b: SetUp<'a>) -> [Side<'a>; 2] {
-        [("A", a), ("B", b)].map(|(name, set_up)| Side { name, set_up })
+    fn sides<'a>(a: SetUp<'a>, b: SetUp<'a>) -> [AbSide<'a>; 2] {
+        [("A", a), ("B", b)].map(|(name, set_up)| AbSide { name, set_up })
     }
 
-    fn ab(shift: impl Fn(Turn) -> f64) -> Judgement {
+    fn ab(shift: impl Fn(BlockTurn) -> f64) -> Judgement {
         let mut nothing = || Ok(());
         let mut also_nothing = || Ok(());
         let sides = sides(&mut nothing, &mut also_nothing);
-        let mut measure = |turn: Turn| {
+        let mut measure = |turn: BlockTurn| {
             let seed = u64::from(turn.round) * 2 + turn.side as u64;
             Ok(block(seed, shift(turn)))
         };
@@ -258,7 +258,7 @@ mod tests {
             Ok(())
         };
         let sides = sides(&mut a, &mut b);
-        let mut measure = |turn: Turn| {
+        let mut measure = |turn: BlockTurn| {
             log.borrow_mut().push_str(["0", "1"][turn.side]);
             Ok(block(1, 0.0))
         };
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_shift_is_found_in_its_direction() {
-        let by_side = |us: f64| move |turn: Turn| us * turn.side as f64;
+        let by_side = |us: f64| move |turn: BlockTurn| us * turn.side as f64;
         let worse = ab(by_side(1_000.0));
         assert_eq!(worse.worse, ["Median", "P99"]);
         assert!(worse.better.is_empty());
@@ -291,8 +291,8 @@ mod tests {
 
     #[test]
     fn what_one_round_alone_shows_is_no_difference() {
-        let one = |turn: Turn| match turn {
-            Turn { round: 3, side: 1 } => 100e3,
+        let one = |turn: BlockTurn| match turn {
+            BlockTurn { round: 3, side: 1 } => 100e3,
             _ => 0.0,
         };
         let judgement = ab(one);

@@ -11,7 +11,7 @@ use crate::emulate::emulator::{Emulator, REFERENCE_DELAY_US};
 use crate::emulate::hosts::Hosts;
 use crate::emulate::netns::Netns;
 use crate::experiments::probing::tool::{Block, Tool};
-use crate::policy_ctl::Reflector;
+use crate::policy_ctl::ReflectorProcess;
 use crate::scenario::Scenario;
 
 /// From telling the emulator until the schedule begins.
@@ -65,8 +65,8 @@ impl Lane {
     }
 
     /// A `mountain reflect` on the server, for path `i`; logs go to `dir`.
-    pub fn reflector(&self, i: usize, dir: &Path) -> Result<Reflector> {
-        Reflector::start(&self.hosts.server, "server", &[self.target(i)], dir)
+    pub fn reflector(&self, i: usize, dir: &Path) -> Result<ReflectorProcess> {
+        ReflectorProcess::start(&self.hosts.server, "server", &[self.target(i)], dir)
     }
 
     /// How far the emulator's delay is from what was asked for on the idle reference path, for each

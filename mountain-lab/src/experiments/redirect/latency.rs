@@ -16,10 +16,10 @@ use mountain_lab::workload::stats::percentile;
 use mountain_lab::workload::sys::monotonic_ns;
 use serde_json::json;
 
+use super::contender::{self, Contender};
 use super::napi;
 use super::rig::{RouterRig, CLIENT, FIRST_PORT, TO};
 use super::segment::{LOAD_CPU, ROUTER_CPU};
-use super::way::{self, Contender};
 use super::{RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 use crate::stopped;
@@ -39,7 +39,7 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     let rig = RouterRig::build("")?;
     let echo = rig.server.enter(|| Ok(UdpSocket::bind(TO)?))?;
     echo.set_nonblocking(true)?;
-    let mut rows = Rows {
+    let mut rows = LatencyRows {
         rig: &rig,
         echo,
         ways,
@@ -49,7 +49,7 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     Ok(Box::new(RunResult::table))
 }
 
-struct Rows<'a> {
+struct LatencyRows<'a> {
     rig: &'a RouterRig,
     /// Of the server.
     echo: UdpSocket,
@@ -58,7 +58,7 @@ struct Rows<'a> {
     packets: u64,
 }
 
-impl Experiment for Rows<'_> {
+impl Experiment for LatencyRows<'_> {
     /// Round trips, ns.
     type Segment = Row<Vec<u32>>;
     const RETRIES: u32 = RETRIES;
@@ -69,7 +69,7 @@ impl Experiment for Rows<'_> {
 
     fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Vec<u32>>> {
         let way = self.ways[side];
-        let _guard = match way::answered(self.rig, way)? {
+        let _guard = match contender::answered(self.rig, way)? {
             Ok(guard) => guard,
             Err(why) => return Ok(Err(why)),
         };

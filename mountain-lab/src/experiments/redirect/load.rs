@@ -43,7 +43,7 @@ pub enum Rate {
 
 /// What is offered in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct OfferedLoad {
     pub source: LoadSource,
     /// Of UDP, bytes.
     pub payload: usize,
@@ -54,12 +54,12 @@ pub struct Load {
     pub least: Duration,
 }
 
-impl Load {
+impl OfferedLoad {
     /// Of half a second at least; much shorter with `quick`.
     pub fn new(source: LoadSource, payload: usize, pps: Option<u32>, quick: bool) -> Self {
         // A call of the generator is at least so long that its set-up does not matter.
         let (packets, millis) = if quick { (16_384, 50) } else { (131_072, 500) };
-        Load {
+        OfferedLoad {
             source,
             payload,
             pps,
@@ -70,7 +70,7 @@ impl Load {
 
     /// The one by which backends are judged: small packets as from a card, the same to all.
     pub fn judged(quick: bool) -> Self {
-        Load::new(LoadSource::Live, 64, Some(LIVE_PPS), quick)
+        OfferedLoad::new(LoadSource::Live, 64, Some(LIVE_PPS), quick)
     }
 
     pub fn rate(&self) -> Rate {
@@ -102,16 +102,16 @@ pub fn ports(seed: u64) -> Vec<u16> {
 }
 
 /// A socket for each flow.
-pub struct Senders {
+pub struct LoadSenders {
     sockets: Vec<UdpSocket>,
 }
 
-impl Senders {
+impl LoadSenders {
     /// Call in the client's namespace.
     pub fn new(seed: u64) -> Result<Self> {
         let bind = |port| UdpSocket::bind((CLIENT, port)).context("a socket of the client");
         let sockets = ports(seed).into_iter().map(bind).collect::<Result<_>>()?;
-        Ok(Senders { sockets })
+        Ok(LoadSenders { sockets })
     }
 
     pub fn connect(&self, to: SocketAddrV4) -> Result<()> {

@@ -3,6 +3,7 @@
 
 mod chart;
 pub mod client;
+pub mod contender;
 mod latency;
 pub mod load;
 pub mod napi;
@@ -14,7 +15,6 @@ mod scale;
 pub mod segment;
 pub mod serve;
 mod upload;
-pub mod way;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use mountain::redirect::Backend;
 use mountain_lab::result::RunResult;
 
 use crate::driver::{CommonArgs, Session};
-use way::Contender;
+use contender::Contender;
 
 /// How often a void segment is measured again.
 const RETRIES: u32 = 1;
@@ -34,7 +34,7 @@ const RETRIES: u32 = 1;
 pub struct RedirectArgs {
     /// Measure only this part [default: all, each into its own folder].
     #[arg(value_enum)]
-    part: Option<Part>,
+    part: Option<RedirectPart>,
     #[command(flatten)]
     common: CommonArgs,
     /// Repeat this many times [default: 2 with --quick, else 9; of upload 1 and 5].
@@ -49,7 +49,7 @@ pub struct RedirectArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum RedirectPart {
     /// Measure the router's processor time per delivered packet.
     Pps,
     /// Measure the same with 65,536 rules against one, and how long adding a rule takes.
@@ -60,7 +60,7 @@ enum Part {
     Latency,
 }
 
-impl Part {
+impl RedirectPart {
     fn name(self) -> &'static str {
         match self {
             Self::Pps => "pps",
@@ -112,7 +112,7 @@ pub fn redirect(args: &RedirectArgs) -> Result<ExitCode> {
         return part.run(args, out);
     }
     let mut code = ExitCode::SUCCESS;
-    for part in Part::value_variants() {
+    for part in RedirectPart::value_variants() {
         let one = part.run(args, out.join(part.name()))?;
         if one != ExitCode::SUCCESS {
             code = one;

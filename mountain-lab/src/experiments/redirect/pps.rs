@@ -6,18 +6,18 @@ use std::fmt::Write as _;
 
 use anyhow::{ensure, Result};
 use mountain::report::table::{align, row, Words};
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use serde_json::json;
 
-use super::load::{Load, LoadSource, FLOWS, LIVE_PPS, SOCKET_PPS};
-use super::programs::Programs;
+use super::contender::{install, Contender, RowSetup};
+use super::load::{LoadSource, OfferedLoad, FLOWS, LIVE_PPS, SOCKET_PPS};
+use super::programs::RigPrograms;
 use super::rig::{RouterRig, TO};
-use super::segment::{LoadSegment, Sources};
-use super::way::{install, Contender, Installed};
+use super::segment::{LoadGenerators, LoadSegment};
 use super::{chosen, RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 
-/// The load of the checks, [`Load::judged`]. At full speed slow rows are saturated, and share their
+/// The load of the checks, [`OfferedLoad::judged`]. At full speed slow rows are saturated, and share their
 /// ring with a source that finds it full; fast ones are not.
 const CHECKED: &str = "live_64_fixed";
 /// Most router time, relative to [`NETFILTER`].
@@ -28,7 +28,7 @@ const NETFILTER: &str = "dnat";
 const MAX_OVER_BARE: f64 = 1.25;
 
 /// What is offered to each row.
-pub fn loads(quick: bool) -> Vec<Load> {
+pub fn loads(quick: bool) -> Vec<OfferedLoad> {
     let mut loads = vec![];
     for (source, pps) in [
         (LoadSource::Live, LIVE_PPS),
@@ -36,7 +36,7 @@ pub fn loads(quick: bool) -> Vec<Load> {
     ] {
         for payload in [64, 1_400] {
             for pps in [Some(pps), None] {
-                loads.push(Load::new(source, payload, pps, quick));
+                loads.push(OfferedLoad::new(source, payload, pps, quick));
             }
         }
     }
@@ -48,10 +48,10 @@ type Segments = Vec<Option<LoadSegment>>;
 
 /// What was measured, by row and load.
 #[derive(Default)]
-pub struct Measured(BTreeMap<(String, String), Segments>);
+pub struct PacketRates(BTreeMap<(String, String), Segments>);
 
-impl Measured {
-    fn put(&mut self, way: Contender, load: &Load, repeat: u32, segment: LoadSegment) {
+impl PacketRates {
+    fn put(&mut self, way: Contender, load: &OfferedLoad, repeat: u32, segment: LoadSegment) {
         let values = self.0.entry((way.name(), load.name())).or_default();
         values.resize(repeat as usize, None);
         values.push(Some(segment));
@@ -86,13 +86,13 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     let rig = RouterRig::build("")?;
     rig.thread_napi()?;
     let measured = rig.client.enter(|| {
-        let mut rows = Rows {
-            sources: Sources::new(Programs::load(&rig, TO)?, args.common.seed)?,
+        let mut rows = PpsRows {
+            sources: LoadGenerators::new(RigPrograms::load(&rig, TO)?, args.common.seed)?,
             rig: &rig,
             ways: &ways,
             loads: &loads,
             installed: None,
-            measured: Measured::default(),
+            measured: PacketRates::default(),
         };
         session.interleave(result, &mut rows)?;
         Ok(rows.measured)
@@ -108,24 +108,24 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
 }
 
 /// Rows by loads. A row's loads come one after the other, so that it is set up once a repeat.
-struct Rows<'a> {
+struct PpsRows<'a> {
     rig: &'a RouterRig,
-    sources: Sources,
+    sources: LoadGenerators,
     ways: &'a [Contender],
-    loads: &'a [Load],
+    loads: &'a [OfferedLoad],
     /// The row that the router has now, if it can have it.
-    installed: Option<(Contender, Row<Installed<'a>>)>,
-    measured: Measured,
+    installed: Option<(Contender, Row<RowSetup<'a>>)>,
+    measured: PacketRates,
 }
 
-impl Rows<'_> {
-    fn of(&self, side: usize) -> (Contender, Load) {
+impl PpsRows<'_> {
+    fn of(&self, side: usize) -> (Contender, OfferedLoad) {
         let loads = self.loads.len();
         (self.ways[side / loads], self.loads[side % loads])
     }
 }
 
-impl Experiment for Rows<'_> {
+impl Experiment for PpsRows<'_> {
     type Segment = Row<LoadSegment>;
     const RETRIES: u32 = RETRIES;
 
@@ -176,7 +176,7 @@ impl Experiment for Rows<'_> {
 }
 
 /// Puts the figures into the result.
-fn fill(result: &mut RunResult, measured: &Measured) {
+fn fill(result: &mut RunResult, measured: &PacketRates) {
     let seed = result.seed;
     for ((row, load), segments) in &measured.0 {
         let n = segments.iter().flatten().map(|s| s.seen.packets).sum();
@@ -219,7 +219,7 @@ fn checks(result: &RunResult) -> Vec<Check> {
         Check::new(
             &name,
             found.map(|f| f.0),
-            Op::AtMost,
+            LimitKind::AtMost,
             limit,
             Some(reference),
         )
@@ -238,7 +238,7 @@ fn checks(result: &RunResult) -> Vec<Check> {
 }
 
 /// A table a load: a row a way.
-fn table(result: &RunResult, ways: &[Contender], loads: &[Load]) -> String {
+fn table(result: &RunResult, ways: &[Contender], loads: &[OfferedLoad]) -> String {
     let mut out = format!(
         "{}: {} repeats, seed {}, {FLOWS} client flows; router time per delivered packet, ns\n",
         result.scenario, result.repeats, result.seed

@@ -29,7 +29,7 @@ const RUNS: u32 = 262_144;
 
 /// A program that can be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum RigProgram {
     /// Counts and drops at tcx ingress.
     TcSink,
     /// The same at XDP.
@@ -44,7 +44,7 @@ pub enum Program {
 
 /// What sinks have seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct SinkCounts {
     /// Packets to the target.
     pub packets: u64,
     /// Their bytes, from the network layer on.
@@ -53,9 +53,9 @@ pub struct Seen {
     pub others: u64,
 }
 
-impl Seen {
+impl SinkCounts {
     pub fn since(self, earlier: Self) -> Self {
-        Seen {
+        SinkCounts {
             packets: self.packets - earlier.packets,
             bytes: self.bytes - earlier.bytes,
             others: self.others - earlier.others,
@@ -64,11 +64,11 @@ impl Seen {
 }
 
 /// All of them, loaded.
-pub struct Programs {
+pub struct RigPrograms {
     skel: skel::RedirectRigSkel<'static>,
 }
 
-impl Programs {
+impl RigPrograms {
     /// Loads them; `rig` says what the bare redirects lead to, `target` what sinks wait for (port 0:
     /// any).
     pub fn load(rig: &RouterRig, target: SocketAddrV4) -> Result<Self> {
@@ -77,7 +77,7 @@ impl Programs {
         let skel = open
             .load()
             .context("the kernel refused the lab's programs")?;
-        let mut programs = Programs { skel };
+        let mut programs = RigPrograms { skel };
         let client = rig.index(&rig.client, rig.client_dev)?;
         let far = rig.index(&rig.router, &rig.far)?;
         let bss = programs.bss();
@@ -101,22 +101,22 @@ impl Programs {
     }
 
     /// Attached to a device of a host until the value is dropped.
-    pub fn attach(&self, program: Program, ns: &Netns, ifindex: u32) -> Result<OwnedFd> {
+    pub fn attach(&self, program: RigProgram, ns: &Netns, ifindex: u32) -> Result<OwnedFd> {
         let progs = &self.skel.progs;
         let (fd, point, flags): (RawFd, _, _) = match program {
-            Program::TcSink => (
+            RigProgram::TcSink => (
                 progs.tc_sink.as_fd().as_raw_fd(),
                 libbpf_sys::BPF_TCX_INGRESS,
                 0,
             ),
-            Program::TcBarePeer => (
+            RigProgram::TcBarePeer => (
                 progs.tc_bare_peer.as_fd().as_raw_fd(),
                 libbpf_sys::BPF_TCX_INGRESS,
                 0,
             ),
-            Program::XdpSink => (progs.xdp_sink.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
-            Program::XdpBare => (progs.xdp_bare.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
-            Program::XdpBareGeneric => (
+            RigProgram::XdpSink => (progs.xdp_sink.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
+            RigProgram::XdpBare => (progs.xdp_bare.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
+            RigProgram::XdpBareGeneric => (
                 progs.xdp_bare.as_fd().as_raw_fd(),
                 libbpf_sys::BPF_XDP,
                 libbpf_sys::XDP_FLAGS_SKB_MODE,
@@ -145,14 +145,14 @@ impl Programs {
     }
 
     /// What all sinks have seen so far.
-    pub fn seen(&self) -> Result<Seen> {
+    pub fn seen(&self) -> Result<SinkCounts> {
         let value = self
             .skel
             .maps
             .seen
             .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)?
             .context("the sinks' map is empty")?;
-        let mut all = Seen::default();
+        let mut all = SinkCounts::default();
         for cpu in value {
             let word = |i: usize| -> u64 {
                 let bytes = cpu.get(i * 8..i * 8 + 8).and_then(|b| b.try_into().ok());

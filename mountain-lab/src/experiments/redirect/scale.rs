@@ -10,19 +10,19 @@ use std::thread;
 
 use anyhow::{anyhow, ensure, Context, Result};
 use mountain::redirect::{Backend, Rule};
-use mountain_lab::result::{Check, CheckSpec, Metric, Op, RunResult};
+use mountain_lab::result::{Check, CheckSpec, LimitKind, Metric, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::sys::enter_netns;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde_json::json;
 
-use super::load::{Load, FLOWS};
-use super::programs::{Program, Programs, MAX_FLOWS};
+use super::contender::{self, Contender};
+use super::load::{OfferedLoad, FLOWS};
+use super::programs::{RigProgram, RigPrograms, MAX_FLOWS};
 use super::rig::{RouterRig, FIRST_PORT, ROUTER, SERVER};
 use super::rules;
-use super::segment::{LoadSegment, Sources};
-use super::way::{self, Contender};
+use super::segment::{LoadGenerators, LoadSegment};
 use super::{chosen, RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::stopped;
@@ -47,7 +47,7 @@ fn many(rig: &RouterRig, i: usize) -> Rule {
     Rule {
         from: from(i).into(),
         to: SocketAddrV4::new(SERVER, (i % 65_535 + 1) as u16).into(),
-        ..way::rule(rig, None)
+        ..contender::rule(rig, None)
     }
 }
 
@@ -87,13 +87,19 @@ fn checks(result: &mut RunResult, way: Contender, count: usize) {
         None => (None, String::new()),
     };
     let name = format!("router time, {way}, {count} rules, {ACTIVE} in use{interval}");
-    let check = Check::new(&name, figure, Op::AtMost, MAX_OVER_ONE, Some("one rule"));
+    let check = Check::new(
+        &name,
+        figure,
+        LimitKind::AtMost,
+        MAX_OVER_ONE,
+        Some("one rule"),
+    );
     result.checks.push(check);
     result.evaluate(&[CheckSpec {
         name: Some(format!("ms to add a rule to {count}, {way}")),
         policy: way.name(),
         metric: "add_ms".into(),
-        op: Op::AtMost,
+        op: LimitKind::AtMost,
         limit: MAX_ADD_MS,
         reference: None,
     }]);
@@ -153,9 +159,9 @@ fn one_backend(
 struct Tables<'a> {
     rigs: &'a [RouterRig; 2],
     name: String,
-    sources: Vec<Sources>,
+    sources: Vec<LoadGenerators>,
     _sinks: Vec<OwnedFd>,
-    load: Load,
+    load: OfferedLoad,
     /// Rules of the flows, by side.
     rules: [Vec<usize>; 3],
     /// What counts of the repeat under way.
@@ -173,12 +179,12 @@ impl<'a> Tables<'a> {
         let (mut sources, mut sinks) = (vec![], vec![]);
         for rig in rigs {
             enter_netns(&rig.client.path())?;
-            let programs = Programs::load(rig, any)?;
+            let programs = RigPrograms::load(rig, any)?;
             let server = rig.index(&rig.server, &rig.server_dev)?;
-            for sink in [Program::XdpSink, Program::TcSink] {
+            for sink in [RigProgram::XdpSink, RigProgram::TcSink] {
                 sinks.push(programs.attach(sink, &rig.server, server)?);
             }
-            sources.push(Sources::new(programs, args.seed)?);
+            sources.push(LoadGenerators::new(programs, args.seed)?);
         }
         let mut rng = Pcg64Mcg::seed_from_u64(args.seed);
         let chosen: Vec<usize> = (0..ACTIVE).map(|_| rng.random_range(0..count)).collect();
@@ -191,7 +197,7 @@ impl<'a> Tables<'a> {
             name: backend.to_string(),
             sources,
             _sinks: sinks,
-            load: Load::judged(args.quick),
+            load: OfferedLoad::judged(args.quick),
             rules: [flows.map(|_| 0).collect(), some, uniform],
             ran: vec![],
         })

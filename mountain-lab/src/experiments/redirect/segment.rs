@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::load::{ports, Load, LoadSource, Rate, Senders};
+use super::load::{ports, LoadSenders, LoadSource, OfferedLoad, Rate};
 use super::napi::{self, Time};
-use super::programs::{Programs, Seen};
+use super::programs::{RigPrograms, SinkCounts};
 use super::rig::RouterRig;
 
 /// Where packets are made and the server works; the router has the other one, if there is one.
@@ -27,9 +27,9 @@ pub struct LoadSegment {
     pub sent: u64,
     /// Packets that the router took in: the others found its ring full.
     pub taken: u64,
-    pub seen: Seen,
+    pub seen: SinkCounts,
     /// What was seen of the warm-up, in which live frames' checksums are looked at.
-    pub warm_up: Seen,
+    pub warm_up: SinkCounts,
     /// Of the router's NAPI threads.
     pub router: Time,
     /// Of the server's.
@@ -88,17 +88,17 @@ impl LoadSegment {
 }
 
 /// Who makes the load.
-pub struct Sources {
-    pub programs: Programs,
-    senders: Option<Senders>,
+pub struct LoadGenerators {
+    pub programs: RigPrograms,
+    senders: Option<LoadSenders>,
     seed: u64,
 }
 
-impl Sources {
+impl LoadGenerators {
     /// Call in the client's namespace; the thread is bound to the load's processor.
-    pub fn new(programs: Programs, seed: u64) -> Result<Self> {
+    pub fn new(programs: RigPrograms, seed: u64) -> Result<Self> {
         napi::pin_self(LOAD_CPU)?;
-        Ok(Sources {
+        Ok(LoadGenerators {
             programs,
             senders: None,
             seed,
@@ -106,7 +106,7 @@ impl Sources {
     }
 
     /// From here on packets of the client's flows go `to`.
-    fn aim(&mut self, rig: &RouterRig, load: &Load, to: SocketAddrV4) -> Result<()> {
+    fn aim(&mut self, rig: &RouterRig, load: &OfferedLoad, to: SocketAddrV4) -> Result<()> {
         match load.source {
             LoadSource::Live => {
                 let ports = ports(self.seed);
@@ -118,14 +118,14 @@ impl Sources {
             }
             LoadSource::Socket => {
                 if self.senders.is_none() {
-                    self.senders = Some(Senders::new(self.seed)?);
+                    self.senders = Some(LoadSenders::new(self.seed)?);
                 }
                 self.senders.as_ref().expect("just made").connect(to)
             }
         }
     }
 
-    fn send(&mut self, load: &Load, packets: u32, pps: Option<u32>) -> Result<u64> {
+    fn send(&mut self, load: &OfferedLoad, packets: u32, pps: Option<u32>) -> Result<u64> {
         match (load.source, &self.senders) {
             (LoadSource::Socket, Some(senders)) => senders.send(packets, load.payload, pps),
             _ => {
@@ -136,13 +136,23 @@ impl Sources {
     }
 
     /// Offers a load to `to`, after a warm-up.
-    pub fn run(&mut self, rig: &RouterRig, load: &Load, to: SocketAddrV4) -> Result<LoadSegment> {
+    pub fn run(
+        &mut self,
+        rig: &RouterRig,
+        load: &OfferedLoad,
+        to: SocketAddrV4,
+    ) -> Result<LoadSegment> {
         self.aim(rig, load, to)?;
         self.measure(rig, load, WARM_UP)
     }
 
     /// The same with the headers that the generator has; `warm_up`: packets, a multiple of the flows.
-    pub fn measure(&mut self, rig: &RouterRig, load: &Load, warm_up: u32) -> Result<LoadSegment> {
+    pub fn measure(
+        &mut self,
+        rig: &RouterRig,
+        load: &OfferedLoad,
+        warm_up: u32,
+    ) -> Result<LoadSegment> {
         let mut router = napi::of(&rig.near)?;
         router.extend(napi::of(&rig.far)?);
         for thread in &router {

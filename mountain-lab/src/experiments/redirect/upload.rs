@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{ensure, Context, Result};
 use mountain::measure::runfile::{Cpu, RunFile};
 use mountain::report::table::{align, Words};
-use mountain_lab::result::{CheckSpec, Op, RunResult};
+use mountain_lab::result::{CheckSpec, LimitKind, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use serde_json::json;
 
 use super::chart;
 use super::client::Trial;
+use super::contender::{self, Contender};
 use super::rig::{RouterRig, FIRST_PORT, TO};
 use super::serve::{listen, serve};
-use super::way::{self, Contender};
 use super::{RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::policy_ctl::binary;
@@ -64,7 +64,7 @@ pub fn run(
         let value = fs::read_to_string(format!("/proc/sys/net/core/{name}")).unwrap_or_default();
         note(&format!("net.core.{name}"), json!(value.trim()));
     }
-    let mut rows = Rows {
+    let mut rows = UploadRows {
         rig: &rig,
         ways,
         mib,
@@ -87,7 +87,7 @@ pub fn run(
             name: Some(format!("share delivered, {way}")),
             policy: way.name(),
             metric: "delivered".into(),
-            op: Op::AtLeast,
+            op: LimitKind::AtLeast,
             limit: DELIVERED,
             reference: None,
         })
@@ -105,7 +105,7 @@ pub fn run(
     }))
 }
 
-struct Rows<'a> {
+struct UploadRows<'a> {
     rig: &'a RouterRig,
     ways: Vec<Contender>,
     mib: u64,
@@ -113,7 +113,7 @@ struct Rows<'a> {
     first: BTreeMap<String, RunFile>,
 }
 
-impl Experiment for Rows<'_> {
+impl Experiment for UploadRows<'_> {
     type Segment = Row<Run>;
     const RETRIES: u32 = RETRIES;
 
@@ -123,7 +123,7 @@ impl Experiment for Rows<'_> {
 
     fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Run>> {
         let way = self.ways[side];
-        let _guard = match way::answered(self.rig, way)? {
+        let _guard = match contender::answered(self.rig, way)? {
             Ok(guard) => guard,
             Err(why) => return Ok(Err(why)),
         };

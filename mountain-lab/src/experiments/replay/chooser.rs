@@ -10,7 +10,7 @@ use super::window::Window;
 
 /// A chooser by the name that the command line and results give it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum ChooserKind {
     /// Every flow stays on the path that the kernel's hash gives it.
     Hash,
     /// All flows on one path.
@@ -23,7 +23,7 @@ pub enum Kind {
     Mountain { hz: Option<u32> },
 }
 
-impl Kind {
+impl ChooserKind {
     /// What is replayed when nothing is named.
     pub const DEFAULT: [&str; 8] = [
         "hash",
@@ -46,18 +46,18 @@ impl Kind {
             .collect();
         let word = text.split(['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']);
         Ok(match (word.clone().next(), &numbers[..]) {
-            (Some("hash"), []) => Kind::Hash,
-            (Some("path"), [index]) if *index < 16 => Kind::Only(*index as usize),
-            (Some("oracle"), []) => Kind::Oracle { late_us: 0 },
-            (Some("late"), [ms]) if *ms <= 10_000 => Kind::Oracle { late_us: ms * 1000 },
+            (Some("hash"), []) => ChooserKind::Hash,
+            (Some("path"), [index]) if *index < 16 => ChooserKind::Only(*index as usize),
+            (Some("oracle"), []) => ChooserKind::Oracle { late_us: 0 },
+            (Some("late"), [ms]) if *ms <= 10_000 => ChooserKind::Oracle { late_us: ms * 1000 },
             (Some("banded"), [ms, advantage]) if *ms <= 10_000 && *advantage <= 10_000 => {
-                Kind::Banded {
+                ChooserKind::Banded {
                     late_us: ms * 1000,
                     advantage_us: (advantage * 1000) as u32,
                 }
             }
-            (Some("mountain"), []) => Kind::Mountain { hz: None },
-            (Some("mountain"), [hz]) if (1..=100).contains(hz) => Kind::Mountain {
+            (Some("mountain"), []) => ChooserKind::Mountain { hz: None },
+            (Some("mountain"), [hz]) if (1..=100).contains(hz) => ChooserKind::Mountain {
                 hz: Some(*hz as u32),
             },
             _ => bail!(
@@ -71,14 +71,14 @@ impl Kind {
     pub fn chooser(self, paths: usize, seed: u64) -> Box<dyn Chooser> {
         let all = ((1u32 << paths) - 1) as u16;
         match self {
-            Kind::Hash => Box::new(Fixed(all)),
-            Kind::Only(index) => Box::new(Fixed(all & 1 << index)),
-            Kind::Oracle { late_us } => Box::new(Oracle {
+            ChooserKind::Hash => Box::new(Fixed(all)),
+            ChooserKind::Only(index) => Box::new(Fixed(all & 1 << index)),
+            ChooserKind::Oracle { late_us } => Box::new(Oracle {
                 late_us,
                 advantage_us: 0,
                 chosen: 0,
             }),
-            Kind::Banded {
+            ChooserKind::Banded {
                 late_us,
                 advantage_us,
             } => Box::new(Oracle {
@@ -86,7 +86,7 @@ impl Kind {
                 advantage_us,
                 chosen: 0,
             }),
-            Kind::Mountain { hz } => Box::new(Mountain::new(paths, hz, seed)),
+            ChooserKind::Mountain { hz } => Box::new(Mountain::new(paths, hz, seed)),
         }
     }
 }
@@ -219,22 +219,22 @@ mod tests {
     #[test]
     fn names_are_read_and_wrong_ones_refused() {
         assert_eq!(
-            Kind::parse("late-60").unwrap(),
-            Kind::Oracle { late_us: 60_000 }
+            ChooserKind::parse("late-60").unwrap(),
+            ChooserKind::Oracle { late_us: 60_000 }
         );
         assert_eq!(
-            Kind::parse("banded-100-30").unwrap(),
-            Kind::Banded {
+            ChooserKind::parse("banded-100-30").unwrap(),
+            ChooserKind::Banded {
                 late_us: 100_000,
                 advantage_us: 30_000
             }
         );
-        assert_eq!(Kind::parse("path1").unwrap(), Kind::Only(1));
+        assert_eq!(ChooserKind::parse("path1").unwrap(), ChooserKind::Only(1));
         for wrong in ["", "best", "late", "mountain-0", "mountain-101", "path16"] {
-            assert!(Kind::parse(wrong).is_err(), "{wrong}");
+            assert!(ChooserKind::parse(wrong).is_err(), "{wrong}");
         }
-        for name in Kind::DEFAULT {
-            Kind::parse(name).unwrap();
+        for name in ChooserKind::DEFAULT {
+            ChooserKind::parse(name).unwrap();
         }
     }
 }

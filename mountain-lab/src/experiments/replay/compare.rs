@@ -11,9 +11,9 @@ use anyhow::{ensure, Context, Result};
 use mountain::report::table::{align, Words};
 use mountain_lab::result::{RunResult, FILE_NAME};
 
-use super::chooser::Kind;
+use super::chooser::ChooserKind;
 use super::score::{play, Score};
-use super::window::{Trace, Window};
+use super::window::{PathTrace, Window};
 use crate::scenario::Scenario;
 
 /// Differences up to this share are called none.
@@ -61,7 +61,7 @@ pub fn compare(folder: &Path, seed: u64) -> Result<String> {
         let playback = path.playback.clone();
         let playback =
             playback.with_context(|| format!("path {} plays no recording", path.name))?;
-        Ok(Trace::Looped(playback, index))
+        Ok(PathTrace::Looped(playback, index))
     });
     let window = Window {
         length_us: (scenario.segment_seconds() * 1e6) as u64,
@@ -78,11 +78,11 @@ pub fn compare(folder: &Path, seed: u64) -> Result<String> {
 }
 
 /// The chooser that stands for a policy of `run`.
-fn replayed(policy: &str) -> Option<Kind> {
+fn replayed(policy: &str) -> Option<ChooserKind> {
     match policy {
-        "ecmp" | "none" => Some(Kind::Hash),
+        "ecmp" | "none" => Some(ChooserKind::Hash),
         "mountain" | "oracle" | "late-60" | "banded-60-30" | "banded-100-30" => {
-            Kind::parse(policy).ok()
+            ChooserKind::parse(policy).ok()
         }
         _ => None,
     }

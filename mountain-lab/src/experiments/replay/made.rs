@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, StandardNormal};
 
 use super::score::MOST_US;
-use super::window::{Input, Trace, Window};
+use super::window::{Input, PathTrace, Window};
 use crate::scenario::schedule::Schedule;
 use crate::scenario::Scenario;
 
@@ -228,7 +228,7 @@ pub fn make(name: &str, windows: u64, length_us: u64, seed: u64) -> Result<Input
             for (index, path) in (0..).zip(&mut paths) {
                 (path.seed, path.index) = (seed, index);
             }
-            Ok(paths.into_iter().map(Trace::Made).collect())
+            Ok(paths.into_iter().map(PathTrace::Made).collect())
         }
     };
     let windows: Vec<Window> = (0..windows)
@@ -246,12 +246,12 @@ pub fn make(name: &str, windows: u64, length_us: u64, seed: u64) -> Result<Input
     })
 }
 
-fn scheduled(name: &str, length_us: u64, seed: u64, window: u64) -> Result<Vec<Trace>> {
+fn scheduled(name: &str, length_us: u64, seed: u64, window: u64) -> Result<Vec<PathTrace>> {
     let mut scenario = Scenario::find(name)?;
     scenario.seconds = length_us as f64 / 1e6;
     scenario.discard_seconds = 0.0;
     let schedule = Rc::new(Schedule::generate(&scenario, seed, window as u32));
-    let traces = (0..schedule.paths()).map(|path| Trace::Scheduled(schedule.clone(), path));
+    let traces = (0..schedule.paths()).map(|path| PathTrace::Scheduled(schedule.clone(), path));
     Ok(traces.collect())
 }
 

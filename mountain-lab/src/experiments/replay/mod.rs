@@ -23,11 +23,11 @@ use rand::rngs::StdRng;
 use rand::SeedableRng;
 use serde::Serialize;
 
-use chooser::Kind;
+use chooser::ChooserKind;
 
 use crate::recording::playback::Half;
 use crate::recording::{Recording, Stalls};
-use score::{play, Figures, Score, LATE_MS};
+use score::{play, Score, ScoreFigures, LATE_MS};
 use window::{joined, Input, Window};
 
 /// Resamples of the windows for an interval of 95%.
@@ -77,7 +77,7 @@ pub struct ReplayArgs {
 #[derive(Serialize)]
 struct Row {
     policy: String,
-    figures: Figures,
+    figures: ScoreFigures,
     /// 95%, by resampling the windows.
     p99_ms: Option<Interval>,
     above_200_percent: Option<Interval>,
@@ -174,12 +174,12 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<String> = match args.policies.is_empty() {
-        true => Kind::DEFAULT.map(str::to_owned).to_vec(),
+        true => ChooserKind::DEFAULT.map(str::to_owned).to_vec(),
         false => args.policies.clone(),
     };
     let kinds = names
         .into_iter()
-        .map(|name| Ok((Kind::parse(&name)?, name)))
+        .map(|name| Ok((ChooserKind::parse(&name)?, name)))
         .collect::<Result<Vec<_>>>()?;
     let mut report = Report {
         schema: "mountain-replay-2",
@@ -212,7 +212,7 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
 
 fn table(
     input: &Input,
-    kinds: &[(Kind, String)],
+    kinds: &[(ChooserKind, String)],
     args: &ReplayArgs,
     warm_up_s: u64,
 ) -> Result<Table> {
@@ -252,15 +252,16 @@ fn row(name: &str, scores: &[Score], seed: u64) -> Row {
     };
     let figures = sum(&mut scores.iter());
     let mut rng = StdRng::seed_from_u64(seed);
-    let draws: Vec<Figures> = match scores.len() {
+    let draws: Vec<ScoreFigures> = match scores.len() {
         // Nothing to resample.
         0..=1 => Vec::new(),
         n => resamples(n, RESAMPLES, &mut rng, |pick| {
             sum(&mut pick.iter().map(|i| &scores[*i]))
         }),
     };
-    let interval =
-        |of: fn(&Figures) -> f64| Interval::of(of(&figures), draws.iter().map(of).collect(), 0.95);
+    let interval = |of: fn(&ScoreFigures) -> f64| {
+        Interval::of(of(&figures), draws.iter().map(of).collect(), 0.95)
+    };
     let p99_ms = interval(|f| f.p99_ms);
     let above_200_percent = interval(|f| f.above_percent[1]);
     Row {
@@ -275,7 +276,7 @@ fn ratios(tables: &[Table]) -> Vec<Ratio> {
     let Some(first) = tables.first() else {
         return Vec::new();
     };
-    fn of<'a>(table: &'a Table, name: &str) -> Option<&'a Figures> {
+    fn of<'a>(table: &'a Table, name: &str) -> Option<&'a ScoreFigures> {
         let found = table.rows.iter().find(|row| row.policy == name);
         found.map(|row| &row.figures)
     }
@@ -289,7 +290,7 @@ fn ratios(tables: &[Table]) -> Vec<Ratio> {
         .rows
         .iter()
         .map(|row| {
-            let ratio = |figure: fn(&Figures) -> f64| {
+            let ratio = |figure: fn(&ScoreFigures) -> f64| {
                 let each = tables.iter().map(|table| {
                     let (ours, theirs) = (of(table, &row.policy)?, of(table, REFERENCE)?);
                     Some(figure(ours) / figure(theirs))

@@ -48,7 +48,7 @@ impl Default for Score {
 
 /// The figures of a score.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Figures {
+pub struct ScoreFigures {
     pub p50_ms: f64,
     pub p95_ms: f64,
     pub p99_ms: f64,
@@ -101,14 +101,14 @@ impl Score {
         answered.quantile_ms(p)
     }
 
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> ScoreFigures {
         let packets = self.packets.max(1) as f64;
         let above = |ms: u32| {
             let from = (ms * 1000 / BIN_US) as usize;
             let late: u64 = self.bins[from..].iter().map(|n| u64::from(*n)).sum();
             100.0 * late as f64 / packets
         };
-        Figures {
+        ScoreFigures {
             p50_ms: self.quantile_ms(0.5),
             p95_ms: self.quantile_ms(0.95),
             p99_ms: self.quantile_ms(0.99),
@@ -172,7 +172,7 @@ pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Scor
 
 #[cfg(test)]
 mod tests {
-    use super::super::chooser::Kind;
+    use super::super::chooser::ChooserKind;
     use super::super::window::Input;
     use super::*;
     use crate::recording::{Recording, Stalls};
@@ -192,8 +192,8 @@ mod tests {
         Input::recorded(recording, Stalls::Hold).windows.remove(0)
     }
 
-    fn figures(name: &str) -> Figures {
-        let kind = Kind::parse(name).unwrap();
+    fn figures(name: &str) -> ScoreFigures {
+        let kind = ChooserKind::parse(name).unwrap();
         play(&spike(), &mut *kind.chooser(2, 1), 5_000_000).figures()
     }
 

@@ -11,7 +11,7 @@ use crate::scenario::schedule::Schedule;
 /// What one path does to what is sent over it. Times are µs since the window's begin, delays are
 /// round trips in µs; `None`: lost.
 #[derive(Clone, Debug)]
-pub enum Trace {
+pub enum PathTrace {
     /// A recording; the path's index.
     Recorded(Played, usize),
     /// A recording as `run` plays it; the path's index.
@@ -20,10 +20,10 @@ pub enum Trace {
     Scheduled(Rc<Schedule>, usize),
     Made(MadePath),
     /// One after another, each by the time of its begin.
-    Joined(Vec<(u64, Trace)>),
+    Joined(Vec<(u64, PathTrace)>),
 }
 
-impl Trace {
+impl PathTrace {
     /// What a flow's packet meets that is sent at a time.
     pub fn packet(&self, at_us: u64) -> Option<u32> {
         self.draw(at_us, 0)
@@ -36,14 +36,14 @@ impl Trace {
 
     fn draw(&self, at_us: u64, kind: u64) -> Option<u32> {
         match self {
-            Trace::Recorded(played, index) => drawn(played.at(at_us), *index, at_us, kind),
-            Trace::Looped(playback, index) => drawn(playback.at(at_us), *index, at_us, kind),
-            Trace::Scheduled(schedule, path) => {
+            PathTrace::Recorded(played, index) => drawn(played.at(at_us), *index, at_us, kind),
+            PathTrace::Looped(playback, index) => drawn(playback.at(at_us), *index, at_us, kind),
+            PathTrace::Scheduled(schedule, path) => {
                 let trip = schedule.trip(*path, *path, at_us as i64);
                 trip.map(|trip| trip.rtt_us())
             }
-            Trace::Made(path) => path.draw(at_us, kind),
-            Trace::Joined(parts) => {
+            PathTrace::Made(path) => path.draw(at_us, kind),
+            PathTrace::Joined(parts) => {
                 let (begin_us, part) = part_at(parts, at_us)?;
                 part.draw(at_us - begin_us, kind)
             }
@@ -54,11 +54,11 @@ impl Trace {
     /// any other.
     pub fn expected_us(&self, at_us: u64) -> u32 {
         match self {
-            Trace::Recorded(played, _) => expected_us(played.at(at_us)),
-            Trace::Looped(playback, _) => expected_us(playback.at(at_us)),
-            Trace::Scheduled(..) => self.packet(at_us).unwrap_or(u32::MAX),
-            Trace::Made(path) => path.expected_us(at_us),
-            Trace::Joined(parts) => match part_at(parts, at_us) {
+            PathTrace::Recorded(played, _) => expected_us(played.at(at_us)),
+            PathTrace::Looped(playback, _) => expected_us(playback.at(at_us)),
+            PathTrace::Scheduled(..) => self.packet(at_us).unwrap_or(u32::MAX),
+            PathTrace::Made(path) => path.expected_us(at_us),
+            PathTrace::Joined(parts) => match part_at(parts, at_us) {
                 Some((begin_us, part)) => part.expected_us(at_us - begin_us),
                 None => u32::MAX,
             },
@@ -80,7 +80,7 @@ fn expected_us((rtt_us, loss): (u32, f64)) -> u32 {
 }
 
 /// The part that a time falls into, and when it begins.
-fn part_at(parts: &[(u64, Trace)], at_us: u64) -> Option<(u64, &Trace)> {
+fn part_at(parts: &[(u64, PathTrace)], at_us: u64) -> Option<(u64, &PathTrace)> {
     let next = parts.partition_point(|(begin, _)| *begin <= at_us);
     let (begin_us, part) = parts.get(next.checked_sub(1)?)?;
     Some((*begin_us, part))
@@ -90,7 +90,7 @@ fn part_at(parts: &[(u64, Trace)], at_us: u64) -> Option<(u64, &Trace)> {
 #[derive(Clone, Debug)]
 pub struct Window {
     pub length_us: u64,
-    pub paths: Vec<Trace>,
+    pub paths: Vec<PathTrace>,
 }
 
 /// What `replay` plays at a time: a recording, or what was made up.
@@ -103,12 +103,12 @@ pub struct Input {
 
 impl Input {
     pub fn recorded(recording: Recording, stalls: Stalls) -> Self {
-        let window = |w: crate::recording::Window| {
+        let window = |w: crate::recording::RecordedWindow| {
             let paths = (0..).zip(w.paths);
             Window {
                 length_us: w.length_us,
                 paths: paths
-                    .map(|(index, series)| Trace::Recorded(Played::new(series, stalls), index))
+                    .map(|(index, series)| PathTrace::Recorded(Played::new(series, stalls), index))
                     .collect(),
             }
         };
@@ -130,7 +130,7 @@ pub fn joined(windows: &[Window]) -> Option<Window> {
         }
         length_us += window.length_us;
     }
-    let paths = parts.into_iter().map(Trace::Joined).collect();
+    let paths = parts.into_iter().map(PathTrace::Joined).collect();
     Some(Window { length_us, paths })
 }
 

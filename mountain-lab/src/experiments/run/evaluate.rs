@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use mountain_lab::report::{write_html, PathEvent, Samples};
+use mountain_lab::report::{write_html, PathEvent, PlotData};
 use mountain_lab::result::{Metric, RunResult};
 use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::metrics::{flow_moves, game_figures, Figure, Figures, Onset};
@@ -18,7 +18,7 @@ use super::bound::bound_packets;
 use super::pooled::Pooled;
 use super::{least, sessions, PolicySegment, RunArgs};
 use crate::driver::Session;
-use crate::scenario::schedule::{Event, Schedule};
+use crate::scenario::schedule::{Schedule, ScheduledEvent};
 use crate::scenario::{Bound, ComparedPolicy, EventKind, Scenario, WorkloadKind};
 
 /// A flow without an answer for this long counts as lost.
@@ -38,9 +38,9 @@ pub fn finish(
     result: &mut RunResult,
 ) -> Result<ExitCode> {
     let seed = args.common.seed;
-    let mut samples = Samples {
+    let mut samples = PlotData {
         paths: scenario.paths.iter().map(|p| p.name.clone()).collect(),
-        ..Samples::default()
+        ..PlotData::default()
     };
     let mut pooled = Pooled::default();
     for repeat in 0..scenario.repeats {
@@ -83,7 +83,7 @@ fn put_bounds(
     schedule: &Schedule,
     first: &PolicySegment,
     result: &mut RunResult,
-    samples: &mut Samples,
+    samples: &mut PlotData,
 ) -> f64 {
     let (repeat, paths) = (first.repeat, scenario.paths.len());
     let bounded = |bound| {
@@ -188,7 +188,7 @@ fn drawn(
     }
 }
 
-fn path_event(repeat: u32, event: &Event) -> PathEvent {
+fn path_event(repeat: u32, event: &ScheduledEvent) -> PathEvent {
     PathEvent {
         repeat,
         from_ns: event.start_us as u64 * 1000,

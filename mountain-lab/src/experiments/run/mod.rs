@@ -23,10 +23,10 @@ use crate::driver::{CommonArgs, Experiment, Session};
 use crate::emulate::cgroup::Cgroup;
 use crate::emulate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
 use crate::emulate::hosts::Hosts;
-use crate::policy_ctl::{Product, Reflector};
+use crate::policy_ctl::{Product, ReflectorProcess};
 use crate::scenario::{ComparedPolicy, Limits, Scenario};
 use crate::stopped;
-use traffic::{Observed, Traffic};
+use traffic::{Observed, RunningTraffic};
 
 #[derive(clap::Args)]
 pub struct RunArgs {
@@ -214,8 +214,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
             let far: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
             let near: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
             vec![
-                Reflector::start(&hosts.server, "server", &far, &out)?,
-                Reflector::start(hosts.steering(), "client", &near, &out)?,
+                ReflectorProcess::start(&hosts.server, "server", &far, &out)?,
+                ReflectorProcess::start(hosts.steering(), "client", &near, &out)?,
             ]
         }
         false => vec![],
@@ -317,7 +317,7 @@ impl Scenes<'_> {
             self.emulator.cpu_seconds(),
             product.cpu_seconds(),
         );
-        let traffic = Traffic::start(scenario, self.hosts)?;
+        let traffic = RunningTraffic::start(scenario, self.hosts)?;
         let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
         let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
         wait_until(end_ns, Some((session, start_ns)))?;

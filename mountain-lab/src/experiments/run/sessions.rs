@@ -7,7 +7,7 @@ use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::short::ShortFlow;
 use mountain_lab::workload::stats::percentile;
 
-use crate::scenario::schedule::{Event, Schedule};
+use crate::scenario::schedule::{Schedule, ScheduledEvent};
 
 /// A flow that starts so long after a path turned bad should avoid it (the figure for leaving a path).
 const KNOWN_AFTER_US: i64 = 300_000;
@@ -30,7 +30,7 @@ pub fn figures(
     let (mut met, mut best) = (Vec::new(), Vec::new());
     for flow in flows {
         let opened_us = at_us(flow.opened_ns);
-        let during = |e: &&Event| (e.start_us..e.end_us).contains(&opened_us);
+        let during = |e: &&ScheduledEvent| (e.start_us..e.end_us).contains(&opened_us);
         let Some(event) = schedule.events.iter().find(during) else {
             continue;
         };

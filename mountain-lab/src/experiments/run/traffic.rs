@@ -6,8 +6,8 @@ use std::ops::Range;
 use anyhow::Result;
 use mountain_lab::workload::bulk::{self, Bulk, BulkConfig, BulkReport, Pattern};
 use mountain_lab::workload::game::{self, GameConfig, Health, Packet};
-use mountain_lab::workload::load::{self, Load, LoadConfig, LoadReport};
-use mountain_lab::workload::short::{self, Proto, Short, ShortConfig, ShortFlow};
+use mountain_lab::workload::load::{self, LoadConfig, LoadReport, RunningLoad};
+use mountain_lab::workload::short::{self, Short, ShortConfig, ShortFlow, Transport};
 
 use crate::emulate::hosts::{Hosts, REFERENCE};
 use crate::scenario::{Scenario, WorkloadKind, WorkloadSpec};
@@ -32,12 +32,12 @@ const FIRST_CLIENT_PORT: u16 = 10_000;
 const FOREIGN_BYTES: usize = 1200;
 
 /// Running traffic. Dropping it ends it.
-pub struct Traffic {
-    reference: game::Running,
-    games: Vec<(u16, game::Running)>,
+pub struct RunningTraffic {
+    reference: game::RunningGame,
+    games: Vec<(u16, game::RunningGame)>,
     bulks: Vec<Bulk>,
     shorts: Vec<Short>,
-    loads: Vec<Load>,
+    loads: Vec<RunningLoad>,
 }
 
 /// What the traffic saw.
@@ -53,10 +53,10 @@ pub struct Observed {
     pub loads: Vec<LoadReport>,
 }
 
-impl Traffic {
+impl RunningTraffic {
     /// Starts every workload of the scenario and the reference flow.
     pub fn start(scenario: &Scenario, hosts: &Hosts) -> Result<Self> {
-        let mut traffic = Traffic {
+        let mut traffic = RunningTraffic {
             reference: game::start(reference_config(hosts))?,
             games: vec![],
             bulks: vec![],
@@ -207,7 +207,7 @@ fn short_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> ShortConfi
         first_client_port: hosts.router.as_ref().map(|_| FIRST_CLIENT_PORT),
         server_addr: hosts.server_addr(),
         port,
-        proto: Proto::Udp,
+        proto: Transport::Udp,
         flows_per_s: workload.rate_hz,
         packets,
         interval_ms,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use mountain::measure::runfile::RunFile;
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use serde_json::json;
 
 use super::{Validation, DELAY};
@@ -166,7 +166,7 @@ fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
         let answers = answers.map(|s| Figures::of(&pooled(&s.blocks)).n as f64);
         let fewest = answers.reduce(f64::min);
         let name = "answers of the tool that has the fewest";
-        checks.push(Check::new(name, fewest, Op::AtLeast, LEAST, None));
+        checks.push(Check::new(name, fewest, LimitKind::AtLeast, LEAST, None));
     }
     checks
 }
@@ -232,14 +232,14 @@ fn agree(ours: Tool, theirs: Tool, a: Option<&Figures>, b: Option<&Figures>) -> 
         Check::new(
             &format!("median of {ours} from that of {theirs}, us{missing}"),
             median.map(|(a, b)| (a - b).abs()),
-            Op::AtMost,
+            LimitKind::AtMost,
             limit,
             None,
         ),
         Check::new(
             &format!("p99 of {ours} from that of {theirs}, share{missing}"),
             both(|f| f.p99).map(|(a, b)| (a / b - 1.0).abs()),
-            Op::AtMost,
+            LimitKind::AtMost,
             P99_SHARE,
             None,
         ),
@@ -252,7 +252,7 @@ fn steadier(ours: Option<&Figures>, ping: Option<&Figures>) -> Check {
     Check::new(
         "stdev on loopback, mountain icmp (kernel timestamps) / ping(8)",
         ratio(),
-        Op::AtMost,
+        LimitKind::AtMost,
         1.0,
         None,
     )

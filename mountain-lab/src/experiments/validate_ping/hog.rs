@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result};
 use mountain::measure::runfile::RunFile;
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use serde_json::json;
@@ -125,7 +125,7 @@ fn check(kernel: Option<f64>, user: Option<f64>, user_low: f64) -> Check {
     Check::new(
         &format!("rise of the p99 by a CPU hog, kernel timestamps / user space{why}"),
         kernel.zip(disturbed).map(|(kernel, user)| kernel / user),
-        Op::AtMost,
+        LimitKind::AtMost,
         SHARE,
         None,
     )

@@ -31,12 +31,12 @@ pub struct ValidatePingArgs {
     #[arg(long)]
     check: bool,
     /// Measure only these parts.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Part::Agreement, Part::Hog, Part::Size])]
-    only: Vec<Part>,
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [ValidationPart::Agreement, ValidationPart::Hog, ValidationPart::Size])]
+    only: Vec<ValidationPart>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum ValidationPart {
     /// Compare `mountain ping` with ping(8) and irtt, on an emulated path and on loopback.
     Agreement,
     /// Measure kernel timestamps beside a CPU hog.
@@ -76,17 +76,17 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
         eprintln!("`mountain-lab bars` is now `mountain-lab {NAME}`");
     }
     let repeats = args.only.iter().map(|part| match part {
-        Part::Agreement => agreement::AgreementPlan::new(args.common.quick).rounds,
-        Part::Hog => hog::HogPlan::new(args.common.quick).rounds,
-        Part::Size => size::SizePlan::new(args.common.quick).repeats,
-        Part::Verdicts => 1,
+        ValidationPart::Agreement => agreement::AgreementPlan::new(args.common.quick).rounds,
+        ValidationPart::Hog => hog::HogPlan::new(args.common.quick).rounds,
+        ValidationPart::Size => size::SizePlan::new(args.common.quick).repeats,
+        ValidationPart::Verdicts => 1,
     });
     let repeats = repeats.max().unwrap_or(0);
     let steps = args.only.iter().map(|part| match part {
-        Part::Agreement => agreement::AgreementPlan::new(args.common.quick).steps(),
-        Part::Hog => hog::HogPlan::new(args.common.quick).steps(),
-        Part::Size => size::SizePlan::new(args.common.quick).steps(),
-        Part::Verdicts => verdicts::VerdictsPlan::new(args.common.quick).steps(),
+        ValidationPart::Agreement => agreement::AgreementPlan::new(args.common.quick).steps(),
+        ValidationPart::Hog => hog::HogPlan::new(args.common.quick).steps(),
+        ValidationPart::Size => size::SizePlan::new(args.common.quick).steps(),
+        ValidationPart::Verdicts => verdicts::VerdictsPlan::new(args.common.quick).steps(),
     });
     let (session, mut result) = Session::begin(NAME, &args.common, repeats, steps.sum());
     let mut bench = Validation {
@@ -98,10 +98,14 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
     for part in &args.only {
         let (started, busy) = (std::time::Instant::now(), foreign_ticks());
         match part {
-            Part::Agreement => agreement::run(&mut bench, &mut result).context("agreement")?,
-            Part::Hog => hog::run(&mut bench, &mut result).context("hog")?,
-            Part::Size => size::run(&mut bench, &mut result).context("size")?,
-            Part::Verdicts => verdicts::run(&mut bench, &mut result).context("verdicts")?,
+            ValidationPart::Agreement => {
+                agreement::run(&mut bench, &mut result).context("agreement")?
+            }
+            ValidationPart::Hog => hog::run(&mut bench, &mut result).context("hog")?,
+            ValidationPart::Size => size::run(&mut bench, &mut result).context("size")?,
+            ValidationPart::Verdicts => {
+                verdicts::run(&mut bench, &mut result).context("verdicts")?
+            }
         }
         if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
             // The programs measured and the emulator are among them: for runs held against
@@ -117,6 +121,6 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
         .finish(&mut result, &args.common, args.check, &[])
 }
 
-fn part_name(part: Part) -> String {
+fn part_name(part: ValidationPart) -> String {
     format!("{part:?}").to_lowercase()
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
@@ -93,7 +93,7 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
         let worst = |m: &Metric| m.values.iter().copied().flatten().reduce(f64::max);
         result.checks.push(time(name, worst(&seconds), optimised));
         let what = format!("memory of `mountain {name}`, bytes");
-        let rss_check = Check::new(&what, worst(&rss), Op::AtMost, MAX_RSS, None);
+        let rss_check = Check::new(&what, worst(&rss), LimitKind::AtMost, MAX_RSS, None);
         result.checks.push(rss_check);
         let metrics = result
             .policies
@@ -106,7 +106,7 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
     let metrics = result.policies.entry("mountain report".into()).or_default();
     metrics.insert("page_bytes".into(), Metric::single("bytes", page, n));
     let what = "page of `mountain report`, bytes";
-    let check = Check::new(what, Some(page), Op::AtMost, MAX_PAGE, None);
+    let check = Check::new(what, Some(page), LimitKind::AtMost, MAX_PAGE, None);
     result.checks.push(check);
     Ok(())
 }
@@ -123,7 +123,7 @@ fn time(name: &str, seconds: Option<f64>, optimised: bool) -> Check {
         false => (" (a debug build: not judged)", None),
     };
     let what = format!("time of `mountain {name}`, s{build}");
-    Check::new(&what, seconds, Op::AtMost, MAX_SECONDS, None)
+    Check::new(&what, seconds, LimitKind::AtMost, MAX_SECONDS, None)
 }
 
 /// A run as `mountain ping` would write it: 20 ms and an exponential of mean 4 ms whose successive

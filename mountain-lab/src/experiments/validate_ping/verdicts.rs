@@ -8,11 +8,11 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use mountain::measure::compare::{compare, Comparison, Options, Side};
+use mountain::measure::compare::{compare, CompareOptions, Comparison, Side};
 use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
 use mountain::measure::stats::quantile;
-use mountain::measure::verdict::Verdict;
-use mountain_lab::result::{Check, Metric, Op, RunResult};
+use mountain::measure::verdict::RowVerdict;
+use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, Normal};
 use rand_pcg::Pcg64;
@@ -90,7 +90,7 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
         judge(vec![made_up(&a, 0.0)], vec![made_up(&b, 5e3)], false)
     }))?;
     let what = "`compare` finds 5 ms more on a path of 20 ms";
-    let check = Check::new(what, Some(found.headline), Op::AtLeast, 0.9, None);
+    let check = Check::new(what, Some(found.headline), LimitKind::AtLeast, 0.9, None);
     result.checks.push(check);
     for (name, series) in MODELS {
         let found = Rates::of(seeds(plan.power).map(|seed| {
@@ -98,7 +98,7 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
             ab(&delays, 0.1)
         }))?;
         let what = format!("`ab` finds 10% of the median more, {name}");
-        let check = Check::new(&what, Some(found.headline), Op::AtLeast, 0.8, None);
+        let check = Check::new(&what, Some(found.headline), LimitKind::AtLeast, 0.8, None);
         result.checks.push(check);
     }
     recorded(bench, result, &plan)
@@ -170,7 +170,7 @@ impl Rates {
             let judged = comparison.rows.iter().skip(1);
             for (i, row) in judged.filter(|row| !row.name.starts_with('>')).enumerate() {
                 let verdict = row.against_first[0].verdict;
-                let shown = matches!(verdict, Verdict::Better | Verdict::Worse);
+                let shown = matches!(verdict, RowVerdict::Better | RowVerdict::Worse);
                 if rates.rows.len() == i {
                     rates.rows.push((row.name.clone(), 0.0));
                 }
@@ -194,7 +194,7 @@ impl Rates {
             ("the headline", self.headline, 0.07),
         ] {
             let what = format!("{name}: equal called different, {what}");
-            let check = Check::new(&what, Some(rate), Op::AtMost, limit, None);
+            let check = Check::new(&what, Some(rate), LimitKind::AtMost, limit, None);
             result.checks.push(check);
         }
         let metrics = result.policies.entry(name.to_owned()).or_default();
@@ -213,9 +213,9 @@ fn judge(a: Vec<RunFile>, b: Vec<RunFile>, paired: bool) -> Result<Comparison> {
         name: name.into(),
         runs,
     };
-    let options = Options {
+    let options = CompareOptions {
         paired,
-        ..Options::default()
+        ..CompareOptions::default()
     };
     compare(&[side("A", a), side("B", b)], &options)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mountain_lab::workload::bulk::{self, BulkConfig, Pattern};
 use mountain_lab::workload::load::{self, LoadConfig};
 use mountain_lab::workload::metrics::{Leave, Onset};
-use mountain_lab::workload::short::{self, Proto, ShortConfig};
+use mountain_lab::workload::short::{self, ShortConfig, Transport};
 use mountain_lab::workload::sniff::Sniffer;
 use mountain_lab::workload::sys;
 
@@ -356,7 +356,7 @@ fn many_short_flows_spread_and_name_their_path() {
         first_client_port: Some(20_000),
         server_addr,
         port: 7021,
-        proto: Proto::Udp,
+        proto: Transport::Udp,
         flows_per_s: 1_000.0,
         packets: 3,
         interval_ms: 20,
@@ -364,7 +364,7 @@ fn many_short_flows_spread_and_name_their_path() {
         paths: vec!["s0".into(), "s1".into()],
     };
     let tcp = ShortConfig {
-        proto: Proto::Tcp,
+        proto: Transport::Tcp,
         port: 7022,
         flows_per_s: 400.0,
         ..udp.clone()
@@ -375,8 +375,8 @@ fn many_short_flows_spread_and_name_their_path() {
         sleep(Duration::from_millis(1_300));
         let flows = running.stop().unwrap();
         assert!(flows.len() >= at_least, "{proto:?}: {} flows", flows.len());
-        let expected = if proto == Proto::Udp { 3 } else { 1 };
-        if proto == Proto::Udp {
+        let expected = if proto == Transport::Udp { 3 } else { 1 };
+        if proto == Transport::Udp {
             let ports = flows.iter().map(|flow| flow.client_port);
             assert!(
                 ports.eq((20_000..).take(flows.len())),
@@ -405,7 +405,7 @@ fn many_short_flows_spread_and_name_their_path() {
         first_client_port: None,
         server_addr,
         port: 7023,
-        proto: Proto::Tcp,
+        proto: Transport::Tcp,
         flows_per_s: 100.0,
         packets: 3,
         interval_ms: 20,

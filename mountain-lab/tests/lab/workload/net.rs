@@ -5,19 +5,19 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use mountain_lab::workload::game::GameConfig;
-use testkit::Namespace;
+use testkit::TestNamespace;
 
 /// A client and a server namespace joined by two veth pairs c0–s0 and c1–s1, removed on drop.
 pub struct Net {
-    pub client: Namespace,
-    pub server: Namespace,
+    pub client: TestNamespace,
+    pub server: TestNamespace,
 }
 
 impl Net {
     pub fn new() -> Self {
         let net = Net {
-            client: Namespace::new("wc"),
-            server: Namespace::new("ws"),
+            client: TestNamespace::new("wc"),
+            server: TestNamespace::new("ws"),
         };
         let (c, s) = (&net.client, &net.server);
         for ns in [c, s] {

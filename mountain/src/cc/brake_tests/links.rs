@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What becomes of a flow on a simulated link whose rate changes.
 
-use super::sim::{Link, Seen, Sim};
+use super::sim::{BrakeSim, SimLink, SimTrace};
 use super::*;
 
 #[test]
 fn a_step_down_drains_and_a_steady_link_is_left_alone() {
-    let link = Link {
+    let link = SimLink {
         rates: vec![(0.0, 50e6), (5.0, 10e6)],
         rtt: 0.04,
         queue: 3e6,
     };
-    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
-    let plain = Sim::new(link, None).run(10.0);
+    let braked = BrakeSim::new(link.clone(), Some(Brake::new())).run(10.0);
+    let plain = BrakeSim::new(link, None).run(10.0);
     assert_eq!(braked.engagements_before(5.0), 0);
     assert!(braked.engagements_before(5.3) >= 1);
     // The first slow packet is acknowledged a round trip after the step: two slices, and the ACKs of one
@@ -25,7 +25,7 @@ fn a_step_down_drains_and_a_steady_link_is_left_alone() {
         "{} s",
         braked.queue(5.0, 7.0, 0.5)
     );
-    let after = |s: &Seen| (s.queue(7.5, 10.0, 0.95), s.goodput(5.5, 10.0));
+    let after = |s: &SimTrace| (s.queue(7.5, 10.0, 0.95), s.goodput(5.5, 10.0));
     let ((q, goodput), (plain_q, plain_goodput)) = (after(&braked), after(&plain));
     assert!(q < 0.15 * plain_q, "{q} s against {plain_q} s");
     assert!(
@@ -38,13 +38,13 @@ fn a_step_down_drains_and_a_steady_link_is_left_alone() {
 #[test]
 fn a_window_of_few_packets_is_no_queue_of_others() {
     for (from, to, rtt) in [(20e6, 2e6, 0.02), (10e6, 1e6, 0.02)] {
-        let link = Link {
+        let link = SimLink {
             rates: vec![(0.0, from), (5.0, to)],
             rtt,
             queue: 1e6,
         };
-        let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
-        let plain = Sim::new(link, None).run(10.0);
+        let braked = BrakeSim::new(link.clone(), Some(Brake::new())).run(10.0);
+        let plain = BrakeSim::new(link, None).run(10.0);
         let (a, b) = (braked.queue(7.5, 10.0, 0.95), plain.queue(7.5, 10.0, 0.95));
         assert!(a < 0.2 * b, "{from} to {to}: {a} s against {b} s");
         let (a, b) = (braked.goodput(7.5, 10.0), plain.goodput(7.5, 10.0));
@@ -54,25 +54,25 @@ fn a_window_of_few_packets_is_no_queue_of_others() {
 
 #[test]
 fn a_step_up_is_found_as_fast_as_without() {
-    let link = Link {
+    let link = SimLink {
         rates: vec![(0.0, 10e6), (5.0, 40e6)],
         rtt: 0.04,
         queue: 3e6,
     };
-    let braked = Sim::new(link.clone(), Some(Brake::new())).run(10.0);
-    let plain = Sim::new(link, None).run(10.0);
+    let braked = BrakeSim::new(link.clone(), Some(Brake::new())).run(10.0);
+    let plain = BrakeSim::new(link, None).run(10.0);
     let (a, b) = (braked.goodput(5.0, 10.0), plain.goodput(5.0, 10.0));
     assert!(a > 0.97 * b, "{a} against {b}");
 }
 
 #[test]
 fn after_a_fade_the_rate_is_back_within_a_second() {
-    let link = Link {
+    let link = SimLink {
         rates: vec![(0.0, 40e6), (4.0, 4e6), (6.0, 40e6)],
         rtt: 0.04,
         queue: 3e6,
     };
-    let braked = Sim::new(link, Some(Brake::new())).run(9.0);
+    let braked = BrakeSim::new(link, Some(Brake::new())).run(9.0);
     let share = braked.goodput(7.0, 9.0) / 40e6;
     assert!(share > 0.85, "{share}");
 }
@@ -84,12 +84,12 @@ fn after_a_fade_to_almost_nothing_the_rate_is_back() {
     let mut shares = vec![];
     for rtt in [0.04, 100e-6] {
         for fade in [4.0, 8.0] {
-            let link = Link {
+            let link = SimLink {
                 rates: vec![(0.0, 20e6), (3.0, 100e3), (3.0 + fade, 20e6)],
                 rtt,
                 queue: 60e3,
             };
-            let braked = Sim::new(link, Some(Brake::new())).run(13.0 + fade);
+            let braked = BrakeSim::new(link, Some(Brake::new())).run(13.0 + fade);
             assert!(braked.engagements_before(3.0 + fade) >= 1, "{rtt} {fade}");
             let share = braked.goodput(8.0 + fade, 13.0 + fade) / 20e6;
             shares.push((rtt, fade, share));

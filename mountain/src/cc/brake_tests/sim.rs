@@ -10,7 +10,7 @@ const MSS: u32 = 1448;
 const BITS: f64 = MSS as f64 * 8.0;
 
 #[derive(Clone)]
-pub struct Link {
+pub struct SimLink {
     /// From (s) and rate (bit/s).
     pub rates: Vec<(f64, f64)>,
     /// s, without a queue.
@@ -19,7 +19,7 @@ pub struct Link {
     pub queue: f64,
 }
 
-impl Link {
+impl SimLink {
     fn rate(&self, t: f64) -> f64 {
         let past = self.rates.iter().rev().find(|r| r.0 <= t);
         past.unwrap_or(&self.rates[0]).1
@@ -37,14 +37,14 @@ struct Packet {
 
 /// What the simulation has seen.
 #[derive(Default)]
-pub struct Seen {
+pub struct SimTrace {
     /// ACK time, queueing delay and engagements so far.
     acks: Vec<(f64, f64, u32)>,
     /// When there was a limit, on the rate or only on the window.
     limited: Vec<f64>,
 }
 
-impl Seen {
+impl SimTrace {
     pub(crate) fn engagements_before(&self, t: f64) -> u32 {
         self.acks
             .iter()
@@ -78,8 +78,8 @@ impl Seen {
     }
 }
 
-pub(crate) struct Sim {
-    link: Link,
+pub(crate) struct BrakeSim {
+    link: SimLink,
     brake: Option<Brake>,
     inflight: VecDeque<Packet>,
     delivered: u32,
@@ -94,10 +94,10 @@ pub(crate) struct Sim {
     last_ack: mtn_ack,
 }
 
-impl Sim {
-    pub fn new(link: Link, brake: Option<Brake>) -> Self {
+impl BrakeSim {
+    pub fn new(link: SimLink, brake: Option<Brake>) -> Self {
         let first = link.rates[0].1;
-        Sim {
+        BrakeSim {
             link,
             brake,
             inflight: VecDeque::new(),
@@ -122,8 +122,8 @@ impl Sim {
         (2.0 * self.max_bps() * self.link.rtt / BITS) as u32 + 3
     }
 
-    pub fn run(mut self, seconds: f64) -> Seen {
-        let mut seen = Seen::default();
+    pub fn run(mut self, seconds: f64) -> SimTrace {
+        let mut seen = SimTrace::default();
         let (mut t, mut free_at) = (0.0, 0.0f64);
         let mut limits = (self.max_bps(), u32::MAX);
         while t < seconds {
@@ -161,7 +161,7 @@ impl Sim {
     }
 
     /// Takes an ACK in; pacing rate (bit/s) and largest window from now on.
-    fn acked(&mut self, p: &Packet, seen: &mut Seen) -> (f64, u32) {
+    fn acked(&mut self, p: &Packet, seen: &mut SimTrace) -> (f64, u32) {
         let now = p.acked;
         self.delivered += 1;
         self.delivered_at = now;

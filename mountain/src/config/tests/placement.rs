@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::placement::config::{Mark, Proto, Range, RuleConfig};
+use crate::placement::config::{IpProtocol, Mark, Range, RuleConfig};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(text, Path::new("m.toml")).map_err(|e| e.to_string())
@@ -21,7 +21,7 @@ fn a_rule_in_full_and_a_short_one() {
     )
     .unwrap();
     let rule = &config.rule[0].matches;
-    assert_eq!(rule.proto, Some(Proto(17)));
+    assert_eq!(rule.proto, Some(IpProtocol(17)));
     assert_eq!(rule.ports, Some(Range(27_000, 27_050)));
     assert_eq!((rule.dscp, rule.uid), (Some(46), Some(Range(1000, 1000))));
     assert_eq!(rule.mark, Some(Mark(0x700, 0xf00)));

@@ -70,7 +70,7 @@ pub(super) fn wait(signals: &SignalFd, limit: Duration) -> Result<()> {
     }
 }
 
-pub(super) struct Running {
+pub(super) struct RunningCommand {
     child: Child,
     /// How many requests to end have come, and when the last one did.
     told: u32,
@@ -79,7 +79,7 @@ pub(super) struct Running {
     others: BTreeSet<Pid>,
 }
 
-impl Running {
+impl RunningCommand {
     /// To be called after [`signals`], so that no signal ends us and leaves the command.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
         let others: BTreeSet<Pid> = children().collect();

@@ -19,8 +19,8 @@ use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::super::timestamp::set_option;
-use super::log::{Answer, Log};
-use super::{Options, Progress};
+use super::log::{LoggedAnswer, ProbeLog};
+use super::{PingOptions, Progress};
 
 /// The kernel's first wait for an answer to a SYN, after which it sends another (RFC 6298).
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ fn is_long(slowest_clear_ns: Option<i64>) -> bool {
 }
 
 impl Connects {
-    pub(super) fn open(options: &Options, address: SocketAddr) -> Result<Self> {
+    pub(super) fn open(options: &PingOptions, address: SocketAddr) -> Result<Self> {
         // Up to three seconds of unanswered handshakes are open at a time.
         if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
             let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
@@ -146,7 +146,7 @@ impl Connects {
     }
 
     /// Starts the next handshake. One that cannot be started counts as lost.
-    pub(super) fn send(&mut self, log: &mut Log, progress: &mut Progress) {
+    pub(super) fn send(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
         // After a delay of our own there may be answers among what looks too old.
         self.receive(log, progress);
         self.give_up_old(log);
@@ -171,7 +171,7 @@ impl Connects {
         }
     }
 
-    fn give_up_old(&mut self, log: &Log) {
+    fn give_up_old(&mut self, log: &ProbeLog) {
         while let Some(first) = self.open.first_entry() {
             if log.probes[*first.key()].sent.elapsed() < GIVE_UP {
                 return;
@@ -182,7 +182,7 @@ impl Connects {
     }
 
     /// Takes in the handshakes that have ended.
-    pub(super) fn receive(&mut self, log: &mut Log, progress: &mut Progress) {
+    pub(super) fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
         let mut events = [EpollEvent::empty(); 64];
         while let Ok(n @ 1..) = self.ready.wait(&mut events, EpollTimeout::ZERO) {
             let now = Instant::now();
@@ -195,7 +195,7 @@ impl Connects {
     }
 
     /// The RTT of an answered handshake, ns.
-    fn ended(&mut self, log: &mut Log, at: usize, now: Instant) -> Option<i64> {
+    fn ended(&mut self, log: &mut ProbeLog, at: usize, now: Instant) -> Option<i64> {
         let socket = self.open.remove(&at)?;
         let user_ns = now.duration_since(log.probes[at].sent).as_nanos() as i64;
         let refused = match socket.take_error() {
@@ -224,7 +224,7 @@ impl Connects {
         };
         self.refused += usize::from(refused);
         let rtt_ns = kernel.unwrap_or(user_ns);
-        let answer = Answer {
+        let answer = LoggedAnswer {
             rtt_ns,
             user_ns,
             kernel_stamps: kernel.is_some(),
@@ -236,7 +236,7 @@ impl Connects {
     }
 
     /// Decides about the unclear answers, by all the others.
-    pub(super) fn finish(&mut self, log: &mut Log) {
+    pub(super) fn finish(&mut self, log: &mut ProbeLog) {
         let mut unclear = std::mem::take(&mut self.unclear);
         unclear.sort_unstable();
         let clear = log.probes.iter().enumerate();
@@ -315,10 +315,10 @@ mod tests {
     }
 
     fn connects(address: &str) -> Connects {
-        let options = Options {
+        let options = PingOptions {
             target: "127.0.0.1".into(),
             tcp: Some(1),
-            ..Options::default()
+            ..PingOptions::default()
         };
         Connects::open(&options, address.parse().unwrap()).unwrap()
     }
@@ -326,9 +326,9 @@ mod tests {
     #[test]
     fn an_unclear_answer_is_believed_only_of_a_long_path() {
         let run = |clear_ms: &[i64]| {
-            let (mut connects, mut log) = (connects("127.0.0.1:1"), Log::default());
+            let (mut connects, mut log) = (connects("127.0.0.1:1"), ProbeLog::default());
             let mut add = |ms: i64| {
-                let answer = Answer {
+                let answer = LoggedAnswer {
                     rtt_ns: ms * 1_000_000,
                     user_ns: ms * 1_000_000,
                     kernel_stamps: true,
@@ -361,7 +361,7 @@ mod tests {
     fn what_waits_to_be_seen_is_not_given_up() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut connects = connects(&listener.local_addr().unwrap().to_string());
-        let (mut log, mut progress) = (Log::default(), |_: usize, _: Option<f64>| {});
+        let (mut log, mut progress) = (ProbeLog::default(), |_: usize, _: Option<f64>| {});
         connects.send(&mut log, &mut progress);
         // Connected, and this process then did nothing for long.
         log.probes[0].sent = Instant::now().checked_sub(2 * GIVE_UP).unwrap();

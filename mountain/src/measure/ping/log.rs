@@ -13,13 +13,13 @@ const MAX_UNSTAMPED: f64 = 0.01;
 const MOST_SPAN_NS: i128 = 3_600_000_000_000;
 
 /// One probe.
-pub(super) struct Probe {
+pub(super) struct LoggedProbe {
     pub(super) sent: Instant,
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<LoggedAnswer>,
 }
 
 /// Its first answer; times in ns.
-pub(super) struct Answer {
+pub(super) struct LoggedAnswer {
     /// By the best stamps of this probe that are the kernel's, else by the steady clock.
     pub(super) rtt_ns: i64,
     /// By the steady clock around the system calls.
@@ -55,8 +55,8 @@ impl Clock {
 }
 
 #[derive(Default)]
-pub(super) struct Log {
-    pub(super) probes: Vec<Probe>,
+pub(super) struct ProbeLog {
+    pub(super) probes: Vec<LoggedProbe>,
     /// Indices of the answered probes in the order of the answers.
     arrival: Vec<u32>,
     /// Indices of the devices that answers came by.
@@ -69,14 +69,14 @@ pub(super) struct Log {
     unsent: usize,
 }
 
-impl Log {
+impl ProbeLog {
     /// Adds a probe.
     pub(super) fn sent(&mut self, sent: Instant) {
-        self.probes.push(Probe { sent, answer: None });
+        self.probes.push(LoggedProbe { sent, answer: None });
     }
 
     /// Adds the first answer to probe `at`.
-    pub(super) fn answered(&mut self, at: usize, answer: Answer) {
+    pub(super) fn answered(&mut self, at: usize, answer: LoggedAnswer) {
         self.slowest_ns = self.slowest_ns.max(answer.user_ns);
         self.arrival.push(at as u32);
         self.probes[at].answer = Some(answer);
@@ -105,7 +105,7 @@ impl Log {
         self.arrival.len() + self.unsent == self.probes.len()
     }
 
-    fn answers(&self) -> impl Iterator<Item = &Answer> {
+    fn answers(&self) -> impl Iterator<Item = &LoggedAnswer> {
         self.probes.iter().filter_map(|p| p.answer.as_ref())
     }
 
@@ -113,7 +113,7 @@ impl Log {
     /// clocks would show their difference as variation.
     pub(super) fn clock(&self) -> (Clock, usize) {
         let most = MAX_UNSTAMPED * self.arrival.len() as f64;
-        let lacking = |has: fn(&Answer) -> bool| self.answers().filter(|a| !has(a)).count();
+        let lacking = |has: fn(&LoggedAnswer) -> bool| self.answers().filter(|a| !has(a)).count();
         let unstamped = lacking(|a| a.kernel_stamps);
         let clock =
             if !self.arrival.is_empty() && lacking(|a| a.hardware_ns.is_some()) as f64 <= most {
@@ -130,13 +130,13 @@ impl Log {
     /// away under way: they would hold that, and not delays.
     pub(super) fn samples(&self, start: Instant, clock: Clock) -> Samples {
         let us = |ns: i64| ns as f64 / 1e3;
-        let column = |value: &dyn Fn(&Answer) -> Option<f64>| -> Vec<Option<f64>> {
-            let of = |p: &Probe| p.answer.as_ref().and_then(value);
+        let column = |value: &dyn Fn(&LoggedAnswer) -> Option<f64>| -> Vec<Option<f64>> {
+            let of = |p: &LoggedProbe| p.answer.as_ref().and_then(value);
             self.probes.iter().map(of).collect()
         };
         // Relative to the least, in whole ns: the clocks may be years apart.
         let direction = |value: fn((i64, i64)) -> i64| -> Option<Vec<Option<f64>>> {
-            let of = |a: &Answer| a.directions.map(value);
+            let of = |a: &LoggedAnswer| a.directions.map(value);
             let least = self.answers().filter_map(of).min()?;
             let most = self.answers().filter_map(of).max()?;
             let plausible = i128::from(most) - i128::from(least) <= MOST_SPAN_NS;
@@ -144,12 +144,12 @@ impl Log {
         };
         let directions = direction(|d| d.0).zip(direction(|d| d.1));
         let (forward_us, backward_us) = directions.unwrap_or_default();
-        let rtt = |a: &Answer| match clock {
+        let rtt = |a: &LoggedAnswer| match clock {
             Clock::Hardware => a.hardware_ns.unwrap_or(a.rtt_ns),
             Clock::Kernel => a.rtt_ns,
             Clock::User => a.user_ns,
         };
-        let since = |p: &Probe| us(p.sent.duration_since(start).as_nanos() as i64);
+        let since = |p: &LoggedProbe| us(p.sent.duration_since(start).as_nanos() as i64);
         Samples {
             sent_us: self.probes.iter().map(since).collect(),
             rtt_us: column(&|a| Some(us(rtt(a)))),
@@ -169,8 +169,8 @@ impl Log {
 mod tests {
     use super::*;
 
-    fn answer(kernel_stamps: bool, hardware_ns: Option<i64>) -> Answer {
-        Answer {
+    fn answer(kernel_stamps: bool, hardware_ns: Option<i64>) -> LoggedAnswer {
+        LoggedAnswer {
             rtt_ns: 2_000,
             user_ns: 3_000,
             kernel_stamps,
@@ -181,11 +181,11 @@ mod tests {
 
     /// 200 probes, of which the last `without` lack what `lacking` lacks; one is lost.
     fn log(
-        of: impl Fn() -> Answer,
+        of: impl Fn() -> LoggedAnswer,
         without: usize,
-        lacking: impl Fn() -> Answer,
-    ) -> (Log, Instant) {
-        let (mut log, start) = (Log::default(), Instant::now());
+        lacking: impl Fn() -> LoggedAnswer,
+    ) -> (ProbeLog, Instant) {
+        let (mut log, start) = (ProbeLog::default(), Instant::now());
         for i in 0..200 {
             log.sent(start);
             let answer = if i < 200 - without { of() } else { lacking() };
@@ -202,9 +202,9 @@ mod tests {
         let user = || answer(false, None);
         for (of, without, lacking, clock, unstamped) in [
             (
-                &hardware as &dyn Fn() -> Answer,
+                &hardware as &dyn Fn() -> LoggedAnswer,
                 2,
-                &kernel as &dyn Fn() -> Answer,
+                &kernel as &dyn Fn() -> LoggedAnswer,
                 Clock::Hardware,
                 0,
             ),
@@ -227,7 +227,7 @@ mod tests {
             assert_eq!(samples.user_rtt_us[0], Some(3.0));
             assert!(samples.forward_us.is_empty() && samples.arrival.is_empty());
         }
-        assert_eq!(Log::default().clock(), (Clock::Kernel, 0));
+        assert_eq!(ProbeLog::default().clock(), (Clock::Kernel, 0));
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn directions_are_relative_and_arrival_is_kept() {
-        let (mut log, start) = (Log::default(), Instant::now());
+        let (mut log, start) = (ProbeLog::default(), Instant::now());
         log.sent(start);
         log.sent(start);
         for (at, d) in [
@@ -258,7 +258,7 @@ mod tests {
             let directions = Some(d);
             log.answered(
                 at,
-                Answer {
+                LoggedAnswer {
                     directions,
                     ..answer(true, None)
                 },
@@ -282,13 +282,13 @@ mod tests {
             (-1_700_000_000_000_000_000, false),
             (i64::MAX, false),
         ] {
-            let (mut log, start) = (Log::default(), Instant::now());
+            let (mut log, start) = (ProbeLog::default(), Instant::now());
             for (at, step) in [0, step].into_iter().enumerate() {
                 log.sent(start);
                 let directions = Some((-5_000 + step, 7_000i64.wrapping_sub(step)));
                 log.answered(
                     at,
-                    Answer {
+                    LoggedAnswer {
                         directions,
                         ..answer(true, None)
                     },

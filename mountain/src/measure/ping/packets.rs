@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use socket2::Socket;
 
-use super::super::socket::{self, Kind};
+use super::super::socket::{self, ProbeKind};
 use super::super::timestamp::{self, ErrorEvent, Received, Stamping};
-use super::super::timing::Times;
+use super::super::timing::ProbeStamps;
 use super::super::wire::{self, ProbeId};
-use super::log::{Answer, Log};
-use super::{Options, Progress};
+use super::log::{LoggedAnswer, ProbeLog};
+use super::{PingOptions, Progress};
 
 /// The kernel switches receive stamps on lazily. Where nothing tells whether it has, probes start so
 /// long after.
@@ -40,10 +40,10 @@ struct Sent {
     reflected: Option<(u64, u64)>,
 }
 
-pub(super) struct Packets {
+pub(super) struct PingPackets {
     address: SocketAddr,
     socket: Socket,
-    kind: Kind,
+    kind: ProbeKind,
     size: usize,
     stamping: Stamping,
     /// The device whose clock stamps, if one does.
@@ -56,10 +56,10 @@ pub(super) struct Packets {
     failures: u32,
 }
 
-impl Packets {
+impl PingPackets {
     /// `hardware`: index of the device, which the probes are bound to, that has its stamps on.
     pub(super) fn open(
-        options: &Options,
+        options: &PingOptions,
         address: SocketAddr,
         hardware: Option<u32>,
     ) -> Result<Self> {
@@ -74,15 +74,15 @@ impl Packets {
             socket::open(kind, device, options.source_address(), address, stamping)
         };
         let mut kind = match options.udp {
-            Some(_) => Kind::Udp,
-            None => Kind::IcmpEcho {
+            Some(_) => ProbeKind::Udp,
+            None => ProbeKind::IcmpEcho {
                 ident: rand::random(),
             },
         };
         let mut opened = open(kind);
         let errno = |r: &io::Result<Socket>| r.as_ref().err().and_then(io::Error::raw_os_error);
         if options.udp.is_none() && errno(&opened) == Some(libc::EPERM) {
-            kind = Kind::Ping;
+            kind = ProbeKind::Ping;
             opened = open(kind);
             if matches!(errno(&opened), Some(libc::EACCES | libc::EPERM)) {
                 bail!(
@@ -95,7 +95,7 @@ impl Packets {
         }
         let socket = opened
             .with_context(|| format!("cannot send to {} ({})", options.target, address.ip()))?;
-        if kind == Kind::Ping {
+        if kind == ProbeKind::Ping {
             let local = socket.local_addr()?.as_socket();
             let ident = local.context("a ping socket without an address")?.port();
             ensure!(ident != 0, "the kernel gave the ping socket no identifier");
@@ -128,7 +128,7 @@ impl Packets {
 
     /// Sends the next probe. One that cannot be sent counts as lost, as for ping(8): traffic
     /// would not have left either.
-    pub(super) fn send(&mut self, log: &mut Log) {
+    pub(super) fn send(&mut self, log: &mut ProbeLog) {
         self.drain_errors(log);
         let id = ProbeId {
             nonce: rand::random(),
@@ -136,8 +136,8 @@ impl Packets {
         };
         let mut packet = vec![0; self.size];
         match self.kind {
-            Kind::Udp => wire::write_request(&mut packet, id, self.cookie),
-            Kind::IcmpEcho { .. } | Kind::Ping => {
+            ProbeKind::Udp => wire::write_request(&mut packet, id, self.cookie),
+            ProbeKind::IcmpEcho { .. } | ProbeKind::Ping => {
                 packet.resize(8 + self.size, 0);
                 // The kernel puts in a ping socket's identifier.
                 let ident = self.ident().unwrap_or(0);
@@ -171,14 +171,14 @@ impl Packets {
     /// Identifier of the echo requests; `None` for UDP.
     fn ident(&self) -> Option<u16> {
         match self.kind {
-            Kind::IcmpEcho { ident } => Some(ident),
-            Kind::Ping => Some(self.socket.local_addr().ok()?.as_socket()?.port()),
-            Kind::Udp => None,
+            ProbeKind::IcmpEcho { ident } => Some(ident),
+            ProbeKind::Ping => Some(self.socket.local_addr().ok()?.as_socket()?.port()),
+            ProbeKind::Udp => None,
         }
     }
 
     /// Takes in what has arrived.
-    pub(super) fn receive(&mut self, log: &mut Log, progress: &mut Progress) {
+    pub(super) fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
         self.drain_errors(log);
         // Room for an IPv4 header with options.
         let mut buffer = vec![0; self.size + 128];
@@ -209,7 +209,7 @@ impl Packets {
     /// Matches a packet to its probe; the RTT if it is a first answer, ns.
     fn answer(
         &mut self,
-        log: &mut Log,
+        log: &mut ProbeLog,
         packet: &[u8],
         received: &Received,
         now: Instant,
@@ -221,16 +221,16 @@ impl Packets {
         }
         let ipv6 = self.address.is_ipv6();
         let (id, reflected) = match self.kind {
-            Kind::Udp => {
+            ProbeKind::Udp => {
                 let (id, reflected) = wire::parse_reply(packet)?;
                 (id, Some((reflected.received_ns, reflected.sent_ns)))
             }
-            Kind::IcmpEcho { ident } if !ipv6 => {
+            ProbeKind::IcmpEcho { ident } if !ipv6 => {
                 let header = usize::from(packet.first()? & 0x0f) * 4;
                 let message = packet.get(header..)?;
                 (wire::parse_echo_message(false, message, ident)?, None)
             }
-            Kind::IcmpEcho { .. } | Kind::Ping => {
+            ProbeKind::IcmpEcho { .. } | ProbeKind::Ping => {
                 let id = wire::parse_echo_message(ipv6, packet, self.ident()?)?;
                 (id, None)
             }
@@ -249,7 +249,7 @@ impl Packets {
         probe.reflected = reflected;
         // By another device means by another clock.
         probe.rx_hw_ns = (received.rx_hw_ns).filter(|_| received.ifindex == self.hardware);
-        let times = Times {
+        let times = ProbeStamps {
             user_ns: now.duration_since(log.probes[at].sent).as_nanos() as i64,
             t1_user: probe.real_ns,
             sched: probe.sched_ns,
@@ -259,7 +259,7 @@ impl Packets {
             reflected,
         };
         let trip = times.round_trip();
-        let answer = Answer {
+        let answer = LoggedAnswer {
             rtt_ns: trip.rtt_ns,
             user_ns: times.user_ns,
             kernel_stamps: trip.kernel_stamps,
@@ -272,7 +272,7 @@ impl Packets {
     }
 
     /// Takes in transmit stamps and ICMP errors.
-    fn drain_errors(&mut self, log: &mut Log) {
+    fn drain_errors(&mut self, log: &mut ProbeLog) {
         let first = self.first_index;
         while let Ok(Some(event)) = timestamp::receive_error(&self.socket) {
             match event {
@@ -306,7 +306,7 @@ impl Packets {
 
     /// Puts in the round trips by the device's clock, whose transmit stamps may come later than
     /// the answers.
-    pub(super) fn finish(&mut self, log: &mut Log) {
+    pub(super) fn finish(&mut self, log: &mut ProbeLog) {
         self.drain_errors(log);
         for (sent, probe) in self.sent.iter().zip(&mut log.probes) {
             if let Some(answer) = &mut probe.answer {
@@ -319,7 +319,7 @@ impl Packets {
 impl Sent {
     /// The round trip by the device's clock, if it stamped both ways and was not set meanwhile.
     fn by_hardware(&self, user_ns: i64) -> Option<i64> {
-        let times = Times {
+        let times = ProbeStamps {
             user_ns,
             t1_user: 0,
             sched: None,

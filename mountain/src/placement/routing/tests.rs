@@ -118,7 +118,7 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
         host: ip("203.0.113.5"),
         ifindex: 2,
     }];
-    let of_ipv4 = |plan: &Plan| {
+    let of_ipv4 = |plan: &PlacementPlan| {
         let lines = describe(&plan.routing, |i| format!("u{i}"));
         let lines = lines.into_iter().filter(|line| line.starts_with("ip r"));
         lines.collect::<Vec<_>>()
@@ -158,7 +158,7 @@ fn groups_whose_flows_only_move_need_nothing() {
     home.groups.drain(..2);
     assert_eq!(
         plan(&home, mask(), &BTreeSet::new()).unwrap(),
-        Plan::default()
+        PlacementPlan::default()
     );
 }
 
@@ -217,7 +217,7 @@ fn only_what_differs_is_changed() {
     let renewed = plan(&home, mask(), &BTreeSet::new()).unwrap().routing;
     let change = changes(&wanted, &renewed);
     let from = |address: &str| Selects::From(ip(address));
-    let selects = |rules: &[Rule]| rules.iter().map(|r| r.selects).collect::<Vec<_>>();
+    let selects = |rules: &[IpRule]| rules.iter().map(|r| r.selects).collect::<Vec<_>>();
     // The new address must stand before the marks.
     let marks = [2, 3].map(|n| Selects::Mark {
         mark: n << 24,

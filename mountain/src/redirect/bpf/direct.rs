@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags};
 
-use super::loaded::{entries, Loaded};
+use super::loaded::{entries, LoadedObject};
 use super::{backend_number, bytes_of, read_from, types, Backend, DIRECT, REPLY, SNAT};
 
 /// Which hook of the client's device sees direct packets first.
@@ -21,7 +21,7 @@ const NO_RULE: u32 = u32::MAX;
 
 type Rules = BTreeMap<Vec<u8>, types::mtn_rd_rule>;
 /// An address in the programs' words, a port and a protocol.
-pub(super) type Target = ([u32; 4], u16, u8);
+pub(super) type DirectTarget = ([u32; 4], u16, u8);
 
 pub(super) fn is_direct(rule: &types::mtn_rd_rule) -> bool {
     rule.flags & DIRECT != 0
@@ -55,7 +55,7 @@ fn beside(
 /// Enters what a new rule needs. XDP sees packets before tcx does: where one rule of several to a
 /// target has it, it is for direct packets, too.
 pub(super) fn add(
-    loaded: &Loaded,
+    loaded: &LoadedObject,
     key: &types::mtn_rd_rule_key,
     rule: &types::mtn_rd_rule,
 ) -> Result<()> {
@@ -73,7 +73,7 @@ pub(super) fn add(
 }
 
 /// Makes the entries those that the rules need. Returns the targets that none needs any more.
-pub(super) fn sweep(loaded: &Loaded) -> Result<BTreeSet<Target>> {
+pub(super) fn sweep(loaded: &LoadedObject) -> Result<BTreeSet<DirectTarget>> {
     let rules = loaded.map("rules")?;
     let (mut wanted, mut there) = (Rules::new(), Rules::new());
     for (key, value) in entries(rules)? {
@@ -108,7 +108,7 @@ pub(super) fn is_to(
     saddr: [u32; 4],
     daddr: [u32; 4],
     proto: u8,
-    targets: &BTreeSet<Target>,
+    targets: &BTreeSet<DirectTarget>,
 ) -> bool {
     let target = match flow.flags & REPLY {
         0 => (daddr, flow.dport, proto),

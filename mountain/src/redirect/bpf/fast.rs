@@ -19,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use libbpf_rs::MapCore;
 
-use super::loaded::{entries, linked, Loaded, Needs, Prog};
+use super::loaded::{entries, linked, LoadedObject, Needs, Prog};
 use super::types::mtn_rd_flags;
 use super::{address, begin, bytes_of, flow_of, hooks, insert, read_from, rule_key, rule_value};
 use super::{
@@ -52,7 +52,7 @@ pub(crate) fn goes_around(plan: &Plan) -> bool {
 /// Programs and maps of this process.
 #[derive(Default)]
 pub struct Fast {
-    loaded: Option<Loaded>,
+    loaded: Option<LoadedObject>,
     links: HashMap<(u32, Prog), OwnedFd>,
     /// Rules whose counters have begun.
     begun: HashMap<u32, (Proto, SocketAddr)>,
@@ -80,7 +80,7 @@ impl Fast {
             Some(loaded) => Some(loaded),
             None => found()?,
         };
-        let loaded = &*self.loaded.insert(Loaded::complete(mine, &wanted)?);
+        let loaded = &*self.loaded.insert(LoadedObject::complete(mine, &wanted)?);
         let mut done = 0;
         let raised = attach(&mut self.links, loaded, &needs).and_then(|()| {
             let there = linked()?;
@@ -123,7 +123,11 @@ impl Fast {
     }
 }
 
-fn attach(links: &mut HashMap<(u32, Prog), OwnedFd>, loaded: &Loaded, needs: &Needs) -> Result<()> {
+fn attach(
+    links: &mut HashMap<(u32, Prog), OwnedFd>,
+    loaded: &LoadedObject,
+    needs: &Needs,
+) -> Result<()> {
     // A device that has gone takes its programs off, and so may other commands.
     let there: HashSet<(u32, Prog)> = linked()?.iter().map(|a| (a.ifindex, a.prog)).collect();
     links.retain(|at, _| there.contains(at));
@@ -138,8 +142,8 @@ fn attach(links: &mut HashMap<(u32, Prog), OwnedFd>, loaded: &Loaded, needs: &Ne
     Ok(())
 }
 
-fn found() -> Result<Option<Loaded>> {
-    Loaded::find(&linked()?)
+fn found() -> Result<Option<LoadedObject>> {
+    LoadedObject::find(&linked()?)
 }
 
 /// How a rule is carried.
@@ -245,13 +249,13 @@ pub fn end() -> Result<()> {
 }
 
 /// The flows of these tables.
-fn all_of(loaded: &Loaded, tables: [&str; 2]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+fn all_of(loaded: &LoadedObject, tables: [&str; 2]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let [established, half_open] = tables.map(|table| entries(loaded.map(table)?));
     Ok([established?, half_open?].concat())
 }
 
 /// Flows of these rules that are not over.
-fn running(loaded: &Loaded, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
+fn running(loaded: &LoadedObject, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .map(Duration::from)
         .context("cannot read the clock")?;

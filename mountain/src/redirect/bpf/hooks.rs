@@ -16,7 +16,7 @@ use libbpf_sys as sys;
 
 /// A place for programs on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Hook {
+pub enum DeviceHook {
     /// Before the kernel has made a packet of it.
     Xdp,
     /// Before a received packet is routed.
@@ -25,7 +25,7 @@ pub enum Hook {
     TcxEgress,
 }
 
-impl Hook {
+impl DeviceHook {
     /// All of them, in the order in which a packet meets them.
     pub const ALL: [Self; 3] = [Self::Xdp, Self::TcxIngress, Self::TcxEgress];
 
@@ -51,9 +51,9 @@ fn result(ret: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// EBUSY or EEXIST where a program of somebody else's is, EOPNOTSUPP of drivers without XDP.
-pub fn attach(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
+pub fn attach(hook: DeviceHook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
     let fd = program.as_raw_fd();
-    if hook == Hook::Xdp {
+    if hook == DeviceHook::Xdp {
         let flags = sys::XDP_FLAGS_DRV_MODE | sys::XDP_FLAGS_UPDATE_IF_NOEXIST;
         // SAFETY: plain numbers; no options.
         return result(unsafe { sys::bpf_xdp_attach(ifindex as i32, fd, flags, ptr::null()) });
@@ -71,9 +71,9 @@ pub fn attach(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
 ///
 /// # Errors
 /// As [`attach`].
-pub fn link(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<OwnedFd> {
+pub fn link(hook: DeviceHook, ifindex: u32, program: BorrowedFd) -> io::Result<OwnedFd> {
     let (kind, flags) = match hook {
-        Hook::Xdp => (sys::BPF_XDP, sys::XDP_FLAGS_DRV_MODE),
+        DeviceHook::Xdp => (sys::BPF_XDP, sys::XDP_FLAGS_DRV_MODE),
         _ => (hook.tcx(), sys::BPF_F_BEFORE),
     };
     let opts = sys::bpf_link_create_opts {
@@ -119,9 +119,9 @@ pub fn cut(link: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// ENOENT where it is not attached, ENODEV when the device is gone.
-pub fn detach(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
+pub fn detach(hook: DeviceHook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
     let fd = program.as_raw_fd();
-    if hook == Hook::Xdp {
+    if hook == DeviceHook::Xdp {
         let opts = sys::bpf_xdp_attach_opts {
             sz: size_of::<sys::bpf_xdp_attach_opts>() as sys::size_t,
             old_prog_fd: fd,
@@ -139,8 +139,8 @@ pub fn detach(hook: Hook, ifindex: u32, program: BorrowedFd) -> io::Result<()> {
 ///
 /// # Errors
 /// ENODEV when the device is gone.
-pub fn programs(hook: Hook, ifindex: u32) -> io::Result<Vec<u32>> {
-    if hook == Hook::Xdp {
+pub fn programs(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<u32>> {
+    if hook == DeviceHook::Xdp {
         let mut id = 0;
         // SAFETY: the kernel's answer goes to `id`.
         result(unsafe { sys::bpf_xdp_query_id(ifindex as i32, 0, &mut id) })?;
@@ -162,7 +162,7 @@ pub fn programs(hook: Hook, ifindex: u32) -> io::Result<Vec<u32>> {
 
 /// A program that is in the kernel.
 #[derive(Debug)]
-pub struct Program {
+pub struct LoadedProgram {
     /// Keeps it loaded.
     pub fd: OwnedFd,
     /// As the kernel has it: 15 characters.
@@ -171,7 +171,7 @@ pub struct Program {
     pub maps: Vec<u32>,
 }
 
-impl Program {
+impl LoadedProgram {
     /// # Errors
     /// ENOENT when it is gone, EPERM.
     pub fn by_id(id: u32) -> io::Result<Self> {
@@ -201,7 +201,7 @@ impl Program {
 
 /// What a program made of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ProgramRun {
     /// XDP_* or TC_ACT_*.
     pub action: i32,
     /// What is left of the packet, from its Ethernet header on.
@@ -217,18 +217,18 @@ pub struct Outcome {
 /// EINVAL for what the kernel does not take: at tcx a packet without whole network headers, at XDP a
 /// device that no XDP program is attached to.
 pub fn run(
-    hook: Hook,
+    hook: DeviceHook,
     ifindex: u32,
     program: &OwnedFd,
     packet: &[u8],
     repeat: i32,
-) -> io::Result<Outcome> {
+) -> io::Result<ProgramRun> {
     let mut out = vec![0; packet.len() + 64];
     // struct __sk_buff with its ifindex; struct xdp_md with its data_end and ingress_ifindex.
     let mut ctx = [0u8; 192];
     let mut put = |at: usize, v: u32| ctx[at..at + 4].copy_from_slice(&v.to_ne_bytes());
     let ctx_len = match hook {
-        Hook::Xdp => {
+        DeviceHook::Xdp => {
             put(4, packet.len() as u32);
             put(12, ifindex);
             24
@@ -252,7 +252,7 @@ pub fn run(
     // SAFETY: all buffers are as long as the options say and outlive the call.
     result(unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) })?;
     out.truncate(opts.data_size_out as usize);
-    Ok(Outcome {
+    Ok(ProgramRun {
         action: opts.retval as i32,
         packet: out,
         duration_ns: opts.duration,

@@ -13,7 +13,7 @@ use nix::net::if_::if_nameindex;
 
 use super::super::Backend;
 use super::direct::is_direct;
-use super::hooks::{self, Hook, Program};
+use super::hooks::{self, DeviceHook, LoadedProgram};
 use super::{backend_of, read_from, skel, types, SNAT};
 
 /// Entries read at once.
@@ -41,11 +41,11 @@ impl Prog {
         }
     }
 
-    pub(super) fn hook(self) -> Hook {
+    pub(super) fn hook(self) -> DeviceHook {
         match self {
-            Self::Xdp => Hook::Xdp,
-            Self::In | Self::Icmp => Hook::TcxIngress,
-            Self::Out => Hook::TcxEgress,
+            Self::Xdp => DeviceHook::Xdp,
+            Self::In | Self::Icmp => DeviceHook::TcxIngress,
+            Self::Out => DeviceHook::TcxEgress,
         }
     }
 }
@@ -96,54 +96,54 @@ impl Needs {
 }
 
 /// Maps of the object, and the programs that are in the kernel already.
-pub(super) struct Loaded {
+pub(super) struct LoadedObject {
     pub(super) maps: BTreeMap<String, MapHandle>,
     pub(super) programs: BTreeMap<Prog, OwnedFd>,
 }
 
 /// Programs of ours on the devices of this namespace.
-pub(super) struct Attached {
+pub(super) struct AttachedProgram {
     pub(super) ifindex: u32,
     pub(super) prog: Prog,
-    pub(super) program: Program,
+    pub(super) program: LoadedProgram,
     /// The link that it is attached by, which the process that watches holds.
     pub(super) link: Option<u32>,
 }
 
 /// Those that stay by themselves.
-pub(super) fn attached() -> Result<Vec<Attached>> {
+pub(super) fn attached() -> Result<Vec<AttachedProgram>> {
     let mut all = all_attached()?;
     all.retain(|a| a.link.is_none());
     Ok(all)
 }
 
 /// Those that the process that watches holds.
-pub(super) fn linked() -> Result<Vec<Attached>> {
+pub(super) fn linked() -> Result<Vec<AttachedProgram>> {
     let mut all = all_attached()?;
     all.retain(|a| a.link.is_some());
     Ok(all)
 }
 
-fn all_attached() -> Result<Vec<Attached>> {
+fn all_attached() -> Result<Vec<AttachedProgram>> {
     // Of the whole system: asked for only where something of ours is.
     let mut links = None;
     let mut found = vec![];
     let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
     for device in &if_nameindex().context("cannot list the devices")? {
         let ifindex = device.index();
-        for hook in Hook::ALL {
+        for hook in DeviceHook::ALL {
             // Devices come and go.
             for id in hooks::programs(hook, ifindex).unwrap_or_default() {
                 if known.get(&id) == Some(&None) {
                     continue;
                 }
-                let Ok(program) = Program::by_id(id) else {
+                let Ok(program) = LoadedProgram::by_id(id) else {
                     continue;
                 };
                 let prog = Prog::ALL.into_iter().find(|p| p.name() == program.name);
                 known.insert(id, prog);
                 if let Some(prog) = prog {
-                    found.push(Attached {
+                    found.push(AttachedProgram {
                         ifindex,
                         prog,
                         program,
@@ -159,7 +159,7 @@ fn all_attached() -> Result<Vec<Attached>> {
     Ok(found)
 }
 
-impl Loaded {
+impl LoadedObject {
     /// Nothing yet.
     pub(super) fn none() -> Self {
         Self {
@@ -169,7 +169,7 @@ impl Loaded {
     }
 
     /// What is in the kernel; `None`: nothing.
-    pub(super) fn find(attached: &[Attached]) -> Result<Option<Self>> {
+    pub(super) fn find(attached: &[AttachedProgram]) -> Result<Option<Self>> {
         if attached.is_empty() {
             return Ok(None);
         }

@@ -9,7 +9,7 @@ use anyhow::{bail, Result};
 use libbpf_rs::RingBufferBuilder;
 
 use super::super::Proto;
-use super::loaded::{attached, Loaded};
+use super::loaded::{attached, LoadedObject};
 use super::{address, read_from, types};
 
 /// How long the end of the last rule goes unnoticed by who reads the log.
@@ -43,7 +43,7 @@ fn log_line(event: &types::mtn_rd_event) -> String {
 /// # Errors
 /// When nothing is redirected by BPF here.
 pub fn read_log(follow: bool, mut each: impl FnMut(&str) -> bool) -> Result<()> {
-    let Some(loaded) = Loaded::find(&attached()?)? else {
+    let Some(loaded) = LoadedObject::find(&attached()?)? else {
         bail!("no rule here is handled by BPF: there is nothing to log");
     };
     let go_on = Cell::new(true);

@@ -27,9 +27,9 @@ use std::{io, thread};
 use anyhow::{ensure, Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-use super::{Backend, Device, Installed, Plan, Rule, Stats, Traffic};
-use hooks::Hook;
-use loaded::{attached, entries, Attached, Loaded, Needs, Prog};
+use super::{Backend, Installed, Plan, Rule, RuleDevice, Stats, Traffic};
+use hooks::DeviceHook;
+use loaded::{attached, entries, AttachedProgram, LoadedObject, Needs, Prog};
 pub use log::read_log;
 pub(super) use recover::{found, is_attached};
 pub use skel::types;
@@ -143,7 +143,7 @@ impl Addresses {
         Ok(found)
     }
 
-    fn of(&self, device: &Device) -> Result<[u8; 6]> {
+    fn of(&self, device: &RuleDevice) -> Result<[u8; 6]> {
         let mac = self.ethernet.get(&device.name);
         mac.copied()
             .with_context(|| format!("{} has no Ethernet address", device.name))
@@ -160,7 +160,7 @@ fn rule_key(rule: &Rule, client: u32) -> types::mtn_rd_rule_key {
     }
 }
 
-fn client_of(plan: &Plan) -> Result<&Device> {
+fn client_of(plan: &Plan) -> Result<&RuleDevice> {
     plan.client_dev
         .as_ref()
         .context("this backend needs the device that clients come in by: name it with --dev")
@@ -224,7 +224,7 @@ pub fn install(rules: &[Installed]) -> Result<()> {
     }
     let wanted = needs.0.iter().map(|(_, p)| *p).collect();
     let there = attached()?;
-    let loaded = Loaded::complete(Loaded::find(&there)?, &wanted)?;
+    let loaded = LoadedObject::complete(LoadedObject::find(&there)?, &wanted)?;
     let mut done = 0;
     let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
         // Rules that take the same way are right or wrong together.
@@ -254,7 +254,7 @@ pub fn install(rules: &[Installed]) -> Result<()> {
     result
 }
 
-fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<()> {
+fn attach_missing(loaded: &LoadedObject, needs: &Needs, there: &[AttachedProgram]) -> Result<()> {
     for &(ifindex, prog) in &needs.0 {
         let has = |p| there.iter().any(|a| a.ifindex == ifindex && a.prog == p);
         if has(prog) || (prog == Prog::Icmp && has(Prog::In)) {
@@ -266,10 +266,10 @@ fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<
                 |n| n.to_string_lossy().into_owned(),
             );
             let what = match (prog.hook(), e.raw_os_error()) {
-                (Hook::Xdp, Some(libc::EBUSY | libc::EEXIST)) => {
+                (DeviceHook::Xdp, Some(libc::EBUSY | libc::EEXIST)) => {
                     "another XDP program is there already".to_owned()
                 }
-                (Hook::Xdp, Some(libc::EOPNOTSUPP)) => "its driver has no XDP".to_owned(),
+                (DeviceHook::Xdp, Some(libc::EOPNOTSUPP)) => "its driver has no XDP".to_owned(),
                 (_, Some(libc::ENODEV)) => "the device is gone".to_owned(),
                 _ => e.to_string(),
             };
@@ -277,13 +277,13 @@ fn attach_missing(loaded: &Loaded, needs: &Needs, there: &[Attached]) -> Result<
         })?;
         // The full program in the place of the small one, in this order: no gap.
         if prog == Prog::In && has(Prog::Icmp) {
-            let _ = hooks::detach(Hook::TcxIngress, ifindex, loaded.program(Prog::Icmp));
+            let _ = hooks::detach(DeviceHook::TcxIngress, ifindex, loaded.program(Prog::Icmp));
         }
     }
     Ok(())
 }
 
-fn insert(loaded: &Loaded, installed: &Installed, value: &types::mtn_rd_rule) -> Result<()> {
+fn insert(loaded: &LoadedObject, installed: &Installed, value: &types::mtn_rd_rule) -> Result<()> {
     let rule = &installed.rule;
     let key = rule_key(rule, value.client_dev);
     direct::add(loaded, &key, value)?;
@@ -294,7 +294,7 @@ fn insert(loaded: &Loaded, installed: &Installed, value: &types::mtn_rd_rule) ->
 }
 
 /// Counts from now on, and logs.
-fn begin(loaded: &Loaded, installed: &Installed) -> Result<()> {
+fn begin(loaded: &LoadedObject, installed: &Installed) -> Result<()> {
     let id = installed.id.to_ne_bytes();
     let cpus = libbpf_rs::num_possible_cpus()?;
     let zero = vec![bytes_of(&types::mtn_rd_stats::default()).to_vec(); cpus];
@@ -319,7 +319,7 @@ fn begin(loaded: &Loaded, installed: &Installed) -> Result<()> {
 /// # Errors
 /// When the kernel refuses to read or change what is there.
 pub fn remove(rules: &[Installed]) -> Result<()> {
-    let Some(loaded) = Loaded::find(&attached()?)? else {
+    let Some(loaded) = LoadedObject::find(&attached()?)? else {
         return Ok(());
     };
     for installed in rules {
@@ -357,7 +357,7 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
 /// When the devices cannot be listed.
 pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
     let there = attached()?;
-    let Some(loaded) = Loaded::find(&there)? else {
+    let Some(loaded) = LoadedObject::find(&there)? else {
         return Ok(rules);
     };
     let at = |ifindex, prog| there.iter().any(|a| (a.ifindex, a.prog) == (ifindex, prog));
@@ -410,9 +410,9 @@ fn wait_for_programs() {
 
 /// Deletes the flows of these rules, and the direct ones to these targets.
 fn forget_flows(
-    loaded: &Loaded,
+    loaded: &LoadedObject,
     ids: &BTreeSet<u32>,
-    targets: &BTreeSet<direct::Target>,
+    targets: &BTreeSet<direct::DirectTarget>,
 ) -> Result<()> {
     for name in FLOWS4 {
         forget_in(loaded.map(name)?, |key, value| {
@@ -444,7 +444,7 @@ fn forget_in(map: &MapHandle, is_over: impl Fn(&[u8], &[u8]) -> bool) -> Result<
     Ok(())
 }
 
-fn detach_unneeded(loaded: &Loaded) -> Result<()> {
+fn detach_unneeded(loaded: &LoadedObject) -> Result<()> {
     let needs = loaded.needs()?;
     let there = attached()?;
     // What replaces another comes first.
@@ -482,13 +482,13 @@ fn detach_unneeded(loaded: &Loaded) -> Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
-    match Loaded::find(&attached()?)? {
+    match LoadedObject::find(&attached()?)? {
         Some(loaded) => stats_of(&loaded, ids),
         None => Ok(vec![]),
     }
 }
 
-fn stats_of(loaded: &Loaded, ids: &[u32]) -> Result<Vec<Stats>> {
+fn stats_of(loaded: &LoadedObject, ids: &[u32]) -> Result<Vec<Stats>> {
     let map = loaded.map("rule_stats")?;
     let mut all = vec![];
     for &id in ids {

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags};
 
-use super::loaded::{attached, Loaded};
+use super::loaded::{attached, LoadedObject};
 use super::{address, backend_of, read_from, types, LOG, SNAT};
 use crate::redirect::recover::Found;
-use crate::redirect::{Device, Proto};
+use crate::redirect::{Proto, RuleDevice};
 
 /// Whether any program of ours stays on a device by itself.
 ///
@@ -22,7 +22,7 @@ pub(in crate::redirect) fn is_attached() -> Result<bool> {
 /// # Errors
 /// When the kernel refuses, or another version has made them.
 pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
-    let Some(loaded) = Loaded::find(&attached()?)? else {
+    let Some(loaded) = LoadedObject::find(&attached()?)? else {
         return Ok(vec![]);
     };
     let mut all = Vec::new();
@@ -31,7 +31,7 @@ pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
             |words, port: u16| SocketAddr::new(address(words, key.ipv6 != 0), u16::from_be(port));
         let device = |ifindex: u32, peer: u8| {
             let name = nix::net::if_::if_indextoname(ifindex).ok()?;
-            Some(Device {
+            Some(RuleDevice {
                 ifindex,
                 name: name.to_string_lossy().into_owned(),
                 peer: peer != 0,

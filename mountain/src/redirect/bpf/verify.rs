@@ -12,8 +12,10 @@ use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use libbpf_rs::MapCore;
 
 use super::super::{Installed, Proto};
-use super::hooks::{self, Hook};
-use super::{bytes_of, types, words, Addresses, Attached, Loaded, Prog, FLOWS4, FLOWS6};
+use super::hooks::{self, DeviceHook};
+use super::{
+    bytes_of, types, words, Addresses, AttachedProgram, LoadedObject, Prog, FLOWS4, FLOWS6,
+};
 use crate::netlink::{reverse_route, ReverseRoute};
 
 /// Addresses that are nobody's (RFC 5737, RFC 3849).
@@ -27,8 +29,8 @@ const PAYLOAD: &[u8] = b"mountain";
 /// # Errors
 /// When a packet is not rewritten, or not as it must be.
 pub fn verify(
-    loaded: &Loaded,
-    there: &[Attached],
+    loaded: &LoadedObject,
+    there: &[AttachedProgram],
     addresses: &Addresses,
     installed: &Installed,
 ) -> Result<()> {
@@ -37,9 +39,9 @@ pub fn verify(
     let (client, answered) = client(rule.from.ip(), client_dev.ifindex);
     let mut ways = Vec::new();
     if let Some(device) = &plan.target_dev {
-        ways.extend([(Hook::Xdp, device), (Hook::TcxIngress, device)]);
+        ways.extend([(DeviceHook::Xdp, device), (DeviceHook::TcxIngress, device)]);
     }
-    ways.push((Hook::TcxEgress, client_dev));
+    ways.push((DeviceHook::TcxEgress, client_dev));
 
     let mut new_src = client;
     let result = (|| {
@@ -51,7 +53,10 @@ pub fn verify(
             STRANGER,
             64,
         );
-        let hooks = [(Hook::Xdp, client_dev), (Hook::TcxIngress, client_dev)];
+        let hooks = [
+            (DeviceHook::Xdp, client_dev),
+            (DeviceHook::TcxIngress, client_dev),
+        ];
         let out = run(there, &hooks, &packet)?;
         new_src = source(&out)?;
         let src_ip = plan.snat.unwrap_or(client.ip());
@@ -98,9 +103,13 @@ fn client(from: IpAddr, device: u32) -> (SocketAddr, bool) {
 }
 
 /// The packet after the first program that changes it.
-fn run(there: &[Attached], hooks: &[(Hook, &super::Device)], packet: &[u8]) -> Result<Vec<u8>> {
+fn run(
+    there: &[AttachedProgram],
+    hooks: &[(DeviceHook, &super::RuleDevice)],
+    packet: &[u8],
+) -> Result<Vec<u8>> {
     for (hook, device) in hooks {
-        let at = |a: &&Attached| a.ifindex == device.ifindex && a.prog.hook() == *hook;
+        let at = |a: &&AttachedProgram| a.ifindex == device.ifindex && a.prog.hook() == *hook;
         let Some(attached) = there.iter().filter(|a| a.prog != Prog::Icmp).find(at) else {
             continue;
         };
@@ -176,7 +185,7 @@ fn expect(proto: Proto, out: &[u8], src: SocketAddr, dst: SocketAddr) -> Result<
     Ok(())
 }
 
-fn forget(loaded: &Loaded, proto: Proto, src: SocketAddr, dst: SocketAddr) {
+fn forget(loaded: &LoadedObject, proto: Proto, src: SocketAddr, dst: SocketAddr) {
     let (saddr, daddr) = (words(src.ip()), words(dst.ip()));
     let (sport, dport) = (src.port().to_be(), dst.port().to_be());
     let key4 = types::mtn_rd_key4 {

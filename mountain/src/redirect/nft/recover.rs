@@ -10,7 +10,7 @@ use super::NFTA_SET_ELEM_KEY;
 use super::{is_there, set_elements, Attributes, NFTA_DATA_VALUE, NFTA_SET_ELEM_DATA};
 use crate::netlink::wire::ip;
 use crate::redirect::recover::Found;
-use crate::redirect::{Backend, Device, Proto};
+use crate::redirect::{Backend, Proto, RuleDevice};
 
 /// Another source for what goes from one end to another, of clients at a device.
 type Sources = HashMap<(Proto, SocketAddr, SocketAddr), (Option<String>, IpAddr)>;
@@ -71,8 +71,8 @@ fn sources(v: u8, length: usize) -> Result<Sources> {
 }
 
 /// A device by its name, which may be gone.
-fn named(name: String) -> Device {
-    Device {
+fn named(name: String) -> RuleDevice {
+    RuleDevice {
         ifindex: nix::net::if_::if_nametoindex(name.as_str()).unwrap_or(0),
         name,
         peer: false,

@@ -10,13 +10,13 @@ use std::net::IpAddr;
 use crate::host::kernel;
 use crate::redirect::{self as types, Backend, Finding, Fix, Plan, Rule, Snat};
 
-use super::facts::{Client, Device, Facts, Far, Way};
+use super::facts::{Client, DeviceFacts, Far, HostFacts, TargetRoute};
 
 /// Source ports of packets whose source is rewritten.
 const SNAT_PORTS: (u16, u16) = (61_000, 65_535);
 
 /// One finding for each backend, fastest first; last the module, which is never chosen.
-pub fn decide(rule: &Rule, facts: &Facts, fix: bool, in_force: &[Fix]) -> Vec<Finding> {
+pub fn decide(rule: &Rule, facts: &HostFacts, fix: bool, in_force: &[Fix]) -> Vec<Finding> {
     let decide = |backend| {
         let mut case = Case::new(backend, rule, facts, fix, in_force);
         case.look();
@@ -29,7 +29,7 @@ pub fn decide(rule: &Rule, facts: &Facts, fix: bool, in_force: &[Fix]) -> Vec<Fi
 struct Case<'a> {
     backend: Backend,
     rule: &'a Rule,
-    facts: &'a Facts,
+    facts: &'a HostFacts,
     fix: bool,
     in_force: &'a [Fix],
     snat: Option<IpAddr>,
@@ -44,7 +44,7 @@ impl<'a> Case<'a> {
     fn new(
         backend: Backend,
         rule: &'a Rule,
-        facts: &'a Facts,
+        facts: &'a HostFacts,
         fix: bool,
         in_force: &'a [Fix],
     ) -> Self {
@@ -64,7 +64,7 @@ impl<'a> Case<'a> {
     }
 
     fn finding(self) -> Finding {
-        let device = |device: &Device| types::Device {
+        let device = |device: &DeviceFacts| types::RuleDevice {
             ifindex: device.link.ifindex,
             name: device.link.name.clone(),
             peer: matches!(&device.far, Far::End(end) if !end.here && end.link.master.is_none()),
@@ -155,7 +155,7 @@ impl<'a> Case<'a> {
             Backend::Module => self.module(),
             _ => self.bpf(),
         }
-        if let Way::Out { .. } = self.facts.way {
+        if let TargetRoute::Out { .. } = self.facts.way {
             self.forwarding();
         }
         self.firewall();
@@ -191,8 +191,8 @@ impl<'a> Case<'a> {
 
     fn target(&mut self) {
         let to = self.rule.to.ip();
-        let local = matches!(self.facts.way, Way::Host);
-        if matches!(self.facts.way, Way::Nowhere) {
+        let local = matches!(self.facts.way, TargetRoute::Host);
+        if matches!(self.facts.way, TargetRoute::Nowhere) {
             self.refuse(
                 format!("this host has no route to {to}"),
                 format!("ip route add {to} via ROUTER"),
@@ -251,7 +251,7 @@ impl<'a> Case<'a> {
     /// Whether the source address is rewritten too.
     fn source(&mut self) {
         let rule = self.rule;
-        let Way::Out {
+        let TargetRoute::Out {
             ifindex,
             devices,
             source,
@@ -481,7 +481,7 @@ impl<'a> Case<'a> {
     }
 
     /// Devices that are ports of another one.
-    fn port(&mut self, device: &Device) {
+    fn port(&mut self, device: &DeviceFacts) {
         let Some((kind, master)) = &device.master else {
             return;
         };

@@ -8,10 +8,10 @@ use crate::redirect::{Backend, Finding, Fix, Proto, Rule, Snat};
 
 use super::decide::decide;
 use super::facts::{
-    Client, Device, Facts, Far, Host, Sysctls, Way, Xdp, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT,
-    XDP_TRANSMIT,
+    Client, DeviceFacts, Far, Host, HostFacts, Sysctls, TargetRoute, Xdp, XDP_BASIC, XDP_FRAGMENTS,
+    XDP_REDIRECT, XDP_TRANSMIT,
 };
-use super::firewall::Firewall;
+use super::firewall::FirewallEffects;
 
 fn rule(from: &str, to: &str) -> Rule {
     Rule {
@@ -31,8 +31,8 @@ fn ip(text: &str) -> IpAddr {
 const ALL: u64 = XDP_BASIC | XDP_REDIRECT | XDP_TRANSMIT | XDP_FRAGMENTS;
 
 /// A network card with all that XDP can have.
-fn card(ifindex: u32, address: &str) -> Device {
-    Device {
+fn card(ifindex: u32, address: &str) -> DeviceFacts {
+    DeviceFacts {
         link: Link {
             ifindex,
             name: format!("e{ifindex}"),
@@ -54,20 +54,20 @@ fn card(ifindex: u32, address: &str) -> Device {
             rp_filter: 0,
             route_localnet: false,
         },
-        ..Device::default()
+        ..DeviceFacts::default()
     }
 }
 
 /// A router with two cards on which everything is possible but tcx-peer.
-fn facts() -> Facts {
-    Facts {
+fn facts() -> HostFacts {
+    HostFacts {
         kernel: Some((6, 12)),
         btf: true,
         nft: true,
         module: false,
         from_here: true,
         client: Client::Device(2),
-        way: Way::Out {
+        way: TargetRoute::Out {
             ifindex: 3,
             devices: vec![3],
             next: ip("10.0.1.2"),
@@ -83,7 +83,7 @@ fn facts() -> Facts {
             policy_rules: false,
             all_routable: true,
         },
-        firewall: Firewall::default(),
+        firewall: FirewallEffects::default(),
     }
 }
 
@@ -91,20 +91,20 @@ fn ordinary() -> Rule {
     rule("10.0.8.17:80", "10.0.1.2:8080")
 }
 
-fn of(facts: &Facts, rule: &Rule, backend: Backend) -> Finding {
+fn of(facts: &HostFacts, rule: &Rule, backend: Backend) -> Finding {
     let found = decide(rule, facts, false, &[]);
     found.into_iter().find(|f| f.backend == backend).unwrap()
 }
 
 /// Backends that are possible.
-fn possible(facts: &Facts, rule: &Rule) -> Vec<Backend> {
+fn possible(facts: &HostFacts, rule: &Rule) -> Vec<Backend> {
     let found = decide(rule, facts, false, &[]);
     let possible = found.iter().filter(|f| f.plan.is_some());
     possible.map(|f| f.backend).collect()
 }
 
 #[track_caller]
-fn refuses(facts: &Facts, rule: &Rule, backend: Backend, why: &str) {
+fn refuses(facts: &HostFacts, rule: &Rule, backend: Backend, why: &str) {
     let found = of(facts, rule, backend);
     assert!(found.plan.is_none());
     let text = found.refused.join("\n");
@@ -112,7 +112,7 @@ fn refuses(facts: &Facts, rule: &Rule, backend: Backend, why: &str) {
 }
 
 #[track_caller]
-fn notes(facts: &Facts, rule: &Rule, backend: Backend, what: &str) -> bool {
+fn notes(facts: &HostFacts, rule: &Rule, backend: Backend, what: &str) -> bool {
     of(facts, rule, backend)
         .notes
         .iter()
@@ -163,7 +163,7 @@ fn rules_that_cannot_be_are_refused_everywhere() {
         }
     }
     let mut facts = facts();
-    facts.way = Way::Nowhere;
+    facts.way = TargetRoute::Nowhere;
     for backend in Backend::ALL {
         refuses(&facts, &ordinary(), backend, "no route to 10.0.1.2");
     }
@@ -365,7 +365,7 @@ fn ports_of_bridges_and_vrfs_are_refused() {
 fn one_of_several_next_hops_is_not_enough_for_the_fast_ones() {
     let mut facts = facts();
     facts.devices.push(card(4, "10.0.2.1"));
-    let Way::Out { devices, .. } = &mut facts.way else {
+    let TargetRoute::Out { devices, .. } = &mut facts.way else {
         unreachable!()
     };
     devices.push(4);
@@ -419,9 +419,9 @@ fn firewalls_keep_auto_from_going_around_them() {
     assert!(of(&facts, &always, Tcx).by_name_only);
     assert!(!of(&facts, &always, Nft).by_name_only);
     // Rules that see packets before they are rewritten are skipped by all but nft.
-    facts.firewall = Firewall {
+    facts.firewall = FirewallEffects {
         before: vec!["ip raw PREROUTING handle 3: drop".to_owned()],
-        ..Firewall::default()
+        ..FirewallEffects::default()
     };
     assert!(of(&facts, &ordinary(), Tcx).by_name_only);
     assert!(notes(
@@ -431,15 +431,15 @@ fn firewalls_keep_auto_from_going_around_them() {
         "named: ip raw PREROUTING handle 3"
     ));
     assert!(!of(&facts, &ordinary(), Nft).by_name_only);
-    facts.firewall = Firewall {
+    facts.firewall = FirewallEffects {
         unknown: Some("it cannot be read".to_owned()),
-        ..Firewall::default()
+        ..FirewallEffects::default()
     };
     assert!(of(&facts, &ordinary(), XdpRedirect).by_name_only);
     assert!(of(&facts, &ordinary(), Tcx).by_name_only);
-    facts.firewall = Firewall {
+    facts.firewall = FirewallEffects {
         never: vec!["ip raw PREROUTING handle 3: notrack".to_owned()],
-        ..Firewall::default()
+        ..FirewallEffects::default()
     };
     assert!(notes(
         &facts,
@@ -452,7 +452,7 @@ fn firewalls_keep_auto_from_going_around_them() {
 /// Forged sources and bursts that the owner limits must not get around that by a redirect.
 #[test]
 fn filters_of_sources_and_shapers_are_not_gone_around() {
-    let by_name = |facts: &Facts| of(facts, &ordinary(), XdpRedirect).by_name_only;
+    let by_name = |facts: &HostFacts| of(facts, &ordinary(), XdpRedirect).by_name_only;
     for (filter, routable, expected) in [
         (0, false, false),
         (1, true, true),
@@ -489,7 +489,7 @@ fn ipv6_forwarding_spares_learnt_routes() {
     for device in &mut facts.devices {
         device.sysctls.forwarding6 = Some(0);
     }
-    let fixes = |facts: &Facts, backend| {
+    let fixes = |facts: &HostFacts, backend| {
         let found = decide(&rule, facts, true, &[]);
         let found = found.into_iter().find(|f| f.backend == backend).unwrap();
         found.plan.map(|plan| plan.fixes)
@@ -502,7 +502,7 @@ fn ipv6_forwarding_spares_learnt_routes() {
         } => format!("{path} {before} {value}"),
         other => panic!("{other:?}"),
     };
-    let paths = |facts: &Facts, backend| -> Vec<String> {
+    let paths = |facts: &HostFacts, backend| -> Vec<String> {
         let fixes = fixes(facts, backend).unwrap();
         fixes.iter().map(path).collect()
     };
@@ -559,7 +559,7 @@ fn addresses_are_socket_addresses() {
     // redirect like any other.
     let from: SocketAddr = "10.0.8.17:80".parse().unwrap();
     let mut facts = facts();
-    facts.way = Way::Host;
+    facts.way = TargetRoute::Host;
     let rule = rule("10.0.8.17:80", "10.0.8.17:8080");
     assert_eq!(rule.from, from);
     assert_eq!(possible(&facts, &rule), [XdpPass, Tcx, Nft]);

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use crate::netlink::{Link, Qdiscs};
 
 use super::features::Features;
-use super::firewall::Firewall;
+use super::firewall::FirewallEffects;
 
 /// Everything that matters for one rule.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct HostFacts {
     /// Major and minor; `None`: not understood.
     pub kernel: Option<(u32, u32)>,
     /// The kernel describes its types (/sys/kernel/btf/vmlinux).
@@ -24,23 +24,23 @@ pub struct Facts {
     /// Where clients come in.
     pub client: Client,
     /// How the target is reached.
-    pub way: Way,
+    pub way: TargetRoute,
     /// Every device that plays a part: the clients', the target's.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceFacts>,
     /// Settings of this namespace.
     pub host: Host,
     /// What the rules of others do to the packets.
-    pub firewall: Firewall,
+    pub firewall: FirewallEffects,
 }
 
-impl Facts {
+impl HostFacts {
     /// The device of an index.
-    pub fn device(&self, ifindex: u32) -> Option<&Device> {
+    pub fn device(&self, ifindex: u32) -> Option<&DeviceFacts> {
         self.devices.iter().find(|d| d.link.ifindex == ifindex)
     }
 
     /// The device that clients come in by, if one is known.
-    pub(crate) fn client_device(&self) -> Option<&Device> {
+    pub(crate) fn client_device(&self) -> Option<&DeviceFacts> {
         match self.client {
             Client::Device(ifindex) => self.device(ifindex),
             _ => None,
@@ -48,9 +48,9 @@ impl Facts {
     }
 
     /// The device that packets to the target leave by; `None`: the target is on this host or out of reach.
-    pub(crate) fn target_device(&self) -> Option<&Device> {
+    pub(crate) fn target_device(&self) -> Option<&DeviceFacts> {
         match self.way {
-            Way::Out { ifindex, .. } => self.device(ifindex),
+            TargetRoute::Out { ifindex, .. } => self.device(ifindex),
             _ => None,
         }
     }
@@ -70,7 +70,7 @@ pub enum Client {
 
 /// How the target is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Way {
+pub enum TargetRoute {
     /// There is no route to it.
     #[default]
     Nowhere,
@@ -93,7 +93,7 @@ pub enum Way {
 
 /// A device of this namespace.
 #[derive(Clone, Debug, Default)]
-pub struct Device {
+pub struct DeviceFacts {
     /// What rtnetlink says of it.
     pub link: Link,
     /// Kind of the bridge, bond or VRF it is a port of, and its name.

@@ -27,7 +27,7 @@ const SNAT: i32 = 100;
 
 /// What the firewall may do to the packets of one redirect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Firewall {
+pub struct FirewallEffects {
     /// Why not all of it could be read.
     pub unknown: Option<String>,
     /// Rules that a backend skips which goes around the kernel's forwarding.
@@ -86,16 +86,16 @@ pub fn device(device: Option<&netlink::Link>) -> DeviceFact {
 }
 
 /// What these rules may do to the packets of a redirect.
-pub fn of(rules: &Ruleset, rule: &Rule, passed: &Passed) -> Firewall {
+pub fn of(rules: &Ruleset, rule: &Rule, passed: &Passed) -> FirewallEffects {
     if rules.is_empty() {
-        return Firewall::default();
+        return FirewallEffects::default();
     }
     let look = Look {
         rules,
         rule,
         passed,
     };
-    Firewall {
+    FirewallEffects {
         unknown: None,
         around: look.around(),
         before: look.before(),

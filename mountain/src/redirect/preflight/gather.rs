@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Reading the [`Facts`] of a rule in the calling thread's network namespace. Changes nothing.
+//! Reading the [`HostFacts`] of a rule in the calling thread's network namespace. Changes nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,12 +14,12 @@ use crate::host::kernel;
 use crate::netlink;
 use crate::redirect::{module, Rule};
 
-use super::facts::{Client, Device, Facts, Far, FarEnd, Host, Sysctls, Way, Xdp};
-use super::namespaces::{self, Namespace};
+use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, TargetRoute, Xdp};
+use super::namespaces::{self, OpenNamespace};
 use super::{features, firewall, OWN_PROGRAMS};
 
 /// Everything that matters for `rule`.
-pub(crate) fn gather(rule: &Rule) -> Result<Facts> {
+pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
     let addresses = netlink::addresses().context("cannot list the addresses")?;
     let holder = addresses.iter().find(|(_, ip)| *ip == rule.from.ip());
     // The whole of 127.0.0.0/8 is this host's.
@@ -38,7 +38,7 @@ pub(crate) fn gather(rule: &Rule) -> Result<Facts> {
     if let Client::Device(ifindex) = client {
         indices.insert(ifindex);
     }
-    if let Way::Out {
+    if let TargetRoute::Out {
         ifindex, devices, ..
     } = &way
     {
@@ -49,7 +49,7 @@ pub(crate) fn gather(rule: &Rule) -> Result<Facts> {
         .into_iter()
         .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
     let release = read("sys/kernel/osrelease").unwrap_or_default();
-    Ok(Facts {
+    Ok(HostFacts {
         kernel: kernel::version(&release),
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
         from_here,
@@ -58,24 +58,24 @@ pub(crate) fn gather(rule: &Rule) -> Result<Facts> {
         devices: devices.collect::<Result<_>>()?,
         host: host(rule.to.is_ipv6()),
         // Not of the addresses alone: see `Seen`.
-        firewall: firewall::Firewall::default(),
+        firewall: firewall::FirewallEffects::default(),
         nft: firewall::nft_program().is_some(),
         module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
     })
 }
 
-fn way(target: IpAddr) -> io::Result<Way> {
+fn way(target: IpAddr) -> io::Result<TargetRoute> {
     let (first, devices, source) = match netlink::look_up(target)? {
-        netlink::Way::Host => return Ok(Way::Host),
-        netlink::Way::Nowhere => return Ok(Way::Nowhere),
-        netlink::Way::Out {
+        netlink::Egress::Host => return Ok(TargetRoute::Host),
+        netlink::Egress::Nowhere => return Ok(TargetRoute::Nowhere),
+        netlink::Egress::Out {
             first,
             devices,
             source,
         } => (first, devices, source),
     };
     let next = first.gateway.unwrap_or(target);
-    Ok(Way::Out {
+    Ok(TargetRoute::Out {
         ifindex: first.ifindex,
         devices,
         next,
@@ -84,7 +84,7 @@ fn way(target: IpAddr) -> io::Result<Way> {
     })
 }
 
-fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Device> {
+fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<DeviceFacts> {
     let link = netlink::link(ifindex).with_context(|| format!("cannot read device {ifindex}"))?;
     let master = link.master.and_then(|ifindex| {
         let master = netlink::link(ifindex).ok()?;
@@ -101,7 +101,7 @@ fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Dev
         .filter(|name| !OWN_PROGRAMS.iter().any(|own| name.starts_with(own)))
         .collect();
     let own = addresses.iter().filter(|(index, _)| *index == ifindex);
-    Ok(Device {
+    Ok(DeviceFacts {
         master,
         driver: features::driver(&link.name).ok(),
         xdp: xdp(ifindex).with_context(|| format!("cannot tell what XDP does on {}", link.name))?,
@@ -163,14 +163,15 @@ fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Far {
             |end| Far::End(end.into()),
         );
     };
-    let known = |found: &Namespace| netlink::namespace_id(&found.file).is_ok_and(|n| n == Some(id));
+    let known =
+        |found: &OpenNamespace| netlink::namespace_id(&found.file).is_ok_and(|n| n == Some(id));
     let Some(namespace) = namespaces::find(known) else {
         return Far::Unknown(format!(
             "the network namespace of its other end (link-netnsid {id}) has no name in /run/netns \
              and no process that can be seen"
         ));
     };
-    let Namespace { inode, path, file } = namespace;
+    let OpenNamespace { inode, path, file } = namespace;
     match scope::within(file, || far_end(peer, from)) {
         Ok(end) => Far::End(Box::new(FarEnd {
             namespace: inode,
@@ -192,7 +193,7 @@ fn far_end(ifindex: u32, from: IpAddr) -> Result<FarEnd> {
             .program
             .is_some(),
         reverse_route: netlink::look_up(from)
-            .is_ok_and(|way| matches!(way, netlink::Way::Out { .. })),
+            .is_ok_and(|way| matches!(way, netlink::Egress::Out { .. })),
         addresses: addresses.into_iter().map(|(_, address)| address).collect(),
         link,
         ..FarEnd::default()

@@ -10,7 +10,7 @@ use nix::sys::statfs::{fstatfs, NSFS_MAGIC};
 
 /// A network namespace, open.
 #[derive(Debug)]
-pub struct Namespace {
+pub struct OpenNamespace {
     /// Inode of its file in nsfs, which identifies it until it ends.
     pub inode: u64,
     /// What nsenter(1) takes: a name below /run/netns if there is one, else a process's.
@@ -21,7 +21,7 @@ pub struct Namespace {
 
 /// The first namespace that is wanted, of all that a name or a process leads to. Each is opened
 /// once, and only one at a time is: a host may have more processes than a process may open files.
-pub fn find(mut wanted: impl FnMut(&Namespace) -> bool) -> Option<Namespace> {
+pub fn find(mut wanted: impl FnMut(&OpenNamespace) -> bool) -> Option<OpenNamespace> {
     let mut seen = HashSet::new();
     let entries = |folder| fs::read_dir(folder).into_iter().flatten().flatten();
     let named = entries("/run/netns").map(|e| e.path());
@@ -45,13 +45,13 @@ pub fn find(mut wanted: impl FnMut(&Namespace) -> bool) -> Option<Namespace> {
     None
 }
 
-fn open(path: PathBuf) -> Option<Namespace> {
+fn open(path: PathBuf) -> Option<OpenNamespace> {
     let file = File::open(&path).ok()?;
     // `ip netns add` makes an ordinary file before it mounts the namespace there.
     if fstatfs(&file).ok()?.filesystem_type() != NSFS_MAGIC {
         return None;
     }
-    Some(Namespace {
+    Some(OpenNamespace {
         inode: file.metadata().ok()?.ino(),
         path,
         file,

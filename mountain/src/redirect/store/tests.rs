@@ -78,14 +78,17 @@ fn what_was_half_done_is_known() {
     }
     let store = open(&dir, false);
     let half = store.half_done().unwrap();
-    assert_eq!(half, [(State::Removing, rule(0)), (State::Adding, rule(1))]);
+    assert_eq!(
+        half,
+        [(RuleState::Removing, rule(0)), (RuleState::Adding, rule(1))]
+    );
     assert_eq!(store.len(), 2);
     drop(store);
     // And it goes on.
     let mut store = open(&dir, true);
     store.removed(&[rule(0), rule(1)]).unwrap();
     store.adding(&[rule(2)]).unwrap();
-    assert_eq!(store.half_done().unwrap(), [(State::Adding, rule(2))]);
+    assert_eq!(store.half_done().unwrap(), [(RuleState::Adding, rule(2))]);
 }
 
 #[test]

@@ -24,7 +24,7 @@ const GATHER: Duration = Duration::from_millis(20);
 const GATHER_MOST: Duration = Duration::from_millis(100);
 
 /// Notifications of the calling thread's network namespace.
-pub struct Sources {
+pub struct Notifications {
     firewall: Socket,
     routing: Socket,
     polled: Polled,
@@ -55,7 +55,7 @@ impl Heard {
     }
 }
 
-impl Sources {
+impl Notifications {
     /// # Errors
     /// Without CAP_NET_ADMIN.
     pub fn open() -> io::Result<Self> {

@@ -185,8 +185,8 @@ impl Probes {
         })
     }
 
-    /// The largest way back (RTT less delay) of the newest answers, µs: a probe may be that much older than its delay.
-    pub(crate) fn way_back_us(&self) -> f64 {
+    /// The largest delay of the reverse route (RTT less delay) of the newest answers, µs: a probe may be that much older than its delay.
+    pub(crate) fn reverse_delay_us(&self) -> f64 {
         let backs = self.newest().filter_map(|p| match p.fate {
             Fate::Answered { rtt_us, delay_us } => Some(rtt_us.saturating_sub(delay_us)),
             _ => None,
@@ -194,9 +194,9 @@ impl Probes {
         f64::from(backs.take(LEAST_ANSWERS).max().unwrap_or(0))
     }
 
-    /// Ages less the way back of the unanswered probes since the newest answer, oldest first, µs.
+    /// Ages less the reverse delay of the unanswered probes since the newest answer, oldest first, µs.
     pub(crate) fn waiting_us(&self, now_us: u64) -> (f64, f64) {
-        let back = self.way_back_us();
+        let back = self.reverse_delay_us();
         let (mut oldest, mut second) = (0.0, 0.0);
         for p in self.newest() {
             let age = match p.fate {
@@ -212,7 +212,7 @@ impl Probes {
 
     /// Age from which on an unanswered probe is lost, µs, where `usual_us` is usual.
     pub(crate) fn lost_age_us(&self, usual_us: f64) -> f64 {
-        (LATE_US as f64).max(LOST_TIMES * usual_us) + self.way_back_us()
+        (LATE_US as f64).max(LOST_TIMES * usual_us) + self.reverse_delay_us()
     }
 
     /// The slow figures. `least_us`: the median of the group's best path.

@@ -5,7 +5,7 @@ use super::probes::{Fate, Probe, LEAST_ANSWERS};
 use super::rule::{Member, Standing};
 use super::{GroupVerdict, Mode, Policy};
 use crate::steer::explain::{
-    ms, p95, Cause, Decision, Grounds, Load, Outcome, PathStatus, Use, JUDGED_AFTER_US,
+    ms, p95, Cause, Decision, Grounds, Load, Outcome, PathInGroup, Use, JUDGED_AFTER_US,
 };
 
 /// Probes that a decision names.
@@ -206,7 +206,7 @@ impl Policy {
     }
 
     /// State of every path in every group.
-    pub fn status(&self, now_us: u64) -> Vec<PathStatus> {
+    pub fn status(&self, now_us: u64) -> Vec<PathInGroup> {
         let groups = self.groups.iter().enumerate();
         let members = groups.flat_map(|(g, group)| (0..group.members.len()).map(move |m| (g, m)));
         members
@@ -214,12 +214,12 @@ impl Policy {
             .collect()
     }
 
-    fn path_status(&self, g: usize, m: usize, now_us: u64) -> PathStatus {
+    fn path_status(&self, g: usize, m: usize, now_us: u64) -> PathInGroup {
         let member: &Member = &self.groups[g].members[m];
         let path = &self.paths[member.path];
         let gr = self.grounds(g, m, now_us);
         let delays = path.probes.answers().map(|(_, us)| us as u64).collect();
-        PathStatus {
+        PathInGroup {
             path: member.path,
             name: path.input.name.clone(),
             group: g,

@@ -501,7 +501,8 @@ impl Policy {
                 let path = &self.paths[m.path];
                 let answered = path.probes.answers().next()?.0.sent_us;
                 let waiting = path.probes.newest().take_while(|p| p.sent_us > answered);
-                let limit_us = limit_us(&scale, path.slow.median_us) + path.probes.way_back_us();
+                let limit_us =
+                    limit_us(&scale, path.slow.median_us) + path.probes.reverse_delay_us();
                 Some(waiting.last()?.sent_us + limit_us as u64 + 1)
             });
             each.filter(|at_us| *at_us > seen_us).min()

@@ -13,7 +13,9 @@ use std::{ptr, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use mountain::bpf::flows::{Flow, MoveLog};
-use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Settings, Sources, Steer};
+use mountain::bpf::{
+    PathMasks as Masks, ProgramGroup, ProgramPath, Settings, Sources, Steer, SteerMode,
+};
 use mountain::steer::rendezvous::inv_weight;
 use mountain::topology::FibRule;
 use packets::MACS;
@@ -148,8 +150,8 @@ pub struct Rig {
 }
 
 /// The paths of a [`Rig`].
-pub fn rig_path(id: usize, ifindex: [u32; 2]) -> PathConfig {
-    PathConfig {
+pub fn rig_path(id: usize, ifindex: [u32; 2]) -> ProgramPath {
+    ProgramPath {
         ifindex: ifindex[id % 2],
         mtu: 1500,
         ipv6: id >= 2,
@@ -171,8 +173,8 @@ pub fn not_ours() -> Vec<ipnet::IpNet> {
         .to_vec()
 }
 
-pub fn rig_groups() -> Vec<GroupConfig> {
-    let group = |first: usize, prefix: &str| GroupConfig {
+pub fn rig_groups() -> Vec<ProgramGroup> {
+    let group = |first: usize, prefix: &str| ProgramGroup {
         members: vec![(first, inv_weight(1)), (first + 1, inv_weight(1))],
         prefixes: vec![prefix.parse().unwrap()],
     };
@@ -229,7 +231,7 @@ impl Rig {
         };
         rig.topology(&[]);
         rig.masks(only(1));
-        rig.steer.set_mode(Mode::Steer, 0);
+        rig.steer.set_mode(SteerMode::Steer, 0);
         rig
     }
 

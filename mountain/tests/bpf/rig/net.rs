@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use mountain::bpf::{GroupConfig, Mode, PathConfig, PathMasks as Masks, Settings, Steer};
+use mountain::bpf::{PathMasks as Masks, ProgramGroup, ProgramPath, Settings, Steer, SteerMode};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use nix::sched::{setns, unshare, CloneFlags};
 use nix::sys::socket::{
@@ -127,9 +127,9 @@ pub fn two_hosts() -> Ns {
 }
 
 /// Path `id` of [`steer_two`]: 0 and 1 IPv4 by u0 and u1, 2 and 3 IPv6.
-pub fn path(id: usize) -> PathConfig {
+pub fn path(id: usize) -> ProgramPath {
     let (i, v6) = (id % 2, id >= 2);
-    PathConfig {
+    ProgramPath {
         ifindex: ifindex(&format!("u{i}")),
         mtu: 1500,
         ipv6: v6,
@@ -162,7 +162,7 @@ pub fn steer_two(settings: &Settings) -> Steer {
     for id in 0..4 {
         steer.set_path(id, &path(id)).unwrap();
     }
-    let group = |first, prefix: &str| GroupConfig {
+    let group = |first, prefix: &str| ProgramGroup {
         members: vec![(first, inv_weight(1)), (first + 1, inv_weight(1))],
         prefixes: vec![prefix.parse().unwrap()],
     };
@@ -176,7 +176,7 @@ pub fn steer_two(settings: &Settings) -> Steer {
         .set_topology(&groups, &not_ours, &[], &sources)
         .unwrap();
     masks(&mut steer, super::only(0));
-    steer.set_mode(Mode::Steer, 0);
+    steer.set_mode(SteerMode::Steer, 0);
     steer.attach_to(&[ifindex("u0"), ifindex("u1")]).unwrap();
     steer
 }

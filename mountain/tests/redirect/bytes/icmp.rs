@@ -50,7 +50,7 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
                 for src in [from_client.ip(), router] {
                     let error = icmp_error(src, r.from.ip(), &before[..cut]).macs(C0, CLIENT);
                     let want = icmp_error(src, r.to.ip(), &after[..cut]).macs(C0, CLIENT);
-                    let got = run(Hook::TcxIngress, "c0", &error.bytes());
+                    let got = run(DeviceHook::TcxIngress, "c0", &error.bytes());
                     let what = format!("{} {r}: from the client, {cut} bytes", way.backend);
                     expect(&what, got, PASS, &want.bytes());
                 }
@@ -62,7 +62,7 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
             for (src, new_src) in [(r.to.ip(), r.from.ip()), (router, router)] {
                 let error = icmp_error(src, from_client.ip(), &before).macs(CLIENT, C0);
                 let want = icmp_error(new_src, from_client.ip(), &after).macs(CLIENT, C0);
-                let got = run(Hook::TcxEgress, "c0", &error.bytes());
+                let got = run(DeviceHook::TcxEgress, "c0", &error.bytes());
                 expect(
                     &format!("{} {r}: to the client", way.backend),
                     got,
@@ -79,14 +79,19 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
                 .bytes();
             expect(
                 "another flow",
-                run(Hook::TcxEgress, "c0", &error),
+                run(DeviceHook::TcxEgress, "c0", &error),
                 PASS,
                 &error,
             );
             let mut echo = icmp_error(router, from_client.ip(), &before).macs(CLIENT, C0);
             echo.ip.l4[0] = if r.from.is_ipv6() { 129 } else { 0 };
             let echo = echo.bytes();
-            expect("no error", run(Hook::TcxEgress, "c0", &echo), PASS, &echo);
+            expect(
+                "no error",
+                run(DeviceHook::TcxEgress, "c0", &echo),
+                PASS,
+                &echo,
+            );
         }
     });
 }
@@ -101,9 +106,9 @@ fn icmp_errors_about_a_flow_with_another_port() {
         install(0, &first, &plan).unwrap();
         install(1, &second, &plan).unwrap();
         let (packet, ..) = forward(&first, 40_021);
-        run(Hook::TcxIngress, "c0", &packet.bytes());
+        run(DeviceHook::TcxIngress, "c0", &packet.bytes());
         let (packet, client, _) = forward(&second, 40_021);
-        let got = run(Hook::TcxIngress, "c0", &packet.bytes());
+        let got = run(DeviceHook::TcxIngress, "c0", &packet.bytes());
         let l4 = got.packet.len() - packet.ip.l4.len();
         let port = u16::from_be_bytes([got.packet[l4], got.packet[l4 + 1]]);
         assert_ne!(port, 40_021);
@@ -111,7 +116,7 @@ fn icmp_errors_about_a_flow_with_another_port() {
         let (before, after) = quoted(&sent, client, second.from);
         let error = icmp_error(second.to.ip(), client.ip(), &before).macs(CLIENT, C0);
         let want = icmp_error(second.from.ip(), client.ip(), &after).macs(CLIENT, C0);
-        let got = run(Hook::TcxEgress, "c0", &error.bytes());
+        let got = run(DeviceHook::TcxEgress, "c0", &error.bytes());
         expect("to the client", got, PASS, &want.bytes());
     });
 }

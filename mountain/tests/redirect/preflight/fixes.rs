@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use mountain::redirect::preflight::Seen;
+use mountain::redirect::preflight::HostReadings;
 use mountain::redirect::{fixes, Backend, Fix};
 
 use super::net::*;
@@ -64,9 +64,11 @@ fn fixes_of_other_rules_are_relied_on() {
         possible(&found, XdpRedirect).plan.clone().unwrap().fixes
     };
     net.router.within(async || fixes::apply(&in_force).unwrap());
-    let found = net
-        .router
-        .within(async || Seen::default().look(&rule, false, &in_force).unwrap());
+    let found = net.router.within(async || {
+        HostReadings::default()
+            .look(&rule, false, &in_force)
+            .unwrap()
+    });
     let fixes = |backend| possible(&found, backend).plan.clone().unwrap().fixes;
     assert_eq!(fixes(XdpRedirect), in_force);
     assert_eq!(fixes(Xdp).len(), 1);
@@ -131,7 +133,7 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
     let net = Net::new();
     let feature = |side: &Namespace, name: &str, feature: &str, on| Fix::Feature {
         namespace: side.within(async || mountain::cc::scope::this_namespace().unwrap()),
-        device: mountain::redirect::Device {
+        device: mountain::redirect::RuleDevice {
             ifindex: side.index(name),
             name: name.to_owned(),
             peer: false,
@@ -162,7 +164,7 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
         // Another device has the index now.
         Fix::Feature {
             namespace: 0,
-            device: mountain::redirect::Device {
+            device: mountain::redirect::RuleDevice {
                 ifindex: 1,
                 name: "lo".to_owned(),
                 peer: false,

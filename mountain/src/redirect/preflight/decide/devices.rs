@@ -5,7 +5,7 @@ use crate::redirect::bpf::PROGRAM_PREFIX;
 use crate::redirect::{self as types, Fix};
 
 use super::super::facts::{
-    Device, Far, FarEnd, Way, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT, XDP_TRANSMIT,
+    DeviceFacts, Far, FarEnd, TargetRoute, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT, XDP_TRANSMIT,
 };
 use super::Case;
 
@@ -36,7 +36,7 @@ const TRANSMIT_WHEN_ATTACHED: [&str; 9] = [
 const UNFINISHED: [&str; 2] = ["vif", "xen_netfront"];
 
 impl Case<'_> {
-    pub(super) fn xdp_redirect(&mut self, client: &Device, target: &Device) {
+    pub(super) fn xdp_redirect(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
         self.one_way_out();
         for device in [client, target] {
             self.receives_by_xdp(device);
@@ -62,7 +62,7 @@ impl Case<'_> {
 
     /// Packets with another source are sent on by BPF only: where one is too large, nobody tells its
     /// sender.
-    pub(super) fn one_size(&mut self, client: &Device, target: &Device) {
+    pub(super) fn one_size(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
         let (one, other) = (&client.link, &target.link);
         if one.mtu != other.mtu {
             self.refuse(
@@ -81,7 +81,7 @@ impl Case<'_> {
 
     /// What the fast backends attach to is one device.
     pub(super) fn one_way_out(&mut self) {
-        if let Way::Out { devices, .. } = &self.facts.way {
+        if let TargetRoute::Out { devices, .. } = &self.facts.way {
             if devices.len() > 1 {
                 self.refuse(
                     format!(
@@ -96,7 +96,7 @@ impl Case<'_> {
     }
 
     /// Packets that come in by `device` are rewritten by XDP.
-    pub(super) fn receives_by_xdp(&mut self, device: &Device) {
+    pub(super) fn receives_by_xdp(&mut self, device: &DeviceFacts) {
         let name = &device.link.name;
         if let Some(other) = &device.xdp.program {
             if !other.starts_with(PROGRAM_PREFIX) {
@@ -187,7 +187,7 @@ impl Case<'_> {
     }
 
     /// XDP can send packets out of `device`.
-    pub(super) fn transmits(&mut self, device: &Device) {
+    pub(super) fn transmits(&mut self, device: &DeviceFacts) {
         let name = &device.link.name;
         let offered = device.xdp.features & XDP_TRANSMIT != 0;
         match &device.far {
@@ -227,7 +227,7 @@ impl Case<'_> {
         }
     }
 
-    pub(super) fn tcx_peer(&mut self, client: &Device, target: &Device) {
+    pub(super) fn tcx_peer(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
         self.one_way_out();
         let (name, to) = (&target.link.name, self.rule.to.ip());
         if client.link.ifindex == target.link.ifindex {
@@ -293,7 +293,7 @@ impl Case<'_> {
 impl FarEnd {
     /// Switching a feature, and how that is done by hand.
     fn feature(&self, feature: &str, on: bool) -> (Fix, String) {
-        let device = types::Device {
+        let device = types::RuleDevice {
             ifindex: self.link.ifindex,
             name: self.link.name.clone(),
             peer: false,

@@ -3,7 +3,7 @@
 
 use crate::redirect::{Backend, Fix, Snat};
 
-use super::super::facts::{Device, Far, Way};
+use super::super::facts::{DeviceFacts, Far, TargetRoute};
 use super::{by_hand, conf, sysctl, Case};
 
 /// Queueing disciplines that neither shape nor drop by a policy, and the hook for filters, which are
@@ -22,7 +22,7 @@ impl Case<'_> {
     /// The kernel forwards between the clients' device and the target's.
     pub(super) fn forwarding(&mut self) {
         let (client, target) = (self.facts.client_device(), self.facts.target_device());
-        let devices: Vec<&Device> = [client, target].into_iter().flatten().collect();
+        let devices: Vec<&DeviceFacts> = [client, target].into_iter().flatten().collect();
         let host = &self.facts.host;
         let off = |name: &str| format!("{name} does not forward packets to other devices");
         if self.rule.to.is_ipv4() {
@@ -166,7 +166,7 @@ impl Case<'_> {
     }
 
     pub(super) fn notes_on_ways(&mut self) {
-        let Way::Out {
+        let TargetRoute::Out {
             devices,
             next,
             resolved,

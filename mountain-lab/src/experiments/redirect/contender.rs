@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use anyhow::Result;
 use mountain::redirect::{Backend, Proto, Rule, Snat};
 
-use super::programs::{Program, Programs};
+use super::programs::{RigProgram, RigPrograms};
 use super::rig::{RouterRig, FROM, TO};
 use super::rules;
 use super::Row;
@@ -85,7 +85,7 @@ impl fmt::Display for Contender {
 }
 
 /// What is in the router for a row; dropping it takes it out again.
-pub struct Installed<'a> {
+pub struct RowSetup<'a> {
     _links: Vec<OwnedFd>,
     _rules: Option<rules::Guard<'a>>,
     _dnat: Option<rules::Dnat<'a>>,
@@ -114,12 +114,12 @@ pub fn answered(rig: &RouterRig, way: Contender) -> Result<Row<Option<rules::Gua
 /// Makes the router do it this way, and lets the server count and drop.
 pub fn install<'a>(
     rig: &'a RouterRig,
-    programs: &Programs,
+    programs: &RigPrograms,
     way: Contender,
-) -> Result<Row<Installed<'a>>> {
+) -> Result<Row<RowSetup<'a>>> {
     let near = rig.index(&rig.router, &rig.near)?;
     let server = rig.index(&rig.server, &rig.server_dev)?;
-    let attach = |what: Program, ns: &Netns, at: u32| programs.attach(what, ns, at);
+    let attach = |what: RigProgram, ns: &Netns, at: u32| programs.attach(what, ns, at);
     let mut links = vec![];
     let (mut guard, mut dnat) = (None, None);
     match way {
@@ -132,18 +132,20 @@ pub fn install<'a>(
                 Err(why) => return Ok(Err(why)),
             }
         }
-        Contender::Bare => links.push(attach(Program::XdpBare, &rig.router, near)?),
-        Contender::BareGeneric => links.push(attach(Program::XdpBareGeneric, &rig.router, near)?),
-        Contender::BarePeer => links.push(attach(Program::TcBarePeer, &rig.router, near)?),
-        Contender::TcDrop => links.push(attach(Program::TcSink, &rig.router, near)?),
-        Contender::XdpDrop => links.push(attach(Program::XdpSink, &rig.router, near)?),
+        Contender::Bare => links.push(attach(RigProgram::XdpBare, &rig.router, near)?),
+        Contender::BareGeneric => {
+            links.push(attach(RigProgram::XdpBareGeneric, &rig.router, near)?)
+        }
+        Contender::BarePeer => links.push(attach(RigProgram::TcBarePeer, &rig.router, near)?),
+        Contender::TcDrop => links.push(attach(RigProgram::TcSink, &rig.router, near)?),
+        Contender::XdpDrop => links.push(attach(RigProgram::XdpSink, &rig.router, near)?),
     }
     // After the rule, so that its preflight sees a server without programs. At XDP, where a packet costs
     // the server least; what is put into its namespace past that is met at tcx.
-    for sink in [Program::XdpSink, Program::TcSink] {
+    for sink in [RigProgram::XdpSink, RigProgram::TcSink] {
         links.push(attach(sink, &rig.server, server)?);
     }
-    Ok(Ok(Installed {
+    Ok(Ok(RowSetup {
         _links: links,
         _rules: guard,
         _dnat: dnat,

@@ -33,7 +33,7 @@ const SAID_MAX: usize = 20;
 
 /// What is known of the sources seen. Times are ns of CLOCK_MONOTONIC.
 #[derive(Default)]
-pub(crate) struct Translated {
+pub(crate) struct SnatSources {
     permits: BTreeMap<IpAddr, Permit>,
     /// Belong to one uplink, and since when that is known.
     stay: BTreeMap<IpAddr, u64>,
@@ -52,7 +52,7 @@ struct Permit {
     confirmed_ns: u64,
 }
 
-impl Translated {
+impl SnatSources {
     /// Sources whose flows have been left alone lately.
     pub fn sources(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.stay.keys().copied()
@@ -173,23 +173,23 @@ fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<b
 
 impl Daemon {
     /// Judges the sources that the program asks about.
-    pub(super) fn look_for_translated(&mut self) {
-        let looked = self.try_look_for_translated();
+    pub(super) fn look_for_snat_sources(&mut self) {
+        let looked = self.try_look_for_snat_sources();
         let failed = looked.is_err();
         if let Err(e) = looked {
-            if !self.translated.said_failed {
-                warn!("cannot tell whether the sources of forwarded flows are translated: {e:#}");
+            if !self.snat_sources.said_failed {
+                warn!("cannot tell whether the sources of forwarded flows are SNATed: {e:#}");
             }
         }
-        self.translated.said_failed = failed;
+        self.snat_sources.said_failed = failed;
     }
 
-    fn try_look_for_translated(&mut self) -> Result<()> {
+    fn try_look_for_snat_sources(&mut self) -> Result<()> {
         let devices = self.paths.devices();
         let Some(steer) = &mut self.steer else {
             return Ok(());
         };
-        let (t, now) = (&mut self.translated, now_ns());
+        let (t, now) = (&mut self.snat_sources, now_ns());
         let configured = &self.config.steer.movable_sources;
         let mut forget = std::mem::take(&mut t.revoked);
         let mut sources = t.take_again();
@@ -224,18 +224,18 @@ mod tests {
 
     #[test]
     fn a_source_that_cannot_be_judged_holds_nobody_up_and_is_met_again() {
-        let mut translated = Translated::default();
-        let (movable, failed) = translated.judge((1..4).map(ip), 0, |source| match source {
+        let mut sources = SnatSources::default();
+        let (movable, failed) = sources.judge((1..4).map(ip), 0, |source| match source {
             s if s == ip(1) => bail!("no route"),
             s => Ok(s == ip(2)),
         });
         let error = format!("{:#}", failed.unwrap_err());
         assert_eq!(error, "source 192.0.2.1: no route", "the first");
         assert_eq!(movable, [ip(2)]);
-        assert_eq!(translated.sources().collect::<Vec<_>>(), [ip(3)]);
+        assert_eq!(sources.sources().collect::<Vec<_>>(), [ip(3)]);
         // What stays is not asked about again for a while.
         let mut asked = Vec::new();
-        let mut ask = |t: &mut Translated, now| {
+        let mut ask = |t: &mut SnatSources, now| {
             asked.clear();
             let judge = |source| {
                 asked.push(source);
@@ -244,35 +244,35 @@ mod tests {
             t.judge((1..4).map(ip), now, judge).1.unwrap();
             asked.clone()
         };
-        assert_eq!(ask(&mut translated, 1), [ip(1), ip(2)]);
-        assert_eq!(ask(&mut translated, STAYS_NS), [ip(3)]);
+        assert_eq!(ask(&mut sources, 1), [ip(1), ip(2)]);
+        assert_eq!(ask(&mut sources, STAYS_NS), [ip(3)]);
     }
 
     #[test]
     fn permissions_end_by_themselves_and_are_bounded() {
-        let mut translated = Translated::default();
+        let mut sources = SnatSources::default();
         for n in 0..MAX_PERMITS as u32 {
-            assert_eq!(translated.permit(ip(n), 5), Some(5));
+            assert_eq!(sources.permit(ip(n), 5), Some(5));
         }
         let one_more = ip(MAX_PERMITS as u32);
-        assert_eq!(translated.permit(one_more, 6), None, "full means stay");
+        assert_eq!(sources.permit(one_more, 6), None, "full means stay");
         // Renewed, it is as old as before.
-        assert_eq!(translated.permit(ip(7), PERMIT_NS), Some(5));
-        assert_eq!(translated.age(PERMIT_NS + 5).len(), MAX_PERMITS - 1);
-        assert!(translated.permit(one_more, PERMIT_NS + 6).is_some());
+        assert_eq!(sources.permit(ip(7), PERMIT_NS), Some(5));
+        assert_eq!(sources.age(PERMIT_NS + 5).len(), MAX_PERMITS - 1);
+        assert!(sources.permit(one_more, PERMIT_NS + 6).is_some());
     }
 
     #[test]
     fn a_change_of_the_routing_takes_permissions_back() {
-        let mut translated = Translated::default();
-        translated.permit(ip(1), 0);
-        translated.permit(ip(2), 0);
-        translated.judge_again();
-        let again = translated.take_again();
+        let mut sources = SnatSources::default();
+        sources.permit(ip(1), 0);
+        sources.permit(ip(2), 0);
+        sources.judge_again();
+        let again = sources.take_again();
         assert_eq!(again, [ip(1), ip(2)]);
-        let (movable, _) = translated.judge(again, 1, |source| Ok(source == ip(1)));
+        let (movable, _) = sources.judge(again, 1, |source| Ok(source == ip(1)));
         assert_eq!(movable, [ip(1)]);
-        assert!(translated.revoked.contains(&ip(2)));
-        assert!(translated.take_again().is_empty());
+        assert!(sources.revoked.contains(&ip(2)));
+        assert!(sources.take_again().is_empty());
     }
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The way out of redirected flows, their log lines, and the ports of their fragments. */
-#ifndef MOUNTAIN_REDIRECT_WAY_H
-#define MOUNTAIN_REDIRECT_WAY_H
+/* The egress route of redirected flows, their log lines, and the ports of their fragments. */
+#ifndef MOUNTAIN_REDIRECT_EGRESS_H
+#define MOUNTAIN_REDIRECT_EGRESS_H
 
 /* linux/bpf.h of 6.3 and later */
 #define MTN_FIB_SKIP_NEIGH	(1U << 2)
 
-/* Looks the way out up and keeps it in the flow; 0 when there is one. */
+/* Looks the egress route up and keeps it in the flow; 0 when there is one. */
 static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct bpf_fib_lookup *fib,
 				      const struct mtn_rd_look *look, bool xdp)
 {
