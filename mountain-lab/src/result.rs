@@ -75,11 +75,6 @@ impl Metric {
     pub fn is_of_half(&self) -> bool {
         half(&self.values)
     }
-
-    /// The same with another interval, such as a block bootstrap's of a run with one repeat.
-    pub fn with_interval(self, (lo, hi): (f64, f64)) -> Self {
-        Metric { lo, hi, ..self }
-    }
 }
 
 /// Whether at least half of the values are there.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::game::Packet;
-use super::stats::{block_bootstrap_percentile, percentile};
+use super::stats::percentile;
 
 /// A packet is late when its RTT exceeds the best path's median by more than this.
 pub const LATE_OVER_US: u32 = 50_000;
@@ -17,9 +17,6 @@ const VERY_LATE_US: u32 = 200_000;
 pub const P999_FROM: usize = 20_000;
 /// A path counts as left when for this long no packet went there.
 pub const CLEAR_NS: u64 = 1_000_000_000;
-/// Block length of [`rtt_interval`]: well above the memory of a queue or a spike of 600 ms.
-const BLOCK_NS: u64 = 2_000_000_000;
-
 /// One figure of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
@@ -134,40 +131,6 @@ fn shares(packets: &[Packet], paths: usize) -> Vec<(String, f64, usize)> {
         .collect()
 }
 
-/// 95% interval of an RTT percentile within one segment, by resampling blocks of 2 s.
-pub fn rtt_interval(packets: &[Packet], q: f64, seed: u64) -> (f64, f64) {
-    let Some(start_ns) = packets.iter().map(|p| p.sent_ns).min() else {
-        return (f64::NAN, f64::NAN);
-    };
-    let mut blocks: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
-    for packet in packets {
-        if let Some(rtt) = packet.rtt_us {
-            blocks
-                .entry((packet.sent_ns - start_ns) / BLOCK_NS)
-                .or_default()
-                .push(rtt);
-        }
-    }
-    block_bootstrap_percentile(&blocks.into_values().collect::<Vec<_>>(), q, seed)
-}
-
-/// The best that any choice of paths could have given to the same sending times.
-///
-/// `best_rtt_us(sent_ns)` is the RTT of the path that is best for a packet sent then. The result
-/// goes through [`game_figures`] like any policy's packets.
-pub fn oracle_packets(packets: &[Packet], best_rtt_us: impl Fn(u64) -> f64) -> Vec<Packet> {
-    packets
-        .iter()
-        .map(|p| Packet {
-            flow: p.flow,
-            seq: p.seq,
-            sent_ns: p.sent_ns,
-            rtt_us: Some(best_rtt_us(p.sent_ns).round() as u32),
-            ..Packet::default()
-        })
-        .collect()
-}
-
 /// A path turning bad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Onset {
@@ -263,12 +226,6 @@ pub fn leave_figures(leaves: &[Leave]) -> Figures {
         },
     );
     figures
-}
-
-/// 95% interval of a percentile of the leave times, by resampling onsets: they are independent.
-pub fn leave_interval(leaves: &[Leave], q: f64, seed: u64) -> (f64, f64) {
-    let onsets: Vec<Vec<u32>> = leave_times(leaves).into_iter().map(|t| vec![t]).collect();
-    block_bootstrap_percentile(&onsets, q, seed)
 }
 
 fn leave_times(leaves: &[Leave]) -> Vec<u32> {
@@ -466,8 +423,6 @@ mod tests {
         assert_eq!(value(&figures, "leave_p50_us"), 100_000.0);
         assert_eq!(value(&figures, "leave_max_us"), 4_000_000.0);
         assert_eq!(value(&figures, "stayed"), 1.0);
-        let (lo, hi) = leave_interval(&leaves, 0.95, 1);
-        assert!(lo <= 437_500.0 && hi == 4_000_000.0, "{lo} {hi}");
         assert!(!leave_figures(&[Leave::NotThere]).contains_key("leave_p95_us"));
     }
 
@@ -481,34 +436,5 @@ mod tests {
             1,
             "two flows on different paths are no move"
         );
-    }
-
-    #[test]
-    fn oracle_keeps_the_sending_times() {
-        let oracle = oracle_packets(
-            &moving(10_200),
-            |ns| if ns < 10_000 * MS { 1.0 } else { 2.4 },
-        );
-        assert_eq!(oracle.len(), 600);
-        assert_eq!(oracle[0].rtt_us, Some(1));
-        assert_eq!(oracle[599].rtt_us, Some(2));
-    }
-
-    #[test]
-    fn interval_within_a_run_holds_the_percentile() {
-        let packets: Vec<Packet> = (0..3000)
-            .map(|i| {
-                packet(
-                    i,
-                    u64::from(i) * 10,
-                    Some(20_000 + (i * 7919) % 2_000),
-                    Some(0),
-                )
-            })
-            .collect();
-        let p99 = value(&game_figures(&packets, 0.0, 1), "rtt_p99_us");
-        let (lo, hi) = rtt_interval(&packets, 0.99, 5);
-        assert!(lo <= p99 && p99 <= hi && hi - lo < 100.0, "{lo} {p99} {hi}");
-        assert!(rtt_interval(&[], 0.99, 5).0.is_nan());
     }
 }

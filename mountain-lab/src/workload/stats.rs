@@ -28,20 +28,6 @@ pub fn bootstrap_median(values: &[f64], seed: u64) -> (f64, f64) {
     })
 }
 
-/// 95% interval of the percentile `q` within *one* run, by resampling whole blocks.
-///
-/// Packets near each other in time saw the same queue, so single packets must not be resampled as
-/// if they were independent; blocks longer than that memory may be (Künsch, 1989). Block `i` holds
-/// the values of one stretch of time.
-pub fn block_bootstrap_percentile(blocks: &[Vec<u32>], q: f64, seed: u64) -> (f64, f64) {
-    let mut pool: Vec<u32> = Vec::new();
-    bootstrap(blocks.len(), seed, |pick| {
-        pool.clear();
-        pick.iter().for_each(|i| pool.extend(&blocks[*i]));
-        percentile(&mut pool, q).unwrap_or(f64::NAN)
-    })
-}
-
 /// 2.5% and 97.5% points of `statistic` over resamples of `n` indices with replacement.
 fn bootstrap(n: usize, seed: u64, statistic: impl FnMut(&[usize]) -> f64) -> (f64, f64) {
     if n == 0 {
@@ -107,17 +93,5 @@ mod tests {
             bootstrap_median(&values(10), 9),
             "seeded"
         );
-    }
-
-    #[test]
-    fn blocks_keep_dependence() {
-        // One second out of ten was slow. Resampling packets would give a sharp interval of the
-        // median share; by blocks p95 is anything from "no slow second" to "several".
-        let mut blocks = vec![vec![20u32; 100]; 10];
-        blocks[3] = vec![200; 100];
-        let (lo, hi) = block_bootstrap_percentile(&blocks, 0.95, 3);
-        assert_eq!((lo, hi), (20.0, 200.0));
-        let (lo, hi) = block_bootstrap_percentile(&blocks, 0.5, 3);
-        assert_eq!((lo, hi), (20.0, 20.0));
     }
 }
