@@ -227,11 +227,6 @@ impl Steer {
         self.links.remove(&ifindex);
     }
 
-    /// Devices the program is attached to.
-    pub fn attached(&self) -> impl Iterator<Item = u32> + '_ {
-        self.links.keys().copied()
-    }
-
     /// Switches the mode. Flows that are first seen in the `grace_ms` after it stay where the
     /// kernel has them, since their last packet is unknown.
     pub fn set_mode(&mut self, mode: SteerMode, grace_ms: u64) {

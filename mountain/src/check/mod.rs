@@ -116,31 +116,13 @@ impl Report {
 }
 
 /// Loads the steering program and attaches it to the topology's devices for a moment, for
-/// [`check_with`]; returns what to say when that worked.
-pub(crate) type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
-
-/// Checks the calling thread's network namespace for all its multipath routes, without loading
-/// anything.
-pub fn check() -> Report {
-    check_with(&Config::default(), "mountain up", None)
-}
+/// [`check_into`]; returns what to say when that worked.
+pub type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
 
 /// Checks what `up`, the command line that would start steering here, is about: the calling thread's
 /// network namespace with this configuration; and whether the program can be loaded if `try_load` is
-/// given.
-pub fn check_with(config: &Config, up: &str, try_load: Option<TryLoad<'_>>) -> Report {
-    let mut report = Report::default();
-    check_into(&mut report, config, up, try_load);
-    report
-}
-
-/// As [`check_with`], after what `report` already holds.
-pub(crate) fn check_into(
-    report: &mut Report,
-    config: &Config,
-    up: &str,
-    try_load: Option<TryLoad<'_>>,
-) {
+/// given. Adds to what `report` already holds.
+pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Option<TryLoad<'_>>) {
     check_privileges(report);
     check_kernel(report);
     check_cc(report);

@@ -150,7 +150,8 @@ impl OneWay {
     }
 
     /// How often one of the clocks was seen to be set.
-    pub fn steps(&self) -> u64 {
+    #[cfg(test)]
+    fn steps(&self) -> u64 {
         self.steps
     }
 

@@ -263,6 +263,7 @@ impl Prober {
     }
 
     /// The one-way filter of a path: minimum RTT, drift, clock steps. Empty for ICMP.
+    #[cfg(feature = "test-hooks")]
     pub fn one_way(&self, path: usize) -> &OneWay {
         &self.paths[path].one_way
     }

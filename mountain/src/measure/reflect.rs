@@ -125,6 +125,7 @@ impl Reflector {
     }
 
     /// Counters; they stay readable after the reflector is dropped.
+    #[cfg(feature = "test-hooks")]
     pub fn stats(&self) -> Arc<ReflectStats> {
         self.answerer.stats.clone()
     }

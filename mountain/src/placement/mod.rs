@@ -39,7 +39,7 @@ use aside::Aside;
 use config::{Forward, PlacementConfig, RuleConfig, SpreadBy};
 use dead::Dead;
 use routing::{describe, plan, MarkMask, PlacementPlan};
-pub use status::{PlacementStatus, Suspension, UplinkStatus};
+pub use status::{PlacementStatus, Suspension};
 
 /// So many ticks back a change of the routing may have happened when it becomes known.
 const LOOKS: usize = 5;

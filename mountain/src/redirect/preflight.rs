@@ -31,16 +31,6 @@ use firewall::{FirewallEffects, Passed};
 /// Programs of this project at a tcx hook are no news: names begin with one of these.
 pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
 
-/// Looks at the devices that `rule` involves in the calling thread's network namespace and says for
-/// each backend, fastest first, whether it would be correct. With `fix`, settings that a backend
-/// needs changed are in its plan; they are applied by [`super::fixes::apply`], not here.
-///
-/// # Errors
-/// When the kernel cannot be asked.
-pub fn look(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
-    HostReadings::default().look(rule, fix, &[])
-}
-
 /// The devices that the packets of a rule pass.
 fn passed(facts: &facts::HostFacts) -> Passed {
     let link = |device: Option<&facts::DeviceFacts>| device.map(|device| device.link.clone());
@@ -84,12 +74,16 @@ impl HostReadings {
     /// Facts are kept of so many, some kilobytes each.
     const MOST: usize = 256;
 
-    /// As [`look`], beside other rules, whose fixes are `in_force`. Where the rule relies on one of
+    /// Looks at the devices that `rule` involves in the calling thread's network namespace and says for
+    /// each backend, fastest first, whether it would be correct. With `fix`, settings that a backend
+    /// needs changed are in its plan; they are applied by [`super::fixes::apply`], not here.
+    ///
+    /// It is looked at beside other rules, whose fixes are `in_force`. Where the rule relies on one of
     /// those, that one is in its plan too, with or without `fix`: it must not be undone before the
     /// last rule that needs it is gone.
     ///
     /// # Errors
-    /// As [`look`].
+    /// When the kernel cannot be asked.
     pub fn look(&mut self, rule: &Rule, fix: bool, in_force: &[Fix]) -> Result<Vec<Finding>> {
         if self.facts.len() >= Self::MOST {
             self.facts.clear();

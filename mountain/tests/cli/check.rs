@@ -6,9 +6,20 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
-use mountain::check::{check, check_with, Item, Level, Report};
+use mountain::check::{check_into, Item, Level, Report, TryLoad};
 use mountain::config::Config;
 use mountain::placement::config::{Forward, PlacementConfig};
+
+/// For all multipath routes of the calling thread's network namespace, without loading anything.
+fn check() -> Report {
+    check_with(&Config::default(), "mountain up", None)
+}
+
+fn check_with(config: &Config, up: &str, try_load: Option<TryLoad<'_>>) -> Report {
+    let mut report = Report::default();
+    check_into(&mut report, config, up, try_load);
+    report
+}
 
 fn check_in(net: &Net) -> Report {
     net.host.within(async || check())

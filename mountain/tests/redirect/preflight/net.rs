@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use mountain::redirect::preflight::look;
+use mountain::redirect::preflight::HostReadings;
 use mountain::redirect::{Backend, Finding, Proto, Rule, Snat};
 
 use crate::support::netns::Namespace;
@@ -55,12 +55,16 @@ impl Net {
     }
 
     pub fn look(&self, rule: &Rule) -> Vec<Finding> {
-        self.router.within(async || look(rule, false).unwrap())
+        self.router.within(async || look(rule, false))
     }
 
     pub fn look_and_fix(&self, rule: &Rule) -> Vec<Finding> {
-        self.router.within(async || look(rule, true).unwrap())
+        self.router.within(async || look(rule, true))
     }
+}
+
+fn look(rule: &Rule, fix: bool) -> Vec<Finding> {
+    HostReadings::default().look(rule, fix, &[]).unwrap()
 }
 
 /// Runs a command inside; what it prints.
