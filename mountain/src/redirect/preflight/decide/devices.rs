@@ -37,7 +37,7 @@ const UNFINISHED: [&str; 2] = ["vif", "xen_netfront"];
 
 impl Case<'_> {
     pub(super) fn xdp_redirect(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
-        self.one_way_out();
+        self.one_egress_device();
         for device in [client, target] {
             self.receives_by_xdp(device);
             if device.xdp.features & (XDP_BASIC | XDP_REDIRECT) == XDP_BASIC {
@@ -80,7 +80,7 @@ impl Case<'_> {
     }
 
     /// What the fast backends attach to is one device.
-    pub(super) fn one_way_out(&mut self) {
+    pub(super) fn one_egress_device(&mut self) {
         if let TargetRoute::Out { devices, .. } = &self.facts.way {
             if devices.len() > 1 {
                 self.refuse(
@@ -228,7 +228,7 @@ impl Case<'_> {
     }
 
     pub(super) fn tcx_peer(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
-        self.one_way_out();
+        self.one_egress_device();
         let (name, to) = (&target.link.name, self.rule.to.ip());
         if client.link.ifindex == target.link.ifindex {
             self.refuse(
