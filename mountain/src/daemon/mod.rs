@@ -31,7 +31,7 @@ use crate::measure::probe::{Answer, Prober};
 use crate::netlink::{self, Change, Monitor};
 use crate::placement::Placer;
 use crate::redirect::watch::Watching;
-use crate::steer::policy::{self, Event, GroupVerdict, Policy};
+use crate::steer::policy::{self, Event, Policy};
 use crate::steer::PolicyKind;
 use crate::topology::{read_topology, Filter, PathMasks, Topology, MAX_PATHS};
 use feed::Feed;
@@ -526,8 +526,7 @@ impl Daemon {
     fn write_verdict(&mut self) {
         let Some(steer) = &mut self.steer else { return };
         let verdict = self.policy.current();
-        for (i, g) in verdict.groups.iter().enumerate() {
-            let masks = masks_of(g);
+        for (i, &masks) in verdict.groups.iter().enumerate() {
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
             }
@@ -675,16 +674,6 @@ impl Daemon {
 /// The data plane's part of the configuration.
 pub fn settings(config: &Config) -> Settings {
     Settings::new(rand::random(), config.steer.flow_table_entries)
-}
-
-/// A verdict as the programs take it.
-fn masks_of(verdict: &GroupVerdict) -> PathMasks {
-    PathMasks {
-        latency: verdict.latency,
-        bulk: verdict.bulk,
-        alive: verdict.alive,
-        ejected: verdict.ejected,
-    }
 }
 
 /// The program that carries a policy out.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::firewall::cgroup_text;
-use super::{masks_of, now_us, Daemon, COSTED};
+use super::{now_us, Daemon, COSTED};
 use crate::bpf::flows::{Class, Flow};
 use crate::bpf::{now_ns, Steer};
 use crate::control::run_dir::{Request, Response};
@@ -94,7 +94,7 @@ impl Daemon {
                 table: group.table,
                 prefixes: group.prefixes.clone(),
                 members: members.collect(),
-                verdict: verdict.groups.get(i).map(masks_of),
+                verdict: verdict.groups.get(i).copied(),
                 held: self.paths.held().get(i).cloned().flatten(),
             }
         });

@@ -12,11 +12,11 @@ use rand::SeedableRng;
 use serde::Serialize;
 
 use super::explain::{Decision, Log};
-use crate::topology::MAX_GROUP_PATHS;
-use load::Load;
+use crate::topology::{PathMasks, MAX_GROUP_PATHS};
+use load::OurRates;
 use pace::{Pace, USUAL_US};
 use probes::{Probes, Slow, LATE_US};
-use rule::Member;
+use rule::JudgedPath;
 
 mod load;
 mod pace;
@@ -122,27 +122,11 @@ pub enum Mode {
     MinRtt,
 }
 
-/// Which of a group's paths each class may use; bit i is the group's i-th path. 0: no path is
-/// known good, the kernel decides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GroupVerdict {
-    /// Paths for latency flows.
-    pub latency: u16,
-    /// Paths for bulk flows.
-    pub bulk: u16,
-    /// Paths that deliver at all; flows leave the others at once.
-    pub alive: u16,
-    /// Paths that are late or silent: latency flows leave them at once, since a late packet is a lost
-    /// packet to them. Paths that are merely dear are left without reordering. Of one that `latency` has too,
-    /// those flows leave at once whose hash gives them to another.
-    pub ejected: u16,
-}
-
-/// One [`GroupVerdict`] per group.
+/// One [`PathMasks`] per group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct PolicyVerdict {
     /// By index of the group.
-    pub groups: Vec<GroupVerdict>,
+    pub groups: Vec<PathMasks>,
 }
 
 /// What the flowlet gap is made of.
@@ -161,14 +145,14 @@ struct Path {
     slow_at_us: Option<u64>,
     usable: bool,
     why_unusable: &'static str,
-    load: Load,
+    load: OurRates,
     pace: Pace,
 }
 
 impl Path {
     fn new(input: PathInput) -> Self {
         Path {
-            load: Load::new(input.capacity_bps),
+            load: OurRates::new(input.capacity_bps),
             input,
             probes: Probes::default(),
             slow: Slow::default(),
@@ -181,7 +165,7 @@ impl Path {
 }
 
 struct Group {
-    members: Vec<Member>,
+    members: Vec<JudgedPath>,
     scale: Option<rule::Scale>,
     /// When a path was left last.
     left_us: Option<u64>,
@@ -196,7 +180,7 @@ pub struct Policy {
     /// Least of the threshold, µs.
     tolerance_us: f64,
     rng: StdRng,
-    verdict: Verdict,
+    verdict: PolicyVerdict,
     log: Log,
     last_tick_us: Option<u64>,
     grace_until_us: u64,
@@ -212,7 +196,7 @@ impl Policy {
             mode: Mode::Mountain,
             tolerance_us: TOLERANCE_US,
             rng: StdRng::seed_from_u64(seed),
-            verdict: Verdict::default(),
+            verdict: PolicyVerdict::default(),
             log: Log::default(),
             last_tick_us: None,
             grace_until_us: 0,
@@ -238,10 +222,10 @@ impl Policy {
         };
         self.paths = paths.into_iter().enumerate().map(kept).collect();
         let members = std::mem::take(&mut self.groups).into_iter();
-        let mut members: Vec<Member> = members.flat_map(|g| g.members).collect();
+        let mut members: Vec<JudgedPath> = members.flat_map(|g| g.members).collect();
         let mut member = |path| match members.iter().position(|m| m.path == path) {
             Some(at) => members.swap_remove(at),
-            None => Member::new(path),
+            None => JudgedPath::new(path),
         };
         let mut group = |ids: Vec<usize>| Group {
             members: ids
@@ -255,7 +239,7 @@ impl Policy {
         };
         self.groups = groups.into_iter().map(&mut group).collect();
         let all = |g: &Group| ((1u32 << g.members.len()) - 1) as u16;
-        let verdict = |g: &Group| GroupVerdict {
+        let verdict = |g: &Group| PathMasks {
             latency: all(g),
             bulk: all(g),
             alive: all(g),
@@ -313,7 +297,7 @@ impl Policy {
 
     /// Decides as of `now_us`. Call it at least every 10 ms and after each batch of events;
     /// returns the verdict when it changed.
-    pub fn tick(&mut self, now_us: u64) -> Option<Verdict> {
+    pub fn tick(&mut self, now_us: u64) -> Option<PolicyVerdict> {
         let since = self.last_tick_us.replace(now_us);
         // After a pause as long as makes a packet late, answers wait in our socket: for the time between two probes
         // ages say nothing.
@@ -326,7 +310,7 @@ impl Policy {
         let groups = (0..self.groups.len())
             .map(|g| self.decide(g, now_us))
             .collect();
-        let verdict = Verdict { groups };
+        let verdict = PolicyVerdict { groups };
         self.judge_outcomes(now_us);
         if verdict == self.verdict {
             return None;
@@ -353,13 +337,15 @@ impl Policy {
         p.slow = p.probes.slow(now_us, least_us, p.pace.blameless_until_us);
         if p.look_for_limit(now_us) {
             let members = self.groups.iter_mut().flat_map(|g| &mut g.members);
-            members.filter(|m| m.path == path).for_each(Member::forgive);
+            members
+                .filter(|m| m.path == path)
+                .for_each(JudgedPath::forgive);
         }
     }
 
     /// The verdict of the last tick; before the first one everything is left to the kernel's
     /// choice among all paths.
-    pub fn current(&self) -> &Verdict {
+    pub fn current(&self) -> &PolicyVerdict {
         &self.verdict
     }
 

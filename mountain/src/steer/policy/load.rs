@@ -16,7 +16,7 @@ const FLOOR_BPS: f64 = 2e6;
 
 /// Our own rates on one path, in bit/s.
 #[derive(Clone, Debug, Default)]
-pub struct Load {
+pub struct OurRates {
     capacity_bps: Option<f64>,
     at_us: Option<u64>,
     pub rate_bps: f64,
@@ -29,9 +29,9 @@ pub struct Load {
     any_at_us: Option<u64>,
 }
 
-impl Load {
+impl OurRates {
     pub fn new(capacity_bps: Option<u64>) -> Self {
-        Load {
+        OurRates {
             capacity_bps: capacity_bps.map(|c| c as f64),
             ..Default::default()
         }

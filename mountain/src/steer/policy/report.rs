@@ -2,8 +2,8 @@
 //! What the policy says of itself: decisions with their grounds, outcomes, status.
 
 use super::probes::{Fate, Probe, LEAST_ANSWERS};
-use super::rule::{Member, Standing};
-use super::{GroupVerdict, Mode, Policy};
+use super::rule::{JudgedPath, Standing};
+use super::{Mode, PathMasks, Policy};
 use crate::steer::explain::{
     ms, p95, Cause, Decision, Grounds, Load, Outcome, PathInGroup, Use, JUDGED_AFTER_US,
 };
@@ -13,7 +13,7 @@ const NAMED: usize = 2;
 
 impl Policy {
     /// Logs what changed for each path.
-    pub(super) fn record(&mut self, g: usize, v: GroupVerdict, now_us: u64) {
+    pub(super) fn record(&mut self, g: usize, v: PathMasks, now_us: u64) {
         for m in 0..self.groups[g].members.len() {
             let bit = 1 << m;
             let member = &self.groups[g].members[m];
@@ -215,7 +215,7 @@ impl Policy {
     }
 
     fn path_status(&self, g: usize, m: usize, now_us: u64) -> PathInGroup {
-        let member: &Member = &self.groups[g].members[m];
+        let member: &JudgedPath = &self.groups[g].members[m];
         let path = &self.paths[member.path];
         let gr = self.grounds(g, m, now_us);
         let delays = path.probes.answers().map(|(_, us)| us as u64).collect();

@@ -23,7 +23,7 @@ use rand::RngExt;
 
 use super::pace::IDLE_US;
 use super::probes::{Judge, Now, LATE_US, LEAST_ANSWERS, WINDOW_US};
-use super::{GroupVerdict, Mode, Policy, RECENT_US};
+use super::{Mode, PathMasks, Policy, RECENT_US};
 use crate::steer::explain::Cause;
 
 /// The threshold is at least this share of the median, by which an overdue probe will be later still, ...
@@ -93,7 +93,7 @@ pub struct Spread {
 }
 
 /// A path within a group.
-pub struct Member {
+pub struct JudgedPath {
     pub path: usize,
     pub standing: Standing,
     pub view: View,
@@ -108,9 +108,9 @@ pub struct Member {
     pub used: crate::steer::explain::Use,
 }
 
-impl Member {
+impl JudgedPath {
     pub fn new(path: usize) -> Self {
-        Member {
+        JudgedPath {
             path,
             standing: Standing::In,
             view: View::default(),
@@ -177,7 +177,7 @@ impl super::Group {
 
 impl Policy {
     /// Decides for one group.
-    pub(super) fn decide(&mut self, g: usize, now_us: u64) -> GroupVerdict {
+    pub(super) fn decide(&mut self, g: usize, now_us: u64) -> PathMasks {
         self.groups[g].scale = self.scale(g);
         self.view(g, now_us);
         if self.mode == Mode::MinRtt {
@@ -198,8 +198,8 @@ impl Policy {
     /// `None` while no path in use has enough answers.
     fn scale(&self, g: usize) -> Option<Scale> {
         let members = self.groups[g].members.iter();
-        let known = |m: &&Member| self.paths[m.path].slow.answers >= LEAST_ANSWERS;
-        let slow = |m: &Member| self.paths[m.path].slow;
+        let known = |m: &&JudgedPath| self.paths[m.path].slow.answers >= LEAST_ANSWERS;
+        let slow = |m: &JudgedPath| self.paths[m.path].slow;
         let used = members.clone().filter(|m| m.in_use()).filter(known);
         let m_us = least(used.map(|m| slow(m).median_us))?;
         let jitter_us = least(members.filter(known).map(|m| slow(m).jitter_us))?;
@@ -296,7 +296,7 @@ impl Policy {
         let spread = group.spread.filter(|s| now_us < s.until_us);
         let left = lasts_less(group.left_us, RECENT_US, now_us);
         let crowded =
-            |m: &Member| m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded();
+            |m: &JudgedPath| m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded();
         let found = || group.members.iter().position(crowded).filter(|_| left);
         let new = |crowded| Spread {
             crowded,
@@ -308,12 +308,13 @@ impl Policy {
         if let Some(spread) = &mut group.spread {
             let crowded_us = group.members.get(spread.crowded).map(|m| m.view.present_us);
             spread.worst_us = spread.worst_us.max(crowded_us.unwrap_or(0.0));
-            let worse = |m: &Member| {
+            let worse = |m: &JudgedPath| {
                 let worse = m.in_use() && m.view.present_us > spread.worst_us;
                 worse && lasts(m.dear_since_us, IDLE_US, now_us)
             };
             spread.over |= group.members.iter().any(worse);
-            let fit = |m: &&mut Member| m.view.alive && m.view.known && !m.view.late && !m.in_use();
+            let fit =
+                |m: &&mut JudgedPath| m.view.alive && m.view.known && !m.view.late && !m.in_use();
             let out = group
                 .members
                 .iter_mut()
@@ -403,8 +404,8 @@ impl Policy {
         next
     }
 
-    fn masks(&self, g: usize, now_us: u64) -> GroupVerdict {
-        let mut v = GroupVerdict::default();
+    fn masks(&self, g: usize, now_us: u64) -> PathMasks {
+        let mut v = PathMasks::default();
         let (mut filled, mut joined) = (0, 0);
         let spread = self.groups[g].is_spread();
         for (i, m) in self.groups[g].members.iter().enumerate() {
@@ -442,14 +443,14 @@ impl Policy {
         v
     }
 
-    fn lowest_median(&self, g: usize) -> GroupVerdict {
+    fn lowest_median(&self, g: usize) -> PathMasks {
         let members = self.groups[g].members.iter().enumerate();
         let alive = members.clone().filter(|(_, m)| m.view.alive);
         let mask = alive.clone().fold(0, |bits, (i, _)| bits | 1 << i);
         let known = alive.filter(|(_, m)| self.paths[m.path].slow.answers > 0);
         let lowest = known.min_by(|a, b| a.1.view.median_us.total_cmp(&b.1.view.median_us));
         let bits = lowest.map_or(mask, |(i, _)| 1 << i);
-        GroupVerdict {
+        PathMasks {
             latency: bits,
             bulk: bits,
             alive: mask,
@@ -470,7 +471,7 @@ impl Policy {
         if self.mode == Mode::MinRtt {
             return v.latency;
         }
-        let in_time = |m: &Member| {
+        let in_time = |m: &JudgedPath| {
             let path = &self.paths[m.path];
             let limit_us = limit_us(&scale, path.slow.median_us);
             let newest = path.probes.answers().next().map_or(f64::INFINITY, |a| a.1);

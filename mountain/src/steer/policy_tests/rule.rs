@@ -6,6 +6,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::sim::*;
 use crate::steer::policy::*;
+use crate::topology::PathMasks;
 
 /// Bit masks of two paths.
 const BOTH: u16 = 0b11;
@@ -314,7 +315,7 @@ fn all_paths_dark_leaves_it_to_the_kernel_and_back_at_once() {
     };
     let mut sim = Sim::new(vec![gone(1), gone(2)], 1);
     sim.run(12 * S, |_| {});
-    assert_eq!(sim.mask(), GroupVerdict::default());
+    assert_eq!(sim.mask(), PathMasks::default());
     sim.run(15 * S + 200 * MS, |_| {});
     assert_ne!(sim.mask().latency, 0, "{}", sim.explain());
 }

@@ -7,6 +7,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::steer::policy::*;
 use crate::steer::rendezvous;
+use crate::topology::PathMasks;
 
 pub const MS: u64 = 1_000;
 pub const S: u64 = 1_000_000;
@@ -23,7 +24,7 @@ pub(crate) struct Sim<'a> {
     pub now: u64,
     pub seq: u64,
     pub flight: Vec<(u64, Event)>,
-    pub verdicts: Vec<(u64, Verdict)>,
+    pub verdicts: Vec<(u64, PolicyVerdict)>,
     /// Whether there is a thin latency flow on each path that is used.
     pub thin: bool,
     /// Whether the events of a tick are told in reverse.
@@ -64,7 +65,7 @@ impl<'a> Sim<'a> {
         }
     }
 
-    pub fn mask(&self) -> GroupVerdict {
+    pub fn mask(&self) -> PathMasks {
         self.policy.current().groups[0]
     }
 
