@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Of what placement makes of groups.
+
+use super::*;
+use crate::topology::Group;
+
+fn nets(texts: &[&str]) -> Vec<IpNet> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+#[test]
+fn only_default_routes_of_groups_that_start_are_destinations() {
+    let group = |kind, prefixes: &[&str]| Group {
+        kind,
+        table: 254,
+        prefixes: nets(prefixes),
+        members: Vec::new(),
+        told_by: Default::default(),
+    };
+    let topology = Topology {
+        groups: vec![
+            group(Kind::PlaceAndMove, &["0.0.0.0/0", "10.0.0.0/8"]),
+            group(Kind::Move, &["::/0"]),
+        ],
+        not_ours: nets(&["192.0.2.0/24"]),
+        ..Topology::default()
+    };
+    let configs = [3, 4].map(|path| ProgramGroup {
+        members: vec![(path, 1)],
+        prefixes: nets(&["10.9.0.0/16"]),
+    });
+    let (groups, not_ours) = destinations(&topology, &configs);
+    assert_eq!(groups[0].prefixes, nets(&["0.0.0.0/0"]));
+    assert_eq!(groups[0].members, [(3, 1)]);
+    assert_eq!(groups[1].prefixes, []);
+    assert_eq!(not_ours, nets(&["192.0.2.0/24", "10.0.0.0/8", "::/0"]));
+}
+
+#[test]
+fn the_kernel_tells_the_source_of_a_device() {
+    assert_eq!(source_by("nonesuch", false), None);
+}
