@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::types::{mtn_brake_state, mtn_flow_report};
 
 /// What the brake of a flow is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BrakeState {
     /// Nothing: the flow is an ordinary BBR flow.
@@ -26,7 +26,7 @@ pub enum BrakeState {
 }
 
 /// One live flow.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CcFlow {
     /// Address and port on this host.
     pub local: SocketAddr,

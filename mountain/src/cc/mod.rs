@@ -25,6 +25,7 @@ pub mod routes;
 pub mod scope;
 #[cfg(test)]
 mod settle_tests;
+pub mod status;
 
 use std::ffi::c_char;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use serde_json::{json, Value};
 
 use crate::bpf::log_libbpf;
 use crate::cc::flows::{self, BrakeState as FlowState, CcFlow};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
+use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
 use crate::cli::{log_to_stderr, need_root};
 use crate::host::text::count;
@@ -111,7 +111,7 @@ impl Cc {
             Command::Status { name, json } => {
                 let status = status(&name.name)?;
                 match json {
-                    true => println!("{status:#}"),
+                    true => println!("{:#}", serde_json::to_value(&status)?),
                     false => print!("{}", status_text(&status)),
                 }
                 Ok(())
@@ -218,85 +218,84 @@ fn disable(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn status(name: &str) -> Result<Value> {
+fn status(name: &str) -> Result<CcStatus> {
     let pinned = Pinned::new(name)?;
     let default = scope::default_here()?;
-    let others: Vec<String> = available()?.into_iter().filter(|n| n != name).collect();
-    if !pinned.is_enabled() {
-        let elsewhere = available()?.iter().any(|n| n == name);
-        if elsewhere {
-            // It may be ours, out of this user's sight.
-            need_root()?;
-        }
-        return Ok(json!({
-            "name": name, "enabled": false, "default": default, "others": others,
-            "taken": elsewhere,
-        }));
+    let (own, others): (Vec<_>, _) = available()?.into_iter().partition(|n| n == name);
+    let enabled = pinned.is_enabled();
+    let mut status = CcStatus {
+        name: name.to_owned(),
+        enabled,
+        default,
+        others,
+        taken: (!enabled).then_some(!own.is_empty()),
+        details: None,
+    };
+    if status.taken != Some(false) {
+        // Taken by others, it may be ours, out of this user's sight.
+        need_root()?;
     }
-    need_root()?;
-    let registered = pinned.is_registered()?;
-    let state = pinned.state()?;
-    let behaviour = pinned.behaviour()?;
-    let flows = pinned.flows()?;
-    let sum = |f: fn(&CcFlow) -> u64| flows.iter().map(f).sum::<u64>();
-    Ok(json!({
-        "name": name,
-        "enabled": true,
-        "registered": registered,
-        "default": default,
-        "others": others,
-        "cgroups": state.cgroups.values().collect::<Vec<_>>(),
-        "routes": state.routes.iter().map(|r| r.prefix).collect::<Vec<_>>(),
-        "settings": { "behaviour": behaviour },
-        "flows": {
-            "live": flows.len(),
-            "braking": flows.iter().filter(|f| f.limit_bps.is_some()).count(),
-            "engagements": sum(|f| f.engagements.into()),
-            "abandoned": sum(|f| f.abandoned.into()),
-        },
-    }))
+    if enabled {
+        let state = pinned.state()?;
+        let flows = pinned.flows()?;
+        status.details = Some(CcDetails {
+            registered: pinned.is_registered()?,
+            cgroups: state.cgroups.into_values().collect(),
+            routes: state.routes.iter().map(|r| r.prefix).collect(),
+            settings: CcSettings {
+                behaviour: pinned.behaviour()?,
+            },
+            flows: CcFlowTotals {
+                live: flows.len(),
+                braking: flows.iter().filter(|f| f.limit_bps.is_some()).count(),
+                engagements: flows.iter().map(|f| u64::from(f.engagements)).sum(),
+                abandoned: flows.iter().map(|f| u64::from(f.abandoned)).sum(),
+            },
+        });
+    }
+    Ok(status)
 }
 
-fn status_text(s: &Value) -> String {
+fn status_text(s: &CcStatus) -> String {
     let mut out = String::new();
-    let name = s["name"].as_str().unwrap_or(NAME);
-    let default = s["default"].as_str().unwrap_or("?");
-    if s["enabled"] != true {
-        let _ = match s["taken"] == true {
+    let (name, default) = (&s.name, &s.default);
+    let Some(details) = &s.details else {
+        let _ = match s.taken == Some(true) {
             true => writeln!(out, "{name}: registered, but not by `mountain cc enable`"),
             false => writeln!(out, "{name}: not enabled; `mountain cc enable` does it"),
         };
         let _ = writeln!(out, "  default here  {default}");
         return out;
-    }
-    let list = |v: &Value| {
-        let items: Vec<&str> = v
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect();
-        match items.is_empty() {
-            true => "none".to_owned(),
-            false => items.join(", "),
-        }
     };
-    let behaviour = s["settings"]["behaviour"].as_str().unwrap_or("?");
+    let list = |items: Vec<String>| match items.is_empty() {
+        true => "none".to_owned(),
+        false => items.join(", "),
+    };
+    let cgroups = details
+        .cgroups
+        .iter()
+        .map(|path| path.display().to_string());
+    let routes = details.routes.iter().map(IpNet::to_string);
+    let behaviour = details
+        .settings
+        .behaviour
+        .and_then(|b| b.to_possible_value());
+    let behaviour = behaviour.as_ref().map_or("?", |value| value.get_name());
     let _ = writeln!(out, "{name}: enabled, behaviour {behaviour}");
-    if s["registered"] == false {
+    if !details.registered {
         let _ = writeln!(
             out,
             "  NOT REGISTERED: something has detached it; `mountain cc enable` brings it back"
         );
     }
     let _ = writeln!(out, "  default here  {default}");
-    let _ = writeln!(out, "  cgroups       {}", list(&s["cgroups"]));
-    let _ = writeln!(out, "  routes        {}", list(&s["routes"]));
-    let flows = &s["flows"];
+    let _ = writeln!(out, "  cgroups       {}", list(cgroups.collect()));
+    let _ = writeln!(out, "  routes        {}", list(routes.collect()));
+    let flows = &details.flows;
     let _ = writeln!(
         out,
         "  flows         {} live, {} limited now; braked {} times, in vain {}",
-        flows["live"], flows["braking"], flows["engagements"], flows["abandoned"]
+        flows.live, flows.braking, flows.engagements, flows.abandoned
     );
     out
 }
@@ -378,12 +377,18 @@ mod tests {
 
     #[test]
     fn status_says_what_to_do() {
-        let off = json!({"name": "mountain", "enabled": false, "default": "cubic", "taken": false});
-        let text = status_text(&off);
+        let off = |taken| CcStatus {
+            name: "mountain".into(),
+            enabled: false,
+            default: "cubic".into(),
+            others: vec![],
+            taken: Some(taken),
+            details: None,
+        };
+        let text = status_text(&off(false));
         assert!(text.contains("`mountain cc enable`"), "{text}");
         assert!(text.contains("default here  cubic"), "{text}");
-        let foreign = json!({"name": "mountain", "enabled": false, "default": "x", "taken": true});
-        assert!(status_text(&foreign).contains("but not by"));
+        assert!(status_text(&off(true)).contains("but not by"));
     }
 
     fn flow(state: FlowState, limit_bps: Option<u64>) -> CcFlow {

@@ -310,8 +310,35 @@ impl Installed {
     }
 }
 
+/// A rule as `redirect list --json` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedRule {
+    /// The rule.
+    #[serde(flatten)]
+    pub installed: Installed,
+    /// Nothing else has removed what carries it out.
+    pub active: bool,
+    /// What moves its packets at the moment.
+    pub carried_by: Backend,
+    /// Why it may never redirect anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub never_because_of: Option<String>,
+}
+
+/// A rule as `redirect stats --json` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountedRule {
+    /// What it has done.
+    #[serde(flatten)]
+    pub stats: Stats,
+    /// As the user asked for it.
+    pub rule: Rule,
+    /// Of the rule's plan.
+    pub backend: Backend,
+}
+
 /// Packets and bytes (network layer) in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// How many packets.
     pub packets: u64,
@@ -320,7 +347,7 @@ pub struct Traffic {
 }
 
 /// What a rule has done since it was added.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// The rule's [`Installed::id`].
     pub id: u32,
@@ -333,7 +360,7 @@ pub struct Stats {
 }
 
 /// What [`preflight`] found about one backend.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The one that was looked at.
     pub backend: Backend,

@@ -7,11 +7,11 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde_json::{json, Value};
+use serde_json::json;
 
 use crate::redirect::actions;
 use crate::redirect::bpf::{self, fast::Carried};
-use crate::redirect::{Backend, Installed, Stats, Traffic};
+use crate::redirect::{Backend, CountedRule, Installed, ListedRule, Stats, Traffic};
 use crate::report::table::{align, row, Words};
 
 pub(super) const NONE: &str = "there is no redirect in this network namespace\n";
@@ -24,16 +24,12 @@ pub(super) fn stats(watch: bool, json: bool) -> Result<()> {
         let stats = actions::stats(&rules)?;
         let now = Instant::now();
         if json {
-            let rules: Vec<Value> = rules
-                .iter()
-                .zip(&stats)
-                .map(|(installed, stats)| {
-                    let mut value = serde_json::to_value(stats)?;
-                    value["rule"] = serde_json::to_value(&installed.rule)?;
-                    value["backend"] = installed.plan.backend.to_string().into();
-                    Ok(value)
-                })
-                .collect::<Result<_>>()?;
+            let counted = |(installed, stats): (Installed, Stats)| CountedRule {
+                stats,
+                rule: installed.rule,
+                backend: installed.plan.backend,
+            };
+            let rules: Vec<CountedRule> = rules.into_iter().zip(stats).map(counted).collect();
             println!("{:#}", json!({ "rules": rules }));
             return Ok(());
         }
@@ -108,18 +104,13 @@ pub(super) fn list(json: bool) -> Result<()> {
     let carried = bpf::fast::carried()?;
     let never = actions::never(&rules);
     if json {
-        let rules = rules
-            .iter()
-            .map(|installed| {
-                let mut value = serde_json::to_value(installed)?;
-                value["active"] = (!gone.contains(&installed.id)).into();
-                value["carried_by"] = carried_by(installed, &carried).to_string().into();
-                if let Some(what) = never.get(&installed.id) {
-                    value["never_because_of"] = what.as_str().into();
-                }
-                Ok(value)
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let listed = |installed: Installed| ListedRule {
+            active: !gone.contains(&installed.id),
+            carried_by: carried_by(&installed, &carried),
+            never_because_of: never.get(&installed.id).cloned(),
+            installed,
+        };
+        let rules: Vec<ListedRule> = rules.into_iter().map(listed).collect();
         println!("{:#}", json!({ "rules": rules }));
         return Ok(());
     }
