@@ -19,12 +19,15 @@ From 192.0.2.1 icmp_seq=4 Destination Host Unreachable
 rtt min/avg/max/mdev = 0.500/31.700/112.000/46.6 ms
 ";
 
-fn ok(content: &[u8]) -> RunFile {
-    import(content, "a file", None).unwrap()
+fn ok(content: impl AsRef<[u8]>) -> RunFile {
+    import(content.as_ref(), "a file", None).unwrap()
 }
 
-fn refused(content: &[u8], why: &str) {
-    let error = format!("{:#}", import(content, "a file", None).unwrap_err());
+fn refused(content: impl AsRef<[u8]>, why: &str) {
+    let error = format!(
+        "{:#}",
+        import(content.as_ref(), "a file", None).unwrap_err()
+    );
     assert!(error.contains(why), "{error}");
 }
 
@@ -36,22 +39,17 @@ fn packed(text: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_ping_log_with_losses_duplicates_and_a_late_answer() {
-    let run = ok(PLAIN.as_bytes());
+    let run = ok(PLAIN);
     let ms = |v: f64| Some(v * 1e3);
     let expected = [ms(0.5), None, ms(12.3), None, ms(112.0), ms(2.0), None];
     assert_eq!(run.samples.rtt_us, expected);
     assert_eq!(run.samples.arrival, [0, 2, 5, 4]);
     assert_eq!(run.samples.sent_us[6], 1.2e6);
-    assert_eq!(
-        (run.target.as_str(), run.payload_bytes),
-        ("example.org", Some(56))
-    );
-    assert_eq!(
-        (run.tool.as_str(), run.clock.as_str(), run.seconds),
-        ("ping(8)", "user", 1.2)
-    );
+    assert_eq!((&*run.target, run.payload_bytes), ("example.org", Some(56)));
+    let made = (&*run.tool, &*run.clock, run.seconds);
+    assert_eq!(made, ("ping(8)", "user", 1.2));
     assert_eq!((run.started.as_str(), run.interval_us), ("", None));
-    assert_eq!(ok(&packed(PLAIN.as_bytes())), run);
+    assert_eq!(ok(packed(PLAIN.as_bytes())), run);
 }
 
 #[test]
@@ -65,18 +63,16 @@ PING 2001:db8::1(2001:db8::1) 1000 data bytes
 --- 2001:db8::1 ping statistics ---
 4 packets transmitted, 2 received, 50% packet loss, time 300ms
 ";
-    let run = ok(log.as_bytes());
+    let run = ok(log);
     assert_eq!(
-        (run.target.as_str(), run.payload_bytes),
+        (&*run.target, run.payload_bytes),
         ("2001:db8::1", Some(1000))
     );
     assert_eq!(run.samples.rtt_us, [None, Some(1e5), None, Some(5e4)]);
     let expected = [0.0, 100e3, 200e3, 300e3];
     let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1.0;
-    assert!(
-        run.samples.sent_us.iter().zip(&expected).all(near),
-        "{run:?}"
-    );
+    let mut sent = run.samples.sent_us.iter().zip(&expected);
+    assert!(sent.all(near), "{run:?}");
     assert_eq!(run.started, "2023-11-14T22:13:19.900Z");
 }
 
@@ -88,19 +84,16 @@ fn sequence_numbers_wrap_and_may_begin_with_0() {
         log += &format!("64 bytes from 127.0.0.1: icmp_seq={seq} ttl=64 time=0.01 ms\n");
     }
     log += "70000 packets transmitted, 69999 received, 0.001% packet loss, time 700000ms\n";
-    let run = ok(log.as_bytes());
+    let run = ok(log);
     assert_eq!(run.samples.len(), 70_000);
     let lost = run.samples.rtt_us.iter().position(Option::is_none);
     assert_eq!((lost, run.samples.arrival.len()), (Some(65_535), 0));
     let busybox = "PING 127.0.0.1 (127.0.0.1): 56 data bytes\n\
         64 bytes from 127.0.0.1: seq=1 ttl=64 time=0.096 ms\n\
         2 packets transmitted, 1 packets received, 50% packet loss\n";
-    let run = ok(busybox.as_bytes());
+    let run = ok(busybox);
     assert_eq!(run.samples.rtt_us, [None, Some(96.0)]);
-    assert_eq!(
-        (run.target.as_str(), run.payload_bytes),
-        ("127.0.0.1", Some(56))
-    );
+    assert_eq!((&*run.target, run.payload_bytes), ("127.0.0.1", Some(56)));
 }
 
 /// macOS counts from 0, so an answer to 1 first means that 0 was lost.
@@ -113,7 +106,7 @@ fn a_macos_log_whose_first_reply_was_lost() {
         --- example.org ping statistics ---\n\
         3 packets transmitted, 2 packets received, 33.3% packet loss\n\
         round-trip min/avg/max/stddev = 11.000/11.673/12.345/0.672 ms\n";
-    let run = ok(log.as_bytes());
+    let run = ok(log);
     assert_eq!(run.samples.rtt_us, [None, Some(12_345.0), Some(11_000.0)]);
     assert_eq!(run.target, "example.org");
 }
@@ -124,13 +117,13 @@ fn a_number_that_stands_there_twice_is_refused_with_its_place() {
         64 bytes from 192.0.2.7: icmp_seq=1 ttl=64 time=1.0 ms\n\
         64 bytes from 192.0.2.7: icmp_seq=1 ttl=64 time=9.0 ms\n\
         2 packets transmitted, 1 received, 50% packet loss, time 1ms\n";
-    refused(log.as_bytes(), "line 3: icmp_seq=1 was answered before");
+    refused(log, "line 3: icmp_seq=1 was answered before");
     let trip = r#"{"seqno": 4, "lost": false, "delay": {"rtt": 5}}"#;
     let irtt = format!("{{\"round_trips\": [{trip}, {trip}]}}");
-    refused(irtt.as_bytes(), "the seqno 4 stands there twice");
+    refused(irtt, "the seqno 4 stands there twice");
     let late = trip.replace("5}", "86400000000001}");
     let irtt = format!("{{\"round_trips\": [{trip},\n{late}]}}");
-    refused(irtt.as_bytes(), "is not from 0 to 24 h at line 2");
+    refused(irtt, "is not from 0 to 24 h at line 2");
 }
 
 #[test]
@@ -138,7 +131,7 @@ fn a_small_file_of_very_many_values_is_refused() {
     let mut text = String::from("{\"results\": [");
     text += &"0,".repeat(9_000_000);
     text += "0]}";
-    refused(&packed(text.as_bytes()), "more than 512 MiB of values");
+    refused(packed(text.as_bytes()), "more than 512 MiB of values");
 }
 
 #[test]
@@ -146,7 +139,7 @@ fn nothing_answered_is_a_measurement_too() {
     let log = "PING 192.0.2.1 (192.0.2.1) 56(84) bytes of data.\n\n\
         --- 192.0.2.1 ping statistics ---\n\
         3 packets transmitted, 0 received, 100% packet loss, time 2040ms\n";
-    assert_eq!(ok(log.as_bytes()).samples.rtt_us, [None; 3]);
+    assert_eq!(ok(log).samples.rtt_us, [None; 3]);
 }
 
 #[test]
@@ -157,10 +150,10 @@ fn a_summary_that_claims_more_than_its_log_can_be_is_refused() {
         assert!(log.contains(&counts));
         log
     };
-    assert_eq!(ok(log(200_000).as_bytes()).samples.len(), 200_000);
+    assert_eq!(ok(log(200_000)).samples.len(), 200_000);
     for sent in [1_000_001, 50_000_000] {
         let why = format!("{sent} probes are too many for a log with 4 answers");
-        refused(log(sent).as_bytes(), &why);
+        refused(log(sent), &why);
     }
 }
 
@@ -171,18 +164,12 @@ fn logs_that_are_not_whole_are_refused() {
     refused(&PLAIN.as_bytes()[..cut], "truncated");
     refused(&PLAIN.as_bytes()[..cut - 4], "truncated");
     refused(&PLAIN.as_bytes()[..cut - 8], "the line is cut");
-    let quiet: String = PLAIN
-        .lines()
-        .filter(|l| !l.contains("seq=6"))
-        .collect::<Vec<_>>()
-        .join("\n");
-    refused(quiet.as_bytes(), "shows 3 answers, its summary says 4");
-    refused(format!("{PLAIN}{PLAIN}").as_bytes(), "second log");
-    refused(PLAIN.replace(" time=2.00 ms", "").as_bytes(), "no time");
-    refused(
-        PLAIN.replace("seq=6", "seq=60").as_bytes(),
-        "7 probes were sent",
-    );
+    let quiet = PLAIN.lines().filter(|l| !l.contains("seq=6"));
+    let quiet = quiet.collect::<Vec<_>>().join("\n");
+    refused(quiet, "shows 3 answers, its summary says 4");
+    refused(format!("{PLAIN}{PLAIN}"), "second log");
+    refused(PLAIN.replace(" time=2.00 ms", ""), "no time");
+    refused(PLAIN.replace("seq=6", "seq=60"), "7 probes were sent");
     refused(
         b"PING x (192.0.2.7) 56(84) bytes of data.\n0 packets transmitted, 0 received\n",
         "no probes",
@@ -191,7 +178,7 @@ fn logs_that_are_not_whole_are_refused() {
         b"Pinging 192.0.2.7 with 32 bytes of data:\n",
         "neither a log of ping(8)",
     );
-    refused(&[0, 159, 146, 150], "neither");
+    refused([0, 159, 146, 150], "neither");
     refused(b"{\"a\": 1}", "neither irtt's");
     refused(b"{\"schema\": \"mountain-run/1\"}", "run file already");
     let gz = packed(PLAIN.as_bytes());
@@ -212,11 +199,10 @@ const IRTT: &str = r#"{"version": {"irtt": "0.9.1"},
 
 #[test]
 fn a_decimal_comma_is_a_point() {
-    let comma = PLAIN
-        .replace("0.500 ms", "0,500 ms")
-        .replace("12.3 ms", "12,3 ms");
+    let comma = PLAIN.replace("0.500 ms", "0,500 ms");
+    let comma = comma.replace("12.3 ms", "12,3 ms");
     assert_ne!(comma, PLAIN);
-    assert_eq!(ok(comma.as_bytes()), ok(PLAIN.as_bytes()));
+    assert_eq!(ok(comma), ok(PLAIN));
     let stamped = "\
 PING 192.0.2.7 (192.0.2.7) 56(84) bytes of data.
 [1700000000,500000] 64 bytes from 192.0.2.7: icmp_seq=1 ttl=64 time=20,5 ms
@@ -225,111 +211,86 @@ PING 192.0.2.7 (192.0.2.7) 56(84) bytes of data.
 --- 192.0.2.7 ping statistics ---
 2 packets transmitted, 2 received, 0% packet loss, time 1001ms
 ";
-    let run = ok(stamped.as_bytes());
+    let run = ok(stamped);
     assert_eq!(run.samples.rtt_us, [Some(20_500.0), Some(20_250.0)]);
     assert_eq!(run.started, "2023-11-14T22:13:20.479Z");
     let grouped = PLAIN.replace("112 ms", "1,112.5 ms");
-    refused(grouped.as_bytes(), "is damaged");
+    refused(grouped, "is damaged");
 }
 
 #[test]
 fn numbers_that_no_measurement_has_are_refused() {
     let big = "9".repeat(300);
-    let replaced = |from: &str, to: &str| {
-        let text = PLAIN.replace(from, to);
+    for (from, to, why) in [
+        ("time=112", "time=BIG", "not from 0 to 24 h"),
+        ("seq=5", "seq=70000", "is damaged"),
+        ("7 packets", "4294967294 packets", "too many"),
+        ("7 packets", "BIG packets", "packets transmitted"),
+        ("time 1200ms", "time BIGms", "more than 30 years"),
+    ] {
+        let text = PLAIN.replace(from, &to.replace("BIG", &big));
         assert_ne!(text, PLAIN, "{from}");
-        text.into_bytes()
-    };
-    refused(
-        &replaced("time=112 ms", &format!("time={big} ms")),
-        "not from 0 to 24 h",
-    );
-    refused(&replaced("seq=5", "seq=70000"), "is damaged");
-    refused(
-        &replaced("7 packets transmitted", "4294967294 packets transmitted"),
-        "too many",
-    );
-    refused(
-        &replaced("7 packets", &format!("{big} packets")),
-        "packets transmitted",
-    );
-    refused(
-        &replaced("time 1200ms", &format!("time {big}ms")),
-        "more than 30 years",
-    );
+        refused(text, why);
+    }
 
     let irtt = |rtt: &str, length: &str, seqno: &str| {
-        let text = format!(
+        format!(
             r#"{{"config":{{"params":{{"interval":1e7,"length":{length}}}}},
             "stats":{{"duration":1e9}},"round_trips":[{{"seqno":{seqno},"lost":false,
             "delay":{{"rtt":{rtt}}},"timestamps":{{"client":{{"send":{{"wall":1.7e18}}}}}}}}]}}"#
-        );
-        text.into_bytes()
+        )
     };
-    let run = ok(&irtt("2e7", "4294967300", "1"));
-    assert_eq!(
-        (run.samples.rtt_us[0], run.payload_bytes),
-        (Some(2e4), None)
-    );
-    refused(&irtt("1e300", "1", "1"), "not from 0 to 24 h");
-    refused(&irtt("1e999", "1", "1"), "out of range");
-    refused(&irtt("-5", "1", "1"), "not from 0 to 24 h");
-    refused(&irtt("2e7", "1", "-1"), "no seqno");
+    let run = ok(irtt("2e7", "4294967300", "1"));
+    assert_eq!(run.samples.rtt_us[0], Some(2e4));
+    assert_eq!(run.payload_bytes, None);
+    refused(irtt("1e300", "1", "1"), "not from 0 to 24 h");
+    refused(irtt("1e999", "1", "1"), "out of range");
+    refused(irtt("-5", "1", "1"), "not from 0 to 24 h");
+    refused(irtt("2e7", "1", "-1"), "no seqno");
 
     let flent = |seq: &str, val: &str, sent: &str| {
-        let text = format!(
+        format!(
             r#"{{"metadata":{{"HOST":"h","SERIES_META":{{"Ping (ms) ICMP":{{"RUNNER":"IrttRunner",
             "COMMAND":"irtt -i 1e999s","PACKETS_SENT":{sent}}}}}}},"x_values":[0],
             "results":{{"Ping (ms) ICMP":[1]}},"raw_values":{{"Ping (ms) ICMP":[
             {{"t":1.7e9,"val":{val},"seq":{seq}}},{{"t":1.7e9,"val":3}}]}}}}"#
-        );
-        text.into_bytes()
+        )
     };
-    let run = ok(&flent("0", "20", "3"));
+    let run = ok(flent("0", "20", "3"));
     assert_eq!(run.samples.rtt_us, [Some(2e4), Some(3e3), None]);
     assert_eq!(run.interval_us, None);
     for bad in ["-1", "0.5", "1e19"] {
-        refused(&flent(bad, "20", "3"), "is no sequence number");
+        refused(flent(bad, "20", "3"), "is no sequence number");
     }
-    refused(&flent("8e15", "20", "3"), "have a gap");
-    refused(&flent("0", "20", "18446744073709551615"), "have a gap");
-    refused(&flent("0", "1e300", "3"), "not from 0 to 24 h");
-    refused(&flent("0", "-20", "3"), "not from 0 to 24 h");
+    refused(flent("8e15", "20", "3"), "have a gap");
+    refused(flent("0", "20", "18446744073709551615"), "have a gap");
+    refused(flent("0", "1e300", "3"), "not from 0 to 24 h");
+    refused(flent("0", "-20", "3"), "not from 0 to 24 h");
 }
 
 #[test]
 fn irtt_with_both_directions_and_losses() {
-    let run = ok(IRTT.as_bytes());
+    let run = ok(IRTT);
     let samples = &run.samples;
     assert_eq!(samples.rtt_us, [Some(134.46), Some(150.0), None, None]);
     assert_eq!(samples.forward_us, [Some(89.283), Some(100.0), None, None]);
     assert_eq!(samples.backward_us[0], Some(45.177));
     assert_eq!(samples.sent_us, [0.0, 20e3, 40.5e3, 60.5e3]);
     assert_eq!(samples.arrival, [1, 0]);
-    assert_eq!(
-        (run.interval_us, run.payload_bytes),
-        (Some(20e3), Some(172))
-    );
+    assert_eq!(run.interval_us, Some(20e3));
+    assert_eq!(run.payload_bytes, Some(172));
     assert_eq!(run.target, "192.0.2.7:2112");
-    assert!(
-        run.started.starts_with("2017-10-16T19:05:23.502"),
-        "{}",
-        run.started
-    );
-    assert_eq!(ok(&packed(IRTT.as_bytes())), run);
+    let started = &run.started;
+    assert!(started.starts_with("2017-10-16T19:05:23.502"), "{started}");
+    assert_eq!(ok(packed(IRTT.as_bytes())), run);
     assert!(!run.interrupted);
-    let cut = IRTT.replace(
-        "\"length\": 172",
-        "\"length\": 172, \"duration\": 101000000",
-    );
-    assert!(ok(cut.as_bytes()).interrupted, "101 ms were asked for");
+    let longer = "\"length\": 172, \"duration\": 101000000";
+    let cut = IRTT.replace("\"length\": 172", longer);
+    assert!(ok(cut).interrupted, "101 ms were asked for");
     let no_wall = IRTT.replace("\"wall\": 1508180723502727340, ", "");
-    assert_eq!(ok(no_wall.as_bytes()).started, "2017-10-16T19:05:23.5Z");
+    assert_eq!(ok(no_wall).started, "2017-10-16T19:05:23.5Z");
     refused(&IRTT.as_bytes()[..IRTT.len() - 9], "truncated");
-    refused(
-        IRTT.replace("\"rtt\": 150000,", "").as_bytes(),
-        "no delay.rtt",
-    );
+    refused(IRTT.replace("\"rtt\": 150000,", ""), "no delay.rtt");
     refused(br#"{"round_trips": []}"#, "no probes");
 }
 
@@ -369,10 +330,8 @@ fn flent_by_its_results_or_raw_values() {
     let run = by("IrttRunner", "irtt client -d 3s -i 0.05s h");
     assert_eq!((run.samples.len(), run.samples.rtt_us[5]), (10, Some(9e3)));
     assert_eq!(run.interval_us, Some(50e3));
-    assert_eq!(
-        by("PingRunner", "/usr/bin/fping -D h").samples.rtt_us[0],
-        Some(9e3)
-    );
+    let run = by("PingRunner", "/usr/bin/fping -D h");
+    assert_eq!(run.samples.rtt_us[0], Some(9e3));
     let without = with_raw.replace("\"val\": 8,", "");
     assert!(format!("{:#}", of(&without, None).unwrap_err()).contains("no val"));
     let lost = with_raw.replace("\"val\": 8,", "\"lost\": true,");
@@ -420,19 +379,10 @@ fn lost(run: &RunFile) -> Vec<usize> {
 fn ping_s_own_logs_have_its_own_figures() {
     /// Log, probes, which of them were lost, ping's own min, avg, max in µs.
     type Log = (&'static [u8], usize, &'static [usize], [i64; 3]);
+    let (stamped, plain) = (fixture!("ping-D-O-losses.log"), fixture!("ping-losses.log"));
     let logs: [Log; 5] = [
-        (
-            fixture!("ping-D-O-losses.log"),
-            20,
-            &[10, 11, 12, 13, 14],
-            [23, 44, 119],
-        ),
-        (
-            fixture!("ping-losses.log"),
-            20,
-            &[9, 10, 11, 12, 13, 14],
-            [20, 28, 39],
-        ),
+        (stamped, 20, &[10, 11, 12, 13, 14], [23, 44, 119]),
+        (plain, 20, &[9, 10, 11, 12, 13, 14], [20, 28, 39]),
         (fixture!("ping-6-D-O.log"), 5, &[], [31, 36, 42]),
         (fixture!("ping-sigquit.log"), 10, &[], [22, 26, 29]),
         (fixture!("ping-v.log"), 3, &[], [26, 30, 33]),
@@ -445,7 +395,7 @@ fn ping_s_own_logs_have_its_own_figures() {
         assert!(run.samples.sent_us.is_sorted() && run.samples.arrival.is_empty());
         assert_eq!(run.payload_bytes, Some(56));
     }
-    let run = ok(fixture!("ping-D-O-losses.log"));
+    let run = ok(stamped);
     assert_eq!(run.started, "2026-11-21T16:21:02.730Z");
     let gap = run.samples.sent_us[19] / 19.0;
     assert!((gap - 104_024.0).abs() < 1.0, "{gap}");
@@ -455,10 +405,8 @@ fn ping_s_own_logs_have_its_own_figures() {
     ] {
         assert_eq!(ok(log).samples.rtt_us, vec![None; n]);
     }
-    refused(
-        fixture!("ping-f.log"),
-        "shows 0 answers, its summary says 50",
-    );
+    let flood = fixture!("ping-f.log");
+    refused(flood, "shows 0 answers, its summary says 50");
 }
 
 #[test]
@@ -481,17 +429,13 @@ fn flent_s_own_file_has_its_own_figures() {
     let run = ok(file);
     assert_eq!(run.tool, "flent Ping (ms) ICMP");
     assert_eq!((run.samples.len(), lost(&run)), (15, vec![11, 12, 13]));
-    assert_eq!(
-        spread(&run.samples.rtt_us).map(|ns| ns / 1000),
-        [26, 40, 49]
-    );
+    let figures = spread(&run.samples.rtt_us).map(|ns| ns / 1000);
+    assert_eq!(figures, [26, 40, 49]);
     assert_eq!(run.interval_us, Some(200e3));
     assert!(run.samples.forward_us.is_empty());
     let run = import(file, "f", Some("Ping (ms) UDP")).unwrap();
-    assert_eq!(
-        (run.samples.len(), lost(&run)),
-        (60, vec![39, 40, 41, 42, 59])
-    );
+    assert_eq!(run.samples.len(), 60);
+    assert_eq!(lost(&run), [39, 40, 41, 42, 59]);
     near(spread(&run.samples.rtt_us), [118_190, 188_699, 1_038_338]);
     for (column, mean) in [
         (&run.samples.forward_us, 118_348),
@@ -500,10 +444,7 @@ fn flent_s_own_file_has_its_own_figures() {
         let [least, _, most] = spread(column);
         near(spread(column), [least, mean, most]);
     }
-    assert_eq!(
-        (run.interval_us, run.target.as_str()),
-        (Some(50e3), "127.0.0.1")
-    );
+    assert_eq!((run.interval_us, &*run.target), (Some(50e3), "127.0.0.1"));
     let step = run.samples.sent_us[58] / 58.0;
     assert!((step - 50e3).abs() < 500.0, "{step}");
 }

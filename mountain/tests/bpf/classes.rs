@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::rig::packets::*;
-use crate::rig::{in_netns, ms, patient, settings, Ctx, Rig, BOTH};
+use crate::rig::{in_netns, ms, only, patient, settings, Ctx, Rig, BOTH, PLAIN};
 use mountain::bpf::flows::Class;
 use mountain::bpf::PathMasks as Masks;
 
@@ -40,31 +40,44 @@ fn the_class_follows_the_rate() {
     });
 }
 
+/// `n` packets of 1,000 bytes of the only flow.
+fn burst(rig: &Rig, n: usize, ctx: Ctx) {
+    let fat = packet(1, 1000 - 42);
+    for _ in 0..n {
+        rig.run(0, &fat, ctx);
+        rig.clear_note();
+    }
+}
+
+/// Windows with `n` packets each that leave the flow in its class.
+fn stays(rig: &Rig, class: Class, n: usize, ctx: Ctx) -> Option<()> {
+    for _ in 0..3 {
+        sleep(ms(65));
+        match class {
+            // A burst that takes longer is one of a lower rate.
+            Class::Bulk => within_a_window(|| burst(rig, n, ctx))?,
+            Class::Latency => burst(rig, n, ctx),
+        }
+        assert_eq!(rig.flow().class, class, "{n} packets a window");
+    }
+    Some(())
+}
+
 fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
-    let class = |rig: &Rig| rig.flow().class;
     rig.clear_flows();
     // Latency flows by u0, bulk flows by u1, no gap needed beyond the margin of 1 ms.
     rig.masks(Masks {
-        latency: 0b01,
         bulk: 0b10,
-        alive: 0b11,
-        ejected: 0,
+        ..only(0)
     });
-    let fat = packet(1, 1000 - 42); // 1,000 bytes
-    let burst = |rig: &Rig, n: usize, ctx: Ctx| {
-        for _ in 0..n {
-            rig.run(0, &fat, ctx);
-            rig.clear_note();
-        }
-    };
-    let plain = Ctx::default();
+    let fat = packet(1, 1000 - 42);
     let mut seen = vec![];
     let mut by = 0;
     within_a_window(|| {
-        burst(rig, 10, plain);
-        seen.push(class(rig));
-        burst(rig, 1, plain);
-        seen.push(class(rig));
+        for n in [10, 1] {
+            burst(rig, n, PLAIN);
+            seen.push(rig.flow().class);
+        }
         // From the first packet that should leave on, gaps are exact.
         rig.send(0, &fat);
         sleep(ms(3));
@@ -73,20 +86,16 @@ fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
     assert_eq!(seen, [Class::Latency, Class::Bulk], "10 and 11 packets");
     assert_eq!(by, 1, "a bulk flow belongs on u1");
     // Between the thresholds it stays what it is: 7 packets a window, from either side.
-    for _ in 0..3 {
-        sleep(ms(65));
-        within_a_window(|| burst(rig, 7, plain))?;
-        assert_eq!(class(rig), Class::Bulk, "hysteresis");
-    }
+    stays(rig, Class::Bulk, 7, PLAIN)?;
     // A quiet window and one packet to see its end; the first ends the busy window.
     let single = |rig: &Rig| {
         sleep(ms(65));
         let before = coarse();
-        burst(rig, 1, plain);
+        burst(rig, 1, PLAIN);
         (before, coarse())
     };
     let (first, second) = (single(rig), single(rig));
-    assert_eq!(class(rig), Class::Latency, "quiet");
+    assert_eq!(rig.flow().class, Class::Latency, "quiet");
     let rate = f64::from(rig.flow().rate_bps);
     let [longest, shortest] = [second.1 - first.0, second.0 - first.1].map(|t| t.as_secs_f64());
     assert!(
@@ -97,29 +106,16 @@ fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
     rig.send(0, &fat);
     sleep(ms(5));
     assert_eq!(rig.send(0, &fat), 0, "a latency flow belongs on u0");
-    for _ in 0..3 {
-        sleep(ms(65));
-        burst(rig, 7, plain);
-        assert_eq!(class(rig), Class::Latency, "hysteresis");
-    }
+    stays(rig, Class::Latency, 7, PLAIN)?;
     // One GSO packet in a window: not latency, however low the rate.
     sleep(ms(65));
-    within_a_window(|| burst(rig, 12, plain))?;
-    assert_eq!(class(rig), Class::Bulk);
-    let gso = Ctx {
-        gso_segs: 2,
-        gso_size: 500,
-        ..plain
-    };
-    for _ in 0..3 {
-        sleep(ms(65));
-        burst(rig, 1, gso);
-        assert_eq!(class(rig), Class::Bulk, "sends GSO packets");
-    }
+    within_a_window(|| burst(rig, 12, PLAIN))?;
+    assert_eq!(rig.flow().class, Class::Bulk);
+    stays(rig, Class::Bulk, 1, Ctx::gso(500))?;
     // The last GSO packet ended its window itself.
     sleep(ms(65));
-    burst(rig, 1, plain);
-    assert_eq!(class(rig), Class::Latency);
+    burst(rig, 1, PLAIN);
+    assert_eq!(rig.flow().class, Class::Latency);
     Some(())
 }
 
@@ -130,27 +126,13 @@ fn packets_that_ask_for_low_latency_get_it() {
         rig.masks(BOTH);
         for v6 in [false, true] {
             // DSCP 32 and up: CS4, AF41, EF, CS6, with ECN bits too; CS3, AF33, default not.
-            let dscp = [
-                0x80, 0x88, 0xb8, 0xc0, 0xe0, 0xb9, 0x83, 0x60, 0x78, 0x7f, 0, 3,
-            ];
-            for (dsfield, class) in dscp.map(|d: u8| {
-                (
-                    d,
-                    if d >= 0x80 {
-                        Class::Latency
-                    } else {
-                        Class::Bulk
-                    },
-                )
-            }) {
-                let p = Ip {
-                    dsfield,
-                    ..Ip::new(v6, UDP, udp(1, 2, 1300))
-                }
-                .on(0);
+            let high = [0x80, 0x88, 0xb8, 0xc0, 0xe0, 0xb9, 0x83].map(|d| (d, Class::Latency));
+            let low = [0x60, 0x78, 0x7f, 0, 3].map(|d| (d, Class::Bulk));
+            for (dsfield, class) in high.into_iter().chain(low) {
+                let ip = Ip::new(v6, UDP, udp(1, 2, 1300)).with(|ip| ip.dsfield = dsfield);
                 when_quick_enough(|| {
                     rig.clear_flows();
-                    within_a_window(|| (0..12).for_each(|_| _ = rig.send(0, &p)))
+                    within_a_window(|| (0..12).for_each(|_| _ = rig.send_ip(0, &ip)))
                 });
                 assert_eq!(rig.flow().class, class, "{dsfield:#x}");
             }
@@ -163,43 +145,23 @@ fn thin_tcp_flows_of_full_sized_packets_are_bulk() {
     in_netns(|| {
         let mut rig = Rig::new(&settings()); // window 50 ms; elastic above 3,000 bytes
         rig.masks(BOTH);
-        let plain = Ctx::default();
-        // (protocol, packets of a window, their payload, class then, class at a lower rate)
-        for (name, l4, n, class, after) in [
-            (
-                "four of 1,014 bytes by TCP",
-                tcp(1, 2, 0x10, 948),
-                4,
-                Class::Bulk,
-                Class::Bulk,
-            ),
+        let ack = |len| Ip::v4(TCP, tcp(1, 2, ACK, len)).on(0);
+        // Packets, how many in a window, and the class then and at a lower rate.
+        for (name, p, n, class, after) in [
+            ("1,014 bytes by TCP", ack(948), 4, Class::Bulk, Class::Bulk),
             (
                 "as many by UDP",
-                udp(1, 2, 972),
+                packet(1, 972),
                 4,
                 Class::Latency,
                 Class::Latency,
             ),
-            (
-                "eight of 514 by TCP",
-                tcp(1, 2, 0x10, 448),
-                8,
-                Class::Latency,
-                Class::Latency,
-            ),
-            (
-                "two of 1,014 by TCP",
-                tcp(1, 2, 0x10, 948),
-                2,
-                Class::Latency,
-                Class::Latency,
-            ),
+            ("514 by TCP", ack(448), 8, Class::Latency, Class::Latency),
+            ("1,014 by TCP", ack(948), 2, Class::Latency, Class::Latency),
         ] {
-            let proto = if name.contains("UDP") { UDP } else { TCP };
-            let p = Ip::v4(proto, l4).on(0);
             let window = |n| {
                 for _ in 0..n {
-                    rig.run(0, &p, plain);
+                    rig.run(0, &p, PLAIN);
                     rig.clear_note();
                 }
             };
@@ -214,12 +176,12 @@ fn thin_tcp_flows_of_full_sized_packets_are_bulk() {
                     rig.flow().class == class
                 })
             };
-            assert!(settled(class, n), "{name}");
+            assert!(settled(class, n), "{n} of {name}");
             for _ in 0..3 {
                 sleep(ms(65));
                 window(1);
             }
-            assert_eq!(rig.flow().class, after, "{name}, then one a window");
+            assert_eq!(rig.flow().class, after, "{n} of {name}, then one a window");
         }
     });
 }

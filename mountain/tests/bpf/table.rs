@@ -2,7 +2,7 @@
 //! The flow table (bpf/steer/flow_table.h), through BPF_PROG_RUN: who is in it, and who has to go.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -27,12 +27,7 @@ fn rig(flow_entries: u32) -> Rig {
 fn flow(i: u32) -> (Vec<u8>, FlowKey) {
     let (sport, v6) = (1 + (i >> 1) as u16, i % 2 == 1);
     let ip = Ip::new(v6, UDP, udp(sport, 2, 10));
-    let key = FlowKey {
-        source: SocketAddr::new(ip.src, sport),
-        destination: SocketAddr::new(ip.dst, 2),
-        proto: ip.proto,
-    };
-    (ip.on(0), key)
+    (ip.on(0), ip.key(sport, 2))
 }
 
 fn keys(rig: &Rig) -> HashSet<FlowKey> {
@@ -129,8 +124,8 @@ fn every_field_of_the_key_tells_flows_apart() {
             ];
             let before = rig.stat("flow_new");
             for (i, packet) in packets.iter().enumerate() {
-                rig.send(0, &packet.on(0));
-                rig.send(0, &packet.on(0));
+                rig.send_ip(0, packet);
+                rig.send_ip(0, packet);
                 assert_eq!(rig.stat("flow_new") - before, i as u64 + 1, "IPv6: {v6}");
             }
         }

@@ -10,21 +10,17 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::rig::net::*;
-use crate::rig::{ifindex, in_netns, ip, ms, only, patient, settings, BOTH};
+use crate::rig::{ejected, ifindex, in_netns, ip, ms, only, patient, settings, BOTH};
 use crate::support::tcx::{program_ids_on, programs_on};
-use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, SteerProgram};
+use mountain::bpf::{PathMasks as Masks, Settings, SteerProgram};
 use nix::sys::socket::{setsockopt, sockopt};
+use testkit::TestNamespace;
 
 /// Set for the copy of this test binary that is there to be killed.
 const CHILD: &str = "MOUNTAIN_TEST_HOLD_STEER";
 
 /// Path 0 is left at once.
-const EJECTED_0: Masks = Masks {
-    latency: 0b10,
-    bulk: 0b10,
-    alive: 0b11,
-    ejected: 0b01,
-};
+const EJECTED_0: Masks = ejected(0b01, only(1));
 
 /// Flows from the client to a sink.
 fn sources(n: usize, v6: bool, sink: &Sink) -> Vec<Source> {
@@ -75,19 +71,17 @@ fn flows_stay_and_counters_go_on_when_another_program_takes_over() {
         let sink = Sink::start(&host, false);
         let mut steer = steer_two(&patient());
         let mut sources = sources(16, false, &sink);
-        let uplinks = || [program_ids_on("u0"), program_ids_on("u1")];
+        let uplinks = || ["u0", "u1"].map(program_ids_on);
         pace(&mut sources, 10, ms(2));
         // All are on path 0. A table that forgot them would have them spread over both.
         masks(&mut steer, BOTH);
         let mut known = Vec::new();
-        for (round, program) in [
+        let programs = [
             SteerProgram::ArgmaxLoad,
             SteerProgram::Steer,
             SteerProgram::ArgmaxLoad,
-        ]
-        .into_iter()
-        .enumerate()
-        {
+        ];
+        for (round, program) in programs.into_iter().enumerate() {
             let (before, sent) = (steer.stats().unwrap(), steer.traffic(0).unwrap().packets);
             let replaced = uplinks();
             steer.run(program).unwrap();
@@ -137,7 +131,7 @@ fn a_program_that_cannot_be_loaded_leaves_the_old_one() {
         let mut steer = steer_two(&patient());
         let mut sources = sources(8, false, &sink);
         pace(&mut sources, 5, ms(2));
-        let before = [program_ids_on("u0"), program_ids_on("u1")];
+        let before = ["u0", "u1"].map(program_ids_on);
         let (soft, hard) = getrlimit(RLIMIT_NOFILE).unwrap();
         let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
         setrlimit(RLIMIT_NOFILE, next as u64 + 2, hard).unwrap();
@@ -146,7 +140,7 @@ fn a_program_that_cannot_be_loaded_leaves_the_old_one() {
         let why = format!("{:#}", refused.unwrap_err());
         assert!(why.contains("argmax-load"), "{why}");
         assert_eq!(steer.running(), SteerProgram::Steer);
-        assert_eq!([program_ids_on("u0"), program_ids_on("u1")], before);
+        assert_eq!(["u0", "u1"].map(program_ids_on), before);
         masks(&mut steer, only(1));
         sleep(FLOWLET);
         pace(&mut sources, 5, ms(2));
@@ -183,10 +177,10 @@ fn a_flow_without_a_gap_stays_until_forced() {
 
 /// Sends `total` bytes of a pattern and returns what the receiver made of it; `during` is called
 /// again and again with the connection and the bytes sent so far.
-fn stream(host: &Ns, v6: bool, total: usize, mut during: impl FnMut(&TcpStream, usize)) {
+fn stream(host: &TestNamespace, v6: bool, total: usize, mut during: impl FnMut(&TcpStream, usize)) {
     let byte = |i: usize| (i.wrapping_mul(2_654_435_761) >> 13) as u8;
     let pattern: Vec<u8> = (0..1 << 20).map(byte).collect();
-    let listener = host.run(move || TcpListener::bind((server(v6), 0)).unwrap());
+    let listener = host.with(move || TcpListener::bind((server(v6), 0)).unwrap());
     let addr = listener.local_addr().unwrap();
     let expected = pattern.clone();
     let receiver = host.spawn(move || {
@@ -205,26 +199,16 @@ fn stream(host: &Ns, v6: bool, total: usize, mut during: impl FnMut(&TcpStream, 
             got += n;
         }
     });
-    let socket = socket2::Socket::new(
-        if v6 {
-            socket2::Domain::IPV6
-        } else {
-            socket2::Domain::IPV4
-        },
-        socket2::Type::STREAM,
-        None,
-    )
-    .unwrap();
+    let domain = socket2::Domain::for_address(addr);
+    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(client(v6), 0).into()).unwrap();
     socket.connect(&addr.into()).unwrap();
     let mut conn: TcpStream = socket.into();
     let mut sent = 0;
     while sent < total {
         let at = sent % pattern.len();
-        let n = conn
-            .write(&pattern[at..pattern.len().min(at + (total - sent))])
-            .unwrap();
-        sent += n;
+        let end = pattern.len().min(at + (total - sent));
+        sent += conn.write(&pattern[at..end]).unwrap();
         during(&conn, sent);
     }
     let reordering = tcp_info(&conn).tcpi_reordering;
@@ -253,14 +237,8 @@ fn tcp_info(conn: &TcpStream) -> libc::tcp_info {
     unsafe {
         let mut info: libc::tcp_info = std::mem::zeroed();
         let mut len = size_of_val(&info) as libc::socklen_t;
-        let ptr = (&raw mut info).cast();
-        let ret = libc::getsockopt(
-            conn.as_raw_fd(),
-            libc::SOL_TCP,
-            libc::TCP_INFO,
-            ptr,
-            &mut len,
-        );
+        let (fd, ptr) = (conn.as_raw_fd(), (&raw mut info).cast());
+        let ret = libc::getsockopt(fd, libc::SOL_TCP, libc::TCP_INFO, ptr, &mut len);
         assert_eq!(ret, 0);
         info
     }
@@ -272,7 +250,7 @@ fn tcp_moves_at_full_size() {
         in_netns(move || {
             let host = two_hosts();
             let mut steer = steer_two(&patient());
-            let count = |host: &Ns| host.run(|| ["s0", "s1"].map(received));
+            let count = |host: &TestNamespace| host.with(|| ["s0", "s1"].map(received));
             const TOTAL: usize = 96 << 20;
             let (mut part, mut at) = (0, vec![count(&host)]);
             stream(&host, v6, TOTAL, |conn, sent| {
@@ -338,16 +316,16 @@ fn dropping_it_leaves_nothing() {
         let mut sources = sources(8, false, &sink);
         pace(&mut sources, 5, ms(2));
         let mut steer = steer_two(&patient());
-        assert_eq!([programs_on("u0"), programs_on("u1")], [1, 1]);
+        assert_eq!(["u0", "u1"].map(programs_on), [1, 1]);
         masks(&mut steer, EJECTED_0);
         pace(&mut sources, 5, ms(2));
         steer.attach_to(&[ifindex("u1")]).unwrap();
-        assert_eq!([programs_on("u0"), programs_on("u1")], [0, 1]);
+        assert_eq!(["u0", "u1"].map(programs_on), [0, 1]);
         steer.attach_to(&[ifindex("u0"), ifindex("u1")]).unwrap();
-        assert_eq!([programs_on("u0"), programs_on("u1")], [1, 1]);
+        assert_eq!(["u0", "u1"].map(programs_on), [1, 1]);
         pace(&mut sources, 5, ms(2));
         drop(steer);
-        assert_eq!([programs_on("u0"), programs_on("u1")], [0, 0]);
+        assert_eq!(["u0", "u1"].map(programs_on), [0, 0]);
         sleep(ms(5));
         pace(&mut sources, 5, ms(2));
         let by = all_in_order(&sources, &sink.finish());
@@ -389,7 +367,7 @@ fn killed_it_leaves_nothing() {
         if attached {
             pace(&mut sources, 5, ms(2));
         }
-        let programs = [programs_on("u0"), programs_on("u1")];
+        let programs = ["u0", "u1"].map(programs_on);
         child.kill().unwrap(); // SIGKILL
         pace(&mut sources, 20, ms(2));
         child.wait().unwrap();
@@ -397,11 +375,8 @@ fn killed_it_leaves_nothing() {
         assert_eq!(programs, [1, 1]);
         // The kernel releases links of a dead process in its own time.
         let deadline = Instant::now() + ms(10_000);
-        while [programs_on("u0"), programs_on("u1")] != [0, 0] {
-            assert!(
-                Instant::now() < deadline,
-                "still attached 10 s after the kill"
-            );
+        while ["u0", "u1"].map(programs_on) != [0, 0] {
+            assert!(Instant::now() < deadline, "still attached");
             sleep(ms(5));
         }
         pace(&mut sources, 5, ms(2));
@@ -418,30 +393,26 @@ fn forwarded_traffic_moves() {
     for v6 in [false, true] {
         in_netns(move || {
             let host = two_hosts();
-            let inside = Ns::new();
+            let inside = TestNamespace::new("inside");
+            let far = &inside.name;
             ip(&format!(
-                "link add lan type veth peer name eth0 netns {}",
-                inside.path()
+                "link add lan type veth peer name eth0 netns {far}"
             ));
             ip("addr add 10.2.0.1/24 dev lan");
             ip("addr add fd00:2::1/64 dev lan nodad");
             ip("link set lan up");
             sysctl("ipv4/ip_forward", "1");
             sysctl("ipv6/conf/all/forwarding", "1");
-            let (from, sink) = (
-                if v6 { "fd00:2::2" } else { "10.2.0.2" },
-                Sink::start(&host, v6),
-            );
+            inside.bring_up("eth0", &["10.2.0.2/24", "fd00:2::2/64"]);
+            inside.ip("route add default via 10.2.0.1");
+            inside.ip("-6 route add default via fd00:2::1");
+            let from = if v6 { "fd00:2::2" } else { "10.2.0.2" };
+            let sink = Sink::start(&host, v6);
             let addr = sink.addr;
             let mut steer = steer_two(&patient());
             let (go, turn) = std::sync::mpsc::channel::<()>();
             let (done, wait) = std::sync::mpsc::channel::<()>();
             let sender = inside.spawn(move || {
-                ip("addr add 10.2.0.2/24 dev eth0");
-                ip("addr add fd00:2::2/64 dev eth0 nodad");
-                ip("link set eth0 up");
-                ip("route add default via 10.2.0.1");
-                ip("-6 route add default via fd00:2::1");
                 let mut sources: Vec<Source> = (0..16)
                     .map(|_| Source::new(from.parse().unwrap(), addr))
                     .collect();
@@ -477,15 +448,9 @@ fn an_unresolved_neighbour_costs_no_packet() {
         // All on path 1 as far as the policy goes, whose gateway nobody can resolve.
         ip("neigh del 10.0.1.2 dev u1");
         ip("link set u1 arp off");
-        steer
-            .set_path(
-                1,
-                &ProgramPath {
-                    mac: None,
-                    ..path(1)
-                },
-            )
-            .unwrap();
+        let mut unresolved = path(1);
+        unresolved.mac = None;
+        steer.set_path(1, &unresolved).unwrap();
         masks(&mut steer, only(1));
         // By the kernel's choice, as long as that is u0.
         ip(
@@ -517,7 +482,7 @@ fn port_unreachable_travels_with_the_flow() {
             });
             for member in [0, 1, 0, 1] {
                 masks(&mut steer, only(member));
-                let peer = host.run(move || std::net::UdpSocket::bind((server(v6), 0)).unwrap());
+                let peer = host.with(move || std::net::UdpSocket::bind((server(v6), 0)).unwrap());
                 let mut source = Source::new(client(v6), peer.local_addr().unwrap());
                 source.send(10);
                 peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -526,7 +491,7 @@ fn port_unreachable_travels_with_the_flow() {
                 drop(source);
                 // New flows would go by the other path now; this one had no gap.
                 masks(&mut steer, only(1 - member));
-                let count = || host.run(|| ["s0", "s1"].map(|d| received(d).0));
+                let count = || host.with(|| ["s0", "s1"].map(|d| received(d).0));
                 let before = count();
                 for _ in 0..5 {
                     peer.send(b"anyone?").unwrap();
@@ -535,12 +500,9 @@ fn port_unreachable_travels_with_the_flow() {
                 }
                 let after = count();
                 let came = [0, 1].map(|d| after[d] - before[d]);
+                let (right, wrong) = (came[member as usize], came[1 - member as usize]);
                 assert!(
-                    came[member as usize] >= 5,
-                    "IPv6 {v6}, member {member}: {came:?}"
-                );
-                assert!(
-                    came[1 - member as usize] < 5,
+                    right >= 5 && wrong < 5,
                     "IPv6 {v6}, member {member}: {came:?}"
                 );
             }
@@ -553,53 +515,32 @@ fn large_pings_work_with_a_smaller_mtu_on_the_other_path() {
     in_netns(|| {
         let host = two_hosts();
         ip("link set u1 mtu 1280");
-        host.run(|| ip("link set s1 mtu 1280"));
+        host.with(|| ip("link set s1 mtu 1280"));
         // The kernel sends it by u0; replies too.
         ip("route replace 10.255.0.2 src 10.255.0.1 via 10.0.0.2 dev u0");
-        host.run(|| ip("route replace 10.255.0.1 src 10.255.0.2 via 10.0.0.1 dev s0"));
+        host.with(|| ip("route replace 10.255.0.1 src 10.255.0.2 via 10.0.0.1 dev s0"));
         let mut steer = steer_two(&patient());
         for id in [1, 3] {
-            steer
-                .set_path(
-                    id,
-                    &ProgramPath {
-                        mtu: 1280,
-                        ..path(id)
-                    },
-                )
-                .unwrap();
+            let mut small = path(id);
+            small.mtu = 1280;
+            steer.set_path(id, &small).unwrap();
         }
         masks(&mut steer, only(1));
         let ping = |size: &str| {
             let out = Command::new("ping")
-                .args([
-                    "-M",
-                    "do",
-                    "-s",
-                    size,
-                    "-c",
-                    "10",
-                    "-i",
-                    "0.01",
-                    "-W",
-                    "1",
-                    "10.255.0.2",
-                ])
-                .output()
-                .expect("ping");
-            let text = String::from_utf8_lossy(&out.stdout).into_owned();
+                .args("-M do -c 10 -i 0.01 -W 1 10.255.0.2 -s".split(' '))
+                .arg(size)
+                .output();
+            let text = testkit::ok("ping", out);
             assert!(text.contains(" 0% packet loss"), "{text}");
         };
-        let s1 = || host.run(|| received("s1").0);
+        let s1 = || host.with(|| received("s1").0);
         let before = s1();
         ping("1472");
         assert_eq!(steer.stats().unwrap()["pass_mtu"], 10);
         let between = s1();
-        assert!(
-            between - before < 5,
-            "moved to the small MTU: {}",
-            between - before
-        );
+        let moved = between - before;
+        assert!(moved < 5, "moved to the small MTU: {moved}");
         ping("1200");
         assert!(s1() - between >= 10, "small ones do not move");
         assert_eq!(steer.stats().unwrap()["pass_mtu"], 10);

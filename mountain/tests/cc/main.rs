@@ -14,7 +14,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
@@ -22,7 +22,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::query::ProgInfoIter;
-use serde_json::Value;
+use mountain::cc::flows::{BrakeState, CcFlow};
+use mountain::cc::status::{CcDetails, CcStatus};
+use mountain::cc::Behaviour;
 use socket2::{Domain, SockRef, Socket, Type};
 use support::{wait_until, Ns, LEAVE, MOUNTAIN};
 
@@ -45,8 +47,21 @@ impl Name {
         ns.mountain_fails(&format!("cc {args} --name {}", self.0))
     }
 
-    fn status(&self, ns: &Ns) -> Value {
+    fn status(&self, ns: &Ns) -> CcStatus {
         serde_json::from_str(&self.cc(ns, "status --json")).unwrap()
+    }
+
+    /// What there is while it is enabled.
+    fn details(&self, ns: &Ns) -> CcDetails {
+        self.status(ns).details.expect("it is enabled")
+    }
+
+    fn behaviour(&self, ns: &Ns) -> Option<Behaviour> {
+        self.details(ns).settings.behaviour
+    }
+
+    fn flows(&self, ns: &Ns) -> Vec<CcFlow> {
+        serde_json::from_str(&self.cc(ns, "top --json")).unwrap()
     }
 
     fn is_available(&self) -> bool {
@@ -55,10 +70,9 @@ impl Name {
     }
 
     fn has_pins(&self) -> bool {
-        PathBuf::from("/sys/fs/bpf/mountain/cc")
-            .join(&self.0)
-            .exists()
-            || PathBuf::from(format!("/run/mountain/cc-{}.json", self.0)).exists()
+        let pins = format!("/sys/fs/bpf/mountain/cc/{}", self.0);
+        let record = format!("/run/mountain/cc-{}.json", self.0);
+        [pins, record].iter().any(|path| Path::new(path).exists())
     }
 }
 
@@ -91,10 +105,8 @@ fn pair(name: Option<&str>) -> std::io::Result<(TcpStream, TcpStream)> {
 
 fn congestion(stream: &TcpStream) -> String {
     let bytes = SockRef::from(stream).tcp_congestion().unwrap();
-    String::from_utf8(bytes)
-        .unwrap()
-        .trim_end_matches('\0')
-        .to_owned()
+    let name = String::from_utf8(bytes).unwrap();
+    name.trim_end_matches('\0').to_owned()
 }
 
 /// The `i`-th byte of what is sent, for any i without a period that TCP could hide in.
@@ -140,10 +152,7 @@ fn transfer(mut from: TcpStream, mut to: TcpStream, bytes: u64) {
 fn enable_transfer_disable() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     let off = name.status(&ns);
-    assert_eq!(
-        (&off["enabled"], &off["taken"]),
-        (&false.into(), &false.into())
-    );
+    assert_eq!((off.enabled, off.taken), (false, Some(false)));
     assert!(name.fails(&ns, "top").contains("cc enable"));
 
     let said = name.cc(&ns, "enable");
@@ -180,11 +189,8 @@ fn no_privilege_is_needed_to_choose_it() {
         s=socket.socket();s.setsockopt(6,13,sys.argv[1].encode());\
         print(s.getsockopt(6,13,16).rstrip(b'\\0').decode(),os.geteuid(),\
         *(l.split()[1] for l in open('/proc/self/status') if l.startswith('CapEff')))";
-    let output = ns
-        .command("python3")
-        .args(["-c", script, &name.0])
-        .output()
-        .unwrap();
+    let mut python = ns.command("python3");
+    let output = python.args(["-c", script, &name.0]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let expected = format!("{} 65534 0000000000000000", name.0);
     assert_eq!(said.trim(), expected, "{output:?}; allowed: {allowed}");
@@ -203,7 +209,7 @@ fn a_wrong_name_fails() {
     }
     // Cubic is as it was.
     assert!(ns.with(|| pair(Some("cubic")).is_ok()));
-    assert!(!PathBuf::from("/sys/fs/bpf/mountain/cc/cubic").exists());
+    assert!(!Path::new("/sys/fs/bpf/mountain/cc/cubic").exists());
     let error = ns.mountain_fails("cc disable --name=cubic");
     assert!(error.contains("nothing is changed"), "{error}");
 }
@@ -213,18 +219,14 @@ fn a_registration_that_was_taken_away_is_repaired() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
     let link = format!("/sys/fs/bpf/mountain/cc/{}/link", name.0);
-    let detach = Command::new("bpftool")
-        .args(["link", "detach", "pinned", &link])
-        .output()
-        .unwrap();
-    assert!(detach.status.success(), "{detach:?}");
+    ns.run(&format!("bpftool link detach pinned {link}"));
     assert!(!name.is_available());
-    assert_eq!(name.status(&ns)["registered"], false);
+    assert!(!name.details(&ns).registered);
     assert!(name.cc(&ns, "status").contains("NOT REGISTERED"));
     let said = name.cc(&ns, "enable");
     assert!(said.contains("it is back"), "{said}");
     assert!(name.is_available());
-    assert_eq!(name.status(&ns)["registered"], true);
+    assert!(name.details(&ns).registered);
     // And now it is one like any other.
     assert!(name.cc(&ns, "enable").contains("is replaced"));
     name.cc(&ns, "disable");
@@ -235,11 +237,8 @@ fn a_registration_that_was_taken_away_is_repaired() {
 #[test]
 fn a_half_made_registration_is_ours() {
     let (ns, name) = (Ns::new("cc"), Name::new());
-    let at = |file: &str| {
-        PathBuf::from("/sys/fs/bpf/mountain/cc")
-            .join(&name.0)
-            .join(file)
-    };
+    let pins = Path::new("/sys/fs/bpf/mountain/cc").join(&name.0);
+    let at = |file: &str| pins.join(file);
     let half = || {
         name.cc(&ns, "enable");
         fs::rename(at("link"), at("link-new")).unwrap();
@@ -256,7 +255,7 @@ fn a_half_made_registration_is_ours() {
     let said = name.cc(&ns, "enable");
     assert!(said.contains("is replaced"), "{said}");
     assert!(at("link").exists() && !at("link-new").exists());
-    assert_eq!(name.status(&ns)["registered"], true);
+    assert!(name.details(&ns).registered);
     name.cc(&ns, "disable");
     assert!(!name.is_available() && !name.has_pins());
 }
@@ -284,15 +283,12 @@ fn the_service_keeps_to_one_name() {
 fn the_behaviour_is_chosen_by_an_option_and_a_file_of_an_earlier_version_harms_nobody() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable --config /nonexistent.toml");
-    assert_eq!(name.status(&ns)["settings"]["behaviour"], "brake");
+    assert_eq!(name.behaviour(&ns), Some(Behaviour::Brake));
     name.cc(&ns, "enable --behaviour published");
-    assert_eq!(name.status(&ns)["settings"]["behaviour"], "published");
+    assert_eq!(name.behaviour(&ns), Some(Behaviour::Published));
     name.fails(&ns, "enable --behaviour reno");
-    assert_eq!(
-        name.status(&ns)["settings"]["behaviour"],
-        "published",
-        "as it was"
-    );
+    // As it was.
+    assert_eq!(name.behaviour(&ns), Some(Behaviour::Published));
 }
 
 /// Instructions that the verifier looked at in each `mountain_main` there is, by the program's id.
@@ -388,35 +384,23 @@ fn disable_and_replace_while_flows_run() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
     let load = Load::start(&ns, &name.0, 4);
-    let until = Instant::now() + Duration::from_secs(5);
-    let flows = loop {
-        let flows: Value = serde_json::from_str(&name.cc(&ns, "top --json")).unwrap();
-        let flows = flows.as_array().unwrap().clone();
-        let busy = flows
-            .iter()
-            .filter(|f| f["acks"].as_u64() > Some(100))
-            .count();
-        if busy == 4 || Instant::now() > until {
-            break flows;
-        }
-        thread::sleep(Duration::from_millis(50));
-    };
-    assert_eq!(flows.len(), 4, "{flows:?}");
+    let mut flows = vec![];
+    wait_until("four flows are busy", LEAVE, || {
+        flows = name.flows(&ns);
+        flows.len() == 4 && flows.iter().all(|f| f.acks > 100)
+    });
     for flow in &flows {
-        assert!(flow["acks"].as_u64() > Some(100), "{flow}");
-        assert!(flow["min_rtt_us"].as_u64() < Some(1_000_000), "{flow}");
-        assert!(flow["remote"].as_str().unwrap().starts_with("127.0.0.1:"));
+        assert!(flow.min_rtt_us < 1_000_000, "{flow:?}");
+        assert!(flow.remote.ip().is_loopback() && flow.remote.is_ipv4());
     }
     let said = name.cc(&ns, "enable");
     assert!(said.contains("replaced"), "{said}");
     // The flows of the program before are still on the list.
-    assert_eq!(name.status(&ns)["flows"]["live"], 4);
+    assert_eq!(name.details(&ns).flows.live, 4);
     name.cc(&ns, "disable");
     let cc = name.0.clone();
-    assert!(
-        ns.with(move || pair(Some(&cc)).is_err()),
-        "for new flows it is gone"
-    );
+    let refused = ns.with(move || pair(Some(&cc)).is_err());
+    assert!(refused, "for new flows it is gone");
     thread::sleep(Duration::from_millis(300));
     let rounds = load.finish();
     assert!(rounds.iter().all(|n| *n > 100), "{rounds:?}");
@@ -448,9 +432,9 @@ fn five_hundred_flows_at_once() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
     let load = Load::start(&ns, &name.0, 500);
-    let wait_live = |n: u64| {
+    let wait_live = |n| {
         wait_until(&format!("{n} flows live"), LEAVE, || {
-            name.status(&ns)["flows"]["live"] == n
+            name.details(&ns).flows.live == n
         });
     };
     wait_live(500);
@@ -470,9 +454,8 @@ fn a_socket_may_change_its_mind() {
     let cc = name.0.clone();
     ns.with(move || {
         let (from, to) = pair(Some("reno")).unwrap();
-        SockRef::from(&from)
-            .set_tcp_congestion(cc.as_bytes())
-            .unwrap();
+        let socket = SockRef::from(&from);
+        socket.set_tcp_congestion(cc.as_bytes()).unwrap();
         let mut again = from.try_clone().unwrap();
         let mut far = to.try_clone().unwrap();
         let half = thread::spawn(move || far.read_exact(&mut vec![0; 200_000]));
@@ -482,7 +465,7 @@ fn a_socket_may_change_its_mind() {
         assert_eq!(congestion(&from), "cubic");
         transfer(from, to, 1_000_000);
     });
-    assert_eq!(name.status(&ns)["flows"]["live"], 0);
+    assert_eq!(name.details(&ns).flows.live, 0);
 }
 
 #[test]
@@ -497,14 +480,12 @@ fn ipv6_and_another_host() {
     let from = client.with(move || {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
         socket.set_tcp_congestion(cc.as_bytes()).unwrap();
-        socket
-            .connect_timeout(&to.into(), Duration::from_secs(5))
-            .unwrap();
+        let limit = Duration::from_secs(5);
+        socket.connect_timeout(&to.into(), limit).unwrap();
         TcpStream::from(socket)
     });
     let far = listener.accept().unwrap().0;
     transfer(from.try_clone().unwrap(), far, 20_000_000 - 1);
-    let flows: Value = serde_json::from_str(&name.cc(&client, "top --json")).unwrap();
-    assert_eq!(flows[0]["remote"], "[fd77::2]:7300", "{flows}");
+    assert_eq!(name.flows(&client)[0].remote, to);
     drop(from);
 }

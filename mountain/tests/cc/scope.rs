@@ -80,14 +80,12 @@ fn a_cgroup_uses_it_and_others_do_not() {
     assert!(error.contains("no cgroup nonesuch.slice"), "{error}");
     let error = name.fails(&ns, "enable --cgroup /tmp");
     assert!(error.contains("/tmp is no cgroup of version 2"), "{error}");
-    assert!(
-        !name.is_available(),
-        "nothing is done when an argument is wrong"
-    );
+    // Nothing is done when an argument is wrong.
+    assert!(!name.is_available());
 
     let path = cgroup.0.display().to_string();
     name.cc(&ns, &format!("enable --cgroup {path}"));
-    assert_eq!(name.status(&ns)["cgroups"][0], *path);
+    assert_eq!(name.details(&ns).cgroups[0], Path::new(&path));
     // A connection of a process inside, seen from its own /proc: python says which it uses.
     let script = "import socket;l=socket.create_server(('127.0.0.1',0));\
         c=socket.create_connection(l.getsockname());a,_=l.accept();\
@@ -118,19 +116,13 @@ fn a_cgroup_that_is_gone_is_forgotten() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     let [path, other] = [&gone, &stays].map(|c| c.0.display().to_string());
     name.cc(&ns, &format!("enable --cgroup {path} --cgroup {other}"));
-    assert_eq!(name.status(&ns)["cgroups"].as_array().unwrap().len(), 2);
+    assert_eq!(name.details(&ns).cgroups.len(), 2);
     drop(gone);
     // The kernel lets go of it in its own time.
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
+    wait_until("only the other one is left", LEAVE, || {
         name.cc(&ns, "enable");
-        let cgroups = name.status(&ns)["cgroups"].clone();
-        if cgroups == serde_json::json!([other]) {
-            break;
-        }
-        assert!(Instant::now() < until, "{cgroups}");
-        thread::sleep(Duration::from_millis(50));
-    }
+        name.details(&ns).cgroups == [stays.0.as_path()]
+    });
     name.cc(&ns, "disable");
     assert!(!name.is_available() && !name.has_pins());
 }

@@ -69,24 +69,26 @@ impl Routed {
     }
 
     /// What `top` says of the only flow.
-    fn flow(&self, name: &Name) -> Value {
-        let flows: Value = serde_json::from_str(&name.cc(&self.client, "top --json")).unwrap();
-        assert_eq!(flows.as_array().unwrap().len(), 1, "{flows}");
-        flows[0].clone()
+    fn flow(&self, name: &Name) -> CcFlow {
+        let mut flows = name.flows(&self.client);
+        assert_eq!(flows.len(), 1, "{flows:?}");
+        flows.remove(0)
     }
 
     /// Waits until the only flow is as wanted.
-    fn wait(&self, name: &Name, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let mut last = Value::Null;
+    fn wait(&self, name: &Name, what: &str, wanted: impl Fn(&CcFlow) -> bool) -> CcFlow {
         let end = Instant::now() + LIMIT;
-        while Instant::now() < end {
-            last = self.flow(name);
-            if wanted(&last) {
-                return last;
+        loop {
+            let flow = self.flow(name);
+            if wanted(&flow) {
+                return flow;
             }
+            assert!(
+                Instant::now() < end,
+                "not within {LIMIT:?}: {what}: {flow:#?}"
+            );
             thread::sleep(Duration::from_millis(20));
         }
-        panic!("not within {LIMIT:?}: {what}: {last:#}");
     }
 }
 
@@ -148,12 +150,42 @@ impl Drop for Source {
     }
 }
 
-fn is_off(flow: &Value) -> bool {
-    flow["limit_bps"].is_null()
+fn is_off(flow: &CcFlow) -> bool {
+    flow.limit_bps.is_none()
 }
 
-fn brakes(flow: &Value) -> u64 {
-    flow["engagements"].as_u64().unwrap()
+/// A connection over a path of 40 Mbit/s whose rate is found, with the flow as it is then.
+struct Running {
+    near: TcpStream,
+    all: Receiver<u64>,
+    source: Source,
+    flow: CcFlow,
+}
+
+impl Running {
+    fn new(net: &Routed, name: &Name) -> Self {
+        net.shape("a0", 40);
+        name.cc(&net.client, "enable");
+        let (near, far) = net.connect(name);
+        let all = sink(far);
+        let source = Source::start(near.try_clone().unwrap(), 0);
+        let flow = net.wait(name, "the rate is found", |f| {
+            f.estimate_bps > 30_000_000 && f.acks > 2_000
+        });
+        Self {
+            near,
+            all,
+            source,
+            flow,
+        }
+    }
+}
+
+/// Ends a connection: all that was sent has arrived.
+fn finish(source: Source, near: &TcpStream, all: &Receiver<u64>) {
+    let sent = source.finish();
+    near.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
 }
 
 #[test]
@@ -164,67 +196,51 @@ fn a_timeout_is_survived_and_leaves_no_brake() {
     let (near, far) = net.connect(&name);
     let all = sink(far);
     let source = Source::start(near.try_clone().unwrap(), 0);
-    net.wait(&name, "it flows", |f| f["acks"].as_u64() > Some(500));
+    net.wait(&name, "it flows", |f| f.acks > 500);
     // Longer than any timeout: everything in flight is lost, and what is sent again too.
     net.server.run("nft add table inet hole");
     net.server
         .run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
     net.server.run("nft add rule inet hole in iifname sa drop");
     // The timer has fired into the hole, so that nothing of what is sent now was new then.
-    let before = net.wait(&name, "the timer fires", |f| {
-        f["retransmits"].as_u64() > Some(1)
-    });
+    let before = net.wait(&name, "the timer fires", |f| f.retransmits > 1);
     net.server.run("nft delete table inet hole");
-    let again = before["retransmits"].as_u64().unwrap();
-    let acks = before["acks"].as_u64().unwrap();
     net.wait(&name, "it flows again, without a brake", |f| {
-        f["retransmits"].as_u64().unwrap() > again
-            && f["acks"].as_u64().unwrap() > acks + 500
-            && is_off(f)
+        f.retransmits > before.retransmits && f.acks > before.acks + 500 && is_off(f)
     });
-    let sent = source.finish();
-    near.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+    finish(source, &near, &all);
 }
 
 #[test]
 fn after_idleness_the_brake_is_off() {
     let (net, name) = (Routed::new(), Name::new());
-    net.shape("a0", 40);
-    name.cc(&net.client, "enable");
-    let (mut near, far) = net.connect(&name);
-    let all = sink(far);
-    let source = Source::start(near.try_clone().unwrap(), 0);
-    let flow = net.wait(&name, "the rate is found", |f| {
-        f["estimate_bps"].as_u64() > Some(30_000_000) && f["acks"].as_u64() > Some(2_000)
-    });
-    let before = brakes(&flow);
+    let Running {
+        mut near,
+        all,
+        source,
+        flow,
+    } = Running::new(&net, &name);
     net.shape("a0", 4);
-    net.wait(&name, "it brakes", |f| brakes(f) > before);
+    net.wait(&name, "it brakes", |f| f.engagements > flow.engagements);
     let mut sent = source.finish();
     // Until all has been acknowledged, and for longer than the brake remembers.
     wait_acknowledged(&near);
-    let acks = net.flow(&name)["acks"].as_u64().unwrap();
+    let acks = net.flow(&name).acks;
+    // The time itself is the point.
     thread::sleep(Duration::from_millis(1200));
     let mut chunk = [0; 500];
     fill(&mut chunk, sent);
-    assert_eq!(net.flow(&name)["acks"], acks, "nothing came in between");
+    assert_eq!(net.flow(&name).acks, acks, "nothing came in between");
     near.write_all(&chunk).unwrap();
     sent += chunk.len() as u64;
-    net.wait(&name, "the message is acknowledged", |f| {
-        f["acks"].as_u64() > Some(acks)
-    });
+    net.wait(&name, "the message is acknowledged", |f| f.acks > acks);
     let flow = net.flow(&name);
-    assert!(is_off(&flow) && flow["state"] == "off", "{flow:#}");
+    assert!(is_off(&flow) && flow.state == BrakeState::Off, "{flow:#?}");
     // And it goes on, with its own rate: what BBR had before is not the limited one.
     net.shape("a0", 40);
     let source = Source::start(near.try_clone().unwrap(), sent);
-    net.wait(&name, "the rate is back", |f| {
-        f["rate_bps"].as_u64() > Some(25_000_000)
-    });
-    let sent = source.finish();
-    near.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+    net.wait(&name, "the rate is back", |f| f.rate_bps > 25_000_000);
+    finish(source, &near, &all);
 }
 
 /// Bytes that were written and are not acknowledged yet, sent or not (SIOCOUTQ).
@@ -239,11 +255,7 @@ fn unacknowledged(stream: &TcpStream) -> i32 {
 fn wait_acknowledged(stream: &TcpStream) {
     let end = Instant::now() + LIMIT;
     while unacknowledged(stream) > 0 {
-        assert!(
-            Instant::now() < end,
-            "{} bytes left",
-            unacknowledged(stream)
-        );
+        assert!(Instant::now() < end, "some bytes are left");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -251,29 +263,24 @@ fn wait_acknowledged(stream: &TcpStream) {
 #[test]
 fn another_path_is_braked_for_and_let_go() {
     let (net, name) = (Routed::new(), Name::new());
-    net.shape("a0", 40);
     net.shape("b0", 8);
-    name.cc(&net.client, "enable");
-    let (near, far) = net.connect(&name);
-    let all = sink(far);
-    let source = Source::start(near.try_clone().unwrap(), 0);
-    let flow = net.wait(&name, "the rate is found", |f| {
-        f["estimate_bps"].as_u64() > Some(30_000_000) && f["acks"].as_u64() > Some(2_000)
-    });
-    let before = brakes(&flow);
+    let Running {
+        near,
+        all,
+        source,
+        flow,
+    } = Running::new(&net, &name);
     net.router.ip(&format!("route replace {FAR} via 10.41.2.1"));
-    net.wait(&name, "it brakes", |f| brakes(f) > before);
+    net.wait(&name, "it brakes", |f| f.engagements > flow.engagements);
     let flow = net.wait(&name, "the brake is released on the slower path", |f| {
-        is_off(f) && f["estimate_bps"].as_u64() < Some(12_000_000)
+        is_off(f) && f.estimate_bps < 12_000_000
     });
-    assert!(flow["rate_bps"].as_u64() < Some(12_000_000), "{flow:#}");
+    assert!(flow.rate_bps < 12_000_000, "{flow:#?}");
     net.router.ip(&format!("route replace {FAR} via 10.41.1.1"));
     net.wait(&name, "the faster path is used again", |f| {
-        f["rate_bps"].as_u64() > Some(25_000_000)
+        f.rate_bps > 25_000_000
     });
-    let sent = source.finish();
-    near.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+    finish(source, &near, &all);
 }
 
 #[test]
@@ -298,8 +305,8 @@ fn who_sends_little_is_not_braked() {
         let flow = net.flow(&name);
         near.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
-        assert!(flow["acks"].as_u64() > Some(100), "{flow:#}");
-        if brakes(&flow) == 0 && is_off(&flow) {
+        assert!(flow.acks > 100, "{flow:#?}");
+        if flow.engagements == 0 && is_off(&flow) {
             return;
         }
         seen.push(flow);

@@ -9,6 +9,7 @@ use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 use mountain::check::{check_into, Item, Level, Report, TryLoad};
 use mountain::config::Config;
 use mountain::placement::config::{Forward, PlacementConfig};
+use mountain::topology::Topology;
 
 /// For all multipath routes of the calling thread's network namespace, without loading anything.
 fn check() -> Report {
@@ -26,20 +27,15 @@ fn check_in(net: &Net) -> Report {
 }
 
 fn items<'a>(report: &'a Report, name: &str) -> Vec<&'a Item> {
-    report
-        .items
-        .iter()
-        .filter(|item| item.name == name)
-        .collect()
+    let items = report.items.iter();
+    items.filter(|item| item.name == name).collect()
 }
 
 /// The one finding under `name` whose text contains `what`.
 #[track_caller]
 fn item<'a>(report: &'a Report, name: &str, what: &str) -> &'a Item {
-    let found: Vec<_> = items(report, name)
-        .into_iter()
-        .filter(|item| item.what.contains(what))
-        .collect();
+    let mut found = items(report, name);
+    found.retain(|item| item.what.contains(what));
     assert_eq!(found.len(), 1, "'{what}' under {name} in {report:#?}");
     found[0]
 }
@@ -67,9 +63,8 @@ fn a_well_prepared_host_has_nothing_to_do() {
     host.ip("route add default src 192.0.2.1 nexthop via 10.0.0.2 dev u0 nexthop via 10.0.1.2");
     host.sysctl("net/ipv4/fib_multipath_hash_policy", "1");
     for n in 0..2 {
-        host.ip(&format!(
-            "neigh replace 10.0.{n}.2 dev u{n} lladdr 02:00:00:00:00:01"
-        ));
+        let gateway = format!("10.0.{n}.2 dev u{n}");
+        host.ip(&format!("neigh replace {gateway} lladdr 02:00:00:00:00:01"));
     }
     net.wait_up();
     let (report, with_socket) = host.within(async || {
@@ -80,18 +75,12 @@ fn a_well_prepared_host_has_nothing_to_do() {
     });
     assert_eq!(report.worst(), Level::Ok, "{report:#?}");
     assert!(report.items.iter().all(|item| item.todo.is_empty()));
-    item(
-        &report,
-        "routes",
-        "0.0.0.0/0: u0 via 10.0.0.2 (weight 1), u1 via 10.0.1.2 (weight 1)",
-    );
+    let route = "0.0.0.0/0: u0 via 10.0.0.2 (weight 1), u1 via 10.0.1.2 (weight 1)";
+    item(&report, "routes", route);
     item(&report, "new flows", "from 192.0.2.1 and can be moved");
     item(&report, "live flows", "no connected socket");
-    item(
-        &with_socket,
-        "live flows",
-        "1 connected socket, all of which can be moved",
-    );
+    let one = "1 connected socket, all of which can be moved";
+    item(&with_socket, "live flows", one);
     assert_eq!(items(&report, "rp_filter").len(), 2, "one for each uplink");
 }
 
@@ -126,33 +115,24 @@ fn obstacles_are_named() {
     assert_eq!(flows.len(), 2, "one for each family");
     for flow in flows {
         assert_eq!(flow.level, Level::Ok);
-        assert!(
-            flow.what.ends_with("choose their uplink when they start"),
-            "{flow:?}"
-        );
+        let choose = "choose their uplink when they start";
+        assert!(flow.what.ends_with(choose), "{flow:?}");
     }
     item(&report, "uplinks", "would be added while mountain runs");
-    let live = item(
-        &report,
-        "live flows",
-        "1 of 3 connected sockets can be moved (33%)",
-    );
+    let one = "1 of 3 connected sockets can be moved (33%)";
+    let live = item(&report, "live flows", one);
     assert_eq!(live.level, Level::Warn);
     for family in ["ipv4", "ipv6"] {
         let policy = item(&report, "hash policy", &format!("net.{family}."));
         assert_eq!(policy.level, Level::Warn);
-        assert!(policy.todo.ends_with(&format!(
-            "`sysctl -w net.{family}.fib_multipath_hash_policy=1`"
-        )));
+        let todo = format!("`sysctl -w net.{family}.fib_multipath_hash_policy=1`");
+        assert!(policy.todo.ends_with(&todo), "{policy:?}");
     }
     item(&report, "rp_filter", "u0: strict");
     item(&report, "rp_filter", "u1: loose");
     assert_eq!(items(&report, "mtu").len(), 2, "both families");
-    item(
-        &report,
-        "skipped",
-        "10.20.0.0/16: next hop on u0 has no gateway",
-    );
+    let skipped = "10.20.0.0/16: next hop on u0 has no gateway";
+    item(&report, "skipped", skipped);
     item(&report, "paths", "gateway 10.0.0.2 on u0 is not resolved");
     item(&report, "forwarding", "off");
     host.sysctl("net/ipv4/ip_forward", "1");
@@ -222,10 +202,8 @@ fn other_programs_and_devices_without_headers_are_named() {
     });
     let found = item(&with_program, "programs", "tcx egress of u0: stranger");
     assert_eq!(found.level, Level::Warn);
-    assert!(
-        items(&check_in(&net), "programs").is_empty(),
-        "gone with its link"
-    );
+    // Gone with its link.
+    assert!(items(&check_in(&net), "programs").is_empty());
 }
 
 /// A program called `stranger` that passes every packet; detached when the value goes away.
@@ -274,18 +252,12 @@ fn the_strict_filter_accepts_every_path_of_a_multipath_route() {
         far.ip(&format!("addr add {source}/32 dev lo"));
     }
     // The last row is the one that the filter drops; what comes after it shows that it was.
-    let sent = [
-        (0, "203.0.113.1"),
-        (1, "203.0.113.1"),
-        (0, "198.51.100.1"),
-        (1, "198.51.100.1"),
-        (0, "203.0.113.1"),
-    ];
+    let (theirs, own) = ("203.0.113.1", "198.51.100.1");
+    let sent = [(0, theirs), (1, theirs), (0, own), (1, own), (0, theirs)];
     let receiver = host.within(async || {
         let socket = UdpSocket::bind("192.0.2.1:7000").unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_secs(2)))
-            .unwrap();
+        let limit = Some(Duration::from_secs(2));
+        socket.set_read_timeout(limit).unwrap();
         socket
     });
     for (n, (uplink, source)) in sent.iter().enumerate() {
@@ -298,9 +270,8 @@ fn the_strict_filter_accepts_every_path_of_a_multipath_route() {
     let mut received = Vec::new();
     while received.last() != Some(&4) {
         let mut byte = [0];
-        receiver
-            .recv(&mut byte)
-            .unwrap_or_else(|e| panic!("after {received:?}: {e}"));
+        let got = receiver.recv(&mut byte);
+        assert!(got.is_ok(), "after {received:?}: {got:?}");
         received.push(byte[0]);
     }
     received.sort();
@@ -312,25 +283,17 @@ fn the_attempt_to_load_is_reported_and_the_filter_used() {
     let net = Net::with_default();
     let (good, bad, none) = net.host.within(async || {
         let (config, up) = (Config::default(), "mountain up");
-        let good = check_with(
-            &config,
-            up,
-            Some(&|topology| Ok(format!("loaded for {} paths", topology.paths.len()))),
-        );
+        let load = |topology: &Topology| Ok(format!("loaded for {} paths", topology.paths.len()));
+        let good = check_with(&config, up, Some(&load));
         let bad = check_with(&config, up, Some(&|_| anyhow::bail!("verifier says no")));
         let mut narrow = Config::default();
         narrow.steer.routes = nets(&["10.0.0.0/8"]);
         (good, bad, check_with(&narrow, up, None))
     });
-    assert_eq!(
-        item(&good, "program", "loaded for 2 paths").level,
-        Level::Ok
-    );
+    let loaded = item(&good, "program", "loaded for 2 paths");
+    assert_eq!(loaded.level, Level::Ok);
     assert_eq!(item(&bad, "program", "verifier says no").level, Level::Fail);
     assert_eq!(none.worst(), Level::Fail);
-    item(
-        &none,
-        "skipped",
-        "0.0.0.0/0: not among the routes asked for",
-    );
+    let skipped = "0.0.0.0/0: not among the routes asked for";
+    item(&none, "skipped", skipped);
 }

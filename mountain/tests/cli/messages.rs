@@ -17,6 +17,16 @@ fn config(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
+/// Starts the client's daemon with this configuration.
+fn start(net: &mut Net, text: &str) -> fs::File {
+    let file = config(text);
+    let path = file.path().display();
+    let log = net.start(&format!("up --foreground --config {path}"));
+    // Before the file goes.
+    wait_until("it has been read", LEAVE, || !said(&log).is_empty());
+    log
+}
+
 #[test]
 fn without_root_it_says_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -24,16 +34,17 @@ fn without_root_it_says_so() {
     let program = dir.path().join("mountain");
     fs::copy(MOUNTAIN, &program).unwrap();
     for args in [
-        &["up"][..],
-        &["down"],
-        &["status"],
-        &["redirect", "list"],
-        &["redirect", "del", "--all"],
+        "up",
+        "down",
+        "status",
+        "redirect list",
+        "redirect del --all",
     ] {
-        let output = Command::new("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        let output = command
             .arg(&program)
-            .args(args)
+            .args(args.split(' '))
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
@@ -89,7 +100,7 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
         ("[steer]\n\ncost_weight = 4096\n", 3, "cost_weight"),
         ("[steer]\nno_such_key = 1\n", 2, "no_such_key"),
         (
-            "[[path]]\ndev = \"u0\"\nprobe_target = \"here\"\n",
+            "[[path]]\ndev = \"u0\"\nprobe_target = \"x\"\n",
             3,
             "probe_target",
         ),
@@ -106,20 +117,14 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     let file = config("[steer]\nroutes = [\"10.0.0\"]\n");
     let name = file.path().to_str().unwrap();
     let said = net.client.mountain_fails(&format!("up --config {name}"));
-    assert!(
-        said.contains("steer.routes 1: \"10.0.0\" is no prefix such as"),
-        "{said}"
-    );
+    let named = "steer.routes 1: \"10.0.0\" is no prefix such as";
+    assert!(said.contains(named), "{said}");
 }
 
 #[test]
 fn a_device_that_no_route_uses_is_pointed_out() {
     let mut net = Net::new();
-    let file = config("[[path]]\ndev = \"nope0\"\n");
-    let log = net.start(&format!(
-        "up --foreground --config {}",
-        file.path().display()
-    ));
+    let log = start(&mut net, "[[path]]\ndev = \"nope0\"\n");
     wait_until("it is named", LEAVE, || said(&log).contains("nope0"));
     assert!(net.client.status().paths.len() == 4, "and the rest works");
 }
@@ -128,14 +133,11 @@ fn a_device_that_no_route_uses_is_pointed_out() {
 fn unreachable_probe_targets_are_said_and_routing_goes_on() {
     let mut net = Net::new();
     // Addresses behind the gateways that nobody has.
-    let file = config(
+    let log = start(
+        &mut net,
         "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.200\"\n\
          [[path]]\ndev = \"u1\"\nprobe_target = \"10.98.1.201\"\n",
     );
-    let log = net.start(&format!(
-        "up --foreground --config {}",
-        file.path().display()
-    ));
     let traffic = Traffic::start(&net, SERVER4, 20);
     for target in ["10.98.1.200", "10.98.1.201"] {
         wait_until("it is said", 3 * LEAVE, || {
@@ -148,10 +150,8 @@ fn unreachable_probe_targets_are_said_and_routing_goes_on() {
     let traffic = Traffic::start(&net, SERVER4, 20);
     let counts = traffic.during(Duration::from_millis(500));
     assert_eq!(counts.arrived(), counts.sent, "{counts:?}");
-    assert!(
-        counts.by_path.iter().all(|n| *n > 0),
-        "new ones by the kernel's own choice: {counts:?}"
-    );
+    // New ones by the kernel's own choice.
+    assert!(counts.by_path.iter().all(|n| *n > 0), "{counts:?}");
 }
 
 #[test]
@@ -161,10 +161,8 @@ fn a_dry_run_decides_and_attaches_nothing() {
     wait_until("it runs", LEAVE, || said(&log).contains("running"));
     let status = net.client.status();
     assert!(status.dry_run);
-    assert!(
-        status.counters.is_none(),
-        "no program is loaded: {status:#?}"
-    );
+    // No program is loaded.
+    assert!(status.counters.is_none(), "{status:#?}");
     net.wait_good();
     net.blackhole(1);
     wait_until("the decision is taken", LEAVE, || {
@@ -214,10 +212,8 @@ fn policies_switch_and_unknown_ones_are_refused() {
         assert_eq!(net.client.status().policy.name(), name);
     }
     let text = net.client.mountain_fails("policy fastest");
-    assert!(
-        text.contains("fastest") && text.contains("argmax-load"),
-        "{text}"
-    );
+    let named = text.contains("fastest") && text.contains("argmax-load");
+    assert!(named, "{text}");
     assert_eq!(net.client.status().policy.name(), "mountain");
 }
 
@@ -226,11 +222,7 @@ fn a_namespace_that_loses_its_name_does_not_hold_the_daemon() {
     let net = Net::new();
     net.up();
     let pid = nix::unistd::Pid::from_raw(net.pid());
-    let deleted = Command::new("ip")
-        .args(["netns", "del", &net.client.name])
-        .status()
-        .unwrap();
-    assert!(deleted.success());
+    testkit::ip(&format!("netns del {}", net.client.name));
     std::thread::sleep(Duration::from_millis(300));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it still runs");
     wait_until("it ends", LEAVE, || {
@@ -242,27 +234,18 @@ fn a_namespace_that_loses_its_name_does_not_hold_the_daemon() {
 fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
     let ns = Ns::new("r");
     let log = tempfile::NamedTempFile::new().unwrap();
-    let mut child = ns
-        .command(MOUNTAIN)
-        .arg("reflect")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log.reopen().unwrap())
-        .spawn()
-        .unwrap();
+    let mut reflect = ns.command(MOUNTAIN);
+    reflect.arg("reflect").stdin(Stdio::null());
+    reflect.stdout(Stdio::null()).stderr(log.reopen().unwrap());
+    let mut child = reflect.spawn().unwrap();
     wait_until("it listens", LEAVE, || {
-        fs::read_to_string(log.path())
-            .unwrap()
-            .matches("answering probes")
-            .count()
-            == 2
+        let text = fs::read_to_string(log.path()).unwrap();
+        text.matches("answering probes").count() == 2
     });
     let listening = ns.run("ss -Hlun");
     for line in listening.lines() {
-        assert!(
-            line.contains("127.0.0.1:") || line.contains("[::1]:"),
-            "{listening}"
-        );
+        let own = line.contains("127.0.0.1:") || line.contains("[::1]:");
+        assert!(own, "{listening}");
     }
     // Two sockets for each address: one for known clients, one for others.
     let addresses: std::collections::BTreeSet<&str> = listening.lines().collect();
@@ -290,24 +273,18 @@ fn the_keys_of_status_are_these() {
     let group = &status["groups"][0];
     assert_eq!(keys(group).join(" "), GROUP);
     assert_eq!(keys(&group["members"][0]).join(" "), "path weight");
-    assert_eq!(
-        keys(&group["verdict"]).join(" "),
-        "alive bulk ejected latency"
-    );
+    let verdict = keys(&group["verdict"]).join(" ");
+    assert_eq!(verdict, "alive bulk ejected latency");
     let path = &status["paths"][0];
     let all = keys(path);
     for key in PATH.split_whitespace() {
         assert!(all.contains(&key), "no {key} in {all:?}");
     }
-    assert_eq!(
-        keys(&path["probes"]).join(" "),
-        "answered ignored last_error sent"
-    );
+    let probes = keys(&path["probes"]).join(" ");
+    assert_eq!(probes, "answered ignored last_error sent");
     assert_eq!(keys(&path["flows"]).join(" "), "bulk latency");
-    assert_eq!(
-        keys(&path["traffic"]).join(" "),
-        "bytes latency_bytes packets"
-    );
+    let traffic = keys(&path["traffic"]).join(" ");
+    assert_eq!(traffic, "bytes latency_bytes packets");
     assert_eq!(status["policy"], "mountain");
     assert_eq!(group["kind"], "move");
     assert_eq!(path["state"], "good");

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread::JoinHandle;
 
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::signal::Signal;
 
@@ -83,14 +84,11 @@ impl Tunnel {
             })
         };
         ready.recv_timeout(LEAVE).expect("a tun device");
-        ns.ip(&format!("addr add 10.9.0.2/24 dev {dev}"));
-        ns.ip(&format!("-6 addr add fd09::2/64 dev {dev} nodad"));
-        ns.ip(&format!("link set {dev} up"));
+        ns.bring_up(dev, &["10.9.0.2/24", "fd09::2/64"]);
         if dev.starts_with("tap") {
             for gateway in ["10.9.0.1", "fd09::1"] {
-                ns.ip(&format!(
-                    "neigh add {gateway} lladdr 02:00:00:00:00:09 dev {dev} nud permanent"
-                ));
+                let known = format!("{gateway} lladdr 02:00:00:00:00:09 dev {dev}");
+                ns.ip(&format!("neigh add {known} nud permanent"));
             }
         }
         Self {
@@ -158,20 +156,18 @@ fn swallow(mut tun: File, is_tap: bool, entered: &Mutex<Entered>, stop: &AtomicB
     }
 }
 
-/// Of a packet without options or extension headers.
 fn flow_of(packet: &[u8]) -> Option<(IpAddr, u8, u16)> {
-    let (to, proto, rest): (IpAddr, u8, &[u8]) = match packet.first()? >> 4 {
-        4 => {
-            let to: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
-            (to.into(), packet[9], packet.get(20..)?)
-        }
-        _ => {
-            let to: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
-            (to.into(), packet[6], packet.get(40..)?)
-        }
+    let packet = SlicedPacket::from_ip(packet).ok()?;
+    let to: IpAddr = match packet.net? {
+        NetSlice::Ipv4(v4) => v4.header().destination_addr().into(),
+        NetSlice::Ipv6(v6) => v6.header().destination_addr().into(),
+        NetSlice::Arp(_) => return None,
     };
-    let port = u16::from_be_bytes(*rest.first_chunk()?);
-    matches!(proto, 6 | 17).then_some((to, proto, port))
+    match packet.transport? {
+        TransportSlice::Tcp(tcp) => Some((to, 6, tcp.source_port())),
+        TransportSlice::Udp(udp) => Some((to, 17, udp.source_port())),
+        _ => None,
+    }
 }
 
 /// Counts what reaches the providers for the server's service.
@@ -230,55 +226,59 @@ struct Vpn {
     suspends: bool,
 }
 
+const fn vpn(name: &'static str, dev: &'static str, commands: &'static [&'static str]) -> Vpn {
+    Vpn {
+        name,
+        dev,
+        commands,
+        undo: &[],
+        suspends: true,
+    }
+}
+
 const VPNS: [Vpn; 6] = [
+    vpn(
+        "tun without a gateway",
+        "tun0",
+        &["route add default dev tun0 metric 50"],
+    ),
+    vpn(
+        "tun with a gateway",
+        "tun0",
+        &["route add default via GATEWAY dev tun0 metric 50"],
+    ),
+    vpn(
+        "tap with a gateway",
+        "tap0",
+        &["route add default via GATEWAY dev tap0 metric 50"],
+    ),
+    vpn(
+        "NetworkManager's metric, with a source",
+        "tun0",
+        &["route add default via GATEWAY dev tun0 proto static src OWN metric 50"],
+    ),
     Vpn {
-        name: "tun without a gateway",
-        dev: "tun0",
-        commands: &["route add default dev tun0 metric 50"],
-        undo: &[],
-        suspends: true,
-    },
-    Vpn {
-        name: "tun with a gateway",
-        dev: "tun0",
-        commands: &["route add default via GATEWAY dev tun0 metric 50"],
-        undo: &[],
-        suspends: true,
-    },
-    Vpn {
-        name: "tap with a gateway",
-        dev: "tap0",
-        commands: &["route add default via GATEWAY dev tap0 metric 50"],
-        undo: &[],
-        suspends: true,
-    },
-    Vpn {
-        name: "NetworkManager's metric, with a source",
-        dev: "tun0",
-        commands: &["route add default via GATEWAY dev tun0 proto static src OWN metric 50"],
-        undo: &[],
-        suspends: true,
-    },
-    Vpn {
-        name: "wg-quick's rules and table",
-        dev: "tun0",
-        commands: &[
-            "route add default dev tun0 table 51820",
-            "rule add not fwmark 51820 table 51820",
-            "rule add table main suppress_prefixlength 0",
-        ],
         undo: &[
             "rule del not fwmark 51820 table 51820",
             "rule del table main suppress_prefixlength 0",
         ],
-        suspends: true,
+        ..vpn(
+            "wg-quick's rules and table",
+            "tun0",
+            &[
+                "route add default dev tun0 table 51820",
+                "rule add not fwmark 51820 table 51820",
+                "rule add table main suppress_prefixlength 0",
+            ],
+        )
     },
     Vpn {
-        name: "halves of the Internet",
-        dev: "tun0",
-        commands: &["route add HALF0 dev tun0", "route add HALF1 dev tun0"],
-        undo: &[],
         suspends: false,
+        ..vpn(
+            "halves of the Internet",
+            "tun0",
+            &["route add HALF0 dev tun0", "route add HALF1 dev tun0"],
+        )
     },
 ];
 
@@ -337,11 +337,8 @@ fn a_vpn_that_is_there_first_is_not_left() {
     for vpn in [&VPNS[0], &VPNS[4]] {
         let tunnel = vpn.up(&net);
         let said = net.home.mountain_fails("up --adopt");
-        assert!(
-            said.contains("new flows are left to it"),
-            "{}: {said}",
-            vpn.name
-        );
+        let left = said.contains("new flows are left to it");
+        assert!(left, "{}: {said}", vpn.name);
         let check = net.home.mountain("check --adopt");
         let check = String::from_utf8(check.stdout).unwrap();
         assert!(check.contains("nothing to steer"), "{}: {check}", vpn.name);
@@ -387,8 +384,8 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
         // Not to be the source of answers to the first one.
         let more = ["", "preferred_lft 0"][family];
         let (family, other) = (FAMILIES[family], OTHER[family]);
-        net.server
-            .ip(&format!("{family} addr add {other} dev w {more}"));
+        let address = format!("{family} addr add {other} dev w {more}");
+        net.server.ip(&address);
     }
     net.up();
     let (mut outer, mut others) = (net.flows(), net.flows());
@@ -415,11 +412,8 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
     wait_until("the uplinks' marks come first", LEAVE, || {
         kept("-4") && kept("-6")
     });
-    assert_eq!(
-        outer.ask(),
-        before,
-        "while the default is still the kernel's"
-    );
+    // While the default is still the kernel's.
+    assert_eq!(outer.ask(), before);
     VPNS[0].tell(&net, &[0, 1], VPNS[0].commands);
     wait_suspended(&net, [true; 2]);
     assert_eq!(outer.ask(), before, "the VPN's own connections");
@@ -457,16 +451,11 @@ fn flows_that_begin_before_a_vpn_is_noticed_are_told() {
     let told = &net.placement().suspended[0];
     assert_eq!(told.began_between, EACH as u64, "{told:?}");
     let text = net.home.mountain_ok("status");
-    assert!(
-        text.contains("suspended: IPv4: the kernel prefers"),
-        "{text}"
-    );
+    let suspended = "suspended: IPv4: the kernel prefers";
+    assert!(text.contains(suspended), "{text}");
     flows.ask();
-    assert_eq!(
-        tunnel.count(SERVER[0]),
-        EACH,
-        "they follow the kernel's way"
-    );
+    // They follow the kernel's way.
+    assert_eq!(tunnel.count(SERVER[0]), EACH);
 }
 
 #[test]
@@ -476,16 +465,16 @@ fn a_kill_switch_holds() {
     count_leaks(&net);
     for kind in ["unreachable", "blackhole", "prohibit"] {
         for family in FAMILIES {
-            net.home
-                .ip(&format!("{family} route add {kind} default metric 50"));
+            let route = format!("{kind} default metric 50");
+            net.home.ip(&format!("{family} route add {route}"));
         }
         wait_suspended(&net, [true; 2]);
         let before = leaks(&net);
         poke(&net, &SERVER);
         assert_eq!(leaks(&net), before, "{kind}");
         for family in FAMILIES {
-            net.home
-                .ip(&format!("{family} route del {kind} default metric 50"));
+            let route = format!("{kind} default metric 50");
+            net.home.ip(&format!("{family} route del {route}"));
         }
         wait_suspended(&net, [false; 2]);
     }

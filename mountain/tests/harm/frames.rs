@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
+use etherparse::PacketBuilder;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 
 use super::support::{said, wait_until, Net, Ns, LEAVE, SERVER4};
@@ -20,15 +21,10 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 30, 0, 77);
 /// Lets the daemon of `net` move all it may from u0 to u1: probes die on u0, nothing else does.
 pub(super) fn only_u1_is_good(net: &mut Net) -> File {
     let config = tempfile::NamedTempFile::new().unwrap();
-    fs::write(
-        config.path(),
-        "[steer]\nmovable_sources = [\"10.30.0.64/26\"]\n",
-    )
-    .unwrap();
-    let log = net.start(&format!(
-        "up --foreground --config {}",
-        config.path().display()
-    ));
+    let movable = "[steer]\nmovable_sources = [\"10.30.0.64/26\"]\n";
+    fs::write(config.path(), movable).unwrap();
+    let file = config.path().display();
+    let log = net.start(&format!("up --foreground --config {file}"));
     wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
     net.wait_good();
     net.client.wait_settled();
@@ -44,9 +40,8 @@ pub(super) fn only_u1_is_good(net: &mut Net) -> File {
 pub(super) fn count_arrivals(server: &Ns, port: u16) {
     for dev in ["s0", "s1"] {
         server.run(&format!("nft add counter inet q {dev}_{port}"));
-        server.run(&format!(
-            "nft add rule inet q in iifname {dev} udp dport {port} counter name {dev}_{port}"
-        ));
+        let rule = format!("iifname {dev} udp dport {port} counter name {dev}_{port}");
+        server.run(&format!("nft add rule inet q in {rule}"));
     }
 }
 
@@ -62,16 +57,10 @@ pub(super) fn all_come_by(server: &Ns, dev: &str, port: u16, what: &str, send: i
     count_arrivals(server, port);
     send(port);
     let both = || ["s0", "s1"].map(|d| arrived(server, d, port));
-    wait_until(
-        &format!("{what}: all arrive, {:?}", both()),
-        3 * LEAVE,
-        || both().iter().sum::<u64>() >= PACKETS,
-    );
-    let expected = if dev == "s0" {
-        [PACKETS, 0]
-    } else {
-        [0, PACKETS]
-    };
+    wait_until(&format!("{what}: all arrive"), 3 * LEAVE, || {
+        both().iter().sum::<u64>() >= PACKETS
+    });
+    let expected = ["s0", "s1"].map(|d| if d == dev { PACKETS } else { 0 });
     assert_eq!(both(), expected, "{what}: by s0 and s1");
 }
 
@@ -89,34 +78,19 @@ pub(super) fn by_sockets(ns: &Ns, source: Ipv4Addr, port: u16) {
 fn mac(ns: &Ns, dev: &str) -> [u8; 6] {
     let text = ns.ip(&format!("-br link show dev {dev}"));
     let mac = text.split_whitespace().nth(2).unwrap();
-    let bytes: Vec<u8> = mac
-        .split(':')
-        .map(|b| u8::from_str_radix(b, 16).unwrap())
-        .collect();
-    bytes.try_into().unwrap()
+    let bytes = mac.split(':').map(|b| u8::from_str_radix(b, 16).unwrap());
+    bytes.collect::<Vec<_>>().try_into().unwrap()
 }
 
-/// A datagram from [`GUEST`] to the server in an Ethernet frame.
-fn frame(to: [u8; 6], from: [u8; 6], source_port: u16, port: u16) -> Vec<u8> {
-    let mut f = [to, from].concat();
-    f.extend([8, 0]);
-    f.extend([0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0]);
-    f.extend(GUEST.octets());
-    f.extend(SERVER4.parse::<Ipv4Addr>().unwrap().octets());
-    set_checksum(&mut f);
-    f.extend(source_port.to_be_bytes());
-    f.extend(port.to_be_bytes());
-    f.extend([0, 9, 0, 0, b'x']);
-    f
-}
-
-/// Sets the checksum of the IPv4 header in an Ethernet frame.
-fn set_checksum(frame: &mut [u8]) {
-    frame[24..26].fill(0);
-    let words = frame[14..34].chunks(2);
-    let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
-    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+/// A datagram from an address to the server in an Ethernet frame.
+fn frame(to: [u8; 6], from: [u8; 6], source: Ipv4Addr, ports: (u16, u16)) -> Vec<u8> {
+    let server: Ipv4Addr = SERVER4.parse().unwrap();
+    let packet = PacketBuilder::ethernet2(from, to)
+        .ipv4(source.octets(), server.octets(), 64)
+        .udp(ports.0, ports.1);
+    let mut frame = Vec::new();
+    packet.write(&mut frame, b"x").unwrap();
+    frame
 }
 
 /// A packet socket on a device of this thread's namespace.
@@ -159,7 +133,7 @@ fn by_packet_socket(net: &Net, port: u16) {
     net.client.with(move || {
         let raw = RawSocket::on("u0");
         for n in 0..PACKETS {
-            raw.send(&frame(to, from, 1000 + n as u16, port));
+            raw.send(&frame(to, from, GUEST, (1000 + n as u16, port)));
             thread::sleep(Duration::from_millis(2));
         }
     });
@@ -168,28 +142,21 @@ fn by_packet_socket(net: &Net, port: u16) {
 /// Sends frames as a virtual machine behind the macvtap device `tap0` of the client does.
 fn by_macvtap(net: &Net, port: u16) {
     let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "tap0"));
-    let number = net
-        .client
-        .command("unshare")
-        .args(["-m", "sh", "-c"])
-        .arg("mount -t sysfs none /sys && cat /sys/class/net/tap0/macvtap/*/dev")
-        .output()
-        .unwrap();
+    let mut shell = net.client.command("unshare");
+    let read = "mount -t sysfs none /sys && cat /sys/class/net/tap0/macvtap/*/dev";
+    let number = shell.args(["-m", "sh", "-c", read]).output().unwrap();
     let number = String::from_utf8(number.stdout).unwrap();
     let (major, minor) = number.trim().split_once(':').expect("a character device");
     let folder = tempfile::tempdir().unwrap();
     let node = folder.path().join("tap");
     let device = makedev(major.parse().unwrap(), minor.parse().unwrap());
     mknod(&node, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, device).unwrap();
-    let mut tap = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&node)
-        .unwrap();
+    let both = OpenOptions::new().read(true).write(true).clone();
+    let mut tap = both.open(&node).unwrap();
     for n in 0..PACKETS {
         // struct virtio_net_hdr comes first: nothing is offloaded.
         let mut packet = vec![0; 10];
-        packet.extend(frame(to, from, 2000 + n as u16, port));
+        packet.extend(frame(to, from, GUEST, (2000 + n as u16, port)));
         tap.write_all(&packet).unwrap();
         thread::sleep(Duration::from_millis(2));
     }
@@ -218,15 +185,8 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
 
     client.ip("link add link u0 name tap0 type macvtap mode bridge");
     client.ip("link set tap0 up");
-    all_come_by(
-        server,
-        "s0",
-        9003,
-        "a virtual machine behind macvtap",
-        |port| {
-            by_macvtap(&net, port);
-        },
-    );
+    let what = "a virtual machine behind macvtap";
+    all_come_by(server, "s0", 9003, what, |port| by_macvtap(&net, port));
     client.ip("link del tap0");
 
     all_come_by(server, "s0", 9004, "a packet socket", |port| {
@@ -234,14 +194,10 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     });
 
     // A bridge takes the device in: what its other ports send is not the host's.
-    client.ip(&format!(
-        "neigh replace 10.30.0.2 dev u0 nud permanent lladdr {}",
-        server
-            .ip("-br link show dev s0")
-            .split_whitespace()
-            .nth(2)
-            .unwrap()
-    ));
+    let s0 = server.ip("-br link show dev s0");
+    let lladdr = s0.split_whitespace().nth(2).unwrap();
+    let neighbour = "10.30.0.2 dev u0 nud permanent lladdr";
+    client.ip(&format!("neigh replace {neighbour} {lladdr}"));
     client.wire(("p0", &[]), &guest, ("e0", &[&format!("{GUEST}/24")]));
     client.ip("link add b0 type bridge");
     for dev in ["u0", "p0"] {
@@ -252,15 +208,10 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     all_come_by(server, "s0", 9005, "a bridge's other port", |port| {
         by_sockets(&guest, GUEST, port);
     });
-    all_come_by(
-        server,
-        "s1",
-        9006,
-        "the host's own packets at last",
-        |port| {
-            by_sockets(client, own, port);
-        },
-    );
+    let what = "the host's own packets at last";
+    all_come_by(server, "s1", 9006, what, |port| {
+        by_sockets(client, own, port)
+    });
     let told = net.counter("pass_foreign") - before;
     assert!(told >= 4 * PACKETS, "{told} packets told as foreign");
 }
@@ -274,47 +225,54 @@ fn inner_network(net: &Net) -> Ns {
     inner
 }
 
+/// Its address.
+const INSIDE: Ipv4Addr = Ipv4Addr::new(10, 50, 0, 2);
+
+/// Waits until what the inner network sends moves to u1.
+fn wait_inner_moves(net: &Net, inner: &Ns) {
+    wait_until("inner flows move", 3 * LEAVE, || {
+        let port = 9100 + net.client.status().uptime_s as u16;
+        count_arrivals(&net.server, port);
+        by_sockets(inner, INSIDE, port);
+        arrived(&net.server, "s1", port) == PACKETS
+    });
+}
+
 #[test]
 fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     let mut net = Net::new();
     let inner = inner_network(&net);
     // What port 9500 and up get from NAT is the address of one uplink, on no device of this host.
-    net.client.run("nft add table ip t");
-    net.client
-        .run("nft add chain ip t out { type nat hook postrouting priority 100 ; }");
-    net.client
-        .run("nft add rule ip t out iifname lan udp dport 9500-9600 snat to 192.0.2.77");
+    for line in [
+        "table ip t",
+        "chain ip t out { type nat hook postrouting priority 100 ; }",
+        "rule ip t out iifname lan udp dport 9500-9600 snat to 192.0.2.77",
+    ] {
+        net.client.run(&format!("nft add {line}"));
+    }
     // The server knows by which uplink it accepts that address: by the kernel's, u0.
     net.client.ip("route replace 10.98.1.0/24 src 10.98.0.1 \
          nexthop via 10.30.0.2 dev u0 weight 250 nexthop via 10.30.1.2 dev u1 weight 1");
     let _log = only_u1_is_good(&mut net);
     let (client, server) = (&net.client, &net.server);
-    let inside = Ipv4Addr::new(10, 50, 0, 2);
 
     // Datagrams with random sources, more than any list of such sources has room for.
     let (to, from) = (mac(client, "lan"), mac(&inner, "e0"));
     inner.with(move || {
         let raw = RawSocket::on("e0");
         for n in 0..6_000u32 {
-            let mut f = frame(to, from, 1, 9);
-            f[26..30].copy_from_slice(&(0x0b00_0000 + n * 7919).to_be_bytes());
-            set_checksum(&mut f);
-            raw.send(&f);
+            let source = Ipv4Addr::from(0x0b00_0000 + n * 7919);
+            raw.send(&frame(to, from, source, (1, 9)));
             if n % 20 == 0 {
                 thread::sleep(Duration::from_millis(10));
             }
         }
     });
     // What is not translated moves, once its source is known to be of the inner network.
-    wait_until("inner flows move", 3 * LEAVE, || {
-        let port = 9100 + client.status().uptime_s as u16;
-        count_arrivals(server, port);
-        by_sockets(&inner, inside, port);
-        arrived(server, "s1", port) == PACKETS
-    });
+    wait_inner_moves(&net, &inner);
     // What is translated stays where the kernel routed it: nearly all by u0.
     count_arrivals(server, 9500);
-    by_sockets(&inner, inside, 9500);
+    by_sockets(&inner, INSIDE, 9500);
     let by = || ["s0", "s1"].map(|dev| arrived(server, dev, 9500));
     wait_until("all arrive", 3 * LEAVE, || {
         by().iter().sum::<u64>() >= PACKETS
@@ -329,27 +287,16 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     let _log = only_u1_is_good(&mut net);
     let (client, server) = (&net.client, &net.server);
     client.ip("route add default via 10.30.0.2 dev u0 table 100");
-    let inside = Ipv4Addr::new(10, 50, 0, 2);
     // Known as movable before it matters.
-    wait_until("inner flows move", 3 * LEAVE, || {
-        let port = 9100 + client.status().uptime_s as u16;
-        count_arrivals(server, port);
-        by_sockets(&inner, inside, port);
-        arrived(server, "s1", port) == PACKETS
-    });
+    wait_inner_moves(&net, &inner);
 
     // What no socket has sent is root's to the kernel.
     client.ip("rule add priority 50 iif lan uidrange 0-0 lookup 100");
     client.wait_settled();
-    all_come_by(
-        server,
-        "s0",
-        9201,
-        "forwarded, and a rule for root",
-        |port| {
-            by_sockets(&inner, inside, port);
-        },
-    );
+    let what = "forwarded, and a rule for root";
+    all_come_by(server, "s0", 9201, what, |port| {
+        by_sockets(&inner, INSIDE, port)
+    });
     client.ip("rule del priority 50");
 
     // A TOS is compared without the three bits above it.

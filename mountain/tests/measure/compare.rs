@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use mountain::measure::compare::Comparison;
+use mountain::measure::verdict::RowVerdict;
 
 fn mountain(dir: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_mountain"))
@@ -32,10 +33,8 @@ fn fails(dir: &Path, args: &[&str], why: &str) {
     let output = mountain(dir, args);
     let (out, err) = said(&output);
     assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
-    assert!(
-        err.starts_with("mountain: ") && err.contains(why),
-        "{args:?}: {err}"
-    );
+    let said = err.starts_with("mountain: ") && err.contains(why);
+    assert!(said, "{args:?}: {err}");
     assert_eq!(out, "");
 }
 
@@ -64,69 +63,45 @@ fn from_two_logs_to_a_verdict() {
         fs::write(dir.join(format!("{name}.log")), log(2000, ms)).unwrap();
     }
     let text = ok(dir, &["import", "a.log"]);
-    assert_eq!(
-        text,
-        "a.log.run.json: 2000 probes of ping(8), 1980 answered\n"
-    );
-    ok(
-        dir,
-        &["import", "b.log", "-o", "b.json", "--label", "patched"],
-    );
+    let made = "a.log.run.json: 2000 probes of ping(8), 1980 answered\n";
+    assert_eq!(text, made);
+    let labelled = "import b.log -o b.json --label patched";
+    ok(dir, &labelled.split(' ').collect::<Vec<_>>());
     ok(dir, &["import", "c.log", "-o", "c.json"]);
 
     let text = ok(dir, &["compare", "a.log.run.json", "b.json"]);
+    let verdict = "Verdict: patched is worse than a.log.run.json (Median, P99)";
+    let missing = "Warning: environment: not recorded";
+    assert!(text.contains(verdict) && text.contains(missing), "{text}");
+    let row = |name| text.lines().find(|l| l.starts_with(name)).unwrap();
+    let (median, loss) = (row("Median"), row("Loss"));
     assert!(
-        text.contains("Verdict: patched is worse than a.log.run.json (Median, P99)"),
-        "{text}"
+        median.contains("20.499") && median.contains("+9.8%"),
+        "{median}"
     );
-    let median = text.lines().find(|l| l.starts_with("Median")).unwrap();
-    assert!(
-        median.contains("20.499") && median.contains("+9.8%") && median.ends_with("worse"),
-        "{text}"
-    );
-    let loss = text.lines().find(|l| l.starts_with("Loss")).unwrap();
+    assert!(median.ends_with("worse"), "{median}");
     assert!(
         loss.contains("1.00 %") && loss.ends_with("cannot tell"),
-        "{text}"
-    );
-    assert!(
-        text.contains("Warning: environment: not recorded"),
-        "{text}"
+        "{loss}"
     );
 
     let text = ok(dir, &["compare", "b.json", "a.log.run.json", "c.json"]);
-    assert!(
-        text.contains("Verdict: a.log.run.json is better than patched"),
-        "{text}"
-    );
-    assert!(
-        text.contains("Verdict: c.json is better than patched"),
-        "{text}"
-    );
+    for run in ["a.log.run.json", "c.json"] {
+        let verdict = format!("Verdict: {run} is better than patched");
+        assert!(text.contains(&verdict), "{text}");
+    }
 
-    let text = ok(
-        dir,
-        &[
-            "compare",
-            "a.log.run.json",
-            "c.json",
-            "--json",
-            "--over",
-            "20.5",
-        ],
-    );
-    let json: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(json["schema"], "mountain-compare/2");
-    assert_eq!(json["runs"][1]["name"], "c.json");
-    assert_eq!(json["rows"][3]["name"], "Median");
-    assert_eq!(
-        json["rows"][3]["against_first"][0]["verdict"],
-        "cannot tell"
-    );
-    assert_eq!(json["rows"][15]["name"], "> 20.5 ms");
-    assert_eq!(json["headlines"][0]["better"], false);
-    assert_eq!(json["headlines"][0]["tests"].as_array().unwrap().len(), 3);
-    assert_eq!(json["warnings"][0]["what"], "environment");
+    let args = "compare a.log.run.json c.json --json --over 20.5";
+    let text = ok(dir, &args.split(' ').collect::<Vec<_>>());
+    let json: Comparison = serde_json::from_str(&text).unwrap();
+    assert_eq!(json.schema, "mountain-compare/2");
+    assert_eq!(json.runs[1].name, "c.json");
+    let (median, over) = (&json.rows[3], &json.rows[15]);
+    assert_eq!((&*median.name, &*over.name), ("Median", "> 20.5 ms"));
+    assert_eq!(median.against_first[0].verdict, RowVerdict::CannotTell);
+    let headline = &json.headlines[0];
+    assert_eq!((headline.better, headline.tests.len()), (false, 3));
+    assert_eq!(json.warnings[0].what, "environment");
 }
 
 #[test]

@@ -2,47 +2,56 @@
 //! Probes over veth pairs between network namespaces. Needs root.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::process::Command;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use mountain::measure::probe::{PathStats, ProbePath, Prober, Target};
+use mountain::measure::probe::{Answer, PathStats, ProbePath, Prober};
 use mountain::measure::wire::{self, ProbeId, Reflected};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::probe_net::*;
+use crate::support::sums::checksum;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A UDP or raw ICMP socket of the server at one of its addresses.
+fn bound(kind: Type, address: &str, device: Option<&str>) -> Socket {
+    let address: SocketAddr = address.parse().unwrap();
+    let proto = (kind == Type::RAW).then_some(Protocol::ICMPV4);
+    let socket = Socket::new(Domain::IPV4, kind, proto).unwrap();
+    socket.bind_device(device.map(str::as_bytes)).unwrap();
+    socket.bind(&address.into()).unwrap();
+    socket.set_read_timeout(Some(3 * SECOND)).unwrap();
+    socket
+}
+
+/// The next packet that a socket gets, and from whom.
+fn received(socket: &Socket) -> (Vec<u8>, SockAddr) {
+    let mut buffer = Vec::with_capacity(2000);
+    let (len, from) = socket.recv_from(buffer.spare_capacity_mut()).unwrap();
+    // SAFETY: recv_from has filled that many bytes.
+    unsafe { buffer.set_len(len) };
+    (buffer, from)
+}
 
 #[test]
 fn icmp_rtt_over_veth_is_short_for_both_families_and_link_local() {
     let net = Net::new();
     net.client(|| async {
         let paths = [
-            path(
-                "c0",
-                Some("192.0.2.1"),
-                Target::Icmp("192.0.2.2".parse().unwrap()),
-            ),
-            path(
-                "c0",
-                Some("2001:db8::c"),
-                Target::Icmp("2001:db8::d".parse().unwrap()),
-            ),
+            icmp_from("192.0.2.1", "c0", "192.0.2.2"),
+            icmp_from("2001:db8::c", "c0", "2001:db8::d"),
             icmp("c0", "fe80::d"),
-            path(
-                "c1",
-                Some("fe80::c"),
-                Target::Icmp("fe80::d".parse().unwrap()),
-            ),
+            icmp_from("fe80::c", "c1", "fe80::d"),
         ];
         let mut prober = Prober::new(&paths).unwrap();
         for n in 0..paths.len() {
             let answers = exchange(&mut prober, n, 20).await;
             check_quick(&answers);
             assert_eq!(answers[0].hop_limit, Some(64));
-            assert!(answers
-                .iter()
-                .all(|a| a.forward_us.is_none() && a.reflected.is_none()));
+            let plain = |a: &Answer| a.forward_us.is_none() && a.reflected.is_none();
+            assert!(answers.iter().all(plain), "{answers:?}");
             // Every answer is one of a single probe, also where two paths share a target.
             let stats = prober.stats(n);
             assert_eq!((stats.sent, stats.answered, stats.duplicates), (20, 20, 0));
@@ -63,9 +72,7 @@ fn a_receiver_that_sleeps_does_not_inflate_the_rtt() {
             for seq in 0..5 {
                 prober.send(path, seq).unwrap();
                 std::thread::sleep(Duration::from_millis(50));
-                let answer = answer_within(&mut prober, Duration::from_secs(1))
-                    .await
-                    .unwrap();
+                let answer = answer_within(&mut prober, SECOND).await.unwrap();
                 assert!(answer.user_rtt_us >= 50_000, "{answer:?}");
                 rtt.push(answer.rtt_us);
             }
@@ -124,19 +131,11 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     let (server, client) = Turns::new();
     let thread = net.server.spawn(move || {
         let turn = server;
-        let socket = UdpSocket::bind("192.0.2.2:0").unwrap();
-        let other_port = UdpSocket::bind("192.0.2.2:0").unwrap();
-        let port = socket.local_addr().unwrap().port();
-        let other_address = UdpSocket::bind(("192.0.2.3", port)).unwrap();
-        // Same address and port as the target, but leaving by the other link.
-        let other_device = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_secs(3)))
-            .unwrap();
-        ready.send(socket.local_addr().unwrap()).unwrap();
-        let mut buffer = [0; 2000];
-        let (len, client) = socket.recv_from(&mut buffer).unwrap();
-        let id = wire::parse_request(&buffer[..len]).unwrap();
+        let socket = bound(Type::DGRAM, "192.0.2.2:0", None);
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        ready.send(address).unwrap();
+        let (request, client) = received(&socket);
+        let id = wire::parse_request(&request).unwrap();
         let reflected = Reflected {
             received_ns: 1,
             sent_ns: 2,
@@ -144,62 +143,53 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
             hop_limit: None,
             tos: 0,
         };
-        let reply = |id: ProbeId| {
+        let reply = |nonce, index| {
             let mut packet = [0; wire::PROBE_LEN];
-            wire::write_request(&mut packet, id, 0);
+            wire::write_request(&mut packet, ProbeId { nonce, index }, 0);
             wire::make_reply(&mut packet, reflected, 0);
             packet
         };
         // Forgeries first: none of them may use up the probe.
         let ProbeId { nonce, index } = id;
+        let right = reply(nonce, index);
         for forged in [
-            ProbeId {
-                nonce: nonce ^ 1,
-                index,
-            },
-            ProbeId {
-                nonce,
-                index: index + 1,
-            },
-            ProbeId {
-                nonce,
-                index: u64::MAX,
-            },
-            ProbeId { nonce: 0, index: 0 },
+            &reply(nonce ^ 1, index)[..],
+            &reply(nonce, index + 1),
+            &reply(nonce, u64::MAX),
+            &reply(0, 0),
+            &request,
+            &right[..wire::PROBE_LEN - 1],
+            &[],
+            &[0xff; 1400],
         ] {
-            socket.send_to(&reply(forged), client).unwrap();
+            socket.send_to(forged, &client).unwrap();
         }
-        socket.send_to(&buffer[..len], client).unwrap(); // the request itself
-        socket
-            .send_to(&reply(id)[..wire::PROBE_LEN - 1], client)
-            .unwrap();
-        socket.send_to(&[], client).unwrap();
-        socket.send_to(&[0xff; 1400], client).unwrap();
-        other_port.send_to(&reply(id), client).unwrap();
-        other_address.send_to(&reply(id), client).unwrap();
         drop(socket);
-        other_device.bind_device(Some(b"s1")).unwrap();
-        other_device
-            .bind(&SockAddr::from(SocketAddr::from(([192, 0, 2, 2], port))))
-            .unwrap();
-        other_device.send_to(&reply(id), &client.into()).unwrap();
-        drop(other_device);
+        // From another port and address, and from the right ones by the other link.
+        let port = address.port();
+        for (source, device) in [
+            ("192.0.2.2:0".to_owned(), None),
+            (format!("192.0.2.3:{port}"), None),
+            (address.to_string(), Some("s1")),
+        ] {
+            let other = bound(Type::DGRAM, &source, device);
+            other.send_to(&right, &client).unwrap();
+        }
         turn.pass();
         turn.wait();
-        let socket = UdpSocket::bind(("192.0.2.2", port)).unwrap();
+        let socket = bound(Type::DGRAM, &address.to_string(), None);
         // Now the true one, three times.
         for _ in 0..3 {
-            socket.send_to(&reply(id), client).unwrap();
+            socket.send_to(&right, &client).unwrap();
         }
         turn.pass();
         turn.wait();
     });
     let address: SocketAddr = wait.recv().unwrap();
     // The forged reply over s1 must reach the client's network stack at all.
-    net.server.ip(&format!(
-        "neigh replace 192.0.2.1 lladdr {} dev s1",
-        mac(&net, "c1")
-    ));
+    let mac = mac(&net, "c1");
+    let neighbour = format!("192.0.2.1 lladdr {mac} dev s1");
+    net.server.ip(&format!("neigh replace {neighbour}"));
     net.client(move || async move {
         let stats = believes_one_answer(udp("c0", &address.to_string()), client).await;
         assert_eq!((stats.answered, stats.duplicates), (1, 2), "{stats:?}");
@@ -210,10 +200,7 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
 }
 
 fn mac(net: &Net, dev: &str) -> String {
-    let out = Command::new("ip")
-        .args(["-n", &net.client.name, "-br", "link", "show", dev])
-        .output();
-    let text = String::from_utf8(out.unwrap().stdout).unwrap();
+    let text = net.client.ip(&format!("-br link show {dev}"));
     text.split_whitespace().nth(2).unwrap().into()
 }
 
@@ -228,40 +215,19 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     let (server, client) = Turns::new();
     let thread = net.server.spawn(move || {
         let turn = server;
-        let raw = |source: &str| {
-            let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).unwrap();
-            let source: IpAddr = source.parse().unwrap();
-            socket
-                .bind(&SockAddr::from(SocketAddr::new(source, 0)))
-                .unwrap();
-            socket
-        };
-        let (socket, foreign) = (raw("192.0.2.2"), raw("192.0.2.3"));
-        socket
-            .set_read_timeout(Some(Duration::from_secs(3)))
-            .unwrap();
+        let socket = bound(Type::RAW, "192.0.2.2:0", None);
+        let foreign = bound(Type::RAW, "192.0.2.3:0", None);
         ready.send(()).unwrap();
-        let mut buffer = [std::mem::MaybeUninit::uninit(); 2000];
-        let (len, _) = socket.recv_from(&mut buffer).unwrap();
-        // SAFETY: recv_from has filled that many bytes.
-        let request: Vec<u8> = buffer[20..len]
-            .iter()
-            .map(|b| unsafe { b.assume_init() })
-            .collect();
-        let client = SockAddr::from(SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 0)));
+        let (request, client) = received(&socket);
         // The request with bytes changed, as a reply with a right checksum.
         let reply = |change: &[(usize, u8)]| {
-            let mut packet = request.clone();
+            let mut packet = request[20..].to_vec();
             packet[0] = 0;
             for &(at, flip) in change {
                 packet[at] ^= flip;
             }
             packet[2..4].fill(0);
-            let sum = packet.chunks(2).fold(0u32, |sum, pair| {
-                sum + u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]))
-            });
-            let sum = (sum & 0xffff) + (sum >> 16);
-            let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+            let sum = checksum(&packet);
             packet[2..4].copy_from_slice(&sum.to_be_bytes());
             packet
         };
@@ -284,11 +250,8 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     wait.recv().unwrap();
     net.client(move || async move {
         let stats = believes_one_answer(icmp("c0", "192.0.2.2"), client).await;
-        assert_eq!(
-            (stats.answered, stats.duplicates, stats.ignored),
-            (1, 1, 7),
-            "{stats:?}"
-        );
+        let counts = (stats.answered, stats.duplicates, stats.ignored);
+        assert_eq!(counts, (1, 1, 7), "{stats:?}");
     });
     finish(thread);
 }
@@ -302,10 +265,8 @@ fn a_lost_probe_has_no_answer_and_the_next_one_is_right() {
         check_quick(&exchange(&mut prober, 0, 5).await);
         net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
         prober.send(0, 77).unwrap();
-        assert_eq!(
-            answer_within(&mut prober, Duration::from_millis(300)).await,
-            None
-        );
+        let lost = answer_within(&mut prober, Duration::from_millis(300)).await;
+        assert_eq!(lost, None);
         net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "0");
         check_quick(&exchange(&mut prober, 0, 5).await);
         assert_eq!(prober.stats(0).sent, 11);
@@ -339,10 +300,8 @@ fn a_deleted_device_is_an_error_and_its_return_is_used() {
             assert_eq!(prober.stats(path).send_errors, 4);
             assert!(prober.stats(path).last_error.is_some());
         }
-        assert_eq!(
-            answer_within(&mut prober, Duration::from_millis(100)).await,
-            None
-        );
+        let late = answer_within(&mut prober, Duration::from_millis(100)).await;
+        assert_eq!(late, None);
         // Another index this time.
         net.client.ip("link add type veth");
         net.link(0);
@@ -362,16 +321,10 @@ fn a_missing_device_is_no_reason_to_give_up_the_others() {
         exchange(&mut prober, 1, 3).await;
         let error = prober.send(2, 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        let mixed = path(
-            "c0",
-            Some("192.0.2.1"),
-            Target::Icmp("fe80::d".parse().unwrap()),
-        );
+        let mixed = icmp_from("192.0.2.1", "c0", "fe80::d");
         let error = prober.set_path(1, mixed).unwrap_err().to_string();
-        assert!(
-            error.contains("c0") && error.contains("families"),
-            "{error}"
-        );
+        let says = error.contains("c0") && error.contains("families");
+        assert!(says, "{error}");
     });
 }
 
@@ -395,7 +348,7 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
             for path in 0..paths.len() {
                 prober.send(path, seq).unwrap();
             }
-            let answer = answer_within(&mut prober, Duration::from_secs(1)).await;
+            let answer = answer_within(&mut prober, SECOND).await;
             assert_eq!(answer.map(|a| (a.path, a.seq)), Some((3, seq)));
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -406,10 +359,8 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
             assert!(text.contains("192.0.2.2") && text.contains(what), "{text}");
         }
         for path in 0..3 {
-            assert_eq!(
-                (prober.stats(path).sent, prober.stats(path).answered),
-                (10, 0)
-            );
+            let stats = prober.stats(path);
+            assert_eq!((stats.sent, stats.answered), (10, 0));
         }
         assert_eq!(prober.stats(3).unreachable, 0);
     });
@@ -418,17 +369,8 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
 #[test]
 fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
     let net = Net::new();
-    let tbf = "qdisc add dev c0 root tbf rate 1mbit burst 2000 limit 20000";
-    let out = Command::new("tc")
-        .args(["-n", &net.client.name])
-        .args(tbf.split(' '))
-        .output()
-        .unwrap();
-    assert!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
+    let tbf = "tbf rate 1mbit burst 2000 limit 20000";
+    net.client.run(&format!("tc qdisc add dev c0 root {tbf}"));
     let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
     let address = reflector.address.to_string();
     net.client(move || async move {
@@ -443,9 +385,7 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
             }
             prober.send(path, 1).unwrap();
             let drained_us = start.elapsed().as_micros() as u32;
-            let answer = answer_within(&mut prober, Duration::from_secs(1))
-                .await
-                .unwrap();
+            let answer = answer_within(&mut prober, SECOND).await.unwrap();
             let queue_us = answer.queue_us.unwrap();
             assert!(queue_us + drained_us >= 40_000, "{answer:?} {drained_us}");
             assert!(queue_us < 1_000_000, "{answer:?}");
@@ -461,10 +401,8 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
             }
             let error = (0..30).find_map(|seq| prober.send(path, seq).err());
             assert_eq!(error.expect("no room").raw_os_error(), Some(libc::ENOBUFS));
-            while answer_within(&mut prober, Duration::from_millis(300))
-                .await
-                .is_some()
-            {}
+            let quiet = Duration::from_millis(300);
+            while answer_within(&mut prober, quiet).await.is_some() {}
             // The right stamps again: a wrong one would show as RTT or queue of other probes.
             let answers = exchange(&mut prober, path, 8).await;
             check_quick(&answers);
@@ -487,7 +425,7 @@ fn dropping_a_waiting_receive_loses_no_answer() {
             got.extend(answer_within(&mut prober, Duration::from_micros(50)).await);
         }
         while got.len() < 50 {
-            let next = answer_within(&mut prober, Duration::from_secs(1)).await;
+            let next = answer_within(&mut prober, SECOND).await;
             got.push(next.unwrap_or_else(|| panic!("lost after {}", got.len())));
         }
         let seqs: Vec<_> = got.iter().map(|a| a.seq).collect();
@@ -501,15 +439,8 @@ fn eight_paths_at_twenty_probes_a_second_cost_little_cpu() {
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
     let address = format!("192.0.2.2:{}", reflector.address.port());
     let share = net.client(move || async move {
-        let paths: Vec<_> = (0..8)
-            .map(|n| {
-                if n % 2 == 0 {
-                    icmp("c0", "192.0.2.2")
-                } else {
-                    udp("c0", &address)
-                }
-            })
-            .collect();
+        let two = [icmp("c0", "192.0.2.2"), udp("c0", &address)];
+        let paths: Vec<_> = (0..8).map(|n| two[n % 2].clone()).collect();
         let mut prober = Prober::new(&paths).unwrap();
         let mut tick = tokio::time::interval(Duration::from_millis(50));
         let (start, mut sent, mut answered) = (Instant::now(), 0u64, 0u64);

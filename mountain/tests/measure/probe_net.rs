@@ -37,13 +37,11 @@ impl Net {
         c.link(&format!("c{n}"), s, &format!("s{n}"));
         let (host_c, host_s) = (1 + n * 128, 2 + n * 128);
         for (ns, dev, host, local) in [(c, 'c', host_c, 'c'), (s, 's', host_s, 'd')] {
-            ns.ip(&format!("link set {dev}{n} addrgenmode none"));
-            ns.ip(&format!("link set {dev}{n} up"));
-            ns.ip(&format!("addr add 192.0.2.{host}/25 dev {dev}{n}"));
-            ns.ip(&format!(
-                "addr add 2001:db8:0:{n}::{local}/64 dev {dev}{n} nodad"
-            ));
-            ns.ip(&format!("addr add fe80::{local}/64 dev {dev}{n} nodad"));
+            let dev = format!("{dev}{n}");
+            ns.ip(&format!("link set {dev} addrgenmode none"));
+            let v6 = format!("2001:db8:0:{n}::{local}/64");
+            let v4 = format!("192.0.2.{host}/25");
+            ns.bring_up(&dev, &[&v4, &v6, &format!("fe80::{local}/64")]);
         }
     }
 
@@ -124,6 +122,10 @@ pub fn path(dev: &str, source: Option<&str>, target: Target) -> ProbePath {
 
 pub fn icmp(dev: &str, target: &str) -> ProbePath {
     path(dev, None, Target::Icmp(target.parse().unwrap()))
+}
+
+pub fn icmp_from(source: &str, dev: &str, target: &str) -> ProbePath {
+    path(dev, Some(source), Target::Icmp(target.parse().unwrap()))
 }
 
 pub fn udp(dev: &str, target: &str) -> ProbePath {

@@ -16,9 +16,7 @@ fn open_all(flows: &mut Flows, ipv6: bool) -> Vec<Seen> {
         let opened = flows.open(kind, EACH, SERVER[family]);
         assert_eq!(opened.len(), EACH);
         for flow in &opened {
-            let uplink = flow
-                .uplink()
-                .unwrap_or_else(|| panic!("{kind}: no answer: {flow:?}"));
+            let uplink = flow.uplink().expect(kind);
             if kind != "msg" {
                 assert_eq!(flow.own, OWN[family][uplink], "{kind}");
             }
@@ -52,26 +50,16 @@ fn new_flows_avoid_a_black_hole(ipv6: bool) {
     }
     // Streams and connected sockets have an address to keep, and keep it.
     net.no_blackhole();
-    wait_until(
-        "all have gone on, from the addresses they had",
-        3 * LEAVE,
-        || {
-            let back = old.ask();
-            for (was, is) in before.iter().zip(&back).take(2 * EACH) {
-                // A stream that waits for its next retransmission is not there yet.
-                assert!(
-                    is.server.is_none() || is == was,
-                    "{was:?} has become {is:?}"
-                );
-            }
-            back[..2 * EACH] == before[..2 * EACH]
-        },
-    );
-    assert_eq!(
-        net.refused(),
-        0,
-        "no packet left with another uplink's address"
-    );
+    wait_until("all have gone on as they were", 3 * LEAVE, || {
+        let back = old.ask();
+        for (was, is) in before.iter().zip(&back).take(2 * EACH) {
+            // A stream that waits for its next retransmission is not there yet.
+            let same = is.server.is_none() || is == was;
+            assert!(same, "{was:?} has become {is:?}");
+        }
+        back[..2 * EACH] == before[..2 * EACH]
+    });
+    assert_eq!(net.refused(), 0, "left with another uplink's address");
     assert!(net.counter("placed_connect") >= 4 * EACH as u64);
     assert!(net.counter("placed_unconnected") >= 2 * EACH as u64);
     let explain = net.home.mountain_ok("explain");
@@ -103,9 +91,8 @@ fn without_mountain_all_go_by_the_preferred_route() {
 /// All that `down` has to leave as it was. How many connections are tracked changes by itself.
 fn fingerprint(net: &Home) -> String {
     let text = net.home.fingerprint();
-    let lines = text
-        .lines()
-        .filter(|line| !line.contains("nf_conntrack_count"));
+    let ours = |line: &&str| !line.contains("nf_conntrack_count");
+    let lines = text.lines().filter(ours);
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -179,10 +166,8 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
     ] {
         for kind in kinds {
             let bound = flows.open_with(kind, 2, SERVER[0], choice);
-            assert!(
-                bound.iter().all(|f| f.server.is_none()),
-                "{kind} {choice}: {bound:?}"
-            );
+            let silent = bound.iter().all(|f| f.server.is_none());
+            assert!(silent, "{kind} {choice}: {bound:?}");
         }
     }
     // A mark of the owner's, and a port that others may have been told, leave it to the kernel too.
@@ -197,12 +182,9 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
     let stream = flows.open_with("tcp", 1, SERVER[0], "bind=0.0.0.0/4501");
     assert_eq!(stream[0].uplink(), Some(1));
     net.no_blackhole();
+    // Its address leads out by its uplink.
     let bound = flows.open_with("tcp", 2, SERVER[0], "bind=10.41.0.2");
-    assert_eq!(
-        by_uplink(&bound),
-        [0, 2],
-        "its address leads out by its uplink"
-    );
+    assert_eq!(by_uplink(&bound), [0, 2]);
     assert_eq!(net.refused(), 0);
 }
 
@@ -267,12 +249,9 @@ fn an_uplink_with_another_lease_is_followed() {
         net.home.try_ip("rule del priority 32765");
     }
     wait_until("they are back", LEAVE, || sorted() == rules);
-    let first = net.home.ip("rule");
-    let first = first
-        .lines()
-        .find(|line| line.starts_with("32765:"))
-        .unwrap();
-    assert!(first.contains("suppress_prefixlength 0"), "{first}");
+    let rules_now = net.home.ip("rule");
+    let mut first = rules_now.lines().filter(|rule| rule.starts_with("32765:"));
+    assert!(first.next().unwrap().contains("suppress_prefixlength 0"));
     // Where an address comes in addition, it stands before the marks.
     net.home.ip("addr add 10.41.0.9/24 dev u1");
     wait_until("it has a rule", LEAVE, || {

@@ -21,7 +21,7 @@ use mountain::control::run_dir::RunDir;
 use mountain::control::status::PathStatus;
 use mountain::placement::PlacementStatus;
 use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde::{Deserialize, Deserializer};
 
 use crate::support::{wait_until, Ns, LEAVE};
 
@@ -80,21 +80,12 @@ impl Home {
         }
         providers.sysctl("net.ipv4.ip_forward", "1");
         providers.sysctl("net.ipv6.conf.all.forwarding", "1");
-        let exits = [
-            "10.50.0.1/24",
-            "10.50.0.10/24",
-            "10.50.0.11/24",
-            "fd50::1/64",
-            "fd50::10/64",
-            "fd50::11/64",
-        ];
+        let exits = "10.50.0.1/24 10.50.0.10/24 10.50.0.11/24 fd50::1/64 fd50::10/64 fd50::11/64";
+        let exits: Vec<&str> = exits.split(' ').collect();
         let end: (_, &[&str]) = ("w", &["10.50.0.2/24", "fd50::2/64"]);
         providers.wire(("w", &exits), &server, end);
-        let mut config = format!(
-            "[start]\ncgroup = \"{}\"\nadopt = true\n",
-            cgroup.0.display()
-        );
-        config += more;
+        let group = cgroup.0.display();
+        let config = format!("[start]\ncgroup = \"{group}\"\nadopt = true\n{more}");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), config).unwrap();
         let mut serving = server
@@ -148,31 +139,27 @@ impl Home {
     /// The default routes by an uplink, as DHCP and router advertisements make them.
     pub fn default_routes(&self, i: u32) {
         let metric = [100, 600][i as usize];
-        self.home.ip(&format!(
-            "route replace default via 10.4{i}.0.1 dev u{i} metric {metric}"
-        ));
-        self.home.ip(&format!(
-            "-6 route replace default via fd4{i}::1 dev u{i} metric {metric}"
-        ));
+        for (family, gateway) in [("-4", format!("10.4{i}.0.1")), ("-6", format!("fd4{i}::1"))] {
+            let route = format!("default via {gateway} dev u{i} metric {metric}");
+            self.home.ip(&format!("{family} route replace {route}"));
+        }
     }
 
     fn translate(&self) {
-        let mut rules = String::from(
-            "table inet providers {\n chain strict {\n  type filter hook prerouting priority -300;\n",
+        let each = |rules: &str| [0, 1].map(|i| rules.replace('I', &i.to_string())).concat();
+        let strict = each(
+            "  iifname rI ip saddr != { 0.0.0.0, 10.4I.0.2 } counter drop\n  \
+               iifname rI ip6 saddr != { ::, fd4I::2, fe80::/10 } counter drop\n",
         );
-        for i in 0..2 {
-            rules +=
-                &format!("  iifname r{i} ip saddr != {{ 0.0.0.0, 10.4{i}.0.2 }} counter drop\n");
-            rules += &format!(
-                "  iifname r{i} ip6 saddr != {{ ::, fd4{i}::2, fe80::/10 }} counter drop\n"
-            );
-        }
-        rules += " }\n chain nat {\n  type nat hook postrouting priority srcnat;\n";
-        for i in 0..2 {
-            rules += &format!("  oifname w ip saddr 10.4{i}.0.2 snat to 10.50.0.1{i}\n");
-            rules += &format!("  oifname w ip6 saddr fd4{i}::2 snat to fd50::1{i}\n");
-        }
-        rules += " }\n}\n";
+        let nat = each(
+            "  oifname w ip saddr 10.4I.0.2 snat to 10.50.0.1I\n  \
+               oifname w ip6 saddr fd4I::2 snat to fd50::1I\n",
+        );
+        let rules = format!(
+            "table inet providers {{\n chain strict {{\n  \
+             type filter hook prerouting priority -300;\n{strict} }}\n chain nat {{\n  \
+             type nat hook postrouting priority srcnat;\n{nat} }}\n}}\n"
+        );
         nft(&self.providers, &rules);
     }
 
@@ -212,10 +199,8 @@ impl Home {
     pub fn wait_good(&self) {
         wait_until("all paths are good", 2 * LEAVE, || {
             let paths = self.home.status().paths;
-            paths.len() == 4
-                && paths
-                    .iter()
-                    .all(|p| p.judged.state == "good" && p.judged.samples >= 20)
+            let measured = |p: &PathStatus| p.judged.state == "good" && p.judged.samples >= 20;
+            paths.len() == 4 && paths.iter().all(measured)
         });
     }
 
@@ -226,19 +211,15 @@ impl Home {
     /// `mountain up` with further arguments.
     pub fn start_with(&self, more: &str) {
         let config = self.config.path().display();
-        self.home
-            .mountain_ok(&format!("up --config {config} {more}"));
+        let up = format!("up --config {config} {more}");
+        self.home.mountain_ok(&up);
     }
 
     /// Drops all that comes by an uplink, silently.
     pub fn blackhole(&self, i: usize) {
-        nft(
-            &self.providers,
-            &format!(
-                "table inet hole {{\n chain in {{\n  type filter hook prerouting priority -310;\n  \
-                 iifname r{i} drop\n }}\n}}\n"
-            ),
-        );
+        let hook = "type filter hook prerouting priority -310";
+        let hole = format!("table inet hole {{ chain in {{ {hook}; iifname r{i} drop; }}\n}}\n");
+        nft(&self.providers, &hole);
         for ipv6 in [false, true] {
             wait_until(&format!("u{i} is left"), 2 * LEAVE, || {
                 let state = self.path(i, ipv6).judged.state;
@@ -296,10 +277,8 @@ impl Home {
 
     /// A program in any namespace, in the cgroup whose sockets are placed.
     pub fn placed(&self, ns: &Ns, program: &str) -> Command {
-        let script = format!(
-            "echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"",
-            self.cgroup.0.display()
-        );
+        let cgroup = self.cgroup.0.display();
+        let script = format!("echo $$ > {cgroup}/cgroup.procs && exec \"$0\" \"$@\"");
         let mut command = ns.command("sh");
         command.args(["-c", &script, program]);
         command
@@ -307,13 +286,9 @@ impl Home {
 
     /// The same in any namespace.
     pub fn flows_in(&self, ns: &Ns) -> Flows {
-        let mut child = self
-            .placed(ns, "python3")
-            .args(["-u", "-c", FLOWS])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut python = self.placed(ns, "python3");
+        python.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = python.args(["-u", "-c", FLOWS]).spawn().unwrap();
         Flows {
             input: child.stdin.take().unwrap(),
             output: BufReader::new(child.stdout.take().unwrap()),
@@ -346,20 +321,25 @@ pub struct Flows {
 }
 
 /// A flow as its own end and the server see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Seen {
+    /// Empty when the socket is gone.
+    #[serde(deserialize_with = "or_empty")]
     pub own: String,
     /// `None`: the server did not answer.
     pub server: Option<String>,
+}
+
+fn or_empty<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 impl Seen {
     /// The uplink that the server saw it come by.
     pub fn uplink(&self) -> Option<usize> {
         let server = self.server.as_deref()?;
-        let found = SEEN
-            .iter()
-            .find_map(|family| family.iter().position(|s| *s == server));
+        let mut families = SEEN.iter();
+        let found = families.find_map(|family| family.iter().position(|s| *s == server));
         Some(found.unwrap_or_else(|| panic!("{server} is no uplink's")))
     }
 }
@@ -369,14 +349,7 @@ impl Flows {
         writeln!(self.input, "{line}").unwrap();
         let mut answer = String::new();
         self.output.read_line(&mut answer).unwrap();
-        let answer: Value = serde_json::from_str(&answer).expect("an answer of flows.py");
-        let flows = answer.as_array().unwrap().iter();
-        flows
-            .map(|flow| Seen {
-                own: flow[0].as_str().unwrap_or_default().to_owned(),
-                server: flow[1].as_str().map(str::to_owned),
-            })
-            .collect()
+        serde_json::from_str(&answer).expect("an answer of flows.py")
     }
 
     /// Opens flows to the server and asks over them; `kind` is `tcp`, `udp` or `msg` (not connected).

@@ -3,13 +3,14 @@
 //! whole and with right checksums, and what it would corrupt or lose it refuses.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use crate::net::{ask, udp, Net, Place};
-use crate::support::Ns;
+use crate::net::{add, ask, assert_answers, udp, Net, Place};
+use crate::support::{wait_until, Ns};
 use mountain::redirect::bpf::hooks::{self, DeviceHook, LoadedProgram};
+use mountain::redirect::{Backend, Installed};
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,13 +45,8 @@ fn bad_checksums(ns: &Ns) -> u64 {
             let (name, value) = line.split_once(char::is_whitespace).unwrap();
             all.insert(name.to_owned(), value.trim().to_owned());
         }
-        let errors = [
-            "UdpInCsumErrors",
-            "TcpInCsumErrors",
-            "IcmpInCsumErrors",
-            "Udp6InCsumErrors",
-        ];
-        errors.iter().map(|e| all[*e].parse::<u64>().unwrap()).sum()
+        let errors = ["Udp", "Tcp", "Icmp", "Udp6"].map(|table| format!("{table}InCsumErrors"));
+        errors.iter().map(|e| all[e].parse::<u64>().unwrap()).sum()
     })
 }
 
@@ -89,11 +85,8 @@ fn tcp_echo(net: &Net, ipv6: bool, bytes: usize) {
     sender.join().unwrap();
     let peer = server.join().unwrap();
     assert!(back == data, "{} of {bytes} bytes came back", back.len());
-    assert_eq!(
-        peer.ip(),
-        stream.local_addr().unwrap().ip(),
-        "the server sees the client"
-    );
+    let client = stream.local_addr().unwrap().ip();
+    assert_eq!(peer.ip(), client, "the server sees the client");
 }
 
 /// Datagrams of many sizes there and back.
@@ -125,6 +118,31 @@ fn expected_refusal(backend: &str, tx: bool, gro: bool) -> Option<&'static str> 
     }
 }
 
+fn delivers_or_refuses(net: &Net, backend: &str, ipv6: bool, refusal: Option<&str>, what: &str) {
+    let (_, from, to) = places(ipv6);
+    let add = |proto, to: &str| {
+        format!("add --proto {proto} --from {from} --to {to} --backend {backend}")
+    };
+    if let Some(why) = refusal {
+        let said = net.refuses(&add("udp", to));
+        assert!(said.contains(why), "{what}: {said}");
+        return;
+    }
+    let bad = || [bad_checksums(&net.client), bad_checksums(&net.server)];
+    let before = bad();
+    net.redirect(&add("udp", to));
+    net.redirect(&add("tcp", &tcp_target(to)));
+    udp_echo(net, ipv6);
+    tcp_echo(net, ipv6, 2_000_000);
+    assert_eq!(bad(), before, "{what}: wrong checksums at client, server");
+    let udp = &net.stats()[0].stats;
+    let packets = udp.forward.packets.min(udp.reply.packets);
+    assert!(packets >= 9, "{what}: {udp:?}");
+    for proto in ["udp", "tcp"] {
+        net.redirect(&format!("del --proto {proto} --from {from}"));
+    }
+}
+
 #[test]
 fn each_backend_delivers_or_refuses() {
     let mut net = Net::new();
@@ -132,57 +150,22 @@ fn each_backend_delivers_or_refuses() {
         let (_, _, to) = places(ipv6);
         net.serve(Place::Server, "target", to);
     }
-    for tx in [true, false] {
-        for gro in [true, false] {
-            let (t, g) = (
-                if tx { "on" } else { "off" },
-                if gro { "on" } else { "off" },
-            );
-            for (ns, dev) in [(&net.client, "c0"), (&net.server, "s0")] {
-                feature(ns, dev, &format!("tx {t} gro {g}"));
-            }
-            for backend in BACKENDS {
-                for ipv6 in [false, true] {
-                    let (_, from, to) = places(ipv6);
-                    let what = format!(
-                        "{backend}, tx {t}, gro {g}, IPv{}",
-                        if ipv6 { 6 } else { 4 }
-                    );
-                    let add = |proto| {
-                        let to = if proto == "tcp" {
-                            tcp_target(to)
-                        } else {
-                            to.to_owned()
-                        };
-                        format!("add --proto {proto} --from {from} --to {to} --backend {backend}")
-                    };
-                    if let Some(why) = expected_refusal(backend, tx, gro) {
-                        let said = net.refuses(&add("udp"));
-                        assert!(said.contains(why), "{what}: {said}");
-                        continue;
-                    }
-                    let before = [bad_checksums(&net.client), bad_checksums(&net.server)];
-                    net.redirect(&add("udp"));
-                    net.redirect(&add("tcp"));
-                    println!("{what}");
-                    udp_echo(&net, ipv6);
-                    tcp_echo(&net, ipv6, 2_000_000);
-                    let after = [bad_checksums(&net.client), bad_checksums(&net.server)];
-                    assert_eq!(after, before, "{what}: wrong checksums at client, server");
-                    let stats = net.json("stats");
-                    let udp = &stats["rules"][0];
-                    assert!(
-                        udp["forward"]["packets"].as_u64() >= Some(9),
-                        "{what}: {stats:#}"
-                    );
-                    assert!(
-                        udp["reply"]["packets"].as_u64() >= Some(9),
-                        "{what}: {stats:#}"
-                    );
-                    for proto in ["udp", "tcp"] {
-                        net.redirect(&format!("del --proto {proto} --from {from}"));
-                    }
-                }
+    for (tx, gro) in [(true, true), (true, false), (false, true), (false, false)] {
+        let [t, g] = [tx, gro].map(|on| if on { "on" } else { "off" });
+        for (ns, dev) in [(&net.client, "c0"), (&net.server, "s0")] {
+            feature(ns, dev, &format!("tx {t} gro {g}"));
+        }
+        for backend in BACKENDS {
+            for ipv6 in [false, true] {
+                let what = format!("{backend}, tx {t}, gro {g}, IPv6 {ipv6}");
+                println!("{what}");
+                delivers_or_refuses(
+                    &net,
+                    backend,
+                    ipv6,
+                    expected_refusal(backend, tx, gro),
+                    &what,
+                );
             }
         }
     }
@@ -198,13 +181,9 @@ fn fix_makes_every_backend_possible_and_del_undoes_it() {
     let before = features(&net);
     for backend in BACKENDS {
         let (_, from, to) = places(false);
-        net.redirect(&format!(
-            "add --proto udp --from {from} --to {to} --backend {backend} --fix"
-        ));
+        net.add("udp", from, to, backend);
         udp_echo(&net, false);
-        let packets: u64 = net.json("stats")["rules"][0]["reply"]["packets"]
-            .as_u64()
-            .unwrap();
+        let packets = net.stats()[0].stats.reply.packets;
         assert!(packets >= 9, "{backend}: {packets}");
         net.redirect(&format!("del --proto udp --from {from}"));
         assert_eq!(features(&net), before, "{backend}");
@@ -221,11 +200,9 @@ fn auto_takes_the_fastest_that_is_correct() {
     let mut watch = net.router.command(crate::support::MOUNTAIN);
     let _watch = crate::support::Guard::start(watch.args(["redirect", "watch"]));
     let wait_for = |backend: &str, what: &str| {
-        let until = std::time::Instant::now() + TIMEOUT;
-        while net.json("list")["rules"][0]["carried_by"] != backend {
-            assert!(std::time::Instant::now() < until, "{what}: not {backend}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        wait_until(&format!("{what}: by {backend}"), TIMEOUT, || {
+            net.list()[0].carried_by.to_string() == backend
+        });
     };
     for (features, backend) in [
         ("tx on gro off", "tcx-peer"),
@@ -234,8 +211,8 @@ fn auto_takes_the_fastest_that_is_correct() {
     ] {
         feature(&net.client, "c0", features);
         feature(&net.server, "s0", features);
-        let added = net.json(&format!("add {rule} --backend auto"));
-        assert_eq!(added["plan"]["backend"], "nft", "{features}");
+        let added: Installed = net.json(&format!("add {rule} --backend auto"));
+        assert_eq!(added.plan.backend, Backend::Nft, "{features}");
         wait_for(backend, features);
         net.redirect(&format!("del --proto udp --from {from}"));
     }
@@ -267,42 +244,28 @@ fn backends_work_side_by_side_and_go_one_at_a_time() {
     let mut there = vec![];
     for (i, backend) in BACKENDS.iter().enumerate() {
         let from = format!("10.0.8.17:{}", 8100 + i);
-        let (to, name) = if *backend == "nft" {
-            targets[2]
-        } else {
-            targets[i % 2]
-        };
-        net.redirect(&format!(
-            "add --proto udp --from {from} --to {to} --backend {backend} --fix"
-        ));
+        let (to, name) = targets[if *backend == "nft" { 2 } else { i % 2 }];
+        net.add("udp", &from, to, backend);
         there.push((from, name));
         // One socket, so that two rules with one target have clients of the same port.
         for (from, name) in &there {
-            assert_eq!(
-                ask(&socket, from, "hi"),
-                (format!("{name} hi"), from.clone())
-            );
+            assert_answers(&socket, from, name);
         }
     }
     // The two kinds do not know of each other's flows.
-    let said = net.refuses("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:9001 --backend tcx");
-    assert!(
-        said.contains("another rule sends to 10.0.1.2:9001 by nft"),
-        "{said}"
-    );
-    let said = net.refuses("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:9000 --backend nft");
-    assert!(
-        said.contains("another rule sends to 10.0.1.2:9000 by BPF"),
-        "{said}"
-    );
+    for (to, backend, by) in [
+        ("10.0.1.2:9001", "tcx", "nft"),
+        ("10.0.1.2:9000", "nft", "BPF"),
+    ] {
+        let said = net.refuses(&add("udp", "10.0.8.17:1", to, backend));
+        let why = format!("another rule sends to {to} by {by}");
+        assert!(said.contains(&why), "{said}");
+    }
     while let Some((from, _)) = there.pop() {
         net.redirect(&format!("del --proto udp --from {from}"));
         crate::net::ask_in_vain(&socket, &from);
         for (from, name) in &there {
-            assert_eq!(
-                ask(&socket, from, "hi"),
-                (format!("{name} hi"), from.clone())
-            );
+            assert_answers(&socket, from, name);
         }
     }
     net.assert_clean();
@@ -316,12 +279,9 @@ fn a_target_that_is_down_says_so_to_the_client() {
         for ipv6 in [false, true] {
             let (local, from, to) = places(ipv6);
             for proto in ["udp", "tcp"] {
-                net.redirect(&format!(
-                    "add --proto {proto} --from {from} --to {to} --backend {backend} --fix"
-                ));
+                net.add(proto, from, to, backend);
             }
-            let (local, from): (SocketAddr, SocketAddr) =
-                (local.parse().unwrap(), from.parse().unwrap());
+            let [local, from]: [SocketAddr; 2] = [local, from].map(|a| a.parse().unwrap());
             let what = format!("{backend}, {from}");
             let udp = net.client.with(move || {
                 let socket = UdpSocket::bind(local).unwrap();
@@ -330,19 +290,14 @@ fn a_target_that_is_down_says_so_to_the_client() {
                 socket.send(b"anyone?").unwrap();
                 socket.recv(&mut [0; 9]).unwrap_err()
             });
-            assert_eq!(
-                udp.kind(),
-                std::io::ErrorKind::ConnectionRefused,
-                "{what}: {udp}"
-            );
-            let tcp = net
-                .client
-                .with(move || TcpStream::connect_timeout(&from, TIMEOUT).unwrap_err());
-            assert_eq!(
-                tcp.kind(),
-                std::io::ErrorKind::ConnectionRefused,
-                "{what}: {tcp}"
-            );
+            let tcp = || TcpStream::connect_timeout(&from, TIMEOUT).unwrap_err();
+            for error in [udp, net.client.with(tcp)] {
+                assert_eq!(
+                    error.kind(),
+                    ErrorKind::ConnectionRefused,
+                    "{what}: {error}"
+                );
+            }
             net.redirect("del --all");
         }
     }
@@ -374,10 +329,14 @@ fn steering_sees_replies_as_they_leave() {
         crate::net::address(&net.router, "rc1", "10.0.9.17", "fd09::17");
         net.server.ip("addr add 10.77.0.1/32 dev lo");
         net.client.ip("addr add 10.78.0.1/32 dev lo");
-        net.router
-            .ip("route add 10.77.0.1 nexthop via 10.0.1.2 nexthop via 10.0.2.2");
-        net.router
-            .ip("route add 10.78.0.0/24 nexthop via 10.0.8.18 nexthop via 10.0.9.18");
+        for (to, one, other) in [
+            ("10.77.0.1", "10.0.1.2", "10.0.2.2"),
+            ("10.78.0.0/24", "10.0.8.18", "10.0.9.18"),
+        ] {
+            net.router.ip(&format!(
+                "route add {to} nexthop via {one} nexthop via {other}"
+            ));
+        }
         let (from, to) = ("10.0.8.17:8080", "10.77.0.1:8083");
         net.serve(Place::Server, "target", to);
         let up = |net: &Net| net.router.mountain_ok("up");
@@ -391,24 +350,15 @@ fn steering_sees_replies_as_they_leave() {
         if !steer_first {
             up(&net);
         }
-        assert_eq!(
-            at_egress(&net.router, "rc"),
-            ["mtn_redirect_ou", "mountain_steer"]
-        );
+        let order = at_egress(&net.router, "rc");
+        assert_eq!(order, ["mtn_redirect_ou", "mountain_steer"]);
         let socket = udp(&net.client, "10.0.8.18:0");
-        for i in 0..20 {
-            let text = format!("hi {i}");
-            assert_eq!(
-                ask(&socket, from, &text),
-                (format!("target {text}"), from.to_owned())
-            );
+        for _ in 0..20 {
+            assert_answers(&socket, from, "target");
         }
         net.router.mountain_ok("down");
         assert_eq!(at_egress(&net.router, "rc"), ["mtn_redirect_ou"]);
-        assert_eq!(
-            ask(&socket, from, "still"),
-            ("target still".to_owned(), from.to_owned())
-        );
+        assert_answers(&socket, from, "target");
         net.redirect("del --all");
         assert_eq!(at_egress(&net.router, "rc"), [] as [&str; 0]);
     }
@@ -423,8 +373,7 @@ fn a_hairpin_by_each_backend_that_can() {
     let socket = udp(&net.client, "10.0.8.18:0");
     let from = "10.0.8.17:8080";
     for backend in BACKENDS {
-        let add =
-            format!("add --proto udp --from {from} --to 10.0.8.20:8083 --backend {backend} --fix");
+        let add = add("udp", from, "10.0.8.20:8083", backend);
         // Why one that cannot is refused.
         let refusal = match backend {
             "xdp" => Some("source"),
@@ -437,20 +386,10 @@ fn a_hairpin_by_each_backend_that_can() {
             continue;
         }
         net.redirect(&add);
-        for i in 0..5 {
-            let text = format!("hi {i}");
-            let got = ask(&socket, from, &text);
-            assert_eq!(
-                got,
-                (format!("neighbour {text}"), from.to_owned()),
-                "{backend}"
-            );
+        for _ in 0..5 {
+            assert_answers(&socket, from, "neighbour");
         }
-        let stats = net.json("stats");
-        assert_eq!(
-            stats["rules"][0]["reply"]["packets"], 5,
-            "{backend}: {stats:#}"
-        );
+        assert_eq!(net.counted(0)[2], 5, "{backend}");
         net.redirect("del --all");
     }
     net.assert_clean();
@@ -464,19 +403,14 @@ fn a_target_on_this_host_by_each_backend_that_can() {
     let socket = udp(&net.client, "10.0.8.18:0");
     let from = "10.0.8.17:8080";
     for backend in BACKENDS {
-        let add =
-            format!("add --proto udp --from {from} --to 10.0.1.1:9000 --backend {backend} --fix");
+        let add = add("udp", from, "10.0.1.1:9000", backend);
         if backend == "tcx-peer" || backend == "xdp-redirect" {
             let said = net.refuses(&add);
             assert!(said.contains("this host"), "{said}");
             continue;
         }
         net.redirect(&add);
-        assert_eq!(
-            ask(&socket, from, "hi"),
-            ("here hi".to_owned(), from.to_owned()),
-            "{backend}"
-        );
+        assert_answers(&socket, from, "here");
         net.redirect("del --all");
     }
     net.assert_clean();
@@ -490,44 +424,25 @@ fn a_device_that_goes_takes_nothing_else_along() {
     net.serve(Place::Server, "target", "10.0.1.2:8083");
     let socket = |net: &Net| udp(&net.client, "10.0.8.18:0");
     let (first, second) = ("10.0.8.17:8080", "10.0.8.17:8081");
-    for (from, backend) in [(first, "xdp-redirect"), (second, "nft")] {
-        let to = if backend == "nft" {
-            "10.0.1.2:8084"
-        } else {
-            "10.0.1.2:8083"
-        };
-        net.redirect(&format!(
-            "add --proto udp --from {from} --to {to} --backend {backend} --fix"
-        ));
-    }
-    assert_eq!(ask(&socket(&net), first, "1").0, "target 1");
-    let active = |net: &Net| -> Vec<bool> {
-        let list = net.json("list");
-        let rules = list["rules"].as_array().unwrap();
-        rules
-            .iter()
-            .map(|r| r["active"].as_bool().unwrap())
-            .collect()
-    };
+    net.add("udp", first, "10.0.1.2:8083", "xdp-redirect");
+    net.add("udp", second, "10.0.1.2:8084", "nft");
+    assert_answers(&socket(&net), first, "target");
+    let active = |net: &Net| net.list().iter().map(|r| r.active).collect::<Vec<_>>();
     assert_eq!(active(&net), [true, true]);
     net.client.ip("link del c0");
     assert_eq!(active(&net), [false, true]);
     assert!(net.redirect("list").contains("NOT IN FORCE"));
-    crate::net::join(&net.client, "c0", &net.router, "rc");
-    crate::net::address(&net.client, "c0", "10.0.8.18", "fd08::18");
-    crate::net::address(&net.router, "rc", "10.0.8.17", "fd08::17");
+    net.join_client();
     net.client.ip("route add default via 10.0.8.17");
     assert_eq!(active(&net), [false, true]);
     net.redirect("restore");
     assert_eq!(active(&net), [true, true]);
-    assert_eq!(
-        ask(&socket(&net), first, "2"),
-        ("target 2".to_owned(), first.to_owned())
-    );
+    assert_answers(&socket(&net), first, "target");
     // Gone for good: the rule can be deleted all the same.
     net.client.ip("link del c0");
-    net.redirect(&format!("del --proto udp --from {first}"));
-    net.redirect(&format!("del --proto udp --from {second}"));
+    for from in [first, second] {
+        net.redirect(&format!("del --proto udp --from {from}"));
+    }
     net.assert_clean();
 }
 
@@ -536,15 +451,12 @@ fn a_device_that_goes_takes_nothing_else_along() {
 fn a_rule_less_takes_nothing_from_the_others() {
     let mut net = Net::new();
     net.serve(Place::Server, "target", "10.0.1.2:8083");
-    let add = |from: &str, backend: &str| {
-        format!("add --proto udp --from {from} --to 10.0.1.2:8083 --backend {backend} --fix")
-    };
-    net.redirect(&add("10.0.8.17:8080", "xdp"));
-    net.redirect(&add("10.0.8.17:8081", "tcx"));
+    for (from, backend) in [("10.0.8.17:8080", "xdp"), ("10.0.8.17:8081", "tcx")] {
+        net.add("udp", from, "10.0.1.2:8083", backend);
+    }
     net.redirect("del --proto udp --from 10.0.8.17:8081");
-    assert_eq!(net.json("list")["rules"][0]["active"], true);
-    let socket = udp(&net.client, "10.0.8.18:0");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "hi").0, "target hi");
+    assert!(net.list()[0].active);
+    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "target");
     net.redirect("del --all");
     net.assert_clean();
 }
@@ -568,11 +480,7 @@ fn a_lost_record_keeps_nothing() {
     let rule = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:1";
     for backend in ["tcx", "nft"] {
         net.redirect(&format!("{rule} --backend {backend}"));
-        let inode = net.router.with(|| {
-            use std::os::unix::fs::MetadataExt;
-            std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
-        });
-        std::fs::remove_dir_all(format!("/run/mountain/redirect-{inode}")).unwrap();
+        std::fs::remove_dir_all(net.record()).unwrap();
         net.redirect("del --all");
         assert_eq!(at_egress(&net.router, "rc"), [] as [&str; 0], "{backend}");
         net.assert_clean();

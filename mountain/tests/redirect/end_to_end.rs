@@ -9,6 +9,8 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use mountain::redirect::Backend;
+
 use crate::net::{ask, ask_in_vain, ask_tcp, assert_answers, udp, Net, Place};
 
 const RULE: &str = "--proto udp --from 10.0.8.17:8080";
@@ -18,21 +20,18 @@ fn udp_goes_to_the_target_and_back_until_del() {
     let mut net = Net::new();
     net.serve(Place::Server, "server", "10.0.1.2:8083");
     let said = net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
-    assert_eq!(
-        said,
-        "rule 0: udp 10.0.8.17:8080 => 10.0.1.2:8083, by nft\n"
-    );
+    let rule = "rule 0: udp 10.0.8.17:8080 => 10.0.1.2:8083, by nft\n";
+    assert_eq!(said, rule);
     let socket = udp(&net.client, "10.0.8.18:0");
     assert_answers(&socket, "10.0.8.17:8080", "server");
     // Neither another port nor another protocol.
     ask_in_vain(&socket, "10.0.8.17:8081");
     assert!(ask_tcp(&net.client, "10.0.8.17:8080", "x").is_err());
 
-    let list = net.json("list");
-    let rule = &list["rules"][0];
-    assert_eq!(rule["rule"]["from"], "10.0.8.17:8080");
-    assert_eq!(rule["plan"]["backend"], "nft");
-    assert_eq!(rule["active"], true);
+    let listed = net.list().remove(0);
+    let (rule, plan) = (listed.installed.rule, listed.installed.plan);
+    assert_eq!(rule.from.to_string(), "10.0.8.17:8080");
+    assert_eq!((plan.backend, listed.active), (Backend::Nft, true));
 
     let said = net.redirect(&format!("del {RULE}"));
     assert!(said.starts_with("rule 0 is deleted: udp"), "{said}");
@@ -56,21 +55,13 @@ fn both_protocols_and_families() {
         ("tcp", "[fd08::17]:80", "[fd01::2]:8002", "v6"),
         ("udp", "[fd08::17]:80", "[fd01::2]:8002", "v6"),
     ] {
-        net.redirect(&format!(
-            "add --proto {proto} --from {from} --to {to} --backend nft"
-        ));
+        net.add(proto, from, to, "nft");
         if proto == "tcp" {
             net.serve(Place::Server, name, to);
-            assert_eq!(
-                ask_tcp(&net.client, from, "hello").unwrap(),
-                format!("{name} hello")
-            );
+            let answer = ask_tcp(&net.client, from, "hello").unwrap();
+            assert_eq!(answer, format!("{name} hello"));
         } else {
-            let local = if name == "v4" {
-                "10.0.8.18:0"
-            } else {
-                "[fd08::18]:0"
-            };
+            let local = ["10.0.8.18:0", "[fd08::18]:0"][(name == "v6") as usize];
             assert_answers(&udp(&net.client, local), from, name);
         }
     }
@@ -94,9 +85,8 @@ fn many_rules_share_a_target() {
     let mut net = Net::new();
     net.serve(Place::Server, "server", "10.0.1.2:8083");
     for port in 9000..9020 {
-        net.redirect(&format!(
-            "add --proto udp --from 10.0.8.17:{port} --to 10.0.1.2:8083"
-        ));
+        let from = format!("10.0.8.17:{port}");
+        net.add("udp", &from, "10.0.1.2:8083", "nft");
     }
     // One socket: only the port spoken to tells its flows apart.
     let socket = udp(&net.client, "10.0.8.18:4000");
@@ -125,22 +115,18 @@ fn a_hairpin_comes_back_only_with_a_source_of_ours() {
 
     for (snat, tcp) in [("auto", 1), ("always", 2)] {
         net.redirect(&format!("{add} --snat {snat}"));
-        assert_eq!(net.json("list")["rules"][0]["plan"]["snat"], "10.0.8.17");
-        assert_answers(
-            &udp(&net.client, "10.0.8.18:0"),
-            "10.0.8.17:8080",
-            "neighbour",
-        );
+        let source = net.list()[0].installed.plan.snat;
+        assert_eq!(source, "10.0.8.17".parse().ok());
+        let fresh = udp(&net.client, "10.0.8.18:0");
+        assert_answers(&fresh, "10.0.8.17:8080", "neighbour");
         assert_eq!(net.counted(0), [1, 33, 1, 43]);
         let from = format!("10.0.8.17:{tcp}");
-        net.redirect(&format!(
-            "add --proto tcp --from {from} --to 10.0.8.19:9000 --snat {snat}"
-        ));
+        let rule = format!("--from {from} --to 10.0.8.19:9000 --snat {snat}");
+        net.redirect(&format!("add --proto tcp {rule}"));
         assert_eq!(ask_tcp(&net.client, &from, "x").unwrap(), "neighbour x");
         let from = format!("[fd08::17]:{tcp}");
-        net.redirect(&format!(
-            "add --proto udp --from {from} --to [fd08::19]:9000 --snat {snat}"
-        ));
+        let rule = format!("--from {from} --to [fd08::19]:9000 --snat {snat}");
+        net.redirect(&format!("add --proto udp {rule}"));
         assert_answers(&udp(&net.client, "[fd08::18]:0"), &from, "neighbour");
         net.redirect("del --all");
         net.assert_clean();
@@ -161,11 +147,8 @@ fn who_comes_from_elsewhere_keeps_the_source() {
         ns.run(line);
     }
     ns.ip("route add default via 10.0.8.17");
-    assert_answers(
-        &udp(&net.server, "10.0.1.2:0"),
-        "10.0.8.17:8080",
-        "neighbour",
-    );
+    let other = udp(&net.server, "10.0.1.2:0");
+    assert_answers(&other, "10.0.8.17:8080", "neighbour");
     assert!(ns.run("nft list ruleset").contains("packets 1 "));
 }
 
@@ -181,10 +164,8 @@ fn this_host_itself_is_redirected_too() {
     assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "server");
     assert_answers(&udp(&net.router, "10.0.1.1:0"), "10.0.8.17:8080", "server");
     assert_answers(&udp(&net.router, "[::]:0"), "[fd08::17]:8080", "server");
-    assert_eq!(
-        ask_tcp(&net.router, "10.0.8.17:8080", "x").unwrap(),
-        "server x"
-    );
+    let answer = ask_tcp(&net.router, "10.0.8.17:8080", "x").unwrap();
+    assert_eq!(answer, "server x");
     assert_eq!(net.counted(0), [2, 2 * 33, 2, 2 * 40]);
     assert_eq!(net.counted(2), [1, 53, 1, 60]);
 }
@@ -197,10 +178,8 @@ fn a_target_on_this_host() {
     net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.1:9000");
     assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "router");
     assert_eq!(net.counted(0), [1, 33, 1, 40]);
-    assert_eq!(
-        ask_tcp(&net.client, "10.0.8.17:8080", "x").unwrap(),
-        "router x"
-    );
+    let answer = ask_tcp(&net.client, "10.0.8.17:8080", "x").unwrap();
+    assert_eq!(answer, "router x");
     // From this host to this host, by loopback: each packet counts once.
     assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "router");
     assert_eq!(net.counted(0), [2, 66, 2, 80]);

@@ -73,15 +73,11 @@ fn established_flows_that_are_over_make_room() {
         let establish = |base: u16| {
             for n in 0..FLOWS {
                 let client = client(false, base + n);
-                let there = Packet::new(UDP, client, rule.from, 10)
-                    .macs(C0, CLIENT)
-                    .bytes();
-                let back = Packet::new(UDP, rule.to, client, 10)
-                    .macs(S0, TARGET)
-                    .bytes();
-                run(DeviceHook::TcxIngress, "c0", &there);
-                run(DeviceHook::TcxEgress, "c0", &back);
-                run(DeviceHook::TcxIngress, "c0", &there);
+                let there = Packet::new(UDP, client, rule.from, 10).macs(C0, CLIENT);
+                let back = Packet::new(UDP, rule.to, client, 10).macs(S0, TARGET);
+                run(DeviceHook::TcxIngress, "c0", &there.bytes());
+                run(DeviceHook::TcxEgress, "c0", &back.bytes());
+                run(DeviceHook::TcxIngress, "c0", &there.bytes());
             }
         };
         let established = || map_named("flows4").keys().count();

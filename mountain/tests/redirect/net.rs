@@ -11,13 +11,16 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use mountain::redirect::{CountedRule, Finding, ListedRule, Stats};
 use nix::sched::{setns, CloneFlags};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde::Deserialize;
 
 use crate::support::Ns;
 
@@ -45,10 +48,8 @@ impl Net {
         };
         net.router.sysctl("net.ipv4.ip_forward", "1");
         net.router.sysctl("net.ipv6.conf.all.forwarding", "1");
-        join(&net.client, "c0", &net.router, "rc");
+        net.join_client();
         join(&net.router, "rs", &net.server, "s0");
-        address(&net.client, "c0", "10.0.8.18", "fd08::18");
-        address(&net.router, "rc", "10.0.8.17", "fd08::17");
         address(&net.router, "rs", "10.0.1.1", "fd01::1");
         address(&net.server, "s0", "10.0.1.2", "fd01::2");
         for (ns, v4, v6) in [
@@ -59,6 +60,13 @@ impl Net {
             ns.ip(&format!("-6 route add default via {v6}"));
         }
         net
+    }
+
+    /// Joins client and router by c0 and rc.
+    pub fn join_client(&self) {
+        join(&self.client, "c0", &self.router, "rc");
+        address(&self.client, "c0", "10.0.8.18", "fd08::18");
+        address(&self.router, "rc", "10.0.8.17", "fd08::17");
     }
 
     /// The same with a neighbour of the client, 10.0.8.19, on the other port of a bridge.
@@ -93,37 +101,58 @@ impl Net {
         self.router.mountain_fails(&command(args))
     }
 
-    pub fn json(&self, args: &str) -> Value {
+    /// `redirect add` by a backend, with `--fix`.
+    pub fn add(&self, proto: &str, from: &str, to: &str, backend: &str) {
+        self.redirect(&add(proto, from, to, backend));
+    }
+
+    /// What it says with `--json`.
+    pub fn json<T: DeserializeOwned>(&self, args: &str) -> T {
         serde_json::from_str(&self.redirect(&format!("{args} --json"))).expect("JSON")
+    }
+
+    pub fn list(&self) -> Vec<ListedRule> {
+        self.json::<Rules<ListedRule>>("list").rules
+    }
+
+    pub fn stats(&self) -> Vec<CountedRule> {
+        self.json::<Rules<CountedRule>>("stats").rules
+    }
+
+    /// What `check` finds of the backends, the fastest first.
+    pub fn check(&self, rule: &str) -> Vec<Finding> {
+        self.json::<Findings>(&format!("check {rule}")).findings
     }
 
     /// How many rules there are.
     pub fn rules(&self) -> usize {
-        self.json("list")["rules"].as_array().unwrap().len()
+        self.list().len()
     }
 
     /// Nothing of ours is left in the router, and nothing of it on record.
     pub fn assert_clean(&self) {
         assert_eq!(self.router.run("nft list tables"), "");
-        let inode = self.router.with(|| {
-            use std::os::unix::fs::MetadataExt;
-            std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
-        });
-        let dir = format!("/run/mountain/redirect-{inode}");
+        let dir = self.record();
         assert!(!std::path::Path::new(&dir).exists(), "{dir}");
+    }
+
+    /// The folder of the router's rules.
+    pub fn record(&self) -> String {
+        let metadata = || std::fs::metadata("/proc/thread-self/ns/net").unwrap();
+        let inode = self.router.with(metadata).ino();
+        format!("/run/mountain/redirect-{inode}")
     }
 
     /// Packets and bytes of a rule, there and back.
     pub fn counted(&self, id: usize) -> [u64; 4] {
-        let stats = self.json("stats");
-        let rule = &stats["rules"][id];
-        assert_eq!(rule["id"], id);
-        ["forward", "reply"]
-            .into_iter()
-            .flat_map(|way| ["packets", "bytes"].map(|what| rule[way][what].as_u64().unwrap()))
-            .collect::<Vec<_>>()
-            .try_into()
-            .unwrap()
+        let Stats {
+            id: of,
+            forward,
+            reply,
+            ..
+        } = self.stats().remove(id).stats;
+        assert_eq!(of as usize, id);
+        [forward.packets, forward.bytes, reply.packets, reply.bytes]
     }
 
     /// Answers at an address inside a namespace until the test ends.
@@ -152,8 +181,8 @@ impl Net {
         });
         let (udp, tcp) = sockets.join().unwrap();
         let stop = Arc::clone(&self.stop);
-        udp.set_read_timeout(Some(Duration::from_millis(100)))
-            .unwrap();
+        let pause = Some(Duration::from_millis(100));
+        udp.set_read_timeout(pause).unwrap();
         self.threads.push(thread::spawn(move || {
             let mut buffer = [0; 2000];
             while !stop.load(Ordering::Relaxed) {
@@ -187,6 +216,21 @@ impl Drop for Net {
         }
         let _ = self.router.mountain("redirect del --all");
     }
+}
+
+#[derive(Deserialize)]
+struct Rules<T> {
+    rules: Vec<T>,
+}
+
+#[derive(Deserialize)]
+struct Findings {
+    findings: Vec<Finding>,
+}
+
+/// The arguments of [`Net::add`].
+pub fn add(proto: &str, from: &str, to: &str, backend: &str) -> String {
+    format!("add --proto {proto} --from {from} --to {to} --backend {backend} --fix")
 }
 
 /// `redirect ARGS`, where a rule that names no backend is one of nft: `auto` depends on the devices.

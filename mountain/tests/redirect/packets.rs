@@ -3,61 +3,12 @@
 
 #![allow(dead_code)] // Each test binary uses its own part.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use super::bpf::packets::{Ip, ICMP, ICMPV6, SYN, TCP, UDP};
-
-/// One's complement sum of big-endian words; an odd byte counts as the high half of one.
-pub fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|w| match *w {
-        [a, b] => u64::from(u16::from_be_bytes([a, b])),
-        [a] => u64::from(a) << 8,
-        _ => 0,
-    });
-    let mut sum: u64 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
-}
-
-/// Where the checksum stands in a transport header.
-pub fn check_at(proto: u8) -> usize {
-    match proto {
-        TCP => 16,
-        ICMP | ICMPV6 => 2,
-        _ => 6,
-    }
-}
-
-fn pseudo(src: IpAddr, dst: IpAddr, proto: u8, len: usize) -> Vec<u8> {
-    let mut p = vec![];
-    for address in [src, dst] {
-        match address {
-            IpAddr::V4(a) => p.extend(a.octets()),
-            IpAddr::V6(a) => p.extend(a.octets()),
-        }
-    }
-    p.extend((len as u32).to_be_bytes());
-    p.extend([0, 0, 0, proto]);
-    p
-}
-
-/// The transport checksum of `l4`, whose own field does not count (RFC 768, RFC 9293).
-pub fn l4_check(src: IpAddr, dst: IpAddr, proto: u8, l4: &[u8]) -> u16 {
-    // ICMP for IPv4 sums only itself (RFC 792).
-    let mut all = match proto {
-        ICMP => vec![],
-        _ => pseudo(src, dst, proto, l4.len()),
-    };
-    let head = all.len();
-    all.extend(l4);
-    all[head + check_at(proto)..][..2].fill(0);
-    match !sum(&all) {
-        0 if proto == UDP => 0xffff,
-        check => check,
-    }
-}
+use super::bpf::packets::{frame, tcp, udp, Ip, SYN, TCP};
+use super::bpf::PASS;
+use super::rig::{C0, CLIENT, S0, TARGET, XDP_PASS, XDP_REDIRECT};
+use super::support::sums::{checksum, put_check};
 
 /// A packet whose transport header is `l4` with ports and checksum put in.
 #[derive(Clone, Debug)]
@@ -74,17 +25,15 @@ impl Packet {
     pub fn new(proto: u8, src: SocketAddr, dst: SocketAddr, payload: usize) -> Self {
         let l4 = if proto == TCP {
             // SYN: other segments begin no flow.
-            super::bpf::packets::tcp(src.port(), dst.port(), SYN, payload)
+            tcp(src.port(), dst.port(), SYN, payload)
         } else {
-            super::bpf::packets::udp(src.port(), dst.port(), payload)
+            udp(src.port(), dst.port(), payload)
         };
-        let mut ip = Ip::new(src.is_ipv6(), proto, l4);
-        ip.src = src.ip();
-        ip.dst = dst.ip();
+        let ip = Ip::new(src.is_ipv6(), proto, l4);
         Self {
-            ip,
+            ip: ip.with(|ip| (ip.src, ip.dst) = (src.ip(), dst.ip())),
             ttl: 64,
-            macs: [super::rig::C0, super::rig::CLIENT],
+            macs: [C0, CLIENT],
             unchecked: false,
         }
     }
@@ -92,13 +41,31 @@ impl Packet {
     /// What it becomes: other addresses and ports, everything else as it is.
     pub fn rewritten(&self, src: SocketAddr, dst: SocketAddr) -> Self {
         let mut new = self.clone();
-        new.ip.src = src.ip();
-        new.ip.dst = dst.ip();
+        (new.ip.src, new.ip.dst) = (src.ip(), dst.ip());
         if self.has_ports() {
             new.ip.l4[..2].copy_from_slice(&src.port().to_be_bytes());
             new.ip.l4[2..4].copy_from_slice(&dst.port().to_be_bytes());
         }
         new
+    }
+
+    /// What a program's `action` makes of it besides: one that sends it on takes one from its lifetime, and
+    /// with XDP gives it the Ethernet header of the way out.
+    pub fn after(mut self, action: i32, reply: bool) -> Self {
+        if ![PASS, XDP_PASS].contains(&action) {
+            self.ttl -= 1;
+        }
+        match (action, reply) {
+            (XDP_REDIRECT, false) => self.macs(TARGET, S0),
+            (XDP_REDIRECT, true) => self.macs(CLIENT, C0),
+            _ => self,
+        }
+    }
+
+    /// The same packet but for a change.
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 
     /// Later fragments have none.
@@ -125,8 +92,7 @@ impl Packet {
         // A fragment's checksum is over all of the datagram: the test says what it is.
         let fragment = ip.frag & 0x3fff != 0 || ip.ext.iter().any(|e| e.0 == 44);
         if !self.unchecked && !fragment {
-            let check = l4_check(ip.src, ip.dst, ip.proto, &ip.l4);
-            ip.l4[check_at(ip.proto)..][..2].copy_from_slice(&check.to_be_bytes());
+            put_check(ip.src, ip.dst, ip.proto, &mut ip.l4);
         }
         let mut l3 = ip.l3();
         if ip.src.is_ipv6() {
@@ -134,16 +100,12 @@ impl Packet {
         } else {
             l3[8] = self.ttl;
             let ihl = usize::from(l3[0] & 15) * 4;
-            let check = !sum(&l3[..ihl]);
+            let check = checksum(&l3[..ihl]);
             l3[10..12].copy_from_slice(&check.to_be_bytes());
         }
-        let mut frame = self.macs.concat();
-        frame.extend(if ip.src.is_ipv6() {
-            [0x86, 0xdd]
-        } else {
-            [8, 0]
-        });
-        frame.extend(l3);
-        frame
+        let ethertype = if ip.src.is_ipv6() { 0x86dd } else { 0x0800 };
+        let mut bytes = frame(self.macs[0], ethertype, &l3);
+        bytes[6..12].copy_from_slice(&self.macs[1]);
+        bytes
     }
 }

@@ -20,11 +20,9 @@ const GIB: u64 = 1 << 30;
 
 /// Adds the rules of `ports` (from, to) by a backend.
 fn redirect(net: &Net, backend: &str, protos: &[&str], ports: (u16, u16)) {
+    let (from, to) = (format!("{FROM}:{}", ports.0), format!("{TO}:{}", ports.1));
     for proto in protos {
-        net.redirect(&format!(
-            "add --proto {proto} --from {FROM}:{} --to {TO}:{} --backend {backend} --fix",
-            ports.0, ports.1
-        ));
+        net.add(proto, &from, &to, backend);
     }
 }
 
@@ -36,16 +34,10 @@ fn start(ns: &Ns, program: &str, args: &[&str]) -> Guard {
 /// A TCP port of the server is open, or a UDP one is taken.
 fn wait_open(net: &Net, proto: &str, port: u16) {
     let flag = if proto == "udp" { "-Hlnu" } else { "-Hlnt" };
+    let line = format!("ss {flag} sport = :{port}");
     wait_until(&format!("port {port}"), START, || {
-        !net.server
-            .run(&format!("ss {flag} sport = :{port}"))
-            .is_empty()
+        !net.server.run(&line).is_empty()
     });
-}
-
-/// Output of a program that must succeed.
-fn output(ns: &Ns, line: &str) -> String {
-    ns.run(line)
 }
 
 #[test]
@@ -60,12 +52,8 @@ fn iperf3_tcp_and_udp() {
             let mut result = Value::Null;
             // The server ends a test a little later than its client.
             wait_until("iperf3 takes another client", START, || {
-                let text = net
-                    .client
-                    .command("sh")
-                    .args(["-c", &line])
-                    .output()
-                    .unwrap();
+                let mut sh = net.client.command("sh");
+                let text = sh.args(["-c", &line]).output().unwrap();
                 result = serde_json::from_slice(&text.stdout).unwrap();
                 let busy = result["error"].as_str().is_some_and(|e| e.contains("busy"));
                 !busy
@@ -114,7 +102,7 @@ fn a_dns_server() {
         redirect(&net, backend, &["udp", "tcp"], (53, 5353));
         for how in ["+notcp", "+tcp"] {
             let line = format!("dig +short +time=3 +tries=1 {how} @{FROM} a.steady.test");
-            assert_eq!(output(&net.client, &line), "192.0.2.7\n", "{backend} {how}");
+            assert_eq!(net.client.run(&line), "192.0.2.7\n", "{backend} {how}");
         }
         net.redirect("del --all");
     }
@@ -158,21 +146,19 @@ fn nginx_by_curl() {
     wait_open(&net, "tcp", 8083);
     for backend in BACKENDS {
         redirect(&net, backend, &["tcp"], (80, 8083));
-        net.redirect(&format!(
-            "add --proto tcp --from [fd08::17]:80 --to [fd01::2]:8083 --backend {backend} --fix"
-        ));
+        net.add("tcp", "[fd08::17]:80", "[fd01::2]:8083", backend);
         for host in [FROM, "[fd08::17]"] {
-            let got = net
-                .client
-                .command("curl")
-                .args(["-gsS", "--max-time", "20", &format!("http://{host}/file")])
+            let mut curl = net.client.command("curl");
+            let url = format!("http://{host}/file");
+            let got = curl
+                .args(["-gsS", "--max-time", "20", &url])
                 .output()
                 .unwrap();
-            let said = String::from_utf8_lossy(&got.stderr);
+            let (bytes, said) = (got.stdout, String::from_utf8_lossy(&got.stderr));
             assert!(
-                got.stdout == body,
+                bytes == body,
                 "{backend} {host}: {} bytes, {said}",
-                got.stdout.len()
+                bytes.len()
             );
         }
         net.redirect("del --all");

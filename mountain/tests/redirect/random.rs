@@ -3,12 +3,12 @@
 //! be with all checksums computed anew, and everything else stays as it is.
 
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use crate::bpf::packets as packets_of;
 use crate::bpf::{ifindex, in_netns, PASS, REDIRECT};
 use crate::packets::Packet;
 use crate::rig::*;
+use crate::support::sums::checksum;
 use mountain::redirect::bpf::hooks::{DeviceHook, ProgramRun};
 use mountain::redirect::{Backend, Proto, Rule};
 use rand::rngs::SmallRng;
@@ -30,9 +30,33 @@ struct Case {
     hook: DeviceHook,
     reply: bool,
     action: i32,
-    /// Lifetime one less, and the Ethernet header of the way out.
-    leaves: bool,
-    framed: bool,
+}
+
+impl Case {
+    fn pass(&self) -> i32 {
+        if self.hook == DeviceHook::Xdp {
+            XDP_PASS
+        } else {
+            PASS
+        }
+    }
+
+    /// Makes the flows, where clients come in.
+    fn make_flows(&self, rules: &[Rule]) {
+        for hook in [DeviceHook::TcxIngress, DeviceHook::Xdp] {
+            let Some(program) = program(hook, "c0") else {
+                continue;
+            };
+            for (r, port) in rules
+                .iter()
+                .flat_map(|r| (0..PORTS).map(move |port| (r, port)))
+            {
+                let client = client(r.from.is_ipv6(), 20_000 + port);
+                let bytes = Packet::new(r.proto.number(), client, r.from, 0).bytes();
+                try_run(&program, hook, ifindex("c0"), &bytes);
+            }
+        }
+    }
 }
 
 /// A packet of a flow, with whatever may stand around ports and addresses.
@@ -103,13 +127,13 @@ fn errors(bytes: &[u8]) -> Option<(u16, u16)> {
             if ihl < 20 || l3.len() < ihl {
                 return None;
             }
-            (crate::packets::sum(&l3[..ihl]), ihl, l3[9], &l3[12..20])
+            (checksum(&l3[..ihl]), ihl, l3[9], &l3[12..20])
         }
         6 if l3.len() >= 40 => (0, 40, l3[6], &l3[8..40]),
         _ => return None,
     };
     (proto == 6 || proto == 17).then(|| {
-        let sum = crate::packets::sum(&[addresses, &l3[l4..]].concat());
+        let sum = checksum(&[addresses, &l3[l4..]].concat());
         (ip_sum % 0xffff, sum % 0xffff)
     })
 }
@@ -128,108 +152,82 @@ fn is_unchecked(b: &[u8]) -> bool {
     proto == 17 && b.get(l4 + 6..l4 + 8) == Some(&[0, 0])
 }
 
+/// What became of the packets of a case.
+#[derive(Debug, Default)]
+struct Tally {
+    rewritten: usize,
+    untouched: usize,
+    /// Not taken by BPF_PROG_RUN, which wants whole headers at tcx.
+    refused: usize,
+}
+
+impl Tally {
+    /// A packet that was damaged, and what the program made of it.
+    fn damaged(&mut self, case: &Case, bytes: &[u8], got: Option<ProgramRun>) {
+        let Some(got) = got else {
+            self.refused += 1;
+            return;
+        };
+        if got.packet == bytes {
+            self.untouched += 1;
+            return;
+        }
+        let ttl = bytes[if bytes[14] >> 4 == 4 { 22 } else { 21 }];
+        let answered_by_kernel = ttl <= 1 && got.action == case.pass();
+        let right = got.action == case.action || answered_by_kernel;
+        assert!(right, "action {} on {bytes:02x?}", got.action);
+        assert_eq!(got.packet.len(), bytes.len());
+        if !is_fragment(bytes) && !is_unchecked(bytes) {
+            assert_eq!(errors(&got.packet), errors(bytes), "{bytes:02x?}");
+        }
+    }
+
+    /// A packet of a flow, and what the program made of it.
+    fn whole(&mut self, case: &Case, bytes: &[u8], want: &Packet, got: ProgramRun) {
+        let out = got.packet;
+        // One look-up in 64 goes through the kernel, or back to it for another reason.
+        if got.action == case.pass() && case.action == XDP_REDIRECT {
+            assert_eq!(out, bytes, "passed, but changed");
+            self.untouched += 1;
+            return;
+        }
+        assert_eq!(got.action, case.action, "{bytes:02x?}");
+        let want = want.bytes();
+        assert!(
+            out == want,
+            "\n in  {bytes:02x?}\n out {out:02x?}\nwant {want:02x?}"
+        );
+        self.rewritten += 1;
+    }
+}
+
 fn run_case(case: &'static Case, seed: u64) {
     in_netns(move || {
-        let start = Instant::now();
         let mut rng = SmallRng::seed_from_u64(seed);
         let router = Router::new();
         let rules = rules();
         install_all(&rules, &router.plan(case.backend, None));
+        case.make_flows(&rules);
         let program = program(case.hook, case.dev).unwrap();
         let device = ifindex(case.dev);
-        let pass = if case.hook == DeviceHook::Xdp {
-            XDP_PASS
-        } else {
-            PASS
-        };
-        // Flows are made where clients come in.
-        let forward = [DeviceHook::TcxIngress, DeviceHook::Xdp]
-            .map(|hook| (hook, crate::rig::program(hook, "c0")));
-        for r in &rules {
-            for port in 0..PORTS {
-                let client = client(r.from.is_ipv6(), 20_000 + port);
-                let bytes = Packet::new(r.proto.number(), client, r.from, 0).bytes();
-                for (hook, program) in &forward {
-                    if let Some(program) = program {
-                        try_run(program, *hook, ifindex("c0"), &bytes);
-                    }
-                }
-            }
-        }
-        let (mut rewritten, mut untouched, mut refused) = (0, 0, 0);
-        for n in 0..PACKETS {
+        let mut tally = Tally::default();
+        for _ in 0..PACKETS {
             let (packet, src, dst) = flow_packet(&mut rng, case, &rules);
             let mut bytes = packet.bytes();
-            if rng.random_ratio(1, 4) {
+            let damaged = rng.random_ratio(1, 4);
+            if damaged {
                 damage(&mut rng, &mut bytes);
-                let Some(ProgramRun {
-                    action,
-                    packet: out,
-                    ..
-                }) = try_run(&program, case.hook, device, &bytes)
-                else {
-                    // BPF_PROG_RUN wants whole headers at tcx.
-                    refused += 1;
-                    continue;
-                };
-                if out == bytes {
-                    untouched += 1;
-                    continue;
-                }
-                let ttl = if bytes[14] >> 4 == 4 {
-                    bytes[22]
-                } else {
-                    bytes[21]
-                };
-                let answered_by_kernel = ttl <= 1 && action == pass;
-                assert!(
-                    action == case.action || answered_by_kernel,
-                    "packet {n}: {bytes:02x?}"
-                );
-                assert_eq!(out.len(), bytes.len());
-                if !is_fragment(&bytes) && !is_unchecked(&bytes) {
-                    assert_eq!(errors(&out), errors(&bytes), "packet {n}: {bytes:02x?}");
-                }
-                continue;
             }
-            let mut want = packet.rewritten(src, dst);
-            if case.leaves {
-                want.ttl -= 1;
+            let got = try_run(&program, case.hook, device, &bytes);
+            if damaged {
+                tally.damaged(case, &bytes, got);
+            } else {
+                let want = packet.rewritten(src, dst).after(case.action, case.reply);
+                tally.whole(case, &bytes, &want, got.expect("a whole packet"));
             }
-            if case.framed {
-                want.macs = if case.reply {
-                    [CLIENT, C0]
-                } else {
-                    [TARGET, S0]
-                };
-            }
-            let ProgramRun {
-                action,
-                packet: out,
-                ..
-            } = try_run(&program, case.hook, device, &bytes).expect("a whole packet");
-            // One look-up in 64 goes through the kernel, or back to it for another reason.
-            if action == pass && case.action == XDP_REDIRECT {
-                assert_eq!(out, bytes, "packet {n} was passed, but changed");
-                untouched += 1;
-                continue;
-            }
-            assert_eq!(action, case.action, "packet {n}: {bytes:02x?}");
-            assert!(
-                out == want.bytes(),
-                "packet {n}:\n in  {bytes:02x?}\n out {out:02x?}\nwant {:02x?}",
-                want.bytes()
-            );
-            rewritten += 1;
         }
-        println!(
-            "{} {:?}: {rewritten} rewritten as they should, {untouched} untouched, {refused} not \
-             taken by BPF_PROG_RUN, {:?}",
-            case.backend,
-            case.hook,
-            start.elapsed()
-        );
-        assert!(rewritten > PACKETS / 2 && untouched > PACKETS / 100);
+        println!("{} {:?}: {tally:?}", case.backend, case.hook);
+        assert!(tally.rewritten > PACKETS / 2 && tally.untouched > PACKETS / 100);
     });
 }
 
@@ -246,8 +244,6 @@ const fn case(
         hook,
         reply,
         action,
-        leaves: action != PASS && action != XDP_PASS,
-        framed: action == XDP_REDIRECT,
     }
 }
 

@@ -40,15 +40,15 @@ pub struct Router {
 impl Router {
     pub fn new() -> Self {
         for (near, far, m) in [("c0", "c1", C0), ("s0", "s1", S0)] {
+            let address = mac(m);
             ip(&format!(
-                "link add {near} address {} type veth peer name {far}",
-                mac(m)
+                "link add {near} address {address} type veth peer name {far}"
             ));
             ip(&format!("link set {near} up"));
             ip(&format!("link set {far} up"));
             for conf in ["ipv4", "ipv6"] {
-                std::fs::write(format!("/proc/sys/net/{conf}/conf/{near}/forwarding"), "1")
-                    .unwrap();
+                let forwarding = format!("/proc/sys/net/{conf}/conf/{near}/forwarding");
+                std::fs::write(forwarding, "1").unwrap();
             }
         }
         for (dev, v4, v6) in [
@@ -64,11 +64,16 @@ impl Router {
             ("s0", "10.0.1.2", TARGET),
             ("s0", "fd01::2", TARGET),
         ] {
+            let lladdr = mac(m);
             ip(&format!(
-                "neigh add {address} lladdr {} nud permanent dev {dev}",
-                mac(m)
+                "neigh add {address} lladdr {lladdr} nud permanent dev {dev}"
             ));
         }
+        Self::there()
+    }
+
+    /// The one that this namespace has.
+    pub fn there() -> Self {
         let device = |name: &str| RuleDevice {
             ifindex: ifindex(name),
             name: name.to_owned(),

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Reads real routing tables, in network namespaces of its own. Needs root.
 
-use crate::support::netns::{addr, hop, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6};
+use crate::support::netns::{addr, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6};
 use ipnet::IpNet;
 use mountain::topology::{FibRule, Member, Topology};
 
 #[track_caller]
 fn assert_skipped(topology: &Topology, route: &str, reason: &str) {
+    let skipped = &topology.skipped;
+    let named = |s: &String| s.starts_with(route) && s.contains(reason);
     assert!(
-        topology
-            .skipped
-            .iter()
-            .any(|s| s.starts_with(route) && s.contains(reason)),
-        "no '{route} ... {reason}' in {:#?}",
-        topology.skipped
+        skipped.iter().any(named),
+        "no '{route} ... {reason}' in {skipped:#?}"
     );
 }
 
@@ -29,26 +27,23 @@ fn without_a_multipath_route_there_is_nothing() {
 #[test]
 fn ipv4_multipath_default() {
     let net = Net::with_default();
-    net.host
-        .ip("neigh replace 10.0.0.2 dev u0 lladdr 02:00:00:00:00:09 nud permanent");
-    net.host.ip("link set u1 mtu 1280");
-    net.host.ip("addr add 192.0.2.1/32 dev lo");
-    net.host.ip("route add 203.0.113.0/24 via 10.0.1.2 dev u1");
-    net.host.ip("route add blackhole 198.51.100.0/24");
+    let host = &net.host;
+    host.ip("neigh replace 10.0.0.2 dev u0 lladdr 02:00:00:00:00:09 nud permanent");
+    host.ip("link set u1 mtu 1280");
+    host.ip("addr add 192.0.2.1/32 dev lo");
+    host.ip("route add 203.0.113.0/24 via 10.0.1.2 dev u1");
+    host.ip("route add blackhole 198.51.100.0/24");
     net.wait_up();
-    let topology = net.host.topology();
+    let topology = host.topology();
 
     assert_eq!(topology.groups.len(), 1, "{topology:#?}");
     assert_eq!(topology.groups[0].table, 254);
     assert_eq!(topology.groups[0].prefixes, nets(&["0.0.0.0/0"]));
-    assert_eq!(
-        hops(&topology, 0),
-        [hop("u0", "10.0.0.2", 1), hop("u1", "10.0.1.2", 3)]
-    );
+    assert_eq!(hops(&topology, 0), "u0 10.0.0.2 1, u1 10.0.1.2 3");
     let [u0, u1] = &topology.paths[..] else {
         panic!("{:#?}", topology.paths)
     };
-    assert_eq!(u0.key.ifindex, net.host.index("u0"));
+    assert_eq!(u0.key.ifindex, host.index("u0"));
     assert!(u0.up && u0.ethernet && !u0.key.ipv6);
     assert_eq!(u0.source, Some(addr("10.0.0.1")));
     assert_eq!((u0.mtu, u1.mtu), (1500, 1280));
@@ -57,31 +52,15 @@ fn ipv4_multipath_default() {
 
     // Connected, more specific, blackholed and local destinations are not ours; entries inside
     // others (10.0.0.1/32 of the local table) are left out.
-    assert_eq!(
-        topology.not_ours,
-        nets(&[
-            "10.0.0.0/24",
-            "10.0.1.0/24",
-            "127.0.0.0/8",
-            "192.0.2.1/32",
-            "198.51.100.0/24",
-            "203.0.113.0/24"
-        ])
-    );
+    let connected = ["10.0.0.0/24", "10.0.1.0/24", "127.0.0.0/8", "192.0.2.1/32"];
+    let others = ["198.51.100.0/24", "203.0.113.0/24"];
+    assert_eq!(topology.not_ours, nets(&[&connected[..], &others].concat()));
+    let bound = &topology.uplink_bound_sources;
     for pinned in ["10.0.0.1", "10.0.1.1", "fd00:0::1"] {
-        assert!(
-            topology.uplink_bound_sources.contains(&addr(pinned)),
-            "{pinned}"
-        );
+        assert!(bound.contains(&addr(pinned)), "{pinned}");
     }
-    assert!(topology
-        .uplink_bound_sources
-        .iter()
-        .any(|a| a.to_string().starts_with("fe80:")));
-    assert!(
-        !topology.uplink_bound_sources.contains(&addr("192.0.2.1")),
-        "service address"
-    );
+    assert!(bound.iter().any(|a| a.to_string().starts_with("fe80:")));
+    assert!(!bound.contains(&addr("192.0.2.1")), "service address");
     assert_eq!(topology.fib_rules, []);
     assert_eq!(topology.skipped, Vec::<String>::new());
 }
@@ -95,26 +74,20 @@ fn ipv6_multipath_default() {
     let topology = net.host.topology();
     assert_eq!(topology.groups.len(), 1, "{topology:#?}");
     assert_eq!(topology.groups[0].prefixes, nets(&["::/0"]));
-    assert_eq!(
-        hops(&topology, 0),
-        [hop("u0", "fd00:0::2", 200), hop("u1", "fd00:1::2", 1)]
-    );
+    assert_eq!(hops(&topology, 0), "u0 fd00::2 200, u1 fd00:1::2 1");
     assert!(topology.paths.iter().all(|p| p.key.ipv6 && p.up));
     assert_eq!(topology.paths[1].source, Some(addr("fd00:1::1")));
-    for other in [
+    let not_ours = &topology.not_ours;
+    for other in nets(&[
         "2001:db8:5::/48",
         "fd00:0::/64",
         "fd00:1::/64",
         "fe80::/64",
         "ff00::/8",
-    ] {
-        assert!(
-            topology.not_ours.contains(&prefix(other)),
-            "{other}: {:?}",
-            topology.not_ours
-        );
+    ]) {
+        assert!(not_ours.contains(&other), "{other}: {not_ours:?}");
     }
-    assert!(topology.not_ours.iter().all(|n| n.addr().is_ipv6()));
+    assert!(not_ours.iter().all(|n| n.addr().is_ipv6()));
 }
 
 #[test]
@@ -136,15 +109,9 @@ fn nexthop_objects_of_both_kinds_and_families() {
         let topology = host.topology();
         assert_eq!(topology.groups.len(), 2, "mode {compatible}: {topology:#?}");
         assert_eq!(topology.groups[0].prefixes, nets(&["10.10.0.0/16"]));
-        assert_eq!(
-            hops(&topology, 0),
-            [hop("u0", "10.0.0.2", 5), hop("u1", "10.0.1.2", 7)]
-        );
+        assert_eq!(hops(&topology, 0), "u0 10.0.0.2 5, u1 10.0.1.2 7");
         assert_eq!(topology.groups[1].prefixes, nets(&["2001:db8::/32"]));
-        assert_eq!(
-            hops(&topology, 1),
-            [hop("u0", "fd00:0::2", 2), hop("u2", "fd00:2::2", 4)]
-        );
+        assert_eq!(hops(&topology, 1), "u0 fd00::2 2, u2 fd00:2::2 4");
         assert_eq!(topology.not_ours, [], "nothing lies inside the prefixes");
         assert_eq!(topology.skipped, Vec::<String>::new());
     }
@@ -153,15 +120,11 @@ fn nexthop_objects_of_both_kinds_and_families() {
 #[test]
 fn ipv4_over_ipv6_next_hops() {
     let net = Net::new(2);
-    net.host
-        .ip("route add 10.9.0.0/16 nexthop via inet6 fd00:0::2 dev u0 nexthop via 10.0.1.2 dev u1");
-    net.host
-        .ip("neigh replace fd00:0::2 dev u0 lladdr 02:00:00:00:00:07 nud reachable");
-    let topology = net.host.topology();
-    assert_eq!(
-        hops(&topology, 0),
-        [hop("u0", "fd00:0::2", 1), hop("u1", "10.0.1.2", 1)]
-    );
+    let host = &net.host;
+    host.ip("route add 10.9.0.0/16 nexthop via inet6 fd00:0::2 dev u0 nexthop via 10.0.1.2 dev u1");
+    host.ip("neigh replace fd00:0::2 dev u0 lladdr 02:00:00:00:00:07 nud reachable");
+    let topology = host.topology();
+    assert_eq!(hops(&topology, 0), "u0 fd00::2 1, u1 10.0.1.2 1");
     let path = &topology.paths[0];
     assert!(!path.key.ipv6, "the routes' family");
     assert_eq!(path.source, Some(addr("10.0.0.1")));
@@ -174,9 +137,8 @@ fn routes_that_cannot_be_adopted_are_listed_with_the_reason() {
     let host = &net.host;
     host.ip("route add 10.20.0.0/16 nexthop dev u0 nexthop via 10.0.1.2 dev u1");
     host.ip("route add 10.21.0.0/16 nexthop via 10.0.0.2 nexthop via 10.0.0.2 weight 2");
-    let many: String = (2..19)
-        .map(|n| format!(" nexthop via 10.0.0.{n} dev u0"))
-        .collect();
+    let hop = |n| format!(" nexthop via 10.0.0.{n} dev u0");
+    let many: String = (2..19).map(hop).collect();
     host.ip(&format!("route add 10.22.0.0/16{many}"));
     host.ip(&format!("route add 10.23.0.0/16 metric 20 {TWO_HOPS}"));
     host.ip("route add 10.23.0.0/16 via 10.0.2.2 metric 10");
@@ -234,34 +196,27 @@ fn encapsulated_next_hops_are_skipped() {
 #[test]
 fn a_next_hop_without_gateway_leaves_the_others() {
     let net = Net::new(3);
-    net.host
-        .ip(&format!("route add default {TWO_HOPS} nexthop dev u2"));
-    let topology = net.host.topology();
-    assert_eq!(
-        hops(&topology, 0),
-        [hop("u0", "10.0.0.2", 1), hop("u1", "10.0.1.2", 3)]
-    );
+    let host = &net.host;
+    host.ip(&format!("route add default {TWO_HOPS} nexthop dev u2"));
+    let topology = host.topology();
+    assert_eq!(hops(&topology, 0), "u0 10.0.0.2 1, u1 10.0.1.2 3");
     assert_skipped(&topology, "0.0.0.0/0", "u2 has no gateway");
-    assert!(topology
-        .uplink_bound_sources
-        .iter()
-        .all(|a| *a != addr("10.0.2.1")));
+    let bound = &topology.uplink_bound_sources;
+    assert!(!bound.contains(&addr("10.0.2.1")), "{bound:?}");
 }
 
 #[test]
 fn equal_next_hops_share_a_group_and_others_do_not() {
     let net = Net::new(2);
-    net.host.ip(&format!("route add 10.40.0.0/16 {TWO_HOPS}"));
-    net.host.ip(&format!("route add 10.41.0.0/16 {TWO_HOPS}"));
-    net.host
-        .ip("route add 10.42.0.0/16 nexthop via 10.0.0.2 nexthop via 10.0.1.2");
-    let topology = net.host.topology();
+    let host = &net.host;
+    host.ip(&format!("route add 10.40.0.0/16 {TWO_HOPS}"));
+    host.ip(&format!("route add 10.41.0.0/16 {TWO_HOPS}"));
+    host.ip("route add 10.42.0.0/16 nexthop via 10.0.0.2 nexthop via 10.0.1.2");
+    let topology = host.topology();
     assert_eq!(topology.paths.len(), 2, "paths are shared: {topology:#?}");
     assert_eq!(topology.groups.len(), 2);
-    assert_eq!(
-        topology.groups[0].prefixes,
-        nets(&["10.40.0.0/16", "10.41.0.0/16"])
-    );
+    let both = nets(&["10.40.0.0/16", "10.41.0.0/16"]);
+    assert_eq!(topology.groups[0].prefixes, both);
     assert_eq!(topology.groups[1].prefixes, nets(&["10.42.0.0/16"]));
 }
 
@@ -271,16 +226,11 @@ fn the_filter_narrows() {
     net.host.ip(&format!("route add 10.50.0.0/16 {TWO_HOPS}"));
     net.host.ip(&format!("-6 route add default {TWO_HOPS_V6}"));
     let prefixes = |topology: &Topology| -> Vec<IpNet> {
-        topology
-            .groups
-            .iter()
-            .flat_map(|g| g.prefixes.clone())
-            .collect()
+        let groups = topology.groups.iter();
+        groups.flat_map(|g| g.prefixes.clone()).collect()
     };
-    assert_eq!(
-        prefixes(&net.host.topology()),
-        nets(&["0.0.0.0/0", "10.50.0.0/16", "::/0"])
-    );
+    let all = nets(&["0.0.0.0/0", "10.50.0.0/16", "::/0"]);
+    assert_eq!(prefixes(&net.host.topology()), all);
     let inside = net.host.filtered(&["10.0.0.0/8"]);
     assert_eq!(prefixes(&inside), nets(&["10.50.0.0/16"]));
     assert_skipped(&inside, "0.0.0.0/0", "not among the routes asked for");
@@ -315,50 +265,35 @@ fn rules_before_the_table_become_fib_rules() {
     host.ip("rule add priority 40000 fwmark 7 lookup 100"); // too late
     let topology = host.topology();
 
-    let main = |priority| FibRule {
-        table: 254,
-        priority,
-        ..FibRule::default()
+    let rule = |priority, change: fn(&mut FibRule)| {
+        let mut rule = FibRule {
+            table: 254,
+            priority,
+            ..FibRule::default()
+        };
+        change(&mut rule);
+        rule
     };
-    let u0 = host.index("u0");
-    let expected = [
-        FibRule {
-            fwmark: Some((0x20, 0xf0)),
-            ..main(10)
-        },
-        FibRule {
-            src: Some(prefix("10.0.0.0/24")),
-            dst: Some(prefix("192.0.2.0/24")),
-            ..main(11)
-        },
-        FibRule {
-            iif: Some(u0),
-            ipproto: Some(6),
-            sport: Some((5, 9)),
-            dport: Some((443, 443)),
-            ..main(12)
-        },
-        FibRule {
-            uid: Some((1000, 2000)),
-            tos: mountain::netlink::ds_field(0x10, false),
-            ..main(13)
-        },
-        FibRule {
-            iif: Some(1),
-            src: Some(prefix("10.9.9.9/32")),
-            ..main(14)
-        },
-        FibRule {
-            invert: true,
-            src: Some(prefix("10.8.0.0/16")),
-            ..main(15)
-        },
-        FibRule {
-            src: Some(prefix("fd00:0::/64")),
-            ipv6: true,
-            ..main(16)
-        },
+    let mut expected = [
+        rule(10, |r| r.fwmark = Some((0x20, 0xf0))),
+        rule(11, |r| r.src = Some(prefix("10.0.0.0/24"))),
+        rule(12, |r| {
+            (r.sport, r.dport) = (Some((5, 9)), Some((443, 443)))
+        }),
+        rule(13, |r| r.uid = Some((1000, 2000))),
+        rule(14, |r| {
+            (r.iif, r.src) = (Some(1), Some(prefix("10.9.9.9/32")))
+        }),
+        rule(15, |r| {
+            (r.invert, r.src) = (true, Some(prefix("10.8.0.0/16")))
+        }),
+        rule(16, |r| {
+            (r.src, r.ipv6) = (Some(prefix("fd00:0::/64")), true)
+        }),
     ];
+    expected[1].dst = Some(prefix("192.0.2.0/24"));
+    (expected[2].iif, expected[2].ipproto) = (Some(host.index("u0")), Some(6));
+    expected[3].tos = mountain::netlink::ds_field(0x10, false);
     assert_eq!(topology.fib_rules, expected);
     assert_eq!(topology.groups.len(), 2);
 }
@@ -366,12 +301,11 @@ fn rules_before_the_table_become_fib_rules() {
 #[test]
 fn wireguard_style_rules() {
     let net = Net::with_default();
-    net.host.ip("route add default via 10.0.0.2 table 51820");
-    net.host
-        .ip("rule add not fwmark 51820 table 51820 priority 32764");
-    net.host
-        .ip("rule add table main suppress_prefixlength 0 priority 32763");
-    let topology = net.host.topology();
+    let host = &net.host;
+    host.ip("route add default via 10.0.0.2 table 51820");
+    host.ip("rule add not fwmark 51820 table 51820 priority 32764");
+    host.ip("rule add table main suppress_prefixlength 0 priority 32763");
+    let topology = host.topology();
     assert_eq!(
         topology.fib_rules,
         [FibRule {
@@ -387,14 +321,13 @@ fn wireguard_style_rules() {
 #[test]
 fn goto_rules() {
     let net = Net::with_default();
-    net.host.ip("route add default via 10.0.0.2 table 100");
-    net.host.ip("rule add priority 50 fwmark 5 goto 32766");
-    net.host.ip("rule add priority 100 goto 200");
-    net.host
-        .ip("rule add priority 150 from 10.3.0.0/16 lookup 100"); // jumped over
-    net.host
-        .ip("rule add priority 200 from 10.4.0.0/16 lookup 100");
-    let topology = net.host.topology();
+    let host = &net.host;
+    host.ip("route add default via 10.0.0.2 table 100");
+    host.ip("rule add priority 50 fwmark 5 goto 32766");
+    host.ip("rule add priority 100 goto 200");
+    host.ip("rule add priority 150 from 10.3.0.0/16 lookup 100"); // jumped over
+    host.ip("rule add priority 200 from 10.4.0.0/16 lookup 100");
+    let topology = host.topology();
     let priorities: Vec<u32> = topology.fib_rules.iter().map(|s| s.priority).collect();
     assert_eq!(priorities, [50, 200], "{:#?}", topology.fib_rules);
 }
@@ -413,36 +346,25 @@ fn other_tables() {
     let topology = host.topology();
     assert_eq!(topology.groups[0].table, 100);
     assert_eq!(topology.skipped, Vec::<String>::new());
-    let fib_rules: Vec<_> = topology
-        .fib_rules
-        .iter()
+    let rules = topology.fib_rules.iter();
+    let rules: Vec<_> = rules
         .map(|s| (s.table, s.priority, s.invert, s.src))
         .collect();
-    assert_eq!(
-        fib_rules,
-        [
-            (100, 90, false, None),
-            (100, 100, true, Some(prefix("10.60.0.0/16")))
-        ]
-    );
+    let inverted = (100, 100, true, Some(prefix("10.60.0.0/16")));
+    assert_eq!(rules, [(100, 90, false, None), inverted]);
     // The local table is looked up first, the main one only by others.
-    assert_eq!(
-        topology.not_ours,
-        nets(&[
-            "10.0.0.1/32",
-            "10.0.0.255/32",
-            "10.0.1.1/32",
-            "10.0.1.255/32",
-            "127.0.0.0/8"
-        ])
-    );
+    let local = [
+        "10.0.0.1/32",
+        "10.0.0.255/32",
+        "10.0.1.1/32",
+        "10.0.1.255/32",
+    ];
+    let not_ours = [&local[..], &["127.0.0.0/8"]].concat();
+    assert_eq!(topology.not_ours, nets(&not_ours));
 
     host.ip("rule add priority 120 from 10.61.0.0/16 lookup 100");
-    assert_skipped(
-        &host.topology(),
-        "0.0.0.0/0 (table 100)",
-        "several routing rules",
-    );
+    let default = "0.0.0.0/0 (table 100)";
+    assert_skipped(&host.topology(), default, "several routing rules");
 
     host.ip("rule add priority 80 lookup 100");
     let topology = host.topology();
@@ -456,22 +378,15 @@ fn other_tables() {
     let topology = host.topology();
     assert_eq!(topology.groups.len(), 1, "{topology:#?}");
     assert_eq!(topology.groups[0].table, 254);
-    assert_skipped(
-        &topology,
-        "0.0.0.0/0 (table 100)",
-        "overlaps 10.0.0.0/8 of table 254",
-    );
+    assert_skipped(&topology, default, "overlaps 10.0.0.0/8 of table 254");
 }
 
 #[test]
 fn a_table_that_everybody_looks_up_first() {
     let net = Net::with_default();
     net.host.ip("rule add priority 220 lookup 220");
-    assert_eq!(
-        net.host.topology().groups.len(),
-        1,
-        "an empty table does not matter"
-    );
+    let groups = net.host.topology().groups.len();
+    assert_eq!(groups, 1, "an empty table does not matter");
     net.host.ip("route add 10.70.0.0/16 via 10.0.0.2 table 220");
     let topology = net.host.topology();
     assert_eq!(topology.groups.len(), 1);
@@ -480,108 +395,72 @@ fn a_table_that_everybody_looks_up_first() {
     net.host.ip("route add default via 10.0.0.2 table 220");
     let topology = net.host.topology();
     assert_eq!(topology.groups, []);
-    assert_skipped(
-        &topology,
-        "0.0.0.0/0",
-        "in table 220, looked up first, hides it",
-    );
+    let why = "in table 220, looked up first, hides it";
+    assert_skipped(&topology, "0.0.0.0/0", why);
 }
 
 #[test]
 fn routes_with_conditions_beside_the_group() {
     let net = Net::with_default();
-    net.host.ip("route add default tos 0x08 via 10.0.0.2");
-    net.host.ip(&format!("-6 route add default {TWO_HOPS_V6}"));
-    net.host
-        .ip("-6 route add default from fd00:5::/64 via fd00:0::2");
-    let topology = net.host.topology();
+    let host = &net.host;
+    host.ip("route add default tos 0x08 via 10.0.0.2");
+    host.ip(&format!("-6 route add default {TWO_HOPS_V6}"));
+    host.ip("-6 route add default from fd00:5::/64 via fd00:0::2");
+    let topology = host.topology();
     assert_eq!(topology.groups.len(), 2, "{:#?}", topology.skipped);
-    let conditions: Vec<_> = topology
-        .fib_rules
-        .iter()
-        .map(|s| (s.dst.unwrap(), s.tos, s.src))
-        .collect();
-    assert_eq!(
-        conditions,
-        [
-            (
-                prefix("0.0.0.0/0"),
-                mountain::netlink::ds_field(8, false),
-                None
-            ),
-            (prefix("::/0"), None, Some(prefix("fd00:5::/64")))
-        ]
-    );
+    let rules = topology.fib_rules.iter();
+    let conditions: Vec<_> = rules.map(|s| (s.dst.unwrap(), s.tos, s.src)).collect();
+    let tos = mountain::netlink::ds_field(8, false);
+    let by_tos = (prefix("0.0.0.0/0"), tos, None);
+    let by_source = (prefix("::/0"), None, Some(prefix("fd00:5::/64")));
+    assert_eq!(conditions, [by_tos, by_source]);
 }
 
 #[test]
 fn probes_have_the_best_source_address() {
     let net = Net::new(3);
-    net.host.ip("link add u7 type veth peer name p7");
-    net.host.ip("link set p7 up");
-    net.host.ip("link set u7 up");
+    let host = &net.host;
+    host.ip("link add u7 type veth peer name p7");
+    host.ip("link set p7 up");
+    host.ip("link set u7 up");
     // The worse ones first, so that order alone would choose them.
-    net.host.ip("addr add 192.0.2.9/32 dev u7");
-    net.host.ip("addr add 10.0.7.1/24 dev u7");
-    net.host
-        .ip("-6 addr add fd00:7::1/64 dev u7 nodad preferred_lft 0");
-    net.host.ip("-6 addr add fd00:7::3/64 dev u7 nodad");
-    net.host
-        .ip("route add default nexthop via 10.0.7.2 dev u7 nexthop via 10.0.0.2 dev u0");
-    net.host
-        .ip("-6 route add default nexthop via fe80::2 dev u7 nexthop via fe80::2 dev u0 nexthop via fe80::2 dev u2");
-    net.host.ip("-6 addr del fd00:0::1/64 dev u0");
+    host.ip("addr add 192.0.2.9/32 dev u7");
+    host.ip("addr add 10.0.7.1/24 dev u7");
+    host.ip("-6 addr add fd00:7::1/64 dev u7 nodad preferred_lft 0");
+    host.ip("-6 addr add fd00:7::3/64 dev u7 nodad");
+    host.ip("route add default nexthop via 10.0.7.2 dev u7 nexthop via 10.0.0.2 dev u0");
+    host.ip("-6 route add default nexthop via fe80::2 dev u7 nexthop via fe80::2 dev u0 nexthop via fe80::2 dev u2");
+    host.ip("-6 addr del fd00:0::1/64 dev u0");
     // On u7 the deprecated address is the older, on u2 the newer one.
-    net.host
-        .ip("-6 addr add fd00:2::7/64 dev u2 nodad preferred_lft 0");
-    let topology = net.host.topology();
+    host.ip("-6 addr add fd00:2::7/64 dev u2 nodad preferred_lft 0");
+    let topology = host.topology();
     let source = |ifname: &str, ipv6: bool| {
-        let found = topology
-            .paths
-            .iter()
-            .find(|p| p.ifname == ifname && p.key.ipv6 == ipv6);
-        found
-            .unwrap_or_else(|| panic!("no {ifname} in {topology:#?}"))
-            .source
-            .unwrap()
+        let mut paths = topology.paths.iter();
+        let found = paths.find(|p| p.ifname == ifname && p.key.ipv6 == ipv6);
+        found.unwrap().source.unwrap()
     };
-    assert_eq!(
-        source("u7", false),
-        addr("10.0.7.1"),
-        "on the gateway's subnet"
-    );
-    assert_eq!(
-        source("u7", true),
-        addr("fd00:7::3"),
-        "not the deprecated one"
-    );
+    let subnet = "on the gateway's subnet";
+    assert_eq!(source("u7", false), addr("10.0.7.1"), "{subnet}");
+    assert_eq!(source("u7", true), addr("fd00:7::3"), "deprecated");
     assert_eq!(source("u2", true), addr("fd00:2::1"));
-    assert!(
-        source("u0", true).to_string().starts_with("fe80:"),
-        "better than none"
-    );
+    let link_local = source("u0", true).to_string();
+    assert!(link_local.starts_with("fe80:"), "better than none");
 }
 
 #[test]
 fn a_device_without_ethernet_headers_is_marked() {
     let net = Net::new(1);
-    net.host.ip("tuntap add t0 mode tun");
-    net.host.ip("addr add 10.0.9.1/24 dev t0");
-    net.host.ip("link set t0 up");
-    net.host
-        .ip("route add default nexthop via 10.0.0.2 dev u0 nexthop via 10.0.9.2 dev t0");
+    let host = &net.host;
+    host.ip("tuntap add t0 mode tun");
+    host.ip("addr add 10.0.9.1/24 dev t0");
+    host.ip("link set t0 up");
+    host.ip("route add default nexthop via 10.0.0.2 dev u0 nexthop via 10.0.9.2 dev t0");
     net.wait_up();
-    let topology = net.host.topology();
-    let marks: Vec<_> = topology
-        .paths
-        .iter()
-        .map(|p| (p.ifname.as_str(), p.ethernet, p.up))
-        .collect();
-    assert_eq!(
-        marks,
-        [("u0", true, true), ("t0", false, false)],
-        "nobody holds the tun open"
-    );
+    let topology = host.topology();
+    let paths = topology.paths.iter();
+    let marks: Vec<_> = paths.map(|p| (&*p.ifname, p.ethernet, p.up)).collect();
+    // Nobody holds the tun open.
+    assert_eq!(marks, [("u0", true, true), ("t0", false, false)]);
 }
 
 #[test]
@@ -596,37 +475,22 @@ fn links_that_go_down_stay_in_routes_but_leave_nexthop_groups() {
     host.ip("nexthop add id 10 group 1/2/3");
     host.ip("route add 10.80.0.0/16 nhid 10");
     net.wait_up();
-    let states = || -> Vec<Vec<(String, bool)>> {
+    // The devices of each group, with "-" those that are down.
+    let states = || {
         let topology = host.topology();
         let state = |member: &Member| {
             let path = &topology.paths[member.path];
-            (path.ifname.clone(), path.up)
+            format!("{}{}", if path.up { "" } else { "-" }, path.ifname)
         };
         let groups = topology.groups.iter();
-        groups
-            .map(|group| group.members.iter().map(state).collect())
-            .collect()
+        let states = groups.map(|g| g.members.iter().map(state).collect::<Vec<_>>().join(" "));
+        states.collect::<Vec<_>>()
     };
-    let named = |states: &[(&str, bool)]| -> Vec<(String, bool)> {
-        states
-            .iter()
-            .map(|(n, up)| ((*n).to_owned(), *up))
-            .collect()
-    };
-    let all_up = [("u0", true), ("u1", true)];
-    let three_up = [("u0", true), ("u1", true), ("u2", true)];
-    assert_eq!(states(), [named(&all_up), named(&three_up), named(&all_up)]);
-
+    assert_eq!(states(), ["u0 u1", "u0 u1 u2", "u0 u1"]);
     host.ip("link set u1 down");
-    let u1_down = [("u0", true), ("u1", false)];
-    let u1_gone = [("u0", true), ("u2", true)];
-    assert_eq!(
-        states(),
-        [named(&u1_down), named(&u1_gone), named(&u1_down)]
-    );
-
+    assert_eq!(states(), ["u0 -u1", "u0 u2", "u0 -u1"]);
     host.ip("link set u1 up");
     net.wait_up();
     // The kernel does not bring the nexthop object back.
-    assert_eq!(states(), [named(&all_up), named(&u1_gone), named(&all_up)]);
+    assert_eq!(states(), ["u0 u1", "u0 u2", "u0 u1"]);
 }

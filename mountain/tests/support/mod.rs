@@ -11,8 +11,10 @@
 
 #![allow(dead_code)]
 
+pub mod arrivals;
 mod guard;
 pub mod netns;
+pub mod sums;
 pub mod tcx;
 mod traffic;
 

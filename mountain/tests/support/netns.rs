@@ -142,20 +142,13 @@ pub fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| prefix(text)).collect()
 }
 
-/// (device, gateway, weight) of each member of group `g`.
-pub fn hops(topology: &Topology, g: usize) -> Vec<(String, IpAddr, u16)> {
-    let group = &topology.groups[g];
+/// Device, gateway and weight of each member of group `g`.
+pub fn hops(topology: &Topology, g: usize) -> String {
     let hop = |member: &Member| {
         let path = &topology.paths[member.path];
-        (
-            path.ifname.clone(),
-            path.key.gateway.unwrap(),
-            member.weight,
-        )
+        let gateway = path.key.gateway.unwrap();
+        format!("{} {gateway} {}", path.ifname, member.weight)
     };
-    group.members.iter().map(hop).collect()
-}
-
-pub fn hop(ifname: &str, gateway: &str, weight: u16) -> (String, IpAddr, u16) {
-    (ifname.to_owned(), addr(gateway), weight)
+    let hops: Vec<String> = topology.groups[g].members.iter().map(hop).collect();
+    hops.join(", ")
 }

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Traffic between the hosts, and what becomes of it.
 
-use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::{wait_until, Net, Ns};
+use super::{arrivals, wait_until, Net, Ns};
 
 /// What became of the packets of [`Traffic`].
 #[derive(Clone, Debug, Default)]
@@ -217,56 +215,24 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared) {
 }
 
 fn receive(socket: &UdpSocket, shared: &Shared) {
-    use nix::sys::socket::{
-        recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage,
-    };
-    socket
-        .set_read_timeout(Some(Duration::from_millis(20)))
-        .unwrap();
-    // Seconds of traffic: a reader that waits for its CPU loses nothing.
-    setsockopt(socket, sockopt::RcvBufForce, &(8 << 20)).unwrap();
-    let v6 = socket.local_addr().unwrap().is_ipv6();
-    if v6 {
-        setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
-    } else {
-        setsockopt(socket, sockopt::Ipv4PacketInfo, &true).unwrap();
-    }
-    let devices: Vec<i32> = (0..2)
-        .map(|i| nix::net::if_::if_nametoindex(format!("s{i}").as_str()).unwrap_or(0) as i32)
-        .collect();
+    let pause = Some(Duration::from_millis(20));
+    socket.set_read_timeout(pause).unwrap();
+    arrivals::ask_devices(socket);
+    // Devices made anew have another index: whatever is not s0 is s1 then.
+    let s0 = nix::net::if_::if_nametoindex("s0").unwrap_or(0);
     let mut last: Vec<u32> = Vec::new();
     let mut quiet = 0;
     while quiet < 3 {
         let mut buffer = [0; 128];
-        let mut iov = [io::IoSliceMut::new(&mut buffer)];
-        let mut space = nix::cmsg_space!(libc::in6_pktinfo);
-        let Ok(message) = recvmsg::<SockaddrStorage>(
-            socket.as_raw_fd(),
-            &mut iov,
-            Some(&mut space),
-            MsgFlags::empty(),
-        ) else {
-            quiet = if shared.stop.load(Ordering::SeqCst) {
-                quiet + 1
-            } else {
-                0
-            };
+        let Some(packet) = arrivals::receive(socket, &mut buffer) else {
+            let over = shared.stop.load(Ordering::SeqCst);
+            quiet = if over { quiet + 1 } else { 0 };
             continue;
         };
-        let ifindex = message
-            .cmsgs()
-            .unwrap()
-            .find_map(|c| match c {
-                ControlMessageOwned::Ipv4PacketInfo(p) => Some(p.ipi_ifindex),
-                ControlMessageOwned::Ipv6PacketInfo(p) => Some(p.ipi6_ifindex as i32),
-                _ => None,
-            })
-            .unwrap_or(0);
         let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());
         let (flow, seq) = (word(0) as usize, word(4));
         let phase = &shared.phases[word(8) as usize];
-        // Devices made anew have another index: whatever is not s0 is s1 then.
-        let path = usize::from(devices[0] != ifindex);
+        let path = usize::from(packet.ifindex != s0);
         phase.by_path[path].fetch_add(1, Ordering::SeqCst);
         if last.len() <= flow {
             last.resize(flow + 1, 0);

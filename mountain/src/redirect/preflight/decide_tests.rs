@@ -91,32 +91,54 @@ fn ordinary() -> Rule {
     rule("10.0.8.17:80", "10.0.1.2:8080")
 }
 
-fn of(facts: &HostFacts, rule: &Rule, backend: Backend) -> Finding {
+fn of(facts: &HostFacts, backend: Backend) -> Finding {
+    of_for(facts, &ordinary(), backend)
+}
+
+fn of_for(facts: &HostFacts, rule: &Rule, backend: Backend) -> Finding {
     let found = decide(rule, facts, false, &[]);
     found.into_iter().find(|f| f.backend == backend).unwrap()
 }
 
 /// Backends that are possible.
-fn possible(facts: &HostFacts, rule: &Rule) -> Vec<Backend> {
+fn possible(facts: &HostFacts) -> Vec<Backend> {
+    possible_for(facts, &ordinary())
+}
+
+fn possible_for(facts: &HostFacts, rule: &Rule) -> Vec<Backend> {
     let found = decide(rule, facts, false, &[]);
     let possible = found.iter().filter(|f| f.plan.is_some());
     possible.map(|f| f.backend).collect()
 }
 
 #[track_caller]
-fn refuses(facts: &HostFacts, rule: &Rule, backend: Backend, why: &str) {
-    let found = of(facts, rule, backend);
+fn refuses(facts: &HostFacts, backend: Backend, why: &str) {
+    refuses_for(facts, &ordinary(), backend, why);
+}
+
+#[track_caller]
+fn refuses_for(facts: &HostFacts, rule: &Rule, backend: Backend, why: &str) {
+    let found = of_for(facts, rule, backend);
     assert!(found.plan.is_none());
     let text = found.refused.join("\n");
     assert!(text.contains(why), "'{why}' in {found:#?}");
 }
 
-#[track_caller]
-fn notes(facts: &HostFacts, rule: &Rule, backend: Backend, what: &str) -> bool {
-    of(facts, rule, backend)
-        .notes
-        .iter()
-        .any(|n| n.contains(what))
+fn notes(facts: &HostFacts, backend: Backend, what: &str) -> bool {
+    notes_for(facts, &ordinary(), backend, what)
+}
+
+fn notes_for(facts: &HostFacts, rule: &Rule, backend: Backend, what: &str) -> bool {
+    let notes = of_for(facts, rule, backend).notes;
+    notes.iter().any(|n| n.contains(what))
+}
+
+/// The rule with a source of this host.
+fn always() -> Rule {
+    Rule {
+        snat: Snat::Always,
+        ..ordinary()
+    }
 }
 
 use Backend::{Nft, Tcx, TcxPeer, Xdp as XdpPass, XdpRedirect};
@@ -124,18 +146,10 @@ use Backend::{Nft, Tcx, TcxPeer, Xdp as XdpPass, XdpRedirect};
 #[test]
 fn cards_need_no_cure() {
     let facts = facts();
-    assert_eq!(
-        possible(&facts, &ordinary()),
-        [XdpRedirect, XdpPass, Tcx, Nft]
-    );
-    refuses(&facts, &ordinary(), TcxPeer, "by e3, which is no veth");
-    assert!(notes(
-        &facts,
-        &ordinary(),
-        XdpRedirect,
-        "complete checksums"
-    ));
-    assert!(!notes(&facts, &ordinary(), Tcx, "complete checksums"));
+    assert_eq!(possible(&facts), [XdpRedirect, XdpPass, Tcx, Nft]);
+    refuses(&facts, TcxPeer, "by e3, which is no veth");
+    assert!(notes(&facts, XdpRedirect, "complete checksums"));
+    assert!(!notes(&facts, Tcx, "complete checksums"));
 }
 
 #[test]
@@ -146,36 +160,28 @@ fn rules_that_cannot_be_are_refused_everywhere() {
         ("10.0.8.17:80", "10.0.1.2:0", "port 0"),
         ("10.0.8.17:80", "[fd00::1]:80", "IPv4 and IPv6"),
         ("0.0.0.0:80", "10.0.1.2:80", "not the address of one host"),
-        (
-            "10.0.8.17:80",
-            "224.0.0.9:80",
-            "not the address of one host",
-        ),
-        (
-            "10.0.8.17:80",
-            "255.255.255.255:80",
-            "not the address of one host",
-        ),
+        ("10.0.8.17:80", "224.0.0.9:80", "not the address of one"),
+        ("10.0.8.17:80", "255.255.255.255:80", "not the address"),
         ("[fe80::1]:80", "[fd00::1]:80", "valid on one link only"),
     ] {
         for backend in Backend::ALL {
-            refuses(&facts(), &rule(from, to), backend, why);
+            refuses_for(&facts(), &rule(from, to), backend, why);
         }
     }
     let mut facts = facts();
     facts.way = TargetRoute::Nowhere;
     for backend in Backend::ALL {
-        refuses(&facts, &ordinary(), backend, "no route to 10.0.1.2");
+        refuses(&facts, backend, "no route to 10.0.1.2");
     }
 }
 
 #[test]
 fn the_module_is_for_those_who_name_it() {
     use Backend::Module;
-    refuses(&facts(), &ordinary(), Module, "mountain_redirect");
+    refuses(&facts(), Module, "mountain_redirect");
     let mut facts = facts();
     facts.module = true;
-    let found = of(&facts, &ordinary(), Module);
+    let found = of(&facts, Module);
     assert!(found.plan.is_some() && found.by_name_only, "{found:#?}");
     // From whatever device clients come, unless one is named.
     assert_eq!(found.plan.unwrap().client_dev, None);
@@ -183,15 +189,12 @@ fn the_module_is_for_those_who_name_it() {
         dev: Some("e2".to_owned()),
         ..ordinary()
     };
-    let plan = of(&facts, &named, Module).plan.unwrap();
+    let plan = of_for(&facts, &named, Module).plan.unwrap();
     assert_eq!(plan.client_dev.unwrap().ifindex, 2);
     // It keeps no flows, so it cannot put a source back.
-    let always = Rule {
-        snat: Snat::Always,
-        ..ordinary()
-    };
-    refuses(&facts, &always, Module, "keeps no flows");
-    refuses(
+    let always = always();
+    refuses_for(&facts, &always, Module, "keeps no flows");
+    refuses_for(
         &facts,
         &rule("127.0.0.1:80", "127.0.0.1:8080"),
         Module,
@@ -203,25 +206,15 @@ fn the_module_is_for_those_who_name_it() {
 fn drivers_without_xdp_leave_tcx() {
     let mut facts = facts();
     facts.devices[0].xdp.features = 0;
-    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
-    refuses(
-        &facts,
-        &ordinary(),
-        XdpPass,
-        "no native XDP; the generic mode",
-    );
+    assert_eq!(possible(&facts), [Tcx, Nft]);
+    refuses(&facts, XdpPass, "no native XDP; the generic mode");
     let mut facts = self::facts();
     facts.devices[1].xdp.features = 0;
-    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
+    assert_eq!(possible(&facts), [XdpPass, Tcx, Nft]);
     let mut facts = self::facts();
     facts.devices[0].xdp.features = XDP_BASIC;
-    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
-    refuses(
-        &facts,
-        &ordinary(),
-        XdpRedirect,
-        "e2 cannot redirect from XDP",
-    );
+    assert_eq!(possible(&facts), [XdpPass, Tcx, Nft]);
+    refuses(&facts, XdpRedirect, "e2 cannot redirect from XDP");
 }
 
 #[test]
@@ -229,52 +222,36 @@ fn guests_beside_this_one_leave_checksums_unfinished() {
     let mut facts = facts();
     facts.devices[0].driver = Some("vif".to_owned());
     for backend in [XdpPass, XdpRedirect] {
-        refuses(&facts, &ordinary(), backend, "unfinished checksums");
+        refuses(&facts, backend, "unfinished checksums");
     }
-    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
+    assert_eq!(possible(&facts), [Tcx, Nft]);
     facts.devices[0].driver = Some("mlx5_core".to_owned());
-    assert!(possible(&facts, &ordinary()).contains(&XdpRedirect));
+    assert!(possible(&facts).contains(&XdpRedirect));
 }
 
 #[test]
 fn transmission_is_believed_of_known_drivers_only() {
     let mut facts = facts();
     facts.devices[1].xdp.features = ALL & !XDP_TRANSMIT;
-    refuses(
-        &facts,
-        &ordinary(),
-        XdpRedirect,
-        "e3 (mlx5_core) cannot send",
-    );
+    refuses(&facts, XdpRedirect, "e3 (mlx5_core) cannot send");
     facts.devices[1].driver = Some("virtio_net".to_owned());
-    assert!(possible(&facts, &ordinary()).contains(&XdpRedirect));
-    assert!(notes(
-        &facts,
-        &ordinary(),
-        XdpRedirect,
-        "once a program is attached"
-    ));
+    assert!(possible(&facts).contains(&XdpRedirect));
+    assert!(notes(&facts, XdpRedirect, "once a program is attached"));
 }
 
 #[test]
 fn jumbo_frames_need_fragments() {
     let mut facts = facts();
     facts.devices[0].link.mtu = 9000;
-    assert!(possible(&facts, &ordinary()).contains(&XdpPass));
+    assert!(possible(&facts).contains(&XdpPass));
     assert!(notes(
         &facts,
-        &ordinary(),
         XdpRedirect,
         "over 1500 bytes take the slower way"
     ));
     facts.devices[0].xdp.features &= !XDP_FRAGMENTS;
-    refuses(
-        &facts,
-        &ordinary(),
-        XdpPass,
-        "no XDP for packets of 9000 bytes",
-    );
-    assert!(possible(&facts, &ordinary()).contains(&Tcx));
+    refuses(&facts, XdpPass, "no XDP for packets of 9000 bytes");
+    assert!(possible(&facts).contains(&Tcx));
 }
 
 #[test]
@@ -282,11 +259,11 @@ fn another_program_is_not_replaced() {
     let mut facts = facts();
     facts.devices[0].xdp.program = Some("xdp_firewall".to_owned());
     for backend in [XdpRedirect, XdpPass] {
-        refuses(&facts, &ordinary(), backend, "attached to e2: xdp_firewall");
+        refuses(&facts, backend, "attached to e2: xdp_firewall");
     }
-    assert!(possible(&facts, &ordinary()).contains(&Tcx));
+    assert!(possible(&facts).contains(&Tcx));
     facts.devices[0].xdp.program = Some("mtn_redirect_xdp".to_owned());
-    assert!(possible(&facts, &ordinary()).contains(&XdpPass));
+    assert!(possible(&facts).contains(&XdpPass));
 }
 
 #[test]
@@ -298,27 +275,26 @@ fn kinds_that_have_no_xdp_of_their_own() {
     };
     for virtual_one in ["vlan", "bridge", "bond", "macvlan", "tun"] {
         // Even one that says it has XDP: nobody knows whose packets come in.
-        assert_eq!(possible(&kind(virtual_one), &ordinary()), [Tcx, Nft]);
+        assert_eq!(possible(&kind(virtual_one)), [Tcx, Nft]);
         let why = format!("e2 is a {virtual_one} device");
-        refuses(&kind(virtual_one), &ordinary(), XdpPass, &why);
+        refuses(&kind(virtual_one), XdpPass, &why);
     }
     for deaf in ["dummy", "ifb"] {
-        assert_eq!(possible(&kind(deaf), &ordinary()), [Nft]);
-        refuses(&kind(deaf), &ordinary(), Tcx, "no client comes in by e2");
+        assert_eq!(possible(&kind(deaf)), [Nft]);
+        refuses(&kind(deaf), Tcx, "no client comes in by e2");
     }
     let mut facts = facts();
     facts.devices[0].link.ethernet = false;
-    assert_eq!(possible(&facts, &ordinary()), [Nft]);
-    refuses(&facts, &ordinary(), Tcx, "e2 has no Ethernet headers");
+    assert_eq!(possible(&facts), [Nft]);
+    refuses(&facts, Tcx, "e2 has no Ethernet headers");
     // What the kernel routes out needs none.
     facts
         .devices
         .iter_mut()
         .for_each(|d| d.link.ethernet ^= true);
-    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
-    let mut always = ordinary();
-    always.snat = Snat::Always;
-    assert_eq!(possible(&facts, &always), [Nft]);
+    assert_eq!(possible(&facts), [XdpPass, Tcx, Nft]);
+    let always = always();
+    assert_eq!(possible_for(&facts, &always), [Nft]);
 }
 
 #[test]
@@ -327,36 +303,31 @@ fn veths_that_cannot_be_looked_into_refuse_xdp() {
     facts.devices[0].link.kind = Some("veth".to_owned());
     facts.devices[0].far = Far::Unknown("no name".to_owned());
     for backend in [XdpRedirect, XdpPass] {
-        refuses(
-            &facts,
-            &ordinary(),
-            backend,
-            "far end cannot be looked at (no name)",
-        );
+        refuses(&facts, backend, "far end cannot be looked at (no name)");
     }
-    assert_eq!(possible(&facts, &ordinary()), [Tcx, Nft]);
+    assert_eq!(possible(&facts), [Tcx, Nft]);
 }
 
 #[test]
 fn old_kernels_and_missing_types_leave_nft() {
     let mut facts = facts();
     facts.kernel = Some((6, 1));
-    assert_eq!(possible(&facts, &ordinary()), [Nft]);
-    refuses(&facts, &ordinary(), Tcx, "(6.1) is older than 6.6");
+    assert_eq!(possible(&facts), [Nft]);
+    refuses(&facts, Tcx, "(6.1) is older than 6.6");
     let mut facts = self::facts();
     facts.btf = false;
-    assert_eq!(possible(&facts, &ordinary()), [Nft]);
+    assert_eq!(possible(&facts), [Nft]);
     facts.nft = false;
-    assert_eq!(possible(&facts, &ordinary()), []);
-    refuses(&facts, &ordinary(), Nft, "nft is not installed");
+    assert_eq!(possible(&facts), []);
+    refuses(&facts, Nft, "nft is not installed");
 }
 
 #[test]
 fn ports_of_bridges_and_vrfs_are_refused() {
     let mut facts = facts();
     facts.devices[0].master = Some(("bridge".to_owned(), "br0".to_owned()));
-    assert_eq!(possible(&facts, &ordinary()), [Nft]);
-    let found = of(&facts, &ordinary(), Tcx);
+    assert_eq!(possible(&facts), [Nft]);
+    let found = of(&facts, Tcx);
     assert!(found.refused[0].contains("e2 is a port of the bridge br0"));
     assert_eq!(found.todo, ["name the bridge: --dev br0, or use nft"]);
 }
@@ -369,90 +340,72 @@ fn one_of_several_next_hops_is_not_enough_for_the_fast_ones() {
         unreachable!()
     };
     devices.push(4);
-    assert_eq!(possible(&facts, &ordinary()), [XdpPass, Tcx, Nft]);
-    refuses(&facts, &ordinary(), XdpRedirect, "next hops on 2 devices");
-    assert!(notes(&facts, &ordinary(), Tcx, "several next hops"));
+    assert_eq!(possible(&facts), [XdpPass, Tcx, Nft]);
+    refuses(&facts, XdpRedirect, "next hops on 2 devices");
+    assert!(notes(&facts, Tcx, "several next hops"));
     // And not at all where the source has to be rewritten.
-    let mut always = ordinary();
-    always.snat = Snat::Always;
-    assert_eq!(possible(&facts, &always), [Nft]);
+    let always = always();
+    assert_eq!(possible_for(&facts, &always), [Nft]);
 }
 
 #[test]
 fn source_ports_of_sockets_are_kept_apart() {
-    let mut always = ordinary();
-    always.snat = Snat::Always;
+    let always = always();
     let mut facts = facts();
-    assert!(!notes(&facts, &always, Tcx, "ip_local_port_range"));
+    assert!(!notes_for(&facts, &always, Tcx, "ip_local_port_range"));
     facts.host.local_ports = Some((1024, 65_535));
-    assert!(notes(
+    assert!(notes_for(
         &facts,
         &always,
         Tcx,
         "ip_local_port_range='1024 60999'"
     ));
-    assert!(!notes(&facts, &always, Nft, "ip_local_port_range"));
+    assert!(!notes_for(&facts, &always, Nft, "ip_local_port_range"));
 }
 
 #[test]
 fn firewalls_keep_auto_from_going_around_them() {
     let mut facts = facts();
-    assert!(!of(&facts, &ordinary(), XdpRedirect).by_name_only);
+    assert!(!of(&facts, XdpRedirect).by_name_only);
     facts.firewall.around = vec!["ip filter FORWARD handle 7: drop".to_owned()];
     facts.firewall.drops.clone_from(&facts.firewall.around);
-    let fast = of(&facts, &ordinary(), XdpRedirect);
+    let fast = of(&facts, XdpRedirect);
     assert!(fast.plan.is_some() && fast.by_name_only);
     let named = "named: ip filter FORWARD handle 7: drop";
-    assert!(notes(&facts, &ordinary(), XdpRedirect, named));
+    assert!(notes(&facts, XdpRedirect, named));
     for backend in [XdpPass, Tcx, Nft] {
-        assert!(!of(&facts, &ordinary(), backend).by_name_only);
-        assert!(notes(
-            &facts,
-            &ordinary(),
-            backend,
-            "may drop redirected packets, by ip"
-        ));
+        assert!(!of(&facts, backend).by_name_only);
+        assert!(notes(&facts, backend, "may drop redirected packets, by ip"));
     }
     // What gets another source by BPF does not pass FORWARD either.
-    let mut always = ordinary();
-    always.snat = Snat::Always;
-    assert!(of(&facts, &always, Tcx).by_name_only);
-    assert!(!of(&facts, &always, Nft).by_name_only);
+    let always = always();
+    assert!(of_for(&facts, &always, Tcx).by_name_only);
+    assert!(!of_for(&facts, &always, Nft).by_name_only);
     // Rules that see packets before they are rewritten are skipped by all but nft.
     facts.firewall = FirewallEffects {
         before: vec!["ip raw PREROUTING handle 3: drop".to_owned()],
         ..FirewallEffects::default()
     };
-    assert!(of(&facts, &ordinary(), Tcx).by_name_only);
-    assert!(notes(
-        &facts,
-        &ordinary(),
-        XdpPass,
-        "named: ip raw PREROUTING handle 3"
-    ));
-    assert!(!of(&facts, &ordinary(), Nft).by_name_only);
+    assert!(of(&facts, Tcx).by_name_only);
+    assert!(notes(&facts, XdpPass, "named: ip raw PREROUTING handle 3"));
+    assert!(!of(&facts, Nft).by_name_only);
     facts.firewall = FirewallEffects {
         unknown: Some("it cannot be read".to_owned()),
         ..FirewallEffects::default()
     };
-    assert!(of(&facts, &ordinary(), XdpRedirect).by_name_only);
-    assert!(of(&facts, &ordinary(), Tcx).by_name_only);
+    assert!(of(&facts, XdpRedirect).by_name_only);
+    assert!(of(&facts, Tcx).by_name_only);
     facts.firewall = FirewallEffects {
         never: vec!["ip raw PREROUTING handle 3: notrack".to_owned()],
         ..FirewallEffects::default()
     };
-    assert!(notes(
-        &facts,
-        &ordinary(),
-        Nft,
-        "never come to be redirected"
-    ));
+    assert!(notes(&facts, Nft, "never come to be redirected"));
 }
 
 /// Forged sources and bursts that the owner limits must not get around that by a redirect.
 #[test]
 fn filters_of_sources_and_shapers_are_not_gone_around() {
-    let by_name = |facts: &HostFacts| of(facts, &ordinary(), XdpRedirect).by_name_only;
+    let by_name = |facts: &HostFacts| of(facts, XdpRedirect).by_name_only;
     for (filter, routable, expected) in [
         (0, false, false),
         (1, true, true),
@@ -463,7 +416,7 @@ fn filters_of_sources_and_shapers_are_not_gone_around() {
         facts.devices[0].sysctls.rp_filter = filter;
         facts.host.all_routable = routable;
         assert_eq!(by_name(&facts), expected, "rp_filter {filter}, {routable}");
-        assert!(!of(&facts, &ordinary(), Tcx).by_name_only, "it is routed");
+        assert!(!of(&facts, Tcx).by_name_only, "it is routed");
     }
     for (kinds, expected) in [
         (&["noqueue"][..], false),
@@ -476,7 +429,7 @@ fn filters_of_sources_and_shapers_are_not_gone_around() {
         assert_eq!(by_name(&facts), expected, "{kinds:?}");
         facts.devices[1].qdiscs.filters = true;
         assert!(by_name(&facts), "a policer");
-        assert!(!of(&facts, &ordinary(), Nft).by_name_only);
+        assert!(!of(&facts, Nft).by_name_only);
     }
 }
 
@@ -515,18 +468,12 @@ fn ipv6_forwarding_spares_learnt_routes() {
     let mut always = rule.clone();
     always.snat = Snat::Always;
     let found = decide(&always, &facts, true, &[]);
-    let of = |b| {
-        found
-            .iter()
-            .find(|f| f.backend == b)
-            .and_then(|f| f.plan.clone())
+    let count = |backend| {
+        let finding = found.iter().find(|f| f.backend == backend).unwrap();
+        finding.plan.as_ref().unwrap().fixes.len()
     };
-    assert_eq!(
-        of(Tcx).map(|p| p.fixes.len()),
-        Some(4),
-        "BPF looks the way up"
-    );
-    assert_eq!(of(Nft).map(|p| p.fixes.len()), Some(2));
+    // BPF looks the way up.
+    assert_eq!([count(Tcx), count(Nft)], [4, 2]);
     // Whoever learns routes must not lose them.
     facts.host.learnt_default6 = true;
     assert_eq!(paths(&facts, Tcx), by_device);
@@ -538,7 +485,7 @@ fn ipv6_forwarding_spares_learnt_routes() {
     assert_eq!(fixes(&facts, Tcx), None);
     facts.host.learnt_default6 = false;
     assert_eq!(paths(&facts, Tcx), ["net/ipv6/conf/all/forwarding 0 1"]);
-    refuses(&facts, &rule, Tcx, "this host does not forward");
+    refuses_for(&facts, &rule, Tcx, "this host does not forward");
 }
 
 #[test]
@@ -546,11 +493,9 @@ fn names_with_dots_are_written_with_slashes() {
     let mut facts = facts();
     facts.devices[0].link.name = "e0.100".to_owned();
     facts.devices[0].sysctls.forwarding4 = Some(0);
-    let found = of(&facts, &ordinary(), Tcx);
-    assert_eq!(
-        found.todo,
-        ["sysctl -w net/ipv4/conf/e0.100/forwarding=1 (--fix does it)"]
-    );
+    let found = of(&facts, Tcx);
+    let todo = "sysctl -w net/ipv4/conf/e0.100/forwarding=1 (--fix does it)";
+    assert_eq!(found.todo, [todo]);
 }
 
 #[test]
@@ -562,5 +507,5 @@ fn addresses_are_socket_addresses() {
     facts.way = TargetRoute::Host;
     let rule = rule("10.0.8.17:80", "10.0.8.17:8080");
     assert_eq!(rule.from, from);
-    assert_eq!(possible(&facts, &rule), [XdpPass, Tcx, Nft]);
+    assert_eq!(possible_for(&facts, &rule), [XdpPass, Tcx, Nft]);
 }

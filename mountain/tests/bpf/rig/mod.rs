@@ -18,7 +18,7 @@ use mountain::bpf::{
 };
 use mountain::steer::rendezvous::inv_weight;
 use mountain::topology::FibRule;
-use packets::MACS;
+use packets::{Ip, MACS};
 
 /// TC_ACT_UNSPEC: the packet goes on as if the program were not there.
 pub const PASS: i32 = -1;
@@ -107,7 +107,35 @@ pub struct Ctx {
     pub gso_size: u32,
 }
 
+/// Nothing special.
+pub const PLAIN: Ctx = Ctx {
+    mark: 0,
+    ingress_ifindex: 0,
+    gso_segs: 0,
+    gso_size: 0,
+};
+
 impl Ctx {
+    pub fn mark(mark: u32) -> Self {
+        Self { mark, ..PLAIN }
+    }
+
+    pub fn came_by(ingress_ifindex: u32) -> Self {
+        Self {
+            ingress_ifindex,
+            ..PLAIN
+        }
+    }
+
+    /// Two segments of that size.
+    pub fn gso(gso_size: u32) -> Self {
+        Self {
+            gso_segs: 2,
+            gso_size,
+            ..PLAIN
+        }
+    }
+
     /// The bytes of the structure, on the device `ifindex`; offsets from <linux/bpf.h>.
     fn bytes(&self, ifindex: u32) -> [u8; 192] {
         let mut b = [0; 192];
@@ -198,13 +226,23 @@ pub const BOTH: Masks = Masks {
 };
 
 /// One member only, the other alive but not eligible.
-pub fn only(member: u16) -> Masks {
+pub const fn only(member: u16) -> Masks {
     Masks {
         latency: 1 << member,
         bulk: 1 << member,
         alive: 0b11,
         ejected: 0,
     }
+}
+
+/// The same masks but for the members that are alive.
+pub const fn alive(alive: u16, masks: Masks) -> Masks {
+    Masks { alive, ..masks }
+}
+
+/// The same masks but for the members that are ejected.
+pub const fn ejected(ejected: u16, masks: Masks) -> Masks {
+    Masks { ejected, ..masks }
 }
 
 impl Rig {
@@ -348,7 +386,21 @@ impl Rig {
 
     /// [`Rig::send_ctx`] with nothing special in the socket buffer.
     pub fn send(&self, dev: usize, packet: &[u8]) -> usize {
-        self.send_ctx(dev, packet, Ctx::default())
+        self.send_ctx(dev, packet, PLAIN)
+    }
+
+    /// [`Rig::send`] of a packet to the gateway behind u`dev`.
+    pub fn send_ip(&self, dev: usize, ip: &Ip) -> usize {
+        self.send(dev, &ip.on(dev))
+    }
+
+    /// Sends a packet that leaves by u0: it goes by u`to`, and each of these counters goes up by one.
+    #[track_caller]
+    pub fn expect(&self, packet: &[u8], to: usize, counters: &[&str]) {
+        let mut by = 0;
+        let counted = self.counted(|| by = self.send(0, packet));
+        let want: Vec<_> = counters.iter().map(|name| (*name, 1)).collect();
+        assert_eq!((by, counted), (to, want), "{packet:02x?}");
     }
 
     pub fn flows(&self) -> Vec<Flow> {

@@ -1,63 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Real namespaces and sockets: a client host with two uplinks u0 and u1 to a server host (s0, s1),
-//! service addresses on lo, multipath routes both ways in both families. The namespaces have no
-//! name: they go away with the process, however it ends.
+//! service addresses on lo, multipath routes both ways in both families. The client has no name: it
+//! goes away with the process, however it ends.
 
-use std::fs::{self, File};
-use std::io::IoSliceMut;
+use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use mountain::bpf::{PathMasks as Masks, ProgramGroup, ProgramPath, Settings, Steer, SteerMode};
-use mountain::steer::rendezvous::{inv_weight, path_salt};
-use nix::sched::{setns, unshare, CloneFlags};
-use nix::sys::socket::{
-    recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage,
-};
+use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, Steer, SteerMode};
+use mountain::steer::rendezvous::path_salt;
+use testkit::TestNamespace;
 
 use super::{ifindex, ip};
-
-/// A network namespace without a name.
-pub struct Ns(Arc<File>);
-
-impl Ns {
-    pub fn new() -> Self {
-        let make = || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
-            ip("link set lo up");
-            File::open("/proc/thread-self/ns/net").unwrap()
-        };
-        Self(Arc::new(thread::spawn(make).join().unwrap()))
-    }
-
-    /// How `ip` can name it.
-    pub fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
-    }
-
-    /// Runs `f` on a new thread in there.
-    pub fn spawn<T: Send + 'static>(
-        &self,
-        f: impl FnOnce() -> T + Send + 'static,
-    ) -> JoinHandle<T> {
-        let fd = Arc::clone(&self.0);
-        thread::spawn(move || {
-            setns(fd.as_fd(), CloneFlags::CLONE_NEWNET).unwrap();
-            f()
-        })
-    }
-
-    /// Runs `f` in there and waits for it.
-    pub fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
-        self.spawn(f)
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
+use crate::support::arrivals;
 
 /// Sets a sysctl of this thread's namespace.
 pub fn sysctl(name: &str, value: &str) {
@@ -67,15 +25,13 @@ pub fn sysctl(name: &str, value: &str) {
 
 /// Service addresses.
 pub fn client(v6: bool) -> IpAddr {
-    if v6 { "fd00:ff::1" } else { "10.255.0.1" }
-        .parse()
-        .unwrap()
+    let address = if v6 { "fd00:ff::1" } else { "10.255.0.1" };
+    address.parse().unwrap()
 }
 
 pub fn server(v6: bool) -> IpAddr {
-    if v6 { "fd00:ff::2" } else { "10.255.0.2" }
-        .parse()
-        .unwrap()
+    let address = if v6 { "fd00:ff::2" } else { "10.255.0.2" };
+    address.parse().unwrap()
 }
 
 fn mac(end: u8, i: usize) -> String {
@@ -98,10 +54,8 @@ fn configure(dev: &'static str, me: u8, peer: u8) {
         ip(&format!("addr add fd00:{i}::{me}/64 dev {dev}{i} nodad"));
         ip(&format!("link set {dev}{i} up"));
         for gateway in [format!("10.0.{i}.{peer}"), format!("fd00:{i}::{peer}")] {
-            ip(&format!(
-                "neigh replace {gateway} lladdr {} dev {dev}{i} nud permanent",
-                mac(peer, i)
-            ));
+            let known = format!("{gateway} lladdr {} dev {dev}{i}", mac(peer, i));
+            ip(&format!("neigh replace {known} nud permanent"));
             hops[gateway.contains(':') as usize] += &format!(" nexthop via {gateway} dev {dev}{i}");
         }
     }
@@ -111,35 +65,33 @@ fn configure(dev: &'static str, me: u8, peer: u8) {
 }
 
 /// Makes this thread's namespace the client and returns the server.
-pub fn two_hosts() -> Ns {
-    let server = Ns::new();
+pub fn two_hosts() -> TestNamespace {
+    let server = TestNamespace::new("s");
+    let far = &server.name;
     for i in 0..2 {
         ip(&format!(
-            "link add u{i} type veth peer name s{i} netns {}",
-            server.path()
+            "link add u{i} type veth peer name s{i} netns {far}"
         ));
+        // Up on both ends before routes are made: they refuse a next hop without carrier.
+        server.ip(&format!("link set s{i} up"));
     }
-    // Up on both ends before routes are made: they refuse a next hop without carrier.
-    server.run(|| ["s0", "s1"].map(|d| ip(&format!("link set {d} up"))));
     configure("u", 1, 2);
-    server.run(|| configure("s", 2, 1));
+    server.with(|| configure("s", 2, 1));
     server
 }
 
 /// Path `id` of [`steer_two`]: 0 and 1 IPv4 by u0 and u1, 2 and 3 IPv6.
 pub fn path(id: usize) -> ProgramPath {
     let (i, v6) = (id % 2, id >= 2);
+    let gateway = match v6 {
+        false => format!("10.0.{i}.2"),
+        true => format!("fd00:{i}::2"),
+    };
     ProgramPath {
         ifindex: ifindex(&format!("u{i}")),
         mtu: 1500,
         ipv6: v6,
-        gateway: if v6 {
-            format!("fd00:{i}::2")
-        } else {
-            format!("10.0.{i}.2")
-        }
-        .parse()
-        .unwrap(),
+        gateway: gateway.parse().unwrap(),
         mac: Some([2, 0, 0, 0, 2, i as u8]),
         ethernet: true,
         salt: path_salt(&[id as u8]),
@@ -162,18 +114,11 @@ pub fn steer_two(settings: &Settings) -> Steer {
     for id in 0..4 {
         steer.set_path(id, &path(id)).unwrap();
     }
-    let group = |first, prefix: &str| ProgramGroup {
-        members: vec![(first, inv_weight(1)), (first + 1, inv_weight(1))],
-        prefixes: vec![prefix.parse().unwrap()],
-    };
-    let groups = [group(0, "0.0.0.0/0"), group(2, "::/0")];
-    let not_ours: Vec<_> = ["10.0.0.0/24", "10.0.1.0/24", "fd00:0::/64", "fd00:1::/64"]
-        .iter()
-        .map(|p| p.parse().unwrap())
-        .collect();
+    let links = ["10.0.0.0/24", "10.0.1.0/24", "fd00:0::/64", "fd00:1::/64"];
+    let not_ours = links.map(|prefix| prefix.parse().unwrap());
     let sources = super::all_but(&["10.0.0.1", "10.0.1.1", "fd00:0::1", "fd00:1::1"]);
     steer
-        .set_topology(&groups, &not_ours, &[], &sources)
+        .set_topology(&super::rig_groups(), &not_ours, &[], &sources)
         .unwrap();
     masks(&mut steer, super::only(0));
     steer.set_mode(SteerMode::Steer, 0);
@@ -201,18 +146,12 @@ pub struct Sink {
 }
 
 impl Sink {
-    pub fn start(host: &Ns, v6: bool) -> Self {
-        let (socket, devs) = host.run(move || {
+    pub fn start(host: &TestNamespace, v6: bool) -> Self {
+        let (socket, devs) = host.with(move || {
             let socket = UdpSocket::bind((server(v6), 0)).unwrap();
-            socket
-                .set_read_timeout(Some(Duration::from_millis(20)))
-                .unwrap();
-            if v6 {
-                setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
-            } else {
-                setsockopt(&socket, sockopt::Ipv4PacketInfo, &true).unwrap();
-            }
-            setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20)).unwrap();
+            let pause = Some(Duration::from_millis(20));
+            socket.set_read_timeout(pause).unwrap();
+            arrivals::ask_devices(&socket);
             (socket, ["s0", "s1"].map(ifindex))
         });
         let addr = socket.local_addr().unwrap();
@@ -241,40 +180,13 @@ impl Sink {
 
 fn receive(socket: &UdpSocket, devs: &[u32; 2]) -> Option<Seen> {
     let mut buf = [0; 65536];
-    let mut space = nix::cmsg_space!(libc::in6_pktinfo);
-    let mut iov = [IoSliceMut::new(&mut buf)];
-    let msg = recvmsg::<SockaddrStorage>(
-        socket.as_raw_fd(),
-        &mut iov,
-        Some(&mut space),
-        MsgFlags::empty(),
-    )
-    .ok()?;
-    let from = msg.address.unwrap();
-    let flow = match (from.as_sockaddr_in(), from.as_sockaddr_in6()) {
-        (Some(a), _) => a.port(),
-        (_, Some(a)) => a.port(),
-        _ => panic!("a sender of what family?"),
-    };
-    let index = msg
-        .cmsgs()
-        .unwrap()
-        .find_map(|c| match c {
-            ControlMessageOwned::Ipv4PacketInfo(i) => Some(i.ipi_ifindex as u32),
-            ControlMessageOwned::Ipv6PacketInfo(i) => Some(i.ipi6_ifindex),
-            _ => None,
-        })
-        .expect("packet info");
-    let dev = devs
-        .iter()
-        .position(|&d| d == index)
-        .expect("from neither uplink");
-    let len = msg.bytes;
+    let packet = arrivals::receive(socket, &mut buf)?;
+    let dev = devs.iter().position(|&dev| dev == packet.ifindex);
     Some(Seen {
-        flow,
+        flow: packet.from.port(),
         seq: u32::from_le_bytes(buf[..4].try_into().unwrap()),
-        dev,
-        len,
+        dev: dev.expect("from neither uplink"),
+        len: packet.len,
     })
 }
 
@@ -316,24 +228,16 @@ pub fn all_in_order(sources: &[Source], seen: &[Seen]) -> Vec<Vec<usize>> {
         mine.iter().map(|p| p.dev).collect()
     };
     let known: Vec<Vec<usize>> = sources.iter().map(of).collect();
-    assert_eq!(
-        known.iter().map(Vec::len).sum::<usize>(),
-        seen.len(),
-        "packets of nobody"
-    );
+    let sum: usize = known.iter().map(Vec::len).sum();
+    assert_eq!(sum, seen.len(), "packets of nobody");
     known
 }
 
 /// (packets, bytes) that a device of this thread's namespace has received.
 pub fn received(dev: &str) -> (u64, u64) {
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let line = text
-        .lines()
-        .find_map(|l| l.trim().strip_prefix(&format!("{dev}:")));
-    let mut words = line
-        .expect(dev)
-        .split_whitespace()
-        .map(|w| w.parse().unwrap());
-    let bytes = words.next().unwrap();
-    (words.next().unwrap(), bytes)
+    let prefix = format!("{dev}:");
+    let line = text.lines().find_map(|l| l.trim().strip_prefix(&prefix));
+    let words: Vec<&str> = line.expect(dev).split_whitespace().collect();
+    (words[1].parse().unwrap(), words[0].parse().unwrap())
 }

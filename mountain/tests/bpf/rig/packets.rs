@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Packets in bytes. Checksums are left 0: neither the program nor BPF_PROG_RUN looks at them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use etherparse::{TcpHeader, UdpHeader};
+use mountain::bpf::flows::FlowKey;
 
 /// Link-layer addresses of the gateways behind u0 and u1.
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0x10], [2, 0, 0, 0, 0, 0x11]];
@@ -83,19 +86,31 @@ impl Ip {
         }
     }
 
-    pub fn to(mut self, dst: &str) -> Self {
-        self.dst = dst.parse().expect(dst);
+    /// The same packet but for a change.
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
         self
     }
 
-    pub fn from(mut self, src: &str) -> Self {
-        self.src = src.parse().expect(src);
-        self
+    pub fn to(self, dst: &str) -> Self {
+        self.with(|ip| ip.dst = dst.parse().expect(dst))
     }
 
-    pub fn ext(mut self, kind: u8, body: &[u8]) -> Self {
-        self.ext.push((kind, body.to_vec()));
-        self
+    pub fn from(self, src: &str) -> Self {
+        self.with(|ip| ip.src = src.parse().expect(src))
+    }
+
+    pub fn ext(self, kind: u8, body: &[u8]) -> Self {
+        self.with(|ip| ip.ext.push((kind, body.to_vec())))
+    }
+
+    /// The key of its flow between these ports.
+    pub fn key(&self, sport: u16, dport: u16) -> FlowKey {
+        FlowKey {
+            source: SocketAddr::new(self.src, sport),
+            destination: SocketAddr::new(self.dst, dport),
+            proto: self.proto,
+        }
     }
 
     /// Without a link-layer header.
@@ -138,11 +153,8 @@ impl Ip {
 
     /// A frame to the gateway behind u`dev`.
     pub fn on(&self, dev: usize) -> Vec<u8> {
-        frame(
-            MACS[dev],
-            if self.src.is_ipv6() { 0x86dd } else { 0x0800 },
-            &self.l3(),
-        )
+        let ethertype = if self.src.is_ipv6() { 0x86dd } else { 0x0800 };
+        frame(MACS[dev], ethertype, &self.l3())
     }
 }
 
@@ -156,37 +168,25 @@ pub fn frame(dst: [u8; 6], ethertype: u16, payload: &[u8]) -> Vec<u8> {
 
 /// UDP header and `len` bytes.
 pub fn udp(sport: u16, dport: u16, len: usize) -> Vec<u8> {
-    let mut p = sport.to_be_bytes().to_vec();
-    p.extend(dport.to_be_bytes());
-    p.extend((len as u16 + 8).to_be_bytes());
-    p.extend([0, 0]);
+    let header = UdpHeader {
+        source_port: sport,
+        destination_port: dport,
+        length: len as u16 + 8,
+        checksum: 0,
+    };
+    let mut p = header.to_bytes().to_vec();
     p.resize(8 + len, 0xa5);
     p
 }
 
 /// TCP header with 12 bytes of options (as with timestamps) and `len` bytes.
 pub fn tcp(sport: u16, dport: u16, flags: u8, len: usize) -> Vec<u8> {
-    let mut p = sport.to_be_bytes().to_vec();
-    p.extend(dport.to_be_bytes());
-    p.extend([
-        0,
-        0,
-        0,
-        1,
-        0,
-        0,
-        0,
-        1,
-        8 << 4,
-        flags,
-        0xff,
-        0xff,
-        0,
-        0,
-        0,
-        0,
-    ]);
-    p.extend([1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 1]);
+    let mut header = TcpHeader::new(sport, dport, 1, 0xffff);
+    let timestamps = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 1];
+    header.set_options_raw(&timestamps).unwrap();
+    header.acknowledgment_number = 1;
+    let mut p = header.to_bytes().to_vec();
+    p[13] = flags;
     p.resize(32 + len, 0x5a);
     p
 }

@@ -45,11 +45,8 @@ fn difference(ruleset: &Ruleset) -> Option<String> {
                 ruleset.residue(&place, &facts)
             });
             let found = a.difference(&b);
-            assert_eq!(
-                found.is_some(),
-                b.difference(&a).is_some(),
-                "the same from either side"
-            );
+            // The same from either side.
+            assert_eq!(found.is_some(), b.difference(&a).is_some());
             found.map(|rule| rule.to_string())
         })
 }
@@ -67,97 +64,64 @@ fn output(rules: &str) -> String {
     )
 }
 
+/// Rulesets; behind `=>` a part of the rule that makes a difference.
+const CASES: &str = r#"
+    drop
+    oifname "u1" udp dport 5555 drop  => oifname "u1"
+    oifname "u1" accept
+    oifname "u1" counter log
+    oifname "u1" meta nftrace set 1
+    oifname "u1" meta mark set 7  => meta mark set
+    oifname "u1" ct mark set 7  => ct mark set
+    oifname "u1" limit rate over 1/second drop  => limit
+    oifname "u1" quota over 1 mbytes drop  => quota
+    oifname "u1" tcp flags syn tcp option maxseg size set 1000  => option set
+    oifname "u1" ip dscp set cs1  => payload set
+    oifname "u1" notrack  => notrack
+    oifname "u1" reject  => reject
+    oifname "u9" drop
+    oifname "u*" drop
+    oifname { "u0", "u1" } tcp dport 22 drop
+    oifname { "u0", "u2" } tcp dport 22 drop  => tcp
+    oifname @devs tcp dport 22 drop  => @devs
+    oifname != @devs tcp dport 22 drop  => @devs
+    oifname @wild tcp dport 22 drop  => @wild
+    oifname . tcp dport @pairs drop  => @pairs
+    oifname . tcp dport @alike drop
+    oifname u0 tcp dport 22 drop; oifname u1 tcp dport 22 drop
+    oifname u0 tcp dport {22,23} drop; oifname u1 tcp dport {22,23} drop
+    oifname u0 tcp dport {22,23} drop; oifname u1 tcp dport {22,24} drop  => drop
+    oifname vmap { "u0" : jump more, "u1" : jump more }
+    oifname vmap { "u0" : jump more, "u1" : accept }  => dport 5555 drop
+    oifname vmap { "u0" : goto leave, "u1" : accept }
+    oifname u1 jump more  => dport 5555 drop
+    oifname u1 goto more; jump more
+    tcp dport vmap { 22 : drop, 23 : jump more }
+    oifname u1 tcp dport vmap { 22 : drop, 23 : jump more }  => vmap
+    meta oifgroup 1 udp dport 1 drop  => oifgroup
+    meta oifgroup & 0x8 == 0 udp dport 1 drop
+    meta oif 101 udp dport 1 drop  => oif 101
+    meta oifkind veth udp dport 1 drop
+    meta oiftype ether udp dport 1 drop
+    oifname u1 ip6 daddr ::1 drop
+    oifname u1 meta nfproto ipv6 drop
+    iifname u1 oifname u1 drop
+    tcp flags syn tcp option maxseg size set rt mtu
+    ip daddr 192.0.2.0/24 tcp dport { 1-5, 80 } ct state new counter accept; drop
+    oifname u1 ip daddr 192.0.2.0/24 accept; oifname u0 accept; drop  =>
+    fib daddr . oif type local drop  => fib
+    fib daddr type local drop
+    rt ip nexthop 192.0.2.1 drop  => rt ip"#;
+
 /// Says which of these rulesets make a difference, and names the rule.
 #[test]
 fn rules_that_treat_devices_differently_are_found() {
     let ns = Ns::new("rules");
-    let cases: &[(&str, Option<&str>)] = &[
-        ("", None),
-        ("drop", None),
-        ("oifname \"u1\" udp dport 5555 drop", Some("oifname \"u1\"")),
-        ("oifname \"u1\" accept", None),
-        ("oifname \"u1\" counter log", None),
-        ("oifname \"u1\" meta nftrace set 1", None),
-        ("oifname \"u1\" meta mark set 7", Some("meta mark set")),
-        ("oifname \"u1\" ct mark set 7", Some("ct mark set")),
-        (
-            "oifname \"u1\" limit rate over 1/second drop",
-            Some("limit"),
-        ),
-        ("oifname \"u1\" quota over 1 mbytes drop", Some("quota")),
-        (
-            "oifname \"u1\" tcp flags syn tcp option maxseg size set 1000",
-            Some("option set"),
-        ),
-        ("oifname \"u1\" ip dscp set cs1", Some("payload set")),
-        ("oifname \"u1\" notrack", Some("notrack")),
-        ("oifname \"u1\" reject", Some("reject")),
-        ("oifname \"u9\" drop", None),
-        ("oifname \"u*\" drop", None),
-        ("oifname { \"u0\", \"u1\" } tcp dport 22 drop", None),
-        ("oifname { \"u0\", \"u2\" } tcp dport 22 drop", Some("tcp")),
-        ("oifname @devs tcp dport 22 drop", Some("@devs")),
-        ("oifname != @devs tcp dport 22 drop", Some("@devs")),
-        ("oifname @wild tcp dport 22 drop", Some("@wild")),
-        ("oifname . tcp dport @pairs drop", Some("@pairs")),
-        ("oifname . tcp dport @alike drop", None),
-        (
-            "oifname u0 tcp dport 22 drop; oifname u1 tcp dport 22 drop",
-            None,
-        ),
-        (
-            "oifname u0 tcp dport {22,23} drop; oifname u1 tcp dport {22,23} drop",
-            None,
-        ),
-        (
-            "oifname u0 tcp dport {22,23} drop; oifname u1 tcp dport {22,24} drop",
-            Some("drop"),
-        ),
-        (
-            "oifname vmap { \"u0\" : jump more, \"u1\" : jump more }",
-            None,
-        ),
-        (
-            "oifname vmap { \"u0\" : jump more, \"u1\" : accept }",
-            Some("dport 5555 drop"),
-        ),
-        (
-            "oifname vmap { \"u0\" : goto leave, \"u1\" : accept }",
-            None,
-        ),
-        ("oifname u1 jump more", Some("dport 5555 drop")),
-        ("oifname u1 goto more; jump more", None),
-        ("tcp dport vmap { 22 : drop, 23 : jump more }", None),
-        (
-            "oifname u1 tcp dport vmap { 22 : drop, 23 : jump more }",
-            Some("vmap"),
-        ),
-        ("meta oifgroup 1 udp dport 1 drop", Some("oifgroup")),
-        ("meta oifgroup & 0x8 == 0 udp dport 1 drop", None),
-        ("meta oif 101 udp dport 1 drop", Some("oif 101")),
-        ("meta oifkind veth udp dport 1 drop", None),
-        ("meta oiftype ether udp dport 1 drop", None),
-        ("oifname u1 ip6 daddr ::1 drop", None),
-        ("oifname u1 meta nfproto ipv6 drop", None),
-        ("iifname u1 oifname u1 drop", None),
-        ("tcp flags syn tcp option maxseg size set rt mtu", None),
-        (
-            "ip daddr 192.0.2.0/24 tcp dport { 1-5, 80 } ct state new counter accept; drop",
-            None,
-        ),
-        (
-            "oifname u1 ip daddr 192.0.2.0/24 accept; oifname u0 accept; drop",
-            Some(""),
-        ),
-        ("fib daddr . oif type local drop", Some("fib")),
-        ("fib daddr type local drop", None),
-        ("rt ip nexthop 192.0.2.1 drop", Some("rt ip")),
-    ];
-    for (rules, expected) in cases {
-        load(
-            &ns,
-            &format!("flush ruleset\n{}", output(&rules.replace(';', "\n"))),
-        );
+    for case in CASES.lines() {
+        let mut parts = case.split("=>").map(str::trim);
+        let (rules, expected) = (parts.next().unwrap(), parts.next());
+        let ruleset = output(&rules.replace(';', "\n"));
+        load(&ns, &format!("flush ruleset\n{ruleset}"));
         let found = difference(&read(&ns));
         match (expected, &found) {
             (None, None) => {}
@@ -176,18 +140,14 @@ fn all_hooks_after_routing_are_looked_at() {
         ("inet", "forward", "filter"),
         ("ip", "postrouting", "nat"),
     ] {
+        let chain = format!("type {kind} hook {hook} priority 0;\noifname u1 udp dport 9 drop\n");
         load(
             &ns,
-            &format!(
-                "flush ruleset\ntable {table} t {{ chain c {{ type {kind} hook {hook} priority 0;\n\
-                 oifname u1 udp dport 9 drop\n}} }}"
-            ),
+            &format!("flush ruleset\ntable {table} t {{ chain c {{ {chain} }} }}"),
         );
         let found = difference(&read(&ns)).unwrap_or_else(|| panic!("{table} {hook}"));
-        assert!(
-            found.starts_with(&format!("{table} t c handle ")),
-            "{found}"
-        );
+        let named = format!("{table} t c handle ");
+        assert!(found.starts_with(&named), "{found}");
     }
     // Not met by IPv4 packets that leave, or not hooked in.
     for rules in [
@@ -221,23 +181,16 @@ fn egress_hooks_are_those_of_the_device() {
              priority 0;\n{rules}\n}} }}\n"
         )
     };
+    let u0 = chain("u0", "udp dport 1 drop");
+    let both =
+        "table netdev t { chain c { type filter hook egress devices = { u0, u1 } priority 0;\n\
+                udp dport 1 drop\n} }";
     for (rules, differ) in [
         (chain("u1", "udp dport 5555 drop"), true),
         (chain("u1", "udp dport 5555 counter"), false),
-        (
-            chain("u0", "udp dport 1 drop") + &chain("u1", "udp dport 1 drop"),
-            false,
-        ),
-        (
-            chain("u0", "udp dport 1 drop") + &chain("u1", "udp dport 2 drop"),
-            true,
-        ),
-        (
-            "table netdev t { chain c { type filter hook egress devices = { u0, u1 } priority 0;\n\
-             udp dport 1 drop\n} }"
-                .to_owned(),
-            false,
-        ),
+        (u0.clone() + &chain("u1", "udp dport 1 drop"), false),
+        (u0 + &chain("u1", "udp dport 2 drop"), true),
+        (both.to_owned(), false),
     ] {
         load(&ns, &format!("flush ruleset\n{rules}"));
         assert_eq!(difference(&read(&ns)).is_some(), differ, "{rules}");
@@ -273,11 +226,8 @@ fn rules_that_could_matter_to_some_packets_are_listed() {
     };
     let place = Place::new(Packets::Ipv4, Hook::Prerouting);
     let effects = |place: &Place, facts: &Facts| -> Vec<(EffectKind, String)> {
-        let effects = ruleset.residue(place, facts).effects();
-        effects
-            .into_iter()
-            .map(|e| (e.kind, e.rule.to_string()))
-            .collect()
+        let effects = ruleset.residue(place, facts).effects().into_iter();
+        effects.map(|e| (e.kind, e.rule.to_string())).collect()
     };
     let found = effects(&place, &facts);
     assert_eq!(found.len(), 2, "{found:?}");
@@ -304,19 +254,14 @@ fn legacy_tables_are_read_and_none_is_made_by_reading() {
     let ns = Ns::new("legacy");
     let names = |file: &str| ns.run(&format!("cat /proc/net/{file}"));
     read(&ns);
-    assert_eq!(
-        (names("ip_tables_names"), names("ip6_tables_names")),
-        ("".into(), "".into())
-    );
+    assert_eq!(names("ip_tables_names") + &names("ip6_tables_names"), "");
     let run = |line: &str| ns.run(line);
     run("iptables-legacy -t mangle -N more");
     read(&ns);
-    assert_eq!(
-        names("ip_tables_names"),
-        "mangle\n",
-        "nothing but what was there"
-    );
-    assert_eq!(names("ip6_tables_names"), "");
+    // Nothing but what was there.
+    let all = names("ip_tables_names") + &names("ip6_tables_names");
+    assert_eq!(all, "mangle\n");
+    let clamp = "-p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu";
     let cases: &[(&str, bool)] = &[
         ("-o u1 -p udp --dport 5555 -j DROP", true),
         ("-o u1 -p udp --dport 5555", false),
@@ -333,10 +278,7 @@ fn legacy_tables_are_read_and_none_is_made_by_reading() {
             true,
         ),
         ("-m realm --realm 1 -j DROP", true),
-        (
-            "-p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu",
-            false,
-        ),
+        (clamp, false),
         ("-o u1 -s 10.0.0.0/8 ! -d 192.0.2.0/24 -g more", true),
     ];
     run("iptables-legacy -t mangle -A more -p tcp -m conntrack --ctstate NEW -j DROP");
@@ -363,36 +305,34 @@ fn legacy_tables_are_read_and_none_is_made_by_reading() {
     let place = Place::new(Packets::Ipv6, Hook::Output);
     let [a, b] = [0, 1].map(|n| ruleset.residue(&place, &leaving(n)));
     let rule = a.difference(&b).unwrap().to_string();
-    assert!(
-        rule.contains("OUTPUT, rule 1: ip6 daddr fd00::/8 oifname"),
-        "{rule}"
-    );
+    let named = "OUTPUT, rule 1: ip6 daddr fd00::/8 oifname";
+    assert!(rule.contains(named), "{rule}");
 }
 
 /// The same rules by iptables-nft, whose matches and targets are those of xtables.
 #[test]
 fn rules_of_iptables_nft_are_understood() {
     let ns = Ns::new("inft");
-    for (rule, differ) in [
+    for (differ, rule) in [
         (
-            "-t filter -A FORWARD -o u1 -p udp -m multiport --dports 1,2 -j DROP",
             true,
+            "filter -A FORWARD -o u1 -p udp -m multiport --dports 1,2 -j DROP",
         ),
         (
-            "-t filter -A FORWARD -p udp -m multiport --dports 1,2 -j DROP",
             false,
+            "filter -A FORWARD -p udp -m multiport --dports 1,2 -j DROP",
         ),
         (
-            "-t nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
             false,
+            "nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
         ),
-        ("-t nat -A POSTROUTING -o u0 -j MASQUERADE", true),
+        (true, "nat -A POSTROUTING -o u0 -j MASQUERADE"),
         (
-            "-t filter -A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT",
             false,
+            "filter -A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT",
         ),
     ] {
-        ns.run(&format!("iptables-nft {rule}"));
+        ns.run(&format!("iptables-nft -t {rule}"));
         let found = difference(&read(&ns));
         assert_eq!(found.is_some(), differ, "{rule}: {found:?}");
         ns.run("nft flush ruleset");
@@ -411,9 +351,8 @@ fn docker_ufw_and_firewalld_with_uplinks_alike_are_no_difference() {
             assert!(!ruleset.is_empty());
             assert_eq!(difference(&ruleset), None, "{program} by {backend}");
             // The same with one rule for one uplink.
-            ns.run(&format!(
-                "{backend} -I OUTPUT -o u1 -p udp --dport 53 -j DROP"
-            ));
+            let rule = "OUTPUT -o u1 -p udp --dport 53 -j DROP";
+            ns.run(&format!("{backend} -I {rule}"));
             let found = difference(&read(&ns)).expect("a difference");
             assert!(found.contains("OUTPUT"), "{found}");
         }
@@ -425,11 +364,8 @@ fn docker_ufw_and_firewalld_with_uplinks_alike_are_no_difference() {
     load(&ns, &rules);
     assert_eq!(difference(&read(&ns)), None, "firewalld");
     // u1 in the default zone, which translates nothing.
-    let one: String = rules
-        .lines()
-        .filter(|line| !line.contains("\"u1\""))
-        .collect::<Vec<_>>()
-        .join("\n");
+    let others = rules.lines().filter(|line| !line.contains("\"u1\""));
+    let one = others.collect::<Vec<_>>().join("\n");
     load(&ns, &format!("flush ruleset\n{one}"));
     let found = difference(&read(&ns)).expect("a difference");
     assert!(found.contains("firewalld"), "{found}");

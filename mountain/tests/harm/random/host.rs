@@ -187,6 +187,11 @@ fn class_range(first: u16) -> String {
     format!("{first}-{}", first + 999)
 }
 
+/// The destination ports of a class.
+pub fn any_destination_ports(dice: &mut Dice) -> String {
+    class_range(destination_port(dice.below(CLASSES), 0))
+}
+
 pub const MARKS: [u32; 4] = [0, 1, 2, 0x100];
 pub const TOSES: [u8; 4] = [0, 0x10, 0x08, 0xb8];
 pub const USER: u32 = 1000;
@@ -243,7 +248,7 @@ impl Host {
                 host.guests.push(on.name);
             }
         }
-        host.adoptable = [false, true].map(|ipv6| host.adoptable(ipv6));
+        host.adoptable = [false, true].map(|ipv6| host.find_adoptable(ipv6));
         host
     }
 
@@ -353,6 +358,11 @@ impl Host {
         route
     }
 
+    fn add_single(&mut self, prefix: String, metric: u32, hop: Hop) {
+        let route = Route::new(prefix, MAIN, metric, vec![hop]);
+        self.routes.push(route);
+    }
+
     fn add_routes(&mut self, dice: &mut Dice, ipv6: bool) {
         // IPv6 joins routes of one metric.
         let metric = |n: u32| 100 * n;
@@ -360,13 +370,8 @@ impl Host {
             if self.has(Kind::Vpn) {
                 // A VPN, better or worse than the uplinks.
                 let hop = self.tun_hop(dice.one_in(2), ipv6);
-                let route = Route::new(
-                    everywhere(ipv6),
-                    MAIN,
-                    dice.pick(&[50, 150, 900]),
-                    vec![hop],
-                );
-                self.routes.push(route);
+                let metric = dice.pick(&[50, 150, 900]);
+                self.add_single(everywhere(ipv6), metric, hop);
             }
             for (n, uplink) in (1..).zip(self.uplinks.clone()) {
                 let hop = Hop {
@@ -374,16 +379,14 @@ impl Host {
                     device: uplink.name,
                     weight: 1,
                 };
-                self.routes
-                    .push(Route::new(everywhere(ipv6), MAIN, metric(n), vec![hop]));
+                self.add_single(everywhere(ipv6), metric(n), hop);
             }
         } else if dice.one_in(2) {
             let route = self.multipath(dice, everywhere(ipv6), MAIN, metric(5));
             self.routes.push(route);
         } else {
             let hop = self.hop(dice, ipv6);
-            self.routes
-                .push(Route::new(everywhere(ipv6), MAIN, metric(5), vec![hop]));
+            self.add_single(everywhere(ipv6), metric(5), hop);
         }
         for k in 0..PREFIXES {
             self.add_prefix(dice, prefix(k, ipv6), metric(3));
@@ -394,8 +397,7 @@ impl Host {
                 true => ["::/1", "8000::/1"],
             } {
                 let hop = self.tun_hop(false, ipv6);
-                self.routes
-                    .push(Route::new(half.into(), MAIN, metric(3), vec![hop]));
+                self.add_single(half.into(), metric(3), hop);
             }
         }
         if self.has(Kind::Vrf) {
@@ -433,8 +435,7 @@ impl Host {
             }
             2 => {
                 let hop = self.hop(dice, ipv6);
-                self.routes
-                    .push(Route::new(prefix.clone(), MAIN, metric, vec![hop]));
+                self.add_single(prefix.clone(), metric, hop);
             }
             _ => {}
         }
@@ -448,7 +449,7 @@ impl Host {
             }
             1 | 2 => {
                 let hop = self.hop(dice, ipv6);
-                self.routes.push(Route::new(part, MAIN, metric, vec![hop]));
+                self.add_single(part, metric, hop);
             }
             3 => {
                 let mut route = Route::new(part, MAIN, metric, vec![self.hop(dice, ipv6)]);
@@ -460,7 +461,7 @@ impl Host {
             4 => {
                 let hop = self.hop(dice, ipv6);
                 let other = metric + dice.pick(&[0, 100]) - 50;
-                self.routes.push(Route::new(prefix, MAIN, other, vec![hop]));
+                self.add_single(prefix, other, hop);
             }
             _ => {}
         }
@@ -505,10 +506,8 @@ impl Host {
             };
             let not = if dice.one_in(10) && !idle { "not " } else { "" };
             let order = 1000 + 10 * n;
-            self.rules.push((
-                ipv6,
-                format!("rule add pref {order} {not}{selector} {action}"),
-            ));
+            let rule = format!("rule add pref {order} {not}{selector} {action}");
+            self.rules.push((ipv6, rule));
         }
     }
 
@@ -533,10 +532,7 @@ impl Host {
             8 => format!("ipproto {}", dice.pick(&["udp", "tcp"])),
             _ => match dice.one_in(2) {
                 true => format!("sport {}", class_range(source_port(dice.below(CLASSES), 0))),
-                false => format!(
-                    "dport {}",
-                    class_range(destination_port(dice.below(CLASSES), 0))
-                ),
+                false => format!("dport {}", any_destination_ports(dice)),
             },
         };
         let first = one(dice);
@@ -546,153 +542,6 @@ impl Host {
             true => format!("{first} {second}"),
             false => first,
         }
-    }
-
-    fn add_nft(&mut self, dice: &mut Dice) {
-        let mut rules: Vec<(&str, String)> = Vec::new();
-        let match_ports = |dice: &mut Dice| {
-            let ports = class_range(destination_port(dice.below(CLASSES), 0));
-            let proto = dice.pick(&["udp", "tcp"]);
-            format!("{proto} dport {ports}")
-        };
-        if self.has(Kind::NftByDevice) {
-            for _ in 0..1 + dice.below(2) {
-                let device = dice.pick(&self.uplinks).name;
-                let chain = dice.pick(&["output", "forward", "postrouting"]);
-                let action = dice.pick(&["drop", "ip dscp set 10", "ip6 dscp set 10", "reject"]);
-                let action = match (chain, action) {
-                    ("postrouting", "reject") => "drop",
-                    (_, action) => action,
-                };
-                let what = match_ports(dice);
-                rules.push((chain, format!("oifname \"{device}\" {what} {action}")));
-            }
-            // A rule that treats all alike, or only counts.
-            let device = dice.pick(&self.uplinks).name;
-            rules.push(("output", format!("oifname \"{device}\" counter")));
-        }
-        if self.has(Kind::NftMark) {
-            for chain in ["mark_out", "mark_in"] {
-                let mark = dice.pick(&MARKS[1..]);
-                let what = match_ports(dice);
-                rules.push((chain, format!("{what} meta mark set {mark:#x}")));
-            }
-            if dice.one_in(2) {
-                rules.push(("postrouting", "meta mark set 0".into()));
-            }
-        }
-        if self.has(Kind::Nat) {
-            let source = dice.pick(&["", "ip saddr 10.40.0.0/15 "]);
-            let snat = dice.one_in(4);
-            let alike = dice.one_in(2);
-            for uplink in &self.uplinks {
-                if alike || dice.one_in(2) {
-                    let action = match snat {
-                        true => "snat ip to 192.0.2.77".to_owned(),
-                        false => "masquerade".to_owned(),
-                    };
-                    let name = &uplink.name;
-                    rules.push(("nat", format!("oifname \"{name}\" {source}{action}")));
-                }
-            }
-            // NAT of one family tracks the connections of that one only, Mountain's table those of both: the kernel
-            // then knows the ports of datagrams in fragments, and hashes by them.
-            rules.push(("mark_in", "ct state invalid counter".into()));
-        }
-        let hooks = [
-            ("output", "type filter hook output priority 0"),
-            ("forward", "type filter hook forward priority 0"),
-            ("postrouting", "type filter hook postrouting priority 150"),
-            ("mark_out", "type route hook output priority -150"),
-            ("mark_in", "type filter hook prerouting priority -150"),
-            ("nat", "type nat hook postrouting priority 100"),
-        ];
-        for (chain, hook) in hooks {
-            let of_chain: Vec<_> = rules.iter().filter(|(c, _)| *c == chain).collect();
-            if of_chain.is_empty() {
-                continue;
-            }
-            self.nft
-                .push(format!("add chain inet f {chain} {{ {hook}; }}"));
-            for (_, rule) in of_chain {
-                self.nft.push(format!("add rule inet f {chain} {rule}"));
-            }
-        }
-        if !self.nft.is_empty() {
-            self.nft.insert(0, "add table inet f".into());
-        }
-        if self.has(Kind::NftEgress) {
-            let device = dice.pick(&self.uplinks).name;
-            let what = match_ports(dice);
-            let action = dice.pick(&["drop", "ip dscp set 20", "ip6 dscp set 20", "counter"]);
-            self.nft.extend([
-                "add table netdev e".to_owned(),
-                format!("add chain netdev e out {{ type filter hook egress device {device} priority 0; }}"),
-                format!("add rule netdev e out {what} {action}"),
-            ]);
-        }
-    }
-
-    /// Default routes that differ only in metric: members if the kernel's own choice is one.
-    fn adoptable(&self, ipv6: bool) -> Vec<usize> {
-        let mut defaults: Vec<usize> = (0..self.routes.len())
-            .filter(|&i| self.routes[i].ipv6 == ipv6 && self.routes[i].is_default())
-            .collect();
-        defaults.sort_by_key(|&i| self.routes[i].metric);
-        let plain = |i: &usize| matches!(&self.routes[*i].hops[..], [hop] if hop.device != TUN);
-        match defaults.first().is_some_and(plain) && self.has(Kind::Adopt) {
-            true => defaults.into_iter().filter(plain).collect(),
-            false => Vec::new(),
-        }
-    }
-
-    /// Whether new flows of a family may choose an uplink, and its firewall with it.
-    pub fn places(&self, ipv6: bool) -> bool {
-        let own_default = |r: &Route| r.is_multipath() && r.is_default() && r.source.is_none();
-        !self.adoptable[usize::from(ipv6)].is_empty()
-            || self.routes.iter().any(|r| r.ipv6 == ipv6 && own_default(r))
-    }
-
-    /// Most members of one group; 1: there is none.
-    fn members(&self) -> usize {
-        let multipath = self.routes.iter().map(|r| r.hops.len());
-        let adopted = self.adoptable.iter().map(Vec::len);
-        multipath.chain(adopted).max().unwrap_or(0).max(1)
-    }
-
-    /// How many variants show all that the kernel may do: a source may be looked up in one table and the way in another.
-    pub fn variants(&self) -> usize {
-        match self.rules.is_empty() {
-            true => self.members(),
-            false => self.members() * self.members(),
-        }
-    }
-
-    /// The commands that make one member of each group the kernel's only choice, and those that undo it.
-    pub fn variant(&self, j: usize) -> (Vec<String>, Vec<String>) {
-        let (mut there, mut back) = (Vec::new(), Vec::new());
-        for route in self.routes.iter().filter(|r| r.is_multipath()) {
-            let nth = if route.table == MAIN {
-                j
-            } else {
-                j / self.members() + j
-            };
-            there.push(route.delete());
-            there.push(route.add(Some(nth % route.hops.len())));
-            back.push(route.delete());
-            back.push(route.add(None));
-        }
-        for family in &self.adoptable {
-            let Some(&best) = family.first() else {
-                continue;
-            };
-            let chosen = &self.routes[family[j % family.len()]];
-            let mut preferred = chosen.clone();
-            preferred.metric = self.routes[best].metric - 1;
-            there.push(preferred.add(None));
-            back.push(preferred.delete());
-        }
-        (there, back)
     }
 
     /// The device whose address or subnet this is.

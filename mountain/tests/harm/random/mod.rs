@@ -24,8 +24,10 @@
 //! `MOUNTAIN_RANDOM_PARALLEL` says how many are built at once, `MOUNTAIN_RANDOM_PROGRAM` is another mountain.
 //! A failure prints the host as a script, and its seed.
 
+mod choices;
 mod devices;
 mod dice;
+mod firewall;
 mod host;
 mod kernel;
 mod mountain;

@@ -3,9 +3,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use etherparse::{TcpHeader, UdpHeader};
+
 use super::devices::Tunnel;
 use super::dice::Dice;
 use super::host::{self, Host, Kind, CLASSES, INNER, MARKS, TOSES, TUN, USER};
+use crate::support::sums::{checksum, put_check};
 
 pub const UDP: u8 = 17;
 pub const TCP: u8 = 6;
@@ -130,15 +133,8 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
     };
     let by = sender(dice, host, ipv6);
     let proto = match (&by, dice.below(8)) {
-        (By::Guest { .. }, _) => UDP,
-        (By::Frame { .. }, 0..=3) => UDP,
-        (_, 0..=3) => UDP,
-        (
-            By::Socket {
-                pktinfo: Some(_), ..
-            },
-            _,
-        ) => UDP,
+        (By::Guest { .. }, _) | (_, 0..=3) => UDP,
+        (By::Socket { pktinfo, .. }, _) if pktinfo.is_some() => UDP,
         (_, 4..=6) => TCP,
         _ => ICMP,
     };
@@ -177,28 +173,7 @@ fn sender(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
                 source: inner,
             }
         }
-        4 if host.has(Kind::Transit) => {
-            // Transit: from behind one uplink, or with an uplink's own address from inside.
-            let i = uplink(dice);
-            let source = match dice.below(3) {
-                0 => host::uplink_address(i, 60, ipv6),
-                1 => host::inner_address(70, true, true, ipv6),
-                _ => host::service(ipv6),
-            };
-            let own = source == host::service(ipv6);
-            let inside = dice.one_in(3);
-            By::Forwarded {
-                device: match own || inside {
-                    true => INNER.into(),
-                    false => host.uplinks[i].name.clone(),
-                },
-                source: if own {
-                    host::inner_address(21, true, false, ipv6)
-                } else {
-                    source
-                },
-            }
-        }
+        4 if host.has(Kind::Transit) => transit(dice, host, ipv6),
         5 if host.has(Kind::Frames) => {
             let i = uplink(dice);
             let uplink = &host.uplinks[i];
@@ -219,71 +194,91 @@ fn sender(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
                 true => "fd98::77".parse().unwrap(),
             }),
         },
-        _ => {
-            let i = uplink(dice);
-            let translated = host.has(Kind::Adopt) && host.has(Kind::Nat);
-            let address = match dice.below(6) {
-                0 => Some(host::service(ipv6)),
-                1 if !translated || host.has(Kind::TranslatedSockets) => {
-                    Some(host::uplink_address(i, 1, ipv6))
-                }
-                _ => None,
-            };
-            let name = match host.has_tun() && dice.one_in(3) {
-                true => TUN.to_owned(),
-                false => host.uplinks[i].name.clone(),
-            };
-            let connected = dice.one_in(2);
-            let by_packet = !connected && dice.one_in(4) && host.has(Kind::PacketInfo);
-            By::Socket {
-                address,
-                // Else its outcome is not known enough to be held against others.
-                port: address.is_some() || by_packet || dice.one_in(2),
-                // Over nexthop objects, IPv6 takes another device than the socket's now and then.
-                device: (dice.one_in(8) && !(ipv6 && host.has(Kind::Nexthops)))
-                    .then(|| name.clone()),
-                user: if dice.one_in(5) { USER } else { 0 },
-                connected,
-                pktinfo: by_packet.then_some(name),
-            }
+        _ => socket(dice, host, ipv6),
+    }
+}
+
+/// From behind one uplink, or with an uplink's own address from inside.
+fn transit(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
+    let i = dice.below(host.uplinks.len());
+    let source = match dice.below(3) {
+        0 => host::uplink_address(i, 60, ipv6),
+        1 => host::inner_address(70, true, true, ipv6),
+        _ => host::service(ipv6),
+    };
+    let own = source == host::service(ipv6);
+    let inside = dice.one_in(3);
+    By::Forwarded {
+        device: match own || inside {
+            true => INNER.into(),
+            false => host.uplinks[i].name.clone(),
+        },
+        source: match own {
+            true => host::inner_address(21, true, false, ipv6),
+            false => source,
+        },
+    }
+}
+
+fn socket(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
+    let i = dice.below(host.uplinks.len());
+    let translated = host.has(Kind::Adopt) && host.has(Kind::Nat);
+    let address = match dice.below(6) {
+        0 => Some(host::service(ipv6)),
+        1 if !translated || host.has(Kind::TranslatedSockets) => {
+            Some(host::uplink_address(i, 1, ipv6))
         }
+        _ => None,
+    };
+    let name = match host.has_tun() && dice.one_in(3) {
+        true => TUN.to_owned(),
+        false => host.uplinks[i].name.clone(),
+    };
+    let connected = dice.one_in(2);
+    let by_packet = !connected && dice.one_in(4) && host.has(Kind::PacketInfo);
+    By::Socket {
+        address,
+        // Else its outcome is not known enough to be held against others.
+        port: address.is_some() || by_packet || dice.one_in(2),
+        // Over nexthop objects, IPv6 takes another device than the socket's now and then.
+        device: (dice.one_in(8) && !(ipv6 && host.has(Kind::Nexthops))).then(|| name.clone()),
+        user: if dice.one_in(5) { USER } else { 0 },
+        connected,
+        pktinfo: by_packet.then_some(name),
     }
 }
 
 /// The bytes behind the IP header, without a checksum for echo requests of IPv4's pseudo header.
 fn transport(flow: &Flow, source: IpAddr, first: bool, sequence: u32) -> (u8, Vec<u8>) {
     let payload = payload(flow.id, flow.length);
-    let ports = [flow.sport.to_be_bytes(), flow.to.port().to_be_bytes()].concat();
-    let (proto, mut bytes, at) = match flow.proto {
+    let (sport, dport) = (flow.sport, flow.to.port());
+    let (proto, mut bytes) = match flow.proto {
         UDP => {
-            let length = (8 + payload.len()) as u16;
-            let bytes = [&ports[..], &length.to_be_bytes(), &[0, 0], &payload].concat();
-            (UDP, bytes, 6)
+            let header = UdpHeader {
+                source_port: sport,
+                destination_port: dport,
+                length: (8 + payload.len()) as u16,
+                checksum: 0,
+            };
+            (UDP, [&header.to_bytes()[..], &payload].concat())
         }
         TCP => {
-            let flags = if first { 0x02 } else { 0x10 };
-            let mut bytes = ports;
-            bytes.extend(sequence.to_be_bytes());
-            bytes.extend(if first { [0; 4] } else { 1001u32.to_be_bytes() });
-            bytes.extend([0x60, flags, 0x40, 0, 0, 0, 0, 0]);
-            bytes.extend(if first { [2, 4, 5, 180] } else { [1; 4] });
-            if !first {
-                bytes.extend(payload);
-            }
-            (TCP, bytes, 16)
+            let mut header = TcpHeader::new(sport, dport, sequence, 0x4000);
+            (header.syn, header.ack) = (first, !first);
+            header.acknowledgment_number = if first { 0 } else { 1001 };
+            let options = if first { [2, 4, 5, 180] } else { [1; 4] };
+            header.set_options_raw(&options).unwrap();
+            let payload = if first { &[][..] } else { &payload };
+            (TCP, [&header.to_bytes()[..], payload].concat())
         }
         _ => {
-            let kind = if flow.ipv6() { 128 } else { 8 };
+            let (proto, kind) = if flow.ipv6() { (ICMP6, 128) } else { (ICMP, 8) };
             let id = (ECHO_ID + flow.id).to_be_bytes();
-            let bytes = [&[kind, 0, 0, 0, id[0], id[1], 0, 1], &payload[..]].concat();
-            (if flow.ipv6() { ICMP6 } else { ICMP }, bytes, 2)
+            let header = [kind, 0, 0, 0, id[0], id[1], 0, 1];
+            (proto, [&header, &payload[..]].concat())
         }
     };
-    let sum = match proto {
-        ICMP => checksum(&bytes, 0),
-        _ => checksum(&bytes, pseudo(source, flow.to.ip(), proto, bytes.len())),
-    };
-    bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+    put_check(source, flow.to.ip(), proto, &mut bytes);
     (proto, bytes)
 }
 
@@ -345,7 +340,7 @@ pub fn wrap(
             h.extend([64, proto, 0, 0]);
             h.extend(from.octets());
             h.extend(to.octets());
-            let sum = checksum(&h, 0);
+            let sum = checksum(&h);
             h[10..12].copy_from_slice(&sum.to_be_bytes());
             [&h, l4].concat()
         }
@@ -367,27 +362,6 @@ pub fn wrap(
     }
 }
 
-pub fn pseudo(from: IpAddr, to: IpAddr, proto: u8, length: usize) -> u32 {
-    let addresses = |a: IpAddr| match a {
-        IpAddr::V4(a) => words(&a.octets()),
-        IpAddr::V6(a) => words(&a.octets()),
-    };
-    addresses(from) + addresses(to) + u32::from(proto) + length as u32
-}
-
-fn words(bytes: &[u8]) -> u32 {
-    let word = |b: &[u8]| u32::from(b[0]) << 8 | u32::from(b.get(1).copied().unwrap_or(0));
-    bytes.chunks(2).map(word).sum()
-}
-
-pub fn checksum(bytes: &[u8], start: u32) -> u16 {
-    let mut sum = words(bytes) + start;
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
-}
-
 /// How a packet looks where it leaves, without what differs from packet to packet by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Look {
@@ -404,6 +378,22 @@ pub struct Look {
     pub part: Option<(u16, bool)>,
     /// What a SYN says.
     pub mss: Option<u16>,
+}
+
+impl Look {
+    fn new(source: IpAddr, to: IpAddr, proto: u8, tos: u8, hops: u8) -> Self {
+        Self {
+            source,
+            sport: 0,
+            to,
+            proto,
+            kind: None,
+            tos,
+            hops,
+            part: None,
+            mss: None,
+        }
+    }
 }
 
 /// An IP packet taken apart.
@@ -429,31 +419,15 @@ pub fn parse(packet: &[u8]) -> Option<Parsed<'_>> {
             let end = packet.len().min(word(packet, 2).into());
             let address = |at: usize| IpAddr::from(*packet[at..].first_chunk::<4>().unwrap());
             let look = Look {
-                source: address(12),
-                sport: 0,
-                to: address(16),
-                proto: packet[9],
-                kind: None,
-                tos: packet[1],
-                hops: packet[8],
                 part: (part > 0).then_some(((part & 0x1fff) * 8, part & 0x2000 > 0)),
-                mss: None,
+                ..Look::new(address(12), address(16), packet[9], packet[1], packet[8])
             };
             (look, packet.get(header..end)?)
         }
         6 if packet.len() >= 40 => {
             let address = |at: usize| IpAddr::from(*packet[at..].first_chunk::<16>().unwrap());
-            let mut look = Look {
-                source: address(8),
-                sport: 0,
-                to: address(24),
-                proto: packet[6],
-                kind: None,
-                tos: (word(packet, 0) >> 4) as u8,
-                hops: packet[7],
-                part: None,
-                mss: None,
-            };
+            let tos = (word(packet, 0) >> 4) as u8;
+            let mut look = Look::new(address(8), address(24), packet[6], tos, packet[7]);
             let mut l4 = packet.get(40..)?;
             if look.proto == FRAGMENT {
                 let part = word(l4, 2);

@@ -18,7 +18,8 @@ use nix::unistd::Pid;
 
 use super::devices::{open_ppp, Tunnel};
 use super::host::{neighbour_mac, own_mac, Host, INNER, TUN};
-use super::packets::{self, checksum, parse, pseudo, Look, TCP};
+use super::packets::{self, parse, Look, TCP};
+use crate::support::sums::put_check;
 
 /// linux/if_tun.h.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
@@ -465,9 +466,7 @@ impl Rig {
         advert.extend(target);
         advert.extend([2, 1]);
         advert.extend(mac);
-        let sum = pseudo(target.into(), source.into(), 58, advert.len());
-        let sum = checksum(&advert, sum);
-        advert[2..4].copy_from_slice(&sum.to_be_bytes());
+        put_check(target.into(), source.into(), 58, &mut advert);
         let mut packet = vec![0x60, 0, 0, 0, 0, advert.len() as u8, 58, 255];
         packet.extend(target);
         packet.extend(source);
@@ -505,8 +504,7 @@ impl Rig {
     fn answer(&self, device: &str, macs: Option<([u8; 6], [u8; 6])>, request: &packets::Parsed) {
         let mut l4 = request.l4.to_vec();
         l4[0] = if request.look.proto == 58 { 129 } else { 0 };
-        l4[2..4].fill(0);
-        self.reply(device, macs, &request.look, l4, 2);
+        self.reply(device, macs, &request.look, l4);
     }
 
     /// What a server answers to a SYN or to data.
@@ -527,24 +525,12 @@ impl Rig {
         reply.extend(sequence.to_be_bytes());
         reply.extend((word(4).wrapping_add(advance)).to_be_bytes());
         reply.extend([0x50, if syn { 0x12 } else { 0x10 }, 0x40, 0, 0, 0, 0, 0]);
-        self.reply(device, macs, &request.look, reply, 16);
+        self.reply(device, macs, &request.look, reply);
     }
 
-    /// Sends `l4`, whose checksum stands at `at`, the way back.
-    fn reply(
-        &self,
-        device: &str,
-        macs: Option<([u8; 6], [u8; 6])>,
-        to: &Look,
-        mut l4: Vec<u8>,
-        at: usize,
-    ) {
-        let start = match to.proto {
-            1 => 0,
-            proto => pseudo(to.to, to.source, proto, l4.len()),
-        };
-        let sum = checksum(&l4, start);
-        l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+    /// Sends `l4` with its checksum the way back.
+    fn reply(&self, device: &str, macs: Option<([u8; 6], [u8; 6])>, to: &Look, mut l4: Vec<u8>) {
+        put_check(to.to, to.source, to.proto, &mut l4);
         let packet = packets::wrap(to.to, to.source, to.proto, 0, 0, &l4, None);
         match macs {
             Some((mine, host)) => {

@@ -2,7 +2,8 @@
 //! What the owner has, has changed since, or has to get rid of.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+
+use mountain::redirect::{Installed, ListedRule, Snat};
 
 use super::net::{ask, ask_in_vain, udp, Net, Place};
 use crate::support::Ns;
@@ -10,11 +11,6 @@ use crate::support::Ns;
 fn setting(ns: &Ns, path: &'static str) -> String {
     let read = move || fs::read_to_string(format!("/proc/sys/net/ipv4/{path}")).unwrap();
     ns.with(read).trim().to_owned()
-}
-
-fn folder(ns: &Ns) -> String {
-    let inode = ns.with(|| fs::metadata("/proc/thread-self/ns/net").unwrap().ino());
-    format!("/run/mountain/redirect-{inode}")
 }
 
 /// `--fix` made a device forward; then something such as Docker makes all of them forward.
@@ -71,33 +67,31 @@ fn a_damaged_journal_locks_nobody_out() {
             net.redirect(&format!("add --proto {add}"));
         }
         let by_from = |net: &Net| {
-            let mut rules = net.json("list")["rules"].as_array().unwrap().clone();
-            rules.sort_by_key(|rule| rule["rule"]["from"].to_string());
-            let named = |rule: &serde_json::Value| {
-                let plan = &rule["plan"];
-                format!("{} {} {}", rule["rule"], plan["backend"], plan["snat"])
+            let mut rules = net.list();
+            rules.sort_by_key(|rule| rule.installed.rule.from);
+            let named = |ListedRule { installed, .. }| {
+                let Installed { mut rule, plan, .. } = installed;
+                // Snat of a rule with a device cannot be told from what the kernel has.
+                if rule.snat == Snat::Never {
+                    rule.snat = Snat::Auto;
+                }
+                (rule, plan.backend, plan.snat)
             };
-            rules.iter().map(named).collect::<Vec<_>>()
+            rules.into_iter().map(named).collect::<Vec<_>>()
         };
         let before = by_from(&net);
-        damage(&folder(&net.router));
+        damage(&net.record());
         let told = net.router.mountain("redirect list");
         let told = String::from_utf8_lossy(&told.stderr).into_owned();
         assert!(told.contains("made anew"), "{what}: {told}");
-        let after = by_from(&net);
-        assert_eq!(after.len(), before.len(), "{what}");
-        for (one, was) in after.iter().zip(&before) {
-            // Snat of a rule with a device cannot be told from what the kernel has.
-            let plain = |text: &str| text.replace("\"snat\":\"never\"", "\"snat\":\"auto\"");
-            assert_eq!(plain(one), plain(was), "{what}");
-        }
+        assert_eq!(by_from(&net), before, "{what}");
         let socket = udp(&net.client, "10.0.8.18:0");
         assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
         assert_eq!(ask(&socket, "10.0.8.17:8081", "x").0, "other x");
         assert_eq!(net.redirect("del --all"), "deleted 4 rules\n", "{what}");
         ask_in_vain(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080");
         net.assert_clean();
-        let _ = fs::remove_dir_all(format!("{}.damaged", folder(&net.router)));
+        let _ = fs::remove_dir_all(format!("{}.damaged", net.record()));
     }
 }
 

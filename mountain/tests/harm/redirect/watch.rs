@@ -4,7 +4,6 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,10 +22,8 @@ pub fn watch(net: &Net) -> Guard {
 
 /// What carries the rules at the moment.
 pub fn carried(net: &Net) -> Vec<String> {
-    let list = net.json("list");
-    let rules = list["rules"].as_array().unwrap();
-    let by = |rule: &serde_json::Value| rule["carried_by"].as_str().unwrap().to_owned();
-    rules.iter().map(by).collect()
+    let list = net.list().into_iter();
+    list.map(|rule| rule.carried_by.to_string()).collect()
 }
 
 pub fn wait_for(net: &Net, backend: &str) {
@@ -68,9 +65,7 @@ impl Echo {
     fn assert_alive(&mut self) {
         self.stream.write_all(b"hello").unwrap();
         let mut got = [0; 5];
-        self.stream
-            .read_exact(&mut got)
-            .expect("the connection goes on");
+        self.stream.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"hello");
     }
 }
@@ -83,9 +78,8 @@ fn ask_who(socket: &UdpSocket, to: &str) -> String {
 fn serve_who(ns: &Ns, at: &str) {
     let at: SocketAddr = at.parse().unwrap();
     let socket = ns.with(move || UdpSocket::bind(at).unwrap());
-    socket
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
+    let minute = Some(Duration::from_secs(60));
+    socket.set_read_timeout(minute).unwrap();
     thread::spawn(move || {
         let mut buffer = [0; 100];
         while let Ok((_, from)) = socket.recv_from(&mut buffer) {
@@ -113,16 +107,7 @@ fn a_firewall_that_comes_later_is_met_when_nobody_watches() {
 fn a_firewall_that_comes_later_is_met_and_permitted_flows_go_on() {
     let mut net = Net::new();
     net.serve(Place::Server, "server", "10.0.1.2:8083");
-    for (proto, from, to) in [
-        ("udp", "10.0.8.17:8080", "10.0.1.2:8083"),
-        ("udp", "10.0.8.17:8081", "10.0.1.2:8090"),
-        ("udp", "[fd08::17]:8081", "[fd01::2]:8090"),
-        ("tcp", "10.0.8.17:8081", "10.0.1.2:8091"),
-        ("tcp", "[fd08::17]:8081", "[fd01::2]:8091"),
-    ] {
-        let rule = format!("--proto {proto} --from {from} --to {to}");
-        net.redirect(&format!("add {rule} --backend auto"));
-    }
+    add_flows(&net, "");
     let watching = watch(&net);
     wait_for(&net, "tcx-peer");
     flows_survive(&net, "10.0.8.18", "fd08::18");
@@ -138,6 +123,14 @@ fn a_firewall_that_comes_later_is_met_and_permitted_flows_go_on() {
 fn flows_with_another_source_go_on_when_a_firewall_comes() {
     let mut net = Net::new();
     net.serve(Place::Server, "server", "10.0.1.2:8083");
+    add_flows(&net, "--snat always");
+    let _watching = watch(&net);
+    wait_for(&net, "tcx");
+    flows_survive(&net, "10.0.1.1", "fd01::1");
+}
+
+/// Adds what [`flows_survive`] needs.
+fn add_flows(net: &Net, snat: &str) {
     for (proto, from, to) in [
         ("udp", "10.0.8.17:8080", "10.0.1.2:8083"),
         ("udp", "10.0.8.17:8081", "10.0.1.2:8090"),
@@ -145,12 +138,9 @@ fn flows_with_another_source_go_on_when_a_firewall_comes() {
         ("tcp", "10.0.8.17:8081", "10.0.1.2:8091"),
         ("tcp", "[fd08::17]:8081", "[fd01::2]:8091"),
     ] {
-        let rule = format!("--proto {proto} --from {from} --to {to} --snat always");
-        net.redirect(&format!("add {rule} --backend auto"));
+        let rule = format!("--proto {proto} --from {from} --to {to}");
+        net.redirect(&format!("add {rule} {snat} --backend auto"));
     }
-    let _watching = watch(&net);
-    wait_for(&net, "tcx");
-    flows_survive(&net, "10.0.1.1", "fd01::1");
 }
 
 /// Flows by the rules to :8090 and :8091 live through a firewall that drops all but them, and new ones to
@@ -162,17 +152,11 @@ fn flows_survive(net: &Net, seen4: &str, seen6: &str) {
     let udp6 = udp(&net.client, "[fd08::18]:0");
     let who4 = ask_who(&udp4, "10.0.8.17:8081");
     let who6 = ask_who(&udp6, "[fd08::17]:8081");
-    assert!(
-        who4.contains(seen4) && who6.contains(seen6),
-        "{who4} {who6}"
-    );
-    let mut tcp4 = Echo::new(&net.client, &net.server, "10.0.8.17:8081", "10.0.1.2:8091");
-    let mut tcp6 = Echo::new(
-        &net.client,
-        &net.server,
-        "[fd08::17]:8081",
-        "[fd01::2]:8091",
-    );
+    let right = who4.contains(seen4) && who6.contains(seen6);
+    assert!(right, "{who4} {who6}");
+    let echo = |from, to| Echo::new(&net.client, &net.server, from, to);
+    let mut tcp4 = echo("10.0.8.17:8081", "10.0.1.2:8091");
+    let mut tcp6 = echo("[fd08::17]:8081", "[fd01::2]:8091");
     tcp4.assert_alive();
     tcp6.assert_alive();
     let fresh = udp(&net.client, "10.0.8.18:0");
@@ -244,11 +228,7 @@ fn a_restored_rule_does_not_keep_going_around_the_firewall() {
     let old = "[[redirect]]\nproto = \"udp\"\nfrom = \"10.0.8.17:1\"\nto = \"10.0.1.2:1\"\n\
                backend = \"tcx-peer\"\n";
     std::fs::write(&file, old).unwrap();
-    let mut command = net.router.command(MOUNTAIN);
-    command
-        .args(["redirect", "restore"])
-        .args(config.split(' '));
-    let said = command.stdout(Stdio::null()).output().unwrap();
+    let said = net.router.mountain(&format!("redirect restore {config}"));
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
     assert_eq!(said.matches("backend_fixed").count(), 1, "{said}");
     assert_eq!(carried(&net), ["nft"]);
@@ -262,10 +242,8 @@ fn a_restored_rule_does_not_keep_going_around_the_firewall() {
     net.redirect("add --proto udp --from 10.0.8.17:2 --to 10.0.1.2:2 --backend tcx-peer");
     net.redirect(&format!("save {config}"));
     let saved = std::fs::read_to_string(&file).unwrap();
-    assert!(
-        saved.contains("backend = \"tcx-peer\"\nbackend_fixed = true"),
-        "{saved}"
-    );
+    let fixed = "backend = \"tcx-peer\"\nbackend_fixed = true";
+    assert!(saved.contains(fixed), "{saved}");
     net.redirect("del --all");
     net.redirect(&format!("restore {config}"));
     assert_eq!(carried(&net), ["nft", "tcx-peer"]);
@@ -286,9 +264,8 @@ fn a_reloaded_firewall_does_not_end_redirects() {
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
     net.router.run("nft flush ruleset");
     let until = Instant::now() + PATIENCE;
-    socket
-        .set_read_timeout(Some(Duration::from_millis(200)))
-        .unwrap();
+    let pause = Some(Duration::from_millis(200));
+    socket.set_read_timeout(pause).unwrap();
     loop {
         socket.send_to(b"again", "10.0.8.17:8080").unwrap();
         let mut buffer = [0; 100];
@@ -297,8 +274,6 @@ fn a_reloaded_firewall_does_not_end_redirects() {
         }
         assert!(Instant::now() < until, "the rule is not put back");
     }
-    assert!(net
-        .router
-        .run("nft list tables")
-        .contains("mountain_redirect"));
+    let tables = net.router.run("nft list tables");
+    assert!(tables.contains("mountain_redirect"), "{tables}");
 }

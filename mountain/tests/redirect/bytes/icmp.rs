@@ -6,23 +6,20 @@ use super::*;
 
 /// An ICMP error about `quoted`, a whole packet from its network header on.
 fn icmp_error(src: IpAddr, dst: IpAddr, quoted: &[u8]) -> Packet {
-    let (proto, kind) = if src.is_ipv6() {
-        (packets_of::ICMPV6, 1)
-    } else {
-        (packets_of::ICMP, 3)
+    let (proto, kind) = match src {
+        IpAddr::V4(_) => (packets_of::ICMP, 3),
+        IpAddr::V6(_) => (packets_of::ICMPV6, 1),
     };
     let (src, dst) = (SocketAddr::new(src, 0), SocketAddr::new(dst, 0));
-    let mut packet = Packet::new(UDP, src, dst, 0);
-    packet.ip.proto = proto;
-    packet.ip.l4 = packets_of::icmp(kind, 0, quoted);
-    packet
+    let l4 = packets_of::icmp(kind, 0, quoted);
+    Packet::new(UDP, src, dst, 0).with(|p| (p.ip.proto, p.ip.l4) = (proto, l4))
 }
 
 /// The network layer of a packet whose addresses were changed behind its transport's back: that
 /// checksum stays what it was.
 fn quoted(before: &Packet, src: SocketAddr, dst: SocketAddr) -> (Vec<u8>, Vec<u8>) {
     let (old, new) = (before.bytes(), before.rewritten(src, dst).bytes());
-    let at = old.len() - before.ip.l4.len() + crate::packets::check_at(before.ip.proto);
+    let at = old.len() - before.ip.l4.len() + sums::check_at(before.ip.proto);
     let mut new = new[14..].to_vec();
     new[at - 14..at - 12].copy_from_slice(&old[at..at + 2]);
     // As much as routers quote at least (RFC 792), or as they like.
@@ -33,15 +30,17 @@ fn quoted(before: &Packet, src: SocketAddr, dst: SocketAddr) -> (Vec<u8>, Vec<u8
 fn icmp_errors_tell_each_side_of_its_own_addresses() {
     each_way(|way| {
         for r in rules() {
-            let (packet, from_client, to) = forward(&r, 40_011);
-            way.check_forward("makes the flow", &packet, from_client, to);
-            let router: IpAddr = if r.from.is_ipv6() {
-                "fd99::9"
-            } else {
-                "10.99.0.9"
-            }
-            .parse()
-            .unwrap();
+            let first = forward(&r, 40_011);
+            let from_client = first.src;
+            way.check_forward("makes the flow", &first);
+            let v6 = r.from.is_ipv6();
+            let router = if v6 { "fd99::9" } else { "10.99.0.9" };
+            let router: IpAddr = router.parse().unwrap();
+            let to_client = |what: &str, error: Packet, want: Packet| {
+                let [error, want] = [error, want].map(|p| p.macs(CLIENT, C0).bytes());
+                let got = run(DeviceHook::TcxEgress, "c0", &error);
+                expect(&format!("{} {r}: {what}", way.backend), got, PASS, &want);
+            };
 
             // The client has closed its port: (from -> client) is what it got.
             let got = Packet::new(r.proto.number(), r.from, from_client, 20);
@@ -60,38 +59,19 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
             let sent = Packet::new(r.proto.number(), from_client, r.to, 20);
             let (before, after) = quoted(&sent, from_client, r.from);
             for (src, new_src) in [(r.to.ip(), r.from.ip()), (router, router)] {
-                let error = icmp_error(src, from_client.ip(), &before).macs(CLIENT, C0);
-                let want = icmp_error(new_src, from_client.ip(), &after).macs(CLIENT, C0);
-                let got = run(DeviceHook::TcxEgress, "c0", &error.bytes());
-                expect(
-                    &format!("{} {r}: to the client", way.backend),
-                    got,
-                    PASS,
-                    &want.bytes(),
-                );
+                let error = icmp_error(src, from_client.ip(), &before);
+                let want = icmp_error(new_src, from_client.ip(), &after);
+                to_client("to the client", error, want);
             }
 
             // About somebody else's packet, and an echo with such a packet inside.
             let stranger = SocketAddr::new(from_client.ip(), 9);
             let other = Packet::new(r.proto.number(), stranger, r.to, 20).bytes();
-            let error = icmp_error(router, from_client.ip(), &other[14..])
-                .macs(CLIENT, C0)
-                .bytes();
-            expect(
-                "another flow",
-                run(DeviceHook::TcxEgress, "c0", &error),
-                PASS,
-                &error,
-            );
-            let mut echo = icmp_error(router, from_client.ip(), &before).macs(CLIENT, C0);
-            echo.ip.l4[0] = if r.from.is_ipv6() { 129 } else { 0 };
-            let echo = echo.bytes();
-            expect(
-                "no error",
-                run(DeviceHook::TcxEgress, "c0", &echo),
-                PASS,
-                &echo,
-            );
+            let error = icmp_error(router, from_client.ip(), &other[14..]);
+            to_client("another flow", error.clone(), error);
+            let echo = icmp_error(router, from_client.ip(), &before)
+                .with(|p| p.ip.l4[0] = if v6 { 129 } else { 0 });
+            to_client("no error", echo.clone(), echo);
         }
     });
 }
@@ -105,12 +85,15 @@ fn icmp_errors_about_a_flow_with_another_port() {
         let (first, second) = (rule(Proto::Udp, false, 0), rule(Proto::Udp, false, 1));
         install(0, &first, &plan).unwrap();
         install(1, &second, &plan).unwrap();
-        let (packet, ..) = forward(&first, 40_021);
-        run(DeviceHook::TcxIngress, "c0", &packet.bytes());
-        let (packet, client, _) = forward(&second, 40_021);
-        let got = run(DeviceHook::TcxIngress, "c0", &packet.bytes());
-        let l4 = got.packet.len() - packet.ip.l4.len();
-        let port = u16::from_be_bytes([got.packet[l4], got.packet[l4 + 1]]);
+        run(
+            DeviceHook::TcxIngress,
+            "c0",
+            &forward(&first, 40_021).packet.bytes(),
+        );
+        let sent = forward(&second, 40_021);
+        let client = sent.src;
+        let got = run(DeviceHook::TcxIngress, "c0", &sent.packet.bytes());
+        let port = flows::port_given(&got, &sent);
         assert_ne!(port, 40_021);
         let sent = Packet::new(UDP, SocketAddr::new(client.ip(), port), second.to, 20);
         let (before, after) = quoted(&sent, client, second.from);

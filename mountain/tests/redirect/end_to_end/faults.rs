@@ -48,22 +48,16 @@ fn a_killed_add_is_taken_back() {
             if beside && step == "table" {
                 continue;
             }
-            for next in [
-                "list",
-                "stats",
-                "del --all",
-                "add --proto tcp --from 10.0.8.17:1 --to 10.0.1.2:1",
-            ] {
+            let add_other = "add --proto tcp --from 10.0.8.17:1 --to 10.0.1.2:1";
+            for next in ["list", "stats", "del --all", add_other] {
                 if beside && next == "del --all" {
                     continue;
                 }
                 net.killed(&add, step);
                 let said = net.next(next);
-                assert!(
-                    said.contains("while it added rule"),
-                    "{step}, {next}: {said}"
-                );
-                assert!(said.contains("taken back"), "{said}");
+                for part in ["while it added rule", "taken back"] {
+                    assert!(said.contains(part), "{step}, {next}: {said}");
+                }
                 ask_in_vain(&socket, "10.0.8.17:8080");
                 if next.starts_with("add") {
                     net.redirect("del --proto tcp --from 10.0.8.17:1");
@@ -122,9 +116,7 @@ fn a_device_that_goes_and_comes_back() {
     net.router.ip("link del rc");
     assert_eq!(net.rules(), 1);
     assert_eq!(net.counted(0), [0; 4]);
-    crate::net::join(&net.client, "c0", &net.router, "rc");
-    crate::net::address(&net.client, "c0", "10.0.8.18", "fd08::18");
-    crate::net::address(&net.router, "rc", "10.0.8.17", "fd08::17");
+    net.join_client();
     // A rule names its device: another one of that name is it.
     assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
     net.router.ip("link del rc");
@@ -150,13 +142,7 @@ fn commands_at_once_do_not_get_in_each_others_way() {
         }
     });
     assert_eq!(net.rules(), 16);
-    let list = net.json("list");
-    let mut ids: Vec<u64> = list["rules"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|r| r["id"].as_u64().unwrap())
-        .collect();
+    let mut ids: Vec<u32> = net.list().iter().map(|r| r.installed.id).collect();
     ids.dedup();
     assert_eq!(ids.len(), 16, "numbers differ");
     net.redirect("del --all");
@@ -182,11 +168,7 @@ fn a_thousand_cycles_leave_nothing() {
                         log: None,
                     },
                     // By BPF the programs are loaded anew each time, which takes longer.
-                    backend: Some(if round == 0 {
-                        Backend::Tcx
-                    } else {
-                        Backend::Nft
-                    }),
+                    backend: Some([Backend::Nft, Backend::Tcx][(round == 0) as usize]),
                     fix: false,
                 };
                 let mut store = actions::open(true).unwrap();
