@@ -50,6 +50,7 @@ fn game_flows_are_answered_with_small_round_trip_times() {
     let net = Net::new();
     for v6 in [false, true] {
         let running = game::start(net.game(v6, 7001)).unwrap();
+        // Packets come by the clock: so long for 2,000 of them.
         sleep(Duration::from_secs(2));
         let (packets, health) = running.finish().unwrap();
         assert_all_answered(&packets, 20, 2_000);

@@ -238,6 +238,7 @@ fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
     let running = Running::start(&ns, "10.40.0.2 --tcp 80 -c 100 -i 10ms");
     wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
     running.signal(Signal::SIGSTOP);
+    // The time itself is the point: answers wait so long for the process.
     std::thread::sleep(Duration::from_millis(1000));
     running.signal(Signal::SIGCONT);
     let (output, run) = running.finish();

@@ -113,71 +113,36 @@ fn what_comes_back_after_the_end_is_left_alone() {
             assert_eq!(got.action, PASS);
             got.packet != bytes
         };
+        let comes = |bytes: Vec<u8>| changed(DeviceHook::TcxIngress, &bytes);
+        let goes = |bytes: Vec<u8>| changed(DeviceHook::TcxEgress, &bytes);
         let (c4, c6) = (client(false, 7), client(true, 7));
-        assert!(changed(
-            DeviceHook::TcxIngress,
-            &packet(UDP, c4, udp.from, 0)
-        ));
+        assert!(comes(packet(UDP, c4, udp.from, 0)));
         let connect = || {
-            assert!(changed(
-                DeviceHook::TcxIngress,
-                &packet(TCP, c6, tcp.from, SYN)
-            ));
-            let syn_ack = packet(TCP, tcp.to, c6, SYN | ACK);
-            assert!(changed(DeviceHook::TcxEgress, &syn_ack));
-            assert!(changed(
-                DeviceHook::TcxIngress,
-                &packet(TCP, c6, tcp.from, ACK)
-            ));
+            assert!(comes(packet(TCP, c6, tcp.from, SYN)));
+            assert!(goes(packet(TCP, tcp.to, c6, SYN | ACK)));
+            assert!(comes(packet(TCP, c6, tcp.from, ACK)));
         };
         connect();
         // Packets of one direction keep the other: three times half the idle time.
         for _ in 0..3 {
             sleep(IDLE / 2 + Duration::from_millis(300));
-            assert!(changed(
-                DeviceHook::TcxIngress,
-                &packet(UDP, c4, udp.from, 0)
-            ));
+            assert!(comes(packet(UDP, c4, udp.from, 0)));
         }
-        assert!(changed(DeviceHook::TcxEgress, &packet(UDP, udp.to, c4, 0)));
+        assert!(goes(packet(UDP, udp.to, c4, 0)));
         sleep(TWICE);
-        assert!(
-            !changed(DeviceHook::TcxEgress, &packet(UDP, udp.to, c4, 0)),
-            "the UDP flow is over"
-        );
+        assert!(!goes(packet(UDP, udp.to, c4, 0)), "the UDP flow is over");
         // A connection without packets goes on for days, and for a little while after a FIN.
-        assert!(changed(
-            DeviceHook::TcxEgress,
-            &packet(TCP, tcp.to, c6, ACK)
-        ));
-        assert!(changed(
-            DeviceHook::TcxEgress,
-            &packet(TCP, tcp.to, c6, ACK | FIN)
-        ));
-        assert!(changed(
-            DeviceHook::TcxIngress,
-            &packet(TCP, c6, tcp.from, ACK)
-        ));
+        assert!(goes(packet(TCP, tcp.to, c6, ACK)));
+        assert!(goes(packet(TCP, tcp.to, c6, ACK | FIN)));
+        assert!(comes(packet(TCP, c6, tcp.from, ACK)));
         sleep(TWICE);
-        assert!(
-            !changed(DeviceHook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
-            "closed"
-        );
+        assert!(!goes(packet(TCP, tcp.to, c6, ACK)), "closed");
         // A new one from the same port.
         connect();
         // An RST that was forged: the target goes on.
-        assert!(changed(
-            DeviceHook::TcxIngress,
-            &packet(TCP, c6, tcp.from, RST)
-        ));
-        assert!(changed(
-            DeviceHook::TcxEgress,
-            &packet(TCP, tcp.to, c6, ACK)
-        ));
+        assert!(comes(packet(TCP, c6, tcp.from, RST)));
+        assert!(goes(packet(TCP, tcp.to, c6, ACK)));
         sleep(TWICE);
-        assert!(
-            changed(DeviceHook::TcxEgress, &packet(TCP, tcp.to, c6, ACK)),
-            "no FIN, no end"
-        );
+        assert!(goes(packet(TCP, tcp.to, c6, ACK)), "no FIN, no end");
     });
 }

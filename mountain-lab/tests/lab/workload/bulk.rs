@@ -334,6 +334,7 @@ fn foreign_load_fills_one_device_at_its_rate() {
     let before = (bytes("c0"), bytes("c1"));
     let began = Instant::now();
     let running = load::start(cfg).unwrap();
+    // Packets come by the clock: so long for 1,000 of them.
     sleep(Duration::from_secs(1));
     let report = running.stop().unwrap();
     // 1,000 packets a second; what was missed for want of a CPU is not made up for.
