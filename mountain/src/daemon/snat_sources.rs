@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use super::Daemon;
 use crate::bpf::{now_ns, MAX_PERMITS, PERMIT_NS};
-use crate::netlink::{self, ReverseRoute};
+use crate::netlink::{self, RouteTo};
 
 /// Sources that are judged again in one go, two system calls each.
 const AGAIN_AT_ONCE: usize = 256;
@@ -163,12 +163,15 @@ fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<b
     if configured.iter().any(|net| net.contains(&source)) {
         return Ok(true);
     }
-    Ok(match netlink::reverse_route(source)? {
-        ReverseRoute::Host => true,
-        ReverseRoute::Device(ifindex) => !devices.contains(&ifindex),
-        // An address that NAT gives and that is on no device is routed as anything else is.
-        ReverseRoute::Nowhere | ReverseRoute::Broadcast | ReverseRoute::Anywhere(_) => false,
-    })
+    let route = netlink::route_to(source);
+    Ok(
+        match route.with_context(|| format!("cannot look up the route to {source}"))? {
+            RouteTo::Host => true,
+            // An address that NAT gives and that is on no device is routed as anything else is.
+            RouteTo::Nowhere | RouteTo::Broadcast | RouteTo::Out { default: true, .. } => false,
+            RouteTo::Out { first, .. } => !devices.contains(&first.ifindex),
+        },
+    )
 }
 
 impl Daemon {

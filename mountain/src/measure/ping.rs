@@ -22,7 +22,7 @@ use super::hardware::{self, InUse};
 use super::runfile::{RunFile, Samples, SCHEMA};
 use super::stats::Table;
 use super::wire;
-use crate::netlink::{route_to, EgressRoute};
+use crate::netlink::{egress_route, EgressRoute};
 
 mod connects;
 mod log;
@@ -232,7 +232,7 @@ impl Pinger {
             None => None,
         };
         let address = options.resolve()?;
-        let way = route_to(address.ip(), ifindex, options.source);
+        let way = egress_route(address.ip(), ifindex, options.source);
         if let Some(gateway) = options.gateway {
             let way = way.as_ref().map_err(|e| {
                 let device = options.device.as_deref().unwrap_or("its device");

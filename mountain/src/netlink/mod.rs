@@ -40,7 +40,7 @@ pub use monitor::{Change, Monitor};
 pub use netfilter::{tables_with_base_chains, translates_sources};
 pub use path_metrics::PathMetrics;
 pub use qdisc::{qdiscs, Qdiscs};
-pub use route::{look_up, policy_rules, route_to, Egress, EgressRoute};
+pub use route::{egress_route, policy_rules, route_to, EgressRoute, RouteTo};
 pub use snapshot::ds_field;
 pub use sock_diag::{reset_unanswered, unconnected};
 pub use xfrm::offloading_devices;
@@ -56,31 +56,6 @@ pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
     wire::Socket::open()
         .and_then(|mut socket| snapshot::use_neighbour(&mut socket, ifindex, gateway))
         .with_context(|| format!("cannot resolve {gateway} on device {ifindex}"))
-}
-
-/// Where the kernel would send a packet to some address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReverseRoute {
-    /// It is one of this host's own.
-    Host,
-    /// Out by the device of this index.
-    Device(u32),
-    /// The same by a default route or a half of one, which says nothing about this address.
-    Anywhere(u32),
-    /// To all hosts of a subnet that this host is in.
-    Broadcast,
-    /// There is no route, or one that drops.
-    Nowhere,
-}
-
-/// Asks the kernel how it routes packets to `address`: the route of the replies to what comes from there.
-///
-/// # Errors
-/// When the kernel refuses to say.
-pub(crate) fn reverse_route(address: IpAddr) -> Result<ReverseRoute> {
-    wire::Socket::open()
-        .and_then(|mut socket| snapshot::reverse_route(&mut socket, address))
-        .with_context(|| format!("cannot look up the route to {address}"))
 }
 
 /// Puts the last known Ethernet address of a gateway back as an ordinary stale entry, which the

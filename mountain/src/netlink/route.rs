@@ -19,6 +19,7 @@ const RTA_VIA: u16 = 18;
 /// Types of routes: rtm_type.
 const RTN_UNICAST: u8 = 1;
 const RTN_LOCAL: u8 = 2;
+const RTN_BROADCAST: u8 = 3;
 /// Answer with the route that was found, not with the next hop that was chosen.
 const RTM_F_FIB_MATCH: u32 = 0x2000;
 /// Length of `struct rtmsg`.
@@ -33,27 +34,30 @@ pub struct EgressRoute {
     pub gateway: Option<IpAddr>,
 }
 
-/// How the kernel would route to `target`, bound to a device and from `source` where given. Of a
-/// multipath route it is one of the next hops.
+/// By which device and gateway the kernel would send to `target`, bound to a device and from `source`
+/// where given. Of a multipath route it is one of the next hops.
 ///
 /// # Errors
 /// ENETUNREACH and others when there is no route.
-pub fn route_to(
+pub fn egress_route(
     target: IpAddr,
     ifindex: Option<u32>,
     source: Option<IpAddr>,
 ) -> io::Result<EgressRoute> {
     let answer = Socket::open()?.request(RTM_GETROUTE, 0, &request(target, ifindex, source))?;
-    let answer = answer.as_deref().and_then(egress_route);
+    let answer = answer.as_deref().and_then(decode_egress);
     answer.ok_or_else(|| io::Error::other("the kernel's answer names no device"))
 }
 
 /// Where packets to an address go, all next hops of the route counted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Egress {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RouteTo {
     /// It is one of this host's own.
     Host,
-    /// There is no route, or one that drops, or one to many receivers.
+    /// All hosts of a subnet that this host is in.
+    Broadcast,
+    /// There is no route, or one that drops, or a multicast route.
+    #[default]
     Nowhere,
     /// Another host, by a route.
     Out {
@@ -63,6 +67,8 @@ pub enum Egress {
         devices: Vec<u32>,
         /// The address of this host that would be the source.
         source: Option<IpAddr>,
+        /// A default route or a half of one, as some VPNs have them. It says nothing about this address.
+        default: bool,
     },
 }
 
@@ -70,7 +76,7 @@ pub enum Egress {
 ///
 /// # Errors
 /// When the kernel refuses to say.
-pub fn look_up(target: IpAddr) -> io::Result<Egress> {
+pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
     let mut socket = Socket::open()?;
     let mut body = request(target, None, None);
     let answer = match socket.request(RTM_GETROUTE, 0, &body) {
@@ -81,28 +87,32 @@ pub fn look_up(target: IpAddr) -> io::Result<Egress> {
                 Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES)
             ) =>
         {
-            return Ok(Egress::Nowhere)
+            return Ok(RouteTo::Nowhere)
         }
         other => other?.unwrap_or_default(),
     };
-    let first = match (answer.get(7), egress_route(&answer)) {
-        (Some(&RTN_LOCAL), _) => return Ok(Egress::Host),
+    let first = match (answer.get(7), decode_egress(&answer)) {
+        (Some(&RTN_LOCAL), _) => return Ok(RouteTo::Host),
+        (Some(&RTN_BROADCAST), _) => return Ok(RouteTo::Broadcast),
         (Some(&RTN_UNICAST), Some(first)) => first,
-        _ => return Ok(Egress::Nowhere),
+        _ => return Ok(RouteTo::Nowhere),
     };
     // struct rtmsg ends with the flags.
     body[8..HEADER_LEN].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
-    let route = socket.request(RTM_GETROUTE, 0, &body)?.unwrap_or_default();
+    let route = socket.request(RTM_GETROUTE, 0, &body)?;
+    let length = route.as_ref().map(|route| route.get(1).copied());
+    let route = route.unwrap_or_default();
     let hops = Attributes::after(&route, HEADER_LEN);
     let hops = hops.get(RTA_MULTIPATH).map(decode_multipath);
     let mut devices: Vec<u32> = hops.into_iter().flatten().map(|hop| hop.ifindex).collect();
     devices.push(first.ifindex);
     devices.sort_unstable();
     devices.dedup();
-    Ok(Egress::Out {
+    Ok(RouteTo::Out {
         first,
         devices,
         source: Attributes::after(&answer, HEADER_LEN).ip(RTA_PREFSRC),
+        default: length.is_some_and(|length| length.is_none_or(|length| length <= 1)),
     })
 }
 
@@ -150,7 +160,7 @@ fn request(target: IpAddr, ifindex: Option<u32>, source: Option<IpAddr>) -> Vec<
     body
 }
 
-fn egress_route(payload: &[u8]) -> Option<EgressRoute> {
+fn decode_egress(payload: &[u8]) -> Option<EgressRoute> {
     let found = Attributes::after(payload, HEADER_LEN);
     // RTA_VIA: a family, then an address of it.
     let via = || ip(found.get(RTA_VIA)?.get(2..)?);
@@ -167,7 +177,7 @@ mod tests {
     #[test]
     fn loopback_is_on_its_own_device() {
         for target in ["127.0.0.1", "::1"] {
-            let found = route_to(target.parse().unwrap(), None, None).unwrap();
+            let found = egress_route(target.parse().unwrap(), None, None).unwrap();
             assert_eq!(
                 found,
                 EgressRoute {
@@ -177,28 +187,28 @@ mod tests {
             );
         }
         let source = Some("::1".parse().unwrap());
-        let found = route_to("127.0.0.2".parse().unwrap(), Some(1), source);
+        let found = egress_route("127.0.0.2".parse().unwrap(), Some(1), source);
         assert_eq!(
             found.unwrap().ifindex,
             1,
             "a source of the other family is not used"
         );
-        route_to("127.0.0.1".parse().unwrap(), Some(u32::MAX >> 1), None).unwrap_err();
+        egress_route("127.0.0.1".parse().unwrap(), Some(u32::MAX >> 1), None).unwrap_err();
     }
 
     #[test]
     fn own_addresses_and_none_are_told_apart() {
-        let way = |target: &str| look_up(target.parse().unwrap()).unwrap();
-        assert_eq!(way("127.0.0.2"), Egress::Host);
-        assert_eq!(way("::1"), Egress::Host);
-        assert_eq!(way("255.255.255.255"), Egress::Nowhere);
+        let way = |target: &str| route_to(target.parse().unwrap()).unwrap();
+        assert_eq!(way("127.0.0.2"), RouteTo::Host);
+        assert_eq!(way("::1"), RouteTo::Host);
+        assert_eq!(way("255.255.255.255"), RouteTo::Broadcast);
     }
 
     #[test]
     fn gateways_of_both_families_are_read() {
         let gateway: IpAddr = "192.0.2.1".parse().unwrap();
         let mut payload = vec![0; HEADER_LEN];
-        assert_eq!(egress_route(&payload), None);
+        assert_eq!(decode_egress(&payload), None);
         push_attribute(&mut payload, RTA_OIF, &7u32.to_ne_bytes());
         let mut by_via = payload.clone();
         push_attribute(&mut payload, RTA_GATEWAY, &[192, 0, 2, 1]);
@@ -206,11 +216,11 @@ mod tests {
             ifindex: 7,
             gateway: Some(gateway),
         });
-        assert_eq!(egress_route(&payload), expected);
+        assert_eq!(decode_egress(&payload), expected);
         let other: std::net::Ipv6Addr = "2001:db8::1".parse().unwrap();
         let mut value = (libc::AF_INET6 as u16).to_ne_bytes().to_vec();
         value.extend_from_slice(&other.octets());
         push_attribute(&mut by_via, RTA_VIA, &value);
-        assert_eq!(egress_route(&by_via).unwrap().gateway, Some(other.into()));
+        assert_eq!(decode_egress(&by_via).unwrap().gateway, Some(other.into()));
     }
 }

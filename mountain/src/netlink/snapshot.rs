@@ -470,58 +470,6 @@ pub(crate) fn use_neighbour(socket: &mut Socket, ifindex: u32, address: IpAddr) 
         .map(|_| ())
 }
 
-/// Looks a route up, see [`super::reverse_route`].
-pub(crate) fn reverse_route(
-    socket: &mut Socket,
-    address: IpAddr,
-) -> io::Result<super::ReverseRoute> {
-    const RTA_DST: u16 = 1;
-    const RTA_OIF: u16 = 4;
-    const LOCAL: u8 = 2;
-    const BROADCAST: u8 = 3;
-
-    // struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope, type,
-    // flags (4)
-    let mut body = vec![0; 12];
-    (body[0], body[1]) = match address {
-        IpAddr::V4(_) => (AF_INET, 32),
-        IpAddr::V6(_) => (AF_INET6, 128),
-    };
-    push_attribute(&mut body, RTA_DST, &wire::ip_bytes(address));
-    let answer = match socket.request(RTM_GETROUTE, 0, &body) {
-        // What the kernel says of no route, and of blackhole, unreachable and prohibit routes.
-        Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES)
-            ) =>
-        {
-            return Ok(super::ReverseRoute::Nowhere)
-        }
-        other => other?.unwrap_or_default(),
-    };
-    let device = Attributes::after(&answer, 12).u32(RTA_OIF);
-    Ok(match (answer.get(7), device) {
-        (Some(&LOCAL), _) => super::ReverseRoute::Host,
-        (Some(&BROADCAST), _) => super::ReverseRoute::Broadcast,
-        (Some(&UNICAST), Some(ifindex)) => match is_half_the_internet(socket, &mut body)? {
-            true => super::ReverseRoute::Anywhere(ifindex),
-            false => super::ReverseRoute::Device(ifindex),
-        },
-        _ => super::ReverseRoute::Nowhere,
-    })
-}
-
-/// Whether the route that a look-up finds is a default route, or a half of one, as some VPNs have them.
-fn is_half_the_internet(socket: &mut Socket, look_up: &mut [u8]) -> io::Result<bool> {
-    // The route itself, not what was found by it.
-    const RTM_F_FIB_MATCH: u32 = 0x2000;
-
-    look_up[8..12].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
-    let answer = socket.request(RTM_GETROUTE, 0, look_up)?;
-    Ok(answer.is_some_and(|route| route.get(1).is_none_or(|length| *length <= 1)))
-}
-
 /// Puts a neighbour's last known address back as a stale entry, see [`super::keep_neighbour`].
 pub(crate) fn keep_neighbour(
     socket: &mut Socket,

@@ -26,6 +26,7 @@ use anyhow::Result;
 
 use super::{Finding, Fix, Rule};
 use crate::netlink::ruleset::Ruleset;
+use crate::netlink::RouteTo;
 use firewall::{FirewallEffects, Passed};
 
 /// Programs of this project at a tcx hook are no news: names begin with one of these.
@@ -35,13 +36,12 @@ pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
 fn passed(facts: &facts::HostFacts) -> Passed {
     let link = |device: Option<&facts::DeviceFacts>| device.map(|device| device.link.clone());
     // Which of several ways a packet takes is not known.
-    let several =
-        matches!(&facts.way, facts::TargetRoute::Out { devices, .. } if devices.len() > 1);
+    let several = matches!(&facts.route, RouteTo::Out { devices, .. } if devices.len() > 1);
     let target = facts.target_device().filter(|_| !several);
     Passed {
         client: firewall::device(link(facts.client_device()).as_ref()),
         target: firewall::device(link(target).as_ref()),
-        local: matches!(facts.way, facts::TargetRoute::Host),
+        local: matches!(facts.route, RouteTo::Host),
     }
 }
 

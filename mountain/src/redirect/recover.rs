@@ -82,7 +82,7 @@ pub(super) fn as_the_kernel_has_it(store: Store) -> Result<Store> {
 }
 
 fn installed(id: u32, found: Found) -> Installed {
-    let local = matches!(netlink::look_up(found.to.ip()), Ok(netlink::Egress::Host));
+    let local = matches!(netlink::route_to(found.to.ip()), Ok(netlink::RouteTo::Host));
     let by_bpf = found.backend.is_bpf();
     let same = found.client_dev.is_some() && found.client_dev == found.target_dev;
     let snat = match found.snat {

@@ -8,7 +8,7 @@ use anyhow::{bail, ensure, Result};
 
 use super::store::Store;
 use super::{Installed, Proto, Rule};
-use crate::netlink::{reverse_route, ReverseRoute};
+use crate::netlink::{route_to, RouteTo};
 
 /// What would not work on any host.
 ///
@@ -101,7 +101,7 @@ fn device(name: &str) -> Result<()> {
 pub fn here(rule: &Rule) -> Result<()> {
     for (option, at) in [("--from", rule.from), ("--to", rule.to)] {
         ensure!(
-            !matches!(reverse_route(at.ip()), Ok(ReverseRoute::Broadcast)),
+            !matches!(route_to(at.ip()), Ok(RouteTo::Broadcast)),
             "{option} {at}: {} is the broadcast address of a subnet of this host, and broadcasts \
              cannot be redirected",
             at.ip()

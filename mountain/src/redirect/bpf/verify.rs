@@ -16,7 +16,7 @@ use super::hooks::{self, DeviceHook};
 use super::{
     bytes_of, types, words, Addresses, AttachedProgram, LoadedObject, Prog, FLOWS4, FLOWS6,
 };
-use crate::netlink::{reverse_route, ReverseRoute};
+use crate::netlink::{route_to, RouteTo};
 
 /// Addresses that are nobody's (RFC 5737, RFC 3849).
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -95,8 +95,10 @@ fn client(from: IpAddr, device: u32) -> (SocketAddr, bool) {
         IpAddr::V4(a) => (Ipv4Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY4.into()),
         IpAddr::V6(a) => (Ipv6Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY6.into()),
     };
-    let goes_there =
-        |ip: &IpAddr| matches!(reverse_route(*ip), Ok(ReverseRoute::Device(d)) if d == device);
+    let goes_there = |ip: &IpAddr| {
+        let route = route_to(*ip);
+        matches!(route, Ok(RouteTo::Out { first, default: false, .. }) if first.ifindex == device)
+    };
     let found = [near, nobody].into_iter().find(goes_there);
     let client = SocketAddr::new(found.unwrap_or(nobody), CLIENT_PORT);
     (client, found.is_some())

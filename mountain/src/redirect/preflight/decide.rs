@@ -8,9 +8,10 @@ mod host;
 use std::net::IpAddr;
 
 use crate::host::kernel;
+use crate::netlink::RouteTo;
 use crate::redirect::{self as types, Backend, Finding, Fix, Plan, Rule, Snat};
 
-use super::facts::{Client, DeviceFacts, Far, HostFacts, TargetRoute};
+use super::facts::{Client, DeviceFacts, Far, HostFacts};
 
 /// Source ports of packets whose source is rewritten.
 const SNAT_PORTS: (u16, u16) = (61_000, 65_535);
@@ -155,7 +156,7 @@ impl<'a> Case<'a> {
             Backend::Module => self.module(),
             _ => self.bpf(),
         }
-        if let TargetRoute::Out { .. } = self.facts.way {
+        if let RouteTo::Out { .. } = self.facts.route {
             self.forwarding();
         }
         self.firewall();
@@ -191,8 +192,8 @@ impl<'a> Case<'a> {
 
     fn target(&mut self) {
         let to = self.rule.to.ip();
-        let local = matches!(self.facts.way, TargetRoute::Host);
-        if matches!(self.facts.way, TargetRoute::Nowhere) {
+        let local = matches!(self.facts.route, RouteTo::Host);
+        if matches!(self.facts.route, RouteTo::Nowhere | RouteTo::Broadcast) {
             self.refuse(
                 format!("this host has no route to {to}"),
                 format!("ip route add {to} via ROUTER"),
@@ -251,12 +252,12 @@ impl<'a> Case<'a> {
     /// Whether the source address is rewritten too.
     fn source(&mut self) {
         let rule = self.rule;
-        let TargetRoute::Out {
-            ifindex,
+        let RouteTo::Out {
+            first,
             devices,
             source,
             ..
-        } = &self.facts.way
+        } = &self.facts.route
         else {
             if rule.snat == Snat::Always {
                 self.note("the target is on this host: the source address stays as it is");
@@ -265,7 +266,7 @@ impl<'a> Case<'a> {
         };
         let client = self.facts.client_device();
         let hairpin = client.is_some_and(|c| devices.contains(&c.link.ifindex));
-        let device = self.facts.device(*ifindex);
+        let device = self.facts.device(first.ifindex);
         let own = || {
             let addresses = device.into_iter().flat_map(|d| &d.addresses).copied();
             let mut usable = addresses.filter(|a| a.is_ipv4() == rule.to.is_ipv4());

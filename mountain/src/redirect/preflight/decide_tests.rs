@@ -3,12 +3,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::netlink::Link;
+use crate::netlink::{EgressRoute, Link, RouteTo};
 use crate::redirect::{Backend, Finding, Fix, Proto, Rule, Snat};
 
 use super::decide::decide;
 use super::facts::{
-    Client, DeviceFacts, Far, Host, HostFacts, Sysctls, TargetRoute, Xdp, XDP_BASIC, XDP_FRAGMENTS,
+    Client, DeviceFacts, Far, Host, HostFacts, Sysctls, Xdp, XDP_BASIC, XDP_FRAGMENTS,
     XDP_REDIRECT, XDP_TRANSMIT,
 };
 use super::firewall::FirewallEffects;
@@ -67,13 +67,16 @@ fn facts() -> HostFacts {
         module: false,
         from_here: true,
         client: Client::Device(2),
-        way: TargetRoute::Out {
-            ifindex: 3,
+        route: RouteTo::Out {
+            first: EgressRoute {
+                ifindex: 3,
+                gateway: None,
+            },
             devices: vec![3],
-            next: ip("10.0.1.2"),
             source: Some(ip("10.0.1.1")),
-            resolved: true,
+            default: false,
         },
+        resolved: true,
         devices: vec![card(2, "10.0.8.17"), card(3, "10.0.1.1")],
         host: Host {
             ip_forward: true,
@@ -169,7 +172,7 @@ fn rules_that_cannot_be_are_refused_everywhere() {
         }
     }
     let mut facts = facts();
-    facts.way = TargetRoute::Nowhere;
+    facts.route = RouteTo::Nowhere;
     for backend in Backend::ALL {
         refuses(&facts, backend, "no route to 10.0.1.2");
     }
@@ -336,7 +339,7 @@ fn ports_of_bridges_and_vrfs_are_refused() {
 fn one_of_several_next_hops_is_not_enough_for_the_fast_ones() {
     let mut facts = facts();
     facts.devices.push(card(4, "10.0.2.1"));
-    let TargetRoute::Out { devices, .. } = &mut facts.way else {
+    let RouteTo::Out { devices, .. } = &mut facts.route else {
         unreachable!()
     };
     devices.push(4);
@@ -504,7 +507,7 @@ fn addresses_are_socket_addresses() {
     // redirect like any other.
     let from: SocketAddr = "10.0.8.17:80".parse().unwrap();
     let mut facts = facts();
-    facts.way = TargetRoute::Host;
+    facts.route = RouteTo::Host;
     let rule = rule("10.0.8.17:80", "10.0.8.17:8080");
     assert_eq!(rule.from, from);
     assert_eq!(possible_for(&facts, &rule), [XdpPass, Tcx, Nft]);

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use crate::netlink::{Link, Qdiscs};
+use crate::netlink::{Link, Qdiscs, RouteTo};
 
 use super::features::Features;
 use super::firewall::FirewallEffects;
@@ -24,7 +24,9 @@ pub struct HostFacts {
     /// Where clients come in.
     pub client: Client,
     /// How the target is reached.
-    pub way: TargetRoute,
+    pub route: RouteTo,
+    /// The kernel knows the link-layer address of the next hop on the way there.
+    pub resolved: bool,
     /// Every device that plays a part: the clients', the target's.
     pub devices: Vec<DeviceFacts>,
     /// Settings of this namespace.
@@ -49,8 +51,8 @@ impl HostFacts {
 
     /// The device that packets to the target leave by; `None`: the target is on this host or out of reach.
     pub(crate) fn target_device(&self) -> Option<&DeviceFacts> {
-        match self.way {
-            TargetRoute::Out { ifindex, .. } => self.device(ifindex),
+        match self.route {
+            RouteTo::Out { first, .. } => self.device(first.ifindex),
             _ => None,
         }
     }
@@ -66,29 +68,6 @@ pub enum Client {
     Missing(String),
     /// Index of the device that they come in by.
     Device(u32),
-}
-
-/// How the target is reached.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum TargetRoute {
-    /// There is no route to it.
-    #[default]
-    Nowhere,
-    /// It is an address of this host.
-    Host,
-    /// Another host, by a route.
-    Out {
-        /// Index of the device that packets leave by.
-        ifindex: u32,
-        /// Indices of all devices of a multipath route.
-        devices: Vec<u32>,
-        /// The router on the way, or the target itself.
-        next: IpAddr,
-        /// The address that this host would send from.
-        source: Option<IpAddr>,
-        /// The kernel knows the link-layer address of `next`.
-        resolved: bool,
-    },
 }
 
 /// A device of this namespace.

@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use crate::bpf::foreign::tcx_programs;
 use crate::cc::scope;
 use crate::host::kernel;
-use crate::netlink;
+use crate::netlink::{self, RouteTo};
 use crate::redirect::{module, Rule};
 
-use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, TargetRoute, Xdp};
+use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, Xdp};
 use super::namespaces::{self, OpenNamespace};
 use super::{features, firewall, OWN_PROGRAMS};
 
@@ -32,18 +32,19 @@ pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
         (None, Some((ifindex, _))) => Client::Device(*ifindex),
         (None, None) => Client::Unknown,
     };
-    let way = way(rule.to.ip()).with_context(|| format!("no route to {}", rule.to.ip()))?;
+    let to = rule.to.ip();
+    let no_route = || format!("no route to {to}");
+    let route = netlink::route_to(to).with_context(no_route)?;
 
     let mut indices = BTreeSet::new();
     if let Client::Device(ifindex) = client {
         indices.insert(ifindex);
     }
-    if let TargetRoute::Out {
-        ifindex, devices, ..
-    } = &way
-    {
-        indices.insert(*ifindex);
+    let mut resolved = false;
+    if let RouteTo::Out { first, devices, .. } = &route {
         indices.extend(devices);
+        let next = first.gateway.unwrap_or(to);
+        resolved = netlink::neighbour_usable(first.ifindex, next).with_context(no_route)?;
     }
     let devices = indices
         .into_iter()
@@ -54,33 +55,14 @@ pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
         from_here,
         client,
-        way,
+        route,
+        resolved,
         devices: devices.collect::<Result<_>>()?,
         host: host(rule.to.is_ipv6()),
         // Not of the addresses alone: see `Seen`.
         firewall: firewall::FirewallEffects::default(),
         nft: firewall::nft_program().is_some(),
         module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
-    })
-}
-
-fn way(target: IpAddr) -> io::Result<TargetRoute> {
-    let (first, devices, source) = match netlink::look_up(target)? {
-        netlink::Egress::Host => return Ok(TargetRoute::Host),
-        netlink::Egress::Nowhere => return Ok(TargetRoute::Nowhere),
-        netlink::Egress::Out {
-            first,
-            devices,
-            source,
-        } => (first, devices, source),
-    };
-    let next = first.gateway.unwrap_or(target);
-    Ok(TargetRoute::Out {
-        ifindex: first.ifindex,
-        devices,
-        next,
-        source,
-        resolved: netlink::neighbour_usable(first.ifindex, next)?,
     })
 }
 
@@ -192,8 +174,7 @@ fn far_end(ifindex: u32, from: IpAddr) -> Result<FarEnd> {
             .context("its XDP cannot be read")?
             .program
             .is_some(),
-        reverse_route: netlink::look_up(from)
-            .is_ok_and(|way| matches!(way, netlink::Egress::Out { .. })),
+        reverse_route: matches!(netlink::route_to(from), Ok(RouteTo::Out { .. })),
         addresses: addresses.into_iter().map(|(_, address)| address).collect(),
         link,
         ..FarEnd::default()

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Devices: which of them XDP and redirects are right on.
 
+use crate::netlink::RouteTo;
 use crate::redirect::bpf::PROGRAM_PREFIX;
 use crate::redirect::{self as types, Fix};
 
 use super::super::facts::{
-    DeviceFacts, Far, FarEnd, TargetRoute, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT, XDP_TRANSMIT,
+    DeviceFacts, Far, FarEnd, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT, XDP_TRANSMIT,
 };
 use super::Case;
 
@@ -81,7 +82,7 @@ impl Case<'_> {
 
     /// What the fast backends attach to is one device.
     pub(super) fn one_egress_device(&mut self) {
-        if let TargetRoute::Out { devices, .. } = &self.facts.way {
+        if let RouteTo::Out { devices, .. } = &self.facts.route {
             if devices.len() > 1 {
                 self.refuse(
                     format!(

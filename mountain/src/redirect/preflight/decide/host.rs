@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The host: forwarding, firewall, and what else decides where packets go.
 
+use crate::netlink::RouteTo;
 use crate::redirect::{Backend, Fix, Snat};
 
-use super::super::facts::{DeviceFacts, Far, TargetRoute};
+use super::super::facts::{DeviceFacts, Far};
 use super::{by_hand, conf, sysctl, Case};
 
 /// Queueing disciplines that neither shape nor drop by a policy, and the hook for filters, which are
@@ -166,17 +167,12 @@ impl Case<'_> {
     }
 
     pub(super) fn notes_on_ways(&mut self) {
-        let TargetRoute::Out {
-            devices,
-            next,
-            resolved,
-            ..
-        } = &self.facts.way
-        else {
+        let RouteTo::Out { first, devices, .. } = &self.facts.route else {
             return;
         };
         let ethernet = self.facts.target_device().is_some_and(|d| d.link.ethernet);
-        if ethernet && !resolved {
+        if ethernet && !self.facts.resolved {
+            let next = first.gateway.unwrap_or(self.rule.to.ip());
             self.note(format!(
                 "{next} is not resolved at the moment: see whether it answers"
             ));
