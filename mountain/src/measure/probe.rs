@@ -16,12 +16,11 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 
 use super::oneway::OneWay;
-use super::socket::{self, ProbeKind};
-use super::timestamp::{self, ErrorEvent, Received, Stamping};
+use super::socket::{ProbeEvent, ProbeKind, ProbeSocket, SendStamps};
+use super::timestamp::{self, Received, Stamping};
 use super::timing::{to_us, ProbeStamps};
 use super::wire::{self, ProbeId, Reflected};
 
@@ -275,23 +274,13 @@ struct Waiting {
     seq: u64,
     nonce: u64,
     sent: Instant,
-    sent_real_ns: u64,
-    sched_ns: Option<u64>,
-    tx_ns: Option<u64>,
+    stamps: SendStamps,
     answered: bool,
-}
-
-struct Open {
-    fd: AsyncFd<Socket>,
-    /// ICMP identifier, random.
-    ident: u16,
-    /// Probe index that the kernel's packet number 0 stands for.
-    first_index: u64,
 }
 
 struct Endpoint {
     path: ProbePath,
-    open: Option<Open>,
+    open: Option<AsyncFd<ProbeSocket>>,
     /// In the order sent: entry n is probe `front + n`.
     waiting: VecDeque<Waiting>,
     front: u64,
@@ -326,18 +315,13 @@ impl Endpoint {
         self.front + self.waiting.len() as u64
     }
 
-    fn open(&mut self) -> io::Result<&Open> {
+    fn open(&mut self) -> io::Result<&ProbeSocket> {
         if self.open.is_none() {
             self.path.ifindex = nix::net::if_::if_nametoindex(self.path.ifname.as_str())?;
-            let ident = rand::random();
-            let socket = open_socket(&self.path, ident)?;
-            self.open = Some(Open {
-                fd: timestamp::watch(socket)?,
-                ident,
-                first_index: self.next_index(),
-            });
+            let socket = open_socket(&self.path, self.next_index())?;
+            self.open = Some(socket.watched()?);
         }
-        Ok(self.open.as_ref().expect("just opened"))
+        Ok(self.open.as_ref().expect("just opened").get_ref())
     }
 
     fn send(&mut self, seq: u64) -> io::Result<()> {
@@ -348,22 +332,8 @@ impl Endpoint {
             nonce: rand::random(),
             index: self.next_index(),
         };
-        let open = self.open.as_ref().expect("opened above");
-        // An ICMP error that is still pending would make send fail without sending.
-        let _ = open.fd.get_ref().take_error();
-        let (sent_real_ns, sent) = (timestamp::realtime_ns(), Instant::now());
-        let result = match self.path.target {
-            Target::Icmp(ip) => {
-                open.fd
-                    .get_ref()
-                    .send(&wire::echo_request(ip.is_ipv6(), open.ident, id))
-            }
-            Target::Reflector(_) => {
-                let mut packet = [0; wire::PROBE_LEN];
-                wire::write_request(&mut packet, id, self.cookie);
-                open.fd.get_ref().send(&packet)
-            }
-        };
+        let cookie = self.cookie;
+        let (sent, stamps, result) = self.open()?.send(id, wire::PROBE_LEN, cookie);
         if let Err(error) = result {
             self.after_failed_send(&error);
             return Err(error);
@@ -373,9 +343,7 @@ impl Endpoint {
             seq,
             nonce: id.nonce,
             sent,
-            sent_real_ns,
-            sched_ns: None,
-            tx_ns: None,
+            stamps,
             answered: false,
         });
         Ok(())
@@ -392,9 +360,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether a failed send has used up a packet number depends on how far it got and on the
-    /// kernel version, so the count is restarted; and a socket that may be bound to a device or
-    /// address that is gone is given up.
+    /// A socket that may be bound to a device or address that is gone is given up.
     fn after_failed_send(&mut self, error: &io::Error) {
         let next = self.next_index();
         let passing = matches!(
@@ -409,11 +375,7 @@ impl Endpoint {
             )
         );
         if let Some(open) = self.open.as_mut().filter(|_| passing) {
-            open.first_index = next;
-            let fd = open.fd.get_ref();
-            let restarted = timestamp::set_stamping(fd, Stamping::default())
-                .and_then(|()| timestamp::set_stamping(fd, STAMPING));
-            if restarted.is_ok() {
+            if open.get_mut().restart_count(next).is_ok() {
                 return;
             }
         }
@@ -423,35 +385,17 @@ impl Endpoint {
     /// Takes in transmit stamps and ICMP errors.
     fn drain_errors(&mut self) {
         let Some(open) = &self.open else { return };
-        while let Ok(Some(event)) = timestamp::receive_error(open.fd.get_ref()) {
+        while let Some(event) = open.get_ref().event(self.front) {
             match event {
-                ErrorEvent::Sent {
-                    id,
-                    tx_ns: Some(ns),
-                    ..
-                } => {
-                    stamp(&mut self.waiting, self.front, open.first_index, id, |w| {
-                        if ns >= w.sent_real_ns {
-                            w.tx_ns = Some(ns);
-                        }
-                    });
+                ProbeEvent::Stamped(behind, stamps) => {
+                    if let Some(waiting) = self.waiting.get_mut(behind) {
+                        waiting.stamps.add(stamps);
+                    }
                 }
-                ErrorEvent::Scheduled { id, tx_ns } => {
-                    stamp(&mut self.waiting, self.front, open.first_index, id, |w| {
-                        if tx_ns >= w.sent_real_ns {
-                            w.sched_ns = Some(tx_ns);
-                        }
-                    });
-                }
-                ErrorEvent::Unreachable { errno, from } => {
+                ProbeEvent::Failed(why) => {
                     self.stats.unreachable += 1;
-                    let what = io::Error::from_raw_os_error(errno);
-                    self.stats.last_error = Some(match from {
-                        Some(from) => format!("{from} says: {what}"),
-                        None => what.to_string(),
-                    });
+                    self.stats.last_error = Some(why);
                 }
-                ErrorEvent::Sent { tx_ns: None, .. } | ErrorEvent::Other => {}
             }
         }
     }
@@ -462,13 +406,13 @@ impl Endpoint {
             let Some(open) = &self.open else {
                 return Poll::Pending;
             };
-            let mut guard = match open.fd.poll_read_ready(cx) {
+            let mut guard = match open.poll_read_ready(cx) {
                 Poll::Ready(Ok(guard)) => guard,
                 // An error means that the runtime is shutting down: nobody waits any more.
                 Poll::Ready(Err(_)) | Poll::Pending => return Poll::Pending,
             };
             let mut buffer = [0; 256];
-            let received = match timestamp::receive(open.fd.get_ref(), &mut buffer) {
+            let received = match timestamp::receive(open.get_ref(), &mut buffer) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     guard.clear_ready();
@@ -506,22 +450,10 @@ impl Endpoint {
         now_real_ns: u64,
         epoch: Instant,
     ) -> Option<Answer> {
-        let open = self.open.as_ref()?;
-        let expected = self.path.target.address(self.path.ifindex);
-        let from = received.from?;
-        if from.ip() != expected.ip() || received.ifindex.is_some_and(|i| i != self.path.ifindex) {
+        if received.ifindex.is_some_and(|i| i != self.path.ifindex) {
             return None;
         }
-        let (id, reflected) = match self.path.target {
-            Target::Icmp(ip) => (
-                wire::parse_echo_reply(ip.is_ipv6(), packet, open.ident)?,
-                None,
-            ),
-            Target::Reflector(_) => {
-                let (id, reflected) = wire::parse_reply(packet)?;
-                (from.port() == expected.port()).then_some((id, Some(reflected)))?
-            }
-        };
+        let (id, reflected) = self.open.as_ref()?.get_ref().answered(packet, received)?;
         // The transmit stamp was queued before the packet left, so it is there by now.
         self.drain_errors();
         let at = usize::try_from(id.index.checked_sub(self.front)?).ok()?;
@@ -537,9 +469,9 @@ impl Endpoint {
         let at_ns = waiting.sent.duration_since(epoch).as_nanos() as u64;
         let times = ProbeStamps {
             user_ns: now.duration_since(waiting.sent).as_nanos() as i64,
-            t1_user: waiting.sent_real_ns,
-            sched: waiting.sched_ns,
-            t1: waiting.tx_ns,
+            t1_user: waiting.stamps.user_ns,
+            sched: waiting.stamps.sched_ns,
+            t1: waiting.stamps.tx_ns,
             t4: received.rx_ns,
             t4_user: now_real_ns,
             reflected: reflected.map(|r| (r.received_ns, r.sent_ns)),
@@ -564,63 +496,24 @@ impl Endpoint {
     }
 }
 
-/// Applies `set` to the probe that the kernel's packet number `id` stands for.
-fn stamp(
-    waiting: &mut VecDeque<Waiting>,
-    front: u64,
-    first_index: u64,
-    id: u32,
-    set: impl FnOnce(&mut Waiting),
-) {
-    // The number wraps at 2^32: of the indices that end alike, take the one that is waiting.
-    let behind = (first_index as u32)
-        .wrapping_add(id)
-        .wrapping_sub(front as u32);
-    if let Some(probe) = waiting.get_mut(behind as usize) {
-        set(probe);
-    }
-}
-
 /// A socket for the path as it is now.
-fn open_socket(path: &ProbePath, ident: u16) -> io::Result<Socket> {
+fn open_socket(path: &ProbePath, first_index: u64) -> io::Result<ProbeSocket> {
     let kind = match path.target {
-        Target::Icmp(_) => ProbeKind::IcmpEcho { ident },
+        Target::Icmp(_) => ProbeKind::IcmpEcho {
+            ident: rand::random(),
+        },
         Target::Reflector(_) => ProbeKind::Udp,
     };
     let source = path
         .source
         .map(|s| with_scope(SocketAddr::new(s, 0), path.ifindex));
     let target = path.target.address(path.ifindex);
-    socket::open(kind, Some(&path.ifname), source, target, STAMPING)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn packet_numbers_find_their_probe_across_the_wrap() {
-        let probe = |seq| Waiting {
-            seq,
-            nonce: 0,
-            sent: Instant::now(),
-            sent_real_ns: 0,
-            sched_ns: None,
-            tx_ns: None,
-            answered: false,
-        };
-        let mut waiting: VecDeque<_> = (0..3).map(probe).collect();
-        let first_index = 100;
-        let front = first_index + u64::from(u32::MAX);
-        stamp(&mut waiting, front, first_index, u32::MAX, |w| {
-            w.tx_ns = Some(1)
-        });
-        stamp(&mut waiting, front, first_index, 0, |w| w.tx_ns = Some(2));
-        stamp(&mut waiting, front, first_index, 2, |w| w.tx_ns = Some(9));
-        stamp(&mut waiting, front, first_index, u32::MAX - 1, |w| {
-            w.tx_ns = Some(9)
-        });
-        let got: Vec<_> = waiting.iter().map(|w| w.tx_ns).collect();
-        assert_eq!(got, [Some(1), Some(2), None]);
-    }
+    ProbeSocket::open(
+        kind,
+        Some(&path.ifname),
+        source,
+        target,
+        STAMPING,
+        first_index,
+    )
 }

@@ -14,19 +14,18 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::hash::Hash;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::Instant;
 
-use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 
 use super::cookie::Key;
+use super::socket;
 use super::timestamp::{self, Received, Stamping};
 use super::wire::{self, Reflected};
 
@@ -251,7 +250,14 @@ impl Answerer {
         // The very first packets may come without a stamp.
         reflected.received_ns = received.rx_ns.unwrap_or(reflected.sent_ns);
         wire::make_reply(packet, reflected, accepted.cookie);
-        let outcome = match send_from(socket, packet, &accepted, reflected.tos) {
+        let Accepted {
+            from,
+            local,
+            ifindex,
+            ..
+        } = accepted;
+        let sent = socket::send_from(socket, packet, from, (local, ifindex), reflected.tos);
+        let outcome = match sent {
             Ok(_) => &self.stats.answered,
             Err(_) => &self.stats.failed,
         };
@@ -322,46 +328,6 @@ fn source_key(ip: IpAddr) -> IpAddr {
         IpAddr::V4(_) => ip,
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
     }
-}
-
-/// Sends with the given source address, device and DSCP (the ECN bits stay 0).
-fn send_from(socket: &Socket, packet: &[u8], how: &Accepted, tos: u8) -> io::Result<usize> {
-    let dscp = tos & 0xfc;
-    let iov = [IoSlice::new(packet)];
-    let to = SockaddrStorage::from(how.from);
-    let fd = socket.as_raw_fd();
-    let flags = MsgFlags::MSG_DONTWAIT;
-    let sent = match how.local {
-        IpAddr::V4(v4) => {
-            let info = libc::in_pktinfo {
-                ipi_ifindex: how.ifindex as libc::c_int,
-                ipi_spec_dst: libc::in_addr {
-                    s_addr: u32::from(v4).to_be(),
-                },
-                ipi_addr: libc::in_addr { s_addr: 0 },
-            };
-            let control = [
-                ControlMessage::Ipv4PacketInfo(&info),
-                ControlMessage::Ipv4Tos(&dscp),
-            ];
-            sendmsg(fd, &iov, &control, flags, Some(&to))
-        }
-        IpAddr::V6(v6) => {
-            let info = libc::in6_pktinfo {
-                ipi6_addr: libc::in6_addr {
-                    s6_addr: v6.octets(),
-                },
-                ipi6_ifindex: how.ifindex,
-            };
-            let class = i32::from(dscp);
-            let control = [
-                ControlMessage::Ipv6PacketInfo(&info),
-                ControlMessage::Ipv6TClass(&class),
-            ];
-            sendmsg(fd, &iov, &control, flags, Some(&to))
-        }
-    };
-    Ok(sent?)
 }
 
 /// A token bucket whose rate is passed in, so that it is two words.

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Sockets for measuring: ICMP echo and UDP, bound, connected, stamped.
 
-use std::io;
-use std::net::SocketAddr;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Instant;
 
+use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
+use tokio::io::unix::AsyncFd;
 
-use super::timestamp::{self, Stamping};
+use super::timestamp::{self, ErrorEvent, Received, Stamping};
+use super::wire::{self, ProbeId, Reflected};
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +90,250 @@ pub fn open(
     Ok(socket)
 }
 
+/// Answers `to` from the address of this host that it has sent to, with the DSCP of `tos` (the ECN
+/// bits stay 0). `ifindex` is the device to leave by; 0 leaves it to the routing.
+///
+/// # Errors
+/// sendmsg(2)'s.
+pub fn send_from(
+    socket: &Socket,
+    packet: &[u8],
+    to: SocketAddr,
+    (local, ifindex): (IpAddr, u32),
+    tos: u8,
+) -> io::Result<usize> {
+    let dscp = tos & 0xfc;
+    let iov = [IoSlice::new(packet)];
+    let to = SockaddrStorage::from(to);
+    let fd = socket.as_raw_fd();
+    let sent = match local {
+        IpAddr::V4(v4) => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: ifindex as libc::c_int,
+                ipi_spec_dst: libc::in_addr {
+                    s_addr: u32::from(v4).to_be(),
+                },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            let control = [
+                ControlMessage::Ipv4PacketInfo(&info),
+                ControlMessage::Ipv4Tos(&dscp),
+            ];
+            sendmsg(fd, &iov, &control, MsgFlags::empty(), Some(&to))
+        }
+        IpAddr::V6(v6) => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr {
+                    s6_addr: v6.octets(),
+                },
+                ipi6_ifindex: ifindex,
+            };
+            let class = i32::from(dscp);
+            let control = [
+                ControlMessage::Ipv6PacketInfo(&info),
+                ControlMessage::Ipv6TClass(&class),
+            ];
+            sendmsg(fd, &iov, &control, MsgFlags::empty(), Some(&to))
+        }
+    };
+    Ok(sent?)
+}
+
+/// When a probe was sent, ns since the epoch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SendStamps {
+    /// Just before the system call.
+    pub(super) user_ns: u64,
+    /// By the kernel, before the queueing discipline.
+    pub(super) sched_ns: Option<u64>,
+    /// By the kernel, when it gave the packet to the driver.
+    pub(super) tx_ns: Option<u64>,
+    /// By the card's clock.
+    pub(super) tx_hw_ns: Option<u64>,
+}
+
+impl SendStamps {
+    /// Takes over what `later` has. Software and hardware stamps of one packet come apart. A software
+    /// stamp from before the system call is of a clock that was set under way.
+    pub(super) fn add(&mut self, later: SendStamps) {
+        let since = |ns: &u64| *ns >= self.user_ns;
+        self.sched_ns = later.sched_ns.filter(since).or(self.sched_ns);
+        self.tx_ns = later.tx_ns.filter(since).or(self.tx_ns);
+        self.tx_hw_ns = later.tx_hw_ns.or(self.tx_hw_ns);
+    }
+}
+
+/// What the error queue of a [`ProbeSocket`] tells.
+pub(super) enum ProbeEvent {
+    /// Stamps of the probe that many places behind the first one that is waited for.
+    Stamped(usize, SendStamps),
+    /// An ICMP error or a local one, in words.
+    Failed(String),
+}
+
+/// A socket that sends probes to one target and knows its answers.
+pub(super) struct ProbeSocket {
+    socket: Socket,
+    kind: ProbeKind,
+    target: SocketAddr,
+    stamping: Stamping,
+    /// Identifier of echo requests, 0 for UDP.
+    ident: u16,
+    /// Index of the probe that the kernel's packet number 0 stands for.
+    first_index: u64,
+}
+
+impl ProbeSocket {
+    /// See [`open`]. The first probe will have the index `first_index`.
+    pub(super) fn open(
+        kind: ProbeKind,
+        device: Option<&str>,
+        source: Option<SocketAddr>,
+        target: SocketAddr,
+        stamping: Stamping,
+        first_index: u64,
+    ) -> io::Result<Self> {
+        let socket = open(kind, device, source, target, stamping)?;
+        let ident = match kind {
+            ProbeKind::IcmpEcho { ident } => ident,
+            ProbeKind::Ping => {
+                let local = socket.local_addr()?.as_socket();
+                let ident = local.map_or(0, |local| local.port());
+                let none = || io::Error::other("the kernel gave the ping socket no identifier");
+                (ident != 0).then_some(ident).ok_or_else(none)?
+            }
+            ProbeKind::Udp => 0,
+        };
+        Ok(Self {
+            socket,
+            kind,
+            target,
+            stamping,
+            ident,
+            first_index,
+        })
+    }
+
+    /// Has the tokio runtime watch it.
+    pub(super) fn watched(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: it owns its socket and with it the descriptor, which never changes and is closed only
+        // when the `AsyncFd`, which then owns it, has deregistered it.
+        unsafe { AsyncFd::register(self) }.map_err(io::Error::from)
+    }
+
+    /// The socket itself.
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Sends a probe of `size` bytes of payload; `cookie`: see [`wire::write_request`]. What it
+    /// returns beside the outcome is from just before the system call.
+    pub(super) fn send(
+        &self,
+        id: ProbeId,
+        size: usize,
+        cookie: u32,
+    ) -> (Instant, SendStamps, io::Result<usize>) {
+        let mut packet = vec![0; size];
+        match self.kind {
+            ProbeKind::Udp => wire::write_request(&mut packet, id, cookie),
+            ProbeKind::IcmpEcho { .. } | ProbeKind::Ping => {
+                packet.resize(8 + size, 0);
+                // The kernel puts in a ping socket's identifier.
+                wire::write_echo_request(&mut packet, self.target.is_ipv6(), self.ident, id);
+            }
+        }
+        // An ICMP error that is still pending would make send fail without sending.
+        let _ = self.socket.take_error();
+        let (user_ns, at) = (timestamp::realtime_ns(), Instant::now());
+        let sent = self.socket.send(&packet);
+        let stamps = SendStamps {
+            user_ns,
+            ..SendStamps::default()
+        };
+        (at, stamps, sent)
+    }
+
+    /// Counts the kernel's packet numbers anew, from the probe `next_index` on. Whether a failed send
+    /// has used one up depends on how far it got and on the kernel's version.
+    pub(super) fn restart_count(&mut self, next_index: u64) -> io::Result<()> {
+        self.first_index = next_index;
+        timestamp::set_stamping(&self.socket, Stamping::default())?;
+        timestamp::set_stamping(&self.socket, self.stamping)
+    }
+
+    /// Takes one entry off the error queue. `front` is the index of the first probe that is waited for.
+    pub(super) fn event(&self, front: u64) -> Option<ProbeEvent> {
+        // The number wraps at 2^32: of the indices that end alike, take the one that is waiting.
+        let behind = |id: u32| {
+            let index = (self.first_index as u32).wrapping_add(id);
+            index.wrapping_sub(front as u32) as usize
+        };
+        loop {
+            let (id, stamps) = match timestamp::receive_error(&self.socket).ok()?? {
+                ErrorEvent::Sent {
+                    id,
+                    tx_ns,
+                    tx_hw_ns,
+                } => {
+                    let stamps = SendStamps {
+                        tx_ns,
+                        tx_hw_ns,
+                        ..SendStamps::default()
+                    };
+                    (id, stamps)
+                }
+                ErrorEvent::Scheduled { id, tx_ns } => {
+                    let stamps = SendStamps {
+                        sched_ns: Some(tx_ns),
+                        ..SendStamps::default()
+                    };
+                    (id, stamps)
+                }
+                ErrorEvent::Unreachable { errno, from } => {
+                    let what = io::Error::from_raw_os_error(errno);
+                    return Some(ProbeEvent::Failed(match from {
+                        Some(from) => format!("{from} says: {what}"),
+                        None => what.to_string(),
+                    }));
+                }
+                ErrorEvent::Other => continue,
+            };
+            return Some(ProbeEvent::Stamped(behind(id), stamps));
+        }
+    }
+
+    /// The probe that a packet answers, and what a reflector adds.
+    pub(super) fn answered(
+        &self,
+        packet: &[u8],
+        received: &Received,
+    ) -> Option<(ProbeId, Option<Reflected>)> {
+        let from = received.from?;
+        // A raw socket connected after its creation may hold what came before from elsewhere.
+        if from.ip() != self.target.ip() {
+            return None;
+        }
+        let ipv6 = self.target.is_ipv6();
+        match self.kind {
+            ProbeKind::Udp => {
+                let (id, reflected) = wire::parse_reply(packet)?;
+                (from.port() == self.target.port()).then_some((id, Some(reflected)))
+            }
+            ProbeKind::IcmpEcho { ident } => {
+                Some((wire::parse_echo_reply(ipv6, packet, ident)?, None))
+            }
+            ProbeKind::Ping => Some((wire::parse_echo_message(ipv6, packet, self.ident)?, None)),
+        }
+    }
+}
+
+impl AsRawFd for ProbeSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
 /// Classic BPF: accept if the ICMP header's identifier is `ident`.
 fn ident_filter(ipv6: bool, ident: u16) -> Vec<SockFilter> {
     let op = |code: u32, jt, jf, k| SockFilter::new(code as u16, jt, jf, k);
@@ -114,3 +363,49 @@ fn ident_filter(ipv6: bool, ident: u16) -> Vec<SockFilter> {
 const ICMP_FILTER: libc::c_int = 1;
 const ECHO_REPLY_V4: usize = 0;
 const ECHO_REPLY_V6: usize = 129;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_from_before_the_send_are_not_taken() {
+        let mut stamps = SendStamps {
+            user_ns: 100,
+            ..SendStamps::default()
+        };
+        let of = |tx_ns, tx_hw_ns| SendStamps {
+            tx_ns,
+            tx_hw_ns,
+            ..SendStamps::default()
+        };
+        stamps.add(of(Some(99), Some(1)));
+        assert_eq!((stamps.tx_ns, stamps.tx_hw_ns), (None, Some(1)));
+        stamps.add(of(Some(100), None));
+        assert_eq!((stamps.tx_ns, stamps.tx_hw_ns), (Some(100), Some(1)));
+    }
+
+    #[test]
+    fn packet_numbers_find_their_probe_across_the_wrap() {
+        let target = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let stamping = Stamping {
+            tx: true,
+            ..Stamping::default()
+        };
+        let at = target.local_addr().unwrap();
+        let first = u64::from(u32::MAX) - 1;
+        let socket = ProbeSocket::open(ProbeKind::Udp, None, None, at, stamping, first).unwrap();
+        for index in first..first + 4 {
+            let (_, _, sent) = socket.send(ProbeId { nonce: 0, index }, wire::PROBE_LEN, 0);
+            sent.unwrap();
+        }
+        // All but the first are waited for.
+        let mut behind = Vec::new();
+        while behind.len() < 4 {
+            if let Some(ProbeEvent::Stamped(at, _)) = socket.event(first + 1) {
+                behind.push(at);
+            }
+        }
+        assert_eq!(behind, [u32::MAX as usize, 0, 1, 2]);
+    }
+}

@@ -64,7 +64,7 @@ impl Stamping {
 
 /// Switches stamping on (or, with the default value, off). Going from no transmit stamps to some
 /// restarts the socket's packet count at 0.
-pub(crate) fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
+pub fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
     set_option(
         fd,
         libc::SOL_SOCKET,
@@ -203,14 +203,19 @@ pub struct Received {
 /// Receives one packet with its stamps, without blocking. Errors are recvmsg(2)'s;
 /// `WouldBlock` when there is none.
 pub fn receive(fd: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Received> {
+    receive_with(fd, buffer, MsgFlags::MSG_DONTWAIT)
+}
+
+/// Receives one packet with its stamps, and waits for it if the socket is one that blocks. Errors are
+/// recvmsg(2)'s; `WouldBlock` also when the socket's time-out has passed.
+pub fn receive_blocking(fd: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Received> {
+    receive_with(fd, buffer, MsgFlags::empty())
+}
+
+fn receive_with(fd: &impl AsRawFd, buffer: &mut [u8], flags: MsgFlags) -> io::Result<Received> {
     let mut control = Control::EMPTY;
     let mut iov = [IoSliceMut::new(buffer)];
-    let message = recv(
-        fd.as_raw_fd(),
-        &mut iov,
-        &mut control,
-        MsgFlags::MSG_DONTWAIT,
-    )?;
+    let message = recv(fd.as_raw_fd(), &mut iov, &mut control, flags)?;
     let mut received = Received {
         len: message.bytes,
         truncated: message.flags.contains(MsgFlags::MSG_TRUNC),
@@ -246,7 +251,7 @@ pub fn receive(fd: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Received> {
 
 /// One entry of a socket's error queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ErrorEvent {
+pub enum ErrorEvent {
     /// A sent packet was handed to the driver. `id` counts the socket's packets from 0, modulo
     /// 2^32.
     Sent {
@@ -276,7 +281,7 @@ pub(crate) enum ErrorEvent {
 }
 
 /// Takes one entry off the error queue; `None` when it is empty.
-pub(crate) fn receive_error(fd: &impl AsRawFd) -> io::Result<Option<ErrorEvent>> {
+pub fn receive_error(fd: &impl AsRawFd) -> io::Result<Option<ErrorEvent>> {
     // ICMP errors carry the offending packet; only its length matters here.
     let mut sink = [0u8; 64];
     let mut control = Control::EMPTY;

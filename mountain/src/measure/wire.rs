@@ -32,8 +32,6 @@ pub const DEFAULT_PORT: u16 = 8629;
 pub const PROBE_LEN: usize = 48;
 /// Offset of a UDP probe's cookie.
 pub(crate) const COOKIE_AT: usize = 44;
-/// Length of the payload that our ICMP echo requests carry: nonce and index.
-pub(crate) const ECHO_PAYLOAD_LEN: usize = 48;
 /// Shortest echo message that holds nonce and index, ICMP header included.
 pub(crate) const MIN_ECHO_LEN: usize = 8 + 16;
 
@@ -129,15 +127,8 @@ pub fn parse_reply(packet: &[u8]) -> Option<(ProbeId, Reflected)> {
     Some((id, reflected))
 }
 
-/// An ICMP or ICMPv6 echo request. The kernel fills in the ICMPv6 checksum.
-pub(crate) fn echo_request(ipv6: bool, ident: u16, id: ProbeId) -> [u8; 8 + ECHO_PAYLOAD_LEN] {
-    let mut packet = [0; 8 + ECHO_PAYLOAD_LEN];
-    write_echo_request(&mut packet, ipv6, ident, id);
-    packet
-}
-
 /// Writes an echo request into `packet`, whose length (at least [`MIN_ECHO_LEN`]) is the ICMP
-/// message's, as [`echo_request`].
+/// message's. The kernel fills in the ICMPv6 checksum.
 pub(crate) fn write_echo_request(packet: &mut [u8], ipv6: bool, ident: u16, id: ProbeId) {
     packet.fill(0);
     packet[0] = if ipv6 { 128 } else { 8 };
@@ -159,11 +150,10 @@ pub(crate) fn parse_echo_reply(ipv6: bool, packet: &[u8], ident: u16) -> Option<
         (false, Some(first)) => usize::from(first & 0x0f) * 4,
         (false, None) => return None,
     };
-    let icmp = packet.get(header..)?;
-    parse_echo_message(ipv6, icmp, ident).filter(|_| icmp.len() >= 8 + ECHO_PAYLOAD_LEN)
+    parse_echo_message(ipv6, packet.get(header..)?, ident)
 }
 
-/// Reads an echo reply of any length without its IP header, as [`parse_echo_reply`].
+/// Reads an echo reply without its IP header, as [`parse_echo_reply`].
 pub(crate) fn parse_echo_message(ipv6: bool, icmp: &[u8], ident: u16) -> Option<ProbeId> {
     if icmp.len() < MIN_ECHO_LEN
         || icmp[0] != if ipv6 { 129 } else { 0 }
@@ -247,7 +237,13 @@ mod tests {
         }
     }
 
-    fn reply_v4(mut icmp: [u8; 8 + ECHO_PAYLOAD_LEN]) -> Vec<u8> {
+    fn echo_request(ipv6: bool, ident: u16, id: ProbeId) -> [u8; 56] {
+        let mut packet = [0; 56];
+        write_echo_request(&mut packet, ipv6, ident, id);
+        packet
+    }
+
+    fn reply_v4(mut icmp: [u8; 56]) -> Vec<u8> {
         icmp[0] = 0;
         icmp[2..4].fill(0);
         let sum = checksum(&icmp);
@@ -264,7 +260,7 @@ mod tests {
         let good = reply_v4(request);
         assert_eq!(parse_echo_reply(false, &good, 77), Some(ID));
         assert_eq!(parse_echo_reply(false, &good, 78), None, "another's id");
-        assert_eq!(parse_echo_reply(false, &good[..60], 77), None, "truncated");
+        assert_eq!(parse_echo_reply(false, &good[..47], 77), None, "truncated");
         assert_eq!(parse_echo_reply(false, &[], 77), None);
         assert_eq!(
             parse_echo_reply(false, &[0x4f; 20], 77),

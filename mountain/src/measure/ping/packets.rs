@@ -9,11 +9,10 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
-use socket2::Socket;
+use anyhow::{bail, Context, Result};
 
-use super::super::socket::{self, ProbeKind};
-use super::super::timestamp::{self, ErrorEvent, Received, Stamping};
+use super::super::socket::{ProbeEvent, ProbeKind, ProbeSocket, SendStamps};
+use super::super::timestamp::{self, Received, Stamping};
 use super::super::timing::ProbeStamps;
 use super::super::wire::{self, ProbeId};
 use super::log::{LoggedAnswer, ProbeLog};
@@ -30,27 +29,19 @@ const MAX_FAILURES: u32 = 64;
 /// What is known of a probe beside what the log has, ns.
 struct Sent {
     nonce: u64,
-    real_ns: u64,
-    sched_ns: Option<u64>,
-    tx_ns: Option<u64>,
-    /// By the device's clock, as `rx_hw_ns`.
-    tx_hw_ns: Option<u64>,
+    stamps: SendStamps,
+    /// When the answer came, by the device's clock.
     rx_hw_ns: Option<u64>,
     /// T2 and T3 by the reflector's clock.
     reflected: Option<(u64, u64)>,
 }
 
 pub(super) struct PingPackets {
-    address: SocketAddr,
-    socket: Socket,
-    kind: ProbeKind,
+    socket: ProbeSocket,
     size: usize,
-    stamping: Stamping,
     /// The device whose clock stamps, if one does.
     hardware: Option<u32>,
     sent: Vec<Sent>,
-    /// Probe index that the kernel's packet number 0 stands for.
-    first_index: usize,
     /// Of the reflector's last reply.
     cookie: u32,
     failures: u32,
@@ -71,19 +62,19 @@ impl PingPackets {
         };
         let open = |kind| {
             let device = options.device.as_deref();
-            socket::open(kind, device, options.source_address(), address, stamping)
+            ProbeSocket::open(kind, device, options.source_address(), address, stamping, 0)
         };
-        let mut kind = match options.udp {
+        let kind = match options.udp {
             Some(_) => ProbeKind::Udp,
             None => ProbeKind::IcmpEcho {
                 ident: rand::random(),
             },
         };
         let mut opened = open(kind);
-        let errno = |r: &io::Result<Socket>| r.as_ref().err().and_then(io::Error::raw_os_error);
+        let errno =
+            |r: &io::Result<ProbeSocket>| r.as_ref().err().and_then(io::Error::raw_os_error);
         if options.udp.is_none() && errno(&opened) == Some(libc::EPERM) {
-            kind = ProbeKind::Ping;
-            opened = open(kind);
+            opened = open(ProbeKind::Ping);
             if matches!(errno(&opened), Some(libc::EACCES | libc::EPERM)) {
                 bail!(
                     "no permission to send ICMP echo: run as root, give the program the \
@@ -95,22 +86,13 @@ impl PingPackets {
         }
         let socket = opened
             .with_context(|| format!("cannot send to {} ({})", options.target, address.ip()))?;
-        if kind == ProbeKind::Ping {
-            let local = socket.local_addr()?.as_socket();
-            let ident = local.context("a ping socket without an address")?.port();
-            ensure!(ident != 0, "the kernel gave the ping socket no identifier");
-        }
         // What the limit does not allow is not essential.
-        let _ = socket.set_recv_buffer_size(BUFFER);
+        let _ = socket.socket().set_recv_buffer_size(BUFFER);
         Ok(Self {
-            address,
             socket,
-            kind,
             size: options.size,
-            stamping,
             hardware,
             sent: Vec::new(),
-            first_index: 0,
             cookie: 0,
             failures: 0,
         })
@@ -118,7 +100,7 @@ impl PingPackets {
 
     /// What poll(2) waits for; an entry on the error queue wakes it too.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket.socket().as_fd()
     }
 
     /// Waits until the answer to the first probe will be stamped.
@@ -134,46 +116,18 @@ impl PingPackets {
             nonce: rand::random(),
             index: self.sent.len() as u64,
         };
-        let mut packet = vec![0; self.size];
-        match self.kind {
-            ProbeKind::Udp => wire::write_request(&mut packet, id, self.cookie),
-            ProbeKind::IcmpEcho { .. } | ProbeKind::Ping => {
-                packet.resize(8 + self.size, 0);
-                // The kernel puts in a ping socket's identifier.
-                let ident = self.ident().unwrap_or(0);
-                wire::write_echo_request(&mut packet, self.address.is_ipv6(), ident, id);
-            }
-        }
-        // An ICMP error that is still pending would make send fail without sending.
-        let _ = self.socket.take_error();
-        let (real_ns, sent) = (timestamp::realtime_ns(), Instant::now());
-        let result = self.socket.send(&packet);
-        log.sent(sent);
+        let (at, stamps, result) = self.socket.send(id, self.size, self.cookie);
+        log.sent(at);
         self.sent.push(Sent {
             nonce: id.nonce,
-            real_ns,
-            sched_ns: None,
-            tx_ns: None,
-            tx_hw_ns: None,
+            stamps,
             rx_hw_ns: None,
             reflected: None,
         });
         if let Err(error) = result {
             log.not_sent(error);
-            // Whether the failure used up a packet number depends on how far it got.
             self.drain_errors(log);
-            self.first_index = self.sent.len();
-            let _ = timestamp::set_stamping(&self.socket, Stamping::default())
-                .and_then(|()| timestamp::set_stamping(&self.socket, self.stamping));
-        }
-    }
-
-    /// Identifier of the echo requests; `None` for UDP.
-    fn ident(&self) -> Option<u16> {
-        match self.kind {
-            ProbeKind::IcmpEcho { ident } => Some(ident),
-            ProbeKind::Ping => Some(self.socket.local_addr().ok()?.as_socket()?.port()),
-            ProbeKind::Udp => None,
+            let _ = self.socket.restart_count(self.sent.len() as u64);
         }
     }
 
@@ -215,26 +169,8 @@ impl PingPackets {
         now: Instant,
         now_real_ns: u64,
     ) -> Option<i64> {
-        // A raw socket connected after its creation may hold what came before from elsewhere.
-        if received.from?.ip() != self.address.ip() {
-            return None;
-        }
-        let ipv6 = self.address.is_ipv6();
-        let (id, reflected) = match self.kind {
-            ProbeKind::Udp => {
-                let (id, reflected) = wire::parse_reply(packet)?;
-                (id, Some((reflected.received_ns, reflected.sent_ns)))
-            }
-            ProbeKind::IcmpEcho { ident } if !ipv6 => {
-                let header = usize::from(packet.first()? & 0x0f) * 4;
-                let message = packet.get(header..)?;
-                (wire::parse_echo_message(false, message, ident)?, None)
-            }
-            ProbeKind::IcmpEcho { .. } | ProbeKind::Ping => {
-                let id = wire::parse_echo_message(ipv6, packet, self.ident()?)?;
-                (id, None)
-            }
-        };
+        let (id, reflected) = self.socket.answered(packet, received)?;
+        let reflected = reflected.map(|r| (r.received_ns, r.sent_ns));
         // The transmit stamp was queued before the packet left, so it is there by now.
         self.drain_errors(log);
         let at = usize::try_from(id.index).ok()?;
@@ -251,9 +187,9 @@ impl PingPackets {
         probe.rx_hw_ns = (received.rx_hw_ns).filter(|_| received.ifindex == self.hardware);
         let times = ProbeStamps {
             user_ns: now.duration_since(log.probes[at].sent).as_nanos() as i64,
-            t1_user: probe.real_ns,
-            sched: probe.sched_ns,
-            t1: probe.tx_ns,
+            t1_user: probe.stamps.user_ns,
+            sched: probe.stamps.sched_ns,
+            t1: probe.stamps.tx_ns,
             t4: received.rx_ns,
             t4_user: now_real_ns,
             reflected,
@@ -273,33 +209,14 @@ impl PingPackets {
 
     /// Takes in transmit stamps and ICMP errors.
     fn drain_errors(&mut self, log: &mut ProbeLog) {
-        let first = self.first_index;
-        while let Ok(Some(event)) = timestamp::receive_error(&self.socket) {
+        while let Some(event) = self.socket.event(0) {
             match event {
-                // Software and hardware stamps of one packet come apart.
-                ErrorEvent::Sent {
-                    id,
-                    tx_ns,
-                    tx_hw_ns,
-                } => {
-                    if let Some(probe) = self.sent.get_mut(first + id as usize) {
-                        probe.tx_ns = tx_ns.or(probe.tx_ns);
-                        probe.tx_hw_ns = tx_hw_ns.or(probe.tx_hw_ns);
+                ProbeEvent::Stamped(index, stamps) => {
+                    if let Some(probe) = self.sent.get_mut(index) {
+                        probe.stamps.add(stamps);
                     }
                 }
-                ErrorEvent::Scheduled { id, tx_ns } => {
-                    if let Some(probe) = self.sent.get_mut(first + id as usize) {
-                        probe.sched_ns = Some(tx_ns);
-                    }
-                }
-                ErrorEvent::Unreachable { errno, from } => {
-                    let what = io::Error::from_raw_os_error(errno);
-                    log.failed(match from {
-                        Some(from) => format!("{from} says: {what}"),
-                        None => what.to_string(),
-                    });
-                }
-                ErrorEvent::Other => {}
+                ProbeEvent::Failed(why) => log.failed(why),
             }
         }
     }
@@ -323,7 +240,7 @@ impl Sent {
             user_ns,
             t1_user: 0,
             sched: None,
-            t1: Some(self.tx_hw_ns?),
+            t1: Some(self.stamps.tx_hw_ns?),
             t4: Some(self.rx_hw_ns?),
             t4_user: 0,
             reflected: self.reflected,
@@ -341,10 +258,10 @@ mod tests {
     fn the_device_s_clock_counts_only_on_both_ways_and_when_plausible() {
         let sent = |tx_hw_ns, rx_hw_ns, reflected| Sent {
             nonce: 0,
-            real_ns: 0,
-            sched_ns: None,
-            tx_ns: None,
-            tx_hw_ns,
+            stamps: SendStamps {
+                tx_hw_ns,
+                ..SendStamps::default()
+            },
             rx_hw_ns,
             reflected,
         };
