@@ -25,7 +25,7 @@ use clap::{Parser, Subcommand};
 use mountain::host::stdout::lines;
 use mountain::report::table::{align, row, Words};
 
-use emulate::{emulator, netns};
+use emulate::netns;
 use experiments::{bench, cc, claims, redirect, replay, run, validate_ping};
 use scenario::Scenario;
 
@@ -74,12 +74,9 @@ enum Command {
     Upload(redirect::client::UploadArgs),
     /// Remove the namespaces that a killed run left behind.
     Clean,
-    /// The emulator's process, started by `run` in a namespace of its own.
+    /// The emulator's process, started in a namespace of its own.
     #[command(hide = true)]
     Emulate,
-    /// The emulated link's process, started by `cc` in a namespace of its own.
-    #[command(hide = true)]
-    EmulateLink,
 }
 
 fn main() -> ExitCode {
@@ -127,8 +124,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
-        Command::Emulate => emulator::child_main().map(|()| ExitCode::SUCCESS),
-        Command::EmulateLink => cc::link::child_main().map(|()| ExitCode::SUCCESS),
+        Command::Emulate => emulate::child_main().map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -78,7 +78,7 @@ impl<'a> Product<'a> {
 
     /// CPU seconds used so far by the running process.
     pub fn cpu_seconds(&self) -> Option<f64> {
-        crate::emulate::emulator::cpu_seconds(self.child.as_ref()?.id())
+        crate::emulate::child::cpu_seconds(self.child.as_ref()?.id())
     }
 
     fn start(&mut self) -> Result<()> {

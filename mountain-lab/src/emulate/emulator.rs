@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The emulated paths: one child process in the emulator's namespace that copies frames between
-//! the hosts' devices, late by what the [`Schedule`] says.
+//! The emulated paths: the emulator's process copies frames between the hosts' devices, late by
+//! what the [`Schedule`] says.
 //!
 //! Built on rattan-core's lower layer: its AF_PACKET driver and its rate limit with a drop-tail
 //! queue; the delay is a cell of our own, because it has to follow the same schedule that the
@@ -10,50 +10,38 @@
 //! device ── rate + queue ── scheduled delay or drop ── device
 //! ```
 //!
-//! The process is single-threaded, locked in memory and of real-time priority: an emulator that
-//! waits for the CPU adds delay that nobody configured. What is left of that error is measured on
-//! the idle reference path.
+//! What is left of the emulator's own delay is measured on the idle reference path.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use anyhow::{anyhow, bail, ensure, Context, Result};
+use anyhow::{anyhow, Context, Result};
 use async_trait::async_trait;
-use once_cell::sync::OnceCell;
+use mountain_lab::workload::sys::monotonic_ns;
 use rand::RngExt;
 use rand_pcg::Pcg64;
 use rattan_core::cells::bandwidth::queue::{DropTailQueue, DropTailQueueConfig};
 use rattan_core::cells::bandwidth::{BwCell, BwCellConfig, BwCellControlInterface, BwType};
-use rattan_core::cells::external::{VirtualEthernet, VirtualEthernetId};
 use rattan_core::cells::{ControlInterface, Egress, Packet, StdPacket};
-use rattan_core::core::RattanCore;
-use rattan_core::metal::io::af_packet::AfPacketDriver;
 use rattan_core::metal::timer::Timer;
 use rattan_core::netem_trace::Bandwidth;
-use rattan_env::{MacAddr, NetNs, VethCell};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::cell::EgressCell;
+use super::child::{Child, Core, Orders};
 use super::hosts::Hosts;
-use super::netns::die_with_parent;
-use super::{LinkConfig, Port};
+use super::{LinkConfig, Plan};
 use crate::scenario::schedule::Schedule;
 use crate::scenario::Scenario;
 
 /// One-way delay of the reference path.
 pub const REFERENCE_DELAY_US: u32 = 10_000;
-/// Above everything else in the lab: a late workload is measured, a late emulator falsifies.
-const RT_PRIORITY: i32 = 50;
-
-/// What the child reads as the first line of its standard input.
+/// What the process is told first.
 #[derive(Debug, Serialize, Deserialize)]
-struct Config {
+pub(super) struct Config {
     /// In path order; the reference path last.
     links: Vec<LinkConfig>,
     scenario: Scenario,
@@ -71,101 +59,38 @@ enum Order {
     Play { start_ns: u64 },
 }
 
-/// The running child. Dropping it stops it.
-pub struct Emulator {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
+/// The running process. Dropping it stops it.
+pub struct Emulator(Child);
 
 impl Emulator {
-    /// Starts the child in the emulator's namespace and waits until it forwards.
+    /// Starts the process in the emulator's namespace and waits until it forwards.
     pub fn start(hosts: &Hosts, scenario: &Scenario, seed: u64) -> Result<Self> {
-        let exe = std::env::current_exe().context("the path of this program")?;
-        Self::start_program(exe.as_os_str(), hosts, scenario, seed)
-    }
-
-    fn start_program(
-        program: &std::ffi::OsStr,
-        hosts: &Hosts,
-        scenario: &Scenario,
-        seed: u64,
-    ) -> Result<Self> {
-        let mut command = hosts.emulator.command(program);
-        command
-            .arg("emulate")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        die_with_parent(&mut command);
-        let mut child = command.spawn().context("cannot start the emulator")?;
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-        let mut emulator = Emulator {
-            child,
-            stdin: stdin.expect("piped above"),
-            stdout: BufReader::new(stdout.expect("piped above")),
-        };
-        let config = Config {
+        let plan = Plan::Paths(Config {
             links: hosts.links.clone(),
             scenario: scenario.clone(),
             folder: scenario.folder.clone(),
             seed,
-        };
-        emulator.say(&config)?;
+        });
+        let (child, _) = Child::start(&hosts.emulator, &plan)?;
         hosts.wait_until_joined()?;
-        Ok(emulator)
+        Ok(Emulator(child))
     }
 
     /// Plays the schedule of a repeat, soon; returns when it starts (CLOCK_MONOTONIC).
     ///
     /// # Errors
-    /// The child is gone.
+    /// The process is gone.
     pub fn play(&mut self, repeat: u32, ahead: Duration) -> Result<u64> {
-        self.say(&Order::Draw { repeat })?;
+        self.0.say(&Order::Draw { repeat })?;
         let start_ns = monotonic_ns() + ahead.as_nanos() as u64;
-        self.say(&Order::Play { start_ns })?;
+        self.0.say(&Order::Play { start_ns })?;
         Ok(start_ns)
     }
 
-    /// CPU time that the child has used so far, in seconds.
+    /// CPU time that the process has used so far, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
-        cpu_seconds(self.child.id()).unwrap_or(0.0)
+        self.0.cpu_seconds()
     }
-
-    fn say(&mut self, message: &impl Serialize) -> Result<()> {
-        let mut line = serde_json::to_string(message)?;
-        line.push('\n');
-        let sent = self
-            .stdin
-            .write_all(line.as_bytes())
-            .and_then(|()| self.stdin.flush());
-        let mut answer = String::new();
-        if sent.is_ok() {
-            self.stdout.read_line(&mut answer)?;
-        }
-        ensure!(
-            answer == "ready\n",
-            "the emulator stopped ({:?})",
-            self.child.try_wait()?
-        );
-        Ok(())
-    }
-}
-
-impl Drop for Emulator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// User and system CPU time of a process in seconds, from /proc.
-pub fn cpu_seconds(pid: u32) -> Option<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain anything; fields are counted after it. proc(5): utime is
-    // field 14, stime 15, in ticks of 1/100 s.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-    Some(ticks as f64 / 100.0)
 }
 
 /// What the delay cells look up: changed by the control thread, read by the emulator's.
@@ -174,65 +99,34 @@ struct Playing {
     start: Instant,
 }
 
-/// The child's main function: reads its configuration from standard input, forwards until that
-/// ends. Has to be called in the emulator's namespace.
-pub fn child_main() -> Result<()> {
-    let mut input = BufReader::new(std::io::stdin()).lines();
-    let first = input
-        .next()
-        .ok_or_else(|| anyhow!("no configuration on standard input"))??;
-    let mut config: Config = serde_json::from_str(&first).context("configuration")?;
+/// The process's part: forwards until its orders end.
+pub(super) fn run(core: &mut Core, mut config: Config, orders: Orders) -> Result<()> {
     config.scenario.folder = config.folder.clone();
     config.scenario.read_traces()?;
     let playing = Arc::new(RwLock::new(Playing {
         schedule: None,
         start: Instant::now(),
     }));
-
-    let runtime = Arc::new(
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?,
-    );
-    let cancel = CancellationToken::new();
-    let mut core: RattanCore<AfPacketDriver> =
-        RattanCore::new(runtime.clone(), cancel.child_token(), cancel.child_token());
-    let mut ids = VethIds::default();
-    // Drivers and timers register with the runtime when they are made.
-    let context = runtime.enter();
     let mut rates = Rates::default();
     for (i, link) in config.links.iter().enumerate() {
-        let joined = join(&mut core, &config, i, link, &playing, &mut ids);
+        let joined = join(core, &config, i, link, &playing);
         rates.0.extend(joined.with_context(|| format!("path {i}"))?);
     }
-    drop(context);
-    core.spawn_rattan().map_err(|e| anyhow!("{e:?}"))?;
-    core.start_rattan().map_err(|e| anyhow!("{e:?}"))?;
-
-    let (quit, mut quitting) = mpsc::channel::<()>(1);
-    std::thread::spawn(move || {
+    core.forward(move || {
         println!("ready");
-        if let Err(e) = control(input, &config, &playing, &Arc::new(rates)) {
-            eprintln!("emulator: {e:#}");
-        }
-        drop(quit);
-    });
-    // Only this thread, which runs every cell, becomes a real-time one.
-    be_realtime()?;
-    runtime.block_on(quitting.recv());
-    // Ends with the pipe; the cells' tasks need no orderly end.
-    std::process::exit(0)
+        obey(orders, &config, &playing, &Arc::new(rates))
+    })
 }
 
-fn control(
-    input: impl Iterator<Item = std::io::Result<String>>,
+fn obey(
+    orders: Orders,
     config: &Config,
     playing: &RwLock<Playing>,
     rates: &Arc<Rates>,
 ) -> Result<()> {
     let mut changes: Option<RateChanges> = None;
     let mut schedule: Option<Schedule> = None;
-    for line in input {
+    for line in orders {
         match serde_json::from_str(&line?)? {
             Order::Draw { repeat } => {
                 schedule = Some(Schedule::generate(&config.scenario, config.seed, repeat));
@@ -333,113 +227,47 @@ impl Drop for RateChanges {
     }
 }
 
-/// CLOCK_MONOTONIC in ns: the clock of the workloads' time stamps and of `Instant`.
-pub fn monotonic_ns() -> u64 {
-    let now = nix::time::ClockId::CLOCK_MONOTONIC
-        .now()
-        .expect("the clock exists");
-    now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
-}
-
-pub fn be_realtime() -> Result<()> {
-    use nix::sys::mman::{mlockall, MlockAllFlags};
-    mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE).context("mlockall")?;
-    let param = libc::sched_param {
-        sched_priority: RT_PRIORITY,
-    };
-    // SAFETY: plain system call on a valid struct; 0 is the calling thread.
-    let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &param) };
-    if ret != 0 {
-        bail!("SCHED_FIFO: {}", std::io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-#[derive(Default)]
-pub struct VethIds(u8);
-
-impl VethIds {
-    fn next(&mut self) -> VirtualEthernetId {
-        self.0 += 1;
-        let mut id = VirtualEthernetId::new();
-        id.set_veth_id(self.0);
-        id
-    }
-}
-
 fn join(
-    core: &mut RattanCore<AfPacketDriver>,
+    core: &mut Core,
     config: &Config,
     i: usize,
     link: &LinkConfig,
     playing: &Arc<RwLock<Playing>>,
-    ids: &mut VethIds,
 ) -> Result<Vec<(usize, bool, Arc<RateControl>)>> {
     let mut rates = Vec::new();
     let (client, server) = (format!("client{i}"), format!("server{i}"));
-    add_port(core, &client, &link.client, ids)?;
-    add_port(core, &server, &link.server, ids)?;
+    core.add_port(&client, &link.client)?;
+    core.add_port(&server, &link.server)?;
     let ends = [(&client, &server, true), (&server, &client, false)];
     for (from, to, forward) in ends {
         let delay = format!("delay-{from}");
-        let cell = DelayEgress::cell(i, forward, playing.clone(), config.seed)?;
-        core.build_cell(delay.clone(), |_| Ok(cell))
-            .map_err(|e| anyhow!("{e:?}"))?;
-        core.link_cell(delay.clone(), to.clone());
+        core.add(&delay, || {
+            DelayEgress::cell(i, forward, playing.clone(), config.seed)
+        })?;
+        core.link(&delay, to);
         let Some(path) = config.scenario.paths.get(i) else {
             // The reference path has no rate limit.
-            core.link_cell(from.clone(), delay);
+            core.link(from, &delay);
             continue;
         };
         let rate = format!("rate-{from}");
         let bandwidth = Bandwidth::from_bps((path.rate_mbit * 1e6) as u64);
         let queue =
             DropTailQueueConfig::new(None, (path.queue_kb * 1e3) as usize, BwType::NetworkLayer);
-        let control = core
-            .build_cell(rate.clone(), |_| {
-                BwCell::new(bandwidth, DropTailQueue::new(queue), BwType::NetworkLayer)
-            })
-            .map_err(|e| anyhow!("{e:?}"))?;
+        let control = core.add(&rate, || {
+            BwCell::new(bandwidth, DropTailQueue::new(queue), BwType::NetworkLayer)
+                .map_err(|e| anyhow!("{e:?}"))
+        })?;
         rates.push((i, forward, control));
-        core.link_cell(from.clone(), rate.clone());
-        core.link_cell(rate.clone(), delay);
+        core.link(from, &rate);
+        core.link(&rate, &delay);
         if let (Some(port), true) = (&link.foreign, forward) {
             let foreign = format!("foreign{i}");
-            add_port(core, &foreign, port, ids)?;
-            core.link_cell(foreign, rate);
+            core.add_port(&foreign, port)?;
+            core.link(&foreign, &rate);
         }
     }
     Ok(rates)
-}
-
-pub fn add_port(
-    core: &mut RattanCore<AfPacketDriver>,
-    name: &str,
-    port: &Port,
-    ids: &mut VethIds,
-) -> Result<()> {
-    let veth = |mac: [u8; 6]| -> Result<VethCell> {
-        Ok(VethCell {
-            name: port.device.clone(),
-            index: nix::net::if_::if_nametoindex(port.device.as_str())?,
-            mac_addr: MacAddr::new(mac),
-            // Not used by the driver.
-            ip_addr: (std::net::Ipv4Addr::UNSPECIFIED.into(), 0),
-            peer: OnceCell::new(),
-            namespace: NetNs::current()?,
-        })
-    };
-    // The cell only refers weakly to its peer, whose address goes into every frame: the peer has
-    // to live as long as the process.
-    let (own, peer) = (Arc::new(veth(port.mac)?), Arc::new(veth(port.peer_mac)?));
-    let _ = own.peer.set(Arc::downgrade(&peer));
-    std::mem::forget(peer);
-    let id = ids.next();
-    core.build_cell(name.to_string(), move |_| {
-        VirtualEthernet::<AfPacketDriver>::new(own, id)
-    })
-    .map_err(|e| anyhow!("{}: {e:?}", port.device))?;
-    Ok(())
 }
 
 /// Holds each packet for as long as the schedule says for the moment at which it arrived.

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, StandardNormal};
 use rand_pcg::Pcg64Mcg;
 
-use super::bottleneck::{Back, LinkPlan};
+use crate::emulate::bottleneck::{Back, LinkPlan};
 
 const MBIT: f64 = 1e6;
 /// Round trip of the empty link, µs.

@@ -6,10 +6,10 @@ use mountain_lab::result::{Check, CheckSpec, LimitKind, RunResult};
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
 
-use super::bottleneck::LinkPlan;
 use super::cells::{Cell, CellKind, RTT_US, STEP_US, WARM_UP_US};
 use super::flows::{CcFlowReport, BUCKET_US};
-use super::link::LinkReport;
+use crate::emulate::bottleneck::LinkPlan;
+use crate::emulate::link::LinkReport;
 
 /// For how long a flow has to carry a rate until it counts as there: several round trips, less than a cycle of
 /// BBR's probes lasts with a queue.

@@ -3,12 +3,10 @@
 //!
 //! Method and figures: docs/experiments/congestion-control.md.
 
-mod bottleneck;
 mod cells;
 mod cost;
 mod evaluate;
 mod flows;
-pub mod link;
 mod oracle;
 mod plots;
 
@@ -23,13 +21,13 @@ use mountain_lab::workload::sys::monotonic_ns;
 
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::emulate::hosts::veth;
+use crate::emulate::link::{Link, NEAR_PORT};
 use crate::emulate::netns::Netns;
 use crate::emulate::{LinkConfig, Port};
 use crate::stopped;
 pub(crate) use cells::{Cell, CellKind, CELLS, WARM_UP_US};
 pub(crate) use evaluate::{figures, CcSegment};
 use flows::{FlowSpec, Flows};
-use link::EmulatedLink;
 use plots::Steps;
 
 /// Repeats that the figures need.
@@ -42,7 +40,7 @@ const LATE_LIMIT_US: u32 = 2_000;
 /// that the plan does not have: it may make a flow brake or time out, and what becomes of that lasts
 /// far longer than the 1% of packets that the percentile leaves out.
 const LATE_MOST_US: u32 = 50_000;
-const PORT: u16 = 7200;
+const PORT: u16 = NEAR_PORT;
 const CLIENT: [u8; 4] = [10, 97, 0, 1];
 const SERVER: [u8; 4] = [10, 97, 0, 2];
 
@@ -205,7 +203,7 @@ impl CcRig {
     ) -> Result<CcSegment> {
         let length_us = cell.length_us(quick);
         let plan = cell.plan(seed, length_us);
-        let link = EmulatedLink::start(&self.emulator, &self.link, &plan)?;
+        let link = Link::start(&self.emulator, &self.link, &plan)?;
         let flow = |congestion: &str, start_us| FlowSpec {
             congestion: congestion.into(),
             start_us,
@@ -234,7 +232,7 @@ impl CcRig {
         let flows = Flows::start(
             &self.client,
             &self.server,
-            (SERVER, PORT).into(),
+            (SERVER, NEAR_PORT).into(),
             &specs,
             link.start_ns,
         )?;
@@ -407,6 +405,7 @@ fn chosen(args: &CcArgs) -> Result<Vec<Cell>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::emulate::link::LinkReport;
 
     #[test]
     fn one_long_stall_voids_a_segment_as_many_short_ones_do() {
@@ -417,7 +416,7 @@ mod tests {
                 length_us: 1_000_000,
                 flows: vec![],
                 live: vec![],
-                link: link::LinkReport {
+                link: LinkReport {
                     packets: packets.to_vec(),
                     late_p99_us,
                     late_max_us,

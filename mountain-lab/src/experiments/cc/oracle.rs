@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 
 use mountain_lab::workload::metrics::Figures;
 
-use super::bottleneck::{Bottleneck, LinkPlan, PacketFate};
 use super::cells::{Cell, CellKind};
 use super::evaluate::{self, CcSegment};
 use super::flows::{CcFlowReport, BUCKET_US};
-use super::link::LinkReport;
+use crate::emulate::bottleneck::{Bottleneck, Fate, LinkPlan};
+use crate::emulate::link::LinkReport;
 
 /// Its name among the policies of a result.
 pub const NAME: &str = "oracle";
@@ -71,16 +71,16 @@ fn send(plan: &LinkPlan, length_us: u64) -> (CcFlowReport, LinkReport) {
         if fits && may_send >= PACKET as f64 {
             may_send -= PACKET as f64;
             let over_us = match link.arrive(t_us, PACKET) {
-                PacketFate::Dropped => {
+                Fate::Dropped => {
                     report.dropped += 1;
                     t_us
                 }
-                PacketFate::Lost(left) => {
+                Fate::Lost(left) => {
                     report.lost += 1;
                     report.packets.push((t_us as u64, left as u64));
                     left
                 }
-                PacketFate::Leaves(left) => {
+                Fate::Leaves(left) => {
                     report.packets.push((t_us as u64, left as u64));
                     let arrives = (left + rtt_us / 2.0) as u64 / BUCKET_US;
                     if let Some(bytes) = flow.bytes.get_mut(arrives as usize) {

@@ -12,11 +12,11 @@ use mountain::report::xy::{xy, Point, Xy};
 use mountain_lab::result::{write_atomically, RunResult};
 use mountain_lab::workload::stats::median;
 
-use super::bottleneck::LinkPlan;
 use super::cells::{Cell, CellKind, STEP_US};
 use super::evaluate::CcSegment;
 use super::flows::BUCKET_US;
 use super::Cc;
+use crate::emulate::bottleneck::LinkPlan;
 
 /// Resolution of a time-line's queue.
 const QUEUE_STEP_US: u64 = 50_000;
@@ -318,8 +318,8 @@ mod tests {
     use mountain_lab::workload::metrics::{Figure, Figures};
 
     use super::super::flows::CcFlowReport;
-    use super::super::link::LinkReport;
     use super::*;
+    use crate::emulate::link::LinkReport;
 
     fn figures(cell: &str, delay_us: f64, goodput: f64) -> Figures {
         let delay = match cell.starts_with("step") {

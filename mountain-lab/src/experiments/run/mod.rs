@@ -17,11 +17,12 @@ use anyhow::{ensure, Context, Result};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::stats::percentile;
+use mountain_lab::workload::sys::monotonic_ns;
 use serde_json::Value;
 
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::emulate::cgroup::Cgroup;
-use crate::emulate::emulator::{monotonic_ns, Emulator, REFERENCE_DELAY_US};
+use crate::emulate::emulator::{Emulator, REFERENCE_DELAY_US};
 use crate::emulate::hosts::Hosts;
 use crate::policy_ctl::{Product, ReflectorProcess};
 use crate::scenario::{ComparedPolicy, Limits, Scenario};

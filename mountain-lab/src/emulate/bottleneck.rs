@@ -95,7 +95,7 @@ pub struct Bottleneck {
 
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PacketFate {
+pub enum Fate {
     /// Leaves at this time, µs.
     Leaves(f64),
     /// The queue was full.
@@ -116,20 +116,20 @@ impl Bottleneck {
     }
 
     /// A packet of `bytes` arrives at `t_us`, not before the one before it.
-    pub fn arrive(&mut self, t_us: f64, bytes: u64) -> PacketFate {
+    pub fn arrive(&mut self, t_us: f64, bytes: u64) -> Fate {
         while self.waiting.front().is_some_and(|(at, _)| *at <= t_us) {
             let gone = self.waiting.pop_front().expect("looked at above");
             self.backlog -= gone.1;
         }
         if self.backlog + bytes > self.plan.queue_bytes {
-            return PacketFate::Dropped;
+            return Fate::Dropped;
         }
         self.free_at = self.plan.sent_at(self.free_at.max(t_us), bytes);
         self.waiting.push_back((self.free_at, bytes));
         self.backlog += bytes;
         match self.plan.loss > 0.0 && self.rng.random_bool(self.plan.loss) {
-            true => PacketFate::Lost(self.free_at),
-            false => PacketFate::Leaves(self.free_at),
+            true => Fate::Lost(self.free_at),
+            false => Fate::Leaves(self.free_at),
         }
     }
 }
@@ -153,21 +153,21 @@ mod tests {
     fn packets_leave_at_the_rate_of_the_moment() {
         // 8 Mbit/s is a byte a µs; 10 ms later a tenth of it.
         let mut b = Bottleneck::new(plan(&[(0, 8_000_000), (10_000, 800_000)], 10_000));
-        assert_eq!(b.arrive(1_000.0, 1_000), PacketFate::Leaves(2_000.0));
-        assert_eq!(b.arrive(1_000.0, 1_000), PacketFate::Leaves(3_000.0));
-        assert_eq!(b.arrive(20_000.0, 1_000), PacketFate::Leaves(30_000.0));
+        assert_eq!(b.arrive(1_000.0, 1_000), Fate::Leaves(2_000.0));
+        assert_eq!(b.arrive(1_000.0, 1_000), Fate::Leaves(3_000.0));
+        assert_eq!(b.arrive(20_000.0, 1_000), Fate::Leaves(30_000.0));
         // Half before the change, half after it.
         let mut b = Bottleneck::new(plan(&[(0, 8_000_000), (10_000, 800_000)], 10_000));
-        assert_eq!(b.arrive(9_500.0, 1_000), PacketFate::Leaves(15_000.0));
+        assert_eq!(b.arrive(9_500.0, 1_000), Fate::Leaves(15_000.0));
     }
 
     #[test]
     fn a_full_queue_drops_until_there_is_room() {
         let mut b = Bottleneck::new(plan(&[(0, 8_000_000)], 2_000));
-        assert_eq!(b.arrive(0.0, 1_000), PacketFate::Leaves(1_000.0));
-        assert_eq!(b.arrive(0.0, 1_000), PacketFate::Leaves(2_000.0));
-        assert_eq!(b.arrive(0.0, 1_000), PacketFate::Dropped);
-        assert_eq!(b.arrive(1_000.0, 1_000), PacketFate::Leaves(3_000.0));
+        assert_eq!(b.arrive(0.0, 1_000), Fate::Leaves(1_000.0));
+        assert_eq!(b.arrive(0.0, 1_000), Fate::Leaves(2_000.0));
+        assert_eq!(b.arrive(0.0, 1_000), Fate::Dropped);
+        assert_eq!(b.arrive(1_000.0, 1_000), Fate::Leaves(3_000.0));
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
         let lost = |p: &LinkPlan| {
             let mut b = Bottleneck::new(p.clone());
             let fates = (0..10_000).map(|i| b.arrive(f64::from(i) * 10.0, 1_000));
-            fates.filter(|f| matches!(f, PacketFate::Lost(_))).count()
+            fates.filter(|f| matches!(f, Fate::Lost(_))).count()
         };
         assert!((70..130).contains(&lost(&p)), "{}", lost(&p));
         assert_eq!(lost(&p), lost(&p));

@@ -1,41 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The emulated link between client and server: a child process in the emulator's namespace, one
-//! for each segment, that plays a [`LinkPlan`] and reports what its queue was like.
+//! The emulated link between client and server: the emulator's process, one for each segment, plays
+//! a [`LinkPlan`] and reports what its queue was like.
 //!
 //! Client to server: rate and queue ([`Bottleneck`]), then half the round trip; back: the other
-//! half, and what a plan adds there ([`Back`]). Like the emulator of the paths it is single-threaded, locked in memory and of real-time
-//! priority; how late it was is in its report.
+//! half, and what a plan adds there ([`Back`]). How late the process was is in its report.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{anyhow, Context, Result};
 use async_trait::async_trait;
 use mountain_lab::workload::stats::percentile;
+use mountain_lab::workload::sys::monotonic_ns;
 use rattan_core::cells::{Egress, Packet, StdPacket};
-use rattan_core::core::RattanCore;
-use rattan_core::metal::io::af_packet::AfPacketDriver;
 use rattan_core::metal::timer::Timer;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::bottleneck::{Back, Bottleneck, LinkPlan, PacketFate};
-use crate::emulate::cell::EgressCell;
-use crate::emulate::emulator::{add_port, be_realtime, cpu_seconds, monotonic_ns, VethIds};
-use crate::emulate::netns::{die_with_parent, Netns};
-use crate::emulate::LinkConfig;
+use super::bottleneck::{Back, Bottleneck, Fate, LinkPlan};
+use super::cell::EgressCell;
+use super::child::{Child, Core, Orders};
+use super::netns::Netns;
+use super::{LinkConfig, Plan};
 
+/// Port of the server to which flows have the shorter way back, see [`Back::far_us`].
+pub const NEAR_PORT: u16 = 7200;
 /// Frames longer than this carry data: their queue is the one that counts.
 const ETHERNET_HEADER: u64 = 14;
 
+/// What the process is told.
 #[derive(Debug, Serialize, Deserialize)]
-struct Config {
+pub(super) struct Config {
     link: LinkConfig,
     plan: LinkPlan,
 }
@@ -71,67 +69,36 @@ impl LinkReport {
     }
 }
 
-/// The running child. Dropping it stops it.
-pub struct EmulatedLink {
+/// The running process. Dropping it stops it.
+pub struct Link {
     child: Child,
-    stdin: Option<ChildStdin>,
-    stdout: BufReader<ChildStdout>,
     /// CLOCK_MONOTONIC at time 0 of the plan.
     pub start_ns: u64,
 }
 
-impl EmulatedLink {
-    /// Starts the child in its namespace and waits until it forwards.
+impl Link {
+    /// Starts the process in its namespace and waits until it forwards.
     pub fn start(emulator: &Netns, link: &LinkConfig, plan: &LinkPlan) -> Result<Self> {
-        let exe = std::env::current_exe().context("the path of this program")?;
-        let mut command = emulator.command(exe.as_os_str());
-        command
-            .arg("emulate-link")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        die_with_parent(&mut command);
-        let mut child = command.spawn().context("cannot start the emulator")?;
-        let stdin = child.stdin.take();
-        let stdout = BufReader::new(child.stdout.take().expect("piped above"));
-        let mut running = EmulatedLink {
-            child,
-            stdin,
-            stdout,
-            start_ns: 0,
-        };
-        let config = Config {
+        let plan = Plan::Link(Config {
             link: link.clone(),
             plan: plan.clone(),
-        };
-        let line = serde_json::to_string(&config)? + "\n";
-        let to = running.stdin.as_mut().expect("piped above");
-        to.write_all(line.as_bytes()).and_then(|()| to.flush())?;
-        let mut answer = String::new();
-        running.stdout.read_line(&mut answer)?;
-        let start = answer.trim().parse();
-        running.start_ns = start.map_err(|_| anyhow!("the emulator did not start"))?;
-        Ok(running)
+        });
+        let (child, answer) = Child::start(emulator, &plan)?;
+        let start_ns = answer.parse();
+        Ok(Link {
+            child,
+            start_ns: start_ns.with_context(|| format!("the emulator says {answer:?}"))?,
+        })
     }
 
-    /// CPU time that the child has used so far, in seconds.
+    /// CPU time that the process has used so far, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
-        cpu_seconds(self.child.id()).unwrap_or(0.0)
+        self.child.cpu_seconds()
     }
 
     /// Stops the link; what it saw.
-    pub fn finish(mut self) -> Result<LinkReport> {
-        drop(self.stdin.take());
-        let mut text = String::new();
-        self.stdout.read_line(&mut text)?;
-        ensure!(!text.is_empty(), "the emulator stopped without a report");
-        serde_json::from_str(&text).context("the emulator's report")
-    }
-}
-
-impl Drop for EmulatedLink {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    pub fn finish(self) -> Result<LinkReport> {
+        serde_json::from_str(&self.child.finish()?).context("the emulator's report")
     }
 }
 
@@ -144,55 +111,32 @@ struct Log {
     late_us: [Vec<u32>; 2],
 }
 
-/// The child's main function: forwards until standard input ends, then reports.
-pub fn child_main() -> Result<()> {
-    let mut input = BufReader::new(std::io::stdin());
-    let mut line = String::new();
-    input.read_line(&mut line)?;
-    let config: Config = serde_json::from_str(&line).context("configuration")?;
-    // Before the start: locking the memory takes most of a second.
-    be_realtime()?;
-    let runtime = Arc::new(
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?,
-    );
-    let cancel = CancellationToken::new();
-    let mut core: RattanCore<AfPacketDriver> =
-        RattanCore::new(runtime.clone(), cancel.child_token(), cancel.child_token());
+/// The process's part: forwards until its orders end, then reports.
+pub(super) fn run(core: &mut Core, config: Config, mut orders: Orders) -> Result<()> {
     let log = Arc::new(Mutex::new(Log::default()));
     let (start, start_ns) = (Instant::now(), monotonic_ns());
-    // Drivers and timers register with the runtime when they are made.
-    let context = runtime.enter();
-    let mut ids = VethIds::default();
-    add_port(&mut core, "client", &config.link.client, &mut ids)?;
-    add_port(&mut core, "server", &config.link.server, &mut ids)?;
+    core.add_port("client", &config.link.client)?;
+    core.add_port("server", &config.link.server)?;
     let half = Duration::from_micros((config.plan.rtt_us / 2).into());
     let back = config.plan.back.clone();
-    let forward = LinkEgress::cell(start, half, config.plan, log.clone())?;
-    let backward = BackEgress::cell(start, half, back, log.clone())?;
-    core.build_cell("forward".into(), |_| Ok(forward))
-        .map_err(|e| anyhow!("{e:?}"))?;
-    core.build_cell("backward".into(), |_| Ok(backward))
-        .map_err(|e| anyhow!("{e:?}"))?;
+    core.add("forward", || {
+        LinkEgress::cell(start, half, config.plan, log.clone())
+    })?;
+    core.add("backward", || {
+        BackEgress::cell(start, half, back, log.clone())
+    })?;
     for (name, from, to) in [
         ("forward", "client", "server"),
         ("backward", "server", "client"),
     ] {
-        core.link_cell(from.into(), name.into());
-        core.link_cell(name.into(), to.into());
+        core.link(from, name);
+        core.link(name, to);
     }
-    drop(context);
-    core.spawn_rattan().map_err(|e| anyhow!("{e:?}"))?;
-    core.start_rattan().map_err(|e| anyhow!("{e:?}"))?;
-
-    let (quit, mut quitting) = mpsc::channel::<()>(1);
-    std::thread::spawn(move || {
+    core.forward(move || {
         println!("{start_ns}");
-        let _ = input.read_line(&mut String::new());
-        drop(quit);
-    });
-    runtime.block_on(quitting.recv());
+        while orders.next().is_some() {}
+        Ok(())
+    })?;
     let log = std::mem::take(&mut *log.lock().map_err(|_| anyhow!("a cell panicked"))?);
     let [mut there, mut back] = log.late_us;
     let mut late = |q: f64| {
@@ -207,7 +151,7 @@ pub fn child_main() -> Result<()> {
         late_max_us: late(1.0),
     };
     println!("{}", serde_json::to_string(&report)?);
-    std::process::exit(0)
+    Ok(())
 }
 
 /// The way there: the bottleneck and what it saw.
@@ -244,16 +188,16 @@ impl LinkEgress {
         let t_us = micros(arrived.saturating_duration_since(self.start));
         let mut log = self.log.lock().ok()?;
         match self.bottleneck.arrive(t_us, bytes) {
-            PacketFate::Dropped => {
+            Fate::Dropped => {
                 log.dropped += 1;
                 None
             }
-            PacketFate::Lost(left) => {
+            Fate::Lost(left) => {
                 log.packets.push((t_us as u64, left as u64));
                 log.lost += 1;
                 None
             }
-            PacketFate::Leaves(left) => {
+            Fate::Leaves(left) => {
                 log.packets.push((t_us as u64, left as u64));
                 Some(self.start + Duration::from_nanos((left * 1e3) as u64))
             }
@@ -358,7 +302,7 @@ impl BackEgress {
 
     fn push(&mut self, packet: StdPacket) {
         let t_us = micros(packet.get_timestamp().saturating_duration_since(self.start));
-        let far = source_port(packet.as_slice()).is_some_and(|port| port != super::PORT);
+        let far = source_port(packet.as_slice()).is_some_and(|port| port != NEAR_PORT);
         let due_us = self.plan.leaves_us(t_us + micros(self.delay), far);
         self.waiting.push(Due {
             at: self.start + Duration::from_nanos((due_us * 1e3) as u64),
