@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Bulk TCP flows from the client to the server, with goodput and path over time.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,18 +11,15 @@ use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Context, Result};
 use serde::{Deserialize, Serialize};
-use socket2::{SockRef, Socket, Type};
 
 use super::metrics::{Leave, Onset};
 use super::sniff::{FlowTrace, Sniffer};
+use super::stream::{self, Buckets, Dial};
 use super::sys;
 
-/// Goodput is counted in buckets of this length.
-pub const BUCKET_NS: u64 = 100_000_000;
+pub use super::stream::BUCKET_NS;
+
 const HELLO_BYTES: usize = 12;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a blocked read or write takes to notice the order to stop.
-const POLL: Duration = Duration::from_millis(50);
 
 /// What each flow does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -224,8 +221,9 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
     let sniffer = Sniffer::start(&cfg.server_ns, cfg.port, &cfg.paths, cfg.min_rtt_us)?;
     let sent = cfg.sent.as_ref();
     let sent = sent.map(|(ns, paths)| Sniffer::start(ns, cfg.port, paths, cfg.min_rtt_us));
-    let listener = sys::run_in(&cfg.server_ns, || listen(cfg.server_addr, cfg.port))
-        .with_context(|| format!("cannot listen on TCP port {}", cfg.port))?;
+    let at = SocketAddr::new(cfg.server_addr, cfg.port);
+    let listener = sys::run_in(&cfg.server_ns, || stream::listen(at))?;
+    listener.set_nonblocking(true)?;
     let stop = Arc::new(AtomicBool::new(false));
     let start_ns = sys::monotonic_ns();
     let acceptor = Builder::new().name("bulk-accept".into()).spawn({
@@ -321,39 +319,16 @@ impl Drop for Bulk {
     }
 }
 
-fn listen(addr: IpAddr, port: u16) -> Result<TcpListener> {
-    let socket = sys::socket_for(addr, Type::STREAM)?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&SocketAddr::new(addr, port).into())?;
-    socket.listen(1024)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket.into())
-}
-
 fn connect(cfg: &BulkConfig) -> Result<TcpStream> {
-    let socket: Socket = sys::socket_for(cfg.client_addr, Type::STREAM)?;
-    if let Some(device) = &cfg.bind_dev {
-        socket
-            .bind_device(Some(device.as_bytes()))
-            .with_context(|| format!("cannot bind to device {device}"))?;
-    }
-    if let Some(dscp) = cfg.dscp {
-        sys::set_dscp(&socket, cfg.client_addr, dscp)?;
-    }
-    if let Some(name) = &cfg.congestion {
-        socket
-            .set_tcp_congestion(name.as_bytes())
-            .with_context(|| format!("congestion control {name} is not available"))?;
-    }
-    socket.bind(&SocketAddr::new(cfg.client_addr, 0).into())?;
-    socket.connect_timeout(
-        &SocketAddr::new(cfg.server_addr, cfg.port).into(),
-        CONNECT_TIMEOUT,
-    )?;
-    socket.set_tcp_nodelay(true)?;
-    socket.set_write_timeout(Some(POLL))?;
-    socket.set_read_timeout(Some(POLL))?;
-    let mut stream: TcpStream = socket.into();
+    let dial = Dial {
+        from: Some(cfg.client_addr),
+        device: cfg.bind_dev.as_deref(),
+        dscp: cfg.dscp,
+        congestion: cfg.congestion.as_deref(),
+    };
+    let mut stream = dial.connect(SocketAddr::new(cfg.server_addr, cfg.port))?;
+    stream.set_nodelay(true)?;
+    stream::poll_for_stop(&stream)?;
     let (request, response) = match cfg.pattern {
         Pattern::RequestResponse {
             request_bytes,
@@ -387,138 +362,56 @@ fn accept(listener: &TcpListener, start_ns: u64, stop: &Arc<AtomicBool>) -> Vec<
     threads.into_iter().filter_map(|t| t.join().ok()).collect()
 }
 
-/// Outcome of a read or write that may time out.
-enum Io {
-    Bytes(usize),
-    Again,
-    Ended(String),
-}
-
-fn outcome(result: std::io::Result<usize>) -> Io {
-    match result {
-        Ok(0) => Io::Ended("closed by the other end".into()),
-        Ok(n) => Io::Bytes(n),
-        Err(e) => match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Io::Again,
-            _ => Io::Ended(e.to_string()),
-        },
-    }
-}
-
 fn serve(mut stream: TcpStream, start_ns: u64, stop: &AtomicBool) -> ServerFlow {
     let client_port = stream.peer_addr().map_or(0, |a| a.port());
-    let mut flow = ServerFlow {
-        client_port,
-        buckets: Vec::new(),
-        error: None,
-    };
     let _ = stream.set_nodelay(true);
-    // Accepted sockets inherit neither the non-blocking mode nor the time-outs.
-    let _ = stream.set_nonblocking(false);
-    let _ = stream.set_read_timeout(Some(POLL));
-    let _ = stream.set_write_timeout(Some(POLL));
+    let _ = stream::poll_for_stop(&stream);
+    let mut payload = Buckets::new(start_ns);
     let mut hello = Vec::with_capacity(HELLO_BYTES);
-    let mut buf = vec![0u8; 256 << 10];
     let (mut request, mut response, mut got) = (0u64, 0usize, 0u64);
-    while !stop.load(Ordering::Relaxed) {
-        let mut n = match outcome(stream.read(&mut buf)) {
-            Io::Bytes(n) => n,
-            Io::Again => continue,
-            Io::Ended(why) => {
-                flow.error = (!stop.load(Ordering::Relaxed)).then_some(why);
-                break;
-            }
-        };
-        if hello.len() < HELLO_BYTES {
-            let part = n.min(HELLO_BYTES - hello.len());
-            hello.extend_from_slice(&buf[..part]);
-            n -= part;
+    let ended = stream::receive(&mut stream, stop, |stream, piece| {
+        let part = piece.len().min(HELLO_BYTES - hello.len());
+        if part > 0 {
+            hello.extend_from_slice(&piece[..part]);
             if hello.len() == HELLO_BYTES {
                 request = u64::from(u32::from_be_bytes(hello[4..8].try_into().unwrap()));
                 response = u32::from_be_bytes(hello[8..12].try_into().unwrap()) as usize;
             }
         }
-        let bucket = ((sys::monotonic_ns() - start_ns) / BUCKET_NS) as usize;
-        if flow.buckets.len() <= bucket {
-            flow.buckets.resize(bucket + 1, 0);
-        }
-        flow.buckets[bucket] += n as u64;
-        got += n as u64;
+        payload.add(piece.len() - part);
+        got += (piece.len() - part) as u64;
         while request > 0 && got >= request {
             got -= request;
-            if let Err(why) = write_all(&mut stream, response, stop) {
-                flow.error = (!stop.load(Ordering::Relaxed)).then_some(why);
-                return flow;
-            }
+            stream::send(stream, response, stop)?;
         }
+        Ok(())
+    });
+    ServerFlow {
+        client_port,
+        buckets: payload.bytes,
+        error: ended.err().map(|e| e.to_string()),
     }
-    flow
-}
-
-/// Writes `bytes` zero bytes; an order to stop ends it early without an error.
-fn write_all(stream: &mut TcpStream, mut bytes: usize, stop: &AtomicBool) -> Result<(), String> {
-    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-    while bytes > 0 && !stop.load(Ordering::Relaxed) {
-        match outcome(stream.write(&ZEROS[..bytes.min(ZEROS.len())])) {
-            Io::Bytes(n) => bytes -= n,
-            Io::Again => {}
-            Io::Ended(why) => return Err(why),
-        }
-    }
-    Ok(())
-}
-
-fn read_all(stream: &mut TcpStream, mut bytes: usize, stop: &AtomicBool) -> Result<(), String> {
-    let mut buf = [0u8; 16 << 10];
-    while bytes > 0 && !stop.load(Ordering::Relaxed) {
-        let len = buf.len();
-        match outcome(stream.read(&mut buf[..bytes.min(len)])) {
-            Io::Bytes(n) => bytes -= n,
-            Io::Again => {}
-            Io::Ended(why) => return Err(why),
-        }
-    }
-    Ok(())
 }
 
 fn run_client(mut stream: TcpStream, pattern: Pattern, stop: &AtomicBool) -> ClientFlow {
-    let mut flow = ClientFlow {
-        responses: Vec::new(),
-        error: None,
-    };
-    let result = match pattern {
-        Pattern::Saturating => write_all(&mut stream, usize::MAX, stop),
-        Pattern::Paced { rate_bps } => paced(&mut stream, rate_bps, stop),
+    let mut responses = Vec::new();
+    let ended = match pattern {
+        Pattern::Saturating => stream::send(&mut stream, usize::MAX, stop),
+        Pattern::Paced { rate_bps } => stream::send_paced(&mut stream, rate_bps, 100, stop),
         Pattern::RequestResponse {
             request_bytes,
             response_bytes,
             think_ms,
         } => {
             let sizes = (request_bytes as usize, response_bytes as usize);
-            ask(&mut stream, sizes, think_ms, stop, &mut flow.responses)
+            ask(&mut stream, sizes, think_ms, stop, &mut responses)
         }
     };
-    // Whichever end stops first resets the connection under the other one.
-    flow.error = result.err().filter(|_| !stop.load(Ordering::Relaxed));
-    // Closing must not leave a send buffer draining into what is measured next.
-    let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-    flow
-}
-
-fn paced(stream: &mut TcpStream, rate_bps: u64, stop: &AtomicBool) -> Result<(), String> {
-    const TICK_NS: u64 = 10_000_000;
-    let mut due_ns = sys::monotonic_ns();
-    // Bits times ticks per second, carried over so that no rate is rounded away.
-    let mut credit = 0u64;
-    while !stop.load(Ordering::Relaxed) {
-        credit += rate_bps;
-        let chunk = credit / 800;
-        credit %= 800;
-        write_all(stream, chunk as usize, stop)?;
-        due_ns = (due_ns + TICK_NS).max(sys::monotonic_ns().saturating_sub(TICK_NS));
-        sleep_until(due_ns);
+    let _ = stream::end_by_reset(&stream);
+    ClientFlow {
+        responses,
+        error: ended.err().map(|e| e.to_string()),
     }
-    Ok(())
 }
 
 fn ask(
@@ -527,24 +420,18 @@ fn ask(
     think_ms: u64,
     stop: &AtomicBool,
     responses: &mut Vec<(u64, u32)>,
-) -> Result<(), String> {
+) -> io::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         let asked_ns = sys::monotonic_ns();
-        write_all(stream, request, stop)?;
-        read_all(stream, response, stop)?;
+        stream::send(stream, request, stop)?;
+        stream::receive_exactly(stream, response, stop)?;
         if stop.load(Ordering::Relaxed) {
             break; // possibly cut short
         }
         responses.push((asked_ns, ((sys::monotonic_ns() - asked_ns) / 1_000) as u32));
-        sleep_until(sys::monotonic_ns() + think_ms * 1_000_000);
+        sys::sleep_until(sys::monotonic_ns() + think_ms * 1_000_000);
     }
     Ok(())
-}
-
-fn sleep_until(due_ns: u64) {
-    std::thread::sleep(Duration::from_nanos(
-        due_ns.saturating_sub(sys::monotonic_ns()),
-    ));
 }
 
 #[cfg(test)]

@@ -4,9 +4,7 @@
 //! the server.
 
 use std::collections::HashMap;
-use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -15,9 +13,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::socket::{
-    recvmsg, sendmsg, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage,
-};
+use mountain::measure::socket::send_from;
+use mountain::measure::timestamp::{self, Stamping};
 use socket2::{Socket, Type};
 
 use super::sys;
@@ -207,11 +204,13 @@ fn open(addr: IpAddr, port: u16) -> Result<Socket> {
     let socket = sys::socket_for(any, Type::DGRAM)?;
     if any.is_ipv6() {
         socket.set_only_v6(true)?;
-        sys::set_int_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-    } else {
-        sys::set_int_option(&socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
     }
-    sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+    timestamp::set_details(&socket, any.is_ipv6(), false)?;
+    let received = Stamping {
+        rx: true,
+        ..Stamping::default()
+    };
+    timestamp::set_stamping(&socket, received)?;
     // A full buffer here would look like loss on the path; FORCE ignores rmem_max (needs root).
     let _ = sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20);
     socket.bind(&SocketAddr::new(any, port).into())?;
@@ -223,12 +222,14 @@ fn serve(socket: &Socket, mut paths: PathIndex, stop: &AtomicBool, arrivals: &Se
     sys::raise_priority();
     let mut highest: HashMap<(u32, u16), u32> = HashMap::new();
     let mut buf = [0u8; 2048];
-    let mut control = nix::cmsg_space!(libc::in6_pktinfo, nix::sys::time::TimeSpec);
     while !stop.load(Ordering::Relaxed) {
-        let Some(datagram) = receive(socket, &mut buf, &mut control) else {
+        let Ok(datagram) = timestamp::receive_blocking(socket, &mut buf) else {
             continue;
         };
-        let Some(mut header) = Header::read(&buf[..datagram.len]) else {
+        let payload = &mut buf[..datagram.len];
+        let (Some(mut header), Some(from), Some(local)) =
+            (Header::read(payload), datagram.from, datagram.local)
+        else {
             continue;
         };
         let seen = highest
@@ -236,101 +237,18 @@ fn serve(socket: &Socket, mut paths: PathIndex, stop: &AtomicBool, arrivals: &Se
             .or_insert(header.seq);
         header.reordered = header.seq < *seen;
         *seen = header.seq.max(*seen);
-        header.path = paths.path(datagram.device);
-        header.arrival_ns = datagram.arrival_ns;
-        header.residence_ns = sys::realtime_ns().saturating_sub(datagram.arrival_ns);
-        header.write(&mut buf);
-        // An answer that cannot be sent (no route back) is a lost packet for the client to count.
-        let _ = answer(socket, &buf[..datagram.len], &datagram);
+        header.path = paths.path(datagram.ifindex.unwrap_or(0));
+        header.arrival_ns = datagram.rx_ns.unwrap_or_else(sys::realtime_ns);
+        header.residence_ns = sys::realtime_ns().saturating_sub(header.arrival_ns);
+        header.write(payload);
+        // The routing of this namespace chooses the way back. An answer that cannot be sent (no route
+        // back) is a lost packet for the client to count.
+        let _ = send_from(socket, payload, from, (local, 0), 0);
         let _ = arrivals.send(Arrival {
             header,
-            client_addr: datagram.from_addr,
-            client_port: datagram.from_port,
+            client_addr: from.ip(),
+            client_port: from.port(),
         });
-    }
-}
-
-struct Datagram {
-    len: usize,
-    from: SockaddrStorage,
-    from_addr: IpAddr,
-    from_port: u16,
-    device: u32,
-    arrival_ns: u64,
-    local: Option<IpAddr>,
-}
-
-fn receive(socket: &Socket, buf: &mut [u8], control: &mut [u8]) -> Option<Datagram> {
-    let mut iov = [IoSliceMut::new(buf)];
-    let message = recvmsg::<SockaddrStorage>(
-        socket.as_raw_fd(),
-        &mut iov,
-        Some(control),
-        MsgFlags::empty(),
-    )
-    .ok()?;
-    let from = message.address?;
-    let (from_addr, from_port) = from
-        .as_sockaddr_in()
-        .map(|a| (IpAddr::from(a.ip()), a.port()))
-        .or_else(|| from.as_sockaddr_in6().map(|a| (a.ip().into(), a.port())))?;
-    let mut datagram = Datagram {
-        len: message.bytes,
-        from,
-        from_addr,
-        from_port,
-        device: 0,
-        arrival_ns: sys::realtime_ns(),
-        local: None,
-    };
-    for item in message.cmsgs().ok()? {
-        match item {
-            ControlMessageOwned::ScmTimestampns(t) => {
-                datagram.arrival_ns = t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64;
-            }
-            ControlMessageOwned::Ipv4PacketInfo(info) => {
-                datagram.device = info.ipi_ifindex as u32;
-                datagram.local =
-                    Some(Ipv4Addr::from(u32::from_be(info.ipi_spec_dst.s_addr)).into());
-            }
-            ControlMessageOwned::Ipv6PacketInfo(info) => {
-                datagram.device = info.ipi6_ifindex;
-                datagram.local = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
-            }
-            _ => {}
-        }
-    }
-    Some(datagram)
-}
-
-fn answer(socket: &Socket, payload: &[u8], to: &Datagram) -> nix::Result<usize> {
-    let iov = [IoSlice::new(payload)];
-    let fd = socket.as_raw_fd();
-    // Interface index 0: the routing of this namespace chooses the way back, only the source
-    // address is given.
-    match to.local {
-        Some(IpAddr::V4(local)) => {
-            let info = libc::in_pktinfo {
-                ipi_ifindex: 0,
-                ipi_spec_dst: libc::in_addr {
-                    s_addr: u32::from(local).to_be(),
-                },
-                ipi_addr: libc::in_addr { s_addr: 0 },
-            };
-            let control = [ControlMessage::Ipv4PacketInfo(&info)];
-            sendmsg(fd, &iov, &control, MsgFlags::empty(), Some(&to.from))
-        }
-        Some(IpAddr::V6(local)) => {
-            let info = libc::in6_pktinfo {
-                ipi6_addr: libc::in6_addr {
-                    s6_addr: local.octets(),
-                },
-                ipi6_ifindex: 0,
-            };
-            let control = [ControlMessage::Ipv6PacketInfo(&info)];
-            sendmsg(fd, &iov, &control, MsgFlags::empty(), Some(&to.from))
-        }
-        None => sendmsg(fd, &iov, &[], MsgFlags::empty(), Some(&to.from)),
     }
 }
 

@@ -7,7 +7,7 @@
 //! ([`GameConfig::voip`]).
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::{ensure, Context, Result};
-use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags, SockaddrStorage};
+use mountain::measure::timestamp::{self, ErrorEvent, Stamping};
 use serde::Serialize;
 use socket2::{Socket, Type};
 
@@ -27,6 +27,13 @@ use super::sys;
 
 /// An answer that comes later than this counts as lost.
 pub const LINGER_NS: u64 = 1_000_000_000;
+/// Of both ways.
+const STAMPING: Stamping = Stamping {
+    rx: true,
+    tx: true,
+    tx_sched: false,
+    hardware: false,
+};
 /// DSCP "expedited forwarding" (RFC 3246).
 pub const DSCP_EF: u8 = 46;
 
@@ -385,8 +392,8 @@ impl Client {
             // what is there, then count anew from the next packet.
             read_timestamps(flow);
             flow.id_base = flow.next_seq();
-            let _ = set_timestamping(&flow.socket, false)
-                .and_then(|()| set_timestamping(&flow.socket, true));
+            let _ = timestamp::set_stamping(&flow.socket, Stamping::default())
+                .and_then(|()| timestamp::set_stamping(&flow.socket, STAMPING));
         }
         counters.sent.fetch_add(1, Ordering::Relaxed);
         counters
@@ -477,48 +484,22 @@ fn open_flow(cfg: &GameConfig) -> Result<Socket> {
     socket
         .connect(&SocketAddr::new(cfg.server_addr, cfg.port).into())
         .with_context(|| format!("no route to {}", cfg.server_addr))?;
-    set_timestamping(&socket, true)?;
+    timestamp::set_stamping(&socket, STAMPING)?;
     Ok(socket)
-}
-
-fn set_timestamping(socket: &Socket, on: bool) -> io::Result<()> {
-    let flags = libc::SOF_TIMESTAMPING_TX_SOFTWARE
-        | libc::SOF_TIMESTAMPING_RX_SOFTWARE
-        | libc::SOF_TIMESTAMPING_SOFTWARE
-        | libc::SOF_TIMESTAMPING_OPT_ID
-        | libc::SOF_TIMESTAMPING_OPT_TSONLY;
-    let flags = if on { flags } else { 0 };
-    sys::set_int_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, flags)
 }
 
 /// Takes all transmit timestamps from the socket's error queue.
 fn read_timestamps(flow: &mut Flow) {
-    let mut control = nix::cmsg_space!([u8; 128], [u8; 64]);
-    loop {
-        let mut buf = [0u8; 64];
-        let mut iov = [IoSliceMut::new(&mut buf)];
-        let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
-        let fd = flow.socket.as_raw_fd();
-        let Ok(message) = recvmsg::<SockaddrStorage>(fd, &mut iov, Some(&mut control), flags)
-        else {
-            return;
-        };
-        let (mut id, mut stamp) = (None, None);
-        for item in message.cmsgs().into_iter().flatten() {
-            match item {
-                ControlMessageOwned::ScmTimestampsns(t) => stamp = Some(t.system),
-                ControlMessageOwned::Ipv4RecvErr(e, _) | ControlMessageOwned::Ipv6RecvErr(e, _)
-                    if e.ee_origin == libc::SO_EE_ORIGIN_TIMESTAMPING =>
-                {
-                    id = Some(e.ee_data);
-                }
-                _ => {}
-            }
-        }
-        if let (Some(id), Some(stamp)) = (id, stamp) {
+    while let Ok(Some(event)) = timestamp::receive_error(&flow.socket) {
+        if let ErrorEvent::Sent {
+            id,
+            tx_ns: Some(ns),
+            ..
+        } = event
+        {
             let seq = flow.id_base.wrapping_add(id);
             if let Some(slot) = flow.slot(seq) {
-                slot.transmit_ns = stamp.tv_sec() as u64 * 1_000_000_000 + stamp.tv_nsec() as u64;
+                slot.transmit_ns = ns;
                 slot.stamped = true;
             }
         }
@@ -527,27 +508,12 @@ fn read_timestamps(flow: &mut Flow) {
 
 /// Takes all answers from the socket.
 fn read_replies(flow: &mut Flow, run: u32) {
-    let mut control = nix::cmsg_space!([u8; 64]);
     let mut errors = 0;
     while errors < 16 {
         let mut buf = [0u8; 2048];
-        let mut iov = [IoSliceMut::new(&mut buf)];
-        let fd = flow.socket.as_raw_fd();
-        let received =
-            recvmsg::<SockaddrStorage>(fd, &mut iov, Some(&mut control), MsgFlags::MSG_DONTWAIT);
-        let (len, kernel) = match received {
-            Ok(message) => {
-                let stamp = message
-                    .cmsgs()
-                    .into_iter()
-                    .flatten()
-                    .find_map(|item| match item {
-                        ControlMessageOwned::ScmTimestampsns(t) => Some(t.system),
-                        _ => None,
-                    });
-                (message.bytes, stamp)
-            }
-            Err(nix::errno::Errno::EAGAIN) => return,
+        let received = match timestamp::receive(&flow.socket, &mut buf) {
+            Ok(received) => received,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
             // A queued ICMP error: the packet concerned stays unanswered. Reading it clears it.
             Err(_) => {
                 errors += 1;
@@ -555,12 +521,10 @@ fn read_replies(flow: &mut Flow, run: u32) {
             }
         };
         let user_ns = sys::monotonic_ns();
-        let Some(header) = Header::read(&buf[..len]).filter(|h| h.run == run) else {
+        let Some(header) = Header::read(&buf[..received.len]).filter(|h| h.run == run) else {
             continue;
         };
-        let kernel_ns = kernel.map_or_else(sys::realtime_ns, |t| {
-            t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
-        });
+        let kernel_ns = received.rx_ns.unwrap_or_else(sys::realtime_ns);
         if let Some(slot) = flow.slot(header.seq) {
             // The first answer counts, a duplicate does not improve or worsen it.
             slot.reply.get_or_insert(Reply {

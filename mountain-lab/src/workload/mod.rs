@@ -15,4 +15,5 @@ pub mod sequence;
 pub mod short;
 pub mod sniff;
 pub mod stats;
+pub mod stream;
 pub mod sys;

@@ -8,10 +8,12 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{anyhow, Context, Result};
-use nix::sched::{setns, CloneFlags};
+use nix::sched::{sched_setaffinity, setns, CloneFlags, CpuSet};
 use nix::time::{clock_gettime, ClockId};
+use nix::unistd::Pid;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Real-time priority of the generators: the lowest range, below an emulator that has to be exact.
@@ -77,6 +79,18 @@ impl NoHalt {
         file.write_all(&0i32.to_ne_bytes()).ok()?;
         Some(NoHalt(file))
     }
+}
+
+/// Sleeps until a moment of [`monotonic_ns`].
+pub fn sleep_until(due_ns: u64) {
+    std::thread::sleep(Duration::from_nanos(due_ns.saturating_sub(monotonic_ns())));
+}
+
+/// Binds a thread to a processor; 0 is the calling one.
+pub fn pin(thread: i32, cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(thread), &set).with_context(|| format!("no processor {cpu}"))
 }
 
 /// Starts a thread that first runs `set_up` inside `netns` and then `body` with what that returned.

@@ -1,23 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! TCP throughput over veth with and without the program.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{anyhow, ensure, Context, Result};
-use nix::sched::{sched_setaffinity, CpuSet};
-use nix::unistd::Pid;
+use anyhow::{ensure, Result};
+use mountain_lab::workload::stream::Saturated;
 
 use super::kernel::{Constant, PASS};
 use super::rig::{self, PathVerdict, SteeredRig, SERVER};
 use super::CostPlan;
 use crate::stopped;
-
-const CHUNK: usize = 256 * 1024;
 
 /// Goodput of the two halves of a pair, bit/s.
 #[derive(Clone, Copy, Debug)]
@@ -111,54 +105,12 @@ pub fn pairs(rig: &SteeredRig, plan: &CostPlan, compared: With) -> Result<Vec<Pa
 
 /// bit/s that the far end received of one new connection over `plan.tcp`, after a warm-up.
 fn goodput(listener: &TcpListener, plan: &CostPlan) -> Result<f64> {
-    let received = Arc::new(AtomicU64::new(0));
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut out = TcpStream::connect(listener.local_addr()?)?;
-    let (mut inward, _) = listener.accept()?;
-    inward.set_read_timeout(Some(Duration::from_secs(5)))?;
-    out.set_write_timeout(Some(Duration::from_secs(5)))?;
-    let counter = Arc::clone(&received);
-    let reader = thread::spawn(move || -> Result<()> {
-        pin(1);
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            match inward
-                .read(&mut buffer)
-                .context("the receiver saw nothing for 5 s")?
-            {
-                0 => return Ok(()),
-                n => counter.fetch_add(n as u64, Ordering::Relaxed),
-            };
-        }
-    });
-    let end = Arc::clone(&stop);
-    let writer = thread::spawn(move || -> Result<()> {
-        pin(0);
-        let buffer = vec![0; CHUNK];
-        while !end.load(Ordering::Relaxed) {
-            out.write_all(&buffer)
-                .context("the sender stalled for 5 s")?;
-        }
-        Ok(out.shutdown(Shutdown::Write)?)
-    });
+    let out = TcpStream::connect(listener.local_addr()?)?;
+    let running = Saturated::start(out, listener.accept()?.0)?;
     thread::sleep(plan.warm_up);
-    let (start, first) = (Instant::now(), received.load(Ordering::Relaxed));
+    let (start, first) = (Instant::now(), running.received());
     thread::sleep(plan.tcp);
-    let (took, last) = (start.elapsed(), received.load(Ordering::Relaxed));
-    stop.store(true, Ordering::Relaxed);
-    for thread in [writer, reader] {
-        thread
-            .join()
-            .map_err(|_| anyhow!("a thread of the connection panicked"))??;
-    }
+    let (took, last) = (start.elapsed(), running.received());
+    running.finish()?;
     Ok((last - first) as f64 * 8.0 / took.as_secs_f64())
-}
-
-/// Sender and receiver on processors of their own, where there are two: the scheduler's choice
-/// would be the larger part of the spread.
-fn pin(cpu: usize) {
-    let mut set = CpuSet::new();
-    if set.set(cpu).is_ok() {
-        let _ = sched_setaffinity(Pid::from_raw(0), &set);
-    }
 }

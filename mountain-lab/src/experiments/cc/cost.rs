@@ -4,28 +4,21 @@
 //! 1. Time per ACK of all its callbacks together, by the kernel's own statistics of BPF programs.
 //! 2. CPU time per byte of a saturating flow, in pairs with the same object in pass-through mode.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use mountain::cc::Loaded;
 use mountain::measure::environment::kernel_config;
 use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
 use mountain_lab::workload::stats::{bootstrap_median, median};
+use mountain_lab::workload::stream::{self, Dial, Saturated};
 use mountain_lab::workload::sys::device_index;
-use nix::sched::{sched_setaffinity, CpuSet};
-use nix::time::{clock_gettime, ClockId};
-use nix::unistd::Pid;
 use serde_json::json;
-use socket2::{Domain, Socket, Type};
 
-use super::{Available, Cc, CcArgs, CLIENT, PORT, SERVER};
+use super::{Available, Cc, CcArgs, CLIENT, SERVER};
 use crate::driver::Session;
 use crate::emulate::hosts::veth;
 use crate::emulate::netns::Netns;
@@ -41,8 +34,6 @@ const PAIRS: u32 = 15;
 const EMPTY_RUNS: u32 = 100_000;
 /// Fewer ACKs than this are no traffic to measure.
 const MIN_ACKS: u64 = 100;
-const CHUNK: usize = 256 << 10;
-const STALL: Duration = Duration::from_secs(5);
 
 struct CcCostPlan {
     pairs: u32,
@@ -93,62 +84,27 @@ impl Seen {
 
 /// Sends for `time` as fast as congestion control and processors allow.
 fn connection(rig: &AckRig, congestion: &str, time: Duration) -> Result<Seen> {
+    let dial = Dial {
+        congestion: Some(congestion),
+        ..Dial::default()
+    };
     // A socket stays in the namespace it was made in.
-    let listener = rig
-        .server
-        .enter(|| Ok(TcpListener::bind((std::net::Ipv4Addr::from(SERVER), PORT))?))?;
-    let mut out = rig.client.enter(|| {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-        socket.set_tcp_congestion(congestion.as_bytes())?;
-        socket.connect_timeout(&listener.local_addr()?.into(), STALL)?;
-        Ok(TcpStream::from(socket))
-    })?;
-    let (mut inward, _) = listener.accept()?;
-    inward.set_read_timeout(Some(STALL))?;
-    out.set_write_timeout(Some(STALL))?;
+    let listener = rig.server.enter(|| stream::listen((SERVER, 0).into()))?;
+    let to = listener.local_addr()?;
+    let out = rig.client.enter(|| dial.connect(to))?;
+    let (inward, _) = listener.accept()?;
     let (start, before) = (Instant::now(), ksoftirqd());
-    let reader = thread::spawn(move || -> Result<(u64, Duration)> {
-        pin(1);
-        let (mut buffer, mut bytes) = (vec![0; CHUNK], 0);
-        loop {
-            match inward
-                .read(&mut buffer)
-                .context("the receiver saw nothing for 5 s")?
-            {
-                0 => return Ok((bytes, own_cpu()?)),
-                n => bytes += n as u64,
-            }
-        }
-    });
-    let stop = Arc::new(AtomicBool::new(false));
-    let end = Arc::clone(&stop);
-    let writer = thread::spawn(move || -> Result<Duration> {
-        pin(0);
-        let buffer = vec![0; CHUNK];
-        while !end.load(Ordering::Relaxed) {
-            out.write_all(&buffer)
-                .context("the sender stalled for 5 s")?;
-        }
-        out.shutdown(Shutdown::Write)?;
-        own_cpu()
-    });
+    let running = Saturated::start(out, inward)?;
     thread::sleep(time);
-    stop.store(true, Ordering::Relaxed);
-    let panicked = |_| anyhow!("a thread of the connection panicked");
-    let sent = writer.join().map_err(panicked)??;
-    let (bytes, received) = reader.join().map_err(panicked)??;
+    let (bytes, ends) = running.finish()?;
     let kernel = ksoftirqd().saturating_sub(before);
     ensure!(!stopped(), "interrupted");
     ensure!(bytes > 0, "nothing arrived");
     Ok(Seen {
         bytes,
         took: start.elapsed(),
-        cpu: sent + received + kernel,
+        cpu: ends + kernel,
     })
-}
-
-fn own_cpu() -> Result<Duration> {
-    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
 /// CPU time of all ksoftirqd, where the kernel says (schedstat).
@@ -161,14 +117,6 @@ fn ksoftirqd() -> Duration {
         stat.split(' ').next()?.parse().ok()
     };
     Duration::from_nanos(processes.filter_map(|p| of(p.path())).sum())
-}
-
-/// Sender and receiver on processors of their own, where there are two.
-fn pin(cpu: usize) {
-    let mut set = CpuSet::new();
-    if set.set(cpu).is_ok() {
-        let _ = sched_setaffinity(Pid::from_raw(0), &set);
-    }
 }
 
 /// What the callbacks of one connection took.

@@ -1,26 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Saturating TCP flows with a congestion control each, and what arrived of them.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
+use mountain_lab::workload::stream::{self, Buckets, Dial, BUCKET_NS};
 use mountain_lab::workload::sys;
-use socket2::{SockRef, Type};
 
 use crate::emulate::netns::Netns;
 
 /// Arrivals are counted in buckets of this length.
-pub const BUCKET_US: u64 = 100_000;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub const BUCKET_US: u64 = BUCKET_NS / 1_000;
 const FRAMES_A_SECOND: u64 = 30;
-/// How long a blocked read or write takes to notice the order to stop.
-const POLL: Duration = Duration::from_millis(50);
 
 /// One flow to start.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,36 +68,29 @@ impl Flows {
         start_ns: u64,
     ) -> Result<Self> {
         let far = SocketAddr::new(to.ip(), to.port() + 1);
-        let [listener, far_listener] = [to, far].map(|to| {
-            server.enter(|| {
-                let socket = sys::socket_for(to.ip(), Type::STREAM)?;
-                socket.set_reuse_address(true)?;
-                socket.bind(&to.into())?;
-                socket.listen(64)?;
-                Ok(TcpListener::from(socket))
-            })
-        });
+        let [listener, far_listener] = [to, far].map(|at| server.enter(|| stream::listen(at)));
         let (listener, far_listener) = (listener?, far_listener?);
         let mut running = Flows {
             stop: Arc::default(),
             flows: Vec::new(),
         };
         for spec in specs {
-            let elapsed_us = sys::monotonic_ns().saturating_sub(start_ns) / 1_000;
-            std::thread::sleep(Duration::from_micros(
-                spec.start_us.saturating_sub(elapsed_us),
-            ));
+            sys::sleep_until(start_ns + spec.start_us * 1_000);
             let (listener, to) = match spec.far {
                 true => (&far_listener, far),
                 false => (&listener, to),
             };
-            let out = client.enter(|| connect(to, &spec.congestion))?;
+            let dial = Dial {
+                congestion: Some(&spec.congestion),
+                ..Dial::default()
+            };
+            let out = client.enter(|| dial.connect(to))?;
             let (inward, _) = listener.accept()?;
             let (stop, end) = (running.stop.clone(), running.stop.clone());
-            let frame = spec.media_bps.map(|bps| bps / 8 / FRAMES_A_SECOND);
+            let media_bps = spec.media_bps;
             let send = Builder::new()
                 .name("cc-send".into())
-                .spawn(move || send(out, frame, &stop))?;
+                .spawn(move || send(out, media_bps, &stop))?;
             let receive = Builder::new()
                 .name("cc-receive".into())
                 .spawn(move || receive(inward, start_ns, &end))?;
@@ -138,88 +125,28 @@ impl Drop for Flows {
     }
 }
 
-fn connect(to: SocketAddr, congestion: &str) -> Result<TcpStream> {
-    let socket = sys::socket_for(to.ip(), Type::STREAM)?;
-    socket
-        .set_tcp_congestion(congestion.as_bytes())
-        .with_context(|| format!("congestion control {congestion} is not available"))?;
-    socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
-    Ok(socket.into())
-}
-
-fn again(e: &std::io::Error) -> bool {
-    let kinds = [
-        ErrorKind::WouldBlock,
-        ErrorKind::TimedOut,
-        ErrorKind::Interrupted,
-    ];
-    kinds.contains(&e.kind())
-}
-
-/// Sends until told to stop, frames of so many bytes or all that it can; the segments sent again.
-fn send(mut stream: TcpStream, frame: Option<u64>, stop: &AtomicBool) -> Result<u64> {
-    stream.set_write_timeout(Some(POLL))?;
-    let chunk = vec![0u8; frame.unwrap_or(64 << 10) as usize];
-    let mut next = Instant::now();
-    while !stop.load(Ordering::Relaxed) {
-        if frame.is_some() {
-            next += Duration::from_micros(1_000_000 / FRAMES_A_SECOND);
-            std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        }
-        match stream.write(&chunk) {
-            Ok(_) => {}
-            Err(e) if again(&e) => {}
-            // The order to stop may reach the other end first.
-            Err(_) if stop.load(Ordering::Relaxed) => break,
-            Err(e) => return Err(e).context("a flow was lost"),
-        }
-    }
-    let retransmits = total_retransmits(&stream)?;
-    // By reset: nothing of it may be in the queue of the next segment.
-    SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+/// Sends until told to stop; the segments sent again.
+fn send(mut to: TcpStream, media_bps: Option<u64>, stop: &AtomicBool) -> Result<u64> {
+    stream::poll_for_stop(&to)?;
+    let sent = match media_bps {
+        Some(bps) => stream::send_paced(&mut to, bps, FRAMES_A_SECOND, stop),
+        None => stream::send(&mut to, usize::MAX, stop),
+    };
+    sent.context("a flow was lost")?;
+    let retransmits = stream::retransmits(&to)?;
+    stream::end_by_reset(&to)?;
     Ok(retransmits)
 }
 
-fn receive(mut stream: TcpStream, start_ns: u64, stop: &AtomicBool) -> Result<Vec<u64>> {
-    stream.set_read_timeout(Some(POLL))?;
-    let mut buffer = vec![0u8; 256 << 10];
-    let mut buckets = Vec::new();
-    while !stop.load(Ordering::Relaxed) {
-        let n = match stream.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => n,
-            Err(e) if again(&e) => continue,
-            Err(_) if stop.load(Ordering::Relaxed) => break,
-            Err(e) => return Err(e).context("a flow was lost"),
-        };
-        let t_us = sys::monotonic_ns().saturating_sub(start_ns) / 1_000;
-        let bucket = (t_us / BUCKET_US) as usize;
-        if buckets.len() <= bucket {
-            buckets.resize(bucket + 1, 0);
-        }
-        buckets[bucket] += n as u64;
-    }
-    Ok(buckets)
-}
-
-fn total_retransmits(stream: &TcpStream) -> Result<u64> {
-    // SAFETY: all zeros is a valid value of this structure of integers.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = size_of_val(&info) as libc::socklen_t;
-    // SAFETY: pointer and length describe `info`.
-    let rc = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            std::ptr::from_mut(&mut info).cast(),
-            &mut len,
-        )
-    };
-    match rc {
-        0 => Ok(info.tcpi_total_retrans.into()),
-        _ => Err(std::io::Error::last_os_error()).context("TCP_INFO"),
-    }
+fn receive(mut from: TcpStream, start_ns: u64, stop: &AtomicBool) -> Result<Vec<u64>> {
+    stream::poll_for_stop(&from)?;
+    let mut payload = Buckets::new(start_ns);
+    let received = stream::receive(&mut from, stop, |_, piece| {
+        payload.add(piece.len());
+        Ok(())
+    });
+    received.context("a flow was lost")?;
+    Ok(payload.bytes)
 }
 
 #[cfg(test)]

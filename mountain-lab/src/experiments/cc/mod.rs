@@ -40,7 +40,6 @@ const LATE_LIMIT_US: u32 = 2_000;
 /// that the plan does not have: it may make a flow brake or time out, and what becomes of that lasts
 /// far longer than the 1% of packets that the percentile leaves out.
 const LATE_MOST_US: u32 = 50_000;
-const PORT: u16 = NEAR_PORT;
 const CLIENT: [u8; 4] = [10, 97, 0, 1];
 const SERVER: [u8; 4] = [10, 97, 0, 2];
 

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use mountain_lab::workload::sys::spawn_in;
+use mountain_lab::workload::sys::{pin, spawn_in};
 
 use super::registry::ClaimVerdict;
 use super::switches::{off_on, Switches};
@@ -23,7 +23,6 @@ use super::Bench;
 use crate::emulate::netns::{run, Netns};
 use crate::experiments::probing::ab::Judgement;
 use crate::experiments::probing::tool::{Block, Tool};
-use crate::experiments::redirect::napi::pin_self;
 
 pub const WEIGHT: &str = "net.core.napi_adaptive_weight";
 /// Packets of the local host's own that one run of the kernel takes from its backlog: more than a burst.
@@ -140,7 +139,8 @@ impl NapiRig {
     }
 }
 
-/// More than a burst in each of netem's slots, with the processor idle for most of them. Dropping it ends it.
+/// More than a burst in each of netem's slots, with the processor idle for most of them: bursts and not
+/// a steady rate, as [`mountain_lab::workload::load`] has. Dropping it ends it.
 struct Flood {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<Option<()>>>,
@@ -150,7 +150,7 @@ impl Flood {
     fn start(source: &Netns) -> Result<Self> {
         let ended = Arc::new(AtomicBool::new(false));
         let open = || {
-            pin_self(CPU)?;
+            pin(0, CPU)?;
             UdpSocket::bind(("0.0.0.0", 0)).context("a socket")
         };
         let until = ended.clone();

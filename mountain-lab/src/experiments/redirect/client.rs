@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab upload`: sends data by UDP to `mountain-lab serve`, at a fixed pace.
+//!
+//! It ends with an amount and not with a time, asks the server what arrived, and is a program of its own,
+//! so that `mountain cpu` can record it.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

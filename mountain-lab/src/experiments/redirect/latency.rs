@@ -2,7 +2,7 @@
 //! `mountain-lab redirect latency`: round trips of single packets at a fixed rate.
 //!
 //! Sender and echo each have a processor and never sleep: what is measured is the way, not how long
-//! a scheduler takes to wake somebody.
+//! a scheduler takes to wake somebody. The flows of [`mountain_lab::workload::game`] do sleep.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -13,11 +13,10 @@ use anyhow::{anyhow, ensure, Context, Result};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{Figure, Figures};
 use mountain_lab::workload::stats::percentile;
-use mountain_lab::workload::sys::monotonic_ns;
+use mountain_lab::workload::sys::{monotonic_ns, pin};
 use serde_json::json;
 
 use super::contender::{self, Contender};
-use super::napi;
 use super::rig::{RouterRig, CLIENT, FIRST_PORT, TO};
 use super::segment::{LOAD_CPU, ROUTER_CPU};
 use super::{RedirectArgs, Row, Table, RETRIES};
@@ -77,7 +76,7 @@ impl Experiment for LatencyRows<'_> {
         let rtt = std::thread::scope(|scope| -> Result<Vec<u32>> {
             let echoing = scope.spawn(|| answer(&self.echo, &stop));
             let asked = self.rig.client.enter(|| {
-                napi::pin_self(LOAD_CPU)?;
+                pin(0, LOAD_CPU)?;
                 let port = FIRST_PORT + repeat as u16;
                 let socket = UdpSocket::bind((CLIENT, port)).context("a socket of the client")?;
                 socket.connect(way.addressed())?;
@@ -121,7 +120,7 @@ impl Experiment for LatencyRows<'_> {
 
 /// Sends everything back until told to stop.
 fn answer(socket: &UdpSocket, stop: &AtomicBool) -> Result<()> {
-    napi::pin_self(ROUTER_CPU)?;
+    pin(0, ROUTER_CPU)?;
     let mut buffer = [0; 2_048];
     while !stop.load(Ordering::Relaxed) && !stopped() {
         match socket.recv_from(&mut buffer) {

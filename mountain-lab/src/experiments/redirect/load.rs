@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Packets for the router: by sockets of the client, or live frames.
+//!
+//! The lab's other UDP load ([`mountain_lab::workload::load`]) sleeps between packets and has one
+//! flow. This one has a thousand flows, sends in batches and spins: at 100,000 packets a second a sleep is
+//! longer than the pause between two batches.
 
 use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
-use nix::sched::{sched_setaffinity, CpuSet};
+use mountain_lab::workload::sys;
 use nix::unistd::Pid;
 
 /// A NAPI thread.
@@ -37,22 +37,11 @@ pub fn is_alone() -> bool {
     std::thread::available_parallelism().is_ok_and(|n| n.get() == 1)
 }
 
-/// Binds this thread of ours to a processor.
-pub fn pin_self(cpu: usize) -> Result<()> {
-    pin(0, cpu)
-}
-
-fn pin(pid: i32, cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(pid), &set).with_context(|| format!("no processor {cpu}"))
-}
-
 impl Thread {
     /// Binds it to a processor, and puts it before all that is not real-time: a ring of a veth is full
     /// within a slice of somebody else's.
     pub fn place(self, cpu: usize) -> Result<()> {
-        pin(self.0, cpu)?;
+        sys::pin(self.0, cpu)?;
         let param = libc::sched_param { sched_priority: 1 };
         // SAFETY: `param` outlives the call.
         let rc = unsafe { libc::sched_setscheduler(self.0, libc::SCHED_FIFO, &param) };

@@ -5,6 +5,7 @@ use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use mountain_lab::workload::sys;
 
 use super::load::{ports, LoadSenders, LoadSource, OfferedLoad, Rate};
 use super::napi::{self, Time};
@@ -97,7 +98,7 @@ pub struct LoadGenerators {
 impl LoadGenerators {
     /// Call in the client's namespace; the thread is bound to the load's processor.
     pub fn new(programs: RigPrograms, seed: u64) -> Result<Self> {
-        napi::pin_self(LOAD_CPU)?;
+        sys::pin(0, LOAD_CPU)?;
         Ok(LoadGenerators {
             programs,
             senders: None,

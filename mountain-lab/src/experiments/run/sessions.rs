@@ -176,7 +176,6 @@ kind = "sessions"
                 rtts: vec![(opened_ns, path.map(|_| 20_000))],
                 sent: 1,
                 answered: u32::from(path.is_some()),
-                completion_us: None,
             }
         };
         let flows = [

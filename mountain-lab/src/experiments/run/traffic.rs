@@ -7,7 +7,7 @@ use anyhow::Result;
 use mountain_lab::workload::bulk::{self, Bulk, BulkConfig, BulkReport, Pattern};
 use mountain_lab::workload::game::{self, GameConfig, Health, Packet};
 use mountain_lab::workload::load::{self, LoadConfig, LoadReport, RunningLoad};
-use mountain_lab::workload::short::{self, Short, ShortConfig, ShortFlow, Transport};
+use mountain_lab::workload::short::{self, Short, ShortConfig, ShortFlow};
 
 use crate::emulate::hosts::{Hosts, REFERENCE};
 use crate::scenario::{Scenario, WorkloadKind, WorkloadSpec};
@@ -207,7 +207,6 @@ fn short_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> ShortConfi
         first_client_port: hosts.router.as_ref().map(|_| FIRST_CLIENT_PORT),
         server_addr: hosts.server_addr(),
         port,
-        proto: Transport::Udp,
         flows_per_s: workload.rate_hz,
         packets,
         interval_ms,

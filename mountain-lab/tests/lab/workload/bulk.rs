@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mountain_lab::workload::bulk::{self, BulkConfig, Pattern};
 use mountain_lab::workload::load::{self, LoadConfig};
 use mountain_lab::workload::metrics::{Leave, Onset};
-use mountain_lab::workload::short::{self, ShortConfig, Transport};
+use mountain_lab::workload::short::{self, ShortConfig};
 use mountain_lab::workload::sniff::Sniffer;
 use mountain_lab::workload::sys;
 
@@ -350,69 +350,44 @@ fn foreign_load_fills_one_device_at_its_rate() {
 fn many_short_flows_spread_and_name_their_path() {
     let net = Net::new();
     let (client_addr, server_addr) = addresses(false);
-    let udp = ShortConfig {
+    let many = ShortConfig {
         client_ns: net.client_ns(),
         server_ns: net.server_ns(),
         client_addr,
         first_client_port: Some(20_000),
         server_addr,
         port: 7021,
-        proto: Transport::Udp,
         flows_per_s: 1_000.0,
         packets: 3,
         interval_ms: 20,
         payload_bytes: 100,
         paths: vec!["s0".into(), "s1".into()],
     };
-    let tcp = ShortConfig {
-        proto: Transport::Tcp,
-        port: 7022,
-        flows_per_s: 400.0,
-        ..udp.clone()
+    let one = ShortConfig {
+        first_client_port: None,
+        port: 7023,
+        flows_per_s: 100.0,
+        ..many.clone()
     };
-    for (cfg, at_least) in [(udp, 400), (tcp, 150)] {
-        let proto = cfg.proto;
-        let running = short::start(cfg).unwrap();
-        sleep(Duration::from_millis(1_300));
-        let flows = running.stop().unwrap();
-        assert!(flows.len() >= at_least, "{proto:?}: {} flows", flows.len());
-        let expected = if proto == Transport::Udp { 3 } else { 1 };
-        if proto == Transport::Udp {
-            let ports = flows.iter().map(|flow| flow.client_port);
-            assert!(
-                ports.eq((20_000..).take(flows.len())),
-                "one after the other"
-            );
-        }
-        for flow in &flows {
-            assert_eq!(
-                (flow.sent, flow.answered),
-                (expected, expected),
-                "{proto:?} {flow:?}"
-            );
-            assert!(flow.path.is_some() && !flow.moved, "{proto:?} {flow:?}");
-        }
-        let shares = short::shares(&flows, 2);
-        // Five standard deviations of a fair coin at 150 flows are 20 points.
-        assert!((0.3..0.7).contains(&shares[0]), "{proto:?}: {shares:?}");
-        assert!((shares[0] + shares[1] - 1.0).abs() < 1e-9);
+    let running = short::start(many).unwrap();
+    sleep(Duration::from_millis(1_300));
+    let flows = running.stop().unwrap();
+    assert!(flows.len() >= 400, "{} flows", flows.len());
+    let ports = flows.iter().map(|flow| flow.client_port);
+    assert!(
+        ports.eq((20_000..).take(flows.len())),
+        "one after the other"
+    );
+    for flow in &flows {
+        assert_eq!((flow.sent, flow.answered), (3, 3), "{flow:?}");
+        assert!(flow.path.is_some() && !flow.moved, "{flow:?}");
     }
+    let shares = short::shares(&flows, 2);
+    // Five standard deviations of a fair coin at 400 flows are 13 points.
+    assert!((0.3..0.7).contains(&shares[0]), "{shares:?}");
+    assert!((shares[0] + shares[1] - 1.0).abs() < 1e-9);
     // All on one path when there is one route.
     net.route("via 10.77.1.2");
-    let one = ShortConfig {
-        client_ns: net.client_ns(),
-        server_ns: net.server_ns(),
-        client_addr,
-        first_client_port: None,
-        server_addr,
-        port: 7023,
-        proto: Transport::Tcp,
-        flows_per_s: 100.0,
-        packets: 3,
-        interval_ms: 20,
-        payload_bytes: 100,
-        paths: vec!["s0".into(), "s1".into()],
-    };
     let running = short::start(one).unwrap();
     sleep(Duration::from_millis(300));
     assert_eq!(short::shares(&running.stop().unwrap(), 2), [0.0, 1.0]);
