@@ -32,17 +32,32 @@ pub fn up(net: &Net) {
     net.client.wait_settled();
 }
 
+/// A socket of the server, at one of its addresses.
+pub fn listener(net: &Net, address: &str) -> UdpSocket {
+    let at = SocketAddr::new(address.parse().unwrap(), 5353);
+    let socket = net.server.with(move || UdpSocket::bind(at).unwrap());
+    socket.set_read_timeout(Some(LEAVE)).unwrap();
+    socket
+}
+
+/// Sends the server a datagram, whose byte no other one has, and returns where it sees that come from.
+pub fn seen(server: &UdpSocket, socket: &UdpSocket, n: u8) -> SocketAddr {
+    let to = server.local_addr().unwrap();
+    socket.send_to(&[n], to).unwrap();
+    let mut word = [0; 1];
+    loop {
+        let (_, from) = server.recv_from(&mut word).expect("each datagram arrives");
+        if word == [n] {
+            return from;
+        }
+    }
+}
+
 /// The addresses that the server sees when each of these sockets sends it a datagram.
 pub fn sources(net: &Net, sockets: Vec<UdpSocket>) -> (Vec<IpAddr>, Vec<UdpSocket>) {
-    let to: SocketAddr = format!("{SERVER4}:5353").parse().unwrap();
-    let server = net.server.with(move || UdpSocket::bind(to).unwrap());
-    server.set_read_timeout(Some(LEAVE)).unwrap();
-    let seen = sockets.iter().map(|socket| {
-        socket.send_to(b"hello", to).unwrap();
-        let (_, from) = server.recv_from(&mut [0; 16]).expect("it arrives");
-        from.ip()
-    });
-    (seen.collect(), sockets)
+    let server = listener(net, SERVER4);
+    let source = |(n, socket)| seen(&server, socket, n).ip();
+    ((0..).zip(&sockets).map(source).collect(), sockets)
 }
 
 /// Unbound sockets of the client, made by `user`.
@@ -136,24 +151,17 @@ fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
 fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
     let net = two_providers();
     let lan = Ns::new("lan");
-    let (client, server) = (&net.client, &net.server);
+    let client = &net.client;
     client.forward_for("u2", &lan, "n2", "10.30.2");
     client.ip("route add default via 10.30.2.2 dev u2 metric 700");
     client.run("nft add table ip nat");
     client.run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
     client.run("nft add rule ip nat post oifname { u0, u1, u2 } masquerade");
     up(&net);
-    let to: SocketAddr = format!("{SERVER4}:5353").parse().unwrap();
-    let listener = server.with(move || UdpSocket::bind(to).unwrap());
-    listener.set_read_timeout(Some(LEAVE)).unwrap();
+    let listener = listener(&net, SERVER4);
     let socket = lan.with(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     for n in 0..10 {
-        socket.send_to(&[n], to).unwrap();
-        let mut word = [0; 1];
-        let (_, from) = listener
-            .recv_from(&mut word)
-            .expect("each datagram arrives");
-        assert_eq!((word, from.ip().to_string().as_str()), ([n], "10.30.0.1"));
+        assert_eq!(seen(&listener, &socket, n).ip().to_string(), "10.30.0.1");
     }
 }
 

@@ -2,37 +2,17 @@
 //! What NAT has given another address, or has not, leaves where that address is right.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
 use super::firewall::nft;
-use super::placement::{sockets, two_providers, up};
+use super::placement::{listener, seen, sockets, two_providers, up};
 use super::random::rig::flush_conntrack;
 use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SERVER6};
 
 /// Enough that a choice between two uplinks would show.
 const FLOWS: u8 = 16;
-
-/// The server's socket.
-fn listener(net: &Net) -> UdpSocket {
-    let to: SocketAddr = format!("{SERVER4}:5353").parse().unwrap();
-    let socket = net.server.with(move || UdpSocket::bind(to).unwrap());
-    socket.set_read_timeout(Some(LEAVE)).unwrap();
-    socket
-}
-
-/// Sends a datagram and returns where the server sees it come from.
-fn seen(server: &UdpSocket, socket: &UdpSocket, n: u8) -> SocketAddr {
-    socket.send_to(&[n], (SERVER4, 5353)).unwrap();
-    let mut word = [0; 1];
-    loop {
-        let (_, from) = server.recv_from(&mut word).expect("each datagram arrives");
-        if word == [n] {
-            return from;
-        }
-    }
-}
 
 fn masquerade(ns: &Ns, rule: &str) {
     nft(
@@ -45,7 +25,7 @@ fn masquerade(ns: &Ns, rule: &str) {
 fn a_running_connection_that_is_translated_goes_on() {
     let net = two_providers();
     masquerade(&net.client, "oifname { u0, u1 }");
-    let server = listener(&net);
+    let server = listener(&net, SERVER4);
     // The kernel sends it by u0, translated.
     let socket = net.client.with(|| UdpSocket::bind("10.30.1.1:0").unwrap());
     let before = seen(&server, &socket, 0);
@@ -94,23 +74,16 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
         &net.client,
         "table ip6 n { chain post { type nat hook postrouting priority 100;\noifname { u0, u1 } masquerade\n} }",
     );
-    let to: SocketAddr = format!("[{SERVER6}]:5353").parse().unwrap();
-    let server = net.server.with(move || UdpSocket::bind(to).unwrap());
-    server.set_read_timeout(Some(LEAVE)).unwrap();
+    let server = listener(&net, SERVER6);
     // The kernel sends it by u0, translated.
     let socket = net
         .client
         .with(|| UdpSocket::bind("[fd30:1::1]:0").unwrap());
-    let seen = |n: u8| {
-        socket.send_to(&[n], to).unwrap();
-        let (_, from) = server.recv_from(&mut [0; 1]).expect("it arrives");
-        from
-    };
-    let before = seen(0);
+    let before = seen(&server, &socket, 0);
     assert_eq!(before.ip().to_string(), "fd30::1");
     up(&net);
     for n in 1..6 {
-        assert_eq!(seen(n), before, "after the start");
+        assert_eq!(seen(&server, &socket, n), before, "after the start");
     }
 }
 
@@ -136,7 +109,7 @@ fn begun(server: &UdpSocket, lan: &Ns, address: &'static str) -> BTreeSet<String
 #[test]
 fn forwarded_flows_leave_no_uplink_untranslated() {
     let net = two_providers();
-    let (server, lan) = (listener(&net), lan(&net));
+    let (server, lan) = (listener(&net, SERVER4), lan(&net));
     masquerade(&net.client, "oifname u0");
     up(&net);
     let only = BTreeSet::from(["10.30.0.1".to_owned()]);
