@@ -287,6 +287,8 @@ fn rules_before_the_table_become_fib_rules() {
         rule(15, |r| {
             (r.invert, r.src) = (true, Some(prefix("10.8.0.0/16")))
         }),
+        // What sockets send may have had no source yet.
+        rule(15, |r| r.iif = Some(1)),
         rule(16, |r| {
             (r.src, r.ipv6) = (Some(prefix("fd00:0::/64")), true)
         }),
@@ -351,7 +353,8 @@ fn other_tables() {
         .map(|s| (s.table, s.priority, s.invert, s.src))
         .collect();
     let inverted = (100, 100, true, Some(prefix("10.60.0.0/16")));
-    assert_eq!(rules, [(100, 90, false, None), inverted]);
+    let sourceless = (100, 100, false, None);
+    assert_eq!(rules, [(100, 90, false, None), inverted, sourceless]);
     // The local table is looked up first, the main one only by others.
     let local = [
         "10.0.0.1/32",

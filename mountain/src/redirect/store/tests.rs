@@ -178,9 +178,13 @@ fn nobody_else_can_hold_commands_up() {
         nix::fcntl::FlockArg::LockExclusive,
     );
     let wait = Duration::from_millis(50);
-    let error = Store::open_at(dir.clone(), 7, false, wait).err().unwrap();
     let me = format!("by process {} (", std::process::id());
-    assert!(error.to_string().contains(&me), "{error:#}");
+    // The kernel's list of locks has gaps while others take and release theirs.
+    let mut errors = (0..20).map(|_| {
+        let failed = Store::open_at(dir.clone(), 7, false, wait);
+        failed.err().expect("it is locked").to_string()
+    });
+    assert!(errors.any(|error| error.contains(&me)));
     assert_eq!(mode(&dir), 0o700, "nobody else opens it from now on");
     drop(held);
     assert_eq!(open(&dir, false).all().unwrap(), [rule(0)]);

@@ -307,7 +307,10 @@ impl Reference {
     pub fn knows_sized(&self, flow: u16, seen: &Seen) -> bool {
         let cut_so = |s: &Seen| s.look == seen.look;
         let rough = rough(seen);
-        self.all(flow).any(|s| s.iter().any(cut_so))
+        // Nobody has seen the sizes of a member whose firewall drops the packets.
+        let smaller = |s: &Seen| seen.look.mss.is_some() && seen.look.mss < s.look.mss;
+        let unseen = self.may_drop(flow) && self.all(flow).flatten().any(smaller);
+        (unseen || self.all(flow).any(|s| s.iter().any(cut_so)))
             && self
                 .all(flow)
                 .any(|s| s.iter().any(|s| self::rough(s) == rough))
