@@ -67,7 +67,7 @@ impl Child {
             .stdin
             .as_mut()
             .context("the emulator was told to end")?;
-        // What is wrong with the process shows when it is asked for its answer.
+        // An error of the process is reported when its answer is read.
         let _ = stdin
             .write_all(line.as_bytes())
             .and_then(|()| stdin.flush());
@@ -114,7 +114,7 @@ pub fn cpu_seconds(pid: u32) -> Option<f64> {
     Some(ticks as f64 / 100.0)
 }
 
-/// What the process is told, line by line.
+/// Requests to the process, one on each line.
 pub type Orders = Lines<BufReader<Stdin>>;
 
 /// Devices, cells, and the thread that runs them all.

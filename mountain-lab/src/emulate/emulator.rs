@@ -10,7 +10,7 @@
 //! device ── rate + queue ── scheduled delay or drop ── device
 //! ```
 //!
-//! What is left of the emulator's own delay is measured on the idle reference path.
+//! The emulator's remaining delay of its own is measured on the idle reference path.
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
