@@ -40,8 +40,8 @@ fn nothing_is_left() {
     assert!(!std::fs::read_to_string(all).unwrap().contains("mtl"));
 }
 
-/// Who has figures of a cell after one repeat. Who has none must be void, and because the machine was
-/// too busy: for no other reason is there nothing to look at.
+/// Who has figures of a cell after one repeat. Who has none must be void. A void segment, which may have
+/// been tried again with success, was void because the machine was too busy, never for another reason.
 fn valid<'a>(result: &RunResult, cell: &str, who: &[&'a str]) -> Vec<&'a str> {
     let mut valid = Vec::new();
     for who in who {
@@ -49,15 +49,15 @@ fn valid<'a>(result: &RunResult, cell: &str, who: &[&'a str]) -> Vec<&'a str> {
         let of = result.policies.get(*who);
         let any = of.is_some_and(|m| m.keys().any(|name| name.starts_with(&prefix)));
         let policy = format!("{cell} {who}");
-        let void = result.void.iter().find(|v| v.policy == policy);
-        match (any, void) {
-            (true, None) => valid.push(*who),
-            (false, Some(void)) => {
-                assert!(void.reason.contains("emulator was late"), "{void:?}");
-                assert_eq!(void.repeat, 0);
-                eprintln!("the machine was too busy: {void:?}");
-            }
-            _ => panic!("{policy}: figures {any}, {void:?}"),
+        let mut voids = result.void.iter().filter(|v| v.policy == policy).peekable();
+        assert!(any || voids.peek().is_some(), "{policy} is missing");
+        for void in voids {
+            assert!(void.reason.contains("emulator was late"), "{void:?}");
+            assert_eq!(void.repeat, 0);
+            eprintln!("the machine was too busy: {void:?}");
+        }
+        if any {
+            valid.push(*who);
         }
     }
     valid
