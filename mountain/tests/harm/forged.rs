@@ -26,7 +26,12 @@ pub struct Flood {
 
 impl Flood {
     /// Sends these IPv4 packets from a namespace, in turn, as fast as it goes. Returns once there is a flood.
-    pub fn start(ns: &Ns, to: SocketAddr, mut packets: Vec<Vec<u8>>) -> Self {
+    pub fn start(ns: &Ns, to: SocketAddr, packets: Vec<Vec<u8>>) -> Self {
+        Self::at_most(ns, to, packets, f64::INFINITY)
+    }
+
+    /// The same at a rate, packets a second, or what the sender reaches of it.
+    pub fn at_most(ns: &Ns, to: SocketAddr, mut packets: Vec<Vec<u8>>, rate: f64) -> Self {
         packets.truncate(packets.len() / BATCH * BATCH);
         let (stop, sent) = (
             Arc::new(AtomicBool::new(false)),
@@ -54,6 +59,7 @@ impl Flood {
                     message
                 })
                 .collect();
+            let mut due = Instant::now();
             while !ends.load(Relaxed) {
                 for batch in messages.chunks_mut(BATCH) {
                     // SAFETY: the messages, and the packets that they point to, outlive the call.
@@ -62,6 +68,9 @@ impl Flood {
                         libc::sendmmsg(socket.as_raw_fd(), first, count, 0)
                     };
                     counted.fetch_add(n.max(0) as u64, Relaxed);
+                    // What was missed is not made up for by a burst.
+                    due = Instant::now().max(due + Duration::from_secs_f64(BATCH as f64 / rate));
+                    thread::sleep(due.saturating_duration_since(Instant::now()));
                     if ends.load(Relaxed) {
                         break;
                     }

@@ -14,6 +14,7 @@ mod net;
 mod proof;
 
 use crate::support::netns::Namespace;
+use crate::support::tcx::attach_passing_xdp;
 use mountain::redirect::{fixes, Backend, Rule, Snat};
 use net::*;
 use Backend::{Nft, Tcx, TcxPeer, Xdp, XdpRedirect};
@@ -311,30 +312,8 @@ fn kinds_of_devices() {
     refused(&found, Tcx, "r0 is a port of the bridge br0", "--dev br0");
 }
 
-/// Attaches a program that passes everything.
 fn attach_xdp(side: &Namespace, device: &str, name: &str) {
-    let ifindex = side.index(device);
-    // mov r0, XDP_PASS; exit
-    let pass: [u64; 2] = [0x0000_0002_0000_00b7, 0x95];
-    let name = std::ffi::CString::new(name).unwrap();
-    side.within(async || {
-        // SAFETY: the instructions and strings live through the calls; the program stays attached
-        // when its descriptor is closed.
-        unsafe {
-            let program = libbpf_sys::bpf_prog_load(
-                libbpf_sys::BPF_PROG_TYPE_XDP,
-                name.as_ptr(),
-                c"GPL".as_ptr(),
-                pass.as_ptr().cast(),
-                pass.len() as libbpf_sys::size_t,
-                std::ptr::null_mut(),
-            );
-            assert!(program >= 0, "{program}");
-            let attached = libbpf_sys::bpf_xdp_attach(ifindex as i32, program, 0, std::ptr::null());
-            assert_eq!(attached, 0);
-            libc::close(program);
-        }
-    });
+    side.within(async || attach_passing_xdp(device, name));
 }
 
 #[test]
