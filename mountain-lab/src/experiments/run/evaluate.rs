@@ -121,7 +121,7 @@ fn put_segment(
     result: &mut RunResult,
 ) {
     let mut own = figures(segment, packets, best_median_us, scenario);
-    let slow = goodput_beside_slow(segment, schedule, scenario);
+    let slow = goodput_beside_slow(segment, packets, schedule, scenario);
     own.extend(slow.map(|f| ("goodput_beside_slow".into(), f)));
     if has_sessions(scenario) {
         own.extend(session_figures(segment, schedule).0);
@@ -356,6 +356,9 @@ pub(super) fn changes_new_flows(decision: &Value) -> bool {
     may("from") != may("to")
 }
 
+/// Headers of a UDP datagram over IPv4 (RFC 791, RFC 768), which a path's rate counts.
+const UDP_HEADERS_BITS: f64 = 28.0 * 8.0;
+
 /// Payload of a game packet, if all workloads agree.
 fn game_payload_bits(scenario: &Scenario) -> Option<f64> {
     let mut games = scenario.workloads.iter();
@@ -364,34 +367,43 @@ fn game_payload_bits(scenario: &Scenario) -> Option<f64> {
     alike.then_some(first as f64 * 8.0)
 }
 
-/// Goodput of all TCP flows while a path was slow, over what the other paths carry.
+/// Goodput of all TCP flows while a path was slow, over what the other paths carry besides the latency flows
+/// that are on them.
 fn goodput_beside_slow(
     segment: &PolicySegment,
+    packets: &[Packet],
     schedule: &Schedule,
     scenario: &Scenario,
 ) -> Option<Figure> {
+    let packet_bits = match packets {
+        [] => 0.0,
+        _ => game_payload_bits(scenario)? + UDP_HEADERS_BITS,
+    };
     let at_ns = |us: i64| segment.start_ns + us.max(0) as u64 * 1000;
     let slow = schedule.events.iter().filter(|e| e.kind == EventKind::Slow);
-    let (mut bits, mut capacity, mut n) = (0.0, 0.0, 0);
+    let (mut bits, mut carried, mut n) = (0.0, 0.0, 0);
     for event in slow {
         let from_ns = at_ns(event.start_us).max(segment.measured.start);
         let until_ns = at_ns(event.end_us).min(segment.measured.end);
+        let span = from_ns..until_ns;
         let span_s = until_ns.saturating_sub(from_ns) as f64 / 1e9;
-        let Some(goodput) = segment.seen.goodput_bps(&(from_ns..until_ns)) else {
+        let Some(goodput) = segment.seen.goodput_bps(&span).filter(|g| g.is_finite()) else {
             continue;
         };
         let others = scenario.paths.iter().enumerate();
         let others = others.filter(|(i, _)| *i != event.path);
         let rate_bps: f64 = others.map(|(_, p)| p.rate_mbit * 1e6).sum();
-        if goodput.is_finite() {
-            bits += goodput * span_s;
-            capacity += rate_bps * span_s;
-            n += 1;
-        }
+        let is_beside = |p: &&Packet| {
+            span.contains(&p.sent_ns) && p.path.is_some_and(|path| usize::from(path) != event.path)
+        };
+        let beside = packets.iter().filter(is_beside).count() as f64;
+        bits += goodput * span_s;
+        carried += rate_bps * span_s - beside * packet_bits;
+        n += 1;
     }
     (n > 0).then_some(Figure {
         unit: "ratio",
-        value: bits / capacity,
+        value: bits / carried,
         n,
     })
 }

@@ -417,7 +417,7 @@ impl Policy {
             if m.in_use() {
                 v.latency |= bit;
             }
-            if m.standing == Standing::In {
+            if m.standing == Standing::In || lasts(m.fit_since_us, WINDOW_US, now_us) {
                 joined |= bit;
             }
             if self.paths[m.path].load.fills(now_us) {
@@ -436,6 +436,7 @@ impl Policy {
             v.ejected = 0;
         }
         // A stopgap is one for latency flows. It may carry little, and bulk flows have what they want elsewhere.
+        // But beside a full path they do not wait for all of another's patience: a relapse costs them little.
         v.bulk = match filled {
             0 => v.latency,
             _ => joined | filled,

@@ -102,6 +102,38 @@ fn bulk_does_not_follow_latency_flows_to_a_stopgap() {
     assert_eq!(sim.mask().bulk, 0b11, "{}", sim.explain());
 }
 
+#[test]
+fn bulk_beside_a_full_path_does_not_wait_for_all_of_the_patience() {
+    // Three spikes, after which path 1 is good.
+    let spikes = |t: u64| u32::from(t < 40 * S && t % (10 * S) > 9 * S) * 200_000;
+    for full in [true, false] {
+        let mut sim = Sim::new(vec![noisy(1), shaped(2, spikes)], 1);
+        sim.thin = false;
+        let (mut rejoined, mut ahead) = (None, 0);
+        sim.run(90 * S, |s| {
+            egress(s, 0, if full { 9.5 } else { 1.0 }, 0.1);
+            egress(s, 1, 0.0, 0.0);
+            if s.now < 41 * S {
+                return;
+            }
+            let v = s.mask();
+            if v.latency == 0b11 {
+                rejoined.get_or_insert(s.now);
+            } else if v.bulk != v.latency {
+                assert_eq!((v.latency, v.bulk), (0b01, 0b11), "{}", s.explain());
+                assert!(s.now >= 50 * S, "at {} us:\n{}", s.now, s.explain());
+                ahead += 1;
+            }
+        });
+        assert!(
+            rejoined.is_some_and(|t| t > 55 * S),
+            "{rejoined:?}: {}",
+            sim.explain()
+        );
+        assert_eq!(ahead > 0, full, "{}", sim.explain());
+    }
+}
+
 /// Latency flows of a constant rate each on two paths with a queue: how the masks move them, and what comes through.
 struct Crowd {
     /// Mbit/s of each flow, and of each path.
