@@ -80,9 +80,9 @@ impl OurRates {
             .is_some_and(|t| now_us.saturating_sub(t) as f64 <= RATE_US)
     }
 
-    /// Whether it fills the path on average, and is mostly that of latency flows.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.would_fill(self.rate_bps) && self.latency_bps + self.latency_bps > self.rate_bps
+    /// Whether it has filled the path within the last second, and is mostly that of latency flows.
+    pub(crate) fn is_crowded(&self, now_us: u64) -> bool {
+        self.fills(now_us) && self.latency_bps + self.latency_bps > self.rate_bps
     }
 
     /// Whether traffic is counted at all.

@@ -295,8 +295,9 @@ impl Policy {
         let group = &mut self.groups[g];
         let spread = group.spread.filter(|s| now_us < s.until_us);
         let left = lasts_less(group.left_us, RECENT_US, now_us);
-        let crowded =
-            |m: &JudgedPath| m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded();
+        let crowded = |m: &JudgedPath| {
+            m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded(now_us)
+        };
         let found = || group.members.iter().position(crowded).filter(|_| left);
         let new = |crowded| Spread {
             crowded,

@@ -238,3 +238,45 @@ fn latency_flows_leave_a_path_that_has_become_thin_although_they_fill_the_other(
     let share = on_thin as f64 / (57.0 * 100.0 * 40.0);
     assert!(share <= 0.1, "{share}:\n{}", sim.explain());
 }
+
+#[test]
+fn latency_flows_that_fill_whatever_they_come_to_do_not_go_back_and_forth() {
+    // Bulk flows fill path 0. Requests as fast as they are answered fill the path of the latency flows. Path 1 has
+    // relapsed and is tried no more when path 0 has a spike.
+    let queued_us = RefCell::new([115e3_f64; 2]);
+    let relapses = [20, 24, 32].map(|s| s * S..(s + 1) * S);
+    let spikes = [vec![40 * S..40 * S + 300 * MS], relapses.to_vec()];
+    let path = |i: usize| -> Model {
+        let (queued, spikes) = (&queued_us, spikes[i].clone());
+        Box::new(move |t| {
+            let spike = u32::from(spikes.iter().any(|s| s.contains(&t))) * 100_000;
+            same(20_000 + queued.borrow()[i] as u32 + spike)
+        })
+    };
+    let mut sim = Sim::new(vec![path(0), path(1)], 1);
+    sim.thin = false;
+    let (mut changes, mut before) = (0, 0b11);
+    sim.run(120 * S, |s| {
+        let v = s.mask();
+        let on = [0, 1].map(|i| v.latency & 1 << i != 0);
+        egress(s, 0, 9.5, if on[0] { 1.0 } else { 0.0 });
+        egress(
+            s,
+            1,
+            if on[1] { 9.5 } else { 0.0 },
+            if on[1] { 9.0 } else { 0.0 },
+        );
+        // It grows within half a second, and drains as fast. They add to what the bulk flows have made.
+        let most_us = [
+            if on[0] && !on[1] { 140e3 } else { 115e3 },
+            if on[1] { 130e3 } else { 0.0 },
+        ];
+        for (queued_us, most_us) in queued_us.borrow_mut().iter_mut().zip(most_us) {
+            *queued_us += (most_us - *queued_us).clamp(-3e3, 3e3);
+        }
+        changes += usize::from(v.latency != before);
+        before = v.latency;
+    });
+    assert!(changes >= 1, "the spike is left:\n{}", sim.explain());
+    assert!(changes <= 12, "{changes} changes:\n{}", sim.explain());
+}
