@@ -1,37 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cc` end to end: one short run, and what it says when it cannot.
 
-use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mountain_lab::result::RunResult;
+
+use crate::support::{lab, refused, result_of, Run};
 
 /// Runs one after another: two emulators would make each other late.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn lab(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
-        .arg("cc")
-        .args(args)
-        .output()
-        .unwrap()
-}
-
-/// The result of a run with `args`, and what it said.
-fn result_of(args: &str) -> (RunResult, tempfile::TempDir, String) {
-    let out = tempfile::tempdir().unwrap();
-    let dir = out.path().display().to_string();
-    let mut args: Vec<&str> = args.split(' ').collect();
-    args.extend(["--out", &dir]);
-    let run = lab(&args);
-    let said = [run.stdout, run.stderr].map(|b| String::from_utf8(b).unwrap());
-    let said = said.concat();
-    assert!(run.status.success(), "{said}");
-    let result = RunResult::read(&out.path().join("result.json")).unwrap();
-    (result, out, said)
 }
 
 /// No congestion control of a run stays behind.
@@ -65,7 +44,7 @@ fn valid<'a>(result: &RunResult, cell: &str, who: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn cells_are_listed_and_unknown_ones_refused() {
-    let list = lab(&["--list"]);
+    let list = lab("cc --list");
     let text = String::from_utf8(list.stdout).unwrap();
     for name in ["step-50-10", "steady-1-bdp", "two-states", "against-cubic"] {
         assert!(text.contains(name), "{text}");
@@ -74,9 +53,7 @@ fn cells_are_listed_and_unknown_ones_refused() {
         text.contains("20 Mbit/s, a queue of 4 BDP, 1 % lost at random"),
         "{text}"
     );
-    let wrong = lab(&["--cells", "nonesuch"]);
-    assert_eq!(wrong.status.code(), Some(2));
-    let error = String::from_utf8(wrong.stderr).unwrap();
+    let error = refused("cc --cells nonesuch");
     assert!(
         error.contains("no cell nonesuch: `mountain-lab cc --list`"),
         "{error}"
@@ -86,11 +63,14 @@ fn cells_are_listed_and_unknown_ones_refused() {
 #[test]
 fn a_step_is_braked_for() {
     let _alone = alone();
-    let (result, out, said) = result_of("--quick --cells step-50-10 --cc mountain,bbr --repeat 1");
+    let run = result_of("cc --quick --cells step-50-10 --cc mountain,bbr --repeat 1");
+    let Run {
+        result, out, said, ..
+    } = &run;
     nothing_is_left();
     assert_eq!((result.scenario.as_str(), result.repeats), ("cc", 1));
     assert_eq!(result.checks.len(), 4);
-    let valid = valid(&result, "step-50-10", &["mountain", "bbr"]);
+    let valid = valid(result, "step-50-10", &["mountain", "bbr"]);
     let median = |who: &str, what: &str| {
         let name = format!("step-50-10/{what}");
         result.metric(who, &name).unwrap().median
@@ -126,13 +106,14 @@ fn a_step_is_braked_for() {
 fn a_longer_way_back_and_bursts_are_emulated() {
     let _alone = alone();
     let cells = "rtt-1-to-8,ack-bursts-30,late-to-cubic";
-    let (result, _out, said) = result_of(&format!(
-        "--quick --cells {cells} --controls mountain --repeat 1"
+    let run = result_of(&format!(
+        "cc --quick --cells {cells} --controls mountain --repeat 1"
     ));
+    let Run { result, said, .. } = &run;
     nothing_is_left();
     // Nothing is promised of the first two.
     assert_eq!(result.checks.len(), 1, "{said}");
-    let valid = |cell: &str| !valid(&result, cell, &["mountain"]).is_empty();
+    let valid = |cell: &str| !valid(result, cell, &["mountain"]).is_empty();
     let median = |what: &str| result.metric("mountain", what).unwrap().median;
     for (metric, least, most) in [
         ("rtt-1-to-8/far_share", 0.01, 0.99),
@@ -156,7 +137,8 @@ fn a_longer_way_back_and_bursts_are_emulated() {
 #[test]
 fn cost_has_every_figure() {
     let _alone = alone();
-    let (result, _out, said) = result_of("--cost --quick");
+    let run = result_of("cc --cost --quick");
+    let Run { result, said, .. } = &run;
     assert_eq!((result.scenario.as_str(), result.repeats), ("cc-cost", 5));
     let metric = |who: &str, what: &str| {
         let found = result.metric(who, what);
@@ -189,6 +171,5 @@ fn cost_has_every_figure() {
         .environment
         .contains_key("softirqs_in_thread_cpu_time"));
     nothing_is_left();
-    let wrong = lab(&["--cost", "--cells", "fast"]);
-    assert_eq!(wrong.status.code(), Some(2));
+    refused("cc --cost --cells fast");
 }

@@ -1,29 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cost` measures what it says and writes it. Content only: timing is the bench's.
 
-use std::process::Command;
-
-use mountain_lab::result::RunResult;
+use crate::support::{refused, result_of};
 
 #[test]
 fn quick_cost_has_every_figure() {
-    assert!(
-        nix::unistd::Uid::effective().is_root(),
-        "this test needs root: run it with sudo"
-    );
-    let out = tempfile::tempdir().unwrap();
-    let run = Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
-        .args(["cost", "--quick", "--out"])
-        .arg(out.path())
-        .output()
-        .unwrap();
-    assert!(
-        run.status.success(),
-        "{}",
-        String::from_utf8_lossy(&run.stderr)
-    );
-
-    let result = RunResult::read(&out.path().join("result.json")).unwrap();
+    let result = result_of("cost --quick").result;
     assert_eq!(result.scenario, "cost");
     for (policy, metrics) in [
         ("empty program", "run_ns prog_run_ns"),
@@ -82,10 +64,5 @@ fn quick_cost_has_every_figure() {
 
 #[test]
 fn unknown_part_is_refused() {
-    let run = Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
-        .args(["cost", "--only", "nonesuch"])
-        .output()
-        .unwrap();
-    assert!(!run.status.success());
-    assert!(String::from_utf8_lossy(&run.stderr).contains("nonesuch"));
+    assert!(refused("cost --only nonesuch").contains("nonesuch"));
 }

@@ -6,5 +6,6 @@ mod claims;
 mod cost;
 mod redirect;
 mod run;
+mod support;
 mod validate_ping;
 mod workload;

@@ -3,55 +3,33 @@
 //! is the bench's, on a quiet machine.
 
 use std::net::UdpSocket;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mountain_lab::result::RunResult;
 use serde_json::Value;
 
-const LAB: &str = env!("CARGO_BIN_EXE_mountain-lab");
+use crate::support::{namespaces, refused, result_of, Run, LAB};
+
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
 
-fn need_root() {
-    assert!(
-        nix::unistd::Uid::effective().is_root(),
-        "this test needs root: run it with sudo"
-    );
-}
-
-/// `mountain-lab redirect ARGS`, and what it left.
-fn redirect(args: &[&str], out: &Path) -> (RunResult, Output) {
-    need_root();
-    let mut command = Command::new(LAB);
-    command.arg("redirect").args(args).arg("--out").arg(out);
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = child.id();
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(!said.contains("rules were not removed"), "{said}");
+/// `mountain-lab redirect ARGS`.
+fn redirect(args: &str) -> Run {
+    let run = result_of(&format!("redirect {args}"));
+    assert!(!run.said.contains("rules were not removed"), "{}", run.said);
     // Namespaces and their devices are gone, and with them every rule and program.
-    let ours = format!("mtl-{pid}-");
-    for entry in std::fs::read_dir("/run/netns").unwrap().flatten() {
-        let name = entry.file_name().into_string().unwrap();
-        assert!(!name.starts_with(&ours), "{name} is left");
-    }
-    (RunResult::read(&out.join("result.json")).unwrap(), output)
+    assert_eq!(namespaces(run.pid), Vec::<String>::new());
+    run
 }
 
 /// Why a row is not there.
-fn refused<'a>(result: &'a RunResult, row: &str) -> Option<&'a str> {
+fn why_refused<'a>(result: &'a RunResult, row: &str) -> Option<&'a str> {
     result.environment.get("refused")?.get(row)?.as_str()
 }
 
 /// A row has its figure, is refused with a reason, or void: it is never just missing.
 fn accounted_for(result: &RunResult, row: &str, metric: &str) -> bool {
-    if let Some(why) = refused(result, row) {
+    if let Some(why) = why_refused(result, row) {
         assert!(!why.is_empty(), "{row}");
         assert!(result.metric(row, metric).is_none(), "{row} {metric}");
         return false;
@@ -66,8 +44,10 @@ fn accounted_for(result: &RunResult, row: &str, metric: &str) -> bool {
 
 #[test]
 fn pps_has_its_rows_and_checks() {
-    let out = tempfile::tempdir().unwrap();
-    let (result, output) = redirect(&["pps", "--quick", "--repeat", "1"], out.path());
+    let run = redirect("pps --quick --repeat 1");
+    let Run {
+        result, said: text, ..
+    } = &run;
     assert_eq!(result.scenario, "redirect-pps");
     let rows = [
         "route",
@@ -80,22 +60,21 @@ fn pps_has_its_rows_and_checks() {
         "tc-drop",
         "xdp-drop",
     ];
-    let text = String::from_utf8_lossy(&output.stdout);
     for row in rows.into_iter().chain(BACKENDS) {
         for load in ["live_64", "live_1400", "socket_64", "socket_1400"] {
             for regime in ["full", "fixed"] {
-                accounted_for(&result, row, &format!("{load}_{regime}_ns"));
+                accounted_for(result, row, &format!("{load}_{regime}_ns"));
             }
         }
         assert!(
             text.lines().any(|l| l.starts_with(&format!("{row} "))),
             "{row}: {text}"
         );
-        if let Some(why) = refused(&result, row) {
+        if let Some(why) = why_refused(result, row) {
             assert!(text.contains(&format!("refused: {row}: {why}")), "{text}");
         }
     }
-    assert!(refused(&result, "nft").is_none() && refused(&result, "route").is_none());
+    assert!(why_refused(result, "nft").is_none() && why_refused(result, "route").is_none());
     // Whatever counts has the target's address and right checksums; nothing may have others.
     for void in &result.void {
         let nothing_else = void.reason.ends_with(" 0 went elsewhere");
@@ -117,7 +96,7 @@ fn pps_has_its_rows_and_checks() {
         .iter()
         .zip(["xdp-redirect", "tcx-peer", "xdp"])
     {
-        if refused(&result, row).is_some() {
+        if why_refused(result, row).is_some() {
             assert_eq!(check.figure, None, "{check:?}");
         }
         assert!(check.too_short && check.met.is_none(), "{check:?}");
@@ -126,12 +105,14 @@ fn pps_has_its_rows_and_checks() {
 
 #[test]
 fn upload_delivers_every_byte() {
-    let out = tempfile::tempdir().unwrap();
-    let (result, output) = redirect(&["upload", "--quick"], out.path());
+    let run = redirect("upload --quick");
+    let Run {
+        result, out, said, ..
+    } = &run;
     assert_eq!(result.scenario, "redirect-upload");
     let mut there = 0;
     for row in ["route"].into_iter().chain(BACKENDS) {
-        if !accounted_for(&result, row, "delivered") {
+        if !accounted_for(result, row, "delivered") {
             continue;
         }
         there += 1;
@@ -153,8 +134,7 @@ fn upload_delivers_every_byte() {
     }
     let sysctl = &result.environment["net.core.rmem_max"];
     assert!(sysctl.as_str().is_some_and(|s| !s.is_empty()));
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("nft: CPU by second"), "{text}");
+    assert!(said.contains("nft: CPU by second"), "{said}");
     // A panel for each row, bars of every kind.
     let chart = std::fs::read_to_string(out.path().join("cpu.svg")).unwrap();
     assert!(chart.contains(">nft</text>") && chart.contains(">route</text>"));
@@ -164,10 +144,9 @@ fn upload_delivers_every_byte() {
 
 #[test]
 fn round_trips_are_measured_for_every_row() {
-    let out = tempfile::tempdir().unwrap();
-    let (result, _) = redirect(&["latency", "--quick", "--repeat", "1"], out.path());
+    let result = &redirect("latency --quick --repeat 1").result;
     for row in ["route"].into_iter().chain(BACKENDS) {
-        if accounted_for(&result, row, "rtt_p50_us") {
+        if accounted_for(result, row, "rtt_p50_us") {
             let get = |name: &str| result.metric(row, name).unwrap().median;
             assert!(get("rtt_p50_us") <= get("rtt_p99_us"), "{row}");
             assert!(get("rtt_p99_us") <= get("rtt_p999_us"), "{row}");
@@ -178,15 +157,11 @@ fn round_trips_are_measured_for_every_row() {
 
 #[test]
 fn many_rules_stand_beside_one() {
-    let out = tempfile::tempdir().unwrap();
-    let (result, _) = redirect(
-        &["scale", "--quick", "--repeat", "1", "--rows", "nft,xdp"],
-        out.path(),
-    );
+    let result = &redirect("scale --quick --repeat 1 --rows nft,xdp").result;
     assert_eq!(result.environment["rules"], 1_024);
     for row in ["nft", "xdp"] {
         for metric in ["one_rule_ns", "64_of_all_ns", "uniform_ns", "add_ms"] {
-            accounted_for(&result, row, metric);
+            accounted_for(result, row, metric);
         }
     }
     assert_eq!(result.metric("nft", "add_ms").unwrap().n, 20);
@@ -196,12 +171,7 @@ fn many_rules_stand_beside_one() {
 
 #[test]
 fn unknown_rows_are_refused_with_the_known_ones() {
-    let run = Command::new(LAB)
-        .args(["redirect", "pps", "--rows", "nonesuch"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&run.stderr);
-    assert_eq!(run.status.code(), Some(2), "{said}");
+    let said = refused("redirect pps --rows nonesuch");
     assert!(said.contains("no row nonesuch"), "{said}");
     assert!(
         said.contains("xdp-redirect") && said.contains("route"),
@@ -276,12 +246,6 @@ fn serve_listens_to_nobody_outside_unless_told() {
 
 #[test]
 fn an_upload_without_a_server_fails() {
-    let run = Command::new(LAB)
-        .args(["upload", "--to", "127.0.0.1:9", "--mib", "1"])
-        .args(["--trials", "1", "--first-port", "45320"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&run.stderr);
-    assert_eq!(run.status.code(), Some(2), "{said}");
+    let said = refused("upload --to 127.0.0.1:9 --mib 1 --trials 1 --first-port 45320");
     assert!(said.contains("no server at 127.0.0.1:9"), "{said}");
 }

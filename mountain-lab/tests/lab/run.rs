@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use mountain_lab::result::RunResult;
 
+use crate::support::{finished, namespaces, need_root, text, LAB};
+
 /// One lab at a time: each of them measures, and all of them together would only measure the CPU.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -22,10 +24,7 @@ struct Lab {
 
 impl Lab {
     fn new() -> Self {
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "these tests need root: run `sudo make test`"
-        );
+        need_root();
         let alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
         Lab {
             dir: tempfile::tempdir().unwrap(),
@@ -45,24 +44,14 @@ impl Lab {
     }
 
     fn command(&self, args: &[&str], scenario: &Path) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mountain-lab"));
-        command
-            .arg("run")
-            .arg(scenario)
-            .args(["--seed", "7", "--out"])
-            .arg(self.dir.path());
-        command
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        let mut command = Command::new(LAB);
+        command.arg("run").arg(scenario).args(["--seed", "7"]);
+        command.arg("--out").arg(self.dir.path()).args(args);
         command
     }
 
     fn run(&self, args: &[&str], scenario: &Path) -> (Output, u32) {
-        let child = self.command(args, scenario).spawn().unwrap();
-        let pid = child.id();
-        (child.wait_with_output().unwrap(), pid)
+        finished(&mut self.command(args, scenario))
     }
 
     fn result(&self, args: &[&str], scenario: &Path) -> RunResult {
@@ -72,30 +61,11 @@ impl Lab {
     }
 }
 
-fn text(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(out),
-        String::from_utf8_lossy(err)
-    )
-}
-
 fn median(result: &RunResult, metric: &str) -> f64 {
     let metric = result.metric("none", metric);
     metric
         .unwrap_or_else(|| panic!("{metric:?} is missing"))
         .median
-}
-
-/// Namespaces that a lab process made.
-fn namespaces(pid: u32) -> Vec<String> {
-    let prefix = format!("mtl-{pid}-");
-    let Ok(entries) = fs::read_dir("/run/netns") else {
-        return vec![];
-    };
-    let names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
-    names.filter(|n| n.starts_with(&prefix)).collect()
 }
 
 const TWO_PATHS: &str = "[[path]]\nname = \"a\"\n[[path]]\nname = \"b\"\n";
@@ -356,7 +326,9 @@ fn a_gateway_answers_as_many_pings_as_the_scenario_says() {
 
 fn start_and_wait_for_namespaces(lab: &Lab) -> Child {
     let scenario = lab.scenario("", &format!("{TWO_PATHS}{GAME}"));
-    let child = lab.command(&["--repeat", "50"], &scenario).spawn().unwrap();
+    let mut command = lab.command(&["--repeat", "50"], &scenario);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = child.unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     // client, server, emulator; and 2 s more, in which the emulator starts
     while namespaces(child.id()).len() < 3 {
@@ -372,8 +344,7 @@ fn clean_removes_what_a_killed_run_left_and_nothing_else() {
     let lab = Lab::new();
     let mut child = start_and_wait_for_namespaces(&lab);
     let clean = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mountain-lab"));
-        let output = command.arg("clean").output().unwrap();
+        let output = crate::support::lab("clean");
         assert!(output.status.success(), "{}", text(&output));
         text(&output)
     };
@@ -402,11 +373,8 @@ fn a_reader_that_is_gone_is_no_failure() {
     for args in [&["list"][..], &["cc", "--list"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = Command::new(env!("CARGO_BIN_EXE_mountain-lab"))
-            .args(args)
-            .stdout(writer)
-            .output()
-            .unwrap();
+        let mut command = Command::new(LAB);
+        let output = command.args(args).stdout(writer).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", text(&output));
     }
 }

@@ -2,25 +2,9 @@
 //! `mountain-lab validate-ping` measures what it says and writes it. Content only: whether the promises are
 //! kept is the bench's to say, on a quiet machine.
 
-use std::process::{Command, Output};
-
 use mountain_lab::result::{Check, RunResult};
 
-fn validate_ping(arguments: &[&str], out: &std::path::Path) -> Output {
-    assert!(
-        nix::unistd::Uid::effective().is_root(),
-        "this test needs root: run it with sudo"
-    );
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mountain-lab"));
-    command.args(["validate-ping", "--quick"]).args(arguments);
-    command.arg("--out").arg(out).output().unwrap()
-}
-
-fn read(output: &Output, out: &std::path::Path) -> RunResult {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    RunResult::read(&out.join("result.json")).unwrap()
-}
+use crate::support::{refused, result_of, Run};
 
 fn check<'a>(result: &'a RunResult, part: &str) -> &'a Check {
     let found = result.checks.iter().find(|c| c.name.contains(part));
@@ -29,9 +13,8 @@ fn check<'a>(result: &'a RunResult, part: &str) -> &'a Check {
 
 #[test]
 fn tools_are_compared_on_one_path() {
-    let out = tempfile::tempdir().unwrap();
-    let output = validate_ping(&["--only", "agreement", "--seed", "3"], out.path());
-    let result = read(&output, out.path());
+    let run = result_of("validate-ping --quick --only agreement --seed 3");
+    let Run { result, said, .. } = &run;
     assert_eq!(
         (result.scenario.as_str(), result.seed),
         ("validate-ping", 3)
@@ -40,9 +23,8 @@ fn tools_are_compared_on_one_path() {
         let Some(p50) = result.metric(tool, "rtt_p50_us") else {
             // Then it has to be said.
             assert_eq!(tool, "irtt", "only this one may be missing");
-            let said = String::from_utf8_lossy(&output.stderr);
             assert!(said.contains("apt install irtt"), "{said}");
-            let name = &check(&result, "that of irtt").name;
+            let name = &check(result, "that of irtt").name;
             assert!(name.contains("not installed"), "{name}");
             continue;
         };
@@ -57,7 +39,7 @@ fn tools_are_compared_on_one_path() {
     let loopback = result.metric("loopback ping(8)", "rtt_p50_us").unwrap();
     assert!(loopback.median < 5e3, "{loopback:?}");
     for name in ["median of mountain icmp", "p99 of mountain icmp", "stdev"] {
-        assert!(check(&result, name).figure.is_some(), "{name}");
+        assert!(check(result, name).figure.is_some(), "{name}");
     }
     assert_eq!(result.checks.len(), 5, "{:#?}", result.checks);
     assert!(result.emulator["error_p99_us"].n >= 200);
@@ -66,9 +48,8 @@ fn tools_are_compared_on_one_path() {
 
 #[test]
 fn beside_a_hog_and_with_many_samples() {
-    let out = tempfile::tempdir().unwrap();
-    let output = validate_ping(&["--only", "hog,size"], out.path());
-    let result = read(&output, out.path());
+    let run = result_of("validate-ping --quick --only hog,size");
+    let Run { result, said, .. } = &run;
     for side in ["pinned alone", "pinned beside a hog"] {
         let kernel = result.metric(side, "rtt_p99_us").unwrap();
         let user = result.metric(side, "user_p99_us").unwrap();
@@ -76,31 +57,30 @@ fn beside_a_hog_and_with_many_samples() {
         assert!(user.median > kernel.median, "{side}: {user:?}");
     }
     assert!(result.environment["hog"]["cpu"].is_u64());
-    check(&result, "CPU hog");
+    check(result, "CPU hog");
 
     for name in ["mountain compare", "mountain report"] {
         let rss = result.metric(name, "max_rss_bytes").unwrap().median;
         assert!(rss > 4e6, "{name}: {rss}");
         assert!(result.metric(name, "seconds").unwrap().median > 0.0);
         // The tests' own build is not what the promise is about.
-        let time = check(&result, &format!("time of `{name}`"));
+        let time = check(result, &format!("time of `{name}`"));
         let debug = result.environment["size"]["profile"] == "dev";
         assert_eq!(time.figure.is_none(), debug, "{time:?}");
     }
-    let page = check(&result, "page of");
+    let page = check(result, "page of");
     assert!(page.figure > Some(1e4), "{page:?}");
     for check in &result.checks {
         assert!(check.too_short && check.met.is_none(), "{check:?}");
     }
-    let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("too short to judge: --quick"), "{said}");
 }
 
 #[test]
 fn unknown_part_is_refused() {
     let out = tempfile::tempdir().unwrap();
-    let output = validate_ping(&["--only", "nonesuch"], out.path());
-    assert!(!output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("nonesuch"));
+    let dir = out.path().display();
+    let said = refused(&format!("validate-ping --only nonesuch --out {dir}"));
+    assert!(said.contains("nonesuch"));
     assert!(!out.path().join("result.json").exists());
 }
