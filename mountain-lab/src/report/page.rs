@@ -9,7 +9,7 @@ use mountain::report::page::{escape, figure, fill, legend, shortened, styles};
 use mountain::report::plots::{self as draw, Line, RGBColor, Share};
 use mountain::report::series;
 
-use crate::result::{cell_parts, row_label, RunResult};
+use crate::result::{cell_parts, row_label, Metric, RunResult};
 
 use super::plots::{self, RepeatTimeline};
 use super::series::sorted_rtts;
@@ -24,21 +24,13 @@ const HISTOGRAM_BINS: usize = 100;
 pub fn render(result: &RunResult, samples: &PlotData) -> Result<String> {
     let columns = result.columns();
     // In the order of the table; a policy without figures (all void) is not drawn.
-    let drawn: Vec<String> = columns
-        .iter()
-        .filter(|p| {
-            samples
-                .segments
-                .iter()
-                .any(|s| s.policy == **p && !s.packets.is_empty())
-        })
-        .cloned()
-        .collect();
-    let legend = legend(
-        drawn
-            .iter()
-            .map(|p| (p.clone(), plots::policy_colour(p, &columns))),
-    );
+    let is_drawn = |policy: &&String| {
+        let mut segments = samples.segments.iter();
+        segments.any(|s| s.policy == **policy && !s.packets.is_empty())
+    };
+    let drawn: Vec<String> = columns.iter().filter(is_drawn).cloned().collect();
+    let coloured = |p: &String| (p.clone(), plots::policy_colour(p, &columns));
+    let legend = legend(drawn.iter().map(coloured));
     let (tail, cdf, histogram) = distributions(samples, &drawn, &columns)?;
     let (timelines, note) = timelines(samples, &drawn, &columns)?;
     let subtitle = format!(
@@ -51,8 +43,7 @@ pub fn render(result: &RunResult, samples: &PlotData) -> Result<String> {
         result
             .git
             .as_ref()
-            .map(|g| format!(" ({g})"))
-            .unwrap_or_default()
+            .map_or(String::new(), |g| format!(" ({g})"))
     );
     let parts: [(&str, String); 16] = [
         ("title", escape(&format!("Scenario {}", result.scenario))),
@@ -104,115 +95,100 @@ fn path_legend(samples: &PlotData) -> String {
 }
 
 fn table(result: &RunResult, columns: &[String]) -> String {
-    let mut out = String::from("<table><thead><tr><th></th>");
-    for policy in columns {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", escape(policy));
-    }
-    out.push_str("</tr></thead><tbody>");
-    for name in result.rows() {
-        let _ = write!(
-            out,
-            "<tr><th scope=\"row\">{}</th>",
-            escape(&row_label(&name))
-        );
-        for policy in columns {
-            match result.metric(policy, &name) {
-                Some(metric) => {
-                    let (figure, detail) = cell_parts(metric);
-                    let _ = write!(
-                        out,
-                        "<td><strong>{}</strong><small>{}</small></td>",
-                        escape(&figure),
-                        escape(&detail)
-                    );
-                }
-                None => out.push_str("<td>–</td>"),
-            }
-        }
-        out.push_str("</tr>");
-    }
-    out.push_str("</tbody></table>");
-    out
+    let head = columns.iter().map(|policy| {
+        let policy = escape(policy);
+        format!("<th scope=\"col\">{policy}</th>")
+    });
+    let rows = result.rows().into_iter().map(|name| {
+        let of = |policy: &String| result.metric(policy, &name);
+        let cells = columns.iter().map(|policy| match of(policy) {
+            Some(metric) => cell(metric),
+            None => "<td>–</td>".to_owned(),
+        });
+        (row_label(&name), cells.collect::<String>())
+    });
+    let head = head.collect::<String>();
+    format!(
+        "<table><thead><tr><th></th>{head}</tr></thead>{}",
+        body(rows)
+    )
+}
+
+/// The rest of a table: rows of a label and cells, which are HTML.
+fn body(rows: impl Iterator<Item = (String, String)>) -> String {
+    let row = |(label, cells): (String, String)| {
+        let label = escape(&label);
+        format!("<tr><th scope=\"row\">{label}</th>{cells}</tr>")
+    };
+    format!(
+        "<tbody>{}</tbody></table>",
+        rows.map(row).collect::<String>()
+    )
+}
+
+fn cell(metric: &Metric) -> String {
+    let (figure, detail) = cell_parts(metric);
+    let (figure, detail) = (escape(&figure), escape(&detail));
+    format!("<td><strong>{figure}</strong><small>{detail}</small></td>")
+}
+
+/// A list of items, each with its class.
+fn list(items: impl Iterator<Item = (&'static str, String)>) -> String {
+    let item = |(class, text): (&str, String)| {
+        let text = escape(&text);
+        format!("<li class=\"{class}\">{text}</li>")
+    };
+    format!("<ul>{}</ul>", items.map(item).collect::<String>())
 }
 
 fn checks(result: &RunResult) -> String {
     if result.checks.is_empty() {
         return "<p>This run promises no figures.</p>".to_owned();
     }
-    let mut out = String::from("<ul>");
-    for check in &result.checks {
+    let items = result.checks.iter().map(|check| {
         let class = match check.met {
             _ if check.too_short => "open",
             Some(true) => "met",
             _ => "missed",
         };
-        let _ = write!(
-            out,
-            "<li class=\"{class}\">{}</li>",
-            escape(&check.to_string())
-        );
-    }
-    out.push_str("</ul>");
-    let _ = write!(out, "<p>{}</p>", escape(&result.shortness()));
-    out
+        (class, check.to_string())
+    });
+    let why = escape(&result.shortness());
+    format!("{}<p>{why}</p>", list(items))
 }
 
 fn emulator(result: &RunResult) -> String {
     if result.emulator.is_empty() {
         return "<p>No emulator figures were recorded.</p>".to_owned();
     }
-    let mut out = String::from("<table><tbody>");
-    for (name, metric) in &result.emulator {
-        let (figure, detail) = cell_parts(metric);
-        let _ = write!(
-            out,
-            "<tr><th scope=\"row\">{}</th><td><strong>{}</strong><small>{}</small></td></tr>",
-            escape(&row_label(name)),
-            escape(&figure),
-            escape(&detail)
-        );
-    }
-    out.push_str("</tbody></table>");
-    out
+    let rows = result.emulator.iter();
+    let rows = rows.map(|(name, metric)| (row_label(name), cell(metric)));
+    format!("<table>{}", body(rows))
 }
 
 fn void(result: &RunResult) -> String {
     if result.void.is_empty() {
         return "<p>No run was void.</p>".to_owned();
     }
-    let mut out = String::from("<ul>");
-    for v in &result.void {
+    let lines = result.void.iter().map(|v| {
         let line = format!("{}, repeat {}: {}", v.policy, v.repeat, v.reason);
-        let _ = write!(out, "<li class=\"missed\">{}</li>", escape(&line));
-    }
-    out.push_str("</ul>");
-    out
+        ("missed", line)
+    });
+    list(lines)
 }
 
 fn environment(result: &RunResult) -> String {
-    let mut rows = vec![
-        ("kernel".to_owned(), result.kernel.clone()),
-        ("cpu".to_owned(), result.cpu.clone()),
-    ];
-    rows.extend(result.environment.iter().map(|(name, value)| {
-        (
-            name.clone(),
-            value
-                .as_str()
-                .map_or_else(|| value.to_string(), str::to_owned),
-        )
-    }));
-    let mut out = String::from("<table><tbody>");
-    for (name, value) in rows {
-        let _ = write!(
-            out,
-            "<tr><th scope=\"row\">{}</th><td class=\"wrap\">{}</td></tr>",
-            escape(&name),
-            shortened(&value, "result.json")
-        );
-    }
-    out.push_str("</tbody></table>");
-    out
+    let machine = [("kernel", &result.kernel), ("cpu", &result.cpu)];
+    let machine = machine.map(|(name, value)| (name.to_owned(), value.clone()));
+    let others = result.environment.iter().map(|(name, value)| {
+        let text = value.as_str().map(str::to_owned);
+        (name.clone(), text.unwrap_or_else(|| value.to_string()))
+    });
+    let rows = machine.into_iter().chain(others).map(|(name, value)| {
+        let value = shortened(&value, "result.json");
+        (name, format!("<td class=\"wrap\">{value}</td>"))
+    });
+    format!("<table>{}", body(rows))
 }
 
 fn distributions(
@@ -296,25 +272,16 @@ fn timelines(samples: &PlotData, drawn: &[String], columns: &[String]) -> Result
     let Some(repeat) = repeats.max_by_key(|r| (parts(*r), std::cmp::Reverse(*r))) else {
         return Ok((String::new(), "No packets were recorded.".to_owned()));
     };
-    let segments: Vec<&DrawnSegment> = drawn
-        .iter()
-        .filter_map(|p| {
-            samples
-                .segments
-                .iter()
-                .find(|s| s.policy == *p && s.repeat == repeat)
-        })
-        .collect();
-    let events: Vec<PathEvent> = samples
-        .events
-        .iter()
-        .filter(|e| e.repeat == repeat)
-        .cloned()
-        .collect();
+    let of_policy = |p: &String| {
+        let mut all = samples.segments.iter();
+        all.find(|s| s.policy == *p && s.repeat == repeat)
+    };
+    let segments: Vec<&DrawnSegment> = drawn.iter().filter_map(of_policy).collect();
+    let events = samples.events.iter().filter(|e| e.repeat == repeat);
+    let events: Vec<PathEvent> = events.cloned().collect();
     let packets = || {
-        segments
-            .iter()
-            .flat_map(|s| s.packets.iter().map(move |p| (s, p)))
+        let each = segments.iter();
+        each.flat_map(|s| s.packets.iter().map(move |p| (s, p)))
     };
     let times = || packets().map(|(s, p)| p.sent_ns.saturating_sub(s.start_ns));
     let from_ns = times().min().unwrap_or(0);

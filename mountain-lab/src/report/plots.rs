@@ -61,9 +61,8 @@ pub fn timeline(plot: &RepeatTimeline, format: Format, label: &str) -> Result<St
         .map(|(path, colour)| (colour, bins(plot, |p| p.path == path)));
     let strip = shares(plot.segment, &plot.span, STRIP_BINS, plot.paths);
     let columns = strip.iter().map(|bin| {
-        let total = f64::from((bin.arrived.iter().sum::<u32>() + bin.lost).max(1));
-        let counts = bin.arrived.iter().chain(std::iter::once(&bin.lost));
-        counts.map(|count| f64::from(*count) / total).collect()
+        let total = f64::from(bin.iter().sum::<u32>().max(1));
+        bin.iter().map(|count| f64::from(*count) / total).collect()
     });
     let colours = PATHS.iter().cycle().take(plot.paths);
     let drawn = plots::Timeline {

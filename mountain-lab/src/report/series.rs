@@ -9,39 +9,22 @@ use crate::workload::game::Packet;
 
 use super::DrawnSegment;
 
-/// Packets of one bin of a strip: how many went to each path, how many arrived nowhere.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Shares {
-    /// Per path.
-    pub arrived: Vec<u32>,
-    /// Arrived nowhere.
-    pub lost: u32,
-}
-
-/// Path shares over time in `bins` equal bins of `span`, which counts from the segment's start.
-pub fn shares(segment: &DrawnSegment, span: &Range<u64>, bins: usize, paths: usize) -> Vec<Shares> {
+/// Packets over time in `bins` equal bins of `span`, which counts from the segment's start: how many of each
+/// bin went to each path, and at last how many arrived nowhere.
+pub fn shares(
+    segment: &DrawnSegment,
+    span: &Range<u64>,
+    bins: usize,
+    paths: usize,
+) -> Vec<Vec<u32>> {
     let width_ns = series::width(span, bins);
-    let mut out = vec![
-        Shares {
-            arrived: vec![0; paths],
-            lost: 0
-        };
-        bins
-    ];
+    let mut out = vec![vec![0; paths + 1]; bins];
     for p in &segment.packets {
-        let Some(at_ns) = p.sent_ns.checked_sub(segment.start_ns + span.start) else {
-            continue;
-        };
-        let bin = (at_ns / width_ns) as usize;
-        let Some(bin) = out.get_mut(bin) else {
-            continue;
-        };
-        match p
-            .path
-            .and_then(|path| bin.arrived.get_mut(usize::from(path)))
-        {
-            Some(count) => *count += 1,
-            None => bin.lost += 1,
+        let since = p.sent_ns.checked_sub(segment.start_ns + span.start);
+        let bin = since.and_then(|ns| out.get_mut((ns / width_ns) as usize));
+        if let Some(bin) = bin {
+            let path = p.path.map_or(paths, usize::from);
+            bin[path.min(paths)] += 1;
         }
     }
     out
@@ -85,7 +68,7 @@ mod tests {
     fn a_span_that_starts_later_leaves_out_what_was_before() {
         let points: Vec<_> = (0..1000).map(|ms| (ms, Some(20_000), Some(0))).collect();
         let shares = shares(&segment(&points), &(500_000_000..1_000_000_000), 5, 1);
-        assert_eq!(shares.iter().map(|s| s.arrived[0]).sum::<u32>(), 500);
+        assert_eq!(shares.iter().map(|bin| bin[0]).sum::<u32>(), 500);
     }
 
     #[test]
@@ -97,19 +80,6 @@ mod tests {
             (99, Some(1), Some(1)),
         ];
         let bins = shares(&segment(&points), &(0..100_000_000), 2, 2);
-        assert_eq!(
-            bins[0],
-            Shares {
-                arrived: vec![1, 1],
-                lost: 1
-            }
-        );
-        assert_eq!(
-            bins[1],
-            Shares {
-                arrived: vec![0, 1],
-                lost: 0
-            }
-        );
+        assert_eq!(bins, [[1, 1, 1], [0, 1, 0]]);
     }
 }
