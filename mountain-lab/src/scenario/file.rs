@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
+use toml::de::DeTable;
 
 use super::Scenario;
 use crate::recording::playback;
@@ -141,32 +142,19 @@ fn line_at(text: &str, offset: usize) -> usize {
 
 /// Line of a key such as `seconds` or `event[1].path`, or of the section that lacks it.
 fn line_of_key(text: &str, key: &str) -> Option<usize> {
-    let (section, name) = match key.split_once('.') {
-        Some((section, name)) => (Some(section), name),
-        None => (None, key),
-    };
-    let mut first = None;
-    let mut inside = section.is_none();
-    let mut seen = 0;
-    let (table, index) = match section.and_then(|s| s.strip_suffix(']')?.split_once('[')) {
-        Some((table, index)) => (format!("[[{table}]]"), index.parse::<usize>().ok()? + 1),
-        None => (String::new(), 0),
-    };
-    for (i, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.starts_with('[') {
-            if line.starts_with(&table) && section.is_some() {
-                seen += 1;
+    let root = DeTable::parse(text).ok()?;
+    let value = match key.split_once('.') {
+        None => root.get_ref().get(key)?,
+        Some((section, name)) => {
+            let (table, index) = section.split_once('[').unwrap_or((section, ""));
+            let mut table = root.get_ref().get(table)?;
+            if let Some(index) = index.strip_suffix(']') {
+                table = table.get_ref().get(index.parse::<usize>().ok()?)?;
             }
-            inside = section.is_some() && seen == index;
-            if inside && first.is_none() {
-                first = Some(i + 1);
-            }
-        } else if inside && line.split('=').next().is_some_and(|k| k.trim() == name) {
-            return Some(i + 1);
+            table.get_ref().get(name).unwrap_or(table)
         }
-    }
-    first
+    };
+    Some(line_at(text, value.span().start))
 }
 
 #[cfg(test)]
