@@ -452,7 +452,8 @@ pub fn interval_text(metric: &Metric) -> Option<String> {
     (metric.lo != metric.hi).then(|| format!("[{lo}-{hi}]"))
 }
 
-fn cell(metric: &Metric) -> String {
+/// The same in one piece.
+pub fn cell(metric: &Metric) -> String {
     let (figure, detail) = cell_parts(metric);
     format!("{figure} {detail}")
 }

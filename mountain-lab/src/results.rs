@@ -16,10 +16,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use mountain::measure::verdict::Interval;
 use mountain::report::table::row;
-use mountain_lab::result::{cell_parts, row_label, RunResult, SCHEMA};
+use mountain_lab::result::{cell, row_label, RunResult, SCHEMA};
 use serde::Deserialize;
+
+use crate::experiments::replay::Table;
 
 #[derive(clap::Args)]
 pub struct ResultsArgs {
@@ -34,31 +35,7 @@ struct Replay {
     version: String,
     half: String,
     seed: u64,
-    tables: Vec<Recording>,
-}
-
-#[derive(Deserialize)]
-struct Recording {
-    recording: String,
-    windows: usize,
-    scored_seconds: f64,
-    rows: Vec<Chooser>,
-}
-
-#[derive(Deserialize)]
-struct Chooser {
-    policy: String,
-    figures: Figures,
-    p99_ms: Option<Interval>,
-    above_200_percent: Option<Interval>,
-}
-
-#[derive(Deserialize)]
-struct Figures {
-    p99_ms: f64,
-    /// Above 100, 200 and 400 ms.
-    above_percent: [f64; 3],
-    moves_per_flow_minute: f64,
+    tables: Vec<Table>,
 }
 
 /// `mountain-lab results`.
@@ -130,14 +107,11 @@ fn run(name: &str, result: &RunResult) -> String {
     let columns = result.columns();
     let mut rows = vec![[vec![String::new()], columns.clone()].concat()];
     for metric in result.rows() {
-        let cell = |column: &String| {
+        let of = |column: &String| {
             let metric = result.metric(column, &metric);
-            metric.map_or("-".to_owned(), |metric| {
-                let (figure, detail) = cell_parts(metric);
-                format!("{figure} {detail}")
-            })
+            metric.map_or("-".to_owned(), cell)
         };
-        let cells = columns.iter().map(cell).collect();
+        let cells = columns.iter().map(of).collect();
         rows.push([vec![row_label(&metric)], cells].concat());
     }
     out += &markdown(&rows);
@@ -169,20 +143,11 @@ fn replay(name: &str, replay: &Replay) -> String {
             &"moves per flow and minute",
         ])];
         for chooser in &table.rows {
-            let f = &chooser.figures;
-            let with = |value: String, interval: &Option<Interval>, digits: usize| match interval {
-                Some(i) => format!("{value} [{:.digits$}-{:.digits$}]", i.low, i.high),
-                None => value,
-            };
             rows.push(row([
                 &chooser.policy,
-                &with(format!("{:.0}", f.p99_ms), &chooser.p99_ms, 0),
-                &with(
-                    format!("{:.2}", f.above_percent[1]),
-                    &chooser.above_200_percent,
-                    2,
-                ),
-                &format!("{:.1}", f.moves_per_flow_minute),
+                &chooser.p99(),
+                &chooser.above_200(),
+                &format!("{:.1}", chooser.figures.moves_per_flow_minute),
             ]));
         }
         out += &markdown(&rows);
@@ -202,7 +167,7 @@ fn markdown(rows: &[Vec<String>]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use mountain_lab::result::{interval_text, Metric};
+    use mountain_lab::result::{cell_parts, interval_text, Metric};
 
     use super::*;
 

@@ -7,6 +7,7 @@ use anyhow::{bail, Result};
 use mountain::steer::policy::{Event, PathInput, Policy};
 
 use super::window::Window;
+use crate::scenario::Bound;
 
 /// A chooser by the name that the command line and results give it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,10 +16,8 @@ pub enum ChooserKind {
     Hash,
     /// All flows on one path.
     Only(usize),
-    /// Whatever path is best at each instant; lags by so many µs.
-    Oracle { late_us: u64 },
-    /// As the oracle, but it leaves a path only for one that is better by so many µs.
-    Banded { late_us: u64, advantage_us: u32 },
+    /// The best path at each instant, but for what it lacks.
+    Oracle(Bound),
     /// Mountain's policy at so many probes a second and path; `None`: as often as it asks for by itself.
     Mountain { hz: Option<u32> },
 }
@@ -44,17 +43,20 @@ impl ChooserKind {
             .filter(|part| !part.is_empty())
             .filter_map(|part| part.parse().ok())
             .collect();
+        let bound = |late_ms: u64, advantage_ms: u64| {
+            ChooserKind::Oracle(Bound {
+                late_us: late_ms as u32 * 1000,
+                advantage_us: advantage_ms as u32 * 1000,
+            })
+        };
         let word = text.split(['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']);
         Ok(match (word.clone().next(), &numbers[..]) {
             (Some("hash"), []) => ChooserKind::Hash,
             (Some("path"), [index]) if *index < 16 => ChooserKind::Only(*index as usize),
-            (Some("oracle"), []) => ChooserKind::Oracle { late_us: 0 },
-            (Some("late"), [ms]) if *ms <= 10_000 => ChooserKind::Oracle { late_us: ms * 1000 },
+            (Some("oracle"), []) => bound(0, 0),
+            (Some("late"), [ms]) if *ms <= 10_000 => bound(*ms, 0),
             (Some("banded"), [ms, advantage]) if *ms <= 10_000 && *advantage <= 10_000 => {
-                ChooserKind::Banded {
-                    late_us: ms * 1000,
-                    advantage_us: (advantage * 1000) as u32,
-                }
+                bound(*ms, *advantage)
             }
             (Some("mountain"), []) => ChooserKind::Mountain { hz: None },
             (Some("mountain"), [hz]) if (1..=100).contains(hz) => ChooserKind::Mountain {
@@ -73,19 +75,7 @@ impl ChooserKind {
         match self {
             ChooserKind::Hash => Box::new(Fixed(all)),
             ChooserKind::Only(index) => Box::new(Fixed(all & 1 << index)),
-            ChooserKind::Oracle { late_us } => Box::new(Oracle {
-                late_us,
-                advantage_us: 0,
-                chosen: 0,
-            }),
-            ChooserKind::Banded {
-                late_us,
-                advantage_us,
-            } => Box::new(Oracle {
-                late_us,
-                advantage_us,
-                chosen: 0,
-            }),
+            ChooserKind::Oracle(bound) => Box::new(Oracle { bound, chosen: 0 }),
             ChooserKind::Mountain { hz } => Box::new(Mountain::new(paths, hz, seed)),
         }
     }
@@ -112,18 +102,17 @@ impl Chooser for Fixed {
 }
 
 struct Oracle {
-    late_us: u64,
-    advantage_us: u32,
+    bound: Bound,
     chosen: usize,
 }
 
 impl Chooser for Oracle {
     fn step(&mut self, now_us: u64, window: &Window) -> u16 {
-        let known_us = now_us.saturating_sub(self.late_us);
+        let known_us = now_us.saturating_sub(self.bound.late_us.into());
         let delay = |path: usize| window.paths[path].expected_us(known_us);
         let best = (0..window.paths.len()).min_by_key(|path| delay(*path));
         if let Some(best) = best {
-            if delay(self.chosen) > delay(best).saturating_add(self.advantage_us) {
+            if delay(self.chosen) > delay(best).saturating_add(self.bound.advantage_us) {
                 self.chosen = best;
             }
         }
@@ -215,20 +204,14 @@ impl Chooser for Mountain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::ComparedPolicy;
 
     #[test]
     fn names_are_read_and_wrong_ones_refused() {
-        assert_eq!(
-            ChooserKind::parse("late-60").unwrap(),
-            ChooserKind::Oracle { late_us: 60_000 }
-        );
-        assert_eq!(
-            ChooserKind::parse("banded-100-30").unwrap(),
-            ChooserKind::Banded {
-                late_us: 100_000,
-                advantage_us: 30_000
-            }
-        );
+        for policy in [ComparedPolicy::Late60, ComparedPolicy::Banded100] {
+            let kind = ChooserKind::parse(policy.name()).unwrap();
+            assert_eq!(kind, ChooserKind::Oracle(policy.bound().unwrap()));
+        }
         assert_eq!(ChooserKind::parse("path1").unwrap(), ChooserKind::Only(1));
         for wrong in ["", "best", "late", "mountain-0", "mountain-101", "path16"] {
             assert!(ChooserKind::parse(wrong).is_err(), "{wrong}");

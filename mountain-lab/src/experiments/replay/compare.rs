@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
-use mountain::report::table::{align, Words};
+use mountain::report::table::{align, row as cells, Words};
 use mountain_lab::result::{RunResult, FILE_NAME};
 
 use super::chooser::ChooserKind;
@@ -126,15 +126,16 @@ fn text(scenario: &Scenario, rows: &[Row]) -> String {
             replay => format!("{:.2}", row.run / replay),
         };
         let verdict = if row.is_alike() { "" } else { "differs" };
-        let figure = row.figure.trim_end_matches("_us").to_owned();
-        table.push(vec![
-            row.policy.clone(),
-            figure,
-            shown(row.run),
-            shown(row.replay),
-            ratio,
-            verdict.to_owned(),
-        ]);
+        let figure = row.figure.trim_end_matches("_us");
+        let (run, replay) = (shown(row.run), shown(row.replay));
+        table.push(cells([
+            &row.policy,
+            &figure,
+            &run,
+            &replay,
+            &ratio,
+            &verdict,
+        ]));
     }
     format!(
         "{}: {:.0} s in real time beside a replay of them\n\n{}",

@@ -16,12 +16,12 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::verdict::Interval;
-use mountain::report::table::{align, Words};
+use mountain::report::table::{align, row as cells, Words};
 use mountain_lab::result::write_atomically;
 use mountain_lab::workload::stats::resamples;
 use rand::rngs::StdRng;
 use rand::SeedableRng;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use chooser::ChooserKind;
 
@@ -74,23 +74,45 @@ pub struct ReplayArgs {
 }
 
 /// What one chooser did on one recording.
-#[derive(Serialize)]
-struct Row {
-    policy: String,
-    figures: ScoreFigures,
+#[derive(Deserialize, Serialize)]
+pub struct Row {
+    pub policy: String,
+    pub figures: ScoreFigures,
     /// 95%, by resampling the windows.
     p99_ms: Option<Interval>,
     above_200_percent: Option<Interval>,
 }
 
-#[derive(Serialize)]
-struct Table {
-    recording: String,
+impl Row {
+    /// The 99th percentile, ms, with its interval.
+    pub fn p99(&self) -> String {
+        with_interval(self.figures.p99_ms, &self.p99_ms, 0)
+    }
+
+    /// The share later than 200 ms, %, with its interval.
+    pub fn above_200(&self) -> String {
+        with_interval(self.figures.above_percent[1], &self.above_200_percent, 2)
+    }
+}
+
+fn with_interval(value: f64, interval: &Option<Interval>, digits: usize) -> String {
+    match interval {
+        Some(i) => format!("{value:.digits$} [{:.digits$}-{:.digits$}]", i.low, i.high),
+        None => format!("{value:.digits$}"),
+    }
+}
+
+/// What all choosers did on one recording.
+#[derive(Deserialize, Serialize)]
+pub struct Table {
+    pub recording: String,
     paths: Vec<String>,
-    windows: usize,
+    pub windows: usize,
+    /// Once it stood beside the tables.
+    #[serde(default)]
     warm_up_s: u64,
-    scored_seconds: f64,
-    rows: Vec<Row>,
+    pub scored_seconds: f64,
+    pub rows: Vec<Row>,
 }
 
 /// Geometric means over recordings of the ratios to [`REFERENCE`].
@@ -168,8 +190,8 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         .flat_map(|name| Source::named(name))
         .collect();
     if sources.contains(&Source::Made("list".to_owned())) {
-        let rows = made::KINDS
-            .map(|(name, about)| vec![format!("{}{name}", made::PREFIX), about.to_owned()]);
+        let named = |name| format!("{}{name}", made::PREFIX);
+        let rows = made::KINDS.map(|(name, about)| cells([&named(name), &about]));
         print!("{}", align(&rows, Words::All));
         return Ok(ExitCode::SUCCESS);
     }
@@ -325,24 +347,16 @@ fn text(table: &Table) -> String {
         "shares %",
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    let with = |value: String, interval: &Option<Interval>, digits: usize| match interval {
-        Some(i) => format!("{value} [{:.digits$}-{:.digits$}]", i.low, i.high),
-        None => value,
-    };
     for row in &table.rows {
         let f = &row.figures;
         rows.push(vec![
             row.policy.clone(),
             format!("{:.1}", f.p50_ms),
             format!("{:.1}", f.p95_ms),
-            with(format!("{:.0}", f.p99_ms), &row.p99_ms, 0),
+            row.p99(),
             format!("{:.0}", f.p999_ms),
             format!("{:.2}", f.above_percent[0]),
-            with(
-                format!("{:.2}", f.above_percent[1]),
-                &row.above_200_percent,
-                2,
-            ),
+            row.above_200(),
             format!("{:.2}", f.above_percent[2]),
             format!("{:.1}", f.moves_per_flow_minute),
             format!("{:.1}", f.probes_per_path_second),
@@ -395,19 +409,11 @@ fn overview(tables: &[Table]) -> String {
 
 fn ratios_text(ratios: &[Ratio], recordings: usize) -> String {
     let shown = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
-    let mut rows = vec![vec![
-        "policy".to_owned(),
-        "p99".to_owned(),
-        "> 200 ms".to_owned(),
-        "moves/min".to_owned(),
-    ]];
+    let mut rows = vec![cells([&"policy", &"p99", &"> 200 ms", &"moves/min"])];
     for ratio in ratios {
-        rows.push(vec![
-            ratio.policy.clone(),
-            shown(ratio.p99),
-            shown(ratio.above_200),
-            format!("{:.1}", ratio.moves_per_flow_minute),
-        ]);
+        let moves = format!("{:.1}", ratio.moves_per_flow_minute);
+        let (p99, above) = (shown(ratio.p99), shown(ratio.above_200));
+        rows.push(cells([&ratio.policy, &p99, &above, &moves]));
     }
     format!(
         "ratios to {REFERENCE}, geometric means over {recordings} recordings; moves per flow and \

@@ -5,7 +5,7 @@
 //! choice, as a hash with equal weights does on average. Each sends a packet every 10 ms.
 
 use mountain::measure::stats::quantile_counted;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::chooser::Chooser;
 use super::window::Window;
@@ -47,7 +47,7 @@ impl Default for Score {
 }
 
 /// The figures of a score.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ScoreFigures {
     pub p50_ms: f64,
     pub p95_ms: f64,
@@ -58,6 +58,7 @@ pub struct ScoreFigures {
     pub moves_per_flow_minute: f64,
     pub probes_per_path_second: f64,
     /// Packets sent on each path, in percent.
+    #[serde(default)]
     pub share_percent: Vec<f64>,
 }
 
