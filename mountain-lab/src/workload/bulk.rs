@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Bulk TCP flows from the client to the server, with goodput and path over time.
 
-use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use std::time::Duration;
 use anyhow::{anyhow, ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
+use super::dial::{Dial, Ends};
 use super::metrics::{Leave, Onset};
 use super::sniff::{FlowTrace, Sniffer};
-use super::stream::{self, Buckets, Dial};
+use super::stream::{self, Buckets};
 use super::sys;
+use super::worker::Worker;
 
 pub use super::stream::BUCKET_NS;
-
-const HELLO_BYTES: usize = 12;
 
 /// What each flow does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,19 +43,25 @@ pub enum Pattern {
     },
 }
 
+impl Pattern {
+    /// Bytes of a request and of its response, where there are such.
+    fn requests(self) -> Option<(usize, usize)> {
+        match self {
+            Pattern::RequestResponse {
+                request_bytes,
+                response_bytes,
+                ..
+            } => Some((request_bytes as usize, response_bytes as usize)),
+            _ => None,
+        }
+    }
+}
+
 /// What to send, from where to where.
 #[derive(Debug, Clone)]
 pub struct BulkConfig {
-    /// Network namespace of the client, which sends the data.
-    pub client_ns: PathBuf,
-    /// Network namespace of the server.
-    pub server_ns: PathBuf,
-    /// Source address of all flows.
-    pub client_addr: IpAddr,
-    /// Address the flows are sent to.
-    pub server_addr: IpAddr,
-    /// TCP port of the server.
-    pub port: u16,
+    /// From where to where.
+    pub ends: Ends,
     /// Number of connections.
     pub flows: u32,
     /// What each does.
@@ -64,10 +70,6 @@ pub struct BulkConfig {
     pub congestion: Option<String>,
     /// DSCP of the client's packets.
     pub dscp: Option<u8>,
-    /// Device the client's sockets are bound to.
-    pub bind_dev: Option<String>,
-    /// Devices of the server's namespace; the index in here is the path.
-    pub paths: Vec<String>,
     /// Where the client's segments are seen before any path queues them: a namespace and its devices in the same
     /// order. `None`: at the server, as nothing is queued.
     pub sent: Option<(PathBuf, Vec<String>)>,
@@ -150,16 +152,6 @@ impl BulkReport {
         bytes as f64 * 8e9 / ((last - first) as f64 * BUCKET_NS as f64)
     }
 
-    /// Goodput per second and flow, bit/s: `[flow][second]`. The last, partial second is left out.
-    pub fn goodput_by_second(&self) -> Vec<Vec<f64>> {
-        let per_second = (1_000_000_000 / BUCKET_NS) as usize;
-        let seconds = |f: &FlowReport| -> Vec<f64> {
-            let chunks = f.bytes_by_bucket.chunks_exact(per_second);
-            chunks.map(|c| c.iter().sum::<u64>() as f64 * 8.0).collect()
-        };
-        self.flows.iter().map(seconds).collect()
-    }
-
     /// Segments that were overtaken because their flow changed its path.
     pub fn reordered_by_moves(&self) -> usize {
         let across = |f: &FlowReport| {
@@ -187,10 +179,10 @@ struct ClientFlow {
 /// Running flows.
 pub struct Bulk {
     start_ns: u64,
-    stop: Arc<AtomicBool>,
     sniffer: Option<Sniffer>,
     sent: Option<Sniffer>,
-    acceptor: Option<JoinHandle<Vec<ServerFlow>>>,
+    /// What it is told the clients are told, too.
+    acceptor: Worker<Vec<ServerFlow>>,
     clients: Vec<(u16, JoinHandle<ClientFlow>)>,
 }
 
@@ -207,46 +199,40 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
             "rate_bps = {rate_bps}: must be at least 8000"
         );
     }
-    if let Pattern::RequestResponse {
-        request_bytes,
-        response_bytes,
-        ..
-    } = cfg.pattern
-    {
-        ensure!(
-            request_bytes > 0 && response_bytes > 0,
-            "requests and responses have bytes"
-        );
-    }
-    let sniffer = Sniffer::start(&cfg.server_ns, cfg.port, &cfg.paths, cfg.min_rtt_us)?;
+    let requests = cfg.pattern.requests();
+    ensure!(
+        requests.is_none_or(|(request, response)| request > 0 && response > 0),
+        "requests and responses have bytes"
+    );
+    let (ends, min_rtt_us) = (&cfg.ends, cfg.min_rtt_us);
+    let sniffer = Sniffer::start(&ends.server_ns, ends.port, &ends.paths, min_rtt_us)?;
     let sent = cfg.sent.as_ref();
-    let sent = sent.map(|(ns, paths)| Sniffer::start(ns, cfg.port, paths, cfg.min_rtt_us));
-    let at = SocketAddr::new(cfg.server_addr, cfg.port);
-    let listener = sys::run_in(&cfg.server_ns, || stream::listen(at))?;
-    listener.set_nonblocking(true)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let start_ns = sys::monotonic_ns();
-    let acceptor = Builder::new().name("bulk-accept".into()).spawn({
-        let stop = Arc::clone(&stop);
-        move || accept(&listener, start_ns, &stop)
-    })?;
+    let sent = sent.map(|(ns, paths)| Sniffer::start(ns, ends.port, paths, min_rtt_us));
+    let (at, start_ns) = (ends.server(), sys::monotonic_ns());
+    let listen = move || {
+        let listener = stream::listen(at)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    let accept = move |listener: TcpListener, stop: &Arc<AtomicBool>| {
+        accept(&listener, start_ns, requests, stop)
+    };
     let mut bulk = Bulk {
         start_ns,
-        stop,
         sniffer: Some(sniffer),
         sent: sent.transpose()?,
-        acceptor: Some(acceptor),
+        acceptor: Worker::start("bulk-accept", &ends.server_ns, listen, accept)?,
         clients: vec![],
     };
     // On an error `bulk` is dropped, which stops what runs already.
-    let streams = sys::run_in(&cfg.client_ns, || {
+    let streams = sys::run_in(&ends.client_ns, || {
         (0..cfg.flows)
             .map(|n| connect(&cfg).with_context(|| format!("cannot connect flow {n}")))
             .collect::<Result<Vec<_>>>()
     })?;
     for stream in streams {
         let port = stream.local_addr()?.port();
-        let (stop, pattern) = (Arc::clone(&bulk.stop), cfg.pattern);
+        let (stop, pattern) = (bulk.acceptor.order(), cfg.pattern);
         let thread = Builder::new()
             .name("bulk-client".into())
             .spawn(move || run_client(stream, pattern, &stop))?;
@@ -258,16 +244,13 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
 impl Bulk {
     /// Stops all flows (by reset, so that no queue of theirs outlives them) and reports.
     pub fn stop(mut self) -> Result<BulkReport> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.acceptor.tell();
         let panicked = || anyhow!("a bulk thread panicked");
         let clients: Vec<(u16, ClientFlow)> = std::mem::take(&mut self.clients)
             .into_iter()
             .map(|(port, thread)| Ok((port, thread.join().map_err(|_| panicked())?)))
             .collect::<Result<_>>()?;
-        let servers = match self.acceptor.take() {
-            Some(thread) => thread.join().map_err(|_| panicked())?,
-            None => Vec::new(),
-        };
+        let servers = self.acceptor.finish()?;
         let (mut traces, mut unobserved) = match self.sniffer.take() {
             Some(sniffer) => sniffer.stop()?,
             None => Default::default(),
@@ -279,7 +262,6 @@ impl Bulk {
             for (port, trace) in sent {
                 let received = traces.entry(port).or_default();
                 received.visits = trace.visits;
-                received.last_on_path = trace.last_on_path;
             }
         }
         let flows = clients
@@ -309,11 +291,8 @@ impl Bulk {
 
 impl Drop for Bulk {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.acceptor.tell();
         for (_, thread) in self.clients.drain(..) {
-            let _ = thread.join();
-        }
-        if let Some(thread) = self.acceptor.take() {
             let _ = thread.join();
         }
     }
@@ -321,37 +300,28 @@ impl Drop for Bulk {
 
 fn connect(cfg: &BulkConfig) -> Result<TcpStream> {
     let dial = Dial {
-        from: Some(cfg.client_addr),
-        device: cfg.bind_dev.as_deref(),
         dscp: cfg.dscp,
         congestion: cfg.congestion.as_deref(),
+        ..cfg.ends.dial(0)
     };
-    let mut stream = dial.connect(SocketAddr::new(cfg.server_addr, cfg.port))?;
+    let stream = dial.connect(cfg.ends.server())?;
     stream.set_nodelay(true)?;
     stream::poll_for_stop(&stream)?;
-    let (request, response) = match cfg.pattern {
-        Pattern::RequestResponse {
-            request_bytes,
-            response_bytes,
-            ..
-        } => (request_bytes, response_bytes),
-        _ => (0, 0),
-    };
-    let mut hello = [0u8; HELLO_BYTES];
-    hello[0..4].copy_from_slice(b"mtlb");
-    hello[4..8].copy_from_slice(&request.to_be_bytes());
-    hello[8..12].copy_from_slice(&response.to_be_bytes());
-    stream.write_all(&hello)?;
     Ok(stream)
 }
 
-fn accept(listener: &TcpListener, start_ns: u64, stop: &Arc<AtomicBool>) -> Vec<ServerFlow> {
+fn accept(
+    listener: &TcpListener,
+    start_ns: u64,
+    requests: Option<(usize, usize)>,
+    stop: &Arc<AtomicBool>,
+) -> Vec<ServerFlow> {
     let mut threads: Vec<JoinHandle<ServerFlow>> = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok((stream, _)) => {
                 let stop = Arc::clone(stop);
-                let serve = move || serve(stream, start_ns, &stop);
+                let serve = move || serve(stream, start_ns, requests, &stop);
                 if let Ok(thread) = Builder::new().name("bulk-server".into()).spawn(serve) {
                     threads.push(thread);
                 }
@@ -362,25 +332,25 @@ fn accept(listener: &TcpListener, start_ns: u64, stop: &Arc<AtomicBool>) -> Vec<
     threads.into_iter().filter_map(|t| t.join().ok()).collect()
 }
 
-fn serve(mut stream: TcpStream, start_ns: u64, stop: &AtomicBool) -> ServerFlow {
+/// Counts what arrives, and answers each request.
+fn serve(
+    mut stream: TcpStream,
+    start_ns: u64,
+    requests: Option<(usize, usize)>,
+    stop: &AtomicBool,
+) -> ServerFlow {
     let client_port = stream.peer_addr().map_or(0, |a| a.port());
     let _ = stream.set_nodelay(true);
     let _ = stream::poll_for_stop(&stream);
     let mut payload = Buckets::new(start_ns);
-    let mut hello = Vec::with_capacity(HELLO_BYTES);
-    let (mut request, mut response, mut got) = (0u64, 0usize, 0u64);
+    let mut got = 0;
     let ended = stream::receive(&mut stream, stop, |stream, piece| {
-        let part = piece.len().min(HELLO_BYTES - hello.len());
-        if part > 0 {
-            hello.extend_from_slice(&piece[..part]);
-            if hello.len() == HELLO_BYTES {
-                request = u64::from(u32::from_be_bytes(hello[4..8].try_into().unwrap()));
-                response = u32::from_be_bytes(hello[8..12].try_into().unwrap()) as usize;
-            }
-        }
-        payload.add(piece.len() - part);
-        got += (piece.len() - part) as u64;
-        while request > 0 && got >= request {
+        payload.add(piece.len());
+        let Some((request, response)) = requests else {
+            return Ok(());
+        };
+        got += piece.len();
+        while got >= request {
             got -= request;
             stream::send(stream, response, stop)?;
         }

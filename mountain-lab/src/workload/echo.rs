@@ -5,11 +5,9 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -17,7 +15,9 @@ use mountain::measure::socket::send_from;
 use mountain::measure::timestamp::{self, Stamping};
 use socket2::{Socket, Type};
 
+use super::dial::Ends;
 use super::sys;
+use super::worker::Worker;
 
 /// First bytes of every datagram of ours; anything else is not answered.
 const MAGIC: u32 = 0x6d74_6e31;
@@ -112,33 +112,26 @@ pub struct Arrival {
 
 /// A running echo server. Dropping it ends the thread.
 pub struct EchoServer {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Option<()>>>,
+    _worker: Worker<()>,
     arrivals: Receiver<Arrival>,
 }
 
 impl EchoServer {
-    /// Starts a server in `netns` on `port`, on all addresses of the family of `addr`.
-    ///
-    /// `paths` are the devices of this namespace; the index in it is the path reported.
-    pub fn start(netns: &Path, addr: IpAddr, port: u16, paths: &[String]) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
+    /// Starts the server at the far one of the ends, on all addresses of the family.
+    pub fn start(ends: &Ends) -> Result<Self> {
         let (tx, arrivals) = mpsc::channel();
-        let set_up = {
-            let paths = paths.to_vec();
-            move || -> Result<(Socket, PathIndex)> {
-                let socket = open(addr, port)
-                    .with_context(|| format!("cannot open the echo server on UDP port {port}"))?;
-                Ok((socket, PathIndex::new(paths)))
-            }
+        let (addr, port, paths) = (ends.server_addr, ends.port, ends.paths.clone());
+        let set_up = move || {
+            let socket = open(addr, port)
+                .with_context(|| format!("cannot open the echo server on UDP port {port}"))?;
+            Ok((socket, PathIndex::new(paths)))
         };
-        let thread = sys::spawn_in("echo-server", netns, set_up, {
-            let stop = Arc::clone(&stop);
-            move |(socket, paths)| serve(&socket, paths, &stop, &tx)
-        })?;
+        let serve = move |(socket, paths): (Socket, PathIndex), stop: &Arc<AtomicBool>| {
+            serve(&socket, paths, stop, &tx);
+        };
+        let worker = Worker::start("echo-server", &ends.server_ns, set_up, serve)?;
         Ok(EchoServer {
-            stop,
-            thread: Some(thread),
+            _worker: worker,
             arrivals,
         })
     }
@@ -146,15 +139,6 @@ impl EchoServer {
     /// The datagrams that arrived since the last call.
     pub fn arrivals(&self) -> impl Iterator<Item = Arrival> + '_ {
         self.arrivals.try_iter()
-    }
-}
-
-impl Drop for EchoServer {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -3,27 +3,25 @@
 //!
 //! Round-trip times come from the kernel's software timestamps at both ends of the client's stack,
 //! less the residence time the server states; a scheduling hiccup of this process is no jitter of the
-//! path. The same generator with 50 packets/s of 160 bytes and DSCP EF is VoIP-like
-//! ([`GameConfig::voip`]).
+//! path. The same generator with 50 packets/s of 160 bytes and DSCP 46 (EF, RFC 3246) is VoIP-like.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::timestamp::{self, ErrorEvent, Stamping};
 use serde::Serialize;
-use socket2::{Socket, Type};
+use socket2::Socket;
 
+use super::dial::{Dial, Ends};
 use super::echo::{EchoServer, Header, HEADER_BYTES, UNKNOWN_PATH};
 use super::plan::SendSchedule;
 use super::sys;
+use super::worker::Worker;
 
 /// An answer that comes later than this counts as lost.
 pub const LINGER_NS: u64 = 1_000_000_000;
@@ -34,22 +32,12 @@ const STAMPING: Stamping = Stamping {
     tx_sched: false,
     hardware: false,
 };
-/// DSCP "expedited forwarding" (RFC 3246).
-pub const DSCP_EF: u8 = 46;
 
 /// What to send, from where to where.
 #[derive(Debug, Clone)]
 pub struct GameConfig {
-    /// Network namespace of the client, such as `/run/netns/client`.
-    pub client_ns: PathBuf,
-    /// Network namespace of the server.
-    pub server_ns: PathBuf,
-    /// Source address of all flows.
-    pub client_addr: IpAddr,
-    /// Address the flows are sent to; the server listens on all of its family.
-    pub server_addr: IpAddr,
-    /// UDP port of the server.
-    pub port: u16,
+    /// From where to where.
+    pub ends: Ends,
     /// Number of flows, each with its own socket and source port.
     pub flows: u32,
     /// Packets per second and flow.
@@ -58,22 +46,6 @@ pub struct GameConfig {
     pub payload_bytes: usize,
     /// DSCP of the client's packets.
     pub dscp: Option<u8>,
-    /// Device the client's sockets are bound to (SO_BINDTODEVICE).
-    pub bind_dev: Option<String>,
-    /// Devices of the server's namespace; the index in here is the path of a packet.
-    pub paths: Vec<String>,
-}
-
-impl GameConfig {
-    /// This configuration with the packet rate, size and DSCP of a VoIP call.
-    pub fn voip(self) -> Self {
-        GameConfig {
-            rate_hz: 50.0,
-            payload_bytes: 160,
-            dscp: Some(DSCP_EF),
-            ..self
-        }
-    }
 }
 
 /// What became of one packet.
@@ -120,34 +92,16 @@ pub struct Health {
     pub realtime: bool,
 }
 
-#[derive(Default)]
-struct Counters {
-    sent: AtomicU64,
-    send_errors: AtomicU64,
-    skipped: AtomicU64,
-    late: AtomicU64,
-    late_max_us: AtomicU64,
-    unstamped: AtomicU64,
-    realtime: AtomicBool,
-}
-
-#[derive(Default)]
-struct Control {
-    /// No more packets; end when the last one is settled.
-    stop: AtomicBool,
-    /// End now.
-    abort: AtomicBool,
-}
-
 /// Running flows.
 pub struct RunningGame {
     server: EchoServer,
-    client: Option<JoinHandle<Option<()>>>,
+    /// Told to stop it sends no more, and ends when the last packet is settled.
+    client: Worker<Health>,
+    /// It ends now.
+    abort: Arc<AtomicBool>,
     settled: Receiver<Packet>,
-    arrived: HashMap<(u16, u32), (Option<u8>, bool, u64)>,
+    arrived: HashMap<(u16, u32), (Option<u8>, bool)>,
     run: u32,
-    control: Arc<Control>,
-    counters: Arc<Counters>,
 }
 
 /// Starts the server, then the flows. Any error of either is returned and nothing runs.
@@ -167,30 +121,23 @@ pub fn start(cfg: GameConfig) -> Result<RunningGame> {
         "payload_bytes = {}: must be {HEADER_BYTES}..=1472",
         cfg.payload_bytes
     );
-    let server = EchoServer::start(&cfg.server_ns, cfg.server_addr, cfg.port, &cfg.paths)?;
+    let server = EchoServer::start(&cfg.ends)?;
     let run = rand::random();
-    let control = Arc::new(Control::default());
-    let counters = Arc::new(Counters::default());
+    let abort = Arc::new(AtomicBool::new(false));
     let (tx, settled) = mpsc::channel();
-    let netns = cfg.client_ns.clone();
-    let client = {
-        let (control, counters) = (Arc::clone(&control), Arc::clone(&counters));
-        sys::spawn_in(
-            "game-client",
-            &netns,
-            move || Client::open(cfg, run),
-            move |client| client.run(&control, &counters, &tx),
-        )?
-    };
-    let arrived = HashMap::new();
+    let netns = cfg.ends.client_ns.clone();
+    let ended = Arc::clone(&abort);
+    let set_up = move || Client::open(&cfg, run);
+    let client = Worker::start("game-client", &netns, set_up, move |client, stop| {
+        client.run(stop, &ended, &tx)
+    })?;
     Ok(RunningGame {
         server,
-        client: Some(client),
+        client,
+        abort,
         settled,
-        arrived,
+        arrived: HashMap::new(),
         run,
-        control,
-        counters,
     })
 }
 
@@ -202,34 +149,18 @@ impl RunningGame {
         for arrival in self.server.arrivals().filter(|a| a.header.run == self.run) {
             let header = arrival.header;
             let path = Some(header.path).filter(|p| *p != UNKNOWN_PATH);
-            self.arrived.insert(
-                (header.flow, header.seq),
-                (path, header.reordered, header.arrival_ns),
-            );
+            let packet = (header.flow, header.seq);
+            self.arrived.insert(packet, (path, header.reordered));
         }
         for packet in &mut packets {
             // The answer of this one may be lost while the packet itself arrived: the server knows.
             let arrival = self.arrived.remove(&(packet.flow, packet.seq));
-            if let (None, Some((path, reordered, _))) = (packet.rtt_us, arrival) {
+            if let (None, Some((path, reordered))) = (packet.rtt_us, arrival) {
                 packet.path = path;
                 packet.reordered = reordered;
             }
         }
         packets
-    }
-
-    /// How well the generator has kept its plan so far.
-    pub fn health(&self) -> Health {
-        let c = &self.counters;
-        Health {
-            sent: c.sent.load(Ordering::Relaxed),
-            send_errors: c.send_errors.load(Ordering::Relaxed),
-            skipped: c.skipped.load(Ordering::Relaxed),
-            late: c.late.load(Ordering::Relaxed),
-            late_max_us: c.late_max_us.load(Ordering::Relaxed),
-            unstamped: c.unstamped.load(Ordering::Relaxed),
-            realtime: c.realtime.load(Ordering::Relaxed),
-        }
     }
 
     /// Stops sending, waits for stragglers (up to 1 s) and returns all packets not drained yet.
@@ -239,21 +170,14 @@ impl RunningGame {
 
     /// Like [`RunningGame::stop`], and says how well the generator kept its plan.
     pub fn finish(mut self) -> Result<(Vec<Packet>, Health)> {
-        self.control.stop.store(true, Ordering::Relaxed);
-        if let Some(client) = self.client.take() {
-            sys::join(client)?;
-        }
-        let packets = self.drain();
-        Ok((packets, self.health()))
+        let health = self.client.finish()?;
+        Ok((self.drain(), health))
     }
 }
 
 impl Drop for RunningGame {
     fn drop(&mut self) {
-        self.control.abort.store(true, Ordering::Relaxed);
-        if let Some(client) = self.client.take() {
-            let _ = client.join();
-        }
+        self.abort.store(true, Ordering::Relaxed);
     }
 }
 
@@ -296,13 +220,14 @@ struct Client {
     run: u32,
     payload: Vec<u8>,
     rate_hz: f64,
+    health: Health,
 }
 
 impl Client {
-    fn open(cfg: GameConfig, run: u32) -> Result<Self> {
+    fn open(cfg: &GameConfig, run: u32) -> Result<Self> {
         let flows = (0..cfg.flows)
             .map(|n| {
-                let socket = open_flow(&cfg).with_context(|| format!("cannot open flow {n}"))?;
+                let socket = open_flow(cfg).with_context(|| format!("cannot open flow {n}"))?;
                 Ok(Flow {
                     socket,
                     slots: VecDeque::new(),
@@ -317,13 +242,12 @@ impl Client {
             run,
             payload,
             rate_hz: cfg.rate_hz,
+            health: Health::default(),
         })
     }
 
-    fn run(mut self, control: &Control, counters: &Counters, settled: &Sender<Packet>) {
-        counters
-            .realtime
-            .store(sys::raise_priority(), Ordering::Relaxed);
+    fn run(mut self, stop: &AtomicBool, abort: &AtomicBool, settled: &Sender<Packet>) -> Health {
+        self.health.realtime = sys::raise_priority();
         sys::tighten_timer_slack();
         let mut fds: Vec<libc::pollfd> = self
             .flows
@@ -339,15 +263,15 @@ impl Client {
             self.flows.len(),
             self.rate_hz,
         );
-        while !control.abort.load(Ordering::Relaxed) {
-            let stopping = control.stop.load(Ordering::Relaxed);
+        while !abort.load(Ordering::Relaxed) {
+            let stopping = stop.load(Ordering::Relaxed);
             let mut now = sys::monotonic_ns();
             while let Some(due) = (!stopping).then(|| plan.due(now)).flatten() {
-                counters.skipped.fetch_add(due.skipped, Ordering::Relaxed);
-                self.send(due.flow, (due.late_ns / 1_000) as u32, counters);
+                self.health.skipped += due.skipped;
+                self.send(due.flow, (due.late_ns / 1_000) as u32);
                 now = sys::monotonic_ns();
             }
-            self.settle(now, counters, settled);
+            self.settle(now, settled);
             if stopping && self.flows.iter().all(|f| f.slots.is_empty()) {
                 break;
             }
@@ -367,10 +291,11 @@ impl Client {
                 }
             }
         }
+        self.health
     }
 
-    fn send(&mut self, index: usize, late_us: u32, counters: &Counters) {
-        let flow = &mut self.flows[index];
+    fn send(&mut self, index: usize, late_us: u32) {
+        let (flow, health) = (&mut self.flows[index], &mut self.health);
         let seq = flow.next_seq();
         Header::request(self.run, index as u16, seq).write(&mut self.payload);
         let slot = Slot {
@@ -387,7 +312,7 @@ impl Client {
             .send(&self.payload)
             .or_else(|_| flow.socket.send(&self.payload));
         if sent.is_err() {
-            counters.send_errors.fetch_add(1, Ordering::Relaxed);
+            health.send_errors += 1;
             // Whether a failed send consumed a timestamp id depends on where it failed: collect
             // what is there, then count anew from the next packet.
             read_timestamps(flow);
@@ -395,16 +320,12 @@ impl Client {
             let _ = timestamp::set_stamping(&flow.socket, Stamping::default())
                 .and_then(|()| timestamp::set_stamping(&flow.socket, STAMPING));
         }
-        counters.sent.fetch_add(1, Ordering::Relaxed);
-        counters
-            .late_max_us
-            .fetch_max(u64::from(late_us), Ordering::Relaxed);
-        if late_us > 1_000 {
-            counters.late.fetch_add(1, Ordering::Relaxed);
-        }
+        health.sent += 1;
+        health.late_max_us = health.late_max_us.max(late_us.into());
+        health.late += u64::from(late_us > 1_000);
     }
 
-    fn settle(&mut self, now: u64, counters: &Counters, settled: &Sender<Packet>) {
+    fn settle(&mut self, now: u64, settled: &Sender<Packet>) {
         for (index, flow) in self.flows.iter_mut().enumerate() {
             while flow
                 .slots
@@ -420,7 +341,7 @@ impl Client {
                     break;
                 };
                 if slot.reply.is_some() && !slot.stamped {
-                    counters.unstamped.fetch_add(1, Ordering::Relaxed);
+                    self.health.unstamped += 1;
                 }
                 let _ = settled.send(packet_of(index as u16, flow.first, &slot));
                 flow.first += 1;
@@ -468,22 +389,12 @@ fn packet_of(flow: u16, seq: u32, slot: &Slot) -> Packet {
 }
 
 fn open_flow(cfg: &GameConfig) -> Result<Socket> {
-    let socket = sys::socket_for(cfg.client_addr, Type::DGRAM)?;
+    let dial = Dial {
+        dscp: cfg.dscp,
+        ..cfg.ends.dial(0)
+    };
+    let socket = dial.datagrams(cfg.ends.server())?;
     socket.set_nonblocking(true)?;
-    if let Some(device) = &cfg.bind_dev {
-        socket
-            .bind_device(Some(device.as_bytes()))
-            .with_context(|| format!("cannot bind to device {device}"))?;
-    }
-    if let Some(dscp) = cfg.dscp {
-        sys::set_dscp(&socket, cfg.client_addr, dscp)?;
-    }
-    socket
-        .bind(&SocketAddr::new(cfg.client_addr, 0).into())
-        .with_context(|| format!("cannot bind to {}", cfg.client_addr))?;
-    socket
-        .connect(&SocketAddr::new(cfg.server_addr, cfg.port).into())
-        .with_context(|| format!("no route to {}", cfg.server_addr))?;
     timestamp::set_stamping(&socket, STAMPING)?;
     Ok(socket)
 }

@@ -31,6 +31,11 @@ pub struct Figure {
 /// Figures by name.
 pub type Figures = BTreeMap<String, Figure>;
 
+/// Puts a figure among others.
+pub fn put(figures: &mut Figures, name: &str, unit: &'static str, value: f64, n: u64) {
+    figures.insert(name.to_owned(), Figure { unit, value, n });
+}
+
 /// All per-packet figures of one segment.
 ///
 /// `best_median_us` is the median RTT of the best path (of the oracle, or as emulated); `paths` the
@@ -41,14 +46,7 @@ pub type Figures = BTreeMap<String, Figure>;
 pub fn game_figures(packets: &[Packet], best_median_us: f64, paths: usize) -> Figures {
     let mut figures = Figures::new();
     let mut put = |name: &str, unit, value: f64, n: usize| {
-        figures.insert(
-            name.to_owned(),
-            Figure {
-                unit,
-                value,
-                n: n as u64,
-            },
-        );
+        put(&mut figures, name, unit, value, n as u64);
     };
     let sent = packets.len();
     put("packets", "count", sent as f64, sent);
@@ -62,12 +60,8 @@ pub fn game_figures(packets: &[Packet], best_median_us: f64, paths: usize) -> Fi
         put("rtt_p99_us", "us", p99, answered);
         put("pdv_us", "us", p99 - p50, answered);
         for (name, q) in [("rtt_p95_us", 0.95), ("rtt_max_us", 1.0)] {
-            put(
-                name,
-                "us",
-                percentile(&mut rtts, q).unwrap_or(f64::NAN),
-                answered,
-            );
+            let value = percentile(&mut rtts, q).unwrap_or(f64::NAN);
+            put(name, "us", value, answered);
         }
         if answered >= P999_FROM {
             let p999 = percentile(&mut rtts, 0.999).unwrap_or(f64::NAN);
@@ -88,47 +82,32 @@ pub fn game_figures(packets: &[Packet], best_median_us: f64, paths: usize) -> Fi
     let late_over = best_median_us + f64::from(LATE_OVER_US);
     let late = rtts.iter().filter(|r| f64::from(**r) > late_over).count();
     let lost = sent - answered;
-    put("loss", "ratio", lost as f64 / sent as f64, sent);
-    put("late", "ratio", late as f64 / sent as f64, sent);
-    put(
-        "late_or_lost",
-        "ratio",
-        (late + lost) as f64 / sent as f64,
-        sent,
-    );
     let slow = rtts.iter().filter(|r| **r > VERY_LATE_US).count();
-    let very_late = (slow + lost) as f64 / sent as f64;
-    put("above_200_ms", "ratio", very_late, sent);
-    put(
-        "reordered",
-        "count",
-        packets.iter().filter(|p| p.reordered).count() as f64,
-        sent,
-    );
-    for (name, share, arrived) in shares(packets, paths) {
-        put(&name, "ratio", share, arrived);
+    for (name, packets) in [
+        ("loss", lost),
+        ("late", late),
+        ("late_or_lost", late + lost),
+        ("above_200_ms", slow + lost),
+    ] {
+        put(name, "ratio", packets as f64 / sent as f64, sent);
+    }
+    let reordered = packets.iter().filter(|p| p.reordered).count();
+    put("reordered", "count", reordered as f64, sent);
+    let (shares, arrived) = shares(packets.iter().map(|p| p.path), paths);
+    for (path, share) in shares.into_iter().enumerate().filter(|_| arrived > 0) {
+        put(&format!("share_path{path}"), "ratio", share, arrived);
     }
     figures
 }
 
-fn shares(packets: &[Packet], paths: usize) -> Vec<(String, f64, usize)> {
-    let arrived = packets.iter().filter(|p| p.path.is_some()).count();
-    if arrived == 0 {
-        return Vec::new();
-    }
-    (0..paths)
-        .map(|path| {
-            let here = packets
-                .iter()
-                .filter(|p| p.path == Some(path as u8))
-                .count();
-            (
-                format!("share_path{path}"),
-                here as f64 / arrived as f64,
-                arrived,
-            )
-        })
-        .collect()
+/// By path its share of what arrived, and how much that is; `None`: it arrived nowhere.
+pub fn shares(on: impl Iterator<Item = Option<u8>>, paths: usize) -> (Vec<f64>, usize) {
+    let arrived: Vec<u8> = on.flatten().collect();
+    let share = |path: usize| {
+        let here = arrived.iter().filter(|on| usize::from(**on) == path);
+        here.count() as f64 / arrived.len() as f64
+    };
+    ((0..paths).map(share).collect(), arrived.len())
 }
 
 /// A path turning bad.
@@ -194,7 +173,11 @@ pub fn time_to_leave(packets: &[Packet], onset: Onset) -> Leave {
 /// An onset whose path was never left counts with the whole bad time (it is at least that); one at
 /// which the policy was elsewhere already does not count.
 pub fn leave_figures(leaves: &[Leave]) -> Figures {
-    let mut times = leave_times(leaves);
+    let time_us = |leave: &Leave| match leave {
+        Leave::NotThere => None,
+        Leave::Left(ns) | Leave::Stayed(ns) => Some((ns / 1_000) as u32),
+    };
+    let mut times: Vec<u32> = leaves.iter().filter_map(time_us).collect();
     let n = times.len() as u64;
     let stayed = leaves
         .iter()
@@ -207,35 +190,11 @@ pub fn leave_figures(leaves: &[Leave]) -> Figures {
         ("leave_max_us", 1.0),
     ] {
         if let Some(value) = percentile(&mut times, q) {
-            figures.insert(
-                name.to_owned(),
-                Figure {
-                    unit: "us",
-                    value,
-                    n,
-                },
-            );
+            put(&mut figures, name, "us", value, n);
         }
     }
-    figures.insert(
-        "stayed".to_owned(),
-        Figure {
-            unit: "count",
-            value: stayed as f64,
-            n,
-        },
-    );
+    put(&mut figures, "stayed", "count", stayed as f64, n);
     figures
-}
-
-fn leave_times(leaves: &[Leave]) -> Vec<u32> {
-    leaves
-        .iter()
-        .filter_map(|leave| match leave {
-            Leave::NotThere => None,
-            Leave::Left(ns) | Leave::Stayed(ns) => Some((ns / 1_000) as u32),
-        })
-        .collect()
 }
 
 /// How often flows changed their path: over all flows, from one arrived packet to the next sent.

@@ -6,6 +6,7 @@
 //! are therefore exact here, which no two real hosts could claim.
 
 pub mod bulk;
+pub mod dial;
 pub mod echo;
 pub mod game;
 pub mod load;
@@ -17,3 +18,4 @@ pub mod sniff;
 pub mod stats;
 pub mod stream;
 pub mod sys;
+pub mod worker;

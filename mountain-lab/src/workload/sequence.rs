@@ -98,19 +98,14 @@ impl SequenceTracker {
                 continue;
             }
             opened_ns.get_or_insert(hole.opened_ns);
-            if hole.from < from {
-                left.push(Hole {
-                    from: hole.from,
-                    until: from,
-                    opened_ns: hole.opened_ns,
-                });
-            }
-            if until < hole.until {
-                left.push(Hole {
-                    from: until,
-                    until: hole.until,
-                    opened_ns: hole.opened_ns,
-                });
+            for (from, until) in [(hole.from, from), (until, hole.until)] {
+                if from < until {
+                    left.push(Hole {
+                        from,
+                        until,
+                        opened_ns: hole.opened_ns,
+                    });
+                }
             }
         }
         self.holes = left;

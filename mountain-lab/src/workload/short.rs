@@ -5,20 +5,19 @@
 //! last, has a transmit stamp for each packet as well, and reads as it goes.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::timestamp::{self, Stamping};
 use serde::Serialize;
-use socket2::{Socket, Type};
+use socket2::Socket;
 
+use super::dial::Ends;
 use super::echo::{EchoServer, Header, HEADER_BYTES, UNKNOWN_PATH};
 use super::sys;
+use super::worker::Worker;
 
 /// Answers are waited for so long after a flow's last packet.
 const LINGER_NS: u64 = 500_000_000;
@@ -26,19 +25,11 @@ const LINGER_NS: u64 = 500_000_000;
 /// What to send, from where to where.
 #[derive(Debug, Clone)]
 pub struct ShortConfig {
-    /// Network namespace of the client.
-    pub client_ns: PathBuf,
-    /// Network namespace of the server.
-    pub server_ns: PathBuf,
-    /// Source address of all flows.
-    pub client_addr: IpAddr,
+    /// From where to where.
+    pub ends: Ends,
     /// Source port of the first flow; further ones have the next ones. `None`: the kernel's choice, which
     /// is one of before now and then, and to connection tracking the same flow.
     pub first_client_port: Option<u16>,
-    /// Address the flows are sent to.
-    pub server_addr: IpAddr,
-    /// Port of the server.
-    pub port: u16,
     /// New flows per second.
     pub flows_per_s: f64,
     /// Packets of a flow.
@@ -47,8 +38,6 @@ pub struct ShortConfig {
     pub interval_ms: u64,
     /// Payload of a packet.
     pub payload_bytes: usize,
-    /// Devices of the server's namespace; the index in here is the path.
-    pub paths: Vec<String>,
 }
 
 /// What one flow saw.
@@ -74,9 +63,8 @@ pub struct ShortFlow {
 
 /// Running flows. Dropping it ends them.
 pub struct Short {
-    stop: Arc<AtomicBool>,
     server: EchoServer,
-    client: Option<JoinHandle<Option<Vec<ShortFlow>>>>,
+    client: Worker<Vec<ShortFlow>>,
     run: u32,
 }
 
@@ -93,29 +81,20 @@ pub fn start(cfg: ShortConfig) -> Result<Short> {
         "payload_bytes = {}: must be {HEADER_BYTES}..=1472",
         cfg.payload_bytes
     );
-    let server = EchoServer::start(&cfg.server_ns, cfg.server_addr, cfg.port, &cfg.paths)?;
-    let stop = Arc::new(AtomicBool::new(false));
+    let server = EchoServer::start(&cfg.ends)?;
     let run: u32 = rand::random();
-    let netns = cfg.client_ns.clone();
-    let first_cfg = cfg.clone();
-    let client = sys::spawn_in(
-        "short-udp",
-        &netns,
-        // A first socket shows at once what is wrong with the addresses.
-        move || {
-            open_flow(&first_cfg, 0)
-                .context("cannot open a flow")
-                .map(drop)
-        },
-        {
-            let stop = Arc::clone(&stop);
-            move |()| run_flows(&cfg, run, &stop)
-        },
-    )?;
+    let netns = cfg.ends.client_ns.clone();
+    // A first socket shows at once what is wrong with the addresses.
+    let set_up = move || {
+        open_flow(&cfg, 0).context("cannot open a flow")?;
+        Ok(cfg)
+    };
+    let client = Worker::start("short-udp", &netns, set_up, move |cfg, stop| {
+        run_flows(&cfg, run, stop)
+    })?;
     Ok(Short {
-        stop,
         server,
-        client: Some(client),
+        client,
         run,
     })
 }
@@ -123,30 +102,11 @@ pub fn start(cfg: ShortConfig) -> Result<Short> {
 impl Short {
     /// Opens no more flows, waits for the last to end and returns all, by time of opening.
     pub fn stop(mut self) -> Result<Vec<ShortFlow>> {
-        self.stop.store(true, Ordering::Relaxed);
-        let mut flows = match self.client.take() {
-            Some(client) => sys::join(client)?,
-            None => Vec::new(),
-        };
+        let mut flows = self.client.finish()?;
         add_paths(&mut flows, &self.server, self.run);
         flows.sort_by_key(|f| f.opened_ns);
         Ok(flows)
     }
-}
-
-impl Drop for Short {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Share of the flows that began on each path, among those of which anything arrived.
-pub fn shares(flows: &[ShortFlow], paths: usize) -> Vec<f64> {
-    let arrived = flows.iter().filter(|f| f.path.is_some()).count();
-    let on = |path: usize| flows.iter().filter(|f| f.path == Some(path as u8)).count();
-    (0..paths)
-        .map(|path| on(path) as f64 / arrived as f64)
-        .collect()
 }
 
 struct OpenFlow {
@@ -158,19 +118,17 @@ struct OpenFlow {
 
 /// The socket of the flow of this number.
 fn open_flow(cfg: &ShortConfig, number: u16) -> Result<Socket> {
-    let socket = sys::socket_for(cfg.client_addr, Type::DGRAM)?;
+    let port = cfg.first_client_port.map_or(0, |first| {
+        // As many as there are from it on, then again.
+        first + (u32::from(number) % (u32::from(u16::MAX - first) + 1)) as u16
+    });
+    let socket = cfg.ends.dial(port).datagrams(cfg.ends.server())?;
     socket.set_nonblocking(true)?;
     let received = Stamping {
         rx: true,
         ..Stamping::default()
     };
     timestamp::set_stamping(&socket, received)?;
-    let port = cfg.first_client_port.map_or(0, |first| {
-        // As many as there are from it on, then again.
-        first + (u32::from(number) % (u32::from(u16::MAX - first) + 1)) as u16
-    });
-    socket.bind(&SocketAddr::new(cfg.client_addr, port).into())?;
-    socket.connect(&SocketAddr::new(cfg.server_addr, cfg.port).into())?;
     Ok(socket)
 }
 

@@ -10,8 +10,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -23,6 +21,7 @@ use std::os::fd::AsRawFd;
 use super::echo::{PathIndex, UNKNOWN_PATH};
 use super::sequence::{SegmentOrder, SequenceTracker};
 use super::sys;
+use super::worker::Worker;
 
 /// Bytes kept of each frame: Ethernet, IPv6 and the longest TCP header.
 const SNAP_BYTES: u32 = 14 + 40 + 60;
@@ -60,8 +59,6 @@ pub struct FlowTrace {
     pub reorderings: Vec<Reordering>,
     /// Segments sent again.
     pub retransmitted: u64,
-    /// Last data segment per path, `CLOCK_MONOTONIC`.
-    pub last_on_path: HashMap<u8, u64>,
 }
 
 impl FlowTrace {
@@ -85,9 +82,6 @@ impl FlowTrace {
                 bytes: u64::from(seen.len),
             }),
         }
-        if let Some(path) = path {
-            self.last_on_path.insert(path, seen.at_ns);
-        }
     }
 }
 
@@ -95,46 +89,26 @@ impl FlowTrace {
 pub type Traces = HashMap<u16, FlowTrace>;
 
 /// A running observer.
-pub struct Sniffer {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Option<(Traces, u64)>>>,
-}
+pub struct Sniffer(Worker<(Traces, u64)>);
 
 impl Sniffer {
     /// Watches TCP data to `port` in `netns`. `min_rtt_us`: see [`SequenceTracker::new`].
     pub fn start(netns: &Path, port: u16, paths: &[String], min_rtt_us: u32) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
         let paths = paths.to_vec();
         let set_up = move || {
             let socket = open(port).context("cannot open the packet socket")?;
             Ok((socket, PathIndex::new(paths)))
         };
-        let thread = sys::spawn_in("sniffer", netns, set_up, {
-            let stop = Arc::clone(&stop);
-            move |(socket, paths)| watch(&socket, paths, min_rtt_us, &stop)
+        let worker = Worker::start("sniffer", netns, set_up, move |(socket, paths), stop| {
+            watch(&socket, paths, min_rtt_us, stop)
         })?;
-        Ok(Sniffer {
-            stop,
-            thread: Some(thread),
-        })
+        Ok(Sniffer(worker))
     }
 
     /// Stops; returns what was seen and the number of frames the socket had no room for. With any of
     /// those the traces have gaps.
     pub fn stop(mut self) -> Result<(Traces, u64)> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread
-            .take()
-            .map_or_else(|| Ok((Traces::new(), 0)), sys::join)
-    }
-}
-
-impl Drop for Sniffer {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.0.finish()
     }
 }
 
@@ -352,22 +326,18 @@ fn timestamp(mut options: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use etherparse::PacketBuilder;
 
+    /// The headers of a segment.
     fn frame_v4(options: &[u8], payload: usize) -> Vec<u8> {
-        let mut frame = vec![0u8; 14];
-        frame[12..14].copy_from_slice(&[0x08, 0x00]);
-        let total = 20 + 20 + options.len() + payload;
-        let mut ip = [0u8; 20];
-        ip[0] = 0x45;
-        ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-        ip[9] = 6;
-        frame.extend(ip);
-        let mut tcp = [0u8; 20];
-        tcp[0..2].copy_from_slice(&40_000u16.to_be_bytes());
-        tcp[4..8].copy_from_slice(&0x0102_0304u32.to_be_bytes());
-        tcp[12] = (((20 + options.len()) / 4) << 4) as u8;
-        frame.extend(tcp);
-        frame.extend(options);
+        let builder = PacketBuilder::ethernet2([0; 6], [0; 6])
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            .tcp(40_000, 80, 0x0102_0304, 0)
+            .options_raw(options)
+            .unwrap();
+        let mut frame = Vec::new();
+        builder.write(&mut frame, &vec![0; payload]).unwrap();
+        frame.truncate(frame.len() - payload);
         frame
     }
 

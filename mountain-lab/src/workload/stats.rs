@@ -23,20 +23,15 @@ pub fn median(values: &[f64]) -> f64 {
 /// Efron, "Bootstrap methods: another look at the jackknife", 1979. One value gives an interval of
 /// no width: that is not certainty, which is why every table shows the number of repeats.
 pub fn bootstrap_median(values: &[f64], seed: u64) -> (f64, f64) {
-    bootstrap(values.len(), seed, |pick| {
-        median(&pick.iter().map(|i| values[*i]).collect::<Vec<_>>())
-    })
-}
-
-/// 2.5% and 97.5% points of `statistic` over resamples of `n` indices with replacement.
-fn bootstrap(n: usize, seed: u64, statistic: impl FnMut(&[usize]) -> f64) -> (f64, f64) {
-    if n == 0 {
-        return (f64::NAN, f64::NAN);
-    }
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     // One index can be drawn in one way only.
-    let count = if n == 1 { 1 } else { RESAMPLES };
-    let mut draws = resamples(n, count, &mut rng, statistic);
+    let count = match values.len() {
+        0 | 1 => values.len(),
+        _ => RESAMPLES,
+    };
+    let mut draws = resamples(values.len(), count, &mut rng, |pick| {
+        median(&pick.iter().map(|i| values[*i]).collect::<Vec<_>>())
+    });
     draws.retain(|draw| !draw.is_nan());
     let interval = Interval::of(f64::NAN, draws, 0.95);
     interval.map_or((f64::NAN, f64::NAN), |i| (i.low, i.high))

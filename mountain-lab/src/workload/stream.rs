@@ -5,7 +5,7 @@
 //! end stops first resets the connection under the other one.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -13,14 +13,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{anyhow, Context, Result};
-use nix::time::{clock_gettime, ClockId};
 use socket2::{SockRef, Type};
 
 use super::sys;
 
 /// Payload is counted in buckets of this length.
 pub const BUCKET_NS: u64 = 100_000_000;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a blocked read or write takes to notice the order to stop.
 const POLL: Duration = Duration::from_millis(50);
 /// A [`Saturated`] connection that stands still for so long is broken.
@@ -35,44 +33,6 @@ pub fn listen(at: SocketAddr) -> Result<TcpListener> {
     let bound = socket.bind(&at.into()).and_then(|()| socket.listen(1024));
     bound.with_context(|| format!("cannot listen on TCP port {}", at.port()))?;
     Ok(socket.into())
-}
-
-/// How a connection leaves.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Dial<'a> {
-    /// Its source address; `None`: the kernel's choice.
-    pub from: Option<IpAddr>,
-    /// Device that its socket is bound to.
-    pub device: Option<&'a str>,
-    /// DSCP of the client's packets.
-    pub dscp: Option<u8>,
-    /// Congestion control of the client; `None`: the kernel's default.
-    pub congestion: Option<&'a str>,
-}
-
-impl Dial<'_> {
-    /// Connects from the calling thread's namespace.
-    pub fn connect(&self, to: SocketAddr) -> Result<TcpStream> {
-        let socket = sys::socket_for(to.ip(), Type::STREAM)?;
-        if let Some(device) = self.device {
-            socket
-                .bind_device(Some(device.as_bytes()))
-                .with_context(|| format!("cannot bind to device {device}"))?;
-        }
-        if let Some(dscp) = self.dscp {
-            sys::set_dscp(&socket, to.ip(), dscp)?;
-        }
-        if let Some(name) = self.congestion {
-            socket
-                .set_tcp_congestion(name.as_bytes())
-                .with_context(|| format!("congestion control {name} is not available"))?;
-        }
-        if let Some(from) = self.from {
-            socket.bind(&SocketAddr::new(from, 0).into())?;
-        }
-        socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
-        Ok(socket.into())
-    }
 }
 
 /// Has reads and writes of a stream notice the order to stop. Accepted streams inherit neither the
@@ -240,7 +200,7 @@ impl Saturated {
             loop {
                 let read = inward.read(&mut buffer);
                 match read.context("the receiver saw nothing for 5 s")? {
-                    0 => return own_cpu(),
+                    0 => return sys::thread_time(),
                     n => counter.fetch_add(n as u64, Ordering::Relaxed),
                 };
             }
@@ -254,7 +214,7 @@ impl Saturated {
                 written.context("the sender stalled for 5 s")?;
             }
             out.shutdown(std::net::Shutdown::Write)?;
-            own_cpu()
+            sys::thread_time()
         })?;
         Ok(Saturated {
             received,
@@ -278,8 +238,4 @@ impl Saturated {
         }
         Ok((self.received.load(Ordering::Relaxed), cpu))
     }
-}
-
-fn own_cpu() -> Result<Duration> {
-    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }

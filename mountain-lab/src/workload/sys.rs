@@ -6,8 +6,6 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::mpsc;
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{anyhow, Context, Result};
@@ -47,11 +45,43 @@ pub fn enter_netns(path: &Path) -> Result<()> {
 ///
 /// Returns whether the kernel allowed it. Running without is legal: lateness is recorded anyway.
 pub fn raise_priority() -> bool {
+    set_priority(0, libc::SCHED_FIFO, RT_PRIORITY).is_ok()
+}
+
+/// Gives a thread a scheduling policy and a priority; 0 is the calling one.
+pub fn set_priority(thread: i32, policy: i32, priority: i32) -> io::Result<()> {
     let param = libc::sched_param {
-        sched_priority: RT_PRIORITY,
+        sched_priority: priority,
     };
-    // SAFETY: pid 0 is the calling thread and `param` lives across the call.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &param) == 0 }
+    // SAFETY: `param` lives across the call.
+    match unsafe { libc::sched_setscheduler(thread, policy, &param) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Processor time of the calling thread.
+pub fn thread_time() -> Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}
+
+/// Ticks of 1/100 s that all processors together have spent since boot: user, nice, system, idle, waiting
+/// for I/O, irq, softirq, steal (proc(5), /proc/stat).
+pub fn machine_ticks() -> Result<[u64; 8]> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().unwrap_or_default();
+    let words = line.split_whitespace().skip(1).take(8);
+    let ticks: Vec<u64> = words.filter_map(|t| t.parse().ok()).collect();
+    ticks.try_into().map_err(|_| anyhow!("/proc/stat: {line}"))
+}
+
+/// User and system CPU time of a process, in ticks of 1/100 s.
+pub fn process_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may contain anything; fields are counted after it. proc(5): utime is
+    // field 14, stime 15.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
 }
 
 /// Makes `poll` and `sleep` of the calling thread wake on time (the default slack is 50 µs).
@@ -93,43 +123,6 @@ pub fn pin(thread: i32, cpu: usize) -> Result<()> {
     sched_setaffinity(Pid::from_raw(thread), &set).with_context(|| format!("no processor {cpu}"))
 }
 
-/// Starts a thread that first runs `set_up` inside `netns` and then `body` with what that returned.
-///
-/// Errors of `set_up` are returned here, so that a workload either starts completely or not at all.
-pub fn spawn_in<S, T>(
-    name: &str,
-    netns: &Path,
-    set_up: impl FnOnce() -> Result<S> + Send + 'static,
-    body: impl FnOnce(S) -> T + Send + 'static,
-) -> Result<JoinHandle<Option<T>>>
-where
-    T: Send + 'static,
-{
-    let netns = netns.to_owned();
-    let (ready_tx, ready_rx) = mpsc::sync_channel::<Result<()>>(1);
-    let thread = Builder::new().name(name.to_owned()).spawn(move || {
-        match enter_netns(&netns).and_then(|()| set_up()) {
-            Ok(state) => {
-                let _ = ready_tx.send(Ok(()));
-                drop(ready_tx);
-                Some(body(state))
-            }
-            Err(error) => {
-                let _ = ready_tx.send(Err(error));
-                None
-            }
-        }
-    })?;
-    match ready_rx.recv() {
-        Ok(Ok(())) => Ok(thread),
-        Ok(Err(error)) => {
-            let _ = thread.join();
-            Err(error)
-        }
-        Err(_) => Err(anyhow!("thread {name} ended before it was ready")),
-    }
-}
-
 /// Runs `body` inside `netns` on a thread of its own and returns what it returned.
 pub fn run_in<T: Send>(netns: &Path, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
@@ -141,16 +134,6 @@ pub fn run_in<T: Send>(netns: &Path, body: impl FnOnce() -> Result<T> + Send) ->
             .join()
             .map_err(|_| anyhow!("thread in {} panicked", netns.display()))?
     })
-}
-
-/// Joins a thread made by [`spawn_in`]; a panic of that thread becomes an error.
-pub fn join<T>(thread: JoinHandle<Option<T>>) -> Result<T> {
-    let name = thread.thread().name().unwrap_or("?").to_owned();
-    thread
-        .join()
-        .ok()
-        .flatten()
-        .ok_or_else(|| anyhow!("thread {name} panicked"))
 }
 
 /// A UDP or TCP socket of the family of `addr`.
@@ -166,16 +149,6 @@ pub fn socket_for(addr: IpAddr, kind: Type) -> io::Result<Socket> {
         Protocol::TCP
     };
     Socket::new(domain, kind, Some(protocol))
-}
-
-/// Sets the DSCP of everything the socket sends.
-pub fn set_dscp(socket: &Socket, addr: IpAddr, dscp: u8) -> io::Result<()> {
-    let tos = u32::from(dscp) << 2;
-    if addr.is_ipv4() {
-        socket.set_tos_v4(tos)
-    } else {
-        socket.set_tclass_v6(tos)
-    }
 }
 
 /// `setsockopt` with an `int` value.

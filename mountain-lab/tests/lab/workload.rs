@@ -4,8 +4,7 @@
 mod bulk;
 mod net;
 
-use std::net::{SocketAddr, UdpSocket};
-use std::process::Command;
+use std::net::UdpSocket;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use mountain_lab::workload::echo::{EchoServer, Header};
 use mountain_lab::workload::game::{self, GameConfig, Packet};
 use mountain_lab::workload::sys;
 
-use net::{addresses, Net};
+use net::Net;
 
 fn median(mut values: Vec<u32>) -> u32 {
     values.sort_unstable();
@@ -117,34 +116,28 @@ fn path_index_follows_the_route() {
 #[test]
 fn bound_flows_keep_their_device_and_dscp_is_set() {
     let net = Net::new();
-    let cfg = GameConfig {
-        bind_dev: Some("c1".into()),
+    let mut cfg = GameConfig {
+        rate_hz: 50.0,
+        payload_bytes: 160,
+        dscp: Some(46),
         ..net.game(false, 7003)
-    }
-    .voip();
-    assert_eq!((cfg.rate_hz, cfg.payload_bytes), (50.0, 160));
+    };
+    cfg.ends.bind_dev = Some("c1".into());
     // A bound socket hears only its own device: the answers have to come back there.
     net.server
         .ip("route replace 10.99.0.1 via 10.77.1.1 src 10.99.1.1");
     // Count EF packets at the server; anything else on this port stays at zero.
-    let rules = "add table ip t; add chain ip t c { type filter hook input priority 0; }; \
-                 add rule ip t c udp dport 7003 ip dscp ef counter; \
-                 add rule ip t c udp dport 7003 ip dscp != ef counter";
-    let ns = format!("--net={}", net.server.path());
-    let nft = Command::new("nsenter")
-        .args([&ns, "nft", rules])
-        .status()
-        .unwrap();
-    assert!(nft.success());
+    net.server.run(
+        "nft add table ip t; add chain ip t c { type filter hook input priority 0; }; \
+         add rule ip t c udp dport 7003 ip dscp ef counter; \
+         add rule ip t c udp dport 7003 ip dscp != ef counter",
+    );
     let running = game::start(cfg).unwrap();
     sleep(Duration::from_millis(500));
     let packets = running.stop().unwrap();
     assert_all_answered(&packets, 20, 300);
     assert!(packets.iter().all(|p| p.path == Some(1)));
-    let list = Command::new("nsenter")
-        .args([&ns, "nft", "list", "table", "ip", "t"])
-        .output();
-    let list = String::from_utf8(list.unwrap().stdout).unwrap();
+    let list = net.server.run("nft list table ip t");
     let counts: Vec<u64> = list
         .lines()
         .filter_map(|l| l.split("packets ").nth(1)?.split(' ').next()?.parse().ok())
@@ -214,12 +207,11 @@ fn lost_answers_do_not_hide_the_path() {
 #[test]
 fn server_sees_reordering() {
     let net = Net::new();
-    let paths = ["s0".to_string(), "s1".to_string()];
-    let (_, server_addr) = addresses(false);
-    let server = EchoServer::start(&net.server_ns(), server_addr, 7006, &paths).unwrap();
+    let ends = net.ends(false, 7006);
+    let server = EchoServer::start(&ends).unwrap();
     let echoes = sys::run_in(&net.client_ns(), || {
         let socket = UdpSocket::bind("10.99.0.1:0")?;
-        socket.connect(SocketAddr::new(server_addr, 7006))?;
+        socket.connect(ends.server())?;
         socket.set_read_timeout(Some(Duration::from_secs(2)))?;
         socket.send(b"not one of ours, must stay unanswered")?;
         let mut echoes = Vec::new();
@@ -262,9 +254,9 @@ fn wrong_configurations_are_refused_at_start() {
     };
     assert!(start(&|c| c.payload_bytes = 8).contains("payload_bytes = 8"));
     assert!(start(&|c| c.flows = 0).contains("flows = 0"));
-    assert!(start(&|c| c.client_ns = "/run/netns/none".into()).contains("/run/netns/none"));
-    assert!(start(&|c| c.bind_dev = Some("none".into())).contains("none"));
-    assert!(start(&|c| c.client_addr = "10.1.2.3".parse().unwrap()).contains("10.1.2.3"));
+    assert!(start(&|c| c.ends.client_ns = "/run/netns/none".into()).contains("/run/netns/none"));
+    assert!(start(&|c| c.ends.bind_dev = Some("none".into())).contains("none"));
+    assert!(start(&|c| c.ends.client_addr = "10.1.2.3".parse().unwrap()).contains("10.1.2.3"));
     // The port of the failed starts is free again.
     let running = game::start(net.game(false, 7007)).unwrap();
     let began = Instant::now();

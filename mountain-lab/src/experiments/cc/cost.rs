@@ -13,8 +13,9 @@ use anyhow::{ensure, Context, Result};
 use mountain::cc::Loaded;
 use mountain::measure::environment::kernel_config;
 use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
+use mountain_lab::workload::dial::Dial;
 use mountain_lab::workload::stats::{bootstrap_median, median};
-use mountain_lab::workload::stream::{self, Dial, Saturated};
+use mountain_lab::workload::stream::{self, Saturated};
 use mountain_lab::workload::sys::device_index;
 use serde_json::json;
 

@@ -2,13 +2,14 @@
 //! Saturating TCP flows with a congestion control each, and what arrived of them.
 
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 
-use anyhow::{anyhow, Context, Result};
-use mountain_lab::workload::stream::{self, Buckets, Dial, BUCKET_NS};
+use anyhow::{Context, Result};
+use mountain_lab::workload::dial::Dial;
+use mountain_lab::workload::stream::{self, Buckets, BUCKET_NS};
 use mountain_lab::workload::sys;
+use mountain_lab::workload::worker::Worker;
 
 use crate::emulate::netns::Netns;
 
@@ -47,13 +48,13 @@ impl CcFlowReport {
     }
 }
 
-/// The two ends of a flow: what was sent again, and what arrived.
-type Ends = (JoinHandle<Result<u64>>, JoinHandle<Result<Vec<u64>>>);
-
 /// Running flows. Dropping them stops them.
-pub struct Flows {
-    stop: Arc<AtomicBool>,
-    flows: Vec<Ends>,
+pub struct Flows(Vec<Ends>);
+
+/// The two ends of a flow: what was sent again, and what arrived.
+struct Ends {
+    sender: Worker<Result<u64>>,
+    receiver: Worker<Result<Vec<u64>>>,
 }
 
 impl Flows {
@@ -64,64 +65,51 @@ impl Flows {
         client: &Netns,
         server: &Netns,
         to: SocketAddr,
-        specs: &[FlowSpec],
+        specs: Vec<FlowSpec>,
         start_ns: u64,
     ) -> Result<Self> {
         let far = SocketAddr::new(to.ip(), to.port() + 1);
         let [listener, far_listener] = [to, far].map(|at| server.enter(|| stream::listen(at)));
         let (listener, far_listener) = (listener?, far_listener?);
-        let mut running = Flows {
-            stop: Arc::default(),
-            flows: Vec::new(),
-        };
+        let mut flows = Vec::new();
         for spec in specs {
             sys::sleep_until(start_ns + spec.start_us * 1_000);
             let (listener, to) = match spec.far {
                 true => (&far_listener, far),
                 false => (&listener, to),
             };
-            let dial = Dial {
-                congestion: Some(&spec.congestion),
-                ..Dial::default()
-            };
-            let out = client.enter(|| dial.connect(to))?;
-            let (inward, _) = listener.accept()?;
-            let (stop, end) = (running.stop.clone(), running.stop.clone());
             let media_bps = spec.media_bps;
-            let send = Builder::new()
-                .name("cc-send".into())
-                .spawn(move || send(out, media_bps, &stop))?;
-            let receive = Builder::new()
-                .name("cc-receive".into())
-                .spawn(move || receive(inward, start_ns, &end))?;
-            running.flows.push((send, receive));
+            let connect = move || {
+                let dial = Dial {
+                    congestion: Some(&spec.congestion),
+                    ..Dial::default()
+                };
+                dial.connect(to)
+            };
+            let send = move |out, stop: &Arc<AtomicBool>| send(out, media_bps, stop);
+            let sender = Worker::start("cc-send", &client.path(), connect, send)?;
+            let (inward, _) = listener.accept()?;
+            let receive = move |inward, stop: &Arc<AtomicBool>| receive(inward, start_ns, stop);
+            let accepted = move || Ok(inward);
+            let receiver = Worker::start("cc-receive", &server.path(), accepted, receive)?;
+            flows.push(Ends { sender, receiver });
         }
-        Ok(running)
+        Ok(Flows(flows))
     }
 
     /// Stops all flows and reports, in the order in which they were given.
     pub fn finish(mut self) -> Result<Vec<CcFlowReport>> {
-        self.stop.store(true, Ordering::Relaxed);
-        let panicked = |_| anyhow!("a thread of a flow panicked");
-        let join = |(send, receive): Ends| {
+        for ends in &self.0 {
+            ends.sender.tell();
+            ends.receiver.tell();
+        }
+        let report = |ends: &mut Ends| {
             Ok(CcFlowReport {
-                retransmits: send.join().map_err(panicked)??,
-                bytes: receive.join().map_err(panicked)??,
+                retransmits: ends.sender.finish()??,
+                bytes: ends.receiver.finish()??,
             })
         };
-        std::mem::take(&mut self.flows)
-            .into_iter()
-            .map(join)
-            .collect()
-    }
-}
-
-impl Drop for Flows {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for (send, receive) in self.flows.drain(..) {
-            let _ = (send.join(), receive.join());
-        }
+        self.0.iter_mut().map(report).collect()
     }
 }
 

@@ -232,7 +232,7 @@ impl CcRig {
             &self.client,
             &self.server,
             (SERVER, NEAR_PORT).into(),
-            &specs,
+            specs,
             link.start_ns,
         )?;
         while monotonic_ns() < link.start_ns + length_us * 1_000 {

@@ -11,11 +11,11 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use mountain_lab::workload::sys::{pin, spawn_in};
+use mountain_lab::workload::sys::pin;
+use mountain_lab::workload::worker::Worker;
 
 use super::registry::ClaimVerdict;
 use super::switches::{off_on, Switches};
@@ -49,7 +49,7 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     };
     let mut measure = || {
         let before = rig.flooded()?;
-        let _flood = Flood::start(source)?;
+        let _flood = flood(source)?;
         let run = Tool::MountainIcmp.measure(source, PINGED.into(), &block, &dir)?;
         let seen = rig.flooded()? - before;
         // A burst in one of four slots at least, or it was no flood.
@@ -141,42 +141,23 @@ impl NapiRig {
 
 /// More than a burst in each of netem's slots, with the processor idle for most of them: bursts and not
 /// a steady rate, as [`mountain_lab::workload::load`] has. Dropping it ends it.
-struct Flood {
-    ended: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Option<()>>>,
-}
-
-impl Flood {
-    fn start(source: &Netns) -> Result<Self> {
-        let ended = Arc::new(AtomicBool::new(false));
-        let open = || {
-            pin(0, CPU)?;
-            UdpSocket::bind(("0.0.0.0", 0)).context("a socket")
-        };
-        let until = ended.clone();
-        let flood = move |socket: UdpSocket| {
-            while !until.load(Ordering::Relaxed) {
-                for _ in 0..BURST + BURST / 4 {
-                    // What netem has no room for is refused; that is meant.
-                    let _ = socket.send_to(&[0; 64], (FLOODED, 9));
-                }
-                std::thread::sleep(EVERY * 5 / 8);
+fn flood(source: &Netns) -> Result<Worker<()>> {
+    let open = || {
+        pin(0, CPU)?;
+        UdpSocket::bind(("0.0.0.0", 0)).context("a socket")
+    };
+    let flood = |socket: UdpSocket, stop: &Arc<AtomicBool>| {
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 0..BURST + BURST / 4 {
+                // What netem has no room for is refused; that is meant.
+                let _ = socket.send_to(&[0; 64], (FLOODED, 9));
             }
-        };
-        let thread = Some(spawn_in("flood", &source.path(), open, flood)?);
-        // Its first bursts find the neighbour.
-        std::thread::sleep(EVERY * 5);
-        Ok(Flood { ended, thread })
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            std::thread::sleep(EVERY * 5 / 8);
         }
-    }
+    };
+    let worker = Worker::start("flood", &source.path(), open, flood)?;
+    std::thread::sleep(EVERY * 5);
+    Ok(worker)
 }
 
 #[cfg(test)]
@@ -239,7 +220,7 @@ mod tests {
             }
         };
         let before = rig.flooded().unwrap();
-        let flood = Flood::start(&rig.source).unwrap();
+        let flood = flood(&rig.source).unwrap();
         std::thread::sleep(EVERY * 5);
         drop(flood);
         assert!(rig.flooded().unwrap() - before >= u64::from(BURST));

@@ -6,11 +6,12 @@ use std::ops::Range;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use mountain_lab::report::{write_html, PathEvent, PlotData};
+use mountain_lab::report::{write_html, DrawnSegment, PathEvent, PlotData};
 use mountain_lab::result::{Metric, RunResult};
 use mountain_lab::workload::game::Packet;
-use mountain_lab::workload::metrics::{flow_moves, game_figures, Figure, Figures, Onset};
-use mountain_lab::workload::short;
+use mountain_lab::workload::metrics::{
+    flow_moves, game_figures, put, shares, Figure, Figures, Onset,
+};
 use mountain_lab::workload::stats::median;
 use serde_json::Value;
 
@@ -165,25 +166,15 @@ fn session_figures(segment: &PolicySegment, schedule: &Schedule) -> (Figures, Fi
 /// The packets of the measured part.
 fn measured(segment: &PolicySegment) -> Vec<Packet> {
     let inside = |p: &&Packet| segment.measured.contains(&p.sent_ns);
-    segment
-        .seen
-        .packets
-        .iter()
-        .filter(inside)
-        .copied()
-        .collect()
+    let packets = segment.seen.packets.iter();
+    packets.filter(inside).copied().collect()
 }
 
-fn drawn(
-    policy: &str,
-    segment: &PolicySegment,
-    packets: Vec<Packet>,
-) -> mountain_lab::report::DrawnSegment {
-    let (policy, repeat, start_ns) = (policy.into(), segment.repeat, segment.start_ns);
-    mountain_lab::report::DrawnSegment {
-        policy,
-        repeat,
-        start_ns,
+fn drawn(policy: &str, segment: &PolicySegment, packets: Vec<Packet>) -> DrawnSegment {
+    DrawnSegment {
+        policy: policy.into(),
+        repeat: segment.repeat,
+        start_ns: segment.start_ns,
         packets,
     }
 }
@@ -206,9 +197,7 @@ fn figures(
 ) -> Figures {
     let mut figures = game_figures(packets, best_median_us, scenario.paths.len());
     figures.extend(moves(packets, &segment.measured));
-    let mut put = |name: &str, unit, value, n| {
-        figures.insert(name.into(), Figure { unit, value, n });
-    };
+    let mut put = |name: &str, unit, value, n| put(&mut figures, name, unit, value, n);
     let (lost, flows) = flows_lost(packets, &segment.measured);
     put("flows_lost", "count", lost as f64, flows);
     let span_s = (segment.measured.end - segment.measured.start) as f64 / 1e9;
@@ -239,12 +228,8 @@ fn bulk_figures(
     let n = flows().count() as u64;
     if let Some(goodput) = seen.goodput_bps(&segment.measured) {
         put("goodput_bps", "bps", goodput, n);
-        put(
-            "bulk_failed",
-            "count",
-            flows().filter(|f| f.error.is_some()).count() as f64,
-            n,
-        );
+        let failed = flows().filter(|f| f.error.is_some()).count();
+        put("bulk_failed", "count", failed as f64, n);
         let unobserved: u64 = seen.bulks.iter().map(|b| b.unobserved).sum();
         put("bulk_unobserved", "count", unobserved as f64, n);
         let bytes_on = |path: Option<u8>| -> u64 {
@@ -272,7 +257,8 @@ fn bulk_figures(
     }
     if !seen.shorts.is_empty() {
         let n = seen.shorts.len() as u64;
-        for (path, share) in short::shares(&seen.shorts, paths).into_iter().enumerate() {
+        let (shares, _) = shares(seen.shorts.iter().map(|f| f.path), paths);
+        for (path, share) in shares.into_iter().enumerate() {
             put(&format!("short_share_path{path}"), "ratio", share, n);
         }
     }
@@ -281,25 +267,13 @@ fn bulk_figures(
 /// Segments overtaken by a move of their flow: those within a second after a move that did not wait
 /// for a pause in the flow (`mountain explain --moves`), and all others.
 fn reordered_by_kind(segment: &PolicySegment) -> (u64, u64) {
-    let empty = vec![];
-    let moves = segment.moves.as_array().unwrap_or(&empty);
-    let port = |m: &Value| -> Option<u16> {
-        m["key"]["source"]
-            .as_str()?
-            .rsplit(':')
-            .next()?
-            .parse()
-            .ok()
+    let forced = |m: &Value| -> Option<(u16, u64)> {
+        let is_forced = !m["reason"].as_str()?.eq_ignore_ascii_case("flowlet");
+        let port = m["key"]["source"].as_str()?.rsplit(':').next()?;
+        is_forced.then_some((port.parse().ok()?, m["at_ns"].as_u64()?))
     };
-    let forced: Vec<(u16, u64)> = moves
-        .iter()
-        .filter(|m| {
-            m["reason"]
-                .as_str()
-                .is_some_and(|r| !r.eq_ignore_ascii_case("flowlet"))
-        })
-        .filter_map(|m| Some((port(m)?, m["at_ns"].as_u64()?)))
-        .collect();
+    let moves = segment.moves.as_array().map_or(&[][..], Vec::as_slice);
+    let forced: Vec<(u16, u64)> = moves.iter().filter_map(forced).collect();
     let (mut unforced_count, mut forced_count) = (0, 0);
     for flow in segment.seen.bulks.iter().flat_map(|b| &b.flows) {
         for r in flow.trace.reorderings.iter().filter(|r| r.across_paths) {
@@ -413,17 +387,12 @@ fn moves(packets: &[Packet], measured: &Range<u64>) -> Figures {
     let count = flow_moves(packets) as f64;
     let flows: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
     let minutes = (measured.end - measured.start) as f64 / 60e9;
-    let figure = |value, n| Figure {
-        unit: "count",
-        value,
-        n,
-    };
     let mut figures = Figures::new();
-    figures.insert("moves".into(), figure(count, packets.len() as u64));
+    put(&mut figures, "moves", "count", count, packets.len() as u64);
     if !flows.is_empty() {
-        let rate = count / (flows.len() as f64 * minutes);
         let n = flows.len() as u64;
-        figures.insert("moves_per_flow_minute".into(), figure(rate, n));
+        let rate = count / (n as f64 * minutes);
+        put(&mut figures, "moves_per_flow_minute", "count", rate, n);
     }
     figures
 }
@@ -454,9 +423,8 @@ fn emulator_metrics(result: &mut RunResult, segments: &[PolicySegment], seed: u6
     let n = segments.iter().map(|s| s.error.n as u64).sum();
     for (name, unit, get) in all {
         let values = segments.iter().map(|s| Some(get(s))).collect();
-        result
-            .emulator
-            .insert(name.into(), Metric::of_repeats(unit, values, n, seed));
+        let metric = Metric::of_repeats(unit, values, n, seed);
+        result.emulator.insert(name.into(), metric);
     }
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Figures of short game-like flows that cannot change their path: where they started, and what they met.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::short::ShortFlow;
 use mountain_lab::workload::stats::percentile;
 
@@ -71,51 +72,40 @@ fn opened_in<'a>(flows: &'a [ShortFlow], measured: &Range<u64>) -> Vec<&'a Short
 
 /// What is counted over all repeats of a policy together: one flow that changed its address is one too
 /// many, in whichever repeat it was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    flows: u64,
-    moved: u64,
-    readdressed: u64,
-    choices: u64,
-    long_flows: u64,
-    long_moved: u64,
-}
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals(BTreeMap<&'static str, (u64, u64)>);
 
 impl Totals {
+    /// Adds so many, of so many that there were.
+    fn count(&mut self, name: &'static str, count: u64, of: u64) {
+        let sum = self.0.entry(name).or_default();
+        *sum = (sum.0 + count, sum.1 + of);
+    }
+
     /// Adds the short flows of a segment that were opened in its measured part, during which what new
     /// flows may use changed `choices` times.
     pub fn add(&mut self, flows: &[ShortFlow], measured: &Range<u64>, choices: u64) {
         let flows = opened_in(flows, measured);
         let count = |test: fn(&ShortFlow) -> bool| flows.iter().filter(|f| test(f)).count() as u64;
-        self.flows += flows.len() as u64;
-        self.moved += count(|f| f.moved);
-        self.readdressed += count(|f| f.readdressed);
-        self.choices += choices;
+        let all = flows.len() as u64;
+        self.count("sessions", all, all);
+        self.count("sessions_moved", count(|f| f.moved), all);
+        self.count("sessions_readdressed", count(|f| f.readdressed), all);
+        self.count("choices", choices, choices);
     }
 
     /// Adds the long flows of a segment, and how often one of them changed its path.
     pub fn add_long(&mut self, flows: u64, moves: u64) {
-        self.long_flows += flows;
-        self.long_moved += moves;
+        self.count("long_flows_moved", moves, flows);
     }
 
     pub fn figures(&self) -> Figures {
         let mut figures = Figures::new();
-        for (name, value, n) in [
-            ("sessions", self.flows, self.flows),
-            ("sessions_moved", self.moved, self.flows),
-            ("sessions_readdressed", self.readdressed, self.flows),
-            ("choices", self.choices, self.choices),
-            ("long_flows_moved", self.long_moved, self.long_flows),
-        ] {
-            put(&mut figures, name, "count", value as f64, n);
+        for (name, (count, of)) in &self.0 {
+            put(&mut figures, name, "count", *count as f64, *of);
         }
         figures
     }
-}
-
-fn put(figures: &mut Figures, name: &str, unit: &'static str, value: f64, n: u64) {
-    figures.insert(name.into(), Figure { unit, value, n });
 }
 
 /// The round trips of a flow's packets on the path where the slowest is fastest.

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use anyhow::Result;
 use mountain_lab::workload::bulk::{self, Bulk, BulkConfig, BulkReport, Pattern};
+use mountain_lab::workload::dial::Ends;
 use mountain_lab::workload::game::{self, GameConfig, Health, Packet};
 use mountain_lab::workload::load::{self, LoadConfig, LoadReport, RunningLoad};
 use mountain_lab::workload::short::{self, Short, ShortConfig, ShortFlow};
@@ -136,43 +137,48 @@ impl Observed {
 fn reference_config(hosts: &Hosts) -> GameConfig {
     let (client_addr, server_addr) = hosts.reference_addrs();
     GameConfig {
-        client_ns: hosts.steering().path(),
-        server_ns: hosts.server.path(),
-        client_addr,
-        server_addr,
-        port: PORT,
+        ends: Ends {
+            client_ns: hosts.steering().path(),
+            server_ns: hosts.server.path(),
+            client_addr,
+            server_addr,
+            port: PORT,
+            bind_dev: Some(format!("u{REFERENCE}")),
+            paths: vec![format!("s{REFERENCE}")],
+        },
         flows: 1,
         rate_hz: REFERENCE_HZ,
         payload_bytes: 100,
         dscp: None,
-        bind_dev: Some(format!("u{REFERENCE}")),
-        paths: vec![format!("s{REFERENCE}")],
     }
 }
 
-fn game_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> GameConfig {
-    GameConfig {
+/// From the client to the server.
+fn ends(hosts: &Hosts, port: u16) -> Ends {
+    Ends {
         client_ns: hosts.client.path(),
         server_ns: hosts.server.path(),
         client_addr: hosts.flow_addr(),
         server_addr: hosts.server_addr(),
         port,
-        flows: workload.flows,
-        rate_hz: workload.rate_hz,
-        payload_bytes: workload.payload_bytes,
-        dscp: workload.dscp,
         bind_dev: None,
         paths: hosts.server_devices(),
     }
 }
 
+fn game_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> GameConfig {
+    GameConfig {
+        ends: ends(hosts, port),
+        flows: workload.flows,
+        rate_hz: workload.rate_hz,
+        payload_bytes: workload.payload_bytes,
+        dscp: workload.dscp,
+    }
+}
+
 fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) -> BulkConfig {
     BulkConfig {
-        client_ns: hosts.client.path(),
-        server_ns: hosts.server.path(),
-        client_addr: hosts.flow_addr(),
-        server_addr: hosts.server_addr(),
-        port,
+        ends: ends(hosts, port),
         flows: w.flows,
         pattern: match (w.kind, w.rate_mbit) {
             (WorkloadKind::RequestResponse, _) => Pattern::RequestResponse {
@@ -187,8 +193,6 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
         },
         congestion: Some(w.congestion.clone()),
         dscp: w.dscp,
-        bind_dev: None,
-        paths: hosts.server_devices(),
         sent: Some((hosts.emulator.path(), hosts.emulator_devices())),
         min_rtt_us: (2e3 * scenario.least_delay_ms()) as u32,
     }
@@ -200,18 +204,13 @@ fn short_config(hosts: &Hosts, workload: &WorkloadSpec, port: u16) -> ShortConfi
         _ => (SHORT_PACKETS, SHORT_INTERVAL_MS),
     };
     ShortConfig {
-        client_ns: hosts.client.path(),
-        server_ns: hosts.server.path(),
-        client_addr: hosts.flow_addr(),
+        ends: ends(hosts, port),
         // A host whose flows choose by themselves leaves sockets alone that ask for a port.
         first_client_port: hosts.router.as_ref().map(|_| FIRST_CLIENT_PORT),
-        server_addr: hosts.server_addr(),
-        port,
         flows_per_s: workload.rate_hz,
         packets,
         interval_ms,
         payload_bytes: workload.payload_bytes,
-        paths: hosts.server_devices(),
     }
 }
 
@@ -224,13 +223,13 @@ fn load_config(
 ) -> Option<LoadConfig> {
     let path = scenario.foreign_path()?;
     Some(LoadConfig {
-        client_ns: hosts.foreign.as_ref()?.path(),
-        server_ns: hosts.server.path(),
-        client_addr: hosts.foreign_addr(path),
-        server_addr: hosts.gateway(path),
-        port,
+        ends: Ends {
+            client_ns: hosts.foreign.as_ref()?.path(),
+            client_addr: hosts.foreign_addr(path),
+            server_addr: hosts.gateway(path),
+            ..ends(hosts, port)
+        },
         rate_bps: (workload.rate_mbit? * 1e6) as u64,
         packet_bytes: FOREIGN_BYTES,
-        bind_dev: None,
     })
 }

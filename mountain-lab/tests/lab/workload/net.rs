@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use mountain_lab::workload::dial::Ends;
 use mountain_lab::workload::game::GameConfig;
 use testkit::TestNamespace;
 
@@ -57,28 +58,30 @@ impl Net {
         PathBuf::from(self.server.path())
     }
 
-    pub fn game(&self, v6: bool, port: u16) -> GameConfig {
-        let (client_addr, server_addr) = addresses(v6);
-        GameConfig {
+    /// Between the service addresses.
+    pub fn ends(&self, v6: bool, port: u16) -> Ends {
+        let addr = |v4_text: &str, v6_text: &str| -> IpAddr {
+            let text = if v6 { v6_text } else { v4_text };
+            text.parse().unwrap()
+        };
+        Ends {
             client_ns: self.client_ns(),
             server_ns: self.server_ns(),
-            client_addr,
-            server_addr,
+            client_addr: addr("10.99.0.1", "fd99::0:1"),
+            server_addr: addr("10.99.1.1", "fd99::1:1"),
             port,
-            flows: 20,
-            rate_hz: 60.0,
-            payload_bytes: 100,
-            dscp: None,
             bind_dev: None,
             paths: vec!["s0".into(), "s1".into()],
         }
     }
-}
 
-pub fn addresses(v6: bool) -> (IpAddr, IpAddr) {
-    if v6 {
-        ("fd99::0:1".parse().unwrap(), "fd99::1:1".parse().unwrap())
-    } else {
-        ("10.99.0.1".parse().unwrap(), "10.99.1.1".parse().unwrap())
+    pub fn game(&self, v6: bool, port: u16) -> GameConfig {
+        GameConfig {
+            ends: self.ends(v6, port),
+            flows: 20,
+            rate_hz: 60.0,
+            payload_bytes: 100,
+            dscp: None,
+        }
     }
 }
