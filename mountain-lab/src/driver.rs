@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{bail, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use mountain_lab::result::{too_short, RunResult, VoidRun};
-use mountain_lab::workload::sys::NoHalt;
+use mountain_lab::workload::sys::{machine_ticks, process_ticks, NoHalt};
 use serde_json::json;
 
 use crate::stopped;
@@ -35,6 +35,25 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
+    /// The first of two with `--quick`, else the second.
+    pub fn quick_or<T>(&self, quick: T, full: T) -> T {
+        if self.quick {
+            quick
+        } else {
+            full
+        }
+    }
+
+    /// For tests.
+    #[cfg(test)]
+    pub fn test(quick: bool) -> Self {
+        CommonArgs {
+            quick,
+            seed: 1,
+            out: None,
+        }
+    }
+
     /// Where the results of an experiment of this name go.
     pub fn out(&self, name: &str) -> PathBuf {
         let own = || PathBuf::from("out").join(name);
@@ -144,6 +163,48 @@ impl Session {
         let whole = self.bar.position() / FINE * FINE;
         let part = (done.clamp(0.0, 1.0) * FINE as f64) as u64;
         self.bar.set_position(whole + part.min(FINE - 1));
+    }
+
+    /// Measures each side once, in the order of this round, which is another one in the next: a trend over
+    /// the run favours nobody. What came of each, by side. Takes a step for each.
+    ///
+    /// # Errors
+    /// A side could not be measured, or the user wants an end.
+    pub fn round<T>(
+        &self,
+        what: &str,
+        sides: &[&str],
+        round: u32,
+        mut measure: impl FnMut(usize) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut seen: Vec<Option<T>> = sides.iter().map(|_| None).collect();
+        for place in 0..sides.len() {
+            let side = (place + round as usize) % sides.len();
+            self.step(&format!("{what}: {}, round {round}", sides[side]))?;
+            seen[side] = Some(measure(side)?);
+        }
+        Ok(seen.into_iter().flatten().collect())
+    }
+
+    /// Measures sides in so many rounds. `measure` is told side and round; what came of each, by side.
+    ///
+    /// # Errors
+    /// As [`Session::round`].
+    pub fn rounds<T, const N: usize>(
+        &self,
+        what: &str,
+        sides: &[&str; N],
+        rounds: u32,
+        mut measure: impl FnMut(usize, u32) -> Result<T>,
+    ) -> Result<[Vec<T>; N]> {
+        let mut all: [Vec<T>; N] = std::array::from_fn(|_| Vec::new());
+        for round in 0..rounds {
+            let seen = self.round(what, sides, round, |side| measure(side, round))?;
+            for (all, one) in all.iter_mut().zip(seen) {
+                all.push(one);
+            }
+        }
+        Ok(all)
     }
 
     /// Measures every side of an experiment as often as the result has repeats.
@@ -256,20 +317,10 @@ impl Session {
 
 /// 1/100 s that all processors were busy with anything but this process, since boot.
 pub fn foreign_ticks() -> Option<u64> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let all: Vec<u64> = stat
-        .lines()
-        .next()?
-        .split_whitespace()
-        .skip(1)
-        .map_while(|f| f.parse().ok())
-        .collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
-    let busy: u64 = [0, 1, 2, 5, 6, 7].iter().filter_map(|i| all.get(*i)).sum();
-    let own = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let own: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
-    let own: u64 = own.get(11)?.parse::<u64>().ok()? + own.get(12)?.parse::<u64>().ok()?;
-    Some(busy.saturating_sub(own))
+    let all = machine_ticks().ok()?;
+    // Neither idle nor waiting for I/O.
+    let busy = all.iter().sum::<u64>() - all[3] - all[4];
+    Some(busy.saturating_sub(process_ticks(std::process::id())?))
 }
 
 #[cfg(test)]
@@ -311,17 +362,33 @@ mod tests {
         }
     }
 
-    fn args(quick: bool) -> CommonArgs {
-        CommonArgs {
-            quick,
-            seed: 1,
-            out: None,
+    #[test]
+    fn each_side_takes_each_place_equally_often() {
+        let (session, _) = Session::begin("x", &CommonArgs::test(false), 1, 0);
+        let mut order = Vec::new();
+        let seen = session.rounds("x", &["a", "b", "c"], 6, |side, round| {
+            order.push(side);
+            Ok((side, round))
+        });
+        assert_eq!(order[..9], [0, 1, 2, 1, 2, 0, 2, 0, 1]);
+        for place in 0..3 {
+            let there = order.iter().skip(place).step_by(3);
+            assert_eq!(there.filter(|side| **side == 1).count(), 2);
         }
+        let by_round = |side| (0..6).map(|round| (side, round)).collect::<Vec<_>>();
+        assert_eq!(seen.unwrap(), [0, 1, 2].map(by_round));
+        let mut two = Vec::new();
+        let pairs = session.rounds("x", &["a", "b"], 2, |side, _| {
+            two.push(side);
+            Ok(())
+        });
+        pairs.unwrap();
+        assert_eq!(two, [0, 1, 1, 0]);
     }
 
     #[test]
     fn sides_take_turns_and_a_void_segment_is_measured_again() {
-        let (session, mut result) = Session::begin("x", &args(false), 3, 0);
+        let (session, mut result) = Session::begin("x", &CommonArgs::test(false), 3, 0);
         let mut turns = Turns::default();
         session.interleave(&mut result, &mut turns).unwrap();
         let first = [(0, 0), (1, 0), (1, 0), (2, 0)];
@@ -338,13 +405,13 @@ mod tests {
 
     #[test]
     fn the_result_goes_to_a_folder_of_its_own_unless_one_is_named() {
-        assert_eq!(args(false).out("cc"), PathBuf::from("out/cc"));
+        assert_eq!(CommonArgs::test(false).out("cc"), PathBuf::from("out/cc"));
         let named = CommonArgs {
             out: Some("here".into()),
-            ..args(false)
+            ..CommonArgs::test(false)
         };
         assert_eq!(named.out("cc"), PathBuf::from("here"));
-        let (session, mut result) = Session::begin("x", &args(true), 1, 0);
+        let (session, mut result) = Session::begin("x", &CommonArgs::test(true), 1, 0);
         session.judge(&mut result, &[]);
         assert_eq!(result.environment["too_short"], "--quick");
         assert_eq!(result.environment["quick"], true);

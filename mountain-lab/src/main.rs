@@ -24,6 +24,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use mountain::host::stdout::lines;
 use mountain::report::table::{align, row, Words};
+use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 use emulate::netns;
 use experiments::{bench, cc, claims, redirect, replay, run, validate_ping};
@@ -147,13 +148,9 @@ fn catch_signals() {
 
 /// Every flow is a socket; the usual soft limit is 1024. Failing that, opening one will tell.
 fn raise_file_limit() {
-    // SAFETY: plain system calls on a valid struct.
-    unsafe {
-        let mut limit = std::mem::zeroed::<libc::rlimit>();
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-        }
+    let files = Resource::RLIMIT_NOFILE;
+    if let Ok((_, most)) = getrlimit(files) {
+        let _ = setrlimit(files, most, most);
     }
 }
 

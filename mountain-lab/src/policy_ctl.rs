@@ -13,7 +13,7 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::emulate::netns::{die_with_parent, Netns};
+use crate::emulate::netns::{Netns, Running};
 use crate::scenario::ComparedPolicy;
 
 /// UDP port of the lab's reflectors; scenarios name it in `probe_target`.
@@ -93,7 +93,6 @@ impl<'a> Product<'a> {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        die_with_parent(&mut command);
         self.child = Some(
             command
                 .spawn()
@@ -156,38 +155,26 @@ impl Drop for Product<'_> {
     }
 }
 
-/// A `mountain reflect` on one host: the far end of the product's UDP probes.
-pub struct ReflectorProcess(Child);
-
-impl ReflectorProcess {
-    /// Listens on `addrs`, at [`REFLECT_PORT`].
-    pub fn start(ns: &Netns, role: &str, addrs: &[IpAddr], out: &Path) -> Result<Self> {
-        let log = File::create(out.join(format!("mountain-reflect-{role}.log")))?;
-        let mut command = ns.command(binary()?);
-        command.arg("reflect");
-        for addr in addrs {
-            let listen = SocketAddr::new(*addr, REFLECT_PORT).to_string();
-            command.args(["--listen", &listen]);
-        }
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        die_with_parent(&mut command);
-        let mut child = command.spawn()?;
-        std::thread::sleep(Duration::from_millis(200));
-        if let Some(status) = child.try_wait()? {
-            bail!("mountain reflect ended at once: {status}");
-        }
-        Ok(ReflectorProcess(child))
+/// A `mountain reflect` on one host: the far end of the product's UDP probes. Listens on `addrs`, at
+/// [`REFLECT_PORT`].
+pub fn reflect(ns: &Netns, role: &str, addrs: &[IpAddr], out: &Path) -> Result<Running> {
+    let log = File::create(out.join(format!("mountain-reflect-{role}.log")))?;
+    let mut command = ns.command(binary()?);
+    command.arg("reflect");
+    for addr in addrs {
+        let listen = SocketAddr::new(*addr, REFLECT_PORT).to_string();
+        command.args(["--listen", &listen]);
     }
-}
-
-impl Drop for ReflectorProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+    command
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    let mut reflector = Running(command.spawn()?);
+    std::thread::sleep(Duration::from_millis(200));
+    if let Some(status) = reflector.0.try_wait()? {
+        bail!("mountain reflect ended at once: {status}");
     }
+    Ok(reflector)
 }
 
 /// $MOUNTAIN_BIN, or the binary beside this one.

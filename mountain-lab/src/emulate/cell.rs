@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{anyhow, Result};
 use rattan_core::cells::{Cell, ControlInterface, Egress, Ingress, StdPacket};
 use rattan_core::error::Error as RattanError;
+use rattan_core::metal::timer::Timer;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
 /// A cell whose behaviour is its egress.
@@ -18,12 +19,13 @@ pub struct EgressCell<E> {
 pub struct Queue(UnboundedSender<StdPacket>);
 
 impl<E> EgressCell<E> {
-    /// `egress` makes the egress that takes the packets out of the channel.
-    pub fn new(egress: impl FnOnce(UnboundedReceiver<StdPacket>) -> Result<E>) -> Result<Self> {
+    /// `egress` makes the egress that takes the packets out of the channel, and has a timer.
+    pub fn new(egress: impl FnOnce(UnboundedReceiver<StdPacket>, Timer) -> E) -> Result<Self> {
         let (sender, packets) = unbounded_channel();
+        let timer = Timer::new().map_err(|e| anyhow!("{e:?}"))?;
         Ok(EgressCell {
             ingress: Arc::new(Queue(sender)),
-            egress: egress(packets)?,
+            egress: egress(packets, timer),
         })
     }
 }

@@ -11,7 +11,8 @@ use std::io::{BufRead, BufReader, Lines, Stdin, Write};
 use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::sync::Arc;
 
-use anyhow::{anyhow, bail, ensure, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
+use mountain_lab::workload::sys::{process_ticks, set_priority};
 use once_cell::sync::OnceCell;
 use rattan_core::cells::external::{VirtualEthernet, VirtualEthernetId};
 use rattan_core::cells::{Cell, StdPacket};
@@ -23,7 +24,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::netns::{die_with_parent, Netns};
+use super::netns::{Netns, Running};
 use super::{Plan, Port};
 
 /// Above everything else in the lab: a late workload is measured, a late emulator falsifies.
@@ -31,7 +32,7 @@ const RT_PRIORITY: i32 = 50;
 
 /// The running process. Dropping it stops it.
 pub struct Child {
-    process: std::process::Child,
+    process: Running,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
@@ -45,9 +46,8 @@ impl Child {
             .arg("emulate")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        die_with_parent(&mut command);
-        let mut process = command.spawn().context("cannot start the emulator")?;
-        let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
+        let mut process = Running(command.spawn().context("cannot start the emulator")?);
+        let (stdin, stdout) = (process.0.stdin.take(), process.0.stdout.take());
         let mut child = Child {
             process,
             stdin,
@@ -82,7 +82,7 @@ impl Child {
 
     /// CPU time that it has used so far, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
-        cpu_seconds(self.process.id()).unwrap_or(0.0)
+        cpu_seconds(self.process.0.id()).unwrap_or(0.0)
     }
 
     fn answer(&mut self) -> Result<String> {
@@ -91,27 +91,15 @@ impl Child {
         ensure!(
             answer.ends_with('\n'),
             "the emulator stopped ({:?})",
-            self.process.try_wait()?
+            self.process.0.try_wait()?
         );
         Ok(answer.trim_end().to_owned())
     }
 }
 
-impl Drop for Child {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// User and system CPU time of a process in seconds, from /proc.
+/// User and system CPU time of a process in seconds.
 pub fn cpu_seconds(pid: u32) -> Option<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain anything; fields are counted after it. proc(5): utime is
-    // field 14, stime 15, in ticks of 1/100 s.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-    Some(ticks as f64 / 100.0)
+    Some(process_ticks(pid)? as f64 / 100.0)
 }
 
 /// Requests to the process, one on each line.
@@ -214,14 +202,6 @@ impl Core {
 fn be_realtime() -> Result<()> {
     use nix::sys::mman::{mlockall, MlockAllFlags};
     mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE).context("mlockall")?;
-    let param = libc::sched_param {
-        sched_priority: RT_PRIORITY,
-    };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: plain system call on a valid struct; 0 is the calling thread.
-    let ret = unsafe { libc::sched_setscheduler(0, policy, &param) };
-    if ret != 0 {
-        bail!("SCHED_FIFO: {}", std::io::Error::last_os_error());
-    }
-    Ok(())
+    set_priority(0, policy, RT_PRIORITY).context("SCHED_FIFO")
 }

@@ -242,7 +242,15 @@ fn join(
     for (from, to, forward) in ends {
         let delay = format!("delay-{from}");
         core.add(&delay, || {
-            DelayEgress::cell(i, forward, playing.clone(), config.seed)
+            EgressCell::new(|packets, timer| DelayEgress {
+                packets,
+                playing: playing.clone(),
+                path: i,
+                forward,
+                timer,
+                last: Instant::now(),
+                rng: Pcg64::new(config.seed.into(), i as u128 * 2 + u128::from(forward)),
+            })
         })?;
         core.link(&delay, to);
         let Some(path) = config.scenario.paths.get(i) else {
@@ -283,25 +291,6 @@ struct DelayEgress {
 }
 
 impl DelayEgress {
-    fn cell(
-        path: usize,
-        forward: bool,
-        playing: Arc<RwLock<Playing>>,
-        seed: u64,
-    ) -> Result<EgressCell<Self>> {
-        EgressCell::new(|packets| {
-            Ok(DelayEgress {
-                packets,
-                playing,
-                path,
-                forward,
-                timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
-                last: Instant::now(),
-                rng: Pcg64::new(seed.into(), path as u128 * 2 + u128::from(forward)),
-            })
-        })
-    }
-
     /// How long a packet that arrived at `t` is held; `None`: it is dropped.
     fn hold(&mut self, t: Instant) -> Option<Duration> {
         let playing = self.playing.read().ok()?;

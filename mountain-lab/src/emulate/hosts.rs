@@ -17,8 +17,9 @@ use std::time::Duration;
 use anyhow::Result;
 use mountain::measure::ping::{self, Pinger};
 
+use super::netns::Netns;
+use super::wire::{mac_text, plain_veth};
 use super::{LinkConfig, Port};
-use crate::emulate::netns::Netns;
 use crate::scenario::{IpFamily, NetworkLayout, Replies, Scenario};
 
 /// Name, in device names, of the idle path on which the emulator's own error is measured.
@@ -52,18 +53,13 @@ enum End {
 impl Hosts {
     /// Makes the hosts that a scenario asks for.
     pub fn build(scenario: &Scenario) -> Result<Self> {
+        let made = |needed: bool, role| needed.then(|| Netns::create(role)).transpose();
         let mut hosts = Hosts {
             client: Netns::create("client")?,
             server: Netns::create("server")?,
             emulator: Netns::create("emulator")?,
-            router: match scenario.topology.has_router() {
-                true => Some(Netns::create("router")?),
-                false => None,
-            },
-            foreign: match scenario.foreign_path() {
-                Some(_) => Some(Netns::create("foreign")?),
-                None => None,
-            },
+            router: made(scenario.topology.has_router(), "router")?,
+            foreign: made(scenario.foreign_path().is_some(), "foreign")?,
             links: vec![],
             family: scenario.family,
             topology: scenario.topology,
@@ -160,12 +156,16 @@ impl Hosts {
         (0..self.paths).map(|i| format!("ec{i}")).collect()
     }
 
+    /// The one of two that is for this family.
+    fn either<T>(&self, v4: T, v6: T) -> T {
+        match self.family {
+            IpFamily::Ipv4 => v4,
+            IpFamily::Ipv6 => v6,
+        }
+    }
+
     fn pick(&self, v4: &str, v6: &str) -> IpAddr {
-        let text = if self.family == IpFamily::Ipv6 {
-            v6
-        } else {
-            v4
-        };
+        let text = self.either(v4, v6);
         text.parse().expect("a literal address")
     }
 
@@ -174,29 +174,13 @@ impl Hosts {
         self.pick(&format!("10.20.{i}.{end}"), &format!("fd20:{i:x}::{end}"))
     }
 
-    /// `-4` or `-6`, for `ip`.
+    /// For `ip`.
     fn flag(&self) -> &'static str {
-        if self.family == IpFamily::Ipv6 {
-            "-6"
-        } else {
-            "-4"
-        }
+        self.either("-4", "-6")
     }
 
-    fn host_bits(&self) -> &'static str {
-        if self.family == IpFamily::Ipv6 {
-            "128"
-        } else {
-            "32"
-        }
-    }
-
-    fn link_bits(&self) -> &'static str {
-        if self.family == IpFamily::Ipv6 {
-            "64"
-        } else {
-            "24"
-        }
+    fn host_bits(&self) -> u8 {
+        self.either(32, 128)
     }
 
     fn add_path(&mut self, i: usize, tag: &str) -> Result<()> {
@@ -207,8 +191,9 @@ impl Hosts {
             format!("s{tag}"),
         );
         let mac = |end: u8| [0x02, 0x4d, 0, 0, i as u8, end];
-        veth(self.steering(), &u, mac(1), &self.emulator, &ec, mac(2))?;
-        veth(&self.server, &s, mac(4), &self.emulator, &es, mac(3))?;
+        let emulator = &self.emulator;
+        plain_veth((self.steering(), &u, mac(1)), (emulator, &ec, mac(2)))?;
+        plain_veth((&self.server, &s, mac(4)), (emulator, &es, mac(3)))?;
         let (near, far) = (
             self.link_addr(i, End::Client),
             self.link_addr(i, End::Server),
@@ -240,14 +225,10 @@ impl Hosts {
             .as_ref()
             .expect("made when a scenario has foreign load");
         let mac = |end: u8| [0x02, 0x4d, 0, 1, path as u8, end];
-        veth(foreign, "f0", mac(1), &self.emulator, "ef0", mac(2))?;
+        plain_veth((foreign, "f0", mac(1)), (&self.emulator, "ef0", mac(2)))?;
         self.address(foreign, "f0", self.link_addr(path, End::Foreign))?;
-        self.neighbour(
-            foreign,
-            "f0",
-            self.link_addr(path, End::Server),
-            [0x02, 0x4d, 0, 0, path as u8, 4],
-        )?;
+        let server = [0x02, 0x4d, 0, 0, path as u8, 4];
+        self.neighbour(foreign, "f0", self.gateway(path), server)?;
         self.links[path].foreign = Some(Port {
             device: "ef0".into(),
             mac: mac(2),
@@ -257,38 +238,30 @@ impl Hosts {
     }
 
     fn add_routes(&self, scenario: &Scenario) -> Result<()> {
-        let (flag, client, server) = (
-            self.flag(),
-            self.client_addr().to_string(),
-            self.server_addr().to_string(),
-        );
+        let (client, server) = (self.client_addr(), self.server_addr());
         if !self.topology.has_own_addresses() {
-            self.address_on_lo(&self.client, &client)?;
+            self.address(&self.client, "lo", client)?;
         }
-        self.address_on_lo(&self.server, &server)?;
+        self.address(&self.server, "lo", server)?;
         if let Some(router) = &self.router {
-            self.join_router(router, &client)?;
+            self.join_router(router, client)?;
         }
 
         if self.topology.has_own_addresses() {
             return self.add_uplinks();
         }
-        let mut route = vec![flag, "route", "add", "default"];
-        if self.router.is_none() {
-            route.extend(["src", &client]);
-        }
+        let source = match &self.router {
+            None => format!("src {client}"),
+            Some(_) => String::new(),
+        };
         let hops = self.next_hops("u", |i| self.gateway(i));
-        route.extend(hops.iter().map(String::as_str));
-        self.steering().ip(&route)?;
-
-        let mut back = vec![flag, "route", "add", "default", "src", &server];
+        self.route(self.steering(), &format!("default {source} {hops}"))?;
         let hops = self.next_hops("s", |i| self.client_gateway(i));
-        back.extend(hops.iter().map(String::as_str));
-        self.server.ip(&back)?;
+        self.route(&self.server, &format!("default src {server} {hops}"))?;
         match scenario.replies {
             Replies::Free => Ok(()),
-            Replies::SamePath => self.pin_replies(&client, |i| i),
-            Replies::OtherPath => self.pin_replies(&client, |i| (i + 1) % self.paths),
+            Replies::SamePath => self.pin_replies(client, |i| i),
+            Replies::OtherPath => self.pin_replies(client, |i| (i + 1) % self.paths),
         }
     }
 
@@ -296,11 +269,9 @@ impl Hosts {
     /// knows the way back to each path's address, which is on the link.
     fn add_uplinks(&self) -> Result<()> {
         for i in 0..self.paths {
-            let (gateway, device) = (self.gateway(i).to_string(), format!("u{i}"));
-            let metric = (100 * (i + 1)).to_string();
-            let route = ["via", &gateway, "dev", &device, "metric", &metric];
-            let add = [self.flag(), "route", "add", "default"];
-            self.steering().ip(add.into_iter().chain(route))?;
+            let (gateway, metric) = (self.gateway(i), 100 * (i + 1));
+            let route = format!("default via {gateway} dev u{i} metric {metric}");
+            self.route(self.steering(), &route)?;
         }
         let Some(router) = &self.router else {
             return Ok(());
@@ -315,54 +286,32 @@ impl Hosts {
         self.load_rules(router, &rules)
     }
 
-    fn next_hops(&self, prefix: &str, gateway: impl Fn(usize) -> IpAddr) -> Vec<String> {
-        (0..self.paths)
-            .flat_map(|i| {
-                [
-                    "nexthop".into(),
-                    "via".into(),
-                    gateway(i).to_string(),
-                    "dev".into(),
-                    format!("{prefix}{i}"),
-                ]
-            })
-            .collect()
+    fn next_hops(&self, prefix: &str, gateway: impl Fn(usize) -> IpAddr) -> String {
+        let hop = |i| format!("nexthop via {} dev {prefix}{i} ", gateway(i));
+        (0..self.paths).map(hop).collect()
+    }
+
+    fn route(&self, ns: &Netns, route: &str) -> Result<()> {
+        ns.ip(&format!("{} route add {route}", self.flag()))
+            .map(drop)
     }
 
     /// The server answers each packet on the path that the flow's last packet came by (or, for
     /// `asym`, on another): conntrack remembers it, a mark selects the path's table.
-    fn pin_replies(&self, client: &str, reply_path: impl Fn(usize) -> usize) -> Result<()> {
+    fn pin_replies(&self, client: IpAddr, reply_path: impl Fn(usize) -> usize) -> Result<()> {
         let mut rules = String::from(
             "table inet mtl {\n chain in {\n  type filter hook prerouting priority -150;\n",
         );
         for i in 0..self.paths {
             rules += &format!("  iifname \"s{i}\" ct mark set {}\n", reply_path(i) + 1);
-            let (mark, table) = ((i + 1).to_string(), (REPLY_TABLE + i).to_string());
+            let (flag, mark, table) = (self.flag(), i + 1, REPLY_TABLE + i);
             // Only what goes to the client's service address: probes between a path's own
             // addresses have to stay on that path.
-            self.server.ip([
-                self.flag(),
-                "rule",
-                "add",
-                "to",
-                client,
-                "fwmark",
-                &mark,
-                "table",
-                &table,
-            ])?;
-            self.server.ip([
-                self.flag(),
-                "route",
-                "add",
-                "default",
-                "via",
-                &self.client_gateway(i).to_string(),
-                "dev",
-                &format!("s{i}"),
-                "table",
-                &table,
-            ])?;
+            let rule = format!("{flag} rule add to {client} fwmark {mark} table {table}");
+            self.server.ip(&rule)?;
+            let gateway = self.client_gateway(i);
+            let route = format!("default via {gateway} dev s{i} table {table}");
+            self.route(&self.server, &route)?;
         }
         rules += " }\n chain out {\n  type route hook output priority -150;\n  ct mark != 0 meta mark set ct mark\n }\n}\n";
         self.load_rules(&self.server, &rules)
@@ -395,82 +344,45 @@ impl Hosts {
             .map(drop)
     }
 
-    fn join_router(&self, router: &Netns, client: &str) -> Result<()> {
+    fn join_router(&self, router: &Netns, client: IpAddr) -> Result<()> {
         let (c, r) = (
             self.pick("10.30.0.2", "fd30::2"),
             self.pick("10.30.0.1", "fd30::1"),
         );
-        veth(
-            &self.client,
-            "eth0",
-            [0x02, 0x4d, 0, 2, 0, 1],
-            router,
-            "lan0",
-            [0x02, 0x4d, 0, 2, 0, 2],
-        )?;
+        let mac = |end: u8| [0x02, 0x4d, 0, 2, 0, end];
+        plain_veth((&self.client, "eth0", mac(1)), (router, "lan0", mac(2)))?;
         self.address(&self.client, "eth0", c)?;
         self.address(router, "lan0", r)?;
         router.sysctl(&[
             ("net/ipv4/ip_forward", "1"),
             ("net/ipv6/conf/all/forwarding", "1"),
         ])?;
-        let (flag, host) = (self.flag(), format!("{client}/{}", self.host_bits()));
-        router.ip([
-            flag,
-            "route",
-            "add",
-            &host,
-            "via",
-            &c.to_string(),
-            "dev",
-            "lan0",
-        ])?;
-        let router = r.to_string();
-        let mut route = vec![
-            flag, "route", "add", "default", "via", &router, "dev", "eth0",
-        ];
-        if !self.topology.has_own_addresses() {
-            route.extend(["src", client]);
-        }
-        self.client.ip(route)?;
-        Ok(())
+        let bits = self.host_bits();
+        self.route(router, &format!("{client}/{bits} via {c} dev lan0"))?;
+        let source = match self.topology.has_own_addresses() {
+            true => String::new(),
+            false => format!("src {client}"),
+        };
+        self.route(&self.client, &format!("default via {r} dev eth0 {source}"))
     }
 
+    /// An address of a link, or on `lo` one of a host. Usable at once: without `nodad` also loopback's are
+    /// tentative until a kernel thread gets to them.
     fn address(&self, ns: &Netns, device: &str, addr: IpAddr) -> Result<()> {
-        let text = format!("{addr}/{}", self.link_bits());
-        self.add_address(ns, device, &text)
-    }
-
-    fn address_on_lo(&self, ns: &Netns, addr: &str) -> Result<()> {
-        let text = format!("{addr}/{}", self.host_bits());
-        self.add_address(ns, "lo", &text)
-    }
-
-    /// Usable at once: without `nodad` also loopback's are tentative until a kernel thread gets to them.
-    fn add_address(&self, ns: &Netns, device: &str, addr: &str) -> Result<()> {
-        let flag = self.flag();
-        let mut args = vec![flag, "address", "add", addr, "dev", device];
-        if flag == "-6" {
-            args.push("nodad");
-        }
-        ns.ip(args).map(drop)
+        let bits = match device {
+            "lo" => self.host_bits(),
+            _ => self.either(24, 64),
+        };
+        let (flag, nodad) = (self.flag(), self.either("", "nodad"));
+        let add = format!("{flag} address add {addr}/{bits} dev {device} {nodad}");
+        ns.ip(&add).map(drop)
     }
 
     fn neighbour(&self, ns: &Netns, device: &str, addr: IpAddr, mac: [u8; 6]) -> Result<()> {
-        let (addr, mac) = (addr.to_string(), mac_text(mac));
-        ns.ip([
-            self.flag(),
-            "neigh",
-            "replace",
-            &addr,
-            "lladdr",
-            &mac,
-            "dev",
-            device,
-            "nud",
-            "permanent",
-        ])
-        .map(drop)
+        let (flag, mac) = (self.flag(), mac_text(mac));
+        let neighbour = format!("{addr} lladdr {mac} dev {device} nud permanent");
+        ns.ip(&format!("{flag} neigh replace {neighbour}"))
+            .map(drop)
     }
 
     /// Sends one ping and says whether it was answered within a second.
@@ -509,50 +421,4 @@ impl Hosts {
         }
         Ok(())
     }
-}
-
-pub fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|b| format!("{b:02x}")).join(":")
-}
-
-/// A veth pair between two namespaces, up, with every offload off: the emulator reads frames from
-/// an AF_PACKET socket, where GSO packets and unfinished checksums would come through as such.
-pub fn veth(
-    a: &Netns,
-    dev_a: &str,
-    mac_a: [u8; 6],
-    b: &Netns,
-    dev_b: &str,
-    mac_b: [u8; 6],
-) -> Result<()> {
-    let (mac_a, mac_b) = (mac_text(mac_a), mac_text(mac_b));
-    crate::emulate::netns::run(
-        "ip",
-        [
-            "link",
-            "add",
-            dev_a,
-            "address",
-            &mac_a,
-            "netns",
-            a.name(),
-            "type",
-            "veth",
-            "peer",
-            "name",
-            dev_b,
-            "address",
-            &mac_b,
-            "netns",
-            b.name(),
-        ],
-    )?;
-    for (ns, device) in [(a, dev_a), (b, dev_b)] {
-        let off = [
-            "tx", "off", "rx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off",
-        ];
-        ns.run("ethtool", ["-K", device].into_iter().chain(off))?;
-        ns.ip(["link", "set", device, "up"])?;
-    }
-    Ok(())
 }

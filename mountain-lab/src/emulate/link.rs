@@ -5,8 +5,7 @@
 //! Client to server: rate and queue ([`Bottleneck`]), then half the round trip; back: the other
 //! half, and what a plan adds there ([`Back`]). How late the process was is in its report.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -120,10 +119,27 @@ pub(super) fn run(core: &mut Core, config: Config, mut orders: Orders) -> Result
     let half = Duration::from_micros((config.plan.rtt_us / 2).into());
     let back = config.plan.back.clone();
     core.add("forward", || {
-        LinkEgress::cell(start, half, config.plan, log.clone())
+        EgressCell::new(|packets, timer| LinkEgress {
+            packets,
+            start,
+            delay: half,
+            bottleneck: Bottleneck::new(config.plan),
+            log: log.clone(),
+            timer,
+        })
     })?;
     core.add("backward", || {
-        BackEgress::cell(start, half, back, log.clone())
+        EgressCell::new(|packets, timer| BackEgress {
+            packets,
+            start,
+            delay: half,
+            plan: back,
+            log: log.clone(),
+            waiting: BTreeMap::new(),
+            arrived: 0,
+            left: None,
+            timer,
+        })
     })?;
     for (name, from, to) in [
         ("forward", "client", "server"),
@@ -165,24 +181,6 @@ struct LinkEgress {
 }
 
 impl LinkEgress {
-    fn cell(
-        start: Instant,
-        delay: Duration,
-        plan: LinkPlan,
-        log: Arc<Mutex<Log>>,
-    ) -> Result<EgressCell<Self>> {
-        EgressCell::new(|packets| {
-            Ok(LinkEgress {
-                packets,
-                start,
-                delay,
-                bottleneck: Bottleneck::new(plan),
-                log,
-                timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
-            })
-        })
-    }
-
     /// When the packet has crossed the bottleneck; `None`: it has not.
     fn cross(&mut self, arrived: Instant, bytes: u64) -> Option<Instant> {
         let t_us = micros(arrived.saturating_duration_since(self.start));
@@ -230,40 +228,6 @@ fn note_late(log: &Mutex<Log>, direction: usize, due: Instant) {
     }
 }
 
-/// A packet on its way back. Ordered by when it is due, the earliest the greatest, for a heap.
-struct Due {
-    at: Instant,
-    /// Of arrival: packets that are due together keep their order.
-    number: u64,
-    packet: StdPacket,
-}
-
-impl Due {
-    fn key(&self) -> Reverse<(Instant, u64)> {
-        Reverse((self.at, self.number))
-    }
-}
-
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
 /// The way back, where flows may differ in delay: a packet may overtake those of another flow.
 struct BackEgress {
     packets: mpsc::UnboundedReceiver<StdPacket>,
@@ -271,7 +235,8 @@ struct BackEgress {
     delay: Duration,
     plan: Back,
     log: Arc<Mutex<Log>>,
-    waiting: BinaryHeap<Due>,
+    /// By when they are due, and by their number: packets that are due together keep their order.
+    waiting: BTreeMap<(Instant, u64), StdPacket>,
     arrived: u64,
     /// When the last one was due.
     left: Option<Instant>,
@@ -279,36 +244,12 @@ struct BackEgress {
 }
 
 impl BackEgress {
-    fn cell(
-        start: Instant,
-        delay: Duration,
-        plan: Back,
-        log: Arc<Mutex<Log>>,
-    ) -> Result<EgressCell<Self>> {
-        EgressCell::new(|packets| {
-            Ok(BackEgress {
-                packets,
-                start,
-                delay,
-                plan,
-                log,
-                waiting: BinaryHeap::new(),
-                arrived: 0,
-                left: None,
-                timer: Timer::new().map_err(|e| anyhow!("{e:?}"))?,
-            })
-        })
-    }
-
     fn push(&mut self, packet: StdPacket) {
         let t_us = micros(packet.get_timestamp().saturating_duration_since(self.start));
         let far = source_port(packet.as_slice()).is_some_and(|port| port != NEAR_PORT);
         let due_us = self.plan.leaves_us(t_us + micros(self.delay), far);
-        self.waiting.push(Due {
-            at: self.start + Duration::from_nanos((due_us * 1e3) as u64),
-            number: self.arrived,
-            packet,
-        });
+        let at = self.start + Duration::from_nanos((due_us * 1e3) as u64);
+        self.waiting.insert((at, self.arrived), packet);
         self.arrived += 1;
     }
 }
@@ -317,12 +258,11 @@ impl BackEgress {
 impl Egress<StdPacket> for BackEgress {
     async fn dequeue(&mut self) -> Option<StdPacket> {
         loop {
-            let Some(first) = self.waiting.peek() else {
+            let Some((&(at, _), _)) = self.waiting.first_key_value() else {
                 let packet = self.packets.recv().await?;
                 self.push(packet);
                 continue;
             };
-            let at = first.at;
             tokio::select! {
                 biased;
                 packet = self.packets.recv() => {
@@ -338,9 +278,9 @@ impl Egress<StdPacket> for BackEgress {
                 note_late(&self.log, 1, at);
             }
             self.left = Some(at);
-            let mut due = self.waiting.pop()?;
-            due.packet.delay_until(at);
-            return Some(due.packet);
+            let (_, mut packet) = self.waiting.pop_first()?;
+            packet.delay_until(at);
+            return Some(packet);
         }
     }
 }

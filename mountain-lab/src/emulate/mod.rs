@@ -10,6 +10,7 @@ pub mod emulator;
 pub mod hosts;
 pub mod link;
 pub mod netns;
+pub mod wire;
 
 use std::io::{BufRead, BufReader};
 

@@ -3,14 +3,15 @@
 //! removed when their value is dropped and by [`clean`] when that process is gone.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{bail, ensure, Context, Result};
 use mountain::host::program;
+use mountain_lab::workload::sys::{device_index, run_in};
 
 /// All namespaces of the lab start with this: `mtl-<pid>-<n>-<role>`.
 pub const PREFIX: &str = "mtl-";
@@ -32,9 +33,9 @@ impl Netns {
         );
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{n}-{role}", std::process::id());
-        run("ip", ["netns", "add", &name])?;
+        ip(&format!("netns add {name}"))?;
         let ns = Netns { name };
-        ns.ip(["link", "set", "lo", "up"])?;
+        ns.ip("link set lo up")?;
         Ok(ns)
     }
 
@@ -47,15 +48,9 @@ impl Netns {
         PathBuf::from(RUN_DIR).join(&self.name)
     }
 
-    /// `ip -n THIS args...`; fails with what `ip` said.
-    pub fn ip<I, S>(&self, args: I) -> Result<String>
-    where
-        I: IntoIterator<Item = S>,
-        S: AsRef<OsStr>,
-    {
-        let mut command = Command::new("ip");
-        command.args(["-n", &self.name]).args(args);
-        output(command)
+    /// `ip -n THIS ARGS`, the arguments split at blanks; fails with what `ip` said.
+    pub fn ip(&self, args: &str) -> Result<String> {
+        ip(&format!("-n {} {args}", self.name))
     }
 
     /// A command that will run inside. Not `ip netns exec`, which also gives it a private mount
@@ -85,15 +80,25 @@ impl Netns {
 
     /// Runs `f` inside, on a thread of its own (setns changes the calling thread).
     pub fn enter<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let file = File::open(self.path())?;
-        std::thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    nix::sched::setns(&file, nix::sched::CloneFlags::CLONE_NEWNET)?;
-                    f()
-                })
-                .join()
-                .unwrap_or_else(|_| bail!("a thread in the namespace panicked"))
+        run_in(&self.path(), f)
+    }
+
+    /// Index of one of its devices.
+    pub fn index(&self, device: &str) -> Result<u32> {
+        let index = self.enter(|| Ok(device_index(device)))?;
+        ensure!(index > 0, "no device {device} in {}", self.name);
+        Ok(index)
+    }
+
+    /// Packets that one of its devices has received.
+    pub fn received(&self, device: &str) -> Result<u64> {
+        self.enter(|| {
+            let table = fs::read_to_string("/proc/thread-self/net/dev")?;
+            let mut lines = table.lines();
+            let line = lines.find_map(|l| l.trim().strip_prefix(device)?.strip_prefix(':'));
+            let line = line.with_context(|| format!("no device {device}"))?;
+            let packets = line.split_whitespace().nth(1);
+            Ok(packets.context("no packet counter")?.parse()?)
         })
     }
 
@@ -112,7 +117,7 @@ impl Netns {
 impl Drop for Netns {
     fn drop(&mut self) {
         // Its devices go with it. Nothing useful can be done when this fails; `clean` will retry.
-        let _ = run("ip", ["netns", "del", &self.name]);
+        let _ = ip(&format!("netns del {}", self.name));
     }
 }
 
@@ -126,6 +131,21 @@ pub fn die_with_parent(command: &mut Command) {
             nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
             Ok(())
         });
+    }
+}
+
+/// `ip ARGS`, the arguments split at blanks; fails with what `ip` said.
+pub fn ip(args: &str) -> Result<String> {
+    run("ip", args.split_whitespace())
+}
+
+/// A program under way. Dropping it kills it.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -176,7 +196,7 @@ pub fn orphans() -> Result<Vec<String>> {
 pub fn clean() -> Result<Vec<String>> {
     let names = orphans()?;
     for name in &names {
-        run("ip", ["netns", "del", name])?;
+        ip(&format!("netns del {name}"))?;
     }
     Ok(names)
 }
@@ -218,10 +238,7 @@ mod tests {
                 .trim(),
             "1"
         );
-        let error = ns
-            .ip(["link", "set", "nonesuch", "up"])
-            .unwrap_err()
-            .to_string();
+        let error = ns.ip("link set nonesuch up").unwrap_err().to_string();
         assert!(error.contains("nonesuch"), "{error}");
         assert!(
             !orphans().unwrap().contains(&ns.name().to_string()),

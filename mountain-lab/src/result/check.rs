@@ -76,23 +76,33 @@ pub struct Check {
 
 impl Check {
     /// Compares `figure` with `limit`; a figure that is not a number was not measured.
-    pub fn new(
-        name: &str,
-        figure: Option<f64>,
-        op: LimitKind,
-        limit: f64,
-        reference: Option<&str>,
-    ) -> Self {
+    pub fn new(name: &str, figure: Option<f64>, op: LimitKind, limit: f64) -> Self {
         let figure = figure.filter(|f| f.is_finite());
         Check {
             name: name.to_owned(),
             figure,
             limit,
             op,
-            reference: reference.map(str::to_owned),
+            reference: None,
             met: figure.map(|f| op.holds(f, limit)),
             too_short: false,
         }
+    }
+
+    /// A figure that is promised to be no higher than `limit`.
+    pub fn at_most(name: &str, figure: Option<f64>, limit: f64) -> Self {
+        Check::new(name, figure, LimitKind::AtMost, limit)
+    }
+
+    /// A figure that is promised to be no lower than `limit`.
+    pub fn at_least(name: &str, figure: Option<f64>, limit: f64) -> Self {
+        Check::new(name, figure, LimitKind::AtLeast, limit)
+    }
+
+    /// The same figure, which is relative to that of a policy.
+    pub fn relative_to(self, reference: &str) -> Self {
+        let reference = Some(reference.to_owned());
+        Check { reference, ..self }
     }
 }
 

@@ -112,21 +112,26 @@ impl Constant {
 
     /// Attached to the tcx egress of a device of this thread's namespace until dropped.
     pub fn at_egress(&self, ifindex: u32) -> Result<OwnedFd> {
-        self.attach(ifindex, libbpf_sys::BPF_TCX_EGRESS)
+        attach(self.as_fd(), ifindex, libbpf_sys::BPF_TCX_EGRESS, 0)
     }
 
     /// The same at ingress.
     pub fn at_ingress(&self, ifindex: u32) -> Result<OwnedFd> {
-        self.attach(ifindex, libbpf_sys::BPF_TCX_INGRESS)
+        attach(self.as_fd(), ifindex, libbpf_sys::BPF_TCX_INGRESS, 0)
     }
+}
 
-    fn attach(&self, ifindex: u32, point: u32) -> Result<OwnedFd> {
-        // SAFETY: integers, and no options.
-        let fd = unsafe {
-            libbpf_sys::bpf_link_create(self.0.as_raw_fd(), ifindex as i32, point, ptr::null())
-        };
-        descriptor(fd).with_context(|| format!("attaching to device {ifindex}"))
-    }
+/// Attaches a program to a device of this thread's namespace until the link is dropped.
+pub fn attach(program: BorrowedFd, ifindex: u32, point: u32, flags: u32) -> Result<OwnedFd> {
+    let opts = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags,
+        ..Default::default()
+    };
+    // SAFETY: integers, and options that outlive the call.
+    let fd =
+        unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, point, &opts) };
+    descriptor(fd).with_context(|| format!("attaching to device {ifindex}"))
 }
 
 impl AsFd for Constant {
@@ -156,9 +161,21 @@ pub fn prog_run(
         ..Default::default()
     };
     // SAFETY: pointers and lengths describe `packet` and `context`, which outlive the call.
-    let rc = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
-    if rc != 0 {
-        return Err(io::Error::from_raw_os_error(-rc)).context("BPF_PROG_RUN");
-    }
+    unsafe { test_run(program, &mut opts) }.context("BPF_PROG_RUN")?;
     Ok((opts.retval as i32, opts.duration))
+}
+
+/// BPF_PROG_RUN.
+///
+/// # Safety
+/// The pointers and lengths of `opts` describe memory that outlives the call.
+pub unsafe fn test_run(
+    program: BorrowedFd,
+    opts: &mut libbpf_sys::bpf_test_run_opts,
+) -> io::Result<()> {
+    // SAFETY: by the caller.
+    match unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), opts) } {
+        0 => Ok(()),
+        rc => Err(io::Error::from_raw_os_error(-rc)),
+    }
 }

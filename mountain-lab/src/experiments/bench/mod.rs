@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cost`: what steering costs. Method: docs/cost.md.
 
-mod figures;
 pub mod kernel;
 mod rig;
 mod run_time;
@@ -9,17 +8,14 @@ mod start;
 mod table;
 mod tcp;
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use mountain_lab::result::RunResult;
 
 use crate::driver::{CommonArgs, Session};
 use rig::SteeredRig;
-use run_time::{RunTimes, TimedRun, UplinkPrograms};
-use table::{Eviction, Live, SizeTimes};
-use tcp::{Pair, With};
 
 #[derive(clap::Args)]
 pub struct CostArgs {
@@ -52,7 +48,8 @@ enum CostPart {
 }
 
 /// How long and how often.
-pub struct CostPlan {
+#[derive(Clone, Copy)]
+struct CostPlan {
     seed: u64,
     /// Of the time per run.
     repeats: u32,
@@ -72,129 +69,106 @@ pub struct CostPlan {
 }
 
 impl CostPlan {
-    fn new(quick: bool, seed: u64) -> Self {
-        if quick {
-            CostPlan {
-                seed,
-                repeats: 5,
-                segment: Duration::from_millis(200),
-                warm_up: Duration::from_millis(100),
-                prog_runs: 100_000,
-                pairs: 5,
-                tcp: Duration::from_millis(500),
-                entries: 50_000,
-                table_runs: 100_000,
-                eviction_rounds: 8,
-                connects: 500,
-            }
-        } else {
-            CostPlan {
-                seed,
-                repeats: 15,
-                segment: Duration::from_secs(1),
-                warm_up: Duration::from_millis(200),
-                prog_runs: 1_000_000,
-                pairs: 15,
-                tcp: Duration::from_secs(2),
-                entries: 1_000_000,
-                table_runs: 1_000_000,
-                eviction_rounds: 8,
-                connects: 5_000,
-            }
+    fn new(args: &CommonArgs) -> Self {
+        let millis = |quick, full| Duration::from_millis(args.quick_or(quick, full));
+        CostPlan {
+            seed: args.seed,
+            repeats: args.quick_or(5, 15),
+            segment: millis(200, 1_000),
+            warm_up: millis(100, 200),
+            prog_runs: args.quick_or(100_000, 1_000_000),
+            pairs: args.quick_or(5, 15),
+            tcp: millis(500, 2_000),
+            entries: args.quick_or(50_000, 1_000_000),
+            table_runs: args.quick_or(100_000, 1_000_000),
+            eviction_rounds: 8,
+            connects: args.quick_or(500, 5_000),
+        }
+    }
+
+    /// Steps of a part.
+    fn steps(&self, part: CostPart) -> u32 {
+        match part {
+            CostPart::Run => self.repeats * run_time::TIMED.len() as u32,
+            CostPart::Packet => self.repeats * run_time::PACKET_STEPS,
+            CostPart::Repeat => self.repeats * run_time::REPEATED.len() as u32,
+            CostPart::Tcp => self.pairs * 2 * tcp::COMPARED.len() as u32,
+            CostPart::Table => 2,
+            CostPart::Connect => self.pairs * 2 * start::SOCKETS.len() as u32,
+            CostPart::Forward => self.pairs * 2 * start::FORWARD_ROUNDS,
         }
     }
 }
 
-/// What was measured, before it is put into a result.
-#[derive(Default)]
-struct CostFigures {
-    times: Option<RunTimes>,
-    packets: BTreeMap<UplinkPrograms, Vec<f64>>,
-    repeated: BTreeMap<TimedRun, Vec<f64>>,
-    tcp: Vec<(With, Vec<Pair>)>,
-    sizes: Option<SizeTimes>,
-    evictions: Vec<Eviction>,
-    start: start::PlacementTimes,
+/// What the parts share.
+struct CostRun<'a> {
+    session: &'a Session,
+    plan: CostPlan,
+    /// Takes figures and checks.
+    result: &'a mut RunResult,
 }
 
 /// `mountain-lab cost`.
 pub fn cost(args: &CostArgs) -> Result<ExitCode> {
-    let plan = CostPlan::new(args.common.quick, args.common.seed);
-    let steps = args.only.iter().map(|part| match part {
-        CostPart::Tcp => With::ALL.len(),
-        CostPart::Table => 2,
-        CostPart::Connect => start::ConnectKind::ALL.len(),
-        _ => 1,
-    });
-    let steps = steps.sum::<usize>() as u64;
-    let (session, mut result) = Session::begin("cost", &args.common, plan.repeats, steps);
+    let plan = CostPlan::new(&args.common);
+    let steps = args.only.iter().map(|part| u64::from(plan.steps(*part)));
+    let (session, mut result) = Session::begin("cost", &args.common, plan.repeats, steps.sum());
     let rig = SteeredRig::build()?;
-    let mut measured = rig
-        .client
-        .enter(|| measure(&session, &rig, &plan, &args.only))?;
-    measured.start = measure_start(&session, &plan, &args.only)?;
-    figures::fill(&mut result, &measured, &plan);
+    let mut run = CostRun {
+        session: &session,
+        plan,
+        result: &mut result,
+    };
+    rig.client.enter(|| steering(&mut run, &rig, &args.only))?;
+    placing(&mut run, &args.only)?;
     session.finish(&mut result, &args.common, args.check, &[])
 }
 
-fn measure(
-    session: &Session,
-    rig: &SteeredRig,
-    plan: &CostPlan,
-    only: &[CostPart],
-) -> Result<CostFigures> {
-    let mut m = CostFigures::default();
+/// The parts about the steering program; call in the client's namespace.
+fn steering(run: &mut CostRun, rig: &SteeredRig, only: &[CostPart]) -> Result<()> {
     if only.contains(&CostPart::Run) {
-        session.step("time per run under traffic")?;
-        m.times = Some(run_time::under_traffic(rig, plan).context("time per run")?);
+        run_time::under_traffic(run, rig).context("time per run")?;
     }
     if only.contains(&CostPart::Packet) {
-        session.step("time per packet, with and without")?;
-        m.packets = run_time::whole_packet(rig, plan).context("time per packet")?;
+        run_time::whole_packet(run, rig).context("time per packet")?;
     }
     if only.contains(&CostPart::Repeat) {
-        session.step("time per run, the same packet again and again")?;
-        m.repeated = run_time::repeated(plan).context("BPF_PROG_RUN")?;
+        run_time::repeated(run).context("BPF_PROG_RUN")?;
     }
     if only.contains(&CostPart::Tcp) {
-        for with in With::ALL {
-            session.step(&format!("TCP throughput, {}", with.name()))?;
-            let pairs = tcp::pairs(rig, plan, with).context("TCP throughput")?;
-            m.tcp.push((with, pairs));
+        for with in tcp::COMPARED {
+            tcp::pairs(run, rig, with).context("TCP throughput")?;
         }
     }
+    let mut evictions = vec![];
     if only.contains(&CostPart::Table) {
-        session.step(&format!("flow table of {} entries", plan.entries))?;
-        m.sizes = Some(table::size(plan).context("large flow table")?);
-        session.step("eviction")?;
-        for (live, held) in [
-            (Live::Fewer, false),
-            (Live::TooMany, false),
-            (Live::Fewer, true),
-        ] {
-            let seen = table::eviction(plan, live, held).context("eviction")?;
-            m.evictions.push(seen);
-        }
+        let entries = run.plan.entries;
+        run.session
+            .step(&format!("flow table of {entries} entries"))?;
+        table::size(run).context("large flow table")?;
+        run.session.step("eviction")?;
+        evictions = table::evictions(run).context("eviction")?;
     }
-    Ok(m)
+    let environment = &mut run.result.environment;
+    environment.insert("eviction".into(), serde_json::json!(evictions));
+    Ok(())
 }
 
-fn measure_start(
-    session: &Session,
-    plan: &CostPlan,
-    only: &[CostPart],
-) -> Result<start::PlacementTimes> {
-    let mut m = start::PlacementTimes::default();
+/// The parts about new flows.
+fn placing(run: &mut CostRun, only: &[CostPart]) -> Result<()> {
     if only.contains(&CostPart::Connect) {
-        for kind in start::ConnectKind::ALL {
-            session.step(&format!("connect(), {kind:?}"))?;
-            let pairs = start::connects(plan, kind).context("connect()")?;
-            m.connects.insert(kind, pairs);
+        for kind in start::SOCKETS {
+            start::connects(run, kind).context("connect()")?;
         }
     }
     if only.contains(&CostPart::Forward) {
-        session.step("time per forwarded packet, with and without")?;
-        m.forwarded = start::forwarded(plan).context("forwarding")?;
+        start::forwarded(run).context("forwarding")?;
     }
-    Ok(m)
+    Ok(())
+}
+
+/// Differences of what belongs together.
+fn less(these: &[f64], those: &[f64]) -> Vec<f64> {
+    let pairs = these.iter().zip(those);
+    pairs.map(|(this, that)| this - that).collect()
 }

@@ -4,18 +4,19 @@
 //! The client's route to the service address leads over path 0 only. Whether packets stay or are
 //! moved to path 1 is therefore up to the program alone.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::os::fd::{AsFd, OwnedFd};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 use mountain::bpf::{
     PathMasks as Masks, ProgramGroup, ProgramPath, Settings, Sources, Steer, SteerMode,
 };
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain_lab::workload::sys::device_index;
 
-use super::kernel::Constant;
+use super::kernel::{Constant, Runs, DROP, PASS};
 use crate::emulate::netns::Netns;
+use crate::emulate::wire::{lan, mac_of, udp_frame};
 
 /// Service addresses, on `lo` of each host, so that flows may take any path.
 pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 100, 1);
@@ -26,26 +27,46 @@ pub struct SteeredRig {
     pub server: Netns,
 }
 
-/// What the program is told about the two paths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathVerdict {
-    /// Count, never move.
+/// What is attached to the uplinks, and what the program is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Setup {
+    Nothing,
+    /// A program of two instructions: what statistics, and a hook in use, cost by themselves.
+    Empty,
+    /// The program counts, and never moves.
     Ecmp,
-    /// All flows on the path they are on.
+    /// All flows stay on the path they are on.
     Stay,
-    /// All flows on the other one.
+    /// As [`Setup::Moved`], the program on the first device only: the first of a moved packet's two runs.
+    FirstRun,
+    /// All flows go to the other path.
     Moved,
     /// Either path, by hash.
     Both,
 }
 
-/// Link-layer address of a path's end: 0 the client's, 1 the server's.
-fn mac(path: usize, end: u8) -> [u8; 6] {
-    [2, 0, 0, 0, path as u8, end]
+impl Setup {
+    /// What it is called in the result.
+    pub fn policy(self) -> &'static str {
+        match self {
+            Self::Nothing => "none",
+            Self::Empty => "empty program",
+            Self::Ecmp => "ecmp",
+            Self::Stay => "stay",
+            Self::FirstRun | Self::Moved => "moved",
+            Self::Both => "both",
+        }
+    }
+
+    /// The path by which packets arrive.
+    pub fn path(self) -> usize {
+        usize::from(matches!(self, Self::FirstRun | Self::Moved))
+    }
 }
 
-fn text(mac: [u8; 6]) -> String {
-    mac.map(|b| format!("{b:02x}")).join(":")
+/// Address of a path's end: 1 the client's, 2 the server's.
+fn address(path: usize, end: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, path as u8, end)
 }
 
 impl SteeredRig {
@@ -53,85 +74,36 @@ impl SteeredRig {
         let client = Netns::create("client")?;
         let server = Netns::create("server")?;
         for path in 0..2 {
-            let (u, s) = (format!("u{path}"), format!("s{path}"));
-            let server_ns = server.path().display().to_string();
-            client.ip([
-                "link",
-                "add",
-                &u,
-                "address",
-                &text(mac(path, 0)),
-                "type",
-                "veth",
-                "peer",
-                "name",
-                &s,
-                "address",
-                &text(mac(path, 1)),
-                "netns",
-                &server_ns,
-            ])?;
-            for (ns, dev, end, other) in [(&client, &u, 1, 2), (&server, &s, 2, 1)] {
-                ns.ip(["addr", "add", &format!("10.77.{path}.{end}/24"), "dev", dev])?;
-                ns.ip(["link", "set", dev, "up"])?;
-                // Permanent: nothing but the measured traffic on the wire.
-                let lladdr = text(mac(path, other - 1));
-                let gateway = format!("10.77.{path}.{other}");
-                ns.ip(["neigh", "replace", &gateway, "lladdr", &lladdr, "dev", dev])?;
-            }
+            let [near, far] = [1, 2].map(|end| address(path, end));
+            lan(
+                (&client, &format!("u{path}"), near),
+                (&server, &format!("s{path}"), far),
+            )?;
         }
         for (ns, own, far, via, dev) in [
-            (&client, CLIENT, SERVER, "10.77.0.2", "u0"),
-            (&server, SERVER, CLIENT, "10.77.0.1", "s0"),
+            (&client, CLIENT, SERVER, address(0, 2), "u0"),
+            (&server, SERVER, CLIENT, address(0, 1), "s0"),
         ] {
-            ns.ip(["addr", "add", &own.to_string(), "dev", "lo"])?;
-            let (own, far) = (own.to_string(), far.to_string());
-            ns.ip(["route", "add", &far, "via", via, "dev", dev, "src", &own])?;
+            ns.ip(&format!("addr add {own} dev lo"))?;
+            ns.ip(&format!("route add {far} via {via} dev {dev} src {own}"))?;
             // Packets of path 1 arrive where the route back does not lead.
             ns.sysctl(&[("net/ipv4/conf/all/rp_filter", "0")])?;
         }
         server.sysctl(&[("net/ipv4/conf/s1/rp_filter", "0")])?;
         Ok(SteeredRig { client, server })
     }
-
-    /// Packets that have arrived at the server by each path.
-    pub fn arrived(&self) -> Result<[u64; 2]> {
-        arrived(&self.server)
-    }
-
-    /// Drops everything that arrives at the server, before its network layer, until dropped.
-    pub fn sink(&self, drop: &Constant) -> Result<Vec<OwnedFd>> {
-        sink(&self.server, drop)
-    }
 }
 
 /// Packets that have come in by `s0` and `s1` of a namespace.
 pub fn arrived(ns: &Netns) -> Result<[u64; 2]> {
-    ns.enter(|| {
-        let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
-        let packets = |dev: &str| -> Result<u64> {
-            let line = table
-                .lines()
-                .find_map(|l| l.trim().strip_prefix(dev)?.strip_prefix(':'))
-                .with_context(|| format!("no device {dev}"))?;
-            Ok(line
-                .split_whitespace()
-                .nth(1)
-                .context("no packet counter")?
-                .parse()?)
-        };
-        Ok([packets("s0")?, packets("s1")?])
-    })
+    Ok([ns.received("s0")?, ns.received("s1")?])
 }
 
-/// Drops everything that comes in by `s0` and `s1` of a namespace until dropped.
-pub fn sink(ns: &Netns, drop: &Constant) -> Result<Vec<OwnedFd>> {
-    ns.enter(|| {
-        ["s0", "s1"]
-            .iter()
-            .map(|dev| drop.at_ingress(device_index(dev)))
-            .collect()
-    })
+/// Drops everything that comes in by `s0` and `s1` of a namespace, before its network layer, until dropped.
+pub fn sink(ns: &Netns) -> Result<Vec<OwnedFd>> {
+    let drop = Constant::load(DROP)?;
+    let attach = |dev: &&str| drop.at_ingress(device_index(dev));
+    ns.enter(|| ["s0", "s1"].iter().map(attach).collect())
 }
 
 /// Indices of `u0` and `u1`; call in the client's namespace.
@@ -142,6 +114,52 @@ pub fn uplinks() -> Result<[u32; 2]> {
         "no u0 or u1 in this namespace"
     );
     Ok(found)
+}
+
+/// The uplinks with what is attached to them.
+pub struct Uplinks {
+    devices: [u32; 2],
+    steer: Steer,
+    empty: Constant,
+    /// Of the empty program.
+    links: Vec<OwnedFd>,
+}
+
+impl Uplinks {
+    /// With nothing attached; call in the client's namespace.
+    pub fn new() -> Result<Self> {
+        Ok(Uplinks {
+            devices: uplinks()?,
+            steer: steer(65_536, true)?,
+            empty: Constant::load(PASS)?,
+            links: vec![],
+        })
+    }
+
+    pub fn set_up(&mut self, setup: Setup) -> Result<()> {
+        self.links.clear();
+        let attached: &[u32] = match setup {
+            Setup::Nothing | Setup::Empty => &[],
+            Setup::FirstRun => &self.devices[..1],
+            _ => &self.devices[..],
+        };
+        self.steer.attach_to(attached)?;
+        if setup == Setup::Empty {
+            for device in self.devices {
+                self.links.push(self.empty.at_egress(device)?);
+            }
+        }
+        set(&mut self.steer, setup);
+        Ok(())
+    }
+
+    /// Runs so far of the program that this has run.
+    pub fn runs(&self, setup: Setup) -> Result<Runs> {
+        Runs::of(match setup {
+            Setup::Empty => self.empty.as_fd(),
+            _ => self.steer.program().as_fd(),
+        })
+    }
 }
 
 /// The program, loaded and told about both paths, attached to nothing. Call in the client's
@@ -158,8 +176,8 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
                 ifindex,
                 mtu: 1500,
                 ipv6: false,
-                gateway: IpAddr::V4(Ipv4Addr::new(10, 77, id as u8, 2)),
-                mac: Some(mac(id, 1)),
+                gateway: address(id, 2).into(),
+                mac: Some(mac_of(address(id, 2))),
                 ethernet: true,
                 salt: path_salt(format!("u{id}").as_bytes()),
                 cost_weight: 1,
@@ -175,21 +193,21 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
         &[],
         &[],
         &Sources {
-            uplink_bound: vec![IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1))],
+            uplink_bound: vec![IpAddr::V4(address(0, 1))],
             movable: vec!["0.0.0.0/0".parse()?],
         },
     )?;
-    set(&mut steer, PathVerdict::Ecmp);
+    set(&mut steer, Setup::Ecmp);
     Ok(steer)
 }
 
 /// Tells the program where flows may go. What may not be used is ejected, so that flows of an
 /// earlier verdict leave with their next packet.
-pub fn set(steer: &mut Steer, verdict: PathVerdict) {
-    let may = match verdict {
-        PathVerdict::Stay => 0b01,
-        PathVerdict::Moved => 0b10,
-        PathVerdict::Ecmp | PathVerdict::Both => 0b11,
+pub fn set(steer: &mut Steer, setup: Setup) {
+    let may = match setup {
+        Setup::Stay => 0b01,
+        Setup::FirstRun | Setup::Moved => 0b10,
+        _ => 0b11,
     };
     steer.set_masks(
         0,
@@ -200,34 +218,21 @@ pub fn set(steer: &mut Steer, verdict: PathVerdict) {
             ejected: 0b11 & !may,
         },
     );
-    steer.set_mode(
-        if verdict == PathVerdict::Ecmp {
-            SteerMode::Pass
-        } else {
-            SteerMode::Steer
-        },
-        0,
-    );
+    let mode = match setup {
+        Setup::Nothing | Setup::Empty | Setup::Ecmp => SteerMode::Pass,
+        _ => SteerMode::Steer,
+    };
+    steer.set_mode(mode, 0);
 }
 
 /// A UDP packet as it leaves by path 0: Ethernet, IPv4, UDP, 18 bytes.
-pub fn packet(source: Ipv4Addr, port: u16) -> Vec<u8> {
-    let mut p = vec![];
-    p.extend(mac(0, 1));
-    p.extend(mac(0, 0));
-    p.extend([8, 0]);
-    // No checksums: nobody on the way looks at them, and the packet never arrives anywhere.
-    p.extend([0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 17, 0, 0]);
-    p.extend(source.octets());
-    p.extend(SERVER.octets());
-    p.extend(port.to_be_bytes());
-    p.extend(9u16.to_be_bytes());
-    p.extend([0, 26, 0, 0]);
-    p.extend([0; 18]);
-    p
+pub fn packet(port: u16) -> Vec<u8> {
+    let [from, to] = [(CLIENT, port), (SERVER, 9)].map(|(ip, port)| SocketAddrV4::new(ip, port));
+    udp_frame([address(0, 1), address(0, 2)], from, to, 18)
 }
 
-/// Gives a packet made by [`packet`] the source address and port of flow `i`, unique below 2^30.
+/// Gives a packet made by [`packet`] the source address and port of flow `i`, unique below 2^30. Its checksums
+/// are wrong then: nobody on the way looks at them, and it never arrives anywhere.
 pub fn become_flow(packet: &mut [u8], i: u32) {
     let source = u32::from(Ipv4Addr::new(10, 128, 0, 0)) + (i >> 15);
     packet[26..30].copy_from_slice(&source.to_be_bytes());

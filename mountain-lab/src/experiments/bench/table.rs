@@ -5,21 +5,25 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{bail, ensure, Context, Result};
 use mountain::bpf::Steer;
+use mountain_lab::result::Check;
+use mountain_lab::workload::stats::median;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
 use super::kernel::{prog_run, RunTimeStats, Runs, PASS, REDIRECT};
-use super::rig::{self, PathVerdict, CLIENT};
+use super::rig::{self, Setup};
 use super::run_time::FLOWS;
-use super::CostPlan;
+use super::{CostPlan, CostRun};
 use crate::stopped;
 
 /// For how many flows the table is made, per flow expected.
 const HEADROOM: f64 = 1.3;
 /// Runs between two looks at the statistics: one slow batch is an outlier, not a mean.
 const BATCH: u64 = 50_000;
+/// Limit of the check.
+const MAX_ZIPF_RATIO: f64 = 2.0;
 
 /// Packets of live flows per dead one. Between two packets of a live flow come 0.75·N others and
 /// 0.125·N dead ones: the N least recently used ones never include it.
@@ -37,7 +41,7 @@ impl<'a> Feeder<'a> {
         Ok(Feeder {
             program: steer.program().as_fd(),
             uplink: rig::uplinks()?[0],
-            packet: rig::packet(CLIENT, 0),
+            packet: rig::packet(0),
         })
     }
 
@@ -72,23 +76,14 @@ impl<'a> Feeder<'a> {
     }
 }
 
-/// ns per run of each batch. All by one packet per BPF_PROG_RUN, so that they compare.
-#[derive(Debug)]
-pub struct SizeTimes {
-    /// 1,000 flows, in a table of the same size.
-    pub small: Vec<f64>,
-    /// All flows live, their packets distributed by Zipf's law with exponent 1.
-    pub zipf: Vec<f64>,
-    /// All flows live, every one as likely.
-    pub uniform: Vec<f64>,
-    pub batch: u64,
-}
-
-/// Measures with `plan.entries` flows in the table. Call in the client's namespace.
-pub fn size(plan: &CostPlan) -> Result<SizeTimes> {
+/// ns per run of each batch with `plan.entries` flows in the table, all by one packet per BPF_PROG_RUN, so
+/// that they compare: 1,000 flows in a table of the same size; all flows live, their packets distributed
+/// by Zipf's law with exponent 1; all flows live, every one as likely. Call in the client's namespace.
+pub fn size(run: &mut CostRun) -> Result<()> {
+    let plan = run.plan;
     let n = plan.entries;
     let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32, false)?;
-    rig::set(&mut steer, PathVerdict::Stay);
+    rig::set(&mut steer, Setup::Stay);
     let mut feeder = Feeder::new(&steer)?;
     let mut rng = Pcg64Mcg::seed_from_u64(plan.seed);
     let _stats = RunTimeStats::enable()?;
@@ -110,12 +105,16 @@ pub fn size(plan: &CostPlan) -> Result<SizeTimes> {
         evicted * 1_000 <= plan.table_runs,
         "{evicted} of {n} flows were no longer in the table"
     );
-    Ok(SizeTimes {
-        small,
-        zipf,
-        uniform,
-        batch: BATCH,
-    })
+    let packets = BATCH * small.len() as u64;
+    for (name, ns) in [("small", &small), ("zipf", &zipf), ("uniform", &uniform)] {
+        let name = format!("table_{name}_ns");
+        run.result.put_values("stay", &name, "ns", ns, packets);
+    }
+    let ratio = median(&zipf) / median(&small);
+    let name = format!("ns per run, Zipf over {n} flows / 1000 flows");
+    let check = Check::at_most(&name, Some(ratio), MAX_ZIPF_RATIO);
+    run.result.checks.push(check);
+    Ok(())
 }
 
 /// What became of live flows while dead ones churned through the table.
@@ -137,40 +136,45 @@ pub struct Eviction {
     pub on_path_1: u64,
 }
 
-/// How many flows are live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Live {
-    /// Three quarters of those that the table is for.
-    Fewer,
-    /// Half as many again as it has slots: some are evicted with every round.
-    TooMany,
+/// What becomes of live flows, with the checks. Call in the client's namespace.
+pub fn evictions(run: &mut CostRun) -> Result<Vec<Eviction>> {
+    let mut all = vec![];
+    // Three quarters of those that the table is for; half as many again as it has slots, so that some are
+    // evicted with every round.
+    let (near, far) = mountain::bpf::flows::slots(run.plan.entries);
+    let (fewer, too_many) = (run.plan.entries / 4 * 3, (near + far) / 2 * 3);
+    for (live, held) in [(fewer, false), (too_many, false), (fewer, true)] {
+        let seen = eviction(&run.plan, live, held)?;
+        let held = match held {
+            true => ", held off their hash's choice",
+            false => "",
+        };
+        let name = format!(
+            "live flows on another path, {} live in a table for {}{held}",
+            seen.live, seen.entries
+        );
+        let check = Check::at_most(&name, Some(seen.changed as f64), 0.0);
+        run.result.checks.push(check);
+        all.push(seen);
+    }
+    Ok(all)
 }
 
 /// Fills a table for `plan.entries` flows with live flows that may use both paths, and then sends
 /// one packet of each live flow per round, with a new flow after every sixth. Call in the client's
 /// namespace.
-pub fn eviction(plan: &CostPlan, live: Live, held: bool) -> Result<Eviction> {
+fn eviction(plan: &CostPlan, live: u32, held: bool) -> Result<Eviction> {
     let (near, far) = mountain::bpf::flows::slots(plan.entries);
-    let live = match live {
-        Live::Fewer => plan.entries / 4 * 3,
-        Live::TooMany => (near + far) / 2 * 3,
-    };
     let mut steer = rig::steer(plan.entries, false)?;
-    rig::set(
-        &mut steer,
-        if held {
-            PathVerdict::Moved
-        } else {
-            PathVerdict::Both
-        },
-    );
+    let first = if held { Setup::Moved } else { Setup::Both };
+    rig::set(&mut steer, first);
     let mut paths = {
         let mut feeder = Feeder::new(&steer)?;
         (0..live)
             .map(|i| feeder.send(i))
             .collect::<Result<Vec<_>>>()?
     };
-    rig::set(&mut steer, PathVerdict::Both);
+    rig::set(&mut steer, Setup::Both);
     let mut feeder = Feeder::new(&steer)?;
     let mut seen = Eviction {
         entries: plan.entries,

@@ -6,101 +6,59 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{ensure, Result};
+use mountain_lab::result::Check;
 use mountain_lab::workload::stream::Saturated;
 
-use super::kernel::{Constant, PASS};
-use super::rig::{self, PathVerdict, SteeredRig, SERVER};
-use super::CostPlan;
-use crate::stopped;
+use super::rig::{arrived, Setup, SteeredRig, Uplinks, SERVER};
+use super::{CostPlan, CostRun};
 
-/// Goodput of the two halves of a pair, bit/s.
-#[derive(Clone, Copy, Debug)]
-pub struct Pair {
-    pub without_bps: f64,
-    pub with_bps: f64,
-}
-
-/// What is compared with nothing at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum With {
-    /// Two instructions: the control, which tells what a hook in use costs, and how far two equal
-    /// halves differ.
-    Empty,
-    /// The program; connections stay on their path, or are moved.
-    Stay,
-    Moved,
-}
-
-impl With {
-    pub const ALL: [Self; 3] = [Self::Empty, Self::Stay, Self::Moved];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Empty => "empty program",
-            Self::Stay => "stay",
-            Self::Moved => "moved",
-        }
-    }
-}
+/// What is compared with nothing at all. The empty program is the control: it tells what a hook in use
+/// costs, and how far two equal halves differ.
+pub const COMPARED: [Setup; 3] = [Setup::Empty, Setup::Stay, Setup::Moved];
+/// Limit of the checks.
+const MIN_TCP_RATIO: f64 = 0.97;
 
 /// `plan.pairs` pairs, in the order A B B A. Call in the client's namespace.
-pub fn pairs(rig: &SteeredRig, plan: &CostPlan, compared: With) -> Result<Vec<Pair>> {
+pub fn pairs(run: &mut CostRun, rig: &SteeredRig, with: Setup) -> Result<()> {
+    let plan = run.plan;
     // A socket stays in the namespace it was made in.
     let listener = rig.server.enter(|| Ok(TcpListener::bind((SERVER, 0))?))?;
-    let mut steer = rig::steer(65_536, true)?;
-    let empty = Constant::load(PASS)?;
-    let moved = compared == With::Moved;
-    rig::set(
-        &mut steer,
-        if moved {
-            PathVerdict::Moved
-        } else {
-            PathVerdict::Stay
-        },
-    );
-    let uplinks = rig::uplinks()?;
-    let mut pairs = vec![];
-    for i in 0..plan.pairs {
-        ensure!(!stopped(), "interrupted");
-        let mut run = |with: bool| -> Result<f64> {
-            let mut links = vec![];
-            match compared {
-                With::Empty if with => {
-                    for uplink in uplinks {
-                        links.push(empty.at_egress(uplink)?);
-                    }
-                }
-                _ if with => steer.attach_to(&uplinks)?,
-                _ => steer.attach_to(&[])?,
-            }
-            let before = rig.arrived()?;
-            let bps = goodput(&listener, plan)?;
-            let arrived = rig.arrived()?;
-            let path = usize::from(with && moved);
-            let (on, off) = (
-                arrived[path] - before[path],
-                arrived[1 - path] - before[1 - path],
-            );
-            ensure!(
-                on > 100 && off <= on / 100,
-                "{on} packets on path {path}, {off} on the other: not the traffic to measure"
-            );
-            Ok(bps)
-        };
-        let (with_bps, without_bps);
-        if i % 2 == 0 {
-            without_bps = run(false)?;
-            with_bps = run(true)?;
-        } else {
-            with_bps = run(true)?;
-            without_bps = run(false)?;
-        }
-        pairs.push(Pair {
-            without_bps,
-            with_bps,
-        });
+    let mut uplinks = Uplinks::new()?;
+    let halves = [Setup::Nothing, with];
+    let measure = |half: usize, _| -> Result<f64> {
+        uplinks.set_up(halves[half])?;
+        let before = arrived(&rig.server)?;
+        let bps = goodput(&listener, &plan)?;
+        let after = arrived(&rig.server)?;
+        let path = halves[half].path();
+        let [on, off] = [path, 1 - path].map(|path| after[path] - before[path]);
+        ensure!(
+            on > 100 && off <= on / 100,
+            "{on} packets on path {path}, {off} on the other: not the traffic to measure"
+        );
+        Ok(bps)
+    };
+    let name = with.policy();
+    let what = format!("TCP throughput, {name}");
+    let sides = ["without", "with"];
+    let [without, with_bps] = run.session.rounds(&what, &sides, plan.pairs, measure)?;
+    let n = plan.pairs.into();
+    let column = format!("tcp_{}_pairs_bps", name.replace(' ', "_"));
+    let result = &mut *run.result;
+    result.put_values("none", &column, "bps", &without, n);
+    result.put_values(name, "tcp_goodput_bps", "bps", &with_bps, n);
+    let ratios: Vec<f64> = with_bps.iter().zip(&without).map(|(w, o)| w / o).collect();
+    let ratio = result.put_values(name, "tcp_ratio", "x", &ratios, n);
+    // The control has no limit.
+    if with != Setup::Empty {
+        let what = format!(
+            "TCP throughput with / without, flow {name} [{:.3}-{:.3}] n={n}",
+            ratio.lo, ratio.hi
+        );
+        let check = Check::at_least(&what, Some(ratio.median), MIN_TCP_RATIO);
+        result.checks.push(check);
     }
-    Ok(pairs)
+    Ok(())
 }
 
 /// bit/s that the far end received of one new connection over `plan.tcp`, after a warm-up.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 use mountain::cc::Loaded;
 use mountain::measure::environment::kernel_config;
-use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
+use mountain_lab::result::{Check, RunResult};
 use mountain_lab::workload::dial::Dial;
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use mountain_lab::workload::stream::{self, Saturated};
@@ -21,9 +21,10 @@ use serde_json::json;
 
 use super::{Available, Cc, CcArgs, CLIENT, SERVER};
 use crate::driver::Session;
-use crate::emulate::hosts::veth;
 use crate::emulate::netns::Netns;
+use crate::emulate::wire::plain_veth;
 use crate::experiments::bench::kernel::{prog_run, Constant, RunTimeStats, Runs, PASS};
+use crate::experiments::redirect::napi::{self, Time};
 use crate::stopped;
 
 /// Limits of the checks.
@@ -36,12 +37,6 @@ const EMPTY_RUNS: u32 = 100_000;
 /// Fewer ACKs than this are no traffic to measure.
 const MIN_ACKS: u64 = 100;
 
-struct CcCostPlan {
-    pairs: u32,
-    /// Of one connection.
-    time: Duration,
-}
-
 /// Two hosts joined by veth without offloads: the most ACKs per byte that there can be.
 struct AckRig {
     client: Netns,
@@ -53,18 +48,17 @@ impl AckRig {
         let client = Netns::create("client")?;
         let server = Netns::create("server")?;
         let mac = |end: u8| [0x02, 0x4d, 2, 0, 0, end];
-        veth(&client, "c0", mac(1), &server, "s0", mac(2))?;
+        plain_veth((&client, "c0", mac(1)), (&server, "s0", mac(2)))?;
         for (ns, dev, own) in [(&client, "c0", CLIENT), (&server, "s0", SERVER)] {
-            let own = format!("{}/24", std::net::Ipv4Addr::from(own));
-            ns.ip(["addr", "add", &own, "dev", dev])?;
+            ns.ip(&format!("addr add {own}/24 dev {dev}"))?;
             ns.sysctl(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
         }
         Ok(AckRig { client, server })
     }
 }
 
-/// One connection.
-struct Seen {
+/// What came of one connection.
+struct Connection {
     bytes: u64,
     took: Duration,
     /// CPU time of the two threads that sent and received, softirqs in their context included where
@@ -72,7 +66,7 @@ struct Seen {
     cpu: Duration,
 }
 
-impl Seen {
+impl Connection {
     fn bps(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.took.as_secs_f64()
     }
@@ -84,7 +78,7 @@ impl Seen {
 }
 
 /// Sends for `time` as fast as congestion control and processors allow.
-fn connection(rig: &AckRig, congestion: &str, time: Duration) -> Result<Seen> {
+fn connection(rig: &AckRig, congestion: &str, time: Duration) -> Result<Connection> {
     let dial = Dial {
         congestion: Some(congestion),
         ..Dial::default()
@@ -94,30 +88,24 @@ fn connection(rig: &AckRig, congestion: &str, time: Duration) -> Result<Seen> {
     let to = listener.local_addr()?;
     let out = rig.client.enter(|| dial.connect(to))?;
     let (inward, _) = listener.accept()?;
-    let (start, before) = (Instant::now(), ksoftirqd());
+    let (start, before) = (Instant::now(), ksoftirqd()?);
     let running = Saturated::start(out, inward)?;
     thread::sleep(time);
     let (bytes, ends) = running.finish()?;
-    let kernel = ksoftirqd().saturating_sub(before);
+    let kernel = ksoftirqd()?.saturating_sub(before);
     ensure!(!stopped(), "interrupted");
     ensure!(bytes > 0, "nothing arrived");
-    Ok(Seen {
+    Ok(Connection {
         bytes,
         took: start.elapsed(),
         cpu: ends + kernel,
     })
 }
 
-/// CPU time of all ksoftirqd, where the kernel says (schedstat).
-fn ksoftirqd() -> Duration {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let of = |dir: std::path::PathBuf| -> Option<u64> {
-        let name = std::fs::read_to_string(dir.join("comm")).ok()?;
-        name.starts_with("ksoftirqd/").then_some(())?;
-        let stat = std::fs::read_to_string(dir.join("schedstat")).ok()?;
-        stat.split(' ').next()?.parse().ok()
-    };
-    Duration::from_nanos(processes.filter_map(|p| of(p.path())).sum())
+/// CPU time of all ksoftirqd.
+fn ksoftirqd() -> Result<Duration> {
+    let ran = Time::of(&napi::named("ksoftirqd/")?)?.ran;
+    Ok(Duration::from_nanos(ran))
 }
 
 /// What the callbacks of one connection took.
@@ -195,7 +183,7 @@ fn verdict(ratios: &[f64], limit: f64, seed: u64, softirqs: Option<bool>) -> Che
          n={n}, upper end",
         median(ratios)
     );
-    let mut check = Check::new(&name, Some(hi), LimitKind::AtMost, limit, None);
+    let mut check = Check::at_most(&name, Some(hi), limit);
     // Above the limit is missed only where all of the interval is.
     let missed = lo > limit;
     if softirqs != Some(true) || (check.met == Some(false) && !missed) {
@@ -206,13 +194,10 @@ fn verdict(ratios: &[f64], limit: f64, seed: u64, softirqs: Option<bool>) -> Che
 
 /// Both parts; `args.repeat` is the number of pairs.
 pub fn run(args: &CcArgs) -> Result<ExitCode> {
-    let quick = args.common.quick;
-    let plan = CcCostPlan {
-        pairs: args.repeat.unwrap_or(if quick { 5 } else { PAIRS }),
-        time: Duration::from_millis(if quick { 500 } else { 2_000 }),
-    };
-    let steps = u64::from(plan.pairs) * 4;
-    let (session, mut result) = Session::begin("cc-cost", &args.common, plan.pairs, steps);
+    let pairs = args.repeat.unwrap_or(args.common.quick_or(5, PAIRS));
+    let time = Duration::from_millis(args.common.quick_or(500, 2_000));
+    let steps = u64::from(pairs) * 4;
+    let (session, mut result) = Session::begin("cc-cost", &args.common, pairs, steps);
     let softirqs = softirqs_counted(kernel_config().as_deref());
     let environment = &mut result.environment;
     environment.insert("softirqs_in_thread_cpu_time".into(), json!(softirqs));
@@ -220,9 +205,21 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let who = [Cc::Mountain, Cc::Wrapped].map(Available::new);
     let [mountain, wrapped] = who;
     let who = [mountain?, wrapped?];
-    let cost = measure(&session, &rig, &who, &plan)?;
-    cost.put(&who, softirqs, &mut result);
-    let least = [("pairs", plan.pairs.into(), PAIRS.into())];
+    let names = [Cc::Mountain.name(), Cc::Wrapped.name()];
+    let (mut empty, stats) = (vec![], RunTimeStats::enable()?);
+    let acks = session.rounds("time per ACK", &names, pairs, |i, pair| {
+        if empty.len() as u32 == pair {
+            empty.push(empty_ns(&rig).context("an empty program")?);
+        }
+        ack_cost(&rig, &who[i], time).context("time per ACK")
+    })?;
+    // Without the statistics, which cost something themselves.
+    drop(stats);
+    let flows = session.rounds("CPU per byte", &names, pairs, |i, _| {
+        connection(&rig, &who[i].name, time).context("CPU per byte")
+    })?;
+    CcCost { empty, acks, flows }.put(&who, softirqs, &mut result);
+    let least = [("pairs", pairs.into(), PAIRS.into())];
     session.finish(&mut result, &args.common, args.check, &least)
 }
 
@@ -231,112 +228,61 @@ struct CcCost {
     /// ns that the empty program shows, one a pair.
     empty: Vec<f64>,
     acks: [Vec<AckCost>; 2],
-    flows: [Vec<Seen>; 2],
-}
-
-fn measure(
-    session: &Session,
-    rig: &AckRig,
-    who: &[Available; 2],
-    plan: &CcCostPlan,
-) -> Result<CcCost> {
-    // ABBA: a trend favours nobody.
-    let order = |pair: u32| match pair.is_multiple_of(2) {
-        true => [0, 1],
-        false => [1, 0],
-    };
-    let mut cost = CcCost {
-        empty: vec![],
-        acks: Default::default(),
-        flows: Default::default(),
-    };
-    {
-        let _stats = RunTimeStats::enable()?;
-        for pair in 0..plan.pairs {
-            cost.empty.push(empty_ns(rig).context("an empty program")?);
-            for i in order(pair) {
-                session.step("time per ACK")?;
-                let acks = ack_cost(rig, &who[i], plan.time).context("time per ACK")?;
-                cost.acks[i].push(acks);
-            }
-        }
-    }
-    // Without the statistics, which cost something themselves.
-    for pair in 0..plan.pairs {
-        for i in order(pair) {
-            session.step("CPU per byte")?;
-            let flow = connection(rig, &who[i].name, plan.time).context("CPU per byte")?;
-            cost.flows[i].push(flow);
-        }
-    }
-    Ok(cost)
+    flows: [Vec<Connection>; 2],
 }
 
 impl CcCost {
     /// Puts figures and checks into the result.
     fn put(&self, who: &[Available; 2], softirqs: Option<bool>, result: &mut RunResult) {
         let (empty, acks, flows) = (&self.empty, &self.acks, &self.flows);
-        let seed = result.seed;
-        let mut put = |policy: &str, name: &str, unit: &str, values: Vec<f64>, n: u64| {
-            let values = values.into_iter().map(Some).collect();
-            let metric = Metric::of_repeats(unit, values, n, seed);
-            let metrics = result.policies.entry(policy.into()).or_default();
-            metrics.insert(name.into(), metric);
-        };
         let runs = u64::from(EMPTY_RUNS) * empty.len() as u64;
-        put("empty program", "run_ns", "ns", empty.clone(), runs);
+        result.put_values("empty program", "run_ns", "ns", empty, runs);
         for (i, who) in who.iter().enumerate() {
-            self.put_each(i, who.cc.name(), &mut put);
+            self.put_each(i, who.cc.name(), result);
         }
         let added = acks[0].iter().zip(&acks[1]).map(|(m, w)| m.ns - w.ns);
         let n = acks[0].iter().map(|a| a.acks).sum();
-        put("mountain", "ack_added_ns", "ns", added.collect(), n);
-        let pairs = || flows[0].iter().zip(&flows[1]);
-        let ratios: Vec<f64> = pairs()
-            .map(|(m, w)| m.ns_per_kb() / w.ns_per_kb())
-            .collect();
-        let goodput = pairs().map(|(m, w)| m.bps() / w.bps()).collect();
-        let n = ratios.len() as u64;
-        put("mountain", "cpu_ratio", "x", ratios.clone(), n);
-        put("mountain", "goodput_ratio", "x", goodput, n);
+        let added: Vec<f64> = added.collect();
+        result.put_values("mountain", "ack_added_ns", "ns", &added, n);
+        let ratios = |of: fn(&Connection) -> f64| -> Vec<f64> {
+            let pairs = flows[0].iter().zip(&flows[1]);
+            pairs.map(|(m, w)| of(m) / of(w)).collect()
+        };
+        let (cpu, goodput) = (ratios(Connection::ns_per_kb), ratios(Connection::bps));
+        let n = cpu.len() as u64;
+        result.put_values("mountain", "cpu_ratio", "x", &cpu, n);
+        result.put_values("mountain", "goodput_ratio", "x", &goodput, n);
         let ns = acks[0].iter().map(|a| a.ns).collect::<Vec<_>>();
+        let what = "ns per ACK, all callbacks, BBR and the statistics' own cost included";
         result.checks = vec![
-            Check::new(
-                "ns per ACK, all callbacks, BBR and the statistics' own cost included",
-                Some(median(&ns)),
-                LimitKind::AtMost,
-                MAX_ACK_NS,
-                None,
-            ),
-            verdict(&ratios, MAX_CPU_RATIO, seed, softirqs),
+            Check::at_most(what, Some(median(&ns)), MAX_ACK_NS),
+            verdict(&cpu, MAX_CPU_RATIO, result.seed, softirqs),
         ];
     }
 
     /// The figures of one of the two.
-    fn put_each(
-        &self,
-        i: usize,
-        name: &str,
-        put: &mut impl FnMut(&str, &str, &str, Vec<f64>, u64),
-    ) {
+    fn put_each(&self, i: usize, name: &str, result: &mut RunResult) {
+        let mut put = |metric: &str, unit: &str, values: &[f64], n| {
+            result.put_values(name, metric, unit, values, n);
+        };
         let acks = &self.acks[i];
         let n = acks.iter().map(|a| a.acks).sum();
         let each = |f: &dyn Fn(&AckCost) -> f64| acks.iter().map(f).collect::<Vec<_>>();
-        put(name, "ack_ns", "ns", each(&|a| a.ns), n);
-        put(name, "ack_runs", "x", each(&|a| a.runs), n);
+        put("ack_ns", "ns", &each(&|a| a.ns), n);
+        put("ack_runs", "x", &each(&|a| a.runs), n);
         let callbacks = acks.first().map_or(&[][..], |a| &a.each);
         for (i, (callback, _)) in callbacks.iter().enumerate() {
             let metric = format!("ack_{callback}_ns");
-            put(name, &metric, "ns", each(&|a| a.each[i].1), n);
+            put(&metric, "ns", &each(&|a| a.each[i].1), n);
         }
         // What it costs when nobody measures it: less what an empty program shows.
         let net = acks.iter().zip(&self.empty).map(|(a, e)| a.ns - a.runs * e);
-        put(name, "ack_net_ns", "ns", net.collect(), n);
+        put("ack_net_ns", "ns", &net.collect::<Vec<_>>(), n);
         let flows = &self.flows[i];
         let n = flows.len() as u64;
-        let each = |f: &dyn Fn(&Seen) -> f64| flows.iter().map(f).collect::<Vec<_>>();
-        put(name, "goodput_bps", "bps", each(&Seen::bps), n);
-        put(name, "cpu_ns_per_kb", "ns", each(&Seen::ns_per_kb), n);
+        let each = |f: &dyn Fn(&Connection) -> f64| flows.iter().map(f).collect::<Vec<_>>();
+        put("goodput_bps", "bps", &each(&Connection::bps), n);
+        put("cpu_ns_per_kb", "ns", &each(&Connection::ns_per_kb), n);
     }
 }
 
@@ -378,7 +324,7 @@ mod tests {
 
     #[test]
     fn cost_is_per_byte() {
-        let seen = Seen {
+        let seen = Connection {
             bytes: 4_000_000,
             took: Duration::from_secs(2),
             cpu: Duration::from_millis(8),

@@ -3,7 +3,7 @@
 
 use mountain::cc::flows::CcFlow;
 use mountain_lab::result::{Check, CheckSpec, LimitKind, RunResult};
-use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::stats::percentile;
 
 use super::cells::{Cell, CellKind, RTT_US, STEP_US, WARM_UP_US};
@@ -51,9 +51,8 @@ fn rise_us(flow: &CcFlowReport, from: u64, until: u64, bps: f64) -> u64 {
 /// The figures of a segment; their names begin with the cell's.
 pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
     let mut out = Figures::new();
-    let mut put = |name: &str, unit: &'static str, value: f64, n: u64| {
-        let name = format!("{}/{name}", cell.name);
-        out.insert(name, Figure { unit, value, n });
+    let mut put = |name: &str, unit, value, n| {
+        put(&mut out, &format!("{}/{name}", cell.name), unit, value, n);
     };
     let mut queue = |name: &str, from: u64, until: u64, quantiles: &[(&str, f64)]| {
         let mut samples = s.link.queue_us(from, until);
@@ -74,21 +73,12 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
     let capacity = s.plan.capacity_bits(from, end) / ((end - from) as f64 / 1e6);
     let each: Vec<f64> = s.flows.iter().map(|f| f.goodput_bps(from, end)).collect();
     let all: f64 = each.iter().sum();
-    put(
-        "goodput",
-        "ratio",
-        all / capacity,
-        s.link.packets.len() as u64,
-    );
+    let packets = s.link.packets.len() as u64;
+    put("goodput", "ratio", all / capacity, packets);
     let retransmits: u64 = s.flows.iter().map(|f| f.retransmits).sum();
     put("emulator_cores", "x", s.emulator_cores, 1);
     let late = f64::from(s.link.late_p99_us);
-    put(
-        "emulator_late_p99_us",
-        "us",
-        late,
-        s.link.packets.len() as u64,
-    );
+    put("emulator_late_p99_us", "us", late, packets);
     put("retransmits", "count", retransmits as f64, retransmits);
     kind_figures(cell, s, &each, &mut put);
     if !s.live.is_empty() {
@@ -218,7 +208,7 @@ pub fn no_braking(cells: &[Cell], result: &RunResult) -> Vec<Check> {
             most.filter(|most| *most > 0.0 || m.is_of_half())
         });
         let name = format!("{metric}, most of any repeat");
-        Check::new(&name, most, LimitKind::AtMost, 0.0, None)
+        Check::at_most(&name, most, 0.0)
     };
     cells.iter().filter(steady).map(check).collect()
 }
@@ -286,12 +276,8 @@ mod tests {
             let mut result = RunResult::new("cc", "", 1, 3);
             // The first are those that are not void.
             for (repeat, value) in brakes.iter().enumerate() {
-                let figure = Figure {
-                    unit: "count",
-                    value: *value,
-                    n: 1,
-                };
-                let figures = Figures::from([("steady-1-bdp/brakes".to_owned(), figure)]);
+                let mut figures = Figures::new();
+                put(&mut figures, "steady-1-bdp/brakes", "count", *value, 1);
                 result.add("mountain", repeat as u32, &figures);
             }
             no_braking(&cells, &result)

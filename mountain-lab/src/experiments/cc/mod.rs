@@ -10,6 +10,7 @@ mod flows;
 mod oracle;
 mod plots;
 
+use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ use mountain_lab::result::RunResult;
 use mountain_lab::workload::sys::monotonic_ns;
 
 use crate::driver::{CommonArgs, Experiment, Session};
-use crate::emulate::hosts::veth;
 use crate::emulate::link::{Link, NEAR_PORT};
 use crate::emulate::netns::Netns;
+use crate::emulate::wire::plain_veth;
 use crate::emulate::{LinkConfig, Port};
 use crate::stopped;
 pub(crate) use cells::{Cell, CellKind, CELLS, WARM_UP_US};
@@ -40,8 +41,8 @@ const LATE_LIMIT_US: u32 = 2_000;
 /// that the plan does not have: it may make a flow brake or time out, and what becomes of that lasts
 /// far longer than the 1% of packets that the percentile leaves out.
 const LATE_MOST_US: u32 = 50_000;
-const CLIENT: [u8; 4] = [10, 97, 0, 1];
-const SERVER: [u8; 4] = [10, 97, 0, 2];
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 97, 0, 1);
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 97, 0, 2);
 
 #[derive(clap::Args)]
 pub struct CcArgs {
@@ -152,18 +153,15 @@ impl CcRig {
         let emulator = Netns::create("emulator")?;
         emulator.sysctl(&[("net/ipv6/conf/default/disable_ipv6", "1")])?;
         let mac = |end: u8| [0x02, 0x4d, 1, 0, 0, end];
-        veth(&client, "c0", mac(1), &emulator, "ec0", mac(2))?;
-        veth(&server, "s0", mac(4), &emulator, "es0", mac(3))?;
+        plain_veth((&client, "c0", mac(1)), (&emulator, "ec0", mac(2)))?;
+        plain_veth((&server, "s0", mac(4)), (&emulator, "es0", mac(3)))?;
         for (ns, dev, own, far, far_mac) in [
             (&client, "c0", CLIENT, SERVER, "02:4d:01:00:00:04"),
             (&server, "s0", SERVER, CLIENT, "02:4d:01:00:00:01"),
         ] {
-            let text = |a: [u8; 4]| std::net::Ipv4Addr::from(a).to_string();
-            let own = format!("{}/24", text(own));
-            ns.ip(["addr", "add", &own, "dev", dev])?;
+            ns.ip(&format!("addr add {own}/24 dev {dev}"))?;
             // The emulator carries no broadcast, so nobody can ask for an address.
-            let far = text(far);
-            ns.ip(["neigh", "replace", &far, "lladdr", far_mac, "dev", dev])?;
+            ns.ip(&format!("neigh replace {far} lladdr {far_mac} dev {dev}"))?;
             ns.sysctl(&[
                 // What a connection learned of the path must not help the next one.
                 ("net/ipv4/tcp_no_metrics_save", "1"),
@@ -286,8 +284,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         return cost::run(args);
     }
     let cells = chosen(args)?;
-    let few = if args.common.quick { 5 } else { REPEATS };
-    let repeats = args.repeat.unwrap_or(few);
+    let repeats = args.repeat.unwrap_or(args.common.quick_or(5, REPEATS));
     let (session, mut result) = Session::begin("cc", &args.common, repeats, 0);
     let rig = CcRig::build()?;
     let all = args

@@ -315,7 +315,7 @@ pub fn write(
 #[cfg(test)]
 mod tests {
     use mountain::report::plots::hex;
-    use mountain_lab::workload::metrics::{Figure, Figures};
+    use mountain_lab::workload::metrics::{put, Figures};
 
     use super::super::flows::CcFlowReport;
     use super::*;
@@ -326,11 +326,10 @@ mod tests {
             true => "onset_p95_us",
             false => "queue_p95_us",
         };
-        let figure = |unit, value| Figure { unit, value, n: 1 };
-        Figures::from([
-            (format!("{cell}/{delay}"), figure("us", delay_us)),
-            (format!("{cell}/goodput"), figure("ratio", goodput)),
-        ])
+        let mut all = Figures::new();
+        put(&mut all, &format!("{cell}/{delay}"), "us", delay_us, 1);
+        put(&mut all, &format!("{cell}/goodput"), "ratio", goodput, 1);
+        all
     }
 
     fn cells() -> Vec<Cell> {

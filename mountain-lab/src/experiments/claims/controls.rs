@@ -2,13 +2,11 @@
 //! Whether the A/B finds what is there, and only that: the same tool, frame and verdict as for the
 //! claims, on paths whose difference is known.
 
-use std::cell::Cell;
-
 use anyhow::Result;
 use serde::Serialize;
 
 use super::Bench;
-use crate::experiments::probing::ab::{interleaved, AbSide, BlockTurn, Judgement, LEAST_ROUNDS};
+use crate::experiments::probing::ab::{interleaved, Judgement, LEAST_ROUNDS};
 use crate::experiments::probing::lane::{Delay, Lane};
 use crate::experiments::probing::tool::Tool;
 
@@ -34,30 +32,24 @@ pub struct Control {
     pub judgement: Judgement,
 }
 
-/// What has to be found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expected {
-    Worse,
-    NoDifference,
-}
-
 struct Spec {
     name: &'static str,
     /// Names of the sides in the result, and the path of each.
     sides: [(&'static str, usize); 2],
-    expected: Expected,
+    /// Whether the second has to be found worse; else, no difference.
+    worse: bool,
 }
 
 const SPECS: [Spec; 2] = [
     Spec {
         name: "a path with +2 ms is found worse",
         sides: [("path", 0), ("path +2 ms", 1)],
-        expected: Expected::Worse,
+        worse: true,
     },
     Spec {
         name: "the same path twice shows no difference",
         sides: [("path again, A", 0), ("path again, B", 0)],
-        expected: Expected::NoDifference,
+        worse: false,
     },
 ];
 
@@ -73,35 +65,20 @@ pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
     let dir = bench.scratch.path().to_owned();
     let mut controls = vec![];
     for (i, spec) in SPECS.iter().enumerate() {
-        let path = Cell::new(0);
-        let (mut a, mut b) = (
-            choose(&path, spec.sides[0].1),
-            choose(&path, spec.sides[1].1),
-        );
-        let sides = [
-            AbSide {
-                name: spec.sides[0].0,
-                set_up: &mut a,
-            },
-            AbSide {
-                name: spec.sides[1].0,
-                set_up: &mut b,
-            },
-        ];
-        let mut measure = |turn: BlockTurn| {
-            bench.step(&format!("control: {}, round {}", spec.name, turn.round))?;
+        let what = format!("control: {}", spec.name);
+        let names = spec.sides.map(|(name, _)| name);
+        let blocks = interleaved(&bench.session, &what, names, LEAST_ROUNDS, |side, round| {
             // Delays of its own for each block: equal ones would make equal paths too equal.
-            let number = (i as u32 * LEAST_ROUNDS + turn.round) * 2 + turn.side as u32;
+            let number = (i as u32 * LEAST_ROUNDS + round) * 2 + side as u32;
             lane.play(number)?;
-            let target = lane.target(path.get());
+            let target = lane.target(spec.sides[side].1);
             Tool::MountainIcmp.measure(lane.client(), target, &block, &dir)
-        };
-        let blocks = interleaved(sides, LEAST_ROUNDS, &mut measure)?;
+        })?;
         bench.blocks(&blocks);
         let judgement = blocks.judge()?;
         controls.push(Control {
             name: spec.name,
-            holds: holds(spec.expected, &judgement.better, &judgement.worse),
+            holds: holds(spec.worse, &judgement.better, &judgement.worse),
             said: judgement.text(),
             judgement,
         });
@@ -109,18 +86,9 @@ pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
     Ok(controls)
 }
 
-fn choose(path: &Cell<usize>, i: usize) -> impl FnMut() -> Result<()> + '_ {
-    move || {
-        path.set(i);
-        Ok(())
-    }
-}
-
-fn holds(expected: Expected, better: &[String], worse: &[String]) -> bool {
-    match expected {
-        Expected::Worse => better.is_empty() && worse.iter().any(|row| row == "Median"),
-        Expected::NoDifference => better.is_empty() && worse.is_empty(),
-    }
+fn holds(found: bool, better: &[String], worse: &[String]) -> bool {
+    let median = worse.iter().any(|row| row == "Median");
+    better.is_empty() && if found { median } else { worse.is_empty() }
 }
 
 #[cfg(test)]
@@ -131,13 +99,13 @@ mod tests {
     fn what_a_control_has_to_find() {
         let rows = |rows: &[&str]| rows.iter().map(|r| r.to_string()).collect::<Vec<_>>();
         let (none, median, loss) = (rows(&[]), rows(&["Median", "P99"]), rows(&["Loss"]));
-        assert!(holds(Expected::Worse, &none, &median));
-        assert!(!holds(Expected::Worse, &median, &none));
-        assert!(!holds(Expected::Worse, &none, &none));
-        assert!(!holds(Expected::Worse, &none, &loss));
-        assert!(!holds(Expected::Worse, &loss, &median));
-        assert!(holds(Expected::NoDifference, &none, &none));
-        assert!(!holds(Expected::NoDifference, &none, &loss));
-        assert!(!holds(Expected::NoDifference, &loss, &none));
+        assert!(holds(true, &none, &median));
+        assert!(!holds(true, &median, &none));
+        assert!(!holds(true, &none, &none));
+        assert!(!holds(true, &none, &loss));
+        assert!(!holds(true, &loss, &median));
+        assert!(holds(false, &none, &none));
+        assert!(!holds(false, &none, &loss));
+        assert!(!holds(false, &loss, &none));
     }
 }

@@ -35,8 +35,8 @@ pub fn local(bench: &mut Bench) -> Result<ClaimVerdict> {
     let switches = Switches::hold(Some(&host), &[METRICS, SCORE])?;
     let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
     let target = "127.0.0.1".parse()?;
-    let mut measure = || Tool::MountainIcmp.measure(&host, target, &block, &dir);
-    let blocks = off_on(bench, "local", &switches, SIDES, &mut measure)?;
+    let measure = || Tool::MountainIcmp.measure(&host, target, &block, &dir);
+    let blocks = off_on(bench, "local", &switches, SIDES, measure)?;
     Ok(spread(&blocks))
 }
 
@@ -46,12 +46,12 @@ pub fn wan(bench: &mut Bench) -> Result<ClaimVerdict> {
     let mut lane = Lane::build(&[WAN; 2], block.seconds() + 2.0, bench.seed)?;
     let mut number = 0;
     let switches = Switches::hold(Some(lane.client()), &[METRICS, SCORE])?;
-    let mut measure = || {
+    let measure = || {
         lane.play(number)?;
         number += 1;
         Tool::MountainIcmp.measure(lane.client(), lane.server_addr(), &block, &dir)
     };
-    let blocks = off_on(bench, "wan", &switches, SIDES, &mut measure)?;
+    let blocks = off_on(bench, "wan", &switches, SIDES, measure)?;
     Ok(unchanged(&blocks.judge()?))
 }
 
@@ -66,14 +66,8 @@ fn spread(blocks: &Blocks) -> ClaimVerdict {
         .filter_map(|(a, b)| Some([stdev(a)?, stdev(b)?]));
     let stdevs: Vec<[f64; 2]> = stdevs.collect();
     let outliers: Vec<[f64; 2]> = a.iter().zip(b).map(|(a, b)| outliers([a, b])).collect();
-    let differences = |pairs: &[[f64; 2]]| pairs.iter().map(|[a, b]| b - a).collect();
-    let rows = paired([
-        ("stdev", differences(&stdevs)),
-        ("outliers", differences(&outliers)),
-    ]);
-    let mean = |pairs: &[[f64; 2]], side: usize| {
-        pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64
-    };
+    let rows = paired([("stdev", stdevs), ("outliers", outliers)]);
+    let [stdev, outliers] = [0, 1].map(|row: usize| rows[row].means);
     let said = |row: &Paired| match row.lower() {
         Some(true) => "lower",
         Some(false) => "higher",
@@ -84,19 +78,20 @@ fn spread(blocks: &Blocks) -> ClaimVerdict {
         "loopback, {} rounds, {n} pings a side, means, off → on: stdev {:.2} → {:.2} us ({}); outliers \
          {:.2} → {:.2} % ({})",
         a.len(),
-        mean(&stdevs, 0),
-        mean(&stdevs, 1),
+        stdev[0],
+        stdev[1],
         said(&rows[0]),
-        mean(&outliers, 0) * 100.0,
-        mean(&outliers, 1) * 100.0,
+        outliers[0] * 100.0,
+        outliers[1] * 100.0,
         said(&rows[1]),
     );
     let lower: Vec<Option<bool>> = rows.iter().map(Paired::lower).collect();
-    match &lower[..] {
-        [Some(true), Some(true)] => ClaimVerdict::Shown(detail),
-        rows if rows.contains(&Some(false)) => ClaimVerdict::Refuted(detail),
-        _ => ClaimVerdict::NoDifference(detail),
-    }
+    let claimed = match &lower[..] {
+        [Some(true), Some(true)] => Some(true),
+        rows if rows.contains(&Some(false)) => Some(false),
+        _ => None,
+    };
+    ClaimVerdict::by(claimed, detail)
 }
 
 /// Share of each side's answers that lie far out, by the quartiles of both sides together: those of
@@ -123,17 +118,17 @@ fn unchanged(judgement: &Judgement) -> ClaimVerdict {
     let alike = ALIKE
         .iter()
         .all(|(row, share)| judgement.within(row, *share));
-    match (differs, alike) {
-        (true, _) => ClaimVerdict::Refuted(detail),
-        (false, true) => ClaimVerdict::Shown(detail),
-        (false, false) => ClaimVerdict::NoDifference(detail),
-    }
+    let claimed = match differs {
+        true => Some(false),
+        false => alike.then_some(true),
+    };
+    ClaimVerdict::by(claimed, detail)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mountain::measure::runfile::Samples;
+    use crate::experiments::probing::pool::made_up;
     use rand::{RngExt, SeedableRng};
     use rand_pcg::Pcg64;
 
@@ -147,15 +142,7 @@ mod tests {
                 let late = if is_far { 500.0 } else { 0.0 };
                 Some(30.0 + noise[side] * (1.0 + round as f64 / 50.0) * spread + late)
             };
-            RunFile {
-                seconds: 1.0,
-                samples: Samples {
-                    sent_us: (0..200).map(|i| f64::from(i) * 5e3).collect(),
-                    rtt_us: (0..200).map(rtt).collect(),
-                    ..Samples::default()
-                },
-                ..RunFile::default()
-            }
+            made_up((0..200).map(rtt).collect())
         };
         Blocks {
             names: ["off", "on"].map(str::to_owned),

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
-use mountain_lab::result::{Check, LimitKind, Metrics};
+use mountain_lab::result::{Check, RunResult};
 use mountain_lab::workload::metrics::Figures;
 use serde::Serialize;
 use serde_json::json;
@@ -46,35 +46,30 @@ pub struct ClaimsArgs {
 pub struct Bench {
     pub quick: bool,
     pub seed: u64,
-    /// The most rounds that anything here takes.
-    pub rounds: u32,
     /// For files under way.
     pub scratch: TempDir,
     session: Session,
-    /// Figures of the claims' tests: side, round, figures.
-    measured: Vec<(String, u32, Figures)>,
-    /// Those of a side's blocks of pings.
-    pings: Vec<(String, Metrics)>,
+    /// Its repeats are the most rounds that anything here takes.
+    result: RunResult,
 }
 
 impl Bench {
-    fn new(quick: bool, seed: u64, session: Session) -> Result<Self> {
+    fn new(args: &CommonArgs) -> Result<Self> {
+        let (session, result) = Session::begin("claims", args, LEAST_ROUNDS, controls::steps());
         Ok(Bench {
-            quick,
-            seed,
-            rounds: LEAST_ROUNDS,
+            quick: args.quick,
+            seed: args.seed,
             scratch: tempfile::tempdir().context("no folder for files under way")?,
             session,
-            measured: vec![],
-            pings: vec![],
+            result,
         })
     }
 
     /// Rounds of a claim's test; that many on each side are to come.
     pub fn plan(&mut self) -> u32 {
         let rounds = if self.quick { LEAST_ROUNDS } else { ROUNDS };
-        self.more(u64::from(rounds) * 2);
-        self.rounds = self.rounds.max(rounds);
+        self.session.more(u64::from(rounds) * 2);
+        self.result.repeats = self.result.repeats.max(rounds);
         rounds
     }
 
@@ -96,24 +91,51 @@ impl Bench {
     /// Keeps the figures of both sides' pings for the result.
     pub fn blocks(&mut self, blocks: &Blocks) {
         for (name, runs) in blocks.names.iter().zip(&blocks.runs) {
-            let runs: Vec<_> = runs.iter().cloned().map(Some).collect();
-            self.pings.push((name.clone(), of_blocks(&runs, self.seed)));
+            let metrics = of_blocks(runs, self.seed);
+            self.result.policies.insert(name.clone(), metrics);
         }
     }
 
-    /// So many steps are to come.
-    pub fn more(&self, steps: u64) {
-        self.session.more(steps);
-    }
-
-    /// Keeps the figures of a side in a round for the result.
-    pub fn measured(&mut self, side: &str, round: u32, figures: Figures) {
-        self.measured.push((side.to_owned(), round, figures));
-    }
-
-    /// Says what comes next; fails when the user wants an end.
-    pub fn step(&self, what: &str) -> Result<()> {
-        self.session.step(what)
+    /// Segments of two sides in so many rounds that count, in the order A B, B A; their figures. `measure`
+    /// is told side and attempt, and says why a segment is void. A round with a void segment is made up
+    /// for; as many again may be void.
+    pub fn pairs(
+        &mut self,
+        claim: u8,
+        names: [&str; 2],
+        mut measure: impl FnMut(usize, u32) -> Result<Result<Figures, String>>,
+    ) -> Result<Result<Vec<[Figures; 2]>, ClaimVerdict>> {
+        let rounds = self.plan();
+        let (mut pairs, mut void) = (vec![], String::new());
+        for attempt in 0..rounds * 2 {
+            let number = pairs.len() as u32;
+            if number == rounds {
+                break;
+            }
+            // By the rounds that count: a void one is made up for in the same order.
+            let of_side = |side| measure(side, attempt);
+            let what = format!("claim {claim}");
+            let seen = self.session.round(&what, &names, number, of_side)?;
+            let mut seen = seen.into_iter();
+            match (seen.next(), seen.next()) {
+                (Some(Ok(a)), Some(Ok(b))) => {
+                    self.result.add(names[0], number, &a);
+                    self.result.add(names[1], number, &b);
+                    pairs.push([a, b]);
+                }
+                (a, b) => {
+                    let mut both = [a, b].into_iter().flatten();
+                    void = both.find_map(Result::err).unwrap_or(void);
+                }
+            }
+        }
+        match (pairs.len() as u32) < rounds {
+            true => Ok(Err(ClaimVerdict::NotShown(format!(
+                "only {} of {rounds} rounds can be used ({void})",
+                pairs.len()
+            )))),
+            false => Ok(Ok(pairs)),
+        }
     }
 }
 
@@ -130,25 +152,24 @@ struct Answer {
 /// which is too short to judge them.
 pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     let common = &args.common;
-    let (session, mut result) = Session::begin("claims", common, LEAST_ROUNDS, controls::steps());
-    let mut bench = Bench::new(common.quick, common.seed, session)?;
+    let mut bench = Bench::new(common)?;
     let controls = controls::run(&mut bench).context("controls")?;
     let answers = answers(&mut bench, &args.only, controls.iter().all(|c| c.holds));
     if stopped() {
         bail!("stopped");
     }
-    result.repeats = bench.rounds;
-    for (side, round, figures) in &bench.measured {
-        result.add(side, *round, figures);
-    }
-    result.policies.extend(std::mem::take(&mut bench.pings));
+    let Bench {
+        session,
+        mut result,
+        ..
+    } = bench;
     for control in &controls {
         let name = format!("control: {}", control.name);
         let figure = f64::from(u8::from(control.holds));
-        let check = Check::new(&name, Some(figure), LimitKind::AtLeast, 1.0, None);
+        let check = Check::at_least(&name, Some(figure), 1.0);
         result.checks.push(check);
     }
-    bench.session.judge(&mut result, &[]);
+    session.judge(&mut result, &[]);
     let (controls_json, claims_json) = (json!(controls), json!(answers));
     let environment = &mut result.environment;
     environment.insert("controls".into(), controls_json.clone());
@@ -161,9 +182,9 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
         print!("{}", text(&controls, &answers));
         println!("{}", path.display());
     }
-    Ok(match result.check() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+    Ok(match result.missed().is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     })
 }
 
@@ -198,13 +219,7 @@ pub mod tests {
     use super::*;
 
     pub fn bench() -> Bench {
-        let args = CommonArgs {
-            quick: true,
-            seed: 1,
-            out: None,
-        };
-        let (session, _) = Session::begin("claims", &args, 1, 0);
-        Bench::new(true, 1, session).unwrap()
+        Bench::new(&CommonArgs::test(true)).unwrap()
     }
 
     #[test]

@@ -20,7 +20,8 @@ use mountain_lab::workload::worker::Worker;
 use super::registry::ClaimVerdict;
 use super::switches::{off_on, Switches};
 use super::Bench;
-use crate::emulate::netns::{run, Netns};
+use crate::emulate::netns::Netns;
+use crate::emulate::wire::lan;
 use crate::experiments::probing::ab::Judgement;
 use crate::experiments::probing::tool::{Block, Tool};
 
@@ -59,14 +60,9 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     };
     let mut modes = vec![];
     for mode in ["1", "2"] {
-        let sides: [&[&str]; 2] = [&["0", "4"], &[mode, "4"]];
-        let blocks = off_on(
-            bench,
-            &format!("napi {mode}"),
-            &switches,
-            sides,
-            &mut measure,
-        )?;
+        let values: [&[&str]; 2] = [&["0", "4"], &[mode, "4"]];
+        let name = format!("napi {mode}");
+        let blocks = off_on(bench, &name, &switches, values, &mut measure)?;
         modes.push(blocks.judge()?);
     }
     Ok(judge(&modes[0], &modes[1]))
@@ -81,11 +77,11 @@ fn judge(lower: &Judgement, published: &Judgement) -> ClaimVerdict {
         said(published),
         said(lower)
     );
-    match (&published.better[..], &published.worse[..]) {
-        ([], []) => ClaimVerdict::NoDifference(detail),
-        (_, []) => ClaimVerdict::Shown(detail),
-        _ => ClaimVerdict::Refuted(detail),
-    }
+    let claimed = match (&published.better[..], &published.worse[..]) {
+        ([], []) => None,
+        (_, worse) => Some(worse.is_empty()),
+    };
+    ClaimVerdict::by(claimed, detail)
 }
 
 struct NapiRig {
@@ -100,42 +96,31 @@ impl NapiRig {
             target: Netns::create("target")?,
         };
         let (source, target) = (&rig.source, &rig.target);
-        for (dev, peer, net) in [("v0", "v1", "192.0.2"), ("w0", "w1", "198.51.100")] {
-            let mut add = vec!["link", "add", dev, "netns", source.name(), "type", "veth"];
-            add.extend(["peer", "name", peer, "netns", target.name()]);
-            run("ip", add)?;
+        for (dev, peer, to) in [("v0", "v1", FLOODED), ("w0", "w1", PINGED)] {
+            let [a, b, c, _] = to.octets();
+            lan((source, dev, Ipv4Addr::new(a, b, c, 1)), (target, peer, to))?;
             // Only what comes from a peer without TSO goes through the NAPI context that a veth has with GRO.
             source.run("ethtool", ["-K", dev, "tso", "off"])?;
             target.run("ethtool", ["-K", peer, "gro", "on"])?;
-            for (ns, dev, host) in [(source, dev, 1), (target, peer, 2)] {
-                ns.ip(["address", "add", &format!("{net}.{host}/24"), "dev", dev])?;
-                ns.ip(["link", "set", dev, "up"])?;
-            }
         }
         // What a processor sends itself it has received before it sends more, and nobody waits. So netem
         // keeps the flood and lets go of a veth's ring at a time, all before the first is polled; and
         // it keeps each ping for a time of its own, so that they arrive at all moments between two bursts.
         // That time does not count: a ping is stamped behind it.
-        let (every, limit) = (format!("{}ms", EVERY.as_millis()), BURST.to_string());
-        let netem = |dev: &str, how: &[&str]| {
-            let mut add = vec!["qdisc", "replace", "dev", dev, "root", "netem"];
-            add.extend(how);
-            let added = source.run("tc", add);
+        let every = EVERY.as_millis();
+        let netem = |dev: &str, how: &str| {
+            let add = format!("qdisc replace dev {dev} root netem {how}");
+            let added = source.run("tc", add.split(' '));
             added.context("this takes netem (CONFIG_NET_SCH_NETEM)")
         };
-        netem("v0", &["delay", "1us", "slot", &every, "limit", &limit])?;
-        netem("w0", &["delay", "13ms", "10ms"])?;
+        netem("v0", &format!("delay 1us slot {every}ms limit {BURST}"))?;
+        netem("w0", "delay 13ms 10ms")?;
         Ok(rig)
     }
 
     /// Packets of the flood that the target has received.
     fn flooded(&self) -> Result<u64> {
-        self.target.enter(|| {
-            let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
-            let line = table.lines().find_map(|l| l.trim().strip_prefix("v1:"));
-            let packets = line.and_then(|l| l.split_whitespace().nth(1));
-            Ok(packets.context("no counter of v1")?.parse()?)
-        })
+        self.target.received("v1")
     }
 }
 
@@ -164,22 +149,13 @@ fn flood(source: &Netns) -> Result<Worker<()>> {
 mod tests {
     use super::*;
     use crate::experiments::probing::ab::Blocks;
-    use mountain::measure::runfile::{RunFile, Samples};
+    use crate::experiments::probing::pool::made_up;
 
     /// Eight rounds of 200 pings, on the other side later by so many us.
     fn judged(later_us: f64) -> Judgement {
-        let run = |round: usize, side: usize| RunFile {
-            seconds: 1.0,
-            samples: Samples {
-                sent_us: (0..200).map(|i| f64::from(i) * 5e3).collect(),
-                rtt_us: (0..200)
-                    .map(|i| {
-                        Some(100.0 + ((i * 7 + round * 3) % 11) as f64 + later_us * side as f64)
-                    })
-                    .collect(),
-                ..Samples::default()
-            },
-            ..RunFile::default()
+        let run = |round: usize, side: usize| {
+            let own = |i: usize| ((i * 7 + round * 3) % 11) as f64 + later_us * side as f64;
+            made_up((0..200).map(|i| Some(100.0 + own(i))).collect())
         };
         let blocks = Blocks {
             names: ["off", "on"].map(str::to_owned),

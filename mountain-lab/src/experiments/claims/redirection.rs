@@ -7,91 +7,69 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use mountain::measure::verdict::LEVEL;
+use anyhow::{anyhow, Result};
 use mountain::redirect::Backend;
 use mountain_lab::workload::metrics::{Figure, Figures};
 
 use super::registry::ClaimVerdict;
 use super::Bench;
+use crate::experiments::probing::ab::paired;
 use crate::experiments::redirect::contender::{install, Contender};
 use crate::experiments::redirect::load::{OfferedLoad, FLOWS};
 use crate::experiments::redirect::napi;
 use crate::experiments::redirect::programs::RigPrograms;
 use crate::experiments::redirect::rig::{RouterRig, TO};
-use crate::experiments::redirect::segment::{LoadGenerators, LoadSegment};
-use mountain::measure::paired::sign_flips;
+use crate::experiments::redirect::segment::LoadGenerators;
 
 const XDP: Contender = Contender::Backend(Backend::XdpRedirect);
+const ROUTER_NS: &str = "router_ns";
 /// Loaded: whether it could be is not tried, as that would load it.
 const MODULE: &str = "/sys/module/mountain_redirect";
 /// Packets per second and in a segment where one processor does everything: the usual rate would saturate it.
 const ALONE: (u32, u32) = (20_000, 4 * FLOWS as u32);
 
 pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
-    let rounds = bench.plan();
     let rig = RouterRig::build("")?;
     rig.thread_napi()?;
     let sides = [netfilter(Path::new(MODULE).exists()), XDP];
-    rig.client.enter(|| measure(&rig, bench, sides, rounds))
+    rig.client.enter(|| measure(&rig, bench, sides))
 }
 
 /// Call in the client's namespace.
-fn measure(
-    rig: &RouterRig,
-    bench: &mut Bench,
-    sides: [Contender; 2],
-    rounds: u32,
-) -> Result<ClaimVerdict> {
+fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<ClaimVerdict> {
     let mut sources = LoadGenerators::new(RigPrograms::load(rig, TO)?, bench.seed)?;
     let mut load = OfferedLoad::judged(bench.quick);
     if napi::is_alone() {
         (load.pps, load.packets) = (Some(ALONE.0), ALONE.1);
     }
-    let (mut pairs, mut void) = (vec![], None);
-    // As many again may be void.
-    for round in 0..rounds * 2 {
-        if pairs.len() as u32 == rounds {
-            break;
-        }
-        let mut pair: [Option<LoadSegment>; 2] = [None, None];
-        for place in 0..2 {
-            // By the rounds that count: a void one is made up for in the same order.
-            let side = (place + pairs.len()) % 2;
-            let way = sides[side];
-            bench.step(&format!("claim 3: {way}, round {round}"))?;
-            let installed = match install(rig, &sources.programs, way)? {
-                Ok(installed) => installed,
-                Err(why) => return Ok(ClaimVerdict::NotShown(format!("{way}: {why}"))),
-            };
-            let segment = sources.run(rig, &load, way.addressed())?;
-            drop(installed);
-            match segment.void(load.rate()) {
-                Some(reason) => void = Some(format!("{way}: {reason}")),
-                None => pair[side] = Some(segment),
-            }
-        }
-        if let [Some(a), Some(b)] = pair {
-            for (way, segment) in sides.iter().zip([a, b]) {
-                let figure = Figure {
-                    unit: "ns",
-                    value: segment.ns(),
-                    n: segment.seen.packets,
-                };
-                let figures = Figures::from([("router_ns".to_owned(), figure)]);
-                bench.measured(&way.name(), pairs.len() as u32, figures);
-            }
-            pairs.push([a.ns(), b.ns()]);
+    for way in sides {
+        if let Err(why) = install(rig, &sources.programs, way)? {
+            return Ok(ClaimVerdict::NotShown(format!("{way}: {why}")));
         }
     }
-    if (pairs.len() as u32) < rounds {
-        let reason = void.context("rounds are missing, and none was void")?;
-        return Ok(ClaimVerdict::NotShown(format!(
-            "only {} of {rounds} rounds can be used ({reason})",
-            pairs.len()
-        )));
-    }
-    Ok(judge(sides, load.pps, &pairs))
+    let names = sides.map(Contender::name);
+    let pairs = bench.pairs(3, [&names[0], &names[1]], |side, _| {
+        let way = sides[side];
+        let installed = install(rig, &sources.programs, way)?;
+        let _installed = installed.map_err(|why| anyhow!("{way}: {why}"))?;
+        let segment = sources.run(rig, &load, way.addressed())?;
+        if let Some(reason) = segment.void(&load) {
+            return Ok(Err(format!("{way}: {reason}")));
+        }
+        let figure = Figure {
+            unit: "ns",
+            value: segment.ns(),
+            n: segment.seen.packets,
+        };
+        Ok(Ok(Figures::from([(ROUTER_NS.to_owned(), figure)])))
+    })?;
+    Ok(match pairs {
+        Err(too_few) => too_few,
+        Ok(pairs) => {
+            let ns = |pair: &[Figures; 2]| [0, 1].map(|side: usize| pair[side][ROUTER_NS].value);
+            judge(sides, load.pps, pairs.iter().map(ns).collect())
+        }
+    })
 }
 
 fn netfilter(module: bool) -> Contender {
@@ -102,26 +80,20 @@ fn netfilter(module: bool) -> Contender {
 }
 
 /// Tested is the mean of the differences, so what is said are means, too.
-fn judge([netfilter, _]: [Contender; 2], pps: Option<u32>, pairs: &[[f64; 2]]) -> ClaimVerdict {
-    let differences: Vec<f64> = pairs.iter().map(|[a, b]| b - a).collect();
-    let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / pairs.len() as f64;
-    let (before, xdp) = (mean(0), mean(1));
+fn judge([netfilter, _]: [Contender; 2], pps: Option<u32>, pairs: Vec<[f64; 2]>) -> ClaimVerdict {
+    let rounds = pairs.len();
+    let row = &paired([("router time", pairs)])[0];
+    let [before, xdp] = row.means;
     let netfilter = match netfilter {
         Contender::Dnat => "one DNAT rule of nft".into(),
         way => format!("Netfilter's {way} mountain_redirect"),
     };
     let detail = format!(
-        "{} 64-byte packets a second of 1,024 flows by live frames, {} rounds, means, {netfilter} → \
+        "{} 64-byte packets a second of 1,024 flows by live frames, {rounds} rounds, means, {netfilter} → \
          xdp-redirect: {before:.0} → {xdp:.0} ns of the router per delivered packet",
-        pps.unwrap_or_default(),
-        pairs.len()
+        pps.unwrap_or_default()
     );
-    let shown = sign_flips(&differences) < LEVEL;
-    match shown && before != xdp {
-        true if xdp < before => ClaimVerdict::Shown(detail),
-        true => ClaimVerdict::Refuted(detail),
-        false => ClaimVerdict::NoDifference(detail),
-    }
+    ClaimVerdict::by(row.lower(), detail)
 }
 
 #[cfg(test)]
@@ -137,22 +109,22 @@ mod tests {
 
     #[test]
     fn less_time_is_what_was_claimed() {
-        let judge = |pairs: &[[f64; 2]]| judge([Contender::Dnat, XDP], Some(200_000), pairs);
-        let less = judge(&pairs(1_000.0, 400.0)).to_string();
+        let judge = |pairs| judge([Contender::Dnat, XDP], Some(200_000), pairs);
+        let less = judge(pairs(1_000.0, 400.0)).to_string();
         assert!(less.starts_with("shown: 200000 64-byte packets"), "{less}");
         assert!(less.contains("8 rounds"), "{less}");
-        let more = judge(&pairs(400.0, 1_000.0));
+        let more = judge(pairs(400.0, 1_000.0));
         assert!(matches!(more, ClaimVerdict::Refuted(_)), "{more}");
-        let same = judge(&pairs(400.0, 400.0));
+        let same = judge(pairs(400.0, 400.0));
         assert!(matches!(same, ClaimVerdict::NoDifference(_)), "{same}");
-        let few = judge(&pairs(1_000.0, 400.0)[..2]);
+        let few = judge(pairs(1_000.0, 400.0)[..2].to_vec());
         assert!(matches!(few, ClaimVerdict::NoDifference(_)), "{few}");
     }
 
     #[test]
     fn what_stood_for_netfilter_is_said() {
         let said =
-            |module| judge([netfilter(module), XDP], Some(20_000), &pairs(2.0, 1.0)).to_string();
+            |module| judge([netfilter(module), XDP], Some(20_000), pairs(2.0, 1.0)).to_string();
         assert!(
             said(false).contains("one DNAT rule of nft → xdp-redirect"),
             "{}",

@@ -44,6 +44,15 @@ impl std::fmt::Display for ClaimVerdict {
 }
 
 impl ClaimVerdict {
+    /// Of a difference: whether it is in the claimed direction; `None`: none is shown.
+    pub fn by(claimed: Option<bool>, detail: String) -> Self {
+        match claimed {
+            Some(true) => ClaimVerdict::Shown(detail),
+            Some(false) => ClaimVerdict::Refuted(detail),
+            None => ClaimVerdict::NoDifference(detail),
+        }
+    }
+
     /// The verdict of a run that was `quick` or not. A difference that a short run shows is there, as
     /// the test allows for the number of rounds. Finding none says nothing.
     pub fn of(self, quick: bool) -> Self {

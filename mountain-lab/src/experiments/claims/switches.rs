@@ -10,7 +10,7 @@ use mountain_lab::workload::sys::run_in;
 
 use super::Bench;
 use crate::emulate::netns::Netns;
-use crate::experiments::probing::ab::{interleaved, AbSide, Blocks};
+use crate::experiments::probing::ab::{interleaved, Blocks};
 
 /// Some sysctls, of one network namespace or of this process's. Dropping it puts them back.
 pub struct Switches {
@@ -73,24 +73,14 @@ pub fn off_on(
     bench: &mut Bench,
     name: &str,
     switches: &Switches,
-    [off, on]: [&[&str]; 2],
-    measure: &mut dyn FnMut() -> Result<RunFile>,
+    values: [&[&str]; 2],
+    mut measure: impl FnMut() -> Result<RunFile>,
 ) -> Result<Blocks> {
     let rounds = bench.plan();
-    let names = [format!("{name}, off"), format!("{name}, on")];
-    let (mut a, mut b) = (|| switches.set(off), || switches.set(on));
-    let sides = [
-        AbSide {
-            name: &names[0],
-            set_up: &mut a,
-        },
-        AbSide {
-            name: &names[1],
-            set_up: &mut b,
-        },
-    ];
-    let blocks = interleaved(sides, rounds, &mut |turn| {
-        bench.step(&format!("{}, round {}", names[turn.side], turn.round))?;
+    let [off, on] = ["off", "on"].map(|side| format!("{name}, {side}"));
+    let names = [&off[..], &on[..]];
+    let blocks = interleaved(&bench.session, "pings", names, rounds, |side, _| {
+        switches.set(values[side])?;
         measure()
     })?;
     bench.blocks(&blocks);
@@ -130,6 +120,22 @@ mod tests {
         });
         assert!(panics.is_err());
         assert_eq!(values(), ["4", "4"]);
+    }
+
+    #[test]
+    fn each_side_is_set_up_before_its_blocks() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("switch");
+        fs::write(&file, "4").unwrap();
+        let switches = Switches::hold_files(None, vec![file.clone()]).unwrap();
+        let mut seen = String::new();
+        let mut bench = super::super::tests::bench();
+        let blocks = off_on(&mut bench, "x", &switches, [&["0"], &["1"]], || {
+            seen += &fs::read_to_string(&file).unwrap();
+            Ok(RunFile::default())
+        });
+        assert_eq!(seen, "0110".repeat(4));
+        assert_eq!(blocks.unwrap().names, ["x, off", "x, on"]);
     }
 
     #[test]

@@ -12,26 +12,12 @@ use mountain::measure::runfile::RunFile;
 use mountain::measure::verdict::{holm, Interval, RowVerdict, LEVEL};
 use serde::Serialize;
 
+use crate::driver::Session;
 use crate::experiments::probing::pool::table;
 
 /// With fewer rounds no difference can be shown in pairs: the least p-value is 2 / 2^rounds, and
 /// Holm's correction takes three times that.
 pub const LEAST_ROUNDS: u32 = 8;
-/// One of the two.
-pub struct AbSide<'a> {
-    pub name: &'a str,
-    /// Brings about what is to be measured, before each of its blocks.
-    pub set_up: &'a mut dyn FnMut() -> Result<()>,
-}
-
-/// A block that is to be measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockTurn {
-    pub round: u32,
-    /// 0: A, 1: B.
-    pub side: usize,
-}
-
 /// What an A/B has shown.
 #[derive(Clone, Debug, Serialize)]
 pub struct Judgement {
@@ -54,6 +40,9 @@ pub struct Paired {
     pub p: f64,
     /// After Holm's correction.
     pub p_holm: f64,
+    /// Of A and of B, over the rounds: their difference is the one that is tested.
+    #[serde(skip)]
+    pub means: [f64; 2],
 }
 
 /// Both sides' blocks, in the order of rounds.
@@ -62,25 +51,20 @@ pub struct Blocks {
     pub runs: [Vec<RunFile>; 2],
 }
 
-/// Measures two sides in turn. `measure` is called after that side's `set_up`.
+/// Measures two sides in turn. `measure` is told the side (0: A, 1: B) and the round.
 pub fn interleaved(
-    sides: [AbSide; 2],
+    session: &Session,
+    what: &str,
+    names: [&str; 2],
     rounds: u32,
-    measure: &mut dyn FnMut(BlockTurn) -> Result<RunFile>,
+    measure: impl FnMut(usize, u32) -> Result<RunFile>,
 ) -> Result<Blocks> {
     ensure!(
         (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds) && rounds.is_multiple_of(2),
         "an A/B takes an even number of rounds, {LEAST_ROUNDS} to {MOST_ROUNDS}"
     );
-    let names = [&sides[0], &sides[1]].map(|s| s.name.to_owned());
-    let mut runs = [vec![], vec![]];
-    for round in 0..rounds {
-        for place in 0..2 {
-            let side = (place + round as usize) % 2;
-            (sides[side].set_up)()?;
-            runs[side].push(measure(BlockTurn { round, side })?);
-        }
-    }
+    let runs = session.rounds(what, &names, rounds, measure)?;
+    let names = names.map(str::to_owned);
     Ok(Blocks { names, runs })
 }
 
@@ -103,7 +87,7 @@ impl Blocks {
                 rows.into_iter().find(|r| r.name == row)?.value
             };
             // A round in which a side had no answer has no median, but its loss counts.
-            let pairs = a.iter().zip(b).filter_map(|(a, b)| Some(of(b)? - of(a)?));
+            let pairs = a.iter().zip(b).filter_map(|(a, b)| Some([of(a)?, of(b)?]));
             (row, pairs.collect())
         });
         let shown = |verdict: RowVerdict| {
@@ -188,13 +172,18 @@ impl Paired {
     }
 }
 
-/// Judges rows (name, B − A of each round) by the question of pairs, with Holm's correction of all of them.
-pub fn paired<'a>(rows: impl IntoIterator<Item = (&'a str, Vec<f64>)>) -> Vec<Paired> {
-    let of_row = |(row, differences): (&str, Vec<f64>)| Paired {
-        row: row.into(),
-        p: sign_flips(&differences),
-        p_holm: 1.0,
-        differences,
+/// Judges rows (name, A and B of each round) by the question of pairs, with Holm's correction of all of them.
+pub fn paired<'a>(rows: impl IntoIterator<Item = (&'a str, Vec<[f64; 2]>)>) -> Vec<Paired> {
+    let of_row = |(row, pairs): (&str, Vec<[f64; 2]>)| {
+        let differences: Vec<f64> = pairs.iter().map(|[a, b]| b - a).collect();
+        let sum = |side: usize| pairs.iter().map(|pair| pair[side]).sum::<f64>();
+        Paired {
+            row: row.into(),
+            p: sign_flips(&differences),
+            p_holm: 1.0,
+            differences,
+            means: [0, 1].map(|side| sum(side) / pairs.len() as f64),
+        }
     };
     let mut rows: Vec<Paired> = rows.into_iter().map(of_row).collect();
     let p: Vec<f64> = rows.iter().map(|r| r.p).collect();
@@ -207,69 +196,47 @@ pub fn paired<'a>(rows: impl IntoIterator<Item = (&'a str, Vec<f64>)>) -> Vec<Pa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mountain::measure::runfile::{Samples, SCHEMA};
+    use crate::driver::CommonArgs;
+    use crate::experiments::probing::pool::made_up;
     use rand::{RngExt, SeedableRng};
     use rand_pcg::Pcg64;
-    use std::cell::RefCell;
 
     /// 20 ms and up to 4 ms more, by `shift_us` later.
     fn block(seed: u64, shift_us: f64) -> RunFile {
         let mut rng = Pcg64::seed_from_u64(seed);
         let rtts = (0..200).map(|_| Some(20e3 + rng.random_range(0.0..4e3) + shift_us));
-        RunFile {
-            schema: SCHEMA.into(),
-            seconds: 2.0,
-            samples: Samples {
-                sent_us: (0..200).map(|i| f64::from(i) * 1e4).collect(),
-                rtt_us: rtts.collect(),
-                ..Samples::default()
-            },
-            ..RunFile::default()
-        }
+        made_up(rtts.collect())
     }
 
-    type SetUp<'a> = &'a mut dyn FnMut() -> Result<()>;
-
-    fn sides<'a>(a: SetUp<'a>, b: SetUp<'a>) -> [AbSide<'a>; 2] {
-        [("A", a), ("B", b)].map(|(name, set_up)| AbSide { name, set_up })
+    fn measured(rounds: u32, measure: impl FnMut(usize, u32) -> Result<RunFile>) -> Result<Blocks> {
+        let (session, _) = Session::begin("ab", &CommonArgs::test(true), rounds, 0);
+        interleaved(&session, "x", ["A", "B"], rounds, measure)
     }
 
-    fn ab(shift: impl Fn(BlockTurn) -> f64) -> Judgement {
-        let mut nothing = || Ok(());
-        let mut also_nothing = || Ok(());
-        let sides = sides(&mut nothing, &mut also_nothing);
-        let mut measure = |turn: BlockTurn| {
-            let seed = u64::from(turn.round) * 2 + turn.side as u64;
-            Ok(block(seed, shift(turn)))
-        };
-        let blocks = interleaved(sides, 8, &mut measure).unwrap();
-        blocks.judge().unwrap()
+    /// Eight rounds; `shift` is told side and round.
+    fn ab(shift: impl Fn(usize, u32) -> f64) -> Judgement {
+        let blocks = measured(8, |side, round| {
+            let seed = u64::from(round) * 2 + side as u64;
+            Ok(block(seed, shift(side, round)))
+        });
+        blocks.unwrap().judge().unwrap()
     }
 
     #[test]
-    fn each_side_is_set_up_before_its_blocks_and_goes_first_half_of_the_time() {
-        let log = RefCell::new(String::new());
-        let mut a = || {
-            log.borrow_mut().push('a');
-            Ok(())
-        };
-        let mut b = || {
-            log.borrow_mut().push('b');
-            Ok(())
-        };
-        let sides = sides(&mut a, &mut b);
-        let mut measure = |turn: BlockTurn| {
-            log.borrow_mut().push_str(["0", "1"][turn.side]);
+    fn each_side_goes_first_half_of_the_time() {
+        let mut log = String::new();
+        let blocks = measured(8, |side, _| {
+            log.push_str(["a", "b"][side]);
             Ok(block(1, 0.0))
-        };
-        let blocks = interleaved(sides, 8, &mut measure).unwrap();
-        assert_eq!(*log.borrow(), "a0b1b1a0".repeat(4));
+        });
+        let blocks = blocks.unwrap();
+        assert_eq!(log, "abba".repeat(4));
         assert_eq!(blocks.runs.map(|r| r.len()), [8, 8]);
     }
 
     #[test]
     fn a_shift_is_found_in_its_direction() {
-        let by_side = |us: f64| move |turn: BlockTurn| us * turn.side as f64;
+        let by_side = |us: f64| move |side: usize, _: u32| us * side as f64;
         let worse = ab(by_side(1_000.0));
         assert_eq!(worse.worse, ["Median", "P99"]);
         assert!(worse.better.is_empty());
@@ -282,20 +249,19 @@ mod tests {
 
     #[test]
     fn alike_sides_and_a_trend_show_no_difference() {
-        let same = ab(|_| 0.0);
+        let same = ab(|_, _| 0.0);
         assert_eq!(same.text(), "no difference shown");
         // Slower and slower, for both.
-        let trend = ab(|turn| f64::from(turn.round) * 500.0);
+        let trend = ab(|_, round| f64::from(round) * 500.0);
         assert_eq!(trend.text(), "no difference shown");
     }
 
     #[test]
     fn what_one_round_alone_shows_is_no_difference() {
-        let one = |turn: BlockTurn| match turn {
-            BlockTurn { round: 3, side: 1 } => 100e3,
+        let judgement = ab(|side, round| match (side, round) {
+            (1, 3) => 100e3,
             _ => 0.0,
-        };
-        let judgement = ab(one);
+        });
         let p99 = judgement.compared.rows.iter().find(|r| r.name == "P99");
         assert!(p99.unwrap().values[1] > Some(30e3), "its mean is higher");
         assert_eq!(judgement.text(), "no difference shown");
@@ -304,8 +270,8 @@ mod tests {
     #[test]
     fn rows_in_pairs_are_corrected_for_how_many_they_are() {
         let seven = |sign: f64| {
-            let mut d = vec![sign; 8];
-            d[0] = -sign * 0.1;
+            let mut d = vec![[0.0, sign]; 8];
+            d[0][1] = -sign * 0.1;
             d
         };
         let alone = &paired([("x", seven(-1.0))])[0];
@@ -316,17 +282,20 @@ mod tests {
         assert!(rows
             .iter()
             .all(|r| r.p_holm == 16.0 / 256.0 && r.lower().is_none()));
-        assert_eq!(paired([("none", vec![0.0; 8])])[0].lower(), None);
-        assert_eq!(paired([("up", vec![1.0; 8])])[0].lower(), Some(false));
+        assert_eq!(paired([("none", vec![[0.0; 2]; 8])])[0].lower(), None);
+        let up = &paired([("up", vec![[2.0, 3.0]; 8])])[0];
+        assert_eq!((up.lower(), up.means), (Some(false), [2.0, 3.0]));
+        let none = &paired([("x", vec![])])[0];
+        assert!(none.means.iter().all(|mean| mean.is_nan()));
     }
 
     #[test]
     fn alike_is_said_by_what_the_data_allow() {
-        let same = ab(|_| 0.0);
+        let same = ab(|_, _| 0.0);
         // 20 to 24 ms: what is left open is some hundredth.
         assert!(same.within("Median", 0.05) && !same.within("Median", 1e-6));
         assert!(!same.within("Nonesuch", 1.0));
-        let worse = ab(|turn| turn.side as f64 * 1_000.0);
+        let worse = ab(|side, _| side as f64 * 1_000.0);
         assert!(!worse.within("Median", 0.01), "5% more");
         let text = worse.figures();
         assert!(text.starts_with("n = 1600 → 1600, Median 2"), "{text}");
@@ -339,10 +308,7 @@ mod tests {
     #[test]
     fn too_few_rounds_are_refused() {
         for rounds in [0, 6, 9, 22] {
-            let mut nothing = || Ok(());
-            let mut also_nothing = || Ok(());
-            let sides = sides(&mut nothing, &mut also_nothing);
-            let refused = interleaved(sides, rounds, &mut |_| Ok(block(1, 0.0)));
+            let refused = measured(rounds, |_, _| Ok(block(1, 0.0)));
             assert!(refused.is_err(), "{rounds}");
         }
     }

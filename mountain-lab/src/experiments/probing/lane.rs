@@ -9,9 +9,9 @@ use anyhow::Result;
 
 use crate::emulate::emulator::{Emulator, REFERENCE_DELAY_US};
 use crate::emulate::hosts::Hosts;
-use crate::emulate::netns::Netns;
+use crate::emulate::netns::{Netns, Running};
 use crate::experiments::probing::tool::{Block, Tool};
-use crate::policy_ctl::ReflectorProcess;
+use crate::policy_ctl;
 use crate::scenario::Scenario;
 
 /// From telling the emulator until the schedule begins.
@@ -65,8 +65,8 @@ impl Lane {
     }
 
     /// A `mountain reflect` on the server, for path `i`; logs go to `dir`.
-    pub fn reflector(&self, i: usize, dir: &Path) -> Result<ReflectorProcess> {
-        ReflectorProcess::start(&self.hosts.server, "server", &[self.target(i)], dir)
+    pub fn reflector(&self, i: usize, dir: &Path) -> Result<Running> {
+        policy_ctl::reflect(&self.hosts.server, "server", &[self.target(i)], dir)
     }
 
     /// How far the emulator's delay is from what was asked for on the idle reference path, for each

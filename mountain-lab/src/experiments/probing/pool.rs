@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use mountain::measure::runfile::{RunFile, Samples};
+use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
 use mountain::measure::stats::{Delays, Table};
 use mountain_lab::result::{Metric, Metrics};
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp};
+use rand_pcg::Pcg64;
 
 /// All blocks one after another as one run, in the circumstances of the first; of clocks that are
 /// not the same in all of them, the run's is "unknown".
@@ -43,6 +46,36 @@ pub fn pooled(blocks: &[RunFile]) -> RunFile {
     run
 }
 
+/// A run of made-up delays, a probe every 5 ms.
+pub fn made_up(rtt_us: Vec<Option<f64>>) -> RunFile {
+    RunFile {
+        schema: SCHEMA.into(),
+        samples: Samples {
+            sent_us: (0..rtt_us.len()).map(|i| i as f64 * 5e3).collect(),
+            rtt_us,
+            ..Samples::default()
+        },
+        ..RunFile::default()
+    }
+}
+
+/// Delays of 20 ms and an exponential of mean 4 ms whose successive values have the correlation 0.5 (Gaver
+/// and Lewis 1980); this share is lost. µs.
+pub fn gaver_lewis(n: usize, seed: u64, loss: f64) -> Vec<Option<f64>> {
+    let mut rng = Pcg64::seed_from_u64(seed);
+    let fresh = Exp::new(1.0 / 4e3).expect("a positive mean");
+    let mut value = fresh.sample(&mut rng);
+    let rtt = |_| {
+        let added = match rng.random_bool(0.5) {
+            true => 0.0,
+            false => fresh.sample(&mut rng),
+        };
+        value = 0.5 * value + added;
+        (!rng.random_bool(loss)).then_some(20e3 + value)
+    };
+    (0..n).map(rtt).collect()
+}
+
 /// The rows of what a run's clock saw, or of what user space saw.
 pub fn table(run: &RunFile, user: bool) -> Table {
     let column = match user {
@@ -54,16 +87,13 @@ pub fn table(run: &RunFile, user: bool) -> Table {
 }
 
 /// Figures of each block as a metric over blocks: `rtt_p50_us`, `rtt_p99_us`, `rtt_stdev_us`,
-/// `loss`, and where the tool tells `user_p50_us`, `user_p99_us`. `None`: that block was left out.
-pub fn metrics(blocks: &[Option<RunFile>], seed: u64) -> Metrics {
-    let tables = |user: bool| -> Vec<Option<Table>> {
-        let of = |b: &RunFile| table(b, user);
-        blocks.iter().map(|b| b.as_ref().map(of)).collect()
-    };
+/// `loss`, and where the tool tells `user_p50_us`, `user_p99_us`.
+pub fn metrics(blocks: &[RunFile], seed: u64) -> Metrics {
+    let tables = |user: bool| -> Vec<Table> { blocks.iter().map(|b| table(b, user)).collect() };
     let mut metrics: Metrics = BTreeMap::new();
-    let mut put = |name: &str, unit: &str, tables: &[Option<Table>], of: &Figure| {
-        let values = tables.iter().map(|t| of(t.as_ref()?)).collect();
-        let n = tables.iter().flatten().map(|t| t.count).sum();
+    let mut put = |name: &str, unit: &str, tables: &[Table], of: &Figure| {
+        let values = tables.iter().map(of).collect();
+        let n = tables.iter().map(|t| t.count).sum();
         metrics.insert(name.into(), Metric::of_repeats(unit, values, n, seed));
     };
     let kernel = tables(false);
@@ -72,7 +102,7 @@ pub fn metrics(blocks: &[Option<RunFile>], seed: u64) -> Metrics {
     put("rtt_stdev_us", "us", &kernel, &|t| delays(t, |d| d.stdev));
     put("loss", "ratio", &kernel, &|t| Some(t.loss()));
     let tells = |b: &RunFile| !b.samples.user_rtt_us.is_empty();
-    if blocks.iter().flatten().any(tells) {
+    if blocks.iter().any(tells) {
         let user = tables(true);
         put("user_p50_us", "us", &user, &|t| delays(t, |d| d.median));
         put("user_p99_us", "us", &user, &|t| delays(t, |d| d.p99));
@@ -143,13 +173,12 @@ mod tests {
     #[test]
     fn figures_by_block_leave_gaps() {
         let blocks = [
-            Some(block(&[Some(10.0), Some(20.0), None, None], &[])),
-            None,
-            Some(block(&[None], &[])),
+            block(&[Some(10.0), Some(20.0), None, None], &[]),
+            block(&[None], &[]),
         ];
         let m = metrics(&blocks, 1);
-        assert_eq!(m["rtt_p50_us"].values, [Some(15.0), None, None]);
-        assert_eq!(m["loss"].values, [Some(0.5), None, Some(1.0)]);
+        assert_eq!(m["rtt_p50_us"].values, [Some(15.0), None]);
+        assert_eq!(m["loss"].values, [Some(0.5), Some(1.0)]);
         assert_eq!(m["loss"].n, 2);
         assert!(!m.contains_key("user_p50_us"));
     }

@@ -3,8 +3,8 @@
 //! through the same importers as `mountain import`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
@@ -14,7 +14,7 @@ use nix::sched::{sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 use std::os::unix::process::CommandExt;
 
-use crate::emulate::netns::Netns;
+use crate::emulate::netns::{Netns, Running};
 use crate::policy_ctl::{binary, REFLECT_PORT};
 
 /// UDP port of irtt's server, its default.
@@ -70,13 +70,17 @@ impl Tool {
         }
     }
 
+    fn program(self) -> Result<PathBuf> {
+        match self {
+            Tool::MountainIcmp | Tool::MountainUdp => binary(),
+            Tool::Ping => Ok("ping".into()),
+            Tool::Irtt => Ok("irtt".into()),
+        }
+    }
+
     /// What the installed program says of its version; `None` if it is not installed.
     pub fn version(self) -> Option<String> {
-        let mut command = match self {
-            Tool::MountainIcmp | Tool::MountainUdp => Command::new(binary().ok()?),
-            Tool::Ping => Command::new("ping"),
-            Tool::Irtt => Command::new("irtt"),
-        };
+        let mut command = Command::new(self.program().ok()?);
         command.arg(match self {
             Tool::MountainIcmp | Tool::MountainUdp => "--version",
             Tool::Ping => "-V",
@@ -88,18 +92,14 @@ impl Tool {
     }
 
     /// Measures one block from `ns`; `dir` takes files under way. UDP probes need their far end:
-    /// `mountain reflect` or [`IrttServer`].
+    /// `mountain reflect` or [`irtt_server`].
     pub fn measure(self, ns: &Netns, to: IpAddr, block: &Block, dir: &Path) -> Result<RunFile> {
         let file = dir.join("block.json");
         let (count, to) = (block.count.to_string(), to.to_string());
         let interval = humantime::format_duration(block.interval)
             .to_string()
             .replace(' ', "");
-        let mut command = match self {
-            Tool::Ping => ns.command("ping"),
-            Tool::Irtt => ns.command("irtt"),
-            Tool::MountainIcmp | Tool::MountainUdp => ns.command(binary()?),
-        };
+        let mut command = ns.command(self.program()?);
         match self {
             Tool::MountainIcmp | Tool::MountainUdp => {
                 command.args(["ping", &to, "--count", &count, "--interval", &interval]);
@@ -162,33 +162,18 @@ pub fn pin(command: &mut Command, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// irtt's far end. Dropping it stops it.
-pub struct IrttServer(Child);
-
-impl IrttServer {
-    /// Listens on `addr` of `ns`, without a limit on how often probes may come.
-    pub fn start(ns: &Netns, addr: IpAddr) -> Result<Self> {
-        let listen = SocketAddr::new(addr, IRTT_PORT).to_string();
-        let mut command = ns.command("irtt");
-        command.args(["server", "-i", "0", "-b", &listen]);
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("cannot start irtt")?;
-        std::thread::sleep(Duration::from_millis(300));
-        ensure!(
-            child.try_wait()?.is_none(),
-            "`irtt server` ended at once: is {listen} taken?"
-        );
-        Ok(IrttServer(child))
-    }
-}
-
-impl Drop for IrttServer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// irtt's far end: listens on `addr` of `ns`, without a limit on how often probes may come.
+pub fn irtt_server(ns: &Netns, addr: IpAddr) -> Result<Running> {
+    let listen = SocketAddr::new(addr, IRTT_PORT).to_string();
+    let mut command = ns.command("irtt");
+    command.args(["server", "-i", "0", "-b", &listen]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let child = command.stderr(Stdio::null()).spawn();
+    let mut server = Running(child.context("cannot start irtt")?);
+    std::thread::sleep(Duration::from_millis(300));
+    ensure!(
+        server.0.try_wait()?.is_none(),
+        "`irtt server` ended at once: is {listen} taken?"
+    );
+    Ok(server)
 }

@@ -117,8 +117,8 @@ pub fn install<'a>(
     programs: &RigPrograms,
     way: Contender,
 ) -> Result<Row<RowSetup<'a>>> {
-    let near = rig.index(&rig.router, &rig.near)?;
-    let server = rig.index(&rig.server, &rig.server_dev)?;
+    let near = rig.router.index(&rig.near)?;
+    let server = rig.server.index(&rig.server_dev)?;
     let attach = |what: RigProgram, ns: &Netns, at: u32| programs.attach(what, ns, at);
     let mut links = vec![];
     let (mut guard, mut dnat) = (None, None);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Context, Result};
 use mountain_lab::result::RunResult;
-use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::stats::percentile;
 use mountain_lab::workload::sys::{monotonic_ns, pin};
 use serde_json::json;
@@ -42,7 +42,7 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
         rig: &rig,
         echo,
         ways,
-        packets: PPS * if args.common.quick { 1 } else { 10 } / 4,
+        packets: PPS * args.common.quick_or(1, 10) / 4,
     };
     session.interleave(result, &mut rows)?;
     Ok(Box::new(RunResult::table))
@@ -111,8 +111,7 @@ impl Experiment for LatencyRows<'_> {
             ("rtt_p999_us", 0.999),
         ] {
             let value = percentile(&mut rtt, q).unwrap_or(f64::NAN) / 1e3;
-            let unit = "us";
-            figures.insert(name.into(), Figure { unit, value, n });
+            put(&mut figures, name, "us", value, n);
         }
         result.add(&name, repeat, &figures);
     }

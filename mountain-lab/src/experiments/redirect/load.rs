@@ -36,15 +36,6 @@ pub enum LoadSource {
     Socket,
 }
 
-/// How fast a load is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rate {
-    /// Below saturation of every row.
-    Fixed,
-    /// As fast as the source goes.
-    Full,
-}
-
 /// What is offered in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfferedLoad {
@@ -77,23 +68,13 @@ impl OfferedLoad {
         OfferedLoad::new(LoadSource::Live, 64, Some(LIVE_PPS), quick)
     }
 
-    pub fn rate(&self) -> Rate {
-        match self.pps {
-            Some(_) => Rate::Fixed,
-            None => Rate::Full,
-        }
-    }
-
     /// Part of names of metrics.
     pub fn name(&self) -> String {
         let source = match self.source {
             LoadSource::Live => "live",
             LoadSource::Socket => "socket",
         };
-        let regime = match self.rate() {
-            Rate::Fixed => "fixed",
-            Rate::Full => "full",
-        };
+        let regime = if self.pps.is_some() { "fixed" } else { "full" };
         format!("{source}_{}_{regime}", self.payload)
     }
 }

@@ -80,8 +80,7 @@ impl RedirectPart {
 
     fn run(self, args: &RedirectArgs, out: PathBuf) -> Result<ExitCode> {
         let (enough, few) = self.repeats();
-        let usual = if args.common.quick { few } else { enough };
-        let repeats = args.repeat.unwrap_or(usual);
+        let repeats = args.repeat.unwrap_or(args.common.quick_or(few, enough));
         let common = CommonArgs {
             out: Some(out),
             ..args.common.clone()

@@ -14,22 +14,25 @@ pub struct Thread(i32);
 
 /// The NAPI threads of a device, by their names: `napi/DEV-ID`.
 pub fn of(dev: &str) -> Result<Vec<Thread>> {
-    let prefix = format!("napi/{dev}-");
-    let mut found = vec![];
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
-            continue;
-        };
-        let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if comm.starts_with(&prefix) {
-            found.push(Thread(pid));
-        }
-    }
+    let found = named(&format!("napi/{dev}-"))?;
     ensure!(
         !found.is_empty(),
         "no NAPI thread of {dev}: it needs a kernel with threaded NAPI, and GRO or XDP on the device"
     );
     Ok(found)
+}
+
+/// The kernel threads whose names begin so.
+pub fn named(prefix: &str) -> Result<Vec<Thread>> {
+    let thread = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let comm = fs::read_to_string(entry.path().join("comm")).ok()?;
+        comm.starts_with(prefix).then_some(Thread(pid))
+    };
+    Ok(fs::read_dir("/proc")?
+        .flatten()
+        .filter_map(thread)
+        .collect())
 }
 
 /// Whether there is one processor only, as in an emulated machine's virtual time: all take turns there.
@@ -42,15 +45,7 @@ impl Thread {
     /// within a slice of somebody else's.
     pub fn place(self, cpu: usize) -> Result<()> {
         sys::pin(self.0, cpu)?;
-        let param = libc::sched_param { sched_priority: 1 };
-        // SAFETY: `param` outlives the call.
-        let rc = unsafe { libc::sched_setscheduler(self.0, libc::SCHED_FIFO, &param) };
-        ensure!(
-            rc == 0,
-            "a NAPI thread: {}",
-            std::io::Error::last_os_error()
-        );
-        Ok(())
+        sys::set_priority(self.0, libc::SCHED_FIFO, 1).context("a NAPI thread")
     }
 }
 

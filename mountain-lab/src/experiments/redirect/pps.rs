@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab redirect pps`: the router's processor time per delivered packet.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::{ensure, Result};
+use mountain::redirect::Backend;
 use mountain::report::table::{align, row, Words};
-use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
+use mountain_lab::result::{Check, RunResult};
+use mountain_lab::workload::metrics::{put, Figures};
 use serde_json::json;
 
 use super::contender::{install, Contender, RowSetup};
@@ -24,6 +25,13 @@ const CHECKED: &str = "live_64_fixed";
 const LIMITS: [(&str, f64); 3] = [("xdp-redirect", 0.40), ("tcx-peer", 0.50), ("xdp", 0.70)];
 /// The least that Netfilter takes; our own nft backend counts packets and knows devices besides.
 const NETFILTER: &str = "dnat";
+/// What rows are held against, by the names of the ratios.
+const REFERENCES: [(&str, Contender); 4] = [
+    ("x_dnat", Contender::Dnat),
+    ("x_nft", Contender::Backend(Backend::Nft)),
+    ("x_route", Contender::Route),
+    ("x_bare", Contender::Bare),
+];
 /// Most router time of xdp-redirect, relative to the same move without look-up and rewriting.
 const MAX_OVER_BARE: f64 = 1.25;
 
@@ -43,36 +51,6 @@ pub fn loads(quick: bool) -> Vec<OfferedLoad> {
     loads
 }
 
-/// Segments of a row and a load, one a repeat; `None`: void.
-type Segments = Vec<Option<LoadSegment>>;
-
-/// What was measured, by row and load.
-#[derive(Default)]
-pub struct PacketRates(BTreeMap<(String, String), Segments>);
-
-impl PacketRates {
-    fn put(&mut self, way: Contender, load: &OfferedLoad, repeat: u32, segment: LoadSegment) {
-        let values = self.0.entry((way.name(), load.name())).or_default();
-        values.resize(repeat as usize, None);
-        values.push(Some(segment));
-    }
-
-    fn get(&self, row: &str, load: &str) -> Option<&Segments> {
-        self.0.get(&(row.to_owned(), load.to_owned()))
-    }
-
-    /// Router time of one row relative to another's in the same repeat.
-    pub fn ratios(&self, row: &str, reference: &str, load: &str) -> Vec<Option<f64>> {
-        let (Some(a), Some(b)) = (self.get(row, load), self.get(reference, load)) else {
-            return vec![];
-        };
-        let pairs = a.iter().zip(b);
-        pairs
-            .map(|(a, b)| Some(a.as_ref()?.ns() / b.as_ref()?.ns()))
-            .collect()
-    }
-}
-
 pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
     let ways = chosen(&args.rows, &Contender::ALL)?;
     let loads = loads(args.common.quick);
@@ -85,24 +63,22 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
     }
     let rig = RouterRig::build("")?;
     rig.thread_napi()?;
-    let measured = rig.client.enter(|| {
+    rig.client.enter(|| {
         let mut rows = PpsRows {
             sources: LoadGenerators::new(RigPrograms::load(&rig, TO)?, args.common.seed)?,
             rig: &rig,
             ways: &ways,
             loads: &loads,
             installed: None,
-            measured: PacketRates::default(),
+            ran: vec![],
         };
-        session.interleave(result, &mut rows)?;
-        Ok(rows.measured)
+        session.interleave(result, &mut rows)
     })?;
     ensure!(
-        !measured.0.is_empty(),
+        !result.policies.is_empty(),
         "no row could be measured: {}",
         result.notes().trim()
     );
-    fill(result, &measured);
     result.checks = checks(result);
     Ok(Box::new(move |result| table(result, &ways, &loads)))
 }
@@ -115,7 +91,8 @@ struct PpsRows<'a> {
     loads: &'a [OfferedLoad],
     /// The row that the router has now, if it can have it.
     installed: Option<(Contender, Row<RowSetup<'a>>)>,
-    measured: PacketRates,
+    /// What counts of the repeat under way, by side.
+    ran: Vec<(usize, LoadSegment)>,
 }
 
 impl PpsRows<'_> {
@@ -157,51 +134,41 @@ impl Experiment for PpsRows<'_> {
     }
 
     fn void(&self, side: usize, segment: &Row<LoadSegment>) -> Option<String> {
-        let rate = self.of(side).1.rate();
-        segment.as_ref().ok()?.void(rate)
+        segment.as_ref().ok()?.void(&self.of(side).1)
     }
 
-    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<LoadSegment>) {
-        let (way, load) = self.of(side);
+    fn keep(&mut self, result: &mut RunResult, side: usize, _: u32, row: Row<LoadSegment>) {
         match row {
-            Ok(segment) => self.measured.put(way, &load, repeat, segment),
-            Err(why) => result.refuse(way.name(), &why),
+            Ok(segment) => self.ran.push((side, segment)),
+            Err(why) => result.refuse(self.of(side).0.name(), &why),
         }
     }
 
-    fn repeated(&mut self, _: &mut RunResult, _: u32, _: bool) {
+    fn repeated(&mut self, result: &mut RunResult, repeat: u32, _: bool) {
         // The last row of a repeat may be the first of the next one, which starts afresh as all do.
         self.installed = None;
-    }
-}
-
-/// Puts the figures into the result.
-fn fill(result: &mut RunResult, measured: &PacketRates) {
-    let seed = result.seed;
-    for ((row, load), segments) in &measured.0 {
-        let n = segments.iter().flatten().map(|s| s.seen.packets).sum();
-        let all = result.policies.entry(row.clone()).or_default();
-        let mut put = |name: &str, unit: &str, values: Vec<Option<f64>>| {
-            let metric = Metric::of_repeats(unit, values, n, seed);
-            all.insert(format!("{load}_{name}"), metric);
-        };
-        let of =
-            |f: &dyn Fn(&LoadSegment) -> f64| segments.iter().map(|s| s.as_ref().map(f)).collect();
-        put("ns", "ns", of(&LoadSegment::ns));
-        put("server_ns", "ns", of(&LoadSegment::server_ns));
-        put("pps", "pps", of(&LoadSegment::pps));
-        put("busy", "ratio", of(&LoadSegment::busy));
-        put("waited", "ratio", of(&LoadSegment::waited));
-        for (name, reference) in [
-            ("x_dnat", NETFILTER),
-            ("x_nft", "nft"),
-            ("x_route", "route"),
-            ("x_bare", "bare-xdp"),
-        ] {
-            let ratios = measured.ratios(row, reference, load);
-            if !ratios.is_empty() && row != reference {
-                put(name, "x", ratios);
+        let ran = std::mem::take(&mut self.ran);
+        for (side, segment) in &ran {
+            let (way, load) = self.of(*side);
+            let (name, n) = (load.name(), segment.seen.packets);
+            let mut figures = Figures::new();
+            let mut put = |what: &str, unit, value| {
+                put(&mut figures, &format!("{name}_{what}"), unit, value, n);
+            };
+            put("ns", "ns", segment.ns());
+            put("server_ns", "ns", segment.server_ns());
+            put("pps", "pps", segment.pps());
+            put("busy", "ratio", segment.busy());
+            put("waited", "ratio", segment.waited());
+            // Relative to others in the same repeat.
+            for (what, reference) in REFERENCES {
+                let is_it = |other: usize| self.of(other) == (reference, load);
+                let found = ran.iter().find(|(other, _)| is_it(*other));
+                if let (Some((_, other)), true) = (found, way != reference) {
+                    put(what, "x", segment.ns() / other.ns());
+                }
             }
+            result.add(&way.name(), repeat, &figures);
         }
     }
 }
@@ -216,13 +183,7 @@ fn checks(result: &RunResult) -> Vec<Check> {
             Some((_, lo, hi)) => format!("{name} [{lo:.2}-{hi:.2}]"),
             None => name,
         };
-        Check::new(
-            &name,
-            found.map(|f| f.0),
-            LimitKind::AtMost,
-            limit,
-            Some(reference),
-        )
+        Check::at_most(&name, found.map(|f| f.0), limit).relative_to(reference)
     };
     let mut checks: Vec<Check> = LIMITS
         .iter()

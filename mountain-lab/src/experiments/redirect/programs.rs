@@ -8,7 +8,7 @@ mod skel {
 }
 
 use std::net::SocketAddrV4;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -18,6 +18,7 @@ use mountain_lab::workload::sys::monotonic_ns;
 
 use super::rig::RouterRig;
 use crate::emulate::netns::Netns;
+use crate::experiments::bench::kernel::{self, test_run};
 use crate::stopped;
 
 /// Most flows of the generator.
@@ -78,8 +79,8 @@ impl RigPrograms {
             .load()
             .context("the kernel refused the lab's programs")?;
         let mut programs = RigPrograms { skel };
-        let client = rig.index(&rig.client, rig.client_dev)?;
-        let far = rig.index(&rig.router, &rig.far)?;
+        let client = rig.client.index(rig.client_dev)?;
+        let far = rig.router.index(&rig.far)?;
         let bss = programs.bss();
         bss.gen_ifindex = client;
         bss.bare_ifindex = far;
@@ -101,42 +102,22 @@ impl RigPrograms {
     }
 
     /// Attached to a device of a host until the value is dropped.
-    pub fn attach(&self, program: RigProgram, ns: &Netns, ifindex: u32) -> Result<OwnedFd> {
+    pub fn attach(&self, what: RigProgram, ns: &Netns, ifindex: u32) -> Result<OwnedFd> {
         let progs = &self.skel.progs;
-        let (fd, point, flags): (RawFd, _, _) = match program {
-            RigProgram::TcSink => (
-                progs.tc_sink.as_fd().as_raw_fd(),
-                libbpf_sys::BPF_TCX_INGRESS,
-                0,
-            ),
-            RigProgram::TcBarePeer => (
-                progs.tc_bare_peer.as_fd().as_raw_fd(),
-                libbpf_sys::BPF_TCX_INGRESS,
-                0,
-            ),
-            RigProgram::XdpSink => (progs.xdp_sink.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
-            RigProgram::XdpBare => (progs.xdp_bare.as_fd().as_raw_fd(), libbpf_sys::BPF_XDP, 0),
-            RigProgram::XdpBareGeneric => (
-                progs.xdp_bare.as_fd().as_raw_fd(),
-                libbpf_sys::BPF_XDP,
-                libbpf_sys::XDP_FLAGS_SKB_MODE,
-            ),
+        let program = match what {
+            RigProgram::TcSink => &progs.tc_sink,
+            RigProgram::TcBarePeer => &progs.tc_bare_peer,
+            RigProgram::XdpSink => &progs.xdp_sink,
+            RigProgram::XdpBare | RigProgram::XdpBareGeneric => &progs.xdp_bare,
         };
-        ns.enter(|| {
-            let opts = libbpf_sys::bpf_link_create_opts {
-                sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-                flags,
-                ..Default::default()
-            };
-            // SAFETY: integers, and options that outlive the call.
-            let link = unsafe { libbpf_sys::bpf_link_create(fd, ifindex as i32, point, &opts) };
-            if link < 0 {
-                let error = std::io::Error::from_raw_os_error(-link);
-                return Err(error).with_context(|| format!("attaching {program:?}"));
-            }
-            // SAFETY: a descriptor that the kernel just made for us.
-            Ok(unsafe { OwnedFd::from_raw_fd(link) })
-        })
+        let (point, flags) = match what {
+            RigProgram::TcSink | RigProgram::TcBarePeer => (libbpf_sys::BPF_TCX_INGRESS, 0),
+            RigProgram::XdpBareGeneric => (libbpf_sys::BPF_XDP, libbpf_sys::XDP_FLAGS_SKB_MODE),
+            RigProgram::XdpSink | RigProgram::XdpBare => (libbpf_sys::BPF_XDP, 0),
+        };
+        let program = program.as_fd();
+        let attached = ns.enter(|| kernel::attach(program, ifindex, point, flags));
+        attached.with_context(|| format!("attaching {what:?}"))
     }
 
     /// Whether sinks look at checksums from now on: right for live frames only.
@@ -200,16 +181,13 @@ impl RigPrograms {
             batch_size: BATCH,
             ..Default::default()
         };
-        let fd = self.skel.progs.generate.as_fd().as_raw_fd();
         // At a fixed rate most runs of the program make nothing.
         while self.made() < u64::from(packets) {
             ensure!(!stopped(), "interrupted");
+            let program = self.skel.progs.generate.as_fd();
             // SAFETY: pointers and lengths describe `frame`, which outlives the call.
-            let rc = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd, &mut opts) };
-            if rc != 0 {
-                let error = std::io::Error::from_raw_os_error(-rc);
-                return Err(error).context("BPF_PROG_RUN with live frames");
-            }
+            let run = unsafe { test_run(program, &mut opts) };
+            run.context("BPF_PROG_RUN with live frames")?;
         }
         Ok(())
     }

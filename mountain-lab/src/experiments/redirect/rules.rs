@@ -2,22 +2,23 @@
 //! Rules in the router, by `mountain redirect`.
 
 use std::io::{Read, Seek, Write};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use mountain::redirect::{Backend, Rule};
 
 use super::rig::{RouterRig, FROM, TO};
 use super::Row;
+use crate::emulate::netns::Running;
 use crate::policy_ctl::binary;
 use crate::stopped;
 
 /// Rules in the router; dropping it removes all of them.
 pub struct Guard<'a> {
     rig: &'a RouterRig,
-    log: Option<Child>,
+    log: Option<Running>,
 }
 
 /// `mountain redirect add` of one rule, with `--fix`. With a log somebody follows it.
@@ -27,9 +28,9 @@ pub fn add<'a>(rig: &'a RouterRig, rule: &Rule, backend: Backend) -> Result<Row<
     }
     let mut guard = Guard { rig, log: None };
     if rule.log.is_some() {
-        let mut follow = redirect(rig, &["log", "-f"])?;
+        let mut follow = redirect(rig, "log -f")?;
         follow.stdin(Stdio::null()).stdout(Stdio::null());
-        guard.log = Some(follow.stderr(Stdio::null()).spawn()?);
+        guard.log = Some(Running(follow.stderr(Stdio::null()).spawn()?));
     }
     Ok(Ok(guard))
 }
@@ -44,17 +45,11 @@ pub fn add_timed(rig: &RouterRig, rule: &Rule, backend: Backend) -> Result<Durat
 
 /// How long the command took, and why it has failed.
 fn try_add(rig: &RouterRig, rule: &Rule, backend: Backend) -> Result<(Duration, Option<String>)> {
-    let (proto, from, to) = (
-        rule.proto.to_string(),
-        rule.from.to_string(),
-        rule.to.to_string(),
-    );
-    let backend = backend.to_string();
-    let mut command = redirect(
-        rig,
-        &["add", "--proto", &proto, "--from", &from, "--to", &to],
-    )?;
-    command.args(["--backend", &backend, "--fix"]);
+    let Rule {
+        proto, from, to, ..
+    } = rule;
+    let add = format!("add --proto {proto} --from {from} --to {to} --backend {backend} --fix");
+    let mut command = redirect(rig, &add)?;
     if let Some(dev) = &rule.dev {
         command.args(["--dev", dev]);
     }
@@ -83,7 +78,7 @@ pub fn load<'a>(rig: &'a RouterRig, rules: &[Rule], backend: Backend) -> Result<
     }
     file.flush()?;
     let guard = Guard { rig, log: None };
-    let mut restore = redirect(rig, &["restore", "--config"])?;
+    let mut restore = redirect(rig, "restore --config")?;
     let out = interruptible(restore.arg(file.path())).context("mountain redirect restore")?;
     if out.status.success() {
         return Ok(Ok(guard));
@@ -95,16 +90,12 @@ pub fn load<'a>(rig: &'a RouterRig, rules: &[Rule], backend: Backend) -> Result<
 fn interruptible(command: &mut Command) -> Result<Output> {
     let err = tempfile::tempfile()?;
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    let mut child = command.stderr(err.try_clone()?).spawn()?;
+    let mut child = Running(command.stderr(err.try_clone()?).spawn()?);
     let status = loop {
-        if let Some(status) = child.try_wait()? {
+        if let Some(status) = child.0.try_wait()? {
             break status;
         }
-        if stopped() {
-            let _ = child.kill();
-            let _ = child.wait();
-            bail!("interrupted");
-        }
+        ensure!(!stopped(), "interrupted");
         thread::sleep(Duration::from_millis(20));
     };
     let (mut err, mut stderr) = (err, vec![]);
@@ -132,21 +123,18 @@ fn reason(out: &Output) -> String {
     }
 }
 
-/// `mountain redirect ARGS`, in the router.
-fn redirect(rig: &RouterRig, args: &[&str]) -> Result<Command> {
+/// `mountain redirect ARGS`, in the router; the arguments are split at blanks.
+fn redirect(rig: &RouterRig, args: &str) -> Result<Command> {
     let mut command = rig.router.command(binary()?);
-    command.arg("redirect").args(args);
+    command.arg("redirect").args(args.split(' '));
     Ok(command)
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        if let Some(log) = &mut self.log {
-            let _ = log.kill();
-            let _ = log.wait();
-        }
+        drop(self.log.take());
         // The namespace goes in the end; what a rule changed at other ends of veths would stay.
-        let del = redirect(self.rig, &["del", "--all"]).and_then(|mut c| Ok(c.output()?));
+        let del = redirect(self.rig, "del --all").and_then(|mut c| Ok(c.output()?));
         match del {
             Ok(out) if out.status.success() => {}
             Ok(out) => eprintln!("mountain-lab: rules were not removed: {}", reason(&out)),

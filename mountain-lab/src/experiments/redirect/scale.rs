@@ -10,8 +10,8 @@ use std::thread;
 
 use anyhow::{anyhow, ensure, Context, Result};
 use mountain::redirect::{Backend, Rule};
-use mountain_lab::result::{Check, CheckSpec, LimitKind, Metric, RunResult};
-use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::result::{Check, RunResult};
+use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::sys::enter_netns;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -58,11 +58,7 @@ fn from(i: usize) -> SocketAddrV4 {
 
 pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
     let backends = chosen(&args.rows, &super::plain_ways()[1..])?;
-    let count = if args.common.quick {
-        1_024
-    } else {
-        mountain::redirect::MAX_RULES
-    };
+    let count = args.common.quick_or(1_024, mountain::redirect::MAX_RULES);
     result.environment.insert("rules".into(), json!(count));
     for way in backends {
         let Contender::Backend(backend) = way else {
@@ -87,22 +83,15 @@ fn checks(result: &mut RunResult, way: Contender, count: usize) {
         None => (None, String::new()),
     };
     let name = format!("router time, {way}, {count} rules, {ACTIVE} in use{interval}");
-    let check = Check::new(
-        &name,
-        figure,
-        LimitKind::AtMost,
-        MAX_OVER_ONE,
-        Some("one rule"),
+    let check = Check::at_most(&name, figure, MAX_OVER_ONE);
+    result.checks.push(check.relative_to("one rule"));
+    let (name, figure) = (
+        format!("ms to add a rule to {count}, {way}"),
+        result.median(&way.name(), "add_ms"),
     );
-    result.checks.push(check);
-    result.evaluate(&[CheckSpec {
-        name: Some(format!("ms to add a rule to {count}, {way}")),
-        policy: way.name(),
-        metric: "add_ms".into(),
-        op: LimitKind::AtMost,
-        limit: MAX_ADD_MS,
-        reference: None,
-    }]);
+    result
+        .checks
+        .push(Check::at_most(&name, figure, MAX_ADD_MS));
 }
 
 /// Measures one backend.
@@ -118,8 +107,9 @@ fn one_backend(
     for rig in rigs {
         rig.thread_napi()?;
         for i in 0..count.div_ceil(PER_ADDRESS) {
-            let address = format!("{}/24", from(i * PER_ADDRESS).ip());
-            rig.router.ip(["addr", "add", &address, "dev", &rig.near])?;
+            let (address, near) = (from(i * PER_ADDRESS), &rig.near);
+            let add = format!("addr add {}/24 dev {near}", address.ip());
+            rig.router.ip(&add)?;
         }
     }
     let _one = match rules::add(one, &many(one, 0), backend)? {
@@ -136,13 +126,9 @@ fn one_backend(
     let mut took = vec![];
     for i in count - adds..count {
         ensure!(!stopped(), "interrupted");
-        took.push(Some(
-            rules::add_timed(all, &many(all, i), backend)?.as_secs_f64() * 1e3,
-        ));
+        took.push(rules::add_timed(all, &many(all, i), backend)?.as_secs_f64() * 1e3);
     }
-    let metric = Metric::of_repeats("ms", took, adds as u64, result.seed);
-    let metrics = result.policies.entry(backend.to_string()).or_default();
-    metrics.insert("add_ms".into(), metric);
+    result.put_values(&backend.to_string(), "add_ms", "ms", &took, adds as u64);
     // A thread of its own moves between the rigs' clients.
     let measured = thread::scope(|scope| {
         let run = || {
@@ -180,7 +166,7 @@ impl<'a> Tables<'a> {
         for rig in rigs {
             enter_netns(&rig.client.path())?;
             let programs = RigPrograms::load(rig, any)?;
-            let server = rig.index(&rig.server, &rig.server_dev)?;
+            let server = rig.server.index(&rig.server_dev)?;
             for sink in [RigProgram::XdpSink, RigProgram::TcSink] {
                 sinks.push(programs.attach(sink, &rig.server, server)?);
             }
@@ -227,7 +213,7 @@ impl Experiment for Tables<'_> {
     }
 
     fn void(&self, _: usize, segment: &LoadSegment) -> Option<String> {
-        segment.void(self.load.rate())
+        segment.void(&self.load)
     }
 
     fn keep(&mut self, _: &mut RunResult, side: usize, _: u32, segment: LoadSegment) {
@@ -241,7 +227,7 @@ impl Experiment for Tables<'_> {
         for (side, segment) in &ran {
             let (what, n) = (SIDES[*side], segment.seen.packets);
             let mut put = |key: &str, unit, value| {
-                figures.insert(format!("{what}_{key}"), Figure { unit, value, n });
+                put(&mut figures, &format!("{what}_{key}"), unit, value, n);
             };
             put("ns", "ns", segment.ns());
             if let (true, Some((_, one))) = (what != ONE, one) {

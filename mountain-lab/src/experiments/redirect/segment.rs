@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use mountain_lab::workload::sys;
 
-use super::load::{ports, LoadSenders, LoadSource, OfferedLoad, Rate};
+use super::load::{ports, LoadSenders, LoadSource, OfferedLoad};
 use super::napi::{self, Time};
 use super::programs::{RigPrograms, SinkCounts};
 use super::rig::RouterRig;
@@ -65,7 +65,7 @@ impl LoadSegment {
     }
 
     /// Why the segment does not count.
-    pub fn void(&self, rate: Rate) -> Option<String> {
+    pub fn void(&self, load: &OfferedLoad) -> Option<String> {
         let damaged = self.warm_up.others;
         if damaged > 0 || self.warm_up.packets == 0 {
             let right = self.warm_up.packets;
@@ -73,10 +73,10 @@ impl LoadSegment {
                 "of the warm-up {right} packets arrived as they should, {damaged} otherwise"
             ));
         }
-        let (of, what) = match rate {
-            Rate::Fixed => (self.sent, "sent"),
+        let (of, what) = match load.pps {
+            Some(_) => (self.sent, "sent"),
             // What is turned away costs the router nothing.
-            Rate::Full => (self.taken, "taken in"),
+            None => (self.taken, "taken in"),
         };
         if (self.seen.packets as f64) < of as f64 * DELIVERED {
             return Some(format!(

@@ -8,10 +8,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{ensure, Context, Result};
+use mountain::measure::cpu::means;
 use mountain::measure::runfile::{Cpu, RunFile};
 use mountain::report::table::{align, Words};
-use mountain_lab::result::{CheckSpec, LimitKind, RunResult};
-use mountain_lab::workload::metrics::{Figure, Figures};
+use mountain_lab::result::{Check, RunResult};
+use mountain_lab::workload::metrics::{put, Figures};
 use serde_json::json;
 
 use super::chart;
@@ -52,7 +53,7 @@ pub fn run(
     result: &mut RunResult,
 ) -> Result<Table> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
-    let mib = if common.quick { 16 } else { 512 };
+    let mib = common.quick_or(16, 512);
     let rig = RouterRig::build("")?;
     let (socket, buffer) = rig.server.enter(|| listen(TO.into()))?;
     let mut note = |name: &str, value| result.environment.insert(name.into(), value);
@@ -82,17 +83,15 @@ pub fn run(
     })?;
     let (ways, first) = (rows.ways, rows.first);
     let backends = ways.iter().filter(|w| matches!(w, Contender::Backend(_)));
-    let specs: Vec<CheckSpec> = backends
-        .map(|way| CheckSpec {
-            name: Some(format!("share delivered, {way}")),
-            policy: way.name(),
-            metric: "delivered".into(),
-            op: LimitKind::AtLeast,
-            limit: DELIVERED,
-            reference: None,
-        })
-        .collect();
-    result.evaluate(&specs);
+    for way in backends {
+        let (name, figure) = (
+            format!("share delivered, {way}"),
+            result.median(&way.name(), "delivered"),
+        );
+        result
+            .checks
+            .push(Check::at_least(&name, figure, DELIVERED));
+    }
     let chart = match first.is_empty() {
         true => String::new(),
         false => {
@@ -159,26 +158,16 @@ fn one(rig: &RouterRig, way: Contender, trial: u32, mib: u64) -> Result<Run> {
     let dir = tempfile::tempdir()?;
     let (cpu, trials) = (dir.path().join("cpu.json"), dir.path().join("trial.json"));
     let before = udp_errors(rig)?;
+    let (to, port) = (way.addressed(), FIRST_PORT + trial as u16);
+    let upload = format!(
+        "upload --trials 1 --to {to} --mib {mib} --payload {PAYLOAD} --pps {PPS} --first-port {port}"
+    );
     let mut command = Command::new(binary()?);
-    command
-        .args(["cpu", "--label", &way.name(), "--out"])
-        .arg(&cpu);
-    command.args(["--", "nsenter"]);
+    command.args(["cpu", "--label", &way.name(), "--out"]);
+    command.arg(&cpu).args(["--", "nsenter"]);
     command.arg(format!("--net={}", rig.client.path().display()));
     command.arg("--").arg(std::env::current_exe()?);
-    command
-        .args(["upload", "--trials", "1", "--out"])
-        .arg(&trials);
-    let port = FIRST_PORT + trial as u16;
-    for (name, value) in [
-        ("--to", way.addressed().to_string()),
-        ("--mib", mib.to_string()),
-        ("--payload", PAYLOAD.to_string()),
-        ("--pps", PPS.to_string()),
-        ("--first-port", port.to_string()),
-    ] {
-        command.args([name, &value]);
-    }
+    command.args(upload.split(' ')).arg("--out").arg(&trials);
     crate::emulate::netns::die_with_parent(&mut command);
     let out = command.output().context("mountain cpu")?;
     ensure!(
@@ -214,18 +203,8 @@ fn udp_errors(rig: &RouterRig) -> Result<[u64; 2]> {
 
 /// Processor seconds by kind, all processors together.
 fn seconds(cpu: &Cpu) -> [f64; 6] {
-    let mut sum = [0.0; 6];
-    let mut from = 0.0;
-    for (i, end) in cpu.at_us.iter().enumerate() {
-        let length = (end - from) / 1e6;
-        from = *end;
-        for one in &cpu.shares {
-            for (sum, share) in sum.iter_mut().zip(one[i]) {
-                *sum += f64::from(share) * length;
-            }
-        }
-    }
-    sum
+    let (means, all_us) = (means(cpu), cpu.at_us.last().copied().unwrap_or(0.0));
+    std::array::from_fn(|kind| means.iter().map(|one| one[kind]).sum::<f64>() * all_us / 1e6)
 }
 
 fn figures(run: &Run) -> Figures {
@@ -233,9 +212,8 @@ fn figures(run: &Run) -> Figures {
     let spent = seconds(&run.record.cpu);
     let all: f64 = spent.iter().sum();
     let mut figures = Figures::new();
-    let mut put = |name: &str, unit: &'static str, value: f64| {
-        let n = t.delivered_packets;
-        figures.insert(name.into(), Figure { unit, value, n });
+    let mut put = |name: &str, unit, value| {
+        put(&mut figures, name, unit, value, t.delivered_packets);
     };
     put("delivered", "ratio", run.delivered());
     put("delivered_packets", "count", t.delivered_packets as f64);

@@ -17,14 +17,14 @@ use anyhow::{ensure, Context, Result};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::stats::percentile;
-use mountain_lab::workload::sys::monotonic_ns;
+use mountain_lab::workload::sys::{machine_ticks, monotonic_ns};
 use serde_json::Value;
 
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::emulate::cgroup::Cgroup;
 use crate::emulate::emulator::{Emulator, REFERENCE_DELAY_US};
 use crate::emulate::hosts::Hosts;
-use crate::policy_ctl::{Product, ReflectorProcess};
+use crate::policy_ctl::{reflect, Product};
 use crate::scenario::{ComparedPolicy, Limits, Scenario};
 use crate::stopped;
 use traffic::{Observed, RunningTraffic};
@@ -191,36 +191,22 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let (session, mut result) = Session::begin(&scenario.name, &args.common, scenario.repeats, 0);
     session.message("building hosts");
     let hosts = Hosts::build(&scenario)?;
-    let cgroup = match scenario.topology.has_own_addresses() {
-        true => Some(Cgroup::join()?),
-        false => None,
-    };
+    let own = scenario.topology.has_own_addresses();
+    let cgroup = own.then(Cgroup::join).transpose()?;
     let emulator = Emulator::start(&hosts, &scenario, args.common.seed)?;
-    let product = Product::new(
-        hosts.steering(),
-        "client",
-        &(product_config(&scenario, &hosts, false) + &start_config(cgroup.as_ref())),
-        &out,
-    )?;
-    let far = match scenario.both_ends {
-        true => {
-            let config = product_config(&scenario, &hosts, true);
-            Some(Product::new(&hosts.server, "server", &config, &out)?)
-        }
-        false => None,
-    };
-    let _reflectors = match scenario.both_ends {
-        true => {
-            let paths = 0..scenario.paths.len();
-            let far: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
-            let near: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
-            vec![
-                ReflectorProcess::start(&hosts.server, "server", &far, &out)?,
-                ReflectorProcess::start(hosts.steering(), "client", &near, &out)?,
-            ]
-        }
-        false => vec![],
-    };
+    let near = hosts.steering();
+    let config = product_config(&scenario, &hosts, false) + &start_config(cgroup.as_ref());
+    let product = Product::new(near, "client", &config, &out)?;
+    let (mut far, mut reflectors) = (None, vec![]);
+    if scenario.both_ends {
+        let config = product_config(&scenario, &hosts, true);
+        far = Some(Product::new(&hosts.server, "server", &config, &out)?);
+        let paths = 0..scenario.paths.len();
+        let servers: Vec<IpAddr> = paths.clone().map(|i| hosts.gateway(i)).collect();
+        let clients: Vec<IpAddr> = paths.map(|i| hosts.client_gateway(i)).collect();
+        reflectors.push(reflect(&hosts.server, "server", &servers, &out)?);
+        reflectors.push(reflect(near, "client", &clients, &out)?);
+    }
     let mut scenes = Scenes {
         scenario: &scenario,
         policies: scenario.run_policies(),
@@ -395,17 +381,9 @@ fn wait_until(end_ns: u64, bar: Option<(&Session, u64)>) -> Result<()> {
     }
 }
 
-/// Busy and all CPU ticks of the machine since boot (proc(5), /proc/stat, first line).
+/// Busy and all CPU ticks of the machine since boot.
 fn busy_ticks() -> Result<(u64, u64)> {
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    let line = stat.lines().next().context("/proc/stat is empty")?;
-    let ticks: Vec<u64> = line
-        .split_whitespace()
-        .skip(1)
-        .take(8)
-        .filter_map(|t| t.parse().ok())
-        .collect();
-    ensure!(ticks.len() == 8, "/proc/stat: {line}");
+    let ticks = machine_ticks()?;
     let all: u64 = ticks.iter().sum();
     // Idle and waiting for I/O.
     Ok((all - ticks[3] - ticks[4], all))
@@ -423,11 +401,7 @@ mod tests {
             policies: Vec::new(),
             repeat: None,
             seconds: None,
-            common: CommonArgs {
-                quick,
-                seed: 1,
-                out: None,
-            },
+            common: CommonArgs::test(quick),
             check: true,
         }
     }

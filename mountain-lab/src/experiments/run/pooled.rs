@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mountain_lab::result::{Metric, RunResult};
 use mountain_lab::workload::game::Packet;
-use mountain_lab::workload::metrics::{flow_moves, leave_figures, time_to_leave, Figure, Leave};
+use mountain_lab::workload::metrics::{
+    flow_moves, leave_figures, put, time_to_leave, Figures, Leave,
+};
 
 use super::evaluate::{changes_new_flows, decisions, has_sessions, onsets};
 use super::{sessions, PolicySegment};
@@ -43,47 +45,41 @@ impl Pooled {
     }
 
     pub fn put(&self, result: &mut RunResult) {
-        let mut put = |policy: &ComparedPolicy, name: String, f: Figure| {
-            let metrics = result.policies.entry(policy.name().into()).or_default();
-            metrics.insert(name, Metric::single(f.unit, f.value, f.n));
+        let mut put = |policy: &ComparedPolicy, figures: Figures| {
+            for (name, f) in figures {
+                let metric = Metric::single(f.unit, f.value, f.n);
+                result.put(policy.name(), &name, metric);
+            }
         };
         for (policy, leaves) in self.leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {
-            for (name, f) in leave_figures(leaves) {
-                put(policy, name, f);
-            }
+            put(policy, leave_figures(leaves));
         }
         for (policy, totals) in &self.sessions {
-            for (name, f) in totals.figures() {
-                put(policy, name, f);
-            }
+            put(policy, totals.figures());
         }
         for (policy, leaves) in &self.bulk_leaves {
-            for (name, f) in bulk_left_figures(leaves) {
-                put(policy, name, f);
-            }
+            put(policy, bulk_left_figures(leaves));
         }
     }
 }
 
 /// Shares of bulk flows that left a path in time: of all, and of each kind where there are several. Thin
 /// ones go where latency flows go, and rightly.
-fn bulk_left_figures(leaves: &[(&'static str, Leave)]) -> Vec<(String, Figure)> {
-    let of_kind = |wanted: &str| -> Vec<&Leave> {
+fn bulk_left_figures(leaves: &[(&'static str, Leave)]) -> Figures {
+    let of_kind = |wanted: &str| -> Vec<Leave> {
         let of = leaves.iter().filter(|(kind, _)| *kind == wanted);
-        of.map(|(_, leave)| leave).collect()
+        of.map(|(_, leave)| *leave).collect()
     };
-    let all = leaves.iter().map(|(_, leave)| leave).collect();
-    let mut groups = vec![("bulk_left_3s".to_owned(), all)];
+    let mut figures = Figures::new();
+    let all: Vec<Leave> = leaves.iter().map(|(_, leave)| *leave).collect();
+    put_left(&mut figures, "bulk_left_3s", &all);
     for kind in ["greedy", "paced", "requests"] {
         let of = of_kind(kind);
         if of.len() < leaves.len() {
-            groups.push((format!("bulk_left_3s_{kind}"), of));
+            put_left(&mut figures, &format!("bulk_left_3s_{kind}"), &of);
         }
     }
-    let figures = groups
-        .into_iter()
-        .filter_map(|(name, of)| Some((name, left_in_time(&of)?)));
-    figures.collect()
+    figures
 }
 
 fn count_sessions(totals: &mut sessions::Totals, segment: &PolicySegment, packets: &[Packet]) {
@@ -120,19 +116,13 @@ fn bulk_leave(
         .collect()
 }
 
-/// Share of the flows on a path that turned bad that had left it in time.
-fn left_in_time(leaves: &[&Leave]) -> Option<Figure> {
-    let there = leaves
-        .iter()
-        .filter(|l| !matches!(l, Leave::NotThere))
-        .count();
-    let left = leaves
-        .iter()
-        .filter(|l| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS));
-    let share = left.count() as f64 / there as f64;
-    (there > 0).then_some(Figure {
-        unit: "ratio",
-        value: share,
-        n: there as u64,
-    })
+/// Share of the flows on a path that turned bad that had left it in time; nothing where none was there.
+fn put_left(figures: &mut Figures, name: &str, leaves: &[Leave]) {
+    let there = leaves.iter().filter(|l| !matches!(l, Leave::NotThere));
+    let there = there.count() as u64;
+    let in_time = |l: &&Leave| matches!(l, Leave::Left(ns) if *ns <= LEAVE_WITHIN_NS);
+    let left = leaves.iter().filter(in_time).count();
+    if there > 0 {
+        put(figures, name, "ratio", left as f64 / there as f64, there);
+    }
 }

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use mountain::measure::runfile::RunFile;
-use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
+use mountain_lab::result::{Check, Metric};
 use serde_json::json;
 
 use super::{Validation, DELAY};
+use crate::driver::CommonArgs;
 use crate::experiments::probing::lane::Lane;
 use crate::experiments::probing::pool::{delays, metrics, pooled, table};
-use crate::experiments::probing::tool::{Block, IrttServer, Tool};
+use crate::experiments::probing::tool::{irtt_server, Block, Tool};
 
 /// Medians may differ by this much …
 const MEDIAN_US: f64 = 20.0;
@@ -34,35 +35,22 @@ pub struct AgreementPlan {
 }
 
 impl AgreementPlan {
-    pub fn new(quick: bool) -> Self {
-        match quick {
-            true => AgreementPlan {
-                rounds: 4,
-                block: 100,
-            },
+    pub fn new(args: &CommonArgs) -> Self {
+        AgreementPlan {
+            rounds: args.quick_or(4, 20),
             // Some more than 10,000 in all, for those that get lost or that irtt leaves out.
-            false => AgreementPlan {
-                rounds: 20,
-                block: 520,
-            },
+            block: args.quick_or(100, 520),
         }
     }
 
-    pub fn steps(&self) -> u64 {
-        u64::from(self.rounds) * 7
+    /// Repeats and steps.
+    pub fn extent(&self) -> (u32, u64) {
+        (self.rounds, u64::from(self.rounds) * 7)
     }
 }
 
 /// The blocks of one tool, one a round.
-struct Series {
-    tool: Tool,
-    blocks: Vec<RunFile>,
-}
-
-/// The order of `n` tools in a round: each takes each place in turn.
-pub fn order(n: usize, round: u32) -> impl Iterator<Item = usize> {
-    (0..n).map(move |place| (place + round as usize) % n)
-}
+type Series = (Tool, Vec<RunFile>);
 
 /// What was measured: blocks over the path and over the loopback, and the emulator's own errors by round, µs.
 struct Measurement {
@@ -71,33 +59,34 @@ struct Measurement {
     errors: Vec<Vec<f64>>,
 }
 
-pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
+pub fn run(bench: &mut Validation) -> Result<()> {
     let mut tools = vec![Tool::MountainIcmp, Tool::Ping, Tool::MountainUdp];
     if Tool::Irtt.version().is_some() {
         tools.push(Tool::Irtt);
     } else {
-        bench.say("irtt is not installed (apt install irtt): the comparison with it is not shown");
+        let missing =
+            "irtt is not installed (apt install irtt): the comparison with it is not shown";
+        bench.session.say(missing);
     }
     let versions: Vec<String> = tools.iter().filter_map(|t| t.version()).collect();
-    result
-        .environment
-        .insert("tools".into(), json!({ "versions": versions }));
+    let environment = &mut bench.result.environment;
+    environment.insert("tools".into(), json!({ "versions": versions }));
     let measured = measure(bench, &tools)?;
-    emulator(result, &measured.errors, bench.seed);
+    emulator(bench, &measured.errors);
+    let result = &mut bench.result;
     for (place, series) in [("", &measured.path), ("loopback ", &measured.loopback)] {
-        for s in series.iter() {
-            let blocks: Vec<_> = s.blocks.iter().cloned().map(Some).collect();
-            let name = format!("{place}{}", s.tool.name());
-            let metrics = metrics(&blocks, bench.seed);
+        for (tool, blocks) in series.iter() {
+            let name = format!("{place}{}", tool.name());
+            let metrics = metrics(blocks, bench.args.seed);
             result.policies.entry(name).or_default().extend(metrics);
         }
     }
-    result.checks.extend(checks(&measured, bench.quick));
+    result.checks.extend(checks(&measured, bench.args.quick));
     Ok(())
 }
 
 fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
-    let plan = AgreementPlan::new(bench.quick);
+    let plan = AgreementPlan::new(bench.args);
     let block = Block {
         count: plan.block,
         ..Block::default()
@@ -107,32 +96,29 @@ fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
         ..block
     };
     let dir = bench.scratch.path().to_owned();
-    let mut lane = Lane::build(&[DELAY], block.seconds() + 3.0, bench.seed)?;
+    let mut lane = Lane::build(&[DELAY], block.seconds() + 3.0, bench.args.seed)?;
     let target = lane.target(0);
     let _reflector = lane.reflector(0, &dir)?;
-    let _irtt = match tools.contains(&Tool::Irtt) {
-        true => Some(IrttServer::start(lane.server(), target)?),
-        false => None,
-    };
-    let mut path = empty(tools);
-    let mut loopback = empty(&[Tool::MountainIcmp, Tool::Ping]);
+    let irtt = tools.contains(&Tool::Irtt);
+    let _irtt = irtt
+        .then(|| irtt_server(lane.server(), target))
+        .transpose()?;
+    let empty = |tool: &Tool| (*tool, vec![]);
+    let mut path: Vec<Series> = tools.iter().map(empty).collect();
+    let mut loopback = vec![empty(&Tool::MountainIcmp), empty(&Tool::Ping)];
     let mut errors = vec![];
     for round in 0..plan.rounds {
-        for i in order(path.len(), round) {
-            bench.step(&format!("round {round}: {}", path[i].tool.name()))?;
+        one_round(bench, "path", &mut path, round, |tool| {
             // The same delays for each tool of a round.
             lane.play(round)?;
-            let run = path[i].tool.measure(lane.client(), target, &block, &dir)?;
-            path[i].blocks.push(run);
-        }
-        for i in order(loopback.len(), round) {
-            let tool = loopback[i].tool;
-            bench.step(&format!("round {round}: {} on loopback", tool.name()))?;
+            tool.measure(lane.client(), target, &block, &dir)
+        })?;
+        one_round(bench, "loopback", &mut loopback, round, |tool| {
             let to = [127, 0, 0, 1].into();
-            let run = tool.measure(lane.client(), to, &fast, &dir)?;
-            loopback[i].blocks.push(run);
-        }
-        bench.step(&format!("round {round}: the emulator itself"))?;
+            tool.measure(lane.client(), to, &fast, &dir)
+        })?;
+        let session = &bench.session;
+        session.step(&format!("round {round}: the emulator itself"))?;
         errors.push(lane.emulator_error_us(REFERENCE_PROBES, &dir)?);
     }
     Ok(Measurement {
@@ -142,11 +128,29 @@ fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
     })
 }
 
+/// A block of each tool, in the order of this round.
+fn one_round(
+    bench: &Validation,
+    what: &str,
+    series: &mut [Series],
+    round: u32,
+    mut measure: impl FnMut(Tool) -> Result<RunFile>,
+) -> Result<()> {
+    let tools: Vec<Tool> = series.iter().map(|(tool, _)| *tool).collect();
+    let names: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
+    let of_tool = |i: usize| measure(tools[i]);
+    let blocks = bench.session.round(what, &names, round, of_tool)?;
+    for ((_, all), block) in series.iter_mut().zip(blocks) {
+        all.push(block);
+    }
+    Ok(())
+}
+
 fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
     let Measurement { path, loopback, .. } = measured;
     let figures = |series: &[Series], tool: Tool| {
-        let series = series.iter().find(|s| s.tool == tool)?;
-        Some(Figures::of(&pooled(&series.blocks)))
+        let (_, blocks) = series.iter().find(|(t, _)| *t == tool)?;
+        Some(Figures::of(&pooled(blocks)))
     };
     let mut checks = vec![];
     for (ours, theirs) in [
@@ -163,24 +167,16 @@ fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
     checks.push(steadier(a.as_ref(), b.as_ref()));
     if !quick {
         let answers = path.iter().chain(loopback);
-        let answers = answers.map(|s| Figures::of(&pooled(&s.blocks)).n as f64);
+        let answers = answers.map(|(_, blocks)| Figures::of(&pooled(blocks)).n as f64);
         let fewest = answers.reduce(f64::min);
         let name = "answers of the tool that has the fewest";
-        checks.push(Check::new(name, fewest, LimitKind::AtLeast, LEAST, None));
+        checks.push(Check::at_least(name, fewest, LEAST));
     }
     checks
 }
 
-fn empty(tools: &[Tool]) -> Vec<Series> {
-    let series = |&tool: &Tool| Series {
-        tool,
-        blocks: vec![],
-    };
-    tools.iter().map(series).collect()
-}
-
 /// The emulator's own error on the idle path, by round.
-fn emulator(result: &mut RunResult, errors: &[Vec<f64>], seed: u64) {
+fn emulator(bench: &mut Validation, errors: &[Vec<f64>]) {
     let n = errors.iter().map(|e| e.len() as u64).sum();
     for (name, p) in [("error_p50_us", 0.5), ("error_p99_us", 0.99)] {
         let at = |errors: &Vec<f64>| {
@@ -189,8 +185,8 @@ fn emulator(result: &mut RunResult, errors: &[Vec<f64>], seed: u64) {
             mountain::measure::stats::quantile(&sorted, p)
         };
         let values = errors.iter().map(at).collect();
-        let metric = Metric::of_repeats("us", values, n, seed);
-        result.emulator.insert(name.into(), metric);
+        let metric = Metric::of_repeats("us", values, n, bench.args.seed);
+        bench.result.emulator.insert(name.into(), metric);
     }
 }
 
@@ -225,37 +221,22 @@ fn agree(ours: Tool, theirs: Tool, a: Option<&Figures>, b: Option<&Figures>) -> 
         None => format!(" ({} is not installed)", theirs.name()),
         Some(_) => String::new(),
     };
-    let (ours, theirs) = (ours.name(), theirs.name());
+    let of = format!("of {} from that of {}", ours.name(), theirs.name());
     let median = both(|f| f.median);
     let limit = MEDIAN_US + median.map_or(0.0, |(_, other)| MEDIAN_SHARE * other);
+    let apart = median.map(|(a, b)| (a - b).abs());
+    let p99 = both(|f| f.p99).map(|(a, b)| (a / b - 1.0).abs());
     [
-        Check::new(
-            &format!("median of {ours} from that of {theirs}, us{missing}"),
-            median.map(|(a, b)| (a - b).abs()),
-            LimitKind::AtMost,
-            limit,
-            None,
-        ),
-        Check::new(
-            &format!("p99 of {ours} from that of {theirs}, share{missing}"),
-            both(|f| f.p99).map(|(a, b)| (a / b - 1.0).abs()),
-            LimitKind::AtMost,
-            P99_SHARE,
-            None,
-        ),
+        Check::at_most(&format!("median {of}, us{missing}"), apart, limit),
+        Check::at_most(&format!("p99 {of}, share{missing}"), p99, P99_SHARE),
     ]
 }
 
 /// Whether the loopback's delays vary less by kernel timestamps than as ping(8) sees them.
 fn steadier(ours: Option<&Figures>, ping: Option<&Figures>) -> Check {
     let ratio = || Some(ours.filter(|f| f.kernel)?.stdev? / ping?.stdev?);
-    Check::new(
-        "stdev on loopback, mountain icmp (kernel timestamps) / ping(8)",
-        ratio(),
-        LimitKind::AtMost,
-        1.0,
-        None,
-    )
+    let what = "stdev on loopback, mountain icmp (kernel timestamps) / ping(8)";
+    Check::at_most(what, ratio(), 1.0)
 }
 
 #[cfg(test)]
@@ -263,21 +244,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_tool_takes_each_place_equally_often() {
-        for (n, rounds) in [
-            (4, AgreementPlan::new(true).rounds),
-            (4, AgreementPlan::new(false).rounds),
-        ] {
-            let mut places = vec![vec![0; n]; n];
-            for round in 0..rounds {
-                let order: Vec<usize> = order(n, round).collect();
-                assert!((0..n).all(|tool| order.contains(&tool)));
-                (0..n).for_each(|place| places[order[place]][place] += 1);
-            }
-            let each = rounds as usize / n;
-            assert!(places.iter().flatten().all(|&p| p == each), "{places:?}");
-        }
-        let full = AgreementPlan::new(false);
+    fn each_of_four_tools_can_take_each_place_equally_often() {
+        let plan = |quick| AgreementPlan::new(&CommonArgs::test(quick));
+        let (quick, full) = (plan(true), plan(false));
+        assert!(quick.rounds.is_multiple_of(4) && full.rounds.is_multiple_of(4));
         assert!(full.rounds as usize * full.block > LEAST as usize);
     }
 

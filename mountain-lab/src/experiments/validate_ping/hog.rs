@@ -2,18 +2,18 @@
 //! Whether kernel timestamps keep the program's own scheduling out of the figures: `mountain ping`
 //! alone on its processor, and with a busy loop beside it, in turn.
 
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result};
 use mountain::measure::runfile::RunFile;
-use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
+use mountain_lab::result::{Check, Metric};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use serde_json::json;
 
-use super::agreement::order;
 use super::{Validation, DELAY};
-use crate::emulate::netns::die_with_parent;
+use crate::driver::CommonArgs;
+use crate::emulate::netns::{die_with_parent, Running};
 use crate::experiments::probing::lane::{Delay, Lane};
 use crate::experiments::probing::pool::{delays, metrics, pooled, table};
 use crate::experiments::probing::tool::{pin, Block, Tool};
@@ -30,28 +30,23 @@ pub struct HogPlan {
 }
 
 impl HogPlan {
-    pub fn new(quick: bool) -> Self {
-        match quick {
-            true => HogPlan {
-                rounds: 4,
-                block: 200,
-            },
-            false => HogPlan {
-                rounds: 12,
-                block: 500,
-            },
+    pub fn new(args: &CommonArgs) -> Self {
+        HogPlan {
+            rounds: args.quick_or(4, 12),
+            block: args.quick_or(200, 500),
         }
     }
 
-    pub fn steps(&self) -> u64 {
-        u64::from(self.rounds) * 2
+    /// Repeats and steps.
+    pub fn extent(&self) -> (u32, u64) {
+        (self.rounds, u64::from(self.rounds) * 2)
     }
 }
 
 const NAMES: [&str; 2] = ["pinned alone", "pinned beside a hog"];
 
-pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
-    let plan = HogPlan::new(bench.quick);
+pub fn run(bench: &mut Validation) -> Result<()> {
+    let (plan, seed) = (HogPlan::new(bench.args), bench.args.seed);
     let cpu = last_cpu()?;
     let block = Block {
         count: plan.block,
@@ -63,35 +58,24 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
         noise_ms: 0.0,
         ..DELAY
     };
-    let lane = Lane::build(&[delay], block.seconds(), bench.seed)?;
+    let lane = Lane::build(&[delay], block.seconds(), seed)?;
     let dir = bench.scratch.path().to_owned();
-    let mut blocks: [Vec<RunFile>; 2] = Default::default();
-    for round in 0..plan.rounds {
-        for i in order(2, round) {
-            bench.step(&format!("round {round}: {}", NAMES[i]))?;
-            let _hog = match i {
-                0 => None,
-                _ => Some(Hog::start(cpu)?),
-            };
-            let run = Tool::MountainIcmp.measure(lane.client(), lane.target(0), &block, &dir)?;
-            blocks[i].push(run);
-        }
-    }
+    let session = &bench.session;
+    let blocks = session.rounds("a ping", &NAMES, plan.rounds, |side, _| {
+        let _hog = (side == 1).then(|| hog(cpu)).transpose()?;
+        Tool::MountainIcmp.measure(lane.client(), lane.target(0), &block, &dir)
+    })?;
+    let result = &mut bench.result;
     for (name, blocks) in NAMES.iter().zip(&blocks) {
-        let blocks: Vec<_> = blocks.iter().cloned().map(Some).collect();
-        let metrics = metrics(&blocks, bench.seed);
-        result
-            .policies
-            .entry(name.to_string())
-            .or_default()
-            .extend(metrics);
+        let metrics = metrics(blocks, seed);
+        result.policies.insert(name.to_string(), metrics);
     }
     // Of each round, as it is only in pairs that the machine was the same.
     let by_round = |user: bool| {
         let pairs = blocks[0].iter().zip(&blocks[1]);
         let values = pairs.map(|(alone, beside)| rise(alone, beside, user));
         let n = blocks.iter().flatten().map(|b| b.samples.len() as u64);
-        Metric::of_repeats("us", values.collect(), n.sum(), bench.seed)
+        Metric::of_repeats("us", values.collect(), n.sum(), seed)
     };
     let (kernel_rounds, user_rounds) = (by_round(false), by_round(true));
     let [alone, beside] = [pooled(&blocks[0]), pooled(&blocks[1])];
@@ -100,9 +84,8 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
     let kernel = rise(&alone, &beside, false).filter(|_| stamped);
     let user = rise(&alone, &beside, true);
     result.checks.push(check(kernel, user, user_rounds.lo));
-    let metrics = result.policies.entry(NAMES[1].into()).or_default();
-    metrics.insert("rise_p99_us".into(), kernel_rounds);
-    metrics.insert("rise_user_p99_us".into(), user_rounds);
+    result.put(NAMES[1], "rise_p99_us", kernel_rounds);
+    result.put(NAMES[1], "rise_user_p99_us", user_rounds);
     let environment = &mut result.environment;
     environment.insert("hog".into(), json!({ "cpu": cpu }));
     Ok(())
@@ -122,13 +105,9 @@ fn check(kernel: Option<f64>, user: Option<f64>, user_low: f64) -> Check {
         (Some(_), None) => " (the hog is not shown to disturb user space)",
         _ => "",
     };
-    Check::new(
-        &format!("rise of the p99 by a CPU hog, kernel timestamps / user space{why}"),
-        kernel.zip(disturbed).map(|(kernel, user)| kernel / user),
-        LimitKind::AtMost,
-        SHARE,
-        None,
-    )
+    let what = format!("rise of the p99 by a CPU hog, kernel timestamps / user space{why}");
+    let share = kernel.zip(disturbed).map(|(kernel, user)| kernel / user);
+    Check::at_most(&what, share, SHARE)
 }
 
 /// The last processor that this process may run on: interrupts tend to prefer the first.
@@ -140,25 +119,14 @@ fn last_cpu() -> Result<usize> {
         .context("this process may run on no processor")
 }
 
-/// A process that takes all of one processor that it can get. Dropping it ends it.
-struct Hog(Child);
-
-impl Hog {
-    fn start(cpu: usize) -> Result<Self> {
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", "while :; do :; done"]);
-        command.stdin(Stdio::null());
-        die_with_parent(&mut command);
-        pin(&mut command, cpu)?;
-        Ok(Hog(command.spawn().context("cannot start sh")?))
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A process that takes all of one processor that it can get.
+fn hog(cpu: usize) -> Result<Running> {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "while :; do :; done"]);
+    command.stdin(Stdio::null());
+    die_with_parent(&mut command);
+    pin(&mut command, cpu)?;
+    Ok(Running(command.spawn().context("cannot start sh")?))
 }
 
 #[cfg(test)]
@@ -187,7 +155,7 @@ mod tests {
     #[test]
     fn the_hog_is_on_its_processor_and_ends() {
         let cpu = last_cpu().unwrap();
-        let hog = Hog::start(cpu).unwrap();
+        let hog = hog(cpu).unwrap();
         let status = format!("/proc/{}/status", hog.0.id());
         let text = std::fs::read_to_string(&status).unwrap();
         let allowed = text

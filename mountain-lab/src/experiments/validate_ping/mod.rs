@@ -9,6 +9,7 @@ mod verdicts;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use mountain_lab::result::RunResult;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -48,23 +49,12 @@ enum ValidationPart {
 }
 
 /// What the parts share.
-struct Validation {
-    quick: bool,
-    seed: u64,
+struct Validation<'a> {
+    args: &'a CommonArgs,
     session: Session,
     /// For files under way.
     scratch: TempDir,
-}
-
-impl Validation {
-    /// Says what comes next; fails when the user wants an end.
-    fn step(&self, what: &str) -> Result<()> {
-        self.session.step(what)
-    }
-
-    fn say(&self, what: &str) {
-        self.session.say(what);
-    }
+    result: RunResult,
 }
 
 /// `mountain-lab validate-ping`.
@@ -75,52 +65,47 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
     {
         eprintln!("`mountain-lab bars` is now `mountain-lab {NAME}`");
     }
-    let repeats = args.only.iter().map(|part| match part {
-        ValidationPart::Agreement => agreement::AgreementPlan::new(args.common.quick).rounds,
-        ValidationPart::Hog => hog::HogPlan::new(args.common.quick).rounds,
-        ValidationPart::Size => size::SizePlan::new(args.common.quick).repeats,
-        ValidationPart::Verdicts => 1,
+    let common = &args.common;
+    let extents = args.only.iter().map(|part| match part {
+        ValidationPart::Agreement => agreement::AgreementPlan::new(common).extent(),
+        ValidationPart::Hog => hog::HogPlan::new(common).extent(),
+        ValidationPart::Size => size::SizePlan::new(common).extent(),
+        ValidationPart::Verdicts => verdicts::VerdictsPlan::new(common).extent(),
     });
-    let repeats = repeats.max().unwrap_or(0);
-    let steps = args.only.iter().map(|part| match part {
-        ValidationPart::Agreement => agreement::AgreementPlan::new(args.common.quick).steps(),
-        ValidationPart::Hog => hog::HogPlan::new(args.common.quick).steps(),
-        ValidationPart::Size => size::SizePlan::new(args.common.quick).steps(),
-        ValidationPart::Verdicts => verdicts::VerdictsPlan::new(args.common.quick).steps(),
+    // The most repeats of any, and all steps.
+    let (repeats, steps) = extents.fold((0, 0), |(repeats, steps), (r, s)| {
+        (r.max(repeats), s + steps)
     });
-    let (session, mut result) = Session::begin(NAME, &args.common, repeats, steps.sum());
+    let (session, result) = Session::begin(NAME, common, repeats, steps);
     let mut bench = Validation {
-        quick: args.common.quick,
-        seed: args.common.seed,
+        args: common,
         session,
         scratch: tempfile::tempdir().context("no folder for files under way")?,
+        result,
     };
     for part in &args.only {
         let (started, busy) = (std::time::Instant::now(), foreign_ticks());
-        match part {
-            ValidationPart::Agreement => {
-                agreement::run(&mut bench, &mut result).context("agreement")?
-            }
-            ValidationPart::Hog => hog::run(&mut bench, &mut result).context("hog")?,
-            ValidationPart::Size => size::run(&mut bench, &mut result).context("size")?,
-            ValidationPart::Verdicts => {
-                verdicts::run(&mut bench, &mut result).context("verdicts")?
-            }
-        }
+        let run: fn(&mut Validation) -> Result<()> = match part {
+            ValidationPart::Agreement => agreement::run,
+            ValidationPart::Hog => hog::run,
+            ValidationPart::Size => size::run,
+            ValidationPart::Verdicts => verdicts::run,
+        };
+        let name = format!("{part:?}").to_lowercase();
+        run(&mut bench).with_context(|| name.clone())?;
         if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
             // The programs measured and the emulator are among them: for runs held against
             // each other.
             let ticks = after.saturating_sub(before) as f64;
             let cores = ticks / 100.0 / started.elapsed().as_secs_f64();
-            let name = format!("{}_busy_cores", part_name(*part));
-            result.environment.insert(name, json!(cores));
+            let name = format!("{name}_busy_cores");
+            bench.result.environment.insert(name, json!(cores));
         }
     }
-    bench
-        .session
-        .finish(&mut result, &args.common, args.check, &[])
-}
-
-fn part_name(part: ValidationPart) -> String {
-    format!("{part:?}").to_lowercase()
+    let Validation {
+        session,
+        mut result,
+        ..
+    } = bench;
+    session.finish(&mut result, common, args.check, &[])
 }

@@ -10,13 +10,14 @@ use std::time::Instant;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
-use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
+use mountain_lab::result::{Check, Metric};
 use rand::{RngExt, SeedableRng};
-use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
 use serde_json::json;
 
 use super::Validation;
+use crate::driver::CommonArgs;
+use crate::experiments::probing::pool::gaver_lewis;
 use crate::experiments::probing::tool::Tool;
 use crate::policy_ctl::binary;
 
@@ -31,21 +32,16 @@ pub struct SizePlan {
 }
 
 impl SizePlan {
-    pub fn new(quick: bool) -> Self {
-        match quick {
-            true => SizePlan {
-                samples: 20_000,
-                repeats: 1,
-            },
-            false => SizePlan {
-                samples: 1_000_000,
-                repeats: 3,
-            },
+    pub fn new(args: &CommonArgs) -> Self {
+        SizePlan {
+            samples: args.quick_or(20_000, 1_000_000),
+            repeats: args.quick_or(1, 3),
         }
     }
 
-    pub fn steps(&self) -> u64 {
-        2 + u64::from(self.repeats) * 2
+    /// Repeats and steps.
+    pub fn extent(&self) -> (u32, u64) {
+        (self.repeats, 2 + u64::from(self.repeats) * 2)
     }
 }
 
@@ -56,13 +52,14 @@ struct Usage {
     rss: f64,
 }
 
-pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
-    let plan = SizePlan::new(bench.quick);
+pub fn run(bench: &mut Validation) -> Result<()> {
+    let plan = SizePlan::new(bench.args);
+    let (session, result) = (&bench.session, &mut bench.result);
     let dir = bench.scratch.path().to_owned();
     let files = ["a.json", "b.json"].map(|name| dir.join(name));
     for (i, file) in files.iter().enumerate() {
-        bench.step(&format!("writing {} samples", plan.samples))?;
-        synthetic(plan.samples, bench.seed.wrapping_add(i as u64)).write(file)?;
+        session.step(&format!("writing {} samples", plan.samples))?;
+        synthetic(plan.samples, bench.args.seed.wrapping_add(i as u64)).write(file)?;
     }
     let version = Tool::MountainIcmp.version().context("no mountain to run")?;
     let optimised = optimised(&version);
@@ -76,7 +73,7 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
     for name in ["compare", "report"] {
         let mut usages = vec![];
         for _ in 0..plan.repeats {
-            bench.step(&format!("mountain {name}"))?;
+            session.step(&format!("mountain {name}"))?;
             let mut command = Command::new(binary()?);
             command.arg(name).args(&files);
             if name == "report" {
@@ -84,29 +81,23 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
             }
             usages.push(measured(&mut command, &dir)?);
         }
-        let of = |unit: &str, value: fn(&Usage) -> f64| {
-            let values = usages.iter().map(|u| Some(value(u))).collect();
-            Metric::of_repeats(unit, values, n, bench.seed)
-        };
-        let (seconds, rss) = (of("s", |u| u.seconds), of("bytes", |u| u.rss));
+        let of = |value: fn(&Usage) -> f64| usages.iter().map(value).collect::<Vec<f64>>();
+        let (seconds, rss) = (of(|u| u.seconds), of(|u| u.rss));
+        let policy = format!("mountain {name}");
+        result.put_values(&policy, "seconds", "s", &seconds, n);
+        result.put_values(&policy, "max_rss_bytes", "bytes", &rss, n);
         // The worst of them: the promise is no median.
-        let worst = |m: &Metric| m.values.iter().copied().flatten().reduce(f64::max);
-        result.checks.push(time(name, worst(&seconds), optimised));
+        let worst = |values: Vec<f64>| values.into_iter().reduce(f64::max);
+        result.checks.push(time(name, worst(seconds), optimised));
         let what = format!("memory of `mountain {name}`, bytes");
-        let rss_check = Check::new(&what, worst(&rss), LimitKind::AtMost, MAX_RSS, None);
-        result.checks.push(rss_check);
-        let metrics = result
-            .policies
-            .entry(format!("mountain {name}"))
-            .or_default();
-        metrics.insert("seconds".into(), seconds);
-        metrics.insert("max_rss_bytes".into(), rss);
+        let check = Check::at_most(&what, worst(rss), MAX_RSS);
+        result.checks.push(check);
     }
     let page = std::fs::metadata(out.join("index.html"))?.len() as f64;
-    let metrics = result.policies.entry("mountain report".into()).or_default();
-    metrics.insert("page_bytes".into(), Metric::single("bytes", page, n));
+    let metric = Metric::single("bytes", page, n);
+    result.put("mountain report", "page_bytes", metric);
     let what = "page of `mountain report`, bytes";
-    let check = Check::new(what, Some(page), LimitKind::AtMost, MAX_PAGE, None);
+    let check = Check::at_most(what, Some(page), MAX_PAGE);
     result.checks.push(check);
     Ok(())
 }
@@ -123,24 +114,15 @@ fn time(name: &str, seconds: Option<f64>, optimised: bool) -> Check {
         false => (" (a debug build: not judged)", None),
     };
     let what = format!("time of `mountain {name}`, s{build}");
-    Check::new(&what, seconds, LimitKind::AtMost, MAX_SECONDS, None)
+    Check::at_most(&what, seconds, MAX_SECONDS)
 }
 
-/// A run as `mountain ping` would write it: 20 ms and an exponential of mean 4 ms whose successive
-/// values have the correlation 0.5 (Gaver and Lewis 1980), 0.1% lost, whole ns.
+/// A run as `mountain ping` would write it: [`gaver_lewis`], 0.1% lost, whole ns.
 fn synthetic(count: usize, seed: u64) -> RunFile {
-    let mut rng = Pcg64::seed_from_u64(seed);
-    let fresh = Exp::new(1.0 / 4e3).expect("a positive mean");
+    let mut rng = Pcg64::seed_from_u64(!seed);
     let whole_ns = |us: f64| (us * 1e3).round() / 1e3;
-    let mut value = fresh.sample(&mut rng);
     let mut samples = Samples::default();
-    for i in 0..count {
-        let added = match rng.random_bool(0.5) {
-            true => 0.0,
-            false => fresh.sample(&mut rng),
-        };
-        value = 0.5 * value + added;
-        let rtt = (!rng.random_bool(0.001)).then_some(20e3 + value);
+    for (i, rtt) in gaver_lewis(count, seed, 0.001).into_iter().enumerate() {
         let own = rng.random_range(20.0..80.0);
         let sent = i as f64 * 1e4 + rng.random_range(0.0..60.0);
         samples.sent_us.push(whole_ns(sent));

@@ -3,23 +3,26 @@
 //! a difference that is there: on made-up delays that drift and burst, and on recordings of loopback
 //! and of a veth with a busy neighbour.
 
-use std::net::IpAddr;
-use std::process::{Child, Stdio};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use mountain::measure::compare::{compare, CompareOptions, Comparison, Side};
-use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
+use mountain::measure::runfile::RunFile;
 use mountain::measure::stats::quantile;
 use mountain::measure::verdict::RowVerdict;
-use mountain_lab::result::{Check, LimitKind, Metric, RunResult};
+use mountain_lab::result::{Check, RunResult};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, Normal};
 use rand_pcg::Pcg64;
 use serde_json::json;
 
 use super::Validation;
-use crate::emulate::netns::{run as run_program, Netns};
+use crate::driver::CommonArgs;
+use crate::emulate::netns::{Netns, Running};
+use crate::emulate::wire::lan;
+use crate::experiments::probing::pool::{gaver_lewis, made_up};
 use crate::experiments::probing::tool::{Block, Tool};
 
 /// Rounds of an A/B, and the share of each half that is left out as its settle time.
@@ -40,57 +43,49 @@ pub struct VerdictsPlan {
 }
 
 impl VerdictsPlan {
-    pub fn new(quick: bool) -> Self {
-        let block = |count| Block {
-            count,
-            interval: Duration::from_millis(5),
-            cpu: None,
-        };
-        match quick {
-            true => VerdictsPlan {
-                recorded: 4,
-                made_up: 20,
-                power: 10,
-                block: block(200),
-                half: 50,
+    pub fn new(args: &CommonArgs) -> Self {
+        VerdictsPlan {
+            recorded: args.quick_or(4, 100),
+            made_up: args.quick_or(20, 200),
+            power: args.quick_or(10, 50),
+            block: Block {
+                count: args.quick_or(200, 1_000),
+                interval: Duration::from_millis(5),
+                cpu: None,
             },
-            false => VerdictsPlan {
-                recorded: 100,
-                made_up: 200,
-                power: 50,
-                block: block(1_000),
-                half: 375,
-            },
+            half: args.quick_or(50, 375),
         }
     }
 
-    pub fn steps(&self) -> u64 {
-        6 + 2 * (self.recorded + 1)
+    /// Repeats and steps.
+    pub fn extent(&self) -> (u32, u64) {
+        (1, 6 + 2 * (self.recorded + 1))
     }
 }
 
-pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
-    let plan = VerdictsPlan::new(bench.quick);
+pub fn run(bench: &mut Validation) -> Result<()> {
+    let plan = VerdictsPlan::new(bench.args);
+    let (session, result) = (&bench.session, &mut bench.result);
     // Seeds that nothing was chosen by.
-    let first = 1_000_000 + bench.seed * 100_000;
+    let first = 1_000_000 + bench.args.seed * 100_000;
     let seeds = |n: u64| first..first + n;
     for (name, series) in MODELS {
-        bench.step(&format!("made up: {name}"))?;
+        session.step(&format!("made up: {name}"))?;
         let pairs = seeds(plan.made_up).map(|seed| {
-            let [a, b] = [0, 1].map(|i| vec![made_up(&series(MADE_UP, 2 * seed + i), 0.0)]);
+            let [a, b] = [0, 1].map(|i| vec![made_up(series(MADE_UP, 2 * seed + i))]);
             judge(a, b, false)
         });
         let rates = Rates::of(pairs)?;
-        rates.report(&format!("compare, {name}"), result, bench.seed);
+        rates.report(&format!("compare, {name}"), result);
     }
-    bench.step("power")?;
-    let path = |seed| gaver_lewis(MADE_UP, seed);
+    session.step("power")?;
+    let path = |seed| queues(MADE_UP, seed);
     let found = Rates::of(seeds(plan.power).map(|seed| {
         let (a, b) = (path(2 * seed), path(2 * seed + 1));
-        judge(vec![made_up(&a, 0.0)], vec![made_up(&b, 5e3)], false)
+        judge(vec![made_up(a)], vec![later(&b, 5e3)], false)
     }))?;
     let what = "`compare` finds 5 ms more on a path of 20 ms";
-    let check = Check::new(what, Some(found.headline), LimitKind::AtLeast, 0.9, None);
+    let check = Check::at_least(what, Some(found.headline), 0.9);
     result.checks.push(check);
     for (name, series) in MODELS {
         let found = Rates::of(seeds(plan.power).map(|seed| {
@@ -98,18 +93,19 @@ pub fn run(bench: &mut Validation, result: &mut RunResult) -> Result<()> {
             ab(&delays, 0.1)
         }))?;
         let what = format!("`ab` finds 10% of the median more, {name}");
-        let check = Check::new(&what, Some(found.headline), LimitKind::AtLeast, 0.8, None);
+        let check = Check::at_least(&what, Some(found.headline), 0.8);
         result.checks.push(check);
     }
-    recorded(bench, result, &plan)
+    recorded(bench, &plan)
 }
 
 /// Pairs and long recordings of loopback and of a veth with a neighbour that floods now and then.
-fn recorded(bench: &mut Validation, result: &mut RunResult, plan: &VerdictsPlan) -> Result<()> {
+fn recorded(bench: &mut Validation, plan: &VerdictsPlan) -> Result<()> {
     let net = Net::build()?;
+    let (session, result) = (&bench.session, &mut bench.result);
     let targets: [(&str, IpAddr); 2] = [
         ("loopback", [127, 0, 0, 1].into()),
-        ("busy veth", [192, 0, 2, 2].into()),
+        ("busy veth", THERE.into()),
     ];
     let long = Block {
         count: plan.recorded as usize * 2 * ROUNDS * plan.half,
@@ -122,27 +118,21 @@ fn recorded(bench: &mut Validation, result: &mut RunResult, plan: &VerdictsPlan)
         let flood = (name != "loopback").then(|| net.flood()).transpose()?;
         let measure = |block: &Block| Tool::MountainIcmp.measure(&net.here, target, block, &dir);
         for i in 0..plan.recorded {
-            bench.step(&format!("{name}: pair {}", i + 1))?;
+            session.step(&format!("{name}: pair {}", i + 1))?;
             let (a, b) = (measure(&plan.block)?, measure(&plan.block)?);
             pairs.push(judge(vec![a], vec![b], false));
         }
-        bench.step(&format!("{name}: one long recording"))?;
+        session.step(&format!("{name}: one long recording"))?;
         let long = measure(&long)?.samples.rtt_us;
         drop(flood);
         let pieces = long.chunks_exact(2 * ROUNDS * plan.half);
         abs.extend(pieces.clone().map(|piece| ab(piece, 0.0)));
         let found = Rates::of(pieces.map(|piece| ab(piece, 0.1)))?;
-        let found = Metric::of_repeats(
-            "ratio",
-            vec![Some(found.headline)],
-            plan.recorded,
-            bench.seed,
-        );
-        let policy = result.policies.entry(format!("ab, {name}")).or_default();
-        policy.insert("found_10_percent".into(), found);
+        let (policy, found) = (format!("ab, {name}"), [found.headline]);
+        result.put_values(&policy, "found_10_percent", "ratio", &found, plan.recorded);
     }
-    Rates::of(pairs.into_iter())?.report("compare, recorded", result, bench.seed);
-    Rates::of(abs.into_iter())?.report("ab, recorded", result, bench.seed);
+    Rates::of(pairs.into_iter())?.report("compare, recorded", result);
+    Rates::of(abs.into_iter())?.report("ab, recorded", result);
     Ok(())
 }
 
@@ -184,7 +174,7 @@ impl Rates {
     }
 
     /// As false verdicts, with what is promised of them.
-    fn report(&self, name: &str, result: &mut RunResult, seed: u64) {
+    fn report(&self, name: &str, result: &mut RunResult) {
         let rates = self.rows.iter().map(|(_, rate)| *rate);
         let mean = rates.clone().sum::<f64>() / self.rows.len().max(1) as f64;
         let most = rates.fold(0.0, f64::max);
@@ -194,14 +184,13 @@ impl Rates {
             ("the headline", self.headline, 0.07),
         ] {
             let what = format!("{name}: equal called different, {what}");
-            let check = Check::new(&what, Some(rate), LimitKind::AtMost, limit, None);
+            let check = Check::at_most(&what, Some(rate), limit);
             result.checks.push(check);
         }
-        let metrics = result.policies.entry(name.to_owned()).or_default();
         let all = self.rows.iter().map(|(row, rate)| (row.as_str(), *rate));
         for (row, rate) in all.chain([("headline", self.headline)]) {
-            let metric = Metric::of_repeats("ratio", vec![Some(rate)], self.pairs, seed);
-            metrics.insert(format!("false_{row}"), metric);
+            let row = format!("false_{row}");
+            result.put_values(name, &row, "ratio", &[rate], self.pairs);
         }
         let environment = &mut result.environment;
         environment.insert(format!("{name}: pairs"), json!(self.pairs));
@@ -230,49 +219,30 @@ fn ab(series: &[Option<f64>], more: f64) -> Result<Comparison> {
     for (i, half) in series.chunks_exact(half).take(2 * ROUNDS).enumerate() {
         let side = [0, 1, 1, 0][i % 4];
         let measured = &half[half.len() / SETTLE..];
-        sides[side].push(made_up(measured, shift * side as f64));
+        sides[side].push(later(measured, shift * side as f64));
     }
     let [a, b] = sides;
     judge(a, b, true)
 }
 
-fn made_up(rtts: &[Option<f64>], later_us: f64) -> RunFile {
-    RunFile {
-        schema: SCHEMA.into(),
-        samples: Samples {
-            sent_us: (0..rtts.len()).map(|i| i as f64 * 5e3).collect(),
-            rtt_us: rtts.iter().map(|rtt| rtt.map(|us| us + later_us)).collect(),
-            ..Samples::default()
-        },
-        ..RunFile::default()
-    }
+fn later(rtts: &[Option<f64>], by_us: f64) -> RunFile {
+    let later = rtts.iter().map(|rtt| rtt.map(|us| us + by_us));
+    made_up(later.collect())
 }
 
 type Series = fn(usize, u64) -> Vec<Option<f64>>;
 
+/// 1% lost.
+fn queues(n: usize, seed: u64) -> Vec<Option<f64>> {
+    gaver_lewis(n, seed, 0.01)
+}
+
 const MODELS: [(&str, Series); 4] = [
-    ("20 ms and queues, AR 0.5", gaver_lewis),
+    ("20 ms and queues, AR 0.5", queues),
     ("20 ms, AR 0.98", autocorrelated),
     ("bursts", |n, seed| bursts(n, 200.0, 10.0, seed)),
     ("rare bursts", |n, seed| bursts(n, 1_000.0, 50.0, seed)),
 ];
-
-/// 20 ms and an exponential of mean 4 ms whose successive values have the correlation 0.5 (Gaver and
-/// Lewis 1980), 1% lost.
-fn gaver_lewis(n: usize, seed: u64) -> Vec<Option<f64>> {
-    let mut rng = Pcg64::seed_from_u64(seed);
-    let fresh = Exp::new(1.0 / 4e3).expect("a positive mean");
-    let mut value = fresh.sample(&mut rng);
-    let rtt = |_| {
-        let added = match rng.random_bool(0.5) {
-            true => 0.0,
-            false => fresh.sample(&mut rng),
-        };
-        value = 0.5 * value + added;
-        (!rng.random_bool(0.01)).then_some(20e3 + value)
-    };
-    (0..n).map(rtt).collect()
-}
 
 /// 20 ms, give or take 2 ms, AR(1) with 0.98.
 fn autocorrelated(n: usize, seed: u64) -> Vec<Option<f64>> {
@@ -308,6 +278,10 @@ fn bursts(n: usize, every: f64, length: f64, seed: u64) -> Vec<Option<f64>> {
     (0..n).map(rtt).collect()
 }
 
+/// Addresses of a veth pair.
+const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+
 /// A veth pair.
 struct Net {
     here: Netns,
@@ -320,36 +294,17 @@ impl Net {
             here: Netns::create("here")?,
             there: Netns::create("there")?,
         };
-        let (here, there) = (net.here.name(), net.there.name());
-        let mut add = vec!["link", "add", "v0", "netns", here, "type", "veth"];
-        add.extend(["peer", "name", "v1", "netns", there]);
-        run_program("ip", add)?;
-        for (ns, dev, address) in [
-            (&net.here, "v0", "192.0.2.1/24"),
-            (&net.there, "v1", "192.0.2.2/24"),
-        ] {
-            ns.ip(["address", "add", address, "dev", dev])?;
-            ns.ip(["link", "set", dev, "up"])?;
-        }
+        lan((&net.here, "v0", HERE), (&net.there, "v1", THERE))?;
         Ok(net)
     }
 
     /// A neighbour that floods for a while, again and again.
-    fn flood(&self) -> Result<Neighbour> {
+    fn flood(&self) -> Result<Running> {
         let script = "while :; do n=$(($(od -An -N1 -tu1 /dev/urandom) % 9 + 1)); \
                       timeout 0.$n ping -f -q -s 1400 192.0.2.1 > /dev/null; sleep 0.$((10 - n)); done";
         let mut command = self.there.command("sh");
         command.args(["-c", script]).stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Neighbour(command.spawn().context("the busy neighbour")?))
-    }
-}
-
-struct Neighbour(Child);
-
-impl Drop for Neighbour {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        Ok(Running(command.spawn().context("the busy neighbour")?))
     }
 }
