@@ -18,7 +18,7 @@ pub mod check;
 pub mod cli;
 pub mod config;
 pub mod control;
-pub mod daemon;
+pub(crate) mod daemon;
 #[cfg(test)]
 mod layers;
 pub mod measure;

@@ -69,7 +69,7 @@ pub fn timeline(plot: &RepeatTimeline, format: Format, label: &str) -> Result<St
         span_s: seconds(plot.span.start)..seconds(plot.span.end),
         range_ms: 0.0..plot.max_ms,
         shades: shades.collect(),
-        band: &bins(plot, |_| true),
+        band: bins(plot, |_| true),
         lines: lines.collect(),
         marks: Vec::new(),
         strips: vec![Strip {

@@ -12,7 +12,7 @@ use crate::topology::{FibRule, PathMasks, MAX_GROUP_PATHS, MAX_PATHS};
 const NO_MEMBER: u8 = types::mtn_member::MTN_NO_MEMBER.0 as u8;
 
 /// An address in four words of network byte order, IPv4 in the first.
-pub fn addr(a: IpAddr) -> [u32; 4] {
+pub(crate) fn addr(a: IpAddr) -> [u32; 4] {
     match a {
         IpAddr::V4(a) => [u32::from_ne_bytes(a.octets()), 0, 0, 0],
         IpAddr::V6(a) => {
@@ -35,12 +35,12 @@ pub(crate) fn to_addr(words: [u32; 4], ipv6: bool) -> IpAddr {
 }
 
 /// Words as the bytes of a map key.
-pub fn words(words: &[u32]) -> Vec<u8> {
+pub(crate) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_ne_bytes()).collect()
 }
 
 /// A source address as the key of a map, `mtn_source`.
-pub fn source(a: IpAddr) -> Vec<u8> {
+pub(crate) fn source(a: IpAddr) -> Vec<u8> {
     let mut key = words(&addr(a));
     key.extend(u32::from(a.is_ipv6()).to_ne_bytes());
     key
@@ -63,7 +63,7 @@ pub(crate) fn trie_key(prefix: &IpNet) -> Vec<u8> {
     key
 }
 
-pub fn path(p: &ProgramPath) -> types::mtn_path {
+pub(crate) fn path(p: &ProgramPath) -> types::mtn_path {
     let mut flags = 0;
     if p.ethernet {
         flags |= types::mtn_path_flags::MTN_PATH_ETHERNET.0;
@@ -90,7 +90,7 @@ pub fn path(p: &ProgramPath) -> types::mtn_path {
 }
 
 /// The masks of a group as the one word that the programs read at once.
-pub fn masks(masks: PathMasks) -> u64 {
+pub(crate) fn masks(masks: PathMasks) -> u64 {
     let PathMasks {
         latency,
         bulk,
@@ -109,7 +109,7 @@ pub fn masks(masks: PathMasks) -> u64 {
     unsafe { masks.word }
 }
 
-pub fn group(g: &ProgramGroup) -> Result<types::mtn_group> {
+pub(crate) fn group(g: &ProgramGroup) -> Result<types::mtn_group> {
     if g.members.len() > MAX_GROUP_PATHS {
         bail!(
             "{} paths in one group, at most {MAX_GROUP_PATHS} are supported",
@@ -136,7 +136,7 @@ fn prefix(p: Option<IpNet>) -> ([u32; 4], [u32; 4]) {
     p.map_or_else(Default::default, |p| (addr(p.network()), addr(p.netmask())))
 }
 
-pub fn fib_rule(s: &FibRule) -> types::mtn_fib_rule {
+pub(crate) fn fib_rule(s: &FibRule) -> types::mtn_fib_rule {
     let (mark, mark_mask) = s.fwmark.unwrap_or_default();
     let ((src, src_mask), (dst, dst_mask)) = (prefix(s.src), prefix(s.dst));
     let (tos, tos_mask) = s.tos.unwrap_or_default();

@@ -11,16 +11,15 @@ mod skel {
 mod encode;
 pub mod flows;
 pub mod foreign;
-pub mod placement;
+pub(crate) mod placement;
 mod program;
 mod settings;
-pub mod tries;
+pub(crate) mod tries;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 use std::ptr;
 
 use anyhow::{anyhow, bail, Context, Result};
@@ -30,6 +29,7 @@ use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, Object, OpenObject};
 use serde::{Deserialize, Serialize};
 
+use crate::host::socket_option;
 pub use crate::topology::PathMasks;
 use crate::topology::{FibRule, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
@@ -500,21 +500,10 @@ pub(crate) fn namespace_cookie() -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
 
     let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
-    let (mut cookie, mut length) = (0u64, size_of::<u64>() as libc::socklen_t);
-    // SAFETY: a live socket, and a place of the length that is told.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &mut length,
-        )
-    };
-    match rc {
-        0 => Ok(cookie),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let mut cookie = 0u64;
+    // SAFETY: a plain integer.
+    unsafe { socket_option::get(&socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie) }?;
+    Ok(cookie)
 }
 
 /// Makes a map hold exactly `entries`: adds and replaces first, so that no look-up finds less

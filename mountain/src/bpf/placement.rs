@@ -29,7 +29,7 @@ use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS
 use skel::types::{self, mtn_any, mtn_rule_wants};
 
 /// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
-pub const MAX_RULES: usize = 64;
+pub(crate) const MAX_RULES: usize = 64;
 
 /// An exchange of datagrams without a connection that rests for so long may start by another path.
 /// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
@@ -37,7 +37,7 @@ const EXCHANGE_REST: Duration = Duration::from_secs(300);
 
 /// Settings that hold as long as the programs are loaded.
 #[derive(Clone, Copy, Debug)]
-pub struct PlacementSettings {
+pub(crate) struct PlacementSettings {
     /// Of rendezvous hashing; another one gives other paths to the same flows.
     pub hash_seed: u32,
     /// The bits of packet marks that are ours.
@@ -61,7 +61,7 @@ pub(crate) struct PathMark {
 
 /// Which paths a rule wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wants {
+pub(crate) enum Wants {
     /// Those that latency flows may use.
     Steadiest,
     /// Those that bulk flows may use.
@@ -72,7 +72,7 @@ pub enum Wants {
 
 /// Which flows a rule is about, and what it wants; unset fields match everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacementRule {
+pub(crate) struct PlacementRule {
     /// IP protocol number.
     pub proto: Option<u8>,
     /// Destination ports, first and last.
@@ -92,7 +92,7 @@ pub struct PlacementRule {
 }
 
 /// The loaded programs with their links.
-pub struct PlacementPrograms {
+pub(crate) struct PlacementPrograms {
     // Links before the skeleton: fields drop in order, and the programs go last.
     sockets: Vec<Link>,
     devices: BTreeMap<u32, Link>,
@@ -105,7 +105,7 @@ pub struct PlacementPrograms {
 
 impl PlacementPrograms {
     /// Loads the programs for the calling thread's network namespace, attached to nothing.
-    pub fn load(settings: &PlacementSettings) -> Result<Self> {
+    pub(crate) fn load(settings: &PlacementSettings) -> Result<Self> {
         super::log_libbpf();
         let open = skel::PlacementSkelBuilder::default()
             .open(super::object())
@@ -197,7 +197,7 @@ impl PlacementPrograms {
 
     /// Places the connections that come in by exactly these devices. One that cannot be attached to, as it
     /// has just been deleted, does not keep the others from it.
-    pub fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
+    pub(crate) fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
         self.devices
             .retain(|ifindex, _| ifindexes.contains(ifindex));
         let program = self.skel.progs.mountain_lan.as_libbpf_object();
@@ -220,7 +220,7 @@ impl PlacementPrograms {
     }
 
     /// Places nothing any more.
-    pub fn detach(&mut self) {
+    pub(crate) fn detach(&mut self) {
         self.sockets.clear();
         self.devices.clear();
     }
@@ -231,17 +231,17 @@ impl PlacementPrograms {
     }
 
     /// Forgets the link of a device that was deleted.
-    pub fn forget(&mut self, ifindex: u32) {
+    pub(crate) fn forget(&mut self, ifindex: u32) {
         self.devices.remove(&ifindex);
     }
 
     /// Devices whose new connections are placed.
-    pub fn attached(&self) -> Vec<u32> {
+    pub(crate) fn attached(&self) -> Vec<u32> {
         self.devices.keys().copied().collect()
     }
 
     /// Whether flows are placed.
-    pub fn set_mode(&mut self, mode: SteerMode) {
+    pub(crate) fn set_mode(&mut self, mode: SteerMode) {
         // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
         unsafe { ptr::write_volatile(&mut self.bss().config.mode, mode as u32) };
     }
@@ -282,7 +282,7 @@ impl PlacementPrograms {
     /// Replaces groups, their destinations, ip rules that come before ours, and the networks that the uplinks'
     /// addresses are in. Of a group with `prefixes` new flows to these are placed. The masks of groups with
     /// other members start empty.
-    pub fn set_topology(
+    pub(crate) fn set_topology(
         &mut self,
         groups: &[ProgramGroup],
         not_ours: &[IpNet],
@@ -362,7 +362,7 @@ impl PlacementPrograms {
     }
 
     /// Writes the verdict about a group.
-    pub fn set_masks(&mut self, group: usize, masks: PathMasks) {
+    pub(crate) fn set_masks(&mut self, group: usize, masks: PathMasks) {
         let Some(members) = self.groups.get(group).cloned() else {
             return;
         };
@@ -391,20 +391,20 @@ impl PlacementPrograms {
     }
 
     /// Bits of the ids of paths that deliver at all, by the verdicts written.
-    pub fn alive(&self) -> u64 {
+    pub(crate) fn alive(&self) -> u64 {
         let bss = self.skel.maps.bss_data.as_deref();
         bss.map_or(0, |bss| bss.alive_paths)
     }
 
     /// Flows that were placed on a path.
-    pub fn placed(&self, path: usize) -> u64 {
+    pub(crate) fn placed(&self, path: usize) -> u64 {
         let bss = self.skel.maps.bss_data.as_deref();
         bss.and_then(|bss| bss.placed.get(path).copied())
             .unwrap_or(0)
     }
 
     /// The programs' counters by name.
-    pub fn stats(&self) -> Result<BTreeMap<String, u64>> {
+    pub(crate) fn stats(&self) -> Result<BTreeMap<String, u64>> {
         let (object, map) = (self.skel.object(), &self.skel.maps.stats);
         super::counters(object, map, "mtn_placement_stat", "MTN_PLACE_")
     }

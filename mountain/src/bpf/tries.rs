@@ -17,7 +17,7 @@ use super::encode;
 const BATCH: usize = 4096;
 
 /// What stands behind a prefix, as the program reads it.
-pub trait TrieValue: Copy + Eq {
+pub(crate) trait TrieValue: Copy + Eq {
     /// As it lies in the map.
     fn bytes(self) -> impl AsRef<[u8]>;
 }
@@ -38,7 +38,7 @@ impl TrieValue for u64 {
 pub(crate) type Entries<V> = Vec<(IpNet, V)>;
 
 /// Sorts entries; of those with one prefix the last one holds.
-pub fn sorted<V: TrieValue>(mut entries: Entries<V>) -> Entries<V> {
+pub(crate) fn sorted<V: TrieValue>(mut entries: Entries<V>) -> Entries<V> {
     // A stable sort, which takes runs that are sorted already as they are.
     entries.sort_by_key(|(prefix, _)| *prefix);
     entries.dedup_by(|later, earlier| {
@@ -52,7 +52,7 @@ pub fn sorted<V: TrieValue>(mut entries: Entries<V>) -> Entries<V> {
 }
 
 /// The tries of both families.
-pub struct Tries<V> {
+pub(crate) struct Tries<V> {
     v4: MapHandle,
     v6: MapHandle,
     /// What they hold; `None` when a write failed half way.
@@ -60,10 +60,10 @@ pub struct Tries<V> {
 }
 
 /// Tries that another thread may write.
-pub type Shared<V> = Arc<Mutex<Tries<V>>>;
+pub(crate) type Shared<V> = Arc<Mutex<Tries<V>>>;
 
 /// Locks shared tries. A thread that panicked with the lock has left `written` at `None`.
-pub fn lock<V>(tries: &Shared<V>) -> MutexGuard<'_, Tries<V>> {
+pub(crate) fn lock<V>(tries: &Shared<V>) -> MutexGuard<'_, Tries<V>> {
     tries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -88,7 +88,7 @@ impl<V: TrieValue> Tries<V> {
     }
 
     /// How many entries [`Tries::write`] would add, replace or delete.
-    pub fn changes(&self, wanted: &[(IpNet, V)]) -> usize {
+    pub(crate) fn changes(&self, wanted: &[(IpNet, V)]) -> usize {
         match &self.written {
             Some(written) => differences(written, wanted).count(),
             None => wanted.len(),
@@ -101,7 +101,7 @@ impl<V: TrieValue> Tries<V> {
     /// # Errors
     /// When the kernel refuses an entry. The tries then hold parts of both states, which the next
     /// call mends.
-    pub fn write(&mut self, wanted: Entries<V>) -> Result<()> {
+    pub(crate) fn write(&mut self, wanted: Entries<V>) -> Result<()> {
         let written = match self.written.take() {
             Some(written) => written,
             None => {

@@ -71,7 +71,7 @@ pub struct CcFlow {
 ///
 /// # Errors
 /// It cannot be read, or another version of the program wrote it.
-pub fn read(mut from: impl Read) -> Result<Vec<CcFlow>> {
+pub(crate) fn read(mut from: impl Read) -> Result<Vec<CcFlow>> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)
         .context("cannot read the list of flows")?;
@@ -89,7 +89,7 @@ pub fn read(mut from: impl Read) -> Result<Vec<CcFlow>> {
 
 /// Sets the rates of `now`, read `elapsed` after `before`. A flow that was not there before has begun
 /// in between.
-pub fn measure(before: &[CcFlow], now: &mut [CcFlow], elapsed: Duration) {
+pub(crate) fn measure(before: &[CcFlow], now: &mut [CcFlow], elapsed: Duration) {
     let ends = |f: &CcFlow| (f.local, f.remote);
     let before: HashMap<_, _> = before.iter().map(|f| (ends(f), f.acked_bytes)).collect();
     for flow in now {

@@ -11,7 +11,7 @@ use libbpf_rs::btf::{types, Btf};
 /// What is missing here and what to do about it, as a sentence; `None` when it should work.
 ///
 /// Where BBR is a module it is loaded: libbpf looks for its functions among what is there.
-pub fn missing() -> Option<String> {
+pub(crate) fn missing() -> Option<String> {
     let loaded = load_bbr();
     sentence(lacking(), loaded)
 }

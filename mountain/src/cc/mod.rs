@@ -19,9 +19,9 @@ mod behaviour;
 #[cfg(test)]
 mod brake_tests;
 pub mod flows;
-pub mod kernel;
-pub mod pinned;
-pub mod routes;
+pub(crate) mod kernel;
+pub(crate) mod pinned;
+pub(crate) mod routes;
 pub mod scope;
 #[cfg(test)]
 mod settle_tests;
@@ -38,13 +38,13 @@ use libbpf_rs::{Link, MapCore, MapHandle};
 
 use crate::bpf;
 pub use behaviour::Behaviour;
-pub use skel::types;
+pub(crate) use skel::types;
 
 /// The name it is chosen by: `setsockopt(TCP_CONGESTION)`, `net.ipv4.tcp_congestion_control`,
 /// `ip route ... congctl`.
-pub const NAME: &str = "mountain";
+pub(crate) const NAME: &str = "mountain";
 /// Longest name, TCP_CA_NAME_MAX less the closing NUL.
-pub(crate) const NAME_MAX: usize = 15;
+const NAME_MAX: usize = 15;
 
 /// The program, loaded into the kernel.
 pub struct Loaded {

@@ -15,10 +15,8 @@
 //! put back is in `/run/mountain/cc-NAME.json` ([`super::scope::ScopeState`]). Both are gone
 //! after a restart of the machine, and so is the registration.
 
-use std::ffi::CString;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -43,14 +41,14 @@ const GONE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The registration of one name and its places.
 #[derive(Clone, Debug)]
-pub struct Pinned {
+pub(crate) struct Pinned {
     name: String,
     dir: PathBuf,
 }
 
 /// What [`Pinned::enable`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enabled {
+pub(crate) enum Enabled {
     /// It was not registered before.
     New,
     /// It was registered before; new connections use the new program.
@@ -61,7 +59,7 @@ pub enum Enabled {
 
 impl Pinned {
     /// Of the congestion control `name`. Fails if the kernel would not take the name.
-    pub fn new(name: &str) -> Result<Self> {
+    pub(crate) fn new(name: &str) -> Result<Self> {
         super::check_name(name)?;
         Ok(Self {
             name: name.to_owned(),
@@ -70,7 +68,7 @@ impl Pinned {
     }
 
     /// What sockets choose it by.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
@@ -89,7 +87,7 @@ impl Pinned {
     }
 
     /// Keeps other commands out until the value is dropped.
-    pub fn lock(&self) -> Result<Flock<File>> {
+    pub(crate) fn lock(&self) -> Result<Flock<File>> {
         fs::create_dir_all(RUN).with_context(|| format!("cannot make {RUN}: run as root"))?;
         let path = Path::new(RUN).join("cc.lock");
         let file = File::options()
@@ -105,12 +103,12 @@ impl Pinned {
     }
 
     /// What has to be put back at the end.
-    pub fn state(&self) -> Result<ScopeState> {
+    pub(crate) fn state(&self) -> Result<ScopeState> {
         ScopeState::read(&self.state_file())
     }
 
     /// Writes down what has to be put back at the end.
-    pub fn save(&self, state: &ScopeState) -> Result<()> {
+    pub(crate) fn save(&self, state: &ScopeState) -> Result<()> {
         state.write(&self.state_file())
     }
 
@@ -122,7 +120,7 @@ impl Pinned {
     ///
     /// # Errors
     /// What the kernel lacks; that another program has registered the name. Nothing is left then.
-    pub fn enable(&self, behaviour: Behaviour) -> Result<Enabled> {
+    pub(crate) fn enable(&self, behaviour: Behaviour) -> Result<Enabled> {
         mount_bpffs()?;
         self.check_dirs()?;
         self.recover()?;
@@ -223,8 +221,8 @@ impl Pinned {
             ("settings", maps.rodata.info()?.info.id),
         ] {
             // A handle of its own: a map that was reused counts as pinned already.
-            let map = MapHandle::from_map_id(id)?;
-            self.place(file, |path| pin_object(map.as_fd(), path))?;
+            let mut map = MapHandle::from_map_id(id)?;
+            self.place(file, |path| map.pin(path))?;
         }
         let links = self.cgroup_links()?;
         for (_, path) in links {
@@ -275,7 +273,7 @@ impl Pinned {
     }
 
     /// Unregisters the name. Running flows keep it until they end; no new one can choose it.
-    pub fn disable(&self) -> Result<()> {
+    pub(crate) fn disable(&self) -> Result<()> {
         for (_, path) in self.cgroup_links().unwrap_or_default() {
             if let Ok(link) = Link::open(&path) {
                 let _ = link.detach();
@@ -301,7 +299,7 @@ impl Pinned {
 
     /// Forgets what had to be put back. Where another of our names has it on record that this one
     /// was there before, it is told what was there before this one.
-    pub fn forget(&self) -> Result<()> {
+    pub(crate) fn forget(&self) -> Result<()> {
         let gone = self.state()?;
         for other in names_on_record() {
             let other = Pinned::new(&other)?;
@@ -335,7 +333,7 @@ impl Pinned {
     ///
     /// # Errors
     /// When it cannot be read, or is of a version that keeps it elsewhere.
-    pub fn behaviour(&self) -> Result<Option<Behaviour>> {
+    pub(crate) fn behaviour(&self) -> Result<Option<Behaviour>> {
         let map = MapHandle::from_pinned_path(self.path("settings"))
             .context("cannot read the settings in force")?;
         let bytes = map
@@ -351,7 +349,7 @@ impl Pinned {
     }
 
     /// The live flows of all network namespaces.
-    pub fn flows(&self) -> Result<Vec<flows::CcFlow>> {
+    pub(crate) fn flows(&self) -> Result<Vec<flows::CcFlow>> {
         let path = self.path("flows");
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         flows::read(file)
@@ -372,20 +370,10 @@ pub(crate) fn names_on_record() -> Vec<String> {
 }
 
 /// What sockets of this machine can choose.
-pub fn available() -> Result<Vec<String>> {
+pub(crate) fn available() -> Result<Vec<String>> {
     let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")
         .context("cannot read the available congestion controls: is /proc mounted?")?;
     Ok(text.split_whitespace().map(str::to_owned).collect())
-}
-
-fn pin_object(fd: BorrowedFd, path: &Path) -> libbpf_rs::Result<()> {
-    let path = CString::new(path.as_os_str().as_bytes()).expect("a path without NUL");
-    // SAFETY: a live descriptor and a string that ends in NUL.
-    let rc = unsafe { libbpf_sys::bpf_obj_pin(fd.as_raw_fd(), path.as_ptr()) };
-    match rc {
-        0 => Ok(()),
-        _ => Err(std::io::Error::from_raw_os_error(-rc).into()),
-    }
 }
 
 /// Pins need the BPF file system, which distributions mount. One of a mount namespace of its own, as

@@ -16,7 +16,7 @@ use super::scope::{namespaces, this_namespace, within, ScopeState};
 
 /// A route that was given the congestion control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CcRoute {
+pub(crate) struct CcRoute {
     /// Inode of its network namespace.
     pub namespace: u64,
     /// Its destination.
@@ -26,7 +26,7 @@ pub struct CcRoute {
 }
 
 /// Parses `default`, `default6` or a prefix.
-pub fn prefix(text: &str) -> Result<IpNet, String> {
+pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
     match text {
         "default" => Ok("0.0.0.0/0".parse().expect("a prefix")),
         "default6" => Ok("::/0".parse().expect("a prefix")),
@@ -57,7 +57,7 @@ fn ip(family: IpNet, arguments: &[&str]) -> Result<String> {
 ///
 /// # Errors
 /// There is none, or several, or it is one that must not be written again ([`unfit`]).
-pub fn find(prefix: IpNet) -> Result<String> {
+pub(crate) fn find(prefix: IpNet) -> Result<String> {
     let mut all = find_all(prefix)?;
     ensure!(
         all.len() <= 1,
@@ -192,7 +192,7 @@ fn change(prefix: IpNet, route: &str, congctl: &[String]) -> Result<()> {
 }
 
 /// What [`restore`] will need of a route of this namespace.
-pub fn before(prefix: IpNet) -> Result<CcRoute> {
+pub(crate) fn before(prefix: IpNet) -> Result<CcRoute> {
     Ok(CcRoute {
         namespace: this_namespace()?,
         prefix,
@@ -201,12 +201,12 @@ pub fn before(prefix: IpNet) -> Result<CcRoute> {
 }
 
 /// Makes connections by a route of this namespace use `name`.
-pub fn set(prefix: IpNet, name: &str) -> Result<()> {
+pub(crate) fn set(prefix: IpNet, name: &str) -> Result<()> {
     change(prefix, &find(prefix)?, &["congctl".into(), name.into()])
 }
 
 /// Puts back what the routes on record named before, where `name` is still there.
-pub fn restore(name: &str, state: &ScopeState) -> Result<()> {
+pub(crate) fn restore(name: &str, state: &ScopeState) -> Result<()> {
     let mut failed = None;
     let mut namespaces = namespaces();
     for route in &state.routes {
@@ -253,16 +253,8 @@ mod tests {
     #[test]
     fn a_route_is_taken_apart() {
         let text = "192.0.2.0/24 via 10.0.0.1 dev u0 linkdown congctl lock old mtu 1400";
-        let kept = [
-            "192.0.2.0/24",
-            "via",
-            "10.0.0.1",
-            "dev",
-            "u0",
-            "mtu",
-            "1400",
-        ];
-        assert_eq!(words(text), kept);
+        let kept = "192.0.2.0/24 via 10.0.0.1 dev u0 mtu 1400";
+        assert_eq!(words(text).join(" "), kept);
         assert_eq!(congctl(text), ["congctl", "lock", "old"]);
         assert_eq!(
             congctl("default congctl cubic nexthop via 10.0.0.1 dev mountain"),

@@ -13,14 +13,14 @@ use nix::sched::{setns, CloneFlags};
 use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC, NSFS_MAGIC};
 use serde::{Deserialize, Serialize};
 
-use crate::host::atomic_file;
+use crate::host::{atomic_file, cgroup};
 
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// What has to be put back when the congestion control is disabled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ScopeState {
+pub(crate) struct ScopeState {
     /// Default before, by the inode of the network namespace.
     pub defaults: BTreeMap<u64, String>,
     /// Cgroups whose sockets use it, by their id.
@@ -31,7 +31,7 @@ pub struct ScopeState {
 
 impl ScopeState {
     /// What `file` says; nothing is to be put back without one.
-    pub fn read(file: &Path) -> Result<Self> {
+    pub(crate) fn read(file: &Path) -> Result<Self> {
         match fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)
                 .with_context(|| format!("malformed {}", file.display())),
@@ -83,7 +83,7 @@ impl ScopeState {
     /// that of `own`, would put back, the earlier one takes its place. Whether anything has changed.
     ///
     /// `own` itself is never what has to be put back: nothing is on record then.
-    pub fn inherit(&mut self, own: &str, name: &str, gone: &ScopeState) -> bool {
+    pub(crate) fn inherit(&mut self, own: &str, name: &str, gone: &ScopeState) -> bool {
         let before = self.clone();
         self.defaults.retain(|namespace, default| {
             if default != name {
@@ -111,7 +111,7 @@ impl ScopeState {
     }
 
     /// Replaces `file` in one step.
-    pub fn write(&self, file: &Path) -> Result<()> {
+    pub(crate) fn write(&self, file: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self)?;
         atomic_file::write(file, false, |out| out.write_all(&text))
             .with_context(|| format!("cannot write {}", file.display()))
@@ -169,7 +169,7 @@ pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
 
 /// Every network namespace that a name or a process leads to, by inode, and open: one that is only
 /// a process's must not go away with that one.
-pub fn namespaces() -> BTreeMap<u64, File> {
+pub(crate) fn namespaces() -> BTreeMap<u64, File> {
     let named = fs::read_dir("/run/netns").into_iter().flatten();
     let named = named.flatten().map(|e| e.path());
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -188,7 +188,7 @@ pub fn namespaces() -> BTreeMap<u64, File> {
 }
 
 /// Runs `work` on a thread inside a network namespace.
-pub fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(crate) fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let inside = scope.spawn(|| {
             setns(file, CloneFlags::CLONE_NEWNET)?;
@@ -202,18 +202,9 @@ pub fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> R
 
 /// Opens a cgroup by its folder, or by its name below where cgroup2 is mounted; with its id.
 pub(crate) fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
-    let below = |mount: &str| {
-        let relative = path.strip_prefix("/").unwrap_or(path);
-        Path::new(mount).join(relative)
-    };
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mounts = mounts.lines().filter_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let (at, kind) = (fields.next()?, fields.next()?);
-        (kind == "cgroup2").then(|| below(at))
-    });
-    let candidates = std::iter::once(path.to_owned()).chain(mounts);
-    for candidate in candidates {
+    let relative = path.strip_prefix("/").unwrap_or(path);
+    let below = cgroup::root().map(|root| root.join(relative));
+    for candidate in std::iter::once(path.to_owned()).chain(below) {
         let Ok(file) = File::open(&candidate) else {
             continue;
         };

@@ -9,9 +9,8 @@ mod firewall;
 mod placement;
 mod sockets;
 
-use std::fmt::Display;
+use std::fmt::{Display, Write};
 use std::fs;
-use std::io::{self, Write};
 
 use ipnet::IpNet;
 use serde::Serialize;
@@ -67,11 +66,9 @@ impl Report {
         levels.max().unwrap_or(Level::Ok)
     }
 
-    /// Prints one line for each finding (✓, !, ✗), with what to do below; `colour` for terminals.
-    ///
-    /// # Errors
-    /// Those of `out`.
-    pub fn print(&self, out: &mut impl Write, colour: bool) -> io::Result<()> {
+    /// One line for each finding (✓, !, ✗), with what to do below; `colour` for terminals.
+    pub(crate) fn text(&self, colour: bool) -> String {
+        let mut out = String::new();
         let width = self.items.iter().map(|item| item.name.len()).max();
         let width = width.unwrap_or(0);
         for item in &self.items {
@@ -84,16 +81,22 @@ impl Report {
                 true => format!("\x1b[{code}m{sign}\x1b[0m"),
                 false => sign.to_owned(),
             };
-            writeln!(out, "{sign} {:width$}  {}", item.name, lines(&item.what))?;
+            let _ = writeln!(out, "{sign} {:width$}  {}", item.name, lines(&item.what));
             if !item.todo.is_empty() {
-                writeln!(out, "  {:width$}  → {}", "", lines(&item.todo))?;
+                let _ = writeln!(out, "  {:width$}  → {}", "", lines(&item.todo));
             }
         }
-        Ok(())
+        out
     }
 
     /// Adds a finding.
-    pub fn push(&mut self, name: &str, level: Level, what: impl Display, todo: impl Display) {
+    pub(crate) fn push(
+        &mut self,
+        name: &str,
+        level: Level,
+        what: impl Display,
+        todo: impl Display,
+    ) {
         self.items.push(Item {
             name: name.to_owned(),
             level,
@@ -110,7 +113,7 @@ impl Report {
         self.push(name, Level::Warn, what, todo);
     }
 
-    fn fail(&mut self, name: &str, what: impl Display, todo: impl Display) {
+    pub(crate) fn fail(&mut self, name: &str, what: impl Display, todo: impl Display) {
         self.push(name, Level::Fail, what, todo);
     }
 }
@@ -527,17 +530,12 @@ mod tests {
         report.ok("kernel", "6.12");
         report.warn("mtu", "differs", "look");
         assert_eq!(report.worst(), Level::Warn);
-        let mut plain = Vec::new();
-        report.print(&mut plain, false).unwrap();
         assert_eq!(
-            String::from_utf8(plain).unwrap(),
+            report.text(false),
             "✓ kernel  6.12\n! mtu     differs\n          → look\n"
         );
-        let mut coloured = Vec::new();
-        report.print(&mut coloured, true).unwrap();
-        assert!(String::from_utf8(coloured)
-            .unwrap()
-            .starts_with("\x1b[32m✓\x1b[0m kernel"));
+        let coloured = report.text(true);
+        assert!(coloured.starts_with("\x1b[32m✓\x1b[0m kernel"));
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["items"][1]["level"], "warn");
         assert_eq!(json["items"][1]["todo"], "look");

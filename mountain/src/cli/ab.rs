@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain ab`: arguments, the course of the measurement, and what is printed.
 
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::cli::compare::text;
-use crate::cli::results::{check_writable, is_stdout, save};
+use crate::cli::results::{check_writable, is_stdout, keep, progress};
+use crate::cli::{exit_code, print_json};
 use crate::control::steering;
+use crate::host::signals::{Asked, Ended};
+use crate::host::stdout;
 use crate::host::text::duration;
-use crate::host::{atomic_file, stdout};
-use crate::measure::ab::{turns, Asked, Ended, Setting, Turn};
+use crate::measure::ab::{turns, Setting, Turn};
 use crate::measure::compare::{self, compare, Comparison, Side};
 use crate::measure::ping::{PingOptions, Pinger};
 use crate::measure::runfile::RunFile;
@@ -25,7 +26,7 @@ use crate::measure::runfile::RunFile;
 const SCHEMA: &str = "mountain-ab/1";
 
 #[derive(Args)]
-pub struct Ab {
+pub(crate) struct Ab {
     /// Measure this address or name
     target: String,
     /// Run this command before each half of A, and once more at the end
@@ -92,7 +93,7 @@ struct AbRun {
 
 impl Ab {
     /// Exit code: 0, 130 if it was interrupted, 1 if a command failed or nothing answered.
-    pub fn run(self) -> Result<ExitCode> {
+    pub(crate) fn run(self) -> Result<ExitCode> {
         let order: Vec<Turn> = turns(self.rounds).context("--rounds")?.collect();
         let settings = [
             Setting::parse(&self.a).context("--a")?,
@@ -111,20 +112,19 @@ impl Ab {
             options,
             settle: self.settle,
             last: None,
-            bar: progress(order.len() * self.count),
+            bar: progress(order.len() * self.count, "{bar:30} {msg} ETA {eta}"),
             runs: Default::default(),
         };
-        let went = course.all(&order);
+        let failed = course.all(&order).err();
         course.bar.finish_and_clear();
-        let back = course.restore();
-        let interrupted = match (went, back) {
-            (Ok(went), Ok(())) => went.is_err(),
-            (Ok(_), Err(error)) => {
-                return Err(error.context("A could not be put back in force"));
+        let interrupted = failed.as_ref().is_some_and(|e| e.is::<Ended>());
+        match (failed.filter(|_| !interrupted), course.restore()) {
+            (None, back) => back.context("A could not be put back in force")?,
+            (Some(error), Ok(())) => bail!("{error:#}; A is in force again"),
+            (Some(error), Err(too)) => {
+                bail!("{error:#}; A could not be put back in force: {too:#}")
             }
-            (Err(error), Ok(())) => bail!("{error:#}; A is in force again"),
-            (Err(error), Err(too)) => bail!("{error:#}; A could not be put back in force: {too:#}"),
-        };
+        }
         self.finish(course.runs, interrupted)
     }
 
@@ -163,39 +163,21 @@ impl Ab {
             runs: Some(runs),
         };
         stdout::keep_going();
-        let written = self.keep(&measured);
+        let written = keep(self.out.as_deref(), &measured);
         measured.runs = None;
         match self.out.as_deref() {
             Some(out) if is_stdout(out) => {}
-            _ if self.json => println!("{}", serde_json::to_string_pretty(&measured)?),
+            _ if self.json => print_json(&measured)?,
             _ => self.print(&measured),
         }
         written?;
-        Ok(match interrupted {
-            true => ExitCode::from(130),
-            false if none => {
-                eprintln!("mountain: {} does not answer", self.target);
-                ExitCode::FAILURE
-            }
-            false => ExitCode::SUCCESS,
-        })
-    }
-
-    fn keep(&self, measured: &AbRun) -> Result<()> {
-        let Some(out) = self.out.as_deref() else {
-            return Ok(());
-        };
-        if is_stdout(out) {
-            println!("{}", serde_json::to_string(measured)?);
-            return Ok(());
+        if interrupted {
+            return Ok(ExitCode::from(130));
         }
-        save(out, |path: &Path| {
-            atomic_file::write(path, true, |file| {
-                serde_json::to_writer(&mut *file, measured)?;
-                file.flush()
-            })
-            .with_context(|| format!("cannot write {}", path.display()))
-        })
+        if none {
+            eprintln!("mountain: {} does not answer", self.target);
+        }
+        Ok(exit_code(!none))
     }
 
     fn print(&self, measured: &AbRun) {
@@ -245,36 +227,32 @@ struct Course {
 }
 
 impl Course {
-    fn all(&mut self, order: &[Turn]) -> Result<Result<(), Ended>> {
+    /// # Errors
+    /// Among others [`Ended`].
+    fn all(&mut self, order: &[Turn]) -> Result<()> {
         for (n, turn) in order.iter().enumerate() {
             self.bar
                 .set_message(format!("round {} of {}", turn.round + 1, order.len() / 2));
-            if self.half(n, turn.side)?.is_err() {
-                return Ok(Err(Ended));
-            }
+            self.half(n, turn.side)?;
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
-    fn half(&mut self, n: usize, side: usize) -> Result<Result<(), Ended>> {
+    fn half(&mut self, n: usize, side: usize) -> Result<()> {
         self.last = Some((side, false));
-        if self.settings[side].run(&self.asked)?.is_err() {
-            return Ok(Err(Ended));
-        }
+        self.settings[side].run(&self.asked)?;
         self.last = Some((side, true));
-        if self.asked.wait(self.settle)?.is_err() {
-            return Ok(Err(Ended));
-        }
+        self.asked.wait(self.settle)?;
         let done = n * self.options.count;
         let bar = &self.bar;
         let pinger = Pinger::new(self.options.clone())?;
         let mut outcome = pinger.run(|sent, _| bar.set_position((done + sent) as u64))?;
         if outcome.run.interrupted {
-            return Ok(Err(Ended));
+            return Err(Ended.into());
         }
         outcome.run.label = Some(["A", "B"][side].into());
         self.runs[side].push(outcome.run);
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Leaves A in force. It is not run again where it ran last and ended well.
@@ -284,13 +262,4 @@ impl Course {
             _ => self.settings[0].restore(&self.asked),
         }
     }
-}
-
-/// On a terminal only.
-fn progress(probes: usize) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {msg} ETA {eta}");
-    ProgressBar::new(probes as u64).with_style(style.expect("a valid template"))
 }

@@ -15,7 +15,7 @@ use crate::cc::flows::{self, BrakeState as FlowState, CcFlow};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
-use crate::cli::{log_to_stderr, need_root};
+use crate::cli::{log_if_asked, need_root, print_json};
 use crate::host::text::count;
 use crate::report::table::{align, row, Words};
 
@@ -25,7 +25,7 @@ const TOP_ROWS: usize = 30;
 const FIRST_RATE: Duration = Duration::from_millis(250);
 
 #[derive(Args)]
-pub struct Cc {
+pub(crate) struct Cc {
     #[command(subcommand)]
     command: Command,
 }
@@ -99,11 +99,8 @@ struct Enable {
 }
 
 impl Cc {
-    pub fn run(self) -> Result<()> {
-        // One-shot commands speak for themselves; the log is for who asks for it.
-        if std::env::var_os("MOUNTAIN_LOG").is_some() {
-            log_to_stderr();
-        }
+    pub(crate) fn run(self) -> Result<()> {
+        log_if_asked();
         log_libbpf();
         match self.command {
             Command::Enable(enable) => enable.run(),
@@ -111,7 +108,7 @@ impl Cc {
             Command::Status { name, json } => {
                 let status = status(&name.name)?;
                 match json {
-                    true => println!("{:#}", serde_json::to_value(&status)?),
+                    true => return print_json(&serde_json::to_value(&status)?),
                     false => print!("{}", status_text(&status)),
                 }
                 Ok(())
@@ -317,8 +314,7 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
         before.clone_from(&flows);
         flows.sort_by_key(|f| std::cmp::Reverse(f.rate_bps));
         if json {
-            println!("{}", serde_json::to_string_pretty(&flows)?);
-            return Ok(());
+            return print_json(&flows);
         }
         let text = top_text(&flows);
         if once {
@@ -436,18 +432,9 @@ mod tests {
         ] {
             let (at_title, words): (String, Vec<String>) = row(state, limit);
             assert_eq!(at_title, word);
-            let expected = [
-                "192.0.2.1:443",
-                "[2001:db8::1]:50000",
-                "9.88",
-                limited,
-                "40.3",
-                "7.5",
-                word,
-                "3",
-                "1.3",
-            ];
-            assert_eq!(words, expected);
+            let ends = "192.0.2.1:443 [2001:db8::1]:50000";
+            let expected = format!("{ends} 9.88 {limited} 40.3 7.5 {word} 3 1.3");
+            assert_eq!(words.join(" "), expected);
         }
     }
 

@@ -9,15 +9,16 @@ use anyhow::{bail, Context, Result};
 use clap::error::ErrorKind;
 use clap::Args;
 
+use crate::cli::print_json;
 use crate::cli::results::label;
 use crate::measure::compare::{compare, Against, CompareOptions, Compared, Comparison, Run, Side};
 use crate::measure::import::import;
 use crate::measure::runfile::RunFile;
-use crate::measure::stats::{Row, Unit};
+use crate::measure::stats::Unit;
 use crate::report::table::{align, Words};
 
 #[derive(Args)]
-pub struct Compare {
+pub(crate) struct Compare {
     /// Compare these run files, each with the first
     #[arg(required = true, num_args = 1.., value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -38,7 +39,7 @@ pub struct Compare {
 }
 
 #[derive(Args)]
-pub struct Import {
+pub(crate) struct Import {
     /// Read this log of ping(8), JSON of irtt or .flent.gz; `-` is standard input
     file: PathBuf,
     /// Write the run file here [default: FILE.run.json]
@@ -65,7 +66,7 @@ fn file_name(path: &Path) -> String {
 }
 
 impl Compare {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         let sides = match self.against.is_empty() {
             true if self.files.len() < 2 => {
                 let why = "a comparison takes two run files: `mountain compare A.json B.json`\n";
@@ -80,10 +81,9 @@ impl Compare {
         };
         let comparison = compare(&sides, &options)?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&comparison)?);
-        } else {
-            print!("{}", text(&comparison));
+            return print_json(&comparison);
         }
+        print!("{}", text(&comparison));
         Ok(())
     }
 }
@@ -121,7 +121,7 @@ fn side(name: &str, files: &[PathBuf]) -> Result<Side> {
 }
 
 impl Import {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         let name = self.file.display();
         let (content, out) = match (self.file.as_os_str() == "-", &self.out) {
             (true, None) => bail!("give --out a name: what comes from standard input has none"),
@@ -163,28 +163,11 @@ impl Import {
     }
 }
 
-fn unit(row: &Compared) -> Unit {
-    match row.unit.as_str() {
-        "us" => Unit::Microseconds,
-        "percent" => Unit::Percent,
-        _ => Unit::Count,
-    }
-}
-
-fn value(row: &Compared, value: Option<f64>) -> String {
-    let row = Row {
-        name: String::new(),
-        value,
-        unit: unit(row),
-    };
-    row.to_string()
-}
-
 fn interval(row: &Compared, against: &Against) -> String {
     let Some(d) = against.difference else {
         return "–".into();
     };
-    let (scale, places, unit) = match unit(row) {
+    let (scale, places, unit) = match row.unit {
         Unit::Microseconds => (1e-3, 3, " ms"),
         Unit::Percent => (1.0, 2, " %"),
         Unit::Count => (1.0, 1, ""),
@@ -198,6 +181,20 @@ fn interval(row: &Compared, against: &Against) -> String {
         bound(d.interval.low),
         bound(d.interval.high)
     )
+}
+
+/// The difference of a run, counted without the first, in words; nothing where it is not judged.
+fn difference(row: &Compared, run: usize) -> Vec<String> {
+    let Some(against) = row.against_first.get(run) else {
+        return Vec::new();
+    };
+    let mark = if row.compared_by.is_some() { "*" } else { "" };
+    let percent = against.percent.map(|p| format!("{p:+.1}%"));
+    vec![
+        percent.unwrap_or("–".into()),
+        interval(row, against),
+        format!("{}{mark}", against.verdict.text()),
+    ]
 }
 
 /// How the verdicts came about.
@@ -231,45 +228,28 @@ pub(crate) fn text(c: &Comparison) -> String {
     lines[0].extend(c.runs.iter().map(|r| r.name.clone()));
     for row in &c.rows {
         let mut line = vec![row.name.clone()];
-        line.extend(row.values.iter().map(|v| value(row, *v)));
+        line.extend(row.values.iter().map(|v| row.unit.text(*v)));
         lines.push(line);
     }
     let first = &c.runs[0].name;
-    for (i, run) in c.runs.iter().skip(1).enumerate() {
-        // With two runs one table holds everything; with more, each gets the like.
-        let mut table = if c.runs.len() == 2 {
-            std::mem::take(&mut lines)
-        } else {
-            c.rows.iter().fold(vec![vec![]], |mut t, row| {
-                t.push(vec![row.name.clone()]);
-                t
-            })
-        };
-        if c.runs.len() > 2 {
-            table[0].push(format!("{} against {first}:", run.name));
-            for (line, row) in table[1..].iter_mut().zip(&c.rows) {
-                line.push(value(row, row.values[i + 1]));
-            }
+    let heads = ["Δ", "95% interval of the difference", ""].map(String::from);
+    // With two runs one table holds everything; with more, each gets the like.
+    if let [_, _] = &c.runs[..] {
+        lines[0].extend(heads);
+        for (line, row) in lines[1..].iter_mut().zip(&c.rows) {
+            line.extend(difference(row, 0));
         }
-        table[0].extend(["Δ", "95% interval of the difference", ""].map(String::from));
-        for (line, row) in table[1..].iter_mut().zip(&c.rows) {
-            let Some(against) = row.against_first.get(i) else {
-                continue;
-            };
-            let mark = if row.compared_by.is_some() { "*" } else { "" };
-            let percent = against.percent.map(|p| format!("{p:+.1}%"));
-            line.push(percent.unwrap_or("–".into()));
-            line.push(interval(row, against));
-            line.push(format!("{}{mark}", against.verdict.text()));
-        }
-        if c.runs.len() == 2 {
-            lines = table;
-        } else {
-            if i == 0 {
-                lines[0].push(String::new());
-            }
-            lines.push(Vec::new());
-            lines.extend(table);
+    } else {
+        lines[0].push(String::new());
+        for (i, run) in c.runs.iter().skip(1).enumerate() {
+            let mut head = vec![format!("{} against {first}:", run.name)];
+            head.extend(heads.clone());
+            lines.extend([Vec::new(), head]);
+            lines.extend(c.rows.iter().map(|row| {
+                let mut line = vec![row.name.clone(), row.unit.text(row.values[i + 1])];
+                line.extend(difference(row, i));
+                line
+            }));
         }
     }
     let mut text = align(&lines, Words::In(&[0]));

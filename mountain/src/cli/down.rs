@@ -30,7 +30,7 @@ enum Found {
 }
 
 impl Down {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         need_root()?;
         if self.all_namespaces {
             return everywhere();

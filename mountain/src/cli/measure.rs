@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The commands that measure: arguments and what is printed.
 
-use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, SystemTime};
 
@@ -11,15 +10,15 @@ use anyhow::{bail, Result};
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use hdrhistogram::Histogram;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 
-use super::path;
-use crate::cli::results::{check_writable, is_stdout, label, save};
+use super::{exit_code, path, print_json};
+use crate::cli::results::{check_writable, is_stdout, keep, label, progress};
 use crate::control::steering;
 use crate::host::stdout;
 use crate::host::text::{count, duration};
-use crate::measure::ping::{self, PingOptions, PingOutcome, Pinger};
+use crate::measure::ping::{PingOptions, PingOutcome, Pinger};
 use crate::measure::runfile::{RunFile, SCHEMA};
 use crate::measure::stats::{quantile_counted, Table};
 use crate::measure::{cpu, environment};
@@ -31,7 +30,7 @@ const LIVE_MAX: u64 = 60_000_000;
 const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 #[derive(Args)]
-pub struct Ping {
+pub(crate) struct Ping {
     /// Measure round trips to this address or name
     target: String,
     /// Send this many probes
@@ -89,7 +88,7 @@ pub struct Ping {
 
 impl Ping {
     /// Exit code: 0 if anything answered, interrupted or not; 1 without any answer.
-    pub fn run(self) -> Result<ExitCode> {
+    pub(crate) fn run(self) -> Result<ExitCode> {
         if let Some(&bad) = self.threshold.iter().find(|t| !t.is_finite() || **t <= 0.0) {
             bail!("--threshold {bad}: must be a number above 0");
         }
@@ -108,11 +107,12 @@ impl Ping {
         }
 
         let thresholds: Vec<f64> = self.threshold.iter().map(|ms| ms * 1e3).collect();
-        let (kernel, user) = ping::tables(&outcome.run.samples, &thresholds);
+        let (kernel, user) = outcome.run.samples.tables(&thresholds);
         // Written before it is printed: the reader of a pipe may be gone, and what is left to be
         // said then is the exit code.
         stdout::keep_going();
-        let written = keep(self.out.as_deref(), &outcome.run);
+        let run = &outcome.run;
+        let written = run.check().and_then(|()| keep(self.out.as_deref(), run));
         if self.out.as_deref().is_some_and(is_stdout) {
             // The run file is what standard output is for.
         } else if self.json {
@@ -134,17 +134,15 @@ impl Ping {
             if let Some(error) = &outcome.last_error {
                 value["last_error"] = error.as_str().into();
             }
-            println!("{value:#}");
+            print_json(&value)?;
         } else {
             self.print(&outcome, &address, &kernel, user.as_ref());
         }
         written?;
-        Ok(if kernel.count == 0 {
+        if kernel.count == 0 {
             eprintln!("mountain: {} ({address}) does not answer", self.target);
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
-        })
+        }
+        Ok(exit_code(kernel.count > 0))
     }
 
     fn options(&self) -> Result<PingOptions> {
@@ -215,7 +213,7 @@ impl Ping {
         if let Some(error) = &outcome.last_error {
             println!("{}, the last: {error}", count(outcome.errors, "error"));
         }
-        let silent = ping::silent_since(&run.samples);
+        let silent = run.samples.silent_since();
         if silent >= 10 && kernel.count > 0 {
             println!(
                 "no answer to the last {silent} probes: {} stopped answering {:.1} s before the end",
@@ -262,7 +260,7 @@ impl Ping {
 }
 
 #[derive(Args)]
-pub struct Cpu {
+pub(crate) struct Cpu {
     /// Record intervals of this length, in seconds or with a unit: 0.5, 100ms
     #[arg(long, default_value = "1s", value_parser = duration)]
     interval: Duration,
@@ -286,7 +284,7 @@ pub struct Cpu {
 impl Cpu {
     /// Exit code: the command's, 128 and the signal's number if one ended it; without a command
     /// that has ended 0, or 1 if something went wrong.
-    pub fn run(self) -> Result<ExitCode> {
+    pub(crate) fn run(self) -> Result<ExitCode> {
         if self.interval < Duration::from_millis(10) {
             bail!("--interval: at least 10ms, as the kernel counts in ticks");
         }
@@ -326,19 +324,16 @@ impl Cpu {
         };
         // Before anything is printed: standard output may be gone.
         stdout::keep_going();
-        let written = keep(self.out.as_deref(), &run);
+        let written = run.check().and_then(|()| keep(self.out.as_deref(), &run));
         if !self.out.as_deref().is_some_and(is_stdout) {
             print_cpu(&run);
         }
         written?;
-        let otherwise = match recorded.failed {
-            Some(error) => {
-                eprintln!("mountain: {error:#}");
-                ExitCode::FAILURE
-            }
-            None => ExitCode::SUCCESS,
-        };
-        Ok(recorded.status.map_or(otherwise, exit_code))
+        if let Some(error) = &recorded.failed {
+            eprintln!("mountain: {error:#}");
+        }
+        let otherwise = exit_code(recorded.failed.is_none());
+        Ok(recorded.status.map_or(otherwise, as_ended))
     }
 }
 
@@ -363,27 +358,14 @@ fn print_cpu(run: &RunFile) {
     }
 }
 
-/// Writes a run where `--out` says: a file, or standard output (`-`).
-fn keep(out: Option<&Path>, run: &RunFile) -> Result<()> {
-    match out {
-        None => Ok(()),
-        Some(out) if is_stdout(out) => {
-            run.check()?;
-            println!("{}", serde_json::to_string(run)?);
-            Ok(())
-        }
-        Some(out) => save(out, |path| run.write(path)),
-    }
-}
-
 /// A command's exit code, or 128 and the number of the signal that ended it, as for a shell.
-fn exit_code(status: ExitStatus) -> ExitCode {
+fn as_ended(status: ExitStatus) -> ExitCode {
     let code = status.code().or(status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1))
 }
 
 /// Tables side by side; their rows are the same.
-pub(crate) fn print_columns(columns: &[(&str, &Table)]) {
+fn print_columns(columns: &[(&str, &Table)]) {
     let tables: Vec<_> = columns.iter().map(|(_, table)| table.rows()).collect();
     let head = columns.iter().map(|(name, _)| (*name).to_owned());
     let mut rows: Vec<Vec<String>> = vec![std::iter::once(String::new()).chain(head).collect()];
@@ -394,7 +376,7 @@ pub(crate) fn print_columns(columns: &[(&str, &Table)]) {
     print!("{}", align(&rows, Words::In(&[0])));
 }
 
-/// The progress bar, on a terminal only.
+/// The progress bar.
 struct Live {
     bar: ProgressBar,
     rtts: Histogram<u64>,
@@ -402,15 +384,8 @@ struct Live {
 
 impl Live {
     fn new(count: usize) -> Self {
-        let bar = if std::io::stderr().is_terminal() {
-            ProgressBar::new(count as u64)
-        } else {
-            ProgressBar::hidden()
-        };
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ETA {eta}");
-        bar.set_style(style.expect("a valid template"));
         Self {
-            bar,
+            bar: progress(count, "{bar:30} {pos}/{len} {msg} ETA {eta}"),
             rtts: Histogram::new_with_max(LIVE_MAX, 3).expect("valid bounds"),
         }
     }

@@ -26,6 +26,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::env::Shells;
 use clap_complete::CompleteEnv;
 use ipnet::IpNet;
+use serde::Serialize;
 use tokio::signal::unix::{signal, SignalKind};
 use tracing_subscriber::EnvFilter;
 
@@ -239,16 +240,42 @@ pub(crate) fn need_root() -> Result<()> {
     Ok(())
 }
 
+/// Prints what a command has found for other programs.
+pub(crate) fn print_json(found: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string_pretty(found)?);
+    Ok(())
+}
+
+/// Prints findings for people.
+pub(crate) fn print_report(report: &check::Report) {
+    crate::host::stdout::raw(&report.text(std::io::stdout().is_terminal()));
+}
+
+/// Of a command that has said all there is to say.
+pub(crate) fn exit_code(is_well: bool) -> ExitCode {
+    match is_well {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
 /// The configuration in `file`, or in the usual place, or the defaults.
 pub(crate) fn load_config(file: Option<&Path>) -> Result<Config> {
     match file {
-        Some(file) => Ok(Config::load(file)?),
-        None if Path::new(DEFAULT_CONFIG).exists() => Ok(Config::load(Path::new(DEFAULT_CONFIG))?),
+        Some(file) => Config::load(file),
+        None if Path::new(DEFAULT_CONFIG).exists() => Config::load(Path::new(DEFAULT_CONFIG)),
         None => Ok(Config::default()),
     }
 }
 
-pub(crate) fn log_to_stderr() {
+/// One-shot commands speak for themselves; the log is for who asks for it.
+pub(crate) fn log_if_asked() {
+    if std::env::var_os("MOUNTAIN_LOG").is_some() {
+        log_to_stderr();
+    }
+}
+
+fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -370,12 +397,7 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
         Ok(config) => config,
         // `up` would refuse one in the usual place; the host can be looked at all the same.
         Err(e) if file.is_none() => {
-            report.push(
-                "configuration",
-                check::Level::Fail,
-                format!("{e:#}"),
-                "mend that line",
-            );
+            report.fail("configuration", format!("{e:#}"), "mend that line");
             Config::default()
         }
         Err(e) => return Err(e),
@@ -390,19 +412,11 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     config.placement.adopt |= adopt;
     let try_load = |topology: &Topology| try_load(topology, &config);
     check::check_into(&mut report, &config, &up, Some(&try_load));
-    if json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        let mut text = Vec::new();
-        report.print(&mut text, std::io::stdout().is_terminal())?;
-        crate::host::stdout::raw(&String::from_utf8_lossy(&text));
+    match json {
+        true => print_json(&report)?,
+        false => print_report(&report),
     }
-    let failed = report.worst() == check::Level::Fail;
-    Ok(if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(exit_code(report.worst() != check::Level::Fail))
 }
 
 /// Loads the program with the configuration's settings and attaches it, passing everything, for as

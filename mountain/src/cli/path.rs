@@ -13,7 +13,7 @@ use crate::control::status::PathStatus;
 
 /// Where probes over a path go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProbeRoute {
+pub(crate) struct ProbeRoute {
     pub device: String,
     /// `None`: next hops are on the link itself, or it is not known.
     pub gateway: Option<IpAddr>,
@@ -26,7 +26,7 @@ pub struct ProbeRoute {
 
 /// Looks a path up in the running daemon or, without one, among the tables of the configuration.
 /// `ipv6`: the family, if one is asked for; else the first of the target's that the path has.
-pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<ProbeRoute> {
+pub(crate) fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<ProbeRoute> {
     let status = RunDir::of_this_namespace()?
         .status()
         .with_context(|| format!("--path {name}"))?;
@@ -39,7 +39,7 @@ pub fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<ProbeRout
 
 /// The names that complete `--path`: those of the configuration and of the running daemon, which only
 /// tells root. A completion has nowhere to report an error, so whatever cannot be read adds no name.
-pub fn candidates() -> Vec<CompletionCandidate> {
+pub(crate) fn candidates() -> Vec<CompletionCandidate> {
     let config = crate::cli::load_config(None).unwrap_or_default();
     let configured = config
         .path
@@ -148,36 +148,18 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    use crate::control::status::{FlowCounts, Judged, ProbeStatus};
+    use crate::control::status::Judged;
 
     fn path(name: &str, device: &str, gateway: Option<&str>, ipv6: bool) -> PathStatus {
         PathStatus {
-            id: 0,
             device: device.to_owned(),
             gateway: gateway.map(|g| g.parse().unwrap()),
-            source: None,
             ipv6,
-            up: true,
-            gateway_resolved: true,
-            probe_target: String::new(),
-            forward_only: false,
-            probes: ProbeStatus::default(),
-            flows: FlowCounts::default(),
-            placed: None,
-            rate_bps: 0.0,
-            traffic: None,
-            averages: None,
             judged: Judged {
                 name: name.to_owned(),
-                state: "good".to_owned(),
-                reason: String::new(),
-                samples: 0,
-                cost_us: None,
-                p50_us: 0.0,
-                p95_us: 0.0,
-                loss: 0.0,
-                details: serde_json::Map::new(),
+                ..Judged::default()
             },
+            ..PathStatus::default()
         }
     }
 

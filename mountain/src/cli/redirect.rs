@@ -3,19 +3,23 @@
 
 mod show;
 
-use std::io::IsTerminal;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use clap::{Args, Subcommand};
+use nix::sys::signal::{SIGHUP, SIGINT, SIGTERM};
 use serde_json::json;
 
 use crate::check::{Level, Report};
-use crate::cli::{load_config, log_to_stderr, need_root, DEFAULT_CONFIG};
+use crate::cli::{
+    exit_code, load_config, log_if_asked, need_root, print_json, print_report, DEFAULT_CONFIG,
+};
 use crate::config::save_redirects;
+use crate::host::signals;
 use crate::host::text::count;
 use crate::redirect::actions::{self, Added, Wanted};
 use crate::redirect::bpf;
@@ -30,7 +34,7 @@ const SHOWN_ERRORS: usize = 20;
 const DEFAULT_LOG_RATE: &str = "10";
 
 #[derive(Args)]
-pub struct Redirect {
+pub(crate) struct Redirect {
     #[command(subcommand)]
     command: Command,
 }
@@ -182,11 +186,8 @@ struct Del {
 }
 
 impl Redirect {
-    pub fn run(self) -> Result<ExitCode> {
-        // One-shot commands speak for themselves; the log is for who asks for it.
-        if std::env::var_os("MOUNTAIN_LOG").is_some() {
-            log_to_stderr();
-        }
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        log_if_asked();
         need_root()?;
         match self.command {
             Command::Add(add) => add.run()?,
@@ -241,8 +242,7 @@ impl Add {
         if self.json {
             let mut value = serde_json::to_value(&installed)?;
             value["new"] = new.into();
-            println!("{value:#}");
-            return Ok(());
+            return print_json(&value);
         }
         let Installed { id, rule, plan, .. } = &installed;
         match new {
@@ -284,19 +284,11 @@ impl Check {
         let (backend, json, fix) = (self.backend.0, self.json, self.rule.fix);
         let mut findings = actions::check(&self.rule.rule(), fix)?;
         findings.retain(|finding| backend.is_none_or(|wanted| finding.backend == wanted));
-        if json {
-            println!("{:#}", json!({ "findings": findings }));
-        } else {
-            let mut text = Vec::new();
-            report(&findings).print(&mut text, std::io::stdout().is_terminal())?;
-            print!("{}", String::from_utf8_lossy(&text));
+        match json {
+            true => print_json(&json!({ "findings": findings }))?,
+            false => print_report(&report(&findings)),
         }
-        Ok(
-            match findings.iter().any(|finding| finding.plan.is_some()) {
-                true => ExitCode::SUCCESS,
-                false => ExitCode::FAILURE,
-            },
-        )
+        Ok(exit_code(findings.iter().any(|f| f.plan.is_some())))
     }
 }
 
@@ -427,6 +419,12 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
     }
     // One that is wrong by now (a device that is gone) does not keep the others out.
     let (mut new, mut was, mut wrong) = (Vec::new(), 0, 0);
+    let mut refused = |what: &dyn Display, why: Error| {
+        wrong += 1;
+        if wrong <= SHOWN_ERRORS {
+            eprintln!("mountain: {what}: {why:#}");
+        }
+    };
     for (i, planned) in actions::plan(&store, &wanted).into_iter().enumerate() {
         match planned {
             Ok(Added::New(installed)) => new.push(installed),
@@ -434,12 +432,7 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
                 actions::keep(&mut store, &[installed])?;
                 was += 1;
             }
-            Err(e) => {
-                wrong += 1;
-                if wrong <= SHOWN_ERRORS {
-                    eprintln!("mountain: redirect {} ({}): {e:#}", i + 1, wanted[i].rule);
-                }
-            }
+            Err(e) => refused(&format!("redirect {} ({})", i + 1, wanted[i].rule), e),
         }
     }
     let mut added = 0;
@@ -451,12 +444,7 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
                 for one in batch {
                     match actions::put(&mut store, vec![one.clone()]) {
                         Ok(_) => added += 1,
-                        Err(e) => {
-                            wrong += 1;
-                            if wrong <= SHOWN_ERRORS {
-                                eprintln!("mountain: {}: {e:#}", one.rule);
-                            }
-                        }
+                        Err(e) => refused(&one.rule, e),
                     }
                 }
             }
@@ -466,25 +454,16 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
         "{} added, {was} already there, {wrong} not possible",
         count(added, "rule")
     );
-    Ok(match wrong {
-        0 => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
-    })
+    Ok(exit_code(wrong == 0))
 }
 
 /// Watches until a signal ends it.
 fn watch(restore_first: Option<&ConfigFile>) -> Result<ExitCode> {
-    use nix::sys::signal::{SigSet, Signal};
-    use nix::sys::signalfd::{SfdFlags, SignalFd};
     let code = match restore_first {
         Some(config) => restore(config)?,
         None => ExitCode::SUCCESS,
     };
-    let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
-        .into_iter()
-        .collect();
-    signals.thread_block().context("cannot block signals")?;
-    let stop = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC).context("signalfd")?;
+    let stop = signals::told(&[SIGTERM, SIGINT, SIGHUP].into_iter().collect())?;
     watch::run(stop.as_fd(), |line| eprintln!("mountain: {line}"))?;
     Ok(code)
 }
@@ -511,9 +490,7 @@ mod tests {
                 Some(Installed::plain(3, "192.0.2.1:80").plan),
             ),
         ];
-        let mut text = Vec::new();
-        report(&findings).print(&mut text, false).unwrap();
-        let text = String::from_utf8(text).unwrap();
+        let text = report(&findings).text(false);
         for line in [
             "✗ xdp  no; never\n       → do it\n! xdp  know it\n",
             "✓ nft  possible: the target is on this host\n       → do it\n",

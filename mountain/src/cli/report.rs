@@ -10,7 +10,7 @@ use crate::measure::runfile::RunFile;
 use crate::report;
 
 #[derive(Args)]
-pub struct Report {
+pub(crate) struct Report {
     /// Draw these run files of `mountain ping --out` or `mountain import`
     #[arg(required = true, value_name = "RUN.json")]
     runs: Vec<PathBuf>,
@@ -20,7 +20,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn run(&self) -> Result<()> {
+    pub(crate) fn run(&self) -> Result<()> {
         let read = |path: &PathBuf| -> Result<(String, RunFile)> {
             let name = path.file_stem().unwrap_or(path.as_os_str());
             Ok((name.to_string_lossy().into_owned(), RunFile::read(path)?))

@@ -2,17 +2,29 @@
 //! Where a measurement's file goes: checked before it starts, and not lost when it cannot be
 //! written in the end.
 
+use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{bail, Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
 use nix::unistd::{access, AccessFlags};
+use serde::Serialize;
 
-use crate::measure::runfile::check_label;
+use crate::measure::runfile::{check_label, write_json};
 
 /// Reads `--label`: what is too long would be refused in the file.
-pub fn label(text: &str) -> Result<String> {
+pub(crate) fn label(text: &str) -> Result<String> {
     check_label(text)?;
     Ok(text.to_owned())
+}
+
+/// A progress bar, on a terminal only.
+pub(crate) fn progress(probes: usize, template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).expect("a valid template");
+    ProgressBar::new(probes as u64).with_style(style)
 }
 
 /// Standard output instead of a file.
@@ -36,11 +48,18 @@ pub(crate) fn check_writable(out: &Path) -> Result<()> {
         .with_context(|| format!("--out: cannot write into {}", dir.display()))
 }
 
-/// Writes what was measured by `write`; where that fails, into the folder for temporary files.
+/// Writes what was measured where `--out` says: to standard output (`-`) or a file; where that fails, into
+/// the folder for temporary files.
 ///
 /// # Errors
 /// Even if it could be kept: the error names where it is.
-pub fn save(out: &Path, write: impl Fn(&Path) -> Result<()>) -> Result<()> {
+pub(crate) fn keep(out: Option<&Path>, measured: &impl Serialize) -> Result<()> {
+    let Some(out) = out else { return Ok(()) };
+    if is_stdout(out) {
+        println!("{}", serde_json::to_string(measured)?);
+        return Ok(());
+    }
+    let write = |path: &Path| write_json(path, measured);
     let Err(error) = write(out) else {
         return Ok(());
     };

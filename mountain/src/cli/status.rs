@@ -6,18 +6,19 @@ use std::fmt::Write;
 use anyhow::{bail, Result};
 use serde::Serialize;
 
-use super::need_root;
+use super::{need_root, print_json};
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::RunDir;
-use crate::control::status::{Decisions, GroupStatus, Moves, OutcomeStatus, PathStatus, Status};
+use crate::control::status::{Decisions, GroupStatus, Moves, PathStatus, Status};
 use crate::report::table::{align, row, Words};
+use crate::steer::explain::{ms, Outcome};
 use crate::steer::PolicyKind;
 
 /// Shows the daemon's status.
 ///
 /// # Errors
 /// Without root or a daemon.
-pub fn status(json: bool) -> Result<()> {
+pub(crate) fn status(json: bool) -> Result<()> {
     print(&running(RunDir::status)?, json, status_text)
 }
 
@@ -25,7 +26,7 @@ pub fn status(json: bool) -> Result<()> {
 ///
 /// # Errors
 /// Without root or a daemon.
-pub fn explain(last: usize, moves: bool, json: bool) -> Result<()> {
+pub(crate) fn explain(last: usize, moves: bool, json: bool) -> Result<()> {
     match moves {
         true => print(&running(|dir| dir.moves(last))?, json, moves_text),
         false => print(&running(|dir| dir.decisions(last))?, json, decisions_text),
@@ -36,7 +37,7 @@ pub fn explain(last: usize, moves: bool, json: bool) -> Result<()> {
 ///
 /// # Errors
 /// Without root or a daemon.
-pub fn policy(name: PolicyKind) -> Result<()> {
+pub(crate) fn policy(name: PolicyKind) -> Result<()> {
     running(|dir| dir.switch(name)).map(drop)
 }
 
@@ -52,10 +53,10 @@ fn running<T>(ask: impl FnOnce(&RunDir) -> Result<Option<T>>) -> Result<T> {
 }
 
 fn print<T: Serialize>(answer: &T, json: bool, text: impl Fn(&T) -> String) -> Result<()> {
-    match json {
-        true => println!("{}", serde_json::to_string_pretty(answer)?),
-        false => print!("{}", text(answer)),
+    if json {
+        return print_json(answer);
     }
+    print!("{}", text(answer));
     Ok(())
 }
 
@@ -202,11 +203,11 @@ fn decisions_text(all: &Decisions) -> String {
 }
 
 /// What the probes of the two seconds after a decision showed.
-fn outcome_text(outcome: Option<&OutcomeStatus>) -> String {
+fn outcome_text(outcome: Option<&Outcome>) -> String {
     let Some(outcome) = outcome else {
         return "not known yet".into();
     };
-    let ms = |us: Option<f64>| us.map_or("unanswered".into(), |us| format!("{:.1} ms", us / 1e3));
+    let ms = |us: Option<f64>| us.map_or("unanswered".into(), ms);
     let verdict = match outcome.right {
         Some(true) => "right",
         Some(false) => "not needed",

@@ -9,8 +9,9 @@ mod retired;
 mod save;
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::{anyhow, Context, Result};
 use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue, Deserializer};
 
@@ -19,7 +20,7 @@ use crate::redirect::config::{self as redirects, RedirectConfig};
 use crate::steer::config::{ConfiguredPath, SteerConfig};
 use crate::topology::Filter;
 
-pub use save::save_redirects;
+pub(crate) use save::save_redirects;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,52 +41,20 @@ pub struct Config {
     pub hints: Vec<String>,
 }
 
-/// Why a configuration was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file could not be read.
-    #[error("cannot read the configuration {}", file.display())]
-    Read {
-        /// Its path.
-        file: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// `key` is the dotted name, e.g. `steer.tolerance_ms`, or `path 2: dev` for the second `[[path]]`;
-    /// empty when the file is not even TOML and the line names none.
-    #[error("{}:{line}: {}{message}", file.display(), prefix(key))]
-    Bad {
-        /// Path of the file.
-        file: PathBuf,
-        /// From 1 on.
-        line: usize,
-        /// Dotted name of what is wrong.
-        key: String,
-        /// What is wrong with it.
-        message: String,
-    },
-}
-
-fn prefix(key: &str) -> String {
-    if key.is_empty() {
-        String::new()
-    } else {
-        format!("{key}: ")
-    }
-}
-
 impl Config {
     /// Reads and checks a file.
-    pub fn load(file: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(file).map_err(|source| ConfigError::Read {
-            file: file.to_owned(),
-            source,
-        })?;
+    ///
+    /// # Errors
+    /// It cannot be read, or as [`Config::parse`].
+    pub(crate) fn load(file: &Path) -> Result<Config> {
+        let text = std::fs::read_to_string(file);
+        let text =
+            text.with_context(|| format!("cannot read the configuration {}", file.display()))?;
         Config::parse(&text, file)
     }
 
     /// The routes that are adopted with these settings.
-    pub fn filter(&self) -> Filter {
+    pub(crate) fn filter(&self) -> Filter {
         Filter {
             routes: self.steer.routes.clone(),
             adopt: self.placement.adopt,
@@ -95,7 +64,7 @@ impl Config {
     }
 
     /// The table for a path: the one that names its gateway before one that fits any.
-    pub fn path(&self, dev: &str, gateway: Option<IpAddr>) -> Option<&ConfiguredPath> {
+    pub(crate) fn path(&self, dev: &str, gateway: Option<IpAddr>) -> Option<&ConfiguredPath> {
         let on_dev = || self.path.iter().filter(|p| p.dev == dev);
         on_dev()
             .find(|p| p.gateway.is_some() && p.gateway == gateway)
@@ -103,7 +72,7 @@ impl Config {
     }
 
     /// How the path by a device and gateway is called: by its table, else by its device.
-    pub fn path_name(&self, dev: &str, gateway: Option<IpAddr>) -> String {
+    pub(crate) fn path_name(&self, dev: &str, gateway: Option<IpAddr>) -> String {
         let named = self.path(dev, gateway).and_then(|entry| entry.name.clone());
         named.unwrap_or_else(|| dev.to_owned())
     }
@@ -133,14 +102,15 @@ impl Config {
     /// Parses and checks `text`; `file` only appears in errors and hints.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its place.
-    pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigError> {
+    /// The first thing that is wrong, with its place: file, line and dotted name, such as
+    /// `steer.tolerance_ms`, or `path 2: dev` for the second `[[path]]`. Where the file is not even TOML, the
+    /// line may name no key.
+    pub(crate) fn parse(text: &str, file: &Path) -> Result<Config> {
         let line = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
-        let bad = |offset: usize, key: String, message: String| ConfigError::Bad {
-            file: file.to_owned(),
-            line: line(offset),
-            key,
-            message,
+        let bad = |offset: usize, key: String, message: String| {
+            let colon = if key.is_empty() { "" } else { ": " };
+            let (file, line) = (file.display(), line(offset));
+            anyhow!("{file}:{line}: {key}{colon}{message}")
         };
         let refused = |e: toml::de::Error| {
             let offset = e.span().map_or(0, |s| s.start);
@@ -200,64 +170,33 @@ fn key_at(text: &str, offset: usize) -> String {
         line.split_once('=')
             .map_or(String::new(), |(key, _)| key.trim().to_owned())
     };
-    match DeTable::parse(text) {
-        Ok(root) => {
-            let mut name = Vec::new();
-            descend(root.get_ref(), offset, &mut name);
-            match name.is_empty() {
-                true => from_line(),
-                false => name.join(""),
-            }
-        }
-        Err(_) => from_line(),
-    }
+    let root = DeTable::parse(text).ok();
+    let found = root.and_then(|root| key_in(root.get_ref(), offset, String::new()));
+    found.unwrap_or_else(from_line)
 }
 
-/// Appends the parts of the dotted name of the key at `offset` to `name`.
-fn descend(table: &DeTable, offset: usize, name: &mut Vec<String>) {
-    let dot = match name.last() {
-        None => "",
-        Some(last) if last.ends_with(|c: char| c.is_ascii_digit()) => ": ",
-        Some(_) => ".",
-    };
-    for (key, value) in table.iter() {
-        if key.span().contains(&offset) && !matches!(value.get_ref(), DeValue::Table(_)) {
-            name.push(format!("{dot}{}", key.get_ref()));
-            return;
-        }
-        match value.get_ref() {
-            DeValue::Table(inner) => {
-                let mark = name.len();
-                name.push(format!("{dot}{}", key.get_ref()));
-                descend(inner, offset, name);
-                if name.len() > mark + 1
-                    || value.span().contains(&offset)
-                    || key.span().contains(&offset)
-                {
-                    return;
-                }
-                name.truncate(mark);
-            }
-            DeValue::Array(items) => {
-                let mark = name.len();
-                for (i, item) in items.iter().enumerate() {
-                    name.push(format!("{dot}{} {}", key.get_ref(), i + 1));
-                    if let DeValue::Table(inner) = item.get_ref() {
-                        descend(inner, offset, name);
-                    }
-                    if name.len() > mark + 1 || item.span().contains(&offset) {
-                        return;
-                    }
-                    name.truncate(mark);
-                }
-            }
-            _ if value.span().contains(&offset) => {
-                name.push(format!("{dot}{}", key.get_ref()));
-                return;
-            }
-            _ => {}
-        }
-    }
+/// Dotted name of the key at `offset` in the table that has the dotted name `before`, which ends in what
+/// stands between the two.
+fn key_in(table: &DeTable, offset: usize, before: String) -> Option<String> {
+    table.iter().find_map(|(key, value)| {
+        let name = format!("{before}{}", key.get_ref());
+        let inside = |value: &DeValue, before: String| match value {
+            DeValue::Table(inner) => key_in(inner, offset, before),
+            _ => None,
+        };
+        let inner = match value.get_ref() {
+            DeValue::Array(items) => items.iter().zip(1..).find_map(|(item, n)| {
+                let found = inside(item.get_ref(), format!("{name} {n}: "));
+                let is_here = item.span().contains(&offset);
+                found.or_else(|| is_here.then(|| format!("{name} {n}")))
+            }),
+            other => inside(other, format!("{name}.")),
+        };
+        // An array is one of tables, whose keys are elsewhere.
+        let is_array = matches!(value.get_ref(), DeValue::Array(_));
+        let is_here = key.span().contains(&offset) || !is_array && value.span().contains(&offset);
+        inner.or_else(|| is_here.then_some(name))
+    })
 }
 
 #[cfg(test)]

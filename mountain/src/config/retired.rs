@@ -60,7 +60,7 @@ pub(crate) struct Retired {
 }
 
 /// Takes what is retired out of a file, and gives renamed tables their new names.
-pub fn take(root: &mut DeTable) -> Retired {
+pub(crate) fn take(root: &mut DeTable) -> Retired {
     let mut retired = Retired::default();
     for (old, new) in RENAMED {
         if root.contains_key(*new) {

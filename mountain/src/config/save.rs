@@ -18,7 +18,7 @@ use crate::redirect::Installed;
 ///
 /// # Errors
 /// When the file cannot be read, understood or written; it is as it was then.
-pub fn save_redirects(file: &Path, rules: &[Installed]) -> Result<usize> {
+pub(crate) fn save_redirects(file: &Path, rules: &[Installed]) -> Result<usize> {
     // Not a link to it, in its place.
     let file = &std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let before = match std::fs::read_to_string(file) {

@@ -5,7 +5,7 @@ use crate::steer::config::ProbeTarget;
 mod placement;
 mod reference;
 
-fn parse(text: &str) -> Result<Config, ConfigError> {
+fn parse(text: &str) -> Result<Config> {
     Config::parse(text, Path::new("/etc/mountain.toml"))
 }
 
@@ -37,109 +37,115 @@ fn a_full_path_table() {
     assert_eq!((c.path[1].gateway, c.path[1].capacity_bps()), (None, None));
 }
 
-#[test]
-fn errors_name_file_line_and_key() {
-    for (text, start, part) in [
-        (
-            "\n[steer]\nwindow = 3\n",
-            "/etc/mountain.toml:3: steer.window: ",
-            "unknown field",
-        ),
-        (
-            "[steer]\nwindow_s = 3\n\ntolerance_ms = \"x\"\n",
-            "/etc/mountain.toml:4: steer.tolerance_ms: ",
-            "invalid type",
-        ),
-        (
-            "[steer]\nflow_table_entries = 1000\n",
-            "/etc/mountain.toml:2: steer.flow_table_entries: ",
-            "1000 is not within 1024..=16777216",
-        ),
-        (
-            "[steer]\nflow_table_entries = -1\n",
-            "/etc/mountain.toml:2: steer.flow_table_entries: ",
-            "-1",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\ncost = 1e5\n",
-            "/etc/mountain.toml:3: path 1: cost: ",
-            "not within",
-        ),
-        (
-            "[steer]\ncost_weight = nan\n",
-            "/etc/mountain.toml:2: steer.cost_weight: ",
-            "NaN",
-        ),
-        (
-            "[steer]\nroutes = [\"10.0.0.0/40\"]\n",
-            "/etc/mountain.toml:2: steer.routes 1: ",
-            "",
-        ),
-        ("[steer]\nwindow_s 3\n", "/etc/mountain.toml:2: ", ""),
-        (
-            "[stear]\n",
-            "/etc/mountain.toml:1: stear: ",
-            "unknown field",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"b\"\nspeed = 1\n",
-            "/etc/mountain.toml:5: path 2: speed: ",
-            "unknown field",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\ncapacity_mbit = 0\n",
-            "/etc/mountain.toml:3: path 1: capacity_mbit: ",
-            "not within",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\nprobe_target = \"here\"\n",
-            "/etc/mountain.toml:3: path 1: probe_target: ",
-            "neither",
-        ),
-        (
-            "[[path]]\nname = \"a\"\n",
-            "/etc/mountain.toml:1: path 1",
-            "missing field `dev`",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"a\"\n",
-            "/etc/mountain.toml:4: path 2: dev: ",
-            "second table",
-        ),
-        (
-            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:0\"\nto = \"192.0.2.2:1\"\n",
-            "/etc/mountain.toml:3: redirect 1: from: ",
-            "0 is no port",
-        ),
-        (
-            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1\"\nto = \"192.0.2.2:1\"\n",
-            "/etc/mountain.toml:3: redirect 1: from: ",
-            "socket address",
-        ),
-        (
-            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:1\"\nto = \"192.0.2.2:1\"\n\
-             backend = \"fast\"\n",
-            "/etc/mountain.toml:5: redirect 1: backend: ",
-            "is no backend",
-        ),
-        (
-            "[[path]]\ndev = \"a name too long for one\"\n",
-            "/etc/mountain.toml:2: path 1: dev: ",
-            "no device name",
-        ),
-    ] {
-        let e = error(text);
+fn refused(cases: &[(&str, &str, &str)]) {
+    for (text, start, part) in cases {
+        let (e, start) = (error(text), format!("/etc/mountain.toml:{start}"));
         assert!(
-            e.starts_with(start) && e.contains(part),
+            e.starts_with(&start) && e.contains(part),
             "{text:?}:\n{e}\nwanted {start}"
         );
     }
 }
 
 #[test]
+fn errors_name_file_line_and_key() {
+    refused(&[
+        (
+            "\n[steer]\nwindow = 3\n",
+            "3: steer.window: ",
+            "unknown field",
+        ),
+        (
+            "[steer]\nwindow_s = 3\n\ntolerance_ms = \"x\"\n",
+            "4: steer.tolerance_ms: ",
+            "invalid type",
+        ),
+        (
+            "[steer]\nflow_table_entries = 1000\n",
+            "2: steer.flow_table_entries: ",
+            "1000 is not within 1024..=16777216",
+        ),
+        (
+            "[steer]\nflow_table_entries = -1\n",
+            "2: steer.flow_table_entries: ",
+            "-1",
+        ),
+        (
+            "[[path]]\ndev = \"a\"\ncost = 1e5\n",
+            "3: path 1: cost: ",
+            "not within",
+        ),
+        (
+            "[steer]\ncost_weight = nan\n",
+            "2: steer.cost_weight: ",
+            "NaN",
+        ),
+        (
+            "[steer]\nroutes = [\"10.0.0.0/40\"]\n",
+            "2: steer.routes 1: ",
+            "",
+        ),
+        ("[steer]\nwindow_s 3\n", "2: ", ""),
+        ("[stear]\n", "1: stear: ", "unknown field"),
+    ]);
+}
+
+#[test]
+fn errors_in_tables_name_their_number() {
+    refused(&[
+        (
+            "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"b\"\nspeed = 1\n",
+            "5: path 2: speed: ",
+            "unknown field",
+        ),
+        (
+            "[[path]]\ndev = \"a\"\ncapacity_mbit = 0\n",
+            "3: path 1: capacity_mbit: ",
+            "not within",
+        ),
+        (
+            "[[path]]\ndev = \"a\"\nprobe_target = \"here\"\n",
+            "3: path 1: probe_target: ",
+            "neither",
+        ),
+        (
+            "[[path]]\nname = \"a\"\n",
+            "1: path 1",
+            "missing field `dev`",
+        ),
+        (
+            "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"a\"\n",
+            "4: path 2: dev: ",
+            "second table",
+        ),
+        (
+            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:0\"\nto = \"192.0.2.2:1\"\n",
+            "3: redirect 1: from: ",
+            "0 is no port",
+        ),
+        (
+            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1\"\nto = \"192.0.2.2:1\"\n",
+            "3: redirect 1: from: ",
+            "socket address",
+        ),
+        (
+            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:1\"\nto = \"192.0.2.2:1\"\n\
+             backend = \"fast\"\n",
+            "5: redirect 1: backend: ",
+            "is no backend",
+        ),
+        (
+            "[[path]]\ndev = \"a name too long for one\"\n",
+            "2: path 1: dev: ",
+            "no device name",
+        ),
+    ]);
+}
+
+#[test]
 fn a_file_that_cannot_be_read() {
     let e = Config::load(Path::new("/nonexistent/mountain.toml")).unwrap_err();
-    let e = format!("{:#}", anyhow::Error::from(e));
+    let e = format!("{e:#}");
     let start = "cannot read the configuration /nonexistent/mountain.toml: No such file";
     assert!(e.starts_with(start), "{e}");
 }

@@ -7,7 +7,7 @@ pub mod status;
 use run_dir::RunDir;
 
 /// "off", or the policy that steers in this network namespace; `None` when we may not know.
-pub fn steering() -> Option<String> {
+pub(crate) fn steering() -> Option<String> {
     let run_dir = RunDir::of_this_namespace().ok()?;
     if !nix::unistd::geteuid().is_root() {
         return (!run_dir.path().exists()).then(|| "off".into());

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::status::{Decisions, InForce, Moves, Status};
+use super::status::{Decisions, Moves, Status};
 use crate::steer::PolicyKind;
 
 /// Parent of the folders, one per network namespace.
@@ -31,7 +31,7 @@ const UNANSWERED: &str = "mountain runs in this network namespace but did not an
 /// What a client asks for; one line of JSON.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "cmd", rename_all = "kebab-case")]
-pub enum Request {
+pub(crate) enum Request {
     /// The whole state: [`super::status::Status`].
     Status,
     /// The last `last` decisions.
@@ -77,22 +77,22 @@ impl RunDir {
     }
 
     /// Where all files of this namespace's daemon are.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
     /// The Unix socket that the daemon answers at.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.0.join("control.sock")
     }
 
     /// What a daemon in the background writes to.
-    pub fn log(&self) -> PathBuf {
+    pub(crate) fn log(&self) -> PathBuf {
         self.0.join("log")
     }
 
     /// Takes the lock that only one daemon of a namespace can hold; `None` when another has it.
-    pub fn lock(&self) -> Result<Option<Flock<File>>> {
+    pub(crate) fn lock(&self) -> Result<Option<Flock<File>>> {
         fs::create_dir_all(&self.0)
             .with_context(|| format!("cannot make {}: run as root", self.0.display()))?;
         fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700))?;
@@ -118,7 +118,7 @@ impl RunDir {
     }
 
     /// Removes the folder; for the holder of the lock, or to clear up after one that was killed.
-    pub fn remove(&self) {
+    pub(crate) fn remove(&self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 
@@ -134,7 +134,7 @@ impl RunDir {
     ///
     /// # Errors
     /// As [`RunDir::ask`].
-    pub fn decisions(&self, last: usize) -> Result<Option<Decisions>> {
+    pub(crate) fn decisions(&self, last: usize) -> Result<Option<Decisions>> {
         self.ask_for(&Request::Explain { last })
     }
 
@@ -142,7 +142,7 @@ impl RunDir {
     ///
     /// # Errors
     /// As [`RunDir::ask`].
-    pub fn moves(&self, last: usize) -> Result<Option<Moves>> {
+    pub(crate) fn moves(&self, last: usize) -> Result<Option<Moves>> {
         self.ask_for(&Request::Moves { last })
     }
 
@@ -150,9 +150,9 @@ impl RunDir {
     ///
     /// # Errors
     /// As [`RunDir::ask`].
-    pub fn switch(&self, name: PolicyKind) -> Result<Option<InForce>> {
+    pub(crate) fn switch(&self, name: PolicyKind) -> Result<Option<Value>> {
         let name = name.to_string();
-        self.ask_for(&Request::Policy { name })
+        self.ask(&Request::Policy { name })
     }
 
     fn ask_for<T: DeserializeOwned>(&self, request: &Request) -> Result<Option<T>> {
@@ -168,7 +168,7 @@ impl RunDir {
     ///
     /// # Errors
     /// What the daemon answered, or that it runs and does not answer.
-    pub fn ask(&self, request: &Request) -> Result<Option<Value>> {
+    pub(crate) fn ask(&self, request: &Request) -> Result<Option<Value>> {
         let mut stream = match UnixStream::connect(self.socket()) {
             Ok(stream) => stream,
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {

@@ -11,8 +11,10 @@ use serde_json::{Map, Value};
 
 use crate::bpf::flows::Move;
 use crate::bpf::PathTraffic;
+use crate::measure::probe::PathStats;
 use crate::placement::PlacementStatus;
 use crate::steer::alike::Difference;
+use crate::steer::explain::Outcome;
 use crate::steer::PolicyKind;
 use crate::topology::{Kind, PathMasks};
 
@@ -82,7 +84,7 @@ pub struct MemberStatus {
 }
 
 /// One path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathStatus {
     /// Number of the path, which stays while the daemon runs.
     pub id: usize,
@@ -103,7 +105,7 @@ pub struct PathStatus {
     /// Whether delays are of the forward direction only.
     pub forward_only: bool,
     /// Of this path, since it was found.
-    pub probes: ProbeStatus,
+    pub probes: PathStats,
     /// Flows that use it now.
     pub flows: FlowCounts,
     /// New flows that were placed here; absent without placement.
@@ -120,7 +122,7 @@ pub struct PathStatus {
 }
 
 /// What the policy says of a path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
     /// Device and gateway, as decisions name the path.
     pub name: String,
@@ -141,19 +143,6 @@ pub struct Judged {
     /// What else there is; it depends on the policy.
     #[serde(flatten)]
     pub details: Map<String, Value>,
-}
-
-/// Probes of a path.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProbeStatus {
-    /// Probes that left since the path was found.
-    pub sent: u64,
-    /// Answers to distinct probes.
-    pub answered: u64,
-    /// Answers that belong to no probe under way.
-    pub ignored: u64,
-    /// The last failure of a probe or its socket; `None`: none so far.
-    pub last_error: Option<String>,
 }
 
 /// Live flows on a path, by class.
@@ -187,7 +176,7 @@ pub struct CgroupStatus {
 
 /// The last decisions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Decisions {
+pub(crate) struct Decisions {
     /// CLOCK_MONOTONIC, µs.
     pub now_us: u64,
     /// Oldest first.
@@ -196,7 +185,7 @@ pub struct Decisions {
 
 /// One change of what a path is used for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DecisionStatus {
+pub(crate) struct DecisionStatus {
     /// CLOCK_MONOTONIC, µs.
     pub at_us: u64,
     /// Name of the path.
@@ -208,37 +197,19 @@ pub struct DecisionStatus {
     /// The reason, for people.
     pub why: String,
     /// Absent until it is known.
-    pub outcome: Option<OutcomeStatus>,
+    pub outcome: Option<Outcome>,
     /// What else there is, such as the grounds; it depends on the policy.
     #[serde(flatten)]
     pub details: Map<String, Value>,
 }
 
-/// What probes showed in the seconds after a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OutcomeStatus {
-    /// 95th percentile of the path's probes, µs; `None`: none was answered.
-    pub path_p95_us: Option<f64>,
-    /// Lowest 95th percentile of the other usable paths, µs; `None`: there was none.
-    pub others_p95_us: Option<f64>,
-    /// `None`: there was nothing to compare.
-    pub right: Option<bool>,
-}
-
 /// The last moves of single flows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Moves {
+pub(crate) struct Moves {
     /// CLOCK_MONOTONIC, ns.
     pub now_ns: u64,
     /// Names of the paths by id.
     pub paths: BTreeMap<usize, String>,
     /// Oldest first.
     pub moves: Vec<Move>,
-}
-
-/// The policy in force after a change of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InForce {
-    /// What decides from now on.
-    pub policy: PolicyKind,
 }

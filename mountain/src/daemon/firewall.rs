@@ -64,7 +64,7 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Follows the firewall of the calling thread's network namespace.
-    pub fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let asked = Arc::new(Mutex::new(Asked::default()));
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = Arc::new(EventFd::from_flags(flags).context("eventfd")?);
@@ -104,7 +104,7 @@ impl Follower {
     }
 
     /// Waits for an answer that differs from the one before. Cancel safe.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         if self.answers.changed().await.is_err() {
             // The thread is gone: what it last said is all there is.
             std::future::pending::<()>().await;
@@ -112,7 +112,7 @@ impl Follower {
     }
 
     /// Waits until a topology's questions are answered, but not for ever.
-    pub async fn first(&mut self, topology: &Topology) {
+    pub(crate) async fn first(&mut self, topology: &Topology) {
         let questions = questions(topology);
         self.ask(questions.clone());
         let is_answered = |answers: &Answers| {

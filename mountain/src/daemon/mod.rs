@@ -62,7 +62,7 @@ const MOVES_KEPT: usize = 10_000;
 
 /// How `mountain up` was asked to run.
 #[derive(Clone, Debug, Default)]
-pub struct UpOptions {
+pub(crate) struct UpOptions {
     /// Which devices and prefixes are steered.
     pub filter: Filter,
     /// Decide and explain, attach nothing.
@@ -134,7 +134,7 @@ fn now_us() -> u64 {
 }
 
 /// Runs until it is told to stop. `ready` is called once the control socket answers.
-pub async fn run(config: Config, options: UpOptions, ready: impl FnOnce()) -> Result<()> {
+pub(crate) async fn run(config: Config, options: UpOptions, ready: impl FnOnce()) -> Result<()> {
     let run_dir = RunDir::of_this_namespace()?;
     let Some(_lock) = run_dir.lock()? else {
         bail!("mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it");
@@ -672,7 +672,7 @@ impl Daemon {
 }
 
 /// The data plane's part of the configuration.
-pub fn settings(config: &Config) -> Settings {
+pub(crate) fn settings(config: &Config) -> Settings {
     Settings::new(rand::random(), config.steer.flow_table_entries)
 }
 

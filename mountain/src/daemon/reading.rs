@@ -31,7 +31,7 @@ const REST_MAX: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 5_000;
 
 /// Reads the kernel's routing when asked to.
-pub struct Reader {
+pub(crate) struct Reader {
     filter: Filter,
     job: Option<(Instant, JoinHandle<Result<Topology>>)>,
     asked: bool,
@@ -39,7 +39,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(filter: Filter) -> Self {
+    pub(crate) fn new(filter: Filter) -> Self {
         Self {
             filter,
             job: None,
@@ -49,7 +49,7 @@ impl Reader {
     }
 
     /// Reads what the routing is from now on, once what is under way has ended.
-    pub fn ask(&mut self) {
+    pub(crate) fn ask(&mut self) {
         self.asked = true;
     }
 
@@ -59,12 +59,12 @@ impl Reader {
     }
 
     /// Whether a reading, or the writing of tables, is asked for or under way.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.asked || self.job.is_some()
     }
 
     /// Writes large tables; [`Reader::next`] gives the topology back that they are of.
-    pub fn fill(&mut self, fill: Box<Fill>) {
+    pub(crate) fn fill(&mut self, fill: Box<Fill>) {
         let job = tokio::spawn(async move {
             tokio::task::spawn_blocking(move || fill.write())
                 .await
@@ -74,7 +74,7 @@ impl Reader {
     }
 
     /// Waits for the next reading. Cancel safe.
-    pub async fn next(&mut self) -> Result<Topology> {
+    pub(crate) async fn next(&mut self) -> Result<Topology> {
         loop {
             if let Some((started, job)) = &mut self.job {
                 let done = job.await;

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Error, Result};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{json, Value};
 
 use super::firewall::cgroup_text;
 use super::{now_us, Daemon, COSTED};
@@ -11,8 +11,8 @@ use crate::bpf::flows::{Class, Flow};
 use crate::bpf::{now_ns, Steer};
 use crate::control::run_dir::{Request, Response};
 use crate::control::status::{
-    Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, InForce, Judged,
-    MemberStatus, Moves, PathStatus, ProbeStatus, Status,
+    Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, Judged,
+    MemberStatus, Moves, PathStatus, Status,
 };
 use crate::steer::PolicyKind;
 
@@ -25,7 +25,7 @@ impl Daemon {
             Request::Status => self.status().and_then(value),
             Request::Explain { last } => self.explain(last).and_then(value),
             Request::Moves { last } => value(self.last_moves(last)),
-            Request::Policy { name } => self.switch(&name).and_then(value),
+            Request::Policy { name } => self.switch(&name),
             Request::Stop => {
                 self.stop = true;
                 Ok(Value::Null)
@@ -37,10 +37,10 @@ impl Daemon {
         }
     }
 
-    fn switch(&mut self, name: &str) -> Result<InForce> {
+    fn switch(&mut self, name: &str) -> Result<Value> {
         let policy = name.parse::<PolicyKind>().map_err(Error::msg)?;
         self.set_policy(policy)?;
-        Ok(InForce { policy })
+        Ok(json!({ "policy": policy }))
     }
 
     fn status(&self) -> Result<Status> {
@@ -137,12 +137,7 @@ impl Daemon {
             gateway_resolved: path.gateway_mac.is_some(),
             probe_target: self.paths.target_text(id),
             forward_only: probes.forward_only,
-            probes: ProbeStatus {
-                sent: probes.sent,
-                answered: probes.answered,
-                ignored: probes.ignored,
-                last_error: probes.last_error.clone(),
-            },
+            probes: probes.clone(),
             flows: FlowCounts {
                 latency: of_class(Class::Latency),
                 bulk: of_class(Class::Bulk),

@@ -29,14 +29,14 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 type Asked = (Request, oneshot::Sender<Response>);
 
 /// Accepts clients and hands their requests over one by one.
-pub struct Server {
+pub(crate) struct Server {
     requests: mpsc::Receiver<Asked>,
     accept: tokio::task::JoinHandle<()>,
 }
 
 impl Server {
     /// Listens in the folder whose lock the caller holds; only root may connect.
-    pub fn bind(run_dir: &RunDir) -> Result<Self> {
+    pub(crate) fn bind(run_dir: &RunDir) -> Result<Self> {
         let path = run_dir.socket();
         // Left over from a daemon that was killed: we hold the lock, so nobody listens on it.
         let _ = fs::remove_file(&path);
@@ -49,7 +49,7 @@ impl Server {
     }
 
     /// The next request and where its answer goes. Cancel safe.
-    pub async fn next(&mut self) -> Asked {
+    pub(crate) async fn next(&mut self) -> Asked {
         match self.requests.recv().await {
             Some(asked) => asked,
             None => std::future::pending().await,
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// Stops accepting and lets the answers under way leave.
-    pub async fn finish(self) {
+    pub(crate) async fn finish(self) {
         self.accept.abort();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

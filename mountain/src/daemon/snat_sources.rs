@@ -54,7 +54,7 @@ struct Permit {
 
 impl SnatSources {
     /// Sources whose flows have been left alone lately.
-    pub fn sources(&self) -> impl Iterator<Item = IpAddr> + '_ {
+    pub(crate) fn sources(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.stay.keys().copied()
     }
 

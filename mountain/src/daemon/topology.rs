@@ -20,7 +20,7 @@ use crate::topology::{Kind, Path, PathMasks, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
-pub struct Paths {
+pub(crate) struct Paths {
     ids: PathIds,
     /// Path id of each entry of `topology.paths`; `None` beyond the supported number.
     id_of: Vec<Option<usize>>,
@@ -48,12 +48,12 @@ struct Known {
 
 impl Paths {
     /// Of each group, why its running flows are not moved although its routes would allow it.
-    pub fn held(&self) -> &[Option<Difference>] {
+    pub(crate) fn held(&self) -> &[Option<Difference>] {
         &self.held
     }
 
     /// Says of each group why its flows are not moved; from the next [`Daemon::write_routes`] on.
-    pub fn hold(&mut self, held: Vec<Option<Difference>>) {
+    pub(crate) fn hold(&mut self, held: Vec<Option<Difference>>) {
         self.held = held;
         self.masks.fill(None);
     }
@@ -63,11 +63,11 @@ impl Paths {
         self.topology.groups[group].kind.moves() && !is_held
     }
 
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         !self.by_id.is_empty()
     }
 
-    pub fn ids(&self) -> Vec<usize> {
+    pub(crate) fn ids(&self) -> Vec<usize> {
         self.by_id.keys().copied().collect()
     }
 
@@ -81,14 +81,14 @@ impl Paths {
     }
 
     /// Indexes of the paths' devices, each once.
-    pub fn devices(&self) -> Vec<u32> {
+    pub(crate) fn devices(&self) -> Vec<u32> {
         let mut devices: Vec<u32> = self.by_id.values().map(|k| k.path.key.ifindex).collect();
         devices.sort();
         devices.dedup();
         devices
     }
 
-    pub fn name(&self, id: usize) -> &str {
+    pub(crate) fn name(&self, id: usize) -> &str {
         self.by_id.get(&id).map_or("?", |k| &k.name)
     }
 
@@ -100,16 +100,16 @@ impl Paths {
         }
     }
 
-    pub fn path(&self, id: usize) -> Option<&Path> {
+    pub(crate) fn path(&self, id: usize) -> Option<&Path> {
         self.by_id.get(&id).map(|k| &k.path)
     }
 
-    pub fn topology(&self) -> &Topology {
+    pub(crate) fn topology(&self) -> &Topology {
         &self.topology
     }
 
     /// The path id of an entry of [`Topology::paths`].
-    pub fn id(&self, index: usize) -> Option<usize> {
+    pub(crate) fn id(&self, index: usize) -> Option<usize> {
         self.id_of.get(index).copied().flatten()
     }
 
@@ -129,7 +129,7 @@ impl Paths {
             .collect()
     }
 
-    pub fn gateway(&self, id: usize) -> Option<(u32, IpAddr)> {
+    pub(crate) fn gateway(&self, id: usize) -> Option<(u32, IpAddr)> {
         let key = self.path(id)?.key;
         Some((key.ifindex, key.gateway?))
     }

@@ -4,7 +4,7 @@
 use std::fs;
 
 /// Those that steering needs and the calling thread lacks. Without /proc, all of them.
-pub fn missing() -> Vec<&'static str> {
+pub(crate) fn missing() -> Vec<&'static str> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let effective = status
         .lines()

@@ -5,7 +5,7 @@
 pub(crate) const OLDEST: (u32, u32) = (6, 6);
 
 /// Major and minor of a release such as `6.12.48+deb13-amd64`.
-pub fn version(release: &str) -> Option<(u32, u32)> {
+pub(crate) fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let major = numbers.next()?.parse().ok()?;
     let minor = numbers.next()?.parse().ok()?;

@@ -6,11 +6,13 @@
 pub mod stdout;
 
 pub mod atomic_file;
-pub mod capabilities;
+pub(crate) mod capabilities;
 pub mod cgroup;
-pub mod kernel;
-pub mod namespaces;
+pub(crate) mod kernel;
+pub(crate) mod namespaces;
 pub mod program;
-pub mod sysctl;
-pub mod text;
-pub mod values;
+pub(crate) mod signals;
+pub(crate) mod socket_option;
+pub(crate) mod sysctl;
+pub(crate) mod text;
+pub(crate) mod values;

@@ -28,7 +28,7 @@ pub struct Missing {
 
 impl Missing {
     /// The error for `program`, once starting it has failed with "not found".
-    pub fn new(program: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
         let program = Path::new(program.as_ref());
         let name = program.file_name().unwrap_or(program.as_os_str());
         Missing {

@@ -34,7 +34,7 @@ fn obeyed(c: char) -> bool {
 
 /// Text in one line that no terminal obeys: control characters as `\u001b`, which inside JSON is the
 /// character again. For text from outside that becomes part of a line.
-pub fn plain(text: &str) -> Cow<'_, str> {
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     match text.contains(obeyed) {
         true => escaped(text, |c| !obeyed(c)).into(),
         false => text.into(),

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 /// Whether this network namespace forwards packets at all.
-pub fn forwards() -> bool {
+pub(crate) fn forwards() -> bool {
     let on = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");
     // Of IPv4 each device has a switch of its own, of IPv6 since Linux 6.17.
     let any = |dir: &str, file: &str| {

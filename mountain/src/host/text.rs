@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 /// A number of things: "1 rule", "2 rules".
-pub fn count(n: impl Display, what: &str) -> String {
+pub(crate) fn count(n: impl Display, what: &str) -> String {
     let n = n.to_string();
     let s = if n == "1" { "" } else { "s" };
     format!("{n} {what}{s}")
@@ -18,7 +18,7 @@ pub fn count(n: impl Display, what: &str) -> String {
 ///
 /// # Errors
 /// What is wrong with the text and what to write instead.
-pub fn prefix(text: &str) -> Result<IpNet, String> {
+pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
     let parsed: Result<IpNet, _> = text.parse();
     let net = parsed.or_else(|e| text.parse::<IpAddr>().map(IpNet::from).map_err(|_| e));
     let net = net.map_err(|_| format!("{text:?} is no prefix such as 192.0.2.0/24"))?;
@@ -30,7 +30,7 @@ pub fn prefix(text: &str) -> Result<IpNet, String> {
 ///
 /// # Errors
 /// What to write instead.
-pub(crate) fn whole_prefix(net: &IpNet) -> Result<(), String> {
+fn whole_prefix(net: &IpNet) -> Result<(), String> {
     match net.trunc() {
         whole if whole == *net => Ok(()),
         whole => Err(format!(
@@ -45,7 +45,7 @@ pub(crate) fn whole_prefix(net: &IpNet) -> Result<(), String> {
 ///
 /// # Errors
 /// What is wrong with the text.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds)
             .map_err(|_| format!("{text} s is no time that can be waited for")),

@@ -15,7 +15,7 @@ use super::text;
 ///
 /// # Errors
 /// Names the number and the range.
-pub fn within<'de, T, D>(deserializer: D, range: RangeInclusive<T>) -> Result<T, D::Error>
+pub(crate) fn within<'de, T, D>(deserializer: D, range: RangeInclusive<T>) -> Result<T, D::Error>
 where
     T: Deserialize<'de> + PartialOrd + Display,
     D: Deserializer<'de>,
@@ -59,7 +59,7 @@ impl Visitor<'_> for PrefixVisitor {
 ///
 /// # Errors
 /// Names the text that is no prefix, or has bits set beyond its length.
-pub fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+pub(crate) fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
     let all = Vec::<WholePrefix>::deserialize(deserializer)?;
     Ok(all.into_iter().map(|prefix| prefix.0).collect())
 }
@@ -68,6 +68,8 @@ pub fn prefixes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>
 ///
 /// # Errors
 /// As [`prefixes`].
-pub fn prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpNet>, D::Error> {
+pub(crate) fn prefix<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<IpNet>, D::Error> {
     WholePrefix::deserialize(deserializer).map(|prefix| Some(prefix.0))
 }

@@ -5,50 +5,42 @@
 
 use std::fmt;
 use std::io;
-use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use nix::poll::{ppoll, PollFd, PollFlags};
 use nix::sys::signal::{kill, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
 
-use super::cpu::command::asks_to_end;
 use super::paired::MOST_ROUNDS;
 use crate::host::program;
+use crate::host::signals::{Asked, Ended};
 
 /// With fewer rounds the headline can show no difference: the least p-value is 2 / 2^rounds, and
 /// Holm's correction takes three times that.
-pub const LEAST_ROUNDS: u32 = 8;
+const LEAST_ROUNDS: u32 = 8;
 /// How often a command is looked at.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A half that is to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// Rounds are counted from 0.
     pub round: u32,
     /// 0: A, 1: B.
     pub side: usize,
 }
 
-/// How many rounds there may be.
-pub const fn rounds() -> RangeInclusive<u32> {
-    LEAST_ROUNDS..=MOST_ROUNDS
-}
-
 /// The halves in their order.
 ///
 /// # Errors
-/// If `rounds` is odd, which would favour one side, or out of [`rounds`].
-pub fn turns(rounds: u32) -> Result<impl Iterator<Item = Turn>> {
+/// If `rounds` is odd, which would favour one side, or less than [`LEAST_ROUNDS`] or more than
+/// [`MOST_ROUNDS`].
+pub(crate) fn turns(rounds: u32) -> Result<impl Iterator<Item = Turn>> {
     ensure!(
-        self::rounds().contains(&rounds) && rounds.is_multiple_of(2),
+        (LEAST_ROUNDS..=MOST_ROUNDS).contains(&rounds) && rounds.is_multiple_of(2),
         "an A/B takes an even number of rounds, {LEAST_ROUNDS} to {MOST_ROUNDS}"
     );
     Ok((0..rounds).flat_map(|round| {
@@ -58,42 +50,6 @@ pub fn turns(rounds: u32) -> Result<impl Iterator<Item = Turn>> {
             side: side(place),
         })
     }))
-}
-
-/// The signals that ask to end, kept from ending this process.
-pub(crate) struct Asked(SignalFd);
-
-/// A signal asked to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended;
-
-impl Asked {
-    /// From now on a signal ends nothing by itself.
-    pub(crate) fn to_end() -> Result<Self> {
-        let signals = asks_to_end();
-        signals.thread_block()?;
-        let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-        Ok(Self(SignalFd::with_flags(&signals, flags)?))
-    }
-
-    /// Waits so long, or until a signal asks to end.
-    pub fn wait(&self, time: Duration) -> Result<Result<(), Ended>> {
-        let until = Instant::now() + time;
-        loop {
-            if self.0.read_signal()?.is_some() {
-                return Ok(Err(Ended));
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(Ok(()));
-            }
-            let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-            match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
-                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-                Err(e) => return Err(e).context("cannot wait"),
-            }
-        }
-    }
 }
 
 /// The command that brings a setting about.
@@ -115,7 +71,7 @@ impl Setting {
     ///
     /// # Errors
     /// An open quote, no words, or a program that is not there.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let words = shlex::split(text).context("a quote is not closed, or a \\ ends it")?;
         let program = words.first().context("there is no command")?;
         program::find(program)?;
@@ -130,21 +86,21 @@ impl Setting {
     /// A signal that asks to end is passed on, a second one kills it.
     ///
     /// # Errors
-    /// If it cannot be started or fails.
-    pub fn run(&self, asked: &Asked) -> Result<Result<(), Ended>> {
+    /// If it cannot be started or fails; [`Ended`] if a signal asked to end.
+    pub(crate) fn run(&self, asked: &Asked) -> Result<()> {
         let (status, told) = self.wait_for(asked, true)?;
         // A terminal sends Ctrl-C to the command as well, which may have ended before we looked.
-        if told || (!status.success() && asked.wait(LOOK)?.is_err()) {
-            return Ok(Err(Ended));
+        if told || (!status.success() && asked.comes_within(LOOK)?) {
+            return Err(Ended.into());
         }
-        self.check(status).map(Ok)
+        self.check(status)
     }
 
     /// Runs it to its end although a signal asks to end; a second one kills it.
     ///
     /// # Errors
     /// If it cannot be started or fails.
-    pub fn restore(&self, asked: &Asked) -> Result<()> {
+    pub(crate) fn restore(&self, asked: &Asked) -> Result<()> {
         let (status, _) = self.wait_for(asked, false)?;
         self.check(status)
     }
@@ -170,7 +126,7 @@ impl Setting {
             if let Some(status) = child.try_wait()? {
                 return Ok((status, told > 0));
             }
-            if asked.wait(LOOK)?.is_ok() {
+            if !asked.comes_within(LOOK)? {
                 continue;
             }
             told += 1;

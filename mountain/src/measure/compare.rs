@@ -20,7 +20,7 @@ use super::variation::{self, Events, RunFigure};
 use super::verdict::{self, holm, RowDifference, RowVerdict};
 
 /// Value of [`Comparison::schema`].
-pub const SCHEMA: &str = "mountain-compare/2";
+pub(crate) const SCHEMA: &str = "mountain-compare/2";
 /// The rows that the headline rests on.
 pub const HEADLINE: [&str; 3] = ["Median", "P99", "Loss"];
 
@@ -87,8 +87,8 @@ pub struct Run {
 pub struct Compared {
     /// Name of the figure, e.g. `P99`.
     pub name: String,
-    /// "us", "percent" or "count".
-    pub unit: String,
+    /// Of `values`.
+    pub unit: Unit,
     /// Of each run; of several the mean, of counts the sum.
     pub values: Vec<Option<f64>>,
     /// What interval and verdict are about, where that is not the value itself.
@@ -298,12 +298,7 @@ impl<'a> Judge<'a> {
         let judged = i > 0;
         Compared {
             name: first.name.clone(),
-            unit: match first.unit {
-                Unit::Count => "count",
-                Unit::Microseconds => "us",
-                Unit::Percent => "percent",
-            }
-            .into(),
+            unit: first.unit,
             compared_by: compared_by(&first.name, first.unit, self.segment)
                 .filter(|_| self.figures.iter().all(Option::is_some)),
             against_first: (sides.clone().skip(1).filter(|_| judged))

@@ -7,11 +7,12 @@
 //! classic BPF program: with it the kernel puts the packets of known clients into a queue of their
 //! own, which a flood of forged sources cannot fill.
 
+use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
-use std::{io, mem};
+use std::os::fd::AsFd;
 
 use libc::{sock_filter, sock_fprog};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::wire;
 
@@ -48,26 +49,14 @@ impl Key {
     ///
     /// # Errors
     /// What setsockopt(2) says.
-    pub(super) fn attach(self, socket: &impl AsRawFd, ipv6: bool) -> io::Result<()> {
+    pub(super) fn attach(self, socket: &impl AsFd, ipv6: bool) -> io::Result<()> {
         let mut code = self.program(ipv6);
         let program = sock_fprog {
             len: code.len() as libc::c_ushort,
             filter: code.as_mut_ptr(),
         };
-        // SAFETY: a live socket; the program and what it points to outlive the call.
-        let rc = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_ATTACH_REUSEPORT_CBPF,
-                (&raw const program).cast(),
-                mem::size_of::<sock_fprog>() as libc::socklen_t,
-            )
-        };
-        match rc {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        // What it points to outlives the call.
+        Ok(setsockopt(socket, sockopt::AttachReusePortCbpf, &program)?)
     }
 
     /// The filter sees the payload at offset 0. A load beyond its end returns 0.

@@ -14,12 +14,12 @@ use nix::sys::signalfd::SignalFd;
 use super::environment;
 use super::runfile::Cpu;
 
-pub(crate) mod command;
+mod command;
 
 use command::RunningCommand;
 
 /// Names of the shares in [`Cpu::shares`].
-pub const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
+pub(crate) const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
 /// An interval shorter than this part of the set one holds too few ticks to stand by itself.
 const LEAST_PART: f64 = 0.1;
 
@@ -126,7 +126,7 @@ impl Recorder {
 }
 
 /// What [`record`] leaves.
-pub struct Recorded {
+pub(crate) struct Recorded {
     /// Busy shares of each CPU over time.
     pub cpu: Cpu,
     /// How long it was recorded, seconds.
@@ -142,7 +142,7 @@ pub struct Recorded {
 /// Records until `duration` has passed or, with a command, until it ends. A signal that is to end
 /// this program ends the command, too, and what there is is kept. A reading that fails makes its
 /// interval part of the next one. When the command cannot be waited for any more, it is ended.
-pub fn record(
+pub(crate) fn record(
     interval: Duration,
     duration: Option<Duration>,
     command: Option<&mut Command>,

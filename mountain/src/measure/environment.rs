@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::netlink;
 
 /// The names and values of [`super::runfile::RunFile::environment`].
-pub type Environment = BTreeMap<String, Value>;
+pub(crate) type Environment = BTreeMap<String, Value>;
 
 /// Settings that change how fast or how steadily packets pass, below /proc/sys.
 const SYSCTLS: [&str; 18] = [
@@ -37,6 +37,29 @@ const SYSCTLS: [&str; 18] = [
     "net.ipv6.fib_multipath_hash_policy",
 ];
 
+/// What one file each tells.
+const FILES: [(&str, &str); 4] = [
+    ("kernel.release", "/proc/sys/kernel/osrelease"),
+    ("kernel.version", "/proc/sys/kernel/version"),
+    ("kernel.cmdline", "/proc/cmdline"),
+    (
+        "clocksource",
+        "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+    ),
+];
+
+/// Likewise, below [`CPU`].
+const CPU_FILES: [(&str, &str); 7] = [
+    ("cpu.online", "online"),
+    ("cpu.smt", "smt/control"),
+    ("cpu.governor", "cpu0/cpufreq/scaling_governor"),
+    ("cpu.frequency_driver", "cpu0/cpufreq/scaling_driver"),
+    ("cpu.no_turbo", "intel_pstate/no_turbo"),
+    ("cpu.idle_driver", "cpuidle/current_driver"),
+    ("cpu.idle_governor", "cpuidle/current_governor"),
+];
+const CPU: &str = "/sys/devices/system/cpu";
+
 /// This program's command line, as run files keep it. Names that are no UTF-8 have U+FFFD in place of
 /// what is not.
 pub(crate) fn command_line() -> String {
@@ -48,12 +71,18 @@ pub(crate) fn command_line() -> String {
 /// before the measurement, as it includes the load so far.
 ///
 /// `steering`: what steers here, see [`super::ping::PingOptions::steering`].
-pub fn record(steering: Option<&str>) -> Environment {
+pub(crate) fn record(steering: Option<&str>) -> Environment {
     let mut found = Environment::new();
-    kernel(&mut found);
+    for (name, file) in FILES {
+        set(&mut found, name, text(file));
+    }
+    if let Some(config) = kernel_config() {
+        let hash = Sha256::digest(&config);
+        // 64 bits tell any two configurations apart and fit a table.
+        let hash: String = hash[..8].iter().map(|b| format!("{b:02x}")).collect();
+        set(&mut found, "kernel.config_hash", Some(hash));
+    }
     processor(&mut found);
-    let clock = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-    set(&mut found, "clocksource", text(clock));
     for name in SYSCTLS {
         sysctl(&mut found, name);
     }
@@ -73,15 +102,15 @@ pub fn record(steering: Option<&str>) -> Environment {
 /// What is set on a network device: queueing discipline, offloads, driver, interrupt handling.
 pub(crate) fn record_device(found: &mut Environment, device: &str) {
     let sys = format!("/sys/class/net/{device}");
-    for (name, file) in [
-        ("mtu", "mtu"),
-        ("speed", "speed"),
-        ("tx_queue_len", "tx_queue_len"),
-        ("gro_flush_timeout", "gro_flush_timeout"),
-        ("napi_defer_hard_irqs", "napi_defer_hard_irqs"),
-        ("threaded", "threaded"),
+    for name in [
+        "mtu",
+        "speed",
+        "tx_queue_len",
+        "gro_flush_timeout",
+        "napi_defer_hard_irqs",
+        "threaded",
     ] {
-        let value = text(format!("{sys}/{file}"));
+        let value = text(format!("{sys}/{name}"));
         set(found, &format!("device.{device}.{name}"), value);
     }
     let driver = fs::read_link(format!("{sys}/device/driver")).ok();
@@ -113,20 +142,6 @@ fn sysctl(found: &mut Environment, name: &str) {
     set(found, &format!("sysctl.{name}"), text(path));
 }
 
-fn kernel(found: &mut Environment) {
-    let release = text("/proc/sys/kernel/osrelease");
-    let config = kernel_config();
-    set(found, "kernel.release", release);
-    set(found, "kernel.version", text("/proc/sys/kernel/version"));
-    set(found, "kernel.cmdline", text("/proc/cmdline"));
-    if let Some(config) = config {
-        let hash = Sha256::digest(&config);
-        // 64 bits tell any two configurations apart and fit a table.
-        let hash: String = hash[..8].iter().map(|b| format!("{b:02x}")).collect();
-        set(found, "kernel.config_hash", Some(hash));
-    }
-}
-
 /// The kernel's configuration, uncompressed, so that it is the same from either place.
 pub fn kernel_config() -> Option<Vec<u8>> {
     let packed = fs::File::open("/proc/config.gz").ok();
@@ -145,32 +160,18 @@ pub fn kernel_config() -> Option<Vec<u8>> {
 }
 
 fn processor(found: &mut Environment) {
-    let cpu = "/sys/devices/system/cpu";
+    for (name, file) in CPU_FILES {
+        set(found, name, text(format!("{CPU}/{file}")));
+    }
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     set(found, "cpu.model", cpu_model(&info));
     let count = std::thread::available_parallelism().ok();
     set(found, "cpu.count", count.map(|n| n.get()));
-    set(found, "cpu.online", text(format!("{cpu}/online")));
-    set(found, "cpu.smt", text(format!("{cpu}/smt/control")));
-    let cpu0 = format!("{cpu}/cpu0");
-    for (name, file) in [
-        ("governor", "cpufreq/scaling_governor"),
-        ("frequency_driver", "cpufreq/scaling_driver"),
-    ] {
-        set(
-            found,
-            &format!("cpu.{name}"),
-            text(format!("{cpu0}/{file}")),
-        );
+    if !found.contains_key("cpu.idle_governor") {
+        let governor = text(format!("{CPU}/cpuidle/current_governor_ro"));
+        set(found, "cpu.idle_governor", governor);
     }
-    let turbo = text(format!("{cpu}/intel_pstate/no_turbo"));
-    set(found, "cpu.no_turbo", turbo);
-    let driver = text(format!("{cpu}/cpuidle/current_driver"));
-    set(found, "cpu.idle_driver", driver);
-    let governor = text(format!("{cpu}/cpuidle/current_governor"))
-        .or_else(|| text(format!("{cpu}/cpuidle/current_governor_ro")));
-    set(found, "cpu.idle_governor", governor);
-    let states = idle_states(Path::new(&format!("{cpu0}/cpuidle")));
+    let states = idle_states(Path::new(&format!("{CPU}/cpu0/cpuidle")));
     set(found, "cpu.idle_states", states);
 }
 

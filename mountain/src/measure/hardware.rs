@@ -94,7 +94,7 @@ fn decide(
 }
 
 /// Hardware stamps in use; what was switched on for them is switched back by the drop.
-pub struct InUse {
+pub(crate) struct InUse {
     restore: Option<(String, Config)>,
 }
 
@@ -103,7 +103,7 @@ pub struct InUse {
 ///
 /// # Errors
 /// Why software stamps have to do, in words.
-pub fn prepare(device: &str, may_switch: bool) -> Result<InUse, String> {
+pub(crate) fn prepare(device: &str, may_switch: bool) -> Result<InUse, String> {
     let config = get_config(device);
     match decide(device, get_info(device), config, may_switch) {
         Decision::Use => Ok(InUse { restore: None }),
@@ -219,24 +219,18 @@ mod tests {
     fn both_ways_and_one_clock_are_needed() {
         let transmit = libc::SOF_TIMESTAMPING_TX_HARDWARE;
         let receive = libc::SOF_TIMESTAMPING_RX_HARDWARE;
+        let all = card().so_timestamping;
         let none = [
-            TsInfo {
-                phc_index: -1,
-                ..card()
-            },
-            TsInfo {
-                so_timestamping: 0x7f & !transmit,
-                ..card()
-            },
-            TsInfo {
-                so_timestamping: 0x7f & !receive,
-                ..card()
-            },
-            TsInfo {
-                so_timestamping: 0x1a,
-                ..card()
-            },
+            (-1, all),
+            (0, all & !transmit),
+            (0, all & !receive),
+            (0, 0x1a),
         ];
+        let none = none.map(|(phc_index, so_timestamping)| TsInfo {
+            phc_index,
+            so_timestamping,
+            ..card()
+        });
         for info in none.map(Some).into_iter().chain([None]) {
             for config in [None, Some(ON)] {
                 let text = why(decide("e", info, config, true));

@@ -116,14 +116,47 @@ fn moments(known: &[Option<f64>], spacing: f64) -> (Vec<f64>, Option<f64>) {
     (since, (!at.is_empty()).then_some(first))
 }
 
-/// One of irtt's round trips, µs.
-struct Trip {
-    seqno: u64,
+/// What a tool tells of a probe, µs.
+#[derive(Clone, Copy)]
+struct Told {
+    sent_us: Option<f64>,
     rtt_us: Option<f64>,
     forward_us: Option<f64>,
     backward_us: Option<f64>,
-    sent_us: Option<f64>,
-    received_us: Option<f64>,
+    /// Orders the answers: a moment or a number.
+    arrived: Option<f64>,
+}
+
+/// The columns of probes in the order of sending (`None`: nothing is told of one), and when the first was
+/// sent, µs. `spacing`: see [`moments`].
+fn columns(probes: &[Option<Told>], spacing: f64) -> (Samples, Option<f64>) {
+    let column = |of: fn(&Told) -> Option<f64>| -> Vec<Option<f64>> {
+        probes.iter().map(|told| of(told.as_ref()?)).collect()
+    };
+    let (sent_us, first) = moments(&column(|told| told.sent_us), spacing);
+    let mut samples = Samples {
+        sent_us,
+        rtt_us: column(|told| told.rtt_us),
+        forward_us: column(|told| told.forward_us),
+        backward_us: column(|told| told.backward_us),
+        ..Samples::default()
+    };
+    if samples.forward_us.iter().all(Option::is_none) {
+        samples.forward_us.clear();
+        samples.backward_us.clear();
+    }
+    let arrived = column(|told| told.arrived).into_iter().zip(0..);
+    let answers: Vec<(f64, u32)> = arrived.filter_map(|(at, i)| Some((at?, i))).collect();
+    if answers.len() == samples.rtt_us.iter().flatten().count() {
+        samples.arrival = arrival(answers);
+    }
+    (samples, first)
+}
+
+/// One of irtt's round trips.
+struct Trip {
+    seqno: u64,
+    told: Told,
     /// When it was sent, ns since 1970.
     wall_ns: Option<f64>,
 }
@@ -156,11 +189,13 @@ impl Trip {
         check_rtt(rtt_us).with_context(|| format!("round trip {seqno}"))?;
         Ok(Self {
             seqno,
-            rtt_us,
-            forward_us: unless_lost(delay("send")),
-            backward_us: unless_lost(delay("receive")),
-            sent_us: stamp("send"),
-            received_us: unless_lost(stamp("receive")),
+            told: Told {
+                sent_us: stamp("send"),
+                rtt_us,
+                forward_us: unless_lost(delay("send")),
+                backward_us: unless_lost(delay("receive")),
+                arrived: unless_lost(stamp("receive")),
+            },
             wall_ns: client["send"]["wall"].as_f64(),
         })
     }
@@ -175,26 +210,8 @@ fn irtt(value: &Value, mut trips: Vec<Trip>) -> Result<RunFile> {
     let params = &value["config"]["params"];
     let interval_us = params["interval"].as_f64().map(|ns| ns / 1e3);
     let interval_us = interval_us.filter(|us| *us >= 0.0);
-    let column = |of: fn(&Trip) -> Option<f64>| trips.iter().map(of).collect::<Vec<_>>();
-    let mut samples = Samples {
-        rtt_us: column(|trip| trip.rtt_us),
-        forward_us: column(|trip| trip.forward_us),
-        backward_us: column(|trip| trip.backward_us),
-        ..Samples::default()
-    };
-    let sent = column(|trip| trip.sent_us);
-    let answers: Vec<(f64, u32)> = (trips.iter().enumerate())
-        .filter_map(|(i, trip)| Some((trip.received_us?, i as u32)))
-        .collect();
-    if samples.forward_us.iter().all(Option::is_none) {
-        samples.forward_us.clear();
-        samples.backward_us.clear();
-    }
-    let answered = samples.rtt_us.iter().flatten().count();
-    if answers.len() == answered {
-        samples.arrival = arrival(answers);
-    }
-    samples.sent_us = moments(&sent, interval_us.unwrap_or(1e6)).0;
+    let told: Vec<Option<Told>> = trips.iter().map(|trip| Some(trip.told)).collect();
+    let (samples, _) = columns(&told, interval_us.unwrap_or(1e6));
     let stats = &value["stats"];
     let start = stats["start_time"].as_str().unwrap_or_default();
     let seconds = stats["duration"].as_f64().map_or(0.0, |ns| ns / 1e9);
@@ -303,14 +320,7 @@ fn list<'a>(names: impl Iterator<Item = &'a String>) -> String {
 /// only irtt tells. `series`: the entry in SERIES_META. Returns also when the first probe was sent,
 /// µs since 1970.
 fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
-    struct Raw {
-        sent_us: Option<f64>,
-        rtt_us: Option<f64>,
-        forward_us: Option<f64>,
-        backward_us: Option<f64>,
-        place: u32,
-    }
-    let mut by_seq: BTreeMap<u64, Raw> = BTreeMap::new();
+    let mut by_seq: BTreeMap<u64, Told> = BTreeMap::new();
     let seq_of = |one: &Value| match one["seq"].as_f64() {
         // 2^53, up to which these are whole numbers.
         Some(s) if (0.0..=9.0e15).contains(&s) && s.fract() == 0.0 => Ok(Some(s as u64)),
@@ -326,14 +336,14 @@ fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
         let rtt_us = us("val").filter(|_| !lost);
         ensure!(lost || rtt_us.is_some(), "a raw value has no val");
         check_rtt(rtt_us).with_context(|| format!("raw value {}", i + 1))?;
-        let value = Raw {
+        let told = Told {
             sent_us: (one["t"].as_f64()).map(|s| s * 1e6 - rtt_us.unwrap_or(0.0)),
             rtt_us,
             forward_us: us("owd_up"),
             backward_us: us("owd_down"),
-            place: i as u32,
+            arrived: rtt_us.map(|_| i as f64),
         };
-        if by_seq.insert(seq, value).is_some() {
+        if by_seq.insert(seq, told).is_some() {
             bail!(
                 "the sequence number {seq} stands there twice, again in raw value {}",
                 i + 1
@@ -358,27 +368,10 @@ fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
         n <= 100 * raw.len() as u64,
         "the sequence numbers have a gap of {n}"
     );
-    let column = |of: fn(&Raw) -> Option<f64>| -> Vec<Option<f64>> {
-        (first..=last).map(|seq| of(by_seq.get(&seq)?)).collect()
-    };
-    let answers = (by_seq.iter())
-        .filter(|(_, raw)| raw.rtt_us.is_some())
-        .map(|(seq, raw)| (f64::from(raw.place), (seq - first) as u32));
-    let spacing = interval_us(series).unwrap_or(0.0);
-    let (sent_us, started) = moments(&column(|r| r.sent_us), spacing);
-    let mut samples = Samples {
-        sent_us,
-        rtt_us: column(|r| r.rtt_us),
-        forward_us: column(|r| r.forward_us),
-        backward_us: column(|r| r.backward_us),
-        arrival: arrival(answers.collect()),
-        ..Samples::default()
-    };
-    if samples.forward_us.iter().all(Option::is_none) {
-        samples.forward_us.clear();
-        samples.backward_us.clear();
-    }
-    Ok((samples, started))
+    let told: Vec<Option<Told>> = (first..=last)
+        .map(|seq| by_seq.get(&seq).copied())
+        .collect();
+    Ok(columns(&told, interval_us(series).unwrap_or(0.0)))
 }
 
 /// The `-i` of ping(8) and irtt in a series' command, seconds with or without their unit.

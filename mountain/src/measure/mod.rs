@@ -19,12 +19,12 @@
 //!
 //! Method and sources: docs/measuring.md.
 
-pub mod ab;
+pub(crate) mod ab;
 pub mod compare;
 mod cookie;
 pub mod cpu;
 pub mod environment;
-pub mod hardware;
+pub(crate) mod hardware;
 pub(crate) mod ifreq;
 pub mod import;
 pub mod oneway;
@@ -37,6 +37,6 @@ pub mod socket;
 pub mod stats;
 pub mod timestamp;
 mod timing;
-pub mod variation;
+pub(crate) mod variation;
 pub mod verdict;
 pub mod wire;

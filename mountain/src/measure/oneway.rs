@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 /// How long a minimum is remembered, ns. Long enough to outlast standing queues, short enough
 /// that drift is a straight line and a changed route becomes the new normal.
-pub(crate) const WINDOW_NS: u64 = 60_000_000_000;
+const WINDOW_NS: u64 = 60_000_000_000;
 const BUCKET_NS: u64 = 1_000_000_000;
 /// Below this span of time the minima's noise gives a worse slope than assuming none.
 const MIN_SPAN_NS: f64 = 10e9;
@@ -28,20 +28,22 @@ const STEP_SAMPLES: u32 = 3;
 
 /// Excess over the minimum, per direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Variation {
+pub(crate) struct Variation {
     /// From us to the reflector, µs.
     pub forward_us: u32,
     /// From the reflector back, µs.
     pub backward_us: u32,
 }
 
+/// What drift adds to the differences of the forward and of the backward direction.
+const SIGNS: [f64; 2] = [1.0, -1.0];
+
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     /// ns since the first sample.
     at: f64,
     /// Forward and backward differences relative to the first sample's, ns.
-    forward: f64,
-    backward: f64,
+    differences: [f64; 2],
 }
 
 /// The lowest points of one second.
@@ -49,8 +51,7 @@ struct Sample {
 struct Bucket {
     index: u64,
     /// (time, difference) of the lowest point per direction.
-    forward: (f64, f64),
-    backward: (f64, f64),
+    lowest: [(f64, f64); 2],
     /// Smallest forward + backward, ns, absolute.
     rtt: f64,
 }
@@ -72,14 +73,14 @@ pub struct OneWay {
     /// Drift of the far clock against ours, ns/ns.
     slope: f64,
     /// Lines' heights at time 0.
-    floor: (f64, f64),
+    floor: [f64; 2],
     suspects: Option<Suspects>,
     steps: u64,
 }
 
 impl OneWay {
     /// Knows nothing of either direction until it has been fed.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -90,12 +91,19 @@ impl OneWay {
     /// clocks may just have been set: then one direction falls below its minimum as the other
     /// rises. When three such samples in a row have come and one of them shows an RTT close to
     /// the minimum, so that its jumps can only be the step, the minima are moved by it.
-    pub fn push(&mut self, at_ns: u64, forward_ns: i64, backward_ns: i64) -> Option<Variation> {
+    pub(crate) fn push(
+        &mut self,
+        at_ns: u64,
+        forward_ns: i64,
+        backward_ns: i64,
+    ) -> Option<Variation> {
         let (t0, f0, b0) = *self.origin.get_or_insert((at_ns, forward_ns, backward_ns));
         let sample = Sample {
             at: at_ns.saturating_sub(t0) as f64,
-            forward: forward_ns.wrapping_sub(f0) as f64,
-            backward: backward_ns.wrapping_sub(b0) as f64,
+            differences: [
+                forward_ns.wrapping_sub(f0) as f64,
+                backward_ns.wrapping_sub(b0) as f64,
+            ],
         };
         self.expire(sample.at);
         if self.buckets.is_empty() {
@@ -103,7 +111,7 @@ impl OneWay {
             self.insert(sample);
             return Some(self.excess_us(sample));
         }
-        let (forward, backward) = self.excess(sample);
+        let [forward, backward] = self.excess(sample);
         let opposite = (forward > STEP_NS && backward < -STEP_NS)
             || (backward > STEP_NS && forward < -STEP_NS);
         // A step leaves the RTT alone: it cannot undercut the smallest one.
@@ -113,7 +121,7 @@ impl OneWay {
             return Some(self.excess_us(sample));
         }
         let suspects = match self.suspects {
-            Some(Suspects { count, best }) if (self.excess(best).0 > 0.0) == (forward > 0.0) => {
+            Some(Suspects { count, best }) if (self.excess(best)[0] > 0.0) == (forward > 0.0) => {
                 let best = if self.excess_rtt(best) < self.excess_rtt(sample) {
                     best
                 } else {
@@ -167,67 +175,59 @@ impl OneWay {
     }
 
     /// Height over the two lines, ns.
-    fn excess(&self, s: Sample) -> (f64, f64) {
-        (
-            s.forward - self.slope * s.at - self.floor.0,
-            s.backward + self.slope * s.at - self.floor.1,
-        )
+    fn excess(&self, s: Sample) -> [f64; 2] {
+        [0, 1].map(|d| s.differences[d] - SIGNS[d] * self.slope * s.at - self.floor[d])
     }
 
     fn excess_rtt(&self, s: Sample) -> f64 {
-        let (forward, backward) = self.excess(s);
-        forward + backward
+        self.excess(s).iter().sum()
     }
 
     fn excess_us(&self, s: Sample) -> Variation {
-        let (forward, backward) = self.excess(s);
         let us = |ns: f64| (ns / 1e3).round().clamp(0.0, f64::from(u32::MAX)) as u32;
+        let [forward_us, backward_us] = self.excess(s).map(us);
         Variation {
-            forward_us: us(forward),
-            backward_us: us(backward),
+            forward_us,
+            backward_us,
         }
     }
 
     fn insert(&mut self, s: Sample) {
         let index = s.at as u64 / BUCKET_NS;
         let (_, f0, b0) = self.origin.expect("set by push");
-        let rtt = s.forward + s.backward + (f0 as f64 + b0 as f64);
+        let [forward, backward] = s.differences;
+        let rtt = forward + backward + (f0 as f64 + b0 as f64);
+        let points = s.differences.map(|difference| (s.at, difference));
         let slope = self.slope;
         match self.buckets.back_mut().filter(|b| b.index >= index) {
             Some(bucket) => {
-                let height = |(at, v): (f64, f64), sign: f64| v - sign * slope * at;
-                if height((s.at, s.forward), 1.0) < height(bucket.forward, 1.0) {
-                    bucket.forward = (s.at, s.forward);
-                }
-                if height((s.at, s.backward), -1.0) < height(bucket.backward, -1.0) {
-                    bucket.backward = (s.at, s.backward);
+                for (d, sign) in SIGNS.into_iter().enumerate() {
+                    let height = |(at, v): (f64, f64)| v - sign * slope * at;
+                    if height(points[d]) < height(bucket.lowest[d]) {
+                        bucket.lowest[d] = points[d];
+                    }
                 }
                 bucket.rtt = bucket.rtt.min(rtt);
-                self.lower();
             }
             None => {
                 self.fit();
                 self.buckets.push_back(Bucket {
                     index,
-                    forward: (s.at, s.forward),
-                    backward: (s.at, s.backward),
+                    lowest: points,
                     rtt,
                 });
-                self.lower();
             }
         }
+        self.lower();
     }
 
     /// Both lines' heights for a slope: as high as they go with no point below.
-    fn floors(&self, slope: f64) -> (f64, f64) {
-        self.buckets
-            .iter()
-            .fold((f64::INFINITY, f64::INFINITY), |(f, b), bucket| {
-                (
-                    f.min(bucket.forward.1 - slope * bucket.forward.0),
-                    b.min(bucket.backward.1 + slope * bucket.backward.0),
-                )
-            })
+    fn floors(&self, slope: f64) -> [f64; 2] {
+        [0, 1].map(|d| {
+            let lowest = self.buckets.iter().map(|bucket| bucket.lowest[d]);
+            let heights = lowest.map(|(at, v)| v - SIGNS[d] * slope * at);
+            heights.fold(f64::INFINITY, f64::min)
+        })
     }
 
     fn lower(&mut self) {
@@ -242,13 +242,10 @@ impl OneWay {
         let (Some(first), Some(last)) = (self.buckets.front(), self.buckets.back()) else {
             return;
         };
-        if last.forward.0 - first.forward.0 < MIN_SPAN_NS {
+        if last.lowest[0].0 - first.lowest[0].0 < MIN_SPAN_NS {
             return;
         }
-        let height = |s: f64| {
-            let (f, b) = self.floors(s);
-            f + b
-        };
+        let height = |s: f64| self.floors(s).iter().sum::<f64>();
         let (mut low, mut high) = (-MAX_SLOPE, MAX_SLOPE);
         // (2/3)^45 of the range is 1e-5 ppm.
         for _ in 0..45 {
@@ -264,11 +261,10 @@ impl OneWay {
 
     /// A clock was set: moves the remembered points by the step that `best` shows.
     fn shift(&mut self, best: Sample) {
-        let (forward, backward) = self.excess(best);
+        let [forward, backward] = self.excess(best);
         let step = (forward - backward) / 2.0;
         for bucket in &mut self.buckets {
-            bucket.forward.1 += step;
-            bucket.backward.1 -= step;
+            (0..2).for_each(|d| bucket.lowest[d].1 += SIGNS[d] * step);
         }
         self.steps += 1;
         self.suspects = None;
@@ -335,16 +331,8 @@ mod tests {
     #[track_caller]
     fn near(got: Option<(f64, f64)>, want: (f64, f64), tolerance: f64) {
         let (f, b) = got.expect("a variation");
-        assert!(
-            (f - want.0).abs() <= tolerance,
-            "forward {f} not {} ± {tolerance}",
-            want.0
-        );
-        assert!(
-            (b - want.1).abs() <= tolerance,
-            "backward {b} not {} ± {tolerance}",
-            want.1
-        );
+        let is_near = (f - want.0).abs() <= tolerance && (b - want.1).abs() <= tolerance;
+        assert!(is_near, "{:?} not {want:?} ± {tolerance}", (f, b));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Whatever changes between measurements (a neighbour of the machine, where a process was put)
 //! changes between rounds too, so the rounds themselves show how far equal sides differ.
 
+use super::stats::ascending;
 use super::verdict::{Interval, RowDifference, LEVEL};
 
 /// More would make all choices of signs too many to go through.
@@ -12,8 +13,8 @@ pub const MOST_ROUNDS: u32 = 20;
 /// Fisher's randomisation test of paired differences: if A and B were alike, each difference could
 /// as well have had the other sign. The share of all choices of signs whose sum is as far from 0.
 pub fn sign_flips(differences: &[f64]) -> f64 {
-    let n = differences.len().min(MOST_ROUNDS as usize);
-    let differences = &differences[..n];
+    let differences = &differences[..differences.len().min(MOST_ROUNDS as usize)];
+    let n = differences.len();
     let sum = |signs: u32| -> f64 {
         let signed = differences.iter().enumerate();
         signed
@@ -29,20 +30,18 @@ pub fn sign_flips(differences: &[f64]) -> f64 {
 
 /// The mean difference with the interval that [`sign_flips`] does not reject: the means of all
 /// subsets of the differences, less the outermost (Hartigan 1969). `None` without any.
-pub fn difference(differences: &[f64]) -> Option<RowDifference> {
+pub(crate) fn difference(differences: &[f64]) -> Option<RowDifference> {
     let n = differences.len().min(MOST_ROUNDS as usize);
     if n == 0 {
         return None;
     }
     let differences = &differences[..n];
-    let mut means: Vec<f64> = (1..1u32 << n)
-        .map(|set| {
-            let of = differences.iter().enumerate();
-            let of = of.filter(|(i, _)| set >> i & 1 == 1).map(|(_, d)| *d);
-            of.sum::<f64>() / f64::from(set.count_ones())
-        })
-        .collect();
-    means.sort_unstable_by(f64::total_cmp);
+    let mean = |set: u32| {
+        let of = differences.iter().enumerate();
+        let of = of.filter(|(i, _)| set >> i & 1 == 1).map(|(_, d)| *d);
+        of.sum::<f64>() / f64::from(set.count_ones())
+    };
+    let means = ascending((1..1u32 << n).map(mean));
     let outermost = ((LEVEL / 2.0 * f64::from(1u32 << n)) as usize).saturating_sub(1);
     let interval = Interval {
         estimate: differences.iter().sum::<f64>() / n as f64,

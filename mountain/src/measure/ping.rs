@@ -11,17 +11,13 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::cpu::command::asks_to_end;
 use anyhow::{anyhow, bail, ensure, Context, Result};
-use nix::poll::{ppoll, PollFd, PollFlags};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::time::TimeSpec;
 
 use super::environment;
 use super::hardware::{self, InUse};
-use super::runfile::{RunFile, Samples, SCHEMA};
-use super::stats::Table;
+use super::runfile::{RunFile, SCHEMA};
 use super::wire;
+use crate::host::signals::{wait_readable, Asked};
 use crate::netlink::{egress_route, EgressRoute};
 
 mod connects;
@@ -29,10 +25,8 @@ mod log;
 mod packets;
 
 use connects::Connects;
-use log::ProbeLog;
+use log::{Clock, ProbeLog};
 use packets::PingPackets;
-
-pub use log::Clock;
 
 /// Answers to the last probes are waited for at least this long.
 const LINGER: Duration = Duration::from_secs(1);
@@ -93,52 +87,39 @@ pub struct PingOutcome {
 }
 
 /// How probes are made.
-enum Method {
-    Packets(PingPackets),
-    Connects(Connects),
-}
+trait Probes {
+    /// Waits until the answer to the first probe will be timed.
+    fn wait_ready(&self) {}
 
-impl Method {
-    fn send(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
-        match self {
-            Method::Packets(packets) => packets.send(log),
-            Method::Connects(connects) => connects.send(log, progress),
-        }
-    }
+    /// Sends the next probe.
+    fn send(&mut self, log: &mut ProbeLog, progress: &mut Progress);
 
-    fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
-        match self {
-            Method::Packets(packets) => packets.receive(log, progress),
-            Method::Connects(connects) => connects.receive(log, progress),
-        }
-    }
+    /// Takes in the answers that are there.
+    fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress);
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Method::Packets(packets) => packets.fd(),
-            Method::Connects(connects) => connects.fd(),
-        }
-    }
+    /// Readable when something has come.
+    fn fd(&self) -> BorrowedFd<'_>;
 
     /// Whether nothing more can come.
-    fn complete(&self, log: &ProbeLog) -> bool {
-        match self {
-            Method::Packets(_) => log.complete(),
-            Method::Connects(connects) => !connects.waiting(),
-        }
+    fn is_complete(&self, log: &ProbeLog) -> bool {
+        log.complete()
     }
+
+    /// Takes in what can be told in the end only. Returns how many answers were refusals, and how many lost
+    /// probes were answered when they had been sent again.
+    fn finish(&mut self, log: &mut ProbeLog) -> (usize, usize);
 }
 
 /// Everything ready to send, and what has been measured so far.
 pub struct Pinger {
     options: PingOptions,
     address: SocketAddr,
-    method: Method,
+    probes: Box<dyn Probes + Send>,
     log: ProbeLog,
     /// How the kernel said that it would send.
     way: Option<EgressRoute>,
     /// SIGINT, SIGTERM and SIGHUP: blocked before anything is switched on that must be switched back.
-    ended: SignalFd,
+    ended: Asked,
     /// Why the device's own stamps are not used, or what keeps them on.
     hardware: Result<InUse, String>,
 }
@@ -246,25 +227,23 @@ impl Pinger {
         }
         // Without a route, opening the socket says what is wrong.
         let way = way.ok();
-        let signals = asks_to_end();
-        signals.thread_block()?;
-        let ended = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-        let (method, hardware) = if options.tcp.is_some() {
+        let ended = Asked::to_end()?;
+        let (probes, hardware): (Box<dyn Probes + Send>, _) = if options.tcp.is_some() {
             let connects = Connects::open(&options, address)?;
             let none = "TCP handshakes get no hardware timestamps".into();
-            (Method::Connects(connects), Err(none))
+            (Box::new(connects), Err(none))
         } else {
             let (clock, hardware) = match options.hardware(way) {
                 Ok((ifindex, in_use)) => (Some(ifindex), Ok(in_use)),
                 Err(why) => (None, Err(why)),
             };
             let packets = PingPackets::open(&options, address, clock)?;
-            (Method::Packets(packets), hardware)
+            (Box::new(packets), hardware)
         };
         Ok(Self {
             options,
             address,
-            method,
+            probes,
             log: ProbeLog::default(),
             way,
             ended,
@@ -273,7 +252,7 @@ impl Pinger {
     }
 
     /// The address that is probed.
-    pub fn address(&self) -> IpAddr {
+    pub(crate) fn address(&self) -> IpAddr {
         self.address.ip()
     }
 
@@ -285,15 +264,13 @@ impl Pinger {
     /// Only when nothing was measured.
     pub fn run(mut self, mut progress: impl FnMut(usize, Option<f64>)) -> Result<PingOutcome> {
         let environment = environment::record(self.options.steering.as_deref());
-        if let Method::Packets(packets) = &self.method {
-            packets.wait_ready();
-        }
+        self.probes.wait_ready();
 
         let (start, started) = (Instant::now(), SystemTime::now());
         let mut interrupted = false;
         let mut next = start;
         while self.log.probes.len() < self.options.count && !interrupted {
-            self.method.send(&mut self.log, &mut progress);
+            self.probes.send(&mut self.log, &mut progress);
             progress(self.log.probes.len(), None);
             if self.log.probes.len() == self.options.count {
                 break;
@@ -315,15 +292,10 @@ impl Pinger {
         started: SystemTime,
         seconds: f64,
     ) -> Result<PingOutcome> {
-        let (mut refused, mut repeated) = (0, 0);
-        match &mut self.method {
-            Method::Packets(packets) => packets.finish(&mut self.log),
-            Method::Connects(connects) => {
-                connects.finish(&mut self.log);
-                (refused, repeated) = (connects.refused, connects.repeated);
-                // A connection does not tell which device its answers come by.
-                self.log.devices.extend(self.way.map(|w| w.ifindex));
-            }
+        let (refused, repeated) = self.probes.finish(&mut self.log);
+        if self.options.tcp.is_some() {
+            // A connection does not tell which device its answers come by.
+            self.log.devices.extend(self.way.map(|w| w.ifindex));
         }
         let log = &self.log;
         for name in log.devices.iter().filter_map(|&i| device_name(i)) {
@@ -388,25 +360,20 @@ impl Pinger {
         all: bool,
     ) -> Result<bool> {
         loop {
-            self.method.receive(&mut self.log, progress);
-            if all && self.method.complete(&self.log) {
+            self.probes.receive(&mut self.log, progress);
+            if all && self.probes.is_complete(&self.log) {
                 return Ok(false);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let mut fds = [
-                PollFd::new(self.method.fd(), PollFlags::POLLIN),
-                PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
-            ];
-            match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
-                Ok(0) => return Ok(false),
-                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-                Err(e) => return Err(e).context("cannot wait for answers"),
+            let fds = [self.probes.fd(), self.ended.as_fd()];
+            if !wait_readable(&fds, left).context("cannot wait for answers")? {
+                return Ok(false);
             }
-            if self.ended.read_signal()?.is_some() {
+            if self.ended.has_come()? {
                 return Ok(true);
             }
             if left.is_zero() {
-                self.method.receive(&mut self.log, progress);
+                self.probes.receive(&mut self.log, progress);
                 return Ok(false);
             }
         }
@@ -445,52 +412,9 @@ fn device_name(index: u32) -> Option<String> {
         .ok()
 }
 
-/// The tables of `rtt_us` and `user_rtt_us` (if there is such a column), with the same
-/// thresholds: the ones given, or chosen by the first.
-pub fn tables(samples: &Samples, thresholds_us: &[f64]) -> (Table, Option<Table>) {
-    let sent = samples.len() as u64;
-    let first = Table::new(sent, &samples.replies(&samples.rtt_us), thresholds_us);
-    let same: Vec<f64> = first.over.iter().map(|o| o.threshold_us).collect();
-    let user = (!samples.user_rtt_us.is_empty())
-        .then(|| Table::new(sent, &samples.replies(&samples.user_rtt_us), &same));
-    (first, user)
-}
-
-/// How many of the last probes in a row were lost.
-pub(crate) fn silent_since(samples: &Samples) -> usize {
-    samples
-        .rtt_us
-        .iter()
-        .rev()
-        .take_while(|r| r.is_none())
-        .count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tables_share_thresholds_and_keep_the_order_of_arrival() {
-        let samples = Samples {
-            sent_us: vec![0.0, 10.0, 20.0, 30.0],
-            rtt_us: vec![Some(1000.0), Some(900.0), Some(5000.0), None],
-            user_rtt_us: vec![Some(2000.0), Some(1900.0), Some(6000.0), None],
-            arrival: vec![0, 2, 1],
-            ..Samples::default()
-        };
-        let (kernel, user) = tables(&samples, &[]);
-        let user = user.unwrap();
-        assert_eq!((kernel.sent, kernel.count, kernel.reordered), (4, 3, 1));
-        assert_eq!((user.count, user.reordered), (3, 1));
-        let thresholds = |t: &Table| t.over.iter().map(|o| o.threshold_us).collect::<Vec<_>>();
-        assert_eq!(thresholds(&kernel), thresholds(&user));
-        assert_eq!(thresholds(&kernel)[0], 2000.0);
-        assert_eq!(thresholds(&tables(&samples, &[7.0]).0), [7.0]);
-        assert_eq!(silent_since(&samples), 1);
-        let (none, user) = tables(&Samples::default(), &[]);
-        assert_eq!((none.delays, user), (None, None));
-    }
 
     #[test]
     fn what_cannot_work_is_said() {

@@ -16,12 +16,14 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use anyhow::{bail, Result};
+use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
 use super::oneway::OneWay;
 use super::socket::{ProbeEvent, ProbeKind, ProbeSocket, SendStamps};
 use super::timestamp::{self, Received, Stamping};
-use super::timing::{to_us, ProbeStamps};
+use super::timing::ProbeStamps;
 use super::wire::{self, ProbeId, Reflected};
 
 /// After this an answer is no longer waited for.
@@ -42,7 +44,7 @@ pub enum Target {
 
 impl Target {
     /// Whether the target is an IPv6 address.
-    pub fn is_ipv6(self) -> bool {
+    pub(crate) fn is_ipv6(self) -> bool {
         self.address(0).is_ipv6()
     }
 
@@ -80,7 +82,7 @@ pub struct ProbePath {
 }
 
 /// A valid answer to one probe.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// Index of the path.
     pub path: usize,
@@ -112,48 +114,33 @@ pub struct Answer {
     pub reflected: Option<Reflected>,
 }
 
-/// What went on on one path since it was set.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What went on on one path since it was set. `mountain status` has what is not skipped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathStats {
     /// Probes that left.
     pub sent: u64,
     /// Answers to distinct probes.
     pub answered: u64,
     /// Further answers to a probe already answered.
+    #[serde(skip)]
     pub duplicates: u64,
     /// Packets that answer none of our waiting probes: foreign, forged, replayed, too late.
     pub ignored: u64,
     /// ICMP errors and local failures (unresolved neighbour) after a send.
+    #[serde(skip)]
     pub unreachable: u64,
     /// Sends that failed at once, openings of the socket included.
+    #[serde(skip)]
     pub send_errors: u64,
     /// Answers whose RTT had to be taken without a kernel stamp.
+    #[serde(skip)]
     pub unstamped: u64,
     /// Whether the last answer told the directions apart, so that the path is judged
     /// by the forward one alone. Only a reflector's answers can.
+    #[serde(skip)]
     pub forward_only: bool,
-    /// Last failure, in words.
+    /// Last failure, in words; `None`: none so far.
     pub last_error: Option<String>,
-}
-
-/// Why a prober cannot be made.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// No right to open raw sockets.
-    #[error("ICMP probes need raw sockets: run as root or with CAP_NET_RAW")]
-    Permission,
-    /// Source and target cannot talk to each other.
-    #[error("path {path} ({ifname}): source {source_address} and target {target} are of different families")]
-    Family {
-        /// Index of the path.
-        path: usize,
-        /// Name of its device.
-        ifname: String,
-        /// The source that was asked for.
-        source_address: IpAddr,
-        /// The target that was asked for.
-        target: IpAddr,
-    },
 }
 
 /// Sends probes and collects answers, for all paths of the host, without blocking.
@@ -170,8 +157,11 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Opens a socket for each path. Fails where probes cannot work at all, see [`ProbeError`].
-    pub fn new(paths: &[ProbePath]) -> Result<Self, ProbeError> {
+    /// Opens a socket for each path.
+    ///
+    /// # Errors
+    /// Those of [`Prober::set_path`].
+    pub fn new(paths: &[ProbePath]) -> Result<Self> {
         let mut prober = Self {
             paths: Vec::new(),
             turn: 0,
@@ -186,24 +176,25 @@ impl Prober {
     /// Replaces path `index`, or appends one if `index` is their number. Probes of the old one
     /// are forgotten.
     ///
+    /// # Errors
+    /// Where probes cannot work at all: without the right to open raw sockets, or between addresses of
+    /// different families.
+    ///
     /// # Panics
     /// If `index` is beyond that.
-    pub fn set_path(&mut self, index: usize, path: ProbePath) -> Result<(), ProbeError> {
+    pub fn set_path(&mut self, index: usize, path: ProbePath) -> Result<()> {
         let target = path.target.address(0).ip();
         if let Some(source) = path.source.filter(|s| s.is_ipv4() != target.is_ipv4()) {
-            let ifname = path.ifname;
-            return Err(ProbeError::Family {
-                path: index,
-                ifname,
-                source_address: source,
-                target,
-            });
+            bail!(
+                "path {index} ({}): source {source} and target {target} are of different families",
+                path.ifname
+            );
         }
         let mut endpoint = Endpoint::new(path);
         if let Err(error) = endpoint.open() {
             // Not EACCES: that is connect(2)'s word for a `prohibit` route.
             if error.raw_os_error() == Some(libc::EPERM) {
-                return Err(ProbeError::Permission);
+                bail!("ICMP probes need raw sockets: run as root or with CAP_NET_RAW");
             }
         }
         if index == self.paths.len() {
@@ -238,8 +229,7 @@ impl Prober {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// [`Prober::recv`] for hand-written futures.
-    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
         let count = self.paths.len();
         for path in (0..count).map(|n| (self.turn + n) % count) {
             if let Poll::Ready(mut answer) = self.paths[path].poll_answer(cx, self.epoch) {
@@ -257,7 +247,7 @@ impl Prober {
     }
 
     /// The paths, as set.
-    pub fn paths(&self) -> impl ExactSizeIterator<Item = &ProbePath> {
+    pub(crate) fn paths(&self) -> impl ExactSizeIterator<Item = &ProbePath> {
         self.paths.iter().map(|e| &e.path)
     }
 
@@ -289,13 +279,6 @@ struct Endpoint {
     one_way: OneWay,
     stats: PathStats,
 }
-
-const STAMPING: Stamping = Stamping {
-    rx: true,
-    tx: true,
-    tx_sched: true,
-    hardware: false,
-};
 
 impl Endpoint {
     fn new(path: ProbePath) -> Self {
@@ -431,10 +414,9 @@ impl Endpoint {
                     continue;
                 }
             };
-            let (now, now_real_ns) = (Instant::now(), timestamp::realtime_ns());
+            let now = (Instant::now(), timestamp::realtime_ns());
             drop(guard);
-            let packet = &buffer[..received.len];
-            match self.answer(packet, &received, now, now_real_ns, epoch) {
+            match self.answer(&buffer[..received.len], &received, now, epoch) {
                 Some(answer) => return Poll::Ready(answer),
                 None => self.stats.ignored += 1,
             }
@@ -446,8 +428,7 @@ impl Endpoint {
         &mut self,
         packet: &[u8],
         received: &Received,
-        now: Instant,
-        now_real_ns: u64,
+        now: (Instant, u64),
         epoch: Instant,
     ) -> Option<Answer> {
         if received.ifindex.is_some_and(|i| i != self.path.ifindex) {
@@ -467,31 +448,16 @@ impl Endpoint {
             self.cookie = wire::cookie(packet);
         }
         let at_ns = waiting.sent.duration_since(epoch).as_nanos() as u64;
-        let times = ProbeStamps {
-            user_ns: now.duration_since(waiting.sent).as_nanos() as i64,
-            t1_user: waiting.stamps.user_ns,
-            sched: waiting.stamps.sched_ns,
-            t1: waiting.stamps.tx_ns,
-            t4: received.rx_ns,
-            t4_user: now_real_ns,
-            reflected: reflected.map(|r| (r.received_ns, r.sent_ns)),
-        };
-        let figures = times.evaluate(at_ns, &mut self.one_way);
-        self.stats.unstamped += u64::from(!figures.kernel_stamps);
-        self.stats.forward_only = figures.forward_us.is_some();
+        let times = ProbeStamps::of(waiting.sent, waiting.stamps, received, reflected, now);
+        let answer = times.evaluate(at_ns, &mut self.one_way);
+        self.stats.unstamped += u64::from(!answer.kernel_stamps);
+        self.stats.forward_only = answer.forward_us.is_some();
         Some(Answer {
-            path: 0,
             seq: waiting.seq,
-            rtt_us: figures.rtt_us,
-            user_rtt_us: to_us(times.user_ns),
-            forward_us: figures.forward_us,
-            backward_us: figures.backward_us,
-            queue_us: figures.queue_us,
-            delay_us: figures.delay_us,
-            kernel_stamps: figures.kernel_stamps,
             hop_limit: received.hop_limit,
             tos: received.tos,
             reflected,
+            ..answer
         })
     }
 }
@@ -513,7 +479,7 @@ fn open_socket(path: &ProbePath, first_index: u64) -> io::Result<ProbeSocket> {
         Some(&path.ifname),
         source,
         target,
-        STAMPING,
+        Stamping::KERNEL,
         first_index,
     )
 }

@@ -100,8 +100,7 @@ impl Reflector {
         // Sockets that share a port do not notice one that somebody else shares, too.
         drop(listen(address, false)?);
         let others = listen(address, true)?;
-        let address = others.local_addr()?.as_socket();
-        let address = address.ok_or_else(|| io::Error::other("not an IP socket"))?;
+        let address = address_of(&others)?;
         let known = listen(address, true)?;
         let key = Key::random();
         // Without it the kernel spreads clients over both: they are told apart all the same.
@@ -117,10 +116,7 @@ impl Reflector {
 
     /// The address it listens on, with the port that was chosen if 0 was asked for.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let address = self.others.get_ref().local_addr()?;
-        address
-            .as_socket()
-            .ok_or_else(|| io::Error::other("not an IP socket"))
+        address_of(self.others.get_ref())
     }
 
     /// Counters; they stay readable after the reflector is dropped.
@@ -165,6 +161,11 @@ impl Reflector {
     }
 }
 
+fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
+    let address = socket.local_addr()?.as_socket();
+    address.ok_or_else(|| io::Error::other("not an IP socket"))
+}
+
 /// A socket on `address`, alone or beside others that share the port.
 fn listen(address: SocketAddr, shared: bool) -> io::Result<Socket> {
     let ipv6 = address.is_ipv6();
@@ -176,13 +177,7 @@ fn listen(address: SocketAddr, shared: bool) -> io::Result<Socket> {
         socket.set_only_v6(true)?;
     }
     timestamp::set_details(&socket, ipv6, false)?;
-    timestamp::set_stamping(
-        &socket,
-        Stamping {
-            rx: true,
-            ..Stamping::default()
-        },
-    )?;
+    timestamp::set_stamping(&socket, Stamping::RECEIVED)?;
     socket.bind(&SockAddr::from(address))?;
     Ok(socket)
 }

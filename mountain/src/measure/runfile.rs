@@ -15,7 +15,7 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::stats::Reply;
+use super::stats::{Reply, Table};
 use crate::host::atomic_file;
 
 /// Value of [`RunFile::schema`]; changes whenever an older reader would misunderstand the file.
@@ -113,7 +113,7 @@ impl Cpu {
     }
 
     /// The kernel's number of the CPU at a place in `shares`.
-    pub fn number(&self, at: usize) -> u32 {
+    pub(crate) fn number(&self, at: usize) -> u32 {
         self.numbers.get(at).copied().unwrap_or(at as u32)
     }
 
@@ -144,7 +144,7 @@ fn sane(column: &str, times_us: impl IntoIterator<Item = f64>) -> Result<()> {
 /// No round trip takes a day. µs.
 const LONGEST_RTT_US: f64 = 86_400e6;
 /// Characters of a label.
-pub(crate) const LONGEST_LABEL: usize = 200;
+const LONGEST_LABEL: usize = 200;
 
 /// Refuses round trips below 0 or of more than a day.
 pub(crate) fn check_rtt(rtt_us: Option<f64>) -> Result<()> {
@@ -214,7 +214,7 @@ impl RunFile {
     }
 
     /// Whether the columns fit each other and hold what a measurement can hold.
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         check_label(self.label.as_deref().unwrap_or_default())?;
         sane("seconds", [self.seconds * 1e6])?;
         sane("interval_us", self.interval_us)?;
@@ -227,14 +227,19 @@ impl RunFile {
     /// # Errors
     /// Also if [`Self::read`] would refuse it.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let write = || -> Result<()> {
-            self.check()?;
-            Ok(atomic_file::write(path, true, |out| {
-                Ok(serde_json::to_writer(out, self)?)
-            })?)
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        let checked = self.check();
+        checked.with_context(|| format!("cannot write {}", path.display()))?;
+        write_json(path, self)
     }
+}
+
+/// Writes a file as a whole or not at all.
+///
+/// # Errors
+/// Names the file.
+pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> Result<()> {
+    let written = atomic_file::write(path, true, |out| Ok(serde_json::to_writer(out, content)?));
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 impl Samples {
@@ -264,6 +269,23 @@ impl Samples {
         }
     }
 
+    /// The tables of `rtt_us` and `user_rtt_us` (if there is such a column), with the same
+    /// thresholds: the ones given, µs, or chosen by the first.
+    pub(crate) fn tables(&self, thresholds_us: &[f64]) -> (Table, Option<Table>) {
+        let sent = self.len() as u64;
+        let first = Table::new(sent, &self.replies(&self.rtt_us), thresholds_us);
+        let same: Vec<f64> = first.over.iter().map(|o| o.threshold_us).collect();
+        let user = (!self.user_rtt_us.is_empty())
+            .then(|| Table::new(sent, &self.replies(&self.user_rtt_us), &same));
+        (first, user)
+    }
+
+    /// How many of the last probes in a row were lost.
+    pub(crate) fn silent_since(&self) -> usize {
+        let last_first = self.rtt_us.iter().rev();
+        last_first.take_while(|r| r.is_none()).count()
+    }
+
     /// Whether the columns fit each other.
     fn check(&self) -> Result<()> {
         let n = self.len();
@@ -272,24 +294,20 @@ impl Samples {
             "sent_us has {} entries, rtt_us {n}",
             self.sent_us.len()
         );
-        let optional = [
-            ("user_rtt_us", self.user_rtt_us.len()),
-            ("forward_us", self.forward_us.len()),
-            ("backward_us", self.backward_us.len()),
-        ];
-        for (name, len) in optional {
-            ensure!(len == 0 || len == n, "{name} has {len} entries, rtt_us {n}");
-        }
-        sane("sent_us", self.sent_us.iter().copied())?;
-        for (name, column) in [
+        let columns = [
             ("rtt_us", &self.rtt_us),
             ("user_rtt_us", &self.user_rtt_us),
             ("forward_us", &self.forward_us),
             ("backward_us", &self.backward_us),
-        ] {
+        ];
+        for (name, len) in columns.map(|(name, column)| (name, column.len())) {
+            ensure!(len == 0 || len == n, "{name} has {len} entries, rtt_us {n}");
+        }
+        sane("sent_us", self.sent_us.iter().copied())?;
+        for (name, column) in columns {
             sane(name, column.iter().flatten().copied())?;
         }
-        for (name, column) in [("rtt_us", &self.rtt_us), ("user_rtt_us", &self.user_rtt_us)] {
+        for (name, column) in &columns[..2] {
             let bad = |i: usize| format!("{name}: probe {i}");
             let mut checked = column.iter().enumerate();
             checked.try_for_each(|(i, v)| check_rtt(*v).with_context(|| bad(i)))?;
@@ -371,6 +389,28 @@ mod tests {
     }
 
     #[test]
+    fn tables_share_thresholds_and_keep_the_order_of_arrival() {
+        let samples = Samples {
+            sent_us: vec![0.0, 10.0, 20.0, 30.0],
+            rtt_us: vec![Some(1000.0), Some(900.0), Some(5000.0), None],
+            user_rtt_us: vec![Some(2000.0), Some(1900.0), Some(6000.0), None],
+            arrival: vec![0, 2, 1],
+            ..Samples::default()
+        };
+        let (kernel, user) = samples.tables(&[]);
+        let user = user.unwrap();
+        assert_eq!((kernel.sent, kernel.count, kernel.reordered), (4, 3, 1));
+        assert_eq!((user.count, user.reordered), (3, 1));
+        let thresholds = |t: &Table| t.over.iter().map(|o| o.threshold_us).collect::<Vec<_>>();
+        assert_eq!(thresholds(&kernel), thresholds(&user));
+        assert_eq!(thresholds(&kernel)[0], 2000.0);
+        assert_eq!(thresholds(&samples.tables(&[7.0]).0), [7.0]);
+        assert_eq!(samples.silent_since(), 1);
+        let (none, user) = Samples::default().tables(&[]);
+        assert_eq!((none.delays, user), (None, None));
+    }
+
+    #[test]
     fn what_is_no_run_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.json");
@@ -380,40 +420,28 @@ mod tests {
             assert!(error.contains(why), "{error}");
         };
         refused("PING 10.0.0.1".into(), "mountain import");
-        let mut other = run();
-        other.schema = "mountain-run/9".into();
-        refused(serde_json::to_string(&other).unwrap(), "mountain-run/9");
-        let mut other = run();
-        other.samples.sent_us.pop();
-        refused(serde_json::to_string(&other).unwrap(), "sent_us has 1");
-        let mut other = run();
-        other.samples.arrival = vec![1];
-        refused(serde_json::to_string(&other).unwrap(), "not answered");
-        let mut other = run();
-        other.samples.rtt_us[0] = Some(1e300);
-        refused(serde_json::to_string(&other).unwrap(), "24 h at line 1");
-        other.samples.rtt_us[0] = Some(-1.0);
-        refused(serde_json::to_string(&other).unwrap(), "24 h at line 1");
-        let mut other = run();
-        other.samples.rtt_us[1] = Some(1.0);
-        other.samples.arrival = vec![1, 0, 1];
-        refused(
-            serde_json::to_string(&other).unwrap(),
-            "entry 2 names probe 1 again",
+        let changed = |change: fn(&mut RunFile), why: &str| {
+            let mut other = run();
+            change(&mut other);
+            refused(serde_json::to_string_pretty(&other).unwrap(), why);
+        };
+        changed(|r| r.schema = "mountain-run/9".into(), "mountain-run/9");
+        changed(|r| r.samples.sent_us.truncate(1), "sent_us has 1");
+        changed(|r| r.samples.arrival = vec![1], "not answered");
+        changed(|r| r.samples.rtt_us[0] = Some(1e300), "24 h at line 17");
+        changed(|r| r.samples.rtt_us[0] = Some(-1.0), "24 h at line 17");
+        let again = "entry 2 names probe 1 again";
+        changed(
+            |r| (r.samples.rtt_us[1], r.samples.arrival) = (Some(1.0), vec![1, 0, 1]),
+            again,
         );
-        let mut other = run();
-        other.label = Some("x".repeat(201));
-        refused(
-            serde_json::to_string_pretty(&other).unwrap(),
-            "201 characters, at most 200 are allowed at line 3",
+        let long = "201 characters, at most 200 are allowed at line 3";
+        changed(|r| r.label = Some("x".repeat(201)), long);
+        changed(|r| r.seconds = 1e12, "seconds has a time");
+        changed(
+            |r| (r.cpu.at_us, r.cpu.numbers) = (vec![1e6], vec![0, 2]),
+            "cpu.numbers has 2",
         );
-        let mut other = run();
-        other.seconds = 1e12;
-        refused(serde_json::to_string(&other).unwrap(), "seconds has a time");
-        let mut other = run();
-        other.cpu.at_us = vec![1e6];
-        other.cpu.numbers = vec![0, 2];
-        refused(serde_json::to_string(&other).unwrap(), "cpu.numbers has 2");
         let error = RunFile::read(&dir.path().join("none")).unwrap_err();
         assert!(error.to_string().contains("cannot read"), "{error}");
     }

@@ -12,10 +12,11 @@ use tokio::io::unix::AsyncFd;
 
 use super::timestamp::{self, ErrorEvent, Received, Stamping};
 use super::wire::{self, ProbeId, Reflected};
+use crate::host::socket_option;
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeKind {
+pub(crate) enum ProbeKind {
     /// Raw ICMP or ICMPv6 that receives echo replies with this identifier only. IPv4 packets
     /// arrive with their IP header, IPv6 ones without.
     IcmpEcho {
@@ -35,7 +36,7 @@ pub enum ProbeKind {
 /// # Errors
 /// EPERM for ICMP without CAP_NET_RAW, EACCES for ping sockets outside of the allowed groups; ENODEV for a missing device; EADDRNOTAVAIL for a `source`
 /// that the host does not have; ENETUNREACH and others when there is no route.
-pub fn open(
+pub(crate) fn open(
     kind: ProbeKind,
     device: Option<&str>,
     source: Option<SocketAddr>,
@@ -44,38 +45,27 @@ pub fn open(
 ) -> io::Result<Socket> {
     let ipv6 = target.is_ipv6();
     let domain = Domain::for_address(target);
-    let socket = match kind {
-        ProbeKind::IcmpEcho { ident } => {
-            let protocol = if ipv6 {
-                Protocol::ICMPV6
-            } else {
-                Protocol::ICMPV4
-            };
-            let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
-            let filtered = if ipv6 {
-                let mut blocked = [u32::MAX; 8];
-                blocked[ECHO_REPLY_V6 / 32] &= !(1 << (ECHO_REPLY_V6 % 32));
-                timestamp::set_option(&socket, libc::IPPROTO_ICMPV6, ICMP_FILTER, blocked)
-            } else {
-                let blocked = !(1u32 << ECHO_REPLY_V4);
-                timestamp::set_option(&socket, libc::SOL_RAW, ICMP_FILTER, blocked)
-            };
-            filtered?;
-            // Every raw socket gets a copy of every reply; those to other programs' pings need
-            // not wake us.
-            socket.attach_filter(&ident_filter(ipv6, ident))?;
-            socket
-        }
-        ProbeKind::Ping => {
-            let protocol = if ipv6 {
-                Protocol::ICMPV6
-            } else {
-                Protocol::ICMPV4
-            };
-            Socket::new(domain, Type::DGRAM, Some(protocol))?
-        }
-        ProbeKind::Udp => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
+    let (kind_of_socket, protocol) = match (kind, ipv6) {
+        (ProbeKind::IcmpEcho { .. }, true) => (Type::RAW, Protocol::ICMPV6),
+        (ProbeKind::IcmpEcho { .. }, false) => (Type::RAW, Protocol::ICMPV4),
+        (ProbeKind::Ping, true) => (Type::DGRAM, Protocol::ICMPV6),
+        (ProbeKind::Ping, false) => (Type::DGRAM, Protocol::ICMPV4),
+        (ProbeKind::Udp, _) => (Type::DGRAM, Protocol::UDP),
     };
+    let socket = Socket::new(domain, kind_of_socket, Some(protocol))?;
+    if let ProbeKind::IcmpEcho { ident } = kind {
+        if ipv6 {
+            let mut blocked = [u32::MAX; 8];
+            blocked[ECHO_REPLY_V6 / 32] &= !(1 << (ECHO_REPLY_V6 % 32));
+            socket_option::set(&socket, libc::IPPROTO_ICMPV6, ICMP_FILTER, blocked)?;
+        } else {
+            let blocked = !(1u32 << ECHO_REPLY_V4);
+            socket_option::set(&socket, libc::SOL_RAW, ICMP_FILTER, blocked)?;
+        }
+        // Every raw socket gets a copy of every reply; those to other programs' pings need not
+        // wake us.
+        socket.attach_filter(&ident_filter(ipv6, ident))?;
+    }
     socket.set_nonblocking(true)?;
     if let Some(device) = device {
         socket.bind_device(Some(device.as_bytes()))?;
@@ -270,25 +260,19 @@ impl ProbeSocket {
             index.wrapping_sub(front as u32) as usize
         };
         loop {
-            let (id, stamps) = match timestamp::receive_error(&self.socket).ok()?? {
+            let mut stamps = SendStamps::default();
+            let id = match timestamp::receive_error(&self.socket).ok()?? {
                 ErrorEvent::Sent {
                     id,
                     tx_ns,
                     tx_hw_ns,
                 } => {
-                    let stamps = SendStamps {
-                        tx_ns,
-                        tx_hw_ns,
-                        ..SendStamps::default()
-                    };
-                    (id, stamps)
+                    (stamps.tx_ns, stamps.tx_hw_ns) = (tx_ns, tx_hw_ns);
+                    id
                 }
                 ErrorEvent::Scheduled { id, tx_ns } => {
-                    let stamps = SendStamps {
-                        sched_ns: Some(tx_ns),
-                        ..SendStamps::default()
-                    };
-                    (id, stamps)
+                    stamps.sched_ns = Some(tx_ns);
+                    id
                 }
                 ErrorEvent::Unreachable { errno, from } => {
                     let what = io::Error::from_raw_os_error(errno);

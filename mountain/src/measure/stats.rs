@@ -46,12 +46,12 @@ pub struct Delays {
 
 impl Delays {
     /// Max − min.
-    pub fn range(&self) -> f64 {
+    pub(crate) fn range(&self) -> f64 {
         self.max - self.min
     }
 
     /// Delay variation, p99 − p50.
-    pub fn pdv(&self) -> f64 {
+    pub(crate) fn pdv(&self) -> f64 {
         self.p99 - self.median
     }
 }
@@ -81,14 +81,29 @@ pub struct Table {
 }
 
 /// How to print a figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     /// Shown without places.
+    #[serde(rename = "count")]
     Count,
     /// Shown as ms, with three places.
+    #[serde(rename = "us")]
     Microseconds,
     /// From 0 to 100, with two places.
+    #[serde(rename = "percent")]
     Percent,
+}
+
+impl Unit {
+    /// A figure in words: ms with three places, percent with two, counts whole, – for none.
+    pub fn text(self, value: Option<f64>) -> String {
+        match (value, self) {
+            (None, _) => "–".into(),
+            (Some(v), Unit::Count) => format!("{v:.0}"),
+            (Some(v), Unit::Microseconds) => format!("{:.3} ms", v / 1e3),
+            (Some(v), Unit::Percent) => format!("{v:.2} %"),
+        }
+    }
 }
 
 /// One line of a table.
@@ -103,15 +118,9 @@ pub struct Row {
 }
 
 impl fmt::Display for Row {
-    /// The value alone: ms with three places, percent with two, counts whole, – for none.
+    /// The value alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match (self.value, self.unit) {
-            (None, _) => "–".into(),
-            (Some(v), Unit::Count) => format!("{v:.0}"),
-            (Some(v), Unit::Microseconds) => format!("{:.3} ms", v / 1e3),
-            (Some(v), Unit::Percent) => format!("{v:.2} %"),
-        };
-        f.pad(&text)
+        f.pad(&self.unit.text(self.value))
     }
 }
 
@@ -120,8 +129,7 @@ impl Table {
     /// probe must have been left out. With no `thresholds_us` they are chosen:
     /// [`choose_thresholds`].
     pub fn new(sent: u64, replies: &[Reply], thresholds_us: &[f64]) -> Self {
-        let mut sorted: Vec<f64> = replies.iter().map(|r| r.rtt_us).collect();
-        sorted.sort_unstable_by(f64::total_cmp);
+        let sorted = ascending(replies.iter().map(|r| r.rtt_us));
         let delays = (!sorted.is_empty()).then(|| delays(replies, &sorted));
         let chosen;
         let thresholds_us = match (&delays, thresholds_us) {
@@ -148,7 +156,7 @@ impl Table {
     }
 
     /// Probes without an answer.
-    pub fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.sent.saturating_sub(self.count)
     }
 
@@ -234,6 +242,13 @@ fn reordered(replies: &[Reply]) -> u64 {
         }
     }
     count
+}
+
+/// The values in their order.
+pub(crate) fn ascending(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted
 }
 
 /// From where on an RTT is an outlier: more than three interquartile ranges above the upper
@@ -345,8 +360,7 @@ mod tests {
     #[test]
     fn a_quantile_is_the_same_of_values_in_any_order() {
         let values: Vec<u32> = (0..101).map(|i| i * 7919 % 1000).collect();
-        let mut sorted: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
-        sorted.sort_unstable_by(f64::total_cmp);
+        let sorted = ascending(values.iter().map(|v| f64::from(*v)));
         for p in [0.0, 0.333, 0.5, 0.95, 0.999, 1.0] {
             let unsorted = quantile_unsorted(&mut values.clone(), p);
             assert_eq!(unsorted, quantile(&sorted, p), "{p}");
@@ -361,9 +375,7 @@ mod tests {
 
     #[test]
     fn a_histogram_is_low_by_a_bin_at_most() {
-        let sorted: Vec<f64> = (0..1_000).map(|i| f64::from(i * i % 9_973)).collect();
-        let mut sorted = [sorted.clone(), sorted].concat();
-        sorted.sort_by(f64::total_cmp);
+        let sorted = ascending((0..2_000).map(|i| f64::from(i % 1_000 * (i % 1_000) % 9_973)));
         let width = 250.0;
         let mut bins = vec![0u64; 40];
         for value in &sorted {
@@ -389,25 +401,9 @@ mod tests {
         let rows = table.rows();
         let names: Vec<_> = rows.iter().map(|r| r.name.as_str()).collect();
         assert_eq!(
-            names,
-            [
-                "Count",
-                "Min",
-                "Avg",
-                "Median",
-                "P95",
-                "P99",
-                "P99.9",
-                "Max",
-                "Max−Min",
-                "Stdev",
-                "mdev",
-                "PDV",
-                "Jitter",
-                "Loss",
-                "Reordered",
-                "> 2 ms"
-            ]
+            names.join(", "),
+            "Count, Min, Avg, Median, P95, P99, P99.9, Max, Max−Min, Stdev, mdev, PDV, Jitter, \
+             Loss, Reordered, > 2 ms"
         );
         let text: Vec<_> = rows.iter().map(Row::to_string).collect();
         assert_eq!(text[..4], ["3", "1.500 ms", "1.833 ms", "1.500 ms"]);

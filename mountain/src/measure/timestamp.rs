@@ -9,11 +9,13 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{
-    recvmsg, ControlMessageOwned, MsgFlags, RecvMsg, SockaddrStorage, Timestamps,
+    recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage, TimestampingFlag,
+    Timestamps,
 };
 use nix::sys::time::TimeSpec;
 use socket2::Socket;
@@ -35,6 +37,20 @@ pub struct Stamping {
 }
 
 impl Stamping {
+    /// What is received.
+    pub(crate) const RECEIVED: Self = Self {
+        rx: true,
+        tx: false,
+        tx_sched: false,
+        hardware: false,
+    };
+    /// All that the kernel can stamp by itself.
+    pub(crate) const KERNEL: Self = Self {
+        tx: true,
+        tx_sched: true,
+        ..Self::RECEIVED
+    };
+
     fn flags(self) -> libc::c_uint {
         let mut flags = 0;
         if self.rx {
@@ -64,13 +80,9 @@ impl Stamping {
 
 /// Switches stamping on (or, with the default value, off). Going from no transmit stamps to some
 /// restarts the socket's packet count at 0.
-pub fn set_stamping(fd: &impl AsRawFd, stamping: Stamping) -> io::Result<()> {
-    set_option(
-        fd,
-        libc::SOL_SOCKET,
-        libc::SO_TIMESTAMPING,
-        stamping.flags() as libc::c_int,
-    )
+pub fn set_stamping(socket: &impl AsFd, stamping: Stamping) -> io::Result<()> {
+    let flags = TimestampingFlag::from_bits_retain(stamping.flags());
+    Ok(setsockopt(socket, sockopt::Timestamping, &flags)?)
 }
 
 /// Waits until received packets are stamped: the kernel switches that on some time after the first
@@ -82,12 +94,11 @@ pub(crate) fn wait_until_on(limit: Duration) -> bool {
         let Ok(socket) = UdpSocket::bind(address) else {
             return false;
         };
-        let rx = Stamping {
-            rx: true,
-            ..Stamping::default()
-        };
         let own = socket.local_addr().and_then(|own| socket.connect(own));
-        if own.and_then(|()| set_stamping(&socket, rx)).is_err() {
+        if own
+            .and_then(|()| set_stamping(&socket, Stamping::RECEIVED))
+            .is_err()
+        {
             return false;
         }
         while Instant::now() < end {
@@ -112,52 +123,19 @@ pub(crate) fn wait_until_on(limit: Duration) -> bool {
 
 /// Asks for what else [`receive`] reports: arrival device and destination address, hop limit and
 /// DSCP/ECN byte; and for ICMP errors on the error queue.
-pub fn set_details(fd: &impl AsRawFd, ipv6: bool, icmp_errors: bool) -> io::Result<()> {
+pub fn set_details(socket: &impl AsFd, ipv6: bool, icmp_errors: bool) -> io::Result<()> {
     if ipv6 {
-        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
-        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
-        set_option(
-            fd,
-            libc::IPPROTO_IPV6,
-            libc::IPV6_RECVERR,
-            libc::c_int::from(icmp_errors),
-        )
+        setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true)?;
+        setsockopt(socket, sockopt::Ipv6RecvHopLimit, &true)?;
+        setsockopt(socket, sockopt::Ipv6RecvTClass, &true)?;
+        setsockopt(socket, sockopt::Ipv6RecvErr, &icmp_errors)?;
     } else {
-        set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
-        set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
-        set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
-        set_option(
-            fd,
-            libc::IPPROTO_IP,
-            libc::IP_RECVERR,
-            libc::c_int::from(icmp_errors),
-        )
+        setsockopt(socket, sockopt::Ipv4PacketInfo, &true)?;
+        setsockopt(socket, sockopt::Ipv4RecvTtl, &true)?;
+        setsockopt(socket, sockopt::IpRecvTos, &true)?;
+        setsockopt(socket, sockopt::Ipv4RecvErr, &icmp_errors)?;
     }
-}
-
-/// setsockopt(2) with a plain value, for options that the safe crates do not have.
-pub(super) fn set_option<T: Copy>(
-    fd: &impl AsRawFd,
-    level: libc::c_int,
-    name: libc::c_int,
-    value: T,
-) -> io::Result<()> {
-    // SAFETY: `value` lives through the call and its true size is passed.
-    let rc = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            size_of::<T>() as libc::socklen_t,
-        )
-    };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    Ok(())
 }
 
 /// Has the tokio runtime watch a socket.
@@ -168,7 +146,7 @@ pub(super) fn watch(socket: Socket) -> io::Result<AsyncFd<Socket>> {
 }
 
 /// CLOCK_REALTIME in ns since the epoch: the clock of the software stamps.
-pub fn realtime_ns() -> u64 {
+pub(crate) fn realtime_ns() -> u64 {
     let now = std::time::SystemTime::now();
     // Before 1970 every stamp is meaningless anyway; 0 keeps the callers' plausibility checks.
     now.duration_since(std::time::UNIX_EPOCH)
@@ -215,7 +193,8 @@ pub fn receive_blocking(fd: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Rece
 fn receive_with(fd: &impl AsRawFd, buffer: &mut [u8], flags: MsgFlags) -> io::Result<Received> {
     let mut control = Control::EMPTY;
     let mut iov = [IoSliceMut::new(buffer)];
-    let message = recv(fd.as_raw_fd(), &mut iov, &mut control, flags)?;
+    let control = Some(&mut control.0[..]);
+    let message = recvmsg::<SockaddrStorage>(fd.as_raw_fd(), &mut iov, control, flags)?;
     let mut received = Received {
         len: message.bytes,
         truncated: message.flags.contains(MsgFlags::MSG_TRUNC),
@@ -287,10 +266,10 @@ pub fn receive_error(fd: &impl AsRawFd) -> io::Result<Option<ErrorEvent>> {
     let mut control = Control::EMPTY;
     let mut iov = [IoSliceMut::new(&mut sink)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_ERRQUEUE;
-    let message = match recv(fd.as_raw_fd(), &mut iov, &mut control, flags) {
-        Ok(message) => message,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-        Err(error) => return Err(error),
+    let control = Some(&mut control.0[..]);
+    let message = match recvmsg::<SockaddrStorage>(fd.as_raw_fd(), &mut iov, control, flags) {
+        Err(Errno::EAGAIN) => return Ok(None),
+        message => message?,
     };
     let mut stamps = (None, None);
     let mut failure = None;
@@ -349,23 +328,6 @@ impl Control {
     const EMPTY: Self = Self([0; 512]);
 }
 
-fn recv<'a, 'outer, 'inner>(
-    fd: RawFd,
-    iov: &'outer mut [IoSliceMut<'inner>],
-    control: &'a mut Control,
-    flags: MsgFlags,
-) -> io::Result<RecvMsg<'a, 'outer, SockaddrStorage>>
-where
-    'inner: 'outer,
-{
-    Ok(recvmsg::<SockaddrStorage>(
-        fd,
-        iov,
-        Some(&mut control.0),
-        flags,
-    )?)
-}
-
 /// (software, hardware) stamp; the kernel leaves the absent one zero.
 fn split(stamps: &Timestamps) -> (Option<u64>, Option<u64>) {
     let ns = |t: &TimeSpec| {
@@ -406,10 +368,8 @@ mod tests {
     }
 
     const ALL: Stamping = Stamping {
-        rx: true,
-        tx: true,
-        tx_sched: true,
         hardware: true,
+        ..Stamping::KERNEL
     };
 
     #[test]

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! From the stamps of one probe to its figures. Pure.
 
+use std::time::Instant;
+
 use super::oneway::OneWay;
+use super::probe::Answer;
+use super::socket::SendStamps;
+use super::timestamp::Received;
+use super::wire::Reflected;
 
 /// Kernel RTT may exceed the steady clock's by so much through slewing before it is disbelieved.
 const CLOCK_SLACK_NS: i64 = 1_000_000;
 
 /// ns to whole µs, rounded; negative is 0.
-pub(super) fn to_us(ns: i64) -> u32 {
+fn to_us(ns: i64) -> u32 {
     u32::try_from((ns.max(0) + 500) / 1000).unwrap_or(u32::MAX)
 }
 
@@ -24,17 +30,6 @@ pub(super) struct ProbeStamps {
     pub(super) reflected: Option<(u64, u64)>,
 }
 
-/// What [`super::probe::Answer`] reports of them.
-#[derive(Debug, PartialEq)]
-pub(super) struct ProbeDelays {
-    pub(super) rtt_us: u32,
-    pub(super) forward_us: Option<u32>,
-    pub(super) backward_us: Option<u32>,
-    pub(super) queue_us: Option<u32>,
-    pub(super) delay_us: u32,
-    pub(super) kernel_stamps: bool,
-}
-
 /// The round trip of one probe by the best stamps there are.
 pub(super) struct RoundTrip {
     /// Without the time inside the reflector.
@@ -47,6 +42,25 @@ pub(super) struct RoundTrip {
 }
 
 impl ProbeStamps {
+    /// Of a probe and its answer, which was read at `now` by the steady clock and by that of the stamps.
+    pub(super) fn of(
+        sent: Instant,
+        stamps: SendStamps,
+        received: &Received,
+        reflected: Option<Reflected>,
+        now: (Instant, u64),
+    ) -> Self {
+        Self {
+            user_ns: now.0.duration_since(sent).as_nanos() as i64,
+            t1_user: stamps.user_ns,
+            sched: stamps.sched_ns,
+            t1: stamps.tx_ns,
+            t4: received.rx_ns,
+            t4_user: now.1,
+            reflected: reflected.map(|r| (r.received_ns, r.sent_ns)),
+        }
+    }
+
     pub(super) fn round_trip(&self) -> RoundTrip {
         let t1 = self.t1.or(self.sched).unwrap_or(self.t1_user);
         let t4 = self.t4.unwrap_or(self.t4_user);
@@ -72,8 +86,8 @@ impl ProbeStamps {
         }
     }
 
-    /// RTT, queue and variation; feeds `one_way`, whose clock `at_ns` is.
-    pub(super) fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> ProbeDelays {
+    /// The times of an answer: RTT, queue and variation; feeds `one_way`, whose clock `at_ns` is.
+    pub(super) fn evaluate(&self, at_ns: u64, one_way: &mut OneWay) -> Answer {
         let round_trip = self.round_trip();
         let rtt_us = to_us(round_trip.rtt_ns);
         let variation = round_trip
@@ -89,13 +103,15 @@ impl ProbeStamps {
             .map_or(rtt_us, |(v, min)| {
                 min.saturating_add(v.forward_us).min(rtt_us)
             });
-        ProbeDelays {
+        Answer {
             rtt_us,
+            user_rtt_us: to_us(self.user_ns),
             forward_us: variation.map(|v| v.forward_us),
             backward_us: variation.map(|v| v.backward_us),
             queue_us,
             delay_us: delay.saturating_add(queue_us.unwrap_or(0)),
             kernel_stamps: round_trip.kernel_stamps,
+            ..Answer::default()
         }
     }
 }
@@ -121,13 +137,13 @@ mod tests {
         let got = times().evaluate(0, &mut OneWay::new());
         assert_eq!(
             got,
-            ProbeDelays {
+            Answer {
                 rtt_us: 20_000,
-                forward_us: None,
-                backward_us: None,
+                user_rtt_us: 30_000,
                 queue_us: Some(2_000),
                 delay_us: 22_000,
                 kernel_stamps: true,
+                ..Answer::default()
             }
         );
     }

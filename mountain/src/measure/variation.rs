@@ -8,7 +8,7 @@
 
 use std::rc::Rc;
 
-use super::stats::{quantile, Reply, Table};
+use super::stats::{ascending, quantile, Reply, Table};
 
 /// A quantile is compared when so many samples lie beyond it.
 const BEYOND: f64 = 10.0;
@@ -33,7 +33,7 @@ const CARRY_MOST: f64 = 10.0;
 
 /// Variance of a series' mean by its slowest changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SlowVariance {
+pub(crate) struct SlowVariance {
     /// Standard error of the mean.
     pub error: f64,
     /// Degrees of freedom of the error's square.
@@ -46,7 +46,7 @@ impl SlowVariance {
     /// The projections on the slowest cosines have the variance of the mean (Lazarus, Lewis, Stock
     /// and Watson 2018). Where they are larger than the faster ones, the variation grows with its
     /// duration, and is taken to go on growing.
-    pub fn of(series: &[f64]) -> Self {
+    pub(crate) fn of(series: &[f64]) -> Self {
         let n = series.len() as f64;
         let mean = series.iter().sum::<f64>() / n;
         let power = |j: usize| {
@@ -76,7 +76,7 @@ impl SlowVariance {
 
 /// Occurrences of something among trials.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Events {
+pub(crate) struct Events {
     /// How often it occurred.
     pub count: u64,
     /// How often it could have.
@@ -85,7 +85,7 @@ pub struct Events {
 
 /// A figure of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RunFigure {
+pub(crate) struct RunFigure {
     /// In the row's unit.
     pub value: f64,
     /// Degrees of freedom of its standard error.
@@ -111,17 +111,21 @@ enum Error {
 }
 
 impl RunFigure {
-    fn even(value: f64, slow: SlowVariance) -> Self {
+    fn new(value: f64, freedom: f64, error: Error) -> Self {
         Self {
             value,
-            freedom: slow.freedom,
+            freedom,
             events: None,
-            error: Error::Even(slow.error),
+            error,
         }
     }
 
+    fn even(value: f64, slow: SlowVariance) -> Self {
+        Self::new(value, slow.freedom, Error::Even(slow.error))
+    }
+
     /// How far below and above the value its bounds lie, `t` standard errors away.
-    pub fn reach(&self, t: f64) -> (f64, f64) {
+    pub(crate) fn reach(&self, t: f64) -> (f64, f64) {
         match &self.error {
             Error::Even(error) => (t * error, t * error),
             Error::Quantile {
@@ -273,6 +277,21 @@ impl Cells {
         let (ratio, slow) = self.ratio(column, of);
         RunFigure::even(ratio, slow)
     }
+
+    /// The standard deviation with n, µs.
+    fn deviation(&self) -> RunFigure {
+        let (variance, slow) = self.ratio(SQUARES, ANSWERED);
+        let deviation = variance.sqrt();
+        let error = slow.error / (2.0 * deviation).max(f64::MIN_POSITIVE);
+        RunFigure::even(deviation, SlowVariance { error, ..slow })
+    }
+
+    /// Percent of the probes.
+    fn loss(&self, table: &Table) -> RunFigure {
+        let mut loss = self.share(ANSWERED, SENT).scaled(100.0);
+        loss.value = 100.0 - loss.value;
+        loss.with_events(table.lost(), table.sent)
+    }
 }
 
 /// How the level moves: medians of parts of the run.
@@ -280,8 +299,7 @@ fn level(replies: &[Reply]) -> Option<SlowVariance> {
     let part = replies.len().div_ceil(LEVEL_PARTS).max(1);
     let medians: Vec<f64> = (replies.chunks(part))
         .filter_map(|part| {
-            let mut rtts: Vec<f64> = part.iter().map(|r| r.rtt_us).collect();
-            rtts.sort_unstable_by(f64::total_cmp);
+            let rtts = ascending(part.iter().map(|r| r.rtt_us));
             quantile(&rtts, 0.5)
         })
         .collect();
@@ -293,74 +311,47 @@ fn level(replies: &[Reply]) -> Option<SlowVariance> {
 /// `replies` in order of arrival, of the table's `sent` probes, numbered from 0. Counts are
 /// scaled to `per` answers, so that runs of different lengths compare. `segment`: samples per
 /// part for Min and Max. All rows stand here one below the other, in the order of the table.
-pub fn figures(
+pub(crate) fn figures(
     replies: &[Reply],
     table: &Table,
     per: f64,
     segment: usize,
 ) -> Vec<Option<RunFigure>> {
     let n = replies.len();
-    let mut sorted: Vec<f64> = replies.iter().map(|r| r.rtt_us).collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let sorted: Rc<[f64]> = sorted.into();
+    let sorted: Rc<[f64]> = ascending(replies.iter().map(|r| r.rtt_us)).into();
     let at = LEVELS.map(|p| quantile(&sorted, p).unwrap_or(f64::NAN));
     let center = table.delays.as_ref().map_or(0.0, |d| d.avg);
     let cells = Cells::new(replies, table, center, at);
-    let enough = |least: usize| n >= least;
-    let level = level(replies);
-    let quantile_of = |i: usize, level: SlowVariance| {
-        let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
-        RunFigure {
-            value: at[i],
-            freedom: slow.freedom,
-            events: None,
-            error: Error::Quantile {
-                sorted: sorted.clone(),
-                share,
-                error: slow.error,
-                level: level.error,
-            },
-        }
-    };
-    let level = level.filter(|_| enough(LEAST));
+    let some = n >= LEAST;
+    let level = level(replies).filter(|_| some);
     let median = level.map(|level| RunFigure::even(at[0], level));
     let judged = |i: usize| {
-        let least = (BEYOND / (1.0 - LEVELS[i])).round() as usize;
-        Some(quantile_of(i, level?)).filter(|_| enough(least))
+        let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
+        let error = Error::Quantile {
+            sorted: sorted.clone(),
+            share,
+            error: slow.error,
+            level: level?.error,
+        };
+        (n >= beyond(LEVELS[i])).then_some(RunFigure::new(at[i], slow.freedom, error))
     };
     let [p95, p99] = [1, 2].map(judged);
     let p999 = table.delays.as_ref().and_then(|d| d.p999);
     let p999 = p999.and_then(|_| judged(3));
-    let pdv = p99
-        .clone()
-        .zip(median.clone())
-        .map(|(high, low)| RunFigure {
-            value: high.value - low.value,
-            freedom: high.freedom,
-            events: None,
-            error: Error::Between(Box::new((high, low))),
-        });
-    let some = enough(LEAST);
+    let pdv = p99.clone().zip(median.clone()).map(|(high, low)| {
+        let (value, freedom) = (high.value - low.value, high.freedom);
+        RunFigure::new(value, freedom, Error::Between(Box::new((high, low))))
+    });
     let avg = some.then(|| {
         let mut mean = cells.share(SUM, ANSWERED);
         mean.value += center;
         mean
     });
-    let mdev = some.then(|| {
-        let (variance, slow) = cells.ratio(SQUARES, ANSWERED);
-        let deviation = variance.sqrt();
-        let error = slow.error / (2.0 * deviation).max(f64::MIN_POSITIVE);
-        RunFigure::even(deviation, SlowVariance { error, ..slow })
-    });
-    let stdev = mdev
-        .clone()
-        .map(|d| d.scaled((n as f64 / (n as f64 - 1.0)).sqrt()));
+    let mdev = some.then(|| cells.deviation());
+    let one_less = (n as f64 / (n as f64 - 1.0)).sqrt();
+    let stdev = mdev.clone().map(|d| d.scaled(one_less));
     let jitter = some.then(|| cells.share(STEPS, PAIRS));
-    let loss = (table.sent >= LEAST as u64).then(|| {
-        let mut loss = cells.share(ANSWERED, SENT).scaled(100.0);
-        loss.value = 100.0 - loss.value;
-        loss.with_events(table.lost(), table.sent)
-    });
+    let loss = (table.sent >= LEAST as u64).then(|| cells.loss(table));
     let count = |column: usize, events: u64| {
         let share = || cells.share(column, ANSWERED).scaled(per);
         some.then(|| share().with_events(events, n as u64))
@@ -387,9 +378,13 @@ pub fn figures(
     rows
 }
 
+/// Answers that the `p` quantile takes before it is judged.
+fn beyond(p: f64) -> usize {
+    (BEYOND / (1.0 - p)).round() as usize
+}
+
 /// Answers that a row takes before it is judged, of several runs in all.
-pub fn least(row: &str) -> usize {
-    let beyond = |p: f64| (BEYOND / (1.0 - p)).round() as usize;
+pub(crate) fn least(row: &str) -> usize {
     match row {
         "P95" => beyond(0.95),
         "P99" | "PDV" => beyond(0.99),
@@ -399,7 +394,7 @@ pub fn least(row: &str) -> usize {
 }
 
 /// Samples per segment for runs of which the shortest has `n` answers.
-pub fn segment(n: usize) -> usize {
+pub(crate) fn segment(n: usize) -> usize {
     n / SEGMENTS
 }
 

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-use super::stats::quantile;
+use super::stats::{ascending, quantile};
 use super::variation::{Events, RunFigure};
 
 /// Two-sided level of every test; intervals have 1 − this.
@@ -44,7 +44,7 @@ impl RowVerdict {
     }
 
     /// As tables and JSON have it.
-    pub fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             RowVerdict::Better => "better",
             RowVerdict::Worse => "worse",
@@ -70,8 +70,8 @@ pub struct Interval {
 impl Interval {
     /// The percentile interval of the given level (0.95) over resampled estimates; `None` without
     /// any.
-    pub fn of(estimate: f64, mut draws: Vec<f64>, level: f64) -> Option<Self> {
-        draws.sort_unstable_by(f64::total_cmp);
+    pub fn of(estimate: f64, draws: Vec<f64>, level: f64) -> Option<Self> {
+        let draws = ascending(draws);
         let tail = (1.0 - level) / 2.0;
         let (low, high) = (quantile(&draws, tail)?, quantile(&draws, 1.0 - tail)?);
         Some(Self {
@@ -104,7 +104,7 @@ pub struct RowDifference {
 
 impl RowDifference {
     /// Where the p-value shows no difference, the interval says the same.
-    pub fn new(mut interval: Interval, p: f64) -> Self {
+    pub(crate) fn new(mut interval: Interval, p: f64) -> Self {
         if p >= LEVEL {
             interval.low = interval.low.min(0.0);
             interval.high = interval.high.max(0.0);
@@ -121,7 +121,7 @@ impl RowDifference {
 ///
 /// The interval combines the two figures' bounds, which need not be even (MOVER: Zou and Donner
 /// 2008); the p-value is the level at which it no longer holds 0.
-pub fn difference(a: &RunFigure, b: &RunFigure) -> RowDifference {
+pub(crate) fn difference(a: &RunFigure, b: &RunFigure) -> RowDifference {
     let estimate = b.value - a.value;
     let freedom = welch(a, b);
     let (a, b) = (&a.as_uncertain_as(b), &b.as_uncertain_as(a));

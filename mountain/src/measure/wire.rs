@@ -26,6 +26,8 @@
 //! Cookies need no new version. Earlier clients send 0 there and ignore what comes back; earlier reflectors
 //! ignore the field and return it as it came.
 
+use etherparse::checksum::Sum16BitWords;
+
 /// UDP port of `mountain reflect` when none is named.
 pub const DEFAULT_PORT: u16 = 8629;
 /// Shortest UDP probe, bytes of payload.
@@ -175,17 +177,8 @@ pub(crate) fn parse_echo_message(ipv6: bool, icmp: &[u8], ident: u16) -> Option<
 
 /// The Internet checksum (RFC 1071); 0 over data that contains a right one.
 fn checksum(data: &[u8]) -> u16 {
-    let mut sum: u32 = 0;
-    for pair in data.chunks(2) {
-        sum += u32::from(u16::from_be_bytes([
-            pair[0],
-            pair.get(1).copied().unwrap_or(0),
-        ]));
-    }
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
+    let sum = Sum16BitWords::new().add_slice(data);
+    sum.ones_complement().to_be()
 }
 
 #[cfg(test)]

@@ -246,7 +246,7 @@ impl TryFrom<Text> for Mark {
 ///
 /// # Errors
 /// The number of the first that is one too many, its key, and why.
-pub fn check(rules: &[RuleConfig]) -> Result<(), (usize, &'static str, String)> {
+pub(crate) fn check(rules: &[RuleConfig]) -> Result<(), (usize, &'static str, String)> {
     match rules.len() <= MAX_RULES {
         true => Ok(()),
         false => Err((

@@ -25,7 +25,7 @@ const CANNOT_RESET: &str =
 
 /// The paths that have died.
 #[derive(Default)]
-pub struct Dead {
+pub(crate) struct Dead {
     paths: BTreeMap<usize, Death>,
     /// Those whose connections are reset, and when these were looked for last.
     stuck: Vec<usize>,
@@ -45,12 +45,12 @@ struct Death {
 }
 
 impl Dead {
-    pub fn retain(&mut self, wanted: impl Fn(usize) -> bool) {
+    pub(crate) fn retain(&mut self, wanted: impl Fn(usize) -> bool) {
         self.paths.retain(|id, _| wanted(*id));
     }
 
     /// Takes note of whether a path was, and is, alive. One that never was has no flows.
-    pub fn saw(&mut self, id: usize, was_alive: bool, is_alive: bool) {
+    pub(crate) fn saw(&mut self, id: usize, was_alive: bool, is_alive: bool) {
         if is_alive {
             self.paths.remove(&id);
         } else if was_alive {
@@ -63,7 +63,7 @@ impl Dead {
     }
 
     /// Connections of this host that were reset.
-    pub fn reset(&self) -> usize {
+    pub(crate) fn reset(&self) -> usize {
         self.reset
     }
 

@@ -12,10 +12,10 @@ mod aside;
 pub mod config;
 mod dead;
 mod held;
-pub mod nft;
+pub(crate) mod nft;
 mod routing;
 mod status;
-pub mod uplinks;
+pub(crate) mod uplinks;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -236,7 +236,7 @@ impl Placer {
     }
 
     /// Places no new flow until [`Placer::resume`]: the kernel may prefer another way by now.
-    pub fn pause(&mut self) {
+    pub(crate) fn pause(&mut self) {
         self.programs.set_paused(true);
         // What was placed since is told once, whatever else changes before all is read.
         if !std::mem::replace(&mut self.paused, true) {
@@ -323,7 +323,7 @@ impl Placer {
 
     /// The table of destinations and what it holds after [`Placer::update`], which may be written
     /// ahead while new flows choose nothing.
-    pub fn destinations(
+    pub(crate) fn destinations(
         &self,
         topology: &Topology,
         groups: &[ProgramGroup],
@@ -539,12 +539,12 @@ impl Placer {
     }
 
     /// Forgets what was attached to a device that is gone.
-    pub fn forget(&mut self, ifindex: u32) {
+    pub(crate) fn forget(&mut self, ifindex: u32) {
         self.programs.forget(ifindex);
     }
 
     /// Places nothing any more, but leaves rules, tables and marks, by which flows go on where they are.
-    pub fn leave(mut self) {
+    pub(crate) fn leave(mut self) {
         self.leaves = true;
     }
 
@@ -615,7 +615,7 @@ pub(crate) fn try_load(config: &PlacementConfig) -> Result<()> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn clear() -> Result<bool> {
+pub(crate) fn clear() -> Result<bool> {
     let table = nft::remove()?;
     Ok(uplinks::remove_all()? || table)
 }

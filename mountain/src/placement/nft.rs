@@ -33,7 +33,7 @@ const STUCK_S: u32 = 5;
 
 /// The table as nft::run(8) takes it: made anew in one transaction, whatever was there. `uplinks`: mark and
 /// device of each. `resets`: whether connections that hang are reset ([`set_stuck`]).
-pub fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String {
+pub(crate) fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String {
     let mask = mask.bits();
     let others = !mask;
     let mut text =
@@ -116,7 +116,7 @@ pub(crate) fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
 ///
 /// # Errors
 /// Without nft::run(8), or when the kernel cannot track connections.
-pub fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> Result<()> {
+pub(crate) fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> Result<()> {
     nft::run(table(mask, uplinks, resets).as_bytes())
 }
 
@@ -124,7 +124,7 @@ pub fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> Resul
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn remove() -> Result<bool> {
+pub(crate) fn remove() -> Result<bool> {
     const NFT_MSG_DELTABLE: u16 = 2;
     if !is_there()? {
         return Ok(false);

@@ -56,11 +56,11 @@ pub struct MarkMask(u32);
 
 impl MarkMask {
     /// The highest byte, which few other programs use.
-    pub const DEFAULT: Self = Self(0xff00_0000);
+    pub(crate) const DEFAULT: Self = Self(0xff00_0000);
     /// Fewest bits: three uplinks, and none.
     const BITS_MIN: u32 = 2;
 
-    pub fn bits(self) -> u32 {
+    pub(crate) fn bits(self) -> u32 {
         self.0
     }
 
@@ -70,7 +70,7 @@ impl MarkMask {
     }
 
     /// The mark of the uplink of this number.
-    pub fn mark(self, number: u32) -> u32 {
+    pub(crate) fn mark(self, number: u32) -> u32 {
         number << self.0.trailing_zeros() & self.0
     }
 }
@@ -101,7 +101,7 @@ impl From<MarkMask> for u32 {
 /// Which packets a rule selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Selects {
+pub(crate) enum Selects {
     /// An uplink's mark, for destinations to keep.
     Kept {
         mark: u32,
@@ -118,7 +118,7 @@ pub enum Selects {
 
 /// An ip rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct IpRule {
+pub(crate) struct IpRule {
     pub ipv6: bool,
     pub priority: u32,
     pub selects: Selects,
@@ -127,7 +127,7 @@ pub struct IpRule {
 
 /// A route in an uplink's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct UplinkRoute {
+pub(crate) struct UplinkRoute {
     /// Family of what it routes; the gateway's may be another one.
     pub ipv6: bool,
     pub table: u32,
@@ -139,7 +139,7 @@ pub struct UplinkRoute {
 /// Where it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum To {
+pub(crate) enum To {
     Gateway {
         ifindex: u32,
         gateway: IpAddr,
@@ -151,7 +151,7 @@ pub enum To {
 
 /// All that mountain adds to the kernel's routing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Routing {
+pub(crate) struct Routing {
     /// In the order in which they are tried.
     pub rules: Vec<IpRule>,
     pub routes: Vec<UplinkRoute>,
@@ -159,7 +159,7 @@ pub struct Routing {
 
 /// What new flows choose from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PlacementPlan {
+pub(crate) struct PlacementPlan {
     pub routing: Routing,
     /// Mark of each path that new flows may choose; by index into [`Topology::paths`].
     pub marks: BTreeMap<usize, u32>,
@@ -205,7 +205,11 @@ fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
 ///
 /// # Errors
 /// When there are more uplinks than marks.
-pub fn plan(topology: &Topology, mask: MarkMask, held: &BTreeSet<IpAddr>) -> Result<PlacementPlan> {
+pub(crate) fn plan(
+    topology: &Topology,
+    mask: MarkMask,
+    held: &BTreeSet<IpAddr>,
+) -> Result<PlacementPlan> {
     let uplinks = uplinks(topology);
     let devices = uplinks.iter().map(|uplink| uplink.path.key.ifindex);
     let numbers = numbers(devices, mask.largest())?;
@@ -315,7 +319,7 @@ fn numbers(devices: impl Iterator<Item = u32>, largest: u32) -> Result<BTreeMap<
 
 impl Routing {
     /// Addresses that have a rule.
-    pub fn addresses(&self) -> BTreeSet<IpAddr> {
+    pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
         let rules = self.rules.iter();
         let of = rules.filter_map(|rule| match rule.selects {
             Selects::From(address) => Some(address),
@@ -327,7 +331,7 @@ impl Routing {
 
 /// What has to be done so that `wanted` is there instead of `there`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub(crate) struct Changes {
     pub remove_rules: Vec<IpRule>,
     pub add_routes: Vec<UplinkRoute>,
     pub add_rules: Vec<IpRule>,
@@ -335,7 +339,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    pub fn none(&self) -> bool {
+    pub(crate) fn none(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -354,7 +358,7 @@ fn rank(rule: &IpRule) -> u8 {
 ///
 /// Routes come before the rules that lead to them, and go after. What stays is not touched, but a rule that
 /// has to stand behind a new one is added anew, as the kernel puts a new one behind those of its priority.
-pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
+pub(crate) fn changes(there: &Routing, wanted: &Routing) -> Changes {
     let mut changes = Changes::default();
     for ipv6 in [false, true] {
         let of = |rules: &[IpRule]| -> Vec<IpRule> {
@@ -397,7 +401,7 @@ pub fn changes(there: &Routing, wanted: &Routing) -> Changes {
 }
 
 /// The rules and routes as ip(8) would have them typed, for people.
-pub fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String> {
+pub(crate) fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec<String> {
     let family = |ipv6| if ipv6 { "ip -6" } else { "ip" };
     let table = |table| match table {
         TABLE_MAIN => "main".to_owned(),

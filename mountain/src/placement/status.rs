@@ -57,7 +57,7 @@ impl Placer {
     ///
     /// # Errors
     /// When the counters cannot be read.
-    pub fn status(&self) -> Result<PlacementStatus> {
+    pub(crate) fn status(&self) -> Result<PlacementStatus> {
         let uplinks = self.plan.uplinks.iter().map(|(mark, device)| UplinkStatus {
             device: device.clone(),
             mark: format!("{mark:#x}"),

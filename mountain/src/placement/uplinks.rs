@@ -63,7 +63,7 @@ const NO_LIMIT: u32 = u32::MAX;
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN, or when the kernel refuses a route or rule: what came before it stays.
-pub fn apply(wanted: &Routing) -> Result<bool> {
+pub(crate) fn apply(wanted: &Routing) -> Result<bool> {
     let mut socket = Socket::open().context("cannot open an rtnetlink socket")?;
     let changes = changes(&read(&mut socket)?, wanted);
     carry_out(&mut socket, &changes)?;
@@ -82,7 +82,7 @@ pub(crate) fn remove_all() -> Result<bool> {
 ///
 /// # Errors
 /// When the kernel refuses a dump.
-pub fn there() -> Result<Routing> {
+pub(crate) fn there() -> Result<Routing> {
     let mut socket = Socket::open().context("cannot open an rtnetlink socket")?;
     read(&mut socket)
 }

@@ -13,7 +13,7 @@ use super::plots::{
     LOST, PARTS,
 };
 use super::run::PreparedRun;
-use super::series::{self, Bin};
+use super::series;
 
 type Points = Vec<(f64, f64)>;
 
@@ -31,7 +31,7 @@ const KINDS: [&str; 5] = ["user", "system", "softirq", "irq", "steal"];
 
 /// The section of the page that a figure belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PageSection {
+pub(crate) enum PageSection {
     Timeline,
     Tail,
     Cdf,
@@ -40,12 +40,14 @@ pub enum PageSection {
 }
 
 /// One plot.
-pub struct Plot {
+pub(crate) struct Plot {
     pub place: PageSection,
     /// Name of its files, without the ending.
     pub file: String,
     /// The heading in a file of its own, and of its part of the page.
     pub title: String,
+    /// In a file of its own.
+    legend: Vec<(String, RGBColor)>,
     content: Content,
 }
 
@@ -55,64 +57,27 @@ enum Content {
         share: Share,
         x_ms: Range<f64>,
     },
-    Time {
-        /// Index of the run.
-        run: usize,
-        span_s: Range<f64>,
-        range_ms: Range<f64>,
-        bins: Vec<Bin>,
-        strips: Vec<Strip>,
-    },
+    Time(Timeline),
 }
 
 impl Plot {
     /// The plot for the page.
-    pub fn draw(&self, runs: &[PreparedRun], format: Format) -> Result<String> {
+    pub(crate) fn draw(&self, format: Format) -> Result<String> {
         match &self.content {
             Content::Distribution { lines, share, x_ms } => {
                 distribution(lines, *share, x_ms.clone(), "probes", format, &self.title)
             }
-            Content::Time {
-                run,
-                span_s,
-                range_ms,
-                bins,
-                strips,
-            } => {
-                let plot = Timeline {
-                    span_s: span_s.clone(),
-                    range_ms: range_ms.clone(),
-                    shades: Vec::new(),
-                    band: bins,
-                    lines: vec![(runs[*run].colour, bins.clone())],
-                    marks: runs[*run].marks.clone(),
-                    strips: strips.clone(),
-                };
-                plots::timeline(&plot, format, &self.title)
-            }
+            Content::Time(timeline) => plots::timeline(timeline, format, &self.title),
         }
     }
 
     /// The plot for a file of its own, with title and legend.
-    pub fn alone(&self, runs: &[PreparedRun]) -> Result<String> {
-        let legend = match &self.content {
-            Content::Distribution { .. } => {
-                answered(runs).map(|r| (r.name.clone(), r.colour)).collect()
-            }
-            Content::Time { run, strips, .. } => {
-                let mut legend = vec![(runs[*run].name.clone(), runs[*run].colour)];
-                legend.push(("lost; outliers ringed".into(), LOST));
-                if strips.len() > 1 {
-                    legend.extend(cpu_legend());
-                }
-                legend
-            }
-        };
+    pub(crate) fn alone(&self) -> Result<String> {
         let format = Format {
-            header: Some((&self.title, &legend)),
+            header: Some((&self.title, &self.legend)),
             ..Format::WIDE
         };
-        self.draw(runs, format)
+        self.draw(format)
     }
 }
 
@@ -122,12 +87,14 @@ pub(crate) fn cpu_legend() -> impl Iterator<Item = (String, RGBColor)> {
 }
 
 /// The runs that have a distribution.
-pub fn answered<'a>(runs: &'a [PreparedRun<'a>]) -> impl Iterator<Item = &'a PreparedRun<'a>> {
+pub(crate) fn answered<'a>(
+    runs: &'a [PreparedRun<'a>],
+) -> impl Iterator<Item = &'a PreparedRun<'a>> {
     runs.iter().filter(|r| !r.sorted.is_empty())
 }
 
 /// All figures of a report; without any answer there are only the time-lines.
-pub fn all(runs: &[PreparedRun]) -> Vec<Plot> {
+pub(crate) fn all(runs: &[PreparedRun]) -> Vec<Plot> {
     let extremes = extremes_ms(runs);
     let mut figures = timelines(runs, &extremes);
     if let Some(extremes) = extremes {
@@ -178,6 +145,7 @@ fn distributions(runs: &[PreparedRun], extremes: &Range<f64>) -> Vec<Plot> {
         place,
         file: file.into(),
         title: title.into(),
+        legend: answered(runs).map(|r| (r.name.clone(), r.colour)).collect(),
         content: Content::Distribution { lines, share, x_ms },
     };
     let zooms = [
@@ -257,17 +225,26 @@ fn timelines(runs: &[PreparedRun], extremes: &Option<Range<f64>>) -> Vec<Plot> {
         }];
         let most = if runs.len() > 2 { CPUS_OF_MANY } else { CPUS };
         strips.extend(cpus(&run.file.cpu, until_s * 1e6, most));
+        let mut legend = vec![(run.name.clone(), run.colour)];
+        legend.push(("lost; outliers ringed".into(), LOST));
+        if strips.len() > 1 {
+            legend.extend(cpu_legend());
+        }
+        let bins = series::timeline(rtts, &span_ns, BINS);
         Plot {
             place: PageSection::Timeline,
             file: format!("timeline-{}", i + 1),
             title: format!("Round-trip time over time: {}", run.name),
-            content: Content::Time {
-                run: i,
+            legend,
+            content: Content::Time(Timeline {
                 span_s: 0.0..until_s,
                 range_ms: range_ms.clone(),
-                bins: series::timeline(rtts, &span_ns, BINS),
+                shades: Vec::new(),
+                lines: vec![(run.colour, bins.clone())],
+                band: bins,
+                marks: run.marks.clone(),
                 strips,
-            },
+            }),
         }
     };
     runs.iter().enumerate().map(timeline).collect()

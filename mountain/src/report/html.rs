@@ -17,13 +17,12 @@ const TEMPLATE: &str = include_str!("run.html");
 const NO_ANSWER: &str = "<p>No probe was answered.</p>";
 
 /// The whole page.
-pub fn render(runs: &[PreparedRun], figures: &[Plot]) -> Result<String> {
+pub(crate) fn render(runs: &[PreparedRun], figures: &[Plot]) -> Result<String> {
     let title = match runs {
         [one] => format!("Run {}", one.name),
         many => format!("{} runs side by side", many.len()),
     };
-    let targets: BTreeSet<&str> = runs.iter().map(|r| r.file.target.as_str()).collect();
-    let targets: Vec<&str> = targets.into_iter().filter(|t| !t.is_empty()).collect();
+    let targets = distinct(runs.iter().map(|r| &r.file.target));
     let has_cpu = runs.iter().any(|r| !r.file.cpu.is_empty());
     let histograms: Vec<&Plot> = of(figures, PageSection::Histogram).collect();
     let parts: [(&str, String); 16] = [
@@ -32,7 +31,8 @@ pub fn render(runs: &[PreparedRun], figures: &[Plot]) -> Result<String> {
             "subtitle",
             escape(&format!(
                 "{}mountain {}",
-                targets.iter().fold(String::new(), |s, t| s + t + " · "),
+                (targets.iter().filter(|t| !t.is_empty()))
+                    .fold(String::new(), |s, t| s + t + " · "),
                 env!("CARGO_PKG_VERSION")
             )),
         ),
@@ -55,9 +55,9 @@ pub fn render(runs: &[PreparedRun], figures: &[Plot]) -> Result<String> {
             "legend",
             legend(answered(runs).map(|r| (r.name.clone(), r.colour))),
         ),
-        ("tail", plots(runs, figures, PageSection::Tail)?),
-        ("cdf", plots(runs, figures, PageSection::Cdf)?),
-        ("histogram", zooms(runs, &histograms)?),
+        ("tail", plots(figures, PageSection::Tail)?),
+        ("cdf", plots(figures, PageSection::Cdf)?),
+        ("histogram", zooms(&histograms)?),
         ("difference", difference(runs)),
         ("runs", circumstances(runs)),
     ];
@@ -69,18 +69,18 @@ fn of(figures: &[Plot], place: PageSection) -> impl Iterator<Item = &Plot> {
 }
 
 /// The figure with links to its files.
-fn with_files(runs: &[PreparedRun], plot: &Plot) -> Result<String> {
-    let drawn = figure(|format| plot.draw(runs, format))?;
+fn with_files(plot: &Plot) -> Result<String> {
+    let drawn = figure(|format| plot.draw(format))?;
     let file = &plot.file;
     Ok(format!(
         "{drawn}<p class=\"files\"><a href=\"{file}.svg\">SVG</a> · <a href=\"{file}.png\">PNG</a></p>"
     ))
 }
 
-fn plots(runs: &[PreparedRun], figures: &[Plot], place: PageSection) -> Result<String> {
+fn plots(figures: &[Plot], place: PageSection) -> Result<String> {
     let mut out = String::new();
     for plot in of(figures, place) {
-        out += &with_files(runs, plot)?;
+        out += &with_files(plot)?;
     }
     Ok(if out.is_empty() {
         NO_ANSWER.into()
@@ -106,14 +106,14 @@ fn timelines(runs: &[PreparedRun], figures: &[Plot]) -> Result<String> {
                 run.sorted[run.sorted.len() - 1] / 1e3
             );
         }
-        out += &with_files(runs, plot)?;
+        out += &with_files(plot)?;
     }
     Ok(out)
 }
 
 /// The histograms, of which one is shown at a time. Without a script: the choice is a group of
 /// radio buttons, and the style sheet shows what belongs to the chosen one. On paper all are shown.
-fn zooms(runs: &[PreparedRun], figures: &[&Plot]) -> Result<String> {
+fn zooms(figures: &[&Plot]) -> Result<String> {
     if figures.is_empty() {
         return Ok(NO_ANSWER.into());
     }
@@ -130,7 +130,7 @@ fn zooms(runs: &[PreparedRun], figures: &[&Plot]) -> Result<String> {
     for plot in figures {
         // On paper nothing else says which one it is. Not a <p>: those are counted, see below.
         let _ = write!(out, "<h3 class=\"paper\">{}</h3>", escape(zoom_name(plot)));
-        out += &with_files(runs, plot)?;
+        out += &with_files(plot)?;
     }
     out += "</div>";
     Ok(out)
@@ -172,9 +172,8 @@ fn notes(runs: &[PreparedRun]) -> String {
             note("ended before its count was reached.");
         }
     }
-    let clocks: BTreeSet<&str> = runs.iter().map(|r| r.file.clock.as_str()).collect();
+    let clocks = distinct(runs.iter().map(|r| &r.file.clock));
     if clocks.len() > 1 {
-        let clocks: Vec<&str> = clocks.into_iter().collect();
         let _ = write!(
             out,
             "<p class=\"missed\">The times were not taken alike: {}.</p>",
@@ -200,13 +199,30 @@ fn table(runs: &[PreparedRun]) -> String {
     let rows: Vec<_> = columns.iter().map(|(_, t)| t.rows()).collect();
     let mut out = head(columns.iter().map(|(name, _)| name.clone()));
     for (i, first) in rows[0].iter().enumerate() {
-        let _ = write!(out, "<tr><th scope=\"row\">{}</th>", escape(&first.name));
-        for column in &rows {
-            let _ = write!(out, "<td>{}</td>", column[i]);
-        }
-        out += "</tr>";
+        let cells = rows.iter().map(|column| format!("<td>{}</td>", column[i]));
+        out += &row("", &first.name, cells);
     }
     out + "</tbody></table>"
+}
+
+/// A line of a table; `cells` are HTML.
+fn row(attributes: &str, name: &str, cells: impl Iterator<Item = String>) -> String {
+    let (name, cells) = (escape(name), cells.collect::<String>());
+    format!("<tr{attributes}><th scope=\"row\">{name}</th>{cells}</tr>")
+}
+
+/// A cell with a text of any length.
+fn long_cell(text: &str) -> String {
+    format!(
+        "<td class=\"wrap\">{}</td>",
+        shortened(text, "the run file")
+    )
+}
+
+/// Each of them once, in their order.
+fn distinct<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
+    let texts: BTreeSet<&str> = texts.map(String::as_str).collect();
+    texts.into_iter().collect()
 }
 
 fn head(names: impl Iterator<Item = String>) -> String {
@@ -222,15 +238,11 @@ fn names<'a>(runs: &'a [PreparedRun]) -> impl Iterator<Item = String> + 'a {
 }
 
 fn cpu_note(runs: &[PreparedRun]) -> String {
-    let accounting: BTreeSet<&str> = runs
-        .iter()
-        .filter(|r| !r.file.cpu.is_empty())
-        .map(|r| r.file.cpu.accounting.as_str())
-        .collect();
-    if accounting.is_empty() {
+    let recorded = runs.iter().map(|r| &r.file.cpu).filter(|c| !c.is_empty());
+    let how = distinct(recorded.map(|cpu| &cpu.accounting));
+    if how.is_empty() {
         return String::new();
     }
-    let how: Vec<&str> = accounting.into_iter().collect();
     escape(&format!(
         "Strips of the CPUs: shares of time, each step as in its busiest interval; the kernel accounts by {}.",
         how.join(", ")
@@ -266,22 +278,11 @@ fn difference(runs: &[PreparedRun]) -> String {
             if n == 1 { "s" } else { "" }
         ),
     };
-    let cell = |text: &str| {
-        format!(
-            "<td class=\"wrap\">{}</td>",
-            shortened(text, "the run file")
-        )
-    };
     if !different.is_empty() {
         let _ = write!(out, "<div class=\"scroll names\">{}", head(names(runs)));
         for key in different {
-            let _ = write!(
-                out,
-                "<tr class=\"differs\"><th scope=\"row\">{}</th>",
-                escape(key)
-            );
-            runs.iter().for_each(|run| out += &cell(&value(run, key)));
-            out += "</tr>";
+            let cells = runs.iter().map(|run| long_cell(&value(run, key)));
+            out += &row(" class=\"differs\"", key, cells);
         }
         out += "</tbody></table></div>";
     }
@@ -296,8 +297,8 @@ fn difference(runs: &[PreparedRun]) -> String {
             "<details><summary>{title}</summary><div class=\"scroll names\"><table><tbody>"
         );
         for key in equal {
-            let text = cell(&value(&runs[0], key));
-            let _ = write!(out, "<tr><th scope=\"row\">{}</th>{text}</tr>", escape(key));
+            let cell = long_cell(&value(&runs[0], key));
+            out += &row("", key, std::iter::once(cell));
         }
         out += "</tbody></table></div></details>";
     }
@@ -324,12 +325,8 @@ fn circumstances(runs: &[PreparedRun]) -> String {
     ];
     let mut out = head(names(runs));
     for (name, text) in rows {
-        let _ = write!(out, "<tr><th scope=\"row\">{name}</th>");
-        for run in runs {
-            let text = shortened(&text(run), "the run file");
-            let _ = write!(out, "<td class=\"wrap\">{text}</td>");
-        }
-        out += "</tr>";
+        let cells = runs.iter().map(|run| long_cell(&text(run)));
+        out += &row("", name, cells);
     }
     out + "</tbody></table>"
 }

@@ -32,7 +32,7 @@ use run::PreparedRun;
 use written::{Written, LIST_NAME};
 
 /// Name of the page in the report's folder.
-pub const PAGE_NAME: &str = "index.html";
+const PAGE_NAME: &str = "index.html";
 
 /// What every page has, and no other.
 const PAGE_MARK: &str = "<title>mountain: ";
@@ -44,7 +44,7 @@ const PAGE_MARK: &str = "<title>mountain: ";
 /// # Errors
 /// Among others if a page or a plot is in the way that no report has written; then nothing is
 /// changed.
-pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
+pub(crate) fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     ensure!(!runs.is_empty(), "there is no run to report");
     let runs = PreparedRun::all(runs);
     let figures = figures::all(&runs);
@@ -53,7 +53,7 @@ pub fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     earlier.check_page(&page, PAGE_MARK)?;
     let mut plots = Vec::new();
     for figure in &figures {
-        let svg = page::standalone(&figure.alone(&runs)?);
+        let svg = page::standalone(&figure.alone()?);
         let png = raster::png(&svg)?;
         for (kind, content) in [("svg", svg.into_bytes()), ("png", png)] {
             let name = format!("{}.{kind}", figure.file);

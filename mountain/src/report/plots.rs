@@ -23,30 +23,22 @@ pub(crate) const GRID: RGBColor = RGBColor(11, 11, 2);
 /// What got lost.
 pub const LOST: RGBColor = RGBColor(11, 11, 3);
 /// Shading of spans of time.
-pub const SHADES: [RGBColor; 3] = [
-    RGBColor(11, 14, 0),
-    RGBColor(11, 14, 1),
-    RGBColor(11, 14, 2),
-];
+pub const SHADES: [RGBColor; 3] = names(14);
 /// Parts of a strip: paths, kinds of CPU time.
-pub const PARTS: [RGBColor; 6] = [
-    RGBColor(11, 13, 0),
-    RGBColor(11, 13, 1),
-    RGBColor(11, 13, 2),
-    RGBColor(11, 13, 3),
-    RGBColor(11, 13, 4),
-    RGBColor(11, 13, 5),
-];
+pub const PARTS: [RGBColor; 6] = names(13);
 /// What is compared: policies, runs.
-pub const SERIES: [RGBColor; 7] = [
-    RGBColor(11, 12, 0),
-    RGBColor(11, 12, 1),
-    RGBColor(11, 12, 2),
-    RGBColor(11, 12, 3),
-    RGBColor(11, 12, 4),
-    RGBColor(11, 12, 5),
-    RGBColor(11, 12, 6),
-];
+pub const SERIES: [RGBColor; 7] = names(12);
+
+/// The names of one kind of colours.
+const fn names<const N: usize>(kind: u8) -> [RGBColor; N] {
+    let mut all = [RGBColor(11, kind, 0); N];
+    let mut i = 0;
+    while i < N {
+        all[i] = RGBColor(11, kind, i as u8);
+        i += 1;
+    }
+    all
+}
 
 /// Bins of a time-line: about two pixels each on a wide plot.
 pub const BINS: usize = 440;
@@ -233,47 +225,45 @@ pub fn distribution(
     format: Format,
     label: &str,
 ) -> Result<String> {
-    let log_x = x_ms.start > 0.0 && x_ms.end / x_ms.start > LOG_FROM;
     // Each pair of axes is a type of its own.
     draw(format, 340, label, |root| match share {
         Share::Below => {
             let title = format!("share of {what} up to it");
-            let y = 0.0..1.0;
-            if log_x {
-                lines_over(
-                    root,
-                    lines,
-                    x_ms.log_scale(),
-                    y,
-                    [RTT, &title],
-                    &percent,
-                    format,
-                )
-                .map(drop)
-            } else {
-                lines_over(root, lines, x_ms, y, [RTT, &title], &percent, format).map(drop)
-            }
+            shares_over(root, lines, x_ms, 0.0..1.0, &title, format)
         }
         Share::Above { floor } | Share::Within { floor } => {
             let above = matches!(share, Share::Above { .. });
             let title = format!("share of {what}{}", if above { " above it" } else { "" });
             let y = (Share::lowest(floor)..1.0).log_scale();
-            if log_x {
-                lines_over(
-                    root,
-                    lines,
-                    x_ms.log_scale(),
-                    y,
-                    [RTT, &title],
-                    &percent,
-                    format,
-                )
-                .map(drop)
-            } else {
-                lines_over(root, lines, x_ms, y, [RTT, &title], &percent, format).map(drop)
-            }
+            shares_over(root, lines, x_ms, y, &title, format)
         }
     })
+}
+
+fn shares_over<Y>(
+    root: &Area,
+    lines: &[Line],
+    x_ms: Range<f64>,
+    y: Y,
+    title: &str,
+    format: Format,
+) -> Result<()>
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let titles = [RTT, title];
+    if is_long(&x_ms) {
+        let x_ms = x_ms.log_scale();
+        lines_over(root, lines, x_ms, y, titles, &percent, format).map(drop)
+    } else {
+        lines_over(root, lines, x_ms, y, titles, &percent, format).map(drop)
+    }
+}
+
+/// Whether an axis of this range is logarithmic.
+pub(super) fn is_long(range: &Range<f64>) -> bool {
+    range.start > 0.0 && range.end / range.start > LOG_FROM
 }
 
 /// The chart with its axes, named `titles` (x, y), and lines, for more to be drawn on.
@@ -346,7 +336,7 @@ pub struct Strip {
 
 /// RTT over time.
 #[derive(Debug, Clone, Default)]
-pub struct Timeline<'a> {
+pub struct Timeline {
     /// The time axis, s.
     pub span_s: Range<f64>,
     /// The RTT axis, ms; logarithmic if it begins above 0 and is long.
@@ -354,7 +344,7 @@ pub struct Timeline<'a> {
     /// Spans of time that are shaded.
     pub shades: Vec<(Range<f64>, RGBColor)>,
     /// Smallest to largest.
-    pub band: &'a [Bin],
+    pub band: Vec<Bin>,
     /// Their medians are drawn.
     pub lines: Vec<(RGBColor, Vec<Bin>)>,
     /// Single samples (s, ms) with a mark of their own.
@@ -369,7 +359,7 @@ pub fn timeline(plot: &Timeline, format: Format, label: &str) -> Result<String> 
     draw(format, height, label, |root| {
         let (upper, mut below) = root.split_vertically(206);
         let range = plot.range_ms.clone();
-        if range.start > 0.0 && range.end / range.start > LOG_FROM {
+        if is_long(&range) {
             over_time(plot, &upper, range.log_scale(), format)?;
         } else {
             over_time(plot, &upper, range, format)?;
@@ -424,7 +414,7 @@ where
         .map_err(text)?;
     let gap_s = (until_s - from_s) * 3.0 / BINS as f64;
     let inside = |ms: f64| ms.clamp(range.start, range.end);
-    for run in unbroken(plot.band, gap_s) {
+    for run in unbroken(&plot.band, gap_s) {
         let top = run.iter().map(|b| (b.at_s, inside(b.max_ms)));
         let bottom = run.iter().rev().map(|b| (b.at_s, inside(b.min_ms)));
         let band: Vec<(f64, f64)> = top.chain(bottom).collect();

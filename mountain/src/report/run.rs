@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::host::stdout::plain;
 use crate::measure::runfile::{RunFile, Samples};
-use crate::measure::stats::{choose_thresholds, far_out, quantile, Table};
+use crate::measure::stats::{ascending, choose_thresholds, far_out, quantile, Table};
 
 use super::plots::{RGBColor, SERIES};
 
@@ -13,7 +13,7 @@ use super::plots::{RGBColor, SERIES};
 pub(crate) const MARKED: usize = 20;
 
 /// A run, prepared.
-pub struct PreparedRun<'a> {
+pub(crate) struct PreparedRun<'a> {
     /// Different from the other runs'.
     pub name: String,
     pub colour: RGBColor,
@@ -32,8 +32,9 @@ pub struct PreparedRun<'a> {
 
 impl<'a> PreparedRun<'a> {
     /// All runs, in order, with the same thresholds: those that suit the first one with answers.
-    pub fn all(runs: &'a [(String, RunFile)]) -> Vec<Self> {
-        let sorted: Vec<Vec<f64>> = runs.iter().map(|(_, r)| ascending(&r.samples)).collect();
+    pub(crate) fn all(runs: &'a [(String, RunFile)]) -> Vec<Self> {
+        let rtts = |run: &RunFile| ascending(run.samples.rtt_us.iter().copied().flatten());
+        let sorted: Vec<Vec<f64>> = runs.iter().map(|(_, run)| rtts(run)).collect();
         let median = sorted.iter().find_map(|s| quantile(s, 0.5));
         let thresholds = median.map_or_else(Vec::new, |m| choose_thresholds(m).to_vec());
         runs.iter()
@@ -42,12 +43,12 @@ impl<'a> PreparedRun<'a> {
             .enumerate()
             .map(|(i, (((_, file), name), sorted))| {
                 let (outliers, marks) = outliers(&file.samples, &sorted);
-                let user = &file.samples.user_rtt_us;
+                let (table, user) = file.samples.tables(&thresholds);
                 Self {
                     name,
                     colour: SERIES[i % SERIES.len()],
-                    table: table(&file.samples, &file.samples.rtt_us, &thresholds),
-                    user: (!user.is_empty()).then(|| table(&file.samples, user, &thresholds)),
+                    table,
+                    user,
                     file,
                     sorted,
                     outliers,
@@ -79,18 +80,6 @@ fn names(runs: &[(String, RunFile)]) -> Vec<String> {
             }
         })
         .collect()
-}
-
-fn ascending(samples: &Samples) -> Vec<f64> {
-    let mut sorted: Vec<f64> = samples.rtt_us.iter().copied().flatten().collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted
-}
-
-/// The rows of one column of times.
-fn table(samples: &Samples, times_us: &[Option<f64>], thresholds_us: &[f64]) -> Table {
-    let replies = samples.replies(times_us);
-    Table::new(times_us.len() as u64, &replies, thresholds_us)
 }
 
 /// How many outliers there are, and the largest with their moments (s, ms).
@@ -171,13 +160,5 @@ mod tests {
         assert_eq!(rows(0), rows(1));
         assert!(rows(0).contains(&"> 2 ms".to_owned()), "{:?}", rows(0));
         assert_eq!((all[0].outliers, all[0].marks.len()), (0, 0));
-    }
-
-    #[test]
-    fn the_order_of_arrival_counts() {
-        let (_, mut file) = run(None, &[Some(1.0), Some(2.0), Some(3.0)]);
-        assert_eq!(table(&file.samples, &file.samples.rtt_us, &[]).reordered, 0);
-        file.samples.arrival = vec![0, 2, 1];
-        assert_eq!(table(&file.samples, &file.samples.rtt_us, &[]).reordered, 1);
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    pub fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self {
             schema: SCHEMA.into(),
             plots: BTreeMap::new(),
@@ -47,7 +47,7 @@ impl Written {
     }
 
     /// The list of the report that is in `dir`; an empty one where there is none to be understood.
-    pub fn read(dir: &Path) -> Self {
+    pub(crate) fn read(dir: &Path) -> Self {
         let text = fs::read(dir.join(LIST_NAME)).unwrap_or_default();
         match serde_json::from_slice::<Written>(&text) {
             Ok(list) if list.schema == SCHEMA => list,
@@ -56,7 +56,7 @@ impl Written {
     }
 
     /// Puts a plot on the list.
-    pub fn add(&mut self, name: &str, content: &[u8]) {
+    pub(crate) fn add(&mut self, name: &str, content: &[u8]) {
         self.plots.insert(name.into(), hash(content));
     }
 
@@ -66,7 +66,7 @@ impl Written {
     }
 
     /// What is there while the `next` report takes the place of this one.
-    pub fn and(&self, next: &Self) -> Self {
+    pub(crate) fn and(&self, next: &Self) -> Self {
         let mut both = self.clone();
         for (name, hash) in &next.plots {
             let before = self.plots.get(name).filter(|before| *before != hash);
@@ -118,7 +118,7 @@ impl Written {
         Ok(())
     }
 
-    pub fn text(&self) -> Result<Vec<u8>> {
+    pub(crate) fn text(&self) -> Result<Vec<u8>> {
         Ok(serde_json::to_vec_pretty(self)?)
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use super::plots::{draw, lines_over, plain, text, Area, Format, Line, RGBColor, LOG_FROM};
+use super::plots::{draw, is_long, lines_over, plain, text, Area, Format, Line, RGBColor};
 
 /// Height, pixels.
 const HEIGHT: u32 = 380;
@@ -43,7 +43,7 @@ pub struct Xy {
 /// The plot; `label` is for who cannot see.
 pub fn xy(plot: &Xy, format: Format, label: &str) -> Result<String> {
     draw(format, HEIGHT, label, |root| {
-        if plot.x.start > 0.0 && plot.x.end / plot.x.start > LOG_FROM {
+        if is_long(&plot.x) {
             over(plot, root, plot.x.clone().log_scale(), format)
         } else {
             over(plot, root, plot.x.clone(), format)

@@ -20,7 +20,7 @@ use crate::topology::{Group, Rewritable, Topology};
 
 /// Which devices have to be alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Question {
+pub(crate) struct Question {
     /// About IPv6 packets; otherwise IPv4.
     pub ipv6: bool,
     /// Indexes.
@@ -33,7 +33,7 @@ pub struct Question {
 
 impl Question {
     /// About the running flows of a group of a topology.
-    pub fn of(group: &Group, topology: &Topology) -> Self {
+    pub(crate) fn of(group: &Group, topology: &Topology) -> Self {
         let paths = || group.members.iter().map(|m| &topology.paths[m.path]);
         Self {
             ipv6: paths().any(|path| path.key.ipv6),
@@ -56,7 +56,7 @@ impl Question {
 
 /// Everything that judges packets after routing, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Firewall {
+pub(crate) struct Firewall {
     /// All tables of nftables and of legacy iptables.
     pub ruleset: Ruleset,
     /// Every device that rules can ask about.
@@ -76,7 +76,7 @@ pub struct Difference {
 
 impl Difference {
     /// One that no rule is the reason of.
-    pub fn new(what: impl Into<String>) -> Self {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
         Self {
             what: what.into(),
             rule: None,
@@ -86,7 +86,7 @@ impl Difference {
 
 impl Firewall {
     /// The first difference that the firewall makes between the devices.
-    pub fn difference(&self, question: &Question) -> Option<Difference> {
+    pub(crate) fn difference(&self, question: &Question) -> Option<Difference> {
         if question.devices.len() < 2 {
             return None;
         }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Decisions kept.
 pub(crate) const KEPT: usize = 1000;
@@ -86,11 +86,11 @@ pub struct Grounds {
 }
 
 /// What the probes showed in the two seconds after a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// p95 of the probes on the path; `None` when there were none.
+    /// p95 of the probes on the path, µs; `None` when there were none.
     pub path_p95_us: Option<f64>,
-    /// The lowest p95 of the group's other usable paths.
+    /// The lowest p95 of the group's other usable paths, µs.
     pub others_p95_us: Option<f64>,
     /// Leaving was right when the path stayed worse than the others by the band or more, using
     /// it when it did not. `None` when there was nothing to compare.

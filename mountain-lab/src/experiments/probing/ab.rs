@@ -9,6 +9,7 @@ use anyhow::{ensure, Result};
 use mountain::measure::compare::{self, compare, CompareOptions, HEADLINE};
 use mountain::measure::paired::{sign_flips, MOST_ROUNDS};
 use mountain::measure::runfile::RunFile;
+use mountain::measure::stats::Unit;
 use mountain::measure::verdict::{holm, Interval, RowVerdict, LEVEL};
 use serde::Serialize;
 
@@ -117,8 +118,8 @@ impl Judgement {
         let shift = |row: &String| {
             let row = self.compared.rows.iter().find(|r| r.name == *row)?;
             let d = row.against_first[0].difference?.interval;
-            let (unit, by) = match row.unit.as_str() {
-                "us" => ("ms", 1e-3),
+            let (unit, by) = match row.unit {
+                Unit::Microseconds => ("ms", 1e-3),
                 _ => ("%", 1.0),
             };
             let (low, high) = (d.low * by, d.high * by);
@@ -133,7 +134,7 @@ impl Judgement {
     pub fn figures(&self) -> String {
         let [a, b] = [0, 1].map(|i| self.compared.runs[i].answered);
         let row = |row: &compare::Compared| {
-            let of = |i: usize| row.values[i].map_or("–".into(), |v| in_unit(v, &row.unit));
+            let of = |i: usize| row.unit.text(row.values[i]);
             format!("{} {} → {}", row.name, of(0), of(1))
         };
         let shown = self.compared.rows.iter();
@@ -154,13 +155,6 @@ impl Judgement {
         };
         let Interval { low, high, .. } = difference.interval;
         low.abs().max(high.abs()) <= share * value
-    }
-}
-
-fn in_unit(value: f64, unit: &str) -> String {
-    match unit {
-        "us" => format!("{:.3} ms", value / 1e3),
-        _ => format!("{value:.2} %"),
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::json;
 
+use crate::cli::print_json;
 use crate::redirect::actions;
 use crate::redirect::bpf::{self, fast::Carried};
 use crate::redirect::{Backend, CountedRule, Installed, ListedRule, Stats, Traffic};
@@ -30,8 +31,7 @@ pub(super) fn stats(watch: bool, json: bool) -> Result<()> {
                 backend: installed.plan.backend,
             };
             let rules: Vec<CountedRule> = rules.into_iter().zip(stats).map(counted).collect();
-            println!("{:#}", json!({ "rules": rules }));
-            return Ok(());
+            return print_json(&json!({ "rules": rules }));
         }
         let since = before
             .as_ref()
@@ -111,8 +111,7 @@ pub(super) fn list(json: bool) -> Result<()> {
             installed,
         };
         let rules: Vec<ListedRule> = rules.into_iter().map(listed).collect();
-        println!("{:#}", json!({ "rules": rules }));
-        return Ok(());
+        return print_json(&json!({ "rules": rules }));
     }
     print!("{}", list_text(&rules, &gone, &carried));
     for installed in &rules {

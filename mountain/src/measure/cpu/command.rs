@@ -13,14 +13,13 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
 use nix::libc::signalfd_siginfo;
-use nix::poll::{ppoll, PollFd, PollFlags};
 use nix::sys::signal::{kill, SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::time::TimeSpec;
+use nix::sys::signalfd::SignalFd;
 use nix::sys::wait::{waitid, waitpid, Id, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
+
+use crate::host::signals::{asks_to_end, told, wait_readable};
 
 /// Time for what the command left to end by itself.
 const GRACE: Duration = Duration::from_secs(2);
@@ -31,22 +30,6 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Signals closer than this are one request to end.
 const ONE_REQUEST: Duration = Duration::from_millis(300);
 
-/// What asks to end, but for what was ignored from the start (`nohup`, `&` in a script).
-pub(crate) fn asks_to_end() -> SigSet {
-    use Signal::{SIGHUP, SIGINT, SIGTERM};
-    let asks = [SIGINT, SIGTERM, SIGHUP].into_iter();
-    asks.filter(|s| !is_ignored(*s)).collect()
-}
-
-fn is_ignored(signal: Signal) -> bool {
-    // SAFETY: reads the disposition into a value that outlives the call.
-    unsafe {
-        let mut now: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal as i32, std::ptr::null(), &mut now) == 0
-            && now.sa_sigaction == libc::SIG_IGN
-    }
-}
-
 fn wanted() -> SigSet {
     let mut wanted = asks_to_end();
     wanted.add(Signal::SIGCHLD);
@@ -55,19 +38,13 @@ fn wanted() -> SigSet {
 
 /// The signals that end us, and that of a child's end, by a descriptor.
 pub(super) fn signals() -> Result<SignalFd> {
-    let wanted = wanted();
-    wanted.thread_block()?;
-    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-    Ok(SignalFd::with_flags(&wanted, flags)?)
+    told(&wanted())
 }
 
 /// Waits for a signal, at most so long.
 pub(super) fn wait(signals: &SignalFd, limit: Duration) -> Result<()> {
-    let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-    match ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(e) => Err(e).context("cannot wait"),
-    }
+    wait_readable(&[signals.as_fd()], limit).context("cannot wait")?;
+    Ok(())
 }
 
 pub(super) struct RunningCommand {

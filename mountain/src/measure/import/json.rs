@@ -21,7 +21,7 @@ const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 64;
 const ALLOCATION: usize = 32;
 
 /// The top level of a file, its `round_trips` apart.
-pub struct Parsed<T> {
+pub(crate) struct Parsed<T> {
     pub value: Value,
     /// `None` where there is no list of that name.
     pub trips: Option<Vec<T>>,
@@ -31,7 +31,7 @@ pub struct Parsed<T> {
 ///
 /// # Errors
 /// Those of the text and of `trip`, with the line.
-pub fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> Result<Parsed<T>> {
+pub(crate) fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> Result<Parsed<T>> {
     let left = Cell::new(MOST);
     let mut trips = None;
     let top = Top {
@@ -116,13 +116,11 @@ impl<'de, T, F: Fn(&Value) -> Result<T>> DeserializeSeed<'de> for Trips<'_, F> {
     type Value = Option<Vec<T>>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(TripsVisitor(self))
+        deserializer.deserialize_any(self)
     }
 }
 
-struct TripsVisitor<'a, F>(Trips<'a, F>);
-
-impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for TripsVisitor<'_, F> {
+impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for Trips<'_, F> {
     type Value = Option<Vec<T>>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -134,7 +132,7 @@ impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for TripsVisitor<'_, F> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let Trips { left, trip } = self.0;
+        let Trips { left, trip } = self;
         let mut trips = Vec::new();
         loop {
             let before = left.get();

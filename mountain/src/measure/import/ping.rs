@@ -34,7 +34,7 @@ struct Answer {
 }
 
 /// The line before the first answer: target, payload bytes and style.
-pub fn header(line: &str) -> Option<(String, Option<u32>, Style)> {
+pub(crate) fn header(line: &str) -> Option<(String, Option<u32>, Style)> {
     let rest = line.strip_prefix("PING ")?;
     let target = rest.split([' ', '(', ':']).next().filter(|t| !t.is_empty());
     // A literal IPv6 address has colons of its own.
@@ -73,7 +73,7 @@ fn number_before(line: &str, key: &str) -> Option<u64> {
         .ok()
 }
 
-pub fn parse(text: &str) -> Result<RunFile> {
+pub(crate) fn parse(text: &str) -> Result<RunFile> {
     let mut head = None;
     let mut answers: Vec<Answer> = Vec::new();
     // Transmitted, received, µs from the first to the last.

@@ -10,17 +10,18 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
+use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::super::timestamp::set_option;
 use super::log::{LoggedAnswer, ProbeLog};
-use super::{PingOptions, Progress};
+use super::{PingOptions, Probes, Progress};
+use crate::host::socket_option;
 
 /// The kernel's first wait for an answer to a SYN, after which it sends another (RFC 6298).
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -35,9 +36,9 @@ pub(super) struct Connects {
     /// Under way, by probe.
     open: BTreeMap<usize, Socket>,
     /// Answers that were refusals.
-    pub(super) refused: usize,
+    refused: usize,
     /// Probes that were answered only after their SYN, or the answer to it, had been sent again.
-    pub(super) repeated: usize,
+    repeated: usize,
     /// Answered probes of [`Verdict::Unclear`].
     unclear: Vec<usize>,
 }
@@ -121,7 +122,7 @@ impl Connects {
         }
         if let Some(source) = self.source {
             // The port is chosen by connect, which knows that only the pair must be free.
-            set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+            setsockopt(socket, sockopt::IpBindAddressNoPort, &true)?;
             socket.bind(&SockAddr::from(source))?;
         }
         Ok(())
@@ -135,41 +136,6 @@ impl Connects {
         self.bind(&socket)?;
         Ok(socket)
     }
-    /// Readable when a handshake has ended.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.ready.0.as_fd()
-    }
-
-    /// Whether an answer may still come.
-    pub(super) fn waiting(&self) -> bool {
-        !self.open.is_empty()
-    }
-
-    /// Starts the next handshake. One that cannot be started counts as lost.
-    pub(super) fn send(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
-        // After a delay of our own there may be answers among what looks too old.
-        self.receive(log, progress);
-        self.give_up_old(log);
-        let at = log.probes.len();
-        let socket = self.socket();
-        log.sent(Instant::now());
-        let started = socket.and_then(|socket| {
-            log.probes[at].sent = Instant::now();
-            match socket.connect(&SockAddr::from(self.address)) {
-                Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
-                // Even what is connected already is reported by epoll.
-                Ok(()) | Err(_) => {}
-            }
-            let wanted = EpollFlags::EPOLLOUT | EpollFlags::EPOLLONESHOT;
-            self.ready
-                .add(&socket, EpollEvent::new(wanted, at as u64))?;
-            self.open.insert(at, socket);
-            Ok(())
-        });
-        if let Err(error) = started {
-            log.not_sent(error);
-        }
-    }
 
     fn give_up_old(&mut self, log: &ProbeLog) {
         while let Some(first) = self.open.first_entry() {
@@ -178,19 +144,6 @@ impl Connects {
             }
             // Closing takes it out of the epoll, too.
             first.remove();
-        }
-    }
-
-    /// Takes in the handshakes that have ended.
-    pub(super) fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
-        let mut events = [EpollEvent::empty(); 64];
-        while let Ok(n @ 1..) = self.ready.wait(&mut events, EpollTimeout::ZERO) {
-            let now = Instant::now();
-            for event in &events[..n] {
-                if let Some(ns) = self.ended(log, event.data() as usize, now) {
-                    progress(log.probes.len(), Some(ns as f64 / 1e3));
-                }
-            }
         }
     }
 
@@ -234,9 +187,59 @@ impl Connects {
         log.answered(at, answer);
         Some(rtt_ns)
     }
+}
+
+impl Probes for Connects {
+    /// Readable when a handshake has ended.
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.ready.0.as_fd()
+    }
+
+    fn is_complete(&self, _: &ProbeLog) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Starts the next handshake. One that cannot be started counts as lost.
+    fn send(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
+        // After a delay of our own there may be answers among what looks too old.
+        self.receive(log, progress);
+        self.give_up_old(log);
+        let at = log.probes.len();
+        let socket = self.socket();
+        log.sent(Instant::now());
+        let started = socket.and_then(|socket| {
+            log.probes[at].sent = Instant::now();
+            match socket.connect(&SockAddr::from(self.address)) {
+                Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
+                // Even what is connected already is reported by epoll.
+                Ok(()) | Err(_) => {}
+            }
+            let wanted = EpollFlags::EPOLLOUT | EpollFlags::EPOLLONESHOT;
+            self.ready
+                .add(&socket, EpollEvent::new(wanted, at as u64))?;
+            self.open.insert(at, socket);
+            Ok(())
+        });
+        if let Err(error) = started {
+            log.not_sent(error);
+        }
+    }
+
+    /// Takes in the handshakes that have ended.
+    fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
+        let mut events = [EpollEvent::empty(); 64];
+        while let Ok(n @ 1..) = self.ready.wait(&mut events, EpollTimeout::ZERO) {
+            let now = Instant::now();
+            for event in &events[..n] {
+                if let Some(ns) = self.ended(log, event.data() as usize, now) {
+                    progress(log.probes.len(), Some(ns as f64 / 1e3));
+                }
+            }
+        }
+    }
 
     /// Decides about the unclear answers, by all the others.
-    pub(super) fn finish(&mut self, log: &mut ProbeLog) {
+    fn finish(&mut self, log: &mut ProbeLog) -> (usize, usize) {
         let mut unclear = std::mem::take(&mut self.unclear);
         unclear.sort_unstable();
         let clear = log.probes.iter().enumerate();
@@ -247,6 +250,7 @@ impl Connects {
             self.repeated += unclear.len();
             unclear.into_iter().for_each(|at| log.take_back(at));
         }
+        (self.refused, self.repeated)
     }
 }
 
@@ -259,22 +263,9 @@ fn was_made(error: &io::Error) -> bool {
 fn tcp_info(socket: &Socket) -> io::Result<libc::tcp_info> {
     // SAFETY: all-zero is a valid tcp_info.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the kernel writes no more than `length` bytes, all of them plain integers.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
-            &raw mut length,
-        )
-    };
-    if rc == 0 {
-        Ok(info)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    // SAFETY: all of it are plain integers.
+    unsafe { socket_option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) }?;
+    Ok(info)
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub(super) struct LoggedAnswer {
 
 /// Which clock the column `rtt_us` is by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clock {
+pub(crate) enum Clock {
     /// The network card's.
     Hardware,
     /// The kernel's, at transmission and reception.
@@ -45,7 +45,7 @@ pub enum Clock {
 
 impl Clock {
     /// Its name in the run file.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Clock::Hardware => "hardware",
             Clock::Kernel => "kernel",
@@ -179,6 +179,13 @@ mod tests {
         }
     }
 
+    fn directed(directions: (i64, i64)) -> LoggedAnswer {
+        LoggedAnswer {
+            directions: Some(directions),
+            ..answer(true, None)
+        }
+    }
+
     /// 200 probes, of which the last `without` lack what `lacking` lacks; one is lost.
     fn log(
         of: impl Fn() -> LoggedAnswer,
@@ -251,19 +258,8 @@ mod tests {
         let (mut log, start) = (ProbeLog::default(), Instant::now());
         log.sent(start);
         log.sent(start);
-        for (at, d) in [
-            (1, (i64::MIN + 5_000, 7_000)),
-            (0, (i64::MIN + 4_000, 9_000)),
-        ] {
-            let directions = Some(d);
-            log.answered(
-                at,
-                LoggedAnswer {
-                    directions,
-                    ..answer(true, None)
-                },
-            );
-        }
+        log.answered(1, directed((i64::MIN + 5_000, 7_000)));
+        log.answered(0, directed((i64::MIN + 4_000, 9_000)));
         assert!(log.complete());
         let samples = log.samples(start, Clock::Kernel);
         assert_eq!(samples.forward_us, [Some(0.0), Some(1.0)]);
@@ -285,14 +281,7 @@ mod tests {
             let (mut log, start) = (ProbeLog::default(), Instant::now());
             for (at, step) in [0, step].into_iter().enumerate() {
                 log.sent(start);
-                let directions = Some((-5_000 + step, 7_000i64.wrapping_sub(step)));
-                log.answered(
-                    at,
-                    LoggedAnswer {
-                        directions,
-                        ..answer(true, None)
-                    },
-                );
+                log.answered(at, directed((-5_000 + step, 7_000i64.wrapping_sub(step))));
             }
             let samples = log.samples(start, Clock::Kernel);
             let lengths = (samples.forward_us.len(), samples.backward_us.len());

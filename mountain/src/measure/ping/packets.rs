@@ -16,7 +16,7 @@ use super::super::timestamp::{self, Received, Stamping};
 use super::super::timing::ProbeStamps;
 use super::super::wire::{self, ProbeId};
 use super::log::{LoggedAnswer, ProbeLog};
-use super::{PingOptions, Progress};
+use super::{PingOptions, Probes, Progress};
 
 /// The kernel switches receive stamps on lazily. Where nothing tells whether it has, probes start so
 /// long after.
@@ -55,10 +55,8 @@ impl PingPackets {
         hardware: Option<u32>,
     ) -> Result<Self> {
         let stamping = Stamping {
-            rx: true,
-            tx: true,
-            tx_sched: true,
             hardware: hardware.is_some(),
+            ..Stamping::KERNEL
         };
         let open = |kind| {
             let device = options.device.as_deref();
@@ -98,79 +96,15 @@ impl PingPackets {
         })
     }
 
-    /// What poll(2) waits for; an entry on the error queue wakes it too.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.socket().as_fd()
-    }
-
-    /// Waits until the answer to the first probe will be stamped.
-    pub(super) fn wait_ready(&self) {
-        timestamp::wait_until_on(STAMPS_READY);
-    }
-
-    /// Sends the next probe. One that cannot be sent counts as lost, as for ping(8): traffic
-    /// would not have left either.
-    pub(super) fn send(&mut self, log: &mut ProbeLog) {
-        self.drain_errors(log);
-        let id = ProbeId {
-            nonce: rand::random(),
-            index: self.sent.len() as u64,
-        };
-        let (at, stamps, result) = self.socket.send(id, self.size, self.cookie);
-        log.sent(at);
-        self.sent.push(Sent {
-            nonce: id.nonce,
-            stamps,
-            rx_hw_ns: None,
-            reflected: None,
-        });
-        if let Err(error) = result {
-            log.not_sent(error);
-            self.drain_errors(log);
-            let _ = self.socket.restart_count(self.sent.len() as u64);
-        }
-    }
-
-    /// Takes in what has arrived.
-    pub(super) fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
-        self.drain_errors(log);
-        // Room for an IPv4 header with options.
-        let mut buffer = vec![0; self.size + 128];
-        loop {
-            match timestamp::receive(&self.socket, &mut buffer) {
-                Ok(received) => {
-                    self.failures = 0;
-                    let (now, now_real_ns) = (Instant::now(), timestamp::realtime_ns());
-                    let packet = &buffer[..received.len];
-                    if let Some(ns) = self.answer(log, packet, &received, now, now_real_ns) {
-                        progress(log.probes.len(), Some(ns as f64 / 1e3));
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // A pending ICMP error: reading it cleared it, its text is on the error queue.
-                Err(error) => {
-                    self.drain_errors(log);
-                    self.failures += 1;
-                    if self.failures >= MAX_FAILURES {
-                        log.last_error = Some(error.to_string());
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
     /// Matches a packet to its probe; the RTT if it is a first answer, ns.
     fn answer(
         &mut self,
         log: &mut ProbeLog,
         packet: &[u8],
         received: &Received,
-        now: Instant,
-        now_real_ns: u64,
+        now: (Instant, u64),
     ) -> Option<i64> {
         let (id, reflected) = self.socket.answered(packet, received)?;
-        let reflected = reflected.map(|r| (r.received_ns, r.sent_ns));
         // The transmit stamp was queued before the packet left, so it is there by now.
         self.drain_errors(log);
         let at = usize::try_from(id.index).ok()?;
@@ -182,18 +116,11 @@ impl PingPackets {
         if reflected.is_some() {
             self.cookie = wire::cookie(packet);
         }
-        probe.reflected = reflected;
         // By another device means by another clock.
         probe.rx_hw_ns = (received.rx_hw_ns).filter(|_| received.ifindex == self.hardware);
-        let times = ProbeStamps {
-            user_ns: now.duration_since(log.probes[at].sent).as_nanos() as i64,
-            t1_user: probe.stamps.user_ns,
-            sched: probe.stamps.sched_ns,
-            t1: probe.stamps.tx_ns,
-            t4: received.rx_ns,
-            t4_user: now_real_ns,
-            reflected,
-        };
+        let sent = log.probes[at].sent;
+        let times = ProbeStamps::of(sent, probe.stamps, received, reflected, now);
+        probe.reflected = times.reflected;
         let trip = times.round_trip();
         let answer = LoggedAnswer {
             rtt_ns: trip.rtt_ns,
@@ -220,16 +147,80 @@ impl PingPackets {
             }
         }
     }
+}
+
+impl Probes for PingPackets {
+    fn wait_ready(&self) {
+        timestamp::wait_until_on(STAMPS_READY);
+    }
+
+    /// An entry on the error queue wakes it, too.
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.socket().as_fd()
+    }
+
+    /// Sends the next probe. One that cannot be sent counts as lost, as for ping(8): traffic
+    /// would not have left either.
+    fn send(&mut self, log: &mut ProbeLog, _: &mut Progress) {
+        self.drain_errors(log);
+        let id = ProbeId {
+            nonce: rand::random(),
+            index: self.sent.len() as u64,
+        };
+        let (at, stamps, result) = self.socket.send(id, self.size, self.cookie);
+        log.sent(at);
+        self.sent.push(Sent {
+            nonce: id.nonce,
+            stamps,
+            rx_hw_ns: None,
+            reflected: None,
+        });
+        if let Err(error) = result {
+            log.not_sent(error);
+            self.drain_errors(log);
+            let _ = self.socket.restart_count(self.sent.len() as u64);
+        }
+    }
+
+    /// Takes in what has arrived.
+    fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
+        self.drain_errors(log);
+        // Room for an IPv4 header with options.
+        let mut buffer = vec![0; self.size + 128];
+        loop {
+            match timestamp::receive(&self.socket, &mut buffer) {
+                Ok(received) => {
+                    self.failures = 0;
+                    let now = (Instant::now(), timestamp::realtime_ns());
+                    let packet = &buffer[..received.len];
+                    if let Some(ns) = self.answer(log, packet, &received, now) {
+                        progress(log.probes.len(), Some(ns as f64 / 1e3));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // A pending ICMP error: reading it cleared it, its text is on the error queue.
+                Err(error) => {
+                    self.drain_errors(log);
+                    self.failures += 1;
+                    if self.failures >= MAX_FAILURES {
+                        log.last_error = Some(error.to_string());
+                        return;
+                    }
+                }
+            }
+        }
+    }
 
     /// Puts in the round trips by the device's clock, whose transmit stamps may come later than
     /// the answers.
-    pub(super) fn finish(&mut self, log: &mut ProbeLog) {
+    fn finish(&mut self, log: &mut ProbeLog) -> (usize, usize) {
         self.drain_errors(log);
         for (sent, probe) in self.sent.iter().zip(&mut log.probes) {
             if let Some(answer) = &mut probe.answer {
                 answer.hardware_ns = sent.by_hardware(answer.user_ns);
             }
         }
+        (0, 0)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::expr::{self, hex, Bitwise, Expr, Op, Reg, Source, Verdict};
+use super::expr::{self, hex, Bitwise, Expr, Op, Reg, Source, Statement, Verdict};
 use super::read::SET_ANONYMOUS;
 use super::{xt, Table};
 
@@ -38,6 +38,35 @@ pub(super) fn rule(rule: &super::Rule, table: &Table) -> String {
     writer.words.join(" ")
 }
 
+fn op_text(op: &Op) -> &'static str {
+    match op {
+        Op::Eq => "",
+        Op::Ne => "!= ",
+        Op::Lt => "< ",
+        Op::Le => "<= ",
+        Op::Gt => "> ",
+        Op::Ge => ">= ",
+    }
+}
+
+/// As nft(8) calls it.
+fn statement_name(statement: &Statement) -> &str {
+    match statement.name.as_str() {
+        "masq" => "masquerade",
+        "redir" => "redirect",
+        "meta" if statement.fixed == expr::META_MARK.to_string() => "meta mark set",
+        "meta" => "meta set",
+        "ct" if statement.fixed.starts_with("3 ") => "ct mark set",
+        "ct" => "ct set",
+        "payload" => "payload set",
+        "exthdr" => "option set",
+        "dynset" => "set update",
+        "objref" => "object",
+        "flow_offload" => "flow add",
+        name => name,
+    }
+}
+
 struct Writer<'a> {
     table: &'a Table,
     registers: BTreeMap<Reg, (String, Form)>,
@@ -47,7 +76,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// One arm for each kind of expression, in the order of [`Expr`]; that makes it long.
+    /// One arm for each kind of expression, in the order of [`Expr`].
     fn write(&mut self, expr: &Expr) {
         match expr {
             Expr::Load { source, dreg, .. } => {
@@ -61,17 +90,7 @@ impl Writer<'_> {
             Expr::Bitwise {
                 sreg, dreg, how, ..
             } => {
-                let (name, form) = self.register(*sreg);
-                let masked = match how {
-                    Bitwise::MaskXor(mask, _) => match prefix(mask, form) {
-                        Some(length) => {
-                            self.prefixes.insert(*dreg, length);
-                            (name, form)
-                        }
-                        None => (format!("{name} & {}", value(mask, form)), form),
-                    },
-                    Bitwise::Other(_) => (name, form),
-                };
+                let masked = self.masked(*sreg, *dreg, how);
                 self.registers.insert(*dreg, masked);
             }
             Expr::Byteorder { sreg, dreg, .. } => {
@@ -80,18 +99,10 @@ impl Writer<'_> {
             }
             Expr::Cmp { op, sreg, data } => {
                 let (name, form) = self.register(*sreg);
-                let op = match op {
-                    Op::Eq => "",
-                    Op::Ne => "!= ",
-                    Op::Lt => "< ",
-                    Op::Le => "<= ",
-                    Op::Gt => "> ",
-                    Op::Ge => ">= ",
-                };
                 let length = self.prefixes.get(sreg);
                 let length = length.map_or(String::new(), |length| format!("/{length}"));
-                self.words
-                    .push(format!("{name} {op}{}{length}", value(data, form)));
+                let (op, value) = (op_text(op), value(data, form));
+                self.words.push(format!("{name} {op}{value}{length}"));
             }
             Expr::Range {
                 invert,
@@ -118,20 +129,15 @@ impl Writer<'_> {
                     (false, None) if *invert => " !=",
                     (false, None) => "",
                 };
-                self.words
-                    .push(format!("{name}{kind} {}", self.set(set, form)));
-                if let Some(dreg) = dreg {
-                    self.registers
-                        .insert(*dreg, ("the value".to_owned(), Form::Hex));
-                }
+                let set = self.set(set, form);
+                self.words.push(format!("{name}{kind} {set}"));
+                let value = ("the value".to_owned(), Form::Hex);
+                self.registers.extend(dreg.map(|dreg| (dreg, value)));
             }
             Expr::Condition(what) => {
                 let name = what.split(' ').next().unwrap_or_default();
-                self.words.push(if name == "ct" {
-                    "ct count".into()
-                } else {
-                    name.to_owned()
-                });
+                let name = if name == "ct" { "ct count" } else { name };
+                self.words.push(name.to_owned());
             }
             Expr::Match {
                 name,
@@ -143,36 +149,32 @@ impl Writer<'_> {
             },
             Expr::Target { name, .. } => self.words.push(format!("-j {name}")),
             Expr::Quiet(what) => self.words.push((*what).to_owned()),
-            Expr::Effect(statement) => {
-                let name = match statement.name.as_str() {
-                    "masq" => "masquerade",
-                    "redir" => "redirect",
-                    "meta" if statement.fixed == expr::META_MARK.to_string() => "meta mark set",
-                    "meta" => "meta set",
-                    "ct" if statement.fixed.starts_with("3 ") => "ct mark set",
-                    "ct" => "ct set",
-                    "payload" => "payload set",
-                    "exthdr" => "option set",
-                    "dynset" => "set update",
-                    "objref" => "object",
-                    "flow_offload" => "flow add",
-                    name => name,
-                };
-                let values: Vec<String> = statement
-                    .registers
-                    .iter()
-                    .map(|(_, reg)| self.register(*reg).0)
-                    .collect();
-                self.words.push(
-                    [name.to_owned(), values.join(", ")]
-                        .join(" ")
-                        .trim()
-                        .to_owned(),
-                );
-            }
+            Expr::Effect(statement) => self.words.push(self.effect(statement)),
             Expr::Unknown(name) => self.words.push(format!("[{name}]")),
             Expr::Verdict(verdict) => self.words.push(verdict_text(verdict)),
         }
+    }
+
+    /// What is in `dreg` once `sreg` has been masked.
+    fn masked(&mut self, sreg: Reg, dreg: Reg, how: &Bitwise) -> (String, Form) {
+        let (name, form) = self.register(sreg);
+        let Bitwise::MaskXor(mask, _) = how else {
+            return (name, form);
+        };
+        match prefix(mask, form) {
+            Some(length) => {
+                self.prefixes.insert(dreg, length);
+                (name, form)
+            }
+            None => (format!("{name} & {}", value(mask, form)), form),
+        }
+    }
+
+    fn effect(&self, statement: &Statement) -> String {
+        let registers = statement.registers.iter();
+        let values: Vec<String> = registers.map(|(_, reg)| self.register(*reg).0).collect();
+        let text = format!("{} {}", statement_name(statement), values.join(", "));
+        text.trim().to_owned()
     }
 
     fn register(&self, reg: Reg) -> (String, Form) {

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Signals that are read from a descriptor instead of ending the process.
+
+use std::error::Error;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::poll::{ppoll, PollFd, PollFlags};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
+
+/// What asks to end, but for what was ignored from the start (`nohup`, `&` in a script).
+pub(crate) fn asks_to_end() -> SigSet {
+    use Signal::{SIGHUP, SIGINT, SIGTERM};
+    let asks = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    asks.filter(|s| !is_ignored(*s)).collect()
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: reads the disposition into a value that outlives the call.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal as i32, std::ptr::null(), &mut now) == 0
+            && now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// From now on these signals do nothing by themselves: the descriptor, which does not block, tells them.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn told(signals: &SigSet) -> Result<SignalFd> {
+    signals.thread_block()?;
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    Ok(SignalFd::with_flags(signals, flags)?)
+}
+
+/// Waits until one of these can be read or a signal interrupts, at most so long. Returns whether that came
+/// true.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn wait_readable(fds: &[BorrowedFd], limit: Duration) -> nix::Result<bool> {
+    let fds = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN));
+    let mut fds: Vec<PollFd> = fds.collect();
+    match ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::EINTR) => Ok(true),
+        Err(e) => Err(e),
+    }
+}
+
+/// The signals that ask to end, kept from ending this process.
+pub(crate) struct Asked(SignalFd);
+
+/// A signal asked to end: an error, so that `?` leaves whatever is under way.
+#[derive(Debug)]
+pub(crate) struct Ended;
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl Error for Ended {}
+
+impl Asked {
+    /// From now on a signal ends nothing by itself.
+    pub(crate) fn to_end() -> Result<Self> {
+        told(&asks_to_end()).map(Self)
+    }
+
+    /// Whether a signal has asked since this was called last.
+    pub(crate) fn has_come(&self) -> Result<bool> {
+        Ok(self.0.read_signal()?.is_some())
+    }
+
+    /// Waits so long.
+    ///
+    /// # Errors
+    /// [`Ended`] once a signal asks to end.
+    pub(crate) fn wait(&self, time: Duration) -> Result<()> {
+        match self.comes_within(time)? {
+            true => Err(Ended.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits so long, or until a signal asks to end. Returns whether one has.
+    pub(crate) fn comes_within(&self, time: Duration) -> Result<bool> {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let has_come = self.has_come()?;
+            if has_come || left.is_zero() {
+                return Ok(has_come);
+            }
+            wait_readable(&[self.as_fd()], left).context("cannot wait")?;
+        }
+    }
+}
+
+impl AsFd for Asked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
