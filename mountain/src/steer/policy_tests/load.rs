@@ -244,12 +244,12 @@ fn latency_flows_that_fill_whatever_they_come_to_do_not_go_back_and_forth() {
     // Bulk flows fill path 0. Requests as fast as they are answered fill the path of the latency flows. Path 1 has
     // relapsed and is tried no more when path 0 has a spike.
     let queued_us = RefCell::new([115e3_f64; 2]);
-    let relapses = [20, 24, 32].map(|s| s * S..(s + 1) * S);
-    let spikes = [vec![40 * S..40 * S + 300 * MS], relapses.to_vec()];
+    let spikes: [&[(u64, u64)]; 2] = [&[(40, 300)], &[(20, 1000), (24, 1000), (32, 1000)]];
     let path = |i: usize| -> Model {
-        let (queued, spikes) = (&queued_us, spikes[i].clone());
+        let (queued, spikes) = (&queued_us, spikes[i]);
         Box::new(move |t| {
-            let spike = u32::from(spikes.iter().any(|s| s.contains(&t))) * 100_000;
+            let is_in = |(s, ms): &(u64, u64)| (s * S..s * S + ms * MS).contains(&t);
+            let spike = u32::from(spikes.iter().any(is_in)) * 100_000;
             same(20_000 + queued.borrow()[i] as u32 + spike)
         })
     };
