@@ -8,8 +8,8 @@ mod namespace;
 
 pub use namespace::TestNamespace;
 
-use std::io;
-use std::process::{Command, Output};
+use std::io::{self, Write};
+use std::process::{Command, Output, Stdio};
 
 /// What a command printed.
 ///
@@ -43,4 +43,17 @@ pub fn own_sysctls(text: &str) -> String {
 pub fn ip(args: &str) -> String {
     let output = Command::new("ip").args(args.split_whitespace()).output();
     ok(&format!("ip {args}"), output)
+}
+
+/// Runs a command with a text to read, and gives what it printed.
+pub fn feed(command: &mut Command, text: &str) -> String {
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = piped
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let written = child.stdin.take().unwrap().write_all(text.as_bytes());
+    let said = ok(&format!("{command:?}\n{text}"), child.wait_with_output());
+    written.unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    said
 }

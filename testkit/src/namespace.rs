@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use nix::sched::{setns, CloneFlags};
 
-use crate::{ip, ok};
+use crate::{feed, ip, ok};
 
 /// A network namespace, deleted when dropped. Its loopback device is up.
 pub struct TestNamespace {
@@ -45,6 +45,12 @@ impl TestNamespace {
         ip(&format!("-n {} {args}", self.name))
     }
 
+    /// Has one `ip` carry out many lines.
+    pub fn ip_batch(&self, lines: impl Iterator<Item = String>) {
+        let lines: String = lines.map(|line| line + "\n").collect();
+        feed(self.command("ip").args(["-batch", "-"]), &lines);
+    }
+
     /// Whether an `ip` command worked that this kernel may lack.
     pub fn try_ip(&self, args: &str) -> bool {
         let output = Command::new("ip")
@@ -66,6 +72,40 @@ impl TestNamespace {
         let mut words = line.split_whitespace();
         let output = self.command(words.next().unwrap()).args(words).output();
         ok(line, output)
+    }
+
+    /// Loads rules as nft(8) takes them.
+    pub fn nft(&self, rules: &str) {
+        // nft wants a block's end on a line of its own.
+        let rules = rules.replace("} }", "}\n}");
+        feed(self.command("nft").args(["-f", "-"]), &rules);
+    }
+
+    /// Packets that the counters of `nft list LIST` have counted, in their order.
+    pub fn counted(&self, list: &str) -> Vec<u64> {
+        let text = self.run(&format!("nft list {list}"));
+        let counters = text.split("packets ").skip(1);
+        let count = |rest: &str| rest.split_whitespace().next().unwrap().parse().unwrap();
+        counters.map(count).collect()
+    }
+
+    /// Has all that arrives and matches lost: a silent black hole. No text: all.
+    pub fn hole(&self, matching: &str) {
+        self.nft(&format!(
+            "table inet hole {{ chain in {{ type filter hook prerouting priority -300;\n\
+             {matching} drop\n}} }}"
+        ));
+    }
+
+    /// Ends [`Self::hole`].
+    pub fn no_hole(&self) {
+        self.run("nft delete table inet hole");
+    }
+
+    /// Whether ping(8) with these arguments, split at blanks, has got an answer.
+    pub fn pings(&self, args: &str) -> bool {
+        let output = self.command("ping").args(args.split_whitespace()).output();
+        output.expect("ping").status.success()
     }
 
     /// Sets a sysctl. `key` has dots, or slashes where a device's name has dots.

@@ -2,13 +2,12 @@
 //! The two averages as the kernel computes them: bpf/steer/averages.h over mountain/tests/vectors/averages.json,
 //! bit for bit, and those of the program of argmax-load over real time.
 
-use std::os::fd::{AsFd, AsRawFd};
 use std::thread::sleep;
 use std::time::Duration;
 
 use crate::rig::packets::*;
-use crate::rig::{in_netns, settings, Rig};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use crate::rig::{in_netns, settings, with_rig};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 use mountain::bpf::{Settings, SteerMode, SteerProgram};
 use serde::Deserialize;
 
@@ -66,17 +65,13 @@ impl Averager {
         let words = [0, len, packets, cpus, k as u32, 0];
         let mut step = self.now_ns.to_ne_bytes().to_vec();
         step.extend(words.iter().flat_map(|w: &u32| w.to_ne_bytes()));
-        let prog = self.object.progs().find(|p| p.name() == "account").unwrap();
-        let mut opts = libbpf_sys::bpf_test_run_opts {
-            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
-            ctx_in: step.as_ptr().cast(),
-            ctx_size_in: step.len() as u32,
+        let mut programs = self.object.progs_mut();
+        let prog = programs.find(|p| p.name() == "account").unwrap();
+        let input = ProgramInput {
+            context_in: Some(&mut step),
             ..Default::default()
         };
-        // SAFETY: the context is as long as told and outlives the call.
-        let ret =
-            unsafe { libbpf_sys::bpf_prog_test_run_opts(prog.as_fd().as_raw_fd(), &mut opts) };
-        assert_eq!((ret, opts.retval), (0, 0));
+        assert_eq!(prog.test_run(input).unwrap().return_value, 0);
     }
 
     fn map(&self, suffix: &str) -> MapHandle {
@@ -191,11 +186,11 @@ fn bytes_of_all_cpus_are_merged() {
 
 #[test]
 fn the_program_feeds_them_what_leaves_by_a_path() {
-    in_netns(|| {
-        let mut rig = Rig::new(&Settings {
-            k_factor: 1024,
-            ..settings()
-        });
+    let settings = Settings {
+        k_factor: 1024,
+        ..settings()
+    };
+    with_rig(settings, |mut rig| {
         assert_eq!(rig.steer.averages(0), None, "only the baseline keeps them");
         rig.steer.run(SteerProgram::ArgmaxLoad).unwrap();
         rig.steer.set_mode(SteerMode::Pass, 0);

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::rig::packets::*;
-use crate::rig::{in_netns, ms, only, patient, settings, Ctx, Rig, BOTH, PLAIN};
+use crate::rig::{ms, only, patient, settings, with_rig, Ctx, Rig, BOTH, PLAIN};
 use mountain::bpf::flows::Class;
 use mountain::bpf::PathMasks as Masks;
 
@@ -34,8 +34,8 @@ fn within_a_window(f: impl FnOnce()) -> Option<()> {
 
 #[test]
 fn the_class_follows_the_rate() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient()); // window 50 ms; below 5,000 bytes, above 10,000
+    with_rig(patient(), |mut rig| {
+        // window 50 ms; below 5,000 bytes, above 10,000
         when_quick_enough(|| class_follows_the_rate(&mut rig));
     });
 }
@@ -121,8 +121,7 @@ fn class_follows_the_rate(rig: &mut Rig) -> Option<()> {
 
 #[test]
 fn packets_that_ask_for_low_latency_get_it() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient());
+    with_rig(patient(), |mut rig| {
         rig.masks(BOTH);
         for v6 in [false, true] {
             // DSCP 32 and up: CS4, AF41, EF, CS6, with ECN bits too; CS3, AF33, default not.
@@ -142,8 +141,8 @@ fn packets_that_ask_for_low_latency_get_it() {
 
 #[test]
 fn thin_tcp_flows_of_full_sized_packets_are_bulk() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings()); // window 50 ms; elastic above 3,000 bytes
+    with_rig(settings(), |mut rig| {
+        // window 50 ms; elastic above 3,000 bytes
         rig.masks(BOTH);
         let ack = |len| Ip::v4(TCP, tcp(1, 2, ACK, len)).on(0);
         // Packets, how many in a window, and the class then and at a lower rate.

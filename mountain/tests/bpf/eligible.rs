@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::rig::packets::*;
-use crate::rig::{alive, in_netns, only, rig_groups, rig_path, settings, Ctx, Rig, BOTH, PLAIN};
+use crate::rig::{alive, only, rig_groups, rig_path, settings, with_rig, Ctx, Rig, BOTH, PLAIN};
 use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode, MAX_PERMITS};
 use mountain::topology::FibRule;
 
@@ -22,34 +22,21 @@ fn udp4(sport: u16, dport: u16) -> Ip {
 
 #[test]
 fn other_destinations_and_sources_pass() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         const MOVED: &[&str] = &["flow_new", "redirected"];
+        const SPECIAL: &str = "224.0.0.251 239.255.255.250 255.255.255.255 169.254.1.1 127.0.0.1 \
+            0.0.0.0 ff02::fb ff0e::1 fe80::1 febf::1 ::1 ::";
+        // Just outside of those ranges.
+        const ORDINARY: &str = "223.255.255.255 240.0.0.1 169.253.255.255 128.0.0.1 1.0.0.0 \
+            fec0::1 fe7f::1 ::2 1::1";
+        // Routes of their own, and their neighbours in the address space.
+        const ELSEWHERE: &str = "10.9.0.1 10.9.255.255 2001:db8:9::1 2001:db8:9:ffff::1";
+        const BESIDE: &str = "10.10.0.0 10.8.255.255 2001:db8:a::1";
         for (to, counted, destinations) in [
-            (
-                0,
-                &["pass_dest"][..],
-                "224.0.0.251 239.255.255.250 255.255.255.255 169.254.1.1",
-            ),
-            (
-                0,
-                &["pass_dest"],
-                "127.0.0.1 0.0.0.0 ff02::fb ff0e::1 fe80::1 febf::1 ::1 ::",
-            ),
-            // Just outside of those ranges.
-            (
-                1,
-                MOVED,
-                "223.255.255.255 240.0.0.1 169.253.255.255 128.0.0.1 1.0.0.0",
-            ),
-            (1, MOVED, "fec0::1 fe7f::1 ::2 1::1"),
-            // Routes of their own, and their neighbours in the address space.
-            (
-                0,
-                &[],
-                "10.9.0.1 10.9.255.255 2001:db8:9::1 2001:db8:9:ffff::1",
-            ),
-            (1, MOVED, "10.10.0.0 10.8.255.255 2001:db8:a::1"),
+            (0, &["pass_dest"][..], SPECIAL),
+            (1, MOVED, ORDINARY),
+            (0, &[], ELSEWHERE),
+            (1, MOVED, BESIDE),
         ] {
             for dst in destinations.split(' ') {
                 rig.expect(&like(dst).to(dst).on(0), to, counted);
@@ -72,8 +59,7 @@ fn other_destinations_and_sources_pass() {
 
 #[test]
 fn what_is_no_packet_of_this_path_passes() {
-    in_netns(|| {
-        let rig = Rig::new(&settings());
+    with_rig(settings(), |rig| {
         let (ip4, ip6) = (like("0.0.0.0"), like("::"));
         let changed = |ip: &Ip, at: usize, to: u8| {
             let mut packet = ip.on(0);
@@ -145,8 +131,7 @@ impl<'a> Rule<'a> {
 
 #[test]
 fn ip_rules_keep_their_packets() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         let ip = || udp4(1, 2);
         let udp6 = || Ip::v6(UDP, udp(1, 2, 5));
         let tcp4 = |sport| Ip::v4(TCP, tcp(sport, 2, SYN, 0));
@@ -222,8 +207,7 @@ fn ip_rules_keep_their_packets() {
 
 #[test]
 fn packets_that_do_not_fit_the_other_path_pass() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         // A flow remembers its largest packet: each MTU is tried with flows of its own.
         let try_all = |rig: &Rig, mtu: usize| {
             let port = mtu as u16;
@@ -270,8 +254,7 @@ fn packets_that_do_not_fit_the_other_path_pass() {
 
 #[test]
 fn paths_that_cannot_take_the_packet_get_none() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
         let good = rig_path(1, rig.ifindex);
         let (mut unknown, mut no_ethernet) = (good.clone(), good.clone());
@@ -294,8 +277,7 @@ fn paths_that_cannot_take_the_packet_get_none() {
 
 #[test]
 fn no_verdict_no_steering() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         let send = |rig: &Rig, dev: usize, port| rig.send_ip(dev, &Ip::v4(UDP, udp(port, 2, 30)));
         rig.masks(Masks::default());
         for port in 0..50 {
@@ -320,20 +302,20 @@ fn no_verdict_no_steering() {
 }
 
 /// [`Rig`] with no source that is known to be movable.
-fn closed_rig() -> Rig {
-    let mut rig = Rig::new(&settings());
-    let none = Sources::default();
-    rig.steer
-        .set_topology(&rig_groups(), &[], &[], &none)
-        .unwrap();
-    rig.masks(only(1));
-    rig
+fn with_closed_rig(test: fn(Rig)) {
+    with_rig(settings(), move |mut rig| {
+        let none = Sources::default();
+        rig.steer
+            .set_topology(&rig_groups(), &[], &[], &none)
+            .unwrap();
+        rig.masks(only(1));
+        test(rig);
+    });
 }
 
 #[test]
 fn a_source_moves_once_it_is_known_to_be_movable() {
-    in_netns(|| {
-        let mut rig = closed_rig();
+    with_closed_rig(|mut rig| {
         // Of IPv4 and IPv6 addresses whose bytes are the same, each stands for itself.
         for address in ["10.1.2.3", "a01:203::"] {
             let v6 = address.contains(':');
@@ -364,8 +346,7 @@ fn a_source_moves_once_it_is_known_to_be_movable() {
 
 #[test]
 fn forged_sources_cost_others_their_moves_but_never_their_uplink() {
-    in_netns(|| {
-        let mut rig = closed_rig();
+    with_closed_rig(|mut rig| {
         let source = |n: u32| IpAddr::from(Ipv4Addr::from(0x0b00_0000 + n));
         let send = |rig: &Rig, n| {
             rig.send_ip(0, &Ip::v4(UDP, udp(1, 2, 30)).with(|ip| ip.src = source(n)))

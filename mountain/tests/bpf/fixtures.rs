@@ -7,7 +7,7 @@
 
 use crate::rig::packets::*;
 use crate::rig::{
-    ejected, in_netns, not_ours, only, prog_run, rig_groups, settings, Ctx, Note, Rig, PASS, PLAIN,
+    ejected, not_ours, only, prog_run, rig_groups, settings, with_rig, Ctx, Note, Rig, PASS, PLAIN,
     REDIRECT,
 };
 use mountain::bpf::flows::{Class, FlowKey};
@@ -89,8 +89,7 @@ fn steered() -> Vec<Steered> {
 
 #[test]
 fn packets_of_every_kind_are_steered() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         for Steered {
             name,
             ip,
@@ -129,8 +128,7 @@ fn packets_of_every_kind_are_steered() {
 
 #[test]
 fn the_note_tells_the_second_run() {
-    in_netns(|| {
-        let rig = Rig::new(&settings());
+    with_rig(settings(), |rig| {
         let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
         let note = Note {
             ifindex: rig.ifindex[1],
@@ -157,8 +155,7 @@ fn the_note_tells_the_second_run() {
 
 #[test]
 fn a_second_run_never_redirects() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
         assert_eq!(rig.run(0, &packet, PLAIN).action, REDIRECT);
         // The verdict turns round between the two runs: still no loop.
@@ -174,8 +171,7 @@ fn a_second_run_never_redirects() {
 
 #[test]
 fn truncated_packets_pass() {
-    in_netns(|| {
-        let rig = Rig::new(&settings());
+    with_rig(settings(), |rig| {
         let quoted = Ip::v4(UDP, udp(53, 4000, 0)).with(|ip| (ip.src, ip.dst) = (DST4, SRC4));
         let options = Ip::v4(UDP, udp(1, 2, 8)).with(|ip| ip.options = vec![1; 12]);
         let udp6 = || Ip::v6(UDP, udp(1, 2, 8));
@@ -243,8 +239,7 @@ fn fragments(v6: bool, id: u16, sport: u16) -> [Ip; 2] {
 
 #[test]
 fn fragments_follow_the_first() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         for v6 in [false, true] {
             rig.masks(only(1));
             let [first, later] = fragments(v6, 100, 1);
@@ -285,8 +280,7 @@ fn fragments_follow_the_first() {
 
 #[test]
 fn fragments_follow_nothing_that_no_longer_holds() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         // Only named sources and permitted ones move.
         let sources = Sources::default();
         let steered = |rig: &mut Rig, rules: &[FibRule]| {
@@ -339,8 +333,7 @@ fn error(flow: &Ip, kind: u8, quoted_l4: usize) -> Ip {
 
 #[test]
 fn icmp_errors_follow_the_flow_they_are_about() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         for v6 in [false, true] {
             let kinds: &[u8] = if v6 {
                 &[1, 2, 3, 4]
@@ -380,8 +373,7 @@ fn icmp_errors_follow_the_flow_they_are_about() {
 
 #[test]
 fn icmp_errors_are_judged_by_their_own_header() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         for v6 in [false, true] {
             let flow = Ip::new(v6, UDP, udp(40, 50, 9));
             let about = |flow: &Ip| error(flow, if v6 { 1 } else { 3 }, 8);

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::rig::packets::*;
 use crate::rig::{
-    alive, all_but, ejected, in_netns, ms, only, patient, rig_groups, rig_path, settings, Rig,
+    alive, all_but, ejected, ms, only, patient, rig_groups, rig_path, settings, with_rig, Rig,
     BOTH, PASS, PLAIN, REDIRECT,
 };
+use crate::support::seed;
 use ipnet::IpNet;
 use mountain::bpf::flows::{Class, FlowKey, Move, MoveReason};
 use mountain::bpf::{PathMasks as Masks, ProgramGroup, ProgramPath, SteerMode, SteerProgram};
@@ -138,11 +139,9 @@ impl RandomGroup {
 
 #[test]
 fn new_flows_go_where_rendezvous_says() {
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
-    in_netns(move || {
+    let seed = seed();
+    with_rig(settings(), move |mut rig| {
         let mut rng = StdRng::seed_from_u64(seed);
-        let mut rig = Rig::new(&settings());
         let mut chosen = [0u32; 16];
         for round in 0..50 {
             let group = RandomGroup::new(&mut rng, round < 8);
@@ -177,8 +176,8 @@ fn new_flows_go_where_rendezvous_says() {
 
 #[test]
 fn a_gap_is_told_by_the_exact_clock_alone() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient()); // the margin is 1 ms
+    with_rig(patient(), |mut rig| {
+        // the margin is 1 ms
         let (p, by_u1) = (packet(1, 20), flow(1).on(1));
         for _ in 0..5 {
             rig.clear_flows();
@@ -218,8 +217,7 @@ fn only_move(rig: &Rig, reason: MoveReason) -> Move {
 
 #[test]
 fn flows_move_in_a_gap_and_not_inside_it() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient());
+    with_rig(patient(), |mut rig| {
         let p = packet(1, 20);
         rig.masks(only(0));
         rig.send(0, &p);
@@ -273,8 +271,8 @@ fn flows_move_in_a_gap_and_not_inside_it() {
 
 #[test]
 fn without_a_gap_a_move_is_forced_in_the_end() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings()); // after 100 ms
+    with_rig(settings(), |mut rig| {
+        // after 100 ms
         let p = packet(1, 20);
         rig.masks(only(0));
         rig.send(0, &p);
@@ -305,8 +303,7 @@ fn without_a_gap_a_move_is_forced_in_the_end() {
 
 #[test]
 fn bad_paths_are_left_at_once() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient());
+    with_rig(patient(), |mut rig| {
         rig.steer.set_delays(0, 10_000_000, 0);
         rig.steer.set_delays(1, 10_000_000, 0);
         let (thin, fat) = (packet(1, 20), packet(2, 1200));
@@ -341,8 +338,7 @@ fn bad_paths_are_left_at_once() {
 
 #[test]
 fn a_crowded_path_is_left_by_the_flows_that_belong_elsewhere() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient());
+    with_rig(patient(), |mut rig| {
         rig.steer.set_delays(0, 10_000_000, 0);
         rig.steer.set_delays(1, 10_000_000, 0);
         let ports = [port_of(0), port_of(1)];
@@ -363,8 +359,7 @@ fn a_crowded_path_is_left_by_the_flows_that_belong_elsewhere() {
 
 #[test]
 fn flows_first_seen_in_the_grace_time_stay() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient());
+    with_rig(patient(), |mut rig| {
         let ack = |port| Ip::v4(TCP, tcp(port, 2, ACK, 30));
         rig.masks(BOTH);
         rig.steer.set_mode(SteerMode::Steer, 3_600_000);
@@ -401,8 +396,7 @@ fn flows_first_seen_in_the_grace_time_stay() {
 
 #[test]
 fn flows_keep_surviving_paths_when_the_topology_changes() {
-    in_netns(|| {
-        let mut rig = Rig::new(&patient());
+    with_rig(patient(), |mut rig| {
         let port = port_of(0);
         let p = packet(port, 20);
         let regroup = |rig: &mut Rig, groups: &[ProgramGroup], not_ours: &[IpNet]| {
@@ -459,8 +453,7 @@ fn flows_keep_surviving_paths_when_the_topology_changes() {
 
 #[test]
 fn argmax_takes_the_highest_load_times_cost() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         // Nothing known of any path: the first wins, whatever the hash says.
         rig.masks(BOTH);
         rig.steer.run(SteerProgram::ArgmaxLoad).unwrap();
@@ -507,15 +500,14 @@ fn argmax_takes_the_highest_load_times_cost() {
 /// Informal figures: `cargo test -p mountain --test bpf moves::cost -- --nocapture`.
 #[test]
 fn cost_of_a_known_flow() {
-    in_netns(|| {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), |mut rig| {
         let p = packet(1, 100);
         rig.masks(only(0));
         rig.send(0, &p);
         let mut out = vec![0; 256];
         let runs = [(); 9].map(|()| rig.run_into(0, &p, PLAIN, 100_000, &mut out).duration_ns);
         println!("ns per run of a known flow that stays: {runs:?}");
-        let walked = crate::rig::prog_info(&rig.steer, &mut [0; 32]).verified_insns;
+        let walked = crate::rig::prog_info(&rig.steer).verified_insns;
         println!("instructions the verifier went through: {walked}");
         assert!(walked < 100_000, "the limit is 1,000,000");
         assert_eq!(rig.flows().len(), 1);

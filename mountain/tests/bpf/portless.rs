@@ -5,7 +5,7 @@
 use mountain::topology::FibRule;
 
 use crate::rig::packets::*;
-use crate::rig::{in_netns, only, settings, Ctx, Rig};
+use crate::rig::{only, settings, with_rig, Ctx};
 
 #[test]
 fn rules_by_port_keep_packets_that_have_none() {
@@ -43,8 +43,7 @@ fn rules_by_port_keep_packets_that_have_none() {
         (of_udp.clone(), ping(), false),
         (other.clone(), ping(), false),
     ];
-    in_netns(move || {
-        let mut rig = Rig::new(&settings());
+    with_rig(settings(), move |mut rig| {
         for (rule, packet, stays) in cases {
             rig.topology(std::slice::from_ref(&rule));
             rig.masks(only(1));

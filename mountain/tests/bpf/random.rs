@@ -3,9 +3,8 @@
 //! does nothing but pass or redirect.
 
 use crate::rig::packets::*;
-use crate::rig::{
-    alive, in_netns, only, prog_run, settings, Ctx, Rig, BOTH, PASS, PLAIN, REDIRECT,
-};
+use crate::rig::{alive, only, prog_run, settings, with_rig, Ctx, BOTH, PASS, PLAIN, REDIRECT};
+use crate::support::seed;
 use mountain::bpf::PathMasks as Masks;
 use mountain::topology::FibRule;
 use rand::rngs::SmallRng;
@@ -81,12 +80,9 @@ fn random_packet(rng: &mut SmallRng, seeds: &[Vec<u8>], p: &mut Vec<u8>) {
 
 #[test]
 fn no_random_packet_is_changed() {
-    let seed: u64 =
-        std::env::var("MOUNTAIN_TEST_SEED").map_or_else(|_| rand::random(), |s| s.parse().unwrap());
-    println!("seed {seed} (MOUNTAIN_TEST_SEED={seed} repeats it)");
-    in_netns(move || {
+    let seed = seed();
+    with_rig(settings(), move |mut rig| {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let mut rig = Rig::new(&settings());
         let seeds = seeds();
         let (mut packet, mut out) = (Vec::new(), vec![0; 4096]);
         let (mut passed, mut redirected, mut refused) = (0, 0, 0);

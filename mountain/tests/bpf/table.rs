@@ -7,20 +7,22 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::rig::packets::*;
-use crate::rig::{in_netns, settings, Rig, BOTH};
+use crate::rig::{settings, with_rig, Rig, BOTH};
 use mountain::bpf::flows::FlowKey;
 use mountain::bpf::Settings;
 
 /// Longer than any kernel's tick, by which the program stamps.
 const TICK: Duration = Duration::from_millis(11);
 
-fn rig(flow_entries: u32) -> Rig {
-    let mut rig = Rig::new(&Settings {
+fn with_table(flow_entries: u32, test: fn(Rig)) {
+    let settings = Settings {
         flow_entries,
         ..settings()
+    };
+    with_rig(settings, move |mut rig| {
+        rig.masks(BOTH);
+        test(rig);
     });
-    rig.masks(BOTH);
-    rig
 }
 
 /// The packet of flow `i`, of either family, and its key.
@@ -36,8 +38,7 @@ fn keys(rig: &Rig) -> HashSet<FlowKey> {
 
 #[test]
 fn three_quarters_of_the_configured_flows_have_room() {
-    in_netns(|| {
-        let rig = rig(4096);
+    with_table(4096, |rig| {
         let flows: Vec<_> = (0..3072).map(flow).collect();
         let paths = || -> Vec<usize> { flows.iter().map(|(p, _)| rig.send(0, p)).collect() };
         let first = paths();
@@ -58,8 +59,7 @@ fn three_quarters_of_the_configured_flows_have_room() {
 
 #[test]
 fn the_least_recently_used_flow_goes_first() {
-    in_netns(|| {
-        let rig = rig(1);
+    with_table(1, |rig| {
         let (kept, kept_key) = flow(0);
         rig.send(0, &kept);
         for i in 1..=100 {
@@ -80,8 +80,7 @@ fn the_least_recently_used_flow_goes_first() {
 
 #[test]
 fn a_forgotten_flow_starts_anew_and_evicts_nobody() {
-    in_netns(|| {
-        let rig = rig(64);
+    with_table(64, |rig| {
         let flows: Vec<_> = (0..40).map(flow).collect();
         let send = |which: &dyn Fn(usize) -> bool| {
             for (_, (packet, _)) in flows.iter().enumerate().filter(|(i, _)| which(*i)) {
@@ -104,8 +103,7 @@ fn a_forgotten_flow_starts_anew_and_evicts_nobody() {
 
 #[test]
 fn every_field_of_the_key_tells_flows_apart() {
-    in_netns(|| {
-        let rig = rig(64);
+    with_table(64, |rig| {
         for v6 in [false, true] {
             let base = || Ip::new(v6, UDP, udp(5, 6, 10));
             let mut other_source = base();

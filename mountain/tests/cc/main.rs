@@ -4,6 +4,7 @@
 //! A congestion control is registered for the whole machine, so every test has a name of its own,
 //! and takes it away again however it ends.
 
+mod harm;
 mod scope;
 mod sockets;
 #[path = "../support/mod.rs"]
@@ -11,13 +12,11 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::hash::{DefaultHasher, Hasher};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,8 @@ use mountain::cc::flows::{BrakeState, CcFlow};
 use mountain::cc::status::{CcDetails, CcStatus};
 use mountain::cc::Behaviour;
 use socket2::{Domain, SockRef, Socket, Type};
-use support::{wait_until, Ns, LEAVE, MOUNTAIN};
+use support::stream::{fill, transfer};
+use support::*;
 
 /// A name that only this test uses; disabled when dropped.
 struct Name(String);
@@ -43,8 +43,14 @@ impl Name {
         ns.mountain_ok(&format!("cc {args} --name {}", self.0))
     }
 
-    fn fails(&self, ns: &Ns, args: &str) -> String {
-        ns.mountain_fails(&format!("cc {args} --name {}", self.0))
+    #[track_caller]
+    fn says(&self, ns: &Ns, args: &str, part: &str) {
+        ns.mountain_says(&format!("cc {args} --name {}", self.0), part);
+    }
+
+    #[track_caller]
+    fn fails(&self, ns: &Ns, args: &str, why: &str) {
+        ns.mountain_fails(&format!("cc {args} --name {}", self.0), why);
     }
 
     fn status(&self, ns: &Ns) -> CcStatus {
@@ -94,13 +100,18 @@ fn default_in(ns: &Ns) -> String {
 /// A connected pair of sockets in the calling thread's namespace; `name` for the first.
 fn pair(name: Option<&str>) -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((LOCALHOST, 0))?;
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    let near = connect(name, listener.local_addr()?)?;
+    Ok((near, listener.accept()?.0))
+}
+
+/// A connection whose congestion control is chosen before it begins.
+fn connect(name: Option<&str>, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     if let Some(name) = name {
         socket.set_tcp_congestion(name.as_bytes())?;
     }
-    socket.connect(&listener.local_addr()?.into())?;
-    let (far, _) = listener.accept()?;
-    Ok((socket.into(), far))
+    socket.connect_timeout(&to.into(), LEAVE)?;
+    Ok(socket.into())
 }
 
 fn congestion(stream: &TcpStream) -> String {
@@ -109,69 +120,27 @@ fn congestion(stream: &TcpStream) -> String {
     name.trim_end_matches('\0').to_owned()
 }
 
-/// The `i`-th byte of what is sent, for any i without a period that TCP could hide in.
-fn fill(chunk: &mut [u8], at: u64) {
-    for (i, b) in chunk.iter_mut().enumerate() {
-        let x = (at + i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        *b = (x >> 56) as u8;
-    }
-}
-
-/// Sends `bytes` from one end to the other and compares checksums of what went in and came out.
-fn transfer(mut from: TcpStream, mut to: TcpStream, bytes: u64) {
-    let sender = thread::spawn(move || {
-        let (mut hash, mut at, mut chunk) = (DefaultHasher::new(), 0, vec![0; 50_000]);
-        while at < bytes {
-            let n = (bytes - at).min(chunk.len() as u64) as usize;
-            fill(&mut chunk[..n], at);
-            from.write_all(&chunk[..n]).expect("the connection lives");
-            hash.write(&chunk[..n]);
-            at += n as u64;
-        }
-        // Another descriptor may still hold the connection open.
-        from.shutdown(std::net::Shutdown::Write).unwrap();
-        hash.finish()
-    });
-    let (mut hash, mut got, mut buffer) = (DefaultHasher::new(), 0, vec![0; 50_000]);
-    loop {
-        // As in the sender: the hash depends on how its input is cut.
-        let n = (bytes - got).min(buffer.len() as u64) as usize;
-        if n == 0 {
-            break;
-        }
-        to.read_exact(&mut buffer[..n]).expect("everything arrives");
-        hash.write(&buffer[..n]);
-        got += n as u64;
-    }
-    assert_eq!(got, bytes);
-    assert_eq!(to.read(&mut buffer).unwrap(), 0, "nothing after the end");
-    assert_eq!(sender.join().unwrap(), hash.finish());
-}
-
 #[test]
 fn enable_transfer_disable() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     let off = name.status(&ns);
     assert_eq!((off.enabled, off.taken), (false, Some(false)));
-    assert!(name.fails(&ns, "top").contains("cc enable"));
+    name.fails(&ns, "top", "cc enable");
 
-    let said = name.cc(&ns, "enable");
-    assert!(said.contains("is available to TCP sockets"), "{said}");
+    name.says(&ns, "enable", "is available to TCP sockets");
     assert!(name.is_available());
     let before = default_in(&ns);
-    let cc = name.0.clone();
-    ns.with(move || {
-        let (from, to) = pair(Some(&cc)).unwrap();
-        assert_eq!(congestion(&from), cc);
-        transfer(from, to, 20_000_000);
+    ns.with(|| {
+        let (from, to) = pair(Some(&name.0)).unwrap();
+        assert_eq!(congestion(&from), name.0);
+        transfer(&from, to, 20_000_000);
     });
     // Who does not ask for it does not get it.
     assert_eq!(default_in(&ns), before);
     let default = ns.with(|| congestion(&pair(None).unwrap().0));
     assert_eq!(default, before);
 
-    let said = name.cc(&ns, "disable");
-    assert!(said.contains("is disabled"), "{said}");
+    name.says(&ns, "disable", "is disabled");
     assert!(!name.is_available() && !name.has_pins());
     let output = ns.mountain(&format!("cc disable --name {}", name.0));
     let (out, err) = (output.stdout, output.stderr);
@@ -201,17 +170,15 @@ fn a_wrong_name_fails() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
     let wrong = format!("{}x", name.0);
-    let error = ns.with(move || pair(Some(&wrong)).unwrap_err());
+    let error = ns.with(|| pair(Some(&wrong)).unwrap_err());
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     for bad in ["", "far-too-long-a-name", "a-b", "cubic"] {
-        let error = ns.mountain_fails(&format!("cc enable --name={bad}"));
-        assert!(error.contains("name"), "{bad}: {error}");
+        ns.mountain_fails(&format!("cc enable --name={bad}"), "name");
     }
     // Cubic is as it was.
     assert!(ns.with(|| pair(Some("cubic")).is_ok()));
     assert!(!Path::new("/sys/fs/bpf/mountain/cc/cubic").exists());
-    let error = ns.mountain_fails("cc disable --name=cubic");
-    assert!(error.contains("nothing is changed"), "{error}");
+    ns.mountain_fails("cc disable --name=cubic", "nothing is changed");
 }
 
 #[test]
@@ -223,8 +190,7 @@ fn a_registration_that_was_taken_away_is_repaired() {
     assert!(!name.is_available());
     assert!(!name.details(&ns).registered);
     assert!(name.cc(&ns, "status").contains("NOT REGISTERED"));
-    let said = name.cc(&ns, "enable");
-    assert!(said.contains("it is back"), "{said}");
+    name.says(&ns, "enable", "it is back");
     assert!(name.is_available());
     assert!(name.details(&ns).registered);
     // And now it is one like any other.
@@ -248,12 +214,10 @@ fn a_half_made_registration_is_ours() {
         assert!(name.is_available());
     };
     half();
-    let said = name.cc(&ns, "disable");
-    assert!(said.contains("is disabled"), "{said}");
+    name.says(&ns, "disable", "is disabled");
     assert!(!name.is_available() && !name.has_pins());
     half();
-    let said = name.cc(&ns, "enable");
-    assert!(said.contains("is replaced"), "{said}");
+    name.says(&ns, "enable", "is replaced");
     assert!(at("link").exists() && !at("link-new").exists());
     assert!(name.details(&ns).registered);
     name.cc(&ns, "disable");
@@ -286,7 +250,7 @@ fn the_behaviour_is_chosen_by_an_option_and_a_file_of_an_earlier_version_harms_n
     assert_eq!(name.behaviour(&ns), Some(Behaviour::Brake));
     name.cc(&ns, "enable --behaviour published");
     assert_eq!(name.behaviour(&ns), Some(Behaviour::Published));
-    name.fails(&ns, "enable --behaviour reno");
+    name.fails(&ns, "enable --behaviour reno", "reno");
     // As it was.
     assert_eq!(name.behaviour(&ns), Some(Behaviour::Published));
 }
@@ -320,70 +284,45 @@ fn every_behaviour_transfers() {
     for behaviour in ["brake", "bbr", "published"] {
         let name = Name::new();
         name.cc(&ns, &format!("enable --behaviour {behaviour}"));
-        let cc = name.0.clone();
-        ns.with(move || {
-            let (from, to) = pair(Some(&cc)).unwrap();
-            transfer(from, to, 5_000_000);
+        ns.with(|| {
+            let (from, to) = pair(Some(&name.0)).unwrap();
+            transfer(&from, to, 5_000_000);
         });
     }
 }
 
-/// Connections that send one small message after another until told to stop.
-struct Load {
-    stop: Arc<AtomicBool>,
-    threads: Vec<thread::JoinHandle<u64>>,
+/// Connections that send one small message after another until told to stop; comes to the rounds of each.
+fn load(ns: &Ns, name: &str, flows: usize) -> Worker<Vec<u64>> {
+    let connected = || pair(Some(name)).expect("a connection");
+    let pairs: Vec<_> = ns.with(|| (0..flows).map(|_| connected()).collect());
+    Worker::start(move |stop| {
+        thread::scope(|scope| {
+            let begin = |(from, to)| scope.spawn(move || rounds(from, to, stop));
+            let threads: Vec<_> = pairs.into_iter().map(begin).collect();
+            let joined = threads.into_iter().map(|t| t.join());
+            joined.map(|n| n.expect("no connection was lost")).collect()
+        })
+    })
 }
 
-impl Load {
-    fn start(ns: &Ns, name: &str, flows: usize) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let name = name.to_owned();
-        let pairs = ns.with(move || {
-            (0..flows)
-                .map(|_| pair(Some(&name)).expect("a connection"))
-                .collect::<Vec<_>>()
-        });
-        let threads = pairs
-            .into_iter()
-            .map(|(mut from, mut to)| {
-                let stop = Arc::clone(&stop);
-                thread::spawn(move || {
-                    let (mut out, mut back, mut rounds) = ([0; 8_000], [0; 8_000], 0u64);
-                    // Once in any case: on a busy machine some of many threads have no turn before.
-                    while rounds == 0 || !stop.load(Ordering::Relaxed) {
-                        fill(&mut out, rounds);
-                        from.write_all(&out).expect("the connection lives");
-                        to.read_exact(&mut back).expect("the connection lives");
-                        assert_eq!(out, back);
-                        rounds += 1;
-                    }
-                    rounds
-                })
-            })
-            .collect();
-        Load { stop, threads }
+fn rounds(mut from: TcpStream, mut to: TcpStream, stop: &Stop) -> u64 {
+    let (mut out, mut back, mut rounds) = ([0; 8_000], [0; 8_000], 0);
+    // Once in any case: on a busy machine some of many threads have no turn before.
+    while rounds == 0 || !stop.is_set() {
+        fill(&mut out, rounds);
+        from.write_all(&out).expect("the connection lives");
+        to.read_exact(&mut back).expect("the connection lives");
+        assert_eq!(out, back);
+        rounds += 1;
     }
-
-    /// Rounds of each.
-    fn finish(mut self) -> Vec<u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        let join = |t: thread::JoinHandle<u64>| t.join().expect("no connection was lost");
-        let threads = std::mem::take(&mut self.threads);
-        threads.into_iter().map(join).collect()
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
+    rounds
 }
 
 #[test]
 fn disable_and_replace_while_flows_run() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
-    let load = Load::start(&ns, &name.0, 4);
+    let load = load(&ns, &name.0, 4);
     let mut flows = vec![];
     wait_until("four flows are busy", LEAVE, || {
         flows = name.flows(&ns);
@@ -393,13 +332,11 @@ fn disable_and_replace_while_flows_run() {
         assert!(flow.min_rtt_us < 1_000_000, "{flow:?}");
         assert!(flow.remote.ip().is_loopback() && flow.remote.is_ipv4());
     }
-    let said = name.cc(&ns, "enable");
-    assert!(said.contains("replaced"), "{said}");
+    name.says(&ns, "enable", "replaced");
     // The flows of the program before are still on the list.
     assert_eq!(name.details(&ns).flows.live, 4);
     name.cc(&ns, "disable");
-    let cc = name.0.clone();
-    let refused = ns.with(move || pair(Some(&cc)).is_err());
+    let refused = ns.with(|| pair(Some(&name.0)).is_err());
     assert!(refused, "for new flows it is gone");
     thread::sleep(Duration::from_millis(300));
     let rounds = load.finish();
@@ -410,15 +347,14 @@ fn disable_and_replace_while_flows_run() {
 fn on_and_off_a_hundred_times_under_load() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
-    let load = Load::start(&ns, &name.0, 4);
+    let load = load(&ns, &name.0, 4);
     for i in 0..100 {
         name.cc(&ns, "disable");
         assert!(!name.is_available(), "round {i}");
         name.cc(&ns, "enable");
-        let cc = name.0.clone();
-        ns.with(move || {
-            let (from, to) = pair(Some(&cc)).unwrap();
-            transfer(from, to, 100_000);
+        ns.with(|| {
+            let (from, to) = pair(Some(&name.0)).unwrap();
+            transfer(&from, to, 100_000);
         });
     }
     let rounds = load.finish();
@@ -431,7 +367,7 @@ fn on_and_off_a_hundred_times_under_load() {
 fn five_hundred_flows_at_once() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
-    let load = Load::start(&ns, &name.0, 500);
+    let load = load(&ns, &name.0, 500);
     let wait_live = |n| {
         wait_until(&format!("{n} flows live"), LEAVE, || {
             name.details(&ns).flows.live == n
@@ -451,11 +387,10 @@ fn five_hundred_flows_at_once() {
 fn a_socket_may_change_its_mind() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     name.cc(&ns, "enable");
-    let cc = name.0.clone();
-    ns.with(move || {
+    ns.with(|| {
         let (from, to) = pair(Some("reno")).unwrap();
         let socket = SockRef::from(&from);
-        socket.set_tcp_congestion(cc.as_bytes()).unwrap();
+        socket.set_tcp_congestion(name.0.as_bytes()).unwrap();
         let mut again = from.try_clone().unwrap();
         let mut far = to.try_clone().unwrap();
         let half = thread::spawn(move || far.read_exact(&mut vec![0; 200_000]));
@@ -463,7 +398,7 @@ fn a_socket_may_change_its_mind() {
         half.join().unwrap().unwrap();
         SockRef::from(&from).set_tcp_congestion(b"cubic").unwrap();
         assert_eq!(congestion(&from), "cubic");
-        transfer(from, to, 1_000_000);
+        transfer(&from, to, 1_000_000);
     });
     assert_eq!(name.details(&ns).flows.live, 0);
 }
@@ -475,17 +410,10 @@ fn ipv6_and_another_host() {
     // The registration is the machine's; it was made from another namespace than the sockets'.
     name.cc(&server, "enable");
     let to: SocketAddr = "[fd77::2]:7300".parse().unwrap();
-    let listener = server.with(move || TcpListener::bind(to).unwrap());
-    let cc = name.0.clone();
-    let from = client.with(move || {
-        let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
-        socket.set_tcp_congestion(cc.as_bytes()).unwrap();
-        let limit = Duration::from_secs(5);
-        socket.connect_timeout(&to.into(), limit).unwrap();
-        TcpStream::from(socket)
-    });
+    let listener = server.listen("[fd77::2]:7300");
+    let from = client.with(|| connect(Some(&name.0), to).unwrap());
     let far = listener.accept().unwrap().0;
-    transfer(from.try_clone().unwrap(), far, 20_000_000 - 1);
+    transfer(&from, far, 20_000_000 - 1);
     assert_eq!(name.flows(&client)[0].remote, to);
     drop(from);
 }

@@ -34,56 +34,23 @@ fn a_default_that_was_changed_since_stays() {
     assert_eq!(default_in(&ns), "reno");
 }
 
-/// A cgroup of version 2, removed when dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    /// `None`: the kernel has no cgroups of version 2, so that there is nothing to test. Where it has them
-    /// the test has to run: that they are mounted nowhere is an error.
-    fn new() -> Option<Self> {
-        let known = fs::read_to_string("/proc/filesystems").unwrap();
-        if !known.split_whitespace().any(|word| word == "cgroup2") {
-            // Not eprintln!(), which nobody sees of a test that passes.
-            let text = "skipped: this kernel has no cgroup2 (/proc/filesystems)";
-            let _ = writeln!(std::io::stderr(), "{text}");
-            return None;
-        }
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let at = mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let at = fields.next()?;
-            (fields.next()? == "cgroup2").then(|| at.to_owned())
-        });
-        let at =
-            at.expect("the kernel has cgroup2, mounted nowhere: `mount -t cgroup2 none FOLDER`");
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = PathBuf::from(at).join(format!("mtt-{}-{n}", std::process::id()));
-        fs::create_dir(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Some(Cgroup(path))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
 #[test]
 fn a_cgroup_uses_it_and_others_do_not() {
-    let Some(cgroup) = Cgroup::new() else {
-        return;
-    };
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    let error = name.fails(&ns, "enable --cgroup nonesuch.slice");
-    assert!(error.contains("no cgroup nonesuch.slice"), "{error}");
-    let error = name.fails(&ns, "enable --cgroup /tmp");
-    assert!(error.contains("/tmp is no cgroup of version 2"), "{error}");
+    let (ns, name, cgroup) = (Ns::new("cc"), Name::new(), Cgroup::new("cc"));
+    name.fails(
+        &ns,
+        "enable --cgroup nonesuch.slice",
+        "no cgroup nonesuch.slice",
+    );
+    name.fails(
+        &ns,
+        "enable --cgroup /tmp",
+        "/tmp is no cgroup of version 2",
+    );
     // Nothing is done when an argument is wrong.
     assert!(!name.is_available());
 
-    let path = cgroup.0.display().to_string();
+    let path = cgroup.path().display().to_string();
     name.cc(&ns, &format!("enable --cgroup {path}"));
     assert_eq!(name.details(&ns).cgroups[0], Path::new(&path));
     // A connection of a process inside, seen from its own /proc: python says which it uses.
@@ -91,13 +58,11 @@ fn a_cgroup_uses_it_and_others_do_not() {
         c=socket.create_connection(l.getsockname());a,_=l.accept();\
         print(*(s.getsockopt(6,13,16).rstrip(b'\\0').decode() for s in (c,a)))";
     let run = |inside: bool| {
-        let mut shell = ns.command("sh");
-        let join = match inside {
-            true => format!("echo $$ > {path}/cgroup.procs && "),
-            false => String::new(),
+        let mut python = match inside {
+            true => cgroup.command(&ns, "python3"),
+            false => ns.command("python3"),
         };
-        shell.args(["-c", &format!("{join}exec python3 -c \"$0\""), script]);
-        String::from_utf8(shell.output().unwrap().stdout).unwrap()
+        stdout(&python.args(["-c", script]).output().unwrap())
     };
     assert_eq!(run(true).trim(), format!("{0} {0}", name.0));
     assert_eq!(run(false).trim(), format!("{0} {0}", default_in(&ns)));
@@ -110,18 +75,16 @@ fn a_cgroup_uses_it_and_others_do_not() {
 
 #[test]
 fn a_cgroup_that_is_gone_is_forgotten() {
-    let (Some(gone), Some(stays)) = (Cgroup::new(), Cgroup::new()) else {
-        return;
-    };
+    let (gone, stays) = (Cgroup::new("gone"), Cgroup::new("stays"));
     let (ns, name) = (Ns::new("cc"), Name::new());
-    let [path, other] = [&gone, &stays].map(|c| c.0.display().to_string());
+    let [path, other] = [&gone, &stays].map(|c| c.path().display().to_string());
     name.cc(&ns, &format!("enable --cgroup {path} --cgroup {other}"));
     assert_eq!(name.details(&ns).cgroups.len(), 2);
     drop(gone);
     // The kernel lets go of it in its own time.
     wait_until("only the other one is left", LEAVE, || {
         name.cc(&ns, "enable");
-        name.details(&ns).cgroups == [stays.0.as_path()]
+        name.details(&ns).cgroups == [stays.path()]
     });
     name.cc(&ns, "disable");
     assert!(!name.is_available() && !name.has_pins());
@@ -130,16 +93,13 @@ fn a_cgroup_that_is_gone_is_forgotten() {
 #[test]
 fn a_route_names_it_and_is_put_back() {
     let (ns, name) = (Ns::new("cc"), Name::new());
-    ns.ip("link add d0 type veth peer name d1");
-    ns.ip("link set d1 up");
-    ns.ip("addr add 10.31.0.1/24 dev d0");
-    ns.ip("link set d0 up");
+    ns.wire(("d1", &[]), &ns, ("d0", &["10.31.0.1/24"]));
     ns.ip("route add 10.32.0.0/16 via 10.31.0.2 mtu 1400 metric 7");
     let before = ns.ip("route show");
-    let error = name.fails(&ns, "enable --route 10.99.0.0/16");
-    assert!(
-        error.contains("no route for exactly 10.99.0.0/16"),
-        "{error}"
+    name.fails(
+        &ns,
+        "enable --route 10.99.0.0/16",
+        "no route for exactly 10.99.0.0/16",
     );
     assert!(!name.is_available());
     name.cc(&ns, "enable --route 10.32.0.0/16");
@@ -176,11 +136,10 @@ fn connections_by_a_route_use_it_and_others_do_not() {
     }
     let used = || {
         all.map(|address| {
-            let at: std::net::IpAddr = address.parse().unwrap();
-            let listener = server.with(move || TcpListener::bind((at, 0)).unwrap());
+            let at: IpAddr = address.parse().unwrap();
+            let listener = server.listen(&SocketAddr::new(at, 0).to_string());
             let to = listener.local_addr().unwrap();
-            let limit = Duration::from_secs(10);
-            ns.with(move || congestion(&TcpStream::connect_timeout(&to, limit).unwrap()))
+            congestion(&ns.connect(&to.to_string()))
         })
     };
     let default = default_in(&ns);
@@ -195,10 +154,7 @@ fn connections_by_a_route_use_it_and_others_do_not() {
 #[test]
 fn what_was_before_survives_other_names() {
     let (ns, a, b) = (Ns::new("cc"), Name::new(), Name::new());
-    ns.ip("link add d0 type veth peer name d1");
-    ns.ip("link set d1 up");
-    ns.ip("addr add 10.31.0.1/24 dev d0");
-    ns.ip("link set d0 up");
+    ns.wire(("d1", &[]), &ns, ("d0", &["10.31.0.1/24"]));
     ns.ip("route add 10.32.0.0/16 via 10.31.0.2 congctl reno");
     ns.ip("route add 10.33.0.0/16 via 10.31.0.2");
     let before = ns.ip("route show");
@@ -237,10 +193,7 @@ fn what_was_before_survives_other_names() {
 #[test]
 fn a_second_route_does_not_keep_the_first() {
     let (ns, name) = (Ns::new("cc"), Name::new());
-    ns.ip("link add d0 type veth peer name d1");
-    ns.ip("link set d1 up");
-    ns.ip("addr add 10.31.0.1/24 dev d0");
-    ns.ip("link set d0 up");
+    ns.wire(("d1", &[]), &ns, ("d0", &["10.31.0.1/24"]));
     ns.ip("route add 10.32.0.0/16 via 10.31.0.2 metric 7");
     name.cc(&ns, "enable --route 10.32.0.0/16");
     ns.ip("route add 10.32.0.0/16 via 10.31.0.3 metric 5 congctl reno");
@@ -268,10 +221,7 @@ fn a_default_made_by_hand_is_put_back() {
 #[test]
 fn routes_that_would_lose_something_are_refused() {
     let (ns, name) = (Ns::new("cc"), Name::new());
-    ns.ip("link add d0 type veth peer name d1");
-    ns.ip("link set d1 up");
-    ns.ip("addr add fd31::1/64 dev d0 nodad");
-    ns.ip("link set d0 up");
+    ns.wire(("d1", &[]), &ns, ("d0", &["fd31::1/64"]));
     ns.ip("-6 route add fd32::/32 via fd31::2 expires 600");
     ns.ip("-6 route add fd33::/32 via fd31::2 proto ra");
     ns.ip("nexthop add id 7 via fd31::2 dev d0");
@@ -282,8 +232,7 @@ fn routes_that_would_lose_something_are_refused() {
         ("fd34::/32", "nexthop object"),
     ] {
         let before = ns.ip(&format!("-6 route show {prefix}"));
-        let error = name.fails(&ns, &format!("enable --route {prefix}"));
-        assert!(error.contains(why), "{prefix}: {error}");
+        name.fails(&ns, &format!("enable --route {prefix}"), why);
         assert!(!name.is_available(), "nothing is done");
         let word = |text: &str| text.split(" expires").next().unwrap().to_owned();
         let after = ns.ip(&format!("-6 route show {prefix}"));

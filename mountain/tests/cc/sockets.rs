@@ -8,9 +8,9 @@
 //!
 //! The router shapes a0 and b0 (tbf), so that the queue is not the sender's own.
 
-use std::os::fd::AsRawFd;
-use std::sync::mpsc::{channel, Receiver};
+use std::thread::JoinHandle;
 
+use super::support::stream::{self, sink, wait_acknowledged};
 use super::*;
 
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 41, 9, 1);
@@ -56,15 +56,9 @@ impl Routed {
 
     /// A connection from the client, and its other end.
     fn connect(&self, name: &Name) -> (TcpStream, TcpStream) {
-        let listener = self.server.with(|| TcpListener::bind((FAR, 0)).unwrap());
+        let listener = self.server.listen(&format!("{FAR}:0"));
         let to = listener.local_addr().unwrap();
-        let cc = name.0.clone();
-        let near = self.client.with(move || {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            socket.set_tcp_congestion(cc.as_bytes()).unwrap();
-            socket.connect_timeout(&to.into(), LIMIT).unwrap();
-            TcpStream::from(socket)
-        });
+        let near = self.client.with(|| connect(Some(&name.0), to).unwrap());
         (near, listener.accept().unwrap().0)
     }
 
@@ -92,64 +86,6 @@ impl Routed {
     }
 }
 
-/// Checks and counts all that arrives, until the other end closes.
-fn sink(mut from: TcpStream) -> Receiver<u64> {
-    let (done, result) = channel();
-    thread::spawn(move || {
-        let (mut got, mut expected) = (vec![0; 60_000], vec![0; 60_000]);
-        let mut at = 0;
-        loop {
-            let n = from.read(&mut got).expect("the connection lives");
-            if n == 0 {
-                break;
-            }
-            fill(&mut expected[..n], at);
-            assert_eq!(got[..n], expected[..n], "at {at}");
-            at += n as u64;
-        }
-        let _ = done.send(at);
-    });
-    result
-}
-
-/// Sends without a pause until dropped.
-struct Source {
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<u64>>,
-}
-
-impl Source {
-    fn start(mut to: TcpStream, mut at: u64) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let end = Arc::clone(&stop);
-        let thread = thread::spawn(move || {
-            let mut chunk = vec![0; 20_000];
-            while !end.load(Ordering::Relaxed) {
-                fill(&mut chunk, at);
-                to.write_all(&chunk).expect("the connection lives");
-                at += chunk.len() as u64;
-            }
-            at
-        });
-        Source {
-            stop,
-            thread: Some(thread),
-        }
-    }
-
-    /// Bytes sent.
-    fn finish(mut self) -> u64 {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap()
-    }
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
 fn is_off(flow: &CcFlow) -> bool {
     flow.limit_bps.is_none()
 }
@@ -157,8 +93,8 @@ fn is_off(flow: &CcFlow) -> bool {
 /// A connection over a path of 40 Mbit/s whose rate is found, with the flow as it is then.
 struct Running {
     near: TcpStream,
-    all: Receiver<u64>,
-    source: Source,
+    all: JoinHandle<u64>,
+    source: Worker<u64>,
     flow: CcFlow,
 }
 
@@ -168,7 +104,7 @@ impl Running {
         name.cc(&net.client, "enable");
         let (near, far) = net.connect(name);
         let all = sink(far);
-        let source = Source::start(near.try_clone().unwrap(), 0);
+        let source = stream::source(near.try_clone().unwrap(), 0);
         let flow = net.wait(name, "the rate is found", |f| {
             f.estimate_bps > 30_000_000 && f.acks > 2_000
         });
@@ -182,10 +118,10 @@ impl Running {
 }
 
 /// Ends a connection: all that was sent has arrived.
-fn finish(source: Source, near: &TcpStream, all: &Receiver<u64>) {
+fn finish(source: Worker<u64>, near: &TcpStream, all: JoinHandle<u64>) {
     let sent = source.finish();
     near.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+    assert_eq!(all.join().unwrap(), sent);
 }
 
 #[test]
@@ -195,20 +131,17 @@ fn a_timeout_is_survived_and_leaves_no_brake() {
     name.cc(&net.client, "enable");
     let (near, far) = net.connect(&name);
     let all = sink(far);
-    let source = Source::start(near.try_clone().unwrap(), 0);
+    let source = stream::source(near.try_clone().unwrap(), 0);
     net.wait(&name, "it flows", |f| f.acks > 500);
     // Longer than any timeout: everything in flight is lost, and what is sent again too.
-    net.server.run("nft add table inet hole");
-    net.server
-        .run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
-    net.server.run("nft add rule inet hole in iifname sa drop");
+    net.server.hole("iifname sa");
     // The timer has fired into the hole, so that nothing of what is sent now was new then.
     let before = net.wait(&name, "the timer fires", |f| f.retransmits > 1);
-    net.server.run("nft delete table inet hole");
+    net.server.no_hole();
     net.wait(&name, "it flows again, without a brake", |f| {
         f.retransmits > before.retransmits && f.acks > before.acks + 500 && is_off(f)
     });
-    finish(source, &near, &all);
+    finish(source, &near, all);
 }
 
 #[test]
@@ -238,26 +171,9 @@ fn after_idleness_the_brake_is_off() {
     assert!(is_off(&flow) && flow.state == BrakeState::Off, "{flow:#?}");
     // And it goes on, with its own rate: what BBR had before is not the limited one.
     net.shape("a0", 40);
-    let source = Source::start(near.try_clone().unwrap(), sent);
+    let source = stream::source(near.try_clone().unwrap(), sent);
     net.wait(&name, "the rate is back", |f| f.rate_bps > 25_000_000);
-    finish(source, &near, &all);
-}
-
-/// Bytes that were written and are not acknowledged yet, sent or not (SIOCOUTQ).
-fn unacknowledged(stream: &TcpStream) -> i32 {
-    let mut bytes = -1;
-    // SAFETY: a live descriptor and an integer, as tcp(7) has it.
-    let rc = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
-    bytes
-}
-
-fn wait_acknowledged(stream: &TcpStream) {
-    let end = Instant::now() + LIMIT;
-    while unacknowledged(stream) > 0 {
-        assert!(Instant::now() < end, "some bytes are left");
-        thread::sleep(Duration::from_millis(20));
-    }
+    finish(source, &near, all);
 }
 
 #[test]
@@ -280,7 +196,7 @@ fn another_path_is_braked_for_and_let_go() {
     net.wait(&name, "the faster path is used again", |f| {
         f.rate_bps > 25_000_000
     });
-    finish(source, &near, &all);
+    finish(source, &near, all);
 }
 
 #[test]
@@ -304,7 +220,7 @@ fn who_sends_little_is_not_braked() {
         }
         let flow = net.flow(&name);
         near.shutdown(std::net::Shutdown::Write).unwrap();
-        assert_eq!(all.recv_timeout(LIMIT).unwrap(), sent);
+        assert_eq!(all.join().unwrap(), sent);
         assert!(flow.acks > 100, "{flow:#?}");
         if flow.engagements == 0 && is_off(&flow) {
             return;

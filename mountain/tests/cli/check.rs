@@ -2,13 +2,14 @@
 //! `mountain check` in network namespaces of its own. Needs root.
 
 use std::net::UdpSocket;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
 
 use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
+use crate::support::program::load;
 use mountain::check::{check_into, Item, Level, Report, TryLoad};
 use mountain::config::Config;
 use mountain::placement::config::{Forward, PlacementConfig};
+use mountain::redirect::bpf::hooks::{self, DeviceHook};
 use mountain::topology::Topology;
 
 /// For all multipath routes of the calling thread's network namespace, without loading anything.
@@ -208,35 +209,10 @@ fn other_programs_and_devices_without_headers_are_named() {
 
 /// A program called `stranger` that passes every packet; detached when the value goes away.
 fn attach_to_egress(ifname: &str) -> OwnedFd {
-    let instruction = |code, immediate| libbpf_sys::bpf_insn {
-        code,
-        imm: immediate,
-        ..Default::default()
-    };
-    // r0 = TCX_NEXT (-1); exit
-    let program = [instruction(0xb7, -1), instruction(0x95, 0)];
+    // TCX_NEXT
+    let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"stranger", -1);
     let index = nix::net::if_::if_nametoindex(ifname).unwrap();
-    // SAFETY: the pointers are to values that live through the calls; the descriptors are new.
-    unsafe {
-        let fd = libbpf_sys::bpf_prog_load(
-            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
-            c"stranger".as_ptr(),
-            c"GPL".as_ptr(),
-            program.as_ptr(),
-            program.len() as libbpf_sys::size_t,
-            std::ptr::null_mut(),
-        );
-        assert!(fd >= 0, "cannot load: {fd}");
-        let fd = OwnedFd::from_raw_fd(fd);
-        let link = libbpf_sys::bpf_link_create(
-            fd.as_raw_fd(),
-            index as i32,
-            libbpf_sys::BPF_TCX_EGRESS,
-            std::ptr::null(),
-        );
-        assert!(link >= 0, "cannot attach: {link}");
-        OwnedFd::from_raw_fd(link)
-    }
+    hooks::link(DeviceHook::TcxEgress, index, program.as_fd()).unwrap()
 }
 
 /// What `rp_filter` findings rest on: with the strict filter, packets from a source that the
@@ -254,18 +230,11 @@ fn the_strict_filter_accepts_every_path_of_a_multipath_route() {
     // The last row is the one that the filter drops; what comes after it shows that it was.
     let (theirs, own) = ("203.0.113.1", "198.51.100.1");
     let sent = [(0, theirs), (1, theirs), (0, own), (1, own), (0, theirs)];
-    let receiver = host.within(async || {
-        let socket = UdpSocket::bind("192.0.2.1:7000").unwrap();
-        let limit = Some(Duration::from_secs(2));
-        socket.set_read_timeout(limit).unwrap();
-        socket
-    });
+    let receiver = host.udp("192.0.2.1:7000");
     for (n, (uplink, source)) in sent.iter().enumerate() {
         far.ip(&format!("route replace 192.0.2.1/32 via 10.0.{uplink}.1"));
-        far.within(async || {
-            let socket = UdpSocket::bind((*source, 0)).unwrap();
-            socket.send_to(&[n as u8], "192.0.2.1:7000").unwrap();
-        });
+        let sender = far.udp(&format!("{source}:0"));
+        sender.send_to(&[n as u8], "192.0.2.1:7000").unwrap();
     }
     let mut received = Vec::new();
     while received.last() != Some(&4) {

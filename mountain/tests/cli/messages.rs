@@ -2,7 +2,6 @@
 //! What the command line says and does when things are not as they should be.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -10,22 +9,6 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::*;
-
-fn config(text: &str) -> tempfile::NamedTempFile {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    file.write_all(text.as_bytes()).unwrap();
-    file
-}
-
-/// Starts the client's daemon with this configuration.
-fn start(net: &mut Net, text: &str) -> fs::File {
-    let file = config(text);
-    let path = file.path().display();
-    let log = net.start(&format!("up --foreground --config {path}"));
-    // Before the file goes.
-    wait_until("it has been read", LEAVE, || !said(&log).is_empty());
-    log
-}
 
 #[test]
 fn without_root_it_says_so() {
@@ -47,7 +30,7 @@ fn without_root_it_says_so() {
             .args(args.split(' '))
             .output()
             .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
+        let text = stderr(&output);
         assert!(!output.status.success(), "{args:?}");
         assert!(text.contains("needs root"), "{args:?}: {text}");
     }
@@ -56,12 +39,11 @@ fn without_root_it_says_so() {
 #[test]
 fn without_a_multipath_route_it_says_what_is_missing() {
     let ns = Ns::new("c");
-    let text = ns.mountain_fails("up");
-    assert!(text.contains("no multipath route"), "{text}");
+    let text = ns.mountain_fails("up", "no multipath route");
     assert!(text.contains("--wait"), "{text}");
     let output = ns.mountain("check");
     assert_eq!(output.status.code(), Some(1));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = stdout(&output);
     assert!(text.contains("no multipath route"), "{text}");
     // And nothing is left of the attempt.
     assert!(ns.mountain_ok("down").contains("not running"));
@@ -84,12 +66,11 @@ fn with_wait_it_adopts_the_route_that_comes_later() {
 fn a_second_instance_is_refused_and_the_first_goes_on() {
     let net = Net::new();
     net.up();
-    let pid = net.pid();
+    let pid = net.client.pid();
     for args in ["up", "up --foreground"] {
-        let text = net.client.mountain_fails(args);
-        assert!(text.contains("already runs"), "{args}: {text}");
+        net.client.mountain_fails(args, "already runs");
     }
-    assert_eq!(net.pid(), pid);
+    assert_eq!(net.client.pid(), pid);
 }
 
 #[test]
@@ -107,24 +88,26 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     ] {
         let file = config(text);
         let name = file.path().to_str().unwrap();
-        let said = net.client.mountain_fails(&format!("up --config {name}"));
-        assert!(said.contains(&format!("{name}:{line}:")), "{text}: {said}");
+        let said = net
+            .client
+            .mountain_fails(&format!("up --config {name}"), &format!("{name}:{line}:"));
         assert!(said.contains(key), "{text}: {said}");
     }
-    let said = net.client.mountain_fails("up --config /nonexistent.toml");
-    let once = said.matches("No such file").count() == 1;
-    assert!(said.contains("/nonexistent.toml") && once, "{said}");
+    let said = net
+        .client
+        .mountain_fails("up --config /nonexistent.toml", "/nonexistent.toml");
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
     let file = config("[steer]\nroutes = [\"10.0.0\"]\n");
     let name = file.path().to_str().unwrap();
-    let said = net.client.mountain_fails(&format!("up --config {name}"));
     let named = "steer.routes 1: \"10.0.0\" is no prefix such as";
-    assert!(said.contains(named), "{said}");
+    net.client
+        .mountain_fails(&format!("up --config {name}"), named);
 }
 
 #[test]
 fn a_device_that_no_route_uses_is_pointed_out() {
     let mut net = Net::new();
-    let log = start(&mut net, "[[path]]\ndev = \"nope0\"\n");
+    let log = net.start_configured("[[path]]\ndev = \"nope0\"\n");
     wait_until("it is named", LEAVE, || said(&log).contains("nope0"));
     assert!(net.client.status().paths.len() == 4, "and the rest works");
 }
@@ -133,8 +116,7 @@ fn a_device_that_no_route_uses_is_pointed_out() {
 fn unreachable_probe_targets_are_said_and_routing_goes_on() {
     let mut net = Net::new();
     // Addresses behind the gateways that nobody has.
-    let log = start(
-        &mut net,
+    let log = net.start_configured(
         "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.200\"\n\
          [[path]]\ndev = \"u1\"\nprobe_target = \"10.98.1.201\"\n",
     );
@@ -176,8 +158,7 @@ fn a_dry_run_decides_and_attaches_nothing() {
 #[test]
 fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
     let net = Net::new();
-    let text = net.client.mountain_ok("up");
-    assert!(text.contains("measuring has just begun"), "{text}");
+    let text = net.client.mountain_says("up", "measuring has just begun");
     assert!(!text.contains("unknown"), "{text}");
     net.client.mountain_ok("down");
 
@@ -199,8 +180,8 @@ fn route_narrows_what_is_adopted() {
     assert_eq!(groups.len(), 1, "{groups:#?}");
     assert_eq!(groups[0].prefixes[0].to_string(), "10.98.1.0/24");
     net.client.mountain_ok("down");
-    let text = net.client.mountain_fails("up --route 10.77.0.0/16");
-    assert!(text.contains("no multipath route"), "{text}");
+    net.client
+        .mountain_fails("up --route 10.77.0.0/16", "no multipath route");
 }
 
 #[test]
@@ -211,9 +192,8 @@ fn policies_switch_and_unknown_ones_are_refused() {
         net.client.mountain_ok(&format!("policy {name}"));
         assert_eq!(net.client.status().policy.name(), name);
     }
-    let text = net.client.mountain_fails("policy fastest");
-    let named = text.contains("fastest") && text.contains("argmax-load");
-    assert!(named, "{text}");
+    let text = net.client.mountain_fails("policy fastest", "fastest");
+    assert!(text.contains("argmax-load"), "{text}");
     assert_eq!(net.client.status().policy.name(), "mountain");
 }
 
@@ -221,7 +201,7 @@ fn policies_switch_and_unknown_ones_are_refused() {
 fn a_namespace_that_loses_its_name_does_not_hold_the_daemon() {
     let net = Net::new();
     net.up();
-    let pid = nix::unistd::Pid::from_raw(net.pid());
+    let pid = nix::unistd::Pid::from_raw(net.client.pid());
     testkit::ip(&format!("netns del {}", net.client.name));
     std::thread::sleep(Duration::from_millis(300));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it still runs");
@@ -237,7 +217,7 @@ fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
     let mut reflect = ns.command(MOUNTAIN);
     reflect.arg("reflect").stdin(Stdio::null());
     reflect.stdout(Stdio::null()).stderr(log.reopen().unwrap());
-    let mut child = reflect.spawn().unwrap();
+    let child = Guard::new(reflect.spawn().unwrap());
     wait_until("it listens", LEAVE, || {
         let text = fs::read_to_string(log.path()).unwrap();
         text.matches("answering probes").count() == 2
@@ -250,9 +230,8 @@ fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
     // Two sockets for each address: one for known clients, one for others.
     let addresses: std::collections::BTreeSet<&str> = listening.lines().collect();
     assert_eq!(addresses.len(), 2, "{listening}");
-    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-    assert!(child.wait().unwrap().success());
+    child.signal(nix::sys::signal::SIGTERM);
+    assert!(child.finish().status.success());
 }
 
 /// The names of an object's members, in their order in the alphabet.

@@ -4,19 +4,15 @@
 //! A home with two providers (tests/placement/net.rs) and a VPN's device whose program counts what enters.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::Read;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc, Mutex};
-use std::thread::JoinHandle;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
-use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
 
-use crate::support::{wait_until, Ns, LEAVE};
+use crate::support::{tun, wait_until, Ns, Worker, LEAVE};
 
 #[path = "../placement/net.rs"]
 #[allow(dead_code)]
@@ -65,24 +61,28 @@ type Entered = BTreeSet<(IpAddr, u8, u16)>;
 /// A VPN's device with a program behind it that swallows and remembers all; it goes with the value.
 struct Tunnel {
     entered: Arc<Mutex<Entered>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _program: Worker<()>,
 }
 
 impl Tunnel {
     /// `dev`: `tun0` or `tap0`, with addresses 10.9.0.2/24 and fd09::2/64.
     fn open(ns: &Ns, dev: &'static str) -> Self {
         let entered = Arc::<Mutex<Entered>>::default();
-        let stop = Arc::<AtomicBool>::default();
         let (ready_tx, ready) = mpsc::channel();
-        let thread = {
-            let (entered, stop) = (Arc::clone(&entered), Arc::clone(&stop));
-            ns.spawn(move || {
-                let file = attach(dev);
-                ready_tx.send(()).unwrap();
-                swallow(file, dev.starts_with("tap"), &entered, &stop);
-            })
-        };
+        let remembered = Arc::clone(&entered);
+        let program = Worker::inside(ns, move |stop| {
+            let mut file = tun::attach(dev);
+            ready_tx.send(()).unwrap();
+            let header = if dev.starts_with("tap") { 14 } else { 0 };
+            let mut packet = [0; 2048];
+            while !stop.is_set() {
+                if tun::readable([&file], 20) == [true] {
+                    let length = file.read(&mut packet).unwrap_or(0);
+                    let flow = packet[..length].get(header..).and_then(flow_of);
+                    remembered.lock().unwrap().extend(flow);
+                }
+            }
+        });
         ready.recv_timeout(LEAVE).expect("a tun device");
         ns.bring_up(dev, &["10.9.0.2/24", "fd09::2/64"]);
         if dev.starts_with("tap") {
@@ -93,8 +93,7 @@ impl Tunnel {
         }
         Self {
             entered,
-            stop,
-            thread: Some(thread),
+            _program: program,
         }
     }
 
@@ -103,56 +102,6 @@ impl Tunnel {
         let server: IpAddr = server.parse().unwrap();
         let entered = self.entered.lock().unwrap();
         entered.iter().filter(|(to, ..)| *to == server).count()
-    }
-}
-
-impl Drop for Tunnel {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn attach(name: &str) -> File {
-    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
-    const IFF_TUN: i16 = 1;
-    const IFF_TAP: i16 = 2;
-    const IFF_NO_PI: i16 = 0x1000;
-
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-        .expect("tun devices");
-    // SAFETY: all-zero is a valid ifreq.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    let kind = if name.starts_with("tap") {
-        IFF_TAP
-    } else {
-        IFF_TUN
-    };
-    request.ifr_ifru.ifru_flags = kind | IFF_NO_PI;
-    // SAFETY: the request is the structure that TUNSETIFF reads, and outlives the call.
-    let rc = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw const request) };
-    assert_eq!(rc, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
-    file
-}
-
-fn swallow(mut tun: File, is_tap: bool, entered: &Mutex<Entered>, stop: &AtomicBool) {
-    let mut packet = [0; 2048];
-    while !stop.load(Ordering::SeqCst) {
-        let mut fds = [PollFd::new(tun.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut fds, PollTimeout::from(20u8)).unwrap_or(0) > 0 {
-            let Ok(length) = tun.read(&mut packet) else {
-                continue;
-            };
-            let skip = if is_tap { 14 } else { 0 };
-            let flow = packet[..length].get(skip..).and_then(flow_of);
-            entered.lock().unwrap().extend(flow);
-        }
     }
 }
 
@@ -172,20 +121,15 @@ fn flow_of(packet: &[u8]) -> Option<(IpAddr, u8, u16)> {
 
 /// Counts what reaches the providers for the server's service.
 fn count_leaks(net: &Home) {
-    nft(
-        &net.providers,
-        &format!(
-            "table inet leaks {{\n chain in {{\n  type filter hook prerouting priority -320;\n  \
+    net.providers.nft(&format!(
+        "table inet leaks {{\n chain in {{\n  type filter hook prerouting priority -320;\n  \
              iifname {{ r0, r1 }} meta l4proto {{ tcp, udp }} th dport {PORT} counter\n }}\n}}\n"
-        ),
-    );
+    ));
 }
 
 /// Packets that have left by an uplink since [`count_leaks`].
 fn leaks(net: &Home) -> u64 {
-    let text = net.providers.run("nft list chain inet leaks in");
-    let count = text.split("packets ").nth(1).unwrap();
-    count.split(' ').next().unwrap().parse().unwrap()
+    net.providers.counted("chain inet leaks in")[0]
 }
 
 /// Whether new flows of IPv4 and IPv6 are left to the kernel, as `status` has it.
@@ -219,78 +163,60 @@ struct Vpn {
     name: &'static str,
     dev: &'static str,
     /// ip(8), in each family; `GATEWAY` and `OWN` stand for the tunnel's addresses.
-    commands: &'static [&'static str],
+    commands: &'static str,
     /// What undoes those that do not go with the device.
-    undo: &'static [&'static str],
+    undo: &'static str,
     /// Whether nothing is adopted meanwhile. Routes to halves of the Internet leave the default routes as they are.
     suspends: bool,
 }
 
-const fn vpn(name: &'static str, dev: &'static str, commands: &'static [&'static str]) -> Vpn {
+const fn vpn(name: &'static str, dev: &'static str, commands: &'static str) -> Vpn {
     Vpn {
         name,
         dev,
         commands,
-        undo: &[],
+        undo: "",
         suspends: true,
     }
 }
 
+const BY_GATEWAY: &str = "route add default via GATEWAY dev DEV metric 50";
+/// As NetworkManager does it.
+const WITH_SOURCE: &str = "route add default via GATEWAY dev DEV proto static src OWN metric 50";
+const WG_QUICK: &str = "route add default dev tun0 table 51820
+    rule add not fwmark 51820 table 51820
+    rule add table main suppress_prefixlength 0";
+
 const VPNS: [Vpn; 6] = [
-    vpn(
-        "tun without a gateway",
-        "tun0",
-        &["route add default dev tun0 metric 50"],
-    ),
-    vpn(
-        "tun with a gateway",
-        "tun0",
-        &["route add default via GATEWAY dev tun0 metric 50"],
-    ),
-    vpn(
-        "tap with a gateway",
-        "tap0",
-        &["route add default via GATEWAY dev tap0 metric 50"],
-    ),
-    vpn(
-        "NetworkManager's metric, with a source",
-        "tun0",
-        &["route add default via GATEWAY dev tun0 proto static src OWN metric 50"],
-    ),
+    vpn("a tun", "tun0", "route add default dev tun0 metric 50"),
+    vpn("a tun with a gateway", "tun0", BY_GATEWAY),
+    vpn("a tap with a gateway", "tap0", BY_GATEWAY),
+    vpn("a gateway and a source", "tun0", WITH_SOURCE),
     Vpn {
-        undo: &[
-            "rule del not fwmark 51820 table 51820",
-            "rule del table main suppress_prefixlength 0",
-        ],
-        ..vpn(
-            "wg-quick's rules and table",
-            "tun0",
-            &[
-                "route add default dev tun0 table 51820",
-                "rule add not fwmark 51820 table 51820",
-                "rule add table main suppress_prefixlength 0",
-            ],
-        )
+        undo: "rule del not fwmark 51820 table 51820
+            rule del table main suppress_prefixlength 0",
+        ..vpn("wg-quick's rules and table", "tun0", WG_QUICK)
     },
     Vpn {
         suspends: false,
         ..vpn(
             "halves of the Internet",
             "tun0",
-            &["route add HALF0 dev tun0", "route add HALF1 dev tun0"],
+            "route add HALF0 dev tun0\nroute add HALF1 dev tun0",
         )
     },
 ];
 
 impl Vpn {
-    fn tell(&self, net: &Home, families: &[usize], commands: &[&str]) {
+    fn tell(&self, net: &Home, families: &[usize], commands: &str) {
         for &family in families {
-            for command in commands {
+            for command in commands.lines() {
                 let command = command
                     .replace("GATEWAY", ["10.9.0.1", "fd09::1"][family])
                     .replace("OWN", ["10.9.0.2", "fd09::2"][family])
                     .replace("HALF0", ["0.0.0.0/1", "::/1"][family])
-                    .replace("HALF1", ["128.0.0.0/1", "8000::/1"][family]);
+                    .replace("HALF1", ["128.0.0.0/1", "8000::/1"][family])
+                    .replace("DEV", self.dev);
                 net.home.ip(&format!("{} {command}", FAMILIES[family]));
             }
         }
@@ -310,8 +236,7 @@ impl Vpn {
 
 #[test]
 fn new_flows_stay_in_a_vpn_that_comes_up_later() {
-    let net = Home::new();
-    net.up();
+    let net = Home::new().running();
     count_leaks(&net);
     for vpn in &VPNS {
         let tunnel = vpn.up(&net);
@@ -336,9 +261,8 @@ fn a_vpn_that_is_there_first_is_not_left() {
     count_leaks(&net);
     for vpn in [&VPNS[0], &VPNS[4]] {
         let tunnel = vpn.up(&net);
-        let said = net.home.mountain_fails("up --adopt");
-        let left = said.contains("new flows are left to it");
-        assert!(left, "{}: {said}", vpn.name);
+        let left = "new flows are left to it";
+        net.home.mountain_fails("up --adopt", left);
         let check = net.home.mountain("check --adopt");
         let check = String::from_utf8(check.stdout).unwrap();
         assert!(check.contains("nothing to steer"), "{}: {check}", vpn.name);
@@ -351,8 +275,7 @@ fn a_vpn_that_is_there_first_is_not_left() {
 
 #[test]
 fn a_vpn_of_one_family_leaves_the_other_one_alone() {
-    let net = Home::new();
-    net.up();
+    let net = Home::new().running();
     count_leaks(&net);
     for family in [0, 1] {
         let tunnel = Tunnel::open(&net.home, "tun0");
@@ -439,20 +362,18 @@ fn flows_that_begin_before_a_vpn_is_noticed_are_told() {
     // Before the daemon, so that it has nothing to read again when it is stopped.
     let tunnel = Tunnel::open(&net.home, "tun0");
     net.up();
-    let pid = net.home.status().pid as i32;
-    let pid = nix::unistd::Pid::from_raw(pid);
-    nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap();
+    let pid = Pid::from_raw(net.home.pid());
+    kill(pid, Signal::SIGSTOP).unwrap();
     VPNS[0].tell(&net, &[0], VPNS[0].commands);
     let mut flows = net.flows();
     let opened = flows.open("udp", EACH, SERVER[0]);
-    nix::sys::signal::kill(pid, Signal::SIGCONT).unwrap();
+    kill(pid, Signal::SIGCONT).unwrap();
     assert_eq!(by_uplink(&opened).iter().sum::<usize>(), EACH);
     wait_suspended(&net, [true, false]);
     let told = &net.placement().suspended[0];
     assert_eq!(told.began_between, EACH as u64, "{told:?}");
-    let text = net.home.mountain_ok("status");
     let suspended = "suspended: IPv4: the kernel prefers";
-    assert!(text.contains(suspended), "{text}");
+    net.home.mountain_says("status", suspended);
     flows.ask();
     // They follow the kernel's way.
     assert_eq!(tunnel.count(SERVER[0]), EACH);
@@ -460,8 +381,7 @@ fn flows_that_begin_before_a_vpn_is_noticed_are_told() {
 
 #[test]
 fn a_kill_switch_holds() {
-    let net = Home::new();
-    net.up();
+    let net = Home::new().running();
     count_leaks(&net);
     for kind in ["unreachable", "blackhole", "prohibit"] {
         for family in FAMILIES {
@@ -479,8 +399,7 @@ fn a_kill_switch_holds() {
         wait_suspended(&net, [false; 2]);
     }
     // One of the firewall's, and the VPN goes down.
-    nft(
-        &net.home,
+    net.home.nft(
         "table inet kill {\n chain out {\n  type filter hook output priority 0;\n  \
          oifname != { lo, tun0 } meta l4proto { tcp, udp } drop\n }\n}\n",
     );

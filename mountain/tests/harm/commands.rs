@@ -1,30 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Misleading or fragile commands.
 
-mod cc;
 mod docs;
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
+use super::placement::two_providers;
 use crate::support::*;
-
-/// The client with two default routes that differ in metric, as those of two providers.
-fn two_providers() -> Net {
-    let net = Net::new();
-    net.client.ip("route del 10.98.1.0/24");
-    net.client.ip("-6 route del fd98:1::/64");
-    for (i, metric) in [(0, 100), (1, 200)] {
-        net.client.ip(&format!(
-            "route add default via 10.30.{i}.2 dev u{i} metric {metric}"
-        ));
-    }
-    net
-}
 
 #[test]
 fn clients_that_only_connect_do_not_end_the_control_socket() {
@@ -62,7 +50,7 @@ fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
     let log = net.start("up --foreground --adopt");
     wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
     assert_ne!(net.client.ip("rule"), before, "uplinks have rules");
-    kill(Pid::from_raw(net.pid()), Signal::SIGHUP).unwrap();
+    kill(Pid::from_raw(net.client.pid()), Signal::SIGHUP).unwrap();
     wait_until("its rules are gone", 6 * LEAVE, || {
         net.client.ip("rule") == before
     });
@@ -183,15 +171,12 @@ fn a_check_of_two_providers_offers_what_works_as_printed() {
 fn a_check_reads_the_configuration_as_up_would() {
     let net = two_providers();
     let check = |text: &str| {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
+        let file = config(text);
+        let path = file.path().display();
         let output = net
             .client
-            .mountain(&format!("check --adopt --config {}", file.path().display()));
-        (
-            output.status.success(),
-            String::from_utf8(output.stdout).unwrap(),
-        )
+            .mountain(&format!("check --adopt --config {path}"));
+        (output.status.success(), stdout(&output))
     };
     let (_, text) = check("[[path]]\ndev = \"nope0\"\n");
     assert!(text.contains("path 1 (nope0)"), "{text}");
@@ -219,13 +204,12 @@ fn what_stands_for_more_than_it_says_is_refused() {
     ] {
         let rule = format!("--proto udp --from {from} --to {to}");
         for command in ["redirect add", "redirect check"] {
-            let said = net.client.mountain_fails(&format!("{command} {rule}"));
-            assert!(said.contains("is the broadcast address"), "{said}");
+            net.client
+                .mountain_fails(&format!("{command} {rule}"), "is the broadcast address");
         }
     }
     for command in ["up --route 10.98.1.1/16", "cc enable --route 10.98.1.1/16"] {
-        let said = net.client.mountain_fails(command);
-        assert!(said.contains("write 10.98.0.0/16"), "{command}: {said}");
+        net.client.mountain_fails(command, "write 10.98.0.0/16");
     }
 }
 
@@ -240,7 +224,7 @@ fn times_are_seconds_as_for_ping_and_dash_is_standard_input() {
         env!("CARGO_MANIFEST_DIR"),
         "/tests/fixtures/ping-losses.log"
     );
-    let mut import = std::process::Command::new(MOUNTAIN);
+    let mut import = Command::new(MOUNTAIN);
     import.args(["import", "-", "--out"]).arg(&out);
     import.stdin(std::fs::File::open(log).unwrap());
     assert!(import.status().unwrap().success());
@@ -249,41 +233,20 @@ fn times_are_seconds_as_for_ping_and_dash_is_standard_input() {
 
 #[test]
 fn values_that_can_be_chosen_are_listed() {
-    let said = |args: &[&str]| {
-        let output = std::process::Command::new(MOUNTAIN)
-            .args(args)
-            .output()
-            .unwrap();
-        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
-    };
-    let help = [
-        said(&["policy", "--help"]),
-        said(&["redirect", "add", "--help"]),
-        said(&["redirect", "check", "--help"]),
-    ];
-    let values = [
-        &["min-rtt", "argmax-load"][..],
-        &["xdp-redirect", "module"],
-        &["module"],
-    ];
-    for (text, values) in help.iter().zip(values) {
+    let wrong = "--proto udp --from 192.0.2.1:1 --to 192.0.2.2:1 --backend x";
+    for (args, values) in [
+        ("policy --help", &["min-rtt", "argmax-load"][..]),
+        ("redirect add --help", &["xdp-redirect", "module"]),
+        ("redirect check --help", &["module"]),
+        (&format!("redirect check {wrong}"), &["module"]),
+    ] {
+        let mut command = Command::new(MOUNTAIN);
+        let output = command.args(args.split(' ')).output().unwrap();
+        let said = stdout(&output) + &stderr(&output);
         for value in values {
-            assert!(text.contains(value), "{value}: {text}");
+            assert!(said.contains(value), "{args}: {value}: {said}");
         }
     }
-    let wrong = said(&[
-        "redirect",
-        "check",
-        "--proto",
-        "udp",
-        "--from",
-        "192.0.2.1:1",
-        "--to",
-        "192.0.2.2:1",
-        "--backend",
-        "x",
-    ]);
-    assert!(wrong.contains("module"), "{wrong}");
 }
 
 /// What bash offers for the last of `words`, where the host's configuration is `config`.
@@ -301,15 +264,14 @@ fn completed(words: &[&str], config: &str) -> Vec<String> {
         printf '%s\n' "${COMPREPLY[@]}"
     "#;
     let programs = std::path::Path::new(MOUNTAIN).parent().unwrap();
-    let output = std::process::Command::new("unshare")
+    let output = Command::new("unshare")
         .args(["--mount", "bash", "-c", script, "bash"])
         .args([dir.path(), programs])
         .args(words)
         .output()
         .unwrap();
     assert!(output.stderr.is_empty(), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stdout);
-    said.lines().map(str::to_owned).collect()
+    stdout(&output).lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -330,6 +292,5 @@ fn completions_list_the_names_of_paths_and_what_else_can_be_chosen() {
 fn a_daemon_that_waits_for_a_route_says_so() {
     let ns = Ns::new("c");
     ns.mountain_ok("up --wait");
-    let text = ns.mountain_ok("status");
-    assert!(text.contains("waiting for a multipath route"), "{text}");
+    ns.mountain_says("status", "waiting for a multipath route");
 }

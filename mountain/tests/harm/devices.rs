@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Sockets that name the device that their packets leave by, without being bound to it.
 
-use std::io::IoSlice;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrIn};
-
-use super::firewall::nft;
-use crate::support::{wait_until, Net, CLIENT4, LEAVE, SERVER4};
+use crate::support::{arrivals, wait_until, Net, CLIENT4, LEAVE, SERVER4};
 
 /// linux/in.h.
 const IP_UNICAST_IF: libc::c_int = 50;
@@ -29,22 +25,8 @@ fn set(socket: &UdpSocket, name: libc::c_int, value: u32) {
 fn answers_by(index: u32) -> impl FnMut() {
     let socket = UdpSocket::bind((CLIENT4, 5454)).unwrap();
     set(&socket, libc::IP_PKTINFO, 1);
-    move || {
-        // SAFETY: all-zero is valid.
-        let mut info: libc::in_pktinfo = unsafe { std::mem::zeroed() };
-        info.ipi_ifindex = index as i32;
-        let control = [ControlMessage::Ipv4PacketInfo(&info)];
-        let to: SockaddrIn = format!("{SERVER4}:5353").parse().unwrap();
-        let data = [IoSlice::new(b"answer")];
-        sendmsg(
-            socket.as_raw_fd(),
-            &data,
-            &control,
-            MsgFlags::empty(),
-            Some(&to),
-        )
-        .unwrap();
-    }
+    let to = format!("{SERVER4}:5353").parse().unwrap();
+    move || arrivals::send_by(&socket, b"answer", to, index).unwrap()
 }
 
 /// A client whose packets all leave by a device.
@@ -65,30 +47,21 @@ fn asks_for_its_address() -> impl FnMut() {
     }
 }
 
-/// Packets of a source port that have reached the server by a path.
-fn arrived(net: &Net, path: u32, port: &str) -> u64 {
-    let chain = net.server.run("nft list chain ip t c");
-    let (device, port) = (format!("\"s{path}\""), format!("sport {port} "));
-    let line = chain
-        .lines()
-        .find(|l| l.contains(&device) && l.contains(&port));
-    let count = line.unwrap().split("packets ").nth(1).unwrap();
-    count.split(' ').next().unwrap().parse().unwrap()
-}
-
 #[test]
 fn packets_of_sockets_that_name_a_device_leave_by_it() {
     let net = Net::steered();
     let ports = ["5454", "5455", "32768-60999"];
     let counters = ports
         .map(|p| [0, 1].map(|i| format!("iifname s{i} udp dport 5353 udp sport {p} counter\n")));
-    nft(
-        &net.server,
-        &format!(
-            "table ip t {{ chain c {{ type filter hook prerouting priority -310;\n{} }} }}",
-            counters.concat().concat()
-        ),
-    );
+    net.server.nft(&format!(
+        "table ip t {{ chain c {{ type filter hook prerouting priority -310;\n{} }} }}",
+        counters.concat().concat()
+    ));
+    // Packets of each source port that have reached the server, by path.
+    let arrived = || -> Vec<[u64; 2]> {
+        let counted = net.server.counted("chain ip t c");
+        counted.chunks(2).map(|by| [by[0], by[1]]).collect()
+    };
     let send = |rounds: u32| {
         net.client.with(move || {
             let index = nix::net::if_::if_nametoindex("u0").unwrap();
@@ -103,29 +76,16 @@ fn packets_of_sockets_that_name_a_device_leave_by_it() {
         });
     };
     send(3);
-    for port in &ports[..2] {
-        assert_eq!(
-            arrived(&net, 0, port),
-            3,
-            "what the kernel does with port {port}"
-        );
-        assert_eq!(arrived(&net, 1, port), 0);
-    }
+    assert_eq!(arrived()[..2], [[3, 0]; 2], "what the kernel does");
     net.blackhole(0);
-    net.wait_left("u0", false);
+    net.client.wait_left("u0", false);
     send(10);
-    for port in &ports[..2] {
-        assert_eq!(arrived(&net, 0, port), 13, "port {port}");
-        assert_eq!(
-            arrived(&net, 1, port),
-            0,
-            "moved away from its device: port {port}"
-        );
-    }
+    let now = arrived();
+    assert_eq!(now[..2], [[13, 0]; 2], "moved away from their device");
     // Those who name none are moved.
-    let by_s0 = arrived(&net, 0, ports[2]);
     wait_until("the others are moved", LEAVE, || {
         send(1);
-        arrived(&net, 0, ports[2]) == by_s0 && arrived(&net, 1, ports[2]) > 80
+        let others = arrived()[2];
+        others[0] == now[2][0] && others[1] > 80
     });
 }

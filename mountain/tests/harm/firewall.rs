@@ -9,15 +9,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::support::{said, wait_until, Net, Ns, Traffic, LEAVE, SERVER4};
-
-/// Loads rules as nft(8) takes them.
-pub fn nft(ns: &Ns, rules: &str) {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    // nft wants a block's end on a line of its own.
-    std::fs::write(file.path(), rules.replace("} }", "}\n}")).unwrap();
-    ns.run(&format!("nft -f {}", file.path().display()));
-}
+use crate::support::*;
 
 /// Why the flows of the client's group of a family are not moved.
 fn held(net: &Net, ipv6: bool) -> Option<String> {
@@ -82,10 +74,10 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
     net.client.wait_settled();
     let traffic = Traffic::start(&net, SERVER4, 20);
     net.blackhole(0);
-    net.wait_left("u0", false);
+    net.client.wait_left("u0", false);
     wait_until("flows are moved to u1", LEAVE, || all_moved(&traffic));
     for (by, rules) in BARRED {
-        nft(&net.client, rules);
+        net.client.nft(rules);
         wait_held(&net, by);
         // Those that had been moved go back, and those that the kernel sends by u1 are dropped.
         let counts = traffic.during(Duration::from_millis(300));
@@ -95,17 +87,14 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
         wait_free(&net);
     }
     // A family that no rule tells apart goes on.
-    nft(
-        &net.client,
-        "table ip6 t { chain c { type filter hook output priority 0; oifname u1 drop\n} }",
-    );
+    net.client
+        .nft("table ip6 t { chain c { type filter hook output priority 0; oifname u1 drop\n} }");
     wait_until("IPv6 is held", LEAVE, || held(&net, true).is_some());
     assert_eq!(held(&net, false), None);
     wait_until("flows are moved again", LEAVE, || all_moved(&traffic));
     // Nor does a rule that does nothing but to count.
     net.client.run("nft flush ruleset");
-    nft(
-        &net.client,
+    net.client.nft(
         "table inet t { chain c { type filter hook output priority 0; oifname u1 counter\n} }",
     );
     wait_until("IPv6 is not held", LEAVE, || held(&net, true).is_none());
@@ -126,14 +115,13 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
 #[test]
 fn check_and_status_name_the_rule() {
     let net = Net::new();
-    nft(
-        &net.client,
+    net.client.nft(
         "table inet t { chain c { type filter hook forward priority 0;\n\
          oifname u1 tcp dport 25 drop\n} }",
     );
     let rule = "inet t c handle";
     let text = "oifname \"u1\" meta l4proto tcp dport 25 drop";
-    let check = String::from_utf8(net.client.mountain("check").stdout).unwrap();
+    let check = stdout(&net.client.mountain("check"));
     assert!(check.contains(rule) && check.contains(text), "{check}");
     net.up();
     wait_held(&net, rule);
@@ -173,9 +161,9 @@ fn masquerade_alike_on_all_uplinks_keeps_flows_moving() {
         "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
          ip saddr 192.168.0.0/16 oifname u0 masquerade\nip saddr 192.168.0.0/16 oifname u1 masquerade\n} }",
     ] {
-        nft(&net.client, rules);
+        net.client.nft(rules);
         // What is announced is answered by then.
-        nft(&net.client, "table ip6 m { chain c { type filter hook output priority 0; oifname u1 drop\n} }");
+        net.client.nft("table ip6 m { chain c { type filter hook output priority 0; oifname u1 drop\n} }");
         wait_until("the rules are read", LEAVE, || held(&net, true).is_some());
         assert_eq!(held(&net, false), None, "{rules}");
         net.client.run("nft flush ruleset");
@@ -191,12 +179,10 @@ fn a_firewall_that_cannot_be_read_holds_flows() {
         .client
         .command("setpriv")
         .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"])
-        .args([crate::support::MOUNTAIN, "check"])
+        .args([MOUNTAIN, "check"])
         .output()
         .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        text.contains("cannot be read, so no running flow is moved"),
-        "{text}"
-    );
+    let text = stdout(&output);
+    let told = text.contains("cannot be read, so no running flow is moved");
+    assert!(told, "{text}");
 }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Other people's frames on our devices, and packets about which something is doubtful.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
 use etherparse::PacketBuilder;
+use nix::net::if_::if_nametoindex;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 
-use super::support::{said, wait_until, Net, Ns, LEAVE, SERVER4};
+use super::support::frames::PacketSocket;
+use super::support::{wait_until, Net, Ns, LEAVE, SERVER4};
 
 /// Packets of each kind that are sent, and with which source port.
 pub(super) const PACKETS: u64 = 40;
@@ -20,66 +21,70 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 30, 0, 77);
 
 /// Lets the daemon of `net` move all it may from u0 to u1: probes die on u0, nothing else does.
 pub(super) fn only_u1_is_good(net: &mut Net) -> File {
-    let config = tempfile::NamedTempFile::new().unwrap();
-    let movable = "[steer]\nmovable_sources = [\"10.30.0.64/26\"]\n";
-    fs::write(config.path(), movable).unwrap();
-    let file = config.path().display();
-    let log = net.start(&format!("up --foreground --config {file}"));
-    wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
+    let log = net.start_configured("[steer]\nmovable_sources = [\"10.30.0.64/26\"]\n");
     net.wait_good();
     net.client.wait_settled();
-    let server = &net.server;
-    server.run("nft add table inet q");
-    server.run("nft add chain inet q in { type filter hook prerouting priority -300 ; }");
-    server.run("nft add rule inet q in iifname s0 icmp type echo-request drop");
-    net.wait_left("u0", false);
+    net.server.nft(
+        "table inet q { chain in { type filter hook prerouting priority -300;\n\
+         iifname s0 icmp type echo-request drop\n} }",
+    );
+    net.client.wait_left("u0", false);
     log
 }
 
 /// Counts datagrams to ports of the server by the device they come in on.
 pub(super) fn count_arrivals(server: &Ns, port: u16) {
     for dev in ["s0", "s1"] {
-        server.run(&format!("nft add counter inet q {dev}_{port}"));
-        let rule = format!("iifname {dev} udp dport {port} counter name {dev}_{port}");
-        server.run(&format!("nft add rule inet q in {rule}"));
+        server.nft(&format!(
+            "add counter inet q {dev}_{port}\n\
+             add rule inet q in iifname {dev} udp dport {port} counter name {dev}_{port}"
+        ));
     }
 }
 
 pub(super) fn arrived(server: &Ns, dev: &str, port: u16) -> u64 {
-    let text = server.run(&format!("nft list counter inet q {dev}_{port}"));
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let at = words.iter().position(|w| *w == "packets").unwrap();
-    words[at + 1].parse().unwrap()
+    server.counted(&format!("counter inet q {dev}_{port}"))[0]
+}
+
+/// By which devices what `send` sends to a port of the server came, s0 and s1; all of it does.
+pub(super) fn come_by(server: &Ns, port: u16, what: &str, send: impl FnOnce(u16)) -> [u64; 2] {
+    count_arrivals(server, port);
+    send(port);
+    let both = || ["s0", "s1"].map(|dev| arrived(server, dev, port));
+    wait_until(&format!("{what}: all arrive"), 3 * LEAVE, || {
+        both().iter().sum::<u64>() >= PACKETS
+    });
+    both()
 }
 
 /// Asserts that what `send` sends to a port of the server came by `dev` alone.
 pub(super) fn all_come_by(server: &Ns, dev: &str, port: u16, what: &str, send: impl FnOnce(u16)) {
-    count_arrivals(server, port);
-    send(port);
-    let both = || ["s0", "s1"].map(|d| arrived(server, d, port));
-    wait_until(&format!("{what}: all arrive"), 3 * LEAVE, || {
-        both().iter().sum::<u64>() >= PACKETS
-    });
     let expected = ["s0", "s1"].map(|d| if d == dev { PACKETS } else { 0 });
-    assert_eq!(both(), expected, "{what}: by s0 and s1");
+    let by = come_by(server, port, what, send);
+    assert_eq!(by, expected, "{what}: by s0 and s1");
 }
 
-/// Sends from sockets of a namespace, bound to `source`.
+/// Sends to the server from sockets of a namespace, bound to `source`.
 pub(super) fn by_sockets(ns: &Ns, source: Ipv4Addr, port: u16) {
+    by_sockets_to(ns, source, (SERVER4, port), 0);
+}
+
+/// The same to any address, with a TOS.
+pub(super) fn by_sockets_to(ns: &Ns, source: Ipv4Addr, to: (&str, u16), tos: u32) {
     ns.with(move || {
         for _ in 0..PACKETS {
             let socket = UdpSocket::bind((source, 0)).unwrap();
-            socket.send_to(b"x", (SERVER4, port)).unwrap();
+            socket2::SockRef::from(&socket).set_tos_v4(tos).unwrap();
+            socket.send_to(b"x", to).unwrap();
             thread::sleep(Duration::from_millis(2));
         }
     });
 }
 
 fn mac(ns: &Ns, dev: &str) -> [u8; 6] {
-    let text = ns.ip(&format!("-br link show dev {dev}"));
-    let mac = text.split_whitespace().nth(2).unwrap();
-    let bytes = mac.split(':').map(|b| u8::from_str_radix(b, 16).unwrap());
-    bytes.collect::<Vec<_>>().try_into().unwrap()
+    let text = ns.mac(dev);
+    let mut bytes = text.split(':').map(|b| u8::from_str_radix(b, 16).unwrap());
+    [(); 6].map(|()| bytes.next().unwrap())
 }
 
 /// A datagram from an address to the server in an Ethernet frame.
@@ -94,46 +99,18 @@ fn frame(to: [u8; 6], from: [u8; 6], source: Ipv4Addr, ports: (u16, u16)) -> Vec
 }
 
 /// A packet socket on a device of this thread's namespace.
-struct RawSocket {
-    socket: socket2::Socket,
-    address: libc::sockaddr_ll,
-}
-
-impl RawSocket {
-    fn on(dev: &str) -> Self {
-        let protocol = Some(socket2::Protocol::from(0));
-        let socket =
-            socket2::Socket::new(socket2::Domain::PACKET, socket2::Type::RAW, protocol).unwrap();
-        // SAFETY: all zeros is a valid address.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_ifindex = nix::net::if_::if_nametoindex(dev).unwrap() as i32;
-        Self { socket, address }
-    }
-
-    fn send(&self, frame: &[u8]) {
-        // SAFETY: both buffers are live and as long as told.
-        let sent = unsafe {
-            libc::sendto(
-                self.socket.as_raw_fd(),
-                frame.as_ptr().cast(),
-                frame.len(),
-                0,
-                (&raw const self.address).cast(),
-                size_of_val(&self.address) as u32,
-            )
-        };
-        assert_eq!(sent, frame.len() as isize);
-    }
+fn raw_sender(dev: &str) -> impl Fn(&[u8]) {
+    let (raw, index) = (PacketSocket::sender(), if_nametoindex(dev).unwrap());
+    move |frame| assert_eq!(raw.send(index, frame), frame.len() as isize)
 }
 
 /// Sends frames with the device's own source address from a packet socket on u0.
 fn by_packet_socket(net: &Net, port: u16) {
     let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "u0"));
     net.client.with(move || {
-        let raw = RawSocket::on("u0");
+        let send = raw_sender("u0");
         for n in 0..PACKETS {
-            raw.send(&frame(to, from, GUEST, (1000 + n as u16, port)));
+            send(&frame(to, from, GUEST, (1000 + n as u16, port)));
             thread::sleep(Duration::from_millis(2));
         }
     });
@@ -194,10 +171,8 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     });
 
     // A bridge takes the device in: what its other ports send is not the host's.
-    let s0 = server.ip("-br link show dev s0");
-    let lladdr = s0.split_whitespace().nth(2).unwrap();
-    let neighbour = "10.30.0.2 dev u0 nud permanent lladdr";
-    client.ip(&format!("neigh replace {neighbour} {lladdr}"));
+    let neighbour = format!("10.30.0.2 dev u0 lladdr {}", server.mac("s0"));
+    client.ip(&format!("neigh replace {neighbour} nud permanent"));
     client.wire(("p0", &[]), &guest, ("e0", &[&format!("{GUEST}/24")]));
     client.ip("link add b0 type bridge");
     for dev in ["u0", "p0"] {
@@ -243,13 +218,10 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     let mut net = Net::new();
     let inner = inner_network(&net);
     // What port 9500 and up get from NAT is the address of one uplink, on no device of this host.
-    for line in [
-        "table ip t",
-        "chain ip t out { type nat hook postrouting priority 100 ; }",
-        "rule ip t out iifname lan udp dport 9500-9600 snat to 192.0.2.77",
-    ] {
-        net.client.run(&format!("nft add {line}"));
-    }
+    net.client.nft(
+        "table ip t { chain out { type nat hook postrouting priority 100;\n\
+         iifname lan udp dport 9500-9600 snat to 192.0.2.77\n} }",
+    );
     // The server knows by which uplink it accepts that address: by the kernel's, u0.
     net.client.ip("route replace 10.98.1.0/24 src 10.98.0.1 \
          nexthop via 10.30.0.2 dev u0 weight 250 nexthop via 10.30.1.2 dev u1 weight 1");
@@ -259,10 +231,10 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     // Datagrams with random sources, more than any list of such sources has room for.
     let (to, from) = (mac(client, "lan"), mac(&inner, "e0"));
     inner.with(move || {
-        let raw = RawSocket::on("e0");
+        let send = raw_sender("e0");
         for n in 0..6_000u32 {
             let source = Ipv4Addr::from(0x0b00_0000 + n * 7919);
-            raw.send(&frame(to, from, source, (1, 9)));
+            send(&frame(to, from, source, (1, 9)));
             if n % 20 == 0 {
                 thread::sleep(Duration::from_millis(10));
             }
@@ -271,13 +243,10 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     // What is not translated moves, once its source is known to be of the inner network.
     wait_inner_moves(&net, &inner);
     // What is translated stays where the kernel routed it: nearly all by u0.
-    count_arrivals(server, 9500);
-    by_sockets(&inner, INSIDE, 9500);
-    let by = || ["s0", "s1"].map(|dev| arrived(server, dev, 9500));
-    wait_until("all arrive", 3 * LEAVE, || {
-        by().iter().sum::<u64>() >= PACKETS
+    let by = come_by(server, 9500, "translated", |port| {
+        by_sockets(&inner, INSIDE, port);
     });
-    assert!(by()[0] * 2 > PACKETS, "moved off their uplink: {:?}", by());
+    assert!(by[0] * 2 > PACKETS, "moved off their uplink: {by:?}");
 }
 
 #[test]
@@ -302,18 +271,8 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     // A TOS is compared without the three bits above it.
     client.ip("rule add priority 50 tos 0x10 lookup 100");
     client.wait_settled();
-    let with_tos = |tos: u32| {
-        move |port: u16| {
-            client.with(move || {
-                for _ in 0..PACKETS {
-                    let socket = UdpSocket::bind(("10.98.0.1", 0)).unwrap();
-                    socket2::SockRef::from(&socket).set_tos_v4(tos).unwrap();
-                    socket.send_to(b"x", (SERVER4, port)).unwrap();
-                    thread::sleep(Duration::from_millis(2));
-                }
-            });
-        }
-    };
+    let own = Ipv4Addr::new(10, 98, 0, 1);
+    let with_tos = |tos| move |port| by_sockets_to(client, own, (SERVER4, port), tos);
     let kernel = |tos: &str| client.ip(&format!("route get 10.98.1.1 from 10.98.0.1 tos {tos}"));
     assert!(kernel("0x10").contains("dev u0"), "{}", kernel("0x10"));
     all_come_by(server, "s0", 9202, "TOS 0x10", with_tos(0x10));

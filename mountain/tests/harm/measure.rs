@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use mountain::measure::compare::Comparison;
@@ -16,17 +16,7 @@ use nix::sys::resource::{setrlimit, Resource};
 use nix::sys::signal::Signal;
 use serde_json::{json, Value};
 
-use crate::support::{wait_until, Guard, Ns, MOUNTAIN};
-
-fn said(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&output.stdout), text(&output.stderr))
-}
-
-fn mountain(dir: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(MOUNTAIN);
-    command.current_dir(dir).args(args).output().unwrap()
-}
+use crate::support::{mountain_in, texts, wait_until, Guard, Ns, MOUNTAIN};
 
 /// A run file of these round trips, µs.
 fn write_run(path: &Path, label: &str, rtts: impl Iterator<Item = f64>) {
@@ -68,7 +58,7 @@ fn a_verdict_on_two_runs_of_the_same_path() {
         for (name, seed) in [("a", 2 * pair), ("b", 2 * pair + 1)] {
             write_run(&dir.join(name), name, drifting(1_000 + seed).skip(200));
         }
-        let (json, _) = said(&mountain(dir, &["compare", "a", "b", "--json"]));
+        let (json, _) = texts(&mountain_in(dir, &["compare", "a", "b", "--json"]));
         let json: Comparison = serde_json::from_str(&json).unwrap();
         let headline = &json.headlines[0];
         called_different += i32::from(headline.better || headline.worse);
@@ -78,7 +68,7 @@ fn a_verdict_on_two_runs_of_the_same_path() {
     write_run(&dir.join("a"), "a", drifting(1).skip(200));
     let later = drifting(2).skip(200).map(|us| us + 12e3);
     write_run(&dir.join("b"), "b", later);
-    let (text, _) = said(&mountain(dir, &["compare", "a", "b"]));
+    let (text, _) = texts(&mountain_in(dir, &["compare", "a", "b"]));
     assert!(text.contains("b is worse than a (Median"), "{text}");
 }
 
@@ -93,11 +83,11 @@ fn the_difference_between_runs_of_one_side() {
         write_run(&dir.join(i.to_string()), "", rtts);
     }
     let files = ["compare", "0", "1", "2", "--", "3", "4", "5"];
-    let (text, error) = said(&mountain(dir, &files));
+    let (text, error) = texts(&mountain_in(dir, &files));
     assert!(text.contains("cannot tell"), "{text}{error}");
     let judged = text.contains("worse") || text.contains("better");
     assert!(!judged, "{text}");
-    let (text, _) = said(&mountain(dir, &["compare", "0", "1"]));
+    let (text, _) = texts(&mountain_in(dir, &["compare", "0", "1"]));
     assert!(text.contains("is worse than"), "{text}");
 }
 
@@ -134,8 +124,6 @@ impl Ab {
         let mut command = self.ns.command(MOUNTAIN);
         command.args(["ab", "127.0.0.1", "--a", &note("a"), "--b", &b]);
         command.args(["--settle", "1ms", "-i", "1ms"]).args(args);
-        command.stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 }
@@ -146,7 +134,7 @@ fn the_setting_that_was_in_force_before_an_ab() {
     let out = ab.dir.path().join("ab.json");
     let args = ["-c", "40", "--json", "--out", out.to_str().unwrap()];
     let output = ab.command("", &args).output().unwrap();
-    let (text, error) = said(&output);
+    let (text, error) = texts(&output);
     assert!(output.status.success(), "{text}{error}");
     assert_eq!(ab.order(), "abba".repeat(4), "A is in force at the end");
     let json: Value = serde_json::from_str(&text).unwrap();
@@ -159,7 +147,7 @@ fn the_setting_that_was_in_force_before_an_ab() {
     // A command that fails stops it, and A is brought back.
     fs::remove_file(ab.log()).unwrap();
     let output = ab.command("exit 3", &["-c", "20"]).output().unwrap();
-    let (_, error) = said(&output);
+    let (_, error) = texts(&output);
     assert_eq!(output.status.code(), Some(1));
     assert!(
         error.contains("exit status 3") && error.contains("A is in force again"),
@@ -173,7 +161,7 @@ fn the_setting_that_was_in_force_before_an_ab() {
     wait_until("A", Duration::from_secs(60), || ab.order() == "a");
     guard.signal(Signal::SIGTERM);
     let output = guard.finish();
-    assert_eq!(output.status.code(), Some(130), "{:?}", said(&output));
+    assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
     // Again, if the signal came before the command was seen to end.
     assert!(["a", "aa"].contains(&ab.order().as_str()), "{}", ab.order());
     fs::remove_file(ab.log()).unwrap();
@@ -181,7 +169,7 @@ fn the_setting_that_was_in_force_before_an_ab() {
     wait_until("B", Duration::from_secs(60), || ab.order() == "ab");
     guard.signal(Signal::SIGTERM);
     let output = guard.finish();
-    assert_eq!(output.status.code(), Some(130), "{:?}", said(&output));
+    assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
     assert_eq!(ab.order(), "aba", "A is in force again");
 }
 
@@ -200,7 +188,7 @@ fn what_ab_would_not_do_as_a_shell() {
             .current_dir(ab.dir.path())
             .output()
             .unwrap();
-        let (_, error) = said(&output);
+        let (_, error) = texts(&output);
         assert!(error.contains("--b") && error.contains(why), "{error}");
     }
     assert!(
@@ -223,8 +211,8 @@ fn the_terminal_of_who_reads_a_foreign_file() {
         &["report", "a", "b", "-o", "page"],
         &["compare", "b", "a\u{1b}[2J"],
     ] {
-        let output = mountain(dir, args);
-        let (out, error) = said(&output);
+        let output = mountain_in(dir, args);
+        let (out, error) = texts(&output);
         let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         assert!(!out.contains(obeyed) && !error.contains(obeyed), "{args:?}");
         assert_eq!(
@@ -270,7 +258,7 @@ fn the_memory_of_who_imports_a_small_file() {
         assert!(file.len() < 3 << 20, "{}", file.len());
         fs::write(dir.join(name), file).unwrap();
         let output = limited(dir, 1_200 << 20, &["import", name, "-o", "out.json"]);
-        let (_, error) = said(&output);
+        let (_, error) = texts(&output);
         assert_eq!(output.status.code(), Some(1), "{name}: {error}");
         assert!(error.contains("MiB"), "{name}: {error}");
     }
@@ -283,7 +271,7 @@ fn a_measurement_whose_file_has_a_name_that_is_no_utf_8() {
     let mut command = ns.command(MOUNTAIN);
     command.args(["ping", "127.0.0.1", "-c", "5", "-i", "1ms", "-o"]);
     let output = command.arg(&path).output().unwrap();
-    assert!(output.status.success(), "{:?}", said(&output));
+    assert!(output.status.success(), "{:?}", texts(&output));
     let run: RunFile = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     assert_eq!(run.samples.rtt_us.len(), 5);
     let cpu = dir.path().join(OsString::from_vec(b"c\xff.json".to_vec()));
@@ -291,7 +279,7 @@ fn a_measurement_whose_file_has_a_name_that_is_no_utf_8() {
     command.args(["cpu", "--interval", "10ms", "-o"]).arg(&cpu);
     let output = command.args(["--", "sleep", "0.1"]).output().unwrap();
     let written = output.status.success() && cpu.exists();
-    assert!(written, "{:?}", said(&output));
+    assert!(written, "{:?}", texts(&output));
 }
 
 /// The disk is full in the end.
@@ -309,7 +297,7 @@ fn a_finished_measurement_that_cannot_be_written() {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &ns.name, "sh", "-c", &script]);
     let output = command.env("TMPDIR", &kept).output().unwrap();
-    let (out, error) = said(&output);
+    let (out, error) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(out.contains("Median"), "the table is printed: {out}");
     let kept = error.contains("full/run.json") && error.contains("is kept in");

@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use super::firewall::nft;
 use crate::support::{wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
 
 /// Enough that a choice between two uplinks would show.
@@ -35,9 +34,7 @@ pub fn up(net: &Net) {
 /// A socket of the server, at one of its addresses.
 pub fn listener(net: &Net, address: &str) -> UdpSocket {
     let at = SocketAddr::new(address.parse().unwrap(), 5353);
-    let socket = net.server.with(move || UdpSocket::bind(at).unwrap());
-    socket.set_read_timeout(Some(LEAVE)).unwrap();
-    socket
+    net.server.udp(&at.to_string())
 }
 
 /// Sends the server a datagram, whose byte no other one has, and returns where it sees that come from.
@@ -98,6 +95,14 @@ fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     assert_eq!(others.count(), 0, "{seen:?}");
 }
 
+/// Has a host translate the addresses of what a rule matches.
+pub fn masquerade(ns: &Ns, rule: &str) {
+    ns.nft(&format!(
+        "table ip n {{ chain post {{ type nat hook postrouting priority 100;\n\
+         {rule} masquerade\n}} }}"
+    ));
+}
+
 /// A host that translates, and whose owner marks connections by bits that Mountain uses as well.
 #[test]
 fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
@@ -105,16 +110,16 @@ fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
     let lan = Ns::new("lan");
     let client = &net.client;
     client.forward_for("n0", &lan, "n1", "10.40.0");
-    client.run("nft add table ip nat");
-    client.run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
-    client.run("nft add rule ip nat post oifname { u0, u1 } masquerade");
-    client.run("nft add table ip own");
-    client.run("nft add chain ip own pre { type filter hook prerouting priority -160 ; }");
-    client.run("nft add rule ip own pre udp dport 7000 ct mark set 0x05000000");
-    client.run("nft add chain ip own post { type filter hook postrouting priority 0 ; }");
-    client.run("nft add rule ip own post udp dport 7001 meta mark != 0 counter");
-    client.run("nft add rule ip own post udp dport 7000 meta mark != 0 counter");
-    client.run("nft add rule ip own post udp dport 7000 ct mark != 0x05000000 counter");
+    masquerade(client, "oifname { u0, u1 }");
+    client.nft(
+        "table ip own {\n\
+         chain pre { type filter hook prerouting priority -160;\n\
+         udp dport 7000 ct mark set 0x05000000\n}\n\
+         chain post { type filter hook postrouting priority 0;\n\
+         udp dport 7001 meta mark != 0 counter\n\
+         udp dport 7000 meta mark != 0 counter\n\
+         udp dport 7000 ct mark != 0x05000000 counter\n} }",
+    );
     up(&net);
     for port in [7000, 7001] {
         lan.with(move || {
@@ -127,23 +132,10 @@ fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
             }
         });
     }
-    let rules = client.run("nft list chain ip own post");
-    let counted: Vec<u64> = rules
-        .lines()
-        .filter_map(|line| {
-            line.split("packets ")
-                .nth(1)?
-                .split(' ')
-                .next()?
-                .parse()
-                .ok()
-        })
-        .collect();
-    assert!(
-        counted[0] > 0,
-        "other connections are marked by uplink: {rules}"
-    );
-    assert_eq!(counted[1..], [0, 0], "{rules}");
+    let counted = client.counted("chain ip own post");
+    let others = counted[0] > 0;
+    assert!(others, "others are marked by uplink: {counted:?}");
+    assert_eq!(counted[1..], [0, 0]);
 }
 
 /// A machine on an uplink's own network that has this host for its gateway, as beside a router at home.
@@ -154,12 +146,10 @@ fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
     let client = &net.client;
     client.forward_for("u2", &lan, "n2", "10.30.2");
     client.ip("route add default via 10.30.2.2 dev u2 metric 700");
-    client.run("nft add table ip nat");
-    client.run("nft add chain ip nat post { type nat hook postrouting priority 100 ; }");
-    client.run("nft add rule ip nat post oifname { u0, u1, u2 } masquerade");
+    masquerade(client, "oifname { u0, u1, u2 }");
     up(&net);
     let listener = listener(&net, SERVER4);
-    let socket = lan.with(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    let socket = lan.udp("0.0.0.0:0");
     for n in 0..10 {
         assert_eq!(seen(&listener, &socket, n).ip().to_string(), "10.30.0.1");
     }
@@ -191,8 +181,7 @@ fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     client.ip("route del default metric 100");
     client.ip("route del default metric 600");
     client.ip("route add default nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
-    nft(
-        client,
+    client.nft(
         "table inet t { chain c { type filter hook output priority 0;\n\
          oifname u1 udp dport 9 drop\n} }",
     );
@@ -200,7 +189,7 @@ fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     let held = client.status().groups.remove(0).held.expect("a difference");
     assert!(held.what.contains("inet t c"), "{held:?}");
     net.blackhole(1);
-    net.wait_left("u1", false);
+    net.client.wait_left("u1", false);
     let (seen, _) = sources(&net, sockets(&net, 0));
     assert!(
         seen.iter().all(|a| a.to_string() == "10.30.0.1"),

@@ -4,42 +4,26 @@
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frames::{all_come_by, arrived, by_sockets, count_arrivals, only_u1_is_good, PACKETS};
-use super::support::{said, wait_until, Guard, Net, Ns, Traffic, LEAVE, SERVER4};
+use super::frames::{
+    all_come_by, arrived, by_sockets, by_sockets_to, come_by, count_arrivals, only_u1_is_good,
+    PACKETS,
+};
+use super::support::*;
 
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 /// An address of the client that belongs to no uplink, for which an ip rule names one.
 const RULED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 
-/// Has `ip` carry out many lines.
-fn ip_batch(ns: &Ns, lines: &str) {
-    let mut child = ns
-        .command("ip")
-        .args(["-batch", "-"])
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(lines.as_bytes())
-        .unwrap();
-    assert!(child.wait().unwrap().success(), "ip -batch");
-}
-
 /// Adds or deletes ip rules for addresses that nobody has.
 fn rules(ns: &Ns, verb: &str, numbers: std::ops::Range<u32>) {
     let line = |n| {
         let priority = 1000 + n;
-        format!("rule {verb} priority {priority} from 203.0.113.{n} lookup 100\n")
+        format!("rule {verb} priority {priority} from 203.0.113.{n} lookup 100")
     };
-    ip_batch(ns, &numbers.map(line).collect::<String>());
+    ns.ip_batch(numbers.map(line));
 }
 
 fn is_suspended(ns: &Ns) -> bool {
@@ -71,13 +55,10 @@ fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
     all_come_by(server, "s0", 9003, "packets of the last rule", |port| {
         by_sockets(client, RULED, port);
     });
-    count_arrivals(server, 9004);
-    by_sockets(client, OWN, 9004);
-    let by = || ["s0", "s1"].map(|dev| arrived(server, dev, 9004));
-    wait_until("all arrive", 3 * LEAVE, || {
-        by().iter().sum::<u64>() >= PACKETS
+    let by = come_by(server, 9004, "own packets", |port| {
+        by_sockets(client, OWN, port);
     });
-    assert!(by()[0] > 0, "the kernel spreads them: {:?}", by());
+    assert!(by[0] > 0, "the kernel spreads them: {by:?}");
 
     // It is tried again, and said once.
     thread::sleep(Duration::from_secs(3));
@@ -96,9 +77,9 @@ fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
 fn many_routes(ns: &Ns, verb: &str, count: u32) {
     let line = |n: u32| {
         let net = Ipv4Addr::from((20 << 24) + (n << 8));
-        format!("route {verb} {net}/24 via 10.30.0.2 dev u0\n")
+        format!("route {verb} {net}/24 via 10.30.0.2 dev u0")
     };
-    ip_batch(ns, &(0..count).map(line).collect::<String>());
+    ns.ip_batch((0..count).map(line));
 }
 
 /// Probes that were sent on all paths within a while.
@@ -112,42 +93,24 @@ fn probes_in(ns: &Ns, time: Duration) -> u64 {
     sent() - before
 }
 
-/// Adds and deletes a route, 100 times a second at most.
-struct Churn {
-    stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<u64>,
-}
-
-impl Churn {
-    fn start(ns: &Ns) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut ip = ns.command("ip");
-        let ip = ip.args(["-batch", "-"]).stdin(Stdio::piped()).spawn();
-        let mut ip = Guard::new(ip.unwrap());
-        let thread = {
-            let stop = stop.clone();
-            thread::spawn(move || {
-                let mut lines = ip.child().stdin.take().unwrap();
-                let mut changes = 0;
-                while !stop.load(Ordering::SeqCst) {
-                    let verb = if changes % 2 == 0 { "add" } else { "del" };
-                    writeln!(lines, "route {verb} 120.0.0.0/24 via 10.30.0.2 dev u0").unwrap();
-                    changes += 1;
-                    thread::sleep(Duration::from_millis(10));
-                }
-                drop(lines);
-                assert!(ip.finish().status.success(), "ip -batch");
-                changes
-            })
-        };
-        Self { stop, thread }
-    }
-
-    /// Ends it; returns the number of changes.
-    fn stop(self) -> u64 {
-        self.stop.store(true, Ordering::SeqCst);
-        self.thread.join().unwrap()
-    }
+/// Adds and deletes a route, 100 times a second at most; comes to the number of changes.
+fn churn(ns: &Ns) -> Worker<u64> {
+    let mut ip = ns.command("ip");
+    let ip = ip.args(["-batch", "-"]).stdin(Stdio::piped()).spawn();
+    let mut ip = Guard::new(ip.unwrap());
+    Worker::start(move |stop| {
+        let mut lines = ip.child().stdin.take().unwrap();
+        let mut changes = 0;
+        while !stop.is_set() {
+            let verb = if changes % 2 == 0 { "add" } else { "del" };
+            writeln!(lines, "route {verb} 120.0.0.0/24 via 10.30.0.2 dev u0").unwrap();
+            changes += 1;
+            thread::sleep(Duration::from_millis(10));
+        }
+        drop(lines);
+        assert!(ip.finish().status.success(), "ip -batch");
+        changes
+    })
 }
 
 #[test]
@@ -167,20 +130,11 @@ fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
         .ip("route add 21.99.99.0/24 via 10.30.0.2 dev u0");
     let (client, server) = (&net.client, &net.server);
     server.ip("addr add 21.99.99.1/32 dev lo");
-    let to_new_route = |port: u16| {
-        client.with(move || {
-            for _ in 0..PACKETS {
-                let socket = std::net::UdpSocket::bind((OWN, 0)).unwrap();
-                socket.send_to(b"x", ("21.99.99.1", port)).unwrap();
-                thread::sleep(Duration::from_millis(2));
-            }
-        });
-    };
     let mut port = 9100;
     wait_until("the last route is heeded", 6 * LEAVE, || {
         port += 1;
         count_arrivals(server, port);
-        to_new_route(port);
+        by_sockets_to(client, OWN, ("21.99.99.1", port), 0);
         arrived(server, "s0", port) == PACKETS && !is_suspended(client)
     });
     client.wait_settled();
@@ -188,9 +142,9 @@ fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
         by_sockets(client, OWN, port);
     });
 
-    let churn = Churn::start(client);
+    let churn = churn(client);
     let probes = probes_in(client, WHILE);
-    let changes = churn.stop();
+    let changes = churn.finish();
     assert!(changes > 20, "{changes} changes");
     assert!(
         probes * 2 > calm,
@@ -236,8 +190,8 @@ fn under_churn(routes: u32, outages: usize) -> UnderChurn {
     net.client.wait_settled();
     let calm = probes_in(&net.client, WHILE);
 
-    let churn = Churn::start(&net.client);
-    let (pid, started) = (net.pid(), Instant::now());
+    let churn = churn(&net.client);
+    let (pid, started) = (net.client.pid(), Instant::now());
     let cpu = processor_time(pid);
     let probes = [calm, probes_in(&net.client, WHILE)];
     let mut outages_ms = Vec::new();
@@ -253,7 +207,7 @@ fn under_churn(routes: u32, outages: usize) -> UnderChurn {
             let counts = scope.spawn(|| traffic.during(Duration::from_secs(2)));
             thread::sleep(Duration::from_millis(200));
             net.blackhole(bad as u32);
-            net.wait_left(&device, false);
+            net.client.wait_left(&device, false);
             counts.join().unwrap()
         });
         let lost = f64::from(counts.sent - counts.arrived());
@@ -263,11 +217,11 @@ fn under_churn(routes: u32, outages: usize) -> UnderChurn {
             after.nearly_all_arrived(),
             "{device} is left by all: {after:?}"
         );
-        net.no_blackhole();
+        net.server.no_hole();
         net.wait_used(&device);
     }
     let cpus = (processor_time(pid) - cpu) / started.elapsed().as_secs_f64();
-    let changes = churn.stop();
+    let changes = churn.finish();
     UnderChurn {
         probes,
         changes,

@@ -2,9 +2,7 @@
 //! `mountain reflect` under a flood of forged requests.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{mpsc, Arc};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use etherparse::PacketBuilder;
@@ -13,7 +11,11 @@ use mountain::measure::wire::{self, ProbeId, PROBE_LEN};
 use rand::RngExt;
 
 use crate::forged::Flood;
-use crate::support::Ns;
+
+#[path = "../measure/probe_net.rs"]
+mod net;
+
+use net::*;
 
 const REFLECTOR: &str = "192.0.2.2:8629";
 /// Between an honest client's probes.
@@ -24,52 +26,19 @@ const FORGED: usize = 32_768;
 /// For the answers to come, on any machine.
 const LIMIT: Duration = Duration::from_secs(20);
 
-struct Net {
-    client: Ns,
-    _server: Ns,
-    stop: Arc<AtomicBool>,
-    reflector: Option<JoinHandle<()>>,
+/// Two hosts, and the reflector of one of them.
+fn rig() -> (Net, RunningReflector) {
+    let net = Net::new();
+    // Forged sources are somewhere behind the client.
+    net.server.ip("route add default via 192.0.2.1");
+    let reflector = net.reflector(REFLECTOR, Duration::ZERO);
+    let taken = || runtime().block_on(async { bind().is_err() });
+    assert!(net.server.with(taken), "two reflectors on one port");
+    (net, reflector)
 }
 
-impl Net {
-    fn new() -> Self {
-        let (client, server) = (Ns::new("c"), Ns::new("s"));
-        let end: (_, &[&str]) = ("s0", &["192.0.2.2/24"]);
-        client.wire(("c0", &["192.0.2.1/24"]), &server, end);
-        // Forged sources are somewhere behind the client.
-        server.ip("route add default via 192.0.2.1");
-        let (ready, wait) = mpsc::channel();
-        let stop = Arc::new(AtomicBool::new(false));
-        let ends = stop.clone();
-        let reflector = server.spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            runtime.unwrap().block_on(async move {
-                let address = REFLECTOR.parse().unwrap();
-                let mut reflector = Reflector::bind(address, AnswerLimits::default()).unwrap();
-                let taken = Reflector::bind(address, AnswerLimits::default());
-                assert!(taken.is_err(), "two reflectors on one port");
-                ready.send(()).unwrap();
-                let end = async {
-                    while !ends.load(Relaxed) {
-                        tokio::time::sleep(Duration::from_millis(20)).await;
-                    }
-                };
-                tokio::select! {
-                    Err(error) = reflector.run() => panic!("{error}"),
-                    () = end => {}
-                }
-            });
-        });
-        wait.recv().unwrap();
-        Self {
-            client,
-            _server: server,
-            stop,
-            reflector: Some(reflector),
-        }
-    }
+fn bind() -> std::io::Result<Reflector> {
+    Reflector::bind(REFLECTOR.parse().unwrap(), AnswerLimits::default())
 }
 
 /// Requests from random sources, from their network header on; every other one has a made-up cookie.
@@ -89,14 +58,6 @@ fn forged() -> Vec<Vec<u8>> {
     (0..FORGED).map(one).collect()
 }
 
-impl Drop for Net {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        let ended = self.reflector.take().expect("only dropped once").join();
-        assert!(ended.is_ok() || thread::panicking(), "the reflector failed");
-    }
-}
-
 /// A client of ours, or an earlier one, which knows nothing of cookies.
 struct Client {
     socket: UdpSocket,
@@ -106,7 +67,7 @@ struct Client {
 
 impl Client {
     fn new(net: &Net) -> Self {
-        let socket = net.client.with(|| UdpSocket::bind("192.0.2.1:0").unwrap());
+        let socket = net.client.udp("192.0.2.1:0");
         socket.connect(REFLECTOR).unwrap();
         Self {
             socket,
@@ -155,7 +116,7 @@ impl Client {
 
 #[test]
 fn forged_requests_starve_no_honest_client() {
-    let net = Net::new();
+    let (net, _reflector) = rig();
     let mut known = Client::new(&net);
     known.probe(0);
     known.receive(1, LIMIT);
@@ -200,7 +161,7 @@ fn forged_requests_starve_no_honest_client() {
 /// Those that send no cookie, as all did before there were any.
 #[test]
 fn clients_without_cookies_are_answered_as_before() {
-    let net = Net::new();
+    let (net, _reflector) = rig();
     let mut earlier = Client::new(&net);
     for n in 0..20 {
         earlier.cookie = 0;

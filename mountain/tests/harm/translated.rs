@@ -6,20 +6,12 @@ use std::net::{IpAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use super::firewall::nft;
-use super::placement::{listener, seen, sockets, two_providers, up};
+use super::placement::{listener, masquerade, seen, sockets, two_providers, up};
 use super::random::rig::flush_conntrack;
 use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SERVER6};
 
 /// Enough that a choice between two uplinks would show.
 const FLOWS: u8 = 16;
-
-fn masquerade(ns: &Ns, rule: &str) {
-    nft(
-        ns,
-        &format!("table ip n {{ chain post {{ type nat hook postrouting priority 100;\n{rule} masquerade\n}} }}"),
-    );
-}
 
 #[test]
 fn a_running_connection_that_is_translated_goes_on() {
@@ -27,7 +19,7 @@ fn a_running_connection_that_is_translated_goes_on() {
     masquerade(&net.client, "oifname { u0, u1 }");
     let server = listener(&net, SERVER4);
     // The kernel sends it by u0, translated.
-    let socket = net.client.with(|| UdpSocket::bind("10.30.1.1:0").unwrap());
+    let socket = net.client.udp("10.30.1.1:0");
     let before = seen(&server, &socket, 0);
     assert_eq!(before.ip().to_string(), "10.30.0.1");
     up(&net);
@@ -41,13 +33,8 @@ fn a_running_connection_that_is_translated_goes_on() {
         assert_eq!(seen(&server, &new, n).ip().to_string(), "10.30.0.1");
     }
     let connected = |n| {
-        let new = net.client.with(|| {
-            let new = UdpSocket::from(
-                socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap(),
-            );
-            new.connect((SERVER4, 5353)).unwrap();
-            new
-        });
+        let new = sockets(&net, 0).remove(0);
+        new.connect((SERVER4, 5353)).unwrap();
         new.send(&[n]).unwrap();
         let (_, from) = server.recv_from(&mut [0; 1]).expect("it arrives");
         from.ip().to_string()
@@ -70,15 +57,11 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
         net.client.ip(&line);
     }
     net.client.ip("-6 addr del fd98:0::1/128 dev lo");
-    nft(
-        &net.client,
-        "table ip6 n { chain post { type nat hook postrouting priority 100;\noifname { u0, u1 } masquerade\n} }",
+    net.client.nft("table ip6 n { chain post { type nat hook postrouting priority 100;\noifname { u0, u1 } masquerade\n} }",
     );
     let server = listener(&net, SERVER6);
     // The kernel sends it by u0, translated.
-    let socket = net
-        .client
-        .with(|| UdpSocket::bind("[fd30:1::1]:0").unwrap());
+    let socket = net.client.udp("[fd30:1::1]:0");
     let before = seen(&server, &socket, 0);
     assert_eq!(before.ip().to_string(), "fd30::1");
     up(&net);
@@ -98,9 +81,9 @@ fn lan(net: &Net) -> Ns {
 }
 
 /// Addresses that the server sees of flows that begin behind the client now.
-fn begun(server: &UdpSocket, lan: &Ns, address: &'static str) -> BTreeSet<String> {
+fn begun(server: &UdpSocket, lan: &Ns, address: &str) -> BTreeSet<String> {
     let begin = |n| {
-        let socket = lan.with(move || UdpSocket::bind((address, 0)).unwrap());
+        let socket = lan.udp(&format!("{address}:0"));
         seen(server, &socket, n).ip().to_string()
     };
     (0..FLOWS).map(begin).collect()
@@ -122,8 +105,7 @@ fn forwarded_flows_leave_no_uplink_untranslated() {
         begun(&server, &lan, "10.40.0.2") == both
     });
     // What has an uplink's own address, and is not translated, is right there only.
-    nft(
-        &net.server,
+    net.server.nft(
         "table ip t { chain c { type filter hook prerouting priority 0;\n\
          ip saddr 10.30.0.60 iifname s1 counter\n} }",
     );
@@ -131,8 +113,7 @@ fn forwarded_flows_leave_no_uplink_untranslated() {
         begun(&server, &lan, "10.30.0.60"),
         ["10.30.0.60".to_owned()].into()
     );
-    let counted = net.server.run("nft list chain ip t c");
-    assert!(counted.contains("packets 0 "), "{counted}");
+    assert_eq!(net.server.counted("chain ip t c"), [0]);
 }
 
 /// By way of a VPN's halves of the Internet every address seems to be behind the tunnel.
@@ -143,8 +124,7 @@ fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
     client.wire(("d0", &[]), client, ("d1", &[]));
     client.ip("route add 0.0.0.0/1 dev d0");
     client.ip("route add 128.0.0.0/1 dev d0");
-    nft(
-        client,
+    client.nft(
         "table ip n { chain post { type nat hook postrouting priority 100;\n\
          oifname { u0, u1 } udp dport 7000 snat to 192.0.2.77\n} }",
     );
@@ -154,7 +134,7 @@ fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
         !client.status().translated_sources.is_empty()
     });
     net.blackhole(0);
-    net.wait_left("u0", false);
+    net.client.wait_left("u0", false);
     thread::sleep(Duration::from_millis(500));
     let counts = traffic.during(Duration::from_millis(500));
     assert!(

@@ -6,7 +6,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::support::MOUNTAIN;
+use crate::support::{texts, wait_until, Cgroup, LEAVE, MOUNTAIN};
 
 /// $1: the program, $2: the checkout, $3: an empty folder, $4: a cgroup.
 const SCRIPT: &str = r#"
@@ -78,35 +78,23 @@ echo all taken back
 "#;
 
 fn uninstall(by: &str) {
-    let cgroups = mountain::host::cgroup::root().expect("this test needs cgroups of version 2");
-    let cgroup = cgroups.join(format!("mtt-uninstall-{}-{by}", std::process::id()));
-    std::fs::create_dir(&cgroup).unwrap();
+    let cgroup = Cgroup::new("uninstall");
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let output = Command::new("unshare")
         .args(["--mount", "--pid", "--net", "--fork", "--kill-child"])
-        .args([
-            "--propagation",
-            "private",
-            "--",
-            "bash",
-            "-c",
-            SCRIPT,
-            "bash",
-        ])
+        .args(["--propagation", "private", "--"])
+        .args(["bash", "-c", SCRIPT, "bash"])
         .args([MOUNTAIN, concat!(env!("CARGO_MANIFEST_DIR"), "/..")])
-        .args([folder.path(), &cgroup])
+        .args([folder.path(), cgroup.path()])
         .arg(by)
         .stdin(Stdio::null())
         .output()
         .unwrap();
     // With the last of its processes, which ended just now.
-    crate::support::wait_until("the cgroup is empty", crate::support::LEAVE, || {
-        std::fs::remove_dir(&cgroup).is_ok()
+    wait_until("the cgroup is empty", LEAVE, || {
+        std::fs::remove_dir(cgroup.path()).is_ok()
     });
-    let (said, errors) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
+    let (said, errors) = texts(&output);
     assert!(output.status.success(), "{said}{errors}");
     assert!(said.contains("all taken back"), "{said}{errors}");
 }

@@ -3,35 +3,23 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
+use crate::support::{mountain_in, texts, MOUNTAIN};
 use mountain::measure::compare::Comparison;
 use mountain::measure::verdict::RowVerdict;
 
-fn mountain(dir: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_mountain"))
-        .current_dir(dir)
-        .args(args)
-        .output()
-        .unwrap()
-}
-
-fn said(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&output.stdout), text(&output.stderr))
-}
-
 fn ok(dir: &Path, args: &[&str]) -> String {
-    let output = mountain(dir, args);
-    let (out, err) = said(&output);
+    let output = mountain_in(dir, args);
+    let (out, err) = texts(&output);
     assert!(output.status.success(), "{args:?}: {err}");
     assert_eq!(err, "");
     out
 }
 
 fn fails(dir: &Path, args: &[&str], why: &str) {
-    let output = mountain(dir, args);
-    let (out, err) = said(&output);
+    let output = mountain_in(dir, args);
+    let (out, err) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
     let said = err.starts_with("mountain: ") && err.contains(why);
     assert!(said, "{args:?}: {err}");
@@ -109,25 +97,14 @@ fn bad_input_is_named_and_nothing_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let whole = log(50, 1.0);
+    let cut = &whole[..whole.len() / 2];
     let bad = [
-        ("empty", "".to_string(), "the file is empty"),
-        ("cut", whole[..whole.len() / 2].to_string(), "the l"),
-        (
-            "foreign",
-            "date,rtt\n1,2\n".to_string(),
-            "neither a log of ping(8)",
-        ),
-        (
-            "other.json",
-            "{\"results\": 1}".to_string(),
-            "neither irtt's",
-        ),
-        (
-            "cut.json",
-            "{\"round_trips\": [".to_string(),
-            "is truncated",
-        ),
-        ("packed.gz", "\u{1f}x".to_string(), "neither"),
+        ("empty", "", "the file is empty"),
+        ("cut", cut, "the l"),
+        ("foreign", "date,rtt\n1,2\n", "neither a log of ping(8)"),
+        ("other.json", "{\"results\": 1}", "neither irtt's"),
+        ("cut.json", "{\"round_trips\": [", "is truncated"),
+        ("packed.gz", "\u{1f}x", "neither"),
     ];
     for (name, content, why) in &bad {
         fs::write(dir.join(name), content).unwrap();
@@ -156,7 +133,7 @@ fn bad_input_is_named_and_nothing_is_written() {
     ok(dir, &["import", "whole", "-o", "whole.json"]);
     fails(dir, &["compare", "whole.json", "whole"], "mountain import");
     fails(dir, &["compare", "whole.json", "none"], "cannot read none");
-    let output = mountain(dir, &["compare", "whole.json"]);
+    let output = mountain_in(dir, &["compare", "whole.json"]);
     assert_eq!(output.status.code(), Some(2), "a usage error");
     let text = ok(dir, &["compare", "whole.json", "whole.json"]);
     assert!(text.contains("too few samples for P99"), "{text}");
@@ -172,20 +149,20 @@ fn without_a_reader_it_ends_quietly_as_others_do() {
         &["compare", "a.json", "a.json"][..],
         &["completions", "bash"],
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mountain"));
+        let mut command = Command::new(MOUNTAIN);
         command.args(args).current_dir(dir.path());
         command.stderr(std::process::Stdio::piped());
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = command.stdout(writer).spawn().unwrap();
         let output = output.wait_with_output().unwrap();
-        assert_eq!(said(&output).1, "", "{args:?}");
+        assert_eq!(texts(&output).1, "", "{args:?}");
         assert_eq!(output.status.signal(), Some(libc::SIGPIPE), "{args:?}");
         // What cannot be written for another reason is no secret.
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let output = command.stdout(full).spawn().unwrap();
         let output = output.wait_with_output().unwrap();
-        let (_, err) = said(&output);
+        let (_, err) = texts(&output);
         assert!(err.contains("cannot write to standard output"), "{err}");
         assert_eq!(output.status.code(), Some(1));
     }

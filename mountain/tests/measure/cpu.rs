@@ -4,23 +4,13 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::Guard;
+use crate::support::*;
 use mountain::measure::runfile::RunFile;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
-
-const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 #[test]
 fn cpu_time_is_recorded_while_a_command_runs() {
@@ -77,8 +67,7 @@ fn start(dir: &Path, script: &str) -> Guard {
     let mut command = Command::new(MOUNTAIN);
     command.args(["cpu", "--interval", "50ms", "--out"]);
     command.arg(dir.join("cpu.json")).args(["--", "sh", "-c"]);
-    command.arg(script).current_dir(dir).stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg(script).current_dir(dir);
     // A suite in the background may have been started with SIGINT ignored, which no shell can undo.
     // SAFETY: signal() is async-signal-safe.
     unsafe {
@@ -87,7 +76,7 @@ fn start(dir: &Path, script: &str) -> Guard {
             Ok(())
         });
     }
-    let child = Guard::new(command.spawn().unwrap());
+    let child = Guard::piped(&mut command);
     wait_for(&ready);
     child
 }
@@ -130,12 +119,6 @@ fn unique(n: u32) -> Word {
     Word(format!("7{n}{:07}.25", std::process::id()))
 }
 
-impl std::fmt::Display for Word {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl Drop for Word {
     fn drop(&mut self) {
         for pid in running(&self.0) {
@@ -150,8 +133,9 @@ fn nothing_of_an_interrupted_command_is_left() {
     let word = unique(1);
     // Three generations, one of them in a session of its own; one does not listen.
     let script = format!(
-        "sleep {word} & setsid sh -c 'sleep {word} & sleep {word}' & \
-         sh -c 'trap \"\" TERM; touch ready; sleep {word}; sleep {word}'; exit 3"
+        "sleep {0} & setsid sh -c 'sleep {0} & sleep {0}' & \
+         sh -c 'trap \"\" TERM; touch ready; sleep {0}; sleep {0}'; exit 3",
+        word.0
     );
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
         let child = start(dir.path(), &script);
@@ -191,7 +175,7 @@ fn a_command_ends_in_its_own_way_and_a_second_signal_kills() {
 fn what_a_command_leaves_by_itself_is_its_own_business() {
     let dir = tempfile::tempdir().unwrap();
     let word = unique(2);
-    let script = format!("sleep {word} >/dev/null 2>&1 & touch ready; exit 4");
+    let script = format!("sleep {} >/dev/null 2>&1 & touch ready; exit 4", word.0);
     let output = start(dir.path(), &script).finish();
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     assert!(!stdout(&output).contains("interrupted"));
@@ -214,70 +198,47 @@ fn what_ran_before_is_not_the_command_s() {
     let file = dir.path().join("cpu.json");
     // The shell becomes mountain and keeps its child.
     let script = format!(
-        "sleep {word} >/dev/null 2>&1 & exec {MOUNTAIN} cpu --interval 50ms --out {} -- sleep {word}",
+        "sleep {0} >/dev/null 2>&1 & exec {MOUNTAIN} cpu --interval 50ms --out {1} -- sleep {0}",
+        word.0,
         file.display()
     );
-    let mut child = Command::new("sh");
-    child.args(["-c", &script]).stdin(Stdio::null());
-    let child = Guard::new(child.stdout(Stdio::piped()).spawn().unwrap());
-    let end = Instant::now() + Duration::from_secs(20);
-    while running(&word.0).len() < 3 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let child = Guard::piped(Command::new("sh").args(["-c", &script]));
     // The measurement has its signals before its command.
-    assert_eq!(running(&word.0).len(), 3, "both, and the measurement");
+    wait_until("both run, and the measurement", LEAVE, || {
+        running(&word.0).len() == 3
+    });
     child.signal(Signal::SIGTERM);
     assert_eq!(interrupted(child, dir.path()).0, Some(143));
     let left = running(&word.0);
     assert_eq!(left.len(), 1);
 }
 
-/// Sets how many descriptors a child may have; returns what it was.
-fn limit_descriptors(child: &Guard, most: libc::rlim_t) -> libc::rlim_t {
-    let mut before = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let pid = child.pid().as_raw();
-    // SAFETY: reads and writes limits that outlive the calls, for a child that has not been waited
-    // for. The hard limit stays, so that the other can be raised again.
-    unsafe {
-        let kind = libc::RLIMIT_NOFILE;
-        assert_eq!(libc::prlimit(pid, kind, std::ptr::null(), &mut before), 0);
-        let new = libc::rlimit {
-            rlim_cur: most,
-            ..before
-        };
-        let rc = libc::prlimit(pid, kind, &new, std::ptr::null_mut());
-        assert_eq!(rc, 0);
-    }
-    before.rlim_cur
+fn wait_for(file: &Path) {
+    wait_until(&format!("{} is there", file.display()), LEAVE, || {
+        file.exists()
+    });
 }
 
-fn wait_for(file: &Path) {
-    let end = Instant::now() + Duration::from_secs(10);
-    while !file.exists() {
-        assert!(Instant::now() < end, "no {}", file.display());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+const UNTIL_LET_GO: &str = "touch ready; while [ ! -e go ]; do sleep 0.02; done; exit 5";
+
+/// Has [`UNTIL_LET_GO`] end, and returns what was recorded.
+fn let_go(child: Guard, dir: &Path) -> RunFile {
+    fs::write(dir.join("go"), "").unwrap();
+    let output = child.finish();
+    let ended = (stderr(&output), output.status.code());
+    assert_eq!(ended, (String::new(), Some(5)));
+    RunFile::read(&dir.join("cpu.json")).unwrap()
 }
 
 #[test]
 fn a_recording_goes_on_where_no_file_can_be_opened() {
     let dir = tempfile::tempdir().unwrap();
-    let script = "touch ready; while [ ! -e go ]; do sleep 0.02; done; exit 5";
-    let child = start(dir.path(), script);
+    let child = start(dir.path(), UNTIL_LET_GO);
     // Not 0: then it could not even wait for what it has open.
-    let before = limit_descriptors(&child, 1);
+    let before = limit_descriptors(child.pid().as_raw(), 1);
     std::thread::sleep(Duration::from_millis(600));
-    limit_descriptors(&child, before);
-    fs::write(dir.path().join("go"), "").unwrap();
-    let output = child.finish();
-    assert_eq!(
-        (stderr(&output).as_str(), output.status.code()),
-        ("", Some(5))
-    );
-    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    limit_descriptors(child.pid().as_raw(), before);
+    let run = let_go(child, dir.path());
     assert!(run.cpu.at_us.len() >= 3, "{:?}", run.cpu.at_us);
 }
 
@@ -285,14 +246,16 @@ fn a_recording_goes_on_where_no_file_can_be_opened() {
 fn a_recording_that_fails_ends_the_command_and_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let word = unique(4);
-    let script =
-        format!(": {word}; trap 'touch asked' TERM; touch ready; while :; do sleep 0.05; done");
+    let script = format!(
+        ": {}; trap 'touch asked' TERM; touch ready; while :; do sleep 0.05; done",
+        word.0
+    );
     let child = start(dir.path(), &script);
     // A few intervals, and then it cannot wait any more.
     std::thread::sleep(Duration::from_millis(300));
-    let before = limit_descriptors(&child, 0);
+    let before = limit_descriptors(child.pid().as_raw(), 0);
     wait_for(&dir.path().join("asked"));
-    limit_descriptors(&child, before);
+    limit_descriptors(child.pid().as_raw(), before);
     let output = child.finish();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     for part in [
@@ -311,17 +274,10 @@ fn a_recording_that_fails_ends_the_command_and_is_kept() {
 #[test]
 fn a_reader_that_is_gone_changes_neither_file_nor_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let script = "touch ready; while [ ! -e go ]; do sleep 0.02; done; exit 5";
-    let mut child = start(dir.path(), script);
+    let mut child = start(dir.path(), UNTIL_LET_GO);
     // Before there can be anything to print.
     drop(child.child().stdout.take());
-    fs::write(dir.path().join("go"), "").unwrap();
-    let output = child.finish();
-    assert_eq!(
-        (stderr(&output).as_str(), output.status.code()),
-        ("", Some(5))
-    );
-    let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
+    let run = let_go(child, dir.path());
     assert_eq!(run.cpu.numbers.len(), run.cpu.shares.len());
     let stat = fs::read_to_string("/proc/stat").unwrap();
     for number in run.cpu.numbers {

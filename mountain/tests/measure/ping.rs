@@ -3,42 +3,26 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::ping_ways::{ping, Running};
 use crate::support::*;
 use mountain::measure::runfile::RunFile;
 use nix::sys::signal::Signal;
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 fn start(ns: &Ns, args: &str) -> Guard {
-    let mut command = ns.command(MOUNTAIN);
-    command.args(args.split_whitespace()).stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Guard::new(command.spawn().unwrap())
+    Guard::piped(ns.command(MOUNTAIN).args(args.split_whitespace()))
 }
 
-fn ping_to_file(ns: &Ns, args: &str) -> (String, RunFile) {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("run.json");
-    let text = ns.mountain_ok(&format!("ping {args} --out {}", file.display()));
-    (text, RunFile::read(&file).unwrap())
-}
-
-/// Everything sent from now on is lost.
-fn drop_all(ns: &Ns) {
-    ns.run("nft add table inet hole");
-    ns.run(
-        "nft add chain inet hole in { type filter hook prerouting priority -300 ; policy drop ; }",
-    );
+/// A reflector on port 9000 that answers.
+fn reflector(ns: &Ns) -> Guard {
+    let reflect = start(ns, "reflect --listen 127.0.0.1:9000 --listen [::1]:9000");
+    wait_until("the reflector answers", LEAVE, || {
+        let output = ns.mountain("ping 127.0.0.1 --udp 9000 -c 1");
+        output.status.success()
+    });
+    reflect
 }
 
 /// Every column is as long as there were probes, and the kernel saw less than user space; as much where the
@@ -62,7 +46,7 @@ fn loopback_in_both_families() {
     let ns = Ns::new("p");
     for (target, size) in [("127.0.0.1", 56), ("::1", 1000), ("127.0.0.1", 16)] {
         let args = format!("{target} -c 50 -i 2ms --size {size} --label here");
-        let (text, run) = ping_to_file(&ns, &args);
+        let (text, run) = ping(&ns, &args);
         for row in ["Count", "P99", "mdev", "PDV", "Reordered", "user space"] {
             assert!(text.contains(row), "{row}: {text}");
         }
@@ -102,14 +86,9 @@ fn json_has_both_tables_and_given_thresholds() {
 #[test]
 fn udp_probes_tell_the_directions() {
     let ns = Ns::new("p");
-    let reflect = start(&ns, "reflect --listen 127.0.0.1:9000 --listen [::1]:9000");
-    wait_until("the reflector answers", Duration::from_secs(5), || {
-        ns.mountain("ping 127.0.0.1 --udp 9000 -c 1")
-            .status
-            .success()
-    });
+    let reflect = reflector(&ns);
     for target in ["127.0.0.1", "::1"] {
-        let (text, run) = ping_to_file(&ns, &format!("{target} --udp 9000 -c 50 -i 2ms"));
+        let (text, run) = ping(&ns, &format!("{target} --udp 9000 -c 50 -i 2ms"));
         assert!(text.contains("UDP probes to port 9000"), "{text}");
         check_columns(&run, 50);
         assert!(run.tool.ends_with(" udp"));
@@ -129,10 +108,7 @@ fn udp_probes_tell_the_directions() {
 #[test]
 fn what_cannot_be_measured_is_said() {
     let ns = Ns::new("p");
-    let fails = |args: &str, why: &str| {
-        let text = ns.mountain_fails(&format!("ping {args}"));
-        assert!(text.contains(why), "{args}: {text}");
-    };
+    let fails = |args: &str, why: &str| ns.mountain_fails(&format!("ping {args}"), why);
     fails("no-such-host.invalid", "cannot resolve");
     fails("::1 -4", "no IPv4 address");
     fails("192.0.2.1", "unreachable");
@@ -185,19 +161,11 @@ fn without_privileges_it_says_which_or_uses_the_sysctl() {
 #[test]
 fn a_target_that_stops_answering_loses_nothing() {
     let ns = Ns::new("p");
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("run.json");
-    let child = start(
-        &ns,
-        &format!("ping 127.0.0.1 -c 400 -i 10ms --out {}", file.display()),
-    );
+    let running = Running::start(&ns, "127.0.0.1 -c 400 -i 10ms");
     wait_counted(&ns, "Icmp:", "OutEchoReps", 20);
-    drop_all(&ns);
-    let output = child.finish();
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let text = stdout(&output);
+    ns.hole("");
+    let (text, run) = running.finish();
     assert!(text.contains("stopped answering"), "{text}");
-    let run = RunFile::read(&file).unwrap();
     assert_eq!((run.samples.len(), run.interrupted), (400, false));
     let answered = run.samples.rtt_us.iter().flatten().count();
     assert!((20..400).contains(&answered), "{answered}");
@@ -209,65 +177,37 @@ fn a_target_that_stops_answering_loses_nothing() {
     assert!(stderr(&output).contains("does not answer"));
 }
 
-fn interrupted(ns: &Ns, signal: Signal, file: &Path) -> Output {
-    let child = start(
-        ns,
-        &format!("ping 127.0.0.1 -c 100000 --out {}", file.display()),
-    );
-    wait_counted(ns, "Icmp:", "OutEchoReps", 20);
-    child.signal(signal);
-    child.finish()
-}
-
 #[test]
 fn ctrl_c_keeps_what_was_measured() {
     let ns = Ns::new("p");
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("run.json");
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let output = interrupted(&ns, signal, &file);
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        let text = stdout(&output);
-        assert!(
-            text.contains("Median") && text.contains("interrupted"),
-            "{text}"
-        );
-        let run = RunFile::read(&file).unwrap();
+        let running = Running::start(&ns, "127.0.0.1 -c 100000");
+        wait_counted(&ns, "Icmp:", "OutEchoReps", 20);
+        running.signal(signal);
+        let (text, run) = running.finish();
+        let told = text.contains("Median") && text.contains("interrupted");
+        assert!(told, "{text}");
         assert!(run.interrupted);
         assert!((20..100_000).contains(&run.samples.len()));
         check_columns(&run, run.samples.len());
-        fs::remove_file(&file).unwrap();
     }
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[test]
 fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     let ns = Ns::new("p");
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("run.json");
-    let reflect = start(&ns, "reflect --listen 127.0.0.1:9000");
-    wait_until("the reflector answers", Duration::from_secs(5), || {
-        let output = ns.mountain("ping 127.0.0.1 --udp 9000 -c 1");
-        output.status.success()
-    });
-    let ping = format!(
-        "ping 127.0.0.1 --udp 9000 -c 250 -i 20ms --out {}",
-        file.display()
-    );
-    let child = start(&ns, &ping);
-    for process in [&reflect, &child] {
+    let reflect = reflector(&ns);
+    let running = Running::start(&ns, "127.0.0.1 --udp 9000 -c 250 -i 20ms");
+    for process in [&reflect, &running.child] {
         wait_counted(&ns, "Udp:", "InDatagrams", 20);
         process.signal(Signal::SIGSTOP);
         // Longer than a virtual machine halts (0.56 s was seen), with fewer requests than the reflector's burst.
         std::thread::sleep(Duration::from_secs(2));
         process.signal(Signal::SIGCONT);
     }
-    let output = child.finish();
+    let (_, run) = running.finish();
     reflect.signal(Signal::SIGTERM);
     reflect.finish();
-    assert!(output.status.success(), "{}", stderr(&output));
-    let run = RunFile::read(&file).unwrap();
     check_columns(&run, 250);
     let max = |c: &[Option<f64>]| c.iter().flatten().copied().fold(0.0, f64::max);
     let (kernel, user) = (max(&run.samples.rtt_us), max(&run.samples.user_rtt_us));
@@ -300,7 +240,7 @@ fn a_reader_that_is_gone_changes_nothing_but_what_is_printed() {
         ("", Some(0))
     );
     check_columns(&RunFile::read(&file).unwrap(), 20);
-    drop_all(&ns);
+    ns.hole("");
     let output = ping("127.0.0.1");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("does not answer"));
@@ -312,13 +252,13 @@ fn after_the_last_answer_nothing_is_waited_for() {
     let ns = Ns::new("p");
     for way in ["", "--tcp 7777"] {
         let begun = Instant::now();
-        let (_, run) = ping_to_file(&ns, &format!("127.0.0.1 -c 1 -i 1h {way}"));
+        let (_, run) = ping(&ns, &format!("127.0.0.1 -c 1 -i 1h {way}"));
         assert!(begun.elapsed() < Duration::from_secs(20));
         assert_eq!((run.samples.rtt_us.len(), run.interrupted), (1, false));
         assert!(run.seconds < 0.9, "{}", run.seconds);
     }
     // What was lost is waited for, but not for an interval.
-    drop_all(&ns);
+    ns.hole("");
     let output = ns.mountain("ping 127.0.0.1 -c 1 -i 1h");
     assert_eq!(output.status.code(), Some(1));
 }

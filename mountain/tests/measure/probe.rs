@@ -127,13 +127,10 @@ async fn believes_one_answer(path: ProbePath, turn: Turns) -> PathStats {
 fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     let net = Net::new();
     net.server.ip("addr add 192.0.2.3/25 dev s0");
-    let (ready, wait) = mpsc::channel();
-    let (server, client) = Turns::new();
+    let (turn, client) = Turns::new();
+    let socket = net.server.with(|| bound(Type::DGRAM, "192.0.2.2:0", None));
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
     let thread = net.server.spawn(move || {
-        let turn = server;
-        let socket = bound(Type::DGRAM, "192.0.2.2:0", None);
-        let address = socket.local_addr().unwrap().as_socket().unwrap();
-        ready.send(address).unwrap();
         let (request, client) = received(&socket);
         let id = wire::parse_request(&request).unwrap();
         let reflected = Reflected {
@@ -185,9 +182,8 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
         turn.pass();
         turn.wait();
     });
-    let address: SocketAddr = wait.recv().unwrap();
     // The forged reply over s1 must reach the client's network stack at all.
-    let mac = mac(&net, "c1");
+    let mac = net.client.mac("c1");
     let neighbour = format!("192.0.2.1 lladdr {mac} dev s1");
     net.server.ip(&format!("neigh replace {neighbour}"));
     net.client(move || async move {
@@ -199,11 +195,6 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     finish(thread);
 }
 
-fn mac(net: &Net, dev: &str) -> String {
-    let text = net.client.ip(&format!("-br link show {dev}"));
-    text.split_whitespace().nth(2).unwrap().into()
-}
-
 /// Answers echo requests itself, in place of the kernel: first wrongly in every way, then right
 /// and twice.
 #[test]
@@ -211,13 +202,10 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     let net = Net::new();
     net.server.ip("addr add 192.0.2.3/25 dev s0");
     net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
-    let (ready, wait) = mpsc::channel();
-    let (server, client) = Turns::new();
+    let (turn, client) = Turns::new();
+    let raw = |address| net.server.with(|| bound(Type::RAW, address, None));
+    let (socket, foreign) = (raw("192.0.2.2:0"), raw("192.0.2.3:0"));
     let thread = net.server.spawn(move || {
-        let turn = server;
-        let socket = bound(Type::RAW, "192.0.2.2:0", None);
-        let foreign = bound(Type::RAW, "192.0.2.3:0", None);
-        ready.send(()).unwrap();
         let (request, client) = received(&socket);
         // The request with bytes changed, as a reply with a right checksum.
         let reply = |change: &[(usize, u8)]| {
@@ -247,7 +235,6 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
         turn.pass();
         turn.wait();
     });
-    wait.recv().unwrap();
     net.client(move || async move {
         let stats = believes_one_answer(icmp("c0", "192.0.2.2"), client).await;
         let counts = (stats.answered, stats.duplicates, stats.ignored);

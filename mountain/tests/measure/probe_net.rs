@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the tests of probes and reflector share: two namespaces, and threads inside them.
 
-// Each test binary uses its part.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test binary uses its part.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -10,22 +9,22 @@ use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::support::{Ns, Worker};
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
 use mountain::measure::reflect::{AnswerLimits, ReflectStats, Reflector};
-use testkit::TestNamespace;
 
 /// Two namespaces, "client" and "server", joined by two veth pairs: c0–s0 (192.0.2.0/25,
 /// 2001:db8:0::/64, fe80::c, fe80::d) and c1–s1 (192.0.2.128/25).
 pub struct Net {
-    pub client: TestNamespace,
-    pub server: TestNamespace,
+    pub client: Ns,
+    pub server: Ns,
 }
 
 impl Net {
     pub fn new() -> Self {
         let net = Net {
-            client: TestNamespace::new("pc"),
-            server: TestNamespace::new("ps"),
+            client: Ns::new("pc"),
+            server: Ns::new("ps"),
         };
         net.link(0);
         net.link(1);
@@ -54,17 +53,21 @@ impl Net {
     pub fn reflector(&self, listen: &str, start_late: Duration) -> RunningReflector {
         let listen: SocketAddr = listen.parse().unwrap();
         let (ready, wait) = mpsc::channel();
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let thread = self.server.spawn(move || {
+        let worker = Worker::inside(&self.server, move |stop| {
             runtime().block_on(async {
                 let mut reflector = Reflector::bind(listen, AnswerLimits::default()).unwrap();
                 ready
                     .send((reflector.local_addr().unwrap(), reflector.stats()))
                     .unwrap();
                 std::thread::sleep(start_late);
+                let stopped = async {
+                    while !stop.is_set() {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                };
                 tokio::select! {
                     end = reflector.run() => panic!("the reflector ended: {end:?}"),
-                    _ = stopped => {}
+                    () = stopped => {}
                 }
             })
         });
@@ -72,8 +75,7 @@ impl Net {
         RunningReflector {
             address,
             stats,
-            stop: Some(stop),
-            thread: Some(thread),
+            _worker: worker,
         }
     }
 }
@@ -81,19 +83,7 @@ impl Net {
 pub struct RunningReflector {
     pub address: SocketAddr,
     pub stats: Arc<ReflectStats>,
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for RunningReflector {
-    fn drop(&mut self) {
-        let _ = self.stop.take().unwrap().send(());
-        let result = self.thread.take().unwrap().join();
-        assert!(
-            result.is_ok() || std::thread::panicking(),
-            "the reflector panicked"
-        );
-    }
+    _worker: Worker<()>,
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {

@@ -3,8 +3,7 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{mpsc, Arc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mountain::measure::probe::{Prober, Target};
@@ -13,6 +12,7 @@ use mountain::measure::wire::{self, ProbeId};
 use rand::{Rng, RngExt, SeedableRng};
 
 use crate::probe_net::*;
+use crate::support::{seed, wait_until, Worker, LEAVE};
 
 #[test]
 fn the_reflector_gives_both_directions_over_both_families() {
@@ -66,29 +66,28 @@ fn time_inside_a_slow_reflector_is_taken_off() {
     });
 }
 
-/// Passes datagrams between the client and `to`, holding each back for a while.
+/// Passes datagrams between the client and `to`, holding each back for a while once that is switched on.
 fn relay(
     net: &Net,
     to: SocketAddr,
-    forward: Duration,
-    backward: Duration,
-) -> (SocketAddr, Arc<AtomicBool>, JoinHandle<()>) {
+    [forward, backward]: [Duration; 2],
+) -> (SocketAddr, Arc<AtomicBool>, Worker<()>) {
     let slow = Arc::new(AtomicBool::new(false));
     let active = slow.clone();
-    let (ready, wait) = mpsc::channel();
-    let thread = net.server.spawn(move || {
-        let near = UdpSocket::bind("192.0.2.2:0").unwrap();
-        let far = UdpSocket::bind("192.0.2.2:0").unwrap();
-        near.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        ready.send(near.local_addr().unwrap()).unwrap();
+    let [near, far] = [(); 2].map(|()| net.server.udp("192.0.2.2:0"));
+    let address = near.local_addr().unwrap();
+    let wait = Some(Duration::from_millis(20));
+    near.set_read_timeout(wait).unwrap();
+    let worker = Worker::start(move |stop| {
         let mut buffer = [0; 2000];
-        // Ends when the client has been silent for two seconds.
-        while let Ok((len, client)) = near.recv_from(&mut buffer) {
-            let hold = |time| {
-                if active.load(Relaxed) {
-                    std::thread::sleep(time);
-                }
+        let hold = |time| {
+            if active.load(Relaxed) {
+                std::thread::sleep(time);
+            }
+        };
+        while !stop.is_set() {
+            let Ok((len, client)) = near.recv_from(&mut buffer) else {
+                continue;
             };
             hold(forward);
             far.send_to(&buffer[..len], to).unwrap();
@@ -97,7 +96,7 @@ fn relay(
             near.send_to(&buffer[..len], client).unwrap();
         }
     });
-    (wait.recv().unwrap(), slow, thread)
+    (address, slow, worker)
 }
 
 #[test]
@@ -105,8 +104,8 @@ fn a_delay_of_one_direction_shows_in_that_direction() {
     let net = Net::new();
     let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
     for (forward, backward) in [(30, 0), (0, 30)] {
-        let ms = Duration::from_millis;
-        let (address, slow, thread) = relay(&net, reflector.address, ms(forward), ms(backward));
+        let hold = [forward, backward].map(Duration::from_millis);
+        let (address, slow, _relay) = relay(&net, reflector.address, hold);
         net.client(move || async move {
             let mut prober = Prober::new(&[udp("c0", &address.to_string())]).unwrap();
             exchange(&mut prober, 0, 30).await;
@@ -134,7 +133,6 @@ fn a_delay_of_one_direction_shows_in_that_direction() {
                 "delay {delay} µs: forward only counts"
             );
         });
-        finish(thread);
     }
 }
 
@@ -143,14 +141,10 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
     let net = Net::new();
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
     let address = SocketAddr::from(([192, 0, 2, 2], reflector.address.port()));
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
+    let seed = seed();
+    let socket = net.client.udp("192.0.2.1:0");
     let requests = finish(net.client.spawn(move || {
         let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
-        let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .unwrap();
         for _ in 0..100 {
             let mut junk = vec![0; rng.random_range(0..3000)];
             rng.fill_bytes(&mut junk);
@@ -187,15 +181,9 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
     }));
     assert_eq!(reflector.stats.junk.load(Relaxed), 100);
     // The last one is counted just after it is sent.
-    let start = Instant::now();
-    while reflector.stats.answered.load(Relaxed) != requests {
-        assert!(
-            start.elapsed() < Duration::from_secs(5),
-            "{:?}",
-            reflector.stats
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("all are counted", LEAVE, || {
+        reflector.stats.answered.load(Relaxed) == requests
+    });
 }
 
 #[test]

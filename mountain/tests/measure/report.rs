@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
+use crate::support::{stderr, stdout, MOUNTAIN};
 use mountain::measure::runfile::{Cpu, RunFile, Samples, SCHEMA};
 use serde_json::Value;
 
@@ -60,10 +61,17 @@ fn with_cpus(mut run: RunFile, cpus: usize) -> RunFile {
     run
 }
 
-fn report(files: &[PathBuf], dir: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mountain"));
+/// What the command prints, or says when it fails.
+fn report(files: &[PathBuf], dir: &Path) -> Result<String, String> {
+    let mut command = Command::new(MOUNTAIN);
     command.arg("report").args(files).arg("-o").arg(dir);
-    command.output().unwrap()
+    let output = command.output().unwrap();
+    match output.status.code() {
+        Some(0) => Ok(stdout(&output)),
+        // For its arguments, 2.
+        Some(code) if code == 1 + i32::from(files.is_empty()) => Err(stderr(&output)),
+        code => panic!("{code:?}: {}", stderr(&output)),
+    }
 }
 
 /// The page of `runs`, named run0, run1… by their files, and the folder it is in.
@@ -76,11 +84,8 @@ fn page(runs: &[RunFile]) -> (String, tempfile::TempDir) {
         run.write(file).unwrap();
     }
     let out = dir.path().join("out");
-    let output = report(&files, &out);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let told = report(&files, &out).unwrap();
     let path = out.join("index.html");
-    let told = String::from_utf8_lossy(&output.stdout);
     assert_eq!(told.trim_end(), path.to_str().unwrap());
     (fs::read_to_string(path).unwrap(), dir)
 }
@@ -201,9 +206,7 @@ fn an_earlier_reports_plots_go_and_nothing_else() {
     // A name that a report could have, but this is the user's.
     fs::write(out.join("timeline-9.svg"), "mine").unwrap();
     let made = |files: &[PathBuf]| {
-        let output = report(files, &out);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        report(files, &out).unwrap();
         let entries = fs::read_dir(&out).unwrap();
         let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
         names.collect::<std::collections::BTreeSet<_>>()
@@ -230,17 +233,11 @@ fn a_page_of_somebody_else_is_left_alone() {
     let file = dir.path().join("a.json");
     run(50).write(&file).unwrap();
     let refused = |out: &Path, content: &str| {
-        let output = report(std::slice::from_ref(&file), out);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(
-            said.contains("was not written by mountain report"),
-            "{said}"
-        );
-        assert_eq!(
-            fs::read(out.join("index.html")).unwrap(),
-            content.as_bytes()
-        );
+        let said = report(std::slice::from_ref(&file), out).unwrap_err();
+        let foreign = said.contains("was not written by mountain report");
+        assert!(foreign, "{said}");
+        let left = fs::read_to_string(out.join("index.html")).unwrap();
+        assert_eq!(left, content);
     };
     let out = dir.path().join("site");
     fs::create_dir(&out).unwrap();
@@ -250,7 +247,7 @@ fn a_page_of_somebody_else_is_left_alone() {
     // Its own page is written over, but not what became of it.
     let out = dir.path().join("out");
     for _ in 0..2 {
-        assert!(report(std::slice::from_ref(&file), &out).status.success());
+        report(std::slice::from_ref(&file), &out).unwrap();
     }
     let before = fs::read_dir(&out).unwrap().count();
     fs::write(out.join("index.html"), "with notes").unwrap();
@@ -268,24 +265,20 @@ fn plots_of_somebody_else_are_left_alone() {
         let own = dir.path().join(name.replace('.', "-"));
         fs::create_dir(&own).unwrap();
         fs::write(own.join(name), "mine").unwrap();
-        let output = report(&own);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(
-            said.contains(name) && said.contains("was not written by mountain report"),
-            "{said}"
-        );
+        let said = report(&own).unwrap_err();
+        let foreign = said.contains("was not written by mountain report");
+        assert!(said.contains(name) && foreign, "{said}");
         assert_eq!(fs::read(own.join(name)).unwrap(), b"mine");
         assert_eq!(fs::read_dir(&own).unwrap().count(), 1, "nothing is begun");
     }
     // Nor what somebody has made of a report's own; but that is written again when it is gone.
     let out = dir.path().join("out");
-    assert!(report(&out).status.success());
+    report(&out).unwrap();
     fs::write(out.join("cdf.svg"), "drawn over").unwrap();
-    assert!(!report(&out).status.success());
+    report(&out).unwrap_err();
     assert_eq!(fs::read(out.join("cdf.svg")).unwrap(), b"drawn over");
     fs::remove_file(out.join("cdf.svg")).unwrap();
-    assert!(report(&out).status.success());
+    report(&out).unwrap();
     assert!(fs::read(out.join("cdf.svg")).unwrap().starts_with(b"<svg"));
 }
 
@@ -295,7 +288,7 @@ fn a_list_that_cannot_be_saved_removes_nothing() {
     let files = ["a", "b"].map(|name| dir.path().join(format!("{name}.json")));
     files.iter().for_each(|file| run(50).write(file).unwrap());
     let out = dir.path().join("out");
-    assert!(report(&files, &out).status.success());
+    report(&files, &out).unwrap();
     // In place of the list a folder that is not empty: no file takes its place.
     let list = out.join(".mountain-report.json");
     let kept = dir.path().join("list");
@@ -307,15 +300,13 @@ fn a_list_that_cannot_be_saved_removes_nothing() {
     for path in entries.filter(|p| p.is_file()).filter(in_the_way) {
         fs::remove_file(path).unwrap();
     }
-    let output = report(&files[..1], &out);
-    assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = report(&files[..1], &out).unwrap_err();
     assert!(said.contains("cannot write"), "{said}");
     assert!(out.join("timeline-2.svg").exists());
     assert!(!out.join("index.html").exists());
     fs::remove_dir_all(&list).unwrap();
     fs::rename(&kept, &list).unwrap();
-    assert!(report(&files[..1], &out).status.success());
+    report(&files[..1], &out).unwrap();
     assert!(!out.join("timeline-2.svg").exists());
 }
 
@@ -327,9 +318,8 @@ fn what_cannot_be_read_or_written_is_said() {
     let foreign = dir.path().join("foreign.txt");
     fs::write(&foreign, "PING 192.0.2.1").unwrap();
     let fails = |files: &[PathBuf], out: &Path, why: &str| {
-        let output = report(files, out);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(why), "{said}");
+        let said = report(files, out).unwrap_err();
+        assert!(said.contains(why), "{said}");
     };
     let out = dir.path().join("out");
     fails(&[good.clone(), foreign.clone()], &out, "mountain import");
@@ -401,12 +391,9 @@ fn in_browser(html: &str, dir: &Path, width: u32, medium: Medium) -> (Value, Str
         .arg(format!("file://{}", frame.display()))
         .output()
         .expect("chromium is missing: scripts/setup --test");
-    let dom = String::from_utf8_lossy(&output.stdout);
-    let look = dom
-        .split("look")
-        .nth(1)
-        .unwrap_or_else(|| panic!("no title: {}", String::from_utf8_lossy(&output.stderr)));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (dom, said) = (stdout(&output), stderr(&output));
+    let look = dom.split("look").nth(1);
+    let look = look.unwrap_or_else(|| panic!("no title: {said}"));
     (serde_json::from_str(look).unwrap(), said)
 }
 
@@ -424,11 +411,9 @@ fn a_browser_shows_it_on_a_phone_too() {
         assert!(look["page"].as_u64().unwrap() <= page_width, "{look}");
         // Two time-lines, tail, CDF, and one of the histograms.
         assert_eq!(look["shown"], 5, "{look}");
-        assert_eq!(
-            (&look["cut"], &look["wide"]),
-            (&0.into(), &0.into()),
-            "{look}"
-        );
+        for many in ["cut", "wide"] {
+            assert_eq!(look[many], 0, "{many}: {look}");
+        }
         // Each zoom shows its plot, with the links to that plot's files, and nothing else.
         let links = |name: &str| [".svg", ".png"].map(|end| format!("{name}{end}"));
         let expected = serde_json::json!([

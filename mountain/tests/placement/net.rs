@@ -12,56 +12,33 @@
 //! Both default routes of the home are there, with metrics 100 and 600.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use mountain::control::run_dir::RunDir;
 use mountain::control::status::PathStatus;
 use mountain::placement::PlacementStatus;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Deserializer};
+use tempfile::NamedTempFile;
 
-use crate::support::{wait_until, Ns, LEAVE};
+use crate::support::{config, wait_until, Cgroup, Guard, Ns, LEAVE};
 
 pub const PORT: u16 = 7100;
 pub const SERVER: [&str; 2] = ["10.50.0.2", "fd50::2"];
 const FLOWS: &str = include_str!("flows.py");
-const SERVE: &str = include_str!("serve.py");
 
 /// What the server sees of a flow by each uplink, of each family.
 pub const SEEN: [[&str; 2]; 2] = [["10.50.0.10", "10.50.0.11"], ["fd50::10", "fd50::11"]];
 /// The home's address on each uplink.
 pub const OWN: [[&str; 2]; 2] = [["10.40.0.2", "10.41.0.2"], ["fd40::2", "fd41::2"]];
 
-/// A cgroup of version 2 for the processes whose flows are placed; removed when dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let root = mountain::host::cgroup::root().expect("these tests need cgroups of version 2");
-        let path = root.join(format!("mtt-isp-{}-{n}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
 pub struct Home {
     pub home: Ns,
     pub providers: Ns,
     pub server: Ns,
     pub lan: Option<Ns>,
-    config: tempfile::NamedTempFile,
-    serving: Child,
+    config: NamedTempFile,
+    _serving: Guard,
     cgroup: Cgroup,
 }
 
@@ -73,7 +50,7 @@ impl Home {
     /// `more`: further lines of the configuration.
     pub fn with_config(more: &str) -> Self {
         let (home, providers, server) = (Ns::new("h"), Ns::new("p"), Ns::new("s"));
-        let cgroup = Cgroup::new();
+        let cgroup = Cgroup::new("placed");
         for ns in [&home, &providers] {
             ns.sysctl("net.ipv4.conf.all.rp_filter", "0");
             ns.sysctl("net.ipv4.conf.default.rp_filter", "0");
@@ -84,28 +61,18 @@ impl Home {
         let exits: Vec<&str> = exits.split(' ').collect();
         let end: (_, &[&str]) = ("w", &["10.50.0.2/24", "fd50::2/64"]);
         providers.wire(("w", &exits), &server, end);
-        let group = cgroup.0.display();
-        let config = format!("[start]\ncgroup = \"{group}\"\nadopt = true\n{more}");
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), config).unwrap();
-        let mut serving = server
-            .command("python3")
-            .args(["-u", "-c", SERVE, &PORT.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut ready = String::new();
-        let out = serving.stdout.take().unwrap();
-        BufReader::new(out).read_line(&mut ready).unwrap();
-        assert_eq!(ready, "ready\n");
+        let group = cgroup.path().display();
+        let config = config(&format!(
+            "[start]\ncgroup = \"{group}\"\nadopt = true\n{more}"
+        ));
+        let serving = serve(&server, PORT);
         let net = Self {
             home,
             providers,
             server,
             lan: None,
-            config: file,
-            serving,
+            config,
+            _serving: serving,
             cgroup,
         };
         net.translate();
@@ -116,9 +83,7 @@ impl Home {
         for i in 0..2 {
             for gateway in [format!("10.4{i}.0.1"), format!("fd4{i}::1")] {
                 wait_until("the gateway answers", LEAVE, || {
-                    let ping = ["-c", "1", "-W", "1", &gateway];
-                    let output = net.home.command("ping").args(ping).output().unwrap();
-                    output.status.success()
+                    net.home.pings(&format!("-c 1 -W 1 {gateway}"))
                 });
             }
         }
@@ -160,15 +125,14 @@ impl Home {
              type filter hook prerouting priority -300;\n{strict} }}\n chain nat {{\n  \
              type nat hook postrouting priority srcnat;\n{nat} }}\n}}\n"
         );
-        nft(&self.providers, &rules);
+        self.providers.nft(&rules);
     }
 
     /// Packets that a provider has refused as they were from an address that it did not give out.
     pub fn refused(&self) -> u64 {
-        let text = self.providers.run("nft list chain inet providers strict");
-        let packets = text.split("packets ").skip(1);
-        packets
-            .map(|rest| rest.split(' ').next().unwrap().parse::<u64>().unwrap())
+        self.providers
+            .counted("chain inet providers strict")
+            .iter()
             .sum()
     }
 
@@ -180,13 +144,17 @@ impl Home {
         lan.bring_up("e0", &["fd77::2/64"]);
         lan.ip("-6 route add default via fd77::1");
         self.home.sysctl("net.ipv6.conf.all.forwarding", "1");
-        nft(
-            &self.home,
-            "table inet home {\n chain post {\n  type nat hook postrouting priority srcnat;\n  \
+        self.home.nft("table inet home {\n chain post {\n  type nat hook postrouting priority srcnat;\n  \
              oifname { u0, u1 } masquerade\n }\n chain pre {\n  type nat hook prerouting priority dstnat;\n  \
              iifname { u0, u1 } tcp dport 8080 dnat ip to 192.168.7.2:7100\n }\n}\n",
         );
         self.lan = Some(lan);
+        self
+    }
+
+    /// With `mountain` up, and all paths measured.
+    pub fn running(self) -> Self {
+        self.up();
         self
     }
 
@@ -219,24 +187,18 @@ impl Home {
     pub fn blackhole(&self, i: usize) {
         let hook = "type filter hook prerouting priority -310";
         let hole = format!("table inet hole {{ chain in {{ {hook}; iifname r{i} drop; }}\n}}\n");
-        nft(&self.providers, &hole);
+        self.providers.nft(&hole);
         for ipv6 in [false, true] {
-            wait_until(&format!("u{i} is left"), 2 * LEAVE, || {
-                let state = self.path(i, ipv6).judged.state;
-                state != "good" && state != "unknown"
-            });
+            self.home.wait_left(&format!("u{i}"), ipv6);
         }
     }
 
     pub fn no_blackhole(&self) {
-        self.providers.run("nft delete table inet hole");
+        self.providers.no_hole();
     }
 
     pub fn path(&self, i: usize, ipv6: bool) -> PathStatus {
-        let mut paths = self.home.status().paths.into_iter();
-        let device = format!("u{i}");
-        let found = paths.find(|p| p.device == device && p.ipv6 == ipv6);
-        found.unwrap_or_else(|| panic!("no path {device}"))
+        self.home.path_by(&format!("u{i}"), ipv6)
     }
 
     /// What `status` says of placement.
@@ -250,24 +212,13 @@ impl Home {
     }
 
     pub fn kill_daemon(&self) {
-        self.end_daemon(Signal::SIGKILL);
-    }
-
-    pub fn end_daemon(&self, signal: Signal) {
-        let pid = self.home.status().pid;
-        let pid = nix::unistd::Pid::from_raw(pid as i32);
-        nix::sys::signal::kill(pid, signal).unwrap();
-        // The lock goes with the last of its threads.
-        wait_until("the process is gone", LEAVE, || {
-            let is_running = || RunDir::of_this_namespace().unwrap().is_running().unwrap();
-            !self.home.with(is_running)
-        });
+        self.home.end_daemon(Signal::SIGKILL);
     }
 
     /// Has another cgroup take the place of that whose sockets are placed.
     pub fn renew_cgroup(&self) {
-        std::fs::remove_dir(&self.cgroup.0).unwrap();
-        std::fs::create_dir(&self.cgroup.0).unwrap();
+        std::fs::remove_dir(self.cgroup.path()).unwrap();
+        std::fs::create_dir(self.cgroup.path()).unwrap();
     }
 
     /// A process at home whose flows are placed.
@@ -277,11 +228,7 @@ impl Home {
 
     /// A program in any namespace, in the cgroup whose sockets are placed.
     pub fn placed(&self, ns: &Ns, program: &str) -> Command {
-        let cgroup = self.cgroup.0.display();
-        let script = format!("echo $$ > {cgroup}/cgroup.procs && exec \"$0\" \"$@\"");
-        let mut command = ns.command("sh");
-        command.args(["-c", &script, program]);
-        command
+        self.cgroup.command(ns, program)
     }
 
     /// The same in any namespace.
@@ -292,32 +239,36 @@ impl Home {
         Flows {
             input: child.stdin.take().unwrap(),
             output: BufReader::new(child.stdout.take().unwrap()),
-            child,
+            _child: Guard::new(child),
         }
     }
 }
 
 impl Drop for Home {
     fn drop(&mut self) {
-        let _ = self.serving.kill();
-        let _ = self.serving.wait();
         // The daemon must be gone before its cgroup can be.
         let _ = self.home.mountain("down");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-pub fn nft(ns: &Ns, rules: &str) {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), rules).unwrap();
-    ns.run(&format!("nft -f {}", file.path().display()));
+/// A server that answers with what it sees of a flow, by TCP and UDP.
+pub fn serve(ns: &Ns, port: u16) -> Guard {
+    let mut command = ns.command("python3");
+    command.args(["-u", "-c", include_str!("serve.py"), &port.to_string()]);
+    let mut serving = Guard::piped(&mut command);
+    let out = serving.child().stdout.take().unwrap();
+    let mut ready = String::new();
+    BufReader::new(out).read_line(&mut ready).unwrap();
+    assert_eq!(ready, "ready\n");
+    serving
 }
 
 /// A process that holds flows open.
 pub struct Flows {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    child: Child,
+    _child: Guard,
 }
 
 /// A flow as its own end and the server see it.
@@ -357,6 +308,13 @@ impl Flows {
         self.open_with(kind, count, server, "")
     }
 
+    /// Opens flows as [`Self::open`]: so many are answered by each uplink.
+    #[track_caller]
+    pub fn assert_opens(&mut self, kind: &str, count: usize, server: &str, by: [usize; 2]) {
+        let opened = self.open(kind, count, server);
+        assert_eq!(by_uplink(&opened), by, "{kind} to {server}: {opened:?}");
+    }
+
     pub fn open_with(
         &mut self,
         kind: &str,
@@ -392,13 +350,6 @@ impl Flows {
     }
 }
 
-impl Drop for Flows {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// How many of the flows the server saw come by each uplink.
 pub fn by_uplink(flows: &[Seen]) -> [usize; 2] {
     let mut counts = [0; 2];
@@ -406,4 +357,13 @@ pub fn by_uplink(flows: &[Seen]) -> [usize; 2] {
         counts[uplink] += 1;
     }
     counts
+}
+
+/// Forty flows and more that choose are all answered, by both uplinks.
+#[track_caller]
+pub fn assert_by_both(flows: &[Seen]) {
+    let [a, b] = by_uplink(flows);
+    assert_eq!(a + b, flows.len(), "not all are answered: {flows:?}");
+    // Of 40 fair coins fewer than 8 of a side come once in 20,000 times.
+    assert!(a >= 8 && b >= 8, "{a} and {b}: {flows:?}");
 }

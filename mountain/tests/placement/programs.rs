@@ -8,12 +8,6 @@ use crate::net::*;
 use crate::support::*;
 use serde_json::Value;
 
-fn wait_open(ns: &Ns, flag: &str, port: u16) {
-    wait_until(&format!("port {port}"), LEAVE, || {
-        !ns.run(&format!("ss -Hln{flag} sport = :{port}")).is_empty()
-    });
-}
-
 /// Output of a program at home whose sockets are placed.
 fn run(net: &Home, program: &str, args: &[&str]) -> Output {
     let output = net.placed(&net.home, program).args(args).output();
@@ -39,7 +33,7 @@ fn curl() {
     let net = Home::new();
     let mut python = net.server.command("python3");
     let _server = Guard::start(python.args(["-c", include_str!("http.py"), "7180"]));
-    wait_open(&net.server, "t", 7180);
+    net.server.wait_open("tcp", 7180);
     net.up();
     let get = |url: &str, more: &[&str]| -> Option<String> {
         let args = [&["-sS", "-g", "-m", "2", url], more].concat();
@@ -79,7 +73,7 @@ fn dns_server(ns: &Ns, mut command: Command) -> (Guard, tempfile::TempDir) {
         &log,
         "--address=/steady.test/192.0.2.7",
     ]));
-    wait_open(ns, "u", 5353);
+    ns.wait_open("udp", 5353);
     (server, folder)
 }
 
@@ -150,7 +144,7 @@ fn iperf3_in_both_directions() {
     let net = Home::new();
     let mut iperf3 = net.server.command("iperf3");
     let _server = Guard::start(iperf3.args(["-s", "-p", "7201"]));
-    wait_open(&net.server, "t", 7201);
+    net.server.wait_open("tcp", 7201);
     net.up();
     for server in SERVER {
         for direction in ["--no-delay", "-R"] {
@@ -184,8 +178,7 @@ fn iperf3_in_both_directions() {
 
 #[test]
 fn ping_measures_the_uplink_that_it_is_told() {
-    let net = Home::new();
-    net.up();
+    let net = Home::new().running();
     net.blackhole(1);
     for (i, is_answered) in [(0, true), (1, false)] {
         let device = format!("u{i}");
@@ -227,8 +220,7 @@ fn containers_behind_a_bridge() {
     container.ip("route add default via 172.18.0.1");
     net.home.sysctl("net.ipv4.ip_forward", "1");
     // As Docker's: one address for all that leaves the bridge.
-    nft(
-        &net.home,
+    net.home.nft(
         "table ip nat {\n chain POSTROUTING {\n  type nat hook postrouting priority srcnat;\n  \
          oifname != \"br0\" ip saddr 172.18.0.0/16 masquerade\n }\n}\n",
     );
@@ -237,20 +229,14 @@ fn containers_behind_a_bridge() {
     let mut opened = Vec::new();
     for kind in ["tcp", "udp"] {
         let of_kind = flows.open(kind, EACH, SERVER[0]);
-        let [a, b] = by_uplink(&of_kind);
-        assert_eq!(a + b, EACH, "{kind}: all are answered");
-        assert!(a >= 8 && b >= 8, "{kind}: {a} and {b}");
+        assert_by_both(&of_kind);
         opened.extend(of_kind);
     }
     assert_eq!(flows.ask(), opened, "and stay");
     net.blackhole(0);
     let mut new = net.flows_in(&container);
     for kind in ["tcp", "udp", "msg"] {
-        assert_eq!(
-            by_uplink(&new.open(kind, EACH, SERVER[0])),
-            [0, EACH],
-            "{kind}"
-        );
+        new.assert_opens(kind, EACH, SERVER[0], [0, EACH]);
     }
     assert_eq!(net.refused(), 0);
 }

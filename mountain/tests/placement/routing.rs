@@ -10,9 +10,7 @@ const EACH: usize = 40;
 fn both_are_used(net: &Home, server: &str) {
     let mut flows = net.flows();
     for kind in ["tcp", "udp", "msg"] {
-        let [a, b] = by_uplink(&flows.open(kind, EACH, server));
-        assert_eq!(a + b, EACH, "{kind}: all are answered");
-        assert!(a >= 8 && b >= 8, "{kind}: {a} and {b}");
+        assert_by_both(&flows.open(kind, EACH, server));
     }
     assert_eq!(net.refused(), 0);
 }
@@ -45,7 +43,7 @@ fn one_subnet_on_both_uplinks() {
     net.blackhole(1);
     let mut flows = net.flows();
     for kind in ["tcp", "udp", "msg"] {
-        assert_eq!(by_uplink(&flows.open(kind, 8, SERVER[0])), [8, 0], "{kind}");
+        flows.assert_opens(kind, 8, SERVER[0], [8, 0]);
     }
 }
 
@@ -80,15 +78,10 @@ fn rules_that_were_there_come_first() {
     net.up();
     let mut flows = net.flows();
     for kind in ["tcp", "udp", "msg"] {
-        assert_eq!(
-            by_uplink(&flows.open(kind, 16, SERVER[0])),
-            [0, 16],
-            "{kind}"
-        );
+        flows.assert_opens(kind, 16, SERVER[0], [0, 16]);
     }
     assert_eq!(net.refused(), 0, "address and uplink are of one provider");
-    let [a, b] = by_uplink(&flows.open("tcp", EACH, SERVER[1]));
-    assert!(a >= 8 && b >= 8, "IPv6 has no such rule: {a} and {b}");
+    assert_by_both(&flows.open("tcp", EACH, SERVER[1]));
     net.home.ip("rule del to 10.50.0.2 lookup 55");
     wait_until("new flows choose", LEAVE, || {
         let opened = flows.open("msg", 16, SERVER[0]);
@@ -108,8 +101,7 @@ fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
     net.up();
     let mut flows = net.flows();
     let opened = flows.open("msg", EACH, SERVER[0]);
-    let [a, b] = by_uplink(&opened);
-    assert!(a >= 8 && b >= 8, "the test proves nothing: {a} and {b}");
+    assert_by_both(&opened);
     let mut follow = |there: &str, gone: &str| {
         net.home.ip(there);
         wait_until("running exchanges follow", LEAVE, || {
@@ -156,8 +148,7 @@ fn a_mark_of_the_owners_keeps_all_its_bits() {
 #[test]
 fn wg_quick_removes_its_own_rule_only() {
     const OWN_RULE: &str = "from all lookup main suppress_prefixlength 0";
-    let net = Home::new();
-    net.up();
+    let net = Home::new().running();
     for family in ["-4", "-6"] {
         let rules = || net.home.ip(&format!("{family} rule"));
         let before = rules();
@@ -183,15 +174,11 @@ fn of_overlapping_rules_the_first_decides() {
         "[[rule]]\nmatch = { proto = \"udp\", ports = \"7000-7100\" }\nuse = \"u1\"\n\
          [[rule]]\nmatch = { ports = \"7100-7200\" }\nuse = \"u0\"\n\
          [[rule]]\nmatch = { prefix = \"10.50.0.0/16\" }\nuse = \"u1\"\n",
-    );
-    net.up();
+    )
+    .running();
     let mut flows = net.flows();
     for (kind, expected) in [("udp", [0, 16]), ("msg", [0, 16]), ("tcp", [16, 0])] {
-        assert_eq!(
-            by_uplink(&flows.open(kind, 16, SERVER[0])),
-            expected,
-            "{kind}"
-        );
+        flows.assert_opens(kind, 16, SERVER[0], expected);
     }
     assert_eq!(net.refused(), 0);
 }
@@ -204,14 +191,13 @@ fn an_uplink_whose_lease_comes_later() {
         net.home.ip(&format!("addr del {address} dev u1"));
     }
     net.home.try_ip("-6 route del default dev u1");
-    let refused = net.home.mountain_fails("up --adopt");
-    assert!(refused.contains("--wait"), "{refused}");
+    net.home.mountain_fails("up --adopt", "--wait");
     net.start_with("--wait");
     let mut flows = net.flows();
-    assert_eq!(by_uplink(&flows.open("tcp", 8, SERVER[0])), [8, 0]);
+    flows.assert_opens("tcp", 8, SERVER[0], [8, 0]);
     // An address alone is not enough, and no harm.
     net.home.ip("addr add 10.41.0.2/24 dev u1");
-    assert_eq!(by_uplink(&flows.open("tcp", 8, SERVER[0])), [8, 0]);
+    flows.assert_opens("tcp", 8, SERVER[0], [8, 0]);
     net.home.ip("addr add fd41::2/64 dev u1 nodad");
     net.default_routes(1);
     net.wait_good();
@@ -222,12 +208,10 @@ fn an_uplink_whose_lease_comes_later() {
 
 #[test]
 fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
-    let net = Home::new();
-    net.up();
+    let net = Home::new().running();
     let mut old = net.flows();
     let before = old.open("tcp", EACH, SERVER[1]);
-    let [_, second] = by_uplink(&before);
-    assert!(second >= 8, "the test proves nothing: {second}");
+    assert_by_both(&before);
     let address = |lifetimes: &str| {
         net.home
             .ip(&format!("-6 addr change fd41::2/64 dev u1 {lifetimes}"));
@@ -244,8 +228,7 @@ fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
     let rules = net.home.ip("-6 rule");
     assert!(rules.contains("from fd41::2 lookup 197"), "{rules}");
     new.close();
-    let [a, b] = by_uplink(&new.open("tcp", EACH, SERVER[0]));
-    assert!(a >= 8 && b >= 8, "IPv4 is not concerned: {a} and {b}");
+    assert_by_both(&new.open("tcp", EACH, SERVER[0]));
     address("valid_lft forever preferred_lft forever");
     wait_until("it is used again", LEAVE, || {
         new.close();
@@ -259,8 +242,8 @@ fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
     let name = format!("mtt-late-{}", std::process::id());
     let net = Home::with_config(&format!(
         "[[rule]]\nmatch = {{ cgroup = \"{name}\" }}\nuse = \"u1\"\n"
-    ));
-    net.up();
+    ))
+    .running();
     let unresolved = || net.placement().unresolved;
     let said = unresolved().join("\n");
     assert!(said.contains("there is no cgroup"), "{said}");
@@ -274,8 +257,7 @@ fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
 
 #[test]
 fn a_cgroup_that_takes_the_place_of_another_is_followed() {
-    let net = Home::new();
-    net.up();
+    let net = Home::new().running();
     net.renew_cgroup();
     wait_until("new flows are placed", LEAVE, || {
         by_uplink(&net.flows().open("udp", EACH, SERVER[0]))[1] >= 8
@@ -346,9 +328,7 @@ fn prefixes_that_routers_advertise_and_change() {
     let mut new = net.flows();
     for kind in ["tcp", "udp", "msg"] {
         let opened = new.open(kind, EACH, SERVER[1]);
-        let [a, b] = by_uplink(&opened);
-        assert_eq!(a + b, EACH, "{kind}: all are answered");
-        assert!(a >= 8 && b >= 8, "{kind}: {a} and {b}");
+        assert_by_both(&opened);
         let old_prefix = opened.iter().find(|f| f.own.starts_with("fd61:1:1:1:"));
         assert_eq!(old_prefix, None, "{kind}: from an address that is going");
     }

@@ -3,11 +3,11 @@
 //! whole and with right checksums, and what it would corrupt or lose it refuses.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io::ErrorKind;
 use std::time::Duration;
 
-use crate::net::{add, ask, assert_answers, udp, Net, Place};
+use crate::net::{add, ask, assert_answers, echo, ethtool, features, Net};
+use crate::support::stream::{send, sink};
 use crate::support::{wait_until, Ns};
 use mountain::redirect::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use mountain::redirect::{Backend, Installed};
@@ -52,47 +52,21 @@ fn bad_checksums(ns: &Ns) -> u64 {
 
 /// A TCP transfer both ways at once: the server sends back what it gets. What comes back must be
 /// what was sent, byte by byte.
-fn tcp_echo(net: &Net, ipv6: bool, bytes: usize) {
+fn tcp_echo(net: &Net, ipv6: bool, bytes: u64) {
     let (_, from, to) = places(ipv6);
-    let to: SocketAddr = tcp_target(to).parse().unwrap();
-    let from: SocketAddr = from.parse().unwrap();
-    let listener = net.server.with(move || TcpListener::bind(to).unwrap());
-    let server = std::thread::spawn(move || {
-        let (mut stream, peer) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let mut buffer = vec![0; 65_536];
-        loop {
-            match stream.read(&mut buffer).unwrap() {
-                0 => break,
-                n => stream.write_all(&buffer[..n]).unwrap(),
-            }
-        }
-        peer
-    });
-    let mut stream = net
-        .client
-        .with(move || TcpStream::connect_timeout(&from, TIMEOUT).unwrap());
-    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    let data: Vec<u8> = (0..bytes).map(|i| (i * 31 + (i >> 8) * 7) as u8).collect();
-    let mut writer = stream.try_clone().unwrap();
-    let sent = data.clone();
-    let sender = std::thread::spawn(move || {
-        writer.write_all(&sent).unwrap();
-        writer.shutdown(Shutdown::Write).unwrap();
-    });
-    let mut back = vec![];
-    stream.read_to_end(&mut back).unwrap();
-    sender.join().unwrap();
-    let peer = server.join().unwrap();
-    assert!(back == data, "{} of {bytes} bytes came back", back.len());
+    let (stream, server) = echo(net, from, &tcp_target(to));
+    let back = sink(stream.try_clone().unwrap());
+    send(&stream, bytes, |_| ());
+    assert_eq!(back.join().unwrap(), bytes);
     let client = stream.local_addr().unwrap().ip();
+    let peer = server.join().unwrap();
     assert_eq!(peer.ip(), client, "the server sees the client");
 }
 
 /// Datagrams of many sizes there and back.
 fn udp_echo(net: &Net, ipv6: bool) {
     let (local, from, _) = places(ipv6);
-    let socket = udp(&net.client, local);
+    let socket = net.client.udp(local);
     for len in [0, 1, 2, 17, 100, 999, 1400, 1450] {
         let text = "x".repeat(len);
         let (answer, whom) = ask(&socket, from, &text);
@@ -103,10 +77,6 @@ fn udp_echo(net: &Net, ipv6: bool) {
     let text = "y".repeat(1900);
     let (answer, whom) = ask(&socket, from, &text);
     assert_eq!((answer.len(), whom.as_str()), (1907, from));
-}
-
-fn feature(ns: &Ns, dev: &str, what: &str) {
-    ns.run(&format!("ethtool -K {dev} {what}"));
 }
 
 /// Why a backend may refuse the devices as they are.
@@ -124,8 +94,7 @@ fn delivers_or_refuses(net: &Net, backend: &str, ipv6: bool, refusal: Option<&st
         format!("add --proto {proto} --from {from} --to {to} --backend {backend}")
     };
     if let Some(why) = refusal {
-        let said = net.refuses(&add("udp", to));
-        assert!(said.contains(why), "{what}: {said}");
+        net.refuses(&add("udp", to), why);
         return;
     }
     let bad = || [bad_checksums(&net.client), bad_checksums(&net.server)];
@@ -145,15 +114,15 @@ fn delivers_or_refuses(net: &Net, backend: &str, ipv6: bool, refusal: Option<&st
 
 #[test]
 fn each_backend_delivers_or_refuses() {
-    let mut net = Net::new();
+    let net = Net::new();
     for ipv6 in [false, true] {
         let (_, _, to) = places(ipv6);
-        net.serve(Place::Server, "target", to);
+        net.serve(&net.server, "target", to);
     }
     for (tx, gro) in [(true, true), (true, false), (false, true), (false, false)] {
         let [t, g] = [tx, gro].map(|on| if on { "on" } else { "off" });
         for (ns, dev) in [(&net.client, "c0"), (&net.server, "s0")] {
-            feature(ns, dev, &format!("tx {t} gro {g}"));
+            ethtool(ns, dev, &format!("tx {t} gro {g}"));
         }
         for backend in BACKENDS {
             for ipv6 in [false, true] {
@@ -175,9 +144,9 @@ fn each_backend_delivers_or_refuses() {
 /// With --fix every backend works on devices as they are made, and leaves them so.
 #[test]
 fn fix_makes_every_backend_possible_and_del_undoes_it() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "target", places(false).2);
-    let features = |net: &Net| net.client.run("ethtool -k c0") + &net.server.run("ethtool -k s0");
+    let net = Net::new();
+    net.serve(&net.server, "target", places(false).2);
+    let features = |net: &Net| features(&net.client, "c0") + &features(&net.server, "s0");
     let before = features(&net);
     for backend in BACKENDS {
         let (_, from, to) = places(false);
@@ -209,8 +178,8 @@ fn auto_takes_the_fastest_that_is_correct() {
         ("tx off gro off", "tcx-peer"),
         ("tx off gro on", "xdp-redirect"),
     ] {
-        feature(&net.client, "c0", features);
-        feature(&net.server, "s0", features);
+        ethtool(&net.client, "c0", features);
+        ethtool(&net.server, "s0", features);
         let added: Installed = net.json(&format!("add {rule} --backend auto"));
         assert_eq!(added.plan.backend, Backend::Nft, "{features}");
         wait_for(backend, features);
@@ -219,11 +188,10 @@ fn auto_takes_the_fastest_that_is_correct() {
     // A firewall that may drop: what goes around it is not chosen.
     net.redirect(&format!("add {rule} --backend auto"));
     wait_for("xdp-redirect", "before the firewall");
-    net.router.run("nft add table inet guard");
-    net.router
-        .run("nft add chain inet guard f { type filter hook forward priority 0 ; policy drop ; }");
-    net.router
-        .run("nft add rule inet guard f ip daddr 10.0.1.2 accept");
+    net.router.nft(
+        "table inet guard { chain f { type filter hook forward priority 0; policy drop;\n\
+         ip daddr 10.0.1.2 accept\n} }",
+    );
     wait_for("nft", "with the firewall");
     net.redirect(&format!("del --proto udp --from {from}"));
 }
@@ -231,16 +199,16 @@ fn auto_takes_the_fastest_that_is_correct() {
 /// All backends at once, the BPF ones with two targets between them.
 #[test]
 fn backends_work_side_by_side_and_go_one_at_a_time() {
-    let mut net = Net::new();
+    let net = Net::new();
     let targets = [
         ("10.0.1.2:8083", "target"),
         ("10.0.1.2:9000", "other"),
         ("10.0.1.2:9001", "third"),
     ];
     for (to, name) in targets {
-        net.serve(Place::Server, name, to);
+        net.serve(&net.server, name, to);
     }
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     let mut there = vec![];
     for (i, backend) in BACKENDS.iter().enumerate() {
         let from = format!("10.0.8.17:{}", 8100 + i);
@@ -257,9 +225,8 @@ fn backends_work_side_by_side_and_go_one_at_a_time() {
         ("10.0.1.2:9001", "tcx", "nft"),
         ("10.0.1.2:9000", "nft", "BPF"),
     ] {
-        let said = net.refuses(&add("udp", "10.0.8.17:1", to, backend));
         let why = format!("another rule sends to {to} by {by}");
-        assert!(said.contains(&why), "{said}");
+        net.refuses(&add("udp", "10.0.8.17:1", to, backend), &why);
     }
     while let Some((from, _)) = there.pop() {
         net.redirect(&format!("del --proto udp --from {from}"));
@@ -281,22 +248,18 @@ fn a_target_that_is_down_says_so_to_the_client() {
             for proto in ["udp", "tcp"] {
                 net.add(proto, from, to, backend);
             }
-            let [local, from]: [SocketAddr; 2] = [local, from].map(|a| a.parse().unwrap());
             let what = format!("{backend}, {from}");
-            let udp = net.client.with(move || {
-                let socket = UdpSocket::bind(local).unwrap();
-                socket.connect(from).unwrap();
-                socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-                socket.send(b"anyone?").unwrap();
-                socket.recv(&mut [0; 9]).unwrap_err()
-            });
-            let tcp = || TcpStream::connect_timeout(&from, TIMEOUT).unwrap_err();
-            for error in [udp, net.client.with(tcp)] {
-                assert_eq!(
-                    error.kind(),
-                    ErrorKind::ConnectionRefused,
-                    "{what}: {error}"
-                );
+            let socket = net.client.udp(local);
+            socket.connect(from).unwrap();
+            socket.send(b"anyone?").unwrap();
+            let udp = socket.recv(&mut [0; 9]).unwrap_err();
+            if backend == "nft" {
+                let bytes = if ipv6 { 55 } else { 35 };
+                assert_eq!(net.counted(0)[..3], [1, bytes, 0], "no answer");
+            }
+            for error in [udp, net.client.try_connect(from).unwrap_err()] {
+                let kind = error.kind();
+                assert_eq!(kind, ErrorKind::ConnectionRefused, "{what}: {error}");
             }
             net.redirect("del --all");
         }
@@ -319,7 +282,7 @@ fn at_egress(ns: &Ns, dev: &'static str) -> Vec<String> {
 #[test]
 fn steering_sees_replies_as_they_leave() {
     for steer_first in [true, false] {
-        let mut net = Net::new();
+        let net = Net::new();
         // A second way to the server and to the client.
         crate::net::join(&net.router, "rs1", &net.server, "s1");
         crate::net::address(&net.router, "rs1", "10.0.2.1", "fd02::1");
@@ -338,7 +301,7 @@ fn steering_sees_replies_as_they_leave() {
             ));
         }
         let (from, to) = ("10.0.8.17:8080", "10.77.0.1:8083");
-        net.serve(Place::Server, "target", to);
+        net.serve(&net.server, "target", to);
         let up = |net: &Net| net.router.mountain_ok("up");
         // From the client's address on its uplink, which replies reach by one way only: what is
         // looked at is the order at a device that both programs are on.
@@ -352,7 +315,7 @@ fn steering_sees_replies_as_they_leave() {
         }
         let order = at_egress(&net.router, "rc");
         assert_eq!(order, ["mtn_redirect_ou", "mountain_steer"]);
-        let socket = udp(&net.client, "10.0.8.18:0");
+        let socket = net.client.udp("10.0.8.18:0");
         for _ in 0..20 {
             assert_answers(&socket, from, "target");
         }
@@ -367,10 +330,10 @@ fn steering_sees_replies_as_they_leave() {
 /// Client and target behind one device: the target must answer through this host.
 #[test]
 fn a_hairpin_by_each_backend_that_can() {
-    let mut net = Net::new();
+    let net = Net::new();
     net.client.ip("addr add 10.0.8.20/24 dev c0");
-    net.serve(Place::Client, "neighbour", "10.0.8.20:8083");
-    let socket = udp(&net.client, "10.0.8.18:0");
+    net.serve(&net.client, "neighbour", "10.0.8.20:8083");
+    let socket = net.client.udp("10.0.8.18:0");
     let from = "10.0.8.17:8080";
     for backend in BACKENDS {
         let add = add("udp", from, "10.0.8.20:8083", backend);
@@ -381,8 +344,7 @@ fn a_hairpin_by_each_backend_that_can() {
             _ => None,
         };
         if let Some(why) = refusal {
-            let said = net.refuses(&add);
-            assert!(said.contains(why), "{said}");
+            net.refuses(&add, why);
             continue;
         }
         net.redirect(&add);
@@ -398,15 +360,14 @@ fn a_hairpin_by_each_backend_that_can() {
 /// The target is this host: what leaves by the client device is rewritten as well.
 #[test]
 fn a_target_on_this_host_by_each_backend_that_can() {
-    let mut net = Net::new();
-    net.serve(Place::Router, "here", "10.0.1.1:9000");
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let net = Net::new();
+    net.serve(&net.router, "here", "10.0.1.1:9000");
+    let socket = net.client.udp("10.0.8.18:0");
     let from = "10.0.8.17:8080";
     for backend in BACKENDS {
         let add = add("udp", from, "10.0.1.1:9000", backend);
         if backend == "tcx-peer" || backend == "xdp-redirect" {
-            let said = net.refuses(&add);
-            assert!(said.contains("this host"), "{said}");
+            net.refuses(&add, "this host");
             continue;
         }
         net.redirect(&add);
@@ -420,9 +381,9 @@ fn a_target_on_this_host_by_each_backend_that_can() {
 /// when a device of that name has come.
 #[test]
 fn a_device_that_goes_takes_nothing_else_along() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "target", "10.0.1.2:8083");
-    let socket = |net: &Net| udp(&net.client, "10.0.8.18:0");
+    let net = Net::new();
+    net.serve(&net.server, "target", "10.0.1.2:8083");
+    let socket = |net: &Net| net.client.udp("10.0.8.18:0");
     let (first, second) = ("10.0.8.17:8080", "10.0.8.17:8081");
     net.add("udp", first, "10.0.1.2:8083", "xdp-redirect");
     net.add("udp", second, "10.0.1.2:8084", "nft");
@@ -449,14 +410,14 @@ fn a_device_that_goes_takes_nothing_else_along() {
 /// The small program for ICMP gives way to the full one, which stays when the rule that brought it goes.
 #[test]
 fn a_rule_less_takes_nothing_from_the_others() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "target", "10.0.1.2:8083");
+    let net = Net::new();
+    net.serve(&net.server, "target", "10.0.1.2:8083");
     for (from, backend) in [("10.0.8.17:8080", "xdp"), ("10.0.8.17:8081", "tcx")] {
         net.add("udp", from, "10.0.1.2:8083", backend);
     }
     net.redirect("del --proto udp --from 10.0.8.17:8081");
     assert!(net.list()[0].active);
-    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "target");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "target");
     net.redirect("del --all");
     net.assert_clean();
 }
@@ -468,8 +429,10 @@ fn rules_with_and_without_a_device_are_for_nft() {
     let rule = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2";
     net.redirect(&format!("{rule}:1 --backend tcx"));
     for backend in ["tcx", "nft"] {
-        let said = net.refuses(&format!("{rule}:2 --dev rc --backend {backend}"));
-        assert!(said.contains("only nft, for both, knows which"), "{said}");
+        net.refuses(
+            &format!("{rule}:2 --dev rc --backend {backend}"),
+            "only nft, for both, knows which",
+        );
     }
 }
 

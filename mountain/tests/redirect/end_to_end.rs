@@ -5,24 +5,23 @@ mod faults;
 mod rules;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::Shutdown;
 use std::thread;
 use std::time::Duration;
 
 use mountain::redirect::Backend;
 
-use crate::net::{ask, ask_in_vain, ask_tcp, assert_answers, udp, Net, Place};
+use crate::net::{ask, ask_in_vain, ask_tcp, assert_answers, Net};
 
 const RULE: &str = "--proto udp --from 10.0.8.17:8080";
 
 #[test]
 fn udp_goes_to_the_target_and_back_until_del() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     let said = net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
     let rule = "rule 0: udp 10.0.8.17:8080 => 10.0.1.2:8083, by nft\n";
     assert_eq!(said, rule);
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     assert_answers(&socket, "10.0.8.17:8080", "server");
     // Neither another port nor another protocol.
     ask_in_vain(&socket, "10.0.8.17:8081");
@@ -39,16 +38,15 @@ fn udp_goes_to_the_target_and_back_until_del() {
     ask_in_vain(&socket, "10.0.8.17:8080");
     assert_eq!(net.rules(), 0);
     net.assert_clean();
-    let error = net.refuses(&format!("del {RULE}"));
-    assert!(
-        error.contains("no rule redirects udp 10.0.8.17:8080"),
-        "{error}"
+    net.refuses(
+        &format!("del {RULE}"),
+        "no rule redirects udp 10.0.8.17:8080",
     );
 }
 
 #[test]
 fn both_protocols_and_families() {
-    let mut net = Net::new();
+    let net = Net::new();
     for (proto, from, to, name) in [
         ("tcp", "10.0.8.17:80", "10.0.1.2:8001", "v4"),
         ("udp", "10.0.8.17:80", "10.0.1.2:8001", "v4"),
@@ -57,12 +55,12 @@ fn both_protocols_and_families() {
     ] {
         net.add(proto, from, to, "nft");
         if proto == "tcp" {
-            net.serve(Place::Server, name, to);
+            net.serve(&net.server, name, to);
             let answer = ask_tcp(&net.client, from, "hello").unwrap();
             assert_eq!(answer, format!("{name} hello"));
         } else {
             let local = ["10.0.8.18:0", "[fd08::18]:0"][(name == "v6") as usize];
-            assert_answers(&udp(&net.client, local), from, name);
+            assert_answers(&net.client.udp(local), from, name);
         }
     }
     assert_eq!(net.rules(), 4);
@@ -74,22 +72,20 @@ fn both_protocols_and_families() {
 /// `from` need not be an address of the router: what passes by is redirected as well.
 #[test]
 fn an_address_of_another_host() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     net.redirect("add --proto udp --from 192.0.2.77:53 --to 10.0.1.2:8083");
-    assert_answers(&udp(&net.client, "10.0.8.18:0"), "192.0.2.77:53", "server");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "192.0.2.77:53", "server");
 }
 
 #[test]
 fn many_rules_share_a_target() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     for port in 9000..9020 {
         let from = format!("10.0.8.17:{port}");
         net.add("udp", &from, "10.0.1.2:8083", "nft");
     }
     // One socket: only the port spoken to tells its flows apart.
-    let socket = udp(&net.client, "10.0.8.18:4000");
+    let socket = net.client.udp("10.0.8.18:4000");
     for _ in 0..2 {
         for port in 9000..9020 {
             assert_answers(&socket, &format!("10.0.8.17:{port}"), "server");
@@ -105,7 +101,7 @@ fn many_rules_share_a_target() {
 #[test]
 fn a_hairpin_comes_back_only_with_a_source_of_ours() {
     let (net, _neighbour) = Net::with_neighbour();
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     let add = format!("add {RULE} --to 10.0.8.19:9000");
     // The target answers the client directly, from an address that the client did not speak to.
     net.redirect(&format!("{add} --snat never"));
@@ -117,7 +113,7 @@ fn a_hairpin_comes_back_only_with_a_source_of_ours() {
         net.redirect(&format!("{add} --snat {snat}"));
         let source = net.list()[0].installed.plan.snat;
         assert_eq!(source, "10.0.8.17".parse().ok());
-        let fresh = udp(&net.client, "10.0.8.18:0");
+        let fresh = net.client.udp("10.0.8.18:0");
         assert_answers(&fresh, "10.0.8.17:8080", "neighbour");
         assert_eq!(net.counted(0), [1, 33, 1, 43]);
         let from = format!("10.0.8.17:{tcp}");
@@ -127,7 +123,7 @@ fn a_hairpin_comes_back_only_with_a_source_of_ours() {
         let from = format!("[fd08::17]:{tcp}");
         let rule = format!("--from {from} --to [fd08::19]:9000 --snat {snat}");
         net.redirect(&format!("add --proto udp {rule}"));
-        assert_answers(&udp(&net.client, "[fd08::18]:0"), &from, "neighbour");
+        assert_answers(&net.client.udp("[fd08::18]:0"), &from, "neighbour");
         net.redirect("del --all");
         net.assert_clean();
     }
@@ -136,34 +132,30 @@ fn a_hairpin_comes_back_only_with_a_source_of_ours() {
 /// With `auto` only those get another source who would not be answered through this host.
 #[test]
 fn who_comes_from_elsewhere_keeps_the_source() {
-    let (mut net, ns) = Net::with_neighbour();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let (net, ns) = Net::with_neighbour();
+    net.serve(&net.server, "server", "10.0.1.2:8083");
     net.redirect(&format!("add {RULE} --to 10.0.8.19:9000"));
-    for line in [
-        "nft add table inet t",
-        "nft add chain inet t c { type filter hook prerouting priority 0 ; }",
-        "nft add rule inet t c udp dport 9000 ip saddr 10.0.1.2 counter",
-    ] {
-        ns.run(line);
-    }
+    ns.nft(
+        "table inet t { chain c { type filter hook prerouting priority 0;\n\
+         udp dport 9000 ip saddr 10.0.1.2 counter\n} }",
+    );
     ns.ip("route add default via 10.0.8.17");
-    let other = udp(&net.server, "10.0.1.2:0");
+    let other = net.server.udp("10.0.1.2:0");
     assert_answers(&other, "10.0.8.17:8080", "neighbour");
-    assert!(ns.run("nft list ruleset").contains("packets 1 "));
+    assert_eq!(ns.counted("chain inet t c"), [1]);
 }
 
 #[test]
 fn this_host_itself_is_redirected_too() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
-    net.serve(Place::Server, "server", "[fd01::2]:8083");
+    let net = Net::serving();
+    net.serve(&net.server, "server", "[fd01::2]:8083");
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
     net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --snat always");
     net.redirect("add --proto udp --from [fd08::17]:8080 --to [fd01::2]:8083");
     // To an address of its own, from any and from a given one.
-    assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "server");
-    assert_answers(&udp(&net.router, "10.0.1.1:0"), "10.0.8.17:8080", "server");
-    assert_answers(&udp(&net.router, "[::]:0"), "[fd08::17]:8080", "server");
+    assert_answers(&net.router.udp("0.0.0.0:0"), "10.0.8.17:8080", "server");
+    assert_answers(&net.router.udp("10.0.1.1:0"), "10.0.8.17:8080", "server");
+    assert_answers(&net.router.udp("[::]:0"), "[fd08::17]:8080", "server");
     let answer = ask_tcp(&net.router, "10.0.8.17:8080", "x").unwrap();
     assert_eq!(answer, "server x");
     assert_eq!(net.counted(0), [2, 2 * 33, 2, 2 * 40]);
@@ -172,33 +164,32 @@ fn this_host_itself_is_redirected_too() {
 
 #[test]
 fn a_target_on_this_host() {
-    let mut net = Net::new();
-    net.serve(Place::Router, "router", "10.0.1.1:9000");
+    let net = Net::new();
+    net.serve(&net.router, "router", "10.0.1.1:9000");
     net.redirect(&format!("add {RULE} --to 10.0.1.1:9000"));
     net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.1:9000");
-    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "router");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "router");
     assert_eq!(net.counted(0), [1, 33, 1, 40]);
     let answer = ask_tcp(&net.client, "10.0.8.17:8080", "x").unwrap();
     assert_eq!(answer, "router x");
     // From this host to this host, by loopback: each packet counts once.
-    assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "router");
+    assert_answers(&net.router.udp("0.0.0.0:0"), "10.0.8.17:8080", "router");
     assert_eq!(net.counted(0), [2, 66, 2, 80]);
     // And between loopback addresses.
-    net.serve(Place::Router, "loop", "127.0.0.1:9001");
+    net.serve(&net.router, "loop", "127.0.0.1:9001");
     net.redirect("add --proto udp --from 127.0.0.5:53 --to 127.0.0.1:9001");
-    assert_answers(&udp(&net.router, "0.0.0.0:0"), "127.0.0.5:53", "loop");
+    assert_answers(&net.router.udp("0.0.0.0:0"), "127.0.0.5:53", "loop");
 }
 
 #[test]
 fn every_packet_and_byte_is_counted() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
-    net.serve(Place::Server, "server", "[fd01::2]:8083");
+    let net = Net::serving();
+    net.serve(&net.server, "server", "[fd01::2]:8083");
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
     net.redirect("add --proto udp --from [fd08::17]:8080 --to [fd01::2]:8083");
     net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8083 --dev rc");
-    let v4 = udp(&net.client, "10.0.8.18:0");
-    let v6 = udp(&net.client, "[fd08::18]:0");
+    let v4 = net.client.udp("10.0.8.18:0");
+    let v6 = net.client.udp("[fd08::18]:0");
     let (mut bytes, count) = (0, 200);
     for i in 0..count {
         let text = "x".repeat(i * 7 % 1400);
@@ -218,26 +209,23 @@ fn every_packet_and_byte_is_counted() {
         assert_eq!(net.counted(id), [count, to, count, to + 7 * count], "{id}");
     }
     // Another flow of the same rule, and none of a rule that is new.
-    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
     assert_eq!(net.counted(0)[0], count + 1);
     net.redirect("del --proto udp --from 10.0.8.17:8081 --dev rc");
     net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8083");
     assert_eq!(net.counted(2), [0; 4]);
-    let text = net.redirect("stats");
-    assert!(text.contains(&format!(" {} ", count + 1)), "{text}");
+    net.says("stats", &format!(" {} ", count + 1));
 }
 
 /// Rules come and go beside a TCP connection and a UDP flow, which do not notice.
 #[test]
 fn other_rules_are_not_disturbed() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.2:8083");
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
-    let to: SocketAddr = "10.0.8.17:8080".parse().unwrap();
-    let mut stream = net.client.with(move || TcpStream::connect(to).unwrap());
+    let mut stream = net.client.connect("10.0.8.17:8080");
     stream.write_all(b"one ").unwrap();
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     for port in 9000..9005 {
         assert_answers(&socket, "10.0.8.17:8080", "server");
         for proto in ["udp", "tcp"] {
@@ -261,12 +249,11 @@ fn other_rules_are_not_disturbed() {
 /// A UDP flow that was there before the rule is redirected as well; `del` gives it back.
 #[test]
 fn a_flow_under_way_is_redirected_and_given_back() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
-    net.serve(Place::Router, "router", "10.0.8.17:8080");
+    let net = Net::serving();
+    net.serve(&net.router, "router", "10.0.8.17:8080");
     // Something must track connections before there is a rule.
     net.redirect("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     for _ in 0..3 {
         assert_answers(&socket, "10.0.8.17:8080", "router");
         net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
@@ -278,19 +265,20 @@ fn a_flow_under_way_is_redirected_and_given_back() {
 
 #[test]
 fn a_device_goes_before_none() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
-    net.serve(Place::Server, "special", "10.0.1.2:8084");
+    let net = Net::serving();
+    net.serve(&net.server, "special", "10.0.1.2:8084");
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8084 --dev rc"));
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     assert_answers(&socket, "10.0.8.17:8080", "special");
     // The router's own packets come in by no device.
-    assert_answers(&udp(&net.router, "0.0.0.0:0"), "10.0.8.17:8080", "server");
+    assert_answers(&net.router.udp("0.0.0.0:0"), "10.0.8.17:8080", "server");
     assert_eq!(net.counted(0), [1, 33, 1, 40]);
     assert_eq!(net.counted(1), [1, 33, 1, 41]);
-    let error = net.refuses(&format!("del {RULE} --dev rs"));
-    assert!(error.contains("by rs in this network namespace: there is one without --dev, there is one with --dev rc"), "{error}");
+    net.refuses(
+        &format!("del {RULE} --dev rs"),
+        "by rs in this network namespace: there is one without --dev, there is one with --dev rc",
+    );
     net.redirect(&format!("del {RULE} --dev rc"));
     assert_answers(&socket, "10.0.8.17:8080", "server");
 }

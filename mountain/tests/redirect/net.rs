@@ -8,50 +8,32 @@
 //! Likewise fd08::/64 and fd01::/64. The server answers on every port it is told to, UDP and TCP,
 //! with its own name, a blank and what it got.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use mountain::redirect::{CountedRule, Finding, ListedRule, Stats};
-use nix::sched::{setns, CloneFlags};
 use serde::de::DeserializeOwned;
 use serde::Deserialize;
 
-use crate::support::Ns;
+use crate::support::{Ns, Worker, LEAVE};
 
-/// An answer takes well under this, even where a neighbour must be asked for first.
-const ANSWER: Duration = Duration::from_secs(5);
-/// After this there is none.
+/// After this there is no answer.
 const NO_ANSWER: Duration = Duration::from_millis(700);
 
 pub struct Net {
     pub client: Ns,
     pub router: Ns,
     pub server: Ns,
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    services: Mutex<Vec<Worker<()>>>,
 }
 
 impl Net {
     pub fn new() -> Self {
-        let net = Self {
-            client: Ns::new("c"),
-            router: Ns::new("r"),
-            server: Ns::new("s"),
-            stop: Arc::default(),
-            threads: Vec::new(),
-        };
-        net.router.sysctl("net.ipv4.ip_forward", "1");
-        net.router.sysctl("net.ipv6.conf.all.forwarding", "1");
-        net.join_client();
-        join(&net.router, "rs", &net.server, "s0");
-        address(&net.router, "rs", "10.0.1.1", "fd01::1");
-        address(&net.server, "s0", "10.0.1.2", "fd01::2");
+        let net = Self::bare();
         for (ns, v4, v6) in [
             (&net.client, "10.0.8.17", "fd08::17"),
             (&net.server, "10.0.1.1", "fd01::1"),
@@ -59,6 +41,30 @@ impl Net {
             ns.ip(&format!("route add default via {v4}"));
             ns.ip(&format!("-6 route add default via {v6}"));
         }
+        net
+    }
+
+    /// Where client and server know no way to each other.
+    pub fn bare() -> Self {
+        let net = Self {
+            client: Ns::new("c"),
+            router: Ns::new("r"),
+            server: Ns::new("s"),
+            services: Mutex::default(),
+        };
+        net.router.sysctl("net.ipv4.ip_forward", "1");
+        net.router.sysctl("net.ipv6.conf.all.forwarding", "1");
+        net.join_client();
+        join(&net.router, "rs", &net.server, "s0");
+        address(&net.router, "rs", "10.0.1.1", "fd01::1");
+        address(&net.server, "s0", "10.0.1.2", "fd01::2");
+        net
+    }
+
+    /// With a server called `server` at 10.0.1.2:8083.
+    pub fn serving() -> Self {
+        let net = Self::new();
+        net.serve(&net.server, "server", "10.0.1.2:8083");
         net
     }
 
@@ -71,7 +77,7 @@ impl Net {
 
     /// The same with a neighbour of the client, 10.0.8.19, on the other port of a bridge.
     pub fn with_neighbour() -> (Self, Ns) {
-        let (mut net, neighbour) = (Self::new(), Ns::new("n"));
+        let (net, neighbour) = (Self::new(), Ns::new("n"));
         // Where its module is loaded, bridged packets would come by Netfilter as routed ones do.
         for family in ["iptables", "ip6tables"] {
             let key = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
@@ -86,8 +92,8 @@ impl Net {
         net.router.ip("link set br0 up");
         address(&net.router, "br0", "10.0.8.17", "fd08::17");
         address(&neighbour, "n0", "10.0.8.19", "fd08::19");
-        net.serve_in(&neighbour, "neighbour", "10.0.8.19:9000");
-        net.serve_in(&neighbour, "neighbour", "[fd08::19]:9000");
+        net.serve(&neighbour, "neighbour", "10.0.8.19:9000");
+        net.serve(&neighbour, "neighbour", "[fd08::19]:9000");
         (net, neighbour)
     }
 
@@ -96,9 +102,15 @@ impl Net {
         self.router.mountain_ok(&command(args))
     }
 
-    /// What it says when it fails.
-    pub fn refuses(&self, args: &str) -> String {
-        self.router.mountain_fails(&command(args))
+    #[track_caller]
+    pub fn says(&self, args: &str, part: &str) -> String {
+        self.router.mountain_says(&command(args), part)
+    }
+
+    /// What it says when it fails; `why` is a part of it.
+    #[track_caller]
+    pub fn refuses(&self, args: &str, why: &str) -> String {
+        self.router.mountain_fails(&command(args), why)
     }
 
     /// `redirect add` by a backend, with `--fix`.
@@ -155,65 +167,37 @@ impl Net {
         [forward.packets, forward.bytes, reply.packets, reply.bytes]
     }
 
-    /// Answers at an address inside a namespace until the test ends.
-    pub fn serve(&mut self, at: Place, name: &'static str, address: &str) {
-        let ns = match at {
-            Place::Client => self.client.path(),
-            Place::Router => self.router.path(),
-            Place::Server => self.server.path(),
-        };
-        self.serve_at(&ns, name, address);
-    }
-
-    fn serve_in(&mut self, ns: &Ns, name: &'static str, address: &str) {
-        self.serve_at(&ns.path(), name, address);
-    }
-
-    fn serve_at(&mut self, ns: &str, name: &'static str, address: &str) {
-        let address: SocketAddr = address.parse().unwrap();
-        let ns = File::open(ns).unwrap();
-        let sockets = thread::spawn(move || {
-            setns(&ns, CloneFlags::CLONE_NEWNET).unwrap();
-            (
-                UdpSocket::bind(address).unwrap(),
-                TcpListener::bind(address).unwrap(),
-            )
-        });
-        let (udp, tcp) = sockets.join().unwrap();
-        let stop = Arc::clone(&self.stop);
-        let pause = Some(Duration::from_millis(100));
-        udp.set_read_timeout(pause).unwrap();
-        self.threads.push(thread::spawn(move || {
+    /// Answers at an address of a namespace until the test ends.
+    pub fn serve(&self, ns: &Ns, name: &'static str, address: &str) {
+        let (udp, tcp) = (ns.udp(address), ns.listen(address));
+        udp.set_read_timeout(Some(Duration::from_millis(20)))
+            .unwrap();
+        tcp.set_nonblocking(true).unwrap();
+        let datagrams = Worker::start(move |stop| {
             let mut buffer = [0; 2000];
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.is_set() {
                 if let Ok((n, from)) = udp.recv_from(&mut buffer) {
                     let answer = [name.as_bytes(), b" ", &buffer[..n]].concat();
                     let _ = udp.send_to(&answer, from);
                 }
             }
-        }));
-        let stop = Arc::clone(&self.stop);
-        tcp.set_nonblocking(true).unwrap();
-        self.threads.push(thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
+        });
+        let streams = Worker::start(move |stop| {
+            while !stop.is_set() {
                 match tcp.accept() {
-                    Ok((stream, _)) => {
-                        stream.set_nonblocking(false).unwrap();
-                        let _ = answer(stream, name);
-                    }
+                    Ok((stream, _)) => drop(answer(stream, name)),
                     Err(_) => thread::sleep(Duration::from_millis(5)),
                 }
             }
-        }));
+        });
+        let mut services = self.services.lock().unwrap();
+        services.extend([datagrams, streams]);
     }
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.services.get_mut().unwrap().clear();
         let _ = self.router.mountain("redirect del --all");
     }
 }
@@ -241,17 +225,9 @@ pub fn command(args: &str) -> String {
     }
 }
 
-/// Where something runs.
-#[derive(Clone, Copy)]
-#[allow(dead_code)] // Each test binary uses its own part.
-pub enum Place {
-    Client,
-    Router,
-    Server,
-}
-
 fn answer(mut stream: TcpStream, name: &str) -> io::Result<()> {
-    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(LEAVE))?;
     let mut got = Vec::new();
     stream.read_to_end(&mut got)?;
     stream.write_all(&[name.as_bytes(), b" ", &got].concat())
@@ -266,12 +242,13 @@ pub fn address(ns: &Ns, dev: &str, v4: &str, v6: &str) {
     ns.bring_up(dev, &[&format!("{v4}/24"), &format!("{v6}/64")]);
 }
 
-/// A UDP socket in a namespace.
-pub fn udp(ns: &Ns, local: &str) -> UdpSocket {
-    let local: SocketAddr = local.parse().unwrap();
-    let socket = ns.with(move || UdpSocket::bind(local).unwrap());
-    socket.set_read_timeout(Some(ANSWER)).unwrap();
-    socket
+/// Sets features of a device, as ethtool(8) names them.
+pub fn ethtool(ns: &Ns, dev: &str, features: &str) {
+    ns.run(&format!("ethtool -K {dev} {features}"));
+}
+
+pub fn features(ns: &Ns, dev: &str) -> String {
+    ns.run(&format!("ethtool -k {dev}"))
 }
 
 /// Sends, and returns the answer and whom it is from.
@@ -298,20 +275,29 @@ pub fn ask_in_vain(socket: &UdpSocket, to: &str) {
     let mut buffer = [0; 2000];
     let got = socket.recv_from(&mut buffer);
     assert!(got.is_err(), "{got:?}");
-    socket.set_read_timeout(Some(ANSWER)).unwrap();
+    socket.set_read_timeout(Some(LEAVE)).unwrap();
 }
 
 /// A TCP connection from a namespace: what is answered.
-pub fn ask_tcp(ns: &Ns, to: &str, text: &'static str) -> io::Result<String> {
-    let to: SocketAddr = to.parse().unwrap();
-    ns.with(move || {
-        let mut stream = TcpStream::connect_timeout(&to, ANSWER)?;
-        stream.set_read_timeout(Some(ANSWER))?;
-        assert_eq!(stream.peer_addr()?, to);
-        stream.write_all(text.as_bytes())?;
-        stream.shutdown(Shutdown::Write)?;
-        let mut got = String::new();
-        stream.read_to_string(&mut got)?;
-        Ok(got)
-    })
+pub fn ask_tcp(ns: &Ns, to: &str, text: &str) -> io::Result<String> {
+    let mut stream = ns.try_connect(to)?;
+    assert_eq!(stream.peer_addr()?.to_string(), to);
+    stream.write_all(text.as_bytes())?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut got = String::new();
+    stream.read_to_string(&mut got)?;
+    Ok(got)
+}
+
+/// A TCP connection of the client to a server at `to` that sends back what it gets; the thread comes to the
+/// client as the server has seen it.
+pub fn echo(net: &Net, from: &str, to: &str) -> (TcpStream, JoinHandle<SocketAddr>) {
+    let listener = net.server.listen(to);
+    let server = thread::spawn(move || {
+        let (stream, peer) = listener.accept().unwrap();
+        // What does not come back is missed at the other end.
+        let _ = io::copy(&mut &stream, &mut &stream);
+        peer
+    });
+    (net.client.connect(from), server)
 }

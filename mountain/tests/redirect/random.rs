@@ -5,9 +5,10 @@
 use std::net::SocketAddr;
 
 use crate::bpf::packets as packets_of;
-use crate::bpf::{ifindex, in_netns, PASS, REDIRECT};
+use crate::bpf::{ifindex, in_netns};
 use crate::packets::Packet;
 use crate::rig::*;
+use crate::support::seed;
 use crate::support::sums::checksum;
 use mountain::redirect::bpf::hooks::{DeviceHook, ProgramRun};
 use mountain::redirect::{Backend, Proto, Rule};
@@ -17,11 +18,6 @@ use rand::{Rng, RngExt, SeedableRng};
 const PACKETS: usize = 1_000_000;
 /// Clients have so many ports, so that most packets belong to a flow that is there.
 const PORTS: u16 = 64;
-
-fn rules() -> Vec<Rule> {
-    let all = |proto| [rule(proto, false, 0), rule(proto, true, 0)];
-    [all(Proto::Udp), all(Proto::Tcp)].concat()
-}
 
 /// A program, the direction it rewrites and what it does with such packets.
 struct Case {
@@ -33,14 +29,6 @@ struct Case {
 }
 
 impl Case {
-    fn pass(&self) -> i32 {
-        if self.hook == DeviceHook::Xdp {
-            XDP_PASS
-        } else {
-            PASS
-        }
-    }
-
     /// Makes the flows, where clients come in.
     fn make_flows(&self, rules: &[Rule]) {
         for hook in [DeviceHook::TcxIngress, DeviceHook::Xdp] {
@@ -173,7 +161,7 @@ impl Tally {
             return;
         }
         let ttl = bytes[if bytes[14] >> 4 == 4 { 22 } else { 21 }];
-        let answered_by_kernel = ttl <= 1 && got.action == case.pass();
+        let answered_by_kernel = ttl <= 1 && got.action == passing(case.hook);
         let right = got.action == case.action || answered_by_kernel;
         assert!(right, "action {} on {bytes:02x?}", got.action);
         assert_eq!(got.packet.len(), bytes.len());
@@ -186,7 +174,7 @@ impl Tally {
     fn whole(&mut self, case: &Case, bytes: &[u8], want: &Packet, got: ProgramRun) {
         let out = got.packet;
         // One look-up in 64 goes through the kernel, or back to it for another reason.
-        if got.action == case.pass() && case.action == XDP_REDIRECT {
+        if got.action == passing(case.hook) && case.action == XDP_REDIRECT {
             assert_eq!(out, bytes, "passed, but changed");
             self.untouched += 1;
             return;
@@ -201,8 +189,17 @@ impl Tally {
     }
 }
 
-fn run_case(case: &'static Case, seed: u64) {
+fn run_case(way: &'static Way, reply: bool, seed: u64) {
+    let (dev, hook, action) = if reply { way.reply } else { way.forward };
+    let case = Case {
+        backend: way.backend,
+        dev,
+        hook,
+        reply,
+        action,
+    };
     in_netns(move || {
+        let case = &case;
         let mut rng = SmallRng::seed_from_u64(seed);
         let router = Router::new();
         let rules = rules();
@@ -231,42 +228,22 @@ fn run_case(case: &'static Case, seed: u64) {
     });
 }
 
-const fn case(
-    backend: Backend,
-    dev: &'static str,
-    hook: DeviceHook,
-    reply: bool,
-    action: i32,
-) -> Case {
-    Case {
-        backend,
-        dev,
-        hook,
-        reply,
-        action,
-    }
-}
-
 /// A test of its own for each, so that they run side by side.
 macro_rules! cases {
-    ($($name:ident: $case:expr;)*) => {
+    ($($name:ident: $way:ident, $reply:expr;)*) => {
         $(#[test]
         fn $name() {
-            static CASE: Case = $case;
-            let seed: u64 = std::env::var("MOUNTAIN_TEST_SEED")
-                .map_or_else(|_| rand::random(), |s| s.parse().unwrap());
-            println!("seed {seed} (MOUNTAIN_TEST_SEED={seed} repeats it)");
-            run_case(&CASE, seed);
+            run_case(&$way, $reply, seed());
         })*
     };
 }
 
 cases! {
-    tcx_forward: case(Backend::Tcx, "c0", DeviceHook::TcxIngress, false, PASS);
-    tcx_reply: case(Backend::Tcx, "c0", DeviceHook::TcxEgress, true, PASS);
-    tcx_peer_forward: case(Backend::TcxPeer, "c0", DeviceHook::TcxIngress, false, REDIRECT);
-    tcx_peer_reply: case(Backend::TcxPeer, "s0", DeviceHook::TcxIngress, true, REDIRECT);
-    xdp_forward: case(Backend::Xdp, "c0", DeviceHook::Xdp, false, XDP_PASS);
-    xdp_redirect_forward: case(Backend::XdpRedirect, "c0", DeviceHook::Xdp, false, XDP_REDIRECT);
-    xdp_redirect_reply: case(Backend::XdpRedirect, "s0", DeviceHook::Xdp, true, XDP_REDIRECT);
+    tcx_forward: TCX, false;
+    tcx_reply: TCX, true;
+    tcx_peer_forward: TCX_PEER, false;
+    tcx_peer_reply: TCX_PEER, true;
+    xdp_forward: XDP, false;
+    xdp_redirect_forward: XDP_AND_ON, false;
+    xdp_redirect_reply: XDP_AND_ON, true;
 }

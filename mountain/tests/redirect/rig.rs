@@ -16,7 +16,7 @@ use libbpf_rs::{MapCore, MapHandle};
 use mountain::redirect::bpf::hooks::{self, programs, DeviceHook, LoadedProgram, ProgramRun};
 use mountain::redirect::{bpf, Backend, Installed, Plan, Proto, Rule, RuleDevice, Snat};
 
-use super::bpf::{ifindex, ip};
+use super::bpf::{bring_up, ifindex, ip, PASS, REDIRECT};
 
 pub const XDP_PASS: i32 = 2;
 pub const XDP_REDIRECT: i32 = 4;
@@ -55,8 +55,7 @@ impl Router {
             ("c0", "10.0.8.17/24", "fd08::17/64"),
             ("s0", "10.0.1.1/24", "fd01::1/64"),
         ] {
-            ip(&format!("addr add {v4} dev {dev}"));
-            ip(&format!("addr add {v6} dev {dev} nodad"));
+            bring_up(dev, &[v4, v6]);
         }
         for (dev, address, m) in [
             ("c0", "10.0.8.18", CLIENT),
@@ -112,6 +111,12 @@ pub fn rule(proto: Proto, ipv6: bool, n: u16) -> Rule {
     }
 }
 
+/// Rules for both protocols, both families.
+pub fn rules() -> Vec<Rule> {
+    let both = |proto| [rule(proto, false, 0), rule(proto, true, 0)];
+    [both(Proto::Udp), both(Proto::Tcp)].concat()
+}
+
 /// The client, at a port.
 pub fn client(ipv6: bool, port: u16) -> SocketAddr {
     let address: IpAddr = match ipv6 {
@@ -142,6 +147,54 @@ pub fn remove(id: u32, rule: &Rule, plan: &Plan) -> anyhow::Result<()> {
 pub fn install_all(rules: &[Rule], plan: &Plan) {
     let all = (0..).zip(rules).map(|(id, rule)| installed(id, rule, plan));
     bpf::install(&all.collect::<Vec<_>>()).unwrap();
+}
+
+/// A device, a hook of it, and the action of a program there.
+pub type At = (&'static str, DeviceHook, i32);
+
+/// Which program does it, and what becomes of the packet.
+pub struct Way {
+    pub backend: Backend,
+    /// Device, hook and action in each direction.
+    pub forward: At,
+    pub reply: At,
+}
+
+const fn way(backend: Backend, forward: At, reply: At) -> Way {
+    Way {
+        backend,
+        forward,
+        reply,
+    }
+}
+
+pub const TCX: Way = way(
+    Backend::Tcx,
+    ("c0", DeviceHook::TcxIngress, PASS),
+    ("c0", DeviceHook::TcxEgress, PASS),
+);
+pub const TCX_PEER: Way = way(
+    Backend::TcxPeer,
+    ("c0", DeviceHook::TcxIngress, REDIRECT),
+    ("s0", DeviceHook::TcxIngress, REDIRECT),
+);
+pub const XDP: Way = way(
+    Backend::Xdp,
+    ("c0", DeviceHook::Xdp, XDP_PASS),
+    ("c0", DeviceHook::TcxEgress, PASS),
+);
+pub const XDP_AND_ON: Way = way(
+    Backend::XdpRedirect,
+    ("c0", DeviceHook::Xdp, XDP_REDIRECT),
+    ("s0", DeviceHook::Xdp, XDP_REDIRECT),
+);
+
+/// The action by which a packet goes on as if there were no program at the hook.
+pub fn passing(hook: DeviceHook) -> i32 {
+    match hook {
+        DeviceHook::Xdp => XDP_PASS,
+        _ => PASS,
+    }
 }
 
 /// The program of ours at a hook of a device.

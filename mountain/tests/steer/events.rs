@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Follows changes of real routing tables, in network namespaces of its own. Needs root.
 
-use std::fs;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::netns::{addr, hops, Net, TWO_HOPS};
+use crate::support::{wait_until, LEAVE};
 use mountain::netlink::{resolve_neighbour, Change, Monitor};
 use mountain::topology::{read_topology, read_topology_blocking, Filter};
 
@@ -129,10 +128,8 @@ fn a_device_deleted_and_made_again() {
             }
         })
         .await;
-        assert_eq!(
-            read_topology_blocking(&Filter::default()).unwrap().groups,
-            []
-        );
+        let topology = read_topology_blocking(&Filter::default()).unwrap();
+        assert_eq!(topology.groups, []);
 
         net.add_uplink(1);
         host.ip(&format!("route replace default {TWO_HOPS}"));
@@ -153,12 +150,7 @@ fn bursts_are_gathered_and_bad_news_is_not() {
     net.wait_up();
     host.within(async || {
         let mut monitor = Monitor::new().unwrap();
-        let batch: String = (0..200)
-            .map(|n| format!("route add 10.90.{n}.0/24 via 10.0.0.2\n"))
-            .collect();
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), batch).unwrap();
-        host.ip(&format!("-batch {}", file.path().display()));
+        host.ip_batch((0..200).map(|n| format!("route add 10.90.{n}.0/24 via 10.0.0.2")));
         let mut changes = 0;
         while tokio::time::timeout(Duration::from_millis(200), monitor.next())
             .await
@@ -202,12 +194,8 @@ fn lost_events_are_reported_and_do_not_hang() {
     host.within(async || {
         let mut monitor = Monitor::new().unwrap();
         // More than the receive buffer holds, unread.
-        let batch: String = (0..20_000)
-            .map(|n| format!("route add 11.{}.{}.0/24 via 10.0.0.2\n", n / 250, n % 250))
-            .collect();
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), batch).unwrap();
-        host.ip(&format!("-batch {}", file.path().display()));
+        let route = |n| format!("route add 11.{}.{}.0/24 via 10.0.0.2", n / 250, n % 250);
+        host.ip_batch((0..20_000).map(route));
         let (seen, elapsed) = until(&mut monitor, |c| *c == Change::Overrun).await;
         assert!(seen.len() <= 3, "{seen:?}");
         assert!(elapsed < Duration::from_secs(3), "{elapsed:?}");
@@ -234,13 +222,7 @@ fn resolving_leaves_permanent_entries_and_reports_errors() {
     let u0 = net.host.index("u0");
     net.host
         .ip("neigh add 10.0.0.9 dev u0 lladdr 02:00:00:00:00:01 nud permanent");
-    let show = || {
-        let output = Command::new("ip")
-            .args(["-n", &net.host.name, "neigh", "show", "dev", "u0"])
-            .output()
-            .unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let show = || net.host.ip("neigh show dev u0");
     net.host.within(async || {
         resolve_neighbour(u0, addr("10.0.0.9")).await.unwrap();
         assert!(
@@ -252,11 +234,9 @@ fn resolving_leaves_permanent_entries_and_reports_errors() {
         for gateway in ["10.0.0.2", "fd00:0::2"] {
             resolve_neighbour(u0, addr(gateway)).await.unwrap();
         }
-        let deadline = Instant::now() + Duration::from_secs(3);
-        while show().matches("REACHABLE").count() < 2 {
-            assert!(Instant::now() < deadline, "{}", show());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        wait_until("both are resolved", LEAVE, || {
+            show().matches("REACHABLE").count() >= 2
+        });
         let error = resolve_neighbour(9999, addr("10.0.0.2")).await.unwrap_err();
         assert!(format!("{error:#}").contains("No such device"), "{error:#}");
     });

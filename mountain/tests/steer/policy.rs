@@ -10,8 +10,6 @@ use crate::support::tcx::program_ids_on;
 use crate::support::*;
 use mountain::control::status::Counters;
 use mountain::steer::PolicyKind;
-use nix::libc;
-use nix::unistd::Pid;
 
 /// The programs at the egress of both uplinks.
 fn programs(net: &Net) -> [Vec<u32>; 2] {
@@ -23,19 +21,6 @@ fn starts_and_moves(net: &Net) -> Counters {
     let mut all = net.client.status().counters.unwrap();
     all.retain(|name, _| name.starts_with("flow_") || name.starts_with("move_"));
     all
-}
-
-/// Sets a process's limit of descriptors, if one is given; returns the limit before.
-fn limit_descriptors(pid: i32, limit: Option<libc::rlimit>) -> libc::rlimit {
-    let mut before = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let new = limit.as_ref().map_or(std::ptr::null(), |l| l as *const _);
-    // SAFETY: both limits outlive the call.
-    let ret = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, new, &mut before) };
-    assert_eq!(ret, 0, "prlimit of {pid}");
-    before
 }
 
 #[test]
@@ -76,22 +61,16 @@ fn a_switch_to_argmax_load_keeps_flows_where_they_are() {
 fn a_switch_that_fails_leaves_the_policy_in_force_and_says_why() {
     let net = Net::steered();
     let before = programs(&net);
-    let pid = net.pid();
+    let pid = net.client.pid();
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let number = |fd: std::io::Result<DirEntry>| fd.unwrap().file_name().to_str()?.parse().ok();
     let open: BTreeSet<u64> = open.filter_map(number).collect();
     // Four more are enough for the connection that asks, not for the maps of another program.
-    let few = libc::rlimit {
-        rlim_cur: (0..).filter(|fd| !open.contains(fd)).nth(4).unwrap(),
-        rlim_max: limit_descriptors(pid, None).rlim_max,
-    };
-    let usual = limit_descriptors(pid, Some(few));
-    let said = net.client.mountain_fails("policy argmax-load");
-    limit_descriptors(pid, Some(usual));
-    assert!(
-        said.contains("cannot switch to argmax-load: the policy mountain stays in force"),
-        "{said}"
-    );
+    let few = (0..).filter(|fd| !open.contains(fd)).nth(4).unwrap();
+    let usual = limit_descriptors(pid, few);
+    let why = "cannot switch to argmax-load: the policy mountain stays in force";
+    net.client.mountain_fails("policy argmax-load", why);
+    limit_descriptors(pid, usual);
     assert_eq!(net.client.status().policy, PolicyKind::Mountain);
     assert_eq!(programs(&net), before);
     // It was for want of descriptors only.
@@ -104,7 +83,7 @@ fn a_switch_that_fails_leaves_the_policy_in_force_and_says_why() {
 fn killed_under_argmax_load_it_leaves_nothing() {
     let net = Net::steered();
     net.client.mountain_ok("policy argmax-load");
-    nix::sys::signal::kill(Pid::from_raw(net.pid()), nix::sys::signal::SIGKILL).unwrap();
+    net.kill_daemon();
     // The kernel releases links of a dead process in its own time.
     wait_until("nothing is attached", LEAVE, || {
         thread::sleep(Duration::from_millis(20));

@@ -18,7 +18,7 @@ fn leaves_a_black_hole(server: &str) {
     assert_eq!(before.reordered, 0, "{before:?}");
 
     net.blackhole(1);
-    net.wait_left("u1", server.contains(':'));
+    net.client.wait_left("u1", server.contains(':'));
     let after = traffic.during(Duration::from_millis(500));
     assert_eq!(
         after.by_path[1], 0,
@@ -28,11 +28,7 @@ fn leaves_a_black_hole(server: &str) {
         after.nearly_all_arrived(),
         "and nothing goes into it: {after:?}"
     );
-    let explain = net.client.mountain_ok("explain");
-    assert!(
-        explain.contains("u1"),
-        "the decision is explained: {explain}"
-    );
+    net.client.mountain_says("explain", "u1");
 
     net.client.mountain_ok("down");
     let plain = traffic.during(Duration::from_millis(500));
@@ -51,7 +47,7 @@ fn the_traffic_counts_what_is_lost_and_what_is_overtaken() {
     assert!(holed.many_lost() && holed.by_path[1] == 0, "{holed:?}");
     assert!(!holed.nearly_all_arrived(), "{holed:?}");
     drop(traffic);
-    net.no_blackhole();
+    net.server.no_hole();
 
     let traffic = Traffic::start(&net, SERVER4, 0);
     net.client.with(|| {
@@ -95,13 +91,7 @@ fn up_then_down_leaves_the_host_as_it_was() {
     // Resolve what pings resolve, so that neighbours do not differ for that reason.
     for a in ["10.30.0.2", "10.30.1.2", "fd30:0::2", "fd30:1::2"] {
         wait_until("the gateway answers", LEAVE, || {
-            net.client
-                .command("ping")
-                .args(["-c", "1", "-W", "1", a])
-                .output()
-                .unwrap()
-                .status
-                .success()
+            net.client.pings(&format!("-c 1 -W 1 {a}"))
         });
     }
     let before = net.client.fingerprint();
@@ -122,14 +112,13 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
     net.kill_daemon();
     let killed = traffic.during(2 * half);
     assert_eq!(killed.arrived(), killed.sent, "traffic goes on: {killed:?}");
-    let said = net.client.mountain_fails("status");
-    assert!(said.contains("not running"), "{said}");
+    net.client.mountain_fails("status", "not running");
 
     // What the kill leaves is the kernel's own choice: it does not see a black hole, and did
     // not before.
     net.steer();
     net.blackhole(1);
-    net.wait_left("u1", false);
+    net.client.wait_left("u1", false);
     let steered = traffic.during(half);
     assert!(steered.nearly_all_arrived(), "{steered:?}");
     net.kill_daemon();
@@ -139,7 +128,7 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
         "still steered after the kill: {killed:?}"
     );
     net.up();
-    net.wait_left("u1", false);
+    net.client.wait_left("u1", false);
     let again = traffic.during(half);
     assert!(again.nearly_all_arrived(), "not taken over: {again:?}");
 
@@ -152,7 +141,7 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
 fn sockets_that_chose_their_uplink_stay() {
     let net = Net::steered();
     net.blackhole(1);
-    net.wait_left("u1", false);
+    net.client.wait_left("u1", false);
     // The black hole is real for who insists on it.
     for bind in ["%u1", "10.30.1.1"] {
         if bind == "10.30.1.1" {
@@ -187,17 +176,14 @@ fn an_fwmark_rule_keeps_its_route() {
     net.up();
     net.wait_good();
     net.blackhole(1);
-    net.wait_left("u1", false);
-    let ping = net
-        .client
-        .command("ping")
-        .args(["-c", "3", "-i", "0.1", "-W", "1", "-m", "51820", SERVER4])
-        .output();
-    assert!(
-        !ping.unwrap().status.success(),
-        "marked packets stay on u1, into the black hole"
-    );
-    net.client.run(&format!("ping -c 3 -i 0.1 -W 1 {SERVER4}"));
+    net.client.wait_left("u1", false);
+    let ping = |more| {
+        net.client
+            .pings(&format!("-c 3 -i 0.1 -W 1 {more} {SERVER4}"))
+    };
+    let marked = ping("-m 51820");
+    assert!(!marked, "marked packets stay on u1, into the black hole");
+    assert!(ping(""), "others do not");
 }
 
 #[test]
@@ -209,31 +195,17 @@ fn a_more_specific_route_is_not_ours() {
     net.up();
     net.wait_good();
     net.blackhole(1);
-    net.wait_left("u1", false);
-    let ping = net
-        .client
-        .command("ping")
-        .args(["-c", "3", "-i", "0.1", "-W", "1", "10.98.1.77"])
-        .output();
-    assert!(
-        !ping.unwrap().status.success(),
-        "the more specific route stays on u1"
-    );
-    net.client.run(&format!("ping -c 3 -i 0.1 -W 1 {SERVER4}"));
+    net.client.wait_left("u1", false);
+    let ping = |to| net.client.pings(&format!("-c 3 -i 0.1 -W 1 {to}"));
+    assert!(!ping("10.98.1.77"), "the more specific route stays on u1");
+    assert!(ping(SERVER4), "others do not");
 }
 
 /// The path that the kernel chooses for pings to an address of the server.
 fn path_of_pings(net: &Net, server: &str) -> usize {
     let received = |i: usize| {
-        let file = format!("cat /sys/class/net/s{i}/statistics/rx_packets");
-        // Of the namespace, which `ip netns exec` mounts.
-        let args = ["netns", "exec", &net.server.name, "sh", "-c", &file];
-        let output = std::process::Command::new("ip")
-            .args(args)
-            .output()
-            .unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        text.trim().parse::<u64>().unwrap()
+        let device = format!("s{i}");
+        net.server.with(|| arrivals::received(&device).0)
     };
     let before = [0, 1].map(received);
     net.client.run(&format!("ping -c 20 -i 0.01 -W 1 {server}"));
@@ -270,10 +242,10 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
 
     // The larger path turns bad: small packets leave it, large ones have nowhere else to go.
     net.blackhole(large as u32);
-    net.wait_left(&format!("u{large}"), false);
+    net.client.wait_left(&format!("u{large}"), false);
     assert!(ping("-s 56") >= 19, "small ones arrive by the other path");
     assert_eq!(ping("-M do -s 1372"), 0, "it is a black hole");
-    net.no_blackhole();
+    net.server.no_hole();
     // It works again, and is still held: large packets pass by it as the kernel sent them.
     assert_ne!(net.path(&format!("u{large}")).judged.state, "good");
     assert_eq!(ping("-M do -s 1372"), 20);
@@ -306,7 +278,7 @@ fn a_gateway_that_stops_answering_arp_loses_no_flow() {
     net.server.ip("link set s1 arp off");
     net.blackhole(1);
     net.client.try_ip("neigh flush dev u1");
-    net.wait_left("u1", false);
+    net.client.wait_left("u1", false);
     std::thread::sleep(Duration::from_secs(1));
     let after = traffic.during(Duration::from_secs(1));
     assert!(after.nearly_all_arrived(), "{after:?}");
@@ -340,7 +312,7 @@ fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     net.client.wait_settled();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     net.blackhole(1);
-    net.wait_left("u1", false);
+    net.client.wait_left("u1", false);
     let after = traffic.during(Duration::from_millis(500));
     assert!(after.nearly_all_arrived(), "not steered again: {after:?}");
 }
@@ -352,7 +324,7 @@ fn a_link_flap_moves_traffic_away_and_back() {
     let before = traffic.during(Duration::from_millis(300));
     assert!(before.by_path[1] > 0, "{before:?}");
     net.server.ip("link set s1 down");
-    net.wait_left("u1", false);
+    net.client.wait_left("u1", false);
     let down = traffic.during(Duration::from_millis(500));
     assert_eq!(down.by_path[1], 0, "{down:?}");
     assert!(down.nearly_all_arrived(), "{down:?}");

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! UDP packets with the device that they came in by.
+//! UDP packets with the device that they came in by, or leave by.
 
-use std::io::IoSliceMut;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-use nix::sys::socket::{
-    recvmsg, setsockopt, sockopt, ControlMessageOwned, MsgFlags, SockaddrStorage,
-};
+use nix::sys::socket::{recvmsg, sendmsg, setsockopt, sockopt};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage};
 
 /// A packet that came in.
 pub struct Arrival {
@@ -48,4 +47,30 @@ pub fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> Option<Arrival> {
         ifindex: ifindex.expect("the device it came by"),
         len: message.bytes,
     })
+}
+
+/// Sends a packet that names the device to leave by, by its index.
+pub fn send_by(socket: &impl AsRawFd, data: &[u8], to: SocketAddr, ifindex: u32) -> io::Result<()> {
+    let to = SockaddrStorage::from(to);
+    // SAFETY: all-zero is valid for both.
+    let (mut info4, mut info6): (libc::in_pktinfo, libc::in6_pktinfo) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    info4.ipi_ifindex = ifindex as i32;
+    info6.ipi6_ifindex = ifindex;
+    let message = match to.as_sockaddr_in6() {
+        Some(_) => ControlMessage::Ipv6PacketInfo(&info6),
+        None => ControlMessage::Ipv4PacketInfo(&info4),
+    };
+    let (fd, slice) = (socket.as_raw_fd(), [IoSlice::new(data)]);
+    sendmsg(fd, &slice, &[message], MsgFlags::empty(), Some(&to))?;
+    Ok(())
+}
+
+/// (packets, bytes) that a device of this thread's namespace has received.
+pub fn received(dev: &str) -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let prefix = format!("{dev}:");
+    let line = text.lines().find_map(|l| l.trim().strip_prefix(&prefix));
+    let words: Vec<&str> = line.expect(dev).split_whitespace().collect();
+    (words[1].parse().unwrap(), words[0].parse().unwrap())
 }

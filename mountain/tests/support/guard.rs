@@ -23,6 +23,12 @@ impl Guard {
         }
     }
 
+    /// One whose output [`Self::finish`] returns.
+    pub fn piped(command: &mut Command) -> Self {
+        let piped = command.stdin(Stdio::null()).stdout(Stdio::piped());
+        Self::new(piped.stderr(Stdio::piped()).spawn().unwrap())
+    }
+
     pub fn child(&mut self) -> &mut Child {
         self.0.as_mut().expect("it has not been waited for")
     }

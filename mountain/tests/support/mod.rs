@@ -12,27 +12,41 @@
 #![allow(dead_code)]
 
 pub mod arrivals;
+mod cgroup;
+pub mod frames;
 mod guard;
 pub mod netns;
+pub mod program;
+pub mod stream;
 pub mod sums;
 pub mod tcx;
 mod traffic;
+pub mod tun;
+mod worker;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Deref;
-use std::process::{Child, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mountain::control::run_dir::RunDir;
 use mountain::control::status::{PathStatus, Status};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use tempfile::NamedTempFile;
 use testkit::{ok, own_sysctls, TestNamespace};
 
+#[allow(unused_imports)]
+pub use cgroup::Cgroup;
 #[allow(unused_imports)]
 pub use guard::Guard;
 #[allow(unused_imports)]
 pub use traffic::*;
+#[allow(unused_imports)]
+pub use worker::{Stop, Worker};
 
 pub const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
 pub const SERVER4: &str = "10.98.1.1";
@@ -80,11 +94,25 @@ impl Ns {
         ok(&format!("mountain {args}"), Ok(self.mountain(args)))
     }
 
-    /// What `mountain` says when it fails.
-    pub fn mountain_fails(&self, args: &str) -> String {
+    /// What `mountain` says; `part` is in it.
+    #[track_caller]
+    pub fn mountain_says(&self, args: &str, part: &str) -> String {
+        let said = self.mountain_ok(args);
+        assert!(
+            said.contains(part),
+            "mountain {args}: no '{part}' in {said}"
+        );
+        said
+    }
+
+    /// What `mountain` says when it fails; `why` is a part of it.
+    #[track_caller]
+    pub fn mountain_fails(&self, args: &str, why: &str) -> String {
         let output = self.mountain(args);
         assert!(!output.status.success(), "mountain {args} should fail");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        let said = stderr(&output);
+        assert!(said.contains(why), "mountain {args}: no '{why}' in {said}");
+        said
     }
 
     /// What the daemon answers to `mountain status`. A busy machine has its time for that.
@@ -99,6 +127,53 @@ impl Ns {
                 }
             }
         })
+    }
+
+    /// What `status` says of the path of a family by a device.
+    pub fn path_by(&self, device: &str, ipv6: bool) -> PathStatus {
+        let status = self.status();
+        let mut paths = status.paths.iter();
+        let found = paths.find(|p| p.device == device && p.ipv6 == ipv6);
+        found
+            .unwrap_or_else(|| panic!("no path {device} in {status:#?}"))
+            .clone()
+    }
+
+    /// Waits until the path by a device is no longer used.
+    pub fn wait_left(&self, device: &str, ipv6: bool) {
+        wait_until(&format!("{device} is left"), 2 * LEAVE, || {
+            let state = self.path_by(device, ipv6).judged.state;
+            state != "good" && state != "unknown"
+        });
+    }
+
+    /// Process id of the daemon.
+    pub fn pid(&self) -> i32 {
+        self.status().pid as i32
+    }
+
+    /// Ends the daemon by a signal.
+    pub fn end_daemon(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).unwrap();
+        // The lock goes with the last of its threads.
+        wait_until("the process is gone", LEAVE, || {
+            let is_running = || RunDir::of_this_namespace().unwrap().is_running().unwrap();
+            !self.with(is_running)
+        });
+    }
+
+    /// The link-layer address of a device.
+    pub fn mac(&self, device: &str) -> String {
+        let text = self.ip(&format!("-br link show dev {device}"));
+        text.split_whitespace().nth(2).unwrap().to_owned()
+    }
+
+    /// Waits until a port is open, of `tcp` or `udp`.
+    pub fn wait_open(&self, proto: &str, port: u16) {
+        let line = format!("ss -Hln --{proto} sport = :{port}");
+        wait_until(&format!("port {port} is open"), LEAVE, || {
+            !self.run(&line).is_empty()
+        });
     }
 
     /// Waits until each change of the routing so far is followed and new flows are steered.
@@ -124,11 +199,10 @@ impl Ns {
         for line in ["tc qdisc", "bpftool net show", "sysctl -a --pattern ^net"] {
             out += &own_sysctls(&self.run(line));
         }
-        for dev in ["u0", "u1"] {
-            out += &format!(
-                "tcx egress of {dev}: {}\n",
-                self.with(move || tcx::programs_on(dev))
-            );
+        for link in self.ip("-br link").lines() {
+            let dev = link.split([' ', '@']).next().unwrap();
+            let programs = self.with(|| tcx::programs_on(dev));
+            out += &format!("tcx egress of {dev}: {programs}\n");
         }
         // Neighbours without their states, and without link-local ones (the far end's kernel asks
         // from such an address now and then): these change by themselves.
@@ -148,9 +222,10 @@ impl Drop for Ns {
 
 /// The two hosts.
 pub struct Net {
+    // They end before what they leave is taken down.
+    processes: Vec<Guard>,
     pub client: Ns,
     pub server: Ns,
-    processes: Vec<Child>,
 }
 
 impl Net {
@@ -221,16 +296,7 @@ impl Net {
 
     /// What `status` says of the IPv4 path by a device.
     pub fn path(&self, device: &str) -> PathStatus {
-        self.path_of(device, false)
-    }
-
-    fn path_of(&self, device: &str, ipv6: bool) -> PathStatus {
-        let status = self.client.status();
-        let mut paths = status.paths.iter();
-        let found = paths.find(|p| p.device == device && p.ipv6 == ipv6);
-        found
-            .unwrap_or_else(|| panic!("no path {device} in {status:#?}"))
-            .clone()
+        self.client.path_by(device, false)
     }
 
     /// Waits until all paths, of both families, are good.
@@ -248,25 +314,9 @@ impl Net {
         });
     }
 
-    /// Waits until the path by a device is no longer used.
-    pub fn wait_left(&self, device: &str, ipv6: bool) {
-        wait_until(&format!("{device} is left"), 2 * LEAVE, || {
-            let state = self.path_of(device, ipv6).judged.state;
-            state != "good" && state != "unknown"
-        });
-    }
-
-    /// Drops everything that arrives at the server by path `i`: a silent black hole.
+    /// Drops everything that arrives at the server by path `i`: a silent black hole, until its `no_hole`.
     pub fn blackhole(&self, i: u32) {
-        self.server.run("nft add table inet hole");
-        self.server
-            .run("nft add chain inet hole in { type filter hook prerouting priority -300 ; }");
-        self.server
-            .run(&format!("nft add rule inet hole in iifname s{i} drop"));
-    }
-
-    pub fn no_blackhole(&self) {
-        self.server.run("nft delete table inet hole");
+        self.server.hole(&format!("iifname s{i}"));
     }
 
     /// A counter of the client's steering program.
@@ -274,18 +324,9 @@ impl Net {
         self.client.status().counters.expect("a program is loaded")[name]
     }
 
-    /// Process id of the client's daemon.
-    pub fn pid(&self) -> i32 {
-        self.client.status().pid as i32
-    }
-
     /// Ends the client's daemon by SIGKILL.
     pub fn kill_daemon(&self) {
-        let pid = nix::unistd::Pid::from_raw(self.pid());
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-        wait_until("the process is gone", LEAVE, || {
-            !self.client.mountain("status").status.success()
-        });
+        self.client.end_daemon(Signal::SIGKILL);
     }
 
     /// Starts `mountain` in the client with its messages collected.
@@ -305,20 +346,76 @@ impl Net {
             .stdin(Stdio::null())
             .stdout(file.try_clone().unwrap())
             .stderr(file.try_clone().unwrap())
-            .spawn()
-            .unwrap();
-        self.processes.push(child);
+            .spawn();
+        self.processes.push(Guard::new(child.unwrap()));
         file
+    }
+
+    /// Starts the daemon in the client with a configuration, and waits until it runs.
+    pub fn start_configured(&mut self, text: &str) -> File {
+        let config = config(text);
+        let path = config.path().display();
+        let log = self.start(&format!("up --foreground --config {path}"));
+        wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
+        log
     }
 }
 
-impl Drop for Net {
-    fn drop(&mut self) {
-        for p in &mut self.processes {
-            let _ = p.kill();
-            let _ = p.wait();
-        }
+/// A configuration file.
+pub fn config(text: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+/// What a command printed.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What it said besides.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Both.
+pub fn texts(output: &Output) -> (String, String) {
+    (stdout(output), stderr(output))
+}
+
+/// Runs `mountain` in a folder.
+pub fn mountain_in(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(MOUNTAIN);
+    command.current_dir(dir).args(args).output().unwrap()
+}
+
+/// Sets the limit of descriptors of a process; returns what it was. The hard limit stays, so that the other can be
+/// raised again.
+pub fn limit_descriptors(pid: i32, most: libc::rlim_t) -> libc::rlim_t {
+    let mut before = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let kind = libc::RLIMIT_NOFILE;
+    // SAFETY: the limits outlive the calls.
+    unsafe {
+        assert_eq!(libc::prlimit(pid, kind, std::ptr::null(), &mut before), 0);
+        let new = libc::rlimit {
+            rlim_cur: most,
+            ..before
+        };
+        let rc = libc::prlimit(pid, kind, &new, std::ptr::null_mut());
+        assert_eq!(rc, 0);
     }
+    before.rlim_cur
+}
+
+/// The seed of a random test, which `MOUNTAIN_TEST_SEED` repeats.
+pub fn seed() -> u64 {
+    let given = std::env::var("MOUNTAIN_TEST_SEED");
+    let seed = given.map_or_else(|_| rand::random(), |s| s.parse().unwrap());
+    println!("seed {seed} (MOUNTAIN_TEST_SEED={seed} repeats it)");
+    seed
 }
 
 /// All that a process started with [`Net::start`] has said so far.

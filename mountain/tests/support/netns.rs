@@ -1,34 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Network namespaces for tests, removed with the value that made them. Needs root.
+//! A host whose routing is read.
 
 // Each test program uses some of it.
 #![allow(dead_code)]
 
 use std::net::IpAddr;
-use std::ops::Deref;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use mountain::topology::{read_topology, Filter};
 use mountain::topology::{Member, Topology};
 
-/// A network namespace whose routing is read.
-pub struct Namespace(testkit::TestNamespace);
+use super::{wait_until, Ns, LEAVE};
 
-impl Deref for Namespace {
-    type Target = testkit::TestNamespace;
-
-    fn deref(&self) -> &testkit::TestNamespace {
-        &self.0
-    }
-}
-
-impl Namespace {
-    pub fn new() -> Self {
-        Self(testkit::TestNamespace::new("nl"))
-    }
-
+impl Ns {
     /// Runs `work` on a thread of its own inside the namespace, with a tokio runtime.
     pub fn within<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
         self.with(|| {
@@ -55,32 +39,22 @@ impl Namespace {
     }
 
     pub fn index(&self, ifname: &str) -> u32 {
-        self.within(async || nix::net::if_::if_nametoindex(ifname).unwrap())
+        self.with(|| nix::net::if_::if_nametoindex(ifname).unwrap())
     }
-}
-
-pub fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(
-        output.status.success(),
-        "{program} {}: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
 
 /// A host with uplinks u0.. joined to a far end by veth: 10.0.N.1/24 and fd00:N::1/64, the far
 /// end has .2 and ::2.
 pub struct Net {
-    pub host: Namespace,
-    pub far: Namespace,
+    pub host: Ns,
+    pub far: Ns,
 }
 
 impl Net {
     pub fn new(uplinks: u32) -> Self {
         let net = Self {
-            host: Namespace::new(),
-            far: Namespace::new(),
+            host: Ns::new("near"),
+            far: Ns::new("far"),
         };
         for n in 0..uplinks {
             net.add_uplink(n);
@@ -89,13 +63,10 @@ impl Net {
     }
 
     pub fn add_uplink(&self, n: u32) {
-        self.host
-            .link(&format!("u{n}"), &self.far, &format!("p{n}"));
-        for (side, device, host) in [(&self.far, "p", 2), (&self.host, "u", 1)] {
-            let [v4, v6] = [
-                format!("10.0.{n}.{host}/24"),
-                format!("fd00:{n}::{host}/64"),
-            ];
+        let (host, far) = (&self.host, &self.far);
+        host.link(&format!("u{n}"), far, &format!("p{n}"));
+        for (side, device, end) in [(far, "p", 2), (host, "u", 1)] {
+            let [v4, v6] = [format!("10.0.{n}.{end}/24"), format!("fd00:{n}::{end}/64")];
             side.bring_up(&format!("{device}{n}"), &[&v4, &v6]);
         }
     }
@@ -103,19 +74,10 @@ impl Net {
     /// Waits until the uplinks count as up: the kernel's link watch takes up to a second when
     /// other links changed just before.
     pub fn wait_up(&self) {
-        let deadline = Instant::now() + Duration::from_secs(5);
-        loop {
-            let output = Command::new("ip")
-                .args(["-n", &self.host.name, "-o", "link", "show", "type", "veth"])
-                .output()
-                .unwrap();
-            let links = String::from_utf8(output.stdout).unwrap();
-            if links.lines().all(|link| link.contains("state UP")) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{links}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until("the uplinks are up", LEAVE, || {
+            let links = self.host.ip("-o link show type veth");
+            links.lines().all(|link| link.contains("state UP"))
+        });
     }
 
     /// A multipath default over u0 (weight 1) and u1 (weight 3).

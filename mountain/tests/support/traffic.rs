@@ -1,13 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Traffic between the hosts, and what becomes of it.
 
-use std::net::{IpAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{arrivals, wait_until, Net, Ns};
+use super::{arrivals, wait_until, Net, Ns, Stop, Worker, LEAVE};
+
+/// Sockets of a namespace; all wait for what they read as long as a busy machine may take.
+impl Ns {
+    /// A UDP socket at an address and port.
+    pub fn udp(&self, local: &str) -> UdpSocket {
+        let local: SocketAddr = local.parse().expect(local);
+        let socket = self.with(move || UdpSocket::bind(local).unwrap());
+        socket.set_read_timeout(Some(LEAVE)).unwrap();
+        socket
+    }
+
+    pub fn listen(&self, local: &str) -> TcpListener {
+        let local: SocketAddr = local.parse().expect(local);
+        self.with(move || TcpListener::bind(local).unwrap())
+    }
+
+    /// A TCP connection, if there is one.
+    pub fn try_connect(&self, to: &str) -> io::Result<TcpStream> {
+        let to: SocketAddr = to.parse().expect(to);
+        let stream = self.with(move || TcpStream::connect_timeout(&to, LEAVE))?;
+        stream.set_read_timeout(Some(LEAVE))?;
+        Ok(stream)
+    }
+
+    pub fn connect(&self, to: &str) -> TcpStream {
+        self.try_connect(to).unwrap_or_else(|e| panic!("{to}: {e}"))
+    }
+}
 
 /// What became of the packets of [`Traffic`].
 #[derive(Clone, Debug, Default)]
@@ -57,7 +86,6 @@ impl Phase {
 /// What the threads of [`Traffic`] share.
 #[derive(Default)]
 struct Shared {
-    stop: AtomicBool,
     /// The phase that is asked for, and the one that the sender is in.
     wanted: AtomicU32,
     entered: AtomicU32,
@@ -69,7 +97,9 @@ struct Shared {
 /// counted there, however late it is read: a busy machine does not shift the counts.
 pub struct Traffic {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    // In this order they end.
+    _send: Worker<()>,
+    _receive: Worker<()>,
 }
 
 /// Where [`Traffic`] goes.
@@ -92,10 +122,10 @@ impl Traffic {
         let (ready_tx, ready) = std::sync::mpsc::channel();
         let receive = {
             let shared = Arc::clone(&shared);
-            to.spawn(move || {
+            Worker::inside(to, move |stop| {
                 let socket = UdpSocket::bind((server, TRAFFIC_PORT)).expect("bind the server");
                 ready_tx.send(()).unwrap();
-                receive(&socket, &shared);
+                receive(&socket, &shared, stop);
             })
         };
         ready
@@ -104,11 +134,14 @@ impl Traffic {
         let bind = bind.map(String::from);
         let send = {
             let shared = Arc::clone(&shared);
-            from.spawn(move || send(server, flows, bind.as_deref(), &shared))
+            Worker::inside(from, move |stop| {
+                send(server, flows, bind.as_deref(), &shared, stop);
+            })
         };
         Self {
             shared,
-            threads: vec![receive, send],
+            _send: send,
+            _receive: receive,
         }
     }
 
@@ -141,10 +174,11 @@ impl Traffic {
     }
 
     /// Ends the traffic and returns everything.
-    pub fn finish(mut self) -> Counts {
-        self.end();
+    pub fn finish(self) -> Counts {
+        let shared = Arc::clone(&self.shared);
+        drop(self);
         let mut all = Counts::default();
-        for phase in self.shared.phases.iter().map(Phase::counts) {
+        for phase in shared.phases.iter().map(Phase::counts) {
             all.sent += phase.sent;
             all.reordered += phase.reordered;
             for (sum, n) in all.by_path.iter_mut().zip(phase.by_path) {
@@ -152,20 +186,6 @@ impl Traffic {
             }
         }
         all
-    }
-
-    fn end(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        for t in self.threads.drain(..).rev() {
-            let ended = t.join();
-            assert!(ended.is_ok() || thread::panicking(), "a traffic thread");
-        }
-    }
-}
-
-impl Drop for Traffic {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
@@ -178,7 +198,7 @@ pub fn traffic_packet(flow: u32, seq: u32, phase: u32) -> [u8; 64] {
     packet
 }
 
-fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared) {
+fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared, stop: &Stop) {
     let any = if server.is_ipv6() { "::" } else { "0.0.0.0" };
     let sockets: Vec<UdpSocket> = (0..flows)
         .map(|_| {
@@ -199,7 +219,7 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared) {
         .collect();
     let mut seq = 0u32;
     let mut next = Instant::now();
-    while !shared.stop.load(Ordering::SeqCst) {
+    while !stop.is_set() {
         let phase = shared.wanted.load(Ordering::SeqCst);
         shared.entered.store(phase, Ordering::SeqCst);
         for (flow, s) in sockets.iter().enumerate() {
@@ -214,7 +234,7 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared) {
     }
 }
 
-fn receive(socket: &UdpSocket, shared: &Shared) {
+fn receive(socket: &UdpSocket, shared: &Shared, stop: &Stop) {
     let pause = Some(Duration::from_millis(20));
     socket.set_read_timeout(pause).unwrap();
     arrivals::ask_devices(socket);
@@ -225,8 +245,7 @@ fn receive(socket: &UdpSocket, shared: &Shared) {
     while quiet < 3 {
         let mut buffer = [0; 128];
         let Some(packet) = arrivals::receive(socket, &mut buffer) else {
-            let over = shared.stop.load(Ordering::SeqCst);
-            quiet = if over { quiet + 1 } else { 0 };
+            quiet = if stop.is_set() { quiet + 1 } else { 0 };
             continue;
         };
         let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());

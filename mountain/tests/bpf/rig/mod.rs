@@ -7,18 +7,19 @@ pub mod net;
 pub mod packets;
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
+use std::thread;
 use std::time::Duration;
-use std::{ptr, thread};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use mountain::bpf::flows::{Flow, MoveLog};
 use mountain::bpf::{
     PathMasks as Masks, ProgramGroup, ProgramPath, Settings, Sources, Steer, SteerMode,
 };
+use mountain::redirect::bpf::hooks::LoadedProgram;
 use mountain::steer::rendezvous::inv_weight;
 use mountain::topology::FibRule;
 use packets::{Ip, MACS};
+pub use testkit::ip;
 
 /// TC_ACT_UNSPEC: the packet goes on as if the program were not there.
 pub const PASS: i32 = -1;
@@ -52,17 +53,18 @@ pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
     }
 }
 
-/// Runs `ip ARGS` in the namespace of this thread.
-pub fn ip(args: &str) {
-    let out = Command::new("ip")
-        .args(args.split_whitespace())
-        .output()
-        .expect("ip (iproute2)");
-    assert!(
-        out.status.success(),
-        "ip {args}: {}",
-        String::from_utf8_lossy(&out.stderr)
-    );
+/// [`in_netns`] with a [`Rig`].
+pub fn with_rig(settings: Settings, test: impl FnOnce(Rig) + Send + 'static) {
+    in_netns(move || test(Rig::new(&settings)));
+}
+
+/// Gives a device of this thread's namespace its addresses, with their prefix lengths, and sets it up.
+pub fn bring_up(dev: &str, addresses: &[&str]) {
+    for address in addresses {
+        let nodad = if address.contains(':') { "nodad" } else { "" };
+        ip(&format!("addr add {address} dev {dev} {nodad}"));
+    }
+    ip(&format!("link set {dev} up"));
 }
 
 /// Index of a device in the namespace of this thread.
@@ -298,7 +300,7 @@ impl Rig {
         dev: usize,
         packet: &[u8],
         ctx: Ctx,
-        repeat: i32,
+        repeat: u32,
         out: &mut [u8],
     ) -> Outcome {
         let run = prog_run(&self.steer, self.ifindex[dev], packet, ctx, repeat, out)
@@ -444,7 +446,7 @@ pub fn prog_run(
     ifindex: u32,
     packet: &[u8],
     ctx: Ctx,
-    repeat: i32,
+    repeat: u32,
     out: &mut [u8],
 ) -> std::io::Result<(i32, usize, u32)> {
     let ctx = ctx.bytes(ifindex);
@@ -456,7 +458,7 @@ pub fn prog_run(
         data_size_out: out.len() as u32,
         ctx_in: ctx.as_ptr().cast(),
         ctx_size_in: ctx.len() as u32,
-        repeat,
+        repeat: repeat as i32,
         ..Default::default()
     };
     let fd = steer.program().as_fd().as_raw_fd();
@@ -465,37 +467,26 @@ pub fn prog_run(
     if ret != 0 {
         return Err(std::io::Error::from_raw_os_error(-ret));
     }
-    Ok((
-        opts.retval as i32,
-        opts.data_size_out as usize,
-        opts.duration,
-    ))
+    let len = opts.data_size_out as usize;
+    Ok((opts.retval as i32, len, opts.duration))
 }
 
 /// What the kernel knows of the program: `bpf_prog_info`.
-pub fn prog_info(steer: &Steer, map_ids: &mut [u32]) -> libbpf_sys::bpf_prog_info {
-    let mut info = libbpf_sys::bpf_prog_info {
-        nr_map_ids: map_ids.len() as u32,
-        map_ids: map_ids.as_mut_ptr() as u64,
-        ..Default::default()
-    };
+pub fn prog_info(steer: &Steer) -> libbpf_sys::bpf_prog_info {
+    let mut info = libbpf_sys::bpf_prog_info::default();
     let mut len = size_of_val(&info) as u32;
     let fd = steer.program().as_fd().as_raw_fd();
-    // SAFETY: `info` and the array it points to outlive the call and are as long as told.
-    let ret = unsafe {
-        libbpf_sys::bpf_obj_get_info_by_fd(fd, ptr::from_mut(&mut info).cast(), &mut len)
-    };
-    assert_eq!(ret, 0, "bpf_obj_get_info_by_fd");
+    // SAFETY: `info` outlives the call and is as long as told.
+    let ret = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(fd, &mut info, &mut len) };
+    assert_eq!(ret, 0, "bpf_prog_get_info_by_fd");
     info
 }
 
 /// A map of the program that [`Steer`] does not show, by name.
 pub fn map_of(steer: &Steer, name: &str) -> MapHandle {
-    let mut ids = [0; 32];
-    let n = prog_info(steer, &mut ids).nr_map_ids as usize;
-    ids[..n.min(ids.len())]
-        .iter()
-        .map(|id| MapHandle::from_map_id(*id).unwrap())
+    let program = LoadedProgram::by_id(prog_info(steer).id).unwrap();
+    let maps = program.maps.into_iter();
+    maps.map(|id| MapHandle::from_map_id(id).unwrap())
         .find(|m| m.name() == name)
         .unwrap_or_else(|| panic!("the program has no map {name}"))
 }

@@ -5,17 +5,14 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, Steer, SteerMode};
 use mountain::steer::rendezvous::path_salt;
 use testkit::TestNamespace;
 
-use super::{ifindex, ip};
-use crate::support::arrivals;
+use super::{bring_up, ifindex, in_netns, ip};
+use crate::support::{arrivals, Worker};
 
 /// Sets a sysctl of this thread's namespace.
 pub fn sysctl(name: &str, value: &str) {
@@ -50,9 +47,8 @@ fn configure(dev: &'static str, me: u8, peer: u8) {
     for i in 0..2 {
         sysctl(&format!("ipv4/conf/{dev}{i}/rp_filter"), "0");
         ip(&format!("link set {dev}{i} address {}", mac(me, i)));
-        ip(&format!("addr add 10.0.{i}.{me}/24 dev {dev}{i}"));
-        ip(&format!("addr add fd00:{i}::{me}/64 dev {dev}{i} nodad"));
-        ip(&format!("link set {dev}{i} up"));
+        let own = [format!("10.0.{i}.{me}/24"), format!("fd00:{i}::{me}/64")];
+        bring_up(&format!("{dev}{i}"), &own.each_ref().map(|a| &**a));
         for gateway in [format!("10.0.{i}.{peer}"), format!("fd00:{i}::{peer}")] {
             let known = format!("{gateway} lladdr {} dev {dev}{i}", mac(peer, i));
             ip(&format!("neigh replace {known} nud permanent"));
@@ -65,7 +61,7 @@ fn configure(dev: &'static str, me: u8, peer: u8) {
 }
 
 /// Makes this thread's namespace the client and returns the server.
-pub fn two_hosts() -> TestNamespace {
+fn two_hosts() -> TestNamespace {
     let server = TestNamespace::new("s");
     let far = &server.name;
     for i in 0..2 {
@@ -78,6 +74,18 @@ pub fn two_hosts() -> TestNamespace {
     configure("u", 1, 2);
     server.with(|| configure("s", 2, 1));
     server
+}
+
+/// Runs a test as the client, with the server.
+pub fn with_server(test: impl FnOnce(TestNamespace) + Send + 'static) {
+    in_netns(|| test(two_hosts()));
+}
+
+/// The same by IPv4, then by IPv6.
+pub fn for_each_family(test: fn(TestNamespace, bool)) {
+    for v6 in [false, true] {
+        with_server(move |host| test(host, v6));
+    }
 }
 
 /// Path `id` of [`steer_two`]: 0 and 1 IPv4 by u0 and u1, 2 and 3 IPv6.
@@ -140,8 +148,7 @@ pub struct Seen {
 
 /// A server that notes what comes to one UDP port.
 pub struct Sink {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Seen>>,
+    reader: Worker<Vec<Seen>>,
     pub addr: SocketAddr,
 }
 
@@ -155,26 +162,23 @@ impl Sink {
             (socket, ["s0", "s1"].map(ifindex))
         });
         let addr = socket.local_addr().unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&stop);
-        let thread = thread::spawn(move || {
+        let reader = Worker::start(move |stop| {
             let mut seen = vec![];
             // What is queued when the end is called is still read: it stops at a time-out.
             loop {
                 match receive(&socket, &devs) {
                     Some(packet) => seen.push(packet),
-                    None if ended.load(Ordering::Relaxed) => return seen,
+                    None if stop.is_set() => return seen,
                     None => {}
                 }
             }
         });
-        Self { stop, thread, addr }
+        Self { reader, addr }
     }
 
     /// Everything that has come.
     pub fn finish(self) -> Vec<Seen> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
+        self.reader.finish()
     }
 }
 
@@ -231,13 +235,4 @@ pub fn all_in_order(sources: &[Source], seen: &[Seen]) -> Vec<Vec<usize>> {
     let sum: usize = known.iter().map(Vec::len).sum();
     assert_eq!(sum, seen.len(), "packets of nobody");
     known
-}
-
-/// (packets, bytes) that a device of this thread's namespace has received.
-pub fn received(dev: &str) -> (u64, u64) {
-    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let prefix = format!("{dev}:");
-    let line = text.lines().find_map(|l| l.trim().strip_prefix(&prefix));
-    let words: Vec<&str> = line.expect(dev).split_whitespace().collect();
-    (words[1].parse().unwrap(), words[0].parse().unwrap())
 }

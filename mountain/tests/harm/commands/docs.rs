@@ -30,15 +30,10 @@ impl Host {
     fn new(two_providers: bool) -> Self {
         let (host, far) = (Ns::new("dh"), Ns::new("df"));
         for (dev, near, gateway) in [
-            ("eth0", "192.0.2.2", "192.0.2.1"),
-            ("eth1", "203.0.113.2", "203.0.113.1"),
+            ("eth0", "192.0.2.2/24", "192.0.2.1/24"),
+            ("eth1", "203.0.113.2/24", "203.0.113.1/24"),
         ] {
-            let far_dev = format!("{dev} netns {}", far.name);
-            host.ip(&format!("link add {dev} type veth peer name {far_dev}"));
-            host.ip(&format!("addr add {near}/24 dev {dev}"));
-            far.ip(&format!("addr add {gateway}/24 dev {dev}"));
-            host.ip(&format!("link set {dev} up"));
-            far.ip(&format!("link set {dev} up"));
+            host.wire((dev, &[near]), &far, (dev, &[gateway]));
         }
         host.ip("addr add 198.51.100.1/32 dev lo");
         far.ip("route add 198.51.100.1/32 via 192.0.2.2");

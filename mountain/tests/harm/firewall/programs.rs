@@ -1,39 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! BPF programs that judge packets by their device, where no ruleset shows them.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use mountain::control::status::CgroupStatus;
 
-use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4};
+use crate::support::program::load;
+use crate::support::{wait_until, Cgroup, Net, Ns, Traffic, LEAVE, SERVER4};
 
-/// `return 1`: accept, or pass.
-const ACCEPT: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
-
-fn load(kind: u32, attached: u32, name: &std::ffi::CStr) -> OwnedFd {
-    let opts = libbpf_sys::bpf_prog_load_opts {
-        sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as _,
-        expected_attach_type: attached,
-        ..Default::default()
-    };
-    // SAFETY: two instructions and a licence that live on.
-    let fd = unsafe {
-        libbpf_sys::bpf_prog_load(
-            kind,
-            name.as_ptr(),
-            c"GPL".as_ptr(),
-            ACCEPT.as_ptr().cast(),
-            ACCEPT.len() as _,
-            (&raw const opts).cast_mut(),
-        )
-    };
-    assert!(fd >= 0, "loading: {}", std::io::Error::last_os_error());
-    // SAFETY: nobody else owns it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
+/// Accept, or pass.
+const ACCEPT: i32 = 1;
 
 /// At a hook before routing: a kernel that keeps no list of what is hooked in shows the links of all
 /// namespaces together, and the daemons of other tests must not mind this one.
@@ -50,6 +29,7 @@ fn a_bpf_program_at_netfilter_is_seen() {
             libbpf_sys::BPF_PROG_TYPE_NETFILTER,
             libbpf_sys::BPF_NETFILTER,
             c"judge",
+            ACCEPT,
         );
         let mut opts = libbpf_sys::bpf_link_create_opts {
             sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
@@ -69,110 +49,58 @@ fn a_bpf_program_at_netfilter_is_seen() {
     assert!(at_input());
 }
 
-/// A cgroup of this test's own, with this process's thread in none of it.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> Self {
-        let root = mountain::host::cgroup::root().expect("cgroups of version 2");
-        let path = root.join(format!("mtt-{}-judge", std::process::id()));
-        std::fs::create_dir_all(path.join("inner")).unwrap();
-        Self(path)
-    }
-
-    fn attach(&self, name: &std::ffi::CStr) {
-        let program = load(
-            libbpf_sys::BPF_PROG_TYPE_CGROUP_SKB,
-            libbpf_sys::BPF_CGROUP_INET_EGRESS,
-            name,
-        );
-        let folder = File::open(&self.0).unwrap();
-        // SAFETY: live descriptors.
-        let attached = unsafe {
-            libbpf_sys::bpf_prog_attach(
-                program.as_raw_fd(),
-                folder.as_raw_fd(),
-                libbpf_sys::BPF_CGROUP_INET_EGRESS,
-                libbpf_sys::BPF_F_ALLOW_MULTI,
-            )
-        };
-        assert_eq!(
-            attached,
-            0,
-            "attaching: {}",
-            std::io::Error::last_os_error()
-        );
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(self.0.join("inner"));
-        let _ = std::fs::remove_dir(&self.0);
-    }
+/// Attaches a program to what leaves the sockets of a cgroup.
+fn attach(cgroup: &Cgroup, name: &CStr) {
+    let egress = libbpf_sys::BPF_CGROUP_INET_EGRESS;
+    let program = load(libbpf_sys::BPF_PROG_TYPE_CGROUP_SKB, egress, name, ACCEPT);
+    let folder = File::open(cgroup.path()).unwrap();
+    let (program, folder) = (program.as_raw_fd(), folder.as_raw_fd());
+    // SAFETY: live descriptors.
+    let attached = unsafe {
+        libbpf_sys::bpf_prog_attach(program, folder, egress, libbpf_sys::BPF_F_ALLOW_MULTI)
+    };
+    let error = std::io::Error::last_os_error();
+    assert_eq!(attached, 0, "attaching: {error}");
 }
 
 /// RestrictNetworkInterfaces= of systemd, above all.
 #[test]
 fn sockets_below_a_cgroup_with_an_egress_program_stay() {
-    let cgroup = Cgroup::new();
+    let cgroup = Cgroup::new("judge");
+    let inner = cgroup.inner();
     let net = Net::steered();
-    cgroup.attach(c"sd_fw_egress");
+    attach(&cgroup, c"sd_fw_egress");
     let held = || net.client.status().held_cgroups;
-    let ours = format!("mtt-{}-judge", std::process::id());
-    let is_ours = |c: &CgroupStatus| c.cgroup.to_string_lossy().contains(&ours);
+    let is_ours = |c: &CgroupStatus| c.cgroup.ends_with(cgroup.path().file_name().unwrap());
     // Datagrams of a program below the cgroup, from many ports, and where they come in.
-    let counted = |by: &str| {
-        let list = net.server.run("nft list table inet count");
-        let line = list.lines().find(|line| line.contains(by)).unwrap();
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let at = words.iter().position(|word| *word == "packets").unwrap();
-        words[at + 1].parse::<u64>().unwrap()
-    };
-    super::nft(
-        &net.server,
+    net.server.nft(
         "table inet count { chain c { type filter hook prerouting priority -310;\n\
          iifname s0 udp dport 9999 counter\niifname s1 udp dport 9999 counter\n} }",
     );
+    let counted = || net.server.counted("chain inet count c");
     let send = || {
-        let script = format!(
-            "echo $$ > {}/inner/cgroup.procs; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do \
-             echo x > /dev/udp/{SERVER4}/9999; done",
-            cgroup.0.display()
-        );
-        let status = net
-            .client
-            .command("bash")
-            .args(["-c", &script])
-            .status()
-            .unwrap();
-        assert!(status.success());
+        let script = format!("for i in {{1..16}}; do echo x > /dev/udp/{SERVER4}/9999; done");
+        let mut bash = inner.command(&net.client, "bash");
+        assert!(bash.args(["-c", &script]).status().unwrap().success());
     };
     net.blackhole(0);
-    net.wait_left("u0", false);
+    net.client.wait_left("u0", false);
     let traffic = Traffic::start(&net, SERVER4, 20);
-    let before = counted("s0");
+    let before = counted();
     send();
-    assert_eq!(
-        counted("s0"),
-        before,
-        "all are moved to u1: the filter by address is harmless"
-    );
-    assert!(counted("s1") > 0);
-    cgroup.attach(c"judge");
+    let now = counted();
+    let moved = "all are moved to u1: the filter by address is harmless";
+    assert_eq!(now[0], before[0], "{moved}");
+    assert!(now[1] > 0);
+    attach(&cgroup, c"judge");
     wait_until("the program is noticed", 2 * LEAVE, || {
         held().iter().any(is_ours)
     });
-    let status = net.client.mountain_ok("status");
-    assert!(
-        status.contains("-judge: a BPF program at its egress (judge)"),
-        "{status}"
-    );
+    net.client
+        .mountain_says("status", "-judge: a BPF program at its egress (judge)");
     send();
-    assert!(
-        counted("s0") > before,
-        "they stay where the kernel sends them"
-    );
+    let stay = counted()[0] > before[0];
+    assert!(stay, "they stay where the kernel sends them");
     // Others are moved as before.
     let counts = traffic.during(Duration::from_millis(300));
     assert_eq!(counts.by_path[0], 0, "{counts:?}");

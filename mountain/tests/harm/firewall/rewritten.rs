@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{held, nft, wait_free, wait_held};
+use super::{held, wait_free, wait_held};
 use crate::support::{wait_until, Net, Traffic, LEAVE, SERVER4};
 
 /// Has the client's own packets of the traffic routed by mark, out by u0 alone.
@@ -19,19 +19,28 @@ fn packets_routed_by_a_mark_that_is_taken_off_stay() {
     net.client.ip("rule add priority 100 fwmark 7 lookup 100");
     net.client
         .ip("route add 10.98.1.0/24 via 10.30.0.2 dev u0 src 10.98.0.1 table 100");
-    nft(&net.client, BY_MARK);
-    nft(&net.client, OFF);
+    net.client.nft(BY_MARK);
+    net.client.nft(OFF);
     wait_held(&net, "inet off c handle");
     net.client.wait_settled();
     let traffic = Traffic::start(&net, SERVER4, 20);
     let by_u0 = || traffic.during(Duration::from_millis(200)).by_path[1] == 0;
     wait_until("all is routed by the mark", LEAVE, by_u0);
     net.blackhole(0);
-    net.wait_left("u0", false);
+    net.client.wait_left("u0", false);
     let counts = traffic.during(Duration::from_millis(500));
     assert_eq!(counts.by_path[1], 0, "{counts:?}");
     assert!(counts.sent > 0);
 }
+
+const FWMARK: &[&str] = &["rule add priority 100 fwmark 7 lookup 100"];
+const ROUTE_BY_TOS: &[&str] = &["route add 10.98.1.0/24 tos 0x10 via 10.30.0.2 dev u0"];
+const DSCP: &str = "table inet t { chain c { type filter hook forward priority mangle;\n\
+                    ip dscp set 0\n} }";
+const DSCP_AT_LAST: &str =
+    "table inet t { chain c { type filter hook postrouting priority mangle;\n\
+                            ip dscp set 0\n} }";
+const TOS: &[&str] = &["rule add priority 100 tos 0x10 lookup 100"];
 
 /// Rules of the FIB, rules of the firewall, and whether they hold the group together.
 const CASES: &[(&[&str], &str, bool)] = &[
@@ -46,39 +55,25 @@ const CASES: &[(&[&str], &str, bool)] = &[
         OFF,
         false,
     ),
-    (&["rule add priority 100 fwmark 7 lookup 100"], OFF, true),
+    (FWMARK, OFF, true),
     // Set before the kernel routes, or routes again.
-    (
-        &["rule add priority 100 fwmark 7 lookup 100"],
-        BY_MARK,
-        false,
-    ),
+    (FWMARK, BY_MARK, false),
     // Not the packet's mark.
     (
-        &["rule add priority 100 fwmark 7 lookup 100"],
+        FWMARK,
         "table inet t { chain c { type filter hook postrouting priority mangle;\n\
          ct mark set 5\nmeta priority set 1:1\n} }",
         false,
     ),
     (
-        &["rule add priority 100 fwmark 7 lookup 100"],
+        FWMARK,
         "table netdev t { chain c { type filter hook egress devices = { u0, u1 } priority 0;\n\
          meta mark set 1\n} }",
         true,
     ),
-    (
-        &["rule add priority 100 tos 0x10 lookup 100"],
-        "table inet t { chain c { type filter hook forward priority mangle;\n\
-         ip dscp set 0\n} }",
-        true,
-    ),
-    (
-        &["route add 10.98.1.0/24 tos 0x10 via 10.30.0.2 dev u0"],
-        "table inet t { chain c { type filter hook postrouting priority mangle;\n\
-         ip dscp set 0\n} }",
-        true,
-    ),
-    (&["rule add priority 100 tos 0x10 lookup 100"], OFF, false),
+    (TOS, DSCP, true),
+    (ROUTE_BY_TOS, DSCP_AT_LAST, true),
+    (TOS, OFF, false),
 ];
 
 #[test]
@@ -90,10 +85,9 @@ fn only_where_a_rule_of_the_fib_leads_out_by_the_group_does_it_matter() {
         fib.iter().for_each(|line| {
             net.client.ip(line);
         });
-        nft(&net.client, rules);
+        net.client.nft(rules);
         // What is announced is answered by then.
-        nft(
-            &net.client,
+        net.client.nft(
             "table ip6 m { chain c { type filter hook output priority 0; oifname u1 drop\n} }",
         );
         wait_until("the rules are read", LEAVE, || held(&net, true).is_some());

@@ -5,7 +5,6 @@ use mountain::netlink::ruleset::{
     Device, DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset,
 };
 
-use super::nft as load;
 use crate::support::Ns;
 
 fn read(ns: &Ns) -> Ruleset {
@@ -121,7 +120,7 @@ fn rules_that_treat_devices_differently_are_found() {
         let mut parts = case.split("=>").map(str::trim);
         let (rules, expected) = (parts.next().unwrap(), parts.next());
         let ruleset = output(&rules.replace(';', "\n"));
-        load(&ns, &format!("flush ruleset\n{ruleset}"));
+        ns.nft(&format!("flush ruleset\n{ruleset}"));
         let found = difference(&read(&ns));
         match (expected, &found) {
             (None, None) => {}
@@ -141,10 +140,9 @@ fn all_hooks_after_routing_are_looked_at() {
         ("ip", "postrouting", "nat"),
     ] {
         let chain = format!("type {kind} hook {hook} priority 0;\noifname u1 udp dport 9 drop\n");
-        load(
-            &ns,
-            &format!("flush ruleset\ntable {table} t {{ chain c {{ {chain} }} }}"),
-        );
+        ns.nft(&format!(
+            "flush ruleset\ntable {table} t {{ chain c {{ {chain} }} }}"
+        ));
         let found = difference(&read(&ns)).unwrap_or_else(|| panic!("{table} {hook}"));
         let named = format!("{table} t c handle ");
         assert!(found.starts_with(&named), "{found}");
@@ -156,25 +154,26 @@ fn all_hooks_after_routing_are_looked_at() {
         "table ip t { chain c { oifname u1 drop; } }",
         "table ip t { flags dormant; chain c { type filter hook output priority 0; oifname u1 drop; } }",
     ] {
-        load(&ns, &format!("flush ruleset\n{rules}"));
+        ns.nft(&format!("flush ruleset\n{rules}"));
         assert_eq!(difference(&read(&ns)), None, "{rules}");
     }
     // The masquerade of a home router, and one that names a source for each uplink.
     let home = "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
                 ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade\n} }";
-    load(&ns, &format!("flush ruleset\n{home}"));
+    ns.nft(&format!("flush ruleset\n{home}"));
     assert_eq!(difference(&read(&ns)), None);
     let snat = "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
                 oifname u0 snat to 192.0.2.1\noifname u1 snat to 192.0.2.2\n} }";
-    load(&ns, &format!("flush ruleset\n{snat}"));
+    ns.nft(&format!("flush ruleset\n{snat}"));
     assert!(difference(&read(&ns)).is_some());
 }
 
 #[test]
 fn egress_hooks_are_those_of_the_device() {
     let ns = Ns::new("egress");
-    ns.ip("link add u0 type veth peer name v0");
-    ns.ip("link add u1 type veth peer name v1");
+    for n in 0..2 {
+        ns.link(&format!("u{n}"), &ns, &format!("v{n}"));
+    }
     let chain = |device: &str, rules: &str| {
         format!(
             "table netdev {device} {{ chain c {{ type filter hook egress device {device} \
@@ -192,7 +191,7 @@ fn egress_hooks_are_those_of_the_device() {
         (u0 + &chain("u1", "udp dport 2 drop"), true),
         (both.to_owned(), false),
     ] {
-        load(&ns, &format!("flush ruleset\n{rules}"));
+        ns.nft(&format!("flush ruleset\n{rules}"));
         assert_eq!(difference(&read(&ns)).is_some(), differ, "{rules}");
     }
 }
@@ -201,8 +200,7 @@ fn egress_hooks_are_those_of_the_device() {
 #[test]
 fn rules_that_could_matter_to_some_packets_are_listed() {
     let ns = Ns::new("effects");
-    load(
-        &ns,
+    ns.nft(
         "table inet f {\n\
          set blocked { type ipv4_addr; flags interval; elements = { 192.0.2.0/24 } }\n\
          chain pre { type filter hook prerouting priority -150; policy accept;\n\
@@ -248,6 +246,33 @@ fn rules_that_could_matter_to_some_packets_are_listed() {
     assert_eq!(effects(&place, &Facts::default()).len(), 7);
 }
 
+/// Rules of iptables, behind `differs:` those that make a difference.
+const LEGACY: &str = "differs: -o u1 -p udp --dport 5555 -j DROP
+    -o u1 -p udp --dport 5555
+    -o u1 -p udp --dport 5555 -j LOG
+    -o u+ -p udp --dport 5555 -j DROP
+    differs: ! -o u1 -p udp --dport 5555 -j DROP
+    differs: -o u1 -j MARK --set-mark 7
+    differs: -o u1 -m comment --comment x -j more
+    differs: -m devgroup --dst-group 1 -j DROP
+    -m devgroup --dst-group 9 -j DROP
+    -m addrtype --dst-type LOCAL -j DROP
+    differs: -m addrtype --dst-type LOCAL --limit-iface-out -j DROP
+    differs: -m realm --realm 1 -j DROP
+    -p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu
+    differs: -o u1 -s 10.0.0.0/8 ! -d 192.0.2.0/24 -g more";
+const OF_NFT: &str = "differs: filter -A FORWARD -o u1 -p udp -m multiport --dports 1,2 -j DROP
+    filter -A FORWARD -p udp -m multiport --dports 1,2 -j DROP
+    nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE
+    differs: nat -A POSTROUTING -o u0 -j MASQUERADE
+    filter -A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT";
+
+fn difference_and_rule(line: &str) -> (bool, &str) {
+    let line = line.trim();
+    let differs = line.strip_prefix("differs: ");
+    (differs.is_some(), differs.unwrap_or(line))
+}
+
 /// Legacy iptables, as its own program has made it.
 #[test]
 fn legacy_tables_are_read_and_none_is_made_by_reading() {
@@ -261,32 +286,13 @@ fn legacy_tables_are_read_and_none_is_made_by_reading() {
     // Nothing but what was there.
     let all = names("ip_tables_names") + &names("ip6_tables_names");
     assert_eq!(all, "mangle\n");
-    let clamp = "-p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu";
-    let cases: &[(&str, bool)] = &[
-        ("-o u1 -p udp --dport 5555 -j DROP", true),
-        ("-o u1 -p udp --dport 5555", false),
-        ("-o u1 -p udp --dport 5555 -j LOG", false),
-        ("-o u+ -p udp --dport 5555 -j DROP", false),
-        ("! -o u1 -p udp --dport 5555 -j DROP", true),
-        ("-o u1 -j MARK --set-mark 7", true),
-        ("-o u1 -m comment --comment x -j more", true),
-        ("-m devgroup --dst-group 1 -j DROP", true),
-        ("-m devgroup --dst-group 9 -j DROP", false),
-        ("-m addrtype --dst-type LOCAL -j DROP", false),
-        (
-            "-m addrtype --dst-type LOCAL --limit-iface-out -j DROP",
-            true,
-        ),
-        ("-m realm --realm 1 -j DROP", true),
-        (clamp, false),
-        ("-o u1 -s 10.0.0.0/8 ! -d 192.0.2.0/24 -g more", true),
-    ];
     run("iptables-legacy -t mangle -A more -p tcp -m conntrack --ctstate NEW -j DROP");
-    for (rule, differ) in cases {
+    for case in LEGACY.lines() {
+        let (differ, rule) = difference_and_rule(case);
         let rule = format!("iptables-legacy -t mangle -A POSTROUTING {rule}");
         run(&rule);
         let found = difference(&read(&ns));
-        assert_eq!(found.is_some(), *differ, "{rule}: {found:?}");
+        assert_eq!(found.is_some(), differ, "{rule}: {found:?}");
         if let Some(found) = found {
             assert!(found.starts_with("iptables-legacy -t mangle "), "{found}");
         }
@@ -313,25 +319,8 @@ fn legacy_tables_are_read_and_none_is_made_by_reading() {
 #[test]
 fn rules_of_iptables_nft_are_understood() {
     let ns = Ns::new("inft");
-    for (differ, rule) in [
-        (
-            true,
-            "filter -A FORWARD -o u1 -p udp -m multiport --dports 1,2 -j DROP",
-        ),
-        (
-            false,
-            "filter -A FORWARD -p udp -m multiport --dports 1,2 -j DROP",
-        ),
-        (
-            false,
-            "nat -A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
-        ),
-        (true, "nat -A POSTROUTING -o u0 -j MASQUERADE"),
-        (
-            false,
-            "filter -A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT",
-        ),
-    ] {
+    for case in OF_NFT.lines() {
+        let (differ, rule) = difference_and_rule(case);
         ns.run(&format!("iptables-nft -t {rule}"));
         let found = difference(&read(&ns));
         assert_eq!(found.is_some(), differ, "{rule}: {found:?}");
@@ -361,12 +350,12 @@ fn docker_ufw_and_firewalld_with_uplinks_alike_are_no_difference() {
     // Legacy tables stay with their namespace.
     let ns = Ns::new("fwd");
     let rules = std::fs::read_to_string(format!("{folder}/firewalld.nft")).unwrap();
-    load(&ns, &rules);
+    ns.nft(&rules);
     assert_eq!(difference(&read(&ns)), None, "firewalld");
     // u1 in the default zone, which translates nothing.
     let others = rules.lines().filter(|line| !line.contains("\"u1\""));
     let one = others.collect::<Vec<_>>().join("\n");
-    load(&ns, &format!("flush ruleset\n{one}"));
+    ns.nft(&format!("flush ruleset\n{one}"));
     let found = difference(&read(&ns)).expect("a difference");
     assert!(found.contains("firewalld"), "{found}");
 }

@@ -9,11 +9,13 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
+use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::support::arrivals;
 
 use super::host::Host;
 use super::packets::{self, By, Flow, TCP, UDP};
@@ -93,7 +95,7 @@ impl Sender {
             By::Socket {
                 pktinfo: Some(device),
                 ..
-            } => send_by_device(socket, &data, to, device),
+            } => arrivals::send_by(socket, &data, to, if_nametoindex(&**device)?),
             By::Socket {
                 connected: false, ..
             } if flow.proto != TCP => socket.send_to(&data, &to.into()).map(drop),
@@ -164,14 +166,15 @@ fn open(flow: &Flow) -> io::Result<Socket> {
         By::Guest { address, .. } => (*address, false),
         _ => (None, false),
     };
-    if matches!(
-        &flow.by,
-        By::Socket {
-            pktinfo: Some(_),
-            ..
+    if let By::Socket {
+        pktinfo: Some(_), ..
+    } = &flow.by
+    {
+        // As servers that answer by the device that a request came by.
+        match flow.ipv6() {
+            false => setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?,
+            true => setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?,
         }
-    ) {
-        ask_for_devices(&socket, flow.ipv6());
     }
     let any: IpAddr = match flow.ipv6() {
         true => Ipv6Addr::UNSPECIFIED.into(),
@@ -185,45 +188,6 @@ fn open(flow: &Flow) -> io::Result<Socket> {
         socket.bind(&SocketAddr::new(address.unwrap_or(any), port).into())?;
     }
     Ok(socket)
-}
-
-/// Has a socket told by which device packets come in, as servers that answer by that one do.
-fn ask_for_devices(socket: &Socket, ipv6: bool) {
-    let (level, name) = match ipv6 {
-        false => (libc::IPPROTO_IP, libc::IP_PKTINFO),
-        true => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
-    };
-    let on: libc::c_int = 1;
-    // SAFETY: the value outlives the call.
-    let rc = unsafe {
-        let size = size_of::<libc::c_int>() as u32;
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw const on).cast(),
-            size,
-        )
-    };
-    assert_eq!(rc, 0, "{}", io::Error::last_os_error());
-}
-
-fn send_by_device(socket: &Socket, data: &[u8], to: SocketAddr, device: &str) -> io::Result<()> {
-    let index = nix::net::if_::if_nametoindex(device)?;
-    let slice = [io::IoSlice::new(data)];
-    let to = SockaddrStorage::from(to);
-    // SAFETY: all-zero is valid for both.
-    let (mut info4, mut info6): (libc::in_pktinfo, libc::in6_pktinfo) =
-        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    info4.ipi_ifindex = index as i32;
-    info6.ipi6_ifindex = index;
-    let message = match to.as_sockaddr_in6() {
-        Some(_) => ControlMessage::Ipv6PacketInfo(&info6),
-        None => ControlMessage::Ipv4PacketInfo(&info4),
-    };
-    let fd = socket.as_raw_fd();
-    sendmsg(fd, &slice, &[message], MsgFlags::empty(), Some(&to))?;
-    Ok(())
 }
 
 /// What left, by flow, without what the kernel chooses anew each time.

@@ -2,7 +2,6 @@
 //! The daemon on a random host.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use nix::sys::signal::Signal;
 use super::host::{Host, Kind};
 use super::rig::Rig;
 use super::setting;
-use crate::support::{Guard, MOUNTAIN};
+use crate::support::{config, said, Guard, MOUNTAIN};
 
 /// Any reaction, on a busy machine: s. An emulated one takes longer.
 const LIMIT_S: u64 = 120;
@@ -42,8 +41,7 @@ pub struct Daemon {
 impl Daemon {
     /// In this thread's namespace; `None` where it refuses to run, which harms nobody.
     pub fn start(rig: &mut Rig, host: &Host) -> Option<Self> {
-        let mut config = tempfile::NamedTempFile::new().unwrap();
-        config.write_all(CONFIG.as_bytes()).unwrap();
+        let config = config(CONFIG);
         let log = tempfile::tempfile().unwrap();
         // Another machine has it elsewhere.
         let program = std::env::var_os("MOUNTAIN_RANDOM_PROGRAM").unwrap_or(MOUNTAIN.into());
@@ -135,11 +133,7 @@ impl Daemon {
     }
 
     pub fn said(&self) -> String {
-        let mut text = String::new();
-        let mut log = &self.log;
-        log.seek(SeekFrom::Start(0)).unwrap();
-        log.read_to_string(&mut text).unwrap();
-        text
+        said(&self.log)
     }
 
     /// Ends it in order.

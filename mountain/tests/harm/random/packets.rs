@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use etherparse::{TcpHeader, UdpHeader};
+use etherparse::{TcpHeader, TcpOptionElement, TcpSlice, UdpHeader};
 
 use super::devices::Tunnel;
 use super::dice::Dice;
@@ -444,15 +444,19 @@ pub fn parse(packet: &[u8]) -> Option<Parsed<'_>> {
     let flow = match look.proto {
         _ if !first => marked(),
         UDP | TCP => {
-            // A reset is an answer that nobody asked for.
-            if look.proto == TCP && l4.get(13)? & 4 > 0 {
-                return None;
+            if look.proto == TCP {
+                let tcp = TcpSlice::from_slice(l4).ok()?;
+                // A reset is an answer that nobody asked for.
+                if tcp.rst() {
+                    return None;
+                }
+                look.mss = tcp.options_iterator().flatten().find_map(|o| match o {
+                    TcpOptionElement::MaximumSegmentSize(mss) if tcp.syn() => Some(mss),
+                    _ => None,
+                });
             }
             look.sport = word(l4, 0);
             let dport = word(l4, 2);
-            if look.proto == TCP && l4.get(13)? & 2 > 0 {
-                look.mss = mss(l4.get(20..usize::from(l4[12] >> 4) * 4)?);
-            }
             (1000..1000 * (1 + CLASSES as u16))
                 .contains(&dport)
                 .then_some(dport % 1000)
@@ -469,16 +473,4 @@ pub fn parse(packet: &[u8]) -> Option<Parsed<'_>> {
         _ => None,
     };
     Some(Parsed { look, l4, flow })
-}
-
-fn mss(mut options: &[u8]) -> Option<u16> {
-    loop {
-        match *options {
-            [0, ..] | [] => return None,
-            [1, ref rest @ ..] => options = rest,
-            [2, 4, a, b, ..] => return Some(u16::from_be_bytes([a, b])),
-            [_, length, ..] => options = options.get(usize::from(length.max(2))..)?,
-            [_] => return None,
-        }
-    }
 }

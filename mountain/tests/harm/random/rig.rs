@@ -7,26 +7,27 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::os::fd::AsRawFd;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use etherparse::icmpv6::NeighborAdvertisementHeader;
+use etherparse::{ArpEthIpv4Packet, ArpOperation, ArpPacket, EtherType, Ethernet2Header};
+use etherparse::{Icmpv6Type, PacketBuilder, TcpHeader, TcpSlice};
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use netlink_sys::{Socket, SocketAddr};
 use nix::sched::{sched_getaffinity, sched_setaffinity, setns, unshare, CloneFlags, CpuSet};
 use nix::unistd::Pid;
 
 use super::devices::{open_ppp, Tunnel};
 use super::host::{neighbour_mac, own_mac, Host, INNER, TUN};
 use super::packets::{self, parse, Look, TCP};
+use crate::support::frames::PacketSocket;
 use crate::support::sums::put_check;
+use crate::support::tun;
 
-/// linux/if_tun.h.
-const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
-const IFF_TUN: i16 = 1;
-const IFF_NO_PI: i16 = 0x1000;
-/// linux/if_packet.h.
-const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 /// Of frames that tell that all before them has arrived: for experiments (IEEE 802).
 const FENCE: u16 = 0x88b5;
 /// The same of packets in a tunnel (RFC 3692).
@@ -50,8 +51,8 @@ pub struct Rig {
     pub host_ns: File,
     pub guest_ns: Vec<File>,
     /// In the far namespace and in the host.
-    far: OwnedFd,
-    near: OwnedFd,
+    far: PacketSocket,
+    near: PacketSocket,
     /// A tunnel's far end, and what stands before the packets that are read from it, bytes.
     tun: Option<(File, usize)>,
     /// Index of each far end, and the host's own.
@@ -88,73 +89,14 @@ fn sysctl(key: &str, value: &str) {
 
 /// Runs a program in this thread's namespace with lines to read.
 pub fn feed(program: &str, arguments: &[&str], lines: &[String]) {
-    if lines.is_empty() {
-        return;
+    if !lines.is_empty() {
+        let text = lines.join("\n") + "\n";
+        testkit::feed(Command::new(program).args(arguments), &text);
     }
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{program}: {e}"));
-    let text = lines.join("\n") + "\n";
-    let written = child.stdin.take().unwrap().write_all(text.as_bytes());
-    let output = child.wait_with_output().unwrap();
-    assert!(
-        output.status.success() && written.is_ok(),
-        "{program} {arguments:?}: {}\n{text}",
-        String::from_utf8_lossy(&output.stderr),
-    );
 }
 
 pub fn ip(lines: &[String]) {
     feed("ip", &["-batch", "-"], lines);
-}
-
-fn packet_socket() -> OwnedFd {
-    // SAFETY: plain system calls; the descriptor is owned at once.
-    unsafe {
-        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        let protocol = (libc::ETH_P_ALL as u16).to_be();
-        let fd = libc::socket(libc::AF_PACKET, kind, protocol.into());
-        assert!(fd >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-        let owned = OwnedFd::from_raw_fd(fd);
-        set(&owned, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
-        set(&owned, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 4 << 20);
-        owned
-    }
-}
-
-fn set(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) {
-    // SAFETY: the value outlives the call.
-    let rc = unsafe {
-        let size = size_of::<libc::c_int>() as u32;
-        libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), size)
-    };
-    assert_eq!(rc, 0, "setsockopt: {}", io::Error::last_os_error());
-}
-
-fn open_tun() -> File {
-    use std::os::unix::fs::OpenOptionsExt;
-
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/net/tun")
-        .expect("tun devices");
-    // SAFETY: all-zero is a valid ifreq, and it outlives the call.
-    let rc = unsafe {
-        let mut request: libc::ifreq = std::mem::zeroed();
-        for (to, from) in request.ifr_name.iter_mut().zip(TUN.bytes()) {
-            *to = from as libc::c_char;
-        }
-        request.ifr_ifru.ifru_flags = IFF_TUN | IFF_NO_PI;
-        libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw const request)
-    };
-    assert_eq!(rc, 0, "TUNSETIFF: {}", io::Error::last_os_error());
-    file
 }
 
 /// The kernel tells itself of carriers when it has time to, and has IPv6's flows under way choose their hops anew
@@ -190,7 +132,7 @@ impl Rig {
         let far_ns = new_namespace().expect("network namespaces: run this as root");
         sysctl("ipv6/conf/default/disable_ipv6", "1");
         sysctl("ipv6/conf/all/disable_ipv6", "1");
-        let far = packet_socket();
+        let far = PacketSocket::new();
         let guest_ns: Vec<File> = (host.guests.iter())
             .map(|_| {
                 let ns = new_namespace().unwrap();
@@ -211,7 +153,7 @@ impl Rig {
             sysctl(key, value);
         }
         let tun = match host.tunnel() {
-            Some(Tunnel::Tun) => Some((open_tun(), 0)),
+            Some(Tunnel::Tun) => Some((tun::attach(TUN), 0)),
             Some(Tunnel::Ppp) => Some((open_ppp(), 2)),
             _ => None,
         };
@@ -249,7 +191,7 @@ impl Rig {
         wait_for_carriers();
         Self {
             far,
-            near: packet_socket(),
+            near: PacketSocket::new(),
             tun,
             far_index: far_of.iter().map(|(n, i)| (*i, n.clone())).collect(),
             index: names.iter().map(|n| (n.to_string(), index_of(n))).collect(),
@@ -263,36 +205,16 @@ impl Rig {
         }
     }
 
-    fn send_frame(fd: &OwnedFd, ifindex: u32, frame: &[u8]) {
-        // SAFETY: all-zero is a valid sockaddr_ll; both outlive the call.
-        unsafe {
-            let mut to: libc::sockaddr_ll = std::mem::zeroed();
-            to.sll_family = libc::AF_PACKET as u16;
-            to.sll_ifindex = ifindex as i32;
-            to.sll_halen = 6;
-            to.sll_addr[..6].copy_from_slice(&frame[..6]);
-            // What the kernel says about a packet that it drops is a part of what is seen.
-            libc::sendto(
-                fd.as_raw_fd(),
-                frame.as_ptr().cast(),
-                frame.len(),
-                0,
-                (&raw const to).cast(),
-                size_of::<libc::sockaddr_ll>() as u32,
-            );
-        }
-    }
-
     /// A packet that a neighbour behind a device sends to this host.
     pub fn inject(&self, device: &str, packet: &[u8]) {
         let frame = frame(self.own_mac(device), [6, 0, 0, 0, 0, 1], packet);
-        Self::send_frame(&self.far, self.far_of[device], &frame);
+        self.far.send(self.far_of[device], &frame);
     }
 
     /// A frame that this host sends by a device, past its routing.
     pub fn write_frame(&self, device: &str, gateway: IpAddr, packet: &[u8]) {
         let frame = frame(neighbour_mac(gateway), self.own_mac(device), packet);
-        Self::send_frame(&self.near, self.index[device], &frame);
+        self.near.send(self.index[device], &frame);
     }
 
     fn own_mac(&self, device: &str) -> [u8; 6] {
@@ -364,48 +286,34 @@ impl Rig {
             if name == TUN {
                 let [from, to] = ["10.50.0.1", "10.50.0.2"].map(|a| a.parse().unwrap());
                 let packet = packets::wrap(from, to, FENCE_PROTO, 0, 0, &number, None);
-                Self::send_frame(&self.near, index, &packet);
+                self.near.send(index, &packet);
                 continue;
             }
-            let mut frame = vec![0xff; 6];
-            frame.extend(self.own_mac(name));
-            frame.extend(FENCE.to_be_bytes());
-            frame.extend(number);
+            let from = self.own_mac(name);
+            let mut frame = ethernet([0xff; 6], from, EtherType(FENCE), &number);
             frame.resize(60, 0);
-            Self::send_frame(&self.near, index, &frame);
+            self.near.send(index, &frame);
         }
     }
 
     fn read_all(&mut self) {
         let mut buffer = [0; 65_536];
-        loop {
-            // SAFETY: all-zero is a valid sockaddr_ll; buffer and address outlive the call.
-            let (length, index) = unsafe {
-                let mut from: libc::sockaddr_ll = std::mem::zeroed();
-                let mut size = size_of::<libc::sockaddr_ll>() as u32;
-                let length = libc::recvfrom(
-                    self.far.as_raw_fd(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                    0,
-                    (&raw mut from).cast(),
-                    &raw mut size,
-                );
-                (length, from.sll_ifindex as u32)
-            };
-            if length < 14 {
-                break;
-            }
+        while let Some((length, index)) = self.far.receive(&mut buffer) {
+            let frame = &buffer[..length];
             match self.far_index.get(&index).cloned() {
-                Some(name) if name == TUN => self.tunnelled(&buffer[..length as usize]),
-                Some(name) => self.frame(&name, &buffer[..length as usize]),
-                None => {}
+                Some(name) if name == TUN => self.tunnelled(frame),
+                Some(name) if length >= 14 => self.frame(&name, frame),
+                _ => {}
             }
         }
-        while let Some(Ok(length)) =
-            (self.tun.as_ref()).map(|(tun, _)| io::Read::read(&mut &*tun, &mut buffer))
-        {
-            let before = self.tun.as_ref().map_or(0, |(_, before)| *before);
+        while let Some((mut file, before)) = self.tun.as_ref().map(|(file, n)| (file, *n)) {
+            let length = match tun::readable([file], 0) {
+                [true] => file.read(&mut buffer).unwrap_or(0),
+                _ => 0,
+            };
+            if length == 0 {
+                break;
+            }
             self.tunnelled(&buffer[before.min(length)..length]);
         }
     }
@@ -431,7 +339,7 @@ impl Rig {
                 let n = u32::from_be_bytes(*body.first_chunk().unwrap());
                 self.fences.insert(device.to_owned(), n);
             }
-            0x0806 => self.arp(device, from, body),
+            0x0806 => self.arp(device, body),
             0x0800 => self.packet(device, Some((to, from)), body),
             0x86dd if body.len() > 63 && body[6] == 58 && body[40] == 135 => {
                 self.solicited(device, from, body);
@@ -441,18 +349,25 @@ impl Rig {
         }
     }
 
-    fn arp(&self, device: &str, from: [u8; 6], body: &[u8]) {
-        if body.len() < 28 || body[7] != 1 || body[14..18] == body[24..28] {
+    fn arp(&self, device: &str, body: &[u8]) {
+        let request = ArpPacket::from_slice(body).ok();
+        let request = request.and_then(|arp| arp.try_eth_ipv4().ok());
+        let asks = |arp: &ArpEthIpv4Packet| {
+            arp.operation == ArpOperation::REQUEST && arp.sender_ipv4 != arp.target_ipv4
+        };
+        let Some(request) = request.filter(asks) else {
             return;
-        }
-        let target: [u8; 4] = *body[24..].first_chunk().unwrap();
-        let mac = neighbour_mac(target.into());
-        let mut frame = [&from[..], &mac, &0x0806u16.to_be_bytes()].concat();
-        frame.extend([0, 1, 8, 0, 6, 4, 0, 2]);
-        frame.extend(mac);
-        frame.extend(target);
-        frame.extend(&body[8..18]);
-        Self::send_frame(&self.far, self.far_of[device], &frame);
+        };
+        let mac = neighbour_mac(request.target_ipv4.into());
+        let reply = ArpEthIpv4Packet {
+            operation: ArpOperation::REPLY,
+            sender_mac: mac,
+            sender_ipv4: request.target_ipv4,
+            target_mac: request.sender_mac,
+            target_ipv4: request.sender_ipv4,
+        };
+        let frame = ethernet(request.sender_mac, mac, EtherType::ARP, &reply.to_bytes());
+        self.far.send(self.far_of[device], &frame);
     }
 
     fn solicited(&self, device: &str, from: [u8; 6], body: &[u8]) {
@@ -462,17 +377,20 @@ impl Rig {
             return;
         }
         let mac = neighbour_mac(target.into());
-        let mut advert = vec![136, 0, 0, 0, 0x60, 0, 0, 0];
-        advert.extend(target);
-        advert.extend([2, 1]);
-        advert.extend(mac);
-        put_check(target.into(), source.into(), 58, &mut advert);
-        let mut packet = vec![0x60, 0, 0, 0, 0, advert.len() as u8, 58, 255];
-        packet.extend(target);
-        packet.extend(source);
-        packet.extend(advert);
-        let frame = frame(from, mac, &packet);
-        Self::send_frame(&self.far, self.far_of[device], &frame);
+        let advert = NeighborAdvertisementHeader {
+            router: false,
+            solicited: true,
+            r#override: true,
+        };
+        // With the option that has the target's link-layer address.
+        let options = [&target[..], &[2, 1], &mac].concat();
+        let mut packet = Vec::new();
+        PacketBuilder::ipv6(target, source, 255)
+            .icmpv6(Icmpv6Type::NeighborAdvertisement(advert))
+            .write(&mut packet, &options)
+            .unwrap();
+        self.far
+            .send(self.far_of[device], &frame(from, mac, &packet));
     }
 
     /// A packet that has left by a device, in a frame to and from these addresses.
@@ -509,23 +427,22 @@ impl Rig {
 
     /// What a server answers to a SYN or to data.
     fn accept(&self, device: &str, macs: Option<([u8; 6], [u8; 6])>, request: &packets::Parsed) {
-        let l4 = request.l4;
-        let word = |at: usize| u32::from_be_bytes(*l4[at..].first_chunk().unwrap());
-        let data = l4.len() - usize::from(l4[12] >> 4) * 4;
-        let syn = l4[13] & 2 > 0;
-        if l4[13] & 5 > 0 || !syn && data == 0 {
+        let Ok(tcp) = TcpSlice::from_slice(request.l4) else {
+            return;
+        };
+        let data = tcp.payload().len() as u32;
+        if tcp.fin() || tcp.rst() || !tcp.syn() && data == 0 {
             return;
         }
-        let (sequence, advance) = if syn {
-            (1000, 1)
-        } else {
-            (word(8), data as u32)
+        let (sequence, advance) = match tcp.syn() {
+            true => (1000, 1),
+            false => (tcp.acknowledgment_number(), data),
         };
-        let mut reply = [&l4[2..4], &l4[0..2]].concat();
-        reply.extend(sequence.to_be_bytes());
-        reply.extend((word(4).wrapping_add(advance)).to_be_bytes());
-        reply.extend([0x50, if syn { 0x12 } else { 0x10 }, 0x40, 0, 0, 0, 0, 0]);
-        self.reply(device, macs, &request.look, reply);
+        let (own, peer) = (tcp.destination_port(), tcp.source_port());
+        let mut reply = TcpHeader::new(own, peer, sequence, 0x4000);
+        (reply.syn, reply.ack) = (tcp.syn(), true);
+        reply.acknowledgment_number = tcp.sequence_number().wrapping_add(advance);
+        self.reply(device, macs, &request.look, reply.to_bytes().to_vec());
     }
 
     /// Sends `l4` with its checksum the way back.
@@ -535,7 +452,7 @@ impl Rig {
         match macs {
             Some((mine, host)) => {
                 let frame = frame(host, mine, &packet);
-                Self::send_frame(&self.far, self.far_of[device], &frame);
+                self.far.send(self.far_of[device], &frame);
             }
             None => match (&self.tun, self.far_of.get(device)) {
                 (Some((tun, 0)), _) => {
@@ -543,7 +460,7 @@ impl Rig {
                 }
                 // A ppp device takes nothing without a line.
                 (Some(_), _) | (None, None) => {}
-                (None, Some(index)) => Self::send_frame(&self.far, *index, &packet),
+                (None, Some(index)) => _ = self.far.send(*index, &packet),
             },
         }
     }
@@ -558,8 +475,20 @@ impl Rig {
 }
 
 fn frame(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> Vec<u8> {
-    let kind: u16 = if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd };
-    [&to[..], &from, &kind.to_be_bytes(), packet].concat()
+    let kind = match packet[0] >> 4 {
+        4 => EtherType::IPV4,
+        _ => EtherType::IPV6,
+    };
+    ethernet(to, from, kind, packet)
+}
+
+fn ethernet(to: [u8; 6], from: [u8; 6], kind: EtherType, body: &[u8]) -> Vec<u8> {
+    let header = Ethernet2Header {
+        source: from,
+        destination: to,
+        ether_type: kind,
+    };
+    [&header.to_bytes()[..], body].concat()
 }
 
 /// Keeps this thread on one CPU, so that what it sends stays in order on its way through the kernel.
@@ -588,25 +517,13 @@ impl Drop for Pinned {
 /// Forgets all connections that Netfilter tracks in this namespace.
 pub fn flush_conntrack() {
     // nfgenmsg of IPCTNL_MSG_CT_DELETE for all families, without a tuple: all of them.
-    let mut message = Vec::new();
-    message.extend(20u32.to_ne_bytes());
+    let mut message = 20u32.to_ne_bytes().to_vec();
     message.extend((1u16 << 8 | 2).to_ne_bytes());
     message.extend((libc::NLM_F_REQUEST as u16 | libc::NLM_F_ACK as u16).to_ne_bytes());
-    message.extend([0; 8]);
-    message.extend([0; 4]);
-    // SAFETY: plain system calls on a descriptor of our own; the buffers outlive them.
-    unsafe {
-        let fd = libc::socket(
-            libc::AF_NETLINK,
-            libc::SOCK_RAW | libc::SOCK_CLOEXEC,
-            libc::NETLINK_NETFILTER,
-        );
-        assert!(fd >= 0, "netlink: {}", io::Error::last_os_error());
-        let fd = OwnedFd::from_raw_fd(fd);
-        libc::send(fd.as_raw_fd(), message.as_ptr().cast(), message.len(), 0);
-        let mut answer = [0u8; 256];
-        let n = libc::recv(fd.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0);
-        let code = i32::from_ne_bytes(*answer[16..].first_chunk().unwrap());
-        assert!(n >= 20 && code == 0, "conntrack flush: {n}, {code}");
-    }
+    message.extend([0; 12]);
+    let socket = Socket::new(NETLINK_NETFILTER).expect("netlink");
+    socket.send_to(&message, &SocketAddr::new(0, 0), 0).unwrap();
+    let (answer, _) = socket.recv_from_full().unwrap();
+    let code = i32::from_ne_bytes(*answer[16..].first_chunk().unwrap());
+    assert_eq!(code, 0, "conntrack flush");
 }

@@ -5,7 +5,7 @@ use std::fs;
 
 use mountain::redirect::{Installed, ListedRule, Snat};
 
-use super::net::{ask, ask_in_vain, udp, Net, Place};
+use super::net::{ask, ask_in_vain, Net};
 use crate::support::Ns;
 
 fn setting(ns: &Ns, path: &'static str) -> String {
@@ -38,9 +38,8 @@ fn forwarding_that_others_rely_on_by_now_stays() {
 /// The journal is damaged, cut short or lost: rules are listed as the kernel has them, and go.
 #[test]
 fn a_damaged_journal_locks_nobody_out() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
-    net.serve(Place::Server, "other", "10.0.1.2:8084");
+    let net = Net::serving();
+    net.serve(&net.server, "other", "10.0.1.2:8084");
     type Damage = fn(&str);
     let damages: [(&str, Damage); 4] = [
         ("another version", |dir| {
@@ -85,11 +84,11 @@ fn a_damaged_journal_locks_nobody_out() {
         let told = String::from_utf8_lossy(&told.stderr).into_owned();
         assert!(told.contains("made anew"), "{what}: {told}");
         assert_eq!(by_from(&net), before, "{what}");
-        let socket = udp(&net.client, "10.0.8.18:0");
+        let socket = net.client.udp("10.0.8.18:0");
         assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
         assert_eq!(ask(&socket, "10.0.8.17:8081", "x").0, "other x");
         assert_eq!(net.redirect("del --all"), "deleted 4 rules\n", "{what}");
-        ask_in_vain(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080");
+        ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
         net.assert_clean();
         let _ = fs::remove_dir_all(format!("{}.damaged", net.record()));
     }

@@ -3,15 +3,14 @@
 
 use std::net::SocketAddr;
 
-use super::net::{ask, udp, Net, Place};
+use super::net::{ask, Net};
 use super::watch::{carried, wait_for, watch};
 
 const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
 
 /// A router whose rule is fast while nothing concerns it.
 fn fast() -> (Net, crate::support::Guard) {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     net.redirect(&format!("add {RULE} --backend auto"));
     let watching = watch(&net);
     wait_for(&net, "tcx-peer");
@@ -22,12 +21,11 @@ fn fast() -> (Net, crate::support::Guard) {
 #[test]
 fn filters_that_run_earlier_are_not_bypassed() {
     let (net, _watching) = fast();
-    let nft = |line: &str| net.router.run(&format!("nft {line}"));
-    nft("add table ip early");
-    nft("add table netdev early");
-    nft("add chain ip early raw { type filter hook prerouting priority -300 ; }");
-    nft("add chain ip early mangle { type filter hook prerouting priority -150 ; }");
-    nft("add chain netdev early in { type filter hook ingress device rc priority 0 ; }");
+    let nft = |line: &str| net.router.nft(line);
+    nft("table ip early {\n\
+         chain raw { type filter hook prerouting priority -300; }\n\
+         chain mangle { type filter hook prerouting priority -150; }\n}\n\
+         table netdev early { chain in { type filter hook ingress device rc priority 0; } }");
     for (chain, rule) in [
         ("ip early raw", "udp dport 8080 drop"),
         ("ip early raw", "ip saddr 10.0.8.66 drop"),
@@ -36,8 +34,8 @@ fn filters_that_run_earlier_are_not_bypassed() {
     ] {
         nft(&format!("add rule {chain} {rule}"));
         wait_for(&net, "nft");
-        let text = net.redirect(&format!("check {RULE}"));
         let named = format!("tcx-peer skips a rule of the firewall, so that only nft is chosen unless it is named: {chain} handle");
+        let text = net.redirect(&format!("check {RULE}"));
         assert!(text.contains(&named), "{rule}: {text}");
         nft(&format!("flush chain {chain}"));
         wait_for(&net, "tcx-peer");
@@ -58,25 +56,21 @@ fn source_filters_and_shapers_are_not_bypassed() {
     let (net, _watching) = fast();
     // Nobody at the client's device may have an address of the target's network.
     net.client.ip("addr add 10.0.1.66/32 dev c0");
-    let forged = udp(&net.client, "10.0.1.66:0");
-    let count = "add rule ip count in ip saddr 10.0.1.66 counter";
-    net.server.run("nft add table ip count");
-    net.server
-        .run("nft add chain ip count in { type filter hook input priority 0 ; }");
-    net.server.run(&format!("nft {count}"));
+    let forged = net.client.udp("10.0.1.66:0");
+    net.server.nft(
+        "table ip count { chain in { type filter hook input priority 0;\n\
+         ip saddr 10.0.1.66 counter\n} }",
+    );
     let server: SocketAddr = "10.0.8.17:8080".parse().unwrap();
-    let honest = udp(&net.client, "10.0.8.18:0");
-    let reached = |packets: u32| {
+    let honest = net.client.udp("10.0.8.18:0");
+    let reached = |packets: u64| {
         forged.send_to(b"forged", server).unwrap();
         // The order is kept: whatever was to arrive is there by now.
         assert_eq!(ask(&honest, "10.0.8.17:8080", "x").0, "server x");
-        let counted = net.server.run("nft list chain ip count in");
-        let right = counted.contains(&format!("packets {packets} "));
-        assert!(right, "{counted}");
+        assert_eq!(net.server.counted("chain ip count in"), [packets]);
     };
     let checked = |finding| {
-        let text = net.redirect(&format!("check {RULE}"));
-        assert!(text.contains(finding), "{text}");
+        net.says(&format!("check {RULE}"), finding);
     };
     reached(1);
     net.router.sysctl("net.ipv4.conf.rc.rp_filter", "1");
@@ -114,14 +108,13 @@ fn a_rule_that_can_never_match_is_reported() {
         ),
     ] {
         let net = Net::new();
-        net.router.run("nft add table ip owner");
-        let chain = format!("nft add chain ip owner c {{ type {chain} ; }}");
-        net.router.run(&chain);
-        net.router.run(&format!("nft add rule ip owner c {rule}"));
+        net.router.nft(&format!(
+            "table ip owner {{ chain c {{ type {chain};\n{rule}\n}} }}"
+        ));
         let line = format!("redirect add {RULE} --backend auto");
         let added = net.router.mountain(&line);
         let concerns = rule.contains("8080");
-        let said = String::from_utf8_lossy(&added.stderr).into_owned();
+        let said = crate::support::stderr(&added);
         for part in ["may never redirect anything", "ip owner c handle"] {
             assert_eq!(said.contains(part), concerns, "{said}");
         }
@@ -139,7 +132,7 @@ fn a_rule_that_can_never_match_is_reported() {
 #[test]
 fn packets_by_another_way_get_answers_or_list_tells() {
     let (net, watching) = fast();
-    let router = udp(&net.router, "0.0.0.0:0");
+    let router = net.router.udp("0.0.0.0:0");
     assert_eq!(ask(&router, "10.0.8.17:8080", "x").0, "server x");
     assert_eq!(carried(&net), ["tcx-peer"]);
     drop(watching);

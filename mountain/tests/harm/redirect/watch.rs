@@ -3,17 +3,17 @@
 //! firewall and nothing there could matter.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::net::{TcpStream, UdpSocket};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::net::{ask, ask_in_vain, udp, Net, Place};
-use crate::support::{Guard, Ns, MOUNTAIN};
+use super::net::{ask, ask_in_vain, echo, Net};
+use crate::support::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const ANSWER: Duration = Duration::from_secs(10);
+/// Between two looks at a socket.
+const PAUSE: Option<Duration> = Some(Duration::from_millis(200));
 
 pub fn watch(net: &Net) -> Guard {
     let mut command = net.router.command(MOUNTAIN);
@@ -27,47 +27,24 @@ pub fn carried(net: &Net) -> Vec<String> {
 }
 
 pub fn wait_for(net: &Net, backend: &str) {
-    let until = Instant::now() + PATIENCE;
-    while carried(net).iter().any(|by| by != backend) {
-        assert!(Instant::now() < until, "{:?}, not {backend}", carried(net));
-        thread::sleep(Duration::from_millis(50));
-    }
+    wait_until(&format!("all by {backend}"), PATIENCE, || {
+        carried(net).iter().all(|by| by == backend)
+    });
 }
 
 fn forward_drop(net: &Net, rule: &str) {
-    net.router.run("nft add table inet guard");
-    net.router
-        .run("nft add chain inet guard f { type filter hook forward priority 0 ; policy drop ; }");
-    net.router.run(&format!("nft add rule inet guard f {rule}"));
+    net.router.nft(&format!(
+        "table inet guard {{ chain f {{ type filter hook forward priority 0; policy drop;\n\
+         {rule}\n}} }}"
+    ));
 }
 
-/// A TCP connection to a server that sends back what it gets.
-struct Echo {
-    stream: TcpStream,
-}
-
-impl Echo {
-    fn new(client: &Ns, server: &Ns, from: &str, to: &str) -> Self {
-        let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
-        let listener = server.with(move || TcpListener::bind(to).unwrap());
-        thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut buffer = [0; 1000];
-            while let Ok(n @ 1..) = stream.read(&mut buffer) {
-                stream.write_all(&buffer[..n]).unwrap();
-            }
-        });
-        let stream = client.with(move || TcpStream::connect_timeout(&from, ANSWER).unwrap());
-        stream.set_read_timeout(Some(ANSWER)).unwrap();
-        Self { stream }
-    }
-
-    fn assert_alive(&mut self) {
-        self.stream.write_all(b"hello").unwrap();
-        let mut got = [0; 5];
-        self.stream.read_exact(&mut got).unwrap();
-        assert_eq!(&got, b"hello");
-    }
+/// Sends and gets back over a connection of [`echo`].
+fn assert_alive(stream: &mut TcpStream) {
+    stream.write_all(b"hello").unwrap();
+    let mut got = [0; 5];
+    stream.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"hello");
 }
 
 /// The target's view of a client: its address and port must stay the same.
@@ -75,27 +52,25 @@ fn ask_who(socket: &UdpSocket, to: &str) -> String {
     ask(socket, to, "who").0
 }
 
-fn serve_who(ns: &Ns, at: &str) {
-    let at: SocketAddr = at.parse().unwrap();
-    let socket = ns.with(move || UdpSocket::bind(at).unwrap());
-    let minute = Some(Duration::from_secs(60));
-    socket.set_read_timeout(minute).unwrap();
-    thread::spawn(move || {
-        let mut buffer = [0; 100];
-        while let Ok((_, from)) = socket.recv_from(&mut buffer) {
-            socket.send_to(from.to_string().as_bytes(), from).ok();
+fn serve_who(ns: &Ns, at: &str) -> Worker<()> {
+    let socket = ns.udp(at);
+    socket.set_read_timeout(PAUSE).unwrap();
+    Worker::start(move |stop| {
+        while !stop.is_set() {
+            if let Ok((_, from)) = socket.recv_from(&mut [0; 100]) {
+                socket.send_to(from.to_string().as_bytes(), from).ok();
+            }
         }
-    });
+    })
 }
 
 /// Nobody watches: nft, which honours what comes later.
 #[test]
 fn a_firewall_that_comes_later_is_met_when_nobody_watches() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
     assert_eq!(carried(&net), ["nft"]);
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
     forward_drop(&net, "tcp dport 22 accept");
     ask_in_vain(&socket, "10.0.8.17:8080");
@@ -105,8 +80,7 @@ fn a_firewall_that_comes_later_is_met_when_nobody_watches() {
 /// permits go on, seen from both ends.
 #[test]
 fn a_firewall_that_comes_later_is_met_and_permitted_flows_go_on() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     add_flows(&net, "");
     let watching = watch(&net);
     wait_for(&net, "tcx-peer");
@@ -114,15 +88,14 @@ fn a_firewall_that_comes_later_is_met_and_permitted_flows_go_on() {
     // Rules are forgotten by who carried them, and the counters go on.
     drop(watching);
     net.router.run("nft delete table inet guard");
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
 }
 
 /// The same where the target sees an address of this host.
 #[test]
 fn flows_with_another_source_go_on_when_a_firewall_comes() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     add_flows(&net, "--snat always");
     let _watching = watch(&net);
     wait_for(&net, "tcx");
@@ -146,41 +119,38 @@ fn add_flows(net: &Net, snat: &str) {
 /// Flows by the rules to :8090 and :8091 live through a firewall that drops all but them, and new ones to
 /// :8080 do not.
 fn flows_survive(net: &Net, seen4: &str, seen6: &str) {
-    serve_who(&net.server, "10.0.1.2:8090");
-    serve_who(&net.server, "[fd01::2]:8090");
-    let udp4 = udp(&net.client, "10.0.8.18:0");
-    let udp6 = udp(&net.client, "[fd08::18]:0");
+    let _who = ["10.0.1.2:8090", "[fd01::2]:8090"].map(|at| serve_who(&net.server, at));
+    let udp4 = net.client.udp("10.0.8.18:0");
+    let udp6 = net.client.udp("[fd08::18]:0");
     let who4 = ask_who(&udp4, "10.0.8.17:8081");
     let who6 = ask_who(&udp6, "[fd08::17]:8081");
     let right = who4.contains(seen4) && who6.contains(seen6);
     assert!(right, "{who4} {who6}");
-    let echo = |from, to| Echo::new(&net.client, &net.server, from, to);
-    let mut tcp4 = echo("10.0.8.17:8081", "10.0.1.2:8091");
-    let mut tcp6 = echo("[fd08::17]:8081", "[fd01::2]:8091");
-    tcp4.assert_alive();
-    tcp6.assert_alive();
-    let fresh = udp(&net.client, "10.0.8.18:0");
+    let (mut tcp4, _) = echo(net, "10.0.8.17:8081", "10.0.1.2:8091");
+    let (mut tcp6, _) = echo(net, "[fd08::17]:8081", "[fd01::2]:8091");
+    assert_alive(&mut tcp4);
+    assert_alive(&mut tcp6);
+    let fresh = net.client.udp("10.0.8.18:0");
     assert_eq!(ask(&fresh, "10.0.8.17:8080", "x").0, "server x");
 
     forward_drop(net, "ct state established accept");
     wait_for(net, "nft");
-    tcp4.assert_alive();
-    tcp6.assert_alive();
+    assert_alive(&mut tcp4);
+    assert_alive(&mut tcp6);
     assert_eq!(ask_who(&udp4, "10.0.8.17:8081"), who4);
     assert_eq!(ask_who(&udp6, "[fd08::17]:8081"), who6);
-    ask_in_vain(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080");
+    ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
 }
 
 /// Whatever ends who watches, the fast backend is gone with it, and packets are redirected by nft.
 #[test]
 fn a_fast_backend_does_not_outlive_who_watches() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-        let mut net = Net::new();
-        net.serve(Place::Server, "server", "10.0.1.2:8083");
+        let net = Net::serving();
         net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
         let watching = watch(&net);
         wait_for(&net, "tcx-peer");
-        let socket = udp(&net.client, "10.0.8.18:0");
+        let socket = net.client.udp("10.0.8.18:0");
         assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
         watching.signal(signal);
         let _ = watching.finish();
@@ -198,14 +168,13 @@ fn a_fast_backend_does_not_outlive_who_watches() {
 /// `del` takes effect at once, and a rule that names a BPF backend takes the place of the fast one.
 #[test]
 fn commands_go_on_while_somebody_watches() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
-    net.serve(Place::Server, "other", "10.0.1.2:8084");
+    let net = Net::serving();
+    net.serve(&net.server, "other", "10.0.1.2:8084");
     let _watching = watch(&net);
     let add = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto";
     net.redirect(add);
     wait_for(&net, "tcx-peer");
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
     net.redirect("del --all");
     ask_in_vain(&socket, "10.0.8.17:8080");
@@ -229,7 +198,7 @@ fn a_restored_rule_does_not_keep_going_around_the_firewall() {
                backend = \"tcx-peer\"\n";
     std::fs::write(&file, old).unwrap();
     let said = net.router.mountain(&format!("redirect restore {config}"));
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    let said = stderr(&said);
     assert_eq!(said.matches("backend_fixed").count(), 1, "{said}");
     assert_eq!(carried(&net), ["nft"]);
     let watching = watch(&net);
@@ -252,28 +221,22 @@ fn a_restored_rule_does_not_keep_going_around_the_firewall() {
 /// `nft flush ruleset`, with which most reloads of a firewall begin, takes our table too.
 #[test]
 fn a_reloaded_firewall_does_not_end_redirects() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
     let _watching = watch(&net);
     wait_for(&net, "tcx-peer");
     forward_drop(&net, "ip saddr 10.0.0.0/8 accept");
     wait_for(&net, "nft");
     // One flow all along: it must not get stuck with where it went in between.
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
     net.router.run("nft flush ruleset");
-    let until = Instant::now() + PATIENCE;
-    let pause = Some(Duration::from_millis(200));
-    socket.set_read_timeout(pause).unwrap();
-    loop {
+    socket.set_read_timeout(PAUSE).unwrap();
+    wait_until("the rule is put back", PATIENCE, || {
         socket.send_to(b"again", "10.0.8.17:8080").unwrap();
         let mut buffer = [0; 100];
-        if matches!(socket.recv(&mut buffer), Ok(n) if &buffer[..n] == b"server again") {
-            break;
-        }
-        assert!(Instant::now() < until, "the rule is not put back");
-    }
+        matches!(socket.recv(&mut buffer), Ok(n) if &buffer[..n] == b"server again")
+    });
     let tables = net.router.run("nft list tables");
     assert!(tables.contains("mountain_redirect"), "{tables}");
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Commands that are killed, devices and targets that go, many commands at once and in a row.
 
-use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
 use std::thread;
 
@@ -9,8 +8,8 @@ use mountain::redirect::actions::{self, Added, Wanted};
 use mountain::redirect::{Backend, Proto, Rule, Snat};
 
 use super::RULE;
-use crate::net::{ask_in_vain, assert_answers, command, udp, Net, Place};
-use crate::support::MOUNTAIN;
+use crate::net::{ask_in_vain, assert_answers, command, Net};
+use crate::support::{stderr, MOUNTAIN};
 
 impl Net {
     /// A command that ends by SIGKILL after one of its steps.
@@ -29,17 +28,16 @@ impl Net {
     fn next(&self, args: &str) -> String {
         let output = self.router.mountain(&command(args));
         assert!(output.status.success(), "{output:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        stderr(&output)
     }
 }
 
 #[test]
 fn a_killed_add_is_taken_back() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     let add = format!("add {RULE} --to 10.0.1.2:8083");
     let other = "--proto udp --from 10.0.8.17:9 --to 10.0.1.2:8083";
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let socket = net.client.udp("10.0.8.18:0");
     for beside in [false, true] {
         if beside {
             net.redirect(&format!("add {other}"));
@@ -80,9 +78,8 @@ fn a_killed_add_is_taken_back() {
 
 #[test]
 fn a_killed_del_is_finished() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
-    let socket = udp(&net.client, "10.0.8.18:0");
+    let net = Net::serving();
+    let socket = net.client.udp("10.0.8.18:0");
     for step in ["del-journal", "del-remove", "del-flows", "del-fixes"] {
         net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
         assert_answers(&socket, "10.0.8.17:8080", "server");
@@ -96,29 +93,15 @@ fn a_killed_del_is_finished() {
 }
 
 #[test]
-fn a_target_that_is_down_is_heard_of() {
-    let net = Net::new();
-    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
-    // The server's ICMP error is translated: it is about the flow that the client knows.
-    let socket = udp(&net.client, "10.0.8.18:0");
-    socket.connect("10.0.8.17:8080").unwrap();
-    socket.send(b"x").unwrap();
-    let error = socket.recv(&mut [0; 10]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-    assert_eq!(net.counted(0)[..3], [1, 29, 0]);
-}
-
-#[test]
 fn a_device_that_goes_and_comes_back() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083 --dev rc"));
     net.router.ip("link del rc");
     assert_eq!(net.rules(), 1);
     assert_eq!(net.counted(0), [0; 4]);
     net.join_client();
     // A rule names its device: another one of that name is it.
-    assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
     net.router.ip("link del rc");
     net.redirect(&format!("del {RULE} --dev rc"));
     net.assert_clean();
@@ -151,8 +134,7 @@ fn commands_at_once_do_not_get_in_each_others_way() {
 
 #[test]
 fn a_thousand_cycles_leave_nothing() {
-    let mut net = Net::new();
-    net.serve(Place::Server, "server", "10.0.1.2:8083");
+    let net = Net::serving();
     let before = net.router.run("nft list ruleset");
     for round in 0..10 {
         // In this process: starting a debug build a thousand times takes longer than all the rest.
@@ -182,7 +164,7 @@ fn a_thousand_cycles_leave_nothing() {
             }
         });
         net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
-        assert_answers(&udp(&net.client, "10.0.8.18:0"), "10.0.8.17:8080", "server");
+        assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
         net.redirect(&format!("del {RULE}"));
     }
     assert_eq!(net.router.run("nft list ruleset"), before);

@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What makes backends possible, and what takes it back.
 
-use std::process::Command;
-
 use mountain::redirect::preflight::HostReadings;
 use mountain::redirect::{fixes, Backend, Fix};
 
 use super::net::*;
-use crate::support::netns::Namespace;
+use crate::support::Ns;
 use Backend::{Nft, Tcx, Xdp, XdpRedirect};
 
 #[test]
 fn fixes_make_it_possible_and_are_taken_back() {
-    let net = Net::new();
+    let net = Net::bare();
     let before = [features(&net.client, "c0"), features(&net.server, "s0")];
     let rule = ordinary();
     let found = net.look_and_fix(&rule);
-    let fixes = &possible(&found, XdpRedirect).plan.as_ref().unwrap().fixes;
+    let fixes = &found.plan(XdpRedirect).fixes;
     assert_eq!(fixes.len(), 4, "{fixes:#?}");
-    assert_eq!(possible(&found, Xdp).plan.as_ref().unwrap().fixes.len(), 1);
-    assert_eq!(possible(&found, Tcx).plan.as_ref().unwrap().fixes, []);
+    assert_eq!(found.plan(Xdp).fixes.len(), 1);
+    assert_eq!(found.plan(Tcx).fixes, []);
     assert_eq!(
         features(&net.client, "c0"),
         before[0],
@@ -28,10 +26,7 @@ fn fixes_make_it_possible_and_are_taken_back() {
 
     net.router.within(async || fixes::apply(fixes).unwrap());
     let found = net.look(&rule);
-    assert_eq!(
-        possible(&found, XdpRedirect).plan.as_ref().unwrap().fixes,
-        []
-    );
+    assert_eq!(found.plan(XdpRedirect).fixes, []);
     for (side, device) in [(&net.client, "c0"), (&net.server, "s0")] {
         let now = features(side, device);
         for line in [
@@ -57,39 +52,30 @@ fn fixes_make_it_possible_and_are_taken_back() {
 
 #[test]
 fn fixes_of_other_rules_are_relied_on() {
-    let net = Net::new();
+    let net = Net::bare();
     let rule = ordinary();
-    let in_force: Vec<Fix> = {
-        let found = net.look_and_fix(&rule);
-        possible(&found, XdpRedirect).plan.clone().unwrap().fixes
-    };
+    let in_force = net.look_and_fix(&rule).plan(XdpRedirect).fixes.clone();
     net.router.within(async || fixes::apply(&in_force).unwrap());
     let found = net.router.within(async || {
-        HostReadings::default()
-            .look(&rule, false, &in_force)
-            .unwrap()
+        let mut readings = HostReadings::default();
+        Found(readings.look(&rule, false, &in_force).unwrap())
     });
-    let fixes = |backend| possible(&found, backend).plan.clone().unwrap().fixes;
-    assert_eq!(fixes(XdpRedirect), in_force);
-    assert_eq!(fixes(Xdp).len(), 1);
-    assert_eq!(fixes(Tcx), []);
+    assert_eq!(found.plan(XdpRedirect).fixes, in_force);
+    assert_eq!(found.plan(Xdp).fixes.len(), 1);
+    assert_eq!(found.plan(Tcx).fixes, []);
 }
 
 #[test]
 fn forwarding_is_needed_and_can_be_switched_on() {
     let net = Net::new().ready();
-    net.client.ip("route add default via 10.0.8.17");
-    net.server.ip("route add default via 10.0.1.1");
-    net.client.ip("-6 route add default via fd00:8::17");
-    net.server.ip("-6 route add default via fd00:1::1");
     net.router.sysctl("net/ipv4/ip_forward", "0");
     net.router.sysctl("net/ipv6/conf/all/forwarding", "0");
-    let values = || inside(&net.router, "sysctl -a --pattern forward");
+    let values = || net.router.run("sysctl -a --pattern forward");
     let before = values();
     for (rule, todo) in [
-        (ordinary(), "sysctl -w net.ipv4.conf.r0.forwarding=1 (--fix"),
+        (ordinary(), "sysctl -w net.ipv4.conf.rc.forwarding=1 (--fix"),
         (
-            rule("[fd00:8::17]:80", "[fd00:1::2]:80"),
+            rule("[fd08::17]:80", "[fd01::2]:80"),
             "sysctl -w net.ipv6.conf.",
         ),
     ] {
@@ -99,39 +85,29 @@ fn forwarding_is_needed_and_can_be_switched_on() {
                 true => "does not forward packets",
                 false => "stops look-ups by BPF",
             };
-            refused(&found, backend, why, todo);
+            found.refuses(backend, why, todo);
         }
         let found = net.look_and_fix(&rule);
-        only(&found, &Backend::FASTEST_FIRST);
-        let fixes = &possible(&found, XdpRedirect).plan.as_ref().unwrap().fixes;
-        let pings = || {
-            let to = rule.to.ip().to_string();
-            let mut ping = Command::new("nsenter");
-            ping.arg(format!("--net=/run/netns/{}", net.client.name));
-            ping.args(["ping", "-c", "1", "-W", "1", &to]);
-            ping.output().unwrap().status.success()
-        };
+        found.only(&Backend::FASTEST_FIRST);
+        let fixes = &found.plan(XdpRedirect).fixes;
+        let pings = || net.client.pings(&format!("-c 1 -W 1 {}", rule.to.ip()));
         assert!(!pings());
         net.router.within(async || fixes::apply(fixes).unwrap());
-        only(&net.look(&rule), &Backend::FASTEST_FIRST);
+        net.look(&rule).only(&Backend::FASTEST_FIRST);
         assert!(pings(), "{fixes:#?}");
         net.router.within(async || fixes::undo(fixes).unwrap());
         assert_eq!(values(), before);
     }
     // Without a device all of them have to forward.
     let transit = rule("192.0.2.1:80", "10.0.1.2:80");
-    refused(
-        &net.look(&transit),
-        Nft,
-        "net.ipv4.ip_forward = 0",
-        "net.ipv4.ip_forward=1",
-    );
+    net.look(&transit)
+        .refuses(Nft, "net.ipv4.ip_forward = 0", "net.ipv4.ip_forward=1");
 }
 
 #[test]
 fn fixes_are_all_or_nothing_and_leave_what_others_set() {
-    let net = Net::new();
-    let feature = |side: &Namespace, name: &str, feature: &str, on| Fix::Feature {
+    let mut net = Net::bare();
+    let feature = |side: &Ns, name: &str, feature: &str, on| Fix::Feature {
         namespace: side.within(async || mountain::cc::scope::this_namespace().unwrap()),
         device: mountain::redirect::RuleDevice {
             ifindex: side.index(name),
@@ -148,13 +124,13 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
     };
     let apply = |fixes: &[Fix]| net.router.within(async || fixes::apply(fixes));
     let undo = |fixes: &[Fix]| net.router.within(async || fixes::undo(fixes));
-    let proxy = || inside(&net.router, "sysctl -n net.ipv4.conf.r0.proxy_arp");
+    let proxy = || net.router.run("sysctl -n net.ipv4.conf.rc.proxy_arp");
     let gro = |side, device| features(side, device).contains("generic-receive-offload: on");
 
     let good = [
-        sysctl("net/ipv4/conf/r0/proxy_arp"),
+        sysctl("net/ipv4/conf/rc/proxy_arp"),
         feature(&net.client, "c0", "rx-gro", true),
-        feature(&net.router, "r1", "rx-gro", true),
+        feature(&net.router, "rs", "rx-gro", true),
     ];
     for bad in [
         sysctl("net/ipv4/conf/nodev0/proxy_arp"),
@@ -178,31 +154,26 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
         assert!(error.starts_with("cannot set "), "{error}");
         assert_eq!(proxy(), "0\n");
         assert!(
-            !gro(&net.client, "c0") && !gro(&net.router, "r1"),
+            !gro(&net.client, "c0") && !gro(&net.router, "rs"),
             "{error}"
         );
     }
 
     apply(&good).unwrap();
     apply(&good).unwrap();
-    assert!(proxy() == "1\n" && gro(&net.client, "c0") && gro(&net.router, "r1"));
+    assert!(proxy() == "1\n" && gro(&net.client, "c0") && gro(&net.router, "rs"));
     // What somebody has changed since is theirs.
-    net.router.sysctl("net/ipv4/conf/r0/proxy_arp", "2");
+    net.router.sysctl("net/ipv4/conf/rc/proxy_arp", "2");
     undo(&good).unwrap();
     assert_eq!(proxy(), "2\n");
-    assert!(!gro(&net.client, "c0") && !gro(&net.router, "r1"));
+    assert!(!gro(&net.client, "c0") && !gro(&net.router, "rs"));
 
     // Gone is fine: the device here, a namespace there.
     apply(&good[1..]).unwrap();
-    net.router.ip("link del r1");
+    net.router.ip("link del rs");
     undo(&good[1..]).unwrap();
     assert!(!gro(&net.client, "c0"));
     apply(&good[1..2]).unwrap();
-    let Net {
-        client,
-        router,
-        server: _server,
-    } = net;
-    drop(client);
-    router.within(async || fixes::undo(&good).unwrap());
+    net.client = Ns::new("c");
+    undo(&good).unwrap();
 }

@@ -1,50 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The three hosts, and what is asked of findings.
-
-use std::process::Command;
+//! What is found on the three hosts, and what is asked of it.
 
 use mountain::redirect::preflight::HostReadings;
-use mountain::redirect::{Backend, Finding, Proto, Rule, Snat};
+use mountain::redirect::{Backend, Finding, Plan, Proto, Rule, Snat};
 
-use crate::support::netns::Namespace;
+pub use crate::net::{ethtool, features, Net};
 use Backend::{Tcx, TcxPeer, Xdp, XdpRedirect};
 
-pub struct Net {
-    pub client: Namespace,
-    pub router: Namespace,
-    pub server: Namespace,
-}
-
 impl Net {
-    /// Forwarding is on, and so is nothing else.
-    pub fn new() -> Self {
-        let net = Self {
-            client: Namespace::new(),
-            router: Namespace::new(),
-            server: Namespace::new(),
-        };
-        net.join("r0", &net.client, "c0");
-        net.join("r1", &net.server, "s0");
-        for (side, device, address) in [
-            (&net.client, "c0", "8::18"),
-            (&net.router, "r0", "8::17"),
-            (&net.router, "r1", "1::1"),
-            (&net.server, "s0", "1::2"),
-        ] {
-            let v4 = address.replace("::", ".");
-            let [v4, v6] = [format!("10.0.{v4}/24"), format!("fd00:{address}/64")];
-            side.bring_up(device, &[&v4, &v6]);
-        }
-        net.router.sysctl("net/ipv4/ip_forward", "1");
-        net.router.sysctl("net/ipv6/conf/all/forwarding", "1");
-        net
-    }
-
-    /// A veth from the router.
-    pub fn join(&self, device: &str, to: &Namespace, peer: &str) {
-        self.router.link(device, to, peer);
-    }
-
     /// The far ends are as XDP needs them.
     pub fn ready(self) -> Self {
         for (side, device) in [(&self.client, "c0"), (&self.server, "s0")] {
@@ -54,37 +17,17 @@ impl Net {
         self
     }
 
-    pub fn look(&self, rule: &Rule) -> Vec<Finding> {
+    pub fn look(&self, rule: &Rule) -> Found {
         self.router.within(async || look(rule, false))
     }
 
-    pub fn look_and_fix(&self, rule: &Rule) -> Vec<Finding> {
+    pub fn look_and_fix(&self, rule: &Rule) -> Found {
         self.router.within(async || look(rule, true))
     }
 }
 
-fn look(rule: &Rule, fix: bool) -> Vec<Finding> {
-    HostReadings::default().look(rule, fix, &[]).unwrap()
-}
-
-/// Runs a command inside; what it prints.
-pub fn inside(side: &Namespace, line: &str) -> String {
-    let output = Command::new("nsenter")
-        .arg(format!("--net=/run/netns/{}", side.name))
-        .args(line.split_whitespace())
-        .output()
-        .unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{line}: {}", said(&output.stderr));
-    said(&output.stdout)
-}
-
-pub fn ethtool(side: &Namespace, device: &str, setting: &str) {
-    inside(side, &format!("ethtool -K {device} {setting}"));
-}
-
-pub fn features(side: &Namespace, device: &str) -> String {
-    inside(side, &format!("ethtool -k {device}"))
+fn look(rule: &Rule, fix: bool) -> Found {
+    Found(HostReadings::default().look(rule, fix, &[]).unwrap())
 }
 
 pub fn rule(from: &str, to: &str) -> Rule {
@@ -102,55 +45,52 @@ pub fn ordinary() -> Rule {
     rule("10.0.8.17:8080", "10.0.1.2:8083")
 }
 
-pub fn of(findings: &[Finding], backend: Backend) -> &Finding {
-    let mut found = findings.iter().filter(|f| f.backend == backend);
-    let one = found.next().unwrap();
-    assert!(found.next().is_none());
-    assert_eq!(one.plan.is_some(), one.refused.is_empty(), "{one:#?}");
-    one
-}
+/// What is found of each backend.
+#[derive(Debug)]
+pub struct Found(pub Vec<Finding>);
 
-#[track_caller]
-pub fn possible(findings: &[Finding], backend: Backend) -> &Finding {
-    let found = of(findings, backend);
-    assert!(found.plan.is_some(), "{found:#?}");
-    found
-}
+impl Found {
+    pub fn of(&self, backend: Backend) -> &Finding {
+        let mut found = self.0.iter().filter(|f| f.backend == backend);
+        let one = found.next().unwrap();
+        assert!(found.next().is_none());
+        assert_eq!(one.plan.is_some(), one.refused.is_empty(), "{one:#?}");
+        one
+    }
 
-/// The backend is refused, for a reason with `why` and a way out with `todo`.
-#[track_caller]
-pub fn refused<'a>(
-    findings: &'a [Finding],
-    backend: Backend,
-    why: &str,
-    todo: &str,
-) -> &'a Finding {
-    let found = of(findings, backend);
-    assert!(
-        found.refused.iter().any(|r| r.contains(why)),
-        "'{why}' in {found:#?}"
-    );
-    assert!(
-        found.todo.iter().any(|t| t.contains(todo)),
-        "'{todo}' in {found:#?}"
-    );
-    found
-}
+    /// The plan of a backend that is possible.
+    #[track_caller]
+    pub fn plan(&self, backend: Backend) -> &Plan {
+        let found = self.of(backend);
+        let plan = found.plan.as_ref();
+        plan.unwrap_or_else(|| panic!("{found:#?}"))
+    }
 
-#[track_caller]
-pub fn noted(finding: &Finding, what: &str) {
-    assert!(
-        finding.notes.iter().any(|n| n.contains(what)),
-        "'{what}' in {finding:#?}"
-    );
+    /// The backend is refused, for a reason with `why` and a way out with `todo`.
+    #[track_caller]
+    pub fn refuses(&self, backend: Backend, why: &str, todo: &str) -> &Finding {
+        let found = self.of(backend);
+        let said = found.refused.iter().any(|r| r.contains(why));
+        assert!(said, "'{why}' in {found:#?}");
+        let said = found.todo.iter().any(|t| t.contains(todo));
+        assert!(said, "'{todo}' in {found:#?}");
+        found
+    }
+
+    #[track_caller]
+    pub fn notes(&self, backend: Backend, what: &str) {
+        let found = self.of(backend);
+        let said = found.notes.iter().any(|n| n.contains(what));
+        assert!(said, "'{what}' in {found:#?}");
+    }
+
+    /// Exactly these are possible.
+    #[track_caller]
+    pub fn only(&self, backends: &[Backend]) {
+        let possible = self.0.iter().filter(|f| f.plan.is_some());
+        let possible: Vec<Backend> = possible.map(|f| f.backend).collect();
+        assert_eq!(possible, backends, "{self:#?}");
+    }
 }
 
 pub const BPF: [Backend; 4] = [XdpRedirect, TcxPeer, Xdp, Tcx];
-
-/// Exactly these are possible.
-#[track_caller]
-pub fn only(findings: &[Finding], backends: &[Backend]) {
-    let possible = findings.iter().filter(|f| f.plan.is_some());
-    let possible: Vec<Backend> = possible.map(|f| f.backend).collect();
-    assert_eq!(possible, backends, "{findings:#?}");
-}

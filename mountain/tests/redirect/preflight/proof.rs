@@ -2,8 +2,6 @@
 //! What is refused does lose packets, and what a fix makes possible does not: the BPF programs run
 //! on devices as they are, against the preflight's word, and then as they should be.
 
-use std::net::UdpSocket;
-use std::sync::mpsc::{channel, Sender};
 use std::time::{Duration, Instant};
 
 use mountain::redirect::{bpf, fixes, Backend, Fix, Installed, Rule};
@@ -13,55 +11,28 @@ use Backend::{Xdp, XdpRedirect};
 
 const SENT: usize = 40;
 
-/// Answers what comes in, for a while.
-fn echo(net: &Net, rule: &Rule, ready: Sender<()>) {
-    net.server.within(async || {
-        let socket = UdpSocket::bind(rule.to).unwrap();
-        ready.send(()).unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_millis(1000)))
-            .unwrap();
-        let mut buffer = [0; 64];
-        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-            let _ = socket.send_to(&buffer[..length], from);
-        }
-    });
-}
-
 /// How many of [`SENT`] packets come back.
 fn answered(net: &Net, rule: &Rule) -> usize {
-    std::thread::scope(|scope| {
-        let (ready, is_ready) = channel();
-        scope.spawn(|| echo(net, rule, ready));
-        is_ready.recv().unwrap();
-        net.client.within(async || {
-            let any = if rule.from.is_ipv4() {
-                "0.0.0.0:0"
-            } else {
-                "[::]:0"
-            };
-            let socket = UdpSocket::bind(any).unwrap();
-            socket.connect(rule.from).unwrap();
-            socket
-                .set_read_timeout(Some(Duration::from_millis(10)))
-                .unwrap();
-            let (mut buffer, mut count) = ([0; 64], 0);
-            let mut last = Instant::now();
-            let mut read = || {
-                if socket.recv(&mut buffer).is_ok() {
-                    count += 1;
-                    last = Instant::now();
-                }
-                last.elapsed() < Duration::from_millis(500)
-            };
-            for n in 0..SENT {
-                let _ = socket.send(&[n as u8; 32]);
-                read();
-            }
-            while read() {}
-            count
-        })
-    })
+    let socket = net.client.udp(match rule.from.is_ipv4() {
+        true => "0.0.0.0:0",
+        false => "[::]:0",
+    });
+    socket.connect(rule.from).unwrap();
+    let wait = Some(Duration::from_millis(10));
+    socket.set_read_timeout(wait).unwrap();
+    let (mut buffer, mut count, mut last) = ([0; 64], 0, Instant::now());
+    let mut read = || {
+        if socket.recv(&mut buffer).is_ok() {
+            (count, last) = (count + 1, Instant::now());
+        }
+        last.elapsed() < Duration::from_millis(500)
+    };
+    for n in 0..SENT {
+        let _ = socket.send(&[n as u8; 32]);
+        read();
+    }
+    while read() {}
+    count
 }
 
 #[test]
@@ -69,18 +40,15 @@ fn refusals_and_fixes_are_right() {
     for (rule, backend) in [
         (ordinary(), Xdp),
         (ordinary(), XdpRedirect),
-        (rule("[fd00:8::17]:8080", "[fd00:1::2]:8083"), XdpRedirect),
+        (rule("[fd08::17]:8080", "[fd01::2]:8083"), XdpRedirect),
     ] {
         let net = Net::new();
-        net.client.ip("route add default via 10.0.8.17");
-        net.server.ip("route add default via 10.0.1.1");
-        net.client.ip("-6 route add default via fd00:8::17");
-        net.server.ip("-6 route add default via fd00:1::1");
         // What leaves by a veth with unfinished checksums is believed at the other end, right or wrong;
         // a wire would not.
-        ethtool(&net.router, "r1", "tx off");
+        ethtool(&net.router, "rs", "tx off");
+        net.serve(&net.server, "s", &rule.to.to_string());
         let found = net.look_and_fix(&rule);
-        let plan = possible(&found, backend).plan.clone().unwrap();
+        let plan = found.plan(backend).clone();
         let fixes = plan.fixes.clone();
         let rules = [Installed {
             id: 0,

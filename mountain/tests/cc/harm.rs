@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! What `mountain cc` shows, whom it leaves alone, what it leaves behind.
+
+use super::*;
+
+#[test]
+fn top_shows_the_rate_of_a_sender_that_paces_itself() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    // SO_MAX_PACING_RATE is 47; 12.5 MB/s are 100 Mbit/s.
+    let script = "import socket,sys,threading\n\
+        l=socket.create_server(('127.0.0.1',0)); c=socket.socket()\n\
+        c.setsockopt(6,13,sys.argv[1].encode()); c.setsockopt(1,47,12500000)\n\
+        c.connect(l.getsockname()); a,_=l.accept()\n\
+        def sink():\n  while a.recv(65536): pass\n\
+        threading.Thread(target=sink,daemon=True).start()\n\
+        while True: c.sendall(bytes(65536))\n";
+    let mut python = ns.command("python3");
+    let sender = Guard::start(python.args(["-c", script, &name.0]));
+    let rate = || {
+        let flows = name.flows(&ns).into_iter();
+        flows.map(|flow| flow.rate_bps).max().unwrap_or(0)
+    };
+    // On a busy machine it may be much less than 100 Mbit/s, but not nothing.
+    wait_until("it has a rate", 6 * LEAVE, || rate() > 5_000_000);
+    let shown = rate();
+    drop(sender);
+    assert!(shown < 200_000_000, "{shown}");
+}
+
+#[test]
+fn a_program_that_chose_for_itself_keeps_its_choice_in_a_cgroup() {
+    let (ns, name, cgroup) = (Ns::new("cc"), Name::new(), Cgroup::new("own"));
+    name.cc(&ns, &format!("enable --cgroup {}", cgroup.path().display()));
+    let script = "import socket,sys\n\
+        def pair(cc):\n  l=socket.create_server(('127.0.0.1',0)); c=socket.socket()\n  \
+        if cc: [s.setsockopt(6,13,cc) for s in (l,c)]\n  \
+        c.connect(l.getsockname()); a,_=l.accept()\n  \
+        return ' '.join(s.getsockopt(6,13,16).rstrip(b'\\0').decode() for s in (c,a))\n\
+        print(pair(None)); print(pair(b'reno'))\n";
+    let mut python = cgroup.command(&ns, "python3");
+    let output = python.args(["-c", script]).output().unwrap();
+    let expected = format!("{0} {0}\nreno reno\n", name.0);
+    assert_eq!(stdout(&output), expected, "{}", stderr(&output));
+}
+
+/// In mount and process namespaces of its own: the machine's file systems stay as they are.
+#[test]
+fn a_bpf_file_system_that_enable_mounted_is_unmounted() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let script = format!(
+        "while mountpoint -q /sys/fs/bpf; do umount /sys/fs/bpf || exit 9; done\n\
+         mount -t tmpfs none /run || exit 8\n\
+         {MOUNTAIN} cc enable --name {0} && mountpoint /sys/fs/bpf || exit 7\n\
+         {MOUNTAIN} cc enable --name {0}b || exit 6\n\
+         {MOUNTAIN} cc disable --name {0} && mountpoint /sys/fs/bpf || exit 5\n\
+         {MOUNTAIN} cc disable --name {0}b && ! mountpoint -q /sys/fs/bpf || exit 4",
+        name.0
+    );
+    let mut shell = ns.command("unshare");
+    shell.args(["--mount", "--pid", "--fork", "--mount-proc"]);
+    let output = shell.args(["sh", "-c", &script]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
