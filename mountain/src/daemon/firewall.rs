@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Follows the firewall, and stops moving flows where it treats the devices of a group differently.
 //!
-//! A thread of its own reads and compares, because a large ruleset takes longer than a probe may wait.
-//! nftables announces its changes. Legacy xtables, BPF programs and a device's group do not, so the
-//! thread looks at them every few seconds. As long as a group has no answer its flows are not moved.
+//! It is read and compared on another thread, because a large ruleset takes longer than a probe may wait.
+//! nftables announces its changes. Legacy xtables, BPF programs and a device's group do not, so they are
+//! looked at every few seconds. As long as a group has no answer its flows are not moved.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
-use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use anyhow::ensure;
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tokio::task::{spawn_blocking, JoinHandle};
+use tokio::time::sleep;
+use tracing::{info, warn};
 
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
@@ -47,67 +47,43 @@ struct Answers {
     cgroups: Vec<CgroupProgram>,
 }
 
-/// What the thread is asked.
-#[derive(Debug, Default)]
-struct Asked {
-    questions: BTreeSet<Question>,
-    stop: bool,
-}
-
-/// The thread that follows the firewall; it ends when this is dropped.
+/// Follows the firewall until it is dropped.
 pub(super) struct Follower {
-    asked: Arc<Mutex<Asked>>,
-    wake: Arc<EventFd>,
+    asked: watch::Sender<BTreeSet<Question>>,
     answers: watch::Receiver<Answers>,
-    thread: Option<JoinHandle<()>>,
+    task: JoinHandle<()>,
 }
 
 impl Follower {
     /// Follows the firewall of the calling thread's network namespace.
-    pub(crate) fn start() -> Result<Self> {
-        let asked = Arc::new(Mutex::new(Asked::default()));
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = Arc::new(EventFd::from_flags(flags).context("eventfd")?);
+    pub fn start() -> Self {
+        let (asked, questions) = watch::channel(BTreeSet::new());
         let (sender, answers) = watch::channel(Answers::default());
-        let reader = Reader {
-            asked: asked.clone(),
-            wake: wake.clone(),
-            sender,
-            seen: None,
-            stamp: None,
-        };
-        let thread = thread::Builder::new()
-            .name("firewall".into())
-            .spawn(move || reader.run())
-            .context("cannot start a thread")?;
-        Ok(Self {
+        Self {
             asked,
-            wake,
             answers,
-            thread: Some(thread),
-        })
+            task: tokio::spawn(follow(questions, sender)),
+        }
     }
 
     fn ask(&self, questions: BTreeSet<Question>) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked.questions != questions {
-            asked.questions = questions;
-            self.look_again();
-        }
+        self.asked.send_if_modified(|asked| {
+            let differs = *asked != questions;
+            *asked = questions;
+            differs
+        });
     }
 
     /// Has devices looked at now: one has changed.
     pub(crate) fn look_again(&self) {
-        if let Err(e) = self.wake.write(1) {
-            debug!("cannot wake the firewall's thread: {e}");
-        }
+        self.asked.send_modify(|_| {});
     }
 
     /// Waits for an answer that differs from the one before. Cancel safe.
     pub(crate) async fn changed(&mut self) {
         if self.answers.changed().await.is_err() {
-            // The thread is gone: what it last said is all there is.
-            std::future::pending::<()>().await;
+            // The task is gone: what it last said is all there is.
+            pending::<()>().await;
         }
     }
 
@@ -125,12 +101,6 @@ impl Follower {
         }
     }
 
-    fn is_running(&self) -> bool {
-        self.thread
-            .as_ref()
-            .is_some_and(|thread| !thread.is_finished())
-    }
-
     /// For each group, why its flows are not moved. Groups whose flows only choose when they start
     /// are not concerned.
     fn held(&self, topology: &Topology) -> Vec<Option<Difference>> {
@@ -141,13 +111,7 @@ impl Follower {
                 if !group.kind.moves() {
                     return None;
                 }
-                match answers.by_question.get(&Question::of(group, topology)) {
-                    _ if !self.is_running() => {
-                        Some(Difference::new("the firewall is no longer followed"))
-                    }
-                    None => Some(Difference::new(READING)),
-                    Some(difference) => difference.clone(),
-                }
+                self.answer(&answers, &Question::of(group, topology))
             })
             .collect()
     }
@@ -156,31 +120,21 @@ impl Follower {
     pub(super) fn untranslated(&self, topology: &Topology) -> Option<Difference> {
         let answers = self.answers.borrow();
         let mut starting = topology.groups.iter().filter(|g| g.kind.places());
-        starting.find_map(|group| {
-            match answers.by_question.get(&Question::of_new(group, topology)) {
-                _ if !self.is_running() => {
-                    Some(Difference::new("the firewall is no longer followed"))
-                }
-                None => Some(Difference::new(READING)),
-                Some(difference) => difference.clone(),
+        starting.find_map(|group| self.answer(&answers, &Question::of_new(group, topology)))
+    }
+
+    fn answer(&self, answers: &Answers, question: &Question) -> Option<Difference> {
+        match answers.by_question.get(question) {
+            _ if self.task.is_finished() => {
+                Some(Difference::new("the firewall is no longer followed"))
             }
-        })
+            None => Some(Difference::new(READING)),
+            Some(difference) => difference.clone(),
+        }
     }
 
     fn cgroups(&self) -> Vec<CgroupProgram> {
         self.answers.borrow().cgroups.clone()
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.stop = true;
-        drop(asked);
-        self.look_again();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -193,78 +147,70 @@ fn questions(topology: &Topology) -> BTreeSet<Question> {
     running.chain(new).collect()
 }
 
-/// The thread's side.
-struct Reader {
-    asked: Arc<Mutex<Asked>>,
-    wake: Arc<EventFd>,
-    sender: watch::Sender<Answers>,
-    /// What was read last; `None` after a failure.
+async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::Sender<Answers>) {
+    // Without it changes are noticed when they are next looked for.
+    let notifications = ruleset::notifications().ok().and_then(|socket| {
+        // SAFETY: the socket keeps its descriptor until it is dropped.
+        unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.ok()
+    });
+    let (mut look, mut is_new) = (Look::default(), true);
+    loop {
+        let began = Instant::now();
+        let questions = asked.borrow_and_update().clone();
+        let looked = spawn_blocking(move || {
+            let answers = look.answer(&questions, is_new);
+            (look, answers)
+        });
+        let Ok((again, answers)) = looked.await else {
+            return;
+        };
+        look = again;
+        sender.send_if_modified(|known| {
+            let differs = *known != answers;
+            *known = answers;
+            differs
+        });
+        sleep(PAUSE.saturating_sub(began.elapsed())).await;
+        is_new = tokio::select! {
+            biased;
+            () = announced(&notifications) => true,
+            asked = asked.changed() => match asked {
+                Ok(()) => false,
+                Err(_) => return,
+            },
+            () = sleep(LOOK) => false,
+        };
+    }
+}
+
+/// Waits until nftables has announced a change. Cancel safe: what it was is told again.
+async fn announced(notifications: &Option<AsyncFd<netlink_sys::Socket>>) {
+    let Some(socket) = notifications else {
+        return pending().await;
+    };
+    loop {
+        let Ok(mut ready) = socket.readable().await else {
+            return sleep(PAUSE).await;
+        };
+        sleep(GATHER).await;
+        let concerns = concerns_others(ready.get_inner());
+        ready.clear_ready();
+        if concerns {
+            return;
+        }
+    }
+}
+
+/// What was read last.
+#[derive(Default)]
+struct Look {
+    /// `None` after a failure.
     seen: Option<Firewall>,
     /// Of the ruleset in `seen`.
     stamp: Option<u32>,
 }
 
-impl Reader {
-    fn run(mut self) {
-        // Without it changes are noticed when they are next looked for.
-        let mut notifications = ruleset::notifications().ok();
-        let mut is_new = true;
-        loop {
-            let began = Instant::now();
-            let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-            let (questions, stop) = (asked.questions.clone(), asked.stop);
-            drop(asked);
-            if stop {
-                return;
-            }
-            let answers = self.answer(&questions, is_new);
-            self.sender.send_if_modified(|known| {
-                let differs = *known != answers;
-                *known = answers;
-                differs
-            });
-            thread::sleep(PAUSE.saturating_sub(began.elapsed()));
-            is_new = self.wait(&mut notifications);
-        }
-    }
-
-    /// Waits for a reason to look again; whether nftables has announced a change.
-    fn wait(&self, notifications: &mut Option<netlink_sys::Socket>) -> bool {
-        let until = Instant::now() + LOOK;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
-            if let Some(socket) = notifications {
-                // SAFETY: the socket outlives the call.
-                let fd = unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) };
-                fds.push(PollFd::new(fd, PollFlags::POLLIN));
-            }
-            match poll(&mut fds, timeout) {
-                Ok(0) | Err(nix::errno::Errno::EINTR) if left.is_zero() => return false,
-                Ok(0) | Err(nix::errno::Errno::EINTR) => continue,
-                Err(_) => {
-                    thread::sleep(PAUSE);
-                    return true;
-                }
-                Ok(_) => {}
-            }
-            let is_ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
-            let (woken, announced) = (is_ready(&fds[0]), fds.get(1).is_some_and(is_ready));
-            drop(fds);
-            if announced {
-                thread::sleep(GATHER);
-                if notifications.as_mut().is_some_and(concerns_others) {
-                    return true;
-                }
-            }
-            if woken {
-                let _ = self.wake.read();
-                return false;
-            }
-        }
-    }
-
+impl Look {
     fn answer(&mut self, questions: &BTreeSet<Question>, is_new: bool) -> Answers {
         let cgroups = foreign::cgroup_egress().and_then(|programs| {
             let many = programs.len() > foreign::PROGRAMS_MAX;
@@ -328,7 +274,7 @@ fn with_rules(ruleset: Ruleset) -> io::Result<Firewall> {
 }
 
 /// Reads all that was announced; whether something of it concerns other tables than ours.
-fn concerns_others(socket: &mut netlink_sys::Socket) -> bool {
+fn concerns_others(socket: &netlink_sys::Socket) -> bool {
     let mut concerns = false;
     loop {
         let mut datagram = Vec::with_capacity(1 << 16);
@@ -388,13 +334,12 @@ pub(super) async fn changed(follower: &mut Option<Follower>) {
 
 impl Daemon {
     /// Begins to follow the firewall, with what a topology asks of it.
-    pub(super) async fn follow_firewall(&mut self, topology: &Topology) -> Result<()> {
-        let mut follower = Follower::start()?;
+    pub(super) async fn follow_firewall(&mut self, topology: &Topology) {
+        let mut follower = Follower::start();
         follower.first(topology).await;
         let cgroups = follower.cgroups();
         self.firewall = Some(follower);
         self.bar_cgroups(cgroups);
-        Ok(())
     }
 
     /// Has the firewall's devices looked at now, where one of them has changed.

@@ -174,7 +174,7 @@ async fn run_locked(
     };
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
-    daemon.follow_firewall(&topology).await?;
+    daemon.follow_firewall(&topology).await;
     daemon.look_at_ipsec();
     daemon.adopt(topology)?;
     daemon.take_over()?;

@@ -2,7 +2,7 @@
 //! From what netlink reads to what policy, prober and BPF program work on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -35,6 +35,9 @@ pub(crate) struct Paths {
 
 /// Cost factor of the published rule (policy `argmax-load`, a baseline).
 const ARGMAX_COST_WEIGHT: u32 = 100;
+
+/// Where probes go that are never sent.
+const NOBODY: Target = Target::Icmp(IpAddr::V4(Ipv4Addr::LOCALHOST));
 
 /// A path with what the configuration says about it.
 struct Known {
@@ -73,11 +76,7 @@ impl Paths {
 
     /// Ids of the paths that can be probed.
     pub(crate) fn probed(&self) -> Vec<usize> {
-        self.by_id
-            .iter()
-            .filter(|(_, k)| k.target.is_some())
-            .map(|(id, _)| *id)
-            .collect()
+        self.matching(|known| known.target.is_some())
     }
 
     /// Indexes of the paths' devices, each once.
@@ -114,17 +113,20 @@ impl Paths {
     }
 
     pub(crate) fn on_device(&self, ifindex: u32) -> Vec<usize> {
-        self.matching(|p| p.key.ifindex == ifindex)
+        self.matching(|known| known.path.key.ifindex == ifindex)
     }
 
     pub(crate) fn by_gateway(&self, ifindex: u32, addr: IpAddr) -> Vec<usize> {
-        self.matching(|p| p.key.ifindex == ifindex && p.key.gateway == Some(addr))
+        self.matching(|known| {
+            let key = known.path.key;
+            key.ifindex == ifindex && key.gateway == Some(addr)
+        })
     }
 
-    fn matching(&self, test: impl Fn(&Path) -> bool) -> Vec<usize> {
+    fn matching(&self, test: impl Fn(&Known) -> bool) -> Vec<usize> {
         self.by_id
             .iter()
-            .filter(|(_, k)| test(&k.path))
+            .filter(|(_, known)| test(known))
             .map(|(id, _)| *id)
             .collect()
     }
@@ -409,6 +411,7 @@ impl Daemon {
     /// Points the prober at the paths; those that did not change keep their sockets.
     fn point_prober(&mut self, n_ids: usize) -> Result<()> {
         for id in 0..n_ids {
+            let known = self.prober.paths().nth(id).cloned();
             let wanted = self.paths.by_id.get(&id).map(|k| ProbePath {
                 ifname: k.path.ifname.clone(),
                 ifindex: k.path.key.ifindex,
@@ -416,25 +419,18 @@ impl Daemon {
                     .path
                     .source
                     .filter(|s| k.target.is_some_and(|t| t.is_ipv6() == s.is_ipv6())),
-                target: k
-                    .target
-                    .unwrap_or(Target::Icmp(IpAddr::from([127, 0, 0, 1]))),
+                target: k.target.unwrap_or(NOBODY),
             });
-            let known = self.prober.paths().nth(id).cloned();
-            match wanted {
-                Some(w) if known.as_ref() == Some(&w) => {}
-                Some(w) => self.prober.set_path(id, w)?,
-                None if known.is_none() => {
-                    // A hole in the ids: something must stand there, and is never sent to.
-                    let idle = ProbePath {
-                        ifname: "lo".into(),
-                        ifindex: 1,
-                        source: None,
-                        target: Target::Icmp(IpAddr::from([127, 0, 0, 1])),
-                    };
-                    self.prober.set_path(id, idle)?;
-                }
-                None => {}
+            // A hole in the ids: something must stand there, and is never sent to.
+            let idle = || ProbePath {
+                ifname: "lo".into(),
+                ifindex: 1,
+                source: None,
+                target: NOBODY,
+            };
+            let wanted = wanted.or_else(|| known.is_none().then(idle));
+            if let Some(wanted) = wanted.filter(|wanted| known.as_ref() != Some(wanted)) {
+                self.prober.set_path(id, wanted)?;
             }
         }
         Ok(())
