@@ -11,13 +11,17 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
+use netlink_packet_core::NLA_F_NESTED;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::wire::{ip, push_attribute, Attributes, Socket};
+use super::wire::{
+    self, attribute, family, ip_bytes, nest, netfilter, push_attribute, unless, Attributes, Socket,
+    NFNL_HEADER_LEN,
+};
 
 const NFNL_SUBSYS_CTNETLINK: u16 = 1;
-const IPCTNL_MSG_CT_GET: u16 = 1;
-const IPCTNL_MSG_CT_DELETE: u16 = 2;
+const GET: u16 = netfilter(NFNL_SUBSYS_CTNETLINK, 1);
+const DELETE: u16 = netfilter(NFNL_SUBSYS_CTNETLINK, 2);
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
@@ -37,9 +41,6 @@ const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
-const NLA_F_NESTED: u16 = 1 << 15;
-/// Length of `struct nfgenmsg`.
-const HEADER_LEN: usize = 4;
 /// Which parts of the given tuple count: net/netfilter/nf_internals.h.
 const FILTER_IP_SRC: u32 = 1 << 0;
 const FILTER_IP_DST: u32 = 1 << 1;
@@ -69,15 +70,67 @@ pub struct Redirected {
     pub to: SocketAddr,
 }
 
-/// One connection.
-struct Flow {
-    proto: u8,
-    /// Where the client sent to.
-    from: SocketAddr,
-    /// Where the replies come from.
-    to: SocketAddr,
-    /// What a request to delete it says.
-    attributes: Vec<u8>,
+/// One entry, as the kernel tells it.
+struct Entry<'a>(Attributes<'a>);
+
+/// The packets of one direction.
+struct Tuple {
+    proto: Option<u8>,
+    source: Option<IpAddr>,
+    source_port: Option<u16>,
+    destination: Option<IpAddr>,
+    destination_port: Option<u16>,
+}
+
+impl Entry<'_> {
+    fn tuple(&self, kind: u16) -> Tuple {
+        let tuple = self.0.inside(kind);
+        let (ips, proto) = (tuple.inside(CTA_TUPLE_IP), tuple.inside(CTA_TUPLE_PROTO));
+        Tuple {
+            proto: proto.u8(CTA_PROTO_NUM),
+            source: ips.ip(CTA_IP_V4_SRC).or_else(|| ips.ip(CTA_IP_V6_SRC)),
+            source_port: proto.be16(CTA_PROTO_SRC_PORT),
+            destination: ips.ip(CTA_IP_V4_DST).or_else(|| ips.ip(CTA_IP_V6_DST)),
+            destination_port: proto.be16(CTA_PROTO_DST_PORT),
+        }
+    }
+
+    /// What it does with packets to where the client sent them: the replies come from `to`.
+    fn redirected(&self) -> Option<Redirected> {
+        let (original, reply) = (self.tuple(CTA_TUPLE_ORIG), self.tuple(CTA_TUPLE_REPLY));
+        Some(Redirected {
+            proto: original.proto?,
+            from: (original.destination?, original.destination_port?).into(),
+            to: (reply.source?, reply.source_port?).into(),
+        })
+    }
+
+    /// Whether it is of a connection from this address that reaches its other end from another one.
+    fn is_translated(&self, source: IpAddr) -> bool {
+        self.tuple(CTA_TUPLE_ORIG).source == Some(source)
+            && self.tuple(CTA_TUPLE_REPLY).destination != Some(source)
+    }
+
+    /// Whether it bears this mark, and is of a flow that can go on from another address.
+    fn is_stuck(&self, mark: u32, mask: u32) -> bool {
+        let proto = || self.tuple(CTA_TUPLE_ORIG).proto;
+        let has_connection = || proto().is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
+        let status = || self.0.be32(CTA_STATUS);
+        let is_answered = || status().is_none_or(|status| status & IPS_SEEN_REPLY != 0);
+        let marked = self.0.be32(CTA_MARK);
+        marked.is_some_and(|found| found & mask == mark) && !(has_connection() && is_answered())
+    }
+
+    /// What names it, to delete this one and no other.
+    fn name(&self) -> Vec<u8> {
+        let mut attributes = Vec::new();
+        for (kind, nested) in [(CTA_TUPLE_ORIG, NLA_F_NESTED), (CTA_ID, 0), (CTA_ZONE, 0)] {
+            if let Some(value) = self.0.get(kind) {
+                push_attribute(&mut attributes, kind | nested, value);
+            }
+        }
+        attributes
+    }
 }
 
 /// Deletes the entries of connections that these rules redirect; says how many.
@@ -107,45 +160,44 @@ pub(crate) fn forget_direct(rules: &[Redirected]) -> Result<usize> {
 /// # Errors
 /// When the kernel refuses to list them.
 pub(crate) fn has_redirected(rule: &Redirected) -> Result<bool> {
-    if is_empty() {
-        return Ok(false);
-    }
-    let ipv6 = rule.from.is_ipv6();
     let mut found = false;
-    Socket::open_for(NETLINK_NETFILTER)
-        .and_then(|mut socket| {
-            let request = request(ipv6, Some((rule.proto, rule.from)));
-            socket.dump(kind(IPCTNL_MSG_CT_GET), &request, |_, payload| {
-                found |= flow(payload).is_some_and(|flow| {
-                    (flow.proto, flow.from, flow.to) == (rule.proto, rule.from, rule.to)
-                });
-            })
-        })
-        .context("cannot list the kernel's connection tracking")?;
+    let request = to(rule.from.is_ipv6(), Some((rule.proto, rule.from)));
+    list(&request, |entry| {
+        found |= entry.redirected().as_ref() == Some(rule)
+    })?;
     Ok(found)
 }
 
 /// Deletes entries of what is sent to where these rules redirect from, if `wanted`.
-fn forget_to(rules: &[Redirected], wanted: impl Fn(&Flow, &Redirected) -> bool) -> Result<usize> {
+fn forget_to(
+    rules: &[Redirected],
+    wanted: impl Fn(&Redirected, &Redirected) -> bool,
+) -> Result<usize> {
     let mut by_from: HashMap<(u8, SocketAddr), Vec<&Redirected>> = HashMap::new();
     for rule in rules {
         let key = (rule.proto, rule.from);
         by_from.entry(key).or_default().push(rule);
     }
-    let wanted = |flow: &Flow| {
-        let rules = by_from.get(&(flow.proto, flow.from));
-        rules.is_some_and(|rules| rules.iter().any(|rule| wanted(flow, rule)))
+    let wanted = |entry: &Entry| {
+        entry.redirected().is_some_and(|flow| {
+            let rules = by_from.get(&(flow.proto, flow.from));
+            rules.is_some_and(|rules| rules.iter().any(|rule| wanted(&flow, rule)))
+        })
     };
     // Each look goes through all of the kernel's table, of all namespaces.
     if rules.is_empty() || is_empty() {
         return Ok(0);
     }
+    // A filter that a kernel does not know is ignored: all entries are looked at then.
     match rules {
-        [rule] => forget_flows(rule.from.is_ipv6(), Some((rule.proto, rule.from)), wanted),
+        [rule] => {
+            let ipv6 = rule.from.is_ipv6();
+            forget(ipv6, &to(ipv6, Some((rule.proto, rule.from))), wanted)
+        }
         _ => [false, true]
             .into_iter()
             .filter(|ipv6| rules.iter().any(|rule| rule.from.is_ipv6() == *ipv6))
-            .map(|ipv6| forget_flows(ipv6, None, wanted))
+            .map(|ipv6| forget(ipv6, &to(ipv6, None), wanted))
             .sum(),
     }
 }
@@ -154,18 +206,6 @@ fn forget_to(rules: &[Redirected], wanted: impl Fn(&Flow, &Redirected) -> bool) 
 fn is_empty() -> bool {
     let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
     count.is_ok_and(|count| count.trim() == "0")
-}
-
-fn forget_flows(
-    ipv6: bool,
-    only: Option<(u8, SocketAddr)>,
-    wanted: impl Fn(&Flow) -> bool,
-) -> Result<usize> {
-    // A filter that a kernel does not know is ignored: all entries are looked at then.
-    forget(ipv6, &request(ipv6, only), |payload| {
-        let flow = flow(payload).filter(&wanted)?;
-        Some(flow.attributes)
-    })
 }
 
 /// Deletes the entries, of one family and with a mark within a mask, of flows that can go on from another
@@ -177,25 +217,7 @@ pub(crate) fn forget_marked(ipv6: bool, mark: u32, mask: u32) -> Result<usize> {
     let mut request = header(ipv6);
     push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
     push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
-    forget(ipv6, &request, |payload| {
-        let entry = Attributes::after(payload, HEADER_LEN);
-        is_stuck(&entry, mark, mask).then(|| name(&entry))
-    })
-}
-
-fn is_stuck(entry: &Attributes, mark: u32, mask: u32) -> bool {
-    let number = |kind| -> Option<u32> {
-        let bytes = *entry.get(kind)?.first_chunk::<4>()?;
-        Some(u32::from_be_bytes(bytes))
-    };
-    let proto = || {
-        let original = entry.nested(CTA_TUPLE_ORIG)?;
-        original.nested(CTA_TUPLE_PROTO)?.u8(CTA_PROTO_NUM)
-    };
-    let has_connection = || proto().is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
-    let is_answered = || number(CTA_STATUS).is_none_or(|status| status & IPS_SEEN_REPLY != 0);
-    number(CTA_MARK).is_some_and(|found| found & mask == mark)
-        && !(has_connection() && is_answered())
+    forget(ipv6, &request, |entry| entry.is_stuck(mark, mask))
 }
 
 /// Those of these addresses from which a connection is under way whose other end sees another
@@ -205,160 +227,105 @@ fn is_stuck(entry: &Attributes, mark: u32, mask: u32) -> bool {
 /// When the kernel refuses to list its connections.
 pub fn snated_among(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>> {
     let mut found = BTreeSet::new();
-    if is_empty() {
-        return Ok(found);
-    }
     for address in addresses {
         let mut is_found = false;
-        Socket::open_for(NETLINK_NETFILTER)
-            .and_then(|mut socket| {
-                socket.dump(kind(IPCTNL_MSG_CT_GET), &from(*address), |_, payload| {
-                    is_found |= is_translated(payload, *address);
-                })
-            })
-            .context("cannot list the kernel's connection tracking")?;
+        list(&from(*address), |entry| {
+            is_found |= entry.is_translated(*address)
+        })?;
         found.extend(is_found.then_some(*address));
     }
     Ok(found)
 }
 
-/// Whether an entry is of a connection from this address that reaches its other end from another one.
-fn is_translated(payload: &[u8], source: IpAddr) -> bool {
-    let entry = Attributes::after(payload, HEADER_LEN);
-    let address = |tuple, kinds: [u16; 2]| {
-        let tuple = entry.nested(tuple)?;
-        let ips = tuple.nested(CTA_TUPLE_IP)?;
-        ip(kinds.iter().find_map(|kind| ips.get(*kind))?)
-    };
-    address(CTA_TUPLE_ORIG, [CTA_IP_V4_SRC, CTA_IP_V6_SRC]) == Some(source)
-        && address(CTA_TUPLE_REPLY, [CTA_IP_V4_DST, CTA_IP_V6_DST]) != Some(source)
+/// Lists the entries that a request asks for.
+fn list(request: &[u8], mut each: impl FnMut(&Entry)) -> Result<()> {
+    if is_empty() {
+        return Ok(());
+    }
+    wire::dump(NETLINK_NETFILTER, GET, request, |_, payload| {
+        each(&Entry(Attributes::after(payload, NFNL_HEADER_LEN)));
+    })
+    .context("cannot list the kernel's connection tracking")?;
+    Ok(())
 }
 
-/// Deletes the entries among those asked for by `request` of which `wanted` says how to name them.
-fn forget(ipv6: bool, request: &[u8], wanted: impl Fn(&[u8]) -> Option<Vec<u8>>) -> Result<usize> {
+/// Deletes the entries among those asked for by `request` that are `wanted`.
+fn forget(ipv6: bool, request: &[u8], wanted: impl Fn(&Entry) -> bool) -> Result<usize> {
     let flows = || -> std::io::Result<usize> {
         let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
         let mut found = Vec::new();
-        socket.dump(kind(IPCTNL_MSG_CT_GET), request, |_, payload| {
-            found.extend(wanted(payload));
+        socket.dump(GET, request, |_, payload| {
+            let entry = Entry(Attributes::after(payload, NFNL_HEADER_LEN));
+            found.extend(wanted(&entry).then(|| entry.name()));
         })?;
         let mut count = 0;
-        for attributes in found {
-            let body = [header(ipv6), attributes].concat();
-            match socket.request(kind(IPCTNL_MSG_CT_DELETE), 0, &body) {
-                Ok(_) => count += 1,
-                // It has ended meanwhile.
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                Err(e) => return Err(e),
-            }
+        for name in found {
+            let deleted = socket.request(DELETE, 0, &[header(ipv6), name].concat());
+            // It may have ended meanwhile.
+            count += usize::from(unless(deleted, &[libc::ENOENT])?.is_some());
         }
         Ok(count)
     };
     flows().context("cannot delete entries of the kernel's connection tracking")
 }
 
-fn kind(message: u16) -> u16 {
-    NFNL_SUBSYS_CTNETLINK << 8 | message
-}
-
 fn header(ipv6: bool) -> Vec<u8> {
-    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
-    vec![family as u8, 0, 0, 0]
+    vec![family(ipv6), 0, 0, 0]
 }
 
 /// Asks for all entries of a family, or only for those to an address; of IPv6, for those to its port.
-fn request(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
+fn to(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
     let mut body = header(ipv6);
     let Some((proto, to)) = only else { return body };
-    let (ip, flag) = match to.ip() {
-        IpAddr::V4(a) => (plain(CTA_IP_V4_DST, &a.octets()), FILTER_IP_DST),
-        IpAddr::V6(a) => (plain(CTA_IP_V6_DST, &a.octets()), FILTER_IPV6),
-    };
-    let number = plain(CTA_PROTO_NUM, &[proto]);
-    let port = plain(CTA_PROTO_DST_PORT, &to.port().to_be_bytes());
-    body.extend(nest(
-        CTA_TUPLE_ORIG,
-        &[
-            &nest(CTA_TUPLE_IP, &[&ip]),
-            &nest(CTA_TUPLE_PROTO, &[&number, &port]),
-        ],
-    ));
-    body.extend(filter(flag | FILTER_PROTO_NUM | FILTER_DST_PORT));
+    let proto = [
+        attribute(CTA_PROTO_NUM, &[proto]),
+        attribute(CTA_PROTO_DST_PORT, &to.port().to_be_bytes()),
+    ];
+    body.extend(tuple(CTA_TUPLE_ORIG, &[destination(to.ip())], &proto));
+    let address = if ipv6 { FILTER_IPV6 } else { FILTER_IP_DST };
+    body.extend(filter(address | FILTER_PROTO_NUM | FILTER_DST_PORT));
     body
 }
 
 /// Asks for the entries of what is sent from an IPv4 address; of IPv6, for all.
-fn from(source: IpAddr) -> Vec<u8> {
-    let mut body = header(source.is_ipv6());
-    let IpAddr::V4(source) = source else {
-        return body;
-    };
-    let ip = plain(CTA_IP_V4_SRC, &source.octets());
-    body.extend(nest(CTA_TUPLE_ORIG, &[&nest(CTA_TUPLE_IP, &[&ip])]));
-    body.extend(filter(FILTER_IP_SRC));
+fn from(address: IpAddr) -> Vec<u8> {
+    let mut body = header(address.is_ipv6());
+    if address.is_ipv4() {
+        let ip = nest(CTA_TUPLE_IP, &[source(address)]);
+        body.extend(nest(CTA_TUPLE_ORIG, &[ip]));
+        body.extend(filter(FILTER_IP_SRC));
+    }
     body
+}
+
+fn tuple(kind: u16, ips: &[Vec<u8>], proto: &[Vec<u8>]) -> Vec<u8> {
+    let parts = [nest(CTA_TUPLE_IP, ips), nest(CTA_TUPLE_PROTO, proto)];
+    nest(kind, &parts)
+}
+
+fn source(address: IpAddr) -> Vec<u8> {
+    let kind = if address.is_ipv6() {
+        CTA_IP_V6_SRC
+    } else {
+        CTA_IP_V4_SRC
+    };
+    attribute(kind, &ip_bytes(address))
+}
+
+fn destination(address: IpAddr) -> Vec<u8> {
+    let kind = if address.is_ipv6() {
+        CTA_IP_V6_DST
+    } else {
+        CTA_IP_V4_DST
+    };
+    attribute(kind, &ip_bytes(address))
 }
 
 /// Says which parts of the given original tuple count.
 fn filter(flags: u32) -> Vec<u8> {
-    nest(
-        CTA_FILTER,
-        &[
-            &plain(CTA_FILTER_ORIG_FLAGS, &flags.to_ne_bytes()),
-            &plain(CTA_FILTER_REPLY_FLAGS, &0u32.to_ne_bytes()),
-        ],
-    )
-}
-
-fn nest(kind: u16, inside: &[&[u8]]) -> Vec<u8> {
-    plain(kind | NLA_F_NESTED, &inside.concat())
-}
-
-fn plain(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    push_attribute(&mut out, kind, value);
-    out
-}
-
-fn flow(payload: &[u8]) -> Option<Flow> {
-    let entry = Attributes::after(payload, HEADER_LEN);
-    let original = entry.nested(CTA_TUPLE_ORIG)?;
-    let reply = entry.nested(CTA_TUPLE_REPLY)?;
-    Some(Flow {
-        proto: original.nested(CTA_TUPLE_PROTO)?.u8(CTA_PROTO_NUM)?,
-        from: end(
-            &original,
-            [CTA_IP_V4_DST, CTA_IP_V6_DST],
-            CTA_PROTO_DST_PORT,
-        )?,
-        to: end(&reply, [CTA_IP_V4_SRC, CTA_IP_V6_SRC], CTA_PROTO_SRC_PORT)?,
-        attributes: name(&entry),
-    })
-}
-
-/// What names an entry, to delete this one and no other.
-fn name(entry: &Attributes) -> Vec<u8> {
-    let mut attributes = Vec::new();
-    for kind in [CTA_TUPLE_ORIG, CTA_ID, CTA_ZONE] {
-        if let Some(value) = entry.get(kind) {
-            let nested = if kind == CTA_TUPLE_ORIG {
-                NLA_F_NESTED
-            } else {
-                0
-            };
-            push_attribute(&mut attributes, kind | nested, value);
-        }
-    }
-    attributes
-}
-
-/// One end of a tuple.
-fn end(tuple: &Attributes, addresses: [u16; 2], port: u16) -> Option<SocketAddr> {
-    let ips = tuple.nested(CTA_TUPLE_IP)?;
-    let address = ip(addresses.iter().find_map(|kind| ips.get(*kind))?)?;
-    let proto = tuple.nested(CTA_TUPLE_PROTO)?;
-    let port = u16::from_be_bytes(*proto.get(port)?.first_chunk()?);
-    Some(SocketAddr::new(address, port))
+    let flags = [(CTA_FILTER_ORIG_FLAGS, flags), (CTA_FILTER_REPLY_FLAGS, 0)];
+    let flags = flags.map(|(kind, flags)| attribute(kind, &flags.to_ne_bytes()));
+    nest(CTA_FILTER, &flags)
 }
 
 #[cfg(test)]
@@ -366,12 +333,8 @@ mod tests {
     use super::*;
 
     fn entry(proto: libc::c_int, mark: u32, status: u32) -> Vec<u8> {
-        let mut tuple = Vec::new();
-        let mut number = Vec::new();
-        push_attribute(&mut number, CTA_PROTO_NUM, &[proto as u8]);
-        push_attribute(&mut tuple, CTA_TUPLE_PROTO | NLA_F_NESTED, &number);
-        let mut entry = Vec::new();
-        push_attribute(&mut entry, CTA_TUPLE_ORIG | NLA_F_NESTED, &tuple);
+        let number = attribute(CTA_PROTO_NUM, &[proto as u8]);
+        let mut entry = tuple(CTA_TUPLE_ORIG, &[], &[number]);
         push_attribute(&mut entry, CTA_STATUS, &status.to_be_bytes());
         push_attribute(&mut entry, CTA_MARK, &mark.to_be_bytes());
         entry
@@ -389,8 +352,8 @@ mod tests {
             (libc::IPPROTO_UDP, 0, 0, false),
         ] {
             let bytes = entry(proto, mark, status);
-            let entry = Attributes::after(&bytes, 0);
-            let stuck = is_stuck(&entry, MARK, 0xff00_0000);
+            let entry = Entry(Attributes::after(&bytes, 0));
+            let stuck = entry.is_stuck(MARK, 0xff00_0000);
             assert_eq!(stuck, expected, "protocol {proto}, mark {mark:#x}");
         }
     }

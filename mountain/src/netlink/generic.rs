@@ -5,7 +5,7 @@ use std::io;
 
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use super::wire::{push_attribute, Attributes, Socket};
+use super::wire::{c_string, push_attribute, unless, Attributes, Socket};
 
 /// linux/genetlink.h: the family that knows the others.
 const GENL_ID_CTRL: u16 = 16;
@@ -31,19 +31,12 @@ impl GenericFamily {
     pub(crate) fn open(name: &str) -> io::Result<Option<Self>> {
         let mut socket = Socket::open_for(NETLINK_GENERIC)?;
         let mut question = body(CTRL_CMD_GETFAMILY, 1);
-        let name = [name.as_bytes(), b"\0"].concat();
-        push_attribute(&mut question, CTRL_ATTR_FAMILY_NAME, &name);
-        let answer = match socket.request(GENL_ID_CTRL, 0, &question) {
-            Ok(answer) => answer.unwrap_or_default(),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-            Err(e) => return Err(e),
-        };
-        let id = Attributes::after(&answer, HEADER_LEN);
-        let id = id.get(CTRL_ATTR_FAMILY_ID).and_then(|id| id.first_chunk());
-        Ok(id.map(|id| Self {
-            socket,
-            id: u16::from_ne_bytes(*id),
-        }))
+        push_attribute(&mut question, CTRL_ATTR_FAMILY_NAME, &c_string(name));
+        let answer = socket.request(GENL_ID_CTRL, 0, &question);
+        let answer = unless(answer, &[libc::ENOENT])?.flatten();
+        let id =
+            Attributes::after(&answer.unwrap_or_default(), HEADER_LEN).u16(CTRL_ATTR_FAMILY_ID);
+        Ok(id.map(|id| Self { socket, id }))
     }
 
     /// Has the kernel carry out one message.

@@ -12,7 +12,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::snapshot::{Link, Snapshot};
+use super::link::Link;
+use super::snapshot::Snapshot;
 
 /// Virtual devices on top of virtual devices; the kernel allows 8.
 const DEEPEST: u32 = 8;
@@ -48,7 +49,7 @@ fn look(
     let Some(link) = snapshot.links.get(&ifindex) else {
         return Err(format!("device {ifindex} is gone"));
     };
-    let name = &link.ifname;
+    let name = &link.name;
     if depth == 0 {
         return Err(format!("{name} stands on too many devices"));
     }
@@ -96,8 +97,9 @@ fn ports(links: &BTreeMap<u32, Link>, master: u32) -> impl Iterator<Item = u32> 
 ///
 /// `/sys` may have been mounted in another network namespace, where another device has this name: what
 /// it says counts only where it also gives the index and address that netlink gives.
-pub(crate) fn has_wwan_type(ifname: &str, ifindex: u32, address: &[u8]) -> bool {
-    wwan_in(&Path::new("/sys/class/net").join(ifname), ifindex, address)
+pub(crate) fn has_wwan_type(link: &Link) -> bool {
+    let folder = Path::new("/sys/class/net").join(&link.name);
+    wwan_in(&folder, link.ifindex, &link.address)
 }
 
 fn wwan_in(folder: &Path, ifindex: u32, address: &[u8]) -> bool {

@@ -1,31 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Single devices, their addresses and neighbours, and how namespaces are numbered: what the
-//! redirect's preflight asks about a few devices, instead of a dump of everything.
+//! Devices and their addresses, and how namespaces are numbered.
+//!
+//! Formats: linux/if_link.h, if_addr.h, net_namespace.h.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
-use super::snapshot::{decode_link_head, decode_neighbour, neighbour_message};
-use super::wire::{push_attribute, Attributes, Socket};
+use ipnet::IpNet;
+use libc::{IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_SECONDARY, IFA_F_TENTATIVE};
+use netlink_sys::protocols::NETLINK_ROUTE;
 
-/// linux/rtnetlink.h, linux/if_link.h, linux/net_namespace.h, linux/if_addr.h.
-const RTM_GETLINK: u16 = 18;
-const RTM_GETADDR: u16 = 22;
-const RTM_GETNEIGH: u16 = 30;
-const RTM_GETNSID: u16 = 90;
+use super::kinds::Lower;
+use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes};
+
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
 const IFLA_QDISC: u16 = 6;
 const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_GROUP: u16 = 27;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_INFO_KIND: u16 = 1;
-const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
+const IFLA_INFO_DATA: u16 = 2;
+const IFLA_VRF_TABLE: u16 = 1;
+const IFA_FLAGS: u16 = 8;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
+/// Length of `struct ifinfomsg`, and of `struct ifaddrmsg`.
+const LINK_HEADER_LEN: usize = 16;
+const ADDRESS_HEADER_LEN: usize = 8;
 
 /// A device as rtnetlink describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,14 +44,20 @@ pub struct Link {
     pub up: bool,
     /// Bytes of a packet, network layer.
     pub mtu: u32,
+    /// ARPHRD_*.
+    pub arphrd: u16,
     /// Has Ethernet headers (ARPHRD_ETHER).
     pub ethernet: bool,
     /// It is `lo` (ARPHRD_LOOPBACK).
     pub loopback: bool,
+    /// Number that ip-link(8) calls `group`.
+    pub group: u32,
     /// Index of the bridge, bond or VRF that it is a port of.
     pub master: Option<u32>,
     /// Of a virtual device: `veth`, `bridge`...; `None`: hardware (or loopback).
     pub kind: Option<String>,
+    /// The device that a virtual one stands on.
+    pub(crate) lower: Lower,
     /// Index of the other end of a veth, in the namespace that `peer_namespace` numbers (in this
     /// one: `None`).
     pub peer: Option<u32>,
@@ -53,6 +65,20 @@ pub struct Link {
     pub peer_namespace: Option<i32>,
     /// Name of the root queueing discipline.
     pub qdisc: Option<String>,
+    /// Link-layer address; empty where there is none.
+    pub address: Vec<u8>,
+    /// A modem's device (`DEVTYPE=wwan`). Only looked for where a default route leaves by it.
+    pub wwan: bool,
+    /// A ppp device that runs over PPPoE; likewise.
+    pub pppoe: bool,
+    /// Routing table of a VRF device.
+    pub vrf_table: Option<u32>,
+}
+
+impl Link {
+    pub(crate) fn is_bridge(&self) -> bool {
+        self.kind.as_deref() == Some("bridge")
+    }
 }
 
 /// The device of an index in the calling thread's namespace.
@@ -60,31 +86,107 @@ pub struct Link {
 /// # Errors
 /// ENODEV when there is none.
 pub fn link(ifindex: u32) -> io::Result<Link> {
-    let mut body = vec![0; 16];
+    let mut body = vec![0; LINK_HEADER_LEN];
     body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    let answer = Socket::open()?.request(RTM_GETLINK, 0, &body)?;
-    let found = answer.as_deref().and_then(decode);
+    let answer = wire::request(NETLINK_ROUTE, libc::RTM_GETLINK, 0, &body)?;
+    let found = answer.as_deref().and_then(decode_link);
     found.ok_or_else(|| io::Error::other("the kernel's answer describes no device"))
 }
 
-fn decode(payload: &[u8]) -> Option<Link> {
-    let head = decode_link_head(payload)?;
-    let device_type = u16::from_ne_bytes(*payload.get(2..)?.first_chunk()?);
-    let attributes = Attributes::after(payload, 16);
-    let info = attributes.get(IFLA_LINKINFO);
-    let signed = |kind| attributes.u32(kind).map(u32::cast_signed);
+/// All devices of the calling thread's namespace.
+///
+/// # Errors
+/// When the kernel refuses the dump.
+pub(super) fn links() -> io::Result<Vec<Link>> {
+    let mut found = Vec::new();
+    let all = [0; LINK_HEADER_LEN];
+    wire::dump(NETLINK_ROUTE, libc::RTM_GETLINK, &all, |_, payload| {
+        found.extend(decode_link(payload));
+    })?;
+    Ok(found)
+}
+
+/// Index of a device, and whether it is up, of a link message: what events need.
+pub(super) fn decode_link_head(payload: &[u8]) -> Option<(u32, bool)> {
+    // struct ifinfomsg: family, pad, type (2), index (4), flags (4), change (4). Bridges report
+    // their ports with their own family; those are no news about the device.
+    if *payload.first()? != libc::AF_UNSPEC as u8 {
+        return None;
+    }
+    const UP: u32 = libc::IFF_UP as u32 | libc::IFF_RUNNING as u32 | libc::IFF_LOWER_UP as u32;
+    Some((u32_at(payload, 4)?, u32_at(payload, 8)? & UP == UP))
+}
+
+pub(super) fn decode_link(payload: &[u8]) -> Option<Link> {
+    let (ifindex, up) = decode_link_head(payload)?;
+    let arphrd = u16_at(payload, 2)?;
+    let attributes = Attributes::after(payload, LINK_HEADER_LEN);
+    let info = attributes.inside(IFLA_LINKINFO);
+    let kind = info.string(IFLA_INFO_KIND);
+    let peer = attributes.u32(IFLA_LINK);
+    let peer_namespace = attributes.u32(IFLA_LINK_NETNSID).map(u32::cast_signed);
     Some(Link {
-        ifindex: head.ifindex,
+        ifindex,
         name: attributes.string(IFLA_IFNAME)?,
-        up: head.up,
+        up,
         mtu: attributes.u32(IFLA_MTU)?,
-        ethernet: device_type == libc::ARPHRD_ETHER,
-        loopback: device_type == libc::ARPHRD_LOOPBACK,
+        arphrd,
+        ethernet: arphrd == libc::ARPHRD_ETHER,
+        loopback: arphrd == libc::ARPHRD_LOOPBACK,
+        group: attributes.u32(IFLA_GROUP).unwrap_or(0),
         master: attributes.u32(IFLA_MASTER),
-        kind: info.and_then(|info| Attributes::after(info, 0).string(IFLA_INFO_KIND)),
-        peer: attributes.u32(IFLA_LINK),
-        peer_namespace: signed(IFLA_LINK_NETNSID).filter(|id| *id >= 0),
+        lower: match (peer, attributes.has(IFLA_LINK_NETNSID)) {
+            (Some(_), true) => Lower::Elsewhere,
+            // What stands on nothing names itself, or 0.
+            (Some(lower), false) if lower != 0 && lower != ifindex => Lower::Here(lower),
+            _ => Lower::None,
+        },
+        peer,
+        peer_namespace: peer_namespace.filter(|id| *id >= 0),
         qdisc: attributes.string(IFLA_QDISC),
+        address: attributes.get(IFLA_ADDRESS).unwrap_or_default().to_vec(),
+        wwan: false,
+        pppoe: false,
+        vrf_table: match kind.as_deref() {
+            Some("vrf") => info.inside(IFLA_INFO_DATA).u32(IFLA_VRF_TABLE),
+            _ => None,
+        },
+        kind,
+    })
+}
+
+/// An address of a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Address {
+    pub ifindex: u32,
+    pub address: IpAddr,
+    /// Prefix of the link the address is on (of the peer on point-to-point links).
+    pub subnet: Option<IpNet>,
+    pub global: bool,
+    /// Not to be used as a source while there is another: secondary (IPv4), temporary,
+    /// deprecated, tentative or duplicate (IPv6).
+    pub second_choice: bool,
+    /// Not deprecated, tentative or duplicate (IPv6): something new may use it as its source.
+    pub fresh: bool,
+}
+
+pub(super) fn decode_address(payload: &[u8]) -> Option<Address> {
+    const NOT_FRESH: u32 = IFA_F_DADFAILED | IFA_F_DEPRECATED | IFA_F_TENTATIVE;
+    // IFA_F_SECONDARY is "temporary" for IPv6.
+    const SECOND_CHOICE: u32 = IFA_F_SECONDARY | NOT_FRESH;
+
+    // struct ifaddrmsg: family, prefix length, flags, scope, index (4)
+    let [_, prefix_length, flags, scope] = bytes_at(payload, 0)?;
+    let attributes = Attributes::after(payload, ADDRESS_HEADER_LEN);
+    let on_link = attributes.ip(libc::IFA_ADDRESS);
+    let flags = attributes.u32(IFA_FLAGS).unwrap_or(flags.into());
+    Some(Address {
+        ifindex: u32_at(payload, 4)?,
+        address: attributes.ip(libc::IFA_LOCAL).or(on_link)?,
+        subnet: on_link.and_then(|ip| IpNet::new(ip, prefix_length).ok().map(|net| net.trunc())),
+        global: scope == libc::RT_SCOPE_UNIVERSE,
+        second_choice: flags & SECOND_CHOICE != 0,
+        fresh: flags & NOT_FRESH == 0,
     })
 }
 
@@ -94,16 +196,9 @@ fn decode(payload: &[u8]) -> Option<Link> {
 /// When the kernel refuses the dump.
 pub fn addresses() -> io::Result<Vec<(u32, IpAddr)>> {
     let mut found = Vec::new();
-    Socket::open()?.dump(RTM_GETADDR, &[0; 8], |_, payload| {
-        // struct ifaddrmsg: family, prefix length, flags, scope, index (4)
-        let attributes = Attributes::after(payload, 8);
-        let address = attributes
-            .ip(IFA_LOCAL)
-            .or_else(|| attributes.ip(IFA_ADDRESS));
-        let index = payload.get(4..).and_then(<[u8]>::first_chunk);
-        if let (Some(address), Some(index)) = (address, index) {
-            found.push((u32::from_ne_bytes(*index), address));
-        }
+    let all = [0; ADDRESS_HEADER_LEN];
+    wire::dump(NETLINK_ROUTE, libc::RTM_GETADDR, &all, |_, payload| {
+        found.extend(decode_address(payload).map(|a| (a.ifindex, a.address)));
     })?;
     Ok(found)
 }
@@ -115,32 +210,11 @@ pub fn addresses() -> io::Result<Vec<(u32, IpAddr)>> {
 pub fn namespace_id(namespace: &impl AsRawFd) -> io::Result<Option<i32>> {
     // struct rtgenmsg is one byte, padded.
     let mut body = vec![0; 4];
-    push_attribute(
-        &mut body,
-        NETNSA_FD,
-        &namespace.as_raw_fd().cast_unsigned().to_ne_bytes(),
-    );
-    let answer = Socket::open()?
-        .request(RTM_GETNSID, 0, &body)?
-        .unwrap_or_default();
+    let fd = namespace.as_raw_fd().cast_unsigned();
+    push_attribute(&mut body, NETNSA_FD, &fd.to_ne_bytes());
+    let answer = wire::request(NETLINK_ROUTE, libc::RTM_GETNSID, 0, &body)?.unwrap_or_default();
     let id = Attributes::after(&answer, 4).u32(NETNSA_NSID);
     Ok(id.map(u32::cast_signed).filter(|id| *id >= 0))
-}
-
-/// Whether the kernel knows where a neighbour is at the moment.
-///
-/// # Errors
-/// When the kernel refuses to say.
-pub fn neighbour_usable(ifindex: u32, address: IpAddr) -> io::Result<bool> {
-    let asked = neighbour_message(ifindex, address, 0, 0);
-    match Socket::open()?.request(RTM_GETNEIGH, 0, &asked) {
-        Ok(answer) => Ok(answer
-            .as_deref()
-            .and_then(decode_neighbour)
-            .is_some_and(|entry| entry.usable())),
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-        Err(e) => Err(e),
-    }
 }
 
 #[cfg(test)]
@@ -161,7 +235,6 @@ mod tests {
         );
         let all = addresses().unwrap();
         assert!(all.contains(&(1, "127.0.0.1".parse().unwrap())), "{all:?}");
-        assert!(!neighbour_usable(1, "192.0.2.1".parse().unwrap()).unwrap());
     }
 
     #[test]

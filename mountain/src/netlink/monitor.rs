@@ -6,22 +6,17 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use libc::{RTM_DELLINK, RTM_DELNEIGH, RTM_DELROUTE, RTM_DELRULE};
+use libc::{RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWROUTE, RTM_NEWRULE};
 use netlink_sys::{protocols::NETLINK_ROUTE, AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tokio::time::{sleep_until, Instant};
 
+use super::link;
+use super::neighbour;
 use super::own;
 use super::snapshot;
 use super::wire;
 use super::xfrm;
-
-const RTM_NEWLINK: u16 = 16;
-const RTM_DELLINK: u16 = 17;
-const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
-const RTM_NEWNEIGH: u16 = 28;
-const RTM_DELNEIGH: u16 = 29;
-const RTM_NEWRULE: u16 = 32;
-const RTM_DELRULE: u16 = 33;
 
 /// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
 /// NEXTHOP.
@@ -29,9 +24,6 @@ const GROUPS: [u32; 9] = [1, 3, 5, 7, 8, 9, 11, 19, 32];
 
 /// Longest time for which changes that are not urgent are gathered.
 const GATHER: Duration = Duration::from_millis(10);
-
-/// Receive buffer: room for several thousand events between two reads.
-const BUFFER_BYTES: u32 = 1 << 20;
 
 /// Something that happened to the routing state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,20 +76,18 @@ impl Change {
     fn replaces(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Link { ifindex: a, .. }, Self::Link { ifindex: b, .. }) => a == b,
-            (
-                Self::Neighbour {
-                    ifindex: a,
-                    addr: x,
-                    ..
-                },
-                Self::Neighbour {
-                    ifindex: b,
-                    addr: y,
-                    ..
-                },
-            ) => (a, x) == (b, y),
+            (Self::Neighbour { .. }, Self::Neighbour { .. }) => {
+                self.neighbour() == other.neighbour()
+            }
             (Self::Routing, Self::Routing) | (Self::Ipsec, Self::Ipsec) => true,
             _ => false,
+        }
+    }
+
+    fn neighbour(&self) -> Option<(u32, IpAddr)> {
+        match self {
+            Self::Neighbour { ifindex, addr, .. } => Some((*ifindex, *addr)),
+            _ => None,
         }
     }
 }
@@ -122,10 +112,10 @@ impl Monitor {
     /// When the kernel refuses the socket. Needs no privileges.
     pub fn new() -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-        let mask = GROUPS.iter().fold(0, |mask, group| mask | 1 << (group - 1));
         // The default of about 200 kB is the fall-back where the kernel allows no more.
-        let _ = socket.socket_ref().set_rx_buf_sz(BUFFER_BYTES);
-        socket.socket_mut().bind(&SocketAddr::new(0, mask))?;
+        let _ = socket.socket_ref().set_rx_buf_sz(wire::EVENT_BUFFER);
+        let groups = wire::group_mask(&GROUPS);
+        socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
         Ok(Self {
             socket,
             ipsec: xfrm::States::new(),
@@ -211,14 +201,14 @@ impl Monitor {
 
 fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
     match kind {
-        RTM_NEWLINK | RTM_DELLINK => match snapshot::decode_link_head(payload) {
+        RTM_NEWLINK | RTM_DELLINK => match link::decode_link_head(payload) {
             None => Vec::new(),
-            Some(link) => {
+            Some((ifindex, up)) => {
                 let deleted = kind == RTM_DELLINK;
                 vec![
                     Change::Link {
-                        ifindex: link.ifindex,
-                        up: link.up && !deleted,
+                        ifindex,
+                        up: up && !deleted,
                         deleted,
                     },
                     // IPv4 routes change with their links without an event of their own.
@@ -226,7 +216,7 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
                 ]
             }
         },
-        RTM_NEWNEIGH | RTM_DELNEIGH => match snapshot::decode_neighbour(payload) {
+        RTM_NEWNEIGH | RTM_DELNEIGH => match neighbour::decode(payload) {
             None => Vec::new(),
             Some(neighbour) => {
                 let usable = kind == RTM_NEWNEIGH && neighbour.usable();

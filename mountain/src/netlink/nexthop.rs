@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::snapshot::u32_at;
-use super::wire::{self, Attributes};
+use libc::{RTA_ENCAP_TYPE, RTA_GATEWAY, RTA_OIF, RTA_VIA};
+
+use super::wire::{self, u32_at, Attributes};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NextHop {
@@ -126,10 +127,6 @@ pub(crate) fn decode_hop(
     weight_minus_one: u8,
     flags: u32,
 ) -> NextHop {
-    const RTA_OIF: u16 = 4;
-    const RTA_GATEWAY: u16 = 5;
-    const RTA_VIA: u16 = 18;
-    const RTA_ENCAP_TYPE: u16 = 21;
     NextHop {
         ifindex: ifindex.or(attributes.u32(RTA_OIF)).unwrap_or(0),
         // struct rtvia: family (2), address

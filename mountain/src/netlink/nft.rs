@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Running nft(8).
+//! Running nft(8), and tables of family `inet` by name without it: it takes ten milliseconds to start.
 
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
 use anyhow::{bail, Context, Result};
+use netlink_sys::protocols::NETLINK_NETFILTER;
 
+use super::uapi::{NFNL_SUBSYS_NFTABLES, NFPROTO_INET};
+use super::wire::{self, attribute, c_string, netfilter, unless, Socket};
 use crate::host::program::Missing;
+
+/// linux/netfilter/nf_tables.h.
+const NFT_MSG_GETTABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 1);
+const NFT_MSG_DELTABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 2);
+const NFTA_TABLE_NAME: u16 = 1;
 
 /// Has nft(8) carry out a file as one transaction.
 ///
@@ -32,4 +40,27 @@ pub fn run(file: &[u8]) -> Result<()> {
         bail!("nft refused: {}", said.join(" "));
     }
     written.context("cannot write to nft")
+}
+
+/// What begins every message about a table, its sets and their elements.
+pub(crate) fn about(table: &str) -> Vec<u8> {
+    let mut body = vec![NFPROTO_INET, 0, 0, 0];
+    body.extend(attribute(NFTA_TABLE_NAME, &c_string(table)));
+    body
+}
+
+/// Whether there is a table of this name.
+pub(crate) fn has_table(name: &str) -> io::Result<bool> {
+    let found = wire::request(NETLINK_NETFILTER, NFT_MSG_GETTABLE, 0, &about(name));
+    Ok(unless(found, &[libc::ENOENT])?.is_some())
+}
+
+/// Deletes a table.
+pub(crate) fn delete_table(name: &str) -> io::Result<()> {
+    transaction(&[(NFT_MSG_DELTABLE, about(name))])
+}
+
+/// Has nftables carry out all of these messages, or none.
+pub(crate) fn transaction(messages: &[(u16, Vec<u8>)]) -> io::Result<()> {
+    Socket::open_for(NETLINK_NETFILTER)?.transaction(NFNL_SUBSYS_NFTABLES, messages)
 }

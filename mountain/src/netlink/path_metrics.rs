@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::generic::{body, GenericFamily};
-use super::wire::{ip_bytes, push_attribute};
+use super::wire::{ip_bytes, push_attribute, unless};
 
 /// Names and numbers of include/uapi/linux/path_metrics.h.
 const FAMILY: &str = "path_metrics";
@@ -42,11 +42,7 @@ impl PathMetrics {
         variation_us: u32,
     ) -> io::Result<bool> {
         let message = message(ifindex, gateway, delay_us, variation_us);
-        match self.0.request(&message) {
-            Ok(()) => Ok(true),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-            Err(e) => Err(e),
-        }
+        Ok(unless(self.0.request(&message), &[libc::ENOENT])?.is_some())
     }
 }
 

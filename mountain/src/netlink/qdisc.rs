@@ -3,11 +3,8 @@
 
 use std::io;
 
-use super::wire::{Attributes, Socket};
+use super::wire::{u32_at, Attributes, Socket};
 
-const RTM_GETTFILTER: u16 = 46;
-const RTM_GETQDISC: u16 = 38;
-const TCA_KIND: u16 = 1;
 /// Length of `struct tcmsg`.
 const HEADER_LEN: usize = 20;
 /// linux/pkt_sched.h: TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS) and TC_H_MIN_EGRESS.
@@ -30,17 +27,15 @@ pub struct Qdiscs {
 pub fn qdiscs(ifindex: u32) -> io::Result<Qdiscs> {
     let mut found = Qdiscs::default();
     let mut socket = Socket::open()?;
-    socket.dump(RTM_GETQDISC, &header(0, 0), |_, payload| {
-        let device = payload.get(4..8).and_then(|b| b.first_chunk().copied());
-        if device.map(u32::from_ne_bytes) == Some(ifindex) {
-            found
-                .kinds
-                .extend(Attributes::after(payload, HEADER_LEN).string(TCA_KIND));
+    socket.dump(libc::RTM_GETQDISC, &header(0, 0), |_, payload| {
+        if u32_at(payload, 4) == Some(ifindex) {
+            let attributes = Attributes::after(payload, HEADER_LEN);
+            found.kinds.extend(attributes.string(libc::TCA_KIND));
         }
     })?;
     if found.kinds.iter().any(|k| k == "clsact" || k == "ingress") {
         for parent in [INGRESS, EGRESS] {
-            socket.dump(RTM_GETTFILTER, &header(ifindex, parent), |_, _| {
+            socket.dump(libc::RTM_GETTFILTER, &header(ifindex, parent), |_, _| {
                 found.filters = true;
             })?;
         }

@@ -4,26 +4,14 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::nexthop::decode_multipath;
-use super::wire::{ip, ip_bytes, push_attribute, Attributes, Socket};
+use ipnet::IpNet;
+use libc::{RTA_DST, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_SRC, RTM_GETROUTE};
+use libc::{RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST};
+use netlink_sys::protocols::NETLINK_ROUTE;
 
-/// linux/rtnetlink.h.
-const RTM_GETROUTE: u16 = 26;
-const RTA_DST: u16 = 1;
-const RTA_SRC: u16 = 2;
-const RTA_OIF: u16 = 4;
-const RTA_GATEWAY: u16 = 5;
-const RTA_PREFSRC: u16 = 7;
-const RTA_MULTIPATH: u16 = 9;
-const RTA_VIA: u16 = 18;
-/// Types of routes: rtm_type.
-const RTN_UNICAST: u8 = 1;
-const RTN_LOCAL: u8 = 2;
-const RTN_BROADCAST: u8 = 3;
-/// Answer with the route that was found, not with the next hop that was chosen.
-const RTM_F_FIB_MATCH: u32 = 0x2000;
-/// Length of `struct rtmsg`.
-const HEADER_LEN: usize = 12;
+use super::nexthop::{decode_hop, decode_multipath};
+use super::uapi::{FRA_PRIORITY, FRA_TABLE, RTM_HEADER_LEN};
+use super::wire::{self, family, ip_bytes, push_attribute, unless, Attributes, Socket};
 
 /// Where packets to an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +32,8 @@ pub fn egress_route(
     ifindex: Option<u32>,
     source: Option<IpAddr>,
 ) -> io::Result<EgressRoute> {
-    let answer = Socket::open()?.request(RTM_GETROUTE, 0, &request(target, ifindex, source))?;
+    let request = request(target, ifindex, source);
+    let answer = wire::request(NETLINK_ROUTE, RTM_GETROUTE, 0, &request)?;
     let answer = answer.as_deref().and_then(decode_egress);
     answer.ok_or_else(|| io::Error::other("the kernel's answer names no device"))
 }
@@ -77,20 +66,19 @@ pub enum RouteTo {
 /// # Errors
 /// When the kernel refuses to say.
 pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
+    // What the kernel says of no route, and of blackhole, unreachable and prohibit routes.
+    const NONE: [i32; 4] = [
+        libc::ENETUNREACH,
+        libc::EHOSTUNREACH,
+        libc::EINVAL,
+        libc::EACCES,
+    ];
     let mut socket = Socket::open()?;
     let mut body = request(target, None, None);
-    let answer = match socket.request(RTM_GETROUTE, 0, &body) {
-        // What the kernel says of no route, and of blackhole, unreachable and prohibit routes.
-        Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES)
-            ) =>
-        {
-            return Ok(RouteTo::Nowhere)
-        }
-        other => other?.unwrap_or_default(),
+    let Some(answer) = unless(socket.request(RTM_GETROUTE, 0, &body), &NONE)? else {
+        return Ok(RouteTo::Nowhere);
     };
+    let answer = answer.unwrap_or_default();
     let first = match (answer.get(7), decode_egress(&answer)) {
         (Some(&RTN_LOCAL), _) => return Ok(RouteTo::Host),
         (Some(&RTN_BROADCAST), _) => return Ok(RouteTo::Broadcast),
@@ -98,11 +86,11 @@ pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
         _ => return Ok(RouteTo::Nowhere),
     };
     // struct rtmsg ends with the flags.
-    body[8..HEADER_LEN].copy_from_slice(&RTM_F_FIB_MATCH.to_ne_bytes());
+    body[8..RTM_HEADER_LEN].copy_from_slice(&libc::RTM_F_FIB_MATCH.to_ne_bytes());
     let route = socket.request(RTM_GETROUTE, 0, &body)?;
     let length = route.as_ref().map(|route| route.get(1).copied());
     let route = route.unwrap_or_default();
-    let hops = Attributes::after(&route, HEADER_LEN);
+    let hops = Attributes::after(&route, RTM_HEADER_LEN);
     let hops = hops.get(RTA_MULTIPATH).map(decode_multipath);
     let mut devices: Vec<u32> = hops.into_iter().flatten().map(|hop| hop.ifindex).collect();
     devices.push(first.ifindex);
@@ -111,7 +99,7 @@ pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
     Ok(RouteTo::Out {
         first,
         devices,
-        source: Attributes::after(&answer, HEADER_LEN).ip(RTA_PREFSRC),
+        source: Attributes::after(&answer, RTM_HEADER_LEN).ip(RTA_PREFSRC),
         default: length.is_some_and(|length| length.is_none_or(|length| length <= 1)),
     })
 }
@@ -121,16 +109,13 @@ pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
 /// # Errors
 /// When the kernel refuses the dump.
 pub fn policy_rules(ipv6: bool) -> io::Result<bool> {
-    const RTM_GETRULE: u16 = 34;
-    const FRA_PRIORITY: u16 = 6;
-    const FRA_TABLE: u16 = 15;
     const USUAL: [(u32, u32); 3] = [(0, 255), (32766, 254), (32767, 253)];
 
-    let mut header = [0; HEADER_LEN];
-    header[0] = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+    let mut header = [0; RTM_HEADER_LEN];
+    header[0] = family(ipv6);
     let mut other = false;
-    Socket::open()?.dump(RTM_GETRULE, &header, |_, payload| {
-        let found = Attributes::after(payload, HEADER_LEN);
+    wire::dump(NETLINK_ROUTE, libc::RTM_GETRULE, &header, |_, payload| {
+        let found = Attributes::after(payload, RTM_HEADER_LEN);
         let number = |kind| found.u32(kind).unwrap_or(0);
         other |= !USUAL.contains(&(number(FRA_PRIORITY), number(FRA_TABLE)));
     })?;
@@ -138,16 +123,13 @@ pub fn policy_rules(ipv6: bool) -> io::Result<bool> {
 }
 
 fn request(target: IpAddr, ifindex: Option<u32>, source: Option<IpAddr>) -> Vec<u8> {
-    let (family, bits) = match target {
-        IpAddr::V4(_) => (libc::AF_INET, 32),
-        IpAddr::V6(_) => (libc::AF_INET6, 128),
-    };
+    let bits = IpNet::from(target).prefix_len();
     // With a source, an IPv6 look-up without a socket takes the device for a mere hint
     // (`ip6_route_output_flags_noref`), which it is not to a socket bound to it.
     let hint = target.is_ipv6() && ifindex.is_some();
     let source = source.filter(|s| s.is_ipv4() == target.is_ipv4() && !hint);
-    let mut body = vec![0; HEADER_LEN];
-    body[0] = family as u8;
+    let mut body = vec![0; RTM_HEADER_LEN];
+    body[0] = family(target.is_ipv6());
     body[1] = bits;
     body[2] = if source.is_some() { bits } else { 0 };
     push_attribute(&mut body, RTA_DST, &ip_bytes(target));
@@ -161,18 +143,18 @@ fn request(target: IpAddr, ifindex: Option<u32>, source: Option<IpAddr>) -> Vec<
 }
 
 fn decode_egress(payload: &[u8]) -> Option<EgressRoute> {
-    let found = Attributes::after(payload, HEADER_LEN);
-    // RTA_VIA: a family, then an address of it.
-    let via = || ip(found.get(RTA_VIA)?.get(2..)?);
+    let found = Attributes::after(payload, RTM_HEADER_LEN);
+    let hop = decode_hop(&found, Some(found.u32(RTA_OIF)?), 0, 0);
     Some(EgressRoute {
-        ifindex: found.u32(RTA_OIF)?,
-        gateway: found.ip(RTA_GATEWAY).or_else(via),
+        ifindex: hop.ifindex,
+        gateway: hop.gateway,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use libc::{RTA_GATEWAY, RTA_VIA};
 
     #[test]
     fn loopback_is_on_its_own_device() {
@@ -207,7 +189,7 @@ mod tests {
     #[test]
     fn gateways_of_both_families_are_read() {
         let gateway: IpAddr = "192.0.2.1".parse().unwrap();
-        let mut payload = vec![0; HEADER_LEN];
+        let mut payload = vec![0; RTM_HEADER_LEN];
         assert_eq!(decode_egress(&payload), None);
         push_attribute(&mut payload, RTA_OIF, &7u32.to_ne_bytes());
         let mut by_via = payload.clone();

@@ -20,7 +20,7 @@
 //!    use mountain::netlink::ruleset::*;
 //!    let rules = Ruleset::read(Elements::All)?;
 //!    let facts = Facts {
-//!        iif: DeviceFact::Known(device("eth0")?),
+//!        iif: DeviceFact::Known(mountain::netlink::link(2)?.into()),
 //!        protocol: Some(17),
 //!        destination: Some("192.0.2.1".parse().unwrap()),
 //!        destination_port: Some(53),
@@ -73,9 +73,10 @@ use std::ops::{Bound, RangeBounds};
 
 use expr::{Expr, Verdict};
 
-pub use facts::{device, devices, Device, DeviceFact, Facts};
+pub use facts::{devices, Device, DeviceFact, Facts};
 pub use read::{changed, notifications, Elements};
 pub use residue::{Effect, EffectKind, Residue};
+pub(crate) use xtables::legacy_tables;
 
 /// Where a table comes from, and which packets it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -214,13 +215,13 @@ pub(crate) type TableId = (Family, String);
 /// Everything that Netfilter is told to do, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
-    pub(crate) tables: BTreeMap<TableId, Table>,
+    pub(crate) tables: BTreeMap<TableId, FirewallTable>,
     /// Kernel's sets of xtables (`ipset`) may look at devices, or cannot be read.
     pub(crate) ipsets_by_device: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Table {
+pub(crate) struct FirewallTable {
     /// Its base chains are not hooked in.
     pub dormant: bool,
     pub chains: BTreeMap<String, Chain>,
@@ -230,7 +231,7 @@ pub(crate) struct Table {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub base: Option<Base>,
-    pub rules: Vec<Rule>,
+    pub rules: Vec<FirewallRule>,
 }
 
 /// How a chain is hooked in.
@@ -247,7 +248,7 @@ pub(crate) struct Base {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub(crate) struct FirewallRule {
     /// As in `nft --handle list`; of legacy chains, its number as in `iptables -L --line-numbers`.
     pub handle: u64,
     pub exprs: Vec<Expr>,

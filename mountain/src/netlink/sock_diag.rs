@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
-use super::wire::Socket;
+use super::wire::{bytes_at, u32_at, unless, Socket};
 
 /// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -53,14 +53,10 @@ pub fn reset_unanswered(
             found.extend(unanswered(message, sources, &meant));
         })?;
         for id in found {
-            match socket.request(
-                SOCK_DESTROY,
-                0,
-                &request(family, libc::IPPROTO_TCP, WAITING, id),
-            ) {
-                Ok(_) => count += 1,
-                // It has ended meanwhile.
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+            let this = request(family, libc::IPPROTO_TCP, WAITING, id);
+            match unless(socket.request(SOCK_DESTROY, 0, &this), &[libc::ENOENT]) {
+                // It may have ended meanwhile.
+                Ok(ended) => count += usize::from(ended.is_some()),
                 Err(e) => refused = refused.or(Some(e)),
             }
         }
@@ -78,10 +74,7 @@ pub fn unconnected() -> io::Result<Vec<u64>> {
     for family in [libc::AF_INET, libc::AF_INET6] {
         let all = request(family, libc::IPPROTO_UDP, 1 << TCP_CLOSE, [0; ID_LEN]);
         socket.dump(SOCK_DIAG_BY_FAMILY, &all, |_, message| {
-            let word = |at: usize| -> Option<u64> {
-                let bytes = message.get(at..)?.first_chunk()?;
-                Some(u32::from_ne_bytes(*bytes).into())
-            };
+            let word = |at| u32_at(message, at).map(u64::from);
             let halves = word(COOKIE).zip(word(COOKIE + 4));
             cookies.extend(halves.map(|(low, high)| high << 32 | low));
         })?;
@@ -105,14 +98,13 @@ fn unanswered(
 ) -> Option<[u8; ID_LEN]> {
     let (&family, &retransmits) = (message.first()?, message.get(3)?);
     let address = |offset: usize| -> Option<IpAddr> {
-        let bytes = message.get(offset..)?;
         Some(match i32::from(family) {
-            libc::AF_INET => Ipv4Addr::from(*bytes.first_chunk::<4>()?).into(),
-            _ => Ipv6Addr::from(*bytes.first_chunk::<16>()?).to_canonical(),
+            libc::AF_INET => Ipv4Addr::from(bytes_at::<4>(message, offset)?).into(),
+            _ => Ipv6Addr::from(bytes_at::<16>(message, offset)?).to_canonical(),
         })
     };
     let (source, destination) = (address(SOURCE)?, address(DESTINATION)?);
-    let id = *message.get(ID..)?.first_chunk::<ID_LEN>()?;
+    let id = bytes_at(message, ID)?;
     let is_stuck = retransmits >= RETRANSMITS && sources.contains(&source) && meant(destination);
     is_stuck.then_some(id)
 }

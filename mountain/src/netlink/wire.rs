@@ -6,10 +6,24 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 
 use netlink_packet_core::{
-    NetlinkBuffer, NlasIterator, NLA_HEADER_SIZE, NLMSG_DONE, NLMSG_ERROR, NLM_F_ACK, NLM_F_CREATE,
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
+    NetlinkBuffer, NlasIterator, NLA_F_NESTED, NLA_HEADER_SIZE, NLMSG_DONE, NLMSG_ERROR, NLM_F_ACK,
+    NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
 };
 use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
+
+pub(crate) const AF_INET: u8 = libc::AF_INET as u8;
+pub(crate) const AF_INET6: u8 = libc::AF_INET6 as u8;
+
+/// Number of an address family in messages.
+pub(crate) fn family(ipv6: bool) -> u8 {
+    match ipv6 {
+        true => AF_INET6,
+        false => AF_INET,
+    }
+}
+
+/// Length of `struct nfgenmsg`, the header of Netfilter's messages.
+pub(crate) const NFNL_HEADER_LEN: usize = 4;
 
 /// Length of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
@@ -19,6 +33,8 @@ const NFNL_MSG_BATCH_END: u16 = 0x11;
 /// The kernel makes a dump's parts as large as the reader's buffer allows (32 KiB, except for single
 /// large objects), and begins a large set of nftables anew for each part.
 const DUMP_BUFFER: usize = 1 << 20;
+/// Room for several thousand events between two reads.
+pub(crate) const EVENT_BUFFER: u32 = 1 << 20;
 
 /// A blocking netlink socket, of rtnetlink unless said otherwise, in the namespace of the thread that opened it.
 pub(crate) struct Socket {
@@ -64,15 +80,35 @@ impl Socket {
                 }
                 consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
                 match message.message_type() {
-                    NLMSG_DONE => {
-                        // The kernel reports a dump that failed half way in the end message.
-                        return errno(message.payload()).map(|()| consistent);
+                    // The kernel reports a dump that failed half way in the end message.
+                    NLMSG_DONE | NLMSG_ERROR => {
+                        return errno(message.payload()).map(|()| consistent)
                     }
-                    NLMSG_ERROR => return errno(message.payload()).map(|()| consistent),
                     kind => each(kind, message.payload()),
                 }
             }
         }
+    }
+
+    /// Dumps the objects of IPv4 and then those of IPv6 by a header whose first byte is the family. A
+    /// kernel without a family (or without policy rules) refuses that: nothing is there to read.
+    pub(crate) fn dump_families(
+        &mut self,
+        kind: u16,
+        mut header: [u8; 12],
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<bool> {
+        const ABSENT: [i32; 3] = [libc::EOPNOTSUPP, libc::EAFNOSUPPORT, libc::ENOENT];
+        let mut consistent = true;
+        for family in [AF_INET, AF_INET6] {
+            header[0] = family;
+            let dumped = self.dump(kind, &header, |_, payload| each(payload));
+            consistent &= unless(dumped, &ABSENT)?.unwrap_or_else(|| {
+                tracing::debug!(family, "the kernel has no such routing state");
+                true
+            });
+        }
+        Ok(consistent)
     }
 
     /// Sends one request and returns the payload of the object in the answer, if there is one.
@@ -152,6 +188,53 @@ impl Socket {
     }
 }
 
+/// Dumps by a socket of its own, see [`Socket::dump`].
+pub(crate) fn dump(
+    protocol: isize,
+    kind: u16,
+    header: &[u8],
+    each: impl FnMut(u16, &[u8]),
+) -> io::Result<bool> {
+    Socket::open_for(protocol)?.dump(kind, header, each)
+}
+
+/// Asks by a socket of its own, see [`Socket::request`].
+pub(crate) fn request(
+    protocol: isize,
+    kind: u16,
+    flags: u16,
+    body: &[u8],
+) -> io::Result<Option<Vec<u8>>> {
+    Socket::open_for(protocol)?.request(kind, flags, body)
+}
+
+/// A socket that hears of the events of multicast groups. Where the kernel allows no large buffer, losses
+/// are noticed.
+pub(crate) fn subscribe(protocol: isize, groups: &[u32]) -> io::Result<netlink_sys::Socket> {
+    let mut socket = netlink_sys::Socket::new(protocol)?;
+    let _ = socket.set_rx_buf_sz(EVENT_BUFFER);
+    socket.bind(&SocketAddr::new(0, group_mask(groups)))?;
+    Ok(socket)
+}
+
+/// Multicast groups, which the kernel numbers from 1, as bits.
+pub(crate) fn group_mask(groups: &[u32]) -> u32 {
+    groups.iter().fold(0, |mask, group| mask | 1 << (group - 1))
+}
+
+/// `None` where the kernel's answer is one of these errors: what was asked for is not there.
+pub(crate) fn unless<T>(done: io::Result<T>, absent: &[i32]) -> io::Result<Option<T>> {
+    match done {
+        Err(e) if e.raw_os_error().is_some_and(|code| absent.contains(&code)) => Ok(None),
+        done => done.map(Some),
+    }
+}
+
+/// The type of a message to a part of Netfilter.
+pub(crate) const fn netfilter(subsystem: u16, message: u16) -> u16 {
+    subsystem << 8 | message
+}
+
 /// The messages of one datagram; stops at the first malformed one.
 pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     let mut rest = datagram;
@@ -165,12 +248,9 @@ pub(crate) fn messages(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[
 
 /// The negative errno that opens an error or end message; 0 and an absent one are success.
 fn errno(payload: &[u8]) -> io::Result<()> {
-    match payload.first_chunk() {
-        Some(code) => match i32::from_ne_bytes(*code) {
-            0 => Ok(()),
-            code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
-        },
-        None => Ok(()),
+    match bytes_at(payload, 0).map_or(0, i32::from_ne_bytes) {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
     }
 }
 
@@ -182,7 +262,46 @@ pub(crate) fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.resize(message.len().next_multiple_of(4), 0);
 }
 
+/// An attribute, padded to four bytes.
+pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    push_attribute(&mut out, kind, value);
+    out
+}
+
+/// An attribute that holds others.
+pub(crate) fn nest(kind: u16, inside: &[Vec<u8>]) -> Vec<u8> {
+    attribute(kind | NLA_F_NESTED, &inside.concat())
+}
+
+/// A string with its final NUL.
+pub(crate) fn c_string(text: &str) -> Vec<u8> {
+    [text.as_bytes(), b"\0"].concat()
+}
+
+/// The text before the first NUL.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// Bytes from a place on.
+pub(crate) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+/// An integer of host byte order.
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes_at(bytes, at).map(u32::from_ne_bytes)
+}
+
+/// An integer of host byte order.
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes_at(bytes, at).map(u16::from_ne_bytes)
+}
+
 /// The attributes of a message, found by their kind.
+#[derive(Default)]
 pub(crate) struct Attributes<'a>(Vec<(u16, &'a [u8])>);
 
 impl<'a> Attributes<'a> {
@@ -212,6 +331,11 @@ impl<'a> Attributes<'a> {
         self.get(kind).map(|value| Self::after(value, 0))
     }
 
+    /// Likewise; none where it is not there.
+    pub(crate) fn inside(&self, kind: u16) -> Self {
+        self.nested(kind).unwrap_or_default()
+    }
+
     /// The values of all, whatever their kind.
     pub(crate) fn values(&self) -> impl Iterator<Item = &'a [u8]> + use<'_, 'a> {
         self.0.iter().map(|(_, value)| *value)
@@ -231,10 +355,33 @@ impl<'a> Attributes<'a> {
         self.0.iter().map(|(kind, _)| *kind).max().unwrap_or(0)
     }
 
+    fn bytes<const N: usize>(&self, kind: u16) -> Option<[u8; N]> {
+        bytes_at(self.get(kind)?, 0)
+    }
+
     pub(crate) fn u32(&self, kind: u16) -> Option<u32> {
-        self.get(kind)?
-            .first_chunk()
-            .map(|b| u32::from_ne_bytes(*b))
+        self.bytes(kind).map(u32::from_ne_bytes)
+    }
+
+    pub(crate) fn u16(&self, kind: u16) -> Option<u16> {
+        self.bytes(kind).map(u16::from_ne_bytes)
+    }
+
+    pub(crate) fn u64(&self, kind: u16) -> Option<u64> {
+        self.bytes(kind).map(u64::from_ne_bytes)
+    }
+
+    /// Those of network byte order.
+    pub(crate) fn be16(&self, kind: u16) -> Option<u16> {
+        self.bytes(kind).map(u16::from_be_bytes)
+    }
+
+    pub(crate) fn be32(&self, kind: u16) -> Option<u32> {
+        self.bytes(kind).map(u32::from_be_bytes)
+    }
+
+    pub(crate) fn be64(&self, kind: u16) -> Option<u64> {
+        self.bytes(kind).map(u64::from_be_bytes)
     }
 
     pub(crate) fn u8(&self, kind: u16) -> Option<u8> {
@@ -243,17 +390,14 @@ impl<'a> Attributes<'a> {
 
     /// Two integers of host byte order: a port range.
     pub(crate) fn u16_pair(&self, kind: u16) -> Option<(u16, u16)> {
-        let value: &[u8; 4] = self.get(kind)?.first_chunk()?;
-        let [a, b, c, d] = *value;
-        Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
+        let value = self.get(kind)?;
+        Some((u16_at(value, 0)?, u16_at(value, 2)?))
     }
 
     /// Two integers of host byte order: a user id range.
     pub(crate) fn u32_pair(&self, kind: u16) -> Option<(u32, u32)> {
         let value = self.get(kind)?;
-        let first = value.first_chunk()?;
-        let last = value.get(4..)?.first_chunk()?;
-        Some((u32::from_ne_bytes(*first), u32::from_ne_bytes(*last)))
+        Some((u32_at(value, 0)?, u32_at(value, 4)?))
     }
 
     pub(crate) fn ip(&self, kind: u16) -> Option<IpAddr> {
@@ -262,17 +406,15 @@ impl<'a> Attributes<'a> {
 
     /// A string with or without its final NUL.
     pub(crate) fn string(&self, kind: u16) -> Option<String> {
-        let value = self.get(kind)?;
-        let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
-        Some(String::from_utf8_lossy(&value[..end]).into_owned())
+        self.get(kind).map(text)
     }
 }
 
 /// An address of 4 or 16 bytes.
 pub(crate) fn ip(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
-        4 => Some(Ipv4Addr::from(*bytes.first_chunk::<4>()?).into()),
-        16 => Some(Ipv6Addr::from(*bytes.first_chunk::<16>()?).into()),
+        4 => bytes_at::<4>(bytes, 0).map(|v4| Ipv4Addr::from(v4).into()),
+        16 => bytes_at::<16>(bytes, 0).map(|v6| Ipv6Addr::from(v6).into()),
         _ => None,
     }
 }

@@ -14,7 +14,7 @@ use netlink_sys::protocols::NETLINK_XFRM;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tokio::time::{sleep_until, Instant};
 
-use super::wire::{self, Attributes, Socket};
+use super::wire::{self, u32_at, Attributes};
 
 /// Multicast group of changes to states (XFRMNLGRP_SA), as a bit.
 const GROUP_SA: u32 = 1 << (3 - 1);
@@ -55,7 +55,7 @@ pub fn offloading_devices() -> BTreeSet<u32> {
 
 fn dump() -> io::Result<BTreeSet<u32>> {
     let mut devices = BTreeSet::new();
-    Socket::open_for(NETLINK_XFRM)?.dump(XFRM_MSG_GETSA, &[], |_, payload| {
+    wire::dump(NETLINK_XFRM, XFRM_MSG_GETSA, &[], |_, payload| {
         devices.extend(packet_offload(payload));
     })?;
     Ok(devices)
@@ -69,7 +69,7 @@ fn packet_offload(payload: &[u8]) -> Option<u32> {
     // struct xfrm_user_offload: ifindex (4), flags (1)
     let attributes = Attributes::after(payload, USERSA_INFO);
     let offload = attributes.get(XFRMA_OFFLOAD_DEV)?;
-    let ifindex = u32::from_ne_bytes(*offload.first_chunk()?);
+    let ifindex = u32_at(offload, 0)?;
     (offload.get(4)? & XFRM_OFFLOAD_PACKET != 0).then_some(ifindex)
 }
 

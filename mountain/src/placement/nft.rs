@@ -17,11 +17,10 @@
 //! the daemon was killed.
 
 use anyhow::{Context, Result};
-use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::routing::MarkMask;
 use crate::netlink::nft;
-use crate::netlink::wire::{push_attribute, Socket};
+use crate::netlink::wire::unless;
 
 /// Name of the table, of family `inet`.
 pub(crate) const TABLE: &str = "mountain_start";
@@ -124,36 +123,13 @@ pub(crate) fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -
 ///
 /// # Errors
 /// When the kernel refuses.
-pub(crate) fn remove() -> Result<bool> {
-    const NFT_MSG_DELTABLE: u16 = 2;
+pub fn remove() -> Result<bool> {
     if !is_there()? {
         return Ok(false);
     }
-    Socket::open_for(NETLINK_NETFILTER)
-        .and_then(|mut socket| {
-            socket.transaction(NFNL_SUBSYS_NFTABLES, &[(kind(NFT_MSG_DELTABLE), body())])
-        })
+    nft::delete_table(TABLE)
         .with_context(|| format!("cannot remove the nftables table {TABLE}"))?;
     Ok(true)
-}
-
-/// linux/netfilter/nfnetlink.h.
-const NFNL_SUBSYS_NFTABLES: u16 = 10;
-
-fn kind(message: u16) -> u16 {
-    NFNL_SUBSYS_NFTABLES << 8 | message
-}
-
-fn body() -> Vec<u8> {
-    const NFPROTO_INET: u8 = 1;
-    const NFTA_TABLE_NAME: u16 = 1;
-    let mut body = vec![NFPROTO_INET, 0, 0, 0];
-    push_attribute(
-        &mut body,
-        NFTA_TABLE_NAME,
-        &[TABLE.as_bytes(), &[0]].concat(),
-    );
-    body
 }
 
 /// Whether the table is there.
@@ -161,21 +137,12 @@ fn body() -> Vec<u8> {
 /// # Errors
 /// When the kernel refuses to say. One without nftables has none.
 pub(crate) fn is_there() -> Result<bool> {
-    const NFT_MSG_GETTABLE: u16 = 1;
-    let answer = Socket::open_for(NETLINK_NETFILTER)
-        .and_then(|mut socket| socket.request(kind(NFT_MSG_GETTABLE), 0, &body()));
-    match answer {
-        Ok(_) => Ok(true),
-        Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::ENOENT | libc::EINVAL | libc::EPROTONOSUPPORT)
-            ) =>
-        {
-            Ok(false)
-        }
-        Err(e) => Err(e).context("cannot ask the kernel for its nftables tables"),
-    }
+    let found = unless(
+        nft::has_table(TABLE),
+        &[libc::EINVAL, libc::EPROTONOSUPPORT],
+    );
+    let found = found.context("cannot ask the kernel for its nftables tables")?;
+    Ok(found.unwrap_or(false))
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ use std::net::IpAddr;
 use anyhow::{bail, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::netlink::snapshot::TABLE_MAIN;
 use crate::topology::{Kept, Path, Topology};
 
 /// Tables of the uplinks: this plus the uplink's number.
@@ -166,8 +167,6 @@ pub(crate) struct PlacementPlan {
     /// Mark and device of each uplink.
     pub uplinks: Vec<(u32, String)>,
 }
-
-const TABLE_MAIN: u32 = 254;
 
 /// An uplink whose flows have the choice, or had it until that was suspended.
 struct Uplink<'a> {

@@ -7,56 +7,28 @@
 //!
 //! Formats: linux/rtnetlink.h, fib_rules.h.
 
+use std::collections::HashMap;
 use std::io;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
+use libc::{RTA_DST, RTA_GATEWAY, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_TABLE, RTA_VIA};
+use libc::{RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE};
+use libc::{RTN_UNICAST, RTN_UNREACHABLE, RT_SCOPE_UNIVERSE, RT_TABLE_UNSPEC};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 
 use super::routing::{changes, Changes, IpRule, Routing, Selects, To, UplinkRoute, EVERYBODY};
 use crate::netlink::own::{is_own_route, is_own_rule, PROTOCOL};
-use crate::netlink::snapshot::is_cached_route;
-use crate::netlink::wire::{ip, ip_bytes, push_attribute, Attributes, Socket};
+use crate::netlink::snapshot::{self, Action};
+use crate::netlink::uapi::{
+    FRA_FWMARK, FRA_FWMASK, FRA_PRIORITY, FRA_PROTOCOL, FRA_SRC, FRA_SUPPRESS_PREFIXLEN, FRA_TABLE,
+    FRA_UID_RANGE, FR_ACT_TO_TBL, RTM_HEADER_LEN,
+};
+use crate::netlink::wire::{family, ip_bytes, push_attribute, unless, Socket};
 
-const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
-const RTM_GETROUTE: u16 = 26;
-const RTM_NEWRULE: u16 = 32;
-const RTM_DELRULE: u16 = 33;
-const RTM_GETRULE: u16 = 34;
-const NLM_F_REPLACE: u16 = 0x100;
-const NLM_F_CREATE: u16 = 0x400;
-
-const AF_INET: u8 = libc::AF_INET as u8;
-const AF_INET6: u8 = libc::AF_INET6 as u8;
-/// Length of `struct rtmsg` and of `struct fib_rule_hdr`.
-const HEADER_LEN: usize = 12;
-
-const RTN_UNICAST: u8 = 1;
-const RTN_UNREACHABLE: u8 = 7;
-const RT_SCOPE_UNIVERSE: u8 = 0;
-const RT_TABLE_UNSPEC: u8 = 0;
 const RTNH_F_ONLINK: u32 = 4;
-const RTA_DST: u16 = 1;
-const RTA_OIF: u16 = 4;
-const RTA_GATEWAY: u16 = 5;
-const RTA_PRIORITY: u16 = 6;
-const RTA_PREFSRC: u16 = 7;
-const RTA_TABLE: u16 = 15;
-const RTA_VIA: u16 = 18;
 /// Metric of the route that says "unreachable": behind any other.
 const METRIC_LAST: u32 = u32::MAX - 1;
-
-const FR_ACT_TO_TBL: u8 = 1;
-const FRA_SRC: u16 = 2;
-const FRA_PRIORITY: u16 = 6;
-const FRA_FWMARK: u16 = 10;
-const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
-const FRA_TABLE: u16 = 15;
-const FRA_FWMASK: u16 = 16;
-const FRA_UID_RANGE: u16 = 20;
-const FRA_PROTOCOL: u16 = 21;
-/// "No limit" in FRA_SUPPRESS_PREFIXLEN.
-const NO_LIMIT: u32 = u32::MAX;
 
 /// Makes the kernel's routing hold exactly this of ours, in the calling thread's network namespace.
 /// Returns whether anything had to be done.
@@ -89,51 +61,25 @@ pub(crate) fn there() -> Result<Routing> {
 
 fn read(socket: &mut Socket) -> Result<Routing> {
     let mut found = Routing::default();
-    for family in [AF_INET, AF_INET6] {
-        let mut header = [0; HEADER_LEN];
-        header[0] = family;
-        let dumped = socket.dump(RTM_GETRULE, &header, |_, payload| {
+    let mut header = [0; RTM_HEADER_LEN];
+    socket
+        .dump_families(RTM_GETRULE, header, |payload| {
             found.rules.extend(decode_rule(payload));
-        });
-        absent(dumped).context("cannot list the routing rules")?;
-        // The kernel leaves out those of other protocols: there may be a million.
-        header[5] = PROTOCOL;
-        let dumped = socket.dump(RTM_GETROUTE, &header, |_, payload| {
+        })
+        .context("cannot list the routing rules")?;
+    // The kernel leaves out those of other protocols: there may be a million.
+    header[5] = PROTOCOL;
+    socket
+        .dump_families(RTM_GETROUTE, header, |payload| {
             found.routes.extend(decode_route(payload));
-        });
-        absent(dumped).context("cannot list the routes")?;
-    }
+        })
+        .context("cannot list the routes")?;
     Ok(found)
-}
-
-/// A kernel without a family has nothing of it.
-fn absent(dumped: io::Result<bool>) -> io::Result<()> {
-    match dumped.map(drop) {
-        Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::ENOENT)
-            ) =>
-        {
-            Ok(())
-        }
-        other => other,
-    }
 }
 
 fn carry_out(socket: &mut Socket, changes: &Changes) -> Result<()> {
     // Whatever is gone already is as it should be.
-    let gone = |done: io::Result<_>| match done {
-        Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::ENOENT | libc::ESRCH | libc::ENODEV)
-            ) =>
-        {
-            Ok(None)
-        }
-        other => other,
-    };
+    let gone = |done: io::Result<_>| unless(done, &[libc::ENOENT, libc::ESRCH, libc::ENODEV]);
     for route in &changes.add_routes {
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
         socket
@@ -156,14 +102,6 @@ fn carry_out(socket: &mut Socket, changes: &Changes) -> Result<()> {
             .with_context(|| format!("cannot remove a route from table {}", route.table))?;
     }
     Ok(())
-}
-
-fn family(ipv6: bool) -> u8 {
-    if ipv6 {
-        AF_INET6
-    } else {
-        AF_INET
-    }
 }
 
 fn encode_route(route: &UplinkRoute) -> Vec<u8> {
@@ -214,22 +152,24 @@ fn encode_route(route: &UplinkRoute) -> Vec<u8> {
 }
 
 fn decode_route(payload: &[u8]) -> Option<UplinkRoute> {
-    if !is_own_route(payload) || is_cached_route(payload) {
+    if !is_own_route(payload) {
         return None;
     }
-    let attributes = Attributes::after(payload, HEADER_LEN);
-    let via = || ip(attributes.get(RTA_VIA)?.get(2..)?);
+    // None of ours is by a nexthop object.
+    let route = snapshot::decode_route(payload, &HashMap::new())?;
+    let is_host = route.prefix.prefix_len() == route.prefix.max_prefix_len();
     Some(UplinkRoute {
-        ipv6: payload[0] == AF_INET6,
-        table: attributes.u32(RTA_TABLE)?,
-        host: attributes.ip(RTA_DST),
-        to: match payload.get(7)? {
-            &RTN_UNREACHABLE => To::Unreachable,
-            _ => To::Gateway {
-                ifindex: attributes.u32(RTA_OIF)?,
-                gateway: attributes.ip(RTA_GATEWAY).or_else(via)?,
-                preferred_source: attributes.ip(RTA_PREFSRC),
+        ipv6: route.is_ipv6(),
+        table: route.table,
+        host: is_host.then(|| route.prefix.addr()),
+        to: match (route.kind, &route.hops[..]) {
+            (RTN_UNREACHABLE, _) => To::Unreachable,
+            (_, [hop, ..]) => To::Gateway {
+                ifindex: hop.ifindex,
+                gateway: hop.gateway?,
+                preferred_source: route.preferred_source,
             },
+            _ => return None,
         },
     })
 }
@@ -276,32 +216,29 @@ fn decode_rule(payload: &[u8]) -> Option<IpRule> {
     if !is_own_rule(payload) {
         return None;
     }
-    let attributes = Attributes::after(payload, HEADER_LEN);
-    let suppress = attributes
-        .u32(FRA_SUPPRESS_PREFIXLEN)
-        .filter(|length| *length != NO_LIMIT);
-    let mark = attributes.u32(FRA_FWMARK);
-    let mask = attributes.u32(FRA_FWMASK).unwrap_or(u32::MAX);
-    let selects = match (attributes.ip(FRA_SRC), suppress, mark) {
-        (Some(address), ..) => Selects::From(address),
-        (None, Some(_), Some(mark)) => Selects::Kept { mark, mask },
-        (None, Some(_), None) => Selects::Specific,
-        (None, None, mark) => Selects::Mark {
-            mark: mark.unwrap_or(0),
-            mask,
-        },
+    // None of ours names a device.
+    let rule = snapshot::decode_rule(payload, &HashMap::new())?;
+    let Action::Table(table) = rule.action else {
+        return None;
     };
+    let (mark, mask) = rule.fwmark.unwrap_or((0, u32::MAX));
     Some(IpRule {
-        ipv6: payload[0] == AF_INET6,
-        priority: attributes.u32(FRA_PRIORITY).unwrap_or(0),
-        selects,
-        table: attributes.u32(FRA_TABLE)?,
+        ipv6: rule.ipv6,
+        priority: rule.priority,
+        selects: match (rule.src, rule.suppress_length, rule.fwmark) {
+            (Some(source), ..) => Selects::From(source.addr()),
+            (None, Some(_), Some(_)) => Selects::Kept { mark, mask },
+            (None, Some(_), None) => Selects::Specific,
+            (None, None, _) => Selects::Mark { mark, mask },
+        },
+        table,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::wire::AF_INET;
     use std::net::IpAddr;
 
     fn ip(text: &str) -> IpAddr {

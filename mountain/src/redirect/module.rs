@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use super::{Installed, Stats, Traffic};
 use crate::netlink::generic::{self, GenericFamily, HEADER_LEN};
-use crate::netlink::wire::{ip_bytes, push_attribute, Attributes};
+use crate::netlink::wire::{ip_bytes, push_attribute, unless, Attributes};
 
 const FAMILY: &str = "mtn_redirect";
 const VERSION: u8 = 1;
@@ -32,43 +32,21 @@ const A_REPLY_PACKETS: u16 = 11;
 const A_REPLY_BYTES: u16 = 12;
 const A_DROPS_MEMORY: u16 = 13;
 
-/// The module, in the calling thread's network namespace.
-struct Module(GenericFamily);
-
 fn body(command: u8) -> Vec<u8> {
     generic::body(command, VERSION)
 }
 
-impl Module {
-    /// `None`: the kernel has no such module, and could not load one.
-    fn open() -> io::Result<Option<Self>> {
-        Ok(GenericFamily::open(FAMILY)?.map(Self))
-    }
+/// The module, in the calling thread's network namespace. `None`: the kernel has no such module, and could
+/// not load one.
+fn open() -> io::Result<Option<GenericFamily>> {
+    GenericFamily::open(FAMILY)
+}
 
-    fn add(&mut self, installed: &Installed) -> io::Result<()> {
-        self.0.request(&new_rule(installed))
-    }
-
-    /// Whether it was there or not.
-    fn del(&mut self, id: u32) -> io::Result<()> {
-        let mut body = body(CMD_DEL);
-        push_attribute(&mut body, A_ID, &id.to_ne_bytes());
-        match self.0.request(&body) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            other => other,
-        }
-    }
-
-    /// What the module has, by number.
-    fn rules(&mut self) -> io::Result<HashMap<u32, InKernel>> {
-        let mut all = HashMap::new();
-        self.0.dump(&body(CMD_GET), |payload| {
-            if let Some((id, rule)) = in_kernel(payload) {
-                all.insert(id, rule);
-            }
-        })?;
-        Ok(all)
-    }
+/// Takes a rule away, whether it is there or not.
+fn del(module: &mut GenericFamily, id: u32) -> io::Result<()> {
+    let mut body = body(CMD_DEL);
+    push_attribute(&mut body, A_ID, &id.to_ne_bytes());
+    unless(module.request(&body), &[libc::ENOENT]).map(drop)
 }
 
 /// The request that makes a rule.
@@ -109,15 +87,11 @@ impl InKernel {
 fn in_kernel(payload: &[u8]) -> Option<(u32, InKernel)> {
     let message = Attributes::after(payload, HEADER_LEN);
     let id = message.u32(A_ID)?;
-    let end = |address, port| {
-        let port = u16::from_be_bytes(*message.get(port)?.first_chunk()?);
-        Some(SocketAddr::new(message.ip(address)?, port))
-    };
-    let number = |kind| Some(u64::from_ne_bytes(*message.get(kind)?.first_chunk()?));
+    let end = |address, port| Some(SocketAddr::new(message.ip(address)?, message.be16(port)?));
     let traffic = |packets, bytes| {
         Some(Traffic {
-            packets: number(packets)?,
-            bytes: number(bytes)?,
+            packets: message.u64(packets)?,
+            bytes: message.u64(bytes)?,
         })
     };
     let mut stats = Stats {
@@ -126,7 +100,7 @@ fn in_kernel(payload: &[u8]) -> Option<(u32, InKernel)> {
         reply: traffic(A_REPLY_PACKETS, A_REPLY_BYTES)?,
         ..Stats::default()
     };
-    if let Some(drops @ 1..) = number(A_DROPS_MEMORY) {
+    if let Some(drops @ 1..) = message.u64(A_DROPS_MEMORY) {
         stats.drops.insert("memory".to_owned(), drops);
     }
     let rule = InKernel {
@@ -144,7 +118,7 @@ fn in_kernel(payload: &[u8]) -> Option<(u32, InKernel)> {
 /// # Errors
 /// When the kernel cannot be asked.
 pub(crate) fn is_there() -> io::Result<bool> {
-    Ok(Module::open()?.is_some())
+    Ok(open()?.is_some())
 }
 
 /// Redirects from now on; all of them or, on failure, none.
@@ -152,15 +126,14 @@ pub(crate) fn is_there() -> io::Result<bool> {
 /// # Errors
 /// Why not.
 pub fn install(rules: &[Installed]) -> Result<()> {
-    let mut module =
-        Module::open()?.context("the kernel module mountain_redirect is not loaded")?;
+    let mut module = open()?.context("the kernel module mountain_redirect is not loaded")?;
     for (done, installed) in rules.iter().enumerate() {
-        let Err(e) = module.add(installed) else {
+        let Err(e) = module.request(&new_rule(installed)) else {
             continue;
         };
         for added in &rules[..done] {
             // The first error is the one to tell.
-            let _ = module.del(added.id);
+            let _ = del(&mut module, added.id);
         }
         let why = match e.raw_os_error() {
             Some(libc::EEXIST) => {
@@ -178,12 +151,11 @@ pub fn install(rules: &[Installed]) -> Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub fn remove(rules: &[Installed]) -> Result<()> {
-    let Some(mut module) = Module::open()? else {
+    let Some(mut module) = open()? else {
         return Ok(());
     };
     for installed in rules {
-        module
-            .del(installed.id)
+        del(&mut module, installed.id)
             .with_context(|| format!("{}: the module keeps the rule", installed.rule))?;
     }
     Ok(())
@@ -194,9 +166,8 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn remove_all() -> Result<()> {
-    match Module::open()? {
+    match open()? {
         Some(mut module) => module
-            .0
             .request(&body(CMD_DEL))
             .context("the module keeps its rules: run as root"),
         None => Ok(()),
@@ -230,12 +201,13 @@ pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
 }
 
 fn read() -> Result<HashMap<u32, InKernel>> {
-    match Module::open()? {
-        Some(mut module) => module
-            .rules()
-            .context("cannot read the module's rules: run as root"),
-        None => Ok(HashMap::new()),
+    let mut all = HashMap::new();
+    if let Some(mut module) = open()? {
+        module
+            .dump(&body(CMD_GET), |payload| all.extend(in_kernel(payload)))
+            .context("cannot read the module's rules: run as root")?;
     }
+    Ok(all)
 }
 
 #[cfg(test)]

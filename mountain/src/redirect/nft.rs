@@ -20,7 +20,10 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use super::{Installed, Proto, Snat, Stats, Traffic};
 use crate::netlink::conntrack;
 use crate::netlink::nft;
-use crate::netlink::wire::{ip_bytes, push_attribute, Attributes, Socket};
+use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
+use crate::netlink::wire::{
+    self, attribute, c_string, ip_bytes, nest, netfilter, unless, Attributes, NFNL_HEADER_LEN,
+};
 
 pub(super) use recover::found;
 
@@ -28,16 +31,10 @@ pub(super) use recover::found;
 pub(crate) const TABLE: &str = "mountain_redirect";
 const SKELETON: &str = include_str!("nft_table.nft");
 
-/// linux/netfilter/nfnetlink.h and nf_tables.h.
-const NFNL_SUBSYS_NFTABLES: u16 = 10;
-const NFT_MSG_GETTABLE: u16 = 1;
-const NFT_MSG_DELTABLE: u16 = 2;
-const NFT_MSG_NEWSETELEM: u16 = 12;
-const NFT_MSG_GETSETELEM: u16 = 13;
-const NFT_MSG_DELSETELEM: u16 = 14;
-const NFPROTO_INET: u8 = 1;
-const NFTA_TABLE_NAME: u16 = 1;
-const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
+/// linux/netfilter/nf_tables.h.
+const NFT_MSG_NEWSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 12);
+const NFT_MSG_GETSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 13);
+const NFT_MSG_DELSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 14);
 const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 const NFTA_LIST_ELEM: u16 = 1;
@@ -48,11 +45,8 @@ const NFTA_DATA_VALUE: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;
 const NFTA_COUNTER_BYTES: u16 = 1;
 const NFTA_COUNTER_PACKETS: u16 = 2;
-const NLA_F_NESTED: u16 = 1 << 15;
 /// Elements of a message: the attribute around them holds less than 64 KiB.
 const ELEMENTS: usize = 400;
-/// Length of `struct nfgenmsg`.
-const HEADER_LEN: usize = 4;
 
 /// Redirects from now on; all of them or, on failure, none. `others` are the rules of this backend
 /// that are there already: they come back where something else has removed the table.
@@ -95,9 +89,7 @@ pub fn remove(rules: &[Installed], last: bool) -> Result<()> {
         return Ok(());
     }
     if last {
-        let mut body = vec![NFPROTO_INET, 0, 0, 0];
-        push_attribute(&mut body, NFTA_TABLE_NAME, &name(TABLE));
-        return commit(&[(kind(NFT_MSG_DELTABLE), body)]);
+        return nft::delete_table(TABLE).with_context(cannot_change);
     }
     // Deleting what is not there fails; adding what is there does not.
     elements(&[NFT_MSG_NEWSETELEM, NFT_MSG_DELSETELEM], rules)
@@ -105,23 +97,7 @@ pub fn remove(rules: &[Installed], last: bool) -> Result<()> {
 
 /// Whether our table exists.
 pub(crate) fn is_there() -> Result<bool> {
-    let mut body = vec![NFPROTO_INET, 0, 0, 0];
-    push_attribute(&mut body, NFTA_TABLE_NAME, &name(TABLE));
-    let answer = Socket::open_for(NETLINK_NETFILTER)
-        .and_then(|mut socket| socket.request(kind(NFT_MSG_GETTABLE), 0, &body));
-    match answer {
-        Ok(_) => Ok(true),
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-        Err(e) => Err(e).context("cannot ask the kernel for its nftables tables: run as root"),
-    }
-}
-
-fn kind(message: u16) -> u16 {
-    NFNL_SUBSYS_NFTABLES << 8 | message
-}
-
-fn name(text: &str) -> Vec<u8> {
-    [text.as_bytes(), &[0]].concat()
+    nft::has_table(TABLE).context("cannot ask the kernel for its nftables tables: run as root")
 }
 
 /// An element of one of the table's sets, as the kernel has it: its parts in network byte order, each
@@ -217,43 +193,35 @@ fn elements(verbs: &[u16], rules: &[Installed]) -> Result<()> {
     for verb in verbs {
         for (set, elements) in &sets {
             for some in elements.chunks(ELEMENTS) {
-                messages.push((kind(*verb), message(set, some)));
+                messages.push((*verb, message(set, some)));
             }
         }
     }
-    commit(&messages)
+    nft::transaction(&messages).with_context(cannot_change)
 }
 
-fn commit(messages: &[(u16, Vec<u8>)]) -> Result<()> {
-    Socket::open_for(NETLINK_NETFILTER)
-        .and_then(|mut socket| socket.transaction(NFNL_SUBSYS_NFTABLES, messages))
-        .with_context(|| format!("cannot change the nftables table {TABLE}"))
+fn cannot_change() -> String {
+    format!("cannot change the nftables table {TABLE}")
+}
+
+/// What begins a message about a set's elements.
+fn about(set: &str) -> Vec<u8> {
+    let mut body = nft::about(TABLE);
+    body.extend(attribute(NFTA_SET_ELEM_LIST_SET, &c_string(set)));
+    body
 }
 
 /// A message about elements of one set.
 fn message(set: &str, elements: &[Element]) -> Vec<u8> {
-    let nest = |kind: u16, inside: &[u8]| {
-        let mut out = Vec::new();
-        push_attribute(&mut out, kind | NLA_F_NESTED, inside);
-        out
-    };
-    let value = |kind: u16, value: &[u8]| {
-        let mut inside = Vec::new();
-        push_attribute(&mut inside, NFTA_DATA_VALUE, value);
-        nest(kind, &inside)
-    };
-    let mut list = Vec::new();
-    for element in elements {
-        let mut inside = value(NFTA_SET_ELEM_KEY, &element.key);
-        if let Some(data) = &element.data {
-            inside.extend(value(NFTA_SET_ELEM_DATA, data));
-        }
-        list.extend(nest(NFTA_LIST_ELEM, &inside));
-    }
-    let mut body = vec![NFPROTO_INET, 0, 0, 0];
-    push_attribute(&mut body, NFTA_SET_ELEM_LIST_TABLE, &name(TABLE));
-    push_attribute(&mut body, NFTA_SET_ELEM_LIST_SET, &name(set));
-    body.extend(nest(NFTA_SET_ELEM_LIST_ELEMENTS, &list));
+    let value = |kind: u16, value: &[u8]| nest(kind, &[attribute(NFTA_DATA_VALUE, value)]);
+    let list = elements.iter().map(|element| {
+        let mut inside = vec![value(NFTA_SET_ELEM_KEY, &element.key)];
+        let data = element.data.as_ref();
+        inside.extend(data.map(|data| value(NFTA_SET_ELEM_DATA, data)));
+        nest(NFTA_LIST_ELEM, &inside)
+    });
+    let mut body = about(set);
+    body.extend(nest(NFTA_SET_ELEM_LIST_ELEMENTS, &list.collect::<Vec<_>>()));
     body
 }
 
@@ -277,7 +245,10 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     }
     for (set, keys) in &wanted {
         let forward = set.starts_with("forward");
-        counters(set, |key, traffic| {
+        set_elements(set, |element| {
+            let Some((key, traffic)) = counter(element) else {
+                return;
+            };
             let stats = keys.get(key).and_then(|id| all.get_mut(id));
             if let Some(stats) = stats {
                 match forward {
@@ -292,48 +263,33 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     Ok(all)
 }
 
-/// Reads the counters of a set.
-fn counters(set: &str, mut each: impl FnMut(&[u8], Traffic)) -> Result<()> {
-    set_elements(set, |element| {
-        if let Some((key, traffic)) = counter(element) {
-            each(key, traffic);
-        }
-    })
-}
-
-/// Reads the elements of a set.
+/// Reads the elements of a set; of a table that somebody has removed, none: `list` says so.
 fn set_elements(set: &str, mut each: impl FnMut(&[u8])) -> Result<()> {
-    let mut body = vec![NFPROTO_INET, 0, 0, 0];
-    push_attribute(&mut body, NFTA_SET_ELEM_LIST_TABLE, &name(TABLE));
-    push_attribute(&mut body, NFTA_SET_ELEM_LIST_SET, &name(set));
-    Socket::open_for(NETLINK_NETFILTER)
-        .and_then(|mut socket| {
-            socket.dump(kind(NFT_MSG_GETSETELEM), &body, |_, payload| {
-                let message = Attributes::after(payload, HEADER_LEN);
-                let list = message.nested(NFTA_SET_ELEM_LIST_ELEMENTS);
-                list.iter().flat_map(Attributes::values).for_each(&mut each);
-            })
-        })
-        .map(|_| ())
-        .or_else(|e| match e.raw_os_error() {
-            // Somebody has removed the table: `list` says so.
-            Some(libc::ENOENT) => Ok(()),
-            _ => Err(e),
-        })
+    let read = wire::dump(
+        NETLINK_NETFILTER,
+        NFT_MSG_GETSETELEM,
+        &about(set),
+        |_, payload| {
+            let message = Attributes::after(payload, NFNL_HEADER_LEN);
+            let list = message.inside(NFTA_SET_ELEM_LIST_ELEMENTS);
+            list.values().for_each(&mut each);
+        },
+    );
+    unless(read, &[libc::ENOENT])
+        .map(drop)
         .with_context(|| format!("cannot read the set {set} of {TABLE}: run as root"))
 }
 
 /// Key and counter of an element.
 fn counter(element: &[u8]) -> Option<(&[u8], Traffic)> {
     let element = Attributes::after(element, 0);
-    let key = element.nested(NFTA_SET_ELEM_KEY)?.get(NFTA_DATA_VALUE)?;
-    let counter = element.nested(NFTA_SET_ELEM_EXPR)?.nested(NFTA_EXPR_DATA)?;
-    let number = |kind| Some(u64::from_be_bytes(*counter.get(kind)?.first_chunk()?));
+    let key = element.inside(NFTA_SET_ELEM_KEY).get(NFTA_DATA_VALUE)?;
+    let counter = element.inside(NFTA_SET_ELEM_EXPR).inside(NFTA_EXPR_DATA);
     Some((
         key,
         Traffic {
-            packets: number(NFTA_COUNTER_PACKETS)?,
-            bytes: number(NFTA_COUNTER_BYTES)?,
+            packets: counter.be64(NFTA_COUNTER_PACKETS)?,
+            bytes: counter.be64(NFTA_COUNTER_BYTES)?,
         },
     ))
 }

@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use anyhow::Result;
 
 use super::{Finding, Fix, Rule};
-use crate::netlink::ruleset::Ruleset;
+use crate::netlink::ruleset::{DeviceFact, Ruleset};
 use crate::netlink::RouteTo;
 use firewall::{FirewallEffects, Passed};
 
@@ -34,13 +34,16 @@ pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
 
 /// The devices that the packets of a rule pass.
 fn passed(facts: &facts::HostFacts) -> Passed {
-    let link = |device: Option<&facts::DeviceFacts>| device.map(|device| device.link.clone());
+    let fact = |device: Option<&facts::DeviceFacts>| match device {
+        Some(device) => DeviceFact::Known(device.link.clone().into()),
+        None => DeviceFact::Open,
+    };
     // Which of several ways a packet takes is not known.
     let several = matches!(&facts.route, RouteTo::Out { devices, .. } if devices.len() > 1);
     let target = facts.target_device().filter(|_| !several);
     Passed {
-        client: firewall::device(link(facts.client_device()).as_ref()),
-        target: firewall::device(link(target).as_ref()),
+        client: fact(facts.client_device()),
+        target: fact(target),
         local: matches!(facts.route, RouteTo::Host),
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use libc::RTN_UNICAST;
 
 use super::read::Filter;
 use super::rules::{self, Reach};
@@ -12,8 +13,9 @@ use super::{
     FibRule, Group, Kept, Member, Path, PathKey, Rewritable, Topology, MAX_GROUPS, MAX_GROUP_PATHS,
     MAX_KEPT, MAX_PATHS,
 };
+use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
-use crate::netlink::snapshot::{ds_field, Address, Link, Route, Snapshot, TABLE_MAIN, UNICAST};
+use crate::netlink::snapshot::{ds_field, Route, Snapshot, TABLE_MAIN};
 
 mod defaults;
 
@@ -32,7 +34,7 @@ pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
     // The main table first: where tables overlap, it is the one that most packets use.
     candidates.sort_by_key(|route| {
         (
-            is_ipv6(&route.prefix),
+            route.is_ipv6(),
             route.table != TABLE_MAIN,
             route.table,
             route.prefix,
@@ -120,7 +122,7 @@ impl<'a> Builder<'a> {
         if route.hops.iter().any(|hop| hop.blackhole) {
             return Err("a next hop is a blackhole".to_owned());
         }
-        if route.kind != UNICAST {
+        if route.kind != RTN_UNICAST {
             return Err(format!("not a unicast route (type {})", route.kind));
         }
         if route.source.is_some() {
@@ -143,11 +145,11 @@ impl<'a> Builder<'a> {
         let full = self.topology.groups.len() >= MAX_GROUPS;
         let known_paths = self.topology.paths.len();
         let members = self.members(&hops, route);
-        let ipv6 = is_ipv6(&route.prefix);
+        let ipv6 = route.is_ipv6();
         let known = self.topology.groups.iter_mut().find(|group| {
             group.table == route.table
                 && group.members == members
-                && group.prefixes.first().map(is_ipv6) == Some(ipv6)
+                && group.prefixes.first().map(|p| p.addr().is_ipv6()) == Some(ipv6)
         });
         match known {
             Some(group) => group.prefixes.push(route.prefix),
@@ -194,7 +196,7 @@ impl<'a> Builder<'a> {
 
     /// Whether the routing rules lead packets to this route.
     fn check_rules(&mut self, route: &Route) -> Result<(), String> {
-        let ipv6 = is_ipv6(&route.prefix);
+        let ipv6 = route.is_ipv6();
         let snapshot = self.snapshot;
         let approach = self
             .approaches
@@ -255,7 +257,7 @@ impl<'a> Builder<'a> {
             Some(link) if hop.gateway.is_none() => {
                 reasons.push(format!(
                     "next hop on {} has no gateway: its neighbours cannot be known in advance",
-                    link.ifname
+                    link.name
                 ));
                 false
             }
@@ -308,7 +310,7 @@ impl<'a> Builder<'a> {
             .collect();
         Path {
             key,
-            ifname: link.ifname.clone(),
+            ifname: link.name.clone(),
             source: source_address(self.snapshot, &key),
             taken: (own.iter())
                 .filter_map(|a| Some((*a, rules::taker(self.snapshot, *a, key.ifindex)?)))
@@ -334,7 +336,7 @@ impl<'a> Builder<'a> {
             let ours: HashSet<IpNet> = self
                 .adopted
                 .iter()
-                .filter(|(prefix, t)| **t == table && is_ipv6(prefix) == ipv6)
+                .filter(|(prefix, t)| **t == table && prefix.addr().is_ipv6() == ipv6)
                 .map(|(prefix, _)| *prefix)
                 .collect();
             let (Ok(approach), false) = (approach, ours.is_empty()) else {
@@ -345,7 +347,7 @@ impl<'a> Builder<'a> {
                 .snapshot
                 .routes
                 .iter()
-                .filter(|route| route.table == table && is_ipv6(&route.prefix) == ipv6);
+                .filter(|route| route.table == table && route.is_ipv6() == ipv6);
             for route in own.chain(earlier_routes(self.snapshot, &approach.reach)) {
                 if ours.contains(&route.prefix) {
                     if is_conditional(route) {
@@ -429,7 +431,7 @@ impl Builder<'_> {
         let is_kept = |route: &&Route| {
             route.table == TABLE_MAIN
                 && route.prefix.prefix_len() == route.prefix.max_prefix_len()
-                && route.kind == UNICAST
+                && route.kind == RTN_UNICAST
                 && !is_conditional(route)
         };
         let hosts = self.snapshot.routes.iter().filter(is_kept);
@@ -453,7 +455,7 @@ fn key(hop: &NextHop, route: &Route) -> PathKey {
     PathKey {
         ifindex: hop.ifindex,
         gateway: hop.gateway,
-        ipv6: is_ipv6(&route.prefix),
+        ipv6: route.is_ipv6(),
     }
 }
 
@@ -487,10 +489,6 @@ fn earlier_routes<'a>(
 /// Whether the route holds for some of the packets to its prefix only.
 fn is_conditional(route: &Route) -> bool {
     route.tos != 0 || route.source.is_some()
-}
-
-fn is_ipv6(prefix: &IpNet) -> bool {
-    matches!(prefix, IpNet::V6(_))
 }
 
 /// Weights beyond 256 (kernels from 6.12 allow 65536) are scaled down alike.

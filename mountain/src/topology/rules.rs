@@ -5,10 +5,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use libc::{RTN_THROW, RTN_UNICAST};
 
 use super::{FibRule, Rewritable};
 use crate::netlink::nexthop::NextHop;
-use crate::netlink::snapshot::{Action, Route, Rule, Snapshot, TABLE_MAIN, THROW, UNICAST};
+use crate::netlink::snapshot::{Action, Route, RoutingRule, Snapshot, TABLE_MAIN};
+
+/// Index of `lo`.
+const LOOPBACK: u32 = 1;
 
 /// How packets of one family come to look up one table.
 #[derive(Debug, Default)]
@@ -28,7 +32,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
     let mut reach = Reach::default();
     // A rule with conditions that leads to the table: the packets it does not match go elsewhere,
     // unless a later rule brings them here too.
-    let mut conditional: Option<(&Rule, usize, usize)> = None;
+    let mut conditional: Option<(&RoutingRule, usize, usize)> = None;
     let mut several = false;
     let mut resume_at = 0;
 
@@ -36,25 +40,25 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
         if rule.priority < resume_at {
             continue;
         }
-        let matches = match_of(rule);
+        let matches = matches_of(rule);
         match (rule.action, matches) {
-            (_, Match::None) | (Action::Nothing, _) => {}
-            (Action::Goto(target), Match::All) => resume_at = target,
-            (Action::Drop, Match::All) => break,
-            (Action::L3mdev, Match::All) => vrf_rules(snapshot, rule, table, &mut reach),
+            (_, Matches::None) | (Action::Nothing, _) => {}
+            (Action::Goto(target), Matches::All) => resume_at = target,
+            (Action::Drop, Matches::All) => break,
+            (Action::L3mdev, Matches::All) => vrf_rules(snapshot, rule, table, &mut reach),
             // A look-up that ignores some routes neither sends packets elsewhere nor ends here.
             (Action::Table(other), _)
                 if other == table && (rule.suppress_length.is_some() || rule.suppress_group) => {}
-            (Action::Table(other), Match::All) if other == table => return Ok(reach),
-            (Action::Table(other), Match::Some) if other == table => {
+            (Action::Table(other), Matches::All) if other == table => return Ok(reach),
+            (Action::Table(other), Matches::Some) if other == table => {
                 several |= conditional.is_some();
                 conditional.get_or_insert((rule, reach.fib_rules.len(), reach.earlier.len()));
             }
             (Action::Table(other), _) if is_empty(snapshot, other, ipv6) => {}
-            (Action::Table(other), Match::All) => {
+            (Action::Table(other), Matches::All) => {
                 reach.earlier.push((other, rule.suppress_length));
             }
-            (_, Match::Some) => reach
+            (_, Matches::Some) => reach
                 .fib_rules
                 .extend(with_sourceless(fib_rule(rule, table))),
         }
@@ -88,11 +92,11 @@ pub(super) fn told_by(
     (table, ipv6): (u32, bool),
     devices: &BTreeSet<u32>,
 ) -> BTreeSet<Rewritable> {
-    let met = |rule: &&Rule| {
+    let met = |rule: &&RoutingRule| {
         let mut before = reach.fib_rules.iter();
         rule.ipv6 == ipv6 && before.any(|r| r.priority == rule.priority)
     };
-    let leads_out = |rule: &Rule| match rule.action {
+    let leads_out = |rule: &RoutingRule| match rule.action {
         Action::Drop | Action::Nothing => false,
         // The only rule that leads to the group: whoever does not match it goes elsewhere, by any device.
         Action::Table(to) if to == table => true,
@@ -100,7 +104,7 @@ pub(super) fn told_by(
             let mut routes = snapshot.routes.iter();
             routes.any(|route| {
                 let by_device = |hop: &NextHop| devices.contains(&hop.ifindex);
-                route.table == to && is_ipv6(route) == ipv6 && route.hops.iter().any(by_device)
+                route.table == to && route.is_ipv6() == ipv6 && route.hops.iter().any(by_device)
             })
         }
         Action::Goto(_) | Action::L3mdev => true,
@@ -128,28 +132,27 @@ pub(super) fn last_priority(snapshot: &Snapshot, ipv6: bool) -> u32 {
 }
 
 /// Whether by this rule every packet looks the whole main table up.
-fn is_main(rule: &Rule, ipv6: bool) -> bool {
+fn is_main(rule: &RoutingRule, ipv6: bool) -> bool {
     rule.ipv6 == ipv6
         && rule.action == Action::Table(TABLE_MAIN)
         && rule.suppress_length.is_none()
         && !rule.suppress_group
-        && matches!(match_of(rule), Match::All)
+        && matches!(matches_of(rule), Matches::All)
 }
 
 /// The rules that some packets meet before the main table is looked up for all.
-fn before_main(snapshot: &Snapshot, ipv6: bool) -> impl Iterator<Item = &Rule> {
+fn before_main(snapshot: &Snapshot, ipv6: bool) -> impl Iterator<Item = &RoutingRule> {
     let all = snapshot.rules.iter().filter(move |rule| rule.ipv6 == ipv6);
     all.take_while(move |rule| !is_main(rule, ipv6))
 }
 
 /// The first rule that takes this host's ordinary packets, which bear no mark, past the default routes of the
 /// main table: wg-quick's `not fwmark 51820 lookup 51820`, or one that drops.
-pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&Rule> {
-    const LOOPBACK: u32 = 1;
+pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&RoutingRule> {
     // Also of halves of the Internet, as some VPNs have them.
     let has_default = |table: u32| {
         let mut routes = snapshot.routes.iter();
-        routes.any(|r| r.table == table && is_ipv6(r) == ipv6 && r.prefix.prefix_len() <= 1)
+        routes.any(|r| r.table == table && r.is_ipv6() == ipv6 && r.prefix.prefix_len() <= 1)
     };
     before_main(snapshot, ipv6).find(|rule| {
         let takes = match rule.action {
@@ -160,20 +163,20 @@ pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&Rule> {
             }
             _ => false,
         };
-        let others = Rule {
+        let others = RoutingRule {
             fwmark: None,
             iif: rule.iif.filter(|iif| *iif != LOOPBACK),
             invert: false,
             ..(*rule).clone()
         };
         let by_mark = rule.fwmark.is_none_or(|(mark, _)| mark == 0);
-        takes && matches!(match_of(&others), Match::All) && by_mark != rule.invert
+        takes && matches!(matches_of(&others), Matches::All) && by_mark != rule.invert
     })
 }
 
 /// The first rule before the main table's that a packet with one of our marks, which are within `mask`,
 /// may meet otherwise than the same packet without.
-pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option<&Rule> {
+pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option<&RoutingRule> {
     before_main(snapshot, ipv6).find(|rule| {
         rule.fwmark
             .is_some_and(|(mark, theirs)| theirs & mask != 0 && mark & !mask == 0)
@@ -183,8 +186,7 @@ pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option
 /// The priority of the first rule before the main table's that takes this host's packets away from an
 /// uplink because they have its address. Before the address is chosen nothing shows that.
 pub(super) fn taker(snapshot: &Snapshot, address: IpAddr, ifindex: u32) -> Option<u32> {
-    const LOOPBACK: u32 = 1;
-    let takes = |rule: &&Rule| {
+    let takes = |rule: &&RoutingRule| {
         let names = |net: IpNet| net.prefix_len() > 0 && net.contains(&address);
         let by_address = !rule.invert && rule.src.is_some_and(names);
         let others = rule.oif || rule.iif.is_some_and(|iif| iif != LOOPBACK);
@@ -195,7 +197,7 @@ pub(super) fn taker(snapshot: &Snapshot, address: IpAddr, ifindex: u32) -> Optio
 }
 
 /// Whether what a rule selects may leave by another device than this one, or not at all.
-fn leads_elsewhere(snapshot: &Snapshot, rule: &Rule, ifindex: u32) -> bool {
+fn leads_elsewhere(snapshot: &Snapshot, rule: &RoutingRule, ifindex: u32) -> bool {
     let table = match rule.action {
         Action::Nothing => return false,
         Action::Table(table) if !rule.suppress_group => table,
@@ -211,7 +213,7 @@ fn leads_elsewhere(snapshot: &Snapshot, rule: &Rule, ifindex: u32) -> bool {
         route.prefix.prefix_len() > 0
             && routes.any(|r| r.table == TABLE_MAIN && r.prefix == route.prefix)
     };
-    let of_table = |route: &&Route| route.table == table && is_ipv6(route) == rule.ipv6;
+    let of_table = |route: &&Route| route.table == table && route.is_ipv6() == rule.ipv6;
     let routes: Vec<&Route> = snapshot.routes.iter().filter(of_table).collect();
     let is_best = |route: &Route| {
         let mut same = routes.iter().filter(|r| r.prefix == route.prefix);
@@ -219,34 +221,34 @@ fn leads_elsewhere(snapshot: &Snapshot, rule: &Rule, ifindex: u32) -> bool {
     };
     routes.iter().any(|route| {
         let by_others = || route.hops.iter().any(|hop| hop.ifindex != ifindex);
-        route.kind != THROW
+        route.kind != RTN_THROW
             && !ignored(route)
-            && (route.kind != UNICAST || by_others())
+            && (route.kind != RTN_UNICAST || by_others())
             && is_best(route)
             && !in_main(route)
     })
 }
 
-enum Match {
+enum Matches {
     None,
     Some,
     All,
 }
 
 /// Which packets a rule matches, of those that no socket has bound to a device.
-fn match_of(rule: &Rule) -> Match {
+fn matches_of(rule: &RoutingRule) -> Matches {
     // An output device is known before the look-up only for sockets bound to it, which are left
     // alone anyway; an input device that does not exist matches nothing.
     let never = rule.oif || rule.iif == Some(u32::MAX);
     let always = !rule.opaque && fib_rule(rule, 0).is_unconditional();
     match (never, always, rule.invert) {
-        (true, _, false) | (false, true, true) => Match::None,
-        (true, _, true) | (false, true, false) => Match::All,
-        (false, false, _) => Match::Some,
+        (true, _, false) | (false, true, true) => Matches::None,
+        (true, _, true) | (false, true, false) => Matches::All,
+        (false, false, _) => Matches::Some,
     }
 }
 
-fn fib_rule(rule: &Rule, table: u32) -> FibRule {
+fn fib_rule(rule: &RoutingRule, table: u32) -> FibRule {
     let base = FibRule {
         table,
         priority: rule.priority,
@@ -274,7 +276,6 @@ fn fib_rule(rule: &Rule, table: u32) -> FibRule {
 /// The rule, and what it selects besides of packets whose source does not tell: when the kernel routes what a
 /// socket sends it may have no source yet, and one rule for other sources than this one selects it then.
 fn with_sourceless(rule: FibRule) -> Vec<FibRule> {
-    const LOOPBACK: u32 = 1;
     let local = FibRule {
         table: rule.table,
         priority: rule.priority,
@@ -290,7 +291,7 @@ fn with_sourceless(rule: FibRule) -> Vec<FibRule> {
 
 /// Packets that come in by a VRF's devices look the VRF's table up instead. (Those of local
 /// sockets in a VRF are bound to its device.)
-fn vrf_rules(snapshot: &Snapshot, rule: &Rule, table: u32, reach: &mut Reach) {
+fn vrf_rules(snapshot: &Snapshot, rule: &RoutingRule, table: u32, reach: &mut Reach) {
     let vrf_of = |ifindex: u32| {
         let link = snapshot.links.get(&ifindex)?;
         link.vrf_table
@@ -313,27 +314,24 @@ fn is_empty(snapshot: &Snapshot, table: u32, ipv6: bool) -> bool {
     !snapshot
         .routes
         .iter()
-        .any(|route| route.table == table && is_ipv6(route) == ipv6)
-}
-
-fn is_ipv6(route: &Route) -> bool {
-    matches!(route.prefix, IpNet::V6(_))
+        .any(|route| route.table == table && route.is_ipv6() == ipv6)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::snapshot::{Link, Preference};
+    use crate::netlink::link::Link;
+    use crate::netlink::snapshot::Preference;
 
-    fn rule(priority: u32, action: Action) -> Rule {
-        Rule {
+    fn rule(priority: u32, action: Action) -> RoutingRule {
+        RoutingRule {
             priority,
             action,
-            ..Rule::default()
+            ..RoutingRule::default()
         }
     }
 
-    fn snapshot(rules: Vec<Rule>) -> Snapshot {
+    fn snapshot(rules: Vec<RoutingRule>) -> Snapshot {
         let route = |table| Route {
             table,
             prefix: "0.0.0.0/0".parse().unwrap(),
@@ -355,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_a_socket_sends_may_have_had_no_source_when_it_was_routed() {
-        let source = |invert| Rule {
+        let source = |invert| RoutingRule {
             src: Some("10.0.0.0/8".parse().unwrap()),
             invert,
             ..rule(100, Action::Table(100))
@@ -408,7 +406,7 @@ mod tests {
 
     #[test]
     fn conditions_that_cannot_be_followed_exclude_too_much_rather_than_too_little() {
-        let opaque = |invert| Rule {
+        let opaque = |invert| RoutingRule {
             opaque: true,
             invert,
             src: Some("10.0.0.0/8".parse().unwrap()),
@@ -429,15 +427,15 @@ mod tests {
     #[test]
     fn inverted_rules_without_conditions_and_device_bound_ones() {
         let never = [
-            Rule {
+            RoutingRule {
                 invert: true,
                 ..rule(10, Action::Table(100))
             },
-            Rule {
+            RoutingRule {
                 oif: true,
                 ..rule(11, Action::Table(100))
             },
-            Rule {
+            RoutingRule {
                 iif: Some(u32::MAX),
                 ..rule(12, Action::Table(100))
             },
@@ -447,7 +445,7 @@ mod tests {
         let reach_never = reach(&snapshot(never.to_vec()), 254, false).unwrap();
         assert!(reach_never.fib_rules.is_empty() && reach_never.earlier.is_empty());
 
-        let always = Rule {
+        let always = RoutingRule {
             oif: true,
             invert: true,
             ..rule(10, Action::Table(100))
@@ -457,7 +455,7 @@ mod tests {
         assert_eq!(reach_always.earlier, [(100, None)]);
 
         assert_eq!(last_priority(&Snapshot::default(), false), 32765);
-        let early = Rule {
+        let early = RoutingRule {
             suppress_length: Some(0),
             ..rule(100, Action::Table(254))
         };

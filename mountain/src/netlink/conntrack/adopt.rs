@@ -6,7 +6,7 @@
 //! of them. TCP connections are entered as established and with any window: nobody knows their
 //! sequence numbers here.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,14 +14,13 @@ use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{
-    header, kind, CTA_IP_V4_DST, CTA_IP_V4_SRC, CTA_IP_V6_DST, CTA_IP_V6_SRC, CTA_PROTO_DST_PORT,
-    CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP, CTA_TUPLE_ORIG, CTA_TUPLE_PROTO,
-    CTA_TUPLE_REPLY, IPCTNL_MSG_CT_DELETE, IPS_SEEN_REPLY, NLA_F_NESTED,
+    destination, header, source, tuple, CTA_PROTO_DST_PORT, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT,
+    CTA_STATUS, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, DELETE, IPS_SEEN_REPLY, NFNL_SUBSYS_CTNETLINK,
 };
-use crate::netlink::wire::{ip_bytes, push_attribute, Socket};
+use crate::netlink::wire::{attribute, ip_bytes, nest, netfilter, push_attribute, unless, Socket};
 
 /// linux/netfilter/nfnetlink_conntrack.h.
-const IPCTNL_MSG_CT_NEW: u16 = 0;
+const NEW: u16 = netfilter(NFNL_SUBSYS_CTNETLINK, 0);
 const CTA_PROTOINFO: u16 = 4;
 const CTA_NAT_SRC: u16 = 6;
 const CTA_TIMEOUT: u16 = 7;
@@ -89,16 +88,15 @@ pub fn adopt(flows: &[Running]) -> Result<()> {
 fn enter(socket: &mut Socket, flow: &Running) -> std::io::Result<()> {
     let body = entry(flow);
     for _ in 0..TRIES {
-        match socket.request(kind(IPCTNL_MSG_CT_NEW), NLM_F_CREATE | NLM_F_EXCL, &body) {
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
-            done => return done.map(|_| ()),
+        let made = socket.request(NEW, NLM_F_CREATE | NLM_F_EXCL, &body);
+        if unless(made, &[libc::EEXIST])?.is_some() {
+            return Ok(());
         }
         // What the kernel made of rewritten packets that came by it, or the flow's own entry.
-        let mut passed = header(flow.from.is_ipv6());
-        passed.extend(tuple(CTA_TUPLE_ORIG, flow.proto, flow.source, flow.to));
-        match socket.request(kind(IPCTNL_MSG_CT_DELETE), 0, &passed) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
-            deleted => deleted.map(drop)?,
+        let passed = ends(CTA_TUPLE_ORIG, flow.proto, flow.source, flow.to);
+        let passed = [header(flow.from.is_ipv6()), passed].concat();
+        if unless(socket.request(DELETE, 0, &passed), &[libc::ENOENT])?.is_none() {
+            return Ok(());
         }
     }
     Ok(())
@@ -107,9 +105,9 @@ fn enter(socket: &mut Socket, flow: &Running) -> std::io::Result<()> {
 fn entry(flow: &Running) -> Vec<u8> {
     let mut body = header(flow.from.is_ipv6());
     let (client, from) = (flow.client, flow.from);
-    body.extend(tuple(CTA_TUPLE_ORIG, flow.proto, client, from));
+    body.extend(ends(CTA_TUPLE_ORIG, flow.proto, client, from));
     // Before any translation.
-    body.extend(tuple(CTA_TUPLE_REPLY, flow.proto, from, client));
+    body.extend(ends(CTA_TUPLE_REPLY, flow.proto, from, client));
     body.extend(nat(CTA_NAT_DST, flow.to));
     if flow.source != flow.client {
         body.extend(nat(CTA_NAT_SRC, flow.source));
@@ -121,61 +119,32 @@ fn entry(flow: &Running) -> Vec<u8> {
     if flow.proto == libc::IPPROTO_TCP as u8 {
         let liberal = [IP_CT_TCP_FLAG_BE_LIBERAL; 2];
         let tcp = [
-            plain(CTA_PROTOINFO_TCP_STATE, &[TCP_CONNTRACK_ESTABLISHED]),
-            plain(CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, &liberal),
-            plain(CTA_PROTOINFO_TCP_FLAGS_REPLY, &liberal),
+            attribute(CTA_PROTOINFO_TCP_STATE, &[TCP_CONNTRACK_ESTABLISHED]),
+            attribute(CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, &liberal),
+            attribute(CTA_PROTOINFO_TCP_FLAGS_REPLY, &liberal),
         ];
-        body.extend(nest(CTA_PROTOINFO, &nest(CTA_PROTOINFO_TCP, &tcp.concat())));
+        body.extend(nest(CTA_PROTOINFO, &[nest(CTA_PROTOINFO_TCP, &tcp)]));
     }
     body
 }
 
-fn plain(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    push_attribute(&mut out, kind, value);
-    out
-}
-
-fn nest(kind: u16, inside: &[u8]) -> Vec<u8> {
-    plain(kind | NLA_F_NESTED, inside)
-}
-
-fn tuple(kind: u16, proto: u8, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
-    let (source, destination) = match to.ip() {
-        IpAddr::V4(_) => (CTA_IP_V4_SRC, CTA_IP_V4_DST),
-        IpAddr::V6(_) => (CTA_IP_V6_SRC, CTA_IP_V6_DST),
-    };
-    let ips = [
-        plain(source, &ip_bytes(from.ip())),
-        plain(destination, &ip_bytes(to.ip())),
-    ];
+fn ends(kind: u16, proto: u8, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     let ports = [
-        plain(CTA_PROTO_NUM, &[proto]),
-        plain(CTA_PROTO_SRC_PORT, &from.port().to_be_bytes()),
-        plain(CTA_PROTO_DST_PORT, &to.port().to_be_bytes()),
+        attribute(CTA_PROTO_NUM, &[proto]),
+        attribute(CTA_PROTO_SRC_PORT, &from.port().to_be_bytes()),
+        attribute(CTA_PROTO_DST_PORT, &to.port().to_be_bytes()),
     ];
-    let inside = [
-        nest(CTA_TUPLE_IP, &ips.concat()),
-        nest(CTA_TUPLE_PROTO, &ports.concat()),
-    ];
-    nest(kind, &inside.concat())
+    tuple(kind, &[source(from.ip()), destination(to.ip())], &ports)
 }
 
 /// A translation to exactly this address and port.
 fn nat(kind: u16, to: SocketAddr) -> Vec<u8> {
-    let (least, most) = match to.ip() {
-        IpAddr::V4(_) => (CTA_NAT_V4_MINIP, CTA_NAT_V4_MAXIP),
-        IpAddr::V6(_) => (CTA_NAT_V6_MINIP, CTA_NAT_V6_MAXIP),
+    let ips = match to.is_ipv6() {
+        false => [CTA_NAT_V4_MINIP, CTA_NAT_V4_MAXIP],
+        true => [CTA_NAT_V6_MINIP, CTA_NAT_V6_MAXIP],
     };
-    let port = to.port().to_be_bytes();
-    let ports = [
-        plain(CTA_PROTONAT_PORT_MIN, &port),
-        plain(CTA_PROTONAT_PORT_MAX, &port),
-    ];
-    let inside = [
-        plain(least, &ip_bytes(to.ip())),
-        plain(most, &ip_bytes(to.ip())),
-        nest(CTA_NAT_PROTO, &ports.concat()),
-    ];
-    nest(kind, &inside.concat())
+    let [least, most] = ips.map(|kind| attribute(kind, &ip_bytes(to.ip())));
+    let ports = [CTA_PROTONAT_PORT_MIN, CTA_PROTONAT_PORT_MAX];
+    let ports = ports.map(|kind| attribute(kind, &to.port().to_be_bytes()));
+    nest(kind, &[least, most, nest(CTA_NAT_PROTO, &ports)])
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-use super::super::snapshot::decode_link;
+use super::super::link::decode_link;
 use super::super::wire::push_attribute;
 use super::*;
 
@@ -65,7 +65,7 @@ fn device<'a>(name: &'a str, hardware: u16, kind: Option<&'a str>) -> Device<'a>
 fn host(devices: &[Device]) -> Snapshot {
     let links = devices.iter().map(|d| decode_link(&d.message()).unwrap());
     Snapshot {
-        links: links.collect(),
+        links: links.map(|link| (link.ifindex, link)).collect(),
         ..Snapshot::default()
     }
 }
@@ -235,7 +235,11 @@ fn sysfs_of_another_namespace_says_nothing() {
     write("uevent", "DEVTYPE=wwan\n");
     write("address", "\n");
     assert!(wwan_in(folder.path(), 7, &[]));
-    assert!(!has_wwan_type("nonesuch", 1, &[]));
+    assert!(!has_wwan_type(&Link {
+        ifindex: 1,
+        name: "nonesuch".to_owned(),
+        ..Link::default()
+    }));
 }
 
 #[test]

@@ -6,14 +6,14 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 
 use super::expr::{self, hex, Expr, Reg, Source, Statement, Verdict};
-use super::facts::{Facts, Loaded};
+use super::facts::{Facts, LoadedBytes};
 use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{
-    bitwise, compare, in_range, known, named, render, swapped, Answer, Byte, Registers,
+    bitwise, compare, in_range, known, named, render, swapped, Byte, Comparison, Registers,
 };
-use super::residue::{Body, EffectKind, End, Hooked, Line, Origin, Residue, Step};
+use super::residue::{Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{label, may_match, question};
-use super::{xt, Base, Chain, Element, Family, Hook, Packets, Place, Ruleset, Set, Table, Value};
+use super::{xt, Base, Chain, Element, Family, Hook, Packets, Place, Ruleset, Set, Value};
 
 /// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
 const DEPTH_MAX: usize = 64;
@@ -57,11 +57,12 @@ impl Ruleset {
                     .as_ref()
                     .filter(|base| concerns(*family, base, place, facts));
                 if let Some(base) = base {
-                    let here = Here {
+                    let here = Origin {
                         family: *family,
                         table_name: name,
                         table,
                         chain: chain_name,
+                        rule: None,
                     };
                     run.base_chain(here, base);
                 }
@@ -103,16 +104,7 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
         && at_device.is_none_or(|device| bound(&device.name))
 }
 
-/// The chain that is being run.
-#[derive(Clone, Copy)]
-struct Here<'a> {
-    family: Family,
-    table_name: &'a str,
-    table: &'a Table,
-    chain: &'a str,
-}
-
-impl Here<'_> {
+impl Origin<'_> {
     /// A set's full name.
     fn set(&self, name: &str) -> String {
         format!("@{} {} {name}", self.family.name(), self.table_name)
@@ -128,6 +120,15 @@ struct Run<'a, 'b> {
     running: HashSet<(Family, &'a str, &'a str)>,
 }
 
+/// A rule that is being run.
+struct RuleRun<'a> {
+    here: Origin<'a>,
+    /// So many jumps led here.
+    depth: usize,
+    registers: Registers,
+    steps: Vec<Step>,
+}
+
 /// What running an expression leads to.
 enum Next {
     On,
@@ -137,7 +138,7 @@ enum Next {
 }
 
 impl<'a> Run<'a, '_> {
-    fn base_chain(&mut self, here: Here<'a>, base: &Base) {
+    fn base_chain(&mut self, here: Origin<'a>, base: &Base) {
         let body = self.body(here, here.chain, 0);
         let mut lines = body.lines.clone();
         // A last rule for all that are left is a policy.
@@ -158,7 +159,7 @@ impl<'a> Run<'a, '_> {
         if drops {
             lines.push(policy.unwrap_or_else(|| {
                 let origin = self.origin(here, None);
-                Rc::new(Line::new(Vec::new(), End::Drop, origin))
+                Rc::new(ResidueLine::new(Vec::new(), End::Drop, origin))
             }));
         }
         if !lines.is_empty() {
@@ -170,24 +171,12 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    fn origin(&mut self, here: Here<'a>, rule: Option<&'a super::Rule>) -> usize {
-        let Here {
-            family,
-            table_name,
-            table,
-            chain,
-        } = here;
-        self.residue.origins.push(Origin {
-            family,
-            table_name,
-            table,
-            chain,
-            rule,
-        });
+    fn origin(&mut self, here: Origin<'a>, rule: Option<&'a super::FirewallRule>) -> usize {
+        self.residue.origins.push(Origin { rule, ..here });
         self.residue.origins.len() - 1
     }
 
-    fn body(&mut self, here: Here<'a>, name: &str, depth: usize) -> Rc<Body> {
+    fn body(&mut self, here: Origin<'a>, name: &str, depth: usize) -> Rc<Body> {
         let Some((name, chain)) = here.table.chains.get_key_value(name) else {
             return self.not_evaluated(here, "a chain that is not there");
         };
@@ -199,7 +188,7 @@ impl<'a> Run<'a, '_> {
             return self.not_evaluated(here, "jumps too deep");
         }
         let body = self.run_chain(
-            Here {
+            Origin {
                 chain: name,
                 ..here
             },
@@ -211,18 +200,18 @@ impl<'a> Run<'a, '_> {
         body
     }
 
-    fn not_evaluated(&mut self, here: Here<'a>, why: &str) -> Rc<Body> {
+    fn not_evaluated(&mut self, here: Origin<'a>, why: &str) -> Rc<Body> {
         let origin = self.origin(here, None);
         let step = Step::Do(EffectKind::Unknown, self.by_device(why));
-        Rc::new(Body::new(vec![Rc::new(Line::new(
+        Rc::new(Body::new(vec![Rc::new(ResidueLine::new(
             vec![step],
             End::Continue,
             origin,
         ))]))
     }
 
-    fn run_chain(&mut self, here: Here<'a>, chain: &'a Chain, depth: usize) -> Rc<Body> {
-        let mut lines: Vec<Rc<Line>> = Vec::new();
+    fn run_chain(&mut self, here: Origin<'a>, chain: &'a Chain, depth: usize) -> Rc<Body> {
+        let mut lines: Vec<Rc<ResidueLine>> = Vec::new();
         for rule in &chain.rules {
             let Some((steps, end)) = self.run_rule(here, &rule.exprs, depth) else {
                 continue;
@@ -247,7 +236,7 @@ impl<'a> Run<'a, '_> {
                 };
             }
             let origin = self.origin(here, Some(rule));
-            lines.push(Rc::new(Line::new(steps, end, origin)));
+            lines.push(Rc::new(ResidueLine::new(steps, end, origin)));
             if lines.last().is_some_and(|last| ends(last)) {
                 break;
             }
@@ -265,15 +254,19 @@ impl<'a> Run<'a, '_> {
     /// What remains of a rule; `None` when it does nothing to such a packet.
     fn run_rule(
         &mut self,
-        here: Here<'a>,
+        here: Origin<'a>,
         exprs: &[Expr],
         depth: usize,
     ) -> Option<(Vec<Step>, End)> {
-        let mut registers = Registers::new();
-        let mut steps = Vec::new();
+        let mut run = RuleRun {
+            here,
+            depth,
+            registers: Registers::new(),
+            steps: Vec::new(),
+        };
         let mut end = End::Continue;
         for expr in exprs {
-            match self.run(here, expr, &mut registers, &mut steps, depth) {
+            match self.run(&mut run, expr) {
                 Next::On => {}
                 Next::Not => break,
                 Next::End(at) => {
@@ -282,6 +275,7 @@ impl<'a> Run<'a, '_> {
                 }
             }
         }
+        let mut steps = run.steps;
         if is_nothing(&end) {
             end = End::Continue;
             let last = steps
@@ -293,14 +287,8 @@ impl<'a> Run<'a, '_> {
     }
 
     /// One arm for each kind of expression; that makes it long.
-    fn run(
-        &mut self,
-        here: Here<'a>,
-        expr: &Expr,
-        registers: &mut Registers,
-        steps: &mut Vec<Step>,
-        depth: usize,
-    ) -> Next {
+    fn run(&mut self, run: &mut RuleRun<'a>, expr: &Expr) -> Next {
+        let registers = &mut run.registers;
         match expr {
             Expr::Quiet(_) => {}
             Expr::Load { source, dreg, len } => match self.load(source, *len) {
@@ -329,10 +317,8 @@ impl<'a> Run<'a, '_> {
                 registers.write(*dreg, bytes);
             }
             Expr::Cmp { op, sreg, data } => {
-                return next(
-                    compare(*op, &registers.read(*sreg, data.len()), data),
-                    steps,
-                );
+                let answer = compare(*op, &registers.read(*sreg, data.len()), data);
+                return next(answer, &mut run.steps);
             }
             Expr::Range {
                 invert,
@@ -341,7 +327,7 @@ impl<'a> Run<'a, '_> {
                 to,
             } => {
                 let bytes = registers.read(*sreg, from.len());
-                return next(in_range(*invert, &bytes, from, to), steps);
+                return next(in_range(*invert, &bytes, from, to), &mut run.steps);
             }
             Expr::Lookup {
                 set,
@@ -350,18 +336,14 @@ impl<'a> Run<'a, '_> {
                 verdict,
                 invert,
             } => {
-                return self.look_up(
-                    here, set, *sreg, *dreg, *verdict, *invert, registers, steps, depth,
-                );
+                return self.look_up(run, set, (*sreg, *dreg), *verdict, *invert);
             }
-            Expr::Condition(what) => steps.push(Step::If(what.clone())),
+            Expr::Condition(what) => run.steps.push(Step::If(what.clone())),
             Expr::Match {
                 name,
                 revision,
                 info,
-            } => {
-                return self.run_match(here, name, *revision, info, registers, steps, depth);
-            }
+            } => return self.run_match(run, name, *revision, info),
             Expr::Target {
                 name,
                 revision,
@@ -375,7 +357,7 @@ impl<'a> Run<'a, '_> {
                 if kind == Some(EffectKind::Unknown) {
                     what = self.by_device(&what);
                 }
-                steps.extend(kind.map(|kind| Step::Do(kind, what)));
+                run.steps.extend(kind.map(|kind| Step::Do(kind, what)));
                 match (name.as_str(), ends) {
                     ("ACCEPT", _) => return Next::End(End::Accept),
                     ("RETURN", _) => return Next::End(End::Return),
@@ -384,21 +366,24 @@ impl<'a> Run<'a, '_> {
                 }
             }
             Expr::Effect(statement) => {
-                steps.push(self.statement(here, statement, registers));
+                let step = self.statement(run.here, statement, &run.registers);
+                run.steps.push(step);
                 if statement.ends {
                     return Next::End(End::Stop);
                 }
             }
             Expr::Unknown(name) => {
                 let what = self.by_device(name);
-                steps.push(Step::Do(EffectKind::Unknown, what));
+                run.steps.push(Step::Do(EffectKind::Unknown, what));
             }
-            Expr::Verdict(verdict) => return Next::End(self.end(here, verdict, depth)),
+            Expr::Verdict(verdict) => {
+                return Next::End(self.end(run.here, verdict, run.depth));
+            }
         }
         Next::On
     }
 
-    fn end(&mut self, here: Here<'a>, verdict: &Verdict, depth: usize) -> End {
+    fn end(&mut self, here: Origin<'a>, verdict: &Verdict, depth: usize) -> End {
         match verdict {
             Verdict::Accept => End::Accept,
             Verdict::Drop | Verdict::Other(_) => End::Drop,
@@ -433,8 +418,8 @@ impl<'a> Run<'a, '_> {
             byte => byte,
         });
         match self.facts.load(source, len, self.place) {
-            Loaded::Nothing => None,
-            Loaded::Bytes(bytes) => {
+            LoadedBytes::Nothing => None,
+            LoadedBytes::Bytes(bytes) => {
                 let both = bytes.into_iter().zip(open);
                 Some(
                     both.map(|(known, open)| known.map_or(open, Byte::Known))
@@ -457,7 +442,7 @@ impl<'a> Run<'a, '_> {
         device.map_or(String::new(), |device| format!(" of {}", device.mtu))
     }
 
-    fn statement(&self, here: Here<'_>, statement: &Statement, registers: &Registers) -> Step {
+    fn statement(&self, here: Origin<'_>, statement: &Statement, registers: &Registers) -> Step {
         let mut what = format!("{} {}", statement.name, statement.fixed);
         for (meaning, reg) in &statement.registers {
             let _ = write!(what, " {meaning}:{}", render(&registers.read_written(*reg)));
@@ -472,20 +457,10 @@ impl<'a> Run<'a, '_> {
         Step::Do(kind_of(statement), what)
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn run_match(
-        &mut self,
-        here: Here<'a>,
-        name: &str,
-        revision: u32,
-        info: &[u8],
-        registers: &mut Registers,
-        steps: &mut Vec<Step>,
-        depth: usize,
-    ) -> Next {
+    fn run_match(&mut self, run: &mut RuleRun<'a>, name: &str, revision: u32, info: &[u8]) -> Next {
         if let Some(exprs) = xt::as_exprs(name, revision, info) {
             for expr in &exprs {
-                match self.run(here, expr, registers, steps, depth) {
+                match self.run(run, expr) {
                     Next::On => {}
                     other => return other,
                 }
@@ -494,33 +469,29 @@ impl<'a> Run<'a, '_> {
         }
         let what = format!("match {name} {revision} {}", hex(info));
         match xt::classify(name, revision, info, self.ruleset.ipsets_by_device) {
-            xt::Match::Always => {}
-            xt::Match::Packet => steps.push(Step::If(what)),
-            xt::Match::Remembers => steps.push(Step::Do(EffectKind::Remember, what)),
-            xt::Match::Device => steps.push(Step::If(self.by_device(&what))),
+            xt::MatchKind::Always => {}
+            xt::MatchKind::Packet => run.steps.push(Step::If(what)),
+            xt::MatchKind::Remembers => run.steps.push(Step::Do(EffectKind::Remember, what)),
+            xt::MatchKind::Device => run.steps.push(Step::If(self.by_device(&what))),
         }
         Next::On
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn look_up(
         &mut self,
-        here: Here<'a>,
+        run: &mut RuleRun<'a>,
         set_name: &str,
-        sreg: Reg,
-        dreg: Option<Reg>,
+        (sreg, dreg): (Reg, Option<Reg>),
         verdict: bool,
         invert: bool,
-        registers: &mut Registers,
-        steps: &mut Vec<Step>,
-        depth: usize,
     ) -> Next {
+        let here = run.here;
         let Some(set) = here.table.sets.get(set_name) else {
             let what = self.by_device("a set that is not there");
-            steps.push(Step::Do(EffectKind::Unknown, what));
+            run.steps.push(Step::Do(EffectKind::Unknown, what));
             return Next::On;
         };
-        let key = registers.read(sreg, set.key_len);
+        let key = run.registers.read(sreg, set.key_len);
         // Where elements come and go with packets or time, what is in there is not known.
         let changes = set.flags & (SET_EVAL | SET_TIMEOUT) != 0;
         let has_known = key.iter().any(|byte| matches!(byte, Byte::Known(_)));
@@ -531,7 +502,7 @@ impl<'a> Run<'a, '_> {
                 let what = self.by_device(&format!("verdict map {set_name}"));
                 return Next::End(End::Branch(what, vec![("?".to_owned(), End::Drop)]));
             };
-            return self.branch(here, set, &key, &elements, depth);
+            return self.branch(here, set, &key, &elements, run.depth);
         }
         let found = match (&elements, known(&key)) {
             (Some(elements), Some(_)) => Some(elements.first()),
@@ -542,17 +513,19 @@ impl<'a> Run<'a, '_> {
             Some(found) if found.is_some() == invert => return Next::Not,
             Some(Some(element)) => {
                 if let (Some(dreg), Value::Data(data)) = (dreg, &element.value) {
-                    registers.write(dreg, data.iter().copied().map(Byte::Known).collect());
+                    run.registers
+                        .write(dreg, data.iter().copied().map(Byte::Known).collect());
                 }
             }
             Some(None) => {}
             None => {
                 if let Some(dreg) = dreg {
                     // As long as it may be: comparisons read what they compare.
-                    registers.write(dreg, named(&format!("value of {what}"), 16));
+                    let value = named(&format!("value of {what}"), 16);
+                    run.registers.write(dreg, value);
                 }
                 let not = if invert { "not " } else { "" };
-                steps.push(Step::If(format!("{not}{what}")));
+                run.steps.push(Step::If(format!("{not}{what}")));
             }
         }
         Next::On
@@ -560,7 +533,7 @@ impl<'a> Run<'a, '_> {
 
     fn branch(
         &mut self,
-        here: Here<'a>,
+        here: Origin<'a>,
         set: &Set,
         key: &[Byte],
         elements: &[Element],
@@ -590,7 +563,7 @@ impl<'a> Run<'a, '_> {
 }
 
 /// Whether a jumped-to body can stand in place of the jump: nothing in it returns from it.
-fn joins(lines: &[Rc<Line>], body: &Body) -> bool {
+fn joins(lines: &[Rc<ResidueLine>], body: &Body) -> bool {
     let returns = |end: &End| match end {
         End::Return | End::Goto(_) => true,
         End::Branch(_, branches) => branches
@@ -602,7 +575,7 @@ fn joins(lines: &[Rc<Line>], body: &Body) -> bool {
 }
 
 /// Whether no packet gets past a line.
-fn ends(line: &Line) -> bool {
+fn ends(line: &ResidueLine) -> bool {
     let certain = !line.steps.iter().any(|step| matches!(step, Step::If(_)));
     certain && matches!(line.end, End::Accept | End::Drop | End::Goto(_) | End::Stop)
 }
@@ -617,7 +590,7 @@ fn is_nothing(end: &End) -> bool {
 }
 
 /// Leaves out, from the end, what decides as the policy does.
-fn settle(mut lines: Vec<Rc<Line>>, drops: bool) -> Vec<Rc<Line>> {
+fn settle(mut lines: Vec<Rc<ResidueLine>>, drops: bool) -> Vec<Rc<ResidueLine>> {
     fn as_policy(end: &End, drops: bool) -> bool {
         match end {
             End::Continue | End::Return => true,
@@ -646,7 +619,7 @@ fn settle(mut lines: Vec<Rc<Line>>, drops: bool) -> Vec<Rc<Line>> {
         }
         if settled.len() < body.lines.len() {
             let end = end(Rc::new(Body::new(settled)));
-            let line = Line::new(last.steps.clone(), end, last.origin);
+            let line = ResidueLine::new(last.steps.clone(), end, last.origin);
             lines.pop();
             lines.push(Rc::new(line));
         }
@@ -655,11 +628,11 @@ fn settle(mut lines: Vec<Rc<Line>>, drops: bool) -> Vec<Rc<Line>> {
     lines
 }
 
-fn next(answer: Answer, steps: &mut Vec<Step>) -> Next {
+fn next(answer: Comparison, steps: &mut Vec<Step>) -> Next {
     match answer {
-        Answer::Yes => Next::On,
-        Answer::No => Next::Not,
-        Answer::If(what) => {
+        Comparison::Yes => Next::On,
+        Comparison::No => Next::Not,
+        Comparison::If(what) => {
             steps.push(Step::If(what));
             Next::On
         }

@@ -132,15 +132,8 @@ pub(crate) struct Statement {
     pub ends: bool,
 }
 
-fn be32(attributes: &Attributes<'_>, kind: u16) -> Option<u32> {
-    attributes
-        .get(kind)?
-        .first_chunk()
-        .map(|b| u32::from_be_bytes(*b))
-}
-
 fn reg(attributes: &Attributes<'_>, kind: u16) -> Option<Reg> {
-    register(be32(attributes, kind)?)
+    register(attributes.be32(kind)?)
 }
 
 /// NFT_REG_1.. are of 16 bytes, NFT_REG32_00.. of 4; NFT_REG_VERDICT is none of them.
@@ -164,7 +157,7 @@ pub(super) fn verdict(attributes: &Attributes<'_>, kind: u16) -> Option<Verdict>
     const NFTA_VERDICT_CODE: u16 = 1;
     const NFTA_VERDICT_CHAIN: u16 = 2;
     let nested = attributes.nested(kind)?.nested(NFTA_DATA_VERDICT)?;
-    let code = be32(&nested, NFTA_VERDICT_CODE)?.cast_signed();
+    let code = nested.be32(NFTA_VERDICT_CODE)?.cast_signed();
     let chain = nested.string(NFTA_VERDICT_CHAIN);
     Some(match (code, chain) {
         (-1, _) => Verdict::Continue,
@@ -250,6 +243,19 @@ fn statement(name: &str, a: &Attributes<'_>, registers: &[u16], ends: bool) -> E
     })
 }
 
+/// What a register is written to.
+fn written(name: &str, a: &Attributes<'_>, register: u16, fixed: String) -> Expr {
+    Expr::Effect(Statement {
+        name: name.to_owned(),
+        fixed,
+        registers: reg(a, register)
+            .map(|reg| (register, reg))
+            .into_iter()
+            .collect(),
+        ends: false,
+    })
+}
+
 pub(crate) const META_PROTOCOL: u32 = 1;
 pub(crate) const META_MARK: u32 = 3;
 pub(crate) const META_IIF: u32 = 4;
@@ -267,16 +273,11 @@ pub(crate) const META_IIFKIND: u32 = 26;
 pub(crate) const META_OIFKIND: u32 = 27;
 
 fn meta(a: &Attributes<'_>) -> Option<Expr> {
-    let (dreg, key, sreg) = (reg(a, 1), be32(a, 2)?, reg(a, 3));
-    if let Some(sreg) = sreg {
+    let (dreg, key) = (reg(a, 1), a.be32(2)?);
+    if reg(a, 3).is_some() {
         return Some(match key {
             META_NFTRACE => Expr::Quiet("trace"),
-            _ => Expr::Effect(Statement {
-                name: "meta".to_owned(),
-                fixed: key.to_string(),
-                registers: vec![(3, sreg)],
-                ends: false,
-            }),
+            _ => written("meta", a, 3, key.to_string()),
         });
     }
     // Lengths as the kernel fills them (nft_meta_get_init). The realm comes with the route.
@@ -303,14 +304,9 @@ fn meta(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn payload(a: &Attributes<'_>) -> Option<Expr> {
-    let (base, offset, len) = (be32(a, 2)?, be32(a, 3)?, be32(a, 4)?);
-    if let Some(sreg) = reg(a, 5) {
-        return Some(Expr::Effect(Statement {
-            name: "payload".to_owned(),
-            fixed: format!("{base} {offset} {len}"),
-            registers: vec![(5, sreg)],
-            ends: false,
-        }));
+    let (base, offset, len) = (a.be32(2)?, a.be32(3)?, a.be32(4)?);
+    if reg(a, 5).is_some() {
+        return Some(written("payload", a, 5, format!("{base} {offset} {len}")));
     }
     Some(Expr::Load {
         source: Source::Payload(base, offset, len),
@@ -320,14 +316,9 @@ fn payload(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn ct(a: &Attributes<'_>) -> Option<Expr> {
-    let (key, direction, sreg) = (be32(a, 2)?, a.u8(3), reg(a, 4));
-    if let Some(sreg) = sreg {
-        return Some(Expr::Effect(Statement {
-            name: "ct".to_owned(),
-            fixed: format!("{key} {direction:?}"),
-            registers: vec![(4, sreg)],
-            ends: false,
-        }));
+    let (key, direction) = (a.be32(2)?, a.u8(3));
+    if reg(a, 4).is_some() {
+        return Some(written("ct", a, 4, format!("{key} {direction:?}")));
     }
     let direction = match direction {
         Some(0) => " original",
@@ -366,7 +357,7 @@ fn ct(a: &Attributes<'_>) -> Option<Expr> {
 fn fib(a: &Attributes<'_>) -> Option<Expr> {
     const BY_OIF: u32 = 1 << 4;
     const PRESENT: u32 = 1 << 5;
-    let (dreg, result, flags) = (reg(a, 1)?, be32(a, 2)?, be32(a, 3)?);
+    let (dreg, result, flags) = (reg(a, 1)?, a.be32(2)?, a.be32(3)?);
     let len = match result {
         2 if flags & PRESENT == 0 => 16,
         1 | 3 => 4,
@@ -381,7 +372,7 @@ fn fib(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn rt(a: &Attributes<'_>) -> Option<Expr> {
-    let (dreg, key) = (reg(a, 1)?, be32(a, 2)?);
+    let (dreg, key) = (reg(a, 1)?, a.be32(2)?);
     let (source, len) = match key {
         0 => (Source::ByDevice("rt classid".to_owned()), 4),
         1 => (Source::ByDevice("rt ip nexthop".to_owned()), 4),
@@ -398,8 +389,8 @@ fn exthdr(a: &Attributes<'_>) -> Option<Expr> {
         // An option is set (7), or taken off.
         return Some(statement("exthdr", a, &[7], false));
     }
-    let present = be32(a, 5).unwrap_or(0) & 1 != 0;
-    let len = if present { 1 } else { be32(a, 4)? as usize };
+    let present = a.be32(5).unwrap_or(0) & 1 != 0;
+    let len = if present { 1 } else { a.be32(4)? as usize };
     Some(Expr::Load {
         source: Source::Other(format!("exthdr {}", identity(a, &[1]))),
         dreg: reg(a, 1)?,
@@ -424,7 +415,7 @@ fn hash(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn immediate(a: &Attributes<'_>) -> Option<Expr> {
-    if be32(a, 1)? == 0 {
+    if a.be32(1)? == 0 {
         return verdict(a, 2).map(Expr::Verdict);
     }
     Some(Expr::Immediate {
@@ -435,7 +426,7 @@ fn immediate(a: &Attributes<'_>) -> Option<Expr> {
 
 fn cmp(a: &Attributes<'_>) -> Option<Expr> {
     let op = [Op::Eq, Op::Ne, Op::Lt, Op::Le, Op::Gt, Op::Ge];
-    let op = *op.get(be32(a, 2)? as usize)?;
+    let op = *op.get(a.be32(2)? as usize)?;
     Some(Expr::Cmp {
         op,
         sreg: reg(a, 1)?,
@@ -444,7 +435,7 @@ fn cmp(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn range(a: &Attributes<'_>) -> Option<Expr> {
-    let invert = match be32(a, 2)? {
+    let invert = match a.be32(2)? {
         0 => false,
         1 => true,
         _ => return None,
@@ -464,8 +455,8 @@ fn bitwise(a: &Attributes<'_>) -> Option<Expr> {
     if a.has(8) {
         return None;
     }
-    let len = be32(a, 3)? as usize;
-    let how = match be32(a, 6).unwrap_or(0) {
+    let len = a.be32(3)? as usize;
+    let how = match a.be32(6).unwrap_or(0) {
         0 => {
             let (mask, xor) = (data(a, 4)?, data(a, 5)?);
             (mask.len() == len && xor.len() == len).then_some(())?;
@@ -482,7 +473,7 @@ fn bitwise(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn byteorder(a: &Attributes<'_>) -> Option<Expr> {
-    let (len, size) = (be32(a, 4)? as usize, be32(a, 5)? as usize);
+    let (len, size) = (a.be32(4)? as usize, a.be32(5)? as usize);
     matches!(size, 2 | 4 | 8).then_some(())?;
     Some(Expr::Byteorder {
         sreg: reg(a, 1)?,
@@ -497,26 +488,22 @@ fn lookup(a: &Attributes<'_>) -> Option<Expr> {
         set: a.string(1)?,
         sreg: reg(a, 2)?,
         dreg: reg(a, 3),
-        verdict: a.has(3) && be32(a, 3) == Some(0),
-        invert: be32(a, 5).unwrap_or(0) & 1 != 0,
+        verdict: a.has(3) && a.be32(3) == Some(0),
+        invert: a.be32(5).unwrap_or(0) & 1 != 0,
     })
 }
 
 fn objref(a: &Attributes<'_>) -> Option<Expr> {
     const COUNTER: u32 = 1;
-    if be32(a, 1) == Some(COUNTER) {
+    if a.be32(1) == Some(COUNTER) {
         return Some(Expr::Quiet("counter"));
     }
     // 5: the set's number within the transaction that made it.
-    let Expr::Effect(mut statement) = statement("objref", a, &[3], false) else {
-        return None;
-    };
-    statement.fixed = identity(a, &[3, 5]);
-    Some(Expr::Effect(statement))
+    Some(written("objref", a, 3, identity(a, &[3, 5])))
 }
 
 fn compat(name: &str, a: &Attributes<'_>) -> Option<Expr> {
-    let (module, revision) = (a.string(1)?, be32(a, 2)?);
+    let (module, revision) = (a.string(1)?, a.be32(2)?);
     let info = a.get(3).unwrap_or_default().to_vec();
     Some(match name {
         "match" => Expr::Match {

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use super::expr::{self, Source};
 use super::{Hook, Packets, Place};
-use crate::netlink::wire::{ip_bytes, Attributes, Socket};
+use crate::netlink::link::{self, Link};
+use crate::netlink::wire::ip_bytes;
 
 /// What rules can ask about a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,7 +70,7 @@ pub struct Facts {
 }
 
 /// What a load gives.
-pub(super) enum Loaded {
+pub(super) enum LoadedBytes {
     /// Each byte, where it is known.
     Bytes(Vec<Option<u8>>),
     /// The rule does not apply.
@@ -78,23 +79,23 @@ pub(super) enum Loaded {
 
 impl Facts {
     /// What the kernel would load at a place.
-    pub(super) fn load(&self, source: &Source, len: usize, place: &Place) -> Loaded {
+    pub(super) fn load(&self, source: &Source, len: usize, place: &Place) -> LoadedBytes {
         let bytes = match source {
             Source::Meta(key) => match self.meta(*key, place) {
                 Some(bytes) => bytes.map(|mut bytes| {
                     bytes.resize(len, 0);
                     bytes
                 }),
-                None => return Loaded::Nothing,
+                None => return LoadedBytes::Nothing,
             },
             Source::Payload(base, offset, _) => {
                 let range = 0..len as u32;
                 let bytes = range.map(|i| self.payload(*base, offset.saturating_add(i), place));
-                return Loaded::Bytes(bytes.collect());
+                return LoadedBytes::Bytes(bytes.collect());
             }
             _ => None,
         };
-        Loaded::Bytes(match bytes {
+        LoadedBytes::Bytes(match bytes {
             Some(bytes) => bytes.into_iter().map(Some).collect(),
             None => vec![None; len],
         })
@@ -178,39 +179,18 @@ impl Facts {
 /// # Errors
 /// When the kernel refuses a netlink socket or the dump.
 pub fn devices() -> io::Result<Vec<Device>> {
-    const RTM_GETLINK: u16 = 18;
-    let mut devices = Vec::new();
-    Socket::open()?.dump(RTM_GETLINK, &[0; 16], |_, payload| {
-        devices.extend(decode(payload))
-    })?;
-    Ok(devices)
+    Ok(link::links()?.into_iter().map(Device::from).collect())
 }
 
-/// The device of a name.
-///
-/// # Errors
-/// ENODEV when there is none, and as [`devices`].
-pub fn device(name: &str) -> io::Result<Device> {
-    let found = devices()?.into_iter().find(|device| device.name == name);
-    found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
-}
-
-fn decode(payload: &[u8]) -> Option<Device> {
-    const IFLA_IFNAME: u16 = 3;
-    const IFLA_MTU: u16 = 4;
-    const IFLA_LINKINFO: u16 = 18;
-    const IFLA_GROUP: u16 = 27;
-    const IFLA_INFO_KIND: u16 = 1;
-    let attributes = Attributes::after(payload, 16);
-    let info = attributes.nested(IFLA_LINKINFO);
-    Some(Device {
-        index: u32::from_ne_bytes(*payload.get(4..)?.first_chunk()?),
-        name: attributes.string(IFLA_IFNAME)?,
-        group: attributes.u32(IFLA_GROUP).unwrap_or(0),
-        arphrd: u16::from_ne_bytes(*payload.get(2..)?.first_chunk()?),
-        kind: info
-            .and_then(|info| info.string(IFLA_INFO_KIND))
-            .unwrap_or_default(),
-        mtu: attributes.u32(IFLA_MTU).unwrap_or(0),
-    })
+impl From<Link> for Device {
+    fn from(link: Link) -> Self {
+        Self {
+            index: link.ifindex,
+            name: link.name,
+            group: link.group,
+            arphrd: link.arphrd,
+            kind: link.kind.unwrap_or_default(),
+            mtu: link.mtu,
+        }
+    }
 }

@@ -7,16 +7,14 @@ use std::io;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::Hook;
-use crate::netlink::wire::{push_attribute, Attributes, Socket};
+use crate::netlink::wire::{attribute, family, netfilter, Attributes, Socket, NFNL_HEADER_LEN};
 
-const SUBSYSTEM: u16 = 12;
-const GET: u16 = 0;
+/// NFNL_SUBSYS_HOOK, NFNL_MSG_HOOK_GET.
+const GET: u16 = netfilter(12, 0);
 const ATTR_HOOK: u16 = 1;
 const ATTR_CHAIN_INFO: u16 = 6;
 const INFO_TYPE: u16 = 2;
 const TYPE_BPF: u32 = 2;
-/// Length of `struct nfgenmsg`.
-const HEADER: usize = 4;
 
 /// The hooks after routing, with their numbers (NF_INET_*).
 pub(crate) const AFTER_ROUTING: [(Hook, u32); 3] = [
@@ -31,16 +29,14 @@ pub(crate) const AFTER_ROUTING: [(Hook, u32); 3] = [
 /// # Errors
 /// EINVAL where the kernel keeps no list (CONFIG_NETFILTER_NETLINK_HOOK), and without CAP_NET_ADMIN.
 pub(crate) fn bpf_programs(ipv6: bool) -> io::Result<Vec<Hook>> {
-    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
     let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
     let mut found = Vec::new();
     for (hook, number) in AFTER_ROUTING {
-        let mut request = vec![family, 0, 0, 0];
-        push_attribute(&mut request, ATTR_HOOK, &number.to_be_bytes());
-        socket.dump(SUBSYSTEM << 8 | GET, &request, |_, payload| {
-            let info = Attributes::after(payload, HEADER).nested(ATTR_CHAIN_INFO);
-            let kind = info.and_then(|info| info.get(INFO_TYPE)?.first_chunk().copied());
-            if kind.map(u32::from_be_bytes) == Some(TYPE_BPF) {
+        let mut request = vec![family(ipv6), 0, 0, 0];
+        request.extend(attribute(ATTR_HOOK, &number.to_be_bytes()));
+        socket.dump(GET, &request, |_, payload| {
+            let info = Attributes::after(payload, NFNL_HEADER_LEN).inside(ATTR_CHAIN_INFO);
+            if info.be32(INFO_TYPE) == Some(TYPE_BPF) {
                 found.push(hook);
             }
         })?;

@@ -5,24 +5,26 @@ use std::collections::BTreeSet;
 use std::io;
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use netlink_sys::SocketAddr;
 
 use super::expr::{self, Expr, Source};
-use super::{xt, xtables, Base, Chain, Element, Family, Hook, Rule, Ruleset, Set, TableId, Value};
-use crate::netlink::wire::{messages, push_attribute, Attributes, Socket};
+use super::{xt, xtables, Base, Chain, Element, Family, FirewallRule, Hook, Ruleset, Set};
+use super::{TableId, Value};
+use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
+use crate::netlink::wire::{
+    self, attribute, c_string, messages, netfilter, text, unless, Attributes, Socket,
+    NFNL_HEADER_LEN,
+};
 
-/// linux/netfilter/nfnetlink.h, nf_tables.h.
-const SUBSYSTEM: u16 = 10;
-const GET_TABLE: u16 = 1;
-const GET_CHAIN: u16 = 4;
-const GET_RULE: u16 = 7;
-const GET_SET: u16 = 10;
-const GET_SET_ELEMENTS: u16 = 13;
-const NEW_GENERATION: u16 = 15;
-const GET_GENERATION: u16 = 16;
-const GROUP_NFTABLES: u32 = 7;
-/// Length of `struct nfgenmsg`.
-const HEADER: usize = 4;
+/// NFT_MSG_* of linux/netfilter/nf_tables.h.
+const GET_TABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 1);
+const GET_CHAIN: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 4);
+const GET_RULE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 7);
+const GET_SET: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 10);
+const GET_SET_ELEMENTS: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 13);
+const NEW_GENERATION: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 15);
+const GET_GENERATION: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 16);
+/// linux/netfilter/nfnetlink.h.
+const NFNLGRP_NFTABLES: u32 = 7;
 
 /// NFT_SET_*.
 pub(super) const SET_ANONYMOUS: u32 = 1;
@@ -54,10 +56,7 @@ impl Ruleset {
     /// Without CAP_NET_ADMIN, or when the ruleset keeps changing. A kernel that has neither kind of
     /// rules has an empty ruleset.
     pub fn read(elements: Elements) -> io::Result<Self> {
-        let mut ruleset = match read_nftables(elements) {
-            Err(e) if no_nftables(&e) => Self::default(),
-            read => read?,
-        };
+        let mut ruleset = unless(read_nftables(elements), &NO_NFTABLES)?.unwrap_or_default();
         xtables::read(&mut ruleset)?;
         ruleset.ipsets_by_device = ruleset.uses_ipsets() && xt::ipsets_by_device();
         Ok(ruleset)
@@ -69,14 +68,14 @@ impl Ruleset {
     /// # Errors
     /// As [`Ruleset::read`].
     pub fn stamp() -> io::Result<Option<u32>> {
-        if xtables::are_there()? {
+        if xtables::legacy_tables()?
+            .iter()
+            .any(|names| !names.is_empty())
+        {
             return Ok(None);
         }
         let numbered = Socket::open_for(NETLINK_NETFILTER).and_then(|mut s| generation(&mut s));
-        match numbered {
-            Err(e) if no_nftables(&e) => Ok(Some(0)),
-            number => Ok(be32(number?.as_deref())),
-        }
+        Ok(unless(numbered, &NO_NFTABLES)?.unwrap_or(Some(0)))
     }
 
     fn uses_ipsets(&self) -> bool {
@@ -88,25 +87,20 @@ impl Ruleset {
     }
 }
 
-/// Whether an error says that the kernel has no nftables.
-fn no_nftables(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)
-    )
-}
+/// Errors by which a kernel says that it has no nftables.
+const NO_NFTABLES: [i32; 3] = [libc::EINVAL, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT];
 
 fn read_nftables(elements: Elements) -> io::Result<Ruleset> {
     let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
     for _ in 0..TRIES {
         let before = generation(&mut socket)?;
         let mut ruleset = Ruleset::default();
-        match read_once(&mut socket, &mut ruleset, elements) {
-            // A table or set went while it was being read.
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
-            read => read?,
-        }
-        if before == generation(&mut socket)? {
+        // ENOENT: a table or set went while it was being read.
+        let read = unless(
+            read_once(&mut socket, &mut ruleset, elements),
+            &[libc::ENOENT],
+        )?;
+        if read.is_some() && before == generation(&mut socket)? {
             return Ok(ruleset);
         }
     }
@@ -115,13 +109,9 @@ fn read_nftables(elements: Elements) -> io::Result<Ruleset> {
     )))
 }
 
-fn generation(socket: &mut Socket) -> io::Result<Option<Vec<u8>>> {
-    let answer = socket.request(kind(GET_GENERATION), 0, &[0; HEADER])?;
-    Ok(answer.and_then(|payload| Some(Attributes::after(&payload, HEADER).get(1)?.to_vec())))
-}
-
-fn kind(message: u16) -> u16 {
-    SUBSYSTEM << 8 | message
+fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
+    let answer = socket.request(GET_GENERATION, 0, &[0; NFNL_HEADER_LEN])?;
+    Ok(answer.and_then(|payload| Attributes::after(&payload, NFNL_HEADER_LEN).be32(1)))
 }
 
 fn family(number: u8) -> Option<Family> {
@@ -151,8 +141,8 @@ fn read_once(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> 
     let tables = &mut ruleset.tables;
     let mut consistent = true;
     let mut dump = |message, each: &mut dyn FnMut(TableId, &Attributes<'_>)| -> io::Result<()> {
-        consistent &= socket.dump(kind(message), &[0; HEADER], |_, payload| {
-            let attributes = Attributes::after(payload, HEADER);
+        consistent &= socket.dump(message, &[0; NFNL_HEADER_LEN], |_, payload| {
+            let attributes = Attributes::after(payload, NFNL_HEADER_LEN);
             let family = payload.first().copied().and_then(family);
             if let (Some(family), Some(table)) = (family, attributes.string(1)) {
                 each((family, table), &attributes);
@@ -161,23 +151,15 @@ fn read_once(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> 
         Ok(())
     };
     dump(GET_TABLE, &mut |id, a| {
-        let flags = a
-            .get(2)
-            .and_then(<[u8]>::first_chunk)
-            .map_or(0, |b| u32::from_be_bytes(*b));
-        tables.entry(id).or_default().dormant = flags & 1 != 0;
+        tables.entry(id).or_default().dormant = a.be32(2).unwrap_or(0) & 1 != 0;
     })?;
     dump(GET_CHAIN, &mut |id, a| {
         let Some(name) = a.string(3) else { return };
-        let base = base(id.0, a);
-        let table = tables.entry(id).or_default();
-        table.chains.insert(
-            name,
-            Chain {
-                base,
-                rules: Vec::new(),
-            },
-        );
+        let chain = Chain {
+            base: base(id.0, a),
+            rules: Vec::new(),
+        };
+        tables.entry(id).or_default().chains.insert(name, chain);
     })?;
     dump(GET_SET, &mut |id, a| {
         if let (Some(name), Some(set)) = (a.string(2), set(a)) {
@@ -212,13 +194,13 @@ fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements)
                 continue;
             }
             let mut request = vec![number(*family), 0, 0, 0];
-            push_attribute(&mut request, 1, &[name.as_bytes(), b"\0"].concat());
-            push_attribute(&mut request, 2, &[set_name.as_bytes(), b"\0"].concat());
+            request.extend(attribute(1, &c_string(name)));
+            request.extend(attribute(2, &c_string(set_name)));
             let mut found = Vec::new();
-            let consistent = socket.dump(kind(GET_SET_ELEMENTS), &request, |_, payload| {
-                let list = Attributes::after(payload, HEADER).nested(3);
-                let values = list.iter().flat_map(Attributes::values);
-                found.extend(values.map(|value| element(&Attributes::after(value, 0))));
+            let consistent = socket.dump(GET_SET_ELEMENTS, &request, |_, payload| {
+                let list = Attributes::after(payload, NFNL_HEADER_LEN).inside(3);
+                let elements = list.values().map(|value| Attributes::after(value, 0));
+                found.extend(elements.map(|attributes| element(&attributes)));
             })?;
             if !consistent {
                 return Err(io::Error::from_raw_os_error(libc::ENOENT));
@@ -231,7 +213,7 @@ fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements)
 }
 
 /// Sets that a rule looks up with something that may be about a device, and verdict maps.
-fn sets_of_devices(rule: &Rule) -> Vec<String> {
+fn sets_of_devices(rule: &FirewallRule) -> Vec<String> {
     let by_device = rule.exprs.iter().any(|expr| match expr {
         Expr::Load {
             source: Source::Meta(key),
@@ -255,13 +237,9 @@ fn sets_of_devices(rule: &Rule) -> Vec<String> {
     sets.collect()
 }
 
-fn be32(bytes: Option<&[u8]>) -> Option<u32> {
-    bytes?.first_chunk().map(|b| u32::from_be_bytes(*b))
-}
-
 fn base(family: Family, chain: &Attributes<'_>) -> Option<Base> {
     let hook = chain.nested(4)?;
-    let number = be32(hook.get(1))?;
+    let number = hook.be32(1)?;
     let hook_of_ip = [
         Hook::Prerouting,
         Hook::Input,
@@ -278,52 +256,42 @@ fn base(family: Family, chain: &Attributes<'_>) -> Option<Base> {
     const DEVICE_PREFIX: u16 = 2;
     let mut devices: Vec<String> = hook.string(3).into_iter().collect();
     if let Some(list) = hook.nested(4) {
-        devices.extend(list.iter().map(|(kind, name)| {
-            let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-            let name = String::from_utf8_lossy(&name[..end]);
-            match kind {
-                DEVICE_PREFIX => format!("{name}*"),
-                _ => name.into_owned(),
-            }
+        devices.extend(list.iter().map(|(kind, name)| match kind {
+            DEVICE_PREFIX => format!("{}*", text(name)),
+            _ => text(name),
         }));
     }
     devices.sort();
     devices.dedup();
     Some(Base {
         hook: at,
-        priority: be32(hook.get(2)).map_or(0, u32::cast_signed),
+        priority: hook.be32(2).map_or(0, u32::cast_signed),
         kind: chain.string(7).unwrap_or_default(),
         devices,
-        drops: be32(chain.get(5)) == Some(0),
+        drops: chain.be32(5) == Some(0),
     })
 }
 
-fn rule(a: &Attributes<'_>) -> Rule {
-    let handle = a
-        .get(3)
-        .and_then(|b| b.first_chunk())
-        .map_or(0, |b| u64::from_be_bytes(*b));
-    let list = a.nested(4);
-    let exprs = list.iter().flat_map(Attributes::values).map(|value| {
+fn rule(a: &Attributes<'_>) -> FirewallRule {
+    let list = a.inside(4);
+    let exprs = list.values().map(|value| {
         let expr = Attributes::after(value, 0);
         let name = expr.string(1).unwrap_or_default();
-        let data = expr.nested(2).unwrap_or_else(|| Attributes::after(&[], 0));
-        expr::parse(&name, &data)
+        expr::parse(&name, &expr.inside(2))
     });
-    Rule {
-        handle,
+    FirewallRule {
+        handle: a.be64(3).unwrap_or(0),
         exprs: exprs.collect(),
     }
 }
 
 fn set(a: &Attributes<'_>) -> Option<Set> {
-    let concat = a.nested(9).and_then(|description| description.nested(2));
-    let fields = concat.iter().flat_map(Attributes::values);
-    let field = |value| be32(Attributes::after(value, 0).get(1)).map(|len| len as usize);
+    let concat = a.inside(9).inside(2);
+    let field = |value| Attributes::after(value, 0).be32(1).map(|len| len as usize);
     Some(Set {
-        flags: be32(a.get(3)).unwrap_or(0),
-        key_len: be32(a.get(5))? as usize,
-        fields: fields.filter_map(field).collect(),
+        flags: a.be32(3).unwrap_or(0),
+        key_len: a.be32(5)? as usize,
+        fields: concat.values().filter_map(field).collect(),
         elements: None,
     })
 }
@@ -338,7 +306,7 @@ fn element(a: &Attributes<'_>) -> Element {
     Element {
         key: data(1).unwrap_or_default(),
         key_end: data(10),
-        flags: be32(a.get(3)).unwrap_or(0),
+        flags: a.be32(3).unwrap_or(0),
         value,
     }
 }
@@ -350,21 +318,17 @@ fn element(a: &Attributes<'_>) -> Element {
 /// # Errors
 /// When the kernel has no nfnetlink, or without CAP_NET_ADMIN.
 pub fn notifications() -> io::Result<netlink_sys::Socket> {
-    let mut socket = netlink_sys::Socket::new(NETLINK_NETFILTER)?;
-    // Where the kernel allows no more, losses are noticed.
-    let _ = socket.set_rx_buf_sz(1u32 << 20);
-    socket.bind(&SocketAddr::new(0, 1 << (GROUP_NFTABLES - 1)))?;
-    Ok(socket)
+    wire::subscribe(NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])
 }
 
 /// Whether a datagram of [`notifications`] is about a table that has none of these names.
 pub fn changed(datagram: &[u8], own_tables: &[&str]) -> bool {
     messages(datagram).any(|message| {
         // Every transaction ends with the number of the new generation.
-        if message.message_type() == kind(NEW_GENERATION) {
+        if message.message_type() == NEW_GENERATION {
             return false;
         }
-        let table = Attributes::after(message.payload(), HEADER).string(1);
+        let table = Attributes::after(message.payload(), NFNL_HEADER_LEN).string(1);
         table.is_none_or(|table| !own_tables.contains(&table.as_str()))
     })
 }

@@ -22,7 +22,7 @@ pub(super) struct Registers {
 }
 
 /// What is known of a comparison.
-pub(super) enum Answer {
+pub(super) enum Comparison {
     Yes,
     No,
     If(String),
@@ -106,7 +106,7 @@ pub(super) fn render(bytes: &[Byte]) -> String {
     text
 }
 
-pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Answer {
+pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Comparison {
     if let Some(known) = known(bytes) {
         let holds = match op {
             Op::Eq => known == data,
@@ -116,34 +116,38 @@ pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Answer {
             Op::Gt => &known[..] > data,
             Op::Ge => &known[..] >= data,
         };
-        return if holds { Answer::Yes } else { Answer::No };
+        return if holds {
+            Comparison::Yes
+        } else {
+            Comparison::No
+        };
     }
     if !matches!(op, Op::Eq | Op::Ne) {
-        return Answer::If(format!("{} {op:?} {}", render(bytes), hex(data)));
+        return Comparison::If(format!("{} {op:?} {}", render(bytes), hex(data)));
     }
     let pairs = bytes.iter().zip(data);
     let differ = |(byte, data): (&Byte, &u8)| matches!(byte, Byte::Known(byte) if byte != data);
     if pairs.clone().any(differ) {
         return if op == Op::Eq {
-            Answer::No
+            Comparison::No
         } else {
-            Answer::Yes
+            Comparison::Yes
         };
     }
     let open = pairs.filter(|(byte, _)| !matches!(byte, Byte::Known(_)));
     let (open, data): (Vec<Byte>, Vec<u8>) = open.map(|(b, d)| (b.clone(), *d)).unzip();
-    Answer::If(format!("{} {op:?} {}", render(&open), hex(&data)))
+    Comparison::If(format!("{} {op:?} {}", render(&open), hex(&data)))
 }
 
-pub(super) fn in_range(invert: bool, bytes: &[Byte], from: &[u8], to: &[u8]) -> Answer {
+pub(super) fn in_range(invert: bool, bytes: &[Byte], from: &[u8], to: &[u8]) -> Comparison {
     match known(bytes) {
         Some(known) => match (from <= &known[..] && &known[..] <= to) != invert {
-            true => Answer::Yes,
-            false => Answer::No,
+            true => Comparison::Yes,
+            false => Comparison::No,
         },
         None => {
             let not = if invert { "not " } else { "" };
-            Answer::If(format!(
+            Comparison::If(format!(
                 "{} {not}in {}-{}",
                 render(bytes),
                 hex(from),

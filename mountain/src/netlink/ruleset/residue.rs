@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use sha2::{Digest, Sha256};
 
-use super::{text, Family, Rule, RuleRef, Table};
+use super::{text, Family, FirewallRule, FirewallTable, RuleRef};
 
 /// What a statement does to a packet, or because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,20 +69,20 @@ pub(super) enum End {
     Branch(String, Vec<(String, End)>),
 }
 
-/// Where a line comes from.
+/// Where a line comes from: the chain that is run, and the rule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin<'a> {
     pub family: Family,
     pub table_name: &'a str,
-    pub table: &'a Table,
+    pub table: &'a FirewallTable,
     pub chain: &'a str,
     /// `None`: the policy.
-    pub rule: Option<&'a Rule>,
+    pub rule: Option<&'a FirewallRule>,
 }
 
 /// What remains of a rule.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
+pub(super) struct ResidueLine {
     pub steps: Vec<Step>,
     pub end: End,
     pub origin: OriginId,
@@ -95,11 +95,11 @@ pub(super) type OriginId = usize;
 /// What remains of a chain.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Body {
-    pub lines: Vec<Rc<Line>>,
+    pub lines: Vec<Rc<ResidueLine>>,
     pub digest: [u8; 32],
 }
 
-impl Line {
+impl ResidueLine {
     pub fn new(steps: Vec<Step>, end: End, origin: OriginId) -> Self {
         let mut hash = Sha256::new();
         for step in &steps {
@@ -174,7 +174,7 @@ impl End {
 }
 
 impl Body {
-    pub fn new(lines: Vec<Rc<Line>>) -> Self {
+    pub fn new(lines: Vec<Rc<ResidueLine>>) -> Self {
         let mut hash = Sha256::new();
         lines.iter().for_each(|line| hash.update(line.digest));
         let digest = hash.finalize().into();
@@ -296,7 +296,7 @@ fn first_difference(a: &Residue<'_>, ours: &Body, b: &Residue<'_>, theirs: &Body
             if let (End::Jump(x) | End::Goto(x), End::Jump(y) | End::Goto(y)) =
                 (&line.end, &their.end)
             {
-                let all = |line: &Line| format!("{:?}", line.steps);
+                let all = |line: &ResidueLine| format!("{:?}", line.steps);
                 if all(line) == all(their) && x.digest != y.digest {
                     return first_difference(a, x, b, y);
                 }
@@ -317,7 +317,7 @@ fn first_difference(a: &Residue<'_>, ours: &Body, b: &Residue<'_>, theirs: &Body
 }
 
 /// A rule, or the first one that it leads to.
-fn inner(residue: &Residue<'_>, line: &Line) -> RuleRef {
+fn inner(residue: &Residue<'_>, line: &ResidueLine) -> RuleRef {
     match &line.end {
         End::Jump(body) | End::Goto(body) if line.only_decides() && !body.lines.is_empty() => {
             first(residue, body)

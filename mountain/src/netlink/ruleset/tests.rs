@@ -164,7 +164,7 @@ fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
     };
     let rules = rules
         .into_iter()
-        .map(|exprs| Rule { handle: 1, exprs })
+        .map(|exprs| FirewallRule { handle: 1, exprs })
         .collect();
     let chains = BTreeMap::from([(
         "out".to_owned(),
@@ -173,9 +173,9 @@ fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
             rules,
         },
     )]);
-    let table = Table {
+    let table = FirewallTable {
         chains,
-        ..Table::default()
+        ..FirewallTable::default()
     };
     Ruleset {
         tables: BTreeMap::from([((Family::Inet, "t".to_owned()), table)]),

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::expr::{self, hex, Bitwise, Expr, Op, Reg, Source, Statement, Verdict};
 use super::read::SET_ANONYMOUS;
-use super::{xt, Table};
+use super::{xt, FirewallTable};
+use crate::netlink::wire;
 
 /// Longest text of a set's elements.
 const ELEMENTS_MAX: usize = 60;
@@ -27,7 +28,7 @@ enum Form {
 }
 
 /// A rule as text.
-pub(super) fn rule(rule: &super::Rule, table: &Table) -> String {
+pub(super) fn rule(rule: &super::FirewallRule, table: &FirewallTable) -> String {
     let mut writer = Writer {
         table,
         registers: BTreeMap::new(),
@@ -68,7 +69,7 @@ fn statement_name(statement: &Statement) -> &str {
 }
 
 struct Writer<'a> {
-    table: &'a Table,
+    table: &'a FirewallTable,
     registers: BTreeMap<Reg, (String, Form)>,
     /// Lengths of the prefixes that are left in registers.
     prefixes: BTreeMap<Reg, u32>,
@@ -286,10 +287,9 @@ fn value(bytes: &[u8], form: Form) -> String {
     };
     match form {
         Form::Name => {
-            let end = bytes.iter().position(|byte| *byte == 0);
-            let name = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned();
+            let name = wire::text(bytes);
             // Shorter than a register and without an end: the beginning of names.
-            match end.is_none() && bytes.len() < 16 {
+            match !bytes.contains(&0) && bytes.len() < 16 {
                 true => format!("\"{name}*\""),
                 false => format!("\"{name}\""),
             }

@@ -4,9 +4,12 @@
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::expr::{self, Bitwise, Expr, Op, Source};
+use super::expr::{self, Expr, Source};
 use super::residue::EffectKind;
-use crate::netlink::wire::{Attributes, Socket};
+use super::xtables::compare;
+use crate::netlink::wire::{
+    self, attribute, netfilter, u16_at, u32_at, Attributes, NFNL_HEADER_LEN,
+};
 
 /// Matches that look at nothing that the device or the route decides (net/netfilter/xt_*.c,
 /// ipt_*.c, ip6t_*.c). `tcp`, `udp`, `mark` and `devgroup` are evaluated, see [`as_exprs`].
@@ -73,7 +76,7 @@ const BY_PACKET: &[&str] = &[
 
 /// How a match is dealt with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Match {
+pub(super) enum MatchKind {
     /// Holds always.
     Always,
     /// Asks the packet.
@@ -84,20 +87,25 @@ pub(super) enum Match {
     Device,
 }
 
-pub(super) fn classify(name: &str, revision: u32, info: &[u8], ipsets_by_device: bool) -> Match {
+pub(super) fn classify(
+    name: &str,
+    revision: u32,
+    info: &[u8],
+    ipsets_by_device: bool,
+) -> MatchKind {
     const ADDRTYPE_IFACE_OUT: u8 = 8;
     match name {
-        "comment" => Match::Always,
-        "recent" => Match::Remembers,
-        "addrtype" if revision == 0 => Match::Packet,
+        "comment" => MatchKind::Always,
+        "recent" => MatchKind::Remembers,
+        "addrtype" if revision == 0 => MatchKind::Packet,
         "addrtype" => match u32_at(info, 4).is_some_and(|f| f & u32::from(ADDRTYPE_IFACE_OUT) == 0)
         {
-            true => Match::Packet,
-            false => Match::Device,
+            true => MatchKind::Packet,
+            false => MatchKind::Device,
         },
-        "set" if !ipsets_by_device => Match::Packet,
-        name if BY_PACKET.contains(&name) => Match::Packet,
-        _ => Match::Device,
+        "set" if !ipsets_by_device => MatchKind::Packet,
+        name if BY_PACKET.contains(&name) => MatchKind::Packet,
+        _ => MatchKind::Device,
     }
 }
 
@@ -124,19 +132,8 @@ pub(super) fn as_exprs(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Exp
     }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .map(|b| u32::from_ne_bytes(*b))
-}
-
 fn ports(info: &[u8], inverted: u8) -> Option<Vec<Expr>> {
-    let port = |i: usize| {
-        info.get(i * 2..)?
-            .first_chunk()
-            .map(|b| u16::from_ne_bytes(*b))
-    };
+    let port = |i: usize| u16_at(info, i * 2);
     let mut exprs = Vec::new();
     for (side, offset) in [(0, 0), (1, 2)] {
         let (from, to) = (port(side * 2)?, port(side * 2 + 1)?);
@@ -145,51 +142,25 @@ fn ports(info: &[u8], inverted: u8) -> Option<Vec<Expr>> {
             continue;
         }
         let source = Source::Payload(2, offset, 2);
-        exprs.push(Expr::Load {
-            source,
-            dreg: SCRATCH,
-            len: 2,
-        });
-        exprs.push(match from == to {
-            true => Expr::Cmp {
-                op: if invert { Op::Ne } else { Op::Eq },
-                sreg: SCRATCH,
-                data: from.to_be_bytes().to_vec(),
-            },
-            false => Expr::Range {
+        let first = from.to_be_bytes();
+        let mut asked = compare(SCRATCH, source, None, &first, invert);
+        if from != to {
+            asked.pop();
+            asked.push(Expr::Range {
                 invert,
                 sreg: SCRATCH,
-                from: from.to_be_bytes().to_vec(),
+                from: first.to_vec(),
                 to: to.to_be_bytes().to_vec(),
-            },
-        });
+            });
+        }
+        exprs.extend(asked);
     }
     Some(exprs)
 }
 
 fn masked(key: u32, value: u32, mask: u32, invert: bool) -> Vec<Expr> {
-    let load = Expr::Load {
-        source: Source::Meta(key),
-        dreg: SCRATCH,
-        len: 4,
-    };
-    let mask = Expr::Bitwise {
-        sreg: SCRATCH,
-        dreg: SCRATCH,
-        len: 4,
-        how: Bitwise::MaskXor(mask.to_ne_bytes().to_vec(), vec![0; 4]),
-    };
-    let op = if invert { Op::Ne } else { Op::Eq };
-    let data = value.to_ne_bytes().to_vec();
-    vec![
-        load,
-        mask,
-        Expr::Cmp {
-            op,
-            sreg: SCRATCH,
-            data,
-        },
-    ]
+    let (value, mask) = (value.to_ne_bytes(), mask.to_ne_bytes());
+    compare(SCRATCH, Source::Meta(key), Some(&mask), &value, invert)
 }
 
 /// struct xt_devgroup_info: flags, then group and mask of either side.
@@ -241,26 +212,26 @@ pub(super) fn target(name: &str, info: &[u8]) -> (Option<EffectKind>, bool) {
 /// Targets by which the route's MTU becomes part of the packet.
 pub(super) fn asks_mtu(name: &str, info: &[u8]) -> bool {
     // XT_TCPMSS_CLAMP_PMTU
-    name == "TCPMSS" && info.first_chunk().map(|b| u16::from_ne_bytes(*b)) == Some(u16::MAX)
+    name == "TCPMSS" && u16_at(info, 0) == Some(u16::MAX)
 }
 
 /// Whether some set of the kernel's ipset is about devices, or whether there are such is not known.
 pub(super) fn ipsets_by_device() -> bool {
-    const SUBSYSTEM: u16 = 6;
-    const LIST: u16 = 7;
+    /// NFNL_SUBSYS_IPSET, IPSET_CMD_LIST.
+    const LIST: u16 = netfilter(6, 7);
     const ATTR_PROTOCOL: u16 = 1;
     const ATTR_TYPENAME: u16 = 3;
     const ATTR_FLAGS: u16 = 6;
     const FLAG_LIST_HEADER: u32 = 1 << 2;
     let mut found = false;
-    let mut request = vec![0; 4];
-    crate::netlink::wire::push_attribute(&mut request, ATTR_PROTOCOL, &[6]);
-    crate::netlink::wire::push_attribute(&mut request, ATTR_FLAGS, &FLAG_LIST_HEADER.to_be_bytes());
-    let listed = Socket::open_for(NETLINK_NETFILTER).and_then(|mut socket| {
-        socket.dump(SUBSYSTEM << 8 | LIST, &request, |_, payload| {
-            let kind = Attributes::after(payload, 4).string(ATTR_TYPENAME);
-            found |= kind.is_some_and(|kind| kind.contains("iface"));
-        })
+    let request = [
+        vec![0; NFNL_HEADER_LEN],
+        attribute(ATTR_PROTOCOL, &[6]),
+        attribute(ATTR_FLAGS, &FLAG_LIST_HEADER.to_be_bytes()),
+    ];
+    let listed = wire::dump(NETLINK_NETFILTER, LIST, &request.concat(), |_, payload| {
+        let kind = Attributes::after(payload, NFNL_HEADER_LEN).string(ATTR_TYPENAME);
+        found |= kind.is_some_and(|kind| kind.contains("iface"));
     });
     found || listed.is_err()
 }

@@ -9,8 +9,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{socket, AddressFamily, SockFlag, SockProtocol, SockType};
 
-use super::expr::{self, Bitwise, Expr, Op, Source, Verdict};
-use super::{Base, Family, Hook, Rule, Ruleset, Table};
+use super::expr::{self, Bitwise, Expr, Op, Reg, Source, Verdict};
+use super::{Base, Family, FirewallRule, FirewallTable, Hook, Ruleset};
+use crate::netlink::wire::{text, u16_at, u32_at};
 
 /// IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; those of IPv6 have the same numbers.
 const GET_INFO: libc::c_int = 64;
@@ -45,31 +46,26 @@ fn names(file: &str) -> io::Result<String> {
     }
 }
 
-/// Whether there are any tables.
-pub(super) fn are_there() -> io::Result<bool> {
-    for (_, file) in LISTS {
-        if !names(file)?.is_empty() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+/// Names of the tables that there are of IPv4 and of IPv6, a line each.
+pub(crate) fn legacy_tables() -> io::Result<[String; 2]> {
+    let [ipv4, ipv6] = LISTS.map(|(_, file)| names(file));
+    Ok([ipv4?, ipv6?])
 }
 
 /// Adds the tables that the kernel lists, and asks for no others: asking makes a table.
 pub(super) fn read(ruleset: &mut Ruleset) -> io::Result<()> {
-    for (family, file) in LISTS {
-        let names = names(file)?;
+    for ((family, _), names) in LISTS.iter().zip(legacy_tables()?) {
         for name in names.split_whitespace() {
-            let table = read_table(family, name).map_err(|e| {
+            let table = read_table(*family, name).map_err(|e| {
                 io::Error::new(e.kind(), format!("{} -t {name}: {e}", family.name()))
             })?;
-            ruleset.tables.insert((family, name.to_owned()), table);
+            ruleset.tables.insert((*family, name.to_owned()), table);
         }
     }
     Ok(())
 }
 
-fn read_table(family: Family, name: &str) -> io::Result<Table> {
+fn read_table(family: Family, name: &str) -> io::Result<FirewallTable> {
     let (domain, level) = match family {
         Family::LegacyIp6 => (AddressFamily::Inet6, libc::SOL_IPV6),
         _ => (AddressFamily::Inet, libc::SOL_IP),
@@ -142,18 +138,9 @@ impl Head {
     }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .map(|b| u32::from_ne_bytes(*b))
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .map(|b| u16::from_ne_bytes(*b).into())
+/// A length or an offset.
+fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
+    u16_at(bytes, at).map(usize::from)
 }
 
 /// Priority of a table's base chains (NF_IP_PRI_*).
@@ -183,23 +170,19 @@ impl<'a> Entry<'a> {
 
 /// Name, revision and options of a match or target: `struct xt_entry_match`.
 fn module(bytes: &[u8]) -> Option<(String, u32, &[u8])> {
-    let size = u16_at(bytes, 0)?;
-    let name = bytes.get(2..31)?;
-    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-    let name = String::from_utf8_lossy(&name[..end]).into_owned();
+    let size = length_at(bytes, 0)?;
+    let name = text(bytes.get(2..31)?);
     Some((name, u32::from(*bytes.get(31)?), bytes.get(32..size)?))
 }
 
 /// The chains of a table's block of entries. `None`: it is not as expected.
-pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Table> {
+pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<FirewallTable> {
     let ip_len = if family == Family::LegacyIp6 { 136 } else { 84 };
     let mut entries = Vec::new();
     let mut at = 0;
     while at < block.len() {
-        let (target_at, next) = (
-            u16_at(block, at + ip_len + 4)?,
-            u16_at(block, at + ip_len + 6)?,
-        );
+        let target_at = length_at(block, at + ip_len + 4)?;
+        let next = length_at(block, at + ip_len + 6)?;
         let bytes = block.get(at..at.checked_add(next).filter(|_| next > 0)?)?;
         entries.push(Entry {
             at,
@@ -218,12 +201,10 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Table> 
     for entry in &entries {
         let (name, _, info) = entry.target()?;
         if name == "ERROR" {
-            let end = info.iter().position(|b| *b == 0).unwrap_or(info.len());
-            let chain = String::from_utf8_lossy(&info[..end]).into_owned();
-            starts.insert(entry.at + entry.bytes.len(), chain);
+            starts.insert(entry.at + entry.bytes.len(), text(info));
         }
     }
-    let mut table = Table::default();
+    let mut table = FirewallTable::default();
     let mut chain = String::new();
     for entry in &entries {
         if let Some(name) = starts.get(&entry.at) {
@@ -235,7 +216,7 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Table> 
         }
         let exprs = rule(family, entry, &starts)?;
         let rules = &mut table.chains.entry(chain.clone()).or_default().rules;
-        rules.push(Rule {
+        rules.push(FirewallRule {
             handle: rules.len() as u64 + 1,
             exprs,
         });
@@ -261,13 +242,11 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Table> 
 
 fn rule(family: Family, entry: &Entry<'_>, starts: &BTreeMap<usize, String>) -> Option<Vec<Expr>> {
     let mut exprs = Vec::new();
-    let (gotos, header) = match family {
-        Family::LegacyIp6 => (conditions_ipv6(entry.bytes, &mut exprs)?, 168),
-        _ => (conditions_ipv4(entry.bytes, &mut exprs)?, 112),
-    };
-    let mut at = header;
+    let ipv6 = family == Family::LegacyIp6;
+    let gotos = conditions(entry.bytes, ipv6, &mut exprs)?;
+    let mut at = if ipv6 { 168 } else { 112 };
     while at < entry.target_at {
-        let size = u16_at(entry.bytes, at)?;
+        let size = length_at(entry.bytes, at)?;
         let (name, revision, info) = module(entry.bytes.get(at..)?)?;
         exprs.push(Expr::Match {
             name,
@@ -305,28 +284,31 @@ fn rule(family: Family, entry: &Entry<'_>, starts: &BTreeMap<usize, String>) -> 
 }
 
 /// Register for what conditions load.
-const SCRATCH: usize = 0;
+const SCRATCH: Reg = 0;
 
-fn compare(source: Source, mask: Option<&[u8]>, data: &[u8], invert: bool) -> Vec<Expr> {
+/// Whether what comes from `source`, by way of a register, is `data`.
+pub(super) fn compare(
+    scratch: Reg,
+    source: Source,
+    mask: Option<&[u8]>,
+    data: &[u8],
+    invert: bool,
+) -> Vec<Expr> {
     let len = data.len();
     let mut exprs = vec![Expr::Load {
         source,
-        dreg: SCRATCH,
+        dreg: scratch,
         len,
     }];
-    if let Some(mask) = mask.filter(|mask| mask.iter().any(|b| *b != 0xff)) {
-        let how = Bitwise::MaskXor(mask.to_vec(), vec![0; len]);
-        exprs.push(Expr::Bitwise {
-            sreg: SCRATCH,
-            dreg: SCRATCH,
-            len,
-            how,
-        });
-    }
-    let op = if invert { Op::Ne } else { Op::Eq };
+    exprs.extend(mask.map(|mask| Expr::Bitwise {
+        sreg: scratch,
+        dreg: scratch,
+        len,
+        how: Bitwise::MaskXor(mask.to_vec(), vec![0; len]),
+    }));
     exprs.push(Expr::Cmp {
-        op,
-        sreg: SCRATCH,
+        op: if invert { Op::Ne } else { Op::Eq },
+        sreg: scratch,
         data: data.to_vec(),
     });
     exprs
@@ -346,12 +328,9 @@ fn address(
     if mask.iter().all(|b| *b == 0) && !invert {
         return Some(Vec::new());
     }
-    Some(compare(
-        Source::Payload(1, offset, len),
-        Some(mask),
-        data,
-        invert,
-    ))
+    let source = Source::Payload(1, offset, len);
+    let mask = Some(mask).filter(|mask| mask.iter().any(|b| *b != 0xff));
+    Some(compare(SCRATCH, source, mask, data, invert))
 }
 
 /// A device's name, or its beginning.
@@ -360,7 +339,7 @@ fn device(key: u32, name: &[u8], mask: &[u8], invert: bool) -> Vec<Expr> {
     if len == 0 && !invert {
         return Vec::new();
     }
-    let mut exprs = compare(Source::Meta(key), None, &name[..len], invert);
+    let mut exprs = compare(SCRATCH, Source::Meta(key), None, &name[..len], invert);
     if let Some(Expr::Load { len, .. }) = exprs.first_mut() {
         *len = 16;
     }
@@ -372,67 +351,77 @@ const INVERT_OIF: u8 = 0x02;
 const INVERT_SOURCE: u8 = 0x08;
 const INVERT_DESTINATION: u8 = 0x10;
 const INVERT_FRAGMENT: u8 = 0x20;
+const INVERT_TOS: u8 = 0x04;
 const INVERT_PROTOCOL: u8 = 0x40;
 
-/// What `struct ipt_ip` asks; true for a goto.
-fn conditions_ipv4(b: &[u8], exprs: &mut Vec<Expr>) -> Option<bool> {
-    let (flags, inverted) = (*b.get(82)?, *b.get(83)?);
-    exprs.extend(address(b, 0, 8, 4, 12, inverted & INVERT_SOURCE != 0)?);
-    exprs.extend(address(
-        b,
-        4,
-        12,
-        4,
-        16,
-        inverted & INVERT_DESTINATION != 0,
-    )?);
-    devices(b, 16, inverted, exprs)?;
-    let protocol = u16_at(b, 80)? as u8;
-    if protocol != 0 {
-        let invert = inverted & INVERT_PROTOCOL != 0;
-        exprs.extend(compare(
-            Source::Meta(expr::META_L4PROTO),
-            None,
-            &[protocol],
-            invert,
-        ));
-    }
-    if flags & 1 != 0 {
-        exprs.push(Expr::Condition(format!(
-            "fragment {}",
-            inverted & INVERT_FRAGMENT == 0
-        )));
-    }
-    Some(flags & 2 != 0)
+/// Where in `struct ipt_ip` and `struct ip6t_ip6` something is: source and destination, then their masks;
+/// names and masks of both devices; the protocol, flags and inverting flags.
+struct Layout {
+    addresses: [usize; 2],
+    masks: [usize; 2],
+    devices: usize,
+    protocol: usize,
+    flags: usize,
+    inverted: usize,
+    /// Of an address, and where they are in a packet.
+    len: u32,
+    offsets: [u32; 2],
 }
 
-/// What `struct ip6t_ip6` asks; true for a goto.
-fn conditions_ipv6(b: &[u8], exprs: &mut Vec<Expr>) -> Option<bool> {
-    let (tos, flags, inverted) = (*b.get(130)?, *b.get(131)?, *b.get(132)?);
-    exprs.extend(address(b, 0, 32, 16, 8, inverted & INVERT_SOURCE != 0)?);
-    exprs.extend(address(
-        b,
-        16,
-        48,
-        16,
-        24,
-        inverted & INVERT_DESTINATION != 0,
-    )?);
-    devices(b, 64, inverted, exprs)?;
-    let protocol = u16_at(b, 128)? as u8;
-    if flags & 1 != 0 && protocol != 0 {
-        let invert = inverted & INVERT_PROTOCOL != 0;
-        exprs.extend(compare(
-            Source::Meta(expr::META_L4PROTO),
-            None,
-            &[protocol],
-            invert,
-        ));
+const IPV4: Layout = Layout {
+    addresses: [0, 4],
+    masks: [8, 12],
+    devices: 16,
+    protocol: 80,
+    flags: 82,
+    inverted: 83,
+    len: 4,
+    offsets: [12, 16],
+};
+
+const IPV6: Layout = Layout {
+    addresses: [0, 16],
+    masks: [32, 48],
+    devices: 64,
+    protocol: 128,
+    flags: 131,
+    inverted: 132,
+    len: 16,
+    offsets: [8, 24],
+};
+
+/// What an entry asks before its matches; true for a goto.
+fn conditions(b: &[u8], ipv6: bool, exprs: &mut Vec<Expr>) -> Option<bool> {
+    let at = if ipv6 { IPV6 } else { IPV4 };
+    let (flags, inverted) = (*b.get(at.flags)?, *b.get(at.inverted)?);
+    for (i, flag) in [INVERT_SOURCE, INVERT_DESTINATION].into_iter().enumerate() {
+        let (from, mask) = (at.addresses[i], at.masks[i]);
+        let invert = inverted & flag != 0;
+        exprs.extend(address(b, from, mask, at.len, at.offsets[i], invert)?);
     }
-    if flags & 2 != 0 {
-        exprs.push(Expr::Condition(format!("tos {tos} {}", inverted & 4 == 0)));
+    devices(b, at.devices, inverted, exprs)?;
+    let protocol = u16_at(b, at.protocol)? as u8;
+    if protocol != 0 && (!ipv6 || flags & 1 != 0) {
+        exprs.extend(by_protocol(protocol, inverted));
     }
-    Some(flags & 4 != 0)
+    let (condition, goto) = match ipv6 {
+        false => {
+            let text = format!("fragment {}", inverted & INVERT_FRAGMENT == 0);
+            ((flags & 1 != 0).then_some(text), 2)
+        }
+        true => {
+            let text = format!("tos {} {}", b.get(130)?, inverted & INVERT_TOS == 0);
+            ((flags & 2 != 0).then_some(text), 4)
+        }
+    };
+    exprs.extend(condition.map(Expr::Condition));
+    Some(flags & goto != 0)
+}
+
+fn by_protocol(protocol: u8, inverted: u8) -> Vec<Expr> {
+    let source = Source::Meta(expr::META_L4PROTO);
+    let invert = inverted & INVERT_PROTOCOL != 0;
+    compare(SCRATCH, source, None, &[protocol], invert)
 }
 
 /// Names and masks of both devices, 16 bytes each.

@@ -3,33 +3,11 @@
 
 use std::collections::HashMap;
 
-use super::super::wire::Attributes;
-use super::{ds_field, network, u32_at, Action, Rule, AF_INET, AF_INET6};
+use super::super::uapi::*;
+use super::super::wire::{bytes_at, u32_at, Attributes, AF_INET, AF_INET6};
+use super::{ds_field, network, Action, RoutingRule};
 
-// Attributes, actions and flags of rules (include/uapi/linux/fib_rules.h).
-const FRA_DST: u16 = 1;
-const FRA_SRC: u16 = 2;
-const FRA_IIFNAME: u16 = 3;
-const FRA_GOTO: u16 = 4;
-const FRA_PRIORITY: u16 = 6;
-const FRA_FWMARK: u16 = 10;
-const FRA_TUN_ID: u16 = 12;
-const FRA_SUPPRESS_IFGROUP: u16 = 13;
-const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
-const FRA_TABLE: u16 = 15;
-const FRA_FWMASK: u16 = 16;
-const FRA_OIFNAME: u16 = 17;
-const FRA_L3MDEV: u16 = 19;
-const FRA_UID_RANGE: u16 = 20;
-const FRA_IP_PROTO: u16 = 22;
-const FRA_SPORT_RANGE: u16 = 23;
-const FRA_DPORT_RANGE: u16 = 24;
-const FRA_DSCP: u16 = 25;
-const FRA_FLOWLABEL: u16 = 26;
-const FRA_SPORT_MASK: u16 = 28;
-const FRA_DPORT_MASK: u16 = 29;
-const FRA_DSCP_MASK: u16 = 30;
-const FR_ACT_TO_TBL: u8 = 1;
+// Actions and flags of rules (include/uapi/linux/fib_rules.h).
 const FR_ACT_GOTO: u8 = 2;
 const FR_ACT_NOP: u8 = 3;
 const FIB_RULE_INVERT: u32 = 0x02;
@@ -38,14 +16,14 @@ const FIB_RULE_UNRESOLVED: u32 = 0x04;
 const NO_LIMIT: u32 = u32::MAX;
 
 /// A rule from its message; `None`: of another family, or broken. `indexes`: the devices by name.
-pub(super) fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<Rule> {
+pub(crate) fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<RoutingRule> {
     // struct fib_rule_hdr: family, dst_len, src_len, tos, table, reserved (2), action, flags (4)
-    let &[family, dst_length, src_length, tos, table, _, _, action] = payload.first_chunk()?;
+    let [family, dst_length, src_length, tos, table, _, _, action] = bytes_at(payload, 0)?;
     if !matches!(family, AF_INET | AF_INET6) {
         return None;
     }
     let flags = u32_at(payload, 8)?;
-    let attributes = Attributes::after(payload, 12);
+    let attributes = Attributes::after(payload, RTM_HEADER_LEN);
     let action = if attributes.u8(FRA_L3MDEV).unwrap_or(0) != 0 {
         Action::L3mdev
     } else {
@@ -72,7 +50,7 @@ pub(super) fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Opt
         0 => None,
         length => network(family, attributes.ip(kind), length),
     };
-    Some(Rule {
+    Some(RoutingRule {
         ipv6: family == AF_INET6,
         priority: attributes.u32(FRA_PRIORITY).unwrap_or(0),
         action,

@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 
-use super::NFTA_SET_ELEM_KEY;
-use super::{is_there, set_elements, Attributes, NFTA_DATA_VALUE, NFTA_SET_ELEM_DATA};
-use crate::netlink::wire::ip;
+use super::{is_there, set_elements, Attributes};
+use super::{NFTA_DATA_VALUE, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_KEY};
+use crate::netlink::wire::{self, bytes_at, ip};
 use crate::redirect::recover::Found;
 use crate::redirect::{Backend, Proto, RuleDevice};
 
@@ -83,10 +83,7 @@ fn named(name: String) -> RuleDevice {
 fn each(set: &str, mut with: impl FnMut(Parts, Parts) -> Option<()>) -> Result<()> {
     set_elements(set, |element| {
         let element = Attributes::after(element, 0);
-        let value = |kind| {
-            let nested = element.nested(kind)?;
-            nested.get(NFTA_DATA_VALUE).map(Parts)
-        };
+        let value = |kind| element.inside(kind).get(NFTA_DATA_VALUE).map(Parts);
         let key = value(NFTA_SET_ELEM_KEY);
         if let (Some(key), Some(data)) = (key, value(NFTA_SET_ELEM_DATA)) {
             with(key, data);
@@ -105,9 +102,7 @@ impl Parts<'_> {
     }
 
     fn device(&mut self) -> Option<String> {
-        let name = self.take(libc::IFNAMSIZ)?;
-        let name = name.iter().take_while(|c| **c != 0);
-        Some(name.map(|c| char::from(*c)).collect())
+        self.take(libc::IFNAMSIZ).map(wire::text)
     }
 
     fn proto(&mut self) -> Option<Proto> {
@@ -123,7 +118,7 @@ impl Parts<'_> {
 
     fn end(&mut self, length: usize) -> Option<SocketAddr> {
         let address = self.ip(length)?;
-        let port = *self.take(4)?.first_chunk()?;
+        let port = bytes_at(self.take(4)?, 0)?;
         Some(SocketAddr::new(address, u16::from_be_bytes(port)))
     }
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use crate::measure::ifreq;
+use crate::netlink::wire;
 
 const ETHTOOL_GDRVINFO: u32 = 0x03;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
@@ -17,7 +18,8 @@ const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
 const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETH_SS_FEATURES: u32 = 4;
-const ETH_GSTRING_LEN: usize = 32;
+/// ETH_GSTRING_LEN, in words.
+const NAME_WORDS: usize = 8;
 
 /// Most features this can hold; kernels have about 64.
 const MOST: usize = 256;
@@ -35,57 +37,22 @@ pub struct Feature {
 /// Features of a device by the kernel's names: `tx-checksum-ip-generic`, `rx-gro`...
 pub(crate) type Features = BTreeMap<String, Feature>;
 
+/// A command of ethtool: its number, and what is asked and answered.
 #[repr(C)]
-struct SetInfo {
+struct Command<const N: usize> {
     cmd: u32,
-    reserved: u32,
-    mask: u64,
-    length: u32,
+    words: [u32; N],
 }
 
-#[repr(C)]
-struct Strings {
-    cmd: u32,
-    set: u32,
-    length: u32,
-    names: [[u8; ETH_GSTRING_LEN]; MOST],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct GetBlock {
-    available: u32,
-    requested: u32,
-    active: u32,
-    never_changed: u32,
-}
-
-#[repr(C)]
-struct Get {
-    cmd: u32,
-    size: u32,
-    blocks: [GetBlock; BLOCKS],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct SetBlock {
-    valid: u32,
-    requested: u32,
-}
-
-#[repr(C)]
-struct Set {
-    cmd: u32,
-    size: u32,
-    blocks: [SetBlock; BLOCKS],
-}
-
-#[repr(C)]
-struct DriverInfo {
-    cmd: u32,
-    driver: [u8; 32],
-    rest: [u8; 160],
+/// Has a command carried out.
+///
+/// # Safety
+/// The words must be the command's, with as much room as it is told of.
+unsafe fn ask<const N: usize>(device: &str, cmd: u32, words: [u32; N]) -> io::Result<[u32; N]> {
+    let mut command = Command { cmd, words };
+    // SAFETY: the caller's.
+    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut command) }?;
+    Ok(command.words)
 }
 
 /// The features of a device of the calling thread's network namespace.
@@ -93,22 +60,19 @@ struct DriverInfo {
 /// # Errors
 /// ENODEV and others.
 pub fn read(device: &str) -> io::Result<Features> {
-    let names = names(device)?;
-    let mut get = Get {
-        cmd: ETHTOOL_GFEATURES,
-        size: BLOCKS as u32,
-        blocks: Default::default(),
-    };
-    // SAFETY: the structure is the command's, and has room for as many blocks as it says.
-    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut get) }?;
+    // A count of blocks, and these: available, requested, active, never changed.
+    let mut words = [0; 1 + BLOCKS * 4];
+    words[0] = BLOCKS as u32;
+    // SAFETY: there is room for as many blocks as it says.
+    let words = unsafe { ask(device, ETHTOOL_GFEATURES, words) }?;
     let feature = |bit: usize| {
-        let (block, mask) = (get.blocks[bit / 32], 1u32 << (bit % 32));
+        let (block, mask) = (&words[1 + bit / 32 * 4..], 1u32 << (bit % 32));
         Feature {
-            on: block.active & mask != 0,
-            free: block.available & mask != 0 && block.never_changed & mask == 0,
+            on: block[2] & mask != 0,
+            free: block[0] & mask != 0 && block[3] & mask == 0,
         }
     };
-    let named = names.into_iter().enumerate();
+    let named = names(device)?.into_iter().enumerate();
     Ok(named.map(|(bit, name)| (name, feature(bit))).collect())
 }
 
@@ -125,19 +89,15 @@ pub fn set(device: &str, feature: &str, on: bool) -> io::Result<()> {
             format!("{device} has no feature {feature}"),
         )
     })?;
-    let mut set = Set {
-        cmd: ETHTOOL_SFEATURES,
-        // The kernel wants exactly as many as it has.
-        size: names.len().div_ceil(32) as u32,
-        blocks: Default::default(),
-    };
-    let mask = 1u32 << (bit % 32);
-    set.blocks[bit / 32] = SetBlock {
-        valid: mask,
-        requested: if on { mask } else { 0 },
-    };
-    // SAFETY: the structure is the command's, with as many blocks as it says.
-    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut set) }?;
+    // A count of blocks, and these: valid, requested.
+    let mut words = [0; 1 + BLOCKS * 2];
+    // The kernel wants exactly as many as it has.
+    words[0] = names.len().div_ceil(32) as u32;
+    let (block, mask) = (1 + bit / 32 * 2, 1u32 << (bit % 32));
+    words[block] = mask;
+    words[block + 1] = if on { mask } else { 0 };
+    // SAFETY: there are as many blocks as it says.
+    unsafe { ask(device, ETHTOOL_SFEATURES, words) }?;
     // The kernel only says in flags that it did not do as it was told.
     match read(device)?.get(feature) {
         Some(now) if now.on == on => Ok(()),
@@ -153,45 +113,35 @@ pub fn set(device: &str, feature: &str, on: bool) -> io::Result<()> {
 /// # Errors
 /// EOPNOTSUPP where there is none to name, ENODEV.
 pub fn driver(device: &str) -> io::Result<String> {
-    let mut info = DriverInfo {
-        cmd: ETHTOOL_GDRVINFO,
-        driver: [0; 32],
-        rest: [0; 160],
-    };
-    // SAFETY: the structure has the size of `struct ethtool_drvinfo`, the command's.
-    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut info) }?;
-    Ok(text(&info.driver))
+    // SAFETY: `struct ethtool_drvinfo` has 192 bytes behind the command.
+    let info = unsafe { ask(device, ETHTOOL_GDRVINFO, [0; 48]) }?;
+    Ok(text(&info[..8]))
 }
 
 /// Names of the features, by their numbers, which differ between kernels.
 fn names(device: &str) -> io::Result<Vec<String>> {
-    let mut info = SetInfo {
-        cmd: ETHTOOL_GSSET_INFO,
-        reserved: 0,
-        mask: 1 << ETH_SS_FEATURES,
-        length: 0,
+    // Reserved, a mask of 64 bits, a length for each set in it.
+    let [low, high] = match cfg!(target_endian = "big") {
+        false => [1 << ETH_SS_FEATURES, 0],
+        true => [0, 1 << ETH_SS_FEATURES],
     };
-    // SAFETY: the structure is the command's, with room for the one length asked for.
-    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut info) }?;
-    let count = info.length as usize;
+    // SAFETY: there is room for the one length asked for.
+    let [.., length] = unsafe { ask(device, ETHTOOL_GSSET_INFO, [0, low, high, 0]) }?;
+    let count = length as usize;
     if count > MOST {
         return Err(io::Error::other("this kernel has too many features"));
     }
-    let mut strings = Strings {
-        cmd: ETHTOOL_GSTRINGS,
-        set: ETH_SS_FEATURES,
-        length: info.length,
-        names: [[0; ETH_GSTRING_LEN]; MOST],
-    };
-    // SAFETY: the structure is the command's, and the kernel, which takes `length` from its own
-    // count, was just asked for that.
-    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut strings) }?;
-    Ok(strings.names[..count].iter().map(|n| text(n)).collect())
+    let mut words = [0; 2 + MOST * NAME_WORDS];
+    (words[0], words[1]) = (ETH_SS_FEATURES, length);
+    // SAFETY: the kernel, which takes the length from its own count, was just asked for that.
+    let words = unsafe { ask(device, ETHTOOL_GSTRINGS, words) }?;
+    let names = words[2..].chunks(NAME_WORDS).take(count);
+    Ok(names.map(text).collect())
 }
 
-fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
+fn text(words: &[u32]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    wire::text(&bytes)
 }
 
 #[cfg(test)]

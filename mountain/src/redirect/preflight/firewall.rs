@@ -7,13 +7,13 @@
 //! counts where it could matter to a packet of this redirect, whatever else the packet holds; one
 //! that cannot be evaluated counts. Rules that only accept or count do not.
 
-use std::fs;
 use std::io;
 use std::net::SocketAddr;
 
+use crate::host::program;
 use crate::netlink;
 use crate::netlink::ruleset::{
-    Device, DeviceFact, Effect, EffectKind, Elements, Facts, Hook, Packets, Place, Residue, Ruleset,
+    self, DeviceFact, Effect, EffectKind, Elements, Facts, Hook, Packets, Place, Residue, Ruleset,
 };
 use crate::redirect::{nft, Rule};
 
@@ -41,13 +41,10 @@ pub struct FirewallEffects {
     pub never: Vec<String>,
 }
 
-/// Path of the nft program.
-pub(crate) fn nft_program() -> Option<String> {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let usual = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
-    let folders = path.split(':').filter(|f| !f.is_empty()).chain(usual);
-    let mut files = folders.map(|folder| format!("{folder}/nft"));
-    files.find(|file| fs::metadata(file).is_ok_and(|m| m.is_file()))
+/// Whether the nft program is installed.
+pub(crate) fn has_nft() -> bool {
+    let usual = ["nft", "/usr/sbin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
+    usual.iter().any(|file| program::find(file).is_ok())
 }
 
 /// All rules of others, nftables' and legacy ones, of the calling thread's namespace.
@@ -55,10 +52,8 @@ pub(crate) fn nft_program() -> Option<String> {
 /// # Errors
 /// When they cannot be read.
 pub fn ruleset() -> io::Result<Ruleset> {
-    let legacy = ["ip_tables_names", "ip6_tables_names"].iter().any(|file| {
-        let names = fs::read_to_string(format!("/proc/thread-self/net/{file}"));
-        names.is_ok_and(|names| !names.trim().is_empty())
-    });
+    let legacy = ruleset::legacy_tables().unwrap_or_default();
+    let legacy = legacy.iter().any(|names| !names.trim().is_empty());
     // Most hosts have none, and need not wait. A kernel that refuses to say is read all the same.
     let foreign = |tables: Vec<String>| tables.iter().any(|table| !table.starts_with(OWN_TABLES));
     if !legacy && !netlink::tables_with_base_chains().map_or(true, foreign) {
@@ -77,12 +72,6 @@ pub struct Passed {
     pub target: DeviceFact,
     /// The target is on this host.
     pub local: bool,
-}
-
-/// A device as rules see it; open where it is not known.
-pub fn device(device: Option<&netlink::Link>) -> DeviceFact {
-    let known = device.and_then(|link| netlink::ruleset::device(&link.name).ok());
-    known.map_or(DeviceFact::Open, |device: Device| DeviceFact::Known(device))
 }
 
 /// What these rules may do to the packets of a redirect.
@@ -136,6 +125,22 @@ impl Look<'_> {
         }
     }
 
+    /// Packets to an address when they leave for the target.
+    fn there(&self, destination: SocketAddr) -> Facts {
+        Facts {
+            oif: self.passed.target.clone(),
+            ..self.to(destination)
+        }
+    }
+
+    /// Replies from an address when they leave for clients.
+    fn back(&self, source: SocketAddr) -> Facts {
+        Facts {
+            oif: self.passed.client.clone(),
+            ..self.from(source)
+        }
+    }
+
     fn place(&self, hook: Hook) -> Place {
         Place::new(Packets::of(self.rule.from.is_ipv6()), hook)
     }
@@ -146,15 +151,6 @@ impl Look<'_> {
 
     fn around(&self) -> Vec<String> {
         let (from, to) = (self.rule.from, self.rule.to);
-        let (client, target) = (&self.passed.client, &self.passed.target);
-        let there = |facts: Facts| Facts {
-            oif: target.clone(),
-            ..facts
-        };
-        let back = |facts: Facts| Facts {
-            oif: client.clone(),
-            ..facts
-        };
         let forward = [
             (self.place(Hook::Ingress), self.to(from)),
             (
@@ -165,23 +161,23 @@ impl Look<'_> {
                 self.place(Hook::Prerouting).priorities(DNAT + 1..),
                 self.to(to),
             ),
-            (self.place(Hook::Forward), there(self.to(to))),
-            (self.place(Hook::Postrouting), there(self.to(to))),
-            (self.place(Hook::Egress), there(self.to(to))),
+            (self.place(Hook::Forward), self.there(to)),
+            (self.place(Hook::Postrouting), self.there(to)),
+            (self.place(Hook::Egress), self.there(to)),
         ];
         let reply = [
             (self.place(Hook::Ingress), self.from(to)),
             (self.place(Hook::Prerouting), self.from(to)),
-            (self.place(Hook::Forward), back(self.from(to))),
+            (self.place(Hook::Forward), self.back(to)),
             (
                 self.place(Hook::Postrouting).priorities(..SNAT),
-                back(self.from(to)),
+                self.back(to),
             ),
             (
                 self.place(Hook::Postrouting).priorities(SNAT..),
-                back(self.from(from)),
+                self.back(from),
             ),
-            (self.place(Hook::Egress), back(self.from(from))),
+            (self.place(Hook::Egress), self.back(from)),
         ];
         let mut found: Vec<Effect> = Vec::new();
         for (place, facts) in &forward {
@@ -197,10 +193,6 @@ impl Look<'_> {
 
     fn before(&self) -> Vec<String> {
         let (from, to) = (self.rule.from, self.rule.to);
-        let back = |facts: Facts| Facts {
-            oif: self.passed.client.clone(),
-            ..facts
-        };
         let pairs = [
             (self.place(Hook::Ingress), self.to(from), self.to(to)),
             (
@@ -210,14 +202,10 @@ impl Look<'_> {
             ),
             (
                 self.place(Hook::Postrouting).priorities(SNAT..),
-                back(self.from(from)),
-                back(self.from(to)),
+                self.back(from),
+                self.back(to),
             ),
-            (
-                self.place(Hook::Egress),
-                back(self.from(from)),
-                back(self.from(to)),
-            ),
+            (self.place(Hook::Egress), self.back(from), self.back(to)),
         ];
         let mut found = Vec::new();
         for (place, by_nft, by_bpf) in &pairs {
@@ -230,20 +218,12 @@ impl Look<'_> {
     }
 
     fn drops(&self) -> Vec<String> {
-        let (there, back) = (self.to(self.rule.to), self.from(self.rule.to));
+        let to = self.rule.to;
         let found = match self.passed.local {
-            true => self.effects(self.place(Hook::Input), &there),
+            true => self.effects(self.place(Hook::Input), &self.to(to)),
             false => {
-                let there = Facts {
-                    oif: self.passed.target.clone(),
-                    ..there
-                };
-                let back = Facts {
-                    oif: self.passed.client.clone(),
-                    ..back
-                };
-                let mut found = self.effects(self.place(Hook::Forward), &there);
-                found.extend(self.effects(self.place(Hook::Forward), &back));
+                let mut found = self.effects(self.place(Hook::Forward), &self.there(to));
+                found.extend(self.effects(self.place(Hook::Forward), &self.back(to)));
                 found
             }
         };

@@ -61,7 +61,7 @@ pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
         host: host(rule.to.is_ipv6()),
         // Not of the addresses alone: see `Seen`.
         firewall: firewall::FirewallEffects::default(),
-        nft: firewall::nft_program().is_some(),
+        nft: firewall::has_nft(),
         module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
     })
 }

@@ -8,14 +8,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant, SystemTime};
 
-use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
-use netlink_sys::{Socket, SocketAddr};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::Socket;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
+use crate::netlink::{ruleset, wire};
 use crate::redirect::store::Store;
 
-/// linux/netfilter/nfnetlink.h.
-const NFNLGRP_NFTABLES: u32 = 7;
 /// linux/rtnetlink.h: LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE,
 /// IPV6_RULE, IPV4_NETCONF.
 const ROUTE_GROUPS: [u32; 9] = [1, 4, 5, 7, 8, 9, 11, 19, 24];
@@ -59,9 +58,13 @@ impl Notifications {
     /// # Errors
     /// Without CAP_NET_ADMIN.
     pub fn open() -> io::Result<Self> {
+        let firewall = ruleset::notifications()?;
+        let routing = wire::subscribe(NETLINK_ROUTE, &ROUTE_GROUPS)?;
+        firewall.set_non_blocking(true)?;
+        routing.set_non_blocking(true)?;
         Ok(Self {
-            firewall: subscribe(NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])?,
-            routing: subscribe(NETLINK_ROUTE, &ROUTE_GROUPS)?,
+            firewall,
+            routing,
             polled: Polled::read(),
         })
     }
@@ -110,21 +113,11 @@ impl Polled {
     fn read() -> Self {
         let index = Store::folder().ok().map(|folder| folder.join("index"));
         let meta = index.and_then(|index| fs::metadata(index).ok());
-        let table =
-            |name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
         Self {
             rules: meta.and_then(|m| Some((m.ino(), m.len(), m.modified().ok()?))),
-            legacy: ["ip_tables_names", "ip6_tables_names"].map(table),
+            legacy: ruleset::legacy_tables().unwrap_or_default(),
         }
     }
-}
-
-fn subscribe(protocol: isize, groups: &[u32]) -> io::Result<Socket> {
-    let mut socket = Socket::new(protocol)?;
-    let mask = groups.iter().fold(0, |mask, group| mask | 1 << (group - 1));
-    socket.bind(&SocketAddr::new(0, mask))?;
-    socket.set_non_blocking(true)?;
-    Ok(socket)
 }
 
 /// That something has changed is all there is to know; lost events tell it as well.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Default routes by uplinks with addresses of their own: groups whose flows choose when they start.
 
-use super::{is_conditional, is_ipv6, key, Builder};
+use libc::{RTN_THROW, RTN_UNICAST};
+
+use super::{is_conditional, key, Builder};
 use crate::netlink::kinds;
-use crate::netlink::snapshot::{Preference, Route, TABLE_MAIN, THROW, UNICAST};
+use crate::netlink::snapshot::{Preference, Route, TABLE_MAIN};
 use crate::topology::read::Filter;
 use crate::topology::rules;
 use crate::topology::{
@@ -63,7 +65,7 @@ impl Builder<'_> {
         let starts = is_default
             && route.preferred_source.is_none()
             && own_sources(&paths).is_ok()
-            && self.check_throws(is_ipv6(&route.prefix)).is_ok();
+            && self.check_throws(route.is_ipv6()).is_ok();
         match starts {
             true => Kind::PlaceAndMove,
             false => Kind::Move,
@@ -74,7 +76,7 @@ impl Builder<'_> {
     /// uplink's own table, which stands before those, would catch it.
     fn check_throws(&self, ipv6: bool) -> Result<(), String> {
         let throws = |route: &&Route| {
-            route.table == TABLE_MAIN && route.kind == THROW && is_ipv6(&route.prefix) == ipv6
+            route.table == TABLE_MAIN && route.kind == RTN_THROW && route.is_ipv6() == ipv6
         };
         match self.snapshot.routes.iter().find(throws) {
             Some(route) => Err(format!(
@@ -90,9 +92,7 @@ impl Builder<'_> {
     pub(super) fn adopt_by_metric(&mut self, ipv6: bool, filter: &Filter) {
         let snapshot = self.snapshot;
         let defaults = snapshot.routes.iter().filter(|route| {
-            route.table == TABLE_MAIN
-                && route.prefix.prefix_len() == 0
-                && is_ipv6(&route.prefix) == ipv6
+            route.table == TABLE_MAIN && route.prefix.prefix_len() == 0 && route.is_ipv6() == ipv6
         });
         let (conditional, mut defaults): (Vec<&Route>, Vec<&Route>) =
             defaults.partition(|route| is_conditional(route));
@@ -143,7 +143,7 @@ impl Builder<'_> {
     fn listed(&self, routes: &[&Route]) -> String {
         let listed = routes.iter().filter_map(|route| {
             let link = self.snapshot.links.get(&route.hops.first()?.ifindex)?;
-            Some(format!("{} (metric {})", link.ifname, route.metric))
+            Some(format!("{} (metric {})", link.name, route.metric))
         });
         listed.collect::<Vec<_>>().join(", ")
     }
@@ -151,12 +151,12 @@ impl Builder<'_> {
     /// The uplinks of default routes, the preferred one first, one for each device; and why others are none.
     fn uplinks(&self, routes: &[&Route], filter: &Filter) -> Uplinks {
         let mut uplinks = Uplinks::default();
-        let unicast = routes.iter().filter(|route| route.kind == UNICAST);
+        let unicast = routes.iter().filter(|route| route.kind == RTN_UNICAST);
         for (route, hop) in unicast.flat_map(|r| r.hops.iter().map(move |hop| (*r, hop))) {
             let Some(link) = self.snapshot.links.get(&hop.ifindex) else {
                 continue;
             };
-            let name = &link.ifname;
+            let name = &link.name;
             if hop.encapsulated || hop.blackhole || uplinks.has(hop.ifindex) {
                 continue;
             }
@@ -221,12 +221,12 @@ impl Builder<'_> {
 
     /// Whether all of a route's next hops are on devices of uplinks; else where it leads, and what that is.
     fn check_ours(&self, route: &Route, uplinks: &Uplinks) -> Result<(), (String, String)> {
-        if route.kind != UNICAST || route.hops.is_empty() {
+        if route.kind != RTN_UNICAST || route.hops.is_empty() {
             return Err(("that drops".to_owned(), String::new()));
         }
         for hop in &route.hops {
             let link = self.snapshot.links.get(&hop.ifindex);
-            let name = link.map_or("a device that is gone", |link| &link.ifname);
+            let name = link.map_or("a device that is gone", |link| &link.name);
             if hop.encapsulated || hop.blackhole {
                 let why = ", which encapsulates or drops".to_owned();
                 return Err((format!("by {name}"), why));
@@ -260,7 +260,7 @@ impl Builder<'_> {
         filter: &Filter,
     ) -> Result<(), String> {
         self.check_rules(best)?;
-        let ipv6 = is_ipv6(&best.prefix);
+        let ipv6 = best.is_ipv6();
         if let Some(rule) = rules::marked_apart(self.snapshot, ipv6, filter.mark_mask) {
             return Err(format!(
                 "the routing rule of priority {} tells packets apart by bits of the mark that new flows would \

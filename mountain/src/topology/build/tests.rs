@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
-use crate::netlink::snapshot::{Action, Preference, Rule};
+use crate::netlink::snapshot::{Action, Preference, RoutingRule};
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 
@@ -28,21 +28,21 @@ fn route(table: u32, prefix: &str, devices: &[u32]) -> Route {
         metric: 0,
         preference: Preference::Medium,
         preferred_source: None,
-        kind: UNICAST,
+        kind: RTN_UNICAST,
         multipath: devices.len() > 1,
         hops: devices.iter().map(hop).collect(),
     }
 }
 
-fn look_up(priority: u32, table: u32) -> Rule {
-    Rule {
+fn look_up(priority: u32, table: u32) -> RoutingRule {
+    RoutingRule {
         priority,
         action: Action::Table(table),
-        ..Rule::default()
+        ..RoutingRule::default()
     }
 }
 
-fn with_rules(rules: Vec<Rule>) -> Snapshot {
+fn with_rules(rules: Vec<RoutingRule>) -> Snapshot {
     Snapshot {
         rules,
         ..Snapshot::default()

@@ -3,8 +3,9 @@ use std::net::IpAddr;
 
 use super::super::build;
 use super::*;
+use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
-use crate::netlink::snapshot::{Action, Address, Link, Rule, Snapshot};
+use crate::netlink::snapshot::{Action, RoutingRule, Snapshot};
 use crate::topology::{Kept, Topology};
 
 fn ip(text: &str) -> IpAddr {
@@ -23,7 +24,7 @@ fn default_by(ifindex: u32, gateway: &str, metric: u32) -> Route {
         metric,
         preference: Preference::Medium,
         preferred_source: None,
-        kind: UNICAST,
+        kind: RTN_UNICAST,
         multipath: false,
         hops: vec![NextHop {
             ifindex,
@@ -48,7 +49,7 @@ fn address(ifindex: u32, text: &str) -> Address {
 /// Fibre (2) and 5G (3), IPv4, with default routes of metric 100 and 600.
 fn home() -> Snapshot {
     let link = |name: &str| Link {
-        ifname: name.into(),
+        name: name.into(),
         up: true,
         mtu: 1500,
         ethernet: true,
@@ -61,10 +62,10 @@ fn home() -> Snapshot {
             default_by(3, "198.51.100.1", 600),
             default_by(2, "192.0.2.1", 100),
         ],
-        rules: vec![Rule {
+        rules: vec![RoutingRule {
             priority: 32766,
             action: Action::Table(TABLE_MAIN),
-            ..Rule::default()
+            ..RoutingRule::default()
         }],
         ..Snapshot::default()
     }
@@ -177,7 +178,7 @@ fn what_cannot_be_told_apart_is_not_adopted() {
     );
     let throw = Route {
         prefix: "198.51.100.0/24".parse().unwrap(),
-        kind: THROW,
+        kind: RTN_THROW,
         hops: Vec::new(),
         ..default_by(2, "192.0.2.1", 0)
     };
@@ -200,7 +201,7 @@ fn what_cannot_be_told_apart_is_not_adopted() {
 fn with_vpn(kind: &str, metric: u32) -> Snapshot {
     let mut home = home();
     let tunnel = Link {
-        ifname: "vpn".into(),
+        name: "vpn".into(),
         kind: Some(kind.into()),
         ..home.links[&2].clone()
     };
@@ -305,18 +306,18 @@ fn a_kill_switch_or_a_default_for_some_packets_suspends_all() {
 
 #[test]
 fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid() {
-    let with_rule = |rule: Rule, metric| {
+    let with_rule = |rule: RoutingRule, metric| {
         let mut home = with_vpn("tun", metric);
         home.routes[2].table = 51820;
         home.rules.insert(0, rule);
         home
     };
-    let wg_quick = Rule {
+    let wg_quick = RoutingRule {
         priority: 32764,
         action: Action::Table(51820),
         fwmark: Some((51820, u32::MAX)),
         invert: true,
-        ..Rule::default()
+        ..RoutingRule::default()
     };
     let topology = adopted(&with_rule(wg_quick.clone(), 0));
     assert_eq!(topology.groups, []);
@@ -325,25 +326,25 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
     assert!(suspended.why.contains("rule of priority 32764"));
     let harmless = [
         // Of one user, of one network, of marked packets; and with nothing behind it.
-        Rule {
+        RoutingRule {
             uid: Some((1000, 1000)),
             ..wg_quick.clone()
         },
-        Rule {
+        RoutingRule {
             src: Some("10.0.0.0/8".parse().unwrap()),
             invert: false,
             fwmark: None,
             ..wg_quick.clone()
         },
-        Rule {
+        RoutingRule {
             invert: false,
             ..wg_quick.clone()
         },
-        Rule {
+        RoutingRule {
             action: Action::Table(7),
             ..wg_quick.clone()
         },
-        Rule {
+        RoutingRule {
             suppress_length: Some(0),
             ..wg_quick.clone()
         },
@@ -352,7 +353,7 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
         let topology = adopted(&with_rule(rule.clone(), 0));
         assert_eq!(topology.groups.len(), 1, "{rule:?}: {:?}", topology.skipped);
     }
-    let drops = Rule {
+    let drops = RoutingRule {
         action: Action::Drop,
         ..wg_quick.clone()
     };
@@ -369,7 +370,7 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
         (51820, u32::MAX, false),
         (1, 0xff, false),
     ] {
-        let rule = Rule {
+        let rule = RoutingRule {
             fwmark: Some((mark, theirs)),
             invert: false,
             action: Action::Table(7),
@@ -413,11 +414,11 @@ fn families_are_adopted_apart_and_router_advertisements_may_share_a_metric() {
     for (ifindex, text) in [(2, "2001:db8:1::5"), (3, "2001:db8:2::5"), (2, "fe80::5")] {
         home.addresses.push(address(ifindex, text));
     }
-    home.rules.push(Rule {
+    home.rules.push(RoutingRule {
         ipv6: true,
         priority: 32766,
         action: Action::Table(TABLE_MAIN),
-        ..Rule::default()
+        ..RoutingRule::default()
     });
     let topology = adopted(&home);
     assert_eq!(topology.groups.len(), 2, "{:?}", topology.skipped);

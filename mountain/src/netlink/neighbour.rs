@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Neighbour entries: reading, resolving and keeping them.
+//!
+//! Format: linux/neighbour.h.
+
+use std::io;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use libc::{NDA_DST, NDA_LLADDR, NUD_DELAY, NUD_NOARP, NUD_PERMANENT, NUD_PROBE, NUD_REACHABLE};
+use libc::{NUD_STALE, RTM_GETNEIGH, RTM_NEWNEIGH};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+use super::uapi::RTM_HEADER_LEN;
+use super::wire::{self, ip_bytes, push_attribute, u16_at, u32_at, unless, Attributes, Socket};
+use super::wire::{family, AF_INET, AF_INET6};
+
+const NUD_USABLE: u16 =
+    NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_PROBE | NUD_NOARP | NUD_PERMANENT;
+
+/// A unicast neighbour entry of IPv4 or IPv6.
+pub(super) struct Neighbour {
+    pub ifindex: u32,
+    pub address: IpAddr,
+    state: u16,
+    mac: Option<[u8; 6]>,
+}
+
+impl Neighbour {
+    /// Whether the kernel would send to it without asking first.
+    pub(super) fn usable(&self) -> bool {
+        self.state & NUD_USABLE != 0
+    }
+
+    pub(super) fn usable_mac(&self) -> Option<[u8; 6]> {
+        self.mac.filter(|_| self.usable())
+    }
+}
+
+pub(super) fn decode(payload: &[u8]) -> Option<Neighbour> {
+    // struct ndmsg: family, pad (3), index (4), state (2), flags, type
+    let family = *payload.first()?;
+    if !matches!(family, AF_INET | AF_INET6) || payload.get(10)? & libc::NTF_PROXY != 0 {
+        return None;
+    }
+    let attributes = Attributes::after(payload, RTM_HEADER_LEN);
+    let address = attributes.ip(NDA_DST).filter(|ip| !ip.is_multicast())?;
+    let mac = attributes.get(NDA_LLADDR);
+    Some(Neighbour {
+        ifindex: u32_at(payload, 4)?,
+        address,
+        state: u16_at(payload, 8)?,
+        mac: mac.and_then(|address| address.try_into().ok()),
+    })
+}
+
+/// An entry of a bridge's forwarding table: bridge, address and port.
+pub(super) fn decode_bridged(payload: &[u8]) -> Option<((u32, [u8; 6]), u32)> {
+    // Permanent ones are the ports' own addresses.
+    if i32::from(*payload.first()?) != libc::AF_BRIDGE || u16_at(payload, 8)? & NUD_PERMANENT != 0 {
+        return None;
+    }
+    let attributes = Attributes::after(payload, RTM_HEADER_LEN);
+    let address = attributes.get(NDA_LLADDR)?.try_into().ok()?;
+    let bridge = attributes.u32(libc::NDA_MASTER)?;
+    Some(((bridge, address), u32_at(payload, 4)?))
+}
+
+/// A message about one entry.
+fn message(ifindex: u32, address: IpAddr, state: u16, flags: u8) -> Vec<u8> {
+    let mut body = vec![family(address.is_ipv6()), 0, 0, 0];
+    body.extend(ifindex.to_ne_bytes());
+    body.extend(state.to_ne_bytes());
+    body.extend([flags, 0]);
+    push_attribute(&mut body, NDA_DST, &ip_bytes(address));
+    body
+}
+
+/// The entry that the kernel has.
+fn get(socket: &mut Socket, ifindex: u32, address: IpAddr) -> io::Result<Option<Neighbour>> {
+    let got = socket.request(RTM_GETNEIGH, 0, &message(ifindex, address, 0, 0));
+    let entry = unless(got, &[libc::ENOENT])?.flatten();
+    Ok(entry.as_deref().and_then(decode))
+}
+
+/// Whether the kernel knows where a neighbour is at the moment.
+///
+/// # Errors
+/// When the kernel refuses to say.
+pub fn neighbour_usable(ifindex: u32, address: IpAddr) -> io::Result<bool> {
+    let entry = get(&mut Socket::open()?, ifindex, address)?;
+    Ok(entry.is_some_and(|entry| entry.usable()))
+}
+
+/// Asks the kernel to resolve `gateway` on the device now, or to check that it still answers, as if
+/// a packet were to be sent to it. The entry made is an ordinary one that the kernel collects when
+/// it goes unused; entries an administrator made permanent are left alone.
+///
+/// # Errors
+/// When the device does not exist or has no neighbours, or without CAP_NET_ADMIN.
+pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
+    let resolve = || -> io::Result<()> {
+        // One request answered from kernel memory: not worth a thread of its own.
+        let mut socket = Socket::open()?;
+        // NTF_USE takes the permanence away from an entry that an administrator made: look first.
+        let entry = get(&mut socket, ifindex, gateway)?;
+        if entry.is_none_or(|entry| entry.state & (NUD_PERMANENT | NUD_NOARP) == 0) {
+            let message = message(ifindex, gateway, 0, libc::NTF_USE);
+            socket.request(RTM_NEWNEIGH, NLM_F_CREATE, &message)?;
+        }
+        Ok(())
+    };
+    resolve().with_context(|| format!("cannot resolve {gateway} on device {ifindex}"))
+}
+
+/// Puts the last known Ethernet address of a gateway back as an ordinary stale entry, which the
+/// kernel verifies in use and collects when it goes unused.
+///
+/// A packet that the kernel routed to a gateway without a usable entry waits in the entry's queue
+/// and never reaches the device's egress, where it could be steered to a path that works. Sockets
+/// cache their route, so no routing setting helps these.
+///
+/// # Errors
+/// When the device is gone, or without CAP_NET_ADMIN.
+pub(crate) async fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
+    let mut message = message(ifindex, gateway, NUD_STALE, 0);
+    push_attribute(&mut message, NDA_LLADDR, &mac);
+    let flags = NLM_F_CREATE | NLM_F_REPLACE;
+    wire::request(NETLINK_ROUTE, RTM_NEWNEIGH, flags, &message)
+        .map(drop)
+        .with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_no_neighbour() {
+        assert!(!neighbour_usable(1, "192.0.2.1".parse().unwrap()).unwrap());
+    }
+}
