@@ -34,23 +34,12 @@ pub(crate) fn to_addr(words: [u32; 4], ipv6: bool) -> IpAddr {
     IpAddr::V6(o.into())
 }
 
-/// Words as the bytes of a map key.
-pub(crate) fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|w| w.to_ne_bytes()).collect()
-}
-
-/// A source address as the key of a map, `mtn_source`.
-pub(crate) fn source(a: IpAddr) -> Vec<u8> {
-    let mut key = words(&addr(a));
-    key.extend(u32::from(a.is_ipv6()).to_ne_bytes());
-    key
-}
-
-/// The address that such a key stands for.
-pub(crate) fn to_source(key: &[u8]) -> Option<IpAddr> {
-    let word = |i: usize| Some(u32::from_ne_bytes(*key.get(i * 4..)?.first_chunk()?));
-    let addr = [word(0)?, word(1)?, word(2)?, word(3)?];
-    Some(to_addr(addr, word(4)? != 0))
+/// A source address as the key of a map.
+pub(crate) fn source(a: IpAddr) -> types::mtn_source {
+    types::mtn_source {
+        addr: addr(a),
+        ipv6: a.is_ipv6().into(),
+    }
 }
 
 /// Key of a trie of the prefix's family.
@@ -132,7 +121,8 @@ pub(crate) fn group(g: &ProgramGroup) -> Result<types::mtn_group> {
     Ok(out)
 }
 
-fn prefix(p: Option<IpNet>) -> ([u32; 4], [u32; 4]) {
+/// A prefix and its mask; of none, what matches everything.
+pub fn prefix(p: Option<IpNet>) -> ([u32; 4], [u32; 4]) {
     p.map_or_else(Default::default, |p| (addr(p.network()), addr(p.netmask())))
 }
 

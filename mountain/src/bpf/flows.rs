@@ -13,7 +13,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use serde::{Deserialize, Serialize};
 
 use super::types::{mtn_class, mtn_move_reason};
-use super::{encode, types};
+use super::{encode, read_from, types};
 
 /// Class of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,13 +81,6 @@ pub struct Flow {
     pub last_ns: u64,
     /// How often it has changed its path.
     pub moves: u16,
-}
-
-/// Reads a plain struct of the program from the bytes of a ring buffer.
-fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
-    // SAFETY: T is one of the program's structs, integers only, so any bytes are a valid value.
-    (bytes.len() >= size_of::<T>())
-        .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
 }
 
 /// Tag of a slot whose flow was taken out. Flows' are above.
@@ -255,8 +248,8 @@ impl MoveLog {
         let sink = Rc::clone(&seen);
         let mut builder = RingBufferBuilder::new();
         builder.add(map, move |bytes| {
-            if let Some(m) = read::<types::mtn_move>(bytes) {
-                sink.borrow_mut().push(Move::from_raw(&m));
+            if bytes.len() >= size_of::<types::mtn_move>() {
+                sink.borrow_mut().push(Move::from_raw(&read_from(bytes)));
             }
             0
         })?;

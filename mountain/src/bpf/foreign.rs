@@ -2,10 +2,9 @@
 //! Other people's BPF programs that judge packets by the device that they leave by: at Netfilter's
 //! hooks and at the egress of cgroups. The kernel announces neither.
 
-use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -13,6 +12,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 
+use super::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::cgroup;
 
 /// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
@@ -147,7 +147,7 @@ fn look_at(
         };
     }
     for id in &ids[..(count as usize).min(NAMED_MAX)] {
-        let name = name(*id).unwrap_or_default();
+        let name = name(*id);
         if name != BY_ADDRESS {
             found.push(program(&cgroup, below, name)?);
         }
@@ -164,53 +164,16 @@ fn program(cgroup: &File, below: &Path, name: String) -> io::Result<CgroupProgra
     })
 }
 
-/// The name of the program with an id.
-fn name(id: u32) -> io::Result<String> {
-    // SAFETY: returns a new descriptor or an error.
-    let fd = unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: nobody else owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut info = libbpf_sys::bpf_prog_info::default();
-    let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
-    // SAFETY: room for as much as is told.
-    let got = unsafe {
-        libbpf_sys::bpf_obj_get_info_by_fd(fd.as_raw_fd(), (&raw mut info).cast(), &mut len)
-    };
-    if got != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel ends names within their 16 bytes.
-    let name = unsafe { CStr::from_ptr(info.name.as_ptr()) };
-    Ok(name.to_string_lossy().into_owned())
+/// The name of the program with an id; empty where the kernel does not say.
+fn name(id: u32) -> String {
+    LoadedProgram::by_id(id).map_or(String::new(), |program| program.name)
 }
 
-/// Names of the programs at a tcx hook (`BPF_TCX_INGRESS`, `BPF_TCX_EGRESS`) of a device.
-pub(crate) fn tcx_programs(ifindex: u32, hook: u32) -> io::Result<Vec<String>> {
-    let mut ids = [0u32; 64];
-    let mut options = libbpf_sys::bpf_prog_query_opts {
-        sz: std::mem::size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
-        prog_ids: ids.as_mut_ptr(),
-        ..Default::default()
-    };
-    options.__bindgen_anon_1.count = ids.len() as u32;
-    let target = i32::try_from(ifindex).map_err(io::Error::other)?;
-    // SAFETY: `options` and the array it points to live through the call, which writes at most
-    // `count` ids.
-    let status = unsafe { libbpf_sys::bpf_prog_query_opts(target, hook, &mut options) };
-    if status < 0 {
-        return Err(io::Error::from_raw_os_error(-status));
-    }
-    // SAFETY: both members of the union are one u32.
-    let count = unsafe { options.__bindgen_anon_1.count } as usize;
-    let found = &ids[..count.min(ids.len())];
-    if found.is_empty() {
-        return Ok(Vec::new());
-    }
-    Ok(libbpf_rs::query::ProgInfoIter::default()
-        .filter(|program| found.contains(&program.id))
-        .map(|program| program.name.to_string_lossy().into_owned())
-        .collect())
+/// Names of the programs at a hook of a device, in the order in which they were loaded.
+pub(crate) fn programs_at(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<String>> {
+    let mut ids = hooks::programs(hook, ifindex)?;
+    ids.sort_unstable();
+    let programs = ids.into_iter().map(LoadedProgram::by_id);
+    // One that was taken off meanwhile is not there.
+    Ok(programs.flatten().map(|program| program.name).collect())
 }

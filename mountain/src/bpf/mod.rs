@@ -8,9 +8,10 @@ mod skel {
     #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
     include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
 }
-mod encode;
+pub(crate) mod encode;
 pub mod flows;
 pub mod foreign;
+pub mod hooks;
 pub(crate) mod placement;
 mod program;
 mod settings;
@@ -20,19 +21,21 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 
 use anyhow::{anyhow, bail, Context, Result};
 use ipnet::IpNet;
 use libbpf_rs::btf::{self, Btf};
 use libbpf_rs::skel::{OpenSkel, Skel};
-use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, Object, OpenObject};
+use libbpf_rs::{AsRawLibbpf, MapCore, MapFlags, Object, OpenObject};
 use serde::{Deserialize, Serialize};
 
 use crate::host::socket_option;
 pub use crate::topology::PathMasks;
 use crate::topology::{FibRule, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use flows::FlowTable;
+use hooks::{DeviceHook, Order};
 pub use program::SteerProgram;
 pub use settings::Settings;
 pub use skel::types;
@@ -93,14 +96,14 @@ pub struct PathTraffic {
 /// The loaded program with its links.
 pub struct Steer {
     // Links before the skeleton: fields drop in order, and the program goes last.
-    links: BTreeMap<u32, Link>,
+    links: BTreeMap<u32, OwnedFd>,
     /// Behind the links in place of `skel`'s program, over its maps.
     baseline: Option<skel::SteerSkel<'static>>,
     skel: skel::SteerSkel<'static>,
     only_routed: bool,
     table: FlowTable,
-    dests: tries::Shared<u32>,
-    sources: tries::Shared<u32>,
+    dests: tries::Shared,
+    sources: tries::Shared,
 }
 
 /// Source addresses about which something is known in advance (bpf/steer/sources.h). Of any other, user
@@ -120,8 +123,8 @@ pub(crate) const PERMIT_NS: u64 = types::mtn_permits::MTN_PERMIT_S.0 as u64 * 1_
 
 /// The destinations of groups, each with its group's index, among `not_ours`: for
 /// [`tries::Tries::write`].
-pub fn destinations(groups: &[ProgramGroup], not_ours: &[IpNet]) -> tries::Entries<u32> {
-    let mut dests: tries::Entries<u32> = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
+pub fn destinations(groups: &[ProgramGroup], not_ours: &[IpNet]) -> tries::Entries {
+    let mut dests: tries::Entries = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
     for (i, group) in groups.iter().enumerate() {
         dests.extend(group.prefixes.iter().map(|p| (*p, i as u32)));
     }
@@ -209,8 +212,8 @@ impl Steer {
         if self.links.contains_key(&ifindex) {
             return Ok(());
         }
-        let program = self.program().as_libbpf_object();
-        let link = attach_tcx(program, ifindex)
+        let program = self.program().as_fd();
+        let link = hooks::link(DeviceHook::TcxEgress, ifindex, program, Order::Last)
             .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
         self.links.insert(ifindex, link);
         Ok(())
@@ -236,11 +239,8 @@ impl Steer {
             0 => 0,
             ms => now_ns() + ms * 1_000_000,
         };
-        // SAFETY: aligned fields of live mapped memory that the program reads concurrently.
-        unsafe {
-            ptr::write_volatile(&mut config.grace_until_ns, until_ns);
-            ptr::write_volatile(&mut config.mode, mode as u32);
-        }
+        publish(&mut config.grace_until_ns, until_ns);
+        publish(&mut config.mode, mode as u32);
     }
 
     /// Whether flows that are first seen now stay where the kernel has them: see [`Steer::set_mode`].
@@ -261,8 +261,7 @@ impl Steer {
         (new.delay_max_us, new.delay_min_us) = (old.delay_max_us, old.delay_min_us);
         if path.mac.is_none() {
             // The flag first: no run may see the flag with a half-written address.
-            // SAFETY: as in `set_mode`.
-            unsafe { ptr::write_volatile(&mut old.flags, new.flags) };
+            publish(&mut old.flags, new.flags);
         }
         *old = new;
         bss.config.n_paths = bss.config.n_paths.max(id as u32 + 1);
@@ -319,14 +318,14 @@ impl Steer {
         let known = movable.chain(bound);
         tries::lock(&self.sources).write(tries::sorted(known.collect()))?;
         let config = &mut self.bss().config;
-        // SAFETY: as in `set_mode`.
-        unsafe { ptr::write_volatile(&mut config.generation, config.generation.wrapping_add(1)) };
+        let next = config.generation.wrapping_add(1);
+        publish(&mut config.generation, next);
         Ok(())
     }
 
     /// The tables of destinations, which may be written ahead of [`Steer::set_topology`] where that
     /// takes long. Flows must not be steered meanwhile.
-    pub(crate) fn dests(&self) -> tries::Shared<u32> {
+    pub(crate) fn dests(&self) -> tries::Shared {
         self.dests.clone()
     }
 
@@ -336,12 +335,15 @@ impl Steer {
     /// # Errors
     /// When [`MAX_PERMITS`] sources have a permission.
     pub fn permit(&mut self, source: IpAddr, since_ns: u64) -> Result<()> {
-        let mut value = since_ns.to_ne_bytes().to_vec();
-        value.extend(now_ns().to_ne_bytes());
+        let permit = types::mtn_permit {
+            since_ns,
+            confirmed_ns: now_ns(),
+        };
+        let key = encode::source(source);
         self.skel
             .maps
             .permits
-            .update(&encode::source(source), &value, MapFlags::ANY)
+            .update(bytes_of(&key), bytes_of(&permit), MapFlags::ANY)
             .context("the table of sources that may move is full")
     }
 
@@ -349,7 +351,8 @@ impl Steer {
     /// ([`FlowTable::forget`]).
     pub fn forbid(&mut self, source: IpAddr) {
         // It may never have been given.
-        let _ = self.skel.maps.permits.delete(&encode::source(source));
+        let key = encode::source(source);
+        let _ = self.skel.maps.permits.delete(bytes_of(&key));
     }
 
     /// Takes out the sources that have asked for a permission since the last call.
@@ -360,7 +363,10 @@ impl Steer {
             // Nobody else deletes.
             let _ = asked.delete(key);
         }
-        keys.iter().filter_map(|k| encode::to_source(k)).collect()
+        let sources = keys.iter().map(|key| read_from::<types::mtn_source>(key));
+        sources
+            .map(|s| encode::to_addr(s.addr, s.ipv6 != 0))
+            .collect()
     }
 
     /// Leaves packets of sockets below these cgroups, given by their ids, where the kernel sends them.
@@ -370,9 +376,7 @@ impl Steer {
     pub(crate) fn bar_cgroups(&mut self, ids: &[u64]) -> Result<()> {
         let entries = ids.iter().map(|id| (id.to_ne_bytes().to_vec(), vec![1]));
         sync(&self.skel.maps.held_cgroups, entries).context("too many cgroups with programs")?;
-        let config = &mut self.bss().config;
-        // SAFETY: as in `set_mode`.
-        unsafe { ptr::write_volatile(&mut config.n_held_cgroups, ids.len() as u32) };
+        publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
         Ok(())
     }
 
@@ -390,8 +394,9 @@ impl Steer {
                 _ => {}
             }
         }
-        // SAFETY: as in `set_mode`.
-        unsafe { ptr::write_volatile(&mut bss.group_masks[group].word, encode::masks(masks)) };
+        // SAFETY: the members of the union are 64 plain bits.
+        let word = unsafe { &mut bss.group_masks[group].word };
+        publish(word, encode::masks(masks));
     }
 
     /// Traffic sent by a path, summed over the CPUs.
@@ -403,14 +408,14 @@ impl Steer {
             .traffic
             .lookup_percpu(&key, MapFlags::ANY)?
             .ok_or_else(|| anyhow!("path {path} has no counters"))?;
-        let word = |b: &[u8], at: usize| u64::from_ne_bytes(b[at..at + 8].try_into().unwrap());
-        Ok(cpus
-            .iter()
-            .fold(PathTraffic::default(), |t, cpu| PathTraffic {
-                packets: t.packets + word(cpu, 0),
-                bytes: t.bytes + word(cpu, 8),
-                latency_bytes: t.latency_bytes + word(cpu, 16),
-            }))
+        let mut sum = PathTraffic::default();
+        for cpu in &cpus {
+            let one: types::mtn_traffic = read_from(cpu);
+            sum.packets += one.packets;
+            sum.bytes += one.bytes;
+            sum.latency_bytes += one.latency_bytes;
+        }
+        Ok(sum)
     }
 
     /// The two averages of a path, (ema_load, ema_time_delta) in B/s, as of its last packet. `None` unless
@@ -438,18 +443,32 @@ impl Steer {
     }
 }
 
-/// Attaches a program to the hook of a device that its section names.
-fn attach_tcx(program: ptr::NonNull<libbpf_sys::bpf_program>, ifindex: u32) -> io::Result<Link> {
-    let opts = libbpf_sys::bpf_tcx_opts {
-        sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    // SAFETY: the program is loaded and outlives the call, the options live on the stack.
-    let link =
-        unsafe { libbpf_sys::bpf_program__attach_tcx(program.as_ptr(), ifindex as i32, &opts) };
-    let link = ptr::NonNull::new(link).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: libbpf returned a link that nobody else owns.
-    Ok(unsafe { Link::from_ptr(link) })
+/// Writes a field of live mapped memory that a program reads meanwhile.
+fn publish<T>(place: &mut T, value: T) {
+    // SAFETY: what is borrowed so is valid for writes and aligned.
+    unsafe { ptr::write_volatile(place, value) };
+}
+
+/// A counter that each CPU has of its own, summed; `None`: there is none.
+pub(crate) fn sum_of_cpus(map: &impl MapCore, key: &[u8]) -> Result<Option<u64>> {
+    let cpus = map.lookup_percpu(key, MapFlags::ANY)?;
+    Ok(cpus.map(|cpus| cpus.iter().map(|cpu| read_from::<u64>(cpu)).sum()))
+}
+
+/// The bytes of a structure of a program's.
+pub(crate) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
+    // SAFETY: the generated types are plain numbers with their padding spelled out.
+    unsafe { std::slice::from_raw_parts(ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// A structure of a program's, which the bytes begin with.
+///
+/// # Panics
+/// When there are too few bytes.
+pub(crate) fn read_from<T: Copy>(bytes: &[u8]) -> T {
+    assert!(bytes.len() >= size_of::<T>());
+    // SAFETY: as many bytes as the type has; the generated types are plain numbers.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
 /// A per-CPU array of counters, summed, by the names of the enumeration `of` without their prefix. The
@@ -469,13 +488,8 @@ fn counters(
         let name = member.name.unwrap_or_default().to_string_lossy();
         let name = name.trim_start_matches(prefix).to_lowercase();
         // The last one is their number.
-        if let Some(cpus) =
-            map.lookup_percpu(&(member.value as u32).to_ne_bytes(), MapFlags::ANY)?
-        {
-            let sum = cpus
-                .iter()
-                .map(|c| u64::from_ne_bytes(c[..8].try_into().unwrap()));
-            counters.insert(name, sum.sum());
+        if let Some(sum) = sum_of_cpus(map, &(member.value as u32).to_ne_bytes())? {
+            counters.insert(name, sum);
         }
     }
     Ok(counters)
@@ -496,13 +510,17 @@ pub fn object() -> &'static mut MaybeUninit<OpenObject> {
 
 /// A number that only the calling thread's network namespace has and has had since the machine started.
 pub(crate) fn namespace_cookie() -> io::Result<u64> {
-    /// Not in the nix crate; asm-generic/socket.h since 5.14.
-    const SO_NETNS_COOKIE: libc::c_int = 71;
-
     let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
     let mut cookie = 0u64;
-    // SAFETY: a plain integer.
-    unsafe { socket_option::get(&socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie) }?;
+    // SAFETY: a plain integer. Since 5.14.
+    unsafe {
+        socket_option::get(
+            &socket,
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            &mut cookie,
+        )
+    }?;
     Ok(cookie)
 }
 

@@ -11,20 +11,19 @@ mod skel {
 
 use std::collections::{btree_map::Entry, BTreeMap};
 use std::fs::File;
-use std::mem::offset_of;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::ptr;
 use std::sync::atomic::{self, Ordering};
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use ipnet::IpNet;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags};
+use libbpf_rs::{Link, MapCore, MapFlags};
 
-use super::{encode, tries, ProgramGroup, SteerMode};
+use super::hooks::{self, DeviceHook, Order};
+use super::{bytes_of, encode, publish, tries, ProgramGroup, SteerMode};
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types::{self, mtn_any, mtn_rule_wants};
 
@@ -95,12 +94,12 @@ pub(crate) struct PlacementRule {
 pub(crate) struct PlacementPrograms {
     // Links before the skeleton: fields drop in order, and the programs go last.
     sockets: Vec<Link>,
-    devices: BTreeMap<u32, Link>,
+    devices: BTreeMap<u32, OwnedFd>,
     skel: skel::PlacementSkel<'static>,
     groups: Vec<Vec<usize>>,
     /// Bits of the paths that new flows may choose.
     open: u64,
-    dests: tries::Shared<u32>,
+    dests: tries::Shared,
 }
 
 impl PlacementPrograms {
@@ -174,18 +173,20 @@ impl PlacementPrograms {
     /// # Errors
     /// When the kernel refuses.
     pub(crate) fn leave_unconnected(&self, cookies: &[u64]) -> Result<()> {
-        const FAMILY: usize = offset_of!(types::mtn_unconnected_key, ipv6);
-        const PATH: usize = offset_of!(types::mtn_unconnected, path);
-        let mut flow = [0; size_of::<types::mtn_unconnected>()];
-        flow[..8].copy_from_slice(&super::now_ns().to_ne_bytes());
-        flow[PATH..PATH + 4].copy_from_slice(&(MAX_PATHS as u32).to_ne_bytes());
+        let flow = types::mtn_unconnected {
+            last_ns: super::now_ns(),
+            path: MAX_PATHS as u32,
+            ..Default::default()
+        };
         for &cookie in cookies {
             for ipv6 in [0, 1] {
-                let mut key = [0; size_of::<types::mtn_unconnected_key>()];
-                key[..8].copy_from_slice(&cookie.to_ne_bytes());
-                key[FAMILY] = ipv6;
+                let key = types::mtn_unconnected_key {
+                    cookie,
+                    ipv6,
+                    ..Default::default()
+                };
                 let map = &self.skel.maps.unconnected;
-                match map.update(&key, &flow, MapFlags::NO_EXIST) {
+                match map.update(bytes_of(&key), bytes_of(&flow), MapFlags::NO_EXIST) {
                     // It was placed by these programs.
                     Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
                     put => put.context("writing the exchanges under way to the kernel's table")?,
@@ -200,11 +201,11 @@ impl PlacementPrograms {
     pub(crate) fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
         self.devices
             .retain(|ifindex, _| ifindexes.contains(ifindex));
-        let program = self.skel.progs.mountain_lan.as_libbpf_object();
+        let program = self.skel.progs.mountain_lan.as_fd();
         let mut done = Ok(());
         for &ifindex in ifindexes {
             if let Entry::Vacant(place) = self.devices.entry(ifindex) {
-                match super::attach_tcx(program, ifindex) {
+                match hooks::link(DeviceHook::TcxIngress, ifindex, program, Order::Last) {
                     Ok(link) => {
                         place.insert(link);
                     }
@@ -226,7 +227,7 @@ impl PlacementPrograms {
     }
 
     /// The tables of destinations, see [`super::Steer::dests`].
-    pub(crate) fn dests(&self) -> tries::Shared<u32> {
+    pub(crate) fn dests(&self) -> tries::Shared {
         self.dests.clone()
     }
 
@@ -242,14 +243,12 @@ impl PlacementPrograms {
 
     /// Whether flows are placed.
     pub(crate) fn set_mode(&mut self, mode: SteerMode) {
-        // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
-        unsafe { ptr::write_volatile(&mut self.bss().config.mode, mode as u32) };
+        publish(&mut self.bss().config.mode, mode as u32);
     }
 
     /// Whether new flows are left to the kernel for the moment. Exchanges in progress keep their address.
     pub(crate) fn set_paused(&mut self, paused: bool) {
-        // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
-        unsafe { ptr::write_volatile(&mut self.bss().config.paused, paused.into()) };
+        publish(&mut self.bss().config.paused, paused.into());
     }
 
     /// Writes what marks each path, by id; the others are no paths any more.
@@ -269,13 +268,11 @@ impl PlacementPrograms {
                 continue;
             }
             // An address is several words: while it is written there is no such path.
-            // SAFETY: aligned fields of live mapped memory that the programs read concurrently.
-            unsafe { ptr::write_volatile(&mut path.mark, 0) };
+            publish(&mut path.mark, 0);
             atomic::fence(Ordering::SeqCst);
             (path.salt, path.addr) = (salt, addr);
             atomic::fence(Ordering::SeqCst);
-            // SAFETY: as above.
-            unsafe { ptr::write_volatile(&mut path.mark, mark) };
+            publish(&mut path.mark, mark);
         }
     }
 
@@ -325,9 +322,10 @@ impl PlacementPrograms {
         bss.config.n_fib_rules = fib_rules.len() as u32;
         // More than there is room for: the programs place no forwarded flow.
         for (slot, net) in bss.uplink_nets.iter_mut().zip(uplink_nets) {
+            let (addr, mask) = encode::prefix(Some(*net));
             *slot = types::mtn_uplink_net {
-                addr: encode::addr(net.network()),
-                mask: encode::addr(net.netmask()),
+                addr,
+                mask,
                 ipv6: net.addr().is_ipv6().into(),
                 ..Default::default()
             };
@@ -344,8 +342,7 @@ impl PlacementPrograms {
         let generation = &mut self.bss().config.generation;
         // 0 in the low 16 bits is what unused slots have.
         let next = *generation as u16 % u16::MAX + 1;
-        // SAFETY: an aligned field of live mapped memory that the programs read concurrently.
-        unsafe { ptr::write_volatile(generation, next.into()) };
+        publish(generation, next.into());
     }
 
     /// Replaces the user's rules, of which there are [`MAX_RULES`] at most.
@@ -383,11 +380,9 @@ impl PlacementPrograms {
             ejected: masks.ejected,
         });
         let bss = self.bss();
-        // SAFETY: aligned fields of live mapped memory that the programs read concurrently.
-        unsafe {
-            ptr::write_volatile(&mut bss.group_masks[group].word, word);
-            ptr::write_volatile(&mut bss.alive_paths, alive);
-        }
+        // SAFETY: the members of the union are 64 plain bits.
+        publish(unsafe { &mut bss.group_masks[group].word }, word);
+        publish(&mut bss.alive_paths, alive);
     }
 
     /// Bits of the ids of paths that deliver at all, by the verdicts written.
@@ -422,9 +417,7 @@ fn encode_rule(rule: &PlacementRule) -> types::mtn_placement_rule {
     let (cgroup, cgroup_level) = rule.cgroup.unwrap_or_default();
     let (uid_first, uid_last) = rule.uid.unwrap_or((0, u32::MAX));
     let (dport_first, dport_last) = rule.ports.unwrap_or((0, u16::MAX));
-    let (dst, dst_mask) = rule.prefix.map_or_else(Default::default, |p| {
-        (encode::addr(p.network()), encode::addr(p.netmask()))
-    });
+    let (dst, dst_mask) = encode::prefix(rule.prefix);
     types::mtn_placement_rule {
         paths: match rule.wants {
             Wants::Paths(paths) => paths,

@@ -7,11 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, ProgramMut};
+use libbpf_rs::{MapCore, ProgramMut};
 
 use super::skel::{OpenSteerSkel, SteerSkel, SteerSkelBuilder};
 use super::{foreign, object, Steer};
@@ -101,7 +101,7 @@ impl Steer {
 }
 
 /// Puts `to` behind every link in place of `from`, or leaves `from` behind all of them.
-fn replace(links: &mut BTreeMap<u32, Link>, from: &ProgramMut, to: &ProgramMut) -> Result<()> {
+fn replace(links: &mut BTreeMap<u32, OwnedFd>, from: &ProgramMut, to: &ProgramMut) -> Result<()> {
     let mut done = Vec::new();
     for (&device, link) in links.iter() {
         match update(link, from, to) {
@@ -119,20 +119,25 @@ fn replace(links: &mut BTreeMap<u32, Link>, from: &ProgramMut, to: &ProgramMut) 
     Ok(())
 }
 
-fn put_back(links: &mut BTreeMap<u32, Link>, devices: &[u32], from: &ProgramMut, to: &ProgramMut) {
+fn put_back(
+    links: &mut BTreeMap<u32, OwnedFd>,
+    devices: &[u32],
+    from: &ProgramMut,
+    to: &ProgramMut,
+) {
     // Where that fails as well, the kernel decides until a change of the topology attaches it again.
     links.retain(|device, link| !devices.contains(device) || update(link, to, from).is_ok());
 }
 
 /// Replaces the program of a link, which must be `from`.
-fn update(link: &Link, from: &ProgramMut, to: &ProgramMut) -> io::Result<()> {
+fn update(link: &OwnedFd, from: &ProgramMut, to: &ProgramMut) -> io::Result<()> {
     let opts = libbpf_sys::bpf_link_update_opts {
         sz: size_of::<libbpf_sys::bpf_link_update_opts>() as libbpf_sys::size_t,
         flags: libbpf_sys::BPF_F_REPLACE,
         old_prog_fd: from.as_fd().as_raw_fd() as u32,
         ..Default::default()
     };
-    let (link, to) = (link.as_fd().as_raw_fd(), to.as_fd().as_raw_fd());
+    let (link, to) = (link.as_raw_fd(), to.as_fd().as_raw_fd());
     // SAFETY: live descriptors; the options live on the stack.
     match unsafe { libbpf_sys::bpf_link_update(link, to, &opts) } {
         0 => Ok(()),

@@ -16,29 +16,11 @@ use super::encode;
 /// Entries written by one system call.
 const BATCH: usize = 4096;
 
-/// What stands behind a prefix, as the program reads it.
-pub(crate) trait TrieValue: Copy + Eq {
-    /// As it lies in the map.
-    fn bytes(self) -> impl AsRef<[u8]>;
-}
-
-impl TrieValue for u32 {
-    fn bytes(self) -> impl AsRef<[u8]> {
-        self.to_ne_bytes()
-    }
-}
-
-impl TrieValue for u64 {
-    fn bytes(self) -> impl AsRef<[u8]> {
-        self.to_ne_bytes()
-    }
-}
-
-/// Prefixes of both families with their values, sorted, each prefix once.
-pub(crate) type Entries<V> = Vec<(IpNet, V)>;
+/// Prefixes of both families, each once, with what stands behind them for the program; sorted.
+pub(crate) type Entries = Vec<(IpNet, u32)>;
 
 /// Sorts entries; of those with one prefix the last one holds.
-pub(crate) fn sorted<V: TrieValue>(mut entries: Entries<V>) -> Entries<V> {
+pub(crate) fn sorted(mut entries: Entries) -> Entries {
     // A stable sort, which takes runs that are sorted already as they are.
     entries.sort_by_key(|(prefix, _)| *prefix);
     entries.dedup_by(|later, earlier| {
@@ -52,27 +34,27 @@ pub(crate) fn sorted<V: TrieValue>(mut entries: Entries<V>) -> Entries<V> {
 }
 
 /// The tries of both families.
-pub(crate) struct Tries<V> {
+pub(crate) struct Tries {
     v4: MapHandle,
     v6: MapHandle,
     /// What they hold; `None` when a write failed half way.
-    written: Option<Entries<V>>,
+    written: Option<Entries>,
 }
 
 /// Tries that another thread may write.
-pub(crate) type Shared<V> = Arc<Mutex<Tries<V>>>;
+pub(crate) type Shared = Arc<Mutex<Tries>>;
 
 /// Locks shared tries. A thread that panicked with the lock has left `written` at `None`.
-pub(crate) fn lock<V>(tries: &Shared<V>) -> MutexGuard<'_, Tries<V>> {
+pub(crate) fn lock(tries: &Shared) -> MutexGuard<'_, Tries> {
     tries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<V: TrieValue> Tries<V> {
+impl Tries {
     /// Takes over two empty tries.
     pub(super) fn new<T: std::fmt::Debug>(
         v4: &MapImpl<'_, T>,
         v6: &MapImpl<'_, T>,
-    ) -> Result<Shared<V>> {
+    ) -> Result<Shared> {
         Ok(Arc::new(Mutex::new(Self {
             v4: v4.try_into()?,
             v6: v6.try_into()?,
@@ -88,7 +70,7 @@ impl<V: TrieValue> Tries<V> {
     }
 
     /// How many entries [`Tries::write`] would add, replace or delete.
-    pub(crate) fn changes(&self, wanted: &[(IpNet, V)]) -> usize {
+    pub(crate) fn changes(&self, wanted: &[(IpNet, u32)]) -> usize {
         match &self.written {
             Some(written) => differences(written, wanted).count(),
             None => wanted.len(),
@@ -101,7 +83,7 @@ impl<V: TrieValue> Tries<V> {
     /// # Errors
     /// When the kernel refuses an entry. The tries then hold parts of both states, which the next
     /// call mends.
-    pub(crate) fn write(&mut self, wanted: Entries<V>) -> Result<()> {
+    pub(crate) fn write(&mut self, wanted: Entries) -> Result<()> {
         let written = match self.written.take() {
             Some(written) => written,
             None => {
@@ -112,12 +94,13 @@ impl<V: TrieValue> Tries<V> {
         let (mut put, mut gone): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
         for difference in differences(&written, &wanted) {
             match difference {
-                Difference::Put(prefix, value) => put.push((prefix, value)),
-                Difference::Gone(prefix) => gone.push(prefix),
+                PrefixChange::Put(prefix, value) => put.push((prefix, value)),
+                PrefixChange::Gone(prefix) => gone.push(prefix),
             }
         }
         // Sorted: all of IPv4, then all of IPv6.
-        let families = |put: &[(IpNet, V)]| put.partition_point(|(p, _)| matches!(p, IpNet::V4(_)));
+        let families =
+            |put: &[(IpNet, u32)]| put.partition_point(|(p, _)| matches!(p, IpNet::V4(_)));
         let (v4, v6) = put.split_at(families(&put));
         for batch in v4.chunks(BATCH).chain(v6.chunks(BATCH)) {
             self.put(batch)?;
@@ -134,12 +117,12 @@ impl<V: TrieValue> Tries<V> {
     }
 
     /// Adds or replaces entries of one family.
-    fn put(&self, entries: &[(IpNet, V)]) -> Result<()> {
+    fn put(&self, entries: &[(IpNet, u32)]) -> Result<()> {
         let map = self.map(&entries[0].0);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (prefix, value) in entries {
             keys.extend(encode::trie_key(prefix));
-            values.extend_from_slice(value.bytes().as_ref());
+            values.extend(value.to_ne_bytes());
         }
         map.update_batch(
             &keys,
@@ -167,16 +150,16 @@ impl<V: TrieValue> Tries<V> {
     }
 }
 
-enum Difference<V> {
-    Put(IpNet, V),
+enum PrefixChange {
+    Put(IpNet, u32),
     Gone(IpNet),
 }
 
 /// What leads from one sorted list to another.
-fn differences<'a, V: TrieValue>(
-    old: &'a [(IpNet, V)],
-    new: &'a [(IpNet, V)],
-) -> impl Iterator<Item = Difference<V>> + 'a {
+fn differences<'a>(
+    old: &'a [(IpNet, u32)],
+    new: &'a [(IpNet, u32)],
+) -> impl Iterator<Item = PrefixChange> + 'a {
     let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
     std::iter::from_fn(move || loop {
         let order = match (old.peek(), new.peek()) {
@@ -186,12 +169,12 @@ fn differences<'a, V: TrieValue>(
             (Some(o), Some(n)) => o.0.cmp(&n.0),
         };
         match order {
-            Ordering::Less => return old.next().map(|o| Difference::Gone(o.0)),
-            Ordering::Greater => return new.next().map(|n| Difference::Put(n.0, n.1)),
+            Ordering::Less => return old.next().map(|o| PrefixChange::Gone(o.0)),
+            Ordering::Greater => return new.next().map(|n| PrefixChange::Put(n.0, n.1)),
             Ordering::Equal => {
                 if let (Some(o), Some(n)) = (old.next(), new.next()) {
                     if o.1 != n.1 {
-                        return Some(Difference::Put(n.0, n.1));
+                        return Some(PrefixChange::Put(n.0, n.1));
                     }
                 }
             }
@@ -203,7 +186,7 @@ fn differences<'a, V: TrieValue>(
 mod tests {
     use super::*;
 
-    fn entries(texts: &[(&str, u32)]) -> Entries<u32> {
+    fn entries(texts: &[(&str, u32)]) -> Entries {
         sorted(
             texts
                 .iter()
@@ -218,8 +201,8 @@ mod tests {
         let new = entries(&[("::/0", 4), ("10.1.0.0/16", 5), ("10.0.0.0/8", 1)]);
         let mut said: Vec<String> = differences(&old, &new)
             .map(|d| match d {
-                Difference::Put(p, v) => format!("{p}={v}"),
-                Difference::Gone(p) => format!("-{p}"),
+                PrefixChange::Put(p, v) => format!("{p}={v}"),
+                PrefixChange::Gone(p) => format!("-{p}"),
             })
             .collect();
         said.sort();

@@ -4,15 +4,17 @@
 //! The route is read and written by ip(8): what it prints of a route is what it takes, all metrics
 //! included, and nothing here has to know them.
 
+use std::collections::HashMap;
 use std::process::Command;
 
 use anyhow::{bail, ensure, Context, Result};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::program;
 
-use super::scope::{namespaces, this_namespace, within, ScopeState};
+use super::scope::ScopeState;
 
 /// A route that was given the congestion control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -208,14 +210,14 @@ pub(crate) fn set(prefix: IpNet, name: &str) -> Result<()> {
 /// Puts back what the routes on record named before, where `name` is still there.
 pub(crate) fn restore(name: &str, state: &ScopeState) -> Result<()> {
     let mut failed = None;
-    let mut namespaces = namespaces();
+    // All at once: one that is only a process's must not go away with that one.
+    let namespaces: HashMap<u64, Namespace> = named().map(|n| (n.inode, n)).collect();
     for route in &state.routes {
         // Gone with all its routes.
-        let Some(file) = namespaces.remove(&route.namespace) else {
+        let Some(namespace) = namespaces.get(&route.namespace) else {
             continue;
         };
-        let again = file.try_clone();
-        let done = within(file, || {
+        let done = within(&namespace.file, || {
             // A route that is gone by now needs nothing; one that came beside it is not ours.
             for text in changed(&find_all(route.prefix)?, name)? {
                 // What it named before may be gone by now.
@@ -224,9 +226,6 @@ pub(crate) fn restore(name: &str, state: &ScopeState) -> Result<()> {
             }
             Ok(())
         });
-        if let Ok(file) = again {
-            namespaces.insert(route.namespace, file);
-        }
         if let Err(e) = done {
             failed.get_or_insert(e.context(format!("route {}", route.prefix)));
         }

@@ -9,10 +9,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Context, Result};
-use nix::sched::{setns, CloneFlags};
-use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC, NSFS_MAGIC};
+use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC};
 use serde::{Deserialize, Serialize};
 
+pub use crate::host::namespaces::this_namespace;
+use crate::host::namespaces::{named, within, Namespace};
 use crate::host::{atomic_file, cgroup};
 
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
@@ -118,13 +119,6 @@ impl ScopeState {
     }
 }
 
-/// Inode of the calling thread's network namespace.
-pub fn this_namespace() -> Result<u64> {
-    Ok(fs::metadata("/proc/thread-self/ns/net")
-        .context("cannot tell which network namespace this is: is /proc mounted?")?
-        .ino())
-}
-
 /// Default congestion control of the calling thread's network namespace.
 pub(crate) fn default_here() -> Result<String> {
     let text = fs::read_to_string(DEFAULT).with_context(|| format!("cannot read {DEFAULT}"))?;
@@ -144,12 +138,14 @@ pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
     let here = this_namespace()?;
     let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
     let mut failed = None;
-    for (inode, file) in namespaces() {
+    // All at once: one that is only a process's must not go away with that one.
+    let all: BTreeMap<u64, Namespace> = named().map(|n| (n.inode, n)).collect();
+    for (inode, namespace) in all {
         let known = [inode, first, here]
             .iter()
             .find_map(|i| state.defaults.get(i));
         let former = known.or(state.defaults.values().next()).cloned();
-        let done = within(file, || {
+        let done = within(&namespace.file, || {
             if default_here()? != name {
                 return Ok(());
             }
@@ -165,39 +161,6 @@ pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
         }
     }
     failed.map_or(Ok(()), Err)
-}
-
-/// Every network namespace that a name or a process leads to, by inode, and open: one that is only
-/// a process's must not go away with that one.
-pub(crate) fn namespaces() -> BTreeMap<u64, File> {
-    let named = fs::read_dir("/run/netns").into_iter().flatten();
-    let named = named.flatten().map(|e| e.path());
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let processes = processes
-        .filter(|e| e.file_name().to_string_lossy().parse::<u32>().is_ok())
-        .map(|e| e.path().join("ns/net"));
-    named
-        .chain(processes)
-        .filter_map(|path| {
-            let file = File::open(path).ok()?;
-            // `ip netns add` makes an ordinary file before it mounts the namespace there.
-            let is = fstatfs(&file).ok()?.filesystem_type() == NSFS_MAGIC;
-            is.then(|| Some((file.metadata().ok()?.ino(), file)))?
-        })
-        .collect()
-}
-
-/// Runs `work` on a thread inside a network namespace.
-pub(crate) fn within<T: Send>(file: File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            setns(file, CloneFlags::CLONE_NEWNET)?;
-            work()
-        });
-        inside
-            .join()
-            .unwrap_or_else(|_| anyhow::bail!("a thread in the namespace panicked"))
-    })
 }
 
 /// Opens a cgroup by its folder, or by its name below where cgroup2 is mounted; with its id.

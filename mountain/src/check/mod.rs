@@ -15,7 +15,8 @@ use std::fs;
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::bpf::foreign::tcx_programs;
+use crate::bpf::foreign::programs_at;
+use crate::bpf::hooks::DeviceHook;
 use crate::cc;
 use crate::config::Config;
 use crate::host::stdout::lines;
@@ -385,7 +386,7 @@ fn check_paths(report: &mut Report, topology: &Topology) {
 
 fn check_other_programs(report: &mut Report, topology: &Topology) {
     for (ifindex, ifname) in devices(topology) {
-        let names = match tcx_programs(ifindex, libbpf_sys::BPF_TCX_EGRESS) {
+        let names = match programs_at(DeviceHook::TcxEgress, ifindex) {
             Ok(names) => names,
             // Without privileges the list is closed; that was reported above.
             Err(_) => continue,

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::status::{Decisions, Moves, Status};
+use crate::host::namespaces::this_namespace;
 use crate::steer::PolicyKind;
 
 /// Parent of the folders, one per network namespace.
@@ -70,10 +71,9 @@ pub struct RunDir(PathBuf);
 impl RunDir {
     /// Of the namespace that the calling thread is in.
     pub fn of_this_namespace() -> Result<Self> {
-        let inode = fs::metadata("/proc/thread-self/ns/net")
-            .context("cannot tell which network namespace this is: is /proc mounted?")?
-            .ino();
-        Ok(Self(Path::new(BASE).join(format!("net-{inode}"))))
+        Ok(Self(
+            Path::new(BASE).join(format!("net-{}", this_namespace()?)),
+        ))
     }
 
     /// Where all files of this namespace's daemon are.

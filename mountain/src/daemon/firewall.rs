@@ -56,7 +56,7 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Follows the firewall of the calling thread's network namespace.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let (asked, questions) = watch::channel(BTreeSet::new());
         let (sender, answers) = watch::channel(Answers::default());
         Self {

@@ -98,7 +98,7 @@ impl Reader {
 /// Tables of destinations to be written, and the reading that they are of.
 pub(crate) struct Fill {
     topology: Topology,
-    tables: Vec<(Shared<u32>, Entries<u32>)>,
+    tables: Vec<(Shared, Entries)>,
 }
 
 impl Fill {

@@ -3,36 +3,41 @@
 
 use std::fs;
 
+/// CAP_SYS_ADMIN of linux/capability.h, as a bit.
+const SYS_ADMIN: u64 = 1 << 21;
+
+/// The effective ones, a bit mask. Without /proc, none.
+fn effective() -> u64 {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+/// Whether CAP_SYS_ADMIN is effective.
+pub(crate) fn is_admin() -> bool {
+    effective() & SYS_ADMIN != 0
+}
+
 /// Those that steering needs and the calling thread lacks. Without /proc, all of them.
 pub(crate) fn missing() -> Vec<&'static str> {
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .unwrap_or(0);
-    missing_of(effective)
+    missing_of(effective())
 }
 
 /// What a process with these effective capabilities (a bit mask) lacks.
 fn missing_of(effective: u64) -> Vec<&'static str> {
-    // Numbers from linux/capability.h.
-    let has = |number: u32| effective & (1 << number) != 0;
-    let admin = has(21);
-    let mut missing = Vec::new();
-    if !has(12) {
-        missing.push("CAP_NET_ADMIN");
-    }
-    if !has(13) {
-        missing.push("CAP_NET_RAW");
-    }
-    if !has(39) && !admin {
-        missing.push("CAP_BPF");
-    }
-    if !has(38) && !admin {
-        missing.push("CAP_PERFMON");
-    }
-    missing
+    // Numbers from linux/capability.h, and whether an administrator needs them.
+    let needed = [
+        (12, "CAP_NET_ADMIN", true),
+        (13, "CAP_NET_RAW", true),
+        (39, "CAP_BPF", false),
+        (38, "CAP_PERFMON", false),
+    ];
+    let lacks = |number: u32| effective & (1 << number) == 0;
+    let missing = needed
+        .into_iter()
+        .filter(|(number, _, by_all)| lacks(*number) && (*by_all || effective & SYS_ADMIN == 0));
+    missing.map(|(_, name, _)| name).collect()
 }
 
 #[cfg(test)]

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The network namespaces of this host: finding them, and doing something in each.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use nix::sched::{setns, CloneFlags};
+use nix::sys::statfs::{fstatfs, NSFS_MAGIC};
 
 /// A network namespace, which stays as long as the value does.
+#[derive(Debug)]
 pub struct Namespace {
-    file: File,
+    /// Keeps it; for setns(2).
+    pub file: File,
     /// Its inode, which tells it from all others that exist.
     pub inode: u64,
     /// Where it was found: a bind mount such as `/run/netns/NAME`, or a process's.
@@ -23,6 +27,10 @@ impl Namespace {
     fn open(path: PathBuf) -> Option<Self> {
         // One whose process or mount has just gone is none.
         let file = File::open(&path).ok()?;
+        // `ip netns add` makes an ordinary file before it mounts the namespace there.
+        if fstatfs(&file).ok()?.filesystem_type() != NSFS_MAGIC {
+            return None;
+        }
         let inode = file.metadata().ok()?.ino();
         Some(Self { file, inode, path })
     }
@@ -32,18 +40,38 @@ impl Namespace {
     /// # Errors
     /// Without CAP_SYS_ADMIN, and those of `work`.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                setns(&self.file, CloneFlags::CLONE_NEWNET)
-                    .with_context(|| format!("cannot enter {}", self.path.display()))?;
-                work()
-            });
-            inside
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        within(&self.file, || Ok(work()))
+            .with_context(|| format!("cannot enter {}", self.path.display()))?
     }
 }
+
+/// Runs `work` on a thread inside a network namespace.
+///
+/// # Errors
+/// Without CAP_SYS_ADMIN, and those of `work`.
+pub fn within<T: Send>(namespace: &File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            setns(namespace, CloneFlags::CLONE_NEWNET)?;
+            work()
+        });
+        inside
+            .join()
+            .unwrap_or_else(|_| bail!("a thread in the namespace panicked"))
+    })
+}
+
+/// The calling thread's network namespace, by its inode.
+///
+/// # Errors
+/// Without /proc.
+pub fn this_namespace() -> Result<u64> {
+    let meta = fs::metadata(OWN);
+    let meta = meta.context("cannot tell which network namespace this is: is /proc mounted?")?;
+    Ok(meta.ino())
+}
+
+const OWN: &str = "/proc/thread-self/ns/net";
 
 /// All network namespaces that a process lives in or that are mounted somewhere, each once, the calling
 /// thread's own first.
@@ -52,21 +80,43 @@ impl Namespace {
 /// When `/proc` cannot be read.
 pub fn all() -> Result<Vec<Namespace>> {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").context("is /proc mounted?")?;
-    let processes = fs::read_dir("/proc").context("cannot list the processes")?;
-    let processes = processes
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.file_name().is_some_and(is_number))
-        .map(|path| path.join("ns/net"));
+    let processes = processes().context("cannot list the processes")?;
     // Mounts before processes: their paths say more.
-    let paths = [PathBuf::from("/proc/thread-self/ns/net")]
-        .into_iter()
-        .chain(mounted_in(&mounts))
-        .chain(processes);
-    let mut known = BTreeSet::new();
-    let found = paths
-        .filter_map(Namespace::open)
-        .filter(|namespace| known.insert(namespace.inode));
-    Ok(found.collect())
+    let own = [PathBuf::from(OWN)].into_iter();
+    Ok(each(own.chain(mounted_in(&mounts)).chain(processes)).collect())
+}
+
+/// The network namespaces that a name below /run/netns or a process leads to, each once. They are opened
+/// one after the other, as they are asked for: a host may have more than a process may open files.
+pub fn named() -> impl Iterator<Item = Namespace> {
+    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let names = names.map(|entry| entry.path());
+    each(names.chain(processes().into_iter().flatten()))
+}
+
+/// The namespaces of these files, each once.
+fn each(paths: impl Iterator<Item = PathBuf>) -> impl Iterator<Item = Namespace> {
+    let mut known = HashSet::new();
+    paths.filter_map(move |path| {
+        if told(&path).is_some_and(|inode| known.contains(&inode)) {
+            return None;
+        }
+        Namespace::open(path).filter(|namespace| known.insert(namespace.inode))
+    })
+}
+
+/// The inode of a process's namespace, which is said without opening it: `net:[4026531840]`.
+fn told(path: &Path) -> Option<u64> {
+    let link = fs::read_link(path).ok()?;
+    let inode = link.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?;
+    inode.parse().ok()
+}
+
+/// Where each process's namespace is.
+fn processes() -> io::Result<impl Iterator<Item = PathBuf>> {
+    let entries = fs::read_dir("/proc")?.flatten();
+    let processes = entries.filter(|entry| is_number(&entry.file_name()));
+    Ok(processes.map(|entry| entry.path().join("ns/net")))
 }
 
 fn is_number(name: &std::ffi::OsStr) -> bool {
@@ -124,8 +174,12 @@ mod tests {
     #[test]
     fn the_own_namespace_comes_first_and_once() {
         let found = all().unwrap();
-        let own = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
+        let own = this_namespace().unwrap();
         assert_eq!(found[0].inode, own);
         assert_eq!(found.iter().filter(|n| n.inode == own).count(), 1);
+        let named: Vec<Namespace> = named().collect();
+        let own: Vec<&Namespace> = named.iter().filter(|n| n.inode == own).collect();
+        assert_eq!(own.len(), 1);
+        assert_eq!(fs::metadata(&own[0].path).unwrap().ino(), own[0].inode);
     }
 }

@@ -79,7 +79,10 @@ impl Placer {
     /// go on from another address are deleted in connection tracking, and the next packet is placed anew;
     /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub(crate) fn give_up_dead(&mut self) {
-        self.finish_table();
+        // nft may have made the table meanwhile.
+        if self.making.is_ended() {
+            self.look_at_forwarding();
+        }
         // While the kernel decides, what begins anew might begin there again.
         let is_deciding = self.mode == SteerMode::Steer;
         for id in self.dead.longer_than(PATIENCE) {

@@ -327,7 +327,7 @@ impl Placer {
         &self,
         topology: &Topology,
         groups: &[ProgramGroup],
-    ) -> (Shared<u32>, Entries<u32>) {
+    ) -> (Shared, Entries) {
         let (groups, not_ours) = destinations(topology, groups);
         let wanted = bpf::destinations(&groups, &not_ours);
         (self.programs.dests(), wanted)
@@ -450,13 +450,6 @@ impl Placer {
         Ok(true)
     }
 
-    /// Goes on where nft has made the table meanwhile.
-    fn finish_table(&mut self) {
-        if self.making.is_ended() {
-            self.look_at_forwarding();
-        }
-    }
-
     fn leave_forwarded(&mut self) -> Result<()> {
         if let Some(Ok(made)) = self.making.wait() {
             self.table = Some(made);
@@ -474,7 +467,7 @@ impl Placer {
     fn look_at_rules(&mut self) {
         let (mut rules, mut unresolved) = (Vec::new(), Vec::new());
         for (i, rule) in self.rules.iter().enumerate() {
-            match self.bpf_rule(rule, &self.known) {
+            match self.bpf_rule(rule) {
                 Ok(rule) => rules.push(rule),
                 Err(e) => unresolved.push(format!("rule {} is not in force: {e:#}", i + 1)),
             }
@@ -489,17 +482,13 @@ impl Placer {
         }
     }
 
-    fn bpf_rule(
-        &self,
-        rule: &RuleConfig,
-        known: &BTreeMap<usize, PlacementPath>,
-    ) -> Result<PlacementRule> {
+    fn bpf_rule(&self, rule: &RuleConfig) -> Result<PlacementRule> {
         let m = &rule.matches;
         let wants = match rule.wants.as_str() {
             "steadiest" => Wants::Steadiest,
             "bulk" => Wants::Bulk,
             name => {
-                let named = known.iter().filter(|(_, path)| path.name == name);
+                let named = self.known.iter().filter(|(_, path)| path.name == name);
                 let paths = named.fold(0, |bits, (id, _)| bits | 1u64 << id);
                 anyhow::ensure!(paths != 0, "there is no path {name} at the moment");
                 Wants::Paths(paths)

@@ -123,7 +123,7 @@ pub(crate) fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn remove() -> Result<bool> {
+pub(crate) fn remove() -> Result<bool> {
     if !is_there()? {
         return Ok(false);
     }

@@ -6,13 +6,13 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::preflight::{self, firewall, namespaces, HostReadings};
+use super::preflight::{self, firewall, HostReadings};
 use super::store::{Entry, RuleState, Store};
 use super::validate::{self, Fits, RuleIndex};
 use super::{
     bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Plan, Rule, Stats,
 };
-use crate::cc::scope;
+use crate::host::namespaces::{named, within};
 use crate::netlink::conntrack;
 
 /// A rule as it is asked for.
@@ -503,12 +503,9 @@ pub(crate) fn del_all() -> Result<usize> {
 pub(crate) fn del_everywhere() -> Result<(usize, usize)> {
     let (mut rules, mut namespaces, mut failed) = (0, 0, None);
     let mut there = HashSet::new();
-    namespaces::find(|found| {
+    for found in named() {
         there.insert(found.inode);
-        let Ok(file) = found.file.try_clone() else {
-            return false;
-        };
-        let done = scope::within(file, || match is_used()? {
+        let done = within(&found.file, || match is_used()? {
             true => del_all().map(Some),
             false => Ok(None),
         });
@@ -523,8 +520,7 @@ pub(crate) fn del_everywhere() -> Result<(usize, usize)> {
                 failed.get_or_insert(e.context(what));
             }
         }
-        false
-    });
+    }
     Store::forget_others(&there);
     failed.map_or(Ok((rules, namespaces)), Err)
 }

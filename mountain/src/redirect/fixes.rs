@@ -11,10 +11,10 @@ use std::io;
 
 use anyhow::{ensure, Context, Result};
 
-use super::preflight::{features, namespaces};
+use super::preflight::features;
 use super::{Fix, RuleDevice};
-use crate::cc::scope;
-use crate::netlink;
+use crate::host::namespaces::{named, this_namespace, within};
+use crate::netlink::{self, wire::unless};
 
 impl Fix {
     /// Both make the same setting the same.
@@ -184,18 +184,16 @@ fn at<T: Send>(
     device: &RuleDevice,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<Option<T>> {
-    let inside = || match netlink::link(device.ifindex) {
+    let inside = || match unless(netlink::link(device.ifindex), &[libc::ENODEV])? {
         // Indices and inodes are used again: the name tells.
-        Ok(link) if link.name == device.name => work().map(Some),
-        Ok(_) => Ok(None),
-        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-        Err(e) => Err(e.into()),
+        Some(link) if link.name == device.name => work().map(Some),
+        _ => Ok(None),
     };
-    if scope::this_namespace()? == namespace {
+    if this_namespace()? == namespace {
         return inside();
     }
-    match namespaces::find(|found| found.inode == namespace) {
-        Some(found) => scope::within(found.file, inside),
+    match named().find(|found| found.inode == namespace) {
+        Some(found) => within(&found.file, inside),
         None => Ok(None),
     }
 }

@@ -34,6 +34,12 @@ use crate::netlink::conntrack::Redirected;
 /// Most rules of one network namespace, all backends together.
 pub const MAX_RULES: usize = 65_536;
 
+/// Writes what stands for a value on the command line.
+fn display(value: &impl clap::ValueEnum, f: &mut fmt::Formatter) -> fmt::Result {
+    let value = value.to_possible_value().ok_or(fmt::Error)?;
+    f.write_str(value.get_name())
+}
+
 /// A transport protocol that can be redirected.
 #[derive(
     Clone,
@@ -68,10 +74,7 @@ impl Proto {
 
 impl fmt::Display for Proto {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Self::Udp => "udp",
-            Self::Tcp => "tcp",
-        })
+        display(self, f)
     }
 }
 
@@ -136,14 +139,7 @@ impl Backend {
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Self::Nft => "nft",
-            Self::Tcx => "tcx",
-            Self::TcxPeer => "tcx-peer",
-            Self::Xdp => "xdp",
-            Self::XdpRedirect => "xdp-redirect",
-            Self::Module => "module",
-        })
+        display(self, f)
     }
 }
 

@@ -16,7 +16,6 @@ pub mod facts;
 pub mod features;
 pub mod firewall;
 mod gather;
-pub mod namespaces;
 
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;

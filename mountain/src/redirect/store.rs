@@ -21,7 +21,7 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use nix::fcntl::Flock;
 use super::{Backend, Fix, Installed, Proto, Rule, MAX_RULES};
 use crate::bpf::namespace_cookie;
 use crate::host::atomic_file;
+use crate::host::namespaces::this_namespace;
 
 const BASE: &str = "/run/mountain";
 /// Of the files' form.
@@ -110,9 +111,13 @@ impl Entry<'_> {
     }
 
     fn number(self, at: usize) -> u64 {
-        let bytes = self.record[at..].first_chunk();
-        u64::from_ne_bytes(*bytes.expect("a record is long enough"))
+        number_in(self.record, at)
     }
+}
+
+fn number_in(record: &[u8; RECORD], at: usize) -> u64 {
+    let bytes = record[at..].first_chunk();
+    u64::from_ne_bytes(*bytes.expect("a record is long enough"))
 }
 
 /// Whole records only: a command may have been killed while it made the file.
@@ -190,10 +195,7 @@ impl Store {
 
     /// The folder of the calling thread's network namespace.
     pub fn folder() -> Result<PathBuf> {
-        let inode = fs::metadata("/proc/thread-self/ns/net")
-            .context("cannot tell which network namespace this is: is /proc mounted?")?
-            .ino();
-        Ok(Path::new(BASE).join(format!("redirect-{inode}")))
+        Ok(Path::new(BASE).join(format!("redirect-{}", this_namespace()?)))
     }
 
     fn open_in(make: bool, wait: Duration) -> Result<Self> {
@@ -207,19 +209,24 @@ impl Store {
             true => Some(lock::make_locked(&dir, wait)?),
             false => lock::lock(&dir, wait)?,
         };
-        let mut store = Self {
-            dir,
-            cookie,
-            lock,
-            records: vec![head(cookie, 0)],
-            readable: false,
-            damage: None,
-        };
+        let mut store = Self::without_rules(dir, cookie, 0);
+        store.lock = lock;
         if store.lock.is_some() {
             store.load()?;
         }
         store.readable = true;
         Ok(store)
+    }
+
+    fn without_rules(dir: PathBuf, cookie: u64, generation: u64) -> Self {
+        Self {
+            dir,
+            cookie,
+            lock: None,
+            records: vec![head(cookie, generation)],
+            readable: false,
+            damage: None,
+        }
     }
 
     fn index(&self) -> PathBuf {
@@ -231,11 +238,7 @@ impl Store {
     }
 
     fn generation(&self) -> u64 {
-        u64::from_ne_bytes(
-            *self.records[0][24..]
-                .first_chunk()
-                .expect("it is long enough"),
-        )
+        number_in(&self.records[0], 24)
     }
 
     fn load(&mut self) -> Result<()> {
@@ -452,6 +455,12 @@ impl Store {
 
     /// Says that these are about to be installed.
     pub fn adding(&mut self, rules: &[Installed]) -> Result<()> {
+        self.append(rules)?;
+        self.write(rules)
+    }
+
+    /// Writes the lines of these rules, and makes their records, which say so once they are written.
+    fn append(&mut self, rules: &[Installed]) -> Result<()> {
         let path = self.rules();
         let mut append = || -> Result<()> {
             let mut file = File::options()
@@ -475,8 +484,7 @@ impl Store {
             file.write_all(&lines)?;
             Ok(())
         };
-        append().with_context(|| format!("cannot write {}", path.display()))?;
-        self.write(rules)
+        append().with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Says that they are installed.
@@ -543,34 +551,18 @@ impl Store {
         let all = self.parse(|_| true)?;
         let states: Vec<RuleState> = self.entries().map(|entry| entry.state).collect();
         let old = self.rules();
-        let mut new = Self {
-            dir: self.dir.clone(),
-            cookie: self.cookie,
-            lock: None,
-            records: vec![head(self.cookie, self.generation() + 1)],
-            readable: true,
-            damage: None,
-        };
+        let mut new = Self::without_rules(self.dir.clone(), self.cookie, self.generation() + 1);
         // What a killed command may have begun.
         let _ = fs::remove_file(new.rules());
-        let (mut lines, mut at) = (Vec::new(), 0);
+        new.append(&all)?;
         for (installed, state) in all.iter().zip(states) {
-            serde_json::to_writer(&mut lines, installed)?;
-            let place = installed.id as usize + 1;
-            new.records.resize(place + 1, [0; RECORD]);
-            new.records[place] = record(installed, at as u64, lines.len() - at);
-            new.records[place][0] = state as u8;
-            lines.push(b'\n');
-            at = lines.len();
+            new.records[installed.id as usize + 1][0] = state as u8;
         }
         let path = self.index();
-        fs::write(new.rules(), lines)
-            .and_then(|()| {
-                atomic_file::write(&path, false, |out| {
-                    out.write_all(new.records.as_flattened())
-                })
-            })
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        atomic_file::write(&path, false, |out| {
+            out.write_all(new.records.as_flattened())
+        })
+        .with_context(|| format!("cannot write {}", path.display()))?;
         self.records = std::mem::take(&mut new.records);
         let _ = fs::remove_file(old);
         Ok(())

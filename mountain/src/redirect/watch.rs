@@ -34,6 +34,7 @@ use super::preflight::firewall;
 use super::preflight::HostReadings;
 use super::store::Store;
 use super::{actions, nft, Backend, Finding, Installed, Proto};
+use crate::host::capabilities;
 use crate::host::text::count;
 use crate::netlink::conntrack;
 use crate::netlink::ruleset::Ruleset;
@@ -100,7 +101,7 @@ impl Watching {
     /// In the calling thread's network namespace. `None`: this process lacks the privilege to find
     /// programs and other namespaces (CAP_SYS_ADMIN), or it cannot start a thread; rules stay with nft.
     pub fn start() -> Option<Self> {
-        if !is_admin() {
+        if !capabilities::is_admin() {
             return None;
         }
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).ok()?;
@@ -126,14 +127,6 @@ impl Drop for Watching {
             let _ = thread.join();
         }
     }
-}
-
-/// Whether CAP_SYS_ADMIN (bit 21 of linux/capability.h) is effective.
-fn is_admin() -> bool {
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    effective.is_some_and(|bits| bits & (1 << 21) != 0)
 }
 
 /// Tells systemd that the service has started (sd_notify(3)).

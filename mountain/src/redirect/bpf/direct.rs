@@ -6,12 +6,14 @@
 //! themselves. There is one for each target and client device, beside the rules that use it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags};
 
 use super::loaded::{entries, LoadedObject};
-use super::{backend_number, bytes_of, read_from, types, Backend, DIRECT, REPLY, SNAT};
+use super::{address, backend_number, bytes_of, read_from, types};
+use super::{Backend, TableFlow, DIRECT, REPLY, SNAT};
 
 /// Which hook of the client's device sees direct packets first.
 const TCX: u8 = backend_number(Backend::Tcx);
@@ -20,8 +22,8 @@ const XDP: u8 = backend_number(Backend::Xdp);
 const NO_RULE: u32 = u32::MAX;
 
 type Rules = BTreeMap<Vec<u8>, types::mtn_rd_rule>;
-/// An address in the programs' words, a port and a protocol.
-pub(super) type DirectTarget = ([u32; 4], u16, u8);
+/// An address with its port, and a protocol.
+pub(super) type DirectTarget = (SocketAddr, u8);
 
 pub(super) fn is_direct(rule: &types::mtn_rd_rule) -> bool {
     rule.flags & DIRECT != 0
@@ -89,8 +91,9 @@ pub(super) fn sweep(loaded: &LoadedObject) -> Result<BTreeSet<DirectTarget>> {
     for (key, rule) in &there {
         match wanted.get(key) {
             None => {
-                let key_of: types::mtn_rd_rule_key = read_from(key);
-                gone.insert((rule.to, rule.to_port, key_of.proto));
+                let of: types::mtn_rd_rule_key = read_from(key);
+                let to = address(rule.to, of.ipv6 != 0);
+                gone.insert(((to, u16::from_be(rule.to_port)).into(), of.proto));
                 let _ = rules.delete(key);
             }
             Some(direct) if direct.backend != rule.backend => {
@@ -102,17 +105,12 @@ pub(super) fn sweep(loaded: &LoadedObject) -> Result<BTreeSet<DirectTarget>> {
     Ok(gone)
 }
 
-/// Whether a flow is a direct one to one of these targets. The words are of its new addresses.
-pub(super) fn is_to(
-    flow: &types::mtn_rd_flow,
-    saddr: [u32; 4],
-    daddr: [u32; 4],
-    proto: u8,
-    targets: &BTreeSet<DirectTarget>,
-) -> bool {
-    let target = match flow.flags & REPLY {
-        0 => (daddr, flow.dport, proto),
-        _ => (saddr, flow.sport, proto),
+/// Whether a flow is a direct one to one of these targets.
+pub(super) fn is_to(flow: &TableFlow, targets: &BTreeSet<DirectTarget>) -> bool {
+    let [source, destination] = flow.after;
+    let target = match flow.f.flags & REPLY {
+        0 => destination,
+        _ => source,
     };
-    flow.flags & DIRECT != 0 && targets.contains(&target)
+    flow.f.flags & DIRECT != 0 && targets.contains(&(target, flow.proto))
 }

@@ -21,11 +21,10 @@ use libbpf_rs::MapCore;
 
 use super::loaded::{entries, linked, LoadedObject, Needs, Prog};
 use super::types::mtn_rd_flags;
-use super::{address, begin, bytes_of, flow_of, hooks, insert, read_from, rule_key, rule_value};
-use super::{
-    backend_of, direct, forget_flows, stats_of, types, verify, wait_for_programs, Addresses,
-    FLOWS4, FLOWS6, REPLY,
-};
+use super::{backend_of, direct, each_flow, enter, forget_flows, hooks, read_from, rule_value};
+use super::{stats_of, types, wait_for_programs, Addresses, REPLY};
+use crate::bpf::hooks::Order;
+use crate::bpf::now_ns;
 use crate::netlink::conntrack::adopt::{adopt, Running};
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 
@@ -70,44 +69,21 @@ impl Fast {
         let addresses = Addresses::read()?;
         let values = rules.iter().map(|rule| rule_value(rule, &addresses));
         let values = values.collect::<Result<Vec<_>>>()?;
-        let mut needs = Needs::default();
-        for value in &values {
-            needs.of_rule(value);
-        }
-        let wanted = needs.0.iter().map(|(_, p)| *p).collect();
+        let needs = Needs::of_rules(&values);
         // What is attached stays one set, whatever became of this process's own handles.
         let mine = match self.loaded.take() {
             Some(loaded) => Some(loaded),
             None => found()?,
         };
-        let loaded = &*self.loaded.insert(LoadedObject::complete(mine, &wanted)?);
-        let mut done = 0;
-        let raised = attach(&mut self.links, loaded, &needs).and_then(|()| {
-            let there = linked()?;
-            let mut ways = BTreeSet::new();
-            for (installed, value) in rules.iter().zip(&values) {
-                let Installed { id, rule, plan, .. } = installed;
-                insert(loaded, installed, value)?;
-                done += 1;
-                let family = (rule.proto, rule.from.is_ipv6());
-                if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
-                    verify::verify(loaded, &there, &addresses, installed)?;
-                }
-                let name = (rule.proto, rule.from);
-                if self.begun.insert(*id, name) != Some(name) {
-                    begin(loaded, installed)?;
-                }
-            }
-            Ok(())
-        });
-        if raised.is_err() {
-            for (installed, value) in rules.iter().zip(&values).take(done) {
-                let key = rule_key(&installed.rule, value.client_dev);
-                let _ = loaded.map("rules")?.delete(bytes_of(&key));
-            }
-            let _ = direct::sweep(loaded);
-        }
-        raised
+        let loaded = &*self
+            .loaded
+            .insert(LoadedObject::complete(mine, &needs.programs())?);
+        attach(&mut self.links, loaded, &needs)?;
+        let rules = rules.iter().zip(&values);
+        enter(loaded, &linked()?, &addresses, rules, |installed| {
+            let name = (installed.rule.proto, installed.rule.from);
+            self.begun.insert(installed.id, name) != Some(name)
+        })
     }
 
     /// Takes programs off that no rule needs any more.
@@ -135,7 +111,7 @@ fn attach(
         if links.contains_key(&(ifindex, prog)) {
             continue;
         }
-        let link = hooks::link(prog.hook(), ifindex, loaded.program(prog))
+        let link = hooks::link(prog.hook(), ifindex, loaded.program(prog), Order::First)
             .with_context(|| format!("cannot attach to device {ifindex}"))?;
         links.insert((ifindex, prog), link);
     }
@@ -248,66 +224,34 @@ pub fn end() -> Result<()> {
     lowered
 }
 
-/// The flows of these tables.
-fn all_of(loaded: &LoadedObject, tables: [&str; 2]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let [established, half_open] = tables.map(|table| entries(loaded.map(table)?));
-    Ok([established?, half_open?].concat())
-}
-
 /// Flows of these rules that are not over.
 fn running(loaded: &LoadedObject, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
-        .map(Duration::from)
-        .context("cannot read the clock")?;
+    let ticks = (now_ns() / TICK_NS) as u32;
     let mut all = Vec::new();
-    let mut push = |proto: u8, f: &types::mtn_rd_flow, ends: [SocketAddr; 4]| {
-        if f.flags & REPLY != 0 || !ids.contains(&f.rule) {
+    each_flow(loaded, |flow| {
+        if flow.f.flags & REPLY != 0 || !ids.contains(&flow.f.rule) {
             return;
         }
-        let limit = match proto {
+        let limit = match flow.proto {
             p if p == Proto::Udp.number() => UDP_IDLE,
-            _ if f.flags & BRIEF != 0 => BRIEF_IDLE,
+            _ if flow.f.flags & BRIEF != 0 => BRIEF_IDLE,
             _ => TCP_IDLE,
         };
-        let ticks = (now.as_nanos() as u64 / TICK_NS) as u32;
         // Another processor's clock may be ahead of this one's.
-        let idle = ticks.wrapping_sub(f.touched_ticks).cast_signed().max(0);
+        let idle = ticks
+            .wrapping_sub(flow.f.touched_ticks)
+            .cast_signed()
+            .max(0);
         let idle = Duration::from_nanos(u64::from(idle.cast_unsigned()) * TICK_NS);
-        if let Some(left) = limit.checked_sub(idle) {
-            let [client, from, source, to] = ends;
-            all.push(Running {
-                proto,
-                client,
-                from,
-                source,
-                to,
-                left,
-            });
-        }
-    };
-    let at = |words, ipv6, port: u16| SocketAddr::new(address(words, ipv6), u16::from_be(port));
-    for (key, value) in all_of(loaded, FLOWS4)? {
-        let key: types::mtn_rd_key4 = read_from(&key);
-        let flow: types::mtn_rd_flow4 = flow_of(&value);
-        let at = |word: u32, port| at([word, 0, 0, 0], false, port);
-        let ends = [
-            at(key.saddr, key.sport),
-            at(key.daddr, key.dport),
-            at(flow.saddr, flow.f.sport),
-            at(flow.daddr, flow.f.dport),
-        ];
-        push(key.proto, &flow.f, ends);
-    }
-    for (key, value) in all_of(loaded, FLOWS6)? {
-        let key: types::mtn_rd_key6 = read_from(&key);
-        let flow: types::mtn_rd_flow6 = flow_of(&value);
-        let ends = [
-            at(key.saddr, true, key.sport),
-            at(key.daddr, true, key.dport),
-            at(flow.saddr, true, flow.f.sport),
-            at(flow.daddr, true, flow.f.dport),
-        ];
-        push(key.proto, &flow.f, ends);
-    }
+        let ([client, from], [source, to]) = (flow.before, flow.after);
+        all.extend(limit.checked_sub(idle).map(|left| Running {
+            proto: flow.proto,
+            client,
+            from,
+            source,
+            to,
+            left,
+        }));
+    })?;
     Ok(all)
 }

@@ -31,6 +31,11 @@ pub(super) enum Prog {
 impl Prog {
     const ALL: [Self; 4] = [Self::Xdp, Self::In, Self::Icmp, Self::Out];
 
+    /// The one of this name, be it the object's or the kernel's.
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|p| name.starts_with(p.name()))
+    }
+
     /// 15 characters of the name in the object.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -55,7 +60,7 @@ impl Prog {
 pub(super) struct Needs(pub(super) BTreeSet<(u32, Prog)>);
 
 impl Needs {
-    pub(super) fn add(&mut self, backend: Backend, client: u32, target: u32, snat: bool) {
+    fn add(&mut self, backend: Backend, client: u32, target: u32, snat: bool) {
         let set = &mut self.0;
         set.insert((client, Prog::Out));
         match backend {
@@ -85,13 +90,22 @@ impl Needs {
         }
     }
 
-    pub(super) fn of_rule(&mut self, rule: &types::mtn_rd_rule) {
-        self.add(
-            backend_of(rule.backend),
-            rule.client_dev,
-            rule.target_dev,
-            rule.flags & SNAT != 0,
-        );
+    pub(super) fn of_rules<'a>(rules: impl IntoIterator<Item = &'a types::mtn_rd_rule>) -> Self {
+        let mut needs = Self::default();
+        for rule in rules {
+            needs.add(
+                backend_of(rule.backend),
+                rule.client_dev,
+                rule.target_dev,
+                rule.flags & SNAT != 0,
+            );
+        }
+        needs
+    }
+
+    /// The programs, wherever they are.
+    pub(super) fn programs(&self) -> BTreeSet<Prog> {
+        self.0.iter().map(|(_, prog)| *prog).collect()
     }
 }
 
@@ -140,7 +154,7 @@ fn all_attached() -> Result<Vec<AttachedProgram>> {
                 let Ok(program) = LoadedProgram::by_id(id) else {
                     continue;
                 };
-                let prog = Prog::ALL.into_iter().find(|p| p.name() == program.name);
+                let prog = Prog::named(&program.name);
                 known.insert(id, prog);
                 if let Some(prog) = prog {
                     found.push(AttachedProgram {
@@ -236,8 +250,7 @@ impl LoadedObject {
             }
         }
         for mut program in open.open_object_mut().progs_mut() {
-            let name = program.name().to_string_lossy().into_owned();
-            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
+            let prog = Prog::named(&program.name().to_string_lossy());
             let needed = |p| wanted.contains(&p) && !loaded.programs.contains_key(&p);
             program.set_autoload(prog.is_some_and(needed));
         }
@@ -251,8 +264,7 @@ impl LoadedObject {
             loaded.maps.insert(name, MapHandle::try_from(&map)?);
         }
         for program in object.progs() {
-            let name = program.name().to_string_lossy().into_owned();
-            let prog = Prog::ALL.into_iter().find(|p| name.starts_with(p.name()));
+            let prog = Prog::named(&program.name().to_string_lossy());
             let Some(prog) = prog.filter(|p| wanted.contains(p)) else {
                 continue;
             };
@@ -284,19 +296,12 @@ impl LoadedObject {
 
     /// Which programs the rules in the kernel need.
     pub(super) fn needs(&self) -> Result<Needs> {
-        let mut needs = Needs::default();
-        for (_, rule) in self.rules()? {
-            needs.of_rule(&rule);
-        }
-        Ok(needs)
+        Ok(Needs::of_rules(self.rules()?.iter().map(|(_, rule)| rule)))
     }
 }
 
 /// All entries of a hash map.
 pub(super) fn entries(map: &MapHandle) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let mut all = vec![];
-    for entry in map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)? {
-        all.push(entry);
-    }
-    Ok(all)
+    let all = map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)?;
+    Ok(all.collect())
 }

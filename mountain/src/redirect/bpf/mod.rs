@@ -7,7 +7,6 @@
 
 mod direct;
 pub mod fast;
-pub mod hooks;
 mod loaded;
 mod log;
 mod recover;
@@ -19,7 +18,7 @@ mod skel {
 }
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{io, thread};
@@ -28,6 +27,9 @@ use anyhow::{ensure, Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 use super::{Backend, Installed, Plan, Rule, RuleDevice, Stats, Traffic};
+use crate::bpf::encode::{addr as words, to_addr as address};
+pub use crate::bpf::hooks;
+use crate::bpf::{bytes_of, read_from, sum_of_cpus};
 use hooks::DeviceHook;
 use loaded::{attached, entries, AttachedProgram, LoadedObject, Needs, Prog};
 pub use log::read_log;
@@ -43,9 +45,9 @@ const SNAT: u8 = mtn_rd_flags::MTN_RD_SNAT.0 as u8;
 const LOG: u8 = mtn_rd_flags::MTN_RD_LOG.0 as u8;
 const DIRECT: u8 = mtn_rd_flags::MTN_RD_DIRECT.0 as u8;
 const LOCAL: u8 = mtn_rd_flags::MTN_RD_LOCAL.0 as u8;
-/// Tables of flows of each family: the established and the half-open ones.
-const FLOWS4: [&str; 2] = ["flows4", "half4"];
-const FLOWS6: [&str; 2] = ["flows6", "half6"];
+/// Tables of flows of each family, IPv4 first: the established and the half-open ones. What is half-open
+/// begins as what is established.
+const FLOWS: [[&str; 2]; 2] = [["flows4", "half4"], ["flows6", "half6"]];
 /// Why packets are dropped, as `stats` names it.
 const DROPS: [(mtn_rd_drop, &str); mtn_rd_drop::MTN_RD_DROP_MAX.0 as usize] = [
     (mtn_rd_drop::MTN_RD_DROP_TTL, "ttl"),
@@ -76,44 +78,6 @@ fn backend_of(number: u8) -> Backend {
         mtn_rd_backend::MTN_RD_XDP => Backend::Xdp,
         _ => Backend::XdpRedirect,
     }
-}
-
-/// A structure of the program's from the bytes of a map.
-fn read_from<T: Copy>(bytes: &[u8]) -> T {
-    assert_eq!(bytes.len(), size_of::<T>());
-    // SAFETY: as many bytes as the type has; the generated types are plain numbers.
-    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
-}
-
-/// A flow from the bytes of a table's entry: a half-open one begins with what an established one is.
-fn flow_of<T: Copy>(entry: &[u8]) -> T {
-    read_from(&entry[..size_of::<T>()])
-}
-
-fn bytes_of<T: Copy>(value: &T) -> &[u8] {
-    // SAFETY: the generated types are plain numbers with their padding spelled out.
-    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
-}
-
-/// An address in the program's words.
-fn words(address: IpAddr) -> [u32; 4] {
-    let mut bytes = [0; 16];
-    match address {
-        IpAddr::V4(a) => bytes[..4].copy_from_slice(&a.octets()),
-        IpAddr::V6(a) => bytes = a.octets(),
-    }
-    std::array::from_fn(|i| u32::from_ne_bytes(bytes[i * 4..i * 4 + 4].try_into().unwrap()))
-}
-
-fn address(words: [u32; 4], ipv6: bool) -> IpAddr {
-    if !ipv6 {
-        return Ipv4Addr::from(words[0].to_ne_bytes()).into();
-    }
-    let mut bytes = [0; 16];
-    for (to, word) in bytes.chunks_mut(4).zip(words) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-    Ipv6Addr::from(bytes).into()
 }
 
 /// Addresses of this namespace's devices.
@@ -218,40 +182,51 @@ pub fn install(rules: &[Installed]) -> Result<()> {
             value.flags |= LOCAL;
         }
     }
-    let mut needs = Needs::default();
-    for value in &values {
-        needs.of_rule(value);
-    }
-    let wanted = needs.0.iter().map(|(_, p)| *p).collect();
+    let needs = Needs::of_rules(&values);
     let there = attached()?;
-    let loaded = LoadedObject::complete(LoadedObject::find(&there)?, &wanted)?;
-    let mut done = 0;
+    let loaded = LoadedObject::complete(LoadedObject::find(&there)?, &needs.programs())?;
     let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
-        // Rules that take the same way are right or wrong together.
-        let mut ways = BTreeSet::new();
-        let there = attached()?;
-        for (installed, value) in rules.iter().zip(&values) {
-            insert(&loaded, installed, value)?;
-            done += 1;
-            let Installed { rule, plan, .. } = installed;
-            let family = (rule.proto, rule.from.is_ipv6());
-            if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
-                verify::verify(&loaded, &there, &addresses, installed)?;
-            }
-            begin(&loaded, installed)?;
-        }
-        Ok(())
+        let rules = rules.iter().zip(&values);
+        enter(&loaded, &attached()?, &addresses, rules, |_| true)
     });
     if result.is_err() {
-        for (installed, value) in rules.iter().zip(&values).take(done) {
-            let key = rule_key(&installed.rule, value.client_dev);
-            let _ = loaded.map("rules")?.delete(bytes_of(&key));
-        }
-        let _ = direct::sweep(&loaded);
         // Not those of other rules.
         let _ = detach_unneeded(&loaded);
     }
     result
+}
+
+/// Enters rules, and sends a packet through each way that is new. On failure none of them stays. Those
+/// that are new begin to count.
+fn enter<'a>(
+    loaded: &LoadedObject,
+    there: &[AttachedProgram],
+    addresses: &Addresses,
+    mut rules: impl Iterator<Item = (&'a Installed, &'a types::mtn_rd_rule)>,
+    mut is_new: impl FnMut(&Installed) -> bool,
+) -> Result<()> {
+    let mut done = Vec::new();
+    // Rules that take the same way are right or wrong together.
+    let mut ways = BTreeSet::new();
+    let entered = rules.try_for_each(|(installed, value)| {
+        done.push(insert(loaded, installed, value)?);
+        let Installed { rule, plan, .. } = installed;
+        let family = (rule.proto, rule.from.is_ipv6());
+        if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
+            verify::verify(loaded, there, addresses, installed)?;
+        }
+        match is_new(installed) {
+            true => begin(loaded, installed),
+            false => Ok(()),
+        }
+    });
+    if entered.is_err() {
+        for key in done {
+            let _ = loaded.map("rules")?.delete(bytes_of(&key));
+        }
+        let _ = direct::sweep(loaded);
+    }
+    entered
 }
 
 fn attach_missing(loaded: &LoadedObject, needs: &Needs, there: &[AttachedProgram]) -> Result<()> {
@@ -283,14 +258,20 @@ fn attach_missing(loaded: &LoadedObject, needs: &Needs, there: &[AttachedProgram
     Ok(())
 }
 
-fn insert(loaded: &LoadedObject, installed: &Installed, value: &types::mtn_rd_rule) -> Result<()> {
+/// Enters a rule; returns its key.
+fn insert(
+    loaded: &LoadedObject,
+    installed: &Installed,
+    value: &types::mtn_rd_rule,
+) -> Result<types::mtn_rd_rule_key> {
     let rule = &installed.rule;
     let key = rule_key(rule, value.client_dev);
     direct::add(loaded, &key, value)?;
     loaded
         .map("rules")?
         .update(bytes_of(&key), bytes_of(value), MapFlags::NO_EXIST)
-        .with_context(|| format!("another rule redirects {} {}", rule.proto, rule.from))
+        .with_context(|| format!("another rule redirects {} {}", rule.proto, rule.from))?;
+    Ok(key)
 }
 
 /// Counts from now on, and logs.
@@ -368,8 +349,7 @@ pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
         let Some(value) = found.map(|v| read_from::<types::mtn_rd_rule>(&v)) else {
             return Ok(false);
         };
-        let mut needs = Needs::default();
-        needs.of_rule(&value);
+        let needs = Needs::of_rules(&[value]);
         let full = |d, p| p == Prog::Icmp && at(d, Prog::In);
         Ok(value.id == *id && needs.0.iter().all(|&(d, p)| at(d, p) || full(d, p)))
     };
@@ -408,40 +388,76 @@ fn wait_for_programs() {
     }
 }
 
+/// A flow in one of the tables.
+struct TableFlow<'a> {
+    table: &'a MapHandle,
+    key: Vec<u8>,
+    proto: u8,
+    f: types::mtn_rd_flow,
+    /// Source and destination as they come, and what they become.
+    before: [SocketAddr; 2],
+    after: [SocketAddr; 2],
+}
+
+/// Reads the flows of all tables.
+fn each_flow(loaded: &LoadedObject, mut each: impl FnMut(&TableFlow)) -> Result<()> {
+    for (tables, ipv6) in FLOWS.into_iter().zip([false, true]) {
+        for name in tables {
+            let table = loaded.map(name)?;
+            for (key, value) in entries(table)? {
+                each(&table_flow(table, key, &value, ipv6));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn table_flow<'a>(table: &'a MapHandle, key: Vec<u8>, value: &[u8], ipv6: bool) -> TableFlow<'a> {
+    let at = |words, port: u16| SocketAddr::new(address(words, ipv6), u16::from_be(port));
+    let wide = |word: u32| [word, 0, 0, 0];
+    let (k, flow): (types::mtn_rd_key6, types::mtn_rd_flow6) = match ipv6 {
+        true => (read_from(&key), read_from(value)),
+        false => {
+            let (k, flow): (types::mtn_rd_key4, types::mtn_rd_flow4) =
+                (read_from(&key), read_from(value));
+            let k = types::mtn_rd_key6 {
+                saddr: wide(k.saddr),
+                daddr: wide(k.daddr),
+                sport: k.sport,
+                dport: k.dport,
+                proto: k.proto,
+                ..Default::default()
+            };
+            let flow = types::mtn_rd_flow6 {
+                f: flow.f,
+                saddr: wide(flow.saddr),
+                daddr: wide(flow.daddr),
+            };
+            (k, flow)
+        }
+    };
+    TableFlow {
+        table,
+        key,
+        proto: k.proto,
+        f: flow.f,
+        before: [at(k.saddr, k.sport), at(k.daddr, k.dport)],
+        after: [at(flow.saddr, flow.f.sport), at(flow.daddr, flow.f.dport)],
+    }
+}
+
 /// Deletes the flows of these rules, and the direct ones to these targets.
 fn forget_flows(
     loaded: &LoadedObject,
     ids: &BTreeSet<u32>,
     targets: &BTreeSet<direct::DirectTarget>,
 ) -> Result<()> {
-    for name in FLOWS4 {
-        forget_in(loaded.map(name)?, |key, value| {
-            let key: types::mtn_rd_key4 = read_from(key);
-            let flow: types::mtn_rd_flow4 = flow_of(value);
-            let wide = |word| [word, 0, 0, 0];
-            let (saddr, daddr) = (wide(flow.saddr), wide(flow.daddr));
-            ids.contains(&flow.f.rule) || direct::is_to(&flow.f, saddr, daddr, key.proto, targets)
-        })?;
-    }
-    for name in FLOWS6 {
-        forget_in(loaded.map(name)?, |key, value| {
-            let key: types::mtn_rd_key6 = read_from(key);
-            let flow: types::mtn_rd_flow6 = flow_of(value);
-            ids.contains(&flow.f.rule)
-                || direct::is_to(&flow.f, flow.saddr, flow.daddr, key.proto, targets)
-        })?;
-    }
-    Ok(())
-}
-
-fn forget_in(map: &MapHandle, is_over: impl Fn(&[u8], &[u8]) -> bool) -> Result<()> {
-    for (key, value) in entries(map)? {
-        if is_over(&key, &value) {
+    each_flow(loaded, |flow| {
+        if ids.contains(&flow.f.rule) || direct::is_to(flow, targets) {
             // The program may have deleted it meanwhile.
-            let _ = map.delete(&key);
+            let _ = flow.table.delete(&flow.key);
         }
-    }
-    Ok(())
+    })
 }
 
 fn detach_unneeded(loaded: &LoadedObject) -> Result<()> {
@@ -498,7 +514,7 @@ fn stats_of(loaded: &LoadedObject, ids: &[u32]) -> Result<Vec<Stats>> {
         };
         let cpus = map.lookup_percpu(&id.to_ne_bytes(), MapFlags::ANY)?;
         for cpu in cpus.unwrap_or_default() {
-            let one: types::mtn_rd_stats = read_from(&cpu[..size_of::<types::mtn_rd_stats>()]);
+            let one: types::mtn_rd_stats = read_from(&cpu);
             for (to, i) in [(&mut stats.forward, 0), (&mut stats.reply, 1)] {
                 *to = Traffic {
                     packets: to.packets + one.packets[i],
@@ -511,14 +527,8 @@ fn stats_of(loaded: &LoadedObject, ids: &[u32]) -> Result<Vec<Stats>> {
                 rule: id,
                 reason: reason.0,
             };
-            let drops = loaded.map("rule_drops")?;
-            let cpus = drops.lookup_percpu(bytes_of(&key), MapFlags::ANY)?;
-            let count: u64 = cpus
-                .unwrap_or_default()
-                .iter()
-                .map(|cpu| u64::from_ne_bytes(cpu[..8].try_into().unwrap()))
-                .sum();
-            if count > 0 {
+            let drops = sum_of_cpus(loaded.map("rule_drops")?, bytes_of(&key))?;
+            if let Some(count @ 1..) = drops {
                 stats.drops.insert((*name).to_owned(), count);
             }
         }

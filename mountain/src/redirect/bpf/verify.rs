@@ -13,9 +13,7 @@ use libbpf_rs::MapCore;
 
 use super::super::{Installed, Proto};
 use super::hooks::{self, DeviceHook};
-use super::{
-    bytes_of, types, words, Addresses, AttachedProgram, LoadedObject, Prog, FLOWS4, FLOWS6,
-};
+use super::{bytes_of, types, words, Addresses, AttachedProgram, LoadedObject, Prog, FLOWS};
 use crate::netlink::{route_to, RouteTo};
 
 /// Addresses that are nobody's (RFC 5737, RFC 3849).
@@ -135,7 +133,8 @@ fn build(
     let builder = PacketBuilder::ethernet2(from_mac, to_mac);
     let builder = match (src.ip(), dst.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => builder.ipv4(src.octets(), dst.octets(), ttl),
-        (src, dst) => builder.ipv6(octets(src), octets(dst), ttl),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => builder.ipv6(src.octets(), dst.octets(), ttl),
+        _ => unreachable!("both ends of a rule are of one family"),
     };
     let mut packet = Vec::new();
     match proto {
@@ -149,13 +148,6 @@ fn build(
     }
     .expect("a short packet of one family, into memory");
     packet
-}
-
-fn octets(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
-        IpAddr::V6(a) => a.octets(),
-    }
 }
 
 fn source(packet: &[u8]) -> Result<SocketAddr> {
@@ -207,8 +199,8 @@ fn forget(loaded: &LoadedObject, proto: Proto, src: SocketAddr, dst: SocketAddr)
         ..Default::default()
     };
     let (tables, key) = match src.is_ipv6() {
-        false => (FLOWS4, bytes_of(&key4)),
-        true => (FLOWS6, bytes_of(&key6)),
+        false => (FLOWS[0], bytes_of(&key4)),
+        true => (FLOWS[1], bytes_of(&key6)),
     };
     for table in tables {
         // Not there when the test failed early.

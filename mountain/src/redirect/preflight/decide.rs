@@ -19,7 +19,19 @@ const SNAT_PORTS: (u16, u16) = (61_000, 65_535);
 /// One finding for each backend, fastest first; last the module, which is never chosen.
 pub fn decide(rule: &Rule, facts: &HostFacts, fix: bool, in_force: &[Fix]) -> Vec<Finding> {
     let decide = |backend| {
-        let mut case = Case::new(backend, rule, facts, fix, in_force);
+        let mut case = Case {
+            backend,
+            rule,
+            facts,
+            fix,
+            in_force,
+            snat: None,
+            fixes: Vec::new(),
+            refused: Vec::new(),
+            todo: Vec::new(),
+            notes: Vec::new(),
+            by_name_only: false,
+        };
         case.look();
         case.finding()
     };
@@ -41,29 +53,7 @@ struct Case<'a> {
     by_name_only: bool,
 }
 
-impl<'a> Case<'a> {
-    fn new(
-        backend: Backend,
-        rule: &'a Rule,
-        facts: &'a HostFacts,
-        fix: bool,
-        in_force: &'a [Fix],
-    ) -> Self {
-        Self {
-            backend,
-            rule,
-            facts,
-            fix,
-            in_force,
-            snat: None,
-            fixes: Vec::new(),
-            refused: Vec::new(),
-            todo: Vec::new(),
-            notes: Vec::new(),
-            by_name_only: false,
-        }
-    }
-
+impl Case<'_> {
     fn finding(self) -> Finding {
         let device = |device: &DeviceFacts| types::RuleDevice {
             ifindex: device.link.ifindex,

@@ -8,14 +8,14 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 
-use crate::bpf::foreign::tcx_programs;
-use crate::cc::scope;
+use crate::bpf::foreign::programs_at;
+use crate::bpf::hooks::{DeviceHook, LoadedProgram};
 use crate::host::kernel;
+use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::netlink::{self, RouteTo};
 use crate::redirect::{module, Rule};
 
 use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, Xdp};
-use super::namespaces::{self, OpenNamespace};
 use super::{features, firewall, OWN_PROGRAMS};
 
 /// Everything that matters for `rule`.
@@ -77,9 +77,9 @@ fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Dev
         (Some("veth"), None) => Far::Unknown("it has no other end".to_owned()),
         _ => Far::None,
     };
-    let tcx = [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS]
+    let tcx = [DeviceHook::TcxIngress, DeviceHook::TcxEgress]
         .into_iter()
-        .flat_map(|hook| tcx_programs(ifindex, hook).unwrap_or_default())
+        .flat_map(|hook| programs_at(hook, ifindex).unwrap_or_default())
         .filter(|name| !OWN_PROGRAMS.iter().any(|own| name.starts_with(own)))
         .collect();
     let own = addresses.iter().filter(|(index, _)| *index == ifindex);
@@ -115,12 +115,7 @@ fn xdp(ifindex: u32) -> io::Result<Xdp> {
         options.hw_prog_id,
     ];
     let program = ids.into_iter().find(|id| *id != 0).map(|id| {
-        libbpf_rs::query::ProgInfoIter::default()
-            .find(|program| program.id == id)
-            .map_or_else(
-                || format!("number {id}"),
-                |program| program.name.to_string_lossy().into_owned(),
-            )
+        LoadedProgram::by_id(id).map_or_else(|_| format!("number {id}"), |program| program.name)
     });
     Ok(Xdp {
         program,
@@ -130,7 +125,7 @@ fn xdp(ifindex: u32) -> io::Result<Xdp> {
 
 /// The other end of the veth `name`: device `peer` of the namespace with number `id`.
 fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Far {
-    let here = match scope::this_namespace() {
+    let here = match this_namespace() {
         Ok(here) => here,
         Err(e) => return Far::Unknown(format!("{e:#}")),
     };
@@ -145,19 +140,17 @@ fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Far {
             |end| Far::End(end.into()),
         );
     };
-    let known =
-        |found: &OpenNamespace| netlink::namespace_id(&found.file).is_ok_and(|n| n == Some(id));
-    let Some(namespace) = namespaces::find(known) else {
+    let known = |n: &Namespace| netlink::namespace_id(&n.file).is_ok_and(|n| n == Some(id));
+    let Some(namespace) = named().find(known) else {
         return Far::Unknown(format!(
             "the network namespace of its other end (link-netnsid {id}) has no name in /run/netns \
              and no process that can be seen"
         ));
     };
-    let OpenNamespace { inode, path, file } = namespace;
-    match scope::within(file, || far_end(peer, from)) {
+    match within(&namespace.file, || far_end(peer, from)) {
         Ok(end) => Far::End(Box::new(FarEnd {
-            namespace: inode,
-            path: path.display().to_string(),
+            namespace: namespace.inode,
+            path: namespace.path.display().to_string(),
             ..end
         })),
         Err(e) => Far::Unknown(format!("the other end of {name}: {e:#}")),

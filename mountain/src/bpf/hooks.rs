@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Where programs are attached: XDP, tcx ingress and tcx egress of a device.
 //!
-//! The programs of rules whose backend the user named are attached without links, so that no process
+//! The programs of redirects whose backend the user named are attached without links, so that no process
 //! and no file has to hold them: they stay until they are taken off or the device goes. (Links would
 //! have to be pinned, and inside `ip netns exec` the BPF file system goes away with the command.)
-//! Those of [`super::fast`] are attached by links and end with the process that holds them.
+//! Others are attached by links and end with the process that holds them.
 
 use std::collections::HashMap;
 use std::io;
@@ -47,6 +47,13 @@ fn result(ret: i32) -> io::Result<()> {
     }
 }
 
+/// A descriptor that a call has just opened, or why it has not.
+fn opened(fd: i32) -> io::Result<OwnedFd> {
+    result(fd)?;
+    // SAFETY: just opened, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Attaches a program: XDP in the driver and only where there is none yet, tcx before all others.
 ///
 /// # Errors
@@ -67,14 +74,29 @@ pub fn attach(hook: DeviceHook, ifindex: u32, program: BorrowedFd) -> io::Result
     result(unsafe { sys::bpf_prog_attach_opts(fd, ifindex as i32, hook.tcx(), &opts) })
 }
 
+/// Where a program comes among those at a tcx hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Before all that are there.
+    First,
+    /// Behind them.
+    Last,
+}
+
 /// Attaches a program for as long as what is returned is open, wherever [`attach`] would.
 ///
 /// # Errors
 /// As [`attach`].
-pub fn link(hook: DeviceHook, ifindex: u32, program: BorrowedFd) -> io::Result<OwnedFd> {
-    let (kind, flags) = match hook {
-        DeviceHook::Xdp => (sys::BPF_XDP, sys::XDP_FLAGS_DRV_MODE),
-        _ => (hook.tcx(), sys::BPF_F_BEFORE),
+pub fn link(
+    hook: DeviceHook,
+    ifindex: u32,
+    program: BorrowedFd,
+    order: Order,
+) -> io::Result<OwnedFd> {
+    let (kind, flags) = match (hook, order) {
+        (DeviceHook::Xdp, _) => (sys::BPF_XDP, sys::XDP_FLAGS_DRV_MODE),
+        (_, Order::First) => (hook.tcx(), sys::BPF_F_BEFORE),
+        (_, Order::Last) => (hook.tcx(), 0),
     };
     let opts = sys::bpf_link_create_opts {
         sz: size_of::<sys::bpf_link_create_opts>() as sys::size_t,
@@ -82,10 +104,7 @@ pub fn link(hook: DeviceHook, ifindex: u32, program: BorrowedFd) -> io::Result<O
         ..Default::default()
     };
     // SAFETY: the options outlive the call.
-    let fd = unsafe { sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, kind, &opts) };
-    result(fd)?;
-    // SAFETY: just opened, and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    opened(unsafe { sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, kind, &opts) })
 }
 
 /// The links by which programs are at devices, of all network namespaces, by the ids of program and
@@ -107,10 +126,7 @@ pub fn links() -> HashMap<(u32, u32), u32> {
 /// ENOENT when the link is gone.
 pub fn cut(link: u32) -> io::Result<()> {
     // SAFETY: a plain number.
-    let fd = unsafe { sys::bpf_link_get_fd_by_id(link) };
-    result(fd)?;
-    // SAFETY: just opened, and nobody else's.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = opened(unsafe { sys::bpf_link_get_fd_by_id(link) })?;
     // SAFETY: an open descriptor.
     result(unsafe { sys::bpf_link_detach(fd.as_raw_fd()) })
 }
@@ -176,10 +192,7 @@ impl LoadedProgram {
     /// ENOENT when it is gone, EPERM.
     pub fn by_id(id: u32) -> io::Result<Self> {
         // SAFETY: a plain number.
-        let fd = unsafe { sys::bpf_prog_get_fd_by_id(id) };
-        result(fd)?;
-        // SAFETY: just opened, and nobody else's.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = opened(unsafe { sys::bpf_prog_get_fd_by_id(id) })?;
         let mut maps = vec![0; 64];
         let mut info = sys::bpf_prog_info {
             nr_map_ids: maps.len() as u32,
