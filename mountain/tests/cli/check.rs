@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 use crate::support::program::load;
+use mountain::bpf::hooks::{self, DeviceHook, Order};
 use mountain::check::{check_into, Item, Level, Report, TryLoad};
 use mountain::config::Config;
 use mountain::placement::config::{Forward, PlacementConfig};
-use mountain::redirect::bpf::hooks::{self, DeviceHook};
 use mountain::topology::Topology;
 
 /// For all multipath routes of the calling thread's network namespace, without loading anything.
@@ -212,7 +212,7 @@ fn attach_to_egress(ifname: &str) -> OwnedFd {
     // TCX_NEXT
     let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"stranger", -1);
     let index = nix::net::if_::if_nametoindex(ifname).unwrap();
-    hooks::link(DeviceHook::TcxEgress, index, program.as_fd()).unwrap()
+    hooks::link(DeviceHook::TcxEgress, index, program.as_fd(), Order::Last).unwrap()
 }
 
 /// What `rp_filter` findings rest on: with the strict filter, packets from a source that the
