@@ -242,7 +242,7 @@ pub(crate) fn text(c: &Comparison) -> String {
     } else {
         lines[0].push(String::new());
         for (i, run) in c.runs.iter().skip(1).enumerate() {
-            let mut head = vec![format!("{} against {first}:", run.name)];
+            let mut head = vec![format!("{} against {first}:", run.name), run.name.clone()];
             head.extend(heads.clone());
             lines.extend([Vec::new(), head]);
             lines.extend(c.rows.iter().map(|row| {

@@ -77,6 +77,16 @@ fn from_two_logs_to_a_verdict() {
     for run in ["a.log.run.json", "c.json"] {
         let verdict = format!("Verdict: {run} is better than patched");
         assert!(text.contains(&verdict), "{text}");
+        // Each head stands over its column.
+        let title = format!("{run} against patched:");
+        let mut table = text.lines().skip_while(|l| !l.starts_with(&title));
+        let (head, median) = (table.next(), table.find(|l| l.starts_with("Median")));
+        let end_of = |line: Option<&str>, what: &str| {
+            let (before, _) = line.unwrap().split_once(what)?;
+            Some((before.to_owned() + what).chars().count())
+        };
+        let (delta, percent) = (end_of(head, "Δ"), end_of(median, "%"));
+        assert!(delta.is_some() && delta == percent, "{text}");
     }
 
     let args = "compare a.log.run.json c.json --json --over 20.5";
