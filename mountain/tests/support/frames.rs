@@ -51,6 +51,12 @@ impl PacketSocket {
             let mut to: libc::sockaddr_ll = std::mem::zeroed();
             to.sll_family = libc::AF_PACKET as u16;
             to.sll_ifindex = ifindex as i32;
+            // The kernel reads it in an Ethernet header. A GRE device without one would send none.
+            to.sll_protocol = match frame[0] >> 4 {
+                4 => (libc::ETH_P_IP as u16).to_be(),
+                6 => (libc::ETH_P_IPV6 as u16).to_be(),
+                _ => 0,
+            };
             to.sll_halen = 6;
             to.sll_addr[..6].copy_from_slice(&frame[..6]);
             libc::sendto(
