@@ -186,7 +186,7 @@ impl Session {
         Ok(seen.into_iter().flatten().collect())
     }
 
-    /// Measures sides in so many rounds. `measure` is told side and round; what came of each, by side.
+    /// Measures each side once in each round. `measure` gets side and round. Returns the results by side.
     ///
     /// # Errors
     /// As [`Session::round`].

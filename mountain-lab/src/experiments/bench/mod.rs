@@ -167,7 +167,7 @@ fn placing(run: &mut CostRun, only: &[CostPart]) -> Result<()> {
     Ok(())
 }
 
-/// Differences of what belongs together.
+/// Differences within pairs.
 fn less(these: &[f64], those: &[f64]) -> Vec<f64> {
     let pairs = these.iter().zip(those);
     pairs.map(|(this, that)| this - that).collect()

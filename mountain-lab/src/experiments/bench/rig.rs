@@ -27,7 +27,7 @@ pub struct SteeredRig {
     pub server: Netns,
 }
 
-/// What is attached to the uplinks, and what the program is told.
+/// The programs on the uplinks, and their settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Setup {
     Nothing,

@@ -266,7 +266,7 @@ impl Pairs {
         }
     }
 
-    /// Figures, and the check of what is added.
+    /// The figures, and the check of the added cost.
     fn put(&self, result: &mut RunResult, column: &str, what: &str, limit: f64) {
         let [without, with] = &self.0;
         let n = with.len() as u64;
