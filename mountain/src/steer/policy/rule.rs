@@ -4,7 +4,7 @@
 //! ```text
 //! m        = lowest median among the paths in use
 //! J        = jitter of the quietest path
-//! d        = max(tolerance, 0.4·m, 3·J)            the one threshold
+//! d        = max(tolerance, 0.4·m, 3·J)            the one threshold (with a stopgap: the highest median for m)
 //! r        = max(0.4·tolerance, 0.1·m)             what does not tell paths apart
 //! present  = max(fast, late) + configured cost
 //! cost     = present + loss / 2 % · max(d, 2·tolerance)
@@ -202,12 +202,16 @@ impl Policy {
         let slow = |m: &JudgedPath| self.paths[m.path].slow;
         let used = members.clone().filter(|m| m.in_use()).filter(known);
         let m_us = least(used.map(|m| slow(m).median_us))?;
-        let jitter_us = least(members.filter(known).map(|m| slow(m).jitter_us))?;
+        let jitter_us = least(members.clone().filter(known).map(|m| slow(m).jitter_us))?;
+        // Two stopgaps that our flows make late in turn are not judged by the one that is empty just now.
+        let stopgap = members.clone().any(|m| m.standing == Standing::Stopgap);
+        let alive = members.filter(known).filter(|m| stopgap && m.view.alive);
+        let long_us = alive.map(|m| slow(m).median_us).fold(m_us, f64::max);
         Some(Scale {
             m_us,
             d_us: self
                 .tolerance_us
-                .max(D_SHARE * m_us)
+                .max(D_SHARE * long_us)
                 .max(D_JITTER * jitter_us),
             r_us: (D_SHARE * self.tolerance_us).max(R_SHARE * m_us),
         })

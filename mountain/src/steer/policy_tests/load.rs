@@ -280,3 +280,40 @@ fn latency_flows_that_fill_whatever_they_come_to_do_not_go_back_and_forth() {
     assert!(changes >= 1, "the spike is left:\n{}", sim.explain());
     assert!(changes <= 12, "{changes} changes:\n{}", sim.explain());
 }
+
+#[test]
+fn two_stopgaps_that_our_flows_make_late_in_turn_do_not_alternate() {
+    // Bulk flows fill path 0. Requests as fast as they are answered fill the path of the latency flows. Both have
+    // relapsed, and each is the less bad one while they are on the other.
+    let queued_us = RefCell::new([75e3_f64, 0.0]);
+    let spikes: [&[(u64, u64)]; 2] = [
+        &[(40, 3000)],
+        &[(20, 1000), (24, 1000), (28, 1000), (32, 1000)],
+    ];
+    let path = |i: usize| -> Model {
+        let (queued, spikes) = (&queued_us, spikes[i]);
+        Box::new(move |t| {
+            let is_in = |(s, ms): &(u64, u64)| (s * S..s * S + ms * MS).contains(&t);
+            let spike = u32::from(spikes.iter().any(is_in)) * 100_000;
+            same(20_000 + queued.borrow()[i] as u32 + spike)
+        })
+    };
+    let mut sim = Sim::new(vec![path(0), path(1)], 1);
+    sim.thin = false;
+    let (mut changes, mut before) = (0, 0b11);
+    sim.run(100 * S, |s| {
+        let v = s.mask();
+        let on = [0, 1].map(|i| f64::from(v.latency >> i & 1));
+        egress(s, 0, 9.5, on[0]);
+        egress(s, 1, 9.5 * on[1], 9.0 * on[1]);
+        let most_us = [75e3 + 45e3 * on[0], 110e3 * on[1]];
+        for (queued_us, most_us) in queued_us.borrow_mut().iter_mut().zip(most_us) {
+            *queued_us += (most_us - *queued_us).clamp(-3e3, 3e3);
+        }
+        changes += usize::from(v.latency != before);
+        before = v.latency;
+    });
+    assert!(changes <= 6, "{changes} changes:\n{}", sim.explain());
+    let onsets = sim.policy.status(sim.now)[1].onsets;
+    assert!(onsets < 4.0, "{onsets}:\n{}", sim.explain());
+}
