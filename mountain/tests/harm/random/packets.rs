@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use etherparse::{TcpHeader, TcpOptionElement, TcpSlice, UdpHeader};
 
-use super::devices::Tunnel;
+use super::devices::{Made, Tunnel};
 use super::dice::Dice;
 use super::host::{self, Host, Kind, CLASSES, INNER, MARKS, TOSES, TUN, USER};
 use crate::support::sums::{checksum, put_check};
@@ -140,7 +140,7 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
     };
     // By a ppp device or ESP nothing comes back, and a TCP socket without an answer sends when it likes.
     let one_way = host.tunnel() == Some(Tunnel::Ppp) || host.has(Kind::Esp);
-    let one_way = one_way && matches!(by, By::Socket { .. });
+    let one_way = one_way && matches!(by, By::Socket { .. }) || is_unanswered(host, &by);
     let proto = match proto {
         TCP if one_way => UDP,
         proto => proto,
@@ -218,6 +218,22 @@ fn transit(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
             false => source,
         },
     }
+}
+
+/// Whether it is bound to an ipvlan device and an address of another: what comes for that is not handed to the
+/// ipvlan device, which takes packets by address.
+fn is_unanswered(host: &Host, by: &By) -> bool {
+    let By::Socket {
+        address: Some(address),
+        device: Some(device),
+        ..
+    } = by
+    else {
+        return false;
+    };
+    let uplinks = host.uplinks.iter().enumerate();
+    let mut ipvlans = uplinks.filter(|(_, u)| u.made == Made::Ipvlan && u.name == *device);
+    ipvlans.any(|(i, _)| *address != host::uplink_address(i, 1, address.is_ipv6()))
 }
 
 fn socket(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
