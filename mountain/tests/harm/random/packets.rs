@@ -140,7 +140,7 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
     };
     // By a ppp device or ESP nothing comes back, and a TCP socket without an answer sends when it likes.
     let one_way = host.tunnel() == Some(Tunnel::Ppp) || host.has(Kind::Esp);
-    let one_way = one_way && matches!(by, By::Socket { .. }) || is_unanswered(host, &by);
+    let one_way = one_way && matches!(by, By::Socket { .. }) || is_unanswered(host, &by, ipv6);
     let proto = match proto {
         TCP if one_way => UDP,
         proto => proto,
@@ -220,11 +220,11 @@ fn transit(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
     }
 }
 
-/// Whether it is bound to an ipvlan device and an address of another: what comes for that is not handed to the
-/// ipvlan device, which takes packets by address.
-fn is_unanswered(host: &Host, by: &By) -> bool {
+/// Whether it is bound to an ipvlan device without that one's own address: its route may give it another one, and what
+/// comes for that is not handed to the ipvlan device, which takes packets by address.
+fn is_unanswered(host: &Host, by: &By, ipv6: bool) -> bool {
     let By::Socket {
-        address: Some(address),
+        address,
         device: Some(device),
         ..
     } = by
@@ -233,7 +233,7 @@ fn is_unanswered(host: &Host, by: &By) -> bool {
     };
     let uplinks = host.uplinks.iter().enumerate();
     let mut ipvlans = uplinks.filter(|(_, u)| u.made == Made::Ipvlan && u.name == *device);
-    ipvlans.any(|(i, _)| *address != host::uplink_address(i, 1, address.is_ipv6()))
+    ipvlans.any(|(i, _)| *address != Some(host::uplink_address(i, 1, ipv6)))
 }
 
 fn socket(dice: &mut Dice, host: &Host, ipv6: bool) -> By {

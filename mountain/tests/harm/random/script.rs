@@ -110,7 +110,12 @@ impl Host {
         for ipv6 in [false, true] {
             let via = self.uplinks[i].gateways[usize::from(ipv6)][0];
             let mac = mac_text(neighbour_mac(via));
-            inside.push(format!("neigh add {via} lladdr {mac} dev m{n} nud stale"));
+            // In mode l3 there is no ARP, so a neighbour that has to be confirmed fails after 8 s.
+            let state = match kind {
+                "ipvlan mode l3" => "permanent",
+                _ => "stale",
+            };
+            inside.push(format!("neigh add {via} lladdr {mac} dev m{n} nud {state}"));
             inside.push(format!("route add {} via {via} dev m{n}", everywhere(ipv6)));
         }
         [host, inside]
