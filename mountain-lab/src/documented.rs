@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory};
 
+mod files;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -433,18 +435,22 @@ fn sentences(text: &str) -> Vec<String> {
     paragraphs.map(one_line).collect()
 }
 
-/// With `MOUNTAIN_WRITE_DOCS=1` in the environment it writes the page instead.
-#[test]
-fn the_page_of_commands_is_current() {
-    let (file, page) = (root().join("docs/cli.md"), command_line_page());
+/// Asserts that a page below the root is this text; with `MOUNTAIN_WRITE_DOCS=1` in the environment it writes it.
+fn hold(name: &str, page: &str) {
+    let file = root().join(name);
     if std::env::var_os("MOUNTAIN_WRITE_DOCS").is_some() {
-        fs::write(&file, &page).unwrap();
+        fs::write(&file, page).unwrap();
     }
     let written = fs::read_to_string(&file).unwrap_or_default();
     let differs = page.lines().zip(written.lines()).find(|(a, b)| a != b);
     assert!(
         page == written,
-        "docs/cli.md is not what the programs say; make it anew by `MOUNTAIN_WRITE_DOCS=1 scripts/cargo test \
+        "{name} is not what it is made from; make it anew by `MOUNTAIN_WRITE_DOCS=1 scripts/cargo test \
          -p mountain-lab --bin mountain-lab documented`: {differs:?}"
     );
+}
+
+#[test]
+fn the_page_of_commands_is_current() {
+    hold("docs/cli.md", &command_line_page());
 }
