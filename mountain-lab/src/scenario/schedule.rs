@@ -141,17 +141,15 @@ impl Schedule {
 
     /// Share of the packets that enter the path at `t_us` that are dropped.
     pub fn loss(&self, path: usize, forward: bool, t_us: i64) -> f64 {
-        let is_dark = self.events.iter().any(|e| {
-            e.kind == EventKind::Blackhole && e.path == path && e.touches(forward) && e.covers(t_us)
-        });
+        let here =
+            (self.events.iter()).filter(|e| e.path == path && e.touches(forward) && e.covers(t_us));
         let at = usize::try_from(t_us.div_euclid(1000)).ok();
-        let grid = at
+        let own = at
             .filter(|_| forward)
-            .and_then(|i| self.losses[path].get(i));
-        match is_dark {
-            true => 1.0,
-            false => grid.map_or(0.0, |share| f64::from(*share)),
-        }
+            .and_then(|i| self.losses[path].get(i))
+            .map_or(0.0, |share| f64::from(*share));
+        // Lost by any cause.
+        1.0 - here.map(|e| 1.0 - e.loss).product::<f64>() * (1.0 - own)
     }
 
     /// Whether every packet that enters the path at `t_us` is dropped.
@@ -420,5 +418,30 @@ mod tests {
             assert!(!q.drops(1 - e.path, true, e.start_us));
             assert!(q.trip(1 - e.path, 1 - e.path, e.start_us).is_some());
         }
+    }
+
+    #[test]
+    fn a_loss_event_loses_its_share_and_so_does_the_path() {
+        let events = |path: &str| {
+            let event = "[[event]]\nkind='loss'\npath='b'\nevery_s=5\nlength_ms=[2000,2000]\nloss_percent=30\n";
+            let s = scenario(&format!("{path}{event}"));
+            Schedule::generate(&s, 11, 0)
+        };
+        let q = events("");
+        let onset = q.onsets().next().expect("one in a minute");
+        let at = |path, forward, t_us| (q.loss(path, forward, t_us) * 1e3).round();
+        assert_eq!(at(1, true, onset.start_us), 300.0);
+        let others = [
+            (1, false, onset.start_us),
+            (0, true, onset.start_us),
+            (1, true, onset.end_us),
+        ];
+        for (path, forward, t_us) in others {
+            assert_eq!(at(path, forward, t_us), 0.0, "{path} {forward} {t_us}");
+        }
+        // A packet comes through when neither loses it: 0.7 · 0.9.
+        let q = events("loss_percent=10\n");
+        let onset = q.onsets().next().expect("one in a minute");
+        assert_eq!((q.loss(1, true, onset.start_us) * 1e3).round(), 370.0);
     }
 }
