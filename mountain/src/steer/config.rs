@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
+use super::policy::TOLERANCE_US;
 use crate::host::values::{prefixes, within};
 use crate::measure::probe::Target;
 
@@ -41,7 +42,7 @@ impl Default for SteerConfig {
         SteerConfig {
             routes: Vec::new(),
             movable_sources: Vec::new(),
-            tolerance_ms: 5.0,
+            tolerance_ms: TOLERANCE_US / 1e3,
             cost_weight: 1.0,
             flow_table_entries: 131_072,
         }
