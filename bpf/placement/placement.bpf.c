@@ -9,7 +9,7 @@
  * the uplink which it starts on, and so it can never change to another one. Here the choice is made
  * before the address is. The daemon measures the paths and writes which of them each class may use,
  * as for steer.bpf.c; it also keeps a routing table for each uplink and ip rules that lead there
- * (mountain/src/steer/start.rs). The programs only say which:
+ * (mountain/src/placement/). The programs only say which:
  *
  *   connect(), TCP and UDP    cgroup/connect4, connect6: the socket is given the uplink's mark, and
  *                             the kernel's own look-up, made right after, finds route and source

@@ -2,7 +2,7 @@
 //! The programs that place new flows (bpf/placement/placement.bpf.c): loading, attaching, configuring, reading.
 //!
 //! [`PlacementPrograms`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's
-//! to place again. What leads flows to their uplinks, rules and tables, is `netlink::uplinks`'.
+//! to place again. The rules and tables that lead flows to their uplinks are not made here.
 
 mod skel {
     #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]

@@ -75,7 +75,7 @@ pub struct Grounds {
     pub loss: f64,
     /// Probes in the window that were answered or could not be sent.
     pub samples: usize,
-    /// The newest probes, newest first: delay; `None`: not answered.
+    /// The newest probes that are answered or lost, newest first: delay; `None`: lost.
     pub latest_us: Vec<Option<u64>>,
     /// How long the path must be fit before it is used again.
     pub patience_us: u64,

@@ -3,7 +3,7 @@
 
 use super::probes::{Fate, Probe, LEAST_ANSWERS};
 use super::rule::{JudgedPath, Standing};
-use super::{Mode, PathMasks, Policy};
+use super::{Mode, Path, PathMasks, Policy};
 use crate::steer::explain::{
     ms, p95, Cause, Decision, Grounds, Load, Outcome, PathInGroup, Use, JUDGED_AFTER_US,
 };
@@ -76,7 +76,7 @@ impl Policy {
                 .newest()
                 .filter(|p| p.fate != Fate::Waiting)
                 .count(),
-            latest_us: newest(path.probes.newest(), now_us),
+            latest_us: newest(path, now_us),
             patience_us: member.patience_us(now_us),
             onsets: member.onsets(now_us),
             load: late.then(|| match path.load.fills(now_us) {
@@ -245,12 +245,13 @@ impl Policy {
     }
 }
 
-/// What the newest probes show that say anything, newest first: delay, or `None` where one is overdue.
-fn newest<'a>(probes: impl Iterator<Item = &'a Probe>, _now_us: u64) -> Vec<Option<u64>> {
-    let delays = probes.filter_map(|p| match p.fate {
+/// What the newest probes show that say anything, newest first: delay, or `None` for one that is lost.
+fn newest(path: &Path, now_us: u64) -> Vec<Option<u64>> {
+    let lost_us = path.probes.lost_age_us(path.slow.median_us);
+    let delays = path.probes.newest().filter_map(|p| match p.fate {
         Fate::Answered { delay_us, .. } => Some(Some(u64::from(delay_us))),
         Fate::Failed => Some(None),
-        Fate::Waiting => None,
+        Fate::Waiting => (now_us.saturating_sub(p.sent_us) as f64 > lost_us).then_some(None),
     });
     delays.take(NAMED).collect()
 }

@@ -77,6 +77,9 @@ fn silence_is_not_called_a_load_of_others() {
     );
     assert_eq!((status.load, status.state), (None, "dead"));
     assert!(!sim.explain().contains("load"), "{}", sim.explain());
+    // Probes that nothing comes back for are lost, not left out.
+    let dead = sim.policy.decisions().last().expect("it died");
+    assert_eq!(dead.grounds.latest_us, [None, None], "{dead:?}");
 }
 
 #[test]

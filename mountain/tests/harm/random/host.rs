@@ -100,7 +100,7 @@ impl Kind {
 /// Destinations are in so many prefixes of either family.
 pub const PREFIXES: usize = 6;
 pub const MAIN: u32 = 254;
-/// The far end of the inner network, a host of it, and one that it routes to, by family.
+/// The device of the inner network.
 pub const INNER: &str = "l0";
 pub const TUN: &str = "tun0";
 /// The address of this host that is on no uplink.
