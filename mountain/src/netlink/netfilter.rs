@@ -39,10 +39,10 @@ pub fn tables_with_base_chains() -> io::Result<Vec<String>> {
 /// iptables' table.
 ///
 /// # Errors
-/// Without CAP_NET_ADMIN. A kernel without nftables translates nothing by them.
+/// Without CAP_NET_ADMIN, or when the older iptables' tables cannot be listed. A kernel without nftables
+/// translates nothing by them.
 pub fn translates_sources() -> io::Result<bool> {
-    let legacy = legacy_tables().unwrap_or_default();
-    if legacy
+    if legacy_tables()?
         .iter()
         .any(|names| names.lines().any(|name| name == "nat"))
     {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 
 use nix::sys::socket::{socket, AddressFamily, SockFlag, SockProtocol, SockType};
 
@@ -37,18 +38,20 @@ const LISTS: [(Family, &str); 2] = [
     (Family::LegacyIp6, "ip6_tables_names"),
 ];
 
-/// Names of the tables of a family that there are.
-fn names(file: &str) -> io::Result<String> {
-    match fs::read_to_string(format!("/proc/thread-self/net/{file}")) {
-        // The kernel has none of these.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        names => names,
-    }
+/// Names of the tables that there are of IPv4 and of IPv6, a line each.
+///
+/// # Errors
+/// When one of the lists cannot be read: the other tells nothing without it.
+pub(crate) fn legacy_tables() -> io::Result<[String; 2]> {
+    listed_in(Path::new("/proc/thread-self/net"))
 }
 
-/// Names of the tables that there are of IPv4 and of IPv6, a line each.
-pub(crate) fn legacy_tables() -> io::Result<[String; 2]> {
-    let [ipv4, ipv6] = LISTS.map(|(_, file)| names(file));
+fn listed_in(folder: &Path) -> io::Result<[String; 2]> {
+    let [ipv4, ipv6] = LISTS.map(|(_, file)| match fs::read_to_string(folder.join(file)) {
+        // The kernel has none of these.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        names => names.map_err(|e| io::Error::new(e.kind(), format!("{file}: {e}"))),
+    });
     Ok([ipv4?, ipv6?])
 }
 
@@ -432,4 +435,21 @@ fn devices(b: &[u8], at: usize, inverted: u8, exprs: &mut Vec<Expr>) -> Option<(
     exprs.extend(device(expr::META_IIFNAME, part(0)?, part(2)?, iif));
     exprs.extend(device(expr::META_OIFNAME, part(1)?, part(3)?, oif));
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_list_that_cannot_be_read_is_not_taken_for_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let list = |file: &str| folder.path().join(file);
+        assert_eq!(listed_in(folder.path()).unwrap(), ["", ""]);
+        fs::write(list("ip_tables_names"), "nat\n").unwrap();
+        assert_eq!(listed_in(folder.path()).unwrap(), ["nat\n", ""]);
+        fs::create_dir(list("ip6_tables_names")).unwrap();
+        let error = listed_in(folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with("ip6_tables_names: "), "{error}");
+    }
 }

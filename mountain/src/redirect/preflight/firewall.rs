@@ -52,7 +52,7 @@ pub(crate) fn has_nft() -> bool {
 /// # Errors
 /// When they cannot be read.
 pub fn ruleset() -> io::Result<Ruleset> {
-    let legacy = ruleset::legacy_tables().unwrap_or_default();
+    let legacy = ruleset::legacy_tables()?;
     let legacy = legacy.iter().any(|names| !names.trim().is_empty());
     // Most hosts have none, and need not wait. A kernel that refuses to say is read all the same.
     let foreign = |tables: Vec<String>| tables.iter().any(|table| !table.starts_with(OWN_TABLES));

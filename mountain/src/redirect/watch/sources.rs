@@ -34,8 +34,8 @@ pub struct Notifications {
 struct Polled {
     /// The index of the rules, as a command leaves it.
     rules: Option<(u64, u64, SystemTime)>,
-    /// Tables of iptables-legacy.
-    legacy: [String; 2],
+    /// Tables of iptables-legacy; `None`: they cannot be listed, which is for the next decision to meet.
+    legacy: Option<[String; 2]>,
 }
 
 /// What has changed.
@@ -51,6 +51,11 @@ pub(crate) struct Heard {
 impl Heard {
     pub fn anything(self) -> bool {
         self.firewall || self.rest || self.stop
+    }
+
+    fn poll(&mut self, before: Polled, now: &Polled) {
+        self.firewall |= before.legacy != now.legacy;
+        self.rest |= before.rules != now.rules;
     }
 }
 
@@ -101,10 +106,10 @@ impl Notifications {
             }
             wait = GATHER;
         }
-        let polled = Polled::read();
-        heard.firewall |= polled.legacy != self.polled.legacy;
-        heard.rest |= polled.rules != self.polled.rules;
-        self.polled = polled;
+        heard.poll(
+            std::mem::replace(&mut self.polled, Polled::read()),
+            &self.polled,
+        );
         Ok(heard)
     }
 }
@@ -115,7 +120,7 @@ impl Polled {
         let meta = index.and_then(|index| fs::metadata(index).ok());
         Self {
             rules: meta.and_then(|m| Some((m.ino(), m.len(), m.modified().ok()?))),
-            legacy: ruleset::legacy_tables().unwrap_or_default(),
+            legacy: ruleset::legacy_tables().ok(),
         }
     }
 }
@@ -128,6 +133,30 @@ fn drain(socket: &Socket) {
         match socket.recv(&mut buffer, 0) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
             _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_that_cannot_be_listed_are_news_and_not_taken_for_none() {
+        let polled = |legacy| Polled {
+            rules: None,
+            legacy,
+        };
+        let none = || Some([String::new(), String::new()]);
+        for (before, now, is_news) in [
+            (none(), none(), false),
+            (none(), Some(["nat\n".to_owned(), String::new()]), true),
+            (none(), None, true),
+            (None, none(), true),
+        ] {
+            let mut heard = Heard::default();
+            heard.poll(polled(before), &polled(now));
+            assert_eq!((heard.firewall, heard.rest), (is_news, false));
         }
     }
 }

@@ -4,6 +4,8 @@
 use mountain::netlink::ruleset::{
     Device, DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset,
 };
+use mountain::netlink::translates_sources;
+use mountain::redirect::preflight::firewall::ruleset;
 
 use crate::support::Ns;
 
@@ -313,6 +315,29 @@ fn legacy_tables_are_read_and_none_is_made_by_reading() {
     let rule = a.difference(&b).unwrap().to_string();
     let named = "OUTPUT, rule 1: ip6 daddr fd00::/8 oifname";
     assert!(rule.contains(named), "{rule}");
+}
+
+/// A list that cannot be read may name a table: the quick looks say so, as a whole reading does.
+#[test]
+fn legacy_tables_that_cannot_be_listed_are_not_taken_for_none() {
+    let ns = Ns::new("unlisted");
+    ns.run("iptables-legacy -t nat -L");
+    assert!(ns.with(|| translates_sources().unwrap()));
+    let nobodys = ns.with(|| {
+        const NOBODY: u32 = 65_534;
+        // SAFETY: they are about this thread, which ends here. Netlink stays allowed.
+        unsafe {
+            libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>());
+            libc::setfsgid(NOBODY);
+            libc::setfsuid(NOBODY);
+        }
+        let whole = Ruleset::read(Elements::All).map(drop);
+        [whole, ruleset().map(drop), translates_sources().map(drop)]
+    });
+    for read in nobodys {
+        let error = read.unwrap_err().to_string();
+        assert!(error.starts_with("ip_tables_names: "), "{error}");
+    }
 }
 
 /// The same rules by iptables-nft, whose matches and targets are those of xtables.
