@@ -173,24 +173,38 @@ __noinline int mtn_rd_log6(struct mtn_rd_key6 *key, struct mtn_rd_flow6 *flow,
 	return 0;
 }
 
+/* How long fragments are waited for (IP_FRAG_TIME in the kernel's include/net/ip.h): identifications come again. */
+#define MTN_RD_FRAG_NS (30 * 1000000000ULL)
+
 /* Ports of a fragment that is not the first; 0 when that one was not seen. */
 __noinline __u32 mtn_rd_frag_ports(struct mtn_rd_frag_key *key)
 {
-	struct mtn_rd_ports *ports;
+	struct mtn_rd_frag *frag;
 
 	if (!key)
 		return 0;
-	ports = bpf_map_lookup_elem(&rd_frags, key);
-	return ports ? (__u32)ports->dport << 16 | ports->sport : 0;
+	frag = bpf_map_lookup_elem(&rd_frags, key);
+	if (!frag || bpf_ktime_get_coarse_ns() - frag->at_ns > MTN_RD_FRAG_NS)
+		return 0;
+	return (__u32)frag->ports.dport << 16 | frag->ports.sport;
+}
+
+/* Forgets a datagram of the same identification: another one begins. */
+__noinline int mtn_rd_frag_forget(struct mtn_rd_frag_key *key)
+{
+	return key ? bpf_map_delete_elem(&rd_frags, key) : 0;
 }
 
 __noinline int mtn_rd_frag_remember(struct mtn_rd_frag_key *key, __u32 both)
 {
-	struct mtn_rd_ports ports = { .sport = both & 0xffff, .dport = both >> 16 };
+	struct mtn_rd_frag frag = {
+		.at_ns = bpf_ktime_get_coarse_ns(),
+		.ports = { .sport = both & 0xffff, .dport = both >> 16 },
+	};
 
 	if (!key)
 		return 0;
-	return bpf_map_update_elem(&rd_frags, key, &ports, BPF_ANY);
+	return bpf_map_update_elem(&rd_frags, key, &frag, BPF_ANY);
 }
 
 #endif

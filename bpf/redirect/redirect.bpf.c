@@ -166,7 +166,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
 	__type(key, struct mtn_rd_frag_key);
-	__type(value, struct mtn_rd_ports);
+	__type(value, struct mtn_rd_frag);
 } rd_frags SEC(".maps");
 
 struct {
@@ -299,6 +299,8 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 		frag.daddr[0] = ip->daddr;
 		frag.id = ip->id;
 		frag.proto = ip->protocol;
+		if (!later)
+			mtn_rd_frag_forget(&frag);
 	}
 	if (later) {
 		__u32 ports = mtn_rd_frag_ports(&frag);
@@ -420,8 +422,10 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	if (at.first || at.later) {
 		__builtin_memcpy(frag.saddr, key.saddr, 16);
 		__builtin_memcpy(frag.daddr, key.daddr, 16);
+		/* The protocol is not in a later fragment: its next header is what follows the fragment header. */
 		frag.id = at.frag_id;
-		frag.proto = at.proto;
+		if (at.first)
+			mtn_rd_frag_forget(&frag);
 	}
 	if (at.later) {
 		__u32 ports = mtn_rd_frag_ports(&frag);

@@ -172,6 +172,13 @@ struct mtn_rd_ports {
 	__u16 dport;
 };
 
+/* What a datagram's first fragment says of the others. */
+struct mtn_rd_frag {
+	__u64 at_ns;
+	struct mtn_rd_ports ports;
+	__u32 pad;
+};
+
 /* Log lines of one rule in the present second. */
 struct mtn_rd_log_limit {
 	__u64 second;

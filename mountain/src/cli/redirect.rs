@@ -225,9 +225,10 @@ impl RuleArgs {
 
 impl Add {
     fn run(self) -> Result<()> {
+        let fix = self.rule.fix;
         let wanted = Wanted {
             backend: self.backend.0,
-            fix: self.rule.fix,
+            fix,
             rule: self.rule.rule(),
         };
         let mut store = actions::open(true)?;
@@ -257,6 +258,11 @@ impl Add {
                 }
             ),
             false => println!("rule {id} is already there: {rule}, by {}", plan.backend),
+        }
+        if fix && !new {
+            eprintln!(
+                "mountain: --fix changed nothing for rule {id}: delete it, then add it with --fix"
+            );
         }
         for what in actions::never(std::slice::from_ref(&installed)).into_values() {
             eprintln!("mountain: rule {id} may never redirect anything, because of {what}");

@@ -278,6 +278,18 @@ pub struct Installed {
     pub fixed: bool,
 }
 
+impl Installed {
+    /// The device whose clients alone get another source: those on the target's side (a hairpin).
+    pub(crate) fn hairpin(&self) -> Option<&str> {
+        match (self.rule.snat, self.plan.backend, &self.plan.target_dev) {
+            (Snat::Auto, Backend::Nft, Some(target)) if self.rule.dev.is_none() => {
+                Some(&target.name)
+            }
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 impl Installed {
     /// For tests: UDP by nft, to 192.0.2.9:99, and nothing special.

@@ -17,7 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::{Installed, Proto, Snat, Stats, Traffic};
+use super::{Installed, Proto, Stats, Traffic};
 use crate::netlink::conntrack;
 use crate::netlink::nft;
 use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
@@ -160,13 +160,13 @@ fn elements_of(installed: &Installed) -> Vec<Element> {
     }
     if let Some(source) = plan.snat {
         let ends = [rule.from, rule.to];
-        let (set, key) = match (rule.snat, &plan.target_dev) {
-            // Who comes in by another device than the target's is answered through this host.
-            (Snat::Auto, Some(target)) if dev.is_none() => (
-                format!("hairpin{v}_{}", rule.proto),
-                concat(Some(&target.name), None, &ends),
+        // Of a rule with a device, its own clients. Of another, those on the target's side, or everybody.
+        let (set, key) = match dev.or(installed.hairpin()) {
+            Some(dev) => (
+                format!("by_dev{v}_{}", rule.proto),
+                concat(Some(dev), None, &ends),
             ),
-            _ => (format!("snat{v}"), concat(None, proto, &ends)),
+            None => (format!("snat{v}"), concat(None, proto, &ends)),
         };
         let data = Some(ip_bytes(source));
         all.push(Element { set, key, data });

@@ -240,6 +240,12 @@ fn fragments_follow_the_first_one() {
                 let later = fragment(&whole, at, more, 77);
                 way.check_forward(&format!("{r}, {name}"), &later);
             }
+            // Identifications come again: the rest of a datagram that no rule names is left alone.
+            let other = fragment(&whole, 0, true, 77)
+                .with(|p| p.ip.l4[2..4].copy_from_slice(&8082u16.to_be_bytes()));
+            way.check_untouched(&format!("{r}, another first"), &other.packet.bytes());
+            let rest = fragment(&whole, 13, true, 77).packet.bytes();
+            way.check_untouched(&format!("{r}, the rest of that"), &rest);
         }
     });
 }

@@ -146,6 +146,35 @@ fn who_comes_from_elsewhere_keeps_the_source() {
 }
 
 #[test]
+fn rules_of_two_devices_have_sources_of_their_own() {
+    let (net, ns) = Net::with_neighbour();
+    let add = format!("add {RULE} --to 10.0.8.19:9000");
+    net.redirect(&format!("{add} --dev br0 --snat always"));
+    net.redirect(&format!("{add} --dev rs --snat never"));
+    ns.nft(
+        "table inet t { chain c { type filter hook prerouting priority 0;\n\
+         udp dport 9000 ip saddr 10.0.1.2 counter\n} }",
+    );
+    ns.ip("route add default via 10.0.8.17");
+    let other = net.server.udp("10.0.1.2:0");
+    assert_answers(&other, "10.0.8.17:8080", "neighbour");
+    assert_eq!(ns.counted("chain inet t c"), [1], "it keeps its source");
+    // The client would be answered directly without a source of ours. So it has one, whatever becomes of the others.
+    let client_is_answered = || {
+        let fresh = net.client.udp("10.0.8.18:0");
+        assert_answers(&fresh, "10.0.8.17:8080", "neighbour");
+    };
+    client_is_answered();
+    for snat in ["never", "always"] {
+        net.redirect(&format!("del {RULE} --dev rs"));
+        client_is_answered();
+        net.redirect(&format!("{add} --dev rs --snat {snat}"));
+    }
+    net.redirect("del --all");
+    net.assert_clean();
+}
+
+#[test]
 fn this_host_itself_is_redirected_too() {
     let net = Net::serving();
     net.serve(&net.server, "server", "[fd01::2]:8083");

@@ -152,9 +152,10 @@ fn list_text(rules: &[Installed], gone: &HashSet<u32>, carried: &HashMap<u32, Ca
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for i in rules {
-        let source = match i.plan.snat {
-            Some(address) => address.to_string(),
-            None => "the client's".to_owned(),
+        let source = match (i.plan.snat, i.hairpin()) {
+            (Some(address), None) => address.to_string(),
+            (Some(address), Some(device)) => format!("the client's; by {device}: {address}"),
+            (None, _) => "the client's".to_owned(),
         };
         let mut cells = row([
             &i.id,

@@ -12,8 +12,8 @@ use crate::netlink::wire::{self, bytes_at, ip};
 use crate::redirect::recover::Found;
 use crate::redirect::{Backend, Proto, RuleDevice};
 
-/// Another source for what goes from one end to another, of clients at a device.
-type Sources = HashMap<(Proto, SocketAddr, SocketAddr), (Option<String>, IpAddr)>;
+/// Other sources for what goes from one end to another: of clients at a device, or of all.
+type Sources = HashMap<(Proto, SocketAddr, SocketAddr), Vec<(Option<String>, IpAddr)>>;
 
 /// # Errors
 /// When the kernel refuses.
@@ -23,13 +23,21 @@ pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
         return Ok(all);
     }
     for (v, length) in [(4, 4), (6, 16)] {
-        let sources = sources(v, length)?;
+        let mut sources = sources(v, length)?;
         for (set, by_device) in [(format!("to{v}_dev"), true), (format!("to{v}"), false)] {
             each(&set, |mut key, mut data| {
                 let device = if by_device { Some(key.device()?) } else { None };
                 let (proto, from, to) = (key.proto()?, key.end(length)?, data.end(length)?);
-                let source = sources.get(&(proto, from, to));
-                let target = source.and_then(|(device, _)| device.clone());
+                // Rules with a device come first, and take what is for their own clients.
+                let known = sources.entry((proto, from, to)).or_default();
+                let mut known_at = known.iter().map(|(at, _)| at);
+                let at = match by_device {
+                    true => known_at.position(|at| *at == device),
+                    false => Some(0).filter(|_| !known.is_empty()),
+                };
+                let source = at.map(|at| known.swap_remove(at));
+                let snat = source.as_ref().map(|(_, address)| *address);
+                let target = source.and_then(|(device, _)| device.filter(|_| !by_device));
                 all.push(Found {
                     id: None,
                     proto,
@@ -38,7 +46,7 @@ pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
                     client_dev: device.map(named),
                     hairpin: target.is_some(),
                     target_dev: target.map(named),
-                    snat: source.map(|(_, address)| *address),
+                    snat,
                     log: None,
                     backend: Backend::Nft,
                 });
@@ -53,17 +61,18 @@ fn sources(v: u8, length: usize) -> Result<Sources> {
     let mut sources = Sources::new();
     for (set, proto) in [
         (format!("snat{v}"), None),
-        (format!("hairpin{v}_udp"), Some(Proto::Udp)),
-        (format!("hairpin{v}_tcp"), Some(Proto::Tcp)),
+        (format!("by_dev{v}_udp"), Some(Proto::Udp)),
+        (format!("by_dev{v}_tcp"), Some(Proto::Tcp)),
     ] {
         each(&set, |mut key, mut data| {
-            // Hairpins are by device and have a set for each protocol.
+            // Those by device have a set for each protocol.
             let (device, proto) = match proto {
                 Some(proto) => (Some(key.device()?), proto),
                 None => (None, key.proto()?),
             };
             let (from, to) = (key.end(length)?, key.end(length)?);
-            sources.insert((proto, from, to), (device, data.ip(length)?));
+            let known = sources.entry((proto, from, to)).or_default();
+            known.push((device, data.ip(length)?));
             Some(())
         })?;
     }
