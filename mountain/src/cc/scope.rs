@@ -35,7 +35,13 @@ impl ScopeState {
     pub(crate) fn read(file: &Path) -> Result<Self> {
         match fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("malformed {}", file.display())),
+                .with_context(|| {
+                    let file = file.display();
+                    format!(
+                        "{file} is damaged, which says what is to be put back. To go on without: delete it, run this \
+                         again, and set net.ipv4.tcp_congestion_control to what you had"
+                    )
+                }),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(e).with_context(|| format!("cannot read {}", file.display())),
         }

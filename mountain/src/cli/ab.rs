@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, Context, Result};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -118,14 +118,24 @@ impl Ab {
         let failed = course.all(&order).err();
         course.bar.finish_and_clear();
         let interrupted = failed.as_ref().is_some_and(|e| e.is::<Ended>());
-        match (failed.filter(|_| !interrupted), course.restore()) {
-            (None, back) => back.context("A could not be put back in force")?,
-            (Some(error), Ok(())) => bail!("{error:#}; A is in force again"),
-            (Some(error), Err(too)) => {
-                bail!("{error:#}; A could not be put back in force: {too:#}")
+        let problem = match (failed.filter(|_| !interrupted), course.restore()) {
+            (None, Ok(())) => None,
+            (None, Err(too)) => Some(too.context("A could not be put back in force")),
+            (Some(error), Ok(())) => Some(anyhow!("{error:#}; A is in force again")),
+            (Some(error), Err(too)) => Some(anyhow!(
+                "{error:#}; A could not be put back in force: {too:#}"
+            )),
+        };
+        // What was measured before is not lost.
+        let measured = course.runs.iter().all(|side| !side.is_empty());
+        match problem {
+            Some(problem) if !measured => Err(problem),
+            Some(problem) => {
+                self.finish(course.runs, true)?;
+                Err(problem)
             }
+            None => self.finish(course.runs, interrupted),
         }
-        self.finish(course.runs, interrupted)
     }
 
     fn options(&self) -> PingOptions {

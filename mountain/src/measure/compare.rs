@@ -19,6 +19,8 @@ use super::stats::{choose_thresholds, Reply, Row, Table, Unit};
 use super::variation::{self, Events, RunFigure};
 use super::verdict::{self, holm, RowDifference, RowVerdict};
 
+/// Load averages (proc_loadavg(5)) that differ by no more are alike: half a busy process.
+const LOAD: f64 = 0.5;
 /// Value of [`Comparison::schema`].
 pub(crate) const SCHEMA: &str = "mountain-compare/2";
 /// The rows that the headline rests on.
@@ -486,7 +488,11 @@ fn warnings(first: (&String, &RunFile), other: (&String, &RunFile)) -> Vec<Warni
         (false, false) => {
             for key in names {
                 let of = |run: &RunFile| run.environment.get(key).cloned().unwrap_or_default();
-                if of(a) != of(b) {
+                let alike = match (key.as_str(), of(a).as_f64(), of(b).as_f64()) {
+                    ("load.average", Some(a), Some(b)) => (a - b).abs() <= LOAD,
+                    _ => of(a) == of(b),
+                };
+                if !alike {
                     warn(format!("environment.{key}"), of(a), of(b));
                 }
             }

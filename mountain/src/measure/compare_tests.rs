@@ -185,6 +185,16 @@ fn all_lost_none_sent_and_the_same_twice() {
 }
 
 #[test]
+fn a_load_that_is_nearly_the_same_is_no_difference() {
+    for (other, warnings) in [(0.31, 0), (1.4, 1)] {
+        let (mut a, mut b) = (delays(100, 1), delays(100, 2));
+        a.environment.insert("load.average".into(), 0.12.into());
+        b.environment.insert("load.average".into(), other.into());
+        assert_eq!(pair(a, b).warnings.len(), warnings, "{other}");
+    }
+}
+
+#[test]
 fn whatever_differs_besides_is_told() {
     let (a, mut b) = (delays(100, 1), delays(100, 2));
     b.interval_us = Some(2e3);

@@ -155,6 +155,21 @@ fn the_setting_that_was_in_force_before_an_ab() {
     );
     assert_eq!(ab.order(), "aba");
 
+    // In the third round: the two before are judged and kept.
+    fs::remove_file(ab.log()).unwrap();
+    let thrice = format!("test $(grep -c b {}) -lt 3", ab.log().display());
+    let output = ab.command(&thrice, &args).output().unwrap();
+    let (text, error) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("A is in force again"), "{error}");
+    let json: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}{error}"));
+    assert_eq!(
+        (&json["rounds"], &json["interrupted"]),
+        (&2.into(), &true.into())
+    );
+    let kept: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
+    assert_eq!(kept["runs"][1].as_array().unwrap().len(), 2);
+
     // A signal in a half of A, and while the command of B runs.
     fs::remove_file(ab.log()).unwrap();
     let guard = Guard::start(&mut ab.command("", &["-c", "20000"]));
