@@ -54,14 +54,16 @@ pub(crate) fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> 
     let devices = devices.join(", ");
     // Our bits in a connection's mark that name no uplink are somebody else's, and stay his.
     let new = format!("ct state new ct status and confirmed == 0 ct mark and {mask:#010x} == 0");
-    let cleared =
-        format!("meta mark and {mask:#010x} != 0 meta mark set meta mark and {others:#010x}");
+    let members: Vec<String> = uplinks.iter().map(|(m, _)| format!("{m:#010x}")).collect();
+    let members = members.join(", ");
+    // So it is with a packet's mark: only what would be taken for an uplink goes.
+    let cleared = format!(
+        "meta mark and {mask:#010x} {{ {members} }} meta mark set meta mark and {others:#010x}"
+    );
     text +=
         &format!("\tchain came {{\n\t\t{cleared}\n\t\t{new} iifname vmap {{ {came_by} }}\n\t}}\n");
     text +=
         "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
-    let members: Vec<String> = uplinks.iter().map(|(m, _)| format!("{m:#010x}")).collect();
-    let members = members.join(", ");
     // Who began a connection by way of an uplink is sent on as the kernel would; only answers go back by it.
     text += &format!("\t\tct direction original iifname {{ {devices} }} goto came\n");
     // Nearly all packets, by the fewest steps: those without a mark of others', whose bits would be lost.

@@ -331,6 +331,30 @@ fn forwarded_packets_keep_all_bits_of_the_owners_mark() {
     assert_eq!(net.refused(), 0);
 }
 
+/// One that has bits of ours says by which way, whatever it names.
+#[test]
+fn forwarded_packets_with_a_mark_in_our_bits_are_the_owners() {
+    let net = Home::new().with_lan();
+    net.home.nft(
+        "table inet owner {\n chain put {\n  type filter hook prerouting priority raw;\n  \
+         iifname lan0 meta mark set 0x05000001\n }\n \
+         chain kept {\n  type filter hook forward priority filter;\n  \
+         iifname lan0 meta mark 0x05000001 counter\n }\n \
+         chain lost {\n  type filter hook forward priority filter;\n  \
+         iifname lan0 meta mark != 0x05000001 counter\n }\n}\n",
+    );
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    for kind in ["tcp", "udp"] {
+        let opened = flows.open(kind, EACH, SERVER[0]);
+        assert_eq!(by_uplink(&opened), [EACH, 0], "{kind}: the kernel's way");
+    }
+    flows.ask();
+    assert!(net.home.counted("chain inet owner kept")[0] > 0);
+    assert_eq!(net.home.counted("chain inet owner lost"), [0]);
+    assert_eq!(net.refused(), 0);
+}
+
 /// Datagrams that nobody has answered yet, as of a meter or a camera that only sends.
 #[test]
 fn one_way_datagrams_that_began_before_keep_their_uplink() {
