@@ -121,11 +121,13 @@ union mtn_masks {
 
 struct mtn_group {
 	__u32 n_members;
-	__u32 pad;
+	__u16 full;				/* members that bulk flows fill while another has room: those leave
+						 * that the hash gives to another */
+	__u16 pad;
 	__u8 path[MTN_MAX_MEMBERS];		/* path id of each member */
 	__u8 member_of[MTN_MAX_PATHS];		/* inverse; MTN_NO_MEMBER */
 	__u32 inv_weight[MTN_MAX_MEMBERS];	/* see rendezvous.h */
-	__u64 ineligible_since_ns[MTN_MAX_MEMBERS];	/* since when bulk may not use it; 0: it may */
+	__u64 leave_since_ns[2][MTN_MAX_MEMBERS];	/* by enum mtn_class: since when such flows are to leave it */
 };
 
 /* An ip rule that may have routed a packet by another table. Fields unset match everything. */
@@ -223,6 +225,7 @@ struct mtn_frag_key {
 };
 
 struct mtn_frag {
+	__u64 at_ns;
 	__u32 generation;	/* of the topology that it was written in */
 	__u32 path;
 };

@@ -22,6 +22,9 @@ static __always_inline void mtn_frag_key(const struct mtn_pkt *pkt, struct mtn_f
 	key->ipv6 = pkt->key.ipv6;
 }
 
+/* How long fragments are waited for (IP_FRAG_TIME in the kernel's include/net/ip.h): identifications come again. */
+#define MTN_FRAG_NS (30 * 1000000000ULL)
+
 /* Path of a fragment that is not the first, or MTN_MAX_PATHS. */
 __noinline int mtn_frag_path(struct mtn_pkt *pkt)
 {
@@ -33,13 +36,20 @@ __noinline int mtn_frag_path(struct mtn_pkt *pkt)
 	mtn_frag_key(pkt, &key);
 	frag = bpf_map_lookup_elem(&frags, &key);
 	/* Ids of an older topology may be those of other paths by now. */
-	return frag && frag->generation == config.generation ? frag->path : MTN_MAX_PATHS;
+	if (!frag || frag->generation != config.generation ||
+	    bpf_ktime_get_coarse_ns() - frag->at_ns > MTN_FRAG_NS)
+		return MTN_MAX_PATHS;
+	return frag->path;
 }
 
 __noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
 {
 	struct mtn_frag_key key = {};
-	struct mtn_frag frag = { .generation = config.generation, .path = path };
+	struct mtn_frag frag = {
+		.at_ns = bpf_ktime_get_coarse_ns(),
+		.generation = config.generation,
+		.path = path,
+	};
 
 	if (!pkt)
 		return 0;

@@ -28,7 +28,8 @@
  *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path
  *     is eligible as well, more flows have come to it than it carries: those leave that the hash gives to
  *     another one;
- *   - path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
+ *   - path filled by bulk flows while another one has room, bulk flow that the hash gives to another one, or
+ *     path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
  *     recent maximum delay of the old path - minimum delay of the new one + margin, which makes
  *     reordering impossible (FLARE, LetFlow); or after force_after_ns without such a gap.
  *
@@ -270,7 +271,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	struct mtn_group *g;
 	__u32 group, from, to, may, reason, member;
 	__u64 now, gap_ns, need_us = 0;
-	bool fits, ejected;
+	bool fits, ejected, bulk;
 
 	if (!pkt || !flow)
 		return MTN_MAX_PATHS;
@@ -282,15 +283,16 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 		return MTN_MAX_PATHS;
 	g = mtn_group_at(group);
 	masks.word = mtn_masks_of(group);
-	may = flow->class == MTN_CLASS_BULK ? masks.bulk : masks.latency;
+	bulk = flow->class == MTN_CLASS_BULK;
+	may = bulk ? masks.bulk : masks.latency;
 	if (argmax_load)
 		may = masks.alive;
 	may &= masks.alive;
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
-	ejected = flow->class == MTN_CLASS_LATENCY && member < MTN_MAX_MEMBERS &&
-		  (masks.ejected & (1U << member));
-	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits && !ejected) {
+	ejected = !bulk && member < MTN_MAX_MEMBERS && (masks.ejected & (1U << member));
+	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits && !ejected &&
+	    !(bulk && (g->full & (1U << member)))) {
 		/* The coarse clock may still be behind an exact stamp, which this packet then leaves. */
 		flow->exact = 0;
 		return from;
@@ -320,12 +322,12 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 		reason = MTN_MOVE_FORCED;
 	} else {
 		__u32 max_us = mtn_path_at(from)->delay_max_us, min_us = mtn_path_at(to)->delay_min_us;
-		__u64 ineligible = g->ineligible_since_ns[member & (MTN_MAX_MEMBERS - 1)];
+		__u64 since = g->leave_since_ns[bulk][member & (MTN_MAX_MEMBERS - 1)];
 
 		need_us = (max_us > min_us ? max_us - min_us : 0) + config.margin_us;
 		if (gap_ns >= need_us * 1000)
 			reason = MTN_MOVE_FLOWLET;
-		else if (ineligible && now > ineligible && now - ineligible >= config.force_after_ns)
+		else if (since && now > since && now - since >= config.force_after_ns)
 			reason = MTN_MOVE_FORCED;
 		else
 			return from;
@@ -628,6 +630,9 @@ int mountain_steer(struct __sk_buff *skb)
 	}
 
 	pkt.l3_len = mtn_l3_len(skb, &pkt, mtn_path_at(here));
+	/* SCTP's gso_size is GSO_BY_FRAGS, 0xffff: too large for any path, also when it is kept in 16 bits. */
+	if (pkt.l3_len > 0xffff)
+		pkt.l3_len = 0xffff;
 	to = mtn_path_for(skb, &pkt, here, bpf_ktime_get_coarse_ns());
 	if (to >= MTN_MAX_PATHS) {
 		mtn_count_latency(here, skb->len);

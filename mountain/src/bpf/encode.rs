@@ -85,6 +85,7 @@ pub(crate) fn masks(masks: PathMasks) -> u64 {
         bulk,
         alive,
         ejected,
+        full: _,
     } = masks;
     let masks = types::mtn_masks {
         __anon_mtn_masks_1: types::__anon_mtn_masks_1 {

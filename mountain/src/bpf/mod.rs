@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::socket_option;
 pub use crate::topology::PathMasks;
-use crate::topology::{FibRule, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
+use crate::topology::{FibRule, MAX_GROUPS, MAX_PATHS};
 use flows::FlowTable;
 use hooks::{DeviceHook, Order};
 pub use program::SteerProgram;
@@ -268,6 +268,18 @@ impl Steer {
         Ok(())
     }
 
+    /// Has paths match no packet any more that are not among these: one that is gone would hide another by the same
+    /// device and link-layer address.
+    pub(crate) fn keep_paths(&mut self, is_there: impl Fn(usize) -> bool) {
+        let bss = self.bss();
+        let known = bss.config.n_paths as usize;
+        for (id, path) in bss.paths.iter_mut().enumerate().take(known) {
+            if !is_there(id) {
+                publish(&mut path.flags, 0);
+            }
+        }
+    }
+
     /// Writes what bounds the flowlet gap: a path's recent maximum and its minimum delay, in µs.
     pub fn set_delays(&mut self, id: usize, max_us: u32, min_us: u32) {
         if let Some(path) = self.bss().paths.get_mut(id) {
@@ -380,18 +392,21 @@ impl Steer {
         Ok(())
     }
 
-    /// Writes the verdict about a group. Members whose bulk bit goes away are stamped with now:
+    /// Writes the verdict about a group. Members that a class has to leave are stamped with now:
     /// the time from which a forced move counts.
     pub fn set_masks(&mut self, group: usize, masks: PathMasks) {
         let now = now_ns();
         let bss = self.bss();
         let g = &mut bss.groups[group];
-        for i in 0..(g.n_members as usize).min(MAX_GROUP_PATHS) {
-            let ineligible = (masks.bulk & masks.latency) & (1 << i) == 0;
-            match (ineligible, g.ineligible_since_ns[i]) {
-                (true, 0) => g.ineligible_since_ns[i] = now,
-                (false, _) => g.ineligible_since_ns[i] = 0,
-                _ => {}
+        g.full = masks.full;
+        let stays = [masks.latency, masks.bulk & !masks.full];
+        for (stays, since_ns) in stays.into_iter().zip(&mut g.leave_since_ns) {
+            for (i, since_ns) in since_ns.iter_mut().enumerate() {
+                match (stays & (1 << i) == 0, *since_ns) {
+                    (true, 0) => *since_ns = now,
+                    (false, _) => *since_ns = 0,
+                    _ => {}
+                }
             }
         }
         // SAFETY: the members of the union are 64 plain bits.

@@ -377,7 +377,7 @@ impl PlacementPrograms {
             latency: masks.latency & open,
             bulk: masks.bulk & open,
             alive: masks.alive & open,
-            ejected: masks.ejected,
+            ..masks
         });
         let bss = self.bss();
         // SAFETY: the members of the union are 64 plain bits.

@@ -623,8 +623,8 @@ impl Daemon {
                 let target = self.paths.target_text(path);
                 if silent {
                     warn!(
-                        "path {name}: none of {} probes to {target} was answered; \
-                         set another `probe_target` if it does not answer pings",
+                        "path {name}: none of {} probes to {target} was answered: the kernel decides wherever it is one \
+                         of the paths; set another `probe_target` if this one does not answer pings",
                         stats.sent
                     );
                 } else {

@@ -303,6 +303,7 @@ impl Daemon {
 
         let mode = self.mode();
         if let Some(steer) = &mut self.steer {
+            steer.keep_paths(|id| self.paths.by_id.contains_key(&id));
             for id in self.paths.by_id.keys().copied().collect::<Vec<_>>() {
                 if let Some(config) = self.paths.path_config(id) {
                     steer.set_path(id, &config)?;

@@ -145,6 +145,8 @@ struct Path {
     slow_at_us: Option<u64>,
     usable: bool,
     why_unusable: &'static str,
+    /// Whether a probe was ever answered. A target that never does may drop pings, so its path is not known to be dead.
+    answered: bool,
     load: OurRates,
     pace: Pace,
 }
@@ -159,8 +161,14 @@ impl Path {
             slow_at_us: None,
             usable: true,
             why_unusable: "",
+            answered: false,
             pace: Pace::default(),
         }
+    }
+
+    /// Whether a probe has waited for its answer for twice the pace of an idle host.
+    fn waits_long(&self, now_us: u64) -> bool {
+        self.probes.waiting_us(now_us).1 > (pace::IDLE_US + pace::IDLE_US) as f64
     }
 }
 
@@ -243,7 +251,7 @@ impl Policy {
             latency: all(g),
             bulk: all(g),
             alive: all(g),
-            ejected: 0,
+            ..PathMasks::default()
         };
         self.verdict.groups = self.groups.iter().map(verdict).collect();
     }
@@ -268,6 +276,7 @@ impl Policy {
                 ..
             } => {
                 p.probes.answered(seq, rtt_us, delay_us);
+                p.answered = true;
             }
             Event::SendFailed { seq, at_us, .. } => p.probes.failed(seq, at_us),
             Event::Usable { usable, why, .. } => {

@@ -121,6 +121,10 @@ pub struct PathMasks {
     /// Their newest probes were late or lost: latency flows leave them at once. A path that is merely
     /// more costly is left without reordering. Of an eligible one, those leave whose hash gives them to another.
     pub ejected: u16,
+    /// Our bulk flows fill them while another one has room: those leave, without reordering, whose hash gives them to
+    /// another.
+    #[serde(default)]
+    pub full: u16,
 }
 
 /// Prefixes that share one set of next hops in one table.

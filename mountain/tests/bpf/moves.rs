@@ -358,6 +358,63 @@ fn a_crowded_path_is_left_by_the_flows_that_belong_elsewhere() {
 }
 
 #[test]
+fn a_full_path_is_left_in_a_gap_by_the_bulk_flows_that_belong_elsewhere() {
+    with_rig(patient(), |mut rig| {
+        rig.steer.set_delays(0, 80_000, 20_000);
+        rig.steer.set_delays(1, 90_000, 10_000);
+        let ports = [port_of(0), port_of(1)];
+        for (payload, wanted) in [(20, [0, 0]), (1200, [0, 1])] {
+            rig.clear_flows();
+            let send = |rig: &mut Rig| ports.map(|port| rig.send(0, &packet(port, payload)));
+            rig.masks(only(0));
+            for _ in 0..10 {
+                assert_eq!(send(&mut rig), [0, 0]);
+            }
+            rig.masks(BOTH);
+            sleep(ms(100));
+            assert_eq!(send(&mut rig), [0, 0], "it may stay");
+            rig.masks(Masks { full: 0b01, ..BOTH });
+            send(&mut rig);
+            let before = Instant::now();
+            let at_once = send(&mut rig);
+            assert!(at_once == [0, 0] || before.elapsed() > ms(71), "in no gap");
+            sleep(ms(100));
+            assert_eq!(send(&mut rig), wanted, "{payload} bytes");
+        }
+        let log = rig.moves.drain().unwrap();
+        assert!(
+            log.iter().all(|m| m.reason == MoveReason::Flowlet),
+            "{log:?}"
+        );
+    });
+}
+
+#[test]
+fn what_latency_flows_had_to_leave_before_forces_no_bulk_flow() {
+    with_rig(settings(), |mut rig| {
+        // after 100 ms
+        let p = packet(1, 1200);
+        rig.masks(only(0));
+        for _ in 0..10 {
+            rig.send(0, &p);
+        }
+        rig.steer.set_delays(0, 10_000_000, 0); // a gap of 10 s
+        rig.masks(Masks {
+            latency: 0b10,
+            ..BOTH
+        });
+        sleep(ms(120));
+        let before = Instant::now();
+        rig.masks(only(1));
+        let to = rig.send(0, &p);
+        assert!(to == 0 || before.elapsed() >= ms(100), "forced at once");
+        sleep(ms(120));
+        assert_eq!(rig.send(0, &p), 1, "forced in the end");
+        assert_eq!(rig.stat("move_forced"), 1);
+    });
+}
+
+#[test]
 fn flows_first_seen_in_the_grace_time_stay() {
     with_rig(patient(), |mut rig| {
         let ack = |port| Ip::v4(TCP, tcp(port, 2, ACK, 30));

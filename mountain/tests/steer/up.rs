@@ -127,7 +127,17 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
         killed.many_lost(),
         "still steered after the kill: {killed:?}"
     );
+    // A gateway that the new daemon has never heard may drop pings: the kernel decides.
     net.up();
+    wait_until("u1 is unknown", Duration::from_secs(60), || {
+        let reason = net.path("u1").judged.reason;
+        reason.ends_with("has never answered: the kernel decides")
+    });
+    let unknown = traffic.during(half);
+    assert!(unknown.many_lost(), "moved on no evidence: {unknown:?}");
+    net.server.no_hole();
+    net.wait_good();
+    net.blackhole(1);
     net.client.wait_left("u1", false);
     let again = traffic.during(half);
     assert!(again.nearly_all_arrived(), "not taken over: {again:?}");

@@ -124,6 +124,10 @@ impl Policy {
                 ms(gr.median_us),
                 more(Some(gr.median_us), gr.best_median_us)
             ),
+            (_, None) if self.is_unknown(g, now_us) => match path.answered {
+                true => format!("{name} is left to the kernel: another path has never answered"),
+                false => format!("{name} has never answered: the kernel decides"),
+            },
             (_, None) if gr.samples == 0 => format!("{name} may be used: no probe so far"),
             (_, None) if path.slow.answers < LEAST_ANSWERS => {
                 format!("{name} may be used: {} answers so far", path.slow.answers)
@@ -227,6 +231,7 @@ impl Policy {
                 _ if !member.view.alive && self.last_tick_us.is_some() => "dead",
                 Standing::Out(_) if member.fit_since_us.is_some() => "held",
                 Standing::Out(_) => "ejected",
+                _ if !path.answered && self.is_unknown(g, now_us) => "silent",
                 _ if path.slow.answers < LEAST_ANSWERS => "unknown",
                 _ => "good",
             },

@@ -85,7 +85,8 @@ pub(crate) struct View {
 pub struct Spread {
     /// The member that did not, ...
     crowded: usize,
-    /// ... and how late that has made it.
+    since_us: u64,
+    /// ... and how late that made it, while it was on trial.
     worst_us: f64,
     until_us: u64,
     /// Another one turned out to be later still: it is not tried again before.
@@ -187,12 +188,23 @@ impl Policy {
         }
         if let Some(scale) = self.groups[g].scale {
             self.count_onsets(g, now_us);
-            self.spread(g, now_us);
+            self.spread(g, &scale, now_us);
             self.stand(g, scale, now_us);
         }
-        let v = self.masks(g, now_us);
-        self.record(g, v, now_us);
+        let mut v = self.masks(g, now_us);
+        if self.is_unknown(g, now_us) {
+            (v.latency, v.bulk, v.ejected, v.full) = (0, 0, 0, 0);
+        } else {
+            self.record(g, v, now_us);
+        }
         v
+    }
+
+    /// Whether a path has never answered though its link and next hop are there. It may carry packets all the same, and
+    /// be the one that the kernel prefers: the kernel decides for the group.
+    pub(super) fn is_unknown(&self, g: usize, now_us: u64) -> bool {
+        let mut paths = self.groups[g].members.iter().map(|m| &self.paths[m.path]);
+        paths.any(|path| path.usable && !path.answered && path.waits_long(now_us))
     }
 
     /// `None` while no path in use has enough answers.
@@ -240,7 +252,7 @@ impl Policy {
             let now = path.probes.now(now_us, &judge);
             let limit_us = slow.median_us + IDLE_US as f64;
             let dark = match slow.answers {
-                0 => path.probes.waiting_us(now_us).1 > IDLE_US as f64 + IDLE_US as f64,
+                0 => path.answered && path.waits_long(now_us),
                 _ => now.dark_us > limit_us,
             };
             let present_us = now.fast_us.max(now.late_us) + path.input.cost_us;
@@ -294,39 +306,55 @@ impl Policy {
     }
 
     /// Uses all paths that are not late for a while, where one that others' flows have just come to is late for that:
-    /// leaving together and returning together would go on for ever. It ends where one of them turns out to be worse.
-    fn spread(&mut self, g: usize, now_us: u64) {
+    /// leaving together and returning together would go on for ever. First that one goes on alone for a moment: how
+    /// late it becomes is what the others are worth. It ends where one of them turns out to be worse.
+    fn spread(&mut self, g: usize, scale: &Scale, now_us: u64) {
         let group = &mut self.groups[g];
         let spread = group.spread.filter(|s| now_us < s.until_us);
         let left = lasts_less(group.left_us, RECENT_US, now_us);
-        let crowded = |m: &JudgedPath| {
-            m.in_use() && m.view.sudden && self.paths[m.path].load.is_crowded(now_us)
-        };
+        let is_crowded = |m: &JudgedPath| m.in_use() && self.paths[m.path].load.is_crowded(now_us);
+        let crowded = |m: &JudgedPath| m.view.sudden && is_crowded(m);
         let found = || group.members.iter().position(crowded).filter(|_| left);
+        let until_us = now_us + PATIENCE_MOST_US as u64;
         let new = |crowded| Spread {
             crowded,
+            since_us: now_us,
             worst_us: 0.0,
-            until_us: now_us + PATIENCE_MOST_US as u64,
+            until_us,
             over: false,
         };
         group.spread = spread.or_else(|| found().map(new));
-        if let Some(spread) = &mut group.spread {
+        let Some(spread) = &mut group.spread else {
+            return;
+        };
+        if group.members.iter().any(is_crowded) {
+            spread.until_us = until_us;
+        }
+        if now_us < spread.since_us + IDLE_US {
             let crowded_us = group.members.get(spread.crowded).map(|m| m.view.present_us);
             spread.worst_us = spread.worst_us.max(crowded_us.unwrap_or(0.0));
-            let worse = |m: &JudgedPath| {
-                let worse = m.in_use() && m.view.present_us > spread.worst_us;
-                worse && lasts(m.dear_since_us, IDLE_US, now_us)
-            };
-            spread.over |= group.members.iter().any(worse);
-            let fit =
-                |m: &&mut JudgedPath| m.view.alive && m.view.known && !m.view.late && !m.in_use();
-            let out = group
-                .members
-                .iter_mut()
-                .filter(fit)
-                .filter(|_| !spread.over);
-            out.for_each(|m| m.standing = Standing::In);
+            return;
         }
+        let worst_us = spread.worst_us + scale.d_us;
+        let worse = |m: &JudgedPath| {
+            let worse = m.in_use() && m.view.present_us > worst_us;
+            worse && lasts(m.dear_since_us, IDLE_US, now_us)
+        };
+        spread.over |= group.members.iter().any(worse);
+        if !spread.over {
+            let out = group.members.iter_mut().filter(|m| !m.in_use());
+            let fit = out.filter(|m| m.view.alive && m.view.known && !m.view.late);
+            fit.for_each(|m| m.standing = Standing::In);
+        }
+    }
+
+    /// Whether a member is left for nothing as long as it is alive: it has never answered, flows are spread, or it is
+    /// crowded and nothing else is as good.
+    fn is_held(&self, g: usize, i: usize, now_us: u64) -> bool {
+        let path = &self.paths[self.groups[g].members[i].path];
+        let crowded = |s: Spread| s.crowded == i && path.load.is_crowded(now_us);
+        let spread = self.groups[g].spread;
+        !path.answered || spread.is_some_and(|s| !s.over || crowded(s))
     }
 
     /// Lets paths leave and join.
@@ -387,11 +415,11 @@ impl Policy {
             && v.median_us <= shortest + scale.r_us;
         let fit = since(me.fit_since_us, fit, now_us);
         let usable = self.paths[me.path].usable;
-        let spread = self.groups[g].is_spread();
+        let held = self.is_held(g, i, now_us);
         let left = match me.standing {
             _ if !usable => Some(Cause::Link),
             Standing::Out(cause) => Some(cause),
-            _ if spread && v.alive => None,
+            _ if held && v.alive => None,
             _ if v.late && v.now.dark_us > v.now.fast_us => Some(Cause::Lost),
             _ if v.late => Some(Cause::Late),
             _ if lasts(dear, patience_us, now_us) => Some(Cause::Cost),
@@ -446,6 +474,10 @@ impl Policy {
             0 => v.latency,
             _ => joined | filled,
         };
+        if v.bulk & !filled != 0 {
+            // They may all have begun on one of them, while another was out.
+            v.full = v.bulk & filled;
+        }
         v
     }
 
@@ -460,7 +492,7 @@ impl Policy {
             latency: bits,
             bulk: bits,
             alive: mask,
-            ejected: 0,
+            ..PathMasks::default()
         }
     }
 
@@ -474,7 +506,7 @@ impl Policy {
         let (Some(now_us), Some(scale)) = (self.last_tick_us, group.scale) else {
             return v.latency;
         };
-        if self.mode == Mode::MinRtt {
+        if self.mode == Mode::MinRtt || self.is_unknown(g, now_us) {
             return v.latency;
         }
         let in_time = |m: &JudgedPath| {

@@ -394,3 +394,38 @@ fn min_rtt_takes_the_lowest_median_alone() {
     sim.run(11 * S, |_| {});
     assert_eq!(sim.mask().latency, BOTH);
 }
+
+#[test]
+fn a_target_that_never_answers_leaves_the_choice_to_the_kernel() {
+    let answers = |t: u64| (30 * S..40 * S).contains(&t) || t >= 50 * S;
+    let silent: Model = Box::new(move |t| answers(t).then_some((20_000, 20_000)));
+    let mut sim = Sim::new(vec![silent, noisy(2)], 1);
+    sim.run(29 * S, |s| {
+        let v = s.mask();
+        assert_eq!(v.alive, 0b11, "it may drop pings");
+        assert!(s.now < 3 * S || v.latency | v.bulk == 0, "{v:?}");
+        assert!(s.now < 3 * S || s.policy.for_new_flows(0) == 0);
+    });
+    let status = sim.policy.status(sim.now);
+    assert_eq!(
+        status[0].reason,
+        "p0 has never answered: the kernel decides"
+    );
+    assert_eq!(sim.explain(), "", "nothing was decided");
+    // Once it has, it is a path like others, also when it is silent from the link's return on.
+    sim.run(35 * S, |_| {});
+    assert_eq!(sim.mask().latency, 0b11, "{}", sim.explain());
+    sim.run(40 * S, |_| {});
+    for usable in [false, true] {
+        let (path, at_us, why) = (0, sim.now, "carrier");
+        sim.policy.event(Event::Usable {
+            path,
+            at_us,
+            usable,
+            why,
+        });
+    }
+    sim.run(45 * S, |_| {});
+    let v = sim.mask();
+    assert_eq!((v.latency, v.alive), (0b10, 0b10), "{}", sim.explain());
+}

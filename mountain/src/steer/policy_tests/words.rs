@@ -77,9 +77,20 @@ fn silence_is_not_called_a_load_of_others() {
     );
     assert_eq!((status.load, status.state), (None, "dead"));
     assert!(!sim.explain().contains("load"), "{}", sim.explain());
-    // Probes that nothing comes back for are lost, not left out.
-    let dead = sim.policy.decisions().last().expect("it died");
-    assert_eq!(dead.grounds.latest_us, [None, None], "{dead:?}");
+}
+
+#[test]
+fn a_probe_that_is_lost_is_told() {
+    let once = |t: u64| (!(12 * S..12 * S + 50 * MS).contains(&t)).then_some((20_000, 20_000));
+    let mut sim = Sim::new(vec![Box::new(once), noisy(2)], 1);
+    sim.thin = false;
+    let mut said = Vec::new();
+    sim.run(13 * S, |s| said.push(reasons(s)[0].clone()));
+    let wanted = "p0 is good: its last two probes: lost and 20.0 ms";
+    assert!(
+        said.iter().any(|text| text.starts_with(wanted)),
+        "{said:#?}"
+    );
 }
 
 #[test]

@@ -225,6 +225,7 @@ pub const BOTH: Masks = Masks {
     bulk: 0b11,
     alive: 0b11,
     ejected: 0,
+    full: 0,
 };
 
 /// One member only, the other alive but not eligible.
@@ -234,6 +235,7 @@ pub const fn only(member: u16) -> Masks {
         bulk: 1 << member,
         alive: 0b11,
         ejected: 0,
+        full: 0,
     }
 }
 
