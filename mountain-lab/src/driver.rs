@@ -9,11 +9,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{ensure, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use mountain_lab::result::{too_short, RunResult, VoidRun};
 use mountain_lab::workload::sys::{machine_ticks, process_ticks, NoHalt};
-use serde_json::json;
 
 use crate::stopped;
 
@@ -63,11 +62,12 @@ impl CommonArgs {
 
 /// An experiment under way. Keeps the processors from halting.
 pub struct Session {
+    /// Takes what is measured.
+    pub result: RunResult,
     quick: bool,
     name: String,
     bar: ProgressBar,
-    started: Instant,
-    foreign_ticks: Option<u64>,
+    others: ForeignLoad,
     _awake: Option<NoHalt>,
 }
 
@@ -103,31 +103,29 @@ pub trait Experiment {
 impl Session {
     /// Begins an experiment whose result has this name. `steps`: those of the bar, where there is no
     /// [`Experiment`] to count them.
-    pub fn begin(name: &str, args: &CommonArgs, repeats: u32, steps: u64) -> (Self, RunResult) {
+    pub fn begin(name: &str, args: &CommonArgs, repeats: u32, steps: u64) -> Self {
         let words = std::env::args_os().skip(1);
         let words = words.map(|word| word.to_string_lossy().into_owned());
         let command = std::iter::once("mountain-lab".to_owned()).chain(words);
         let command = command.collect::<Vec<_>>().join(" ");
         let mut result = RunResult::new(name, &command, args.seed, repeats);
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let environment = &mut result.environment;
-        environment.insert("loadavg_before".into(), json!(load.trim()));
-        environment.insert("quick".into(), json!(args.quick));
+        result.note("loadavg_before", load.trim());
+        result.note("quick", args.quick);
         let bar = ProgressBar::new(steps);
         let style =
             ProgressStyle::with_template("{prefix} [{bar:40}] {percent}% {msg} (left: {eta})")
                 .expect("a literal template");
         bar.set_style(style.progress_chars("=> "));
         bar.set_prefix(name.to_owned());
-        let session = Session {
+        Session {
+            result,
             quick: args.quick,
             name: name.to_owned(),
             bar,
-            started: Instant::now(),
-            foreign_ticks: foreign_ticks(),
+            others: ForeignLoad::watch(),
             _awake: NoHalt::hold(),
-        };
-        (session, result)
+        }
     }
 
     /// So many steps are to come besides.
@@ -140,9 +138,7 @@ impl Session {
     /// # Errors
     /// The user wants an end.
     pub fn step(&self, what: &str) -> Result<()> {
-        if stopped() {
-            bail!("stopped");
-        }
+        ensure!(!stopped(), "stopped");
         self.bar.inc(1);
         self.bar.set_message(what.to_owned());
         Ok(())
@@ -170,17 +166,17 @@ impl Session {
     ///
     /// # Errors
     /// A side could not be measured, or the user wants an end.
-    pub fn round<T>(
+    pub fn round<T, S: AsRef<str>>(
         &self,
         what: &str,
-        sides: &[&str],
+        sides: &[S],
         round: u32,
         mut measure: impl FnMut(usize) -> Result<T>,
     ) -> Result<Vec<T>> {
         let mut seen: Vec<Option<T>> = sides.iter().map(|_| None).collect();
         for place in 0..sides.len() {
             let side = (place + round as usize) % sides.len();
-            self.step(&format!("{what}: {}, round {round}", sides[side]))?;
+            self.step(&format!("{what}: {}, round {round}", sides[side].as_ref()))?;
             seen[side] = Some(measure(side)?);
         }
         Ok(seen.into_iter().flatten().collect())
@@ -190,10 +186,10 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::round`].
-    pub fn rounds<T, const N: usize>(
+    pub fn rounds<T, S: AsRef<str>, const N: usize>(
         &self,
         what: &str,
-        sides: &[&str; N],
+        sides: &[S; N],
         rounds: u32,
         mut measure: impl FnMut(usize, u32) -> Result<T>,
     ) -> Result<[Vec<T>; N]> {
@@ -211,13 +207,9 @@ impl Session {
     ///
     /// # Errors
     /// A segment could not be measured, or the user wants an end.
-    pub fn interleave<E: Experiment>(
-        &self,
-        result: &mut RunResult,
-        experiment: &mut E,
-    ) -> Result<()> {
+    pub fn interleave<E: Experiment>(&mut self, experiment: &mut E) -> Result<()> {
         let sides = experiment.sides();
-        let repeats = result.repeats;
+        let repeats = self.result.repeats;
         self.bar
             .inc_length(u64::from(repeats) * sides.len() as u64 * FINE);
         let before = self.bar.position();
@@ -228,36 +220,33 @@ impl Session {
                 let done = u64::from(repeat) * sides.len() as u64 + i as u64;
                 self.message(&format!("repeat {}/{repeats} {}", repeat + 1, sides[side]));
                 self.bar.set_position(before + done * FINE);
-                whole &= self.segment(result, experiment, (side, &sides[side]), repeat)?;
+                whole &= self.segment(experiment, (side, &sides[side]), repeat)?;
                 self.bar.set_position(before + (done + 1) * FINE);
             }
-            experiment.repeated(result, repeat, whole);
+            experiment.repeated(&mut self.result, repeat, whole);
         }
         Ok(())
     }
 
     /// One side of one repeat, again while it is void; whether it counts in the end.
     fn segment<E: Experiment>(
-        &self,
-        result: &mut RunResult,
+        &mut self,
         experiment: &mut E,
         (side, name): (usize, &str),
         repeat: u32,
     ) -> Result<bool> {
         for _ in 0..=E::RETRIES {
-            if stopped() {
-                bail!("stopped");
-            }
+            ensure!(!stopped(), "stopped");
             self.progress(0.0);
             let segment = experiment
                 .measure(self, side, repeat)
                 .with_context(|| name.to_owned())?;
             let Some(reason) = experiment.void(side, &segment) else {
-                experiment.keep(result, side, repeat, segment);
+                experiment.keep(&mut self.result, side, repeat, segment);
                 return Ok(true);
             };
             self.say(&format!("void: {name} repeat {repeat}: {reason}"));
-            result.void.push(VoidRun {
+            self.result.void.push(VoidRun {
                 policy: name.to_owned(),
                 repeat,
                 reason,
@@ -273,12 +262,11 @@ impl Session {
     /// The result cannot be written.
     pub fn finish(
         self,
-        result: &mut RunResult,
         args: &CommonArgs,
         check: bool,
         least: &[(&str, f64, f64)],
     ) -> Result<ExitCode> {
-        self.finish_as(result, args, check, least, RunResult::table)
+        self.finish_as(args, check, least, RunResult::table)
     }
 
     /// The same with a table of one's own.
@@ -287,39 +275,54 @@ impl Session {
     /// The result cannot be written.
     pub fn finish_as(
         self,
-        result: &mut RunResult,
         args: &CommonArgs,
         check: bool,
         least: &[(&str, f64, f64)],
         table: impl FnOnce(&RunResult) -> String,
     ) -> Result<ExitCode> {
         let out = args.out(&self.name);
-        self.judge(result, least);
-        print!("{}", table(result));
+        let result = self.judge(least);
+        print!("{}", table(&result));
         println!("{}", result.write(&out)?.display());
         Ok(result.exit_code(check))
     }
 
     /// Judges the result, for those that print and write it in another way.
-    pub fn judge(self, result: &mut RunResult, least: &[(&str, f64, f64)]) {
+    pub fn judge(mut self, least: &[(&str, f64, f64)]) -> RunResult {
         self.bar.finish_and_clear();
-        if let (Some(before), Some(after)) = (self.foreign_ticks, foreign_ticks()) {
-            // Whoever else computes here takes caches and processors from what is measured. The
-            // programs that are measured and the emulator are among them.
-            let seconds = after.saturating_sub(before) as f64 / 100.0;
-            let cores = seconds / self.started.elapsed().as_secs_f64();
-            let environment = &mut result.environment;
-            environment.insert("foreign_cpu_cores".into(), json!(cores));
+        if let Some(cores) = self.others.cores() {
+            self.result.note("foreign_cpu_cores", cores);
         }
-        result.judge(too_short(self.quick, least));
+        self.result.judge(too_short(self.quick, least));
+        self.result
+    }
+}
+
+/// What else computes here from its making on, and takes caches and processors from what is measured. The
+/// programs that are measured and the emulator are among it.
+pub struct ForeignLoad {
+    since: Instant,
+    ticks: Option<u64>,
+}
+
+impl ForeignLoad {
+    pub fn watch() -> Self {
+        ForeignLoad {
+            since: Instant::now(),
+            ticks: foreign_ticks(),
+        }
+    }
+
+    /// Processors that it has kept busy, in the mean.
+    pub fn cores(&self) -> Option<f64> {
+        let ticks = foreign_ticks()?.saturating_sub(self.ticks?);
+        Some(ticks as f64 / 100.0 / self.since.elapsed().as_secs_f64())
     }
 }
 
 /// 1/100 s that all processors were busy with anything but this process, since boot.
-pub fn foreign_ticks() -> Option<u64> {
-    let all = machine_ticks().ok()?;
-    // Neither idle nor waiting for I/O.
-    let busy = all.iter().sum::<u64>() - all[3] - all[4];
+fn foreign_ticks() -> Option<u64> {
+    let (busy, _) = machine_ticks().ok()?;
     Some(busy.saturating_sub(process_ticks(std::process::id())?))
 }
 
@@ -364,7 +367,7 @@ mod tests {
 
     #[test]
     fn each_side_takes_each_place_equally_often() {
-        let (session, _) = Session::begin("x", &CommonArgs::test(false), 1, 0);
+        let session = Session::begin("x", &CommonArgs::test(false), 1, 0);
         let mut order = Vec::new();
         let seen = session.rounds("x", &["a", "b", "c"], 6, |side, round| {
             order.push(side);
@@ -388,9 +391,9 @@ mod tests {
 
     #[test]
     fn sides_take_turns_and_a_void_segment_is_measured_again() {
-        let (session, mut result) = Session::begin("x", &CommonArgs::test(false), 3, 0);
+        let mut session = Session::begin("x", &CommonArgs::test(false), 3, 0);
         let mut turns = Turns::default();
-        session.interleave(&mut result, &mut turns).unwrap();
+        session.interleave(&mut turns).unwrap();
         let first = [(0, 0), (1, 0), (1, 0), (2, 0)];
         let second = [(1, 1), (2, 1), (0, 1)];
         let third = [(2, 2), (0, 2), (1, 2), (1, 2)];
@@ -398,7 +401,7 @@ mod tests {
         assert_eq!(turns.measured, all);
         assert_eq!(turns.kept.len(), 8);
         assert_eq!(turns.whole, [true, true, false]);
-        let voids = &result.void;
+        let voids = &session.result.void;
         assert_eq!(voids.len(), 3);
         assert_eq!((&voids[0].policy[..], voids[2].repeat), ("b", 2));
     }
@@ -411,8 +414,7 @@ mod tests {
             ..CommonArgs::test(false)
         };
         assert_eq!(named.out("cc"), PathBuf::from("here"));
-        let (session, mut result) = Session::begin("x", &CommonArgs::test(true), 1, 0);
-        session.judge(&mut result, &[]);
+        let result = Session::begin("x", &CommonArgs::test(true), 1, 0).judge(&[]);
         assert_eq!(result.environment["too_short"], "--quick");
         assert_eq!(result.environment["quick"], true);
     }

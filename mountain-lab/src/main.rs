@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use mountain::host::stdout::lines;
 use mountain::report::table::{align, row, Words};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
@@ -152,6 +152,12 @@ fn raise_file_limit() {
     if let Ok((_, most)) = getrlimit(files) {
         let _ = setrlimit(files, most, most);
     }
+}
+
+/// What stands for a value on the command line, and in results.
+fn name_of(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value().expect("none is left out");
+    value.get_name().to_owned()
 }
 
 /// Whether the user wants the run to end.

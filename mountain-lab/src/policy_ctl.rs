@@ -57,7 +57,7 @@ impl<'a> Product<'a> {
         if self.child.is_none() {
             self.start()?;
         }
-        self.tell(&["policy", policy.name()]).map(drop)
+        self.tell(&["policy", &policy.name()]).map(drop)
     }
 
     /// `mountain status --json` or another query; `null` while it is not running.

@@ -60,15 +60,8 @@ impl Metric {
 
     /// A figure that was taken once.
     pub fn single(unit: &str, value: f64, n: u64) -> Self {
-        let values = vec![Some(value)];
-        Metric {
-            unit: unit.to_owned(),
-            median: value,
-            lo: value,
-            hi: value,
-            n,
-            values,
-        }
+        // An interval of no width, whatever the seed.
+        Metric::of_repeats(unit, vec![Some(value)], n, 0)
     }
 
     /// Whether at least half of the repeats that were asked for have it: what fewer say is chance.
@@ -200,6 +193,21 @@ impl RunResult {
         self.put(policy, name, metric)
     }
 
+    /// Puts in a figure that is promised to be no higher than `limit`.
+    pub fn at_most(&mut self, what: &str, figure: Option<f64>, limit: f64) {
+        self.checks.push(Check::at_most(what, figure, limit));
+    }
+
+    /// Puts in a figure that is promised to be no lower than `limit`.
+    pub fn at_least(&mut self, what: &str, figure: Option<f64>, limit: f64) {
+        self.checks.push(Check::at_least(what, figure, limit));
+    }
+
+    /// Puts into the environment what a reader needs besides the figures.
+    pub fn note(&mut self, name: &str, value: impl Serialize) {
+        self.environment.insert(name.to_owned(), json!(value));
+    }
+
     /// A metric of a policy.
     pub fn metric(&self, policy: &str, name: &str) -> Option<&Metric> {
         self.policies.get(policy)?.get(name)
@@ -305,20 +313,7 @@ impl RunResult {
             "{}: {} repeats, seed {}; median [95% interval] over repeats\n\n",
             self.scenario, self.repeats, self.seed
         );
-        let columns = self.columns();
-        let mut rows = vec![std::iter::once(String::new())
-            .chain(columns.clone())
-            .collect()];
-        for name in self.rows() {
-            let mut row = vec![row_label(&name)];
-            row.extend(
-                columns
-                    .iter()
-                    .map(|p| self.metric(p, &name).map_or("-".into(), cell)),
-            );
-            rows.push(row);
-        }
-        out.push_str(&align(&rows, Words::All));
+        out.push_str(&align(&self.cells(), Words::All));
         if !self.emulator.is_empty() {
             out.push_str("\nemulator\n");
             let rows: Vec<Vec<String>> = self
@@ -329,6 +324,18 @@ impl RunResult {
             out.push_str(&align(&rows, Words::All));
         }
         out + &self.notes()
+    }
+
+    /// The cells of a table: a row a metric, a column a policy, with their names.
+    pub fn cells(&self) -> Vec<Vec<String>> {
+        let columns = self.columns();
+        let mut rows = vec![[vec![String::new()], columns.clone()].concat()];
+        for name in self.rows() {
+            let of = |column: &String| self.metric(column, &name).map_or("-".into(), cell);
+            let cells = columns.iter().map(of).collect();
+            rows.push([vec![row_label(&name)], cells].concat());
+        }
+        rows
     }
 
     /// What stands below the figures: rows refused, void segments, checks, why nothing is judged.

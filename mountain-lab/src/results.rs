@@ -17,25 +17,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use mountain::report::table::row;
-use mountain_lab::result::{cell, row_label, RunResult, SCHEMA};
-use serde::Deserialize;
+use mountain_lab::result::{RunResult, SCHEMA};
 
-use crate::experiments::replay::Table;
+use crate::experiments::replay::Report;
 
 #[derive(clap::Args)]
 pub struct ResultsArgs {
     /// Read the result files below this folder
     #[arg(value_name = "DIR", default_value = "docs/results")]
     dir: PathBuf,
-}
-
-/// What a file of `mountain-lab replay` has for the page.
-#[derive(Deserialize)]
-struct Replay {
-    version: String,
-    half: String,
-    seed: u64,
-    tables: Vec<Table>,
 }
 
 /// `mountain-lab results`.
@@ -104,17 +94,7 @@ fn run(name: &str, result: &RunResult) -> String {
     let about = about.map(|(what, value)| row([&what, &value]));
     let mut out = markdown(&[&[row([&"", &""])], &about[..]].concat());
     out.push('\n');
-    let columns = result.columns();
-    let mut rows = vec![[vec![String::new()], columns.clone()].concat()];
-    for metric in result.rows() {
-        let of = |column: &String| {
-            let metric = result.metric(column, &metric);
-            metric.map_or("-".to_owned(), cell)
-        };
-        let cells = columns.iter().map(of).collect();
-        rows.push([vec![row_label(&metric)], cells].concat());
-    }
-    out += &markdown(&rows);
+    out += &markdown(&result.cells());
     if !result.checks.is_empty() {
         out.push('\n');
     }
@@ -124,11 +104,13 @@ fn run(name: &str, result: &RunResult) -> String {
     out
 }
 
-fn replay(name: &str, replay: &Replay) -> String {
+fn replay(name: &str, replay: &Report) -> String {
     let mut out = format!(
         "[{name}](results/{name}): `mountain-lab replay`, version {}, {} half of the recordings, seed \
          {}. The figures depend on no machine.\n",
-        replay.version, replay.half, replay.seed
+        replay.version,
+        crate::name_of(&replay.half),
+        replay.seed
     );
     for table in &replay.tables {
         let _ = write!(

@@ -3,9 +3,9 @@
 //! by veth pairs. Every device, address and route of an experiment is made here.
 //!
 //! ```text
-//!            u0 ── ec0 │ emulator │ es0 ── s0
-//!   client   u1 ── ec1 │  cells   │ es1 ── s1   server
-//!            uref ─ ecref          esref ─ sref
+//!            u0 ── eu0 │ emulator │ es0 ── s0
+//!   client   u1 ── eu1 │  cells   │ es1 ── s1   server
+//!            uref ─ euref          esref ─ sref
 //! ```
 //!
 //! Hosts are addressed by a service address on `lo`, so that any path can carry any flow; but a client with
@@ -18,8 +18,8 @@ use anyhow::Result;
 use mountain::measure::ping::{self, Pinger};
 
 use super::netns::Netns;
-use super::wire::{mac_text, plain_veth};
-use super::{LinkConfig, Port};
+use super::wire::{mac_text, plain_veth, to_emulator};
+use super::LinkConfig;
 use crate::scenario::{IpFamily, NetworkLayout, Replies, Scenario};
 
 /// Name, in device names, of the idle path on which the emulator's own error is measured.
@@ -67,8 +67,6 @@ impl Hosts {
         };
         for ns in hosts.all() {
             ns.sysctl(&[
-                ("net/ipv4/conf/all/rp_filter", "0"),
-                ("net/ipv4/conf/default/rp_filter", "0"),
                 ("net/ipv4/fib_multipath_hash_policy", "1"),
                 ("net/ipv6/fib_multipath_hash_policy", "1"),
                 // Addresses are usable at once; nobody may announce routes.
@@ -153,7 +151,7 @@ impl Hosts {
 
     /// Names of the emulator's devices on the client's side, in path order.
     pub fn emulator_devices(&self) -> Vec<String> {
-        (0..self.paths).map(|i| format!("ec{i}")).collect()
+        (0..self.paths).map(|i| format!("eu{i}")).collect()
     }
 
     /// The one of two that is for this family.
@@ -184,16 +182,13 @@ impl Hosts {
     }
 
     fn add_path(&mut self, i: usize, tag: &str) -> Result<()> {
-        let (u, ec, es, s) = (
-            format!("u{tag}"),
-            format!("ec{tag}"),
-            format!("es{tag}"),
-            format!("s{tag}"),
-        );
+        let (u, s) = (format!("u{tag}"), format!("s{tag}"));
         let mac = |end: u8| [0x02, 0x4d, 0, 0, i as u8, end];
-        let emulator = &self.emulator;
-        plain_veth((self.steering(), &u, mac(1)), (emulator, &ec, mac(2)))?;
-        plain_veth((&self.server, &s, mac(4)), (emulator, &es, mac(3)))?;
+        let link = LinkConfig {
+            client: to_emulator(&self.emulator, (self.steering(), &u, mac(1)), mac(2))?,
+            server: to_emulator(&self.emulator, (&self.server, &s, mac(4)), mac(3))?,
+            foreign: None,
+        };
         let (near, far) = (
             self.link_addr(i, End::Client),
             self.link_addr(i, End::Server),
@@ -203,19 +198,7 @@ impl Hosts {
         // The emulator carries no broadcast or multicast, so nobody can ask for an address.
         self.neighbour(self.steering(), &u, far, mac(4))?;
         self.neighbour(&self.server, &s, near, mac(1))?;
-        self.links.push(LinkConfig {
-            client: Port {
-                device: ec,
-                mac: mac(2),
-                peer_mac: mac(1),
-            },
-            server: Port {
-                device: es,
-                mac: mac(3),
-                peer_mac: mac(4),
-            },
-            foreign: None,
-        });
+        self.links.push(link);
         Ok(())
     }
 
@@ -225,15 +208,11 @@ impl Hosts {
             .as_ref()
             .expect("made when a scenario has foreign load");
         let mac = |end: u8| [0x02, 0x4d, 0, 1, path as u8, end];
-        plain_veth((foreign, "f0", mac(1)), (&self.emulator, "ef0", mac(2)))?;
+        let port = to_emulator(&self.emulator, (foreign, "f0", mac(1)), mac(2))?;
         self.address(foreign, "f0", self.link_addr(path, End::Foreign))?;
         let server = [0x02, 0x4d, 0, 0, path as u8, 4];
         self.neighbour(foreign, "f0", self.gateway(path), server)?;
-        self.links[path].foreign = Some(Port {
-            device: "ef0".into(),
-            mac: mac(2),
-            peer_mac: mac(1),
-        });
+        self.links[path].foreign = Some(port);
         Ok(())
     }
 
@@ -283,7 +262,7 @@ impl Hosts {
             rules += &format!("  oifname \"u{i}\" masquerade\n");
         }
         rules += " }\n}\n";
-        self.load_rules(router, &rules)
+        router.nft(&rules)
     }
 
     fn next_hops(&self, prefix: &str, gateway: impl Fn(usize) -> IpAddr) -> String {
@@ -314,7 +293,7 @@ impl Hosts {
             self.route(&self.server, &route)?;
         }
         rules += " }\n chain out {\n  type route hook output priority -150;\n  ct mark != 0 meta mark set ct mark\n }\n}\n";
-        self.load_rules(&self.server, &rules)
+        self.server.nft(&rules)
     }
 
     /// Gateways that answer so many pings a second, as a token bucket with a burst of five does.
@@ -334,14 +313,7 @@ impl Hosts {
             return Ok(());
         }
         let chain = "table inet mtl-echo {\n chain in {\n  type filter hook input priority 0;\n";
-        self.load_rules(&self.server, &format!("{chain}{rules} }}\n}}\n"))
-    }
-
-    fn load_rules(&self, ns: &Netns, rules: &str) -> Result<()> {
-        let file = tempfile::NamedTempFile::new()?;
-        std::fs::write(file.path(), rules)?;
-        ns.run("nft", [std::ffi::OsStr::new("-f"), file.path().as_os_str()])
-            .map(drop)
+        self.server.nft(&format!("{chain}{rules} }}\n}}\n"))
     }
 
     fn join_router(&self, router: &Netns, client: IpAddr) -> Result<()> {

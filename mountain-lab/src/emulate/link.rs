@@ -51,6 +51,18 @@ pub struct LinkReport {
 }
 
 impl LinkReport {
+    /// Takes in what became of a packet that arrived at `t_us`; when it leaves, unless it is lost.
+    pub fn note(&mut self, t_us: f64, fate: Fate) -> Option<f64> {
+        let (Fate::Leaves(left) | Fate::Lost(left)) = fate else {
+            self.dropped += 1;
+            return None;
+        };
+        self.packets.push((t_us as u64, left as u64));
+        let is_lost = matches!(fate, Fate::Lost(_));
+        self.lost += u64::from(is_lost);
+        (!is_lost).then_some(left)
+    }
+
     /// Time that a packet would have waited in the queue, every ms of a stretch of time: the same
     /// moments for everybody, however few packets a sender has sent in a bad one.
     pub fn queue_us(&self, from_us: u64, until_us: u64) -> Vec<u32> {
@@ -103,9 +115,7 @@ impl Link {
 
 #[derive(Default)]
 struct Log {
-    packets: Vec<(u64, u64)>,
-    dropped: u64,
-    lost: u64,
+    seen: LinkReport,
     /// There and back.
     late_us: [Vec<u32>; 2],
 }
@@ -160,11 +170,9 @@ pub(super) fn run(core: &mut Core, config: Config, mut orders: Orders) -> Result
         of(&mut there).max(of(&mut back))
     };
     let report = LinkReport {
-        packets: log.packets,
-        dropped: log.dropped,
-        lost: log.lost,
         late_p99_us: late(0.99),
         late_max_us: late(1.0),
+        ..log.seen
     };
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
@@ -185,21 +193,8 @@ impl LinkEgress {
     fn cross(&mut self, arrived: Instant, bytes: u64) -> Option<Instant> {
         let t_us = micros(arrived.saturating_duration_since(self.start));
         let mut log = self.log.lock().ok()?;
-        match self.bottleneck.arrive(t_us, bytes) {
-            Fate::Dropped => {
-                log.dropped += 1;
-                None
-            }
-            Fate::Lost(left) => {
-                log.packets.push((t_us as u64, left as u64));
-                log.lost += 1;
-                None
-            }
-            Fate::Leaves(left) => {
-                log.packets.push((t_us as u64, left as u64));
-                Some(self.start + Duration::from_nanos((left * 1e3) as u64))
-            }
-        }
+        let left_us = log.seen.note(t_us, self.bottleneck.arrive(t_us, bytes))?;
+        Some(self.start + Duration::from_nanos((left_us * 1e3) as u64))
     }
 }
 

@@ -36,6 +36,11 @@ impl Netns {
         ip(&format!("netns add {name}"))?;
         let ns = Netns { name };
         ns.ip("link set lo up")?;
+        // Packets may come in where no route back leads.
+        ns.sysctl(&[
+            ("net/ipv4/conf/all/rp_filter", "0"),
+            ("net/ipv4/conf/default/rp_filter", "0"),
+        ])?;
         Ok(ns)
     }
 
@@ -76,6 +81,14 @@ impl Netns {
         let mut command = self.command(program);
         command.args(args);
         output(command)
+    }
+
+    /// Loads rules of nft.
+    pub fn nft(&self, rules: &str) -> Result<()> {
+        let file = tempfile::NamedTempFile::new()?;
+        fs::write(file.path(), rules)?;
+        self.run("nft", [OsStr::new("-f"), file.path().as_os_str()])
+            .map(drop)
     }
 
     /// Runs `f` inside, on a thread of its own (setns changes the calling thread).

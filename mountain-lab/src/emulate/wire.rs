@@ -7,6 +7,7 @@ use anyhow::Result;
 use etherparse::PacketBuilder;
 
 use super::netns::{ip, Netns};
+use super::Port;
 
 /// An end of a veth pair: host, device, link-layer address.
 pub type End<'a> = (&'a Netns, &'a str, [u8; 6]);
@@ -35,11 +36,28 @@ pub fn plain_veth(a: End, b: End) -> Result<()> {
     Ok(())
 }
 
+/// Joins a device of a host to the emulator, whose end is named after it and has this link-layer address.
+pub fn to_emulator(emulator: &Netns, host: End, mac: [u8; 6]) -> Result<Port> {
+    let (_, device, peer_mac) = host;
+    let device = format!("e{device}");
+    plain_veth(host, (emulator, &device, mac))?;
+    Ok(Port {
+        device,
+        mac,
+        peer_mac,
+    })
+}
+
 /// A veth pair with an address of one /24 at each end: host, device, address. Neighbours are permanent, so
 /// that nothing but the measured traffic is on the wire.
 pub fn lan(a: (&Netns, &str, Ipv4Addr), b: (&Netns, &str, Ipv4Addr)) -> Result<()> {
     let [near, far] = [a, b].map(|(ns, device, own)| (ns, device, mac_of(own)));
     veth(near, far)?;
+    addresses(a, b)
+}
+
+/// The addresses of a [`lan`], where the devices are there and have [`mac_of`] theirs.
+pub fn addresses(a: (&Netns, &str, Ipv4Addr), b: (&Netns, &str, Ipv4Addr)) -> Result<()> {
     for ((ns, device, own), (_, _, other)) in [(a, b), (b, a)] {
         let mac = mac_text(mac_of(other));
         ns.ip(&format!("addr add {own}/24 dev {device}"))?;

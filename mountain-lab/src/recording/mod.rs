@@ -76,41 +76,6 @@ pub enum Stalls {
     Sawtooth,
 }
 
-/// A series as it is played.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Played {
-    series: Series,
-    stalls: Stalls,
-}
-
-impl Played {
-    pub fn new(series: Series, stalls: Stalls) -> Self {
-        Played { series, stalls }
-    }
-
-    /// The shortest round trip, µs.
-    fn least_us(&self) -> u32 {
-        let answered = self.series.iter().filter(|s| s.loss < 1.0);
-        answered.map(|s| s.rtt_us).min().unwrap_or(0)
-    }
-
-    /// Round trip in µs and share lost of what is sent at a time. The first sample holds before it, too.
-    pub fn at(&self, at_us: u64) -> (u32, f64) {
-        let next = self.series.partition_point(|s| s.at_us <= at_us);
-        let now = self.series[next.saturating_sub(1)];
-        let later = self.series.get(next).filter(|s| s.loss < 1.0);
-        let rtt_us = match (self.stalls, later) {
-            (Stalls::Sawtooth, Some(later)) => {
-                let passed_us = at_us.saturating_sub(now.at_us).min(u64::from(u32::MAX));
-                let fallen_us = now.rtt_us.saturating_sub(passed_us as u32);
-                fallen_us.max(now.rtt_us.min(later.rtt_us))
-            }
-            _ => now.rtt_us,
-        };
-        (rtt_us, now.loss)
-    }
-}
-
 impl Recording {
     /// # Errors
     /// The file cannot be read, or a line is not what the header says; names file and line.
@@ -361,13 +326,14 @@ fn number(text: &str, us: f64, most: f64) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::playback::Playback;
     use super::*;
 
     const GOOD: &str = "# from somewhere\nwindow,t_ms,path,rtt_ms\n\
         3,0,a,20\n3,50,b,30.5\n3,200,a,\n3,250,b,31\n7,0,a,1\n7,10,b,2\n";
 
     fn held(series: &Series, at_us: u64) -> Option<u32> {
-        let (rtt_us, loss) = Played::new(series.clone(), Stalls::Hold).at(at_us);
+        let (rtt_us, loss) = Playback::whole(series.clone(), Stalls::Hold).at(at_us);
         (loss < 1.0).then_some(rtt_us)
     }
 
@@ -408,7 +374,7 @@ mod tests {
         let text = "t_ms,rtt_ms\n0,300\n200,40\n400,40\n600,90\n";
         let recording = Recording::parse("a", text).unwrap();
         let series = recording.windows[0].paths[0].clone();
-        let at = |ms: u64, stalls| Played::new(series.clone(), stalls).at(ms * 1000).0 / 1000;
+        let at = |ms: u64, stalls| Playback::whole(series.clone(), stalls).at(ms * 1000).0 / 1000;
         assert_eq!(at(150, Stalls::Hold), 300);
         assert_eq!(at(150, Stalls::Sawtooth), 150);
         assert_eq!(at(199, Stalls::Sawtooth), 101);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{Played, RecordedWindow, Recording, Stalls};
+use super::{RecordedWindow, Recording, Series, Stalls};
 
 /// Least time that recordings have to have in common, µs.
 const LEAST_OVERLAP_US: u64 = 15_000_000;
@@ -42,23 +42,48 @@ pub struct PlaybackSource {
     pub stalls: Stalls,
 }
 
-/// A recorded path from the time on at which all of a scenario's recordings have begun.
+/// A recorded path, or the part of it from the time on at which all of a scenario's recordings have begun.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Playback {
-    played: Played,
+    series: Series,
+    stalls: Stalls,
     from_us: u64,
     length_us: u64,
 }
 
 impl Playback {
-    /// Round trip in µs and share lost of what is sent at a time; after the end it begins again.
-    pub fn at(&self, at_us: u64) -> (u32, f64) {
-        self.played.at(self.from_us + at_us % self.length_us)
+    /// All of a series, and its last sample for ever.
+    pub fn whole(series: Series, stalls: Stalls) -> Self {
+        Playback {
+            series,
+            stalls,
+            from_us: 0,
+            length_us: u64::MAX,
+        }
     }
 
-    /// Its shortest round trip, µs.
+    /// The shortest round trip, µs.
     pub fn least_us(&self) -> u32 {
-        self.played.least_us()
+        let answered = self.series.iter().filter(|s| s.loss < 1.0);
+        answered.map(|s| s.rtt_us).min().unwrap_or(0)
+    }
+
+    /// Round trip in µs and share lost of what is sent at a time; after the end it begins again. The first
+    /// sample holds before it, too.
+    pub fn at(&self, at_us: u64) -> (u32, f64) {
+        let at_us = self.from_us + at_us % self.length_us;
+        let next = self.series.partition_point(|s| s.at_us <= at_us);
+        let now = self.series[next.saturating_sub(1)];
+        let later = self.series.get(next).filter(|s| s.loss < 1.0);
+        let rtt_us = match (self.stalls, later) {
+            (Stalls::Sawtooth, Some(later)) => {
+                let passed_us = at_us.saturating_sub(now.at_us).min(u64::from(u32::MAX));
+                let fallen_us = now.rtt_us.saturating_sub(passed_us as u32);
+                fallen_us.max(now.rtt_us.min(later.rtt_us))
+            }
+            _ => now.rtt_us,
+        };
+        (rtt_us, now.loss)
     }
 }
 
@@ -103,7 +128,8 @@ pub fn load(sources: &[PlaybackSource], half: Half) -> Result<Vec<Playback>> {
                 })?,
         };
         Ok(Playback {
-            played: Played::new(window.paths[index].clone(), source.stalls),
+            series: window.paths[index].clone(),
+            stalls: source.stalls,
             from_us: begin_us - window.begin_us,
             length_us,
         })

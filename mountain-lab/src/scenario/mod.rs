@@ -108,17 +108,8 @@ pub struct Bound {
 
 impl ComparedPolicy {
     /// As in scenario files and on the product's command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            ComparedPolicy::None => "none",
-            ComparedPolicy::Ecmp => "ecmp",
-            ComparedPolicy::Mountain => "mountain",
-            ComparedPolicy::MinRtt => "min-rtt",
-            ComparedPolicy::ArgmaxLoad => "argmax-load",
-            ComparedPolicy::Late60 => "late-60",
-            ComparedPolicy::Banded60 => "banded-60-30",
-            ComparedPolicy::Banded100 => "banded-100-30",
-        }
+    pub fn name(self) -> String {
+        crate::name_of(&self)
     }
 
     /// Of a policy that is computed from the schedule instead of run.
@@ -238,7 +229,7 @@ pub struct PathSpec {
     pub playback: Option<Playback>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
     /// Extra delay; starts are a Poisson process.
@@ -251,19 +242,6 @@ pub enum EventKind {
     Loss,
     /// The path carries less; otherwise as `degrade`.
     Slow,
-}
-
-impl EventKind {
-    /// As in scenario files.
-    pub fn name(self) -> &'static str {
-        match self {
-            EventKind::Spike => "spike",
-            EventKind::Degrade => "degrade",
-            EventKind::Blackhole => "blackhole",
-            EventKind::Loss => "loss",
-            EventKind::Slow => "slow",
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]

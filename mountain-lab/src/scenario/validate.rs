@@ -138,7 +138,7 @@ impl Scenario {
     }
 
     fn validate_check(&self, i: usize, c: &CheckSpec) -> Result<(), Fault> {
-        let known = |r: &String| r == "oracle" || self.policies.iter().any(|p| p.name() == r);
+        let known = |r: &String| r == "oracle" || self.policies.iter().any(|p| p.name() == *r);
         for (key, policy) in [
             ("policy", Some(&c.policy)),
             ("reference", c.reference.as_ref()),

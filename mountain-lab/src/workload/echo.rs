@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use mountain::host::socket_option;
 use mountain::measure::socket::send_from;
 use mountain::measure::timestamp::{self, Stamping};
 use socket2::{Socket, Type};
@@ -196,7 +197,7 @@ fn open(addr: IpAddr, port: u16) -> Result<Socket> {
     };
     timestamp::set_stamping(&socket, received)?;
     // A full buffer here would look like loss on the path; FORCE ignores rmem_max (needs root).
-    let _ = sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20);
+    let _ = socket_option::set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20);
     socket.bind(&SocketAddr::new(any, port).into())?;
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
     Ok(socket)

@@ -7,12 +7,13 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
+use mountain::host::socket_option;
 use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags, SockaddrStorage};
 use serde::Serialize;
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
@@ -147,10 +148,10 @@ fn open(port: u16) -> Result<Socket> {
     // Protocol 0 receives nothing until bound: no frame slips in before the filter is there.
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
     socket.attach_filter(&filter(port))?;
-    sys::set_int_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)
+    socket_option::set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)
         .context("PACKET_IGNORE_OUTGOING")?;
-    sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
-    let _ = sys::set_int_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 32 << 20);
+    socket_option::set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+    let _ = socket_option::set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 32 << 20);
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
@@ -257,54 +258,40 @@ fn receive(socket: &Socket, buf: &mut [u8], control: &mut [u8]) -> Option<(usize
 
 /// Frames that found the socket's buffer full.
 fn dropped(socket: &Socket) -> u64 {
-    let mut stats = MaybeUninit::<libc::tpacket_stats>::zeroed();
-    let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into `stats`, which is zeroed and hence valid.
-    unsafe {
-        let rc = libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_STATISTICS,
-            stats.as_mut_ptr().cast(),
-            &mut len,
-        );
-        if rc == 0 {
-            u64::from(stats.assume_init().tp_drops)
-        } else {
-            0
-        }
+    let mut stats = libc::tpacket_stats {
+        tp_packets: 0,
+        tp_drops: 0,
+    };
+    let (level, name) = (libc::SOL_PACKET, libc::PACKET_STATISTICS);
+    // SAFETY: these are integers, which may hold any bytes.
+    match unsafe { socket_option::get(socket, level, name, &mut stats) } {
+        Ok(()) => stats.tp_drops.into(),
+        Err(_) => 0,
     }
 }
 
 /// Reads an Ethernet frame that passed the filter; `None` if it is too short for its headers.
 fn parse(frame: &[u8], at_ns: u64) -> Option<Seen> {
-    let half = |at: usize| {
-        frame
-            .get(at..at + 2)
-            .map(|b| u16::from_be_bytes([b[0], b[1]]))
+    // The payload of IP has been cut off.
+    let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
+    let Some(TransportSlice::Tcp(tcp)) = packet.transport else {
+        return None;
     };
-    let word = |at: usize| {
-        frame
-            .get(at..at + 4)
-            .map(|b| u32::from_be_bytes(b.try_into().unwrap()))
-    };
-    let (tcp, payload_end) = match half(12)? {
-        0x0800 => {
-            let header = usize::from(frame.get(14)? & 0x0f) * 4;
-            (14 + header, 14 + usize::from(half(16)?))
+    let segment = match packet.net? {
+        LaxNetSlice::Ipv4(ip) => {
+            let (header, all) = (ip.header().slice().len(), ip.header().total_len());
+            usize::from(all).saturating_sub(header)
         }
-        // The filter takes IPv6 only with TCP as the first next header.
-        0x86dd => (54, 54 + usize::from(half(18)?)),
-        _ => return None,
+        LaxNetSlice::Ipv6(ip) => ip.header().payload_length().into(),
+        LaxNetSlice::Arp(_) => return None,
     };
-    let data = tcp + usize::from(frame.get(tcp + 12)? >> 4) * 4;
     Some(Seen {
         at_ns,
-        client_port: half(tcp)?,
-        seq: word(tcp + 4)?,
+        client_port: tcp.source_port(),
+        seq: tcp.sequence_number(),
         // A length of 0 (a segment above 64 kB before segmentation) cannot be read: no data.
-        len: payload_end.saturating_sub(data) as u32,
-        stamp: timestamp(frame.get(tcp + 20..data.min(frame.len()))?),
+        len: segment.saturating_sub(tcp.header_slice().len()) as u32,
+        stamp: timestamp(tcp.options()),
     })
 }
 

@@ -6,13 +6,13 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{anyhow, Context, Result};
+use mountain::host::socket_option;
 use socket2::{SockRef, Type};
 
 use super::sys;
@@ -157,21 +157,10 @@ impl Buckets {
 pub fn retransmits(stream: &TcpStream) -> Result<u64> {
     // SAFETY: all zeros is a valid value of this structure of integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = size_of_val(&info) as libc::socklen_t;
-    // SAFETY: pointer and length describe `info`.
-    let rc = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            std::ptr::from_mut(&mut info).cast(),
-            &mut len,
-        )
-    };
-    match rc {
-        0 => Ok(info.tcpi_total_retrans.into()),
-        _ => Err(io::Error::last_os_error()).context("TCP_INFO"),
-    }
+    // SAFETY: it may hold any bytes.
+    unsafe { socket_option::get(stream, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) }
+        .context("TCP_INFO")?;
+    Ok(info.tcpi_total_retrans.into())
 }
 
 /// A saturating connection by which processor time is measured. Its ends block instead of polling

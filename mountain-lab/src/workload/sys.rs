@@ -4,11 +4,10 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
 use nix::sched::{sched_setaffinity, setns, CloneFlags, CpuSet};
 use nix::time::{clock_gettime, ClockId};
 use nix::unistd::Pid;
@@ -65,14 +64,16 @@ pub fn thread_time() -> Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// Ticks of 1/100 s that all processors together have spent since boot: user, nice, system, idle, waiting
-/// for I/O, irq, softirq, steal (proc(5), /proc/stat).
-pub fn machine_ticks() -> Result<[u64; 8]> {
+/// Ticks of 1/100 s since boot of all processors together: those in which they were busy, and all.
+pub fn machine_ticks() -> Result<(u64, u64)> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let line = stat.lines().next().unwrap_or_default();
+    // User, nice, system, idle, waiting for I/O, irq, softirq, steal: proc(5).
     let words = line.split_whitespace().skip(1).take(8);
     let ticks: Vec<u64> = words.filter_map(|t| t.parse().ok()).collect();
-    ticks.try_into().map_err(|_| anyhow!("/proc/stat: {line}"))
+    ensure!(ticks.len() == 8, "/proc/stat: {line}");
+    let all: u64 = ticks.iter().sum();
+    Ok((all - ticks[3] - ticks[4], all))
 }
 
 /// User and system CPU time of a process, in ticks of 1/100 s.
@@ -149,25 +150,6 @@ pub fn socket_for(addr: IpAddr, kind: Type) -> io::Result<Socket> {
         Protocol::TCP
     };
     Socket::new(domain, kind, Some(protocol))
-}
-
-/// `setsockopt` with an `int` value.
-pub fn set_int_option(socket: &Socket, level: i32, name: i32, value: u32) -> io::Result<()> {
-    // SAFETY: the pointer and length describe `value`, which outlives the call.
-    let rc = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            std::ptr::from_ref(&value).cast(),
-            size_of::<u32>() as libc::socklen_t,
-        )
-    };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 /// Waits until one of `fds` is ready or `timeout_ns` have passed.

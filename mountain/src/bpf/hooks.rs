@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
@@ -232,7 +232,7 @@ pub struct ProgramRun {
 pub fn run(
     hook: DeviceHook,
     ifindex: u32,
-    program: &OwnedFd,
+    program: &impl AsFd,
     packet: &[u8],
     repeat: i32,
 ) -> io::Result<ProgramRun> {
@@ -262,8 +262,9 @@ pub fn run(
         repeat,
         ..Default::default()
     };
+    let fd = program.as_fd().as_raw_fd();
     // SAFETY: all buffers are as long as the options say and outlive the call.
-    result(unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) })?;
+    result(unsafe { sys::bpf_prog_test_run_opts(fd, &mut opts) })?;
     out.truncate(opts.data_size_out as usize);
     Ok(ProgramRun {
         action: opts.retval as i32,

@@ -12,7 +12,7 @@ pub(crate) mod kernel;
 pub(crate) mod namespaces;
 pub mod program;
 pub(crate) mod signals;
-pub(crate) mod socket_option;
+pub mod socket_option;
 pub(crate) mod sysctl;
 pub(crate) mod text;
 pub(crate) mod values;

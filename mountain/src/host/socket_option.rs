@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn set<T: Copy>(
+pub fn set<T: Copy>(
     socket: &impl AsRawFd,
     level: libc::c_int,
     name: libc::c_int,
@@ -36,7 +36,7 @@ pub(crate) fn set<T: Copy>(
 ///
 /// # Safety
 /// `value` may hold any bytes.
-pub(crate) unsafe fn get<T>(
+pub unsafe fn get<T>(
     socket: &impl AsRawFd,
     level: libc::c_int,
     name: libc::c_int,

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use anyhow::{Context, Result};
+use mountain::bpf::hooks::{self, DeviceHook};
 
 /// TC_ACT_UNSPEC: on to the next program, then the device.
 pub const PASS: i32 = -1;
@@ -148,34 +149,7 @@ pub fn prog_run(
     ifindex: u32,
     repeat: i32,
 ) -> Result<(i32, u32)> {
-    // struct __sk_buff (linux/bpf.h) as far as its ifindex; the kernel takes the rest as zero.
-    let mut context = [0u32; 11];
-    context[10] = ifindex;
-    let mut opts = libbpf_sys::bpf_test_run_opts {
-        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
-        data_in: packet.as_ptr().cast(),
-        data_size_in: packet.len() as u32,
-        ctx_in: ptr::from_ref(&context).cast(),
-        ctx_size_in: size_of_val(&context) as u32,
-        repeat,
-        ..Default::default()
-    };
-    // SAFETY: pointers and lengths describe `packet` and `context`, which outlive the call.
-    unsafe { test_run(program, &mut opts) }.context("BPF_PROG_RUN")?;
-    Ok((opts.retval as i32, opts.duration))
-}
-
-/// BPF_PROG_RUN.
-///
-/// # Safety
-/// The pointers and lengths of `opts` describe memory that outlives the call.
-pub unsafe fn test_run(
-    program: BorrowedFd,
-    opts: &mut libbpf_sys::bpf_test_run_opts,
-) -> io::Result<()> {
-    // SAFETY: by the caller.
-    match unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), opts) } {
-        0 => Ok(()),
-        rc => Err(io::Error::from_raw_os_error(-rc)),
-    }
+    let run = hooks::run(DeviceHook::TcxEgress, ifindex, &program, packet, repeat);
+    let run = run.context("BPF_PROG_RUN")?;
+    Ok((run.action, run.duration_ns))
 }

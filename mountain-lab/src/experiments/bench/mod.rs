@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use mountain_lab::result::RunResult;
+use clap::ValueEnum;
 
 use crate::driver::{CommonArgs, Session};
 use rig::SteeredRig;
@@ -45,6 +45,29 @@ enum CostPart {
     Connect,
     /// Measure the processor time of a packet that is forwarded with two providers.
     Forward,
+}
+
+impl CostPart {
+    fn measure(self, run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
+        let client = &rig.client;
+        match self {
+            Self::Run => client
+                .enter(|| run_time::under_traffic(run, rig))
+                .context("time per run"),
+            Self::Packet => client
+                .enter(|| run_time::whole_packet(run, rig))
+                .context("time per packet"),
+            Self::Repeat => client
+                .enter(|| run_time::repeated(run))
+                .context("BPF_PROG_RUN"),
+            Self::Tcp => client
+                .enter(|| tcp::all(run, rig))
+                .context("TCP throughput"),
+            Self::Table => client.enter(|| table::measure(run)),
+            Self::Connect => start::connects(run).context("connect()"),
+            Self::Forward => start::forwarded(run).context("forwarding"),
+        }
+    }
 }
 
 /// How long and how often.
@@ -101,70 +124,25 @@ impl CostPlan {
 }
 
 /// What the parts share.
-struct CostRun<'a> {
-    session: &'a Session,
+struct CostRun {
+    session: Session,
     plan: CostPlan,
-    /// Takes figures and checks.
-    result: &'a mut RunResult,
 }
 
 /// `mountain-lab cost`.
 pub fn cost(args: &CostArgs) -> Result<ExitCode> {
     let plan = CostPlan::new(&args.common);
     let steps = args.only.iter().map(|part| u64::from(plan.steps(*part)));
-    let (session, mut result) = Session::begin("cost", &args.common, plan.repeats, steps.sum());
+    let session = Session::begin("cost", &args.common, plan.repeats, steps.sum());
     let rig = SteeredRig::build()?;
-    let mut run = CostRun {
-        session: &session,
-        plan,
-        result: &mut result,
-    };
-    rig.client.enter(|| steering(&mut run, &rig, &args.only))?;
-    placing(&mut run, &args.only)?;
-    session.finish(&mut result, &args.common, args.check, &[])
-}
-
-/// The parts about the steering program; call in the client's namespace.
-fn steering(run: &mut CostRun, rig: &SteeredRig, only: &[CostPart]) -> Result<()> {
-    if only.contains(&CostPart::Run) {
-        run_time::under_traffic(run, rig).context("time per run")?;
+    let mut run = CostRun { session, plan };
+    run.session.result.note("eviction", [(); 0]);
+    // In this order, whatever the user's.
+    let parts = CostPart::value_variants().iter();
+    for part in parts.filter(|part| args.only.contains(part)) {
+        part.measure(&mut run, &rig)?;
     }
-    if only.contains(&CostPart::Packet) {
-        run_time::whole_packet(run, rig).context("time per packet")?;
-    }
-    if only.contains(&CostPart::Repeat) {
-        run_time::repeated(run).context("BPF_PROG_RUN")?;
-    }
-    if only.contains(&CostPart::Tcp) {
-        for with in tcp::COMPARED {
-            tcp::pairs(run, rig, with).context("TCP throughput")?;
-        }
-    }
-    let mut evictions = vec![];
-    if only.contains(&CostPart::Table) {
-        let entries = run.plan.entries;
-        run.session
-            .step(&format!("flow table of {entries} entries"))?;
-        table::size(run).context("large flow table")?;
-        run.session.step("eviction")?;
-        evictions = table::evictions(run).context("eviction")?;
-    }
-    let environment = &mut run.result.environment;
-    environment.insert("eviction".into(), serde_json::json!(evictions));
-    Ok(())
-}
-
-/// The parts about new flows.
-fn placing(run: &mut CostRun, only: &[CostPart]) -> Result<()> {
-    if only.contains(&CostPart::Connect) {
-        for kind in start::SOCKETS {
-            start::connects(run, kind).context("connect()")?;
-        }
-    }
-    if only.contains(&CostPart::Forward) {
-        start::forwarded(run).context("forwarding")?;
-    }
-    Ok(())
+    run.session.finish(&args.common, args.check, &[])
 }
 
 /// Differences within pairs.

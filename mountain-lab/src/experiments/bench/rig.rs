@@ -86,10 +86,7 @@ impl SteeredRig {
         ] {
             ns.ip(&format!("addr add {own} dev lo"))?;
             ns.ip(&format!("route add {far} via {via} dev {dev} src {own}"))?;
-            // Packets of path 1 arrive where the route back does not lead.
-            ns.sysctl(&[("net/ipv4/conf/all/rp_filter", "0")])?;
         }
-        server.sysctl(&[("net/ipv4/conf/s1/rp_filter", "0")])?;
         Ok(SteeredRig { client, server })
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use mountain_lab::result::{Check, RunResult};
+use mountain_lab::result::RunResult;
 use mountain_lab::workload::stats::median;
 use mountain_lab::workload::sys::thread_time;
 use rand::seq::SliceRandom;
@@ -176,7 +176,7 @@ pub fn under_traffic(run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
     let ns = |one: &Vec<(f64, u64)>| one.iter().map(|(ns, _)| *ns).collect();
     let packets = |one: &Vec<(f64, u64)>| one.iter().map(|(_, n)| *n).sum();
     let seen = seen.each_ref();
-    put_runs(run.result, seen.map(ns), seen.map(packets));
+    put_runs(&mut run.session.result, seen.map(ns), seen.map(packets));
     Ok(())
 }
 
@@ -205,8 +205,7 @@ fn put_runs(result: &mut RunResult, ns: [Vec<f64>; 5], packets: [u64; 5]) {
         ("ns of a moved packet's first run", first),
         ("ns of a moved packet's second run", &second),
     ] {
-        let check = Check::at_most(what, Some(median(ns)), MAX_RUN_NS);
-        result.checks.push(check);
+        result.at_most(what, Some(median(ns)), MAX_RUN_NS);
     }
 }
 
@@ -224,13 +223,13 @@ pub fn whole_packet(run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
     let seen = run
         .session
         .rounds("time per packet", &sides, rounds, measure)?;
-    let n = rounds.into();
+    let (n, result) = (rounds.into(), &mut run.session.result);
     for (policy, ns) in sides.iter().zip(&seen) {
-        run.result.put_values(policy, "packet_ns", "ns", ns, n);
+        result.put_values(policy, "packet_ns", "ns", ns, n);
         if *policy != sides[0] {
             let added = less(ns, &seen[0]);
             let name = "packet_added_ns";
-            run.result.put_values(policy, name, "ns", &added, n);
+            result.put_values(policy, name, "ns", &added, n);
         }
     }
     Ok(())
@@ -265,13 +264,14 @@ pub fn repeated(run: &mut CostRun) -> Result<()> {
     let seen = run
         .session
         .rounds("BPF_PROG_RUN", &sides, run.plan.repeats, measure)?;
+    let result = &mut run.session.result;
     for (setup, ns) in REPEATED.iter().zip(&seen) {
         let name = match setup {
             Setup::FirstRun => "prog_run_first_ns",
             _ => "prog_run_ns",
         };
         let n = runs as u64 * ns.len() as u64;
-        run.result.put_values(setup.policy(), name, "ns", ns, n);
+        result.put_values(setup.policy(), name, "ns", ns, n);
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use mountain::config::Config;
 use mountain::placement::{PlacementPath, Placer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain::topology::{read_topology_blocking, Filter};
-use mountain_lab::result::{Check, RunResult};
+use mountain_lab::result::RunResult;
 use mountain_lab::workload::stats::median;
 use socket2::{Domain, Socket, Type};
 
@@ -57,11 +57,6 @@ impl Home {
             far: Netns::create("far")?,
         };
         let Home { inner, home, far } = &net;
-        for ns in [inner, home, far] {
-            for key in ["all", "default"] {
-                ns.sysctl(&[(&format!("net/ipv4/conf/{key}/rp_filter"), "0")])?;
-            }
-        }
         home.sysctl(&[("net/ipv4/ip_forward", "1")])?;
         for (own, theirs, net, metric) in [("u0", "s0", 40, 100), ("u1", "s1", 41, 600)] {
             let [via, addr] = [1, 2].map(|host| Ipv4Addr::new(10, net, 0, host));
@@ -127,8 +122,14 @@ impl Home {
 /// the handshake is in it.
 pub const SOCKETS: [(&str, Type); 2] = [("udp", Type::DGRAM), ("tcp", Type::STREAM)];
 
+/// Each of them.
+pub fn connects(run: &mut CostRun) -> Result<()> {
+    let mut sockets = SOCKETS.into_iter();
+    sockets.try_for_each(|kind| connects_of(run, kind))
+}
+
 /// ns of connect(), the median of each segment, in the order A B B A.
-pub fn connects(run: &mut CostRun, (name, kind): (&str, Type)) -> Result<()> {
+fn connects_of(run: &mut CostRun, (name, kind): (&str, Type)) -> Result<()> {
     let plan = run.plan;
     let cgroup = Cgroup::join()?;
     let mut seen = Pairs::default();
@@ -148,7 +149,7 @@ pub fn connects(run: &mut CostRun, (name, kind): (&str, Type)) -> Result<()> {
     }
     let what = format!("ns that {what} takes longer");
     let column = format!("connect_{name}");
-    seen.put(run.result, &column, &what, MAX_CONNECT_NS);
+    seen.put(&mut run.session.result, &column, &what, MAX_CONNECT_NS);
     Ok(())
 }
 
@@ -222,7 +223,7 @@ pub fn forwarded(run: &mut CostRun) -> Result<()> {
         }
     }
     let what = "ns that a forwarded packet takes longer";
-    seen.put(run.result, "forward", what, MAX_FORWARD_NS);
+    seen.put(&mut run.session.result, "forward", what, MAX_FORWARD_NS);
     Ok(())
 }
 
@@ -276,7 +277,7 @@ impl Pairs {
         let (name, added) = (format!("{column}_added_ns"), less(with, without));
         let added = result.put_values("placing", &name, "ns", &added, n);
         let name = format!("{what} [{:.0}-{:.0}] n={n}", added.lo, added.hi);
-        let check = Check::at_most(&name, Some(added.median), limit);
-        result.checks.push(check);
+        let median = added.median;
+        result.at_most(&name, Some(median), limit);
     }
 }

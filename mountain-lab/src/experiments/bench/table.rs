@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{bail, ensure, Context, Result};
 use mountain::bpf::Steer;
-use mountain_lab::result::Check;
 use mountain_lab::workload::stats::median;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
@@ -78,8 +77,8 @@ impl<'a> Feeder<'a> {
 
 /// ns per run of each batch with `plan.entries` flows in the table, all by one packet per BPF_PROG_RUN, so
 /// that they compare: 1,000 flows in a table of the same size; all flows live, their packets distributed
-/// by Zipf's law with exponent 1; all flows live, every one as likely. Call in the client's namespace.
-pub fn size(run: &mut CostRun) -> Result<()> {
+/// by Zipf's law with exponent 1; all flows live, every one as likely.
+fn size(run: &mut CostRun) -> Result<()> {
     let plan = run.plan;
     let n = plan.entries;
     let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32, false)?;
@@ -105,39 +104,48 @@ pub fn size(run: &mut CostRun) -> Result<()> {
         evicted * 1_000 <= plan.table_runs,
         "{evicted} of {n} flows were no longer in the table"
     );
-    let packets = BATCH * small.len() as u64;
+    let (packets, result) = (BATCH * small.len() as u64, &mut run.session.result);
     for (name, ns) in [("small", &small), ("zipf", &zipf), ("uniform", &uniform)] {
         let name = format!("table_{name}_ns");
-        run.result.put_values("stay", &name, "ns", ns, packets);
+        result.put_values("stay", &name, "ns", ns, packets);
     }
     let ratio = median(&zipf) / median(&small);
     let name = format!("ns per run, Zipf over {n} flows / 1000 flows");
-    let check = Check::at_most(&name, Some(ratio), MAX_ZIPF_RATIO);
-    run.result.checks.push(check);
+    result.at_most(&name, Some(ratio), MAX_ZIPF_RATIO);
     Ok(())
 }
 
 /// What became of live flows while dead ones churned through the table.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Eviction {
-    pub entries: u32,
-    pub live: u32,
+#[derive(Default, Serialize)]
+struct Eviction {
+    entries: u32,
+    live: u32,
     /// The flows began while only path 1 was eligible, so that half of them are on a path which
     /// the hash would not choose now.
-    pub held: bool,
+    held: bool,
     /// Flows of one packet each that came in between.
-    pub dead: u32,
-    pub rounds: u32,
+    dead: u32,
+    rounds: u32,
     /// Packets of live flows that found no entry.
-    pub evicted: u64,
+    evicted: u64,
     /// How often a live flow was given another path than with its packet before.
-    pub changed: u64,
+    changed: u64,
     /// Live flows on path 1: both paths have to be in use for a change to show.
-    pub on_path_1: u64,
+    on_path_1: u64,
 }
 
-/// What becomes of live flows, with the checks. Call in the client's namespace.
-pub fn evictions(run: &mut CostRun) -> Result<Vec<Eviction>> {
+/// Both parts. Call in the client's namespace.
+pub fn measure(run: &mut CostRun) -> Result<()> {
+    let entries = run.plan.entries;
+    run.session
+        .step(&format!("flow table of {entries} entries"))?;
+    size(run).context("large flow table")?;
+    run.session.step("eviction")?;
+    evictions(run).context("eviction")
+}
+
+/// What becomes of live flows, with the checks.
+fn evictions(run: &mut CostRun) -> Result<()> {
     let mut all = vec![];
     // Three quarters of those that the table is for; half as many again as it has slots, so that some are
     // evicted with every round.
@@ -153,16 +161,16 @@ pub fn evictions(run: &mut CostRun) -> Result<Vec<Eviction>> {
             "live flows on another path, {} live in a table for {}{held}",
             seen.live, seen.entries
         );
-        let check = Check::at_most(&name, Some(seen.changed as f64), 0.0);
-        run.result.checks.push(check);
+        let changed = Some(seen.changed as f64);
+        run.session.result.at_most(&name, changed, 0.0);
         all.push(seen);
     }
-    Ok(all)
+    run.session.result.note("eviction", all);
+    Ok(())
 }
 
 /// Fills a table for `plan.entries` flows with live flows that may use both paths, and then sends
-/// one packet of each live flow per round, with a new flow after every sixth. Call in the client's
-/// namespace.
+/// one packet of each live flow per round, with a new flow after every sixth.
 fn eviction(plan: &CostPlan, live: u32, held: bool) -> Result<Eviction> {
     let (near, far) = mountain::bpf::flows::slots(plan.entries);
     let mut steer = rig::steer(plan.entries, false)?;

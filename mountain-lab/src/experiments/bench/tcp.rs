@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{ensure, Result};
-use mountain_lab::result::Check;
 use mountain_lab::workload::stream::Saturated;
 
 use super::rig::{arrived, Setup, SteeredRig, Uplinks, SERVER};
@@ -18,8 +17,14 @@ pub const COMPARED: [Setup; 3] = [Setup::Empty, Setup::Stay, Setup::Moved];
 /// Limit of the checks.
 const MIN_TCP_RATIO: f64 = 0.97;
 
-/// `plan.pairs` pairs, in the order A B B A. Call in the client's namespace.
-pub fn pairs(run: &mut CostRun, rig: &SteeredRig, with: Setup) -> Result<()> {
+/// Each of them. Call in the client's namespace.
+pub fn all(run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
+    let mut compared = COMPARED.into_iter();
+    compared.try_for_each(|with| pairs(run, rig, with))
+}
+
+/// `plan.pairs` pairs, in the order A B B A.
+fn pairs(run: &mut CostRun, rig: &SteeredRig, with: Setup) -> Result<()> {
     let plan = run.plan;
     // A socket stays in the namespace it was made in.
     let listener = rig.server.enter(|| Ok(TcpListener::bind((SERVER, 0))?))?;
@@ -44,7 +49,7 @@ pub fn pairs(run: &mut CostRun, rig: &SteeredRig, with: Setup) -> Result<()> {
     let [without, with_bps] = run.session.rounds(&what, &sides, plan.pairs, measure)?;
     let n = plan.pairs.into();
     let column = format!("tcp_{}_pairs_bps", name.replace(' ', "_"));
-    let result = &mut *run.result;
+    let result = &mut run.session.result;
     result.put_values("none", &column, "bps", &without, n);
     result.put_values(name, "tcp_goodput_bps", "bps", &with_bps, n);
     let ratios: Vec<f64> = with_bps.iter().zip(&without).map(|(w, o)| w / o).collect();
@@ -55,8 +60,8 @@ pub fn pairs(run: &mut CostRun, rig: &SteeredRig, with: Setup) -> Result<()> {
             "TCP throughput with / without, flow {name} [{:.3}-{:.3}] n={n}",
             ratio.lo, ratio.hi
         );
-        let check = Check::at_least(&what, Some(ratio.median), MIN_TCP_RATIO);
-        result.checks.push(check);
+        let median = ratio.median;
+        result.at_least(&what, Some(median), MIN_TCP_RATIO);
     }
     Ok(())
 }

@@ -17,12 +17,11 @@ use mountain_lab::workload::dial::Dial;
 use mountain_lab::workload::stats::{bootstrap_median, median};
 use mountain_lab::workload::stream::{self, Saturated};
 use mountain_lab::workload::sys::device_index;
-use serde_json::json;
 
 use super::{Available, Cc, CcArgs, CLIENT, SERVER};
 use crate::driver::Session;
 use crate::emulate::netns::Netns;
-use crate::emulate::wire::plain_veth;
+use crate::emulate::wire::{addresses, mac_of, plain_veth};
 use crate::experiments::bench::kernel::{prog_run, Constant, RunTimeStats, Runs, PASS};
 use crate::experiments::redirect::napi::{self, Time};
 use crate::stopped;
@@ -47,10 +46,10 @@ impl AckRig {
     fn build() -> Result<Self> {
         let client = Netns::create("client")?;
         let server = Netns::create("server")?;
-        let mac = |end: u8| [0x02, 0x4d, 2, 0, 0, end];
-        plain_veth((&client, "c0", mac(1)), (&server, "s0", mac(2)))?;
-        for (ns, dev, own) in [(&client, "c0", CLIENT), (&server, "s0", SERVER)] {
-            ns.ip(&format!("addr add {own}/24 dev {dev}"))?;
+        let (near, far) = (mac_of(CLIENT), mac_of(SERVER));
+        plain_veth((&client, "c0", near), (&server, "s0", far))?;
+        addresses((&client, "c0", CLIENT), (&server, "s0", SERVER))?;
+        for ns in [&client, &server] {
             ns.sysctl(&[("net/ipv4/tcp_no_metrics_save", "1")])?;
         }
         Ok(AckRig { client, server })
@@ -124,22 +123,20 @@ fn ack_cost(rig: &AckRig, who: &Available, time: Duration) -> Result<AckCost> {
     let before = all_runs(loaded)?;
     connection(rig, &who.name, time)?;
     let after = all_runs(loaded)?;
-    let each = || after.iter().zip(&before).map(|(a, b)| a.1.since(b.1));
-    let acks = after
-        .iter()
-        .zip(&before)
-        .find(|(a, _)| a.0 == Loaded::ACK_PROGRAM)
-        .map_or(0, |(a, b)| a.1.since(b.1).count);
-    let names = after.iter().map(|(name, _)| *name);
+    let both = after.iter().zip(&before);
+    let runs: Vec<_> = both.map(|(a, b)| (a.0, a.1.since(b.1))).collect();
+    let of_acks = runs.iter().find(|(name, _)| *name == Loaded::ACK_PROGRAM);
+    let acks = of_acks.map_or(0, |(_, runs)| runs.count);
     ensure!(
         acks >= MIN_ACKS,
         "{acks} ACKs in {time:?}: not the traffic to measure"
     );
     Ok(AckCost {
-        ns: each().map(|r| r.ns).sum::<u64>() as f64 / acks as f64,
-        runs: each().map(|r| r.count).sum::<u64>() as f64 / acks as f64,
-        each: names
-            .zip(each().map(|r| r.ns as f64 / acks as f64))
+        ns: runs.iter().map(|(_, r)| r.ns).sum::<u64>() as f64 / acks as f64,
+        runs: runs.iter().map(|(_, r)| r.count).sum::<u64>() as f64 / acks as f64,
+        each: runs
+            .iter()
+            .map(|(name, r)| (*name, r.ns as f64 / acks as f64))
             .collect(),
         acks,
     })
@@ -197,10 +194,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let pairs = args.repeat.unwrap_or(args.common.quick_or(5, PAIRS));
     let time = Duration::from_millis(args.common.quick_or(500, 2_000));
     let steps = u64::from(pairs) * 4;
-    let (session, mut result) = Session::begin("cc-cost", &args.common, pairs, steps);
+    let mut session = Session::begin("cc-cost", &args.common, pairs, steps);
     let softirqs = softirqs_counted(kernel_config().as_deref());
-    let environment = &mut result.environment;
-    environment.insert("softirqs_in_thread_cpu_time".into(), json!(softirqs));
+    session.result.note("softirqs_in_thread_cpu_time", softirqs);
     let rig = AckRig::build()?;
     let who = [Cc::Mountain, Cc::Wrapped].map(Available::new);
     let [mountain, wrapped] = who;
@@ -218,9 +214,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let flows = session.rounds("CPU per byte", &names, pairs, |i, _| {
         connection(&rig, &who[i].name, time).context("CPU per byte")
     })?;
-    CcCost { empty, acks, flows }.put(&who, softirqs, &mut result);
+    CcCost { empty, acks, flows }.put(&who, softirqs, &mut session.result);
     let least = [("pairs", pairs.into(), PAIRS.into())];
-    session.finish(&mut result, &args.common, args.check, &least)
+    session.finish(&args.common, args.check, &least)
 }
 
 /// What was measured, before it is put into a result. Of two: mountain, and the object in pass-through mode.
@@ -238,7 +234,7 @@ impl CcCost {
         let runs = u64::from(EMPTY_RUNS) * empty.len() as u64;
         result.put_values("empty program", "run_ns", "ns", empty, runs);
         for (i, who) in who.iter().enumerate() {
-            self.put_each(i, who.cc.name(), result);
+            self.put_each(i, &who.cc.name(), result);
         }
         let added = acks[0].iter().zip(&acks[1]).map(|(m, w)| m.ns - w.ns);
         let n = acks[0].iter().map(|a| a.acks).sum();

@@ -26,6 +26,25 @@ pub struct CcSegment {
     pub emulator_cores: f64,
 }
 
+impl CcSegment {
+    /// One that was computed and not run.
+    pub fn computed(
+        plan: LinkPlan,
+        length_us: u64,
+        flows: Vec<CcFlowReport>,
+        link: LinkReport,
+    ) -> Self {
+        CcSegment {
+            plan,
+            length_us,
+            flows,
+            live: Vec::new(),
+            link,
+            emulator_cores: 0.0,
+        }
+    }
+}
+
 /// Jain's index of fairness: 1 when all are equal, 1/n when one has everything.
 fn jain(shares: &[f64]) -> f64 {
     let (sum, squares) = shares
@@ -248,14 +267,8 @@ mod tests {
         };
         for cell in CELLS {
             let length_us = 12_000_000;
-            let segment = CcSegment {
-                plan: cell.plan(1, length_us),
-                length_us,
-                flows: vec![CcFlowReport::default(); 4],
-                live: vec![],
-                link: LinkReport::default(),
-                emulator_cores: 0.0,
-            };
+            let (plan, flows) = (cell.plan(1, length_us), vec![CcFlowReport::default(); 4]);
+            let segment = CcSegment::computed(plan, length_us, flows, LinkReport::default());
             let figures = figures(&cell, &segment);
             for spec in checks(&[cell]) {
                 assert!(figures.contains_key(&spec.metric), "{}", spec.metric);

@@ -23,8 +23,8 @@ use mountain_lab::workload::sys::monotonic_ns;
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::emulate::link::{Link, NEAR_PORT};
 use crate::emulate::netns::Netns;
-use crate::emulate::wire::plain_veth;
-use crate::emulate::{LinkConfig, Port};
+use crate::emulate::wire::{addresses, mac_of, to_emulator};
+use crate::emulate::LinkConfig;
 use crate::stopped;
 pub(crate) use cells::{Cell, CellKind, CELLS, WARM_UP_US};
 pub(crate) use evaluate::{figures, CcSegment};
@@ -89,15 +89,8 @@ pub enum Cc {
 }
 
 impl Cc {
-    pub fn name(self) -> &'static str {
-        match self {
-            Cc::Mountain => "mountain",
-            Cc::Bbr => "bbr",
-            Cc::Wrapped => "wrapped",
-            Cc::Published => "published",
-            Cc::Cubic => "cubic",
-            Cc::Reno => "reno",
-        }
+    pub fn name(self) -> String {
+        crate::name_of(&self)
     }
 
     fn behaviour(self) -> Option<Behaviour> {
@@ -123,7 +116,7 @@ impl Available {
         let Some(behaviour) = cc.behaviour() else {
             return Ok(Available {
                 cc,
-                name: cc.name().into(),
+                name: cc.name(),
                 ours: None,
             });
         };
@@ -153,15 +146,14 @@ impl CcRig {
         let emulator = Netns::create("emulator")?;
         emulator.sysctl(&[("net/ipv6/conf/default/disable_ipv6", "1")])?;
         let mac = |end: u8| [0x02, 0x4d, 1, 0, 0, end];
-        plain_veth((&client, "c0", mac(1)), (&emulator, "ec0", mac(2)))?;
-        plain_veth((&server, "s0", mac(4)), (&emulator, "es0", mac(3)))?;
-        for (ns, dev, own, far, far_mac) in [
-            (&client, "c0", CLIENT, SERVER, "02:4d:01:00:00:04"),
-            (&server, "s0", SERVER, CLIENT, "02:4d:01:00:00:01"),
-        ] {
-            ns.ip(&format!("addr add {own}/24 dev {dev}"))?;
-            // The emulator carries no broadcast, so nobody can ask for an address.
-            ns.ip(&format!("neigh replace {far} lladdr {far_mac} dev {dev}"))?;
+        let link = LinkConfig {
+            client: to_emulator(&emulator, (&client, "c0", mac_of(CLIENT)), mac(2))?,
+            server: to_emulator(&emulator, (&server, "s0", mac_of(SERVER)), mac(3))?,
+            foreign: None,
+        };
+        // The emulator carries no broadcast, so nobody can ask for an address.
+        addresses((&client, "c0", CLIENT), (&server, "s0", SERVER))?;
+        for ns in [&client, &server] {
             ns.sysctl(&[
                 // What a connection learned of the path must not help the next one.
                 ("net/ipv4/tcp_no_metrics_save", "1"),
@@ -171,22 +163,10 @@ impl CcRig {
             ])?;
         }
         Ok(CcRig {
-            link: LinkConfig {
-                client: Port {
-                    device: "ec0".into(),
-                    mac: mac(2),
-                    peer_mac: mac(1),
-                },
-                server: Port {
-                    device: "es0".into(),
-                    mac: mac(3),
-                    peer_mac: mac(4),
-                },
-                foreign: None,
-            },
             client,
             server,
             emulator,
+            link,
         })
     }
 
@@ -285,7 +265,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     }
     let cells = chosen(args)?;
     let repeats = args.repeat.unwrap_or(args.common.quick_or(5, REPEATS));
-    let (session, mut result) = Session::begin("cc", &args.common, repeats, 0);
+    let mut session = Session::begin("cc", &args.common, repeats, 0);
     let rig = CcRig::build()?;
     let all = args
         .cc
@@ -300,15 +280,17 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
         quick: args.common.quick,
         steps: Steps::default(),
     };
-    session.interleave(&mut result, &mut race)?;
+    session.interleave(&mut race)?;
     let (cells, steps) = (race.cells, race.steps);
+    let result = &mut session.result;
     result.evaluate(&evaluate::checks(&cells));
-    let no_braking = evaluate::no_braking(&cells, &result);
+    let no_braking = evaluate::no_braking(&cells, result);
     result.checks.extend(no_braking);
+    let measured = result.clone();
     let least = [("repeats", repeats.into(), REPEATS.into())];
-    let code = session.finish(&mut result, &args.common, args.check, &least)?;
+    let code = session.finish(&args.common, args.check, &least)?;
     let out = args.common.out("cc");
-    for plot in plots::write(&out, &result, &cells, &args.cc, &steps)? {
+    for plot in plots::write(&out, &measured, &cells, &args.cc, &steps)? {
         println!("{}", plot.display());
     }
     Ok(code)
@@ -372,7 +354,7 @@ impl Experiment for Race {
         let (cell, who) = (&self.cells[cell], self.all[who].cc);
         self.steps.add(cell, who, &segment);
         let figures = evaluate::figures(cell, &segment);
-        result.add(who.name(), repeat, &figures);
+        result.add(&who.name(), repeat, &figures);
     }
 
     fn repeated(&mut self, result: &mut RunResult, repeat: u32, _whole: bool) {
@@ -407,19 +389,14 @@ mod tests {
     fn one_long_stall_voids_a_segment_as_many_short_ones_do() {
         let reason = |late_p99_us, late_max_us, packets: &[(u64, u64)]| {
             let cell = Cell::find("steady-1-bdp").unwrap();
-            void_reason(&CcSegment {
-                plan: cell.plan(1, 1_000_000),
-                length_us: 1_000_000,
-                flows: vec![],
-                live: vec![],
-                link: LinkReport {
-                    packets: packets.to_vec(),
-                    late_p99_us,
-                    late_max_us,
-                    ..Default::default()
-                },
-                emulator_cores: 0.0,
-            })
+            let link = LinkReport {
+                packets: packets.to_vec(),
+                late_p99_us,
+                late_max_us,
+                ..Default::default()
+            };
+            let plan = cell.plan(1, 1_000_000);
+            void_reason(&CcSegment::computed(plan, 1_000_000, vec![], link))
         };
         let one = [(0, 1)];
         assert_eq!(reason(2_000, 50_000, &one), None);

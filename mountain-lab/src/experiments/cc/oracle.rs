@@ -34,14 +34,7 @@ pub fn figures(cell: &Cell, seed: u64, quick: bool) -> Option<Figures> {
     let length_us = cell.length_us(quick);
     let plan = cell.plan(seed, length_us);
     let (flow, link) = send(&plan, length_us);
-    let segment = CcSegment {
-        plan,
-        length_us,
-        flows: vec![flow],
-        live: Vec::new(),
-        link,
-        emulator_cores: 0.0,
-    };
+    let segment = CcSegment::computed(plan, length_us, vec![flow], link);
     let mut figures = evaluate::figures(cell, &segment);
     figures.retain(|name, _| !name.contains("/emulator_"));
     Some(figures)
@@ -70,24 +63,16 @@ fn send(plan: &LinkPlan, length_us: u64) -> (CcFlowReport, LinkReport) {
         let fits = (in_flight.len() as u64) * PACKET <= window as u64;
         if fits && may_send >= PACKET as f64 {
             may_send -= PACKET as f64;
-            let over_us = match link.arrive(t_us, PACKET) {
-                Fate::Dropped => {
-                    report.dropped += 1;
-                    t_us
+            let fate = link.arrive(t_us, PACKET);
+            if let Some(left) = report.note(t_us, fate) {
+                let arrives = (left + rtt_us / 2.0) as u64 / BUCKET_US;
+                if let Some(bytes) = flow.bytes.get_mut(arrives as usize) {
+                    *bytes += PAYLOAD;
                 }
-                Fate::Lost(left) => {
-                    report.lost += 1;
-                    report.packets.push((t_us as u64, left as u64));
-                    left
-                }
-                Fate::Leaves(left) => {
-                    report.packets.push((t_us as u64, left as u64));
-                    let arrives = (left + rtt_us / 2.0) as u64 / BUCKET_US;
-                    if let Some(bytes) = flow.bytes.get_mut(arrives as usize) {
-                        *bytes += PAYLOAD;
-                    }
-                    left
-                }
+            }
+            let over_us = match fate {
+                Fate::Dropped => t_us,
+                Fate::Lost(left) | Fate::Leaves(left) => left,
             };
             in_flight.push_back(over_us + rtt_us);
         }

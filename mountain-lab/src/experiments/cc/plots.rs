@@ -89,7 +89,7 @@ fn colour(cc: Cc) -> RGBColor {
 }
 
 fn legend(all: &[Cc]) -> Vec<(String, RGBColor)> {
-    all.iter().map(|c| (c.name().into(), colour(*c))).collect()
+    all.iter().map(|c| (c.name(), colour(*c))).collect()
 }
 
 /// What the legend says of one that has no point or line, because all its repeats are void: without it
@@ -145,7 +145,7 @@ fn medians(result: &RunResult, cells: &[Cell], cc: Cc) -> Vec<(&'static str, (f6
             _ => "queue_p95_us",
         };
         let get = |name: &str| {
-            let metric = result.metric(cc.name(), &format!("{}/{name}", cell.name))?;
+            let metric = result.metric(&cc.name(), &format!("{}/{name}", cell.name))?;
             Some(metric.median).filter(|m| m.is_finite())
         };
         let (delay, goodput) = (get(delay)?, get("goodput")?);
@@ -272,7 +272,7 @@ pub fn step_over_time(steps: &Steps, cell: &Cell, all: &[Cc]) -> Result<[String;
             entries.push(("link".into(), INK));
         }
         let missing = all.iter().filter(|cc| !drawn.contains(cc));
-        entries.extend(missing.map(|cc| void(cc.name(), *cc)));
+        entries.extend(missing.map(|cc| void(&cc.name(), *cc)));
         let title = format!("{}: {y_title}, medians over the repeats", cell.name);
         let format = Format {
             header: Some((&title, &entries)),
@@ -393,19 +393,17 @@ mod tests {
     fn a_step_has_a_line_for_each_control_and_one_for_the_link() {
         let cells = cells();
         let mut steps = Steps::default();
-        let segment = |cell: &Cell, mbit: u64| CcSegment {
-            plan: cell.plan(1, 12_000_000),
-            length_us: 12_000_000,
-            flows: vec![CcFlowReport {
+        let segment = |cell: &Cell, mbit: u64| {
+            let flow = CcFlowReport {
                 bytes: vec![mbit * BUCKET_US / 8; 120],
                 retransmits: 0,
-            }],
-            live: vec![],
-            link: LinkReport {
+            };
+            let link = LinkReport {
                 packets: vec![(0, 6_000_000)],
                 ..Default::default()
-            },
-            emulator_cores: 0.0,
+            };
+            let plan = cell.plan(1, 12_000_000);
+            CcSegment::computed(plan, 12_000_000, vec![flow], link)
         };
         for (cc, mbit) in [(Cc::Mountain, 9), (Cc::Bbr, 8), (Cc::Bbr, 10)] {
             steps.add(&cells[0], cc, &segment(&cells[0], mbit));

@@ -66,7 +66,7 @@ pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
     let mut controls = vec![];
     for (i, spec) in SPECS.iter().enumerate() {
         let what = format!("control: {}", spec.name);
-        let names = spec.sides.map(|(name, _)| name);
+        let names = spec.sides.map(|(name, _)| name.to_owned());
         let blocks = interleaved(&bench.session, &what, names, LEAST_ROUNDS, |side, round| {
             // Delays of its own for each block: equal ones would make equal paths too equal.
             let number = (i as u32 * LEAST_ROUNDS + round) * 2 + side as u32;

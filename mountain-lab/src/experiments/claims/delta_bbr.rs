@@ -39,18 +39,13 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
             None => Ok(of_segment(&cell, &segment)?),
         })
     })?;
-    Ok(match pairs {
-        Err(too_few) => too_few,
-        Ok(pairs) => {
-            let values = |name: &str| -> Vec<[f64; 2]> {
-                let pairs = pairs.iter();
-                pairs
-                    .map(|p| [0, 1].map(|side: usize| p[side][&key(name)].value))
-                    .collect()
-            };
-            judge(values(DELAY), values(GOODPUT))
-        }
-    })
+    let values = |name: &str| -> Vec<[f64; 2]> {
+        let pairs = pairs.iter();
+        pairs
+            .map(|p| [0, 1].map(|side: usize| p[side][&key(name)].value))
+            .collect()
+    };
+    Ok(judge(values(DELAY), values(GOODPUT)))
 }
 
 fn key(name: &str) -> String {

@@ -12,8 +12,7 @@ mod switches;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
-use mountain_lab::result::{Check, RunResult};
+use anyhow::{ensure, Context, Result};
 use mountain_lab::workload::metrics::Figures;
 use serde::Serialize;
 use serde_json::json;
@@ -48,20 +47,17 @@ pub struct Bench {
     pub seed: u64,
     /// For files under way.
     pub scratch: TempDir,
+    /// Its result's repeats are the most rounds that anything here takes.
     session: Session,
-    /// Its repeats are the most rounds that anything here takes.
-    result: RunResult,
 }
 
 impl Bench {
     fn new(args: &CommonArgs) -> Result<Self> {
-        let (session, result) = Session::begin("claims", args, LEAST_ROUNDS, controls::steps());
         Ok(Bench {
             quick: args.quick,
             seed: args.seed,
             scratch: tempfile::tempdir().context("no folder for files under way")?,
-            session,
-            result,
+            session: Session::begin("claims", args, LEAST_ROUNDS, controls::steps()),
         })
     }
 
@@ -69,7 +65,8 @@ impl Bench {
     pub fn plan(&mut self) -> u32 {
         let rounds = if self.quick { LEAST_ROUNDS } else { ROUNDS };
         self.session.more(u64::from(rounds) * 2);
-        self.result.repeats = self.result.repeats.max(rounds);
+        let result = &mut self.session.result;
+        result.repeats = result.repeats.max(rounds);
         rounds
     }
 
@@ -92,7 +89,8 @@ impl Bench {
     pub fn blocks(&mut self, blocks: &Blocks) {
         for (name, runs) in blocks.names.iter().zip(&blocks.runs) {
             let metrics = of_blocks(runs, self.seed);
-            self.result.policies.insert(name.clone(), metrics);
+            let policies = &mut self.session.result.policies;
+            policies.insert(name.clone(), metrics);
         }
     }
 
@@ -102,9 +100,9 @@ impl Bench {
     pub fn pairs(
         &mut self,
         claim: u8,
-        names: [&str; 2],
+        names: [String; 2],
         mut measure: impl FnMut(usize, u32) -> Result<Result<Figures, String>>,
-    ) -> Result<Result<Vec<[Figures; 2]>, ClaimVerdict>> {
+    ) -> Result<Vec<[Figures; 2]>> {
         let rounds = self.plan();
         let (mut pairs, mut void) = (vec![], String::new());
         for attempt in 0..rounds * 2 {
@@ -119,8 +117,8 @@ impl Bench {
             let mut seen = seen.into_iter();
             match (seen.next(), seen.next()) {
                 (Some(Ok(a)), Some(Ok(b))) => {
-                    self.result.add(names[0], number, &a);
-                    self.result.add(names[1], number, &b);
+                    self.session.result.add(&names[0], number, &a);
+                    self.session.result.add(&names[1], number, &b);
                     pairs.push([a, b]);
                 }
                 (a, b) => {
@@ -129,13 +127,12 @@ impl Bench {
                 }
             }
         }
-        match (pairs.len() as u32) < rounds {
-            true => Ok(Err(ClaimVerdict::NotShown(format!(
-                "only {} of {rounds} rounds can be used ({void})",
-                pairs.len()
-            )))),
-            false => Ok(Ok(pairs)),
+        let n = pairs.len();
+        if (n as u32) < rounds {
+            let why = format!("only {n} of {rounds} rounds can be used ({void})");
+            return Err(ClaimVerdict::NotShown(why).into());
         }
+        Ok(pairs)
     }
 }
 
@@ -155,28 +152,19 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     let mut bench = Bench::new(common)?;
     let controls = controls::run(&mut bench).context("controls")?;
     let answers = answers(&mut bench, &args.only, controls.iter().all(|c| c.holds));
-    if stopped() {
-        bail!("stopped");
-    }
-    let Bench {
-        session,
-        mut result,
-        ..
-    } = bench;
+    ensure!(!stopped(), "stopped");
     for control in &controls {
         let name = format!("control: {}", control.name);
         let figure = f64::from(u8::from(control.holds));
-        let check = Check::at_least(&name, Some(figure), 1.0);
-        result.checks.push(check);
+        bench.session.result.at_least(&name, Some(figure), 1.0);
     }
-    session.judge(&mut result, &[]);
-    let (controls_json, claims_json) = (json!(controls), json!(answers));
-    let environment = &mut result.environment;
-    environment.insert("controls".into(), controls_json.clone());
-    environment.insert("claims".into(), claims_json.clone());
+    let mut result = bench.session.judge(&[]);
+    let all = json!({ "controls": controls, "claims": answers });
+    for part in ["controls", "claims"] {
+        result.note(part, &all[part]);
+    }
     let path = result.write(&common.out("claims"))?;
     if args.json {
-        let all = json!({ "controls": controls_json, "claims": claims_json });
         println!("{all:#}");
     } else {
         print!("{}", text(&controls, &answers));

@@ -47,8 +47,7 @@ fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<
             return Ok(ClaimVerdict::NotShown(format!("{way}: {why}")));
         }
     }
-    let names = sides.map(Contender::name);
-    let pairs = bench.pairs(3, [&names[0], &names[1]], |side, _| {
+    let pairs = bench.pairs(3, sides.map(|way| way.to_string()), |side, _| {
         let way = sides[side];
         let installed = install(rig, &sources.programs, way)?;
         let _installed = installed.map_err(|why| anyhow!("{way}: {why}"))?;
@@ -63,13 +62,8 @@ fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<
         };
         Ok(Ok(Figures::from([(ROUTER_NS.to_owned(), figure)])))
     })?;
-    Ok(match pairs {
-        Err(too_few) => too_few,
-        Ok(pairs) => {
-            let ns = |pair: &[Figures; 2]| [0, 1].map(|side: usize| pair[side][ROUTER_NS].value);
-            judge(sides, load.pps, pairs.iter().map(ns).collect())
-        }
-    })
+    let ns = |pair: &[Figures; 2]| [0, 1].map(|side: usize| pair[side][ROUTER_NS].value);
+    Ok(judge(sides, load.pps, pairs.iter().map(ns).collect()))
 }
 
 fn netfilter(module: bool) -> Contender {

@@ -32,16 +32,15 @@ pub enum ClaimVerdict {
 
 impl std::fmt::Display for ClaimVerdict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (verdict, detail) = match self {
-            ClaimVerdict::Shown(detail) => ("shown", detail),
-            ClaimVerdict::Refuted(detail) => ("refuted", detail),
-            ClaimVerdict::NoDifference(detail) => ("no difference shown", detail),
-            ClaimVerdict::TooShort(detail) => ("too short to judge", detail),
-            ClaimVerdict::NotShown(detail) => ("not shown", detail),
-        };
-        write!(f, "{verdict}: {detail}")
+        // In the words of the result.
+        let said = serde_json::to_value(self).map_err(|_| std::fmt::Error)?;
+        let word = |key: &str| said[key].as_str().unwrap_or_default();
+        write!(f, "{}: {}", word("verdict"), word("detail"))
     }
 }
+
+/// A test that cannot say any other ends with it.
+impl std::error::Error for ClaimVerdict {}
 
 impl ClaimVerdict {
     /// Of a difference: whether it is in the claimed direction; `None`: none is shown.
@@ -144,8 +143,8 @@ impl Claim {
         if !missing.is_empty() {
             return ClaimVerdict::NotShown(missing.join("; "));
         }
-        (self.test)(bench)
-            .unwrap_or_else(|error| ClaimVerdict::NotShown(format!("it failed: {error:#}")))
+        let failed = |error| ClaimVerdict::NotShown(format!("it failed: {error:#}"));
+        (self.test)(bench).unwrap_or_else(|error| error.downcast().unwrap_or_else(failed))
     }
 }
 

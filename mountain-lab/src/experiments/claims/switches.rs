@@ -77,8 +77,7 @@ pub fn off_on(
     mut measure: impl FnMut() -> Result<RunFile>,
 ) -> Result<Blocks> {
     let rounds = bench.plan();
-    let [off, on] = ["off", "on"].map(|side| format!("{name}, {side}"));
-    let names = [&off[..], &on[..]];
+    let names = ["off", "on"].map(|side| format!("{name}, {side}"));
     let blocks = interleaved(&bench.session, "pings", names, rounds, |side, _| {
         switches.set(values[side])?;
         measure()

@@ -56,7 +56,7 @@ pub struct Blocks {
 pub fn interleaved(
     session: &Session,
     what: &str,
-    names: [&str; 2],
+    names: [String; 2],
     rounds: u32,
     measure: impl FnMut(usize, u32) -> Result<RunFile>,
 ) -> Result<Blocks> {
@@ -65,7 +65,6 @@ pub fn interleaved(
         "an A/B takes an even number of rounds, {LEAST_ROUNDS} to {MOST_ROUNDS}"
     );
     let runs = session.rounds(what, &names, rounds, measure)?;
-    let names = names.map(str::to_owned);
     Ok(Blocks { names, runs })
 }
 
@@ -203,8 +202,9 @@ mod tests {
     }
 
     fn measured(rounds: u32, measure: impl FnMut(usize, u32) -> Result<RunFile>) -> Result<Blocks> {
-        let (session, _) = Session::begin("ab", &CommonArgs::test(true), rounds, 0);
-        interleaved(&session, "x", ["A", "B"], rounds, measure)
+        let session = Session::begin("ab", &CommonArgs::test(true), rounds, 0);
+        let names = ["A", "B"].map(str::to_owned);
+        interleaved(&session, "x", names, rounds, measure)
     }
 
     /// Eight rounds; `shift` is told side and round.

@@ -12,7 +12,6 @@ use super::programs::{RigProgram, RigPrograms};
 use super::rig::{RouterRig, FROM, TO};
 use super::rules;
 use super::Row;
-use crate::emulate::netns::Netns;
 
 /// A row of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +23,8 @@ pub enum Contender {
     Backend(Backend),
     /// With every packet logged, as far as the ring buffer takes it, and somebody reading.
     Logged(Backend),
-    /// XDP redirect without looking at anything: the same move without its reason.
-    Bare,
-    /// The same in generic mode.
-    BareGeneric,
-    /// The same by tcx and redirect_peer.
-    BarePeer,
-    /// Dropped at the router's tcx ingress: what receiving costs.
-    TcDrop,
-    /// Dropped at the router's XDP.
-    XdpDrop,
+    /// A program of the lab: the same move without its reason, or dropped where the router receives.
+    Rig(RigProgram),
 }
 
 impl Contender {
@@ -46,18 +37,14 @@ impl Contender {
         Self::Backend(Backend::TcxPeer),
         Self::Backend(Backend::Xdp),
         Self::Backend(Backend::XdpRedirect),
-        Self::Bare,
-        Self::BareGeneric,
-        Self::BarePeer,
+        Self::Rig(RigProgram::XdpBare),
+        Self::Rig(RigProgram::XdpBareGeneric),
+        Self::Rig(RigProgram::TcBarePeer),
         Self::Logged(Backend::Tcx),
         Self::Logged(Backend::XdpRedirect),
-        Self::TcDrop,
-        Self::XdpDrop,
+        Self::Rig(RigProgram::TcSink),
+        Self::Rig(RigProgram::XdpSink),
     ];
-
-    pub fn name(self) -> String {
-        self.to_string()
-    }
 
     /// Where the client sends to.
     pub fn addressed(self) -> SocketAddrV4 {
@@ -75,11 +62,7 @@ impl fmt::Display for Contender {
             Self::Dnat => f.write_str("dnat"),
             Self::Backend(backend) => backend.fmt(f),
             Self::Logged(backend) => write!(f, "{backend}+log"),
-            Self::Bare => f.write_str("bare-xdp"),
-            Self::BareGeneric => f.write_str("bare-xdp-generic"),
-            Self::BarePeer => f.write_str("bare-tcx-peer"),
-            Self::TcDrop => f.write_str("tc-drop"),
-            Self::XdpDrop => f.write_str("xdp-drop"),
+            Self::Rig(program) => f.write_str(program.row()),
         }
     }
 }
@@ -88,7 +71,6 @@ impl fmt::Display for Contender {
 pub struct RowSetup<'a> {
     _links: Vec<OwnedFd>,
     _rules: Option<rules::Guard<'a>>,
-    _dnat: Option<rules::Dnat<'a>>,
 }
 
 /// The rule of the experiment.
@@ -117,14 +99,11 @@ pub fn install<'a>(
     programs: &RigPrograms,
     way: Contender,
 ) -> Result<Row<RowSetup<'a>>> {
-    let near = rig.router.index(&rig.near)?;
-    let server = rig.server.index(&rig.server_dev)?;
-    let attach = |what: RigProgram, ns: &Netns, at: u32| programs.attach(what, ns, at);
     let mut links = vec![];
-    let (mut guard, mut dnat) = (None, None);
+    let mut guard = None;
     match way {
         Contender::Route => {}
-        Contender::Dnat => dnat = Some(rules::Dnat::new(rig)?),
+        Contender::Dnat => guard = Some(rules::dnat(rig)?),
         Contender::Backend(backend) | Contender::Logged(backend) => {
             let log = matches!(way, Contender::Logged(_)).then_some(u32::MAX);
             match rules::add(rig, &rule(rig, log), backend)? {
@@ -132,22 +111,12 @@ pub fn install<'a>(
                 Err(why) => return Ok(Err(why)),
             }
         }
-        Contender::Bare => links.push(attach(RigProgram::XdpBare, &rig.router, near)?),
-        Contender::BareGeneric => {
-            links.push(attach(RigProgram::XdpBareGeneric, &rig.router, near)?)
-        }
-        Contender::BarePeer => links.push(attach(RigProgram::TcBarePeer, &rig.router, near)?),
-        Contender::TcDrop => links.push(attach(RigProgram::TcSink, &rig.router, near)?),
-        Contender::XdpDrop => links.push(attach(RigProgram::XdpSink, &rig.router, near)?),
+        Contender::Rig(program) => links.push(programs.attach(program, &rig.router, &rig.near)?),
     }
-    // After the rule, so that its preflight sees a server without programs. At XDP, where a packet costs
-    // the server least; what is put into its namespace past that is met at tcx.
-    for sink in [RigProgram::XdpSink, RigProgram::TcSink] {
-        links.push(attach(sink, &rig.server, server)?);
-    }
+    // After the rule, so that its preflight sees a server without programs.
+    links.extend(programs.sinks(rig)?);
     Ok(Ok(RowSetup {
         _links: links,
         _rules: guard,
-        _dnat: dnat,
     }))
 }

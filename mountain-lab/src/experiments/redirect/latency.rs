@@ -14,7 +14,6 @@ use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::stats::percentile;
 use mountain_lab::workload::sys::{monotonic_ns, pin};
-use serde_json::json;
 
 use super::contender::{self, Contender};
 use super::rig::{RouterRig, CLIENT, FIRST_PORT, TO};
@@ -30,11 +29,10 @@ const LINGER_NS: u64 = 20_000_000;
 /// Of the packets sent.
 const DELIVERED: f64 = 0.99;
 
-pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
+pub fn run(args: &RedirectArgs, session: &mut Session) -> Result<Table> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
-    result.environment.insert("pps".into(), json!(PPS));
-    let payload = json!(PAYLOAD);
-    result.environment.insert("payload_bytes".into(), payload);
+    session.result.note("pps", PPS);
+    session.result.note("payload_bytes", PAYLOAD);
     let rig = RouterRig::build("")?;
     let echo = rig.server.enter(|| Ok(UdpSocket::bind(TO)?))?;
     echo.set_nonblocking(true)?;
@@ -44,7 +42,7 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
         ways,
         packets: PPS * args.common.quick_or(1, 10) / 4,
     };
-    session.interleave(result, &mut rows)?;
+    session.interleave(&mut rows)?;
     Ok(Box::new(RunResult::table))
 }
 
@@ -63,7 +61,7 @@ impl Experiment for LatencyRows<'_> {
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
-        self.ways.iter().map(|way| way.name()).collect()
+        self.ways.iter().map(Contender::to_string).collect()
     }
 
     fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Vec<u32>>> {
@@ -98,7 +96,7 @@ impl Experiment for LatencyRows<'_> {
     }
 
     fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Vec<u32>>) {
-        let name = self.ways[side].name();
+        let name = self.ways[side].to_string();
         let mut rtt = match row {
             Ok(rtt) => rtt,
             Err(why) => return result.refuse(name, &why),

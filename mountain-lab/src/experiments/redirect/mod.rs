@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use mountain::redirect::Backend;
-use mountain_lab::result::RunResult;
+use mountain_lab::result::{Check, Metric, RunResult};
 
 use crate::driver::{CommonArgs, Session};
 use contender::Contender;
@@ -61,15 +61,6 @@ enum RedirectPart {
 }
 
 impl RedirectPart {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Pps => "pps",
-            Self::Scale => "scale",
-            Self::Upload => "upload",
-            Self::Latency => "latency",
-        }
-    }
-
     /// Repeats that the figures need, and those of a quick run.
     fn repeats(self) -> (u32, u32) {
         match self {
@@ -85,16 +76,16 @@ impl RedirectPart {
             out: Some(out),
             ..args.common.clone()
         };
-        let name = format!("redirect-{}", self.name());
-        let (session, mut result) = Session::begin(&name, &common, repeats, 0);
+        let name = format!("redirect-{}", crate::name_of(&self));
+        let mut session = Session::begin(&name, &common, repeats, 0);
         let table = match self {
-            Self::Pps => pps::run(args, &session, &mut result)?,
-            Self::Scale => scale::run(args, &session, &mut result)?,
-            Self::Upload => upload::run(args, &common, &session, &mut result)?,
-            Self::Latency => latency::run(args, &session, &mut result)?,
+            Self::Pps => pps::run(args, &mut session)?,
+            Self::Scale => scale::run(args, &mut session)?,
+            Self::Upload => upload::run(args, &common, &mut session)?,
+            Self::Latency => latency::run(args, &mut session)?,
         };
         let least = [("repeats", repeats.into(), enough.into())];
-        session.finish_as(&mut result, &common, args.check, &least, table)
+        session.finish_as(&common, args.check, &least, table)
     }
 }
 
@@ -112,12 +103,19 @@ pub fn redirect(args: &RedirectArgs) -> Result<ExitCode> {
     }
     let mut code = ExitCode::SUCCESS;
     for part in RedirectPart::value_variants() {
-        let one = part.run(args, out.join(part.name()))?;
+        let one = part.run(args, out.join(crate::name_of(part)))?;
         if one != ExitCode::SUCCESS {
             code = one;
         }
     }
     Ok(code)
+}
+
+/// A figure that is promised to be no higher than `limit`, relative to that of a row.
+fn relative(what: &str, found: Option<&Metric>, limit: f64, reference: &str) -> Check {
+    let interval = found.map_or(String::new(), |m| format!(" [{:.2}-{:.2}]", m.lo, m.hi));
+    let figure = found.map(|m| m.median);
+    Check::at_most(&format!("{what}{interval}"), figure, limit).relative_to(reference)
 }
 
 /// The rows of what a server answers: directly, and by each backend.
@@ -137,9 +135,14 @@ fn chosen(names: &[String], all: &[Contender]) -> Result<Vec<Contender>> {
     if names.is_empty() {
         return Ok(all.into());
     }
-    let known = || all.iter().map(|w| w.name()).collect::<Vec<_>>().join(", ");
+    let known = || {
+        all.iter()
+            .map(|w| w.to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let find = |name: &String| {
-        let found = all.iter().copied().find(|w| w.name() == *name);
+        let found = all.iter().copied().find(|w| w.to_string() == *name);
         found.with_context(|| format!("no row {name}; there are {}", known()))
     };
     names.iter().map(find).collect()

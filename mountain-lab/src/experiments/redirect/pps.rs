@@ -8,14 +8,13 @@ use mountain::redirect::Backend;
 use mountain::report::table::{align, row, Words};
 use mountain_lab::result::{Check, RunResult};
 use mountain_lab::workload::metrics::{put, Figures};
-use serde_json::json;
 
 use super::contender::{install, Contender, RowSetup};
 use super::load::{LoadSource, OfferedLoad, FLOWS, LIVE_PPS, SOCKET_PPS};
-use super::programs::RigPrograms;
+use super::programs::{RigProgram, RigPrograms};
 use super::rig::{RouterRig, TO};
 use super::segment::{LoadGenerators, LoadSegment};
-use super::{chosen, RedirectArgs, Row, Table, RETRIES};
+use super::{chosen, relative, RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 
 /// The load of the checks, [`OfferedLoad::judged`]. At full speed slow rows are saturated, and share their
@@ -30,7 +29,7 @@ const REFERENCES: [(&str, Contender); 4] = [
     ("x_dnat", Contender::Dnat),
     ("x_nft", Contender::Backend(Backend::Nft)),
     ("x_route", Contender::Route),
-    ("x_bare", Contender::Bare),
+    ("x_bare", Contender::Rig(RigProgram::XdpBare)),
 ];
 /// Most router time of xdp-redirect, relative to the same move without look-up and rewriting.
 const MAX_OVER_BARE: f64 = 1.25;
@@ -51,16 +50,12 @@ pub fn loads(quick: bool) -> Vec<OfferedLoad> {
     loads
 }
 
-pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
+pub fn run(args: &RedirectArgs, session: &mut Session) -> Result<Table> {
     let ways = chosen(&args.rows, &Contender::ALL)?;
     let loads = loads(args.common.quick);
-    for (name, value) in [
-        ("client_flows", json!(FLOWS)),
-        ("live_fixed_pps", json!(LIVE_PPS)),
-        ("socket_fixed_pps", json!(SOCKET_PPS)),
-    ] {
-        result.environment.insert(name.into(), value);
-    }
+    session.result.note("client_flows", FLOWS);
+    session.result.note("live_fixed_pps", LIVE_PPS);
+    session.result.note("socket_fixed_pps", SOCKET_PPS);
     let rig = RouterRig::build("")?;
     rig.thread_napi()?;
     rig.client.enter(|| {
@@ -72,8 +67,9 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
             installed: None,
             ran: vec![],
         };
-        session.interleave(result, &mut rows)
+        session.interleave(&mut rows)
     })?;
+    let result = &mut session.result;
     ensure!(
         !result.policies.is_empty(),
         "no row could be measured: {}",
@@ -140,7 +136,7 @@ impl Experiment for PpsRows<'_> {
     fn keep(&mut self, result: &mut RunResult, side: usize, _: u32, row: Row<LoadSegment>) {
         match row {
             Ok(segment) => self.ran.push((side, segment)),
-            Err(why) => result.refuse(self.of(side).0.name(), &why),
+            Err(why) => result.refuse(self.of(side).0.to_string(), &why),
         }
     }
 
@@ -168,34 +164,22 @@ impl Experiment for PpsRows<'_> {
                     put(what, "x", segment.ns() / other.ns());
                 }
             }
-            result.add(&way.name(), repeat, &figures);
+            result.add(&way.to_string(), repeat, &figures);
         }
     }
 }
 
 fn checks(result: &RunResult) -> Vec<Check> {
-    let median = |row: &str, name: &str| {
-        let metric = result.metric(row, &format!("{CHECKED}_{name}"))?;
-        Some((metric.median, metric.lo, metric.hi))
+    let check = |row: &str, what: &str, ratio: &str, limit, reference: &str| {
+        let found = result.metric(row, &format!("{CHECKED}_{ratio}"));
+        let what = format!("router time per packet, {row}{what}");
+        relative(&what, found, limit, reference)
     };
-    let check = |name: String, found: Option<(f64, f64, f64)>, limit, reference| {
-        let name = match found {
-            Some((_, lo, hi)) => format!("{name} [{lo:.2}-{hi:.2}]"),
-            None => name,
-        };
-        Check::at_most(&name, found.map(|f| f.0), limit).relative_to(reference)
-    };
-    let mut checks: Vec<Check> = LIMITS
-        .iter()
-        .map(|(row, limit)| {
-            let name = format!("router time per packet, {row}");
-            check(name, median(row, "x_dnat"), *limit, NETFILTER)
-        })
-        .collect();
-    let name = "router time per packet, xdp-redirect with rewriting".to_owned();
-    let found = median("xdp-redirect", "x_bare");
-    checks.push(check(name, found, MAX_OVER_BARE, "bare-xdp"));
-    checks
+    let backends = LIMITS.iter();
+    let backends = backends.map(|(row, limit)| check(row, "", "x_dnat", *limit, NETFILTER));
+    let (row, what) = ("xdp-redirect", " with rewriting");
+    let bare = check(row, what, "x_bare", MAX_OVER_BARE, "bare-xdp");
+    backends.chain([bare]).collect()
 }
 
 /// A table a load: a row a way.
@@ -220,7 +204,7 @@ fn table(result: &RunResult, ways: &[Contender], loads: &[OfferedLoad]) -> Strin
         ];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         for way in ways {
-            let name = way.name();
+            let name = way.to_string();
             let metric = |what: &str| result.metric(&name, &format!("{load}_{what}"));
             let Some(ns) = metric("ns") else {
                 rows.push(row([&name, &"-"]));

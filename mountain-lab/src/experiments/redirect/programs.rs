@@ -7,8 +7,9 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/redirect_rig.skel.rs"));
 }
 
+use std::io;
 use std::net::SocketAddrV4;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use anyhow::{ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -18,7 +19,7 @@ use mountain_lab::workload::sys::monotonic_ns;
 
 use super::rig::RouterRig;
 use crate::emulate::netns::Netns;
-use crate::experiments::bench::kernel::{self, test_run};
+use crate::experiments::bench::kernel;
 use crate::stopped;
 
 /// Most flows of the generator.
@@ -31,7 +32,7 @@ const RUNS: u32 = 262_144;
 /// A program that can be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RigProgram {
-    /// Counts and drops at tcx ingress.
+    /// Counts and drops at tcx ingress: what receiving costs.
     TcSink,
     /// The same at XDP.
     XdpSink,
@@ -41,6 +42,19 @@ pub enum RigProgram {
     XdpBareGeneric,
     /// Into the server's namespace from tcx ingress.
     TcBarePeer,
+}
+
+impl RigProgram {
+    /// The row of the comparison in which it does the router's work.
+    pub fn row(self) -> &'static str {
+        match self {
+            Self::TcSink => "tc-drop",
+            Self::XdpSink => "xdp-drop",
+            Self::XdpBare => "bare-xdp",
+            Self::XdpBareGeneric => "bare-xdp-generic",
+            Self::TcBarePeer => "bare-tcx-peer",
+        }
+    }
 }
 
 /// What sinks have seen.
@@ -101,8 +115,17 @@ impl RigPrograms {
         unsafe { std::ptr::read_volatile(&self.bss().gen_made) }
     }
 
+    /// The server counts and drops: at XDP, where a packet costs it least; what is put into its namespace
+    /// past that is met at tcx.
+    pub fn sinks(&self, rig: &RouterRig) -> Result<Vec<OwnedFd>> {
+        let sinks = [RigProgram::XdpSink, RigProgram::TcSink].into_iter();
+        sinks
+            .map(|sink| self.attach(sink, &rig.server, &rig.server_dev))
+            .collect()
+    }
+
     /// Attached to a device of a host until the value is dropped.
-    pub fn attach(&self, what: RigProgram, ns: &Netns, ifindex: u32) -> Result<OwnedFd> {
+    pub fn attach(&self, what: RigProgram, ns: &Netns, dev: &str) -> Result<OwnedFd> {
         let progs = &self.skel.progs;
         let program = match what {
             RigProgram::TcSink => &progs.tc_sink,
@@ -115,7 +138,7 @@ impl RigPrograms {
             RigProgram::XdpBareGeneric => (libbpf_sys::BPF_XDP, libbpf_sys::XDP_FLAGS_SKB_MODE),
             RigProgram::XdpSink | RigProgram::XdpBare => (libbpf_sys::BPF_XDP, 0),
         };
-        let program = program.as_fd();
+        let (program, ifindex) = (program.as_fd(), ns.index(dev)?);
         let attached = ns.enter(|| kernel::attach(program, ifindex, point, flags));
         attached.with_context(|| format!("attaching {what:?}"))
     }
@@ -186,8 +209,9 @@ impl RigPrograms {
             ensure!(!stopped(), "interrupted");
             let program = self.skel.progs.generate.as_fd();
             // SAFETY: pointers and lengths describe `frame`, which outlives the call.
-            let run = unsafe { test_run(program, &mut opts) };
-            run.context("BPF_PROG_RUN with live frames")?;
+            let rc = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
+            let error = io::Error::from_raw_os_error(-rc);
+            ensure!(rc == 0, "BPF_PROG_RUN with live frames: {error}");
         }
         Ok(())
     }

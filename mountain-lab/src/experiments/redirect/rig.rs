@@ -62,8 +62,6 @@ impl RouterRig {
                 // Nothing but the measured traffic on the wire.
                 ("net/ipv6/conf/all/disable_ipv6", "1"),
                 ("net/ipv6/conf/default/disable_ipv6", "1"),
-                ("net/ipv4/conf/all/rp_filter", "0"),
-                ("net/ipv4/conf/default/rp_filter", "0"),
             ])?;
         }
         rig.router.sysctl(&[("net/ipv4/ip_forward", "1")])?;

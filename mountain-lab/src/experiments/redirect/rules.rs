@@ -18,7 +18,15 @@ use crate::stopped;
 /// Rules in the router; dropping it removes all of them.
 pub struct Guard<'a> {
     rig: &'a RouterRig,
+    remove: fn(&RouterRig) -> Result<()>,
     log: Option<Running>,
+}
+
+impl<'a> Guard<'a> {
+    fn new(rig: &'a RouterRig, remove: fn(&RouterRig) -> Result<()>) -> Self {
+        let log = None;
+        Guard { rig, remove, log }
+    }
 }
 
 /// `mountain redirect add` of one rule, with `--fix`. With a log somebody follows it.
@@ -26,7 +34,7 @@ pub fn add<'a>(rig: &'a RouterRig, rule: &Rule, backend: Backend) -> Result<Row<
     if let Some(why) = try_add(rig, rule, backend)?.1 {
         return Ok(Err(why));
     }
-    let mut guard = Guard { rig, log: None };
+    let mut guard = Guard::new(rig, remove_all);
     if rule.log.is_some() {
         let mut follow = redirect(rig, "log -f")?;
         follow.stdin(Stdio::null()).stdout(Stdio::null());
@@ -77,7 +85,7 @@ pub fn load<'a>(rig: &'a RouterRig, rules: &[Rule], backend: Backend) -> Result<
         }
     }
     file.flush()?;
-    let guard = Guard { rig, log: None };
+    let guard = Guard::new(rig, remove_all);
     let mut restore = redirect(rig, "restore --config")?;
     let out = interruptible(restore.arg(file.path())).context("mountain redirect restore")?;
     if out.status.success() {
@@ -130,47 +138,32 @@ fn redirect(rig: &RouterRig, args: &str) -> Result<Command> {
     Ok(command)
 }
 
+/// The namespace goes in the end; what a rule changed at other ends of veths would stay.
+fn remove_all(rig: &RouterRig) -> Result<()> {
+    let out = redirect(rig, "del --all")?.output()?;
+    ensure!(out.status.success(), "{}", reason(&out));
+    Ok(())
+}
+
+/// A ruleset of nft with the one rule of the experiment.
+pub fn dnat(rig: &RouterRig) -> Result<Guard<'_>> {
+    let ruleset = format!(
+        "table ip mtl {{\n chain pre {{\n  type nat hook prerouting priority dstnat;\n  \
+         iifname \"{}\" ip daddr {} udp dport {} dnat to {TO}\n }}\n}}\n",
+        rig.near,
+        FROM.ip(),
+        FROM.port()
+    );
+    rig.router.nft(&ruleset)?;
+    let remove = |rig: &RouterRig| rig.router.nft("delete table ip mtl\n");
+    Ok(Guard::new(rig, remove))
+}
+
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         drop(self.log.take());
-        // The namespace goes in the end; what a rule changed at other ends of veths would stay.
-        let del = redirect(self.rig, "del --all").and_then(|mut c| Ok(c.output()?));
-        match del {
-            Ok(out) if out.status.success() => {}
-            Ok(out) => eprintln!("mountain-lab: rules were not removed: {}", reason(&out)),
-            Err(error) => eprintln!("mountain-lab: rules were not removed: {error:#}"),
-        }
-    }
-}
-
-/// A ruleset of nft with the one rule of the experiment; dropping it removes it.
-pub struct Dnat<'a>(&'a RouterRig);
-
-impl<'a> Dnat<'a> {
-    pub fn new(rig: &'a RouterRig) -> Result<Self> {
-        let ruleset = format!(
-            "table ip mtl {{\n chain pre {{\n  type nat hook prerouting priority dstnat;\n  \
-             iifname \"{}\" ip daddr {} udp dport {} dnat to {TO}\n }}\n}}\n",
-            rig.near,
-            FROM.ip(),
-            FROM.port()
-        );
-        nft(rig, &ruleset)?;
-        Ok(Dnat(rig))
-    }
-}
-
-impl Drop for Dnat<'_> {
-    fn drop(&mut self) {
-        if let Err(error) = nft(self.0, "delete table ip mtl\n") {
+        if let Err(error) = (self.remove)(self.rig) {
             eprintln!("mountain-lab: rules were not removed: {error:#}");
         }
     }
-}
-
-fn nft(rig: &RouterRig, ruleset: &str) -> Result<()> {
-    let mut file = tempfile::NamedTempFile::new()?;
-    file.write_all(ruleset.as_bytes())?;
-    let path = file.path().display().to_string();
-    rig.router.run("nft", ["-f", &path]).map(drop)
 }

@@ -10,20 +10,19 @@ use std::thread;
 
 use anyhow::{anyhow, ensure, Context, Result};
 use mountain::redirect::{Backend, Rule};
-use mountain_lab::result::{Check, RunResult};
+use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::sys::enter_netns;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use serde_json::json;
 
 use super::contender::{self, Contender};
 use super::load::{OfferedLoad, FLOWS};
-use super::programs::{RigProgram, RigPrograms, MAX_FLOWS};
+use super::programs::{RigPrograms, MAX_FLOWS};
 use super::rig::{RouterRig, FIRST_PORT, ROUTER, SERVER};
 use super::rules;
 use super::segment::{LoadGenerators, LoadSegment};
-use super::{chosen, RedirectArgs, Row, Table, RETRIES};
+use super::{chosen, relative, RedirectArgs, Row, Table, RETRIES};
 use crate::driver::{CommonArgs, Experiment, Session};
 use crate::stopped;
 
@@ -56,10 +55,10 @@ fn from(i: usize) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from(address), (1_024 + i % PER_ADDRESS) as u16)
 }
 
-pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Result<Table> {
+pub fn run(args: &RedirectArgs, session: &mut Session) -> Result<Table> {
     let backends = chosen(&args.rows, &super::plain_ways()[1..])?;
     let count = args.common.quick_or(1_024, mountain::redirect::MAX_RULES);
-    result.environment.insert("rules".into(), json!(count));
+    session.result.note("rules", count);
     for way in backends {
         let Contender::Backend(backend) = way else {
             continue;
@@ -67,31 +66,22 @@ pub fn run(args: &RedirectArgs, session: &Session, result: &mut RunResult) -> Re
         session.message(&format!("{way}: adding {count} rules"));
         // Fresh hosts for each: no rule of another can be in the way.
         let rigs = [RouterRig::build("a")?, RouterRig::build("b")?];
-        let measured = one_backend(&rigs, backend, count, args, session, result);
-        if let Err(why) = measured.with_context(|| way.name())? {
-            result.refuse(way.name(), &why);
+        let measured = one_backend(&rigs, backend, count, args, session);
+        if let Err(why) = measured.with_context(|| way.to_string())? {
+            session.result.refuse(way.to_string(), &why);
         }
-        checks(result, way, count);
+        checks(&mut session.result, way, count);
     }
     Ok(Box::new(RunResult::table))
 }
 
 fn checks(result: &mut RunResult, way: Contender, count: usize) {
-    let found = result.metric(&way.name(), &format!("{SOME}_x"));
-    let (figure, interval) = match found {
-        Some(m) => (Some(m.median), format!(" [{:.2}-{:.2}]", m.lo, m.hi)),
-        None => (None, String::new()),
-    };
-    let name = format!("router time, {way}, {count} rules, {ACTIVE} in use{interval}");
-    let check = Check::at_most(&name, figure, MAX_OVER_ONE);
-    result.checks.push(check.relative_to("one rule"));
-    let (name, figure) = (
-        format!("ms to add a rule to {count}, {way}"),
-        result.median(&way.name(), "add_ms"),
-    );
-    result
-        .checks
-        .push(Check::at_most(&name, figure, MAX_ADD_MS));
+    let name = format!("router time, {way}, {count} rules, {ACTIVE} in use");
+    let found = result.metric(&way.to_string(), &format!("{SOME}_x"));
+    let check = relative(&name, found, MAX_OVER_ONE, "one rule");
+    result.checks.push(check);
+    let name = format!("ms to add a rule to {count}, {way}");
+    result.at_most(&name, result.median(&way.to_string(), "add_ms"), MAX_ADD_MS);
 }
 
 /// Measures one backend.
@@ -100,8 +90,7 @@ fn one_backend(
     backend: Backend,
     count: usize,
     args: &RedirectArgs,
-    session: &Session,
-    result: &mut RunResult,
+    session: &mut Session,
 ) -> Result<Row<()>> {
     let [one, all] = rigs;
     for rig in rigs {
@@ -128,12 +117,13 @@ fn one_backend(
         ensure!(!stopped(), "interrupted");
         took.push(rules::add_timed(all, &many(all, i), backend)?.as_secs_f64() * 1e3);
     }
-    result.put_values(&backend.to_string(), "add_ms", "ms", &took, adds as u64);
+    let (name, n) = (backend.to_string(), adds as u64);
+    session.result.put_values(&name, "add_ms", "ms", &took, n);
     // A thread of its own moves between the rigs' clients.
     let measured = thread::scope(|scope| {
         let run = || {
             let mut tables = Tables::new(rigs, backend, count, &args.common)?;
-            session.interleave(result, &mut tables)
+            session.interleave(&mut tables)
         };
         let joined = scope.spawn(run).join();
         joined.map_err(|_| anyhow!("the measurement panicked"))?
@@ -166,10 +156,7 @@ impl<'a> Tables<'a> {
         for rig in rigs {
             enter_netns(&rig.client.path())?;
             let programs = RigPrograms::load(rig, any)?;
-            let server = rig.server.index(&rig.server_dev)?;
-            for sink in [RigProgram::XdpSink, RigProgram::TcSink] {
-                sinks.push(programs.attach(sink, &rig.server, server)?);
-            }
+            sinks.extend(programs.sinks(rig)?);
             sources.push(LoadGenerators::new(programs, args.seed)?);
         }
         let mut rng = Pcg64Mcg::seed_from_u64(args.seed);

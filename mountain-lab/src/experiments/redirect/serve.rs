@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use mountain::host::socket_option;
 use socket2::SockRef;
 
 use crate::stopped;
@@ -43,14 +44,8 @@ pub struct Counted {
 pub fn listen(at: SocketAddr) -> Result<(UdpSocket, usize)> {
     let socket = UdpSocket::bind(at).with_context(|| format!("cannot listen at {at}"))?;
     let options = SockRef::from(&socket);
-    if mountain_lab::workload::sys::set_int_option(
-        &options,
-        libc::SOL_SOCKET,
-        libc::SO_RCVBUFFORCE,
-        RECEIVE_BUFFER as u32,
-    )
-    .is_err()
-    {
+    let (level, force) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
+    if socket_option::set(&socket, level, force, RECEIVE_BUFFER as u32).is_err() {
         options.set_recv_buffer_size(RECEIVE_BUFFER)?;
     }
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;

@@ -11,9 +11,8 @@ use anyhow::{ensure, Context, Result};
 use mountain::measure::cpu::means;
 use mountain::measure::runfile::{Cpu, RunFile};
 use mountain::report::table::{align, Words};
-use mountain_lab::result::{Check, RunResult};
+use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{put, Figures};
-use serde_json::json;
 
 use super::chart;
 use super::client::Trial;
@@ -46,24 +45,19 @@ impl Run {
 }
 
 /// `common`: with this part's own folder, where the chart goes.
-pub fn run(
-    args: &RedirectArgs,
-    common: &CommonArgs,
-    session: &Session,
-    result: &mut RunResult,
-) -> Result<Table> {
+pub fn run(args: &RedirectArgs, common: &CommonArgs, session: &mut Session) -> Result<Table> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
     let mib = common.quick_or(16, 512);
     let rig = RouterRig::build("")?;
     let (socket, buffer) = rig.server.enter(|| listen(TO.into()))?;
-    let mut note = |name: &str, value| result.environment.insert(name.into(), value);
-    note("pace_pps", json!(PPS));
-    note("payload_bytes", json!(PAYLOAD));
-    note("mib", json!(mib));
-    note("receive_buffer_bytes", json!(buffer));
+    let result = &mut session.result;
+    result.note("pace_pps", PPS);
+    result.note("payload_bytes", PAYLOAD);
+    result.note("mib", mib);
+    result.note("receive_buffer_bytes", buffer);
     for name in ["rmem_default", "rmem_max", "netdev_max_backlog"] {
         let value = fs::read_to_string(format!("/proc/sys/net/core/{name}")).unwrap_or_default();
-        note(&format!("net.core.{name}"), json!(value.trim()));
+        result.note(&format!("net.core.{name}"), value.trim());
     }
     let mut rows = UploadRows {
         rig: &rig,
@@ -74,7 +68,7 @@ pub fn run(
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| -> Result<()> {
         let server = scope.spawn(|| serve(&socket, &stop, |_, _| {}));
-        let done = session.interleave(result, &mut rows);
+        let done = session.interleave(&mut rows);
         stop.store(true, Ordering::Relaxed);
         let served = server
             .join()
@@ -84,13 +78,9 @@ pub fn run(
     let (ways, first) = (rows.ways, rows.first);
     let backends = ways.iter().filter(|w| matches!(w, Contender::Backend(_)));
     for way in backends {
-        let (name, figure) = (
-            format!("share delivered, {way}"),
-            result.median(&way.name(), "delivered"),
-        );
-        result
-            .checks
-            .push(Check::at_least(&name, figure, DELIVERED));
+        let result = &mut session.result;
+        let figure = result.median(&way.to_string(), "delivered");
+        result.at_least(&format!("share delivered, {way}"), figure, DELIVERED);
     }
     let chart = match first.is_empty() {
         true => String::new(),
@@ -117,7 +107,7 @@ impl Experiment for UploadRows<'_> {
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
-        self.ways.iter().map(|way| way.name()).collect()
+        self.ways.iter().map(Contender::to_string).collect()
     }
 
     fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Run>> {
@@ -142,7 +132,7 @@ impl Experiment for UploadRows<'_> {
     }
 
     fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Run>) {
-        let name = self.ways[side].name();
+        let name = self.ways[side].to_string();
         match row {
             Ok(run) => {
                 result.add(&name, repeat, &figures(&run));
@@ -163,7 +153,7 @@ fn one(rig: &RouterRig, way: Contender, trial: u32, mib: u64) -> Result<Run> {
         "upload --trials 1 --to {to} --mib {mib} --payload {PAYLOAD} --pps {PPS} --first-port {port}"
     );
     let mut command = Command::new(binary()?);
-    command.args(["cpu", "--label", &way.name(), "--out"]);
+    command.args(["cpu", "--label", &way.to_string(), "--out"]);
     command.arg(&cpu).args(["--", "nsenter"]);
     command.arg(format!("--net={}", rig.client.path().display()));
     command.arg("--").arg(std::env::current_exe()?);

@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn names_are_read_and_wrong_ones_refused() {
         for policy in [ComparedPolicy::Late60, ComparedPolicy::Banded100] {
-            let kind = ChooserKind::parse(policy.name()).unwrap();
+            let kind = ChooserKind::parse(&policy.name()).unwrap();
             assert_eq!(kind, ChooserKind::Oracle(policy.bound().unwrap()));
         }
         assert_eq!(ChooserKind::parse("path1").unwrap(), ChooserKind::Only(1));

@@ -61,7 +61,7 @@ pub fn compare(folder: &Path, seed: u64) -> Result<String> {
         let playback = path.playback.clone();
         let playback =
             playback.with_context(|| format!("path {} plays no recording", path.name))?;
-        Ok(PathTrace::Looped(playback, index))
+        Ok(PathTrace::Recorded(playback, index))
     });
     let window = Window {
         length_us: (scenario.segment_seconds() * 1e6) as u64,

@@ -116,7 +116,7 @@ pub struct Table {
 }
 
 /// Geometric means over recordings of the ratios to [`REFERENCE`].
-#[derive(Serialize)]
+#[derive(Deserialize, Serialize)]
 struct Ratio {
     policy: String,
     p99: Option<f64>,
@@ -124,16 +124,19 @@ struct Ratio {
     moves_per_flow_minute: f64,
 }
 
-#[derive(Serialize)]
-struct Report {
-    schema: &'static str,
-    version: &'static str,
-    half: Half,
+/// What `--out` writes.
+#[derive(Deserialize, Serialize)]
+pub struct Report {
+    schema: String,
+    pub version: String,
+    pub half: Half,
     joined: bool,
+    /// Once there was no choice.
+    #[serde(default)]
     stalls: Stalls,
-    seed: u64,
-    tables: Vec<Table>,
-    reference: &'static str,
+    pub seed: u64,
+    pub tables: Vec<Table>,
+    reference: String,
     ratios: Vec<Ratio>,
 }
 
@@ -204,14 +207,14 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         .map(|name| Ok((ChooserKind::parse(&name)?, name)))
         .collect::<Result<Vec<_>>>()?;
     let mut report = Report {
-        schema: "mountain-replay-2",
-        version: env!("CARGO_PKG_VERSION"),
+        schema: "mountain-replay-2".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
         half: args.half,
         joined: args.joined,
         stalls: args.stalls,
         seed: args.seed,
         tables: Vec::new(),
-        reference: REFERENCE,
+        reference: REFERENCE.to_owned(),
         ratios: Vec::new(),
     };
     for source in &sources {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::made::{self, MadePath};
 use crate::recording::playback::Playback;
-use crate::recording::{Played, Recording, Stalls};
+use crate::recording::{Recording, Stalls};
 use crate::scenario::schedule::Schedule;
 
 /// What one path does to what is sent over it. Times are µs since the window's begin, delays are
@@ -13,9 +13,7 @@ use crate::scenario::schedule::Schedule;
 #[derive(Clone, Debug)]
 pub enum PathTrace {
     /// A recording; the path's index.
-    Recorded(Played, usize),
-    /// A recording as `run` plays it; the path's index.
-    Looped(Playback, usize),
+    Recorded(Playback, usize),
     /// Drawn for a scenario; the path's index.
     Scheduled(Rc<Schedule>, usize),
     Made(MadePath),
@@ -37,7 +35,6 @@ impl PathTrace {
     fn draw(&self, at_us: u64, kind: u64) -> Option<u32> {
         match self {
             PathTrace::Recorded(played, index) => drawn(played.at(at_us), *index, at_us, kind),
-            PathTrace::Looped(playback, index) => drawn(playback.at(at_us), *index, at_us, kind),
             PathTrace::Scheduled(schedule, path) => {
                 let trip = schedule.trip(*path, *path, at_us as i64);
                 trip.map(|trip| trip.rtt_us())
@@ -55,7 +52,6 @@ impl PathTrace {
     pub fn expected_us(&self, at_us: u64) -> u32 {
         match self {
             PathTrace::Recorded(played, _) => expected_us(played.at(at_us)),
-            PathTrace::Looped(playback, _) => expected_us(playback.at(at_us)),
             PathTrace::Scheduled(..) => self.packet(at_us).unwrap_or(u32::MAX),
             PathTrace::Made(path) => path.expected_us(at_us),
             PathTrace::Joined(parts) => match part_at(parts, at_us) {
@@ -108,7 +104,9 @@ impl Input {
             Window {
                 length_us: w.length_us,
                 paths: paths
-                    .map(|(index, series)| PathTrace::Recorded(Played::new(series, stalls), index))
+                    .map(|(index, series)| {
+                        PathTrace::Recorded(Playback::whole(series, stalls), index)
+                    })
                     .collect(),
             }
         };

@@ -35,10 +35,9 @@ pub fn finish(
     args: &RunArgs,
     scenario: &Scenario,
     segments: &[PolicySegment],
-    session: Session,
-    result: &mut RunResult,
+    mut session: Session,
 ) -> Result<ExitCode> {
-    let seed = args.common.seed;
+    let (seed, result) = (args.common.seed, &mut session.result);
     let mut samples = PlotData {
         paths: scenario.paths.iter().map(|p| p.name.clone()).collect(),
         ..PlotData::default()
@@ -57,17 +56,17 @@ pub fn finish(
             pooled.add(scenario, &schedule, segment, &packets);
             samples
                 .segments
-                .push(drawn(segment.policy.name(), segment, packets));
+                .push(drawn(&segment.policy.name(), segment, packets));
         }
     }
     pooled.put(result);
     emulator_metrics(result, segments, seed);
     describe(scenario, segments, result)?;
     result.evaluate(&scenario.checks);
-    session.judge(result, &least(args)?);
+    let result = session.judge(&least(args)?);
     let out = args.out();
     let path = result.write(&out)?;
-    let page = write_html(result, &samples, &out)?;
+    let page = write_html(&result, &samples, &out)?;
     print!("{}", result.table());
     println!("\nwritten: {} and {}", path.display(), page.display());
     ensure!(
@@ -107,8 +106,8 @@ fn put_bounds(
         let packets = bounded(bound);
         let mut bound_figures = game_figures(&packets, best, paths);
         bound_figures.extend(moves(&packets, &first.measured));
-        result.add(policy.name(), repeat, &bound_figures);
-        samples.segments.push(drawn(policy.name(), first, packets));
+        result.add(&policy.name(), repeat, &bound_figures);
+        samples.segments.push(drawn(&policy.name(), first, packets));
     }
     best
 }
@@ -127,15 +126,14 @@ fn put_segment(
     if has_sessions(scenario) {
         own.extend(session_figures(segment, schedule).0);
     }
-    result.add(segment.policy.name(), segment.repeat, &own);
+    result.add(&segment.policy.name(), segment.repeat, &own);
 }
 
 /// What was run, into the result's environment.
 fn describe(scenario: &Scenario, segments: &[PolicySegment], result: &mut RunResult) -> Result<()> {
-    let environment = &mut result.environment;
-    environment.insert("scenario".into(), serde_json::to_value(scenario)?);
+    result.note("scenario", serde_json::to_value(scenario)?);
     if segments.iter().any(|s| s.policy != ComparedPolicy::None) {
-        environment.insert("notes".into(), vec![ONE_DAEMON].into());
+        result.note("notes", [ONE_DAEMON]);
     }
     let details = segments.iter().map(|s| {
         serde_json::json!({
@@ -144,7 +142,7 @@ fn describe(scenario: &Scenario, segments: &[PolicySegment], result: &mut RunRes
             "status": s.status, "explain": s.explain, "foreign": s.seen.loads,
         })
     });
-    environment.insert("segments".into(), details.collect());
+    result.note("segments", details.collect::<Value>());
     Ok(())
 }
 
@@ -185,7 +183,7 @@ fn path_event(repeat: u32, event: &ScheduledEvent) -> PathEvent {
         from_ns: event.start_us as u64 * 1000,
         until_ns: event.end_us as u64 * 1000,
         path: event.path as u8,
-        kind: event.kind.name().into(),
+        kind: crate::name_of(&event.kind),
     }
 }
 

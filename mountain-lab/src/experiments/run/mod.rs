@@ -151,7 +151,7 @@ impl Experiment for Scenes<'_> {
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
-        self.policies.iter().map(|p| p.name().to_owned()).collect()
+        self.policies.iter().map(|p| p.name()).collect()
     }
 
     fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<PolicySegment> {
@@ -188,7 +188,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let scenario = adjusted(args)?;
     let out = args.out();
     std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
-    let (session, mut result) = Session::begin(&scenario.name, &args.common, scenario.repeats, 0);
+    let mut session = Session::begin(&scenario.name, &args.common, scenario.repeats, 0);
     session.message("building hosts");
     let hosts = Hosts::build(&scenario)?;
     let own = scenario.topology.has_own_addresses();
@@ -216,10 +216,10 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         far,
         segments: vec![],
     };
-    session.interleave(&mut result, &mut scenes)?;
+    session.interleave(&mut scenes)?;
     let segments = std::mem::take(&mut scenes.segments);
     drop(scenes);
-    evaluate::finish(args, &scenario, &segments, session, &mut result)
+    evaluate::finish(args, &scenario, &segments, session)
 }
 
 /// The scenario with the command line's changes.
@@ -300,7 +300,7 @@ impl Scenes<'_> {
         );
         wait_until(start_ns, None)?;
         let (cpu, emulator_cpu, product_cpu) = (
-            busy_ticks()?,
+            machine_ticks()?,
             self.emulator.cpu_seconds(),
             product.cpu_seconds(),
         );
@@ -310,7 +310,7 @@ impl Scenes<'_> {
         wait_until(end_ns, Some((session, start_ns)))?;
 
         let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
-        let (busy, all) = busy_ticks()?;
+        let (busy, all) = machine_ticks()?;
         let (status, explain, moves) = (
             product.query(&["status", "--json"])?,
             product.query(&["explain", "--last", "1000", "--json"])?,
@@ -379,14 +379,6 @@ fn wait_until(end_ns: u64, bar: Option<(&Session, u64)>) -> Result<()> {
         }
         std::thread::sleep(Duration::from_nanos((end_ns - now).min(100_000_000)));
     }
-}
-
-/// Busy and all CPU ticks of the machine since boot.
-fn busy_ticks() -> Result<(u64, u64)> {
-    let ticks = machine_ticks()?;
-    let all: u64 = ticks.iter().sum();
-    // Idle and waiting for I/O.
-    Ok((all - ticks[3] - ticks[4], all))
 }
 
 #[cfg(test)]

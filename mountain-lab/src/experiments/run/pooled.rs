@@ -48,7 +48,7 @@ impl Pooled {
         let mut put = |policy: &ComparedPolicy, figures: Figures| {
             for (name, f) in figures {
                 let metric = Metric::single(f.unit, f.value, f.n);
-                result.put(policy.name(), &name, metric);
+                result.put(&policy.name(), &name, metric);
             }
         };
         for (policy, leaves) in self.leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {

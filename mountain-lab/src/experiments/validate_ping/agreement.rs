@@ -27,26 +27,15 @@ const REFERENCE_PROBES: usize = 100;
 /// Far-apart probes are for the path; the loopback takes them faster.
 const LOOPBACK_INTERVAL: Duration = Duration::from_millis(4);
 
-/// How long and how often.
-pub struct AgreementPlan {
-    /// A multiple of four, so that each of four tools takes each place equally often.
-    pub rounds: u32,
-    pub block: usize,
+/// Repeats and steps. A multiple of four, so that each of four tools takes each place equally often.
+pub fn extent(args: &CommonArgs) -> (u32, u64) {
+    let rounds = args.quick_or(4, 20);
+    (rounds, u64::from(rounds) * 7)
 }
 
-impl AgreementPlan {
-    pub fn new(args: &CommonArgs) -> Self {
-        AgreementPlan {
-            rounds: args.quick_or(4, 20),
-            // Some more than 10,000 in all, for those that get lost or that irtt leaves out.
-            block: args.quick_or(100, 520),
-        }
-    }
-
-    /// Repeats and steps.
-    pub fn extent(&self) -> (u32, u64) {
-        (self.rounds, u64::from(self.rounds) * 7)
-    }
+/// Probes of a block: some more than 10,000 in all, for those that get lost or that irtt leaves out.
+fn probes(args: &CommonArgs) -> usize {
+    args.quick_or(100, 520)
 }
 
 /// The blocks of one tool, one a round.
@@ -69,11 +58,11 @@ pub fn run(bench: &mut Validation) -> Result<()> {
         bench.session.say(missing);
     }
     let versions: Vec<String> = tools.iter().filter_map(|t| t.version()).collect();
-    let environment = &mut bench.result.environment;
-    environment.insert("tools".into(), json!({ "versions": versions }));
+    let tools_json = json!({ "versions": versions });
+    bench.session.result.note("tools", tools_json);
     let measured = measure(bench, &tools)?;
     emulator(bench, &measured.errors);
-    let result = &mut bench.result;
+    let result = &mut bench.session.result;
     for (place, series) in [("", &measured.path), ("loopback ", &measured.loopback)] {
         for (tool, blocks) in series.iter() {
             let name = format!("{place}{}", tool.name());
@@ -86,9 +75,9 @@ pub fn run(bench: &mut Validation) -> Result<()> {
 }
 
 fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
-    let plan = AgreementPlan::new(bench.args);
+    let (rounds, _) = extent(bench.args);
     let block = Block {
-        count: plan.block,
+        count: probes(bench.args),
         ..Block::default()
     };
     let fast = Block {
@@ -107,7 +96,7 @@ fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
     let mut path: Vec<Series> = tools.iter().map(empty).collect();
     let mut loopback = vec![empty(&Tool::MountainIcmp), empty(&Tool::Ping)];
     let mut errors = vec![];
-    for round in 0..plan.rounds {
+    for round in 0..rounds {
         one_round(bench, "path", &mut path, round, |tool| {
             // The same delays for each tool of a round.
             lane.play(round)?;
@@ -186,7 +175,7 @@ fn emulator(bench: &mut Validation, errors: &[Vec<f64>]) {
         };
         let values = errors.iter().map(at).collect();
         let metric = Metric::of_repeats("us", values, n, bench.args.seed);
-        bench.result.emulator.insert(name.into(), metric);
+        bench.session.result.emulator.insert(name.into(), metric);
     }
 }
 
@@ -245,10 +234,10 @@ mod tests {
 
     #[test]
     fn each_of_four_tools_can_take_each_place_equally_often() {
-        let plan = |quick| AgreementPlan::new(&CommonArgs::test(quick));
-        let (quick, full) = (plan(true), plan(false));
-        assert!(quick.rounds.is_multiple_of(4) && full.rounds.is_multiple_of(4));
-        assert!(full.rounds as usize * full.block > LEAST as usize);
+        let [quick, full] = [true, false].map(CommonArgs::test);
+        let rounds = |args: &CommonArgs| extent(args).0;
+        assert!(rounds(&quick).is_multiple_of(4) && rounds(&full).is_multiple_of(4));
+        assert!(rounds(&full) as usize * probes(&full) > LEAST as usize);
     }
 
     #[test]

@@ -23,33 +23,20 @@ const SHARE: f64 = 0.1;
 /// A smaller rise of user space's p99 is no disturbance to be kept out, µs.
 const LEAST_RISE_US: f64 = 100.0;
 
-/// How long and how often.
-pub struct HogPlan {
-    pub rounds: u32,
-    pub block: usize,
-}
-
-impl HogPlan {
-    pub fn new(args: &CommonArgs) -> Self {
-        HogPlan {
-            rounds: args.quick_or(4, 12),
-            block: args.quick_or(200, 500),
-        }
-    }
-
-    /// Repeats and steps.
-    pub fn extent(&self) -> (u32, u64) {
-        (self.rounds, u64::from(self.rounds) * 2)
-    }
+/// Repeats and steps.
+pub fn extent(args: &CommonArgs) -> (u32, u64) {
+    let rounds = args.quick_or(4, 12);
+    (rounds, u64::from(rounds) * 2)
 }
 
 const NAMES: [&str; 2] = ["pinned alone", "pinned beside a hog"];
 
 pub fn run(bench: &mut Validation) -> Result<()> {
-    let (plan, seed) = (HogPlan::new(bench.args), bench.args.seed);
+    let (rounds, _) = extent(bench.args);
+    let seed = bench.args.seed;
     let cpu = last_cpu()?;
     let block = Block {
-        count: plan.block,
+        count: bench.args.quick_or(200, 500),
         cpu: Some(cpu),
         ..Block::default()
     };
@@ -61,11 +48,11 @@ pub fn run(bench: &mut Validation) -> Result<()> {
     let lane = Lane::build(&[delay], block.seconds(), seed)?;
     let dir = bench.scratch.path().to_owned();
     let session = &bench.session;
-    let blocks = session.rounds("a ping", &NAMES, plan.rounds, |side, _| {
+    let blocks = session.rounds("a ping", &NAMES, rounds, |side, _| {
         let _hog = (side == 1).then(|| hog(cpu)).transpose()?;
         Tool::MountainIcmp.measure(lane.client(), lane.target(0), &block, &dir)
     })?;
-    let result = &mut bench.result;
+    let result = &mut bench.session.result;
     for (name, blocks) in NAMES.iter().zip(&blocks) {
         let metrics = metrics(blocks, seed);
         result.policies.insert(name.to_string(), metrics);
@@ -86,8 +73,7 @@ pub fn run(bench: &mut Validation) -> Result<()> {
     result.checks.push(check(kernel, user, user_rounds.lo));
     result.put(NAMES[1], "rise_p99_us", kernel_rounds);
     result.put(NAMES[1], "rise_user_p99_us", user_rounds);
-    let environment = &mut result.environment;
-    environment.insert("hog".into(), json!({ "cpu": cpu }));
+    result.note("hog", json!({ "cpu": cpu }));
     Ok(())
 }
 

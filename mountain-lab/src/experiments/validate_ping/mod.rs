@@ -9,11 +9,9 @@ mod verdicts;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use mountain_lab::result::RunResult;
-use serde_json::json;
 use tempfile::TempDir;
 
-use crate::driver::{foreign_ticks, CommonArgs, Session};
+use crate::driver::{CommonArgs, ForeignLoad, Session};
 use crate::experiments::probing::lane::Delay;
 
 /// Of the result, and of its folder.
@@ -48,13 +46,24 @@ enum ValidationPart {
     Verdicts,
 }
 
+impl ValidationPart {
+    /// Its repeats and steps, and what measures it.
+    fn plan(self, args: &CommonArgs) -> ((u32, u64), fn(&mut Validation) -> Result<()>) {
+        match self {
+            Self::Agreement => (agreement::extent(args), agreement::run),
+            Self::Hog => (hog::extent(args), hog::run),
+            Self::Size => (size::extent(args), size::run),
+            Self::Verdicts => (verdicts::extent(args), verdicts::run),
+        }
+    }
+}
+
 /// What the parts share.
 struct Validation<'a> {
     args: &'a CommonArgs,
     session: Session,
     /// For files under way.
     scratch: TempDir,
-    result: RunResult,
 }
 
 /// `mountain-lab validate-ping`.
@@ -66,46 +75,25 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
         eprintln!("`mountain-lab bars` is now `mountain-lab {NAME}`");
     }
     let common = &args.common;
-    let extents = args.only.iter().map(|part| match part {
-        ValidationPart::Agreement => agreement::AgreementPlan::new(common).extent(),
-        ValidationPart::Hog => hog::HogPlan::new(common).extent(),
-        ValidationPart::Size => size::SizePlan::new(common).extent(),
-        ValidationPart::Verdicts => verdicts::VerdictsPlan::new(common).extent(),
-    });
+    let parts: Vec<_> = args.only.iter().map(|part| part.plan(common)).collect();
     // The most repeats of any, and all steps.
-    let (repeats, steps) = extents.fold((0, 0), |(repeats, steps), (r, s)| {
-        (r.max(repeats), s + steps)
-    });
-    let (session, result) = Session::begin(NAME, common, repeats, steps);
+    let repeats = parts.iter().map(|((repeats, _), _)| *repeats).max();
+    let steps = parts.iter().map(|((_, steps), _)| steps).sum();
+    let session = Session::begin(NAME, common, repeats.unwrap_or(0), steps);
     let mut bench = Validation {
         args: common,
         session,
         scratch: tempfile::tempdir().context("no folder for files under way")?,
-        result,
     };
-    for part in &args.only {
-        let (started, busy) = (std::time::Instant::now(), foreign_ticks());
-        let run: fn(&mut Validation) -> Result<()> = match part {
-            ValidationPart::Agreement => agreement::run,
-            ValidationPart::Hog => hog::run,
-            ValidationPart::Size => size::run,
-            ValidationPart::Verdicts => verdicts::run,
-        };
-        let name = format!("{part:?}").to_lowercase();
+    for (part, (_, run)) in args.only.iter().zip(parts) {
+        let others = ForeignLoad::watch();
+        let name = crate::name_of(part);
         run(&mut bench).with_context(|| name.clone())?;
-        if let (Some(before), Some(after)) = (busy, foreign_ticks()) {
-            // The programs measured and the emulator are among them: for runs held against
-            // each other.
-            let ticks = after.saturating_sub(before) as f64;
-            let cores = ticks / 100.0 / started.elapsed().as_secs_f64();
+        if let Some(cores) = others.cores() {
+            // For runs held against each other.
             let name = format!("{name}_busy_cores");
-            bench.result.environment.insert(name, json!(cores));
+            bench.session.result.note(&name, cores);
         }
     }
-    let Validation {
-        session,
-        mut result,
-        ..
-    } = bench;
-    session.finish(&mut result, common, args.check, &[])
+    bench.session.finish(common, args.check, &[])
 }

@@ -25,24 +25,10 @@ const MAX_SECONDS: f64 = 10.0;
 const MAX_RSS: f64 = 500e6;
 const MAX_PAGE: f64 = 2e6;
 
-/// How long and how often.
-pub struct SizePlan {
-    pub samples: usize,
-    pub repeats: u32,
-}
-
-impl SizePlan {
-    pub fn new(args: &CommonArgs) -> Self {
-        SizePlan {
-            samples: args.quick_or(20_000, 1_000_000),
-            repeats: args.quick_or(1, 3),
-        }
-    }
-
-    /// Repeats and steps.
-    pub fn extent(&self) -> (u32, u64) {
-        (self.repeats, 2 + u64::from(self.repeats) * 2)
-    }
+/// Repeats and steps.
+pub fn extent(args: &CommonArgs) -> (u32, u64) {
+    let repeats = args.quick_or(1, 3);
+    (repeats, 2 + u64::from(repeats) * 2)
 }
 
 /// What a program took.
@@ -53,26 +39,25 @@ struct Usage {
 }
 
 pub fn run(bench: &mut Validation) -> Result<()> {
-    let plan = SizePlan::new(bench.args);
-    let (session, result) = (&bench.session, &mut bench.result);
+    let samples = bench.args.quick_or(20_000, 1_000_000);
+    let (repeats, _) = extent(bench.args);
+    let session = &mut bench.session;
     let dir = bench.scratch.path().to_owned();
     let files = ["a.json", "b.json"].map(|name| dir.join(name));
     for (i, file) in files.iter().enumerate() {
-        session.step(&format!("writing {} samples", plan.samples))?;
-        synthetic(plan.samples, bench.args.seed.wrapping_add(i as u64)).write(file)?;
+        session.step(&format!("writing {samples} samples"))?;
+        synthetic(samples, bench.args.seed.wrapping_add(i as u64)).write(file)?;
     }
     let version = Tool::MountainIcmp.version().context("no mountain to run")?;
     let optimised = optimised(&version);
     let profile = if optimised { "release" } else { "dev" };
-    result.environment.insert(
-        "size".into(),
-        json!({ "samples": plan.samples, "profile": profile, "version": version }),
-    );
+    let size = json!({ "samples": samples, "profile": profile, "version": version });
+    session.result.note("size", size);
     let out = dir.join("report");
-    let n = plan.samples as u64 * 2;
+    let n = samples as u64 * 2;
     for name in ["compare", "report"] {
         let mut usages = vec![];
-        for _ in 0..plan.repeats {
+        for _ in 0..repeats {
             session.step(&format!("mountain {name}"))?;
             let mut command = Command::new(binary()?);
             command.arg(name).args(&files);
@@ -84,21 +69,20 @@ pub fn run(bench: &mut Validation) -> Result<()> {
         let of = |value: fn(&Usage) -> f64| usages.iter().map(value).collect::<Vec<f64>>();
         let (seconds, rss) = (of(|u| u.seconds), of(|u| u.rss));
         let policy = format!("mountain {name}");
+        let result = &mut session.result;
         result.put_values(&policy, "seconds", "s", &seconds, n);
         result.put_values(&policy, "max_rss_bytes", "bytes", &rss, n);
         // The worst of them: the promise is no median.
         let worst = |values: Vec<f64>| values.into_iter().reduce(f64::max);
         result.checks.push(time(name, worst(seconds), optimised));
         let what = format!("memory of `mountain {name}`, bytes");
-        let check = Check::at_most(&what, worst(rss), MAX_RSS);
-        result.checks.push(check);
+        result.at_most(&what, worst(rss), MAX_RSS);
     }
     let page = std::fs::metadata(out.join("index.html"))?.len() as f64;
     let metric = Metric::single("bytes", page, n);
-    result.put("mountain report", "page_bytes", metric);
+    session.result.put("mountain report", "page_bytes", metric);
     let what = "page of `mountain report`, bytes";
-    let check = Check::at_most(what, Some(page), MAX_PAGE);
-    result.checks.push(check);
+    session.result.at_most(what, Some(page), MAX_PAGE);
     Ok(())
 }
 

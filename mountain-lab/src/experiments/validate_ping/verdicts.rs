@@ -12,11 +12,10 @@ use mountain::measure::compare::{compare, CompareOptions, Comparison, Side};
 use mountain::measure::runfile::RunFile;
 use mountain::measure::stats::quantile;
 use mountain::measure::verdict::RowVerdict;
-use mountain_lab::result::{Check, RunResult};
+use mountain_lab::result::RunResult;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, Normal};
 use rand_pcg::Pcg64;
-use serde_json::json;
 
 use super::Validation;
 use crate::driver::CommonArgs;
@@ -32,7 +31,7 @@ const SETTLE: usize = 6;
 const MADE_UP: usize = 1_000;
 
 /// How much of each.
-pub struct VerdictsPlan {
+struct VerdictsPlan {
     /// Pairs of each kind that is recorded, and A/Bs cut out of each long recording.
     recorded: u64,
     made_up: u64,
@@ -43,7 +42,7 @@ pub struct VerdictsPlan {
 }
 
 impl VerdictsPlan {
-    pub fn new(args: &CommonArgs) -> Self {
+    fn new(args: &CommonArgs) -> Self {
         VerdictsPlan {
             recorded: args.quick_or(4, 100),
             made_up: args.quick_or(20, 200),
@@ -56,16 +55,16 @@ impl VerdictsPlan {
             half: args.quick_or(50, 375),
         }
     }
+}
 
-    /// Repeats and steps.
-    pub fn extent(&self) -> (u32, u64) {
-        (1, 6 + 2 * (self.recorded + 1))
-    }
+/// Repeats and steps.
+pub fn extent(args: &CommonArgs) -> (u32, u64) {
+    (1, 6 + 2 * (VerdictsPlan::new(args).recorded + 1))
 }
 
 pub fn run(bench: &mut Validation) -> Result<()> {
     let plan = VerdictsPlan::new(bench.args);
-    let (session, result) = (&bench.session, &mut bench.result);
+    let session = &mut bench.session;
     // Seeds that nothing was chosen by.
     let first = 1_000_000 + bench.args.seed * 100_000;
     let seeds = |n: u64| first..first + n;
@@ -76,7 +75,7 @@ pub fn run(bench: &mut Validation) -> Result<()> {
             judge(a, b, false)
         });
         let rates = Rates::of(pairs)?;
-        rates.report(&format!("compare, {name}"), result);
+        rates.report(&format!("compare, {name}"), &mut session.result);
     }
     session.step("power")?;
     let path = |seed| queues(MADE_UP, seed);
@@ -85,16 +84,14 @@ pub fn run(bench: &mut Validation) -> Result<()> {
         judge(vec![made_up(a)], vec![later(&b, 5e3)], false)
     }))?;
     let what = "`compare` finds 5 ms more on a path of 20 ms";
-    let check = Check::at_least(what, Some(found.headline), 0.9);
-    result.checks.push(check);
+    session.result.at_least(what, Some(found.headline), 0.9);
     for (name, series) in MODELS {
         let found = Rates::of(seeds(plan.power).map(|seed| {
             let delays = series(2 * ROUNDS * 500, seed);
             ab(&delays, 0.1)
         }))?;
         let what = format!("`ab` finds 10% of the median more, {name}");
-        let check = Check::at_least(&what, Some(found.headline), 0.8);
-        result.checks.push(check);
+        session.result.at_least(&what, Some(found.headline), 0.8);
     }
     recorded(bench, &plan)
 }
@@ -102,7 +99,7 @@ pub fn run(bench: &mut Validation) -> Result<()> {
 /// Pairs and long recordings of loopback and of a veth with a neighbour that floods now and then.
 fn recorded(bench: &mut Validation, plan: &VerdictsPlan) -> Result<()> {
     let net = Net::build()?;
-    let (session, result) = (&bench.session, &mut bench.result);
+    let session = &mut bench.session;
     let targets: [(&str, IpAddr); 2] = [
         ("loopback", [127, 0, 0, 1].into()),
         ("busy veth", THERE.into()),
@@ -129,10 +126,11 @@ fn recorded(bench: &mut Validation, plan: &VerdictsPlan) -> Result<()> {
         abs.extend(pieces.clone().map(|piece| ab(piece, 0.0)));
         let found = Rates::of(pieces.map(|piece| ab(piece, 0.1)))?;
         let (policy, found) = (format!("ab, {name}"), [found.headline]);
-        result.put_values(&policy, "found_10_percent", "ratio", &found, plan.recorded);
+        let (name, result) = ("found_10_percent", &mut session.result);
+        result.put_values(&policy, name, "ratio", &found, plan.recorded);
     }
-    Rates::of(pairs.into_iter())?.report("compare, recorded", result);
-    Rates::of(abs.into_iter())?.report("ab, recorded", result);
+    Rates::of(pairs.into_iter())?.report("compare, recorded", &mut session.result);
+    Rates::of(abs.into_iter())?.report("ab, recorded", &mut session.result);
     Ok(())
 }
 
@@ -184,16 +182,14 @@ impl Rates {
             ("the headline", self.headline, 0.07),
         ] {
             let what = format!("{name}: equal called different, {what}");
-            let check = Check::at_most(&what, Some(rate), limit);
-            result.checks.push(check);
+            result.at_most(&what, Some(rate), limit);
         }
         let all = self.rows.iter().map(|(row, rate)| (row.as_str(), *rate));
         for (row, rate) in all.chain([("headline", self.headline)]) {
             let row = format!("false_{row}");
             result.put_values(name, &row, "ratio", &[rate], self.pairs);
         }
-        let environment = &mut result.environment;
-        environment.insert(format!("{name}: pairs"), json!(self.pairs));
+        result.note(&format!("{name}: pairs"), self.pairs);
     }
 }
 
