@@ -64,7 +64,8 @@ impl CommonArgs {
 pub struct Session {
     /// Takes what is measured.
     pub result: RunResult,
-    quick: bool,
+    /// As the user has them.
+    pub args: CommonArgs,
     name: String,
     bar: ProgressBar,
     others: ForeignLoad,
@@ -120,7 +121,7 @@ impl Session {
         bar.set_prefix(name.to_owned());
         Session {
             result,
-            quick: args.quick,
+            args: args.clone(),
             name: name.to_owned(),
             bar,
             others: ForeignLoad::watch(),
@@ -260,13 +261,8 @@ impl Session {
     ///
     /// # Errors
     /// The result cannot be written.
-    pub fn finish(
-        self,
-        args: &CommonArgs,
-        check: bool,
-        least: &[(&str, f64, f64)],
-    ) -> Result<ExitCode> {
-        self.finish_as(args, check, least, RunResult::table)
+    pub fn finish(self, check: bool, least: &[(&str, f64, f64)]) -> Result<ExitCode> {
+        self.finish_as(check, least, RunResult::table)
     }
 
     /// The same with a table of one's own.
@@ -275,12 +271,11 @@ impl Session {
     /// The result cannot be written.
     pub fn finish_as(
         self,
-        args: &CommonArgs,
         check: bool,
         least: &[(&str, f64, f64)],
         table: impl FnOnce(&RunResult) -> String,
     ) -> Result<ExitCode> {
-        let out = args.out(&self.name);
+        let out = self.args.out(&self.name);
         let result = self.judge(least);
         print!("{}", table(&result));
         println!("{}", result.write(&out)?.display());
@@ -293,7 +288,7 @@ impl Session {
         if let Some(cores) = self.others.cores() {
             self.result.note("foreign_cpu_cores", cores);
         }
-        self.result.judge(too_short(self.quick, least));
+        self.result.judge(too_short(self.args.quick, least));
         self.result
     }
 }

@@ -151,18 +151,6 @@ impl BulkReport {
             .sum();
         bytes as f64 * 8e9 / ((last - first) as f64 * BUCKET_NS as f64)
     }
-
-    /// Segments that were overtaken because their flow changed its path.
-    pub fn reordered_by_moves(&self) -> usize {
-        let across = |f: &FlowReport| {
-            f.trace
-                .reorderings
-                .iter()
-                .filter(|r| r.across_paths)
-                .count()
-        };
-        self.flows.iter().map(across).sum()
-    }
 }
 
 struct ServerFlow {

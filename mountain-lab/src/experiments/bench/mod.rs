@@ -142,7 +142,7 @@ pub fn cost(args: &CostArgs) -> Result<ExitCode> {
     for part in parts.filter(|part| args.only.contains(part)) {
         part.measure(&mut run, &rig)?;
     }
-    run.session.finish(&args.common, args.check, &[])
+    run.session.finish(args.check, &[])
 }
 
 /// Differences within pairs.

@@ -216,7 +216,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     })?;
     CcCost { empty, acks, flows }.put(&who, softirqs, &mut session.result);
     let least = [("pairs", pairs.into(), PAIRS.into())];
-    session.finish(&args.common, args.check, &least)
+    session.finish(args.check, &least)
 }
 
 /// What was measured, before it is put into a result. Of two: mountain, and the object in pass-through mode.

@@ -288,7 +288,7 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     result.checks.extend(no_braking);
     let measured = result.clone();
     let least = [("repeats", repeats.into(), REPEATS.into())];
-    let code = session.finish(&args.common, args.check, &least)?;
+    let code = session.finish(args.check, &least)?;
     let out = args.common.out("cc");
     for plot in plots::write(&out, &measured, &cells, &args.cc, &steps)? {
         println!("{}", plot.display());

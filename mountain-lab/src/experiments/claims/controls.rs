@@ -61,7 +61,7 @@ pub fn steps() -> u64 {
 /// Runs the controls.
 pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
     let block = bench.block();
-    let mut lane = Lane::build(&PATHS, block.seconds() + 2.0, bench.seed)?;
+    let mut lane = Lane::build(&PATHS, block.seconds() + 2.0, bench.session.args.seed)?;
     let dir = bench.scratch.path().to_owned();
     let mut controls = vec![];
     for (i, spec) in SPECS.iter().enumerate() {

@@ -30,7 +30,7 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     for cc in SIDES {
         sides.push(Available::new(cc).with_context(|| cc.name())?);
     }
-    let (seed, quick) = (bench.seed, bench.quick);
+    let (seed, quick) = (bench.session.args.seed, bench.session.args.quick);
     let pairs = bench.pairs(4, SIDES.map(Cc::name), |side, attempt| {
         let seed = seed.wrapping_mul(1_000).wrapping_add(attempt.into());
         let segment = rig.run(&cell, &mut sides[side], seed, quick)?;

@@ -43,7 +43,7 @@ pub fn local(bench: &mut Bench) -> Result<ClaimVerdict> {
 /// Claim 2: over two emulated paths of the same cost.
 pub fn wan(bench: &mut Bench) -> Result<ClaimVerdict> {
     let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
-    let mut lane = Lane::build(&[WAN; 2], block.seconds() + 2.0, bench.seed)?;
+    let mut lane = Lane::build(&[WAN; 2], block.seconds() + 2.0, bench.session.args.seed)?;
     let mut number = 0;
     let switches = Switches::hold(Some(lane.client()), &[METRICS, SCORE])?;
     let measure = || {

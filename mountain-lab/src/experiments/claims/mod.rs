@@ -43,8 +43,6 @@ pub struct ClaimsArgs {
 
 /// What tests of claims share.
 pub struct Bench {
-    pub quick: bool,
-    pub seed: u64,
     /// For files under way.
     pub scratch: TempDir,
     /// Its result's repeats are the most rounds that anything here takes.
@@ -54,8 +52,6 @@ pub struct Bench {
 impl Bench {
     fn new(args: &CommonArgs) -> Result<Self> {
         Ok(Bench {
-            quick: args.quick,
-            seed: args.seed,
             scratch: tempfile::tempdir().context("no folder for files under way")?,
             session: Session::begin("claims", args, LEAST_ROUNDS, controls::steps()),
         })
@@ -63,7 +59,7 @@ impl Bench {
 
     /// Rounds of a claim's test; that many on each side are to come.
     pub fn plan(&mut self) -> u32 {
-        let rounds = if self.quick { LEAST_ROUNDS } else { ROUNDS };
+        let rounds = self.session.args.quick_or(LEAST_ROUNDS, ROUNDS);
         self.session.more(u64::from(rounds) * 2);
         let result = &mut self.session.result;
         result.repeats = result.repeats.max(rounds);
@@ -72,7 +68,7 @@ impl Bench {
 
     /// Pings of one side in a round. Of P99 nothing is said below 1,000 answers a side.
     pub fn block(&self) -> Block {
-        match self.quick {
+        match self.session.args.quick {
             true => Block {
                 count: 140,
                 interval: Duration::from_millis(2),
@@ -88,7 +84,7 @@ impl Bench {
     /// Keeps the figures of both sides' pings for the result.
     pub fn blocks(&mut self, blocks: &Blocks) {
         for (name, runs) in blocks.names.iter().zip(&blocks.runs) {
-            let metrics = of_blocks(runs, self.seed);
+            let metrics = of_blocks(runs, self.session.args.seed);
             let policies = &mut self.session.result.policies;
             policies.insert(name.clone(), metrics);
         }
@@ -182,7 +178,7 @@ fn answers(bench: &mut Bench, only: &[u8], controls_hold: bool) -> Vec<Answer> {
         number: claim.number,
         claim: claim.text,
         verdict: match controls_hold {
-            true => claim.run(bench).of(bench.quick),
+            true => claim.run(bench).of(bench.session.args.quick),
             false => ClaimVerdict::NotShown("the controls failed".into()),
         },
     };

@@ -37,8 +37,8 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
 
 /// Call in the client's namespace.
 fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<ClaimVerdict> {
-    let mut sources = LoadGenerators::new(RigPrograms::load(rig, TO)?, bench.seed)?;
-    let mut load = OfferedLoad::judged(bench.quick);
+    let mut sources = LoadGenerators::new(RigPrograms::load(rig, TO)?, bench.session.args.seed)?;
+    let mut load = OfferedLoad::judged(bench.session.args.quick);
     if napi::is_alone() {
         (load.pps, load.packets) = (Some(ALONE.0), ALONE.1);
     }

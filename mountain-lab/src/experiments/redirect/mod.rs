@@ -81,11 +81,11 @@ impl RedirectPart {
         let table = match self {
             Self::Pps => pps::run(args, &mut session)?,
             Self::Scale => scale::run(args, &mut session)?,
-            Self::Upload => upload::run(args, &common, &mut session)?,
+            Self::Upload => upload::run(args, &mut session)?,
             Self::Latency => latency::run(args, &mut session)?,
         };
         let least = [("repeats", repeats.into(), enough.into())];
-        session.finish_as(&common, args.check, &least, table)
+        session.finish_as(args.check, &least, table)
     }
 }
 

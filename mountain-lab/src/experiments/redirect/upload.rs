@@ -20,7 +20,7 @@ use super::contender::{self, Contender};
 use super::rig::{RouterRig, FIRST_PORT, TO};
 use super::serve::{listen, serve};
 use super::{RedirectArgs, Row, Table, RETRIES};
-use crate::driver::{CommonArgs, Experiment, Session};
+use crate::driver::{Experiment, Session};
 use crate::policy_ctl::binary;
 
 /// Packets per second that the receiver keeps up with.
@@ -44,10 +44,9 @@ impl Run {
     }
 }
 
-/// `common`: with this part's own folder, where the chart goes.
-pub fn run(args: &RedirectArgs, common: &CommonArgs, session: &mut Session) -> Result<Table> {
+pub fn run(args: &RedirectArgs, session: &mut Session) -> Result<Table> {
     let ways = super::chosen(&args.rows, &super::plain_ways())?;
-    let mib = common.quick_or(16, 512);
+    let mib = args.common.quick_or(16, 512);
     let rig = RouterRig::build("")?;
     let (socket, buffer) = rig.server.enter(|| listen(TO.into()))?;
     let result = &mut session.result;
@@ -85,7 +84,8 @@ pub fn run(args: &RedirectArgs, common: &CommonArgs, session: &mut Session) -> R
     let chart = match first.is_empty() {
         true => String::new(),
         false => {
-            let path = chart::write(&first, &common.out("redirect"))?;
+            // This part's own folder.
+            let path = chart::write(&first, &session.args.out("redirect"))?;
             format!("{}\n", path.display())
         }
     };

@@ -245,9 +245,8 @@ fn bulk_figures(
         }
         let moves: usize = flows().map(|f| f.trace.moves()).sum();
         put("bulk_moves", "count", moves as f64, n);
-        let reordered: usize = seen.bulks.iter().map(|b| b.reordered_by_moves()).sum();
-        put("bulk_reordered", "count", reordered as f64, n);
         let (unforced, forced) = reordered_by_kind(segment);
+        put("bulk_reordered", "count", (unforced + forced) as f64, n);
         if segment.moves.is_array() {
             put("bulk_reordered_unforced", "count", unforced as f64, n);
             put("bulk_reordered_forced", "count", forced as f64, n);

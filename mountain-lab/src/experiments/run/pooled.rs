@@ -19,11 +19,14 @@ const LEAVE_WITHIN_NS: u64 = 3_000_000_000;
 
 /// Figures of all repeats together: one repeat has too few onsets for a 95th percentile.
 #[derive(Default)]
-pub struct Pooled {
-    leaves: BTreeMap<ComparedPolicy, Vec<Leave>>,
+pub struct Pooled(BTreeMap<ComparedPolicy, OfPolicy>);
+
+#[derive(Default)]
+struct OfPolicy {
+    leaves: Vec<Leave>,
     /// With the kind of the flow's workload.
-    bulk_leaves: BTreeMap<ComparedPolicy, Vec<(&'static str, Leave)>>,
-    sessions: BTreeMap<ComparedPolicy, sessions::Totals>,
+    bulk_leaves: Vec<(&'static str, Leave)>,
+    sessions: sessions::Totals,
 }
 
 impl Pooled {
@@ -34,31 +37,28 @@ impl Pooled {
         segment: &PolicySegment,
         packets: &[Packet],
     ) {
-        let policy = segment.policy;
+        let of = self.0.entry(segment.policy).or_default();
         if has_sessions(scenario) {
-            count_sessions(self.sessions.entry(policy).or_default(), segment, packets);
+            count_sessions(&mut of.sessions, segment, packets);
         }
-        let leaves = self.leaves.entry(policy).or_default();
-        leaves.extend(onsets(segment, schedule).map(|o| time_to_leave(&segment.seen.packets, o)));
-        let bulk_leaves = self.bulk_leaves.entry(policy).or_default();
-        bulk_leaves.extend(bulk_leave(segment, schedule, scenario));
+        let onsets = onsets(segment, schedule);
+        of.leaves
+            .extend(onsets.map(|o| time_to_leave(&segment.seen.packets, o)));
+        of.bulk_leaves
+            .extend(bulk_leave(segment, schedule, scenario));
     }
 
     pub fn put(&self, result: &mut RunResult) {
-        let mut put = |policy: &ComparedPolicy, figures: Figures| {
+        for (policy, of) in &self.0 {
+            let mut figures = of.sessions.figures();
+            figures.extend(bulk_left_figures(&of.bulk_leaves));
+            if !of.leaves.is_empty() {
+                figures.extend(leave_figures(&of.leaves));
+            }
             for (name, f) in figures {
                 let metric = Metric::single(f.unit, f.value, f.n);
                 result.put(&policy.name(), &name, metric);
             }
-        };
-        for (policy, leaves) in self.leaves.iter().filter(|(_, leaves)| !leaves.is_empty()) {
-            put(policy, leave_figures(leaves));
-        }
-        for (policy, totals) in &self.sessions {
-            put(policy, totals.figures());
-        }
-        for (policy, leaves) in &self.bulk_leaves {
-            put(policy, bulk_left_figures(leaves));
         }
     }
 }

@@ -66,18 +66,19 @@ pub fn run(bench: &mut Validation) -> Result<()> {
     for (place, series) in [("", &measured.path), ("loopback ", &measured.loopback)] {
         for (tool, blocks) in series.iter() {
             let name = format!("{place}{}", tool.name());
-            let metrics = metrics(blocks, bench.args.seed);
+            let metrics = metrics(blocks, bench.session.args.seed);
             result.policies.entry(name).or_default().extend(metrics);
         }
     }
-    result.checks.extend(checks(&measured, bench.args.quick));
+    let checks = checks(&measured, bench.session.args.quick);
+    result.checks.extend(checks);
     Ok(())
 }
 
 fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
-    let (rounds, _) = extent(bench.args);
+    let (rounds, _) = extent(&bench.session.args);
     let block = Block {
-        count: probes(bench.args),
+        count: probes(&bench.session.args),
         ..Block::default()
     };
     let fast = Block {
@@ -85,7 +86,7 @@ fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
         ..block
     };
     let dir = bench.scratch.path().to_owned();
-    let mut lane = Lane::build(&[DELAY], block.seconds() + 3.0, bench.args.seed)?;
+    let mut lane = Lane::build(&[DELAY], block.seconds() + 3.0, bench.session.args.seed)?;
     let target = lane.target(0);
     let _reflector = lane.reflector(0, &dir)?;
     let irtt = tools.contains(&Tool::Irtt);
@@ -174,7 +175,7 @@ fn emulator(bench: &mut Validation, errors: &[Vec<f64>]) {
             mountain::measure::stats::quantile(&sorted, p)
         };
         let values = errors.iter().map(at).collect();
-        let metric = Metric::of_repeats("us", values, n, bench.args.seed);
+        let metric = Metric::of_repeats("us", values, n, bench.session.args.seed);
         bench.session.result.emulator.insert(name.into(), metric);
     }
 }

@@ -32,11 +32,11 @@ pub fn extent(args: &CommonArgs) -> (u32, u64) {
 const NAMES: [&str; 2] = ["pinned alone", "pinned beside a hog"];
 
 pub fn run(bench: &mut Validation) -> Result<()> {
-    let (rounds, _) = extent(bench.args);
-    let seed = bench.args.seed;
+    let args = &bench.session.args;
+    let ((rounds, _), seed) = (extent(args), args.seed);
     let cpu = last_cpu()?;
     let block = Block {
-        count: bench.args.quick_or(200, 500),
+        count: args.quick_or(200, 500),
         cpu: Some(cpu),
         ..Block::default()
     };

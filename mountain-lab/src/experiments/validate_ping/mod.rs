@@ -59,8 +59,7 @@ impl ValidationPart {
 }
 
 /// What the parts share.
-struct Validation<'a> {
-    args: &'a CommonArgs,
+struct Validation {
     session: Session,
     /// For files under way.
     scratch: TempDir,
@@ -81,7 +80,6 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
     let steps = parts.iter().map(|((_, steps), _)| steps).sum();
     let session = Session::begin(NAME, common, repeats.unwrap_or(0), steps);
     let mut bench = Validation {
-        args: common,
         session,
         scratch: tempfile::tempdir().context("no folder for files under way")?,
     };
@@ -95,5 +93,5 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
             bench.session.result.note(&name, cores);
         }
     }
-    bench.session.finish(common, args.check, &[])
+    bench.session.finish(args.check, &[])
 }

@@ -39,14 +39,14 @@ struct Usage {
 }
 
 pub fn run(bench: &mut Validation) -> Result<()> {
-    let samples = bench.args.quick_or(20_000, 1_000_000);
-    let (repeats, _) = extent(bench.args);
     let session = &mut bench.session;
+    let samples = session.args.quick_or(20_000, 1_000_000);
+    let (repeats, _) = extent(&session.args);
     let dir = bench.scratch.path().to_owned();
     let files = ["a.json", "b.json"].map(|name| dir.join(name));
     for (i, file) in files.iter().enumerate() {
         session.step(&format!("writing {samples} samples"))?;
-        synthetic(samples, bench.args.seed.wrapping_add(i as u64)).write(file)?;
+        synthetic(samples, session.args.seed.wrapping_add(i as u64)).write(file)?;
     }
     let version = Tool::MountainIcmp.version().context("no mountain to run")?;
     let optimised = optimised(&version);

@@ -63,10 +63,10 @@ pub fn extent(args: &CommonArgs) -> (u32, u64) {
 }
 
 pub fn run(bench: &mut Validation) -> Result<()> {
-    let plan = VerdictsPlan::new(bench.args);
     let session = &mut bench.session;
+    let plan = VerdictsPlan::new(&session.args);
     // Seeds that nothing was chosen by.
-    let first = 1_000_000 + bench.args.seed * 100_000;
+    let first = 1_000_000 + session.args.seed * 100_000;
     let seeds = |n: u64| first..first + n;
     for (name, series) in MODELS {
         session.step(&format!("made up: {name}"))?;
