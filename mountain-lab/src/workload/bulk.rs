@@ -10,7 +10,6 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Context, Result};
-use serde::{Deserialize, Serialize};
 
 use super::dial::{Dial, Ends};
 use super::metrics::{Leave, Onset};
@@ -22,8 +21,7 @@ use super::worker::Worker;
 pub use super::stream::BUCKET_NS;
 
 /// What each flow does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
     /// As fast as the congestion control lets it.
     Saturating,
@@ -78,7 +76,7 @@ pub struct BulkConfig {
 }
 
 /// What one flow did.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct FlowReport {
     /// Flow, from 0.
     pub flow: u16,
@@ -126,7 +124,7 @@ impl FlowReport {
 }
 
 /// What all flows did.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct BulkReport {
     /// Time 0 of the buckets, `CLOCK_MONOTONIC`.
     pub start_ns: u64,

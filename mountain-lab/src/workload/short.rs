@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::timestamp::{self, Stamping};
-use serde::Serialize;
 use socket2::Socket;
 
 use super::dial::Ends;
@@ -41,7 +40,7 @@ pub struct ShortConfig {
 }
 
 /// What one flow saw.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShortFlow {
     /// Its source port.
     pub client_port: u16,
@@ -55,10 +54,6 @@ pub struct ShortFlow {
     pub readdressed: bool,
     /// Time of sending (`CLOCK_MONOTONIC`) and round trip of each packet; `None`: no answer.
     pub rtts: Vec<(u64, Option<u32>)>,
-    /// Packets sent.
-    pub sent: u32,
-    /// Packets answered.
-    pub answered: u32,
 }
 
 /// Running flows. Dropping it ends them.
@@ -158,12 +153,7 @@ fn run_flows(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
             let record = ShortFlow {
                 client_port: local.map_or(0, |a| a.port()),
                 opened_ns: now,
-                path: None,
-                moved: false,
-                readdressed: false,
-                rtts: Vec::new(),
-                sent: 0,
-                answered: 0,
+                ..ShortFlow::default()
             };
             open.push_back(OpenFlow {
                 socket,
@@ -173,11 +163,11 @@ fn run_flows(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
             });
         }
         for flow in open.iter_mut() {
-            if flow.record.sent < cfg.packets && flow.next_ns <= now {
-                Header::request(run, flow.number, flow.record.sent).write(&mut payload);
+            let sent = flow.record.rtts.len() as u32;
+            if sent < cfg.packets && flow.next_ns <= now {
+                Header::request(run, flow.number, sent).write(&mut payload);
                 flow.record.rtts.push((sys::monotonic_ns(), None));
                 let _ = flow.socket.send(&payload);
-                flow.record.sent += 1;
                 flow.next_ns += interval_ns;
             }
         }
@@ -195,7 +185,7 @@ fn run_flows(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
     }
 }
 
-/// Counts and times the answers that wait in the socket, by the kernel's receive timestamps.
+/// Times the answers that wait in the socket, by the kernel's receive timestamps.
 fn close_flow(flow: OpenFlow) -> ShortFlow {
     let OpenFlow {
         socket, mut record, ..
@@ -210,7 +200,6 @@ fn close_flow(flow: OpenFlow) -> ShortFlow {
         let Some((sent_ns, rtt)) = record.rtts.get_mut(header.seq as usize) else {
             continue;
         };
-        record.answered += 1;
         let took = at_ns.saturating_sub(offset_ns + *sent_ns + header.residence_ns);
         rtt.get_or_insert((took / 1000) as u32);
     }

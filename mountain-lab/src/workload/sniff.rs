@@ -15,7 +15,6 @@ use anyhow::{Context, Result};
 use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
 use mountain::host::socket_option;
 use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags, SockaddrStorage};
-use serde::Serialize;
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use std::os::fd::AsRawFd;
 
@@ -28,7 +27,7 @@ use super::worker::Worker;
 const SNAP_BYTES: u32 = 14 + 40 + 60;
 
 /// An uninterrupted stay of a flow on a path, by its data segments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Visit {
     /// Path index; `None`: a device that is no path.
     pub path: Option<u8>,
@@ -43,7 +42,7 @@ pub struct Visit {
 }
 
 /// A segment that arrived behind one sent later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reordering {
     /// When it arrived, `CLOCK_MONOTONIC`.
     pub at_ns: u64,
@@ -52,7 +51,7 @@ pub struct Reordering {
 }
 
 /// What was seen of one flow.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default)]
 pub struct FlowTrace {
     /// Stays in order of time. Two paths used at once give many short ones.
     pub visits: Vec<Visit>,

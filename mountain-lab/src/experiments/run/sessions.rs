@@ -164,8 +164,6 @@ kind = "sessions"
                 moved: false,
                 readdressed: path == Some(1),
                 rtts: vec![(opened_ns, path.map(|_| 20_000))],
-                sent: 1,
-                answered: u32::from(path.is_some()),
             }
         };
         let flows = [
