@@ -5,11 +5,12 @@
 //! count. [`Session::interleave`] runs it: every repeat in another order, so that a trend over the run
 //! favours nobody, and a void segment again.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use mountain_lab::result::{too_short, RunResult, VoidRun};
 use mountain_lab::workload::sys::{machine_ticks, process_ticks, NoHalt};
@@ -72,6 +73,18 @@ pub struct Session {
     _awake: Option<NoHalt>,
 }
 
+/// Why a side cannot be measured: it stands in the result with that, and the others are measured.
+#[derive(Debug)]
+pub struct Refused(pub String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 /// Sides that take turns.
 pub trait Experiment {
     /// What comes of one side in one repeat.
@@ -82,13 +95,18 @@ pub trait Experiment {
     /// Names, in the order of the first repeat.
     fn sides(&self) -> Vec<String>;
 
+    /// What a side is called where it is [`Refused`].
+    fn row(&self, side: usize) -> String {
+        self.sides().swap_remove(side)
+    }
+
     /// The side that is `i`-th in a repeat.
     fn turn(&self, i: usize, repeat: u32) -> usize {
         (i + repeat as usize) % self.sides().len()
     }
 
     /// # Errors
-    /// It could not be measured, and measuring it again would not help: the experiment ends.
+    /// It could not be measured, and measuring it again would not help: unless it is [`Refused`], the experiment ends.
     fn measure(&mut self, session: &Session, side: usize, repeat: u32) -> Result<Self::Segment>;
 
     /// Why a segment of this side does not count.
@@ -239,9 +257,15 @@ impl Session {
         for _ in 0..=E::RETRIES {
             ensure!(!stopped(), "stopped");
             self.progress(0.0);
-            let segment = experiment
-                .measure(self, side, repeat)
-                .with_context(|| name.to_owned())?;
+            let measured = experiment.measure(self, side, repeat);
+            let segment = match measured.map_err(|error| error.downcast()) {
+                Ok(segment) => segment,
+                Err(Ok(Refused(why))) => {
+                    self.result.refuse(experiment.row(side), &why);
+                    return Ok(true);
+                }
+                Err(Err(error)) => return Err(error.context(name.to_owned())),
+            };
             let Some(reason) = experiment.void(side, &segment) else {
                 experiment.keep(&mut self.result, side, repeat, segment);
                 return Ok(true);

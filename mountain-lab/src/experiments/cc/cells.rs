@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The matrix of the bench: links, flows, and what is looked at in each cell.
 
+use std::f64::consts::TAU;
 use std::fmt;
 
 use rand::{RngExt, SeedableRng};
@@ -16,8 +17,8 @@ pub const RTT_US: u32 = 40_000;
 pub const WARM_UP_US: u64 = 3_000_000;
 /// When the rate of a step changes.
 pub const STEP_US: u64 = 6_000_000;
-/// What a link in an outage still carries, bit/s: an emulated rate cannot be nothing.
-const OUTAGE_BPS: f64 = 10e3;
+/// What a link in an outage still carries, Mbit/s: an emulated rate cannot be nothing.
+const OUTAGE_MBIT: f64 = 0.01;
 
 /// A link goes on for so long after a run: longer than the longest outage.
 const AFTER_US: f64 = 4e6;
@@ -242,11 +243,8 @@ impl Cell {
 
 impl RateTrace {
     fn rates(self, length_us: u64, rng: &mut Pcg64Mcg) -> Vec<(u64, u64)> {
-        let mut rates = Vec::new();
-        let mut push = |t: f64, bps: f64| rates.push((t as u64, bps as u64));
         // What waits at the end of a run is known by what comes then: an outage ends as all others do.
         let end = length_us as f64 + AFTER_US;
-        let mut t = 0.0;
         // An AR(1) process of variance 1, `memory` µs long, looked at every 20 ms.
         let mut level: f64 = rng.sample(StandardNormal);
         let mut drift = |memory: f64, rng: &mut Pcg64Mcg| {
@@ -255,62 +253,52 @@ impl RateTrace {
             level = keep * level + (1.0 - keep * keep).sqrt() * noise;
             level
         };
-        match self {
-            RateTrace::Slow => {
-                let phase = rng.random_range(0.0..std::f64::consts::TAU);
-                while t < end {
-                    let angle = phase + t / 8e6 * std::f64::consts::TAU;
-                    // Around the geometric mean of 4 and 24.
-                    push(t, 96f64.sqrt() * 6f64.powf(angle.sin() / 2.0) * MBIT);
-                    t += 20_000.0;
-                }
-            }
-            RateTrace::Fast | RateTrace::Deep => {
-                let (median, spread, memory) = match self {
-                    RateTrace::Fast => (12.0, 0.6, 100_000.0),
-                    _ => (8.0, 1.1, 500_000.0),
-                };
-                while t < end {
-                    let mbit = median * (spread * drift(memory, rng)).exp();
-                    push(t, mbit.clamp(0.5, 40.0) * MBIT);
-                    t += 20_000.0;
-                }
-            }
-            RateTrace::Outage => {
-                let mut out_from = 4e6;
-                let mut out_until = out_from + rng.random_range(1e6..3e6);
-                while t < end {
-                    if t >= out_until {
-                        out_from = t + rng.random_range(2e6..5e6);
-                        out_until = out_from + rng.random_range(1e6..3e6);
+        let phase = match self {
+            RateTrace::Slow => rng.random_range(0.0..TAU),
+            _ => 0.0,
+        };
+        let mut outage = match self {
+            RateTrace::Outage => 4e6..4e6 + rng.random_range(1e6..3e6),
+            _ => 0.0..0.0,
+        };
+        let stays = Exp::new(1.0 / 400_000.0).expect("a rate above 0");
+        let (mut rates, mut t, mut fast) = (Vec::new(), 0.0, false);
+        while t < end {
+            let mut holds = 20_000.0;
+            let mbit = match self {
+                // Around the geometric mean of 4 and 24.
+                RateTrace::Slow => 96f64.sqrt() * 6f64.powf((phase + t / 8e6 * TAU).sin() / 2.0),
+                RateTrace::Fast => (12.0 * (0.6 * drift(100_000.0, rng)).exp()).clamp(0.5, 40.0),
+                RateTrace::Deep => (8.0 * (1.1 * drift(500_000.0, rng)).exp()).clamp(0.5, 40.0),
+                RateTrace::Outage => {
+                    if t >= outage.end {
+                        let from = t + rng.random_range(2e6..5e6);
+                        outage = from..from + rng.random_range(1e6..3e6);
                     }
                     let mbit = 15.0 * (0.2 * drift(500_000.0, rng)).exp();
-                    push(
-                        t,
-                        if t >= out_from {
-                            OUTAGE_BPS
-                        } else {
-                            mbit * MBIT
-                        },
-                    );
-                    t += 20_000.0;
+                    if outage.contains(&t) {
+                        OUTAGE_MBIT
+                    } else {
+                        mbit
+                    }
                 }
-            }
-            RateTrace::TwoStates => {
-                let holds = Exp::new(1.0 / 400_000.0).expect("a rate above 0");
-                let mut fast = true;
-                while t < end {
-                    push(t, if fast { 30.0 } else { 2.0 } * MBIT);
+                RateTrace::TwoStates => {
                     fast = !fast;
-                    t += f64::max(holds.sample(rng), 20_000.0);
+                    holds = f64::max(stays.sample(rng), 20_000.0);
+                    if fast {
+                        30.0
+                    } else {
+                        2.0
+                    }
                 }
-            }
-            RateTrace::Walk => {
-                while t < end {
-                    push(t, 2.0 * 20f64.powf(rng.random_range(0.0..1.0)) * MBIT);
-                    t += rng.random_range(1e6..3e6);
+                RateTrace::Walk => {
+                    let mbit = 2.0 * 20f64.powf(rng.random_range(0.0..1.0));
+                    holds = rng.random_range(1e6..3e6);
+                    mbit
                 }
-            }
+            };
+            rates.push((t as u64, (mbit * MBIT) as u64));
+            t += holds;
         }
         rates
     }

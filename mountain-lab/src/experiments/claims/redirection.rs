@@ -7,12 +7,13 @@
 
 use std::path::Path;
 
-use anyhow::{anyhow, Result};
+use anyhow::{Context, Result};
 use mountain::redirect::Backend;
 use mountain_lab::workload::metrics::{Figure, Figures};
 
 use super::registry::ClaimVerdict;
 use super::Bench;
+use crate::driver::Refused;
 use crate::experiments::probing::ab::paired;
 use crate::experiments::redirect::contender::{install, Contender};
 use crate::experiments::redirect::load::{OfferedLoad, FLOWS};
@@ -43,14 +44,14 @@ fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<
         (load.pps, load.packets) = (Some(ALONE.0), ALONE.1);
     }
     for way in sides {
-        if let Err(why) = install(rig, &sources.programs, way)? {
+        if let Err(error) = install(rig, &sources.programs, way) {
+            let Refused(why) = error.downcast()?;
             return Ok(ClaimVerdict::NotShown(format!("{way}: {why}")));
         }
     }
     let pairs = bench.pairs(3, sides.map(|way| way.to_string()), |side, _| {
         let way = sides[side];
-        let installed = install(rig, &sources.programs, way)?;
-        let _installed = installed.map_err(|why| anyhow!("{way}: {why}"))?;
+        let _installed = install(rig, &sources.programs, way).with_context(|| way.to_string())?;
         let segment = sources.run(rig, &load, way.addressed())?;
         if let Some(reason) = segment.void(&load) {
             return Ok(Err(format!("{way}: {reason}")));

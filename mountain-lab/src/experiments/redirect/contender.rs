@@ -11,7 +11,6 @@ use mountain::redirect::{Backend, Proto, Rule, Snat};
 use super::programs::{RigProgram, RigPrograms};
 use super::rig::{RouterRig, FROM, TO};
 use super::rules;
-use super::Row;
 
 /// A row of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +85,10 @@ pub fn rule(rig: &RouterRig, log: Option<u32>) -> Rule {
 }
 
 /// Makes the router do it this way, and leaves the server alone; of the rows that a server answers.
-pub fn answered(rig: &RouterRig, way: Contender) -> Result<Row<Option<rules::Guard<'_>>>> {
+pub fn answered(rig: &RouterRig, way: Contender) -> Result<Option<rules::Guard<'_>>> {
     match way {
-        Contender::Backend(backend) => Ok(rules::add(rig, &rule(rig, None), backend)?.map(Some)),
-        _ => Ok(Ok(None)),
+        Contender::Backend(backend) => rules::add(rig, &rule(rig, None), backend).map(Some),
+        _ => Ok(None),
     }
 }
 
@@ -98,7 +97,7 @@ pub fn install<'a>(
     rig: &'a RouterRig,
     programs: &RigPrograms,
     way: Contender,
-) -> Result<Row<RowSetup<'a>>> {
+) -> Result<RowSetup<'a>> {
     let mut links = vec![];
     let mut guard = None;
     match way {
@@ -106,17 +105,14 @@ pub fn install<'a>(
         Contender::Dnat => guard = Some(rules::dnat(rig)?),
         Contender::Backend(backend) | Contender::Logged(backend) => {
             let log = matches!(way, Contender::Logged(_)).then_some(u32::MAX);
-            match rules::add(rig, &rule(rig, log), backend)? {
-                Ok(added) => guard = Some(added),
-                Err(why) => return Ok(Err(why)),
-            }
+            guard = Some(rules::add(rig, &rule(rig, log), backend)?);
         }
         Contender::Rig(program) => links.push(programs.attach(program, &rig.router, &rig.near)?),
     }
     // After the rule, so that its preflight sees a server without programs.
     links.extend(programs.sinks(rig)?);
-    Ok(Ok(RowSetup {
+    Ok(RowSetup {
         _links: links,
         _rules: guard,
-    }))
+    })
 }

@@ -18,7 +18,7 @@ use mountain_lab::workload::sys::{monotonic_ns, pin};
 use super::contender::{self, Contender};
 use super::rig::{RouterRig, CLIENT, FIRST_PORT, TO};
 use super::segment::{LOAD_CPU, ROUTER_CPU};
-use super::{RedirectArgs, Row, Table, RETRIES};
+use super::{RedirectArgs, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 use crate::stopped;
 
@@ -57,21 +57,18 @@ struct LatencyRows<'a> {
 
 impl Experiment for LatencyRows<'_> {
     /// Round trips, ns.
-    type Segment = Row<Vec<u32>>;
+    type Segment = Vec<u32>;
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         self.ways.iter().map(Contender::to_string).collect()
     }
 
-    fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Vec<u32>>> {
+    fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Vec<u32>> {
         let way = self.ways[side];
-        let _guard = match contender::answered(self.rig, way)? {
-            Ok(guard) => guard,
-            Err(why) => return Ok(Err(why)),
-        };
+        let _guard = contender::answered(self.rig, way)?;
         let stop = AtomicBool::new(false);
-        let rtt = std::thread::scope(|scope| -> Result<Vec<u32>> {
+        std::thread::scope(|scope| {
             let echoing = scope.spawn(|| answer(&self.echo, &stop));
             let asked = self.rig.client.enter(|| {
                 pin(0, LOAD_CPU)?;
@@ -85,22 +82,16 @@ impl Experiment for LatencyRows<'_> {
             stop.store(true, Ordering::Relaxed);
             echoing.join().map_err(|_| anyhow!("the echo panicked"))??;
             asked
-        })?;
-        Ok(Ok(rtt))
+        })
     }
 
-    fn void(&self, _: usize, segment: &Row<Vec<u32>>) -> Option<String> {
-        let (n, sent) = (segment.as_ref().ok()?.len(), self.packets);
+    fn void(&self, _: usize, rtt: &Vec<u32>) -> Option<String> {
+        let (n, sent) = (rtt.len(), self.packets);
         let lost = (n as f64) < sent as f64 * DELIVERED;
         lost.then(|| format!("{n} of {sent} packets came back"))
     }
 
-    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Vec<u32>>) {
-        let name = self.ways[side].to_string();
-        let mut rtt = match row {
-            Ok(rtt) => rtt,
-            Err(why) => return result.refuse(name, &why),
-        };
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, mut rtt: Vec<u32>) {
         let n = rtt.len() as u64;
         let mut figures = Figures::new();
         for (name, q) in [
@@ -111,7 +102,7 @@ impl Experiment for LatencyRows<'_> {
             let value = percentile(&mut rtt, q).unwrap_or(f64::NAN) / 1e3;
             put(&mut figures, name, "us", value, n);
         }
-        result.add(&name, repeat, &figures);
+        result.add(&self.ways[side].to_string(), repeat, &figures);
     }
 }
 

@@ -92,9 +92,6 @@ impl RedirectPart {
 /// Prints the result of a part.
 type Table = Box<dyn FnOnce(&RunResult) -> String>;
 
-/// What comes of a side: a row that cannot be measured says why.
-type Row<T> = Result<T, String>;
-
 /// `mountain-lab redirect`.
 pub fn redirect(args: &RedirectArgs) -> Result<ExitCode> {
     let out = args.common.out("redirect");

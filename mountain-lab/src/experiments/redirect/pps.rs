@@ -14,7 +14,7 @@ use super::load::{LoadSource, OfferedLoad, FLOWS, LIVE_PPS, SOCKET_PPS};
 use super::programs::{RigProgram, RigPrograms};
 use super::rig::{RouterRig, TO};
 use super::segment::{LoadGenerators, LoadSegment};
-use super::{chosen, relative, RedirectArgs, Row, Table, RETRIES};
+use super::{chosen, relative, RedirectArgs, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 
 /// The load of the checks, [`OfferedLoad::judged`]. At full speed slow rows are saturated, and share their
@@ -85,8 +85,8 @@ struct PpsRows<'a> {
     sources: LoadGenerators,
     ways: &'a [Contender],
     loads: &'a [OfferedLoad],
-    /// The row that the router has now, if it can have it.
-    installed: Option<(Contender, Row<RowSetup<'a>>)>,
+    /// The row that the router has now.
+    installed: Option<(Contender, RowSetup<'a>)>,
     /// What counts of the repeat under way, by side.
     ran: Vec<(usize, LoadSegment)>,
 }
@@ -99,7 +99,7 @@ impl PpsRows<'_> {
 }
 
 impl Experiment for PpsRows<'_> {
-    type Segment = Row<LoadSegment>;
+    type Segment = LoadSegment;
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
@@ -109,12 +109,16 @@ impl Experiment for PpsRows<'_> {
             .collect()
     }
 
+    fn row(&self, side: usize) -> String {
+        self.of(side).0.to_string()
+    }
+
     fn turn(&self, i: usize, repeat: u32) -> usize {
         let loads = self.loads.len();
         (i / loads + repeat as usize) % self.ways.len() * loads + i % loads
     }
 
-    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<Row<LoadSegment>> {
+    fn measure(&mut self, _: &Session, side: usize, _: u32) -> Result<LoadSegment> {
         let (way, load) = self.of(side);
         if self.installed.as_ref().is_none_or(|(old, _)| *old != way) {
             // The old one goes first.
@@ -122,22 +126,15 @@ impl Experiment for PpsRows<'_> {
             let installed = install(self.rig, &self.sources.programs, way)?;
             self.installed = Some((way, installed));
         }
-        if let Some((_, Err(why))) = &self.installed {
-            return Ok(Err(why.clone()));
-        }
-        let segment = self.sources.run(self.rig, &load, way.addressed())?;
-        Ok(Ok(segment))
+        self.sources.run(self.rig, &load, way.addressed())
     }
 
-    fn void(&self, side: usize, segment: &Row<LoadSegment>) -> Option<String> {
-        segment.as_ref().ok()?.void(&self.of(side).1)
+    fn void(&self, side: usize, segment: &LoadSegment) -> Option<String> {
+        segment.void(&self.of(side).1)
     }
 
-    fn keep(&mut self, result: &mut RunResult, side: usize, _: u32, row: Row<LoadSegment>) {
-        match row {
-            Ok(segment) => self.ran.push((side, segment)),
-            Err(why) => result.refuse(self.of(side).0.to_string(), &why),
-        }
+    fn keep(&mut self, _: &mut RunResult, side: usize, _: u32, segment: LoadSegment) {
+        self.ran.push((side, segment));
     }
 
     fn repeated(&mut self, result: &mut RunResult, repeat: u32, _: bool) {

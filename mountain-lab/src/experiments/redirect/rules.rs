@@ -10,7 +10,7 @@ use anyhow::{bail, ensure, Context, Result};
 use mountain::redirect::{Backend, Rule};
 
 use super::rig::{RouterRig, FROM, TO};
-use super::Row;
+use crate::driver::Refused;
 use crate::emulate::netns::Running;
 use crate::policy_ctl::binary;
 use crate::stopped;
@@ -30,9 +30,9 @@ impl<'a> Guard<'a> {
 }
 
 /// `mountain redirect add` of one rule, with `--fix`. With a log somebody follows it.
-pub fn add<'a>(rig: &'a RouterRig, rule: &Rule, backend: Backend) -> Result<Row<Guard<'a>>> {
+pub fn add<'a>(rig: &'a RouterRig, rule: &Rule, backend: Backend) -> Result<Guard<'a>> {
     if let Some(why) = try_add(rig, rule, backend)?.1 {
-        return Ok(Err(why));
+        return Err(Refused(why).into());
     }
     let mut guard = Guard::new(rig, remove_all);
     if rule.log.is_some() {
@@ -40,7 +40,7 @@ pub fn add<'a>(rig: &'a RouterRig, rule: &Rule, backend: Backend) -> Result<Row<
         follow.stdin(Stdio::null()).stdout(Stdio::null());
         guard.log = Some(Running(follow.stderr(Stdio::null()).spawn()?));
     }
-    Ok(Ok(guard))
+    Ok(guard)
 }
 
 /// Adds one more rule; how long the command took.
@@ -71,7 +71,7 @@ fn try_add(rig: &RouterRig, rule: &Rule, backend: Backend) -> Result<(Duration, 
 }
 
 /// Many rules at once, as of a configuration file: a command for each would take minutes.
-pub fn load<'a>(rig: &'a RouterRig, rules: &[Rule], backend: Backend) -> Result<Row<Guard<'a>>> {
+pub fn load<'a>(rig: &'a RouterRig, rules: &[Rule], backend: Backend) -> Result<Guard<'a>> {
     let mut file = tempfile::NamedTempFile::new()?;
     for rule in rules {
         let (proto, from, to) = (rule.proto, rule.from, rule.to);
@@ -89,9 +89,9 @@ pub fn load<'a>(rig: &'a RouterRig, rules: &[Rule], backend: Backend) -> Result<
     let mut restore = redirect(rig, "restore --config")?;
     let out = interruptible(restore.arg(file.path())).context("mountain redirect restore")?;
     if out.status.success() {
-        return Ok(Ok(guard));
+        return Ok(guard);
     }
-    Ok(Err(reason(&out)))
+    Err(Refused(reason(&out)).into())
 }
 
 /// Runs a command that may take long: it is ended with us.

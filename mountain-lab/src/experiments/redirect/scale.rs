@@ -22,8 +22,8 @@ use super::programs::{RigPrograms, MAX_FLOWS};
 use super::rig::{RouterRig, FIRST_PORT, ROUTER, SERVER};
 use super::rules;
 use super::segment::{LoadGenerators, LoadSegment};
-use super::{chosen, relative, RedirectArgs, Row, Table, RETRIES};
-use crate::driver::{CommonArgs, Experiment, Session};
+use super::{chosen, relative, RedirectArgs, Table, RETRIES};
+use crate::driver::{CommonArgs, Experiment, Refused, Session};
 use crate::stopped;
 
 /// Rules whose traffic is measured.
@@ -66,8 +66,8 @@ pub fn run(args: &RedirectArgs, session: &mut Session) -> Result<Table> {
         session.message(&format!("{way}: adding {count} rules"));
         // Fresh hosts for each: no rule of another can be in the way.
         let rigs = [RouterRig::build("a")?, RouterRig::build("b")?];
-        let measured = one_backend(&rigs, backend, count, args, session);
-        if let Err(why) = measured.with_context(|| way.to_string())? {
+        if let Err(error) = one_backend(&rigs, backend, count, args, session) {
+            let Refused(why) = error.downcast().with_context(|| way.to_string())?;
             session.result.refuse(way.to_string(), &why);
         }
         checks(&mut session.result, way, count);
@@ -91,7 +91,7 @@ fn one_backend(
     count: usize,
     args: &RedirectArgs,
     session: &mut Session,
-) -> Result<Row<()>> {
+) -> Result<()> {
     let [one, all] = rigs;
     for rig in rigs {
         rig.thread_napi()?;
@@ -101,17 +101,11 @@ fn one_backend(
             rig.router.ip(&add)?;
         }
     }
-    let _one = match rules::add(one, &many(one, 0), backend)? {
-        Ok(guard) => guard,
-        Err(why) => return Ok(Err(why)),
-    };
+    let _one = rules::add(one, &many(one, 0), backend)?;
     // The last ones are added one by one.
     let adds = ADDS.min(count / 2);
     let most: Vec<Rule> = (0..count - adds).map(|i| many(all, i)).collect();
-    let _all = match rules::load(all, &most, backend)? {
-        Ok(guard) => guard,
-        Err(why) => return Ok(Err(why)),
-    };
+    let _all = rules::load(all, &most, backend)?;
     let mut took = vec![];
     for i in count - adds..count {
         ensure!(!stopped(), "interrupted");
@@ -120,15 +114,14 @@ fn one_backend(
     let (name, n) = (backend.to_string(), adds as u64);
     session.result.put_values(&name, "add_ms", "ms", &took, n);
     // A thread of its own moves between the rigs' clients.
-    let measured = thread::scope(|scope| {
+    thread::scope(|scope| {
         let run = || {
             let mut tables = Tables::new(rigs, backend, count, &args.common)?;
             session.interleave(&mut tables)
         };
         let joined = scope.spawn(run).join();
         joined.map_err(|_| anyhow!("the measurement panicked"))?
-    });
-    measured.map(Ok)
+    })
 }
 
 /// Few and many rules of one backend.

@@ -19,7 +19,7 @@ use super::client::Trial;
 use super::contender::{self, Contender};
 use super::rig::{RouterRig, FIRST_PORT, TO};
 use super::serve::{listen, serve};
-use super::{RedirectArgs, Row, Table, RETRIES};
+use super::{RedirectArgs, Table, RETRIES};
 use crate::driver::{Experiment, Session};
 use crate::policy_ctl::binary;
 
@@ -103,24 +103,20 @@ struct UploadRows<'a> {
 }
 
 impl Experiment for UploadRows<'_> {
-    type Segment = Row<Run>;
+    type Segment = Run;
     const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         self.ways.iter().map(Contender::to_string).collect()
     }
 
-    fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Row<Run>> {
+    fn measure(&mut self, _: &Session, side: usize, repeat: u32) -> Result<Run> {
         let way = self.ways[side];
-        let _guard = match contender::answered(self.rig, way)? {
-            Ok(guard) => guard,
-            Err(why) => return Ok(Err(why)),
-        };
-        one(self.rig, way, repeat, self.mib).map(Ok)
+        let _guard = contender::answered(self.rig, way)?;
+        one(self.rig, way, repeat, self.mib)
     }
 
-    fn void(&self, _: usize, row: &Row<Run>) -> Option<String> {
-        let run = row.as_ref().ok()?;
+    fn void(&self, _: usize, run: &Run) -> Option<String> {
         let (t, [checksums, full]) = (&run.trial, run.errors);
         (run.delivered() < DELIVERED || checksums > 0).then(|| {
             format!(
@@ -131,15 +127,10 @@ impl Experiment for UploadRows<'_> {
         })
     }
 
-    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, row: Row<Run>) {
+    fn keep(&mut self, result: &mut RunResult, side: usize, repeat: u32, run: Run) {
         let name = self.ways[side].to_string();
-        match row {
-            Ok(run) => {
-                result.add(&name, repeat, &figures(&run));
-                self.first.entry(name).or_insert(run.record);
-            }
-            Err(why) => result.refuse(name, &why),
-        }
+        result.add(&name, repeat, &figures(&run));
+        self.first.entry(name).or_insert(run.record);
     }
 }
 
