@@ -16,7 +16,6 @@ use super::cells::{Cell, CellKind, STEP_US};
 use super::evaluate::CcSegment;
 use super::flows::BUCKET_US;
 use super::Cc;
-use crate::emulate::bottleneck::LinkPlan;
 
 /// Resolution of a time-line's queue.
 const QUEUE_STEP_US: u64 = 50_000;
@@ -36,10 +35,7 @@ struct Seen {
 
 /// The step cells, by name and congestion control, over all repeats.
 #[derive(Default)]
-pub struct Steps {
-    seen: BTreeMap<(String, Cc), Vec<Seen>>,
-    plans: BTreeMap<String, LinkPlan>,
-}
+pub struct Steps(BTreeMap<(String, Cc), Vec<Seen>>);
 
 impl Steps {
     /// Keeps what the time-line needs, where the cell is a rate step.
@@ -61,12 +57,11 @@ impl Steps {
             .map(|ms| f64::from(ms.iter().copied().max().unwrap_or(0)) / 1e3)
             .collect();
         let key = (cell.name.to_owned(), cc);
-        self.seen.entry(key).or_default().push(Seen { rate, queue });
-        self.plans.insert(cell.name.into(), segment.plan.clone());
+        self.0.entry(key).or_default().push(Seen { rate, queue });
     }
 
     fn of<'a>(&'a self, cell: &'a str) -> impl Iterator<Item = (Cc, &'a Vec<Seen>)> {
-        let these = self.seen.iter().filter(move |((name, _), _)| name == cell);
+        let these = self.0.iter().filter(move |((name, _), _)| name == cell);
         these.map(|((_, cc), seen)| (*cc, seen))
     }
 }
@@ -242,8 +237,7 @@ pub fn step_over_time(steps: &Steps, cell: &Cell, all: &[Cc]) -> Result<[String;
         });
         drawn.push(cc);
     }
-    if let Some(plan) = steps.plans.get(cell.name) {
-        let (before, after) = (plan.rates[0].1, plan.rates[plan.rates.len() - 1].1);
+    if let (CellKind::Step(before, after), false) = (cell.kind, drawn.is_empty()) {
         let corners = [
             (first, before),
             (STEP_US, before),
@@ -252,9 +246,7 @@ pub fn step_over_time(steps: &Steps, cell: &Cell, all: &[Cc]) -> Result<[String;
         ];
         rate.push(Line {
             colour: INK,
-            points: corners
-                .map(|(t, bps)| (seconds(t), bps as f64 / 1e6))
-                .into(),
+            points: corners.map(|(t, mbit)| (seconds(t), mbit)).into(),
         });
     }
     let draw = |lines: Vec<Line>, y_title: &str, link: bool| {
