@@ -7,37 +7,35 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
+use mountain::host::namespaces;
 use nix::sched::{sched_setaffinity, setns, CloneFlags, CpuSet};
 use nix::time::{clock_gettime, ClockId};
 use nix::unistd::Pid;
 use socket2::{Domain, Protocol, Socket, Type};
 
+/// `CLOCK_MONOTONIC` in nanoseconds.
+pub use mountain::bpf::now_ns as monotonic_ns;
+
 /// Real-time priority of the generators: the lowest range, below an emulator that has to be exact.
 const RT_PRIORITY: i32 = 5;
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
-pub fn monotonic_ns() -> u64 {
-    clock_ns(ClockId::CLOCK_MONOTONIC)
-}
-
 /// `CLOCK_REALTIME` in nanoseconds: the clock of the kernel's software packet timestamps.
 pub fn realtime_ns() -> u64 {
-    clock_ns(ClockId::CLOCK_REALTIME)
-}
-
-fn clock_ns(clock: ClockId) -> u64 {
-    // These two clocks exist on every Linux, so the call cannot fail.
-    let now = clock_gettime(clock).expect("clock_gettime");
+    // This clock exists on every Linux, so the call cannot fail.
+    let now = clock_gettime(ClockId::CLOCK_REALTIME).expect("clock_gettime");
     now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
 }
 
 /// Moves the calling *thread* into the network namespace bound at `path`.
 pub fn enter_netns(path: &Path) -> Result<()> {
-    let file = File::open(path)
-        .with_context(|| format!("cannot open the network namespace {}", path.display()))?;
-    setns(file, CloneFlags::CLONE_NEWNET)
+    setns(open_netns(path)?, CloneFlags::CLONE_NEWNET)
         .with_context(|| format!("cannot enter the network namespace {}", path.display()))
+}
+
+fn open_netns(path: &Path) -> Result<File> {
+    File::open(path)
+        .with_context(|| format!("cannot open the network namespace {}", path.display()))
 }
 
 /// Gives the calling thread a low real-time priority so that ordinary load does not delay it.
@@ -126,15 +124,7 @@ pub fn pin(thread: i32, cpu: usize) -> Result<()> {
 
 /// Runs `body` inside `netns` on a thread of its own and returns what it returned.
 pub fn run_in<T: Send>(netns: &Path, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        scope
-            .spawn(|| {
-                enter_netns(netns)?;
-                body()
-            })
-            .join()
-            .map_err(|_| anyhow!("thread in {} panicked", netns.display()))?
-    })
+    namespaces::within(&open_netns(netns)?, body)
 }
 
 /// A UDP or TCP socket of the family of `addr`.

@@ -98,6 +98,14 @@ pub fn link(
         (_, Order::First) => (hook.tcx(), sys::BPF_F_BEFORE),
         (_, Order::Last) => (hook.tcx(), 0),
     };
+    link_as(kind, flags, ifindex, program)
+}
+
+/// The same with what the kernel calls the hook, and its flags.
+///
+/// # Errors
+/// As [`attach`].
+pub fn link_as(kind: u32, flags: u32, ifindex: u32, program: BorrowedFd) -> io::Result<OwnedFd> {
     let opts = sys::bpf_link_create_opts {
         sz: size_of::<sys::bpf_link_create_opts>() as sys::size_t,
         flags,

@@ -9,7 +9,7 @@ pub mod atomic_file;
 pub(crate) mod capabilities;
 pub mod cgroup;
 pub(crate) mod kernel;
-pub(crate) mod namespaces;
+pub mod namespaces;
 pub mod program;
 pub(crate) mod signals;
 pub mod socket_option;

@@ -124,15 +124,8 @@ impl Constant {
 
 /// Attaches a program to a device of this thread's namespace until the link is dropped.
 pub fn attach(program: BorrowedFd, ifindex: u32, point: u32, flags: u32) -> Result<OwnedFd> {
-    let opts = libbpf_sys::bpf_link_create_opts {
-        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-        flags,
-        ..Default::default()
-    };
-    // SAFETY: integers, and options that outlive the call.
-    let fd =
-        unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, point, &opts) };
-    descriptor(fd).with_context(|| format!("attaching to device {ifindex}"))
+    let link = hooks::link_as(point, flags, ifindex, program);
+    link.with_context(|| format!("attaching to device {ifindex}"))
 }
 
 impl AsFd for Constant {

@@ -74,7 +74,7 @@ impl Home {
     fn translate(&self) -> Result<()> {
         let rules = "table ip mtl { chain post { type nat hook postrouting priority srcnat; \
                      oifname { u0, u1 } masquerade; }; }";
-        self.home.run("nft", [rules]).map(drop)
+        self.home.nft(rules)
     }
 
     /// All that places flows, as `mountain up --adopt` sets it up with two good uplinks; call at home.

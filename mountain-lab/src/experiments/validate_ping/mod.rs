@@ -48,7 +48,7 @@ enum ValidationPart {
 
 impl ValidationPart {
     /// Its repeats and steps, and what measures it.
-    fn plan(self, args: &CommonArgs) -> ((u32, u64), fn(&mut Validation) -> Result<()>) {
+    fn plan(self, args: &CommonArgs) -> ((u32, u64), Measure) {
         match self {
             Self::Agreement => (agreement::extent(args), agreement::run),
             Self::Hog => (hog::extent(args), hog::run),
@@ -57,6 +57,8 @@ impl ValidationPart {
         }
     }
 }
+
+type Measure = fn(&mut Validation) -> Result<()>;
 
 /// What the parts share.
 struct Validation {
