@@ -43,7 +43,9 @@ fn texts() -> Vec<(String, String)> {
     );
     let read = |file: String| {
         let text = fs::read_to_string(root().join(&file)).unwrap();
-        (file, text)
+        // The list of files is made from their names, below the folder's.
+        let by_hand = text.split(files::HEADING).next();
+        (file, by_hand.unwrap_or_default().to_owned())
     };
     files.into_iter().map(read).collect()
 }

@@ -6,7 +6,7 @@ use std::fs;
 use super::{find, hold, root};
 
 /// The list begins here; everything before it is written by hand.
-const HEADING: &str = "## Every file\n";
+pub const HEADING: &str = "## Every file\n";
 
 /// Folders, and the endings of the files there that are listed.
 const FOLDERS: [(&str, &[&str]); 12] = [
