@@ -213,6 +213,7 @@ pub fn set(steer: &mut Steer, setup: Setup) {
             bulk: may,
             alive: 0b11,
             ejected: 0b11 & !may,
+            ..Masks::default()
         },
     );
     let mode = match setup {

@@ -110,7 +110,7 @@ impl Home {
             latency: 0b11,
             bulk: 0b11,
             alive: 0b11,
-            ejected: 0,
+            ..Masks::default()
         };
         placer.set_masks(0, both);
         placer.set_mode(SteerMode::Steer);
