@@ -15,12 +15,12 @@
 //! its cookie, which is not.
 
 mod lock;
+mod record;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,140 +28,18 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use nix::fcntl::Flock;
 
-use super::{Backend, Fix, Installed, Proto, Rule, MAX_RULES};
-use crate::bpf::namespace_cookie;
+use super::{Backend, Fix, Installed, Proto, MAX_RULES};
+use crate::bpf::{bytes_of, namespace_cookie};
 use crate::host::atomic_file;
 use crate::host::namespaces::this_namespace;
+use record::{head, Record, MAGIC, RECORD};
+pub use record::{Entry, RuleState};
 
 const BASE: &str = "/run/mountain";
-/// Of the files' form.
-const MAGIC: &[u8; 16] = b"mtn-redirect-1\0\0";
-/// Bytes of a record of the index, a divisor of a page's.
-const RECORD: usize = 64;
 /// With more rules than these not all lines are looked through each time.
 const LOOKED_THROUGH: usize = 1000;
 /// History smaller than this is not worth tidying.
 const TIDY_BYTES: u64 = 64 * 1024;
-
-/// How far a rule is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum RuleState {
-    /// A command began to add it and has not said that it is done.
-    Adding = 1,
-    /// It is in force.
-    Active = 2,
-    /// A command began to take it away and has not said that it is done.
-    Removing = 3,
-}
-
-impl RuleState {
-    fn of(byte: u8) -> Option<Self> {
-        [Self::Adding, Self::Active, Self::Removing]
-            .into_iter()
-            .find(|state| *state as u8 == byte)
-    }
-}
-
-/// The record of a rule: state, protocol, place of the backend in [`Backend::ALL`],
-/// nothing, both ports, both addresses (IPv4 as mapped IPv6), where its line is, a hash of its fixes.
-#[derive(Clone, Copy, Debug)]
-pub struct Entry<'a> {
-    /// The rule's [`Installed::id`].
-    pub id: u32,
-    /// How far the last command about it has come.
-    pub state: RuleState,
-    record: &'a [u8; RECORD],
-}
-
-const LINE_AT: usize = 40;
-const LINE_LENGTH: usize = 48;
-const FIXES: usize = 56;
-
-impl Entry<'_> {
-    /// Whether it takes packets of this protocol to this address.
-    pub(crate) fn is_from(self, proto: Proto, from: SocketAddr) -> bool {
-        self.record[1] == proto.number()
-            && self.record[4..6] == from.port().to_ne_bytes()
-            && self.record[8..24] == address(from)
-    }
-
-    /// Whether it sends packets of this protocol to this address.
-    pub(crate) fn is_to(self, proto: Proto, to: SocketAddr) -> bool {
-        self.record[1] == proto.number()
-            && self.record[6..8] == to.port().to_ne_bytes()
-            && self.record[24..40] == address(to)
-    }
-
-    /// What moves the rule's packets.
-    pub fn backend(self) -> Backend {
-        let all = Backend::ALL;
-        // `Store::load` has looked at it.
-        all[usize::from(self.record[2]) % all.len()]
-    }
-
-    /// What stands for the fixes of its plan; 0: none.
-    fn fixes(self) -> u64 {
-        self.number(FIXES)
-    }
-
-    /// Where its line begins and how long it is.
-    fn line(self) -> (u64, usize) {
-        (self.number(LINE_AT), self.number(LINE_LENGTH) as usize)
-    }
-
-    fn number(self, at: usize) -> u64 {
-        number_in(self.record, at)
-    }
-}
-
-fn number_in(record: &[u8; RECORD], at: usize) -> u64 {
-    let bytes = record[at..].first_chunk();
-    u64::from_ne_bytes(*bytes.expect("a record is long enough"))
-}
-
-/// Whole records only: a command may have been killed while it made the file.
-fn read_records(path: &Path) -> io::Result<Vec<[u8; RECORD]>> {
-    let mut file = File::open(path)?;
-    let count = file.metadata()?.len() as usize / RECORD;
-    let mut records = vec![[0; RECORD]; count];
-    file.read_exact(records.as_flattened_mut())?;
-    Ok(records)
-}
-
-fn address(at: SocketAddr) -> [u8; 16] {
-    match at.ip() {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
-/// The record of a rule that is about to be installed.
-fn record(installed: &Installed, line_at: u64, line_length: usize) -> [u8; RECORD] {
-    let Installed { rule, plan, .. } = installed;
-    let Rule {
-        proto, from, to, ..
-    } = rule;
-    let backend = Backend::ALL
-        .iter()
-        .position(|backend| *backend == plan.backend);
-    let mut record = [0; RECORD];
-    record[0] = RuleState::Adding as u8;
-    record[1] = proto.number();
-    record[2] = backend.expect("all are there") as u8;
-    record[4..6].copy_from_slice(&from.port().to_ne_bytes());
-    record[6..8].copy_from_slice(&to.port().to_ne_bytes());
-    record[8..24].copy_from_slice(&address(*from));
-    record[24..40].copy_from_slice(&address(*to));
-    record[LINE_AT..LINE_AT + 8].copy_from_slice(&line_at.to_ne_bytes());
-    record[LINE_LENGTH..LINE_LENGTH + 8].copy_from_slice(&(line_length as u64).to_ne_bytes());
-    if !plan.fixes.is_empty() {
-        let mut hash = DefaultHasher::new();
-        plan.fixes.hash(&mut hash);
-        record[FIXES..].copy_from_slice(&hash.finish().max(1).to_ne_bytes());
-    }
-    record
-}
 
 /// The rules of the calling thread's network namespace. Other commands wait while it is there.
 pub struct Store {
@@ -169,8 +47,10 @@ pub struct Store {
     cookie: u64,
     /// `None`: there is no rule, and no folder.
     lock: Option<Flock<File>>,
-    /// The first is not a rule's: magic, cookie, N of `rules-N`.
-    records: Vec<[u8; RECORD]>,
+    /// N of `rules-N`.
+    generation: u64,
+    /// By the number of the rule.
+    records: Vec<Record>,
     /// The files were understood, or there are none.
     readable: bool,
     /// Why they were not.
@@ -223,7 +103,8 @@ impl Store {
             dir,
             cookie,
             lock: None,
-            records: vec![head(cookie, generation)],
+            generation,
+            records: Vec::new(),
             readable: false,
             damage: None,
         }
@@ -234,22 +115,16 @@ impl Store {
     }
 
     fn rules(&self) -> PathBuf {
-        self.dir.join(format!("rules-{}", self.generation()))
-    }
-
-    fn generation(&self) -> u64 {
-        number_in(&self.records[0], 24)
+        self.dir.join(format!("rules-{}", self.generation))
     }
 
     fn load(&mut self) -> Result<()> {
         let path = self.index();
-        let records = match read_records(&path) {
-            Ok(records) => records,
+        let (first, records) = match record::read(&path) {
+            Ok(Some(whole)) => whole,
+            Ok(None) => return Ok(()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let Some(first) = records.first() else {
-            return Ok(());
         };
         if !first.starts_with(MAGIC) {
             self.damage = Some("index is of another version of mountain, or damaged".to_owned());
@@ -260,14 +135,11 @@ impl Store {
             return fs::remove_file(&path)
                 .with_context(|| format!("cannot remove {}", path.display()));
         }
-        let right = |record: &[u8; RECORD]| {
-            let known = usize::from(record[2]) < Backend::ALL.len();
-            record[0] == 0 || (RuleState::of(record[0]).is_some() && known)
-        };
-        if !records[1..].iter().all(right) {
+        if !records.iter().all(Record::is_right) {
             self.damage = Some("index is damaged".to_owned());
             return Ok(());
         }
+        self.generation = u64::from_ne_bytes(*first[24..].first_chunk().expect("a head is longer"));
         self.records = records;
         if let Err(e) = self.look_through() {
             self.damage = Some(format!("{e:#}"));
@@ -278,7 +150,7 @@ impl Store {
     /// Whether the lines of all rules are there. Of very many only the last: to read them all takes
     /// longer than most commands.
     fn look_through(&self) -> Result<()> {
-        let last = self.entries().max_by_key(|entry| entry.line().0);
+        let last = self.entries().max_by_key(|entry| entry.record.line_at);
         let many = self.len() > LOOKED_THROUGH;
         let last = last.map(|entry| entry.id);
         let looked_at = self.parse(|entry| !many || Some(entry.id) == last)?;
@@ -317,7 +189,7 @@ impl Store {
         let _ = fs::remove_dir_all(&kept);
         fs::rename(&away, &kept)
             .with_context(|| format!("cannot move {} to {}", away.display(), kept.display()))?;
-        self.records = vec![head(self.cookie, 0)];
+        (self.generation, self.records) = (0, Vec::new());
         self.damage = None;
         Ok(kept)
     }
@@ -342,14 +214,8 @@ impl Store {
 
     /// All rules by their number, those half done too.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        let numbered = self.records[1..].iter().enumerate();
-        numbered.filter_map(|(id, record)| {
-            Some(Entry {
-                id: id as u32,
-                state: RuleState::of(record[0])?,
-                record,
-            })
-        })
+        let numbered = self.records.iter().enumerate();
+        numbered.filter_map(|(id, record)| record.entry(id))
     }
 
     /// All rules that are installed, parsed.
@@ -381,7 +247,7 @@ impl Store {
         let lines: Vec<(u64, usize)> = self
             .entries()
             .filter(|entry| wanted(*entry))
-            .map(Entry::line)
+            .map(|entry| (entry.record.line_at, entry.record.line_length as usize))
             .collect();
         if lines.is_empty() {
             return Ok(Vec::new());
@@ -417,10 +283,11 @@ impl Store {
     /// What is changed for the rules that `wanted` picks. Most have the same fixes: one rule is read of
     /// those that have.
     pub fn fixes(&self, wanted: impl Fn(Entry) -> bool) -> Result<HashSet<Fix>> {
-        let chosen = self.entries().filter(|entry| entry.fixes() != 0);
+        let chosen = self.entries().filter(|entry| entry.record.fixes != 0);
         let chosen = chosen.filter(|entry| wanted(*entry));
-        let by_fixes: HashMap<u64, u32> = chosen.map(|entry| (entry.fixes(), entry.id)).collect();
-        let rules = self.parse(|entry| by_fixes.get(&entry.fixes()) == Some(&entry.id))?;
+        let by_fixes: HashMap<u64, u32> =
+            chosen.map(|entry| (entry.record.fixes, entry.id)).collect();
+        let rules = self.parse(|entry| by_fixes.get(&entry.record.fixes) == Some(&entry.id))?;
         Ok(rules.into_iter().flat_map(|rule| rule.plan.fixes).collect())
     }
 
@@ -439,7 +306,7 @@ impl Store {
     /// # Errors
     /// When there would be too many rules.
     pub(crate) fn free_ids(&self, count: usize) -> Result<Vec<u32>> {
-        let is_free = |id: &usize| self.records.get(id + 1).is_none_or(|record| record[0] == 0);
+        let is_free = |id: &usize| self.records.get(*id).is_none_or(|record| record.state == 0);
         let ids: Vec<u32> = (0..MAX_RULES)
             .filter(is_free)
             .take(count)
@@ -474,11 +341,11 @@ impl Store {
                 serde_json::to_writer(&mut lines, installed)?;
                 let length = lines.len() - before;
                 lines.push(b'\n');
-                let place = installed.id as usize + 1;
+                let place = installed.id as usize;
                 if self.records.len() <= place {
-                    self.records.resize(place + 1, [0; RECORD]);
+                    self.records.resize(place + 1, Record::default());
                 }
-                self.records[place] = record(installed, at, length);
+                self.records[place] = Record::adding(installed, at, length);
                 at += length as u64 + 1;
             }
             file.write_all(&lines)?;
@@ -502,8 +369,11 @@ impl Store {
         self.set(rules, 0)?;
         let length = fs::metadata(self.rules()).map_or(0, |m| m.len());
         if length > TIDY_BYTES && !self.is_empty() {
-            let used: usize = self.entries().map(|entry| entry.line().1 + 1).sum();
-            if (used as u64) < length / 2 {
+            let used: u64 = self
+                .entries()
+                .map(|entry| entry.record.line_length + 1)
+                .sum();
+            if used < length / 2 {
                 return self.tidy();
             }
         }
@@ -518,14 +388,14 @@ impl Store {
 
     fn set(&mut self, rules: &[Installed], state: u8) -> Result<()> {
         for installed in rules {
-            self.records[installed.id as usize + 1][0] = state;
+            self.records[installed.id as usize].state = state;
         }
         self.write(rules)
     }
 
     /// Writes the records of these rules, and those between them, which are as they were.
     fn write(&self, rules: &[Installed]) -> Result<()> {
-        let places = rules.iter().map(|installed| installed.id as usize + 1);
+        let places = rules.iter().map(|installed| installed.id as usize);
         let (Some(first), Some(last)) = (places.clone().min(), places.max()) else {
             return Ok(());
         };
@@ -538,10 +408,11 @@ impl Store {
                 .mode(0o600)
                 .open(&path)?;
             if file.metadata()?.len() == 0 {
-                file.write_all_at(&self.records[0], 0)?;
+                file.write_all_at(&head(self.cookie, self.generation), 0)?;
             }
-            let bytes = self.records[first..=last].as_flattened();
-            file.write_all_at(bytes, (first * RECORD) as u64)
+            let bytes = self.records[first..=last].iter().flat_map(bytes_of);
+            let bytes: Vec<u8> = bytes.copied().collect();
+            file.write_all_at(&bytes, ((1 + first) * RECORD) as u64)
         };
         write().with_context(|| format!("cannot write {}", path.display()))
     }
@@ -551,31 +422,24 @@ impl Store {
         let all = self.parse(|_| true)?;
         let states: Vec<RuleState> = self.entries().map(|entry| entry.state).collect();
         let old = self.rules();
-        let mut new = Self::without_rules(self.dir.clone(), self.cookie, self.generation() + 1);
+        let mut new = Self::without_rules(self.dir.clone(), self.cookie, self.generation + 1);
         // What a killed command may have begun.
         let _ = fs::remove_file(new.rules());
         new.append(&all)?;
         for (installed, state) in all.iter().zip(states) {
-            new.records[installed.id as usize + 1][0] = state as u8;
+            new.records[installed.id as usize].state = state as u8;
         }
         let path = self.index();
         atomic_file::write(&path, false, |out| {
-            out.write_all(new.records.as_flattened())
+            out.write_all(&head(new.cookie, new.generation))?;
+            let mut records = new.records.iter();
+            records.try_for_each(|record| out.write_all(bytes_of(record)))
         })
         .with_context(|| format!("cannot write {}", path.display()))?;
-        self.records = std::mem::take(&mut new.records);
+        (self.generation, self.records) = (new.generation, std::mem::take(&mut new.records));
         let _ = fs::remove_file(old);
         Ok(())
     }
-}
-
-/// The first record of the index.
-fn head(cookie: u64, generation: u64) -> [u8; RECORD] {
-    let mut head = [0; RECORD];
-    head[..16].copy_from_slice(MAGIC);
-    head[16..24].copy_from_slice(&cookie.to_ne_bytes());
-    head[24..32].copy_from_slice(&generation.to_ne_bytes());
-    head
 }
 
 impl Drop for Store {
