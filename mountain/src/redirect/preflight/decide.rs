@@ -128,7 +128,7 @@ impl Case<'_> {
     }
 
     fn look(&mut self) {
-        self.rule();
+        self.link_local();
         if let (Client::Missing(name), true) = (&self.facts.client, self.refused.is_empty()) {
             let todo = "list the devices: ip link";
             self.refuse(format!("there is no device {name}"), todo);
@@ -154,27 +154,10 @@ impl Case<'_> {
         self.notes_on_ways();
     }
 
-    /// What is wrong with the rule anywhere.
-    fn rule(&mut self) {
-        let (from, to) = (self.rule.from, self.rule.to);
-        if from.is_ipv4() != to.is_ipv4() {
-            self.refuse("IPv4 and IPv6 are not translated into each other", "");
-        }
-        if from.port() == 0 || to.port() == 0 {
-            self.refuse("port 0 is no port", "");
-        }
-        if (from.ip(), from.port()) == (to.ip(), to.port()) {
-            self.refuse("it would redirect packets to where they go anyway", "");
-        }
-        for ip in [from.ip(), to.ip()] {
-            let link_local = match ip {
-                IpAddr::V4(v4) => v4.is_link_local(),
-                IpAddr::V6(v6) => v6.is_unicast_link_local(),
-            };
-            let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
-            if ip.is_multicast() || ip.is_unspecified() || broadcast {
-                self.refuse(format!("{ip} is not the address of one host"), "");
-            } else if link_local {
+    /// Rules of other addresses that stand for no one host are refused before (`validate`).
+    fn link_local(&mut self) {
+        for ip in [self.rule.from.ip(), self.rule.to.ip()] {
+            if matches!(ip, IpAddr::V4(v4) if v4.is_link_local()) {
                 self.refuse(format!("{ip} is valid on one link only"), "");
             }
         }
