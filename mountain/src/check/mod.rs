@@ -21,7 +21,7 @@ use crate::cc;
 use crate::config::Config;
 use crate::host::stdout::lines;
 use crate::host::text::count;
-use crate::host::{capabilities, kernel};
+use crate::host::{capabilities, kernel, sysctl};
 use crate::netlink;
 use crate::topology::{read_topology_blocking, Filter, Group, Topology};
 
@@ -171,7 +171,7 @@ fn check_privileges(report: &mut Report) {
 }
 
 fn check_kernel(report: &mut Report) {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = sysctl::text("kernel/osrelease").unwrap_or_default();
     let release = release.trim();
     let (major, minor) = kernel::OLDEST;
     match kernel::version(release) {
@@ -424,7 +424,7 @@ fn check_hash_policy(report: &mut Report, topology: &Topology, placing: bool) {
             false => "all flows between two hosts start on one path",
         };
         let key = format!("net.{family}.fib_multipath_hash_policy");
-        match sysctl(&key) {
+        match sysctl::number(&format!("net/{family}/fib_multipath_hash_policy")) {
             Some(0) => report.warn(
                 "hash policy",
                 format!("{key} = 0: {who}"),
@@ -452,8 +452,8 @@ fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
             );
         }
     }
-    let forwards = |key| sysctl(key).unwrap_or(0) != 0;
-    if forwards("net.ipv4.ip_forward") || forwards("net.ipv6.conf.all.forwarding") {
+    let forwards = |path| sysctl::number(path).unwrap_or(0) != 0;
+    if forwards("net/ipv4/ip_forward") || forwards("net/ipv6/conf/all/forwarding") {
         report.ok(
             "forwarding",
             "this host is a router: forwarded flows are steered too",
@@ -470,9 +470,7 @@ fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
 /// packet when any next hop of the route back to its source leaves by the device it came in by
 /// (`fib_info_nh_uses_dev`), so it does not harm multipath routes as such.
 fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
-    let own = sysctl(&format!("net.ipv4.conf.{ifname}.rp_filter"));
-    let all = sysctl("net.ipv4.conf.all.rp_filter");
-    match own.max(all) {
+    match sysctl::largest4(ifname, "rp_filter") {
         Some(1) if !main_table => report.warn(
             "rp_filter",
             format!("{ifname}: strict, and the multipath route is not in the main table: replies may be dropped"),
@@ -490,19 +488,6 @@ fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
 /// The key as sysctl(8) takes it: dots in a device's name are written as slashes there.
 fn rp_filter_key(ifname: &str) -> String {
     format!("net.ipv4.conf.{}.rp_filter", ifname.replace('.', "/"))
-}
-
-fn sysctl(key: &str) -> Option<u32> {
-    // A device's name may hold dots; the parts around it do not.
-    let path = match key.strip_prefix("net.ipv4.conf.") {
-        Some(rest) => {
-            let (device, name) = rest.rsplit_once('.')?;
-            format!("net/ipv4/conf/{device}/{name}")
-        }
-        None => key.replace('.', "/"),
-    };
-    let text = fs::read_to_string(format!("/proc/sys/{path}")).ok()?;
-    text.trim().parse().ok()
 }
 
 /// Devices of the paths, each once.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
-use super::{devices, rp_filter_key, sysctl, Report};
+use super::{devices, rp_filter_key, Report};
 use crate::host::cgroup;
-use crate::host::sysctl::forwards;
+use crate::host::sysctl::{forwards, largest4};
 use crate::host::text::count;
 use crate::netlink;
 use crate::placement::config::{Forward, PlacementConfig};
@@ -105,10 +105,8 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &Placement
         }
     }
     for (_, ifname) in devices(topology) {
-        let value = |name: &str| sysctl(&format!("net.ipv4.conf.{ifname}.{name}"));
-        let all = |name: &str| sysctl(&format!("net.ipv4.conf.all.{name}"));
-        let strict = value("rp_filter").max(all("rp_filter")) == Some(1);
-        let by_mark = value("src_valid_mark").max(all("src_valid_mark")) == Some(1);
+        let strict = largest4(&ifname, "rp_filter") == Some(1);
+        let by_mark = largest4(&ifname, "src_valid_mark") == Some(1);
         if strict && !by_mark {
             report.warn(
                 "rp_filter",

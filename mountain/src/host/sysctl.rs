@@ -4,6 +4,22 @@
 use std::fs;
 use std::path::Path;
 
+/// What a switch is set to, by its path below /proc/sys. Below `net` it is the calling thread's namespace's.
+pub(crate) fn text(path: &str) -> Option<String> {
+    fs::read_to_string(Path::new("/proc/sys").join(path)).ok()
+}
+
+/// Likewise of a number.
+pub(crate) fn number(path: &str) -> Option<u32> {
+    text(path)?.trim().parse().ok()
+}
+
+/// A device's switch of IPv4, or the one for all devices where that is larger.
+pub(crate) fn largest4(device: &str, name: &str) -> Option<u32> {
+    let of = |device| number(&format!("net/ipv4/conf/{device}/{name}"));
+    of(device).max(of("all"))
+}
+
 /// Whether this network namespace forwards packets at all.
 pub(crate) fn forwards() -> bool {
     let on = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");

@@ -18,6 +18,7 @@ use super::wire::{
     self, attribute, family, ip_bytes, nest, netfilter, push_attribute, unless, Attributes, Socket,
     NFNL_HEADER_LEN,
 };
+use crate::host::sysctl;
 
 const NFNL_SUBSYS_CTNETLINK: u16 = 1;
 const GET: u16 = netfilter(NFNL_SUBSYS_CTNETLINK, 1);
@@ -204,8 +205,7 @@ fn forget_to(
 
 /// Whether this namespace surely has no entry.
 fn is_empty() -> bool {
-    let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
-    count.is_ok_and(|count| count.trim() == "0")
+    sysctl::number("net/netfilter/nf_conntrack_count") == Some(0)
 }
 
 /// Deletes the entries, of one family and with a mark within a mask, of flows that can go on from another

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 
 use crate::bpf::foreign::programs_at;
 use crate::bpf::hooks::{DeviceHook, LoadedProgram};
-use crate::host::kernel;
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
+use crate::host::{kernel, sysctl};
 use crate::netlink::{self, RouteTo};
 use crate::redirect::{module, Rule};
 
@@ -49,7 +49,7 @@ pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
     let devices = indices
         .into_iter()
         .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
-    let release = read("sys/kernel/osrelease").unwrap_or_default();
+    let release = sysctl::text("kernel/osrelease").unwrap_or_default();
     Ok(HostFacts {
         kernel: kernel::version(&release),
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
@@ -59,7 +59,7 @@ pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
         resolved,
         devices: devices.collect::<Result<_>>()?,
         host: host(rule.to.is_ipv6()),
-        // Not of the addresses alone: see `Seen`.
+        // Not of the addresses alone: see `HostReadings`.
         firewall: firewall::FirewallEffects::default(),
         nft: firewall::has_nft(),
         module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
@@ -175,31 +175,33 @@ fn far_end(ifindex: u32, from: IpAddr) -> Result<FarEnd> {
 }
 
 fn sysctls(device: &str) -> Sysctls {
-    let of = |family: &str, device: &str, name: &str| {
-        number(&format!("sys/net/{family}/conf/{device}/{name}"))
-    };
-    let rp_filter = of("ipv4", device, "rp_filter").max(of("ipv4", "all", "rp_filter"));
-    let localnet = |device| of("ipv4", device, "route_localnet").unwrap_or(0) != 0;
+    let of =
+        |family: &str, name: &str| sysctl::number(&format!("net/{family}/conf/{device}/{name}"));
+    let largest = |name| sysctl::largest4(device, name).unwrap_or(0);
     Sysctls {
-        forwarding4: of("ipv4", device, "forwarding"),
-        forwarding6: of("ipv6", device, "forwarding"),
-        force6: of("ipv6", device, "force_forwarding"),
-        rp_filter: rp_filter.unwrap_or(0),
-        route_localnet: localnet(device) || localnet("all"),
+        forwarding4: of("ipv4", "forwarding"),
+        forwarding6: of("ipv6", "forwarding"),
+        force6: of("ipv6", "force_forwarding"),
+        rp_filter: largest("rp_filter"),
+        route_localnet: largest("route_localnet") != 0,
     }
 }
 
 fn host(ipv6: bool) -> Host {
-    let on = |path| number(path).unwrap_or(0) != 0;
-    let ports = read("sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let on = |path| sysctl::number(path).unwrap_or(0) != 0;
+    let table = |name| {
+        let table = fs::read_to_string(format!("/proc/thread-self/net/{name}"));
+        table.unwrap_or_default()
+    };
+    let ports = sysctl::text("net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut ports = ports.split_whitespace().map_while(|p| p.parse().ok());
     Host {
-        ip_forward: on("sys/net/ipv4/ip_forward"),
-        forwarding6: on("sys/net/ipv6/conf/all/forwarding"),
-        learnt_default6: learnt_default(&read("net/ipv6_route").unwrap_or_default()),
+        ip_forward: on("net/ipv4/ip_forward"),
+        forwarding6: on("net/ipv6/conf/all/forwarding"),
+        learnt_default6: learnt_default(&table("ipv6_route")),
         local_ports: ports.next().zip(ports.next()),
         policy_rules: netlink::policy_rules(ipv6).unwrap_or(true),
-        all_routable: all_routable(&read("net/route").unwrap_or_default()),
+        all_routable: all_routable(&table("route")),
     }
 }
 
@@ -230,20 +232,6 @@ fn learnt_default(table: &str) -> bool {
         .lines()
         .filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(8)?, 16).ok())
         .any(|flags| flags & LEARNT == LEARNT)
-}
-
-/// A file below /proc; what is below /proc/net and /proc/sys/net is the calling thread's
-/// namespace's.
-fn read(path: &str) -> Option<String> {
-    let path = match path.strip_prefix("net/") {
-        Some(rest) => format!("/proc/thread-self/net/{rest}"),
-        None => format!("/proc/{path}"),
-    };
-    fs::read_to_string(path).ok()
-}
-
-fn number(path: &str) -> Option<u32> {
-    read(path)?.trim().parse().ok()
 }
 
 #[cfg(test)]
